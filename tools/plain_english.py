@@ -38,6 +38,8 @@ PATTERNS: dict[str, str] = {
 QUESTION_START = re.compile(r"^(What|Whether|How|Where|Who|Whose|Why|When|Which|As|If|That|One|There)\b")
 SECTION = re.compile(r"^(Args|Attributes|Returns|Yields|Raises|Example|Examples|Note|Notes|Source|Sources):\s*$")
 SEVERAL_NAMES = re.compile(r"^\s+`{0,2}\w+`{0,2}(, `{0,2}\w+`{0,2})+( and `{0,2}\w+`{0,2})?:\s")
+#: An indented block after ``::``, and the launch block of a free kernel.
+LITERAL_BLOCK = re.compile(r"::\n[ \t]*\n(?:[ \t]+\S.*(?:\n|$)|[ \t]*\n)+|^\s*outblas-launch\s*\{(?:.|\n)*")
 TEXT_OF_C = (".c", ".cpp", ".cu", ".cuh", ".h")
 SKIPPED = ("tests/support/golden", "tests/adversarial/exploits", "tests/adversarial/cheats", "tests/support/emulation")
 PATTERN_OF = {re.compile(pattern, re.IGNORECASE): advice for pattern, advice in PATTERNS.items()}
@@ -95,6 +97,8 @@ def texts_of_c(source: str) -> Iterator[Text]:
     """Yield blocks of ``//`` comments and ``/* */`` comments of a C, C++ or CUDA file."""
     for found in re.finditer(r"/\*.*?\*/|(?:^[^\S\n]*//[^\n]*\n)+|//[^\n]*", source, re.S | re.M):
         words = re.sub(r"^\s*(//+[!<]*|/?\*+/?)|\*/", "", found.group(), flags=re.M)
+        if found.group().lstrip().startswith("//"):
+            words = re.sub(r"^ {2,}(?=\S)", "- ", words, flags=re.M)
         yield Text(source.count("\n", 0, found.start()) + 1, words)
 
 
@@ -127,6 +131,7 @@ def texts_of_markdown(source: str) -> Iterator[Text]:
 def sentences(words: str) -> Iterator[str]:
     """Split prose into sentences; a paragraph, an entry of a section and a list item end one, too."""
     text = re.sub(r"`+[^`]*`+", "CODE", words)
+    text = LITERAL_BLOCK.sub(".\n\n", text)
     text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text)
     paragraphs = re.split(r"\n\s*\n|\n(?=\s*[-*+] )|\n(?=\s+\w+(?: \([^)]*\))?: )|:\n|^\s*\w+: ", text, flags=re.M)
     for paragraph in paragraphs:

@@ -1,4 +1,4 @@
-"""KernelConfig: names and JSON there and back; what is damaged is refused."""
+"""KernelConfig: names and JSON parse back to the same config; damaged ones are refused."""
 
 from __future__ import annotations
 

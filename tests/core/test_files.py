@@ -1,4 +1,4 @@
-"""One process at a time in a run's folder; whatever ends it, the next may go on."""
+"""Only one process at a time works in a run's folder; after any kind of end the next one may continue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The journal of a long run: what was appended is there again, whatever ended the run."""
+"""The journal of a long run: entries survive every kind of end."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def written(path: Path, count: int = 4) -> None:
 
 
 def copied(path: Path) -> Path:
-    """What a process that was killed now would leave."""
+    """Copy the journal as a process killed now would leave it."""
     return Path(shutil.copy(path, path.with_name("copy.jsonl")))
 
 

@@ -1,4 +1,4 @@
-"""Where the seconds go: each is in one phase, counts come back from every worker, also from those that were lost."""
+"""Phase times: each second is in one phase, and counts come back from every worker, lost ones included."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_sandbox_remembers_what_its_lost_workers_did(monkeypatch: pytest.Monke
 
 @pytest.fixture(scope="module")
 def counted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int, PhaseTotals]]:
-    """What one worker, two and four do in all for 64 problems x 8 of the heuristic's own proposals."""
+    """Return the counts of one, two and four workers on 64 problems x 8 proposals of the heuristic."""
     problems = sample(suite("grid1000"), 64, 0)
     offered = {problem: pool_workers.candidates(problem, H200) for problem in problems}
     found = {}

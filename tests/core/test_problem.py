@@ -1,4 +1,4 @@
-"""Problem: what it accepts, what it refuses, and its names there and back."""
+"""Problem: valid and invalid ones, and keys that parse back."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ def percentiles_of_medians(samples, confidence, resamples, seed):
     return (np.median(samples), *np.quantile(np.median(samples[drawn], axis=1), (tail, 1.0 - tail)))
 
 
-NOISE = np.random.default_rng(8).normal(0.0, 0.3, 200).tolist()  # so many that 2.4% and 2.5% differ
+NOISE = np.random.default_rng(8).normal(0.0, 0.3, 200).tolist()  # enough values that the 2.4% and 2.5% points differ
 
 
 @pytest.mark.parametrize("confidence", [None, 0.5])

@@ -1,4 +1,4 @@
-"""How wide functions and how long commands may be."""
+"""Limits on the number of a function's parameters and on the length of a command's function."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ def functions(folder: Path) -> Iterator[tuple[Path, ast.FunctionDef | ast.AsyncF
 
 
 def parameters(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    """How many a caller may pass: ``*args`` and ``**kwargs`` count as one each, ``self`` and ``cls`` as none."""
+    """Count the parameters that a caller may pass. ``*args`` and ``**kwargs`` count as one each, ``self`` and ``cls``
+    as 0.
+    """
     found = node.args
     names = [one.arg for one in (*found.posonlyargs, *found.args, *found.kwonlyargs, found.vararg, found.kwarg) if one]
     return len(names) - (names[:1] in (["self"], ["cls"]))

@@ -16,7 +16,7 @@ from outblas.core.problem import Problem
 from outblas.judge import baselines, matmul_heuristics
 from outblas.judge.algorithm_cache import ALGORITHM_BYTES, AlgorithmCache
 from outblas.kernels.families.family import TileChoice
-from outblas.runtime import cublas
+from outblas.runtime import cublas, cublas_loading
 
 
 def column_major(memory, rows, cols, ld):
@@ -69,7 +69,7 @@ def test_a_failed_status_names_call_and_reason():
 
 def test_a_missing_library_is_one_clear_line():
     with pytest.raises(ToolchainMissing, match="libnosuchblas cannot be loaded"):
-        cublas._load("nosuchblas")
+        cublas_loading._load("nosuchblas")
 
 
 def test_every_baseline_has_its_name():

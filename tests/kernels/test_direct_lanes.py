@@ -1,8 +1,8 @@
-"""sm80_direct_gemm without a GPU: its index arithmetic, lane by lane, on numpy.
+"""The index arithmetic of sm80_direct_gemm without a GPU, lane by lane, on numpy.
 
-What follows the device code is written as it is there (load_a, load_b, multiply_chunks, the sums of warps, the
-stores); what mma.sync and movmatrix do is in lanes.py. Data are small integers, so every sum is exact, and a
-product of the wrong k, a column in the wrong place or a padded value that counts shows in the result.
+The Python code follows the device code line by line (load_a, load_b, multiply_chunks, the sums of warps, the stores).
+lanes.py emulates mma.sync and movmatrix. Data are small integers, so every sum is exact. A wrong k, a misplaced column
+or a counted padding value changes the result.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SHAPES = [(16, 8, 32), (1, 8, 8), (17, 40, 24), (33, 72, 136), (64, 64, 352), (7
 
 
 class Kernel:
-    """One launch of ``config`` on a problem: every CTA and warp in turn, the lanes of a warp at once."""
+    """A launch of ``config`` on a problem: CTAs and warps in turn, the lanes of a warp at once."""
 
     def __init__(self, p: Problem, c: Sm80DirectConfig, a: np.ndarray, b: np.ndarray) -> None:
         self.p, self.c, self.a, self.b = p, c, a.ravel(), b.ravel()
@@ -70,7 +70,7 @@ class Kernel:
         return acc
 
     def load_vector(self, name: str, words: int, offset: np.ndarray, valid: np.ndarray) -> np.ndarray:
-        """One load of every lane: [32, words, 2 halves], zeros where it is not valid (nothing is then read)."""
+        """Load for every lane: [32, words, 2 halves]; zeros, and no read, where a lane is not valid."""
         flat = self.a if name == "a" else self.b
         at = offset[:, None] + np.arange(2 * words)
         assert (offset[valid] % (2 * words) == 0).all(), "aligned"

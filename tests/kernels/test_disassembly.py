@@ -1,4 +1,4 @@
-"""What the tests' own helpers promise: one start for many kernels, and files of tests/gpu that all need a GPU."""
+"""The tests' own helpers: many kernels share one disassembly, and all files of tests/gpu need a GPU."""
 
 from __future__ import annotations
 
@@ -38,6 +38,6 @@ def test_branches_are_counted_from_the_kernels_first_instruction() -> None:
 
 
 def test_every_test_of_the_gpu_folder_is_marked() -> None:
-    """Where there is no GPU, conftest skips these files unread."""
+    """Without a GPU, conftest skips these files unread."""
     files = sorted(FOLDER.glob("test_*.py"))
     assert files and all("\npytestmark = pytest.mark.gpu\n" in file.read_text() for file in files)

@@ -102,7 +102,9 @@ def early_loads(problem: Problem, c: KernelConfig) -> int:
 
 
 def start(code: list[str]) -> list[str]:
-    """Up to the last wait: that of whoever loads (a split over a workspace has another before its stores)."""
+    """Return the code up to the loading warp's last wait. (A split over a workspace has another wait before its
+    stores.)
+    """
     return code[: len(code) - 1 - code[::-1].index(WAIT)]
 
 
@@ -111,7 +113,7 @@ def start(code: list[str]) -> list[str]:
 def test_only_weights_are_read_before_the_wait(
     opcodes: Callable[[Kernel], list[str]], name: str, layout: Layout
 ) -> None:
-    """As many loads as B needs, none of A; without the knob none at all."""
+    """B is loaded before the wait, A is not; without the knob neither is."""
     early_kernel, (problem, config) = early_and_late(name, layout)
     workspace = isinstance(config, Sm90WgmmaConfig) and config.split_kind == "workspace"
     early, late = opcodes(early_kernel), opcodes((problem, config))

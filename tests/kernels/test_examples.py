@@ -25,7 +25,7 @@ pytestmark = pytest.mark.long
 BAD = Path(__file__).parents[1] / "support" / "free_kernels"
 #: Texts that the compiler reads in a second, and the emulation at all.
 PLAIN = [name for name, kernel in all_examples().items() if not kernel.launch.uses]
-#: What the machine code multiplies with.
+#: Multiply instructions in the machine code.
 WGMMA = {name for name in PLAIN if name.startswith("wgmma")}
 HMMA = {"mma_direct", "ldmatrix_two_buffers", "cp_async_stages", "split_k"}
 BOTH_LAYOUTS = {"naive", "shared_tiles", "mma_direct", "cp_async_stages"}
@@ -38,7 +38,7 @@ def bad(name: str) -> FreeKernel:
 
 
 def computed(kernel: FreeKernel, problem: Problem, folder: Path, late: bool) -> tuple[np.ndarray, np.ndarray]:
-    """(C, what it ought to be), fp32, of small integers with an Inf and a NaN among them: exact in any order."""
+    """Return (C, expected C) in fp32. Inputs are small integers, an Inf and a NaN, so sums are exact in any order."""
     dtype = torch.float16 if problem.dtype == "fp16" else torch.bfloat16
     generator = torch.Generator().manual_seed(1)
     a = torch.randint(-3, 4, (problem.m, problem.k), generator=generator).to(dtype)

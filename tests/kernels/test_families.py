@@ -1,4 +1,4 @@
-"""What every kernel family must keep: whoever adds one gets these tests for nothing."""
+"""Rules for every kernel family. A new family gets these tests without further work."""
 
 from __future__ import annotations
 

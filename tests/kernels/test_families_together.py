@@ -1,4 +1,4 @@
-"""What holds between kernel families: who is offered, and who is predicted faster, where."""
+"""Rules between kernel families: which are offered for a problem, and which are predicted faster."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ def test_direct_kernels_of_every_kind_and_architecture(
 
 @pytest.mark.parametrize("layout", ["TN", "NN"])
 def test_direct_loads_of_a_batch_all_come_before_the_first_product(layout: str) -> None:
-    """What the family is for: one latency per ``unroll`` chunks. Without the fence ptxas interleaves them."""
+    """The family exists to pay one latency per ``unroll`` chunks. Without the fence ptxas interleaves the loads."""
     problem = replace(P, layout=layout)  # type: ignore[arg-type]
     configs = [*list(DIRECT_FAMILY.pool())[::38], *DIRECT.values()]
     for config, code in zip(configs, disassembled("sm_90a", [build(problem, c).image for c in configs]), strict=True):

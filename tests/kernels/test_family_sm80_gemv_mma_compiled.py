@@ -107,7 +107,7 @@ def test_gemv_kernels_of_every_kind_and_architecture(name: str, arch: str, kind:
 
 @pytest.mark.parametrize("layout", ["TN", "NN"])
 def test_gemv_loads_are_all_in_flight_before_the_first_product(layout: str) -> None:
-    """What bandwidth hangs on: every weight of ``unroll`` steps is asked for, 16 bytes at a time."""
+    """Bandwidth depends on it: every weight of ``unroll`` steps is requested first, 16 bytes at a time."""
     problem = Problem(8, 4096, 4096, layout)  # type: ignore[arg-type]
     kernels = [c for c in GEMV_FAMILY.pool() if isinstance(c, Sm80GemvConfig) and c.ring == "registers" and c.bm == 8]
     legal = [c for c in kernels if why_illegal(problem, c) is None and c.split_k == 1][::2]
@@ -136,8 +136,10 @@ def walks(request: pytest.FixtureRequest) -> Together[tuple[Sm80GemvConfig, str]
 def test_walks_have_the_next_tiles_loads_in_flight_while_they_add_up_and_store(
     walks: Together[tuple[Sm80GemvConfig, str]], config: Sm80GemvConfig, layout: str
 ) -> None:
-    """All loads of a round are asked for before the sums of a tile, which wait for none of them; and ptxas holds the
-    registers to what geometry.gemv_blocks_per_sm counts on."""
+    """All loads of a round are issued before the sums of a tile, which wait for none of them.
+
+    ptxas keeps the registers within the number that geometry.gemv_blocks_per_sm assumes.
+    """
     problem = walked(config, layout)
     (cubin, disassembly), shape = walks[config, layout], geometry(problem, config)
     assert cubin.registers * shape.threads * gemv_blocks_per_sm(problem, config) <= 65536

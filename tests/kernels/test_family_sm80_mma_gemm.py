@@ -1,4 +1,4 @@
-"""The kernel family sm80_mma_gemm: what is legal, what follows from a config, what is near it, what it costs."""
+"""The kernel family sm80_mma_gemm: legality, geometry, neighbours and cost."""
 
 from __future__ import annotations
 

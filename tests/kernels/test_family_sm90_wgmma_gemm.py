@@ -1,4 +1,4 @@
-"""The kernel family sm90_wgmma_gemm: what is legal, what follows from a config, what is near it, what it costs."""
+"""The kernel family sm90_wgmma_gemm: legality, geometry, neighbours and cost."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def test_shared_memory_and_threads_are_the_device_codes(problem: Problem, config
 
 @pytest.mark.parametrize("config", [c for c in pool() if isinstance(c, Sm90WgmmaConfig)][::7])
 def test_what_does_not_depend_on_extents_does_not(config: KernelConfig) -> None:
-    """One cubin, one launch geometry for every M, N, K of a kind."""
+    """All M, N, K of a kind share a cubin and a launch geometry."""
     assert geometry(Problem(*LARGE), config) == geometry(Problem(8, 16, 24), config)
 
 

@@ -1,4 +1,4 @@
-"""The contract of free kernels: what is read, what is refused and why, and names that spelling does not change."""
+"""The contract of free kernels: valid texts, reasons for refusal, and names that do not depend on spelling."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Which output a thread writes in a gated epilogue: the kernels' own code of it, compiled for the host.
+"""The output that each thread writes in a gated epilogue, by the kernels' own code compiled for the host.
 
-Accumulators are filled as PTX lays them out, with sums that depend on row and column; a gate of the wrong column, a
-pair in the wrong place, an element that is written past an edge or not at all shows in C.
+Accumulators have PTX's layout, and their sums depend on row and column. So C shows a gate of the wrong column, a
+misplaced pair, a write past an edge, and a missing write.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from outblas.kernels.source import make_source
 ROOT = Path(__file__).resolve().parents[2]
 STUB, KERNELS = ROOT / "tests" / "support" / "cuda_stub", ROOT / "src" / "outblas" / "kernels" / "cuda"
 FAMILIES: tuple[type[Any], ...] = (Sm90WgmmaConfig, Sm80MmaConfig, Sm80GemvConfig, Sm80DirectConfig)
-#: Kernel, and a problem of several tiles whose N / 2 is odd where the family takes such an N; bias where its loads are
-#: not PTX that the host has no stand-in for.
+#: Kernel, and a problem of several tiles. N / 2 is odd if the family accepts it. A bias is used if the host can emulate
+#: its loads.
 CASES: dict[str, tuple[KernelConfig, int, int, bool]] = {
     "wgmma": (Sm90WgmmaConfig(64, 48), 100, 72, True),
     "wgmma_two_blocks": (Sm90WgmmaConfig(128, 176), 130, 184, True),
@@ -66,7 +66,7 @@ def test_every_output_is_of_its_own_gate_and_up(name: str, layout: str, tmp_path
 
 
 def run(compiler: str, config: KernelConfig, problem: Problem, bias: bool, folder: Path) -> str:
-    """What the program prints: C twice, each with a guard behind it."""
+    """Return the program's output: C twice, each followed by a guard."""
     text = make_source(problem, config, Epilogue(bias, "silu", gated=True)).text
     if isinstance(config, Sm90WgmmaConfig):
         text = text.replace("sm90_wgmma_gemm.cuh", "epilogue/fragment.cuh")  # all that the host needs of it

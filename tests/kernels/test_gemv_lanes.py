@@ -1,8 +1,8 @@
-"""sm80_gemv_mma without a GPU: its index arithmetic, lane by lane, on numpy.
+"""The index arithmetic of sm80_gemv_mma without a GPU, lane by lane, on numpy.
 
-What follows the device code is written as it is there (Source, multiply, the K loop, WarpSums, the store);
-what mma.sync does is in lanes.py. Data are small integers, so every sum is
-exact, and a weight that is loaded twice, by nobody or against the wrong token shows in the product.
+The Python code follows the device code line by line (Source, multiply, the K loop, WarpSums, the store). lanes.py
+emulates mma.sync. Data are small integers, so every sum is exact. A weight that is loaded twice, not at all or for the
+wrong token changes the product.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SHAPES = [(1, 64, 8), (8, 128, 64), (3, 72, 200), (16, 136, 328), (5, 200, 512),
 
 
 class Kernel:
-    """One launch of ``config`` on a problem: every CTA, warp and lane in turn."""
+    """A launch of ``config`` on a problem: CTAs, warps and lanes in turn."""
 
     def __init__(self, p: Problem, c: Sm80GemvConfig, a: np.ndarray, b: np.ndarray) -> None:
         self.p, self.c, self.a, self.b = p, c, a.ravel(), b.ravel()

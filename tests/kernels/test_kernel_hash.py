@@ -40,7 +40,7 @@ def by_scan(text: str) -> str:
 
 
 def same(name: str, text: str) -> bool:
-    """Whether a kernel file with another text keeps its part of the hash."""
+    """Return whether the hash stays the same if a kernel file gets another text."""
     return headers_sha([(name, text)]) == headers_sha([(name, dict(kernel_headers())[name])])
 
 
@@ -167,7 +167,7 @@ def test_what_differs_has_another_form(one: str, other: str) -> None:
 
 
 def test_it_reads_text_as_the_lexer_of_free_kernels_does() -> None:
-    """On random text, wherever that lexer is sure of itself."""
+    """Compare on random text that the free kernels' lexer does not call ambiguous."""
     rng = random.Random(1)
     parts = ["12", "  ", "//", "/*", "*/", "e+", *"a1 \t\n\n/*\"'\\#(."]
     compared = 0

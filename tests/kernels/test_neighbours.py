@@ -1,4 +1,4 @@
-"""What is near a good config: legal, different, and something of every idea first."""
+"""Neighbours of a good config: legal, different, and with some of every idea first."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def test_shifted_kernels_compile_without_spills(config: Sm90WgmmaConfig, layout:
 
 
 def origins(extent: int, tile: int) -> list[int]:
-    """Where the tiles of one extent begin, as the device code has it (Work::origin)."""
+    """Return the first indices of the tiles of one extent, as the device code computes them (Work::origin)."""
     last = max(0, extent - tile)
     return [min(i * tile, last) for i in range(-(-extent // tile))]
 

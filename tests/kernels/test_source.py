@@ -80,7 +80,9 @@ def test_the_shortest_wgmma_instances_are_golden() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("n", [8, 16, 256])
 def test_wgmma_instances_say_what_ptx_wants(n: int, kind: str) -> None:
-    """One operand per accumulator register, then both descriptors and the scale; types and transposition."""
+    """Each accumulator register is an operand; both descriptors and the scale follow; types and transposition are
+    right.
+    """
     text, problem = wgmma_instance(n, KINDS[kind]), KINDS[kind]
     half = problem.acc == "fp16"
     registers = n // 4 if half else n // 2
@@ -98,7 +100,7 @@ def test_wgmma_instances_say_what_ptx_wants(n: int, kind: str) -> None:
 
 
 def test_a_source_carries_all_of_its_headers() -> None:
-    """What is included is handed over, so the same text compiles the same anywhere."""
+    """All included files are handed over, so the same text compiles the same on every machine."""
     for problem, config in PRELUDES.values():
         source = make_source(problem, config)
         headers = dict(source.headers)
@@ -122,7 +124,7 @@ def test_one_source_serves_all_extents_of_a_kind() -> None:
 
 @pytest.mark.parametrize("config", [Sm80MmaConfig(16, 16, pdl=True), Sm80DirectConfig(16, 8, pdl=True, early=True)])
 def test_even_is_another_launch_of_the_same_cubin(config: KernelConfig) -> None:
-    """One source, one key of the cache; but two loaded kernels, each with its own launch."""
+    """Both have the same source and cache key, but are two loaded kernels, each with its own launch."""
     even = replace(config, even=True)
     for problem in KINDS.values():
         assert make_source(problem, even) == make_source(problem, config)

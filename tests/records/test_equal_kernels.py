@@ -1,4 +1,4 @@
-"""The table of equal kernels: what it holds for, how it grows, and that the packaged one is of these kernels."""
+"""The table of equal kernels: its validity, its growth, and that the packaged one is for the present kernels."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_it_grows_by_what_was_compared() -> None:
 
 
 def test_what_was_equal_to_other_kernels_goes() -> None:
-    """The kernels of the compared commit are not those that the table was written for."""
+    """The compared commit has other kernels than those of the table."""
     assert EqualKernels(MIDDLE, (OLD,)).extended_by(OTHER, KernelRelease("0.3.0", "x"), "x").before == (("0.3.0", "x"),)
 
 

@@ -89,7 +89,7 @@ def test_only_a_lower_bound_above_one_is_installed() -> None:
 
 
 def test_a_level_kernel_is_installed_where_torch_is_behind() -> None:
-    """torch.matmul is what a call would run otherwise, not the baseline that the kernel is level with."""
+    """Without the kernel a call would run torch.matmul, not the baseline whose speed the kernel only equals."""
     level = passed_evaluation(PROBLEMS[0], PLAIN, low=0.995, ratio=1.0)
     assert level.timing is not None
     mine = level.timing.median_us

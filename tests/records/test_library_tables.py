@@ -1,4 +1,4 @@
-"""What a bench says of a library's table: which rows are of it, which names and kernels go."""
+"""Effects of a bench on a library's table: its rows, and the algorithms and kernels that are dropped."""
 
 from __future__ import annotations
 

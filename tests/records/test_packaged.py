@@ -1,4 +1,4 @@
-"""What ships: recording, catalogue and library agree with each other, and the published figures with their files.
+"""Packaged data: recording, catalogue and library agree, and so do the published figures and their files.
 
 These tests read the package's own files, not fixtures.
 """
@@ -151,8 +151,11 @@ def test_some_of_the_librarys_kernels_compile_without_a_spill(library: Library) 
 
 
 def test_the_library_is_of_these_kernels(library: Library) -> None:
-    """Its rows were proved with what these kernel files compile to: tools/restamp.py says so after a change of them
-    that leaves every shipped kernel as it was; after any other they are to be proved and timed again."""
+    """The rows were proved with the cubins of these kernel files.
+
+    After a change that leaves every cubin equal, run tools/restamp.py. After any other change, prove and time the rows
+    again.
+    """
     assert library.provenance["kernels"] == kernels_sha(), "python tools/restamp.py --since <commit before the change>"
     for last in library.provenance.get("restamped", [])[-1:]:  # none: made by these very files
         assert last["compared"] == last["identical_cubins"] + last["identical_code_sections_only"] > 1000

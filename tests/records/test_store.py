@@ -10,7 +10,8 @@ import pytest
 from outblas.core.config import config_name
 from outblas.core.errors import RecordError, UsageError
 from outblas.core.evaluation import Status
-from outblas.records.store import VERSION, Store
+from outblas.records.store import Store
+from outblas.records.store_file import VERSION
 from support.helpers import failed_evaluation, passed_evaluation, synthetic_catalogue, synthetic_problems
 
 PROBLEMS, CONFIGS = synthetic_problems(), synthetic_catalogue()

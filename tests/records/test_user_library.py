@@ -38,7 +38,7 @@ PROVENANCE = {
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A user's home, and a machine that PROVENANCE is of."""
+    """Set up a user's home, and a machine that matches PROVENANCE."""
     monkeypatch.delenv("OUTBLAS_LIBRARY")
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     monkeypatch.setattr(user_library, "stamp_of_device", lambda index: stamp_of(PROVENANCE))
@@ -108,7 +108,7 @@ def test_other_kernel_sources_are_a_difference_and_a_later_minor_driver_is_not(m
 def test_a_library_of_0_1_0_is_served_while_the_cubins_are_the_same(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its hash is by the old rule; the table says that its kernels are ours."""
+    """Its hash follows the old rule; the table says that its kernels equal the present ones."""
     path = install(tuned(LibraryRow(FIRST, plain=FAST)), PROVENANCE).path
     old = {"outblas": "0.1.0", "kernels": "667998899a57bb774374cf8e36938fe705196a6f300efff51ca4b2604f605247"}
     data = json.loads(path.read_text())

@@ -1,4 +1,4 @@
-"""The file of shipped cubins: what is packed comes out again, and what is damaged does not."""
+"""The file of shipped cubins: packed cubins come out unchanged, and damaged ones are refused."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_kernels_of_one_machine_code_share_it(path: Path) -> None:
 
 
 def test_cubins_of_one_kernel_function_are_packed_against_each_other() -> None:
-    """What they have in common costs its bytes once, not once per cubin."""
+    """Common bytes are stored once, not once per cubin."""
     assert len(pack_bytes({key(i): cubin(i) for i in range(50)}, ABOUT)) < 50 * 1000 + 40000
 
 
@@ -113,7 +113,7 @@ def test_absurd_counts_are_refused_before_they_are_read(path: Path) -> None:
 
 
 def test_any_flipped_bit_is_noticed(path: Path) -> None:
-    """In the table at once; in a cubin or its dictionary when it is asked for; never a wrong cubin."""
+    """In the table it is noticed at once; in a cubin or its dictionary at the read. No wrong cubin is returned."""
     kernels = {key(i): cubin(i) for i in range(5)}
     good = pack_bytes(kernels, ABOUT)
     expected = {k: replace(c, compile_seconds=0.0, from_cache=True, log="") for k, c in kernels.items()}

@@ -1,5 +1,7 @@
-"""Workspaces of captures: one for each capture and stream, of memory that nobody holds; a driver and an allocator that
-record what they are asked stand for the real ones."""
+"""Workspaces of captures: one for each capture and stream, in memory that nothing holds.
+
+A recording driver and a recording allocator replace the real ones.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ SPLIT = Sm90WgmmaConfig(64, 64, 64, 8, split_k=4, store="direct", split_kind="wo
 
 
 class Allocations:
-    """Addresses 1000, 2000, ..., and what was asked for."""
+    """Hands out the addresses 1000, 2000, ... and records the requests."""
 
     def __init__(self, available: bool = True) -> None:
         self.asked: list[int] = []
@@ -132,7 +134,7 @@ def state(kernel: Kernel) -> DeviceState:
 
 
 def run(state: DeviceState, config: KernelConfig, stream: int, capturing: bool) -> bool:
-    """One product; whether it was ours."""
+    """Compute one product; return whether OutBLAS computed it."""
     assert state.kernel_ready(PROBLEM, config)
     need = workspace_bytes(PROBLEM, config)
     space = state.take_workspace(stream, need, "cuda:0", lambda: capturing) if need else None

@@ -152,7 +152,7 @@ def test_descriptors_are_encoded_once_per_address(monkeypatch: pytest.MonkeyPatc
 
 @pytest.fixture
 def allowed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Kernels load without a GPU; every value that a function's attribute of shared memory is set to."""
+    """Let kernels load without a GPU; return the list of values given to the shared-memory attribute of functions."""
     real = pytest.importorskip("cuda.bindings.driver")
     values: list[int] = []
     smem = real.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -180,7 +180,7 @@ def allowed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_a_call_amid_another_leaves_it_its_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a signal's handler may at any step of a launch; here when the driver's function is looked up."""
+    """A signal handler may interrupt a launch at any step; here during the look-up of the driver's function."""
     real = pytest.importorskip("cuda.bindings.driver")
     launched: list[tuple[int, int]] = []
     amid: list[int] = []
@@ -224,7 +224,7 @@ def loaded(config: KernelConfig) -> launch.LoadedKernel:
 
 @pytest.mark.parametrize("config", [Sm80MmaConfig(16, 16, 64, 3, 1, 1, 4), Sm80DirectConfig(16, 16, wk=4)])
 def test_an_even_kernel_is_launched_with_what_each_problem_asks_for(config: KernelConfig, allowed: list[int]) -> None:
-    """What the function may have is raised where a problem asks for more than all before, and never lowered."""
+    """The allowed shared memory rises if a problem needs more than all before, and never falls."""
     even, asked = replace(config, pdl=True, even=True), []
     kernel = loaded(even)
     for n in (8192, 4096, 65536, 512, 4096):

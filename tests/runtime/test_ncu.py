@@ -1,8 +1,7 @@
-"""Counters by Nsight Compute: ncu's words and table, without ncu: a script in its place writes what ncu would.
+"""Counters by Nsight Compute without ncu: a script prints its messages and its table.
 
-``tests/support/golden/ncu_raw.csv`` is in ncu's format (``--csv --page raw --print-units base``) with figures made up:
-two problems, of the first of which cuBLASLt splits K; the values of a share that cannot be told are ``nan`` and
-``n/a``.
+``tests/support/golden/ncu_raw.csv`` is in ncu's format (``--csv --page raw --print-units base``) with invented figures.
+It has two problems; for the first, cuBLASLt splits K. Shares without a value are ``nan`` and ``n/a``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Compilation without a GPU: what is refused, and a cache that can be damaged, shared or full."""
+"""Compilation without a GPU: refused sources, and a cache that can be damaged, shared or full."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def driver_fixture(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
 
 @pytest.fixture(name="compiled")
 def compiled_fixture(monkeypatch: pytest.MonkeyPatch) -> list[Source]:
-    """What was compiled, by a compiler that compiles all."""
+    """Replace the compiler by one that accepts everything; return the list of its sources."""
     sources: list[Source] = []
 
     def fake(source: Source, arch: str) -> Cubin:

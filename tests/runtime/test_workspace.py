@@ -84,7 +84,7 @@ def test_fragments_of_a_part_do_not_overlap() -> None:
 
 
 def last_adds_up(parts: np.ndarray, order: list[int], counter: list[int]) -> np.ndarray:
-    """One tile: every part is written and counted in `order`; the sum of whoever counted last."""
+    """Write and count the parts of one tile in `order`; return the sum of the part that counted last."""
     split, memory, sums = len(parts), np.full_like(parts, np.nan), []
     for part in order:
         memory[part] = parts[part]
@@ -226,7 +226,7 @@ def test_memory_is_had_while_the_interpreter_ends() -> None:
 
 
 class Unloaded(LoadedKernel):
-    """A kernel without a GPU, which notes what it is bound to."""
+    """A kernel without a GPU that records its operands."""
 
     def __init__(self, config: KernelConfig) -> None:
         self.config, self.name = config, "fake"

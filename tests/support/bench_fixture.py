@@ -46,7 +46,7 @@ def make_rows(
 
 
 def make_row(problem: Problem, pdl: bool, rng: random.Random) -> dict[str, Any]:
-    """One invented row; small problems win more, PDL helps where launch counts."""
+    """Return an invented row: small problems win more, and PDL helps if launch time matters."""
     where = regime(problem)
     centre = 0.03 + (0.25 if where == "launch" else 0.06) * (1 + pdl) / 2
     speedup = 2.718281828 ** rng.gauss(centre, 0.05)

@@ -1,4 +1,4 @@
-"""What the cheats and their tests share. A cheat is a Bindable: bind(problem, a, b, c) -> call(stream)."""
+"""Tools shared by the cheats and their tests. A cheat is a Bindable: bind(problem, a, b, c) -> call(stream)."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ def outblas(*arguments: str) -> Any:
 
 
 def assert_refused(result: Any, *words: str) -> None:
-    """One line on stderr with every word, nothing on stdout, exit 2, no traceback."""
+    """Assert exit status 2, one line on stderr with every word, nothing on stdout, and no traceback."""
     assert result.exit_code == 2, (result.stdout, result.stderr, result.exception)
     lines = result.stderr.strip().splitlines()
     assert len(lines) == 1, result.stderr

@@ -41,17 +41,17 @@ class Code:
         return [_INSTRUCTION.match(f"/*0000*/ {text}")[1] for text in self.texts]  # type: ignore[index]
 
     def target(self, text: str) -> int | None:
-        """Index of the instruction that a plain branch goes to; None for any other instruction."""
+        """Return the index of a plain branch's target; None for any other instruction."""
         found = re.search(r"\bBRA 0x([0-9a-f]+)", text)
         return int(found[1], 16) // _BYTES - self.first if found else None
 
 
 class Together(Generic[Key]):
-    """Kernels by key, all compiled and disassembled when the first of them is asked for.
+    """Kernels by key, all compiled and disassembled at the first request.
 
     Args:
-        build: compiles the kernel of a key; what it raises is raised again where that key is asked for.
-        keys: those that will be asked for; another is disassembled alone.
+        build: compiles the kernel of a key. Its exception is raised again when that key is requested.
+        keys: the expected keys; another key is disassembled alone.
     """
 
     def __init__(self, build: Callable[[Key], Cubin], keys: Iterable[Key]) -> None:

@@ -35,7 +35,7 @@ class Everything(Library):
 
 
 class Counted(DeviceState):
-    """Counts the products that are ours and were decided in Python."""
+    """Counts the products that OutBLAS computes and that were decided in Python."""
 
     ran = 0
 
@@ -86,7 +86,7 @@ def gpus_fixture(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 
 
 def computed(states: list[Counted]) -> int:
-    """Products so far that were ours."""
+    """Return the number of products that OutBLAS has computed."""
     table = 0 if native_table.table is None else native_table.table.counts()["launches"]
     override = enable._switch._override
     products = 0 if override is None or override._products is None else override._products.counts()["ours"]

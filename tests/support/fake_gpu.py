@@ -39,16 +39,18 @@ def timing(us: float, rounds: int = 9, mode: str = "offline") -> Timing:
 
 
 class FakeGpu:
-    """What all evaluators of a test share: what was asked, and how it is to fail.
+    """State that all evaluators of a test share: records of their calls, and planned failures.
 
     Attributes:
-        statuses: (problem, config) -> status, where it is not PASSED.
-        interrupt: problems at which ``evaluate`` raises this error instead.
+        statuses: (problem, config) -> status, if it is not PASSED.
+        interrupt: problem -> error that ``evaluate`` raises at it.
         missing: names of baselines that cannot be timed.
         asked: (gpu index, problem, configs) of every call of ``evaluate``.
-        options: those of every evaluator made; closed: how many were closed.
-        expected: (gpu index, problems) of every call of ``expect``. listed_ahead: problems of every call of
-            ``list_ahead``. compiled: (gpu index, pairs) of every call of ``compile_soon``.
+        options: options of every evaluator that was made.
+        closed: number of closed evaluators.
+        expected: (gpu index, problems) of every call of ``expect``.
+        listed_ahead: problems of every call of ``list_ahead``.
+        compiled: (gpu index, pairs) of every call of ``compile_soon``.
     """
 
     def __init__(self) -> None:

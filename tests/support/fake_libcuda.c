@@ -1,5 +1,6 @@
-// A libcuda and a cuBLASLt that record what they are asked. A kernel's handle says what it takes: odd, three maps, an
-// address and three extents; even, three addresses and three extents; from 5000 on, a workspace at the end.
+// A libcuda and a cuBLASLt that record their calls. A kernel's handle encodes its parameters. An odd handle takes three
+// maps, an address and three extents. An even handle takes three addresses and three extents. From 5000 on, a workspace
+// follows.
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>

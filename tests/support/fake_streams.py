@@ -1,6 +1,6 @@
-"""CUDA streams without a GPU: what is put on a stream runs when the device is waited for, streams in turn.
+"""CUDA streams without a GPU: queued work runs when the device is synchronised, streams in turn.
 
-Copies of torch that are made while a stream is current are queued on it, and so are plugs and events.
+Copies by torch that are made while a stream is current are queued on it, and so are plugs and events.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class FakeDevice:
         return SimpleNamespace(steps=steps)
 
     def driver(self) -> Any:
-        """What gate ``rules`` asks of ``cuda.bindings.driver``."""
+        """Return a substitute for the part of ``cuda.bindings.driver`` that gate ``rules`` uses."""
         types = SimpleNamespace(
             CU_GRAPH_NODE_TYPE_KERNEL=_Kind(0, "KERNEL"), CU_GRAPH_NODE_TYPE_MEMSET=_Kind(2, "MEMSET")
         )

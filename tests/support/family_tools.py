@@ -1,4 +1,4 @@
-"""What tests of kernel families share."""
+"""Tools shared by the tests of kernel families."""
 
 from __future__ import annotations
 

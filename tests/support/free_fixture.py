@@ -25,7 +25,7 @@ extern "C" __global__ void gemm(const half* a, const half* b, half* c, int m, in
 
 
 def missing():
-    """Why free kernels cannot be compiled here; None: they can."""
+    """Return why free kernels cannot be compiled here; None if they can."""
     try:
         include_folders()
         find_nvcc()

@@ -103,7 +103,7 @@ def random_policy(seed: int = 0, width: int = 8) -> Policy:
 
 
 def running(pid: int) -> bool:
-    """Whether a process is not gone and not a zombie (whose reaping is init's affair once the driver is dead)."""
+    """Return whether a process exists and is no zombie. (init reaps zombies once the driver is dead.)"""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except FileNotFoundError:

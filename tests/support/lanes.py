@@ -1,4 +1,4 @@
-"""What matrix instructions do with the registers of 32 lanes, on numpy, written from the PTX ISA."""
+"""Matrix instructions on the registers of 32 lanes, emulated on numpy from the PTX ISA."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A scripted server of OpenAI's chat interface, and whoever asks it one question.
+"""A scripted server of OpenAI's chat interface, and a client that asks it one question.
 
-What it answers is decided by a function of the prompt.
+A function of the prompt decides the server's reply.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from support.llm_kernels import PROBLEM
 
 @dataclass
 class Say:
-    """One reply of the server: a completion, an HTTP error, a connection that is dropped, or silence."""
+    """A reply of the server: a completion, an HTTP error, a dropped connection, or silence."""
 
     text: str = ""
     status: int = 200
@@ -110,7 +110,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.close_connection = say.half
 
     def do_GET(self) -> None:
-        """What a client asks that has followed a redirect as browsers do."""
+        """Answer the GET that a client sends if it follows a redirect as browsers do."""
         with self.server.lock:
             self.server.requests.append({"method": "GET"})
         self.send_error(404)
@@ -163,7 +163,7 @@ MODEL = Model("scripted", price=Price(1.0, 2.0))
 
 
 class ListedRequests:
-    """Attempts in memory: what was sent, and what came of it."""
+    """Attempts in memory, with the request and the outcome of each."""
 
     def __init__(self) -> None:
         self.most: list[Cost] = []
@@ -188,7 +188,7 @@ Asked = tuple[Reply | Exception, ListedRequests, list[float], SpendingAccount]
 def ask(
     server: ScriptedServer, budget: Budget | None = None, retry_policy: RetryPolicy | None = None, **options: Any
 ) -> Asked:
-    """One question; its reply or error, the book, the waits between attempts, the account."""
+    """Ask a question; return its reply or error, the book, the waits between attempts, and the account."""
     request_log, waits, account = ListedRequests(), list[float](), SpendingAccount(budget or Budget())
 
     async def sleep(seconds: float) -> None:

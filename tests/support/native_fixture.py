@@ -60,7 +60,7 @@ class Product(ctypes.Structure):
 
 
 class FakeCuda:
-    """What the recording library saw."""
+    """Records the calls that the fake library receives."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.library = str(path), ctypes.CDLL(str(path))
@@ -132,7 +132,7 @@ def cuda_fixture(built: tuple[Any, Path]) -> FakeCuda:
 
 
 class Host:
-    """What the hooks say, in place of torch's CUDA half."""
+    """Answers the hooks in place of torch's CUDA half."""
 
     def __init__(self) -> None:
         self.stream, self.device = 7, 0

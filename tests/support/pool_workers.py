@@ -96,7 +96,7 @@ class StuckOnce(Logged):
 
 
 class KilledListing(Logged):
-    """Dies of SIGKILL the first time that candidates are asked for."""
+    """Dies of SIGKILL at the first request for candidates."""
 
     def candidates(self, problem: Problem) -> Sequence[KernelConfig]:
         if self.once():

@@ -1,1 +1,1 @@
-"""The nouns (problem, evaluation, GPU, rivals) and small tools; imports nothing else of ours."""
+"""Basic records (problem, config, evaluation, GPU, baselines) and small tools. Imports no other package of OutBLAS."""

@@ -1,4 +1,4 @@
-"""Work behind a program's back, for which its end does not wait longer than it must."""
+"""A background queue on one thread. At interpreter exit the running task finishes; queued ones are cancelled."""
 
 from __future__ import annotations
 
@@ -10,23 +10,30 @@ from typing import Any
 
 
 class BackgroundQueue:
-    """Does one thing after the other on a thread that lives while there is something to do.
+    """Runs submitted functions one after the other on one thread.
 
-    The interpreter joins executors' threads at its end, and they first do all that they were given. This thread is
-    joined, too, for what runs in a compiler must not meet a process that is being torn down; but it leaves out what it
-    has not begun.
+    The thread exists only while tasks are queued or running. At interpreter exit the running task finishes, because a
+    compiler must not run in a process that is being torn down. Queued tasks are cancelled. (An executor of
+    ``concurrent.futures`` would run them all first.)
+
+    Args:
+        name: name of the thread.
     """
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._left: deque[tuple[Future[Any], Callable[..., Any], tuple[Any, ...]]] = deque()
         self._works = False
-        # Held over Python code, amid which a signal's handler of the same thread may ask, too.
+        # Reentrant: a signal handler may call submit while this thread holds the lock.
         self._lock = threading.RLock()
 
     def submit(self, do: Callable[..., Any], *arguments: Any) -> Future[Any] | None:
-        """What ``do(*arguments)`` will return or raise (cancelled where the interpreter ends before it is begun); None:
-        no thread can be had, or the interpreter is about to end."""
+        """Queue a call of ``do(*arguments)``.
+
+        Returns:
+            A future of the call's result or exception. It is cancelled if the interpreter exits before the call starts.
+                None if no thread can be started, or if the interpreter is already exiting.
+        """
         future: Future[Any] = Future()
         with self._lock:
             if not threading.main_thread().is_alive():
@@ -38,13 +45,14 @@ class BackgroundQueue:
             self._works = True
             try:
                 threading.Thread(target=self._work, name=self._name, daemon=False).start()
-            except RuntimeError:  # no thread can be had: none at the interpreter's end, say
+            except RuntimeError:  # e.g. at interpreter exit
                 self._works = False
                 self._left.remove(task)
                 return None
         return future
 
     def _work(self) -> None:
+        """Run queued tasks until the queue is empty; cancel them once the main thread has ended."""
         while True:
             with self._lock:
                 if not self._left:
@@ -60,4 +68,4 @@ class BackgroundQueue:
                 future.set_exception(error)
             else:
                 future.set_result(result)
-            del future, do, arguments  # what is done is nobody's to keep
+            del future, do, arguments  # or the queue would keep a finished task's objects alive

@@ -1,4 +1,4 @@
-"""A spawned process behind a pipe: started without waiting, says hello, ends with its parent, leaves no zombie."""
+"""A spawned child process with a pipe. It ends with its parent and leaves no zombie."""
 
 from __future__ import annotations
 
@@ -14,17 +14,22 @@ from multiprocessing.connection import wait as wait_for
 from typing import Any
 
 JOIN_TIMEOUT_S = 5.0
-#: Seconds between two looks at a process that has closed the pipe whose end tells of its own.
+#: Polling interval, seconds, for the exit of a process that has closed its sentinel pipe.
 _LOOK_S = 0.02
-#: Where links of CUDA's descriptors lead: its devices, and what has no name.
+#: Targets of links in /proc/self/fd: CUDA's device files, and descriptors without a file name.
 _CUDA_FILES, _NAMELESS = "/dev/nvidia", ("anon_inode:", "pipe:", "socket:")
 
 
 class ChildProcess:
-    """One process running ``target(connection, *args)``; it should return when its pipe is closed.
+    """A process that runs ``target(connection, *args)`` and has a pipe to this one.
+
+    The process is started at once, without waiting for it. ``connection`` is this side of the pipe. ``target`` should
+    return when the pipe is closed.
 
     Args:
-        daemon: False for a process that has children of its own, which multiprocessing forbids to daemons.
+        target: function to run, importable by name (the process is spawned, not forked).
+        args: its arguments after the connection; they must pickle.
+        daemon: False for a process that starts children of its own, which multiprocessing forbids to daemons.
     """
 
     def __init__(self, target: Callable[..., None], args: tuple[Any, ...], daemon: bool = True) -> None:
@@ -37,25 +42,35 @@ class ChildProcess:
 
     @property
     def pid(self) -> int | None:
+        """Return the process id. Raises ValueError after :meth:`end`."""
         return self._process.pid
 
     def is_alive(self) -> bool:
+        """Return whether the process still runs. Raises ValueError after :meth:`end`."""
         return self._process.is_alive()
 
     def exit_code(self) -> int | None:
-        """Return the exit code of a process whose pipe broke; negative: the signal that ended it. None: it lives on."""
+        """Wait up to 5 s for the process to end, and return its exit code.
+
+        Returns:
+            The exit code; -N if signal N ended the process; None if it still runs.
+        """
         self._wait()
         return self._process.exitcode
 
     def kill(self) -> None:
-        """Kill the process, which breaks its pipe; :meth:`end` is still due."""
-        with contextlib.suppress(ValueError):  # closed meanwhile
+        """Send SIGKILL, which breaks the pipe. Call :meth:`end` afterwards. Does nothing after :meth:`end`."""
+        with contextlib.suppress(ValueError):  # already closed by end()
             self._process.kill()
 
     def end(self, kill: bool) -> None:
-        """Close the pipe, and wait for the process or kill it."""
+        """Close the pipe and end the process.
+
+        Args:
+            kill: True kills the process at once. False waits up to 5 s for it to return, then kills it.
+        """
         with contextlib.suppress(OSError):
-            self.connection.close()  # a process that listens ends by itself
+            self.connection.close()  # a process that reads its pipe then returns
         if not kill:
             self._wait()
         if self._process.is_alive():
@@ -65,8 +80,11 @@ class ChildProcess:
             self._process.close()
 
     def _wait(self) -> None:
-        """Wait for the end, at most JOIN_TIMEOUT_S. ``join`` would wait without limit for a process that has closed its
-        descriptors and lives on, which one that is not trusted can do."""
+        """Wait for the process to end, at most JOIN_TIMEOUT_S.
+
+        ``Process.join`` is not used: it waits without limit for a process that closed its descriptors and still runs.
+        Untrusted code can do that.
+        """
         end = time.monotonic() + JOIN_TIMEOUT_S
         wait_for([self._process.sentinel], JOIN_TIMEOUT_S)
         while self._process.is_alive() and time.monotonic() < end:
@@ -74,13 +92,16 @@ class ChildProcess:
 
 
 def close_inherited(kept: Connection) -> None:
-    """Lead every descriptor of this process nowhere, but the standard ones and ``kept``.
+    """Redirect every descriptor of this process to /dev/null, except 0, 1, 2 and ``kept``.
 
-    For a process that will run strangers' code, at its very beginning: those that ``spawn`` has passed on reach its
-    parent's other processes, multiprocessing's resource tracker among them. They become the null device. So no number
-    changes its meaning, and multiprocessing, which finds its tracker still there, starts no other.
+    Call it first in a process that will run untrusted code. ``spawn`` passes on descriptors that reach other processes,
+    e.g. multiprocessing's resource tracker. Descriptors are redirected, not closed, so no number gets a new meaning.
+    multiprocessing still finds its tracker's descriptor and starts no second tracker.
 
-    A program whose main module starts CUDA when it is imported has it up by now: what CUDA has open stays.
+    If the main module has started CUDA on import, CUDA's own descriptors stay open.
+
+    Args:
+        kept: connection whose descriptor stays open.
     """
     links = _open_descriptors()
     cuda = any(link.startswith(_CUDA_FILES) for link in links.values())
@@ -96,30 +117,37 @@ def close_inherited(kept: Connection) -> None:
 
 
 def _open_descriptors() -> dict[int, str]:
-    """The descriptors of this process, and what they lead to; ``""`` where the system does not tell."""
+    """Return descriptor -> target of its link, for all of this process; "" if the system does not say (no /proc)."""
     found = dict[int, str]()
     folder = "/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd"
     for name in os.listdir(folder):
-        with contextlib.suppress(OSError):  # the one that listed the folder is closed by now
+        with contextlib.suppress(OSError):  # the descriptor that listed the folder is closed by now
             os.fstat(int(name))
             found[int(name)] = os.readlink(f"{folder}/{name}") if folder.startswith("/proc") else ""
     return found
 
 
 def end_with_parent(parent: int) -> None:
-    """Make this process the driver's: Ctrl-C is for the driver to handle, and its end is this one's."""
+    """Tie this process to its parent: ignore Ctrl-C, and exit within about 0.5 s after the parent ends.
+
+    Args:
+        parent: process id of the parent.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_follow, args=(parent,), daemon=True).start()
 
 
 def _live(connection: Connection, target: Callable[..., None], args: tuple[Any, ...], parent: int) -> None:
+    """Entry point of the child: tie it to its parent, then run the target."""
     end_with_parent(parent)
     target(connection, *args)
 
 
 def _follow(parent: int) -> None:
-    """End with the driver, even when it was killed and this process is stuck in a call. No signal is handled on this
-    thread, which a jail entered later may not hold."""
+    """Exit with code 1 when the parent is gone, even if the main thread is stuck in a call.
+
+    All signals are blocked on this thread: it starts before a jail may be entered, so no handler may run on it.
+    """
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     while os.getppid() == parent:
         time.sleep(0.5)

@@ -1,7 +1,7 @@
-"""The base record of kernel configurations, and the schema of their knobs: one named field per knob.
+"""The base record of kernel configurations and the schema of their knobs. Each knob is one named field.
 
-A kernel family derives a frozen record from :class:`KernelConfig`. Its name is canonical: equal configs have equal
-names, and names parse back (:mod:`outblas.kernels.config_text`). This module knows no family.
+A kernel family derives a frozen record from :class:`KernelConfig`. Names are canonical: equal configs have equal names,
+and :mod:`outblas.kernels.config_text` parses a name back. This module knows no family.
 """
 
 from __future__ import annotations
@@ -11,68 +11,69 @@ from collections.abc import Hashable
 from dataclasses import MISSING, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar, cast, get_args, get_type_hints
 
-#: What a caller allows of a launch, each more than the one before. ``plain``: it begins when its predecessor in the
-#: stream has ended. ``pdl``: programmatic dependent launch: its prologue overlaps the predecessor, but no operand is
-#: read before that has ended, whatever it writes. ``weights``: B may be read before, which is right only if B is
-#: written by nothing that is queued on the stream, or runs there, when the call is made. (Of the predecessor alone to
-#: promise that would not do: kernel n may begin while n - 1 still waits for n - 2.)
+#: What a caller permits at a launch; each option includes the ones before it. ``plain``: the kernel starts after its
+#: predecessor in the stream has ended. ``pdl``: programmatic dependent launch. The prologue overlaps the predecessor,
+#: but no operand is read before the predecessor has ended. ``weights``: B may be read earlier. This is right only if no
+#: work that is queued or running on the stream at the call writes B. It is not enough that the predecessor does not
+#: write B: kernel n may start while n - 1 still waits for n - 2.
 Launch = Literal["plain", "pdl", "weights"]
 LAUNCHES: tuple[Launch, ...] = get_args(Launch)
-#: What a knob's values are: a switch, a number, or one of a few words.
+#: Type of a knob's values: a switch, an integer, or one of a few words.
 KnobKind = Literal["bool", "int", "word"]
 AnyConfig = TypeVar("AnyConfig", bound="KernelConfig")
 
 
 class Candidate(Protocol):
-    """Whatever an evaluator may be asked for: a config of a kernel family, or a free kernel."""
+    """A kernel that an evaluator can try: a config of a kernel family, or a free kernel."""
 
     family: ClassVar[str]
 
     @property
     def pdl(self) -> bool:
-        """Whether the kernel is launched by programmatic dependent launch."""
+        """Return whether the kernel uses programmatic dependent launch."""
 
     @property
     def early(self) -> bool:
-        """Whether the kernel reads B before its predecessor has ended."""
+        """Return whether the kernel reads B before its predecessor in the stream has ended."""
 
     @property
     def even(self) -> bool:
-        """Whether no SM is given more CTAs than an even distribution gives it."""
+        """Return whether the launch limits the CTAs per SM to those of an even distribution."""
 
     @property
     def name(self) -> str:
-        """The canonical name: equal names, equal kernels."""
+        """Return the canonical name. Equal names mean equal kernels."""
 
     def to_json(self) -> dict[str, Any]:
-        """The candidate as JSON types, its family among them."""
+        """Return the candidate as JSON values; the key "family" is always present."""
 
     def __hash__(self) -> int:
-        """Equal for equal candidates."""
+        """Return a hash; equal candidates have equal hashes."""
 
 
 @dataclass(frozen=True, order=True)
 class KernelConfig:
-    """What the records of all kernel families share.
+    """Base of the config records of all kernel families.
 
-    A family's record is a frozen dataclass with one field per knob. What a family cannot choose it gives as a class
-    variable of the same name.
+    A family's record is a frozen dataclass with one field per knob. A knob that a family cannot choose is a class
+    variable of the same name instead.
 
     Attributes:
-        bm: Rows of a tile of C, elements.
-        bn: Columns of a tile of C, elements.
-        bk: Elements of K that a family's kernel takes in whole steps.
-        split_k: CTAs that share one tile's K.
-        pdl: Launch option: programmatic dependent launch.
-        early: Launch option on top of pdl, see :data:`Launch`: the first loads of B do not wait for the predecessor.
-        even: Launch option on top of pdl: no SM is given more CTAs than an even distribution gives it.
+        bm: rows of a C tile, elements.
+        bn: columns of a C tile, elements.
+        bk: elements of K that the kernel processes per step.
+        split_k: number of CTAs that share the K extent of one tile.
+        pdl: launch with programmatic dependent launch.
+        early: needs pdl. Load B before the predecessor has ended, see ``weights`` in :data:`Launch`.
+        even: needs pdl. No SM gets more CTAs than an even distribution gives it.
     """
 
-    #: The family's name, which is that of its kernel and of its kernel file.
+    #: The family's name; its kernel and its kernel file have the same name.
     family: ClassVar[str]
-    #: Knobs of a later version: left out of names and JSON at their default, so that earlier ones stay canonical.
+    #: Knobs that a later version added. Names and JSON omit them at their default, so that earlier names stay
+    #: canonical.
     later_knobs: ClassVar[tuple[str, ...]] = ()
-    #: Knobs that say how a kernel is launched, or that mean something only beside these: for callers to allow.
+    #: Knobs that change only the launch, or that have a meaning only together with these. Callers must allow them.
     launch_knobs: ClassVar[tuple[str, ...]] = ("pdl", "early", "even")
     bm: int
     bn: int
@@ -92,34 +93,41 @@ class KernelConfig:
 
         @property
         def even(self) -> bool: ...
-    else:  # for families that have no such knob; no annotations, which would make them fields
+    else:  # for families without these knobs; without annotations, which would make them dataclass fields
         split_k, pdl, early, even = 1, False, False, False
 
     @property
     def name(self) -> str:
-        """``family:knob=value,...`` with every knob in field order, a later one unless at its default."""
+        """Return ``family:knob=value,...`` with the knobs of :meth:`written_knobs`; switches as true or false."""
         knobs = ",".join(f"{name}={_text(value)}" for name, value in self.written_knobs().items())
         return f"{self.family}:{knobs}"
 
     def to_json(self) -> dict[str, Any]:
-        """``{"family": ..., knob: value, ...}``, the knobs that :attr:`name` writes."""
+        """Return ``{"family": ..., knob: value, ...}`` with the same knobs as :attr:`name`."""
         return {"family": self.family, **self.written_knobs()}
 
     def knobs(self) -> dict[str, Any]:
-        """Knob -> value, of every knob, in field order."""
+        """Return knob -> value for every knob, in field order."""
         return {knob.name: getattr(self, knob.name) for knob in knob_schema(type(self))}
 
     def changed_knobs(self) -> dict[str, Any]:
-        """Knob -> value, of the knobs that have a default and are not at it."""
+        """Return knob -> value for the knobs that have a default and differ from it."""
         values = self.knobs()
         return {name: values[name] for name, default in self.defaults().items() if values[name] != default}
 
     def with_knobs(self: AnyConfig, **values: Any) -> AnyConfig:
-        """The config with other values of some of its knobs."""
+        """Return a copy with some knobs changed.
+
+        Args:
+            values: knob=value. An unknown knob raises TypeError.
+        """
         return replace(self, **values)
 
     def written_knobs(self) -> dict[str, Any]:
-        """Knob -> value, of the knobs that are written down: all but later ones at their default."""
+        """Return knob -> value for the knobs that names and JSON contain, in field order.
+
+        These are all knobs, except those of :attr:`later_knobs` at their default.
+        """
         found = {}
         for name, later, default in _name_parts(cast(Hashable, type(self))):
             value = getattr(self, name)
@@ -129,21 +137,21 @@ class KernelConfig:
 
     @classmethod
     def defaults(cls) -> dict[str, Any]:
-        """Knob -> default, of the knobs that have one."""
+        """Return knob -> default for the knobs that have a default."""
         return {knob.name: knob.default for knob in knob_schema(cls) if knob.default is not None}
 
 
 @dataclass(frozen=True)
 class Knob:
-    """One knob of a family's record.
+    """Schema of a knob: a field of a family's record.
 
     Attributes:
-        name: The field's name.
-        kind: What its values are.
-        words: The values of a knob of kind ``word``, in the order of its type; empty for the others.
-        default: The value where none is given; None: one must be given.
-        later: Whether it is written only where it differs from its default.
-        launch_option: Whether it says how a kernel is launched, see :attr:`KernelConfig.launch_knobs`.
+        name: name of the dataclass field.
+        kind: type of its values.
+        words: the values of a knob of kind ``word``, in the order of its Literal type; empty for other kinds.
+        default: the default value; None if a value must be given.
+        later: True if names and JSON omit the knob at its default.
+        launch_option: True if it changes the launch, see :attr:`KernelConfig.launch_knobs`.
     """
 
     name: str
@@ -155,12 +163,16 @@ class Knob:
 
     @property
     def all_values(self) -> tuple[bool, ...] | tuple[str, ...]:
-        """Every value that a switch or a word can have; empty for a number."""
+        """Return every value of a switch (False, True) or of a word; an empty tuple for an integer."""
         return (False, True) if self.kind == "bool" else self.words
 
 
 def knob_schema(config: type[KernelConfig]) -> tuple[Knob, ...]:
-    """The knobs of a family's record, in field order."""
+    """Return the knobs of a family's record class, in field order.
+
+    Args:
+        config: the class, not an instance.
+    """
     return _schema(cast(Hashable, config))
 
 
@@ -178,30 +190,34 @@ def _schema(config: Any) -> tuple[Knob, ...]:
 
 
 def launch_of(config: Candidate) -> Launch:
-    """The launch option that a kernel needs."""
+    """Return the least launch option that a kernel needs: ``weights`` if early, ``pdl`` if only pdl, else ``plain``."""
     return "weights" if config.early else "pdl" if config.pdl else "plain"
 
 
 def launch_allows(launch: Launch, config: Candidate) -> bool:
-    """Whether a kernel may run where a caller allows ``launch``."""
+    """Return whether a kernel may run for a caller who allows ``launch``.
+
+    Example: ``pdl`` allows kernels that need ``plain`` or ``pdl``, but not ``weights``.
+    """
     return LAUNCHES.index(launch_of(config)) <= LAUNCHES.index(launch)
 
 
 def config_name(config: Candidate) -> str:
-    """Canonical name of a candidate: :attr:`KernelConfig.name`, or a free kernel's own, ``free_<hash>``."""
+    """Return the canonical name: :attr:`KernelConfig.name`, or ``free_<hash>`` for a free kernel."""
     return config.name
 
 
 def config_to_json(config: Candidate) -> dict[str, Any]:
-    """JSON form of a candidate: the knobs of :meth:`KernelConfig.to_json`, or a free kernel's ``text``."""
+    """Return the candidate as JSON values: ``{"family": ..., knob: value, ...}``, or the ``text`` of a free kernel."""
     return config.to_json()
 
 
 @functools.cache
 def _name_parts(config: Any) -> tuple[tuple[str, bool, Any], ...]:
-    """Of each knob: its name, whether it is a later one, its default."""
+    """Return (name, is a later knob, default) of each knob of a record class, in field order."""
     return tuple((knob.name, knob.later, knob.default) for knob in knob_schema(config))
 
 
 def _text(value: object) -> str:
+    """Return a knob's value as names spell it: "true" and "false" for switches, else ``str(value)``."""
     return str(value).lower() if isinstance(value, bool) else str(value)

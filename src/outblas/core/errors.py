@@ -1,6 +1,6 @@
-"""Every error that a user can meet: what was wrong, what was expected, what to do.
+"""The errors that a user can meet. Each message is one line: the mistake, the expected input, the remedy.
 
-One line each; the command line prints the line and exits with 2, the library raises.
+The command line prints the line and exits with 2; the library raises.
 """
 
 from __future__ import annotations
@@ -9,30 +9,45 @@ from collections.abc import Iterable
 
 
 class OutblasError(Exception):
-    """Base of all errors raised on purpose by this package."""
+    """Base class of all errors that this package raises on purpose.
+
+    The message is ``{wrong}; expected {expected}; {do}``.
+
+    Args:
+        wrong: the mistake, with the offending value.
+        expected: a valid input.
+        do: the remedy, as an imperative.
+    """
 
     def __init__(self, wrong: str, expected: str, do: str) -> None:
         self.wrong, self.expected, self.do = wrong, expected, do
         super().__init__(f"{wrong}; expected {expected}; {do}")
 
     def __reduce__(self) -> tuple[type, tuple[str, ...]]:
-        return type(self), (self.wrong, self.expected, self.do)  # errors cross process borders
+        return type(self), (self.wrong, self.expected, self.do)  # errors are pickled between processes
 
 
 class ProblemError(OutblasError, ValueError):
-    """A problem (M, N, K, layout, dtype, accumulator) that no kernel can be asked for."""
+    """An invalid problem: M, N, K, layout, dtype or accumulator."""
 
 
 class ConfigError(OutblasError, ValueError):
-    """A kernel configuration that cannot be read or is not legal for its problem."""
+    """A kernel configuration that does not parse or is not legal for its problem."""
 
 
 class ContractError(OutblasError, ValueError):
-    """A free kernel whose launch block or text does not keep the entry contract (docs/judge/free-kernels.md)."""
+    """A free kernel whose launch block or text breaks the entry contract (docs/judge/free-kernels.md)."""
 
 
 class CompileError(OutblasError, RuntimeError):
-    """NVRTC or ptxas refused a source; ``log`` has the compiler's own words."""
+    """NVRTC or ptxas refused a source.
+
+    Args:
+        wrong: as for :class:`OutblasError`.
+        expected: as for :class:`OutblasError`.
+        do: as for :class:`OutblasError`.
+        log: the compiler's output.
+    """
 
     def __init__(self, wrong: str, expected: str, do: str, log: str = "") -> None:
         super().__init__(wrong, expected, do)
@@ -43,23 +58,26 @@ class CompileError(OutblasError, RuntimeError):
 
 
 class ToolchainMissing(OutblasError, ImportError):
-    """A wheel or tool that the requested step needs is not installed."""
+    """A required wheel or tool is not installed."""
 
 
 class DeviceError(OutblasError, RuntimeError):
-    """No such GPU, a GPU that is not supported, or a driver call that failed."""
+    """The GPU does not exist, is not supported, or a driver call failed."""
 
 
 class RecordError(OutblasError, RuntimeError):
-    """A store, recording, library or result file that is missing, truncated or of another version."""
+    """A store, recording, library or result file is missing, damaged, locked, not writable or of another version."""
 
 
 class UsageError(OutblasError, ValueError):
-    """A command-line or API argument that makes no sense (unknown suite, agent, device, mode)."""
+    """An invalid argument of the command line or the API, e.g. an unknown suite, agent, device or mode."""
 
 
 class TensorError(OutblasError, ValueError, RuntimeError):
-    """Tensors on the wrong device, misaligned, aliased or of mismatched shapes: RuntimeErrors of torch."""
+    """Tensors on the wrong device, misaligned, overlapping, or of mismatched shapes.
+
+    It is a RuntimeError too, because torch raises RuntimeError in these cases.
+    """
 
 
 def unknown_name(what: str, name: str, known: Iterable[str], do: str) -> UsageError:

@@ -1,6 +1,6 @@
-"""What is known of one (problem, config) after it was tried: status, proof, time.
+"""The result of trying one config on one problem: status, proof and time.
 
-The records are plain and frozen; a figure exists only when the status is PASSED.
+All records are frozen. A time exists only if the status is PASSED.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from outblas.core.problem import Problem
 
 
 class Status(str, Enum):
-    """How far a candidate came; ordered from worst to best for graded rewards."""
+    """The stage at which a candidate failed, or PASSED. Ordered from worst to best for graded rewards."""
 
-    ILLEGAL = "illegal"  # the legality predicate refused it
-    COMPILE_ERROR = "compile_error"  # NVRTC or ptxas refused it
+    ILLEGAL = "illegal"  # refused by the legality predicate
+    COMPILE_ERROR = "compile_error"  # refused by NVRTC or ptxas
     STATIC_REJECTED = "static_rejected"  # gate 1: accumulator type, spills, serialised wgmma
     EXITED = "exited"  # the candidate ended its process
     HANG = "hang"  # no answer within the time limit; worker killed
@@ -27,28 +27,30 @@ class Status(str, Enum):
     WRONG = "wrong"  # gates 2-5: numbers
     NOT_REPEATABLE = "not_repeatable"  # gate 5: two runs differ
     RULE_BROKEN = "rule_broken"  # gate 6: stream, allocation, state
-    LEFT_OUT = "left_out"  # recording only: predicted far behind the best (record.WITHIN), not measured
+    LEFT_OUT = "left_out"  # recordings only: not measured, predicted far behind the best (record.WITHIN)
     PASSED = "passed"
 
 
-#: Statuses of candidates that were really tried and failed, worst first (for graded rewards).
+#: Statuses of candidates that were tried and failed, worst first (for graded rewards).
 FAILURES = tuple(s for s in Status if s not in (Status.PASSED, Status.LEFT_OUT))
 
 
-#: Bytes of an evaluation's log that are kept.
+#: Maximum size of an evaluation's log, bytes.
 LOG_BYTES = 8192
 
 
 @dataclass(frozen=True)
 class Timing:
-    """GPU or request time of one callable.
+    """Times of one callable on the GPU.
 
     Attributes:
-        mode: ``offline`` (graph of back-to-back calls), ``offline_cold`` (L2 evicted before every
-            call) or ``server`` (Poisson arrivals).
-        samples_us: one figure per round (offline) or per request (server), microseconds per call.
-        median_us: their median. spread: (p75 - p25) / median.
-        repeats: calls per graph; operand_sets: buffers rotated over.
+        mode: ``offline`` (CUDA graph of back-to-back calls), ``offline_cold`` (L2 evicted before every call) or
+            ``server`` (requests with Poisson arrivals).
+        samples_us: microseconds per call; one sample per round (offline modes) or per request (server).
+        median_us: median of the samples, microseconds.
+        spread: (p75 - p25) / median of the samples.
+        repeats: calls per graph.
+        operand_sets: number of operand copies over which successive calls rotate.
     """
 
     mode: str
@@ -61,13 +63,13 @@ class Timing:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Outcome of the proof: the gates that were passed, or the first that was not.
+    """Outcome of the proof.
 
     Attributes:
-        status: PASSED or the failure.
-        gates: names of the gates passed, in order.
-        detail: one line on the failure (empty when passed).
-        max_err_ratio: largest |error| / bound seen (<= 1 when passed), None if not reached.
+        status: PASSED, or the failure.
+        gates: names of the gates that were passed, in order.
+        detail: one line on the failure; empty if passed.
+        max_err_ratio: largest |error| / error bound; at most 1 if passed. None if no numbers were compared.
     """
 
     status: Status
@@ -77,7 +79,13 @@ class Verdict:
 
 
 class GateFailed(Exception):
-    """A gate was not passed: the status that it means, one line, and |error| / bound where there is one."""
+    """Raised by a proof gate when a candidate fails it.
+
+    Args:
+        status: the status that the candidate gets.
+        detail: one line on the failure.
+        ratio: |error| / error bound; None if the gate compares no numbers.
+    """
 
     def __init__(self, status: Status, detail: str, ratio: float | None = None) -> None:
         super().__init__(detail)
@@ -86,12 +94,13 @@ class GateFailed(Exception):
 
 @dataclass(frozen=True)
 class Speedup:
-    """Paired speed-up over the fastest baseline of the same interleaved rounds.
+    """Speed-up over the fastest baseline, paired by the rounds in which both were timed.
 
     Attributes:
-        baseline: name of that baseline.
-        ratio: baseline time / candidate time (median over rounds of the paired ratio).
-        low, high: 95% bootstrap interval of it.
+        baseline: name of the baseline.
+        ratio: baseline time / candidate time; the median over rounds. Above 1: the candidate is faster.
+        low: lower end of the ratio's 95% bootstrap interval.
+        high: upper end of the interval.
     """
 
     baseline: str
@@ -102,11 +111,23 @@ class Speedup:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """One candidate tried on one problem; ``timing`` and ``speedup`` exist only when PASSED.
+    """Result of trying a candidate on a problem.
 
     Attributes:
-        log: what the compiler or the gate had to say, for whoever writes the next free kernel;
-            :data:`LOG_BYTES` of it at most. Empty for template candidates.
+        problem: the problem.
+        config: the candidate.
+        status: PASSED, or the stage at which it failed.
+        detail: one line on the failure.
+        verdict: outcome of the proof; None if the proof did not run.
+        timing: time of the candidate; present exactly if PASSED.
+        baselines_us: baseline name -> microseconds per call.
+        speedup: speed-up over the fastest baseline; None unless PASSED.
+        counters: name -> value of hardware counters.
+        log: output of the compiler or of the gates, for the author of the next free kernel. At most :data:`LOG_BYTES`;
+            a longer log loses its middle. Empty for template candidates.
+
+    Raises:
+        ValueError: a timing or speed-up without PASSED, or PASSED without a timing.
     """
 
     problem: Problem
@@ -130,10 +151,10 @@ class Evaluation:
 
     @property
     def template(self) -> KernelConfig:
-        """The config, where only template candidates are tried.
+        """Return the config, for callers that try template candidates only.
 
         Raises:
-            ConfigError: it is a free kernel.
+            ConfigError: the candidate is a free kernel.
         """
         if not isinstance(self.config, KernelConfig):
             raise ConfigError(f"the free kernel {self.config.name}", "a template candidate", "search these apart")
@@ -141,7 +162,10 @@ class Evaluation:
 
 
 def _clipped(text: str) -> str:
-    """Both ends of a long log, more of its beginning, where the first error is: :data:`LOG_BYTES` in UTF-8 at most."""
+    """Return a log of at most :data:`LOG_BYTES` in UTF-8.
+
+    A longer log keeps its first 3/4 and its last 1/4 of the limit: the first error is at the beginning.
+    """
     data = text.encode(errors="replace")
     if len(data) <= LOG_BYTES:
         return text

@@ -1,4 +1,4 @@
-"""The contract of whoever answers (problem, config) pairs: the live GPU or a recording."""
+"""The interface of evaluators, which try configs on problems: on a live GPU, or by look-up in a recording."""
 
 from __future__ import annotations
 
@@ -15,38 +15,50 @@ if TYPE_CHECKING:
 
 
 class Evaluator(Protocol):
-    """Answers (problem, config) pairs, live or from a recording."""
+    """Evaluates (problem, config) pairs, live or from a recording."""
 
     @property
     def gpu(self) -> Gpu:
-        """The GPU that the figures are of."""
+        """Return the GPU on which the times were measured."""
 
     @property
     def source(self) -> str:
-        """Where the figures come from, as ``--device`` names it: ``cuda:0`` or ``replay:h200``."""
+        """Return the source of the times in the spelling of ``--device``: ``cuda:0`` or ``replay:h200``."""
 
     def candidates(self, problem: Problem) -> Sequence[KernelConfig]:
-        """Every config that may be proposed for a problem, in a fixed order."""
+        """Return every config that may be evaluated for a problem, in a fixed order."""
 
     def candidates_of(self, problems: Sequence[Problem]) -> Mapping[Problem, Sequence[KernelConfig]]:
-        """The :meth:`candidates` of several problems, which raises as that does; some list them side by side."""
+        """Return the :meth:`candidates` of several problems; some evaluators list them in parallel. Raises as that
+        does.
+        """
         return {problem: self.candidates(problem) for problem in problems}
 
     def expect(self, problems: Iterable[Problem]) -> None:
-        """Problems that are to come; for evaluators that prepare several at once cheaply. Nothing depends on it."""
+        """Optional hint: these problems come next. An evaluator may batch their set-up; results never depend on it."""
         return None
 
     def trust(self, kinds: Iterable[KernelKind]) -> None:
-        """Kernels (:func:`outblas.kernels.source.kernel_kind`) that another evaluator of this run has proved in full,
-        of the same build on the same kind of GPU: that needs not be done once more."""
+        """Skip the full proof of some kernels, because another evaluator of this run has passed them.
+
+        Args:
+            kinds: kernel kinds (:func:`outblas.kernels.source.kernel_kind`) that were proved with the same build on the
+                same GPU model.
+        """
         return None
 
     def evaluate(self, pairs: Iterable[tuple[Problem, KernelConfig]]) -> Iterable[Evaluation]:
-        """One evaluation per pair, in any order; lazily, so that each is recorded when it is finished. The pairs may
-        come from a generator that takes time, too: whoever can draws from it while it works on those before."""
+        """Yield one evaluation per pair, in any order, each as soon as it is finished.
+
+        The pairs may come from a slow generator. An evaluator may draw further pairs from it while it works on earlier
+        ones.
+
+        Args:
+            pairs: (problem, config) pairs.
+        """
 
     def baselines(self, problem: Problem) -> Mapping[str, float]:
-        """Name -> microseconds per call of the baselines of a problem; empty where none was timed."""
+        """Return baseline name -> microseconds per call for a problem; empty if no baseline was timed."""
 
     def baseline_detail(self, problem: Problem, name: str) -> str:
-        """One line on a baseline (e.g. the algorithm chosen), empty if there is none."""
+        """Return one line on a baseline, e.g. the chosen algorithm; empty if nothing is known."""

@@ -1,4 +1,4 @@
-"""Files that are published whole or not at all."""
+"""Write files atomically, and lock files and folders between processes."""
 
 from __future__ import annotations
 
@@ -13,20 +13,30 @@ from typing import IO, Any
 from outblas.core.errors import RecordError, UsageError
 from outblas.core.plain_files import open_lock
 
-#: File in a run's folder that the process holds which works there.
+#: Lock file in a run's folder; held by the process that works there.
 FOLDER_LOCK = ".driver.lock"
 
 
 def write_atomic(path: Path, data: bytes) -> Path:
-    """Write and sync a temporary file beside ``path``, then rename it into place.
+    """Write a file so that other processes see the old content or the new one, never a part.
+
+    The data go to a temporary file beside ``path``, are synced, and the file is renamed. Missing parent folders are
+    made.
+
+    Args:
+        path: file to write or replace.
+        data: the whole content.
+
+    Returns:
+        ``path``.
 
     Raises:
-        RecordError: when the disk refuses it (no space, no right); what was at ``path`` is kept.
+        RecordError: the disk refuses (no space, no permission). The old file at ``path`` is kept.
     """
     scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        scratch.unlink(missing_ok=True)  # of a process that had our number and was killed
+        scratch.unlink(missing_ok=True)  # left by a killed process with the same pid
         with os.fdopen(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "wb") as file:
             file.write(data)
             file.flush()
@@ -44,32 +54,37 @@ def write_atomic(path: Path, data: bytes) -> Path:
 
 
 def is_unfinished(path: Path, name: str) -> bool:
-    """Whether ``path`` is what :func:`write_atomic` of a file ``name`` left behind when it was killed."""
+    """Return whether ``path`` is a temporary file of a killed :func:`write_atomic` of a file called ``name``."""
     return path.name.startswith(f".{name}.") and path.suffix == ".tmp"
 
 
 def write_json(path: Path, data: Any) -> Path:
-    """Write a JSON file, a value on each line, whole or not at all; raises as :func:`write_atomic`."""
+    """Write JSON to a file, one value a line, by :func:`write_atomic`. Return ``path``; raise the same errors."""
     return write_atomic(path, json_text(data))
 
 
 def json_text(data: Any) -> bytes:
-    """How our JSON files are written."""
+    """Return data as JSON bytes in UTF-8: indented by one space, one value a line, newline at the end."""
     return (json.dumps(data, indent=1) + "\n").encode()
 
 
 def lock_file(file: IO[bytes], what: str) -> None:
-    """An open file for this process, until it is closed or the process ends, however it ends. Reading is left to all.
-    Where the file system has no locks, nothing is done.
+    """Lock an open file for this process without waiting. Other processes can still read it.
+
+    The lock ends when the file is closed or the process ends. On a file system without locks nothing happens.
+
+    Args:
+        file: an open file.
+        what: name of the file for the error text.
 
     Raises:
-        RecordError: another process has it, named where the system tells; ``what`` is the beginning of what was wrong.
+        RecordError: another process holds the lock; the message has its pid if the system reports it.
     """
     by = "another process"
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.fstat(file.fileno()).st_nlink:
-            return  # else who had it has just removed it
+            return  # otherwise the former holder has just deleted the file
     except BlockingIOError:
         pid = _locked_by(file)
         by += "" if pid is None else f" (pid {pid})"
@@ -79,7 +94,7 @@ def lock_file(file: IO[bytes], what: str) -> None:
 
 
 def _locked_by(file: IO[bytes]) -> int | None:
-    """Which process has an open file for itself; None where /proc/locks does not tell."""
+    """Return the pid of the process that holds the lock of an open file; None if /proc/locks does not say."""
     about = os.fstat(file.fileno())
     which = f"{os.major(about.st_dev):02x}:{os.minor(about.st_dev):02x}:{about.st_ino}"
     with contextlib.suppress(OSError, ValueError):
@@ -92,11 +107,12 @@ def _locked_by(file: IO[bytes]) -> int | None:
 
 @contextlib.contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
-    """A run's folder, made where it is missing, for this process alone, until the block ends; another one is refused at
-    once. The lock is a file in it, which stays.
+    """Lock a run's folder for this process until the ``with`` block ends; make the folder if it is missing.
+
+    Does not wait. The lock is the file :data:`FOLDER_LOCK` in the folder; the file stays.
 
     Raises:
-        RecordError: another process has it, or the folder cannot be written.
+        RecordError: another process holds the lock, or the folder cannot be written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -112,18 +128,23 @@ def lock_folder(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def lock_run_folder(folder: Path, name: str = "run.json") -> Iterator[None]:
-    """The same, of a folder that is missing, empty or a run's, which the file ``name`` says.
+    """Lock a folder by :func:`lock_folder` if it is missing, empty, or belongs to a run.
+
+    Args:
+        folder: the folder.
+        name: the file that marks a folder as a run's.
 
     Raises:
-        UsageError: something else is there. RecordError: as :func:`lock_folder`, or it cannot be read.
+        UsageError: the folder holds other files, or its name is no UTF-8.
+        RecordError: as :func:`lock_folder`, or the folder cannot be read.
     """
 
-    def ours(file: Path) -> bool:  # what a run has before its first file has its name
+    def ours(file: Path) -> bool:  # files that a run makes before the file called name
         return file.name == FOLDER_LOCK or is_unfinished(file, name)
 
     try:
         str(folder).encode()
-    except UnicodeEncodeError as error:  # its name goes into the store and into reports
+    except UnicodeEncodeError as error:  # the name goes into the store and into reports
         raise UsageError(
             f"the name {ascii(str(folder))} is no UTF-8", "a name that is", "choose another --run"
         ) from error
@@ -141,11 +162,17 @@ def lock_run_folder(folder: Path, name: str = "run.json") -> Iterator[None]:
 
 @contextlib.contextmanager
 def lock_for_update(path: Path, do: str) -> Iterator[None]:
-    """One at a time, of all processes and threads, between reading ``path`` and writing it again: so that two that add
-    to it both leave what is theirs. The lock is a file beside it, which stays.
+    """Hold a lock for a read-modify-write of ``path``; wait until it is free.
+
+    It excludes other processes and other threads, so that concurrent additions to the file are not lost. The lock is a
+    hidden file beside ``path``; the file stays.
+
+    Args:
+        path: file to update; its folder is made if missing.
+        do: remedy in the error text.
 
     Raises:
-        RecordError: the folder cannot be written to; it ends with ``do``.
+        RecordError: the folder cannot be written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

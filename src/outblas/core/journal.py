@@ -1,7 +1,7 @@
-"""An append-only JSON-lines file beside a long run's output: what a killed run resumes from.
+"""An append-only file of JSON lines from which a killed run resumes.
 
-The first line is the run's settings; a resumed run must have the same (:func:`check_same_settings`). Every further
-line is one finished piece of work. A line cut short by a crash is dropped, everything before it is kept.
+The first line has the run's settings; a resumed run must have the same (:func:`check_same_settings`). Each further line
+is one finished piece of work. A last line that a crash cut short is dropped; all lines before it are kept.
 """
 
 from __future__ import annotations
@@ -19,16 +19,21 @@ from outblas.core.plain_files import open_plain
 
 
 class Journal:
-    """Open (or resume) a journal.
+    """Open or resume a journal.
+
+    Attributes:
+        path: the file.
+        entries: the finished pieces of work, those of earlier processes included.
 
     Args:
-        settings: what the results depend on; JSON values only.
-        resume: go on with an existing journal; otherwise it is started afresh.
-        sole: refuse one that another process writes to, until it is closed or that process ends.
+        path: the file; its folder is made if missing.
+        settings: everything on which the results depend; JSON values only.
+        resume: True reads the entries of an existing journal. False deletes its content and starts again.
+        sole: True refuses a journal that another process has open, until that process closes it or ends.
 
     Raises:
-        UsageError: the journal on disk is of other settings.
-        RecordError: it cannot be read or written, or is in use.
+        UsageError: the existing journal has other settings.
+        RecordError: the file is damaged, cannot be read or written, or is in use.
     """
 
     def __init__(self, path: Path, settings: Mapping[str, Any], resume: bool = True, sole: bool = True) -> None:
@@ -36,7 +41,7 @@ class Journal:
         self.entries: list[dict[str, Any]] = []
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            # Unbuffered: a line that the disk refuses must not come back when the file is closed.
+            # Unbuffered: otherwise close() would try again to write a line that the disk refused.
             self._file = open_plain(path)
         except OSError as error:
             raise self._failed(error) from error
@@ -56,10 +61,13 @@ class Journal:
             raise
 
     def append(self, entry: Mapping[str, Any]) -> None:
-        """Add one finished piece of work; it is on the disk when this returns.
+        """Add one finished piece of work. The line is synced to disk when this returns.
+
+        Args:
+            entry: JSON values only.
 
         Raises:
-            RecordError: the disk refuses; what was appended before is intact.
+            RecordError: the disk refuses. Earlier lines are intact.
         """
         try:
             self._write(entry)
@@ -68,12 +76,17 @@ class Journal:
         self.entries.append(dict(entry))
 
     def close(self, done: bool = False) -> None:
-        """Close the file; ``done`` deletes it, its content having been published elsewhere."""
+        """Close the file.
+
+        Args:
+            done: delete the file; pass True after its content was published elsewhere.
+        """
         if done:
-            self.path.unlink(missing_ok=True)  # before anybody else may have it
+            self.path.unlink(missing_ok=True)  # while this process still holds the lock
         self._file.close()
 
     def _write(self, entry: Mapping[str, Any]) -> None:
+        """Append one JSON line and sync it. On an OSError, cut the file back to its earlier length and raise."""
         end = self._file.tell()
         line = json.dumps(entry).encode() + b"\n"
         try:
@@ -81,13 +94,18 @@ class Journal:
                 line = line[self._file.write(line) :]
             os.fsync(self._file.fileno())
         except OSError:
-            with contextlib.suppress(OSError):  # a part that stays is dropped at the next start
+            with contextlib.suppress(OSError):  # if it stays, the next start drops the partial line
                 self._file.truncate(end)
                 self._file.seek(end)
             raise
 
     def _read(self, settings: Mapping[str, Any]) -> int:
-        """Load the whole lines; return how many bytes they are."""
+        """Load the complete lines into ``entries`` and return their length in bytes; 0 for an empty file.
+
+        Raises:
+            RecordError: a complete line is no JSON object.
+            UsageError: the first line differs from ``settings``.
+        """
         self._file.seek(0)
         data = self._file.read()
         lines = data[: data.rfind(b"\n") + 1].splitlines(keepends=True)
@@ -111,6 +129,7 @@ class Journal:
         return sum(len(line) for line in lines)
 
     def _failed(self, error: OSError) -> RecordError:
+        """Return the RecordError for a failed read or write."""
         return RecordError(
             f"journal {self.path} cannot be written or read ({error.strerror or error})",
             "a writable path and free disk space",
@@ -119,13 +138,17 @@ class Journal:
 
 
 def check_same_settings(what: str, was: Mapping[str, Any], wanted: Mapping[str, Any], do: str) -> None:
-    """Compare as JSON reads back: no tuples, no integers for keys.
+    """Refuse to resume a run whose recorded settings differ from the requested ones.
 
     Args:
-        what: the beginning of what was wrong, ``runs/a holds a run with other settings``. do: what to do about it.
+        what: start of the error text, e.g. ``runs/a holds a run with other settings``.
+        was: recorded settings, as JSON reads them back (lists, no tuples; keys are strings).
+        wanted: requested settings in the same form.
+        do: remedy in the error text.
 
     Raises:
-        UsageError: a key is missing on one side or has another value; it names them, and what they were.
+        UsageError: a key has different values or is missing on one side. The message names the keys and their recorded
+            values.
     """
     odd = sorted(key for key in {*was, *wanted} if was.get(key) != wanted.get(key))
     if odd:

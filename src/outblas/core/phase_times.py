@@ -1,4 +1,7 @@
-"""Where a process' seconds go: by phase, with counts beside them. Always on: a switch of phase costs a microsecond."""
+"""Account for the seconds of a process by phase, with counts of events.
+
+It is always on: a change of phase costs about 1 us.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,12 @@ from time import perf_counter
 
 @dataclass(frozen=True)
 class PhaseTotals:
-    """What a ledger holds, ready to cross to another process: phase -> seconds, and what was done -> how often."""
+    """The totals of a :class:`PhaseTimer`. They can be pickled, and ``+`` adds them by name.
+
+    Attributes:
+        seconds: phase -> seconds.
+        counts: event -> number of times.
+    """
 
     seconds: dict[str, float] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
@@ -23,16 +31,17 @@ class PhaseTotals:
         )
 
     def to_json(self) -> dict[str, dict[str, float] | dict[str, int]]:
-        """Phases in the order of their seconds, which are rounded to milliseconds."""
+        """Return ``{"seconds": ..., "counts": ...}``: phases by falling time, rounded to 1 ms; events by name."""
         longest = sorted(self.seconds.items(), key=lambda item: -item[1])
         return {"seconds": {name: round(s, 3) for name, s in longest}, "counts": dict(sorted(self.counts.items()))}
 
 
 class PhaseTimer:
-    """Accounts for all seconds since it was made, each in one phase: the innermost that is open.
+    """Attributes every second since its creation to exactly one phase: the innermost open one.
 
     Args:
-        rest: what the seconds outside of all phases are called. clock: seconds.
+        rest: name of the phase outside of all others.
+        clock: function that returns seconds.
     """
 
     def __init__(self, rest: str, clock: Callable[[], float] = perf_counter) -> None:
@@ -42,7 +51,7 @@ class PhaseTimer:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """The seconds until its end are of ``name``, but for those of phases within."""
+        """Attribute the time of the ``with`` block to the phase ``name``, except the time of phases within it."""
         outer = self._phase
         self._switch(name)
         try:
@@ -51,19 +60,21 @@ class PhaseTimer:
             self._switch(outer)
 
     def count(self, what: str, times: int = 1) -> None:
+        """Add ``times`` to the count of the event ``what``."""
         self._counts[what] += times
 
     def totals(self) -> PhaseTotals:
-        """Up to now, the open phase included."""
+        """Return the totals up to now; the open phase is included."""
         self._switch(self._phase)
         return PhaseTotals(dict(self._seconds), dict(self._counts))
 
     def _switch(self, name: str) -> None:
+        """Add the time since the last change to the open phase, then make ``name`` the open phase."""
         now = self._clock()
         self._seconds[self._phase] += now - self._since
         self._phase, self._since = name, now
 
 
 def sum_totals(accounts: Iterable[PhaseTotals]) -> PhaseTotals:
-    """Of several processes, or of several lives of one."""
+    """Return the sum by name of several totals, e.g. of several processes; empty totals for no accounts."""
     return sum(accounts, PhaseTotals())

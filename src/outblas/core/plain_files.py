@@ -1,7 +1,7 @@
-"""Reads plain files only, and from caches those only that nobody but their user can have written.
+"""Read regular files only; from caches, read only files that nobody but their user or root can have written.
 
-A pipe or a device in the place of a file would be read for ever. On a shared machine, what other users put into a
-cache would run as one's own. So a cached file counts only if it is this user's or root's, who may do everything anyway.
+A read of a pipe or a device could block for ever. On a shared machine, another user could plant code in a cache. So a
+cached file counts only if this user or root owns it, and others cannot write to it.
 """
 
 from __future__ import annotations
@@ -15,36 +15,37 @@ from pathlib import Path
 from typing import IO, Any
 
 _ROOT = 0
-#: Larger files than this hold none of ours, bytes.
+#: Larger files are refused: no file of this package is that large. Bytes.
 _MOST_BYTES = 4 << 30
 
 
 class NotOursError(OSError):
-    """A file or folder that another user owns or may change, or that is no plain file."""
+    """A file or folder that another user owns or may change, or that is no regular file."""
 
 
 def read_plain_file(path: Path, most: int | None = None) -> bytes:
-    """Return the bytes of a plain file. A symbolic link to one is followed.
+    """Return the content of a regular file. A symbolic link is followed.
 
     Args:
-        path: of the file.
-        most: how many are wanted; None: all.
+        path: the file.
+        most: maximum number of bytes to read; None: the whole file.
 
     Raises:
-        OSError: there is none, it is a pipe, a device or a folder, or it is larger than 4 GiB.
+        OSError: the file is missing, is no regular file (a pipe, a device, a folder), or is larger than 4 GiB (only if
+            ``most`` is None).
     """
     return _read(_open(path, os.O_RDONLY), path, most)
 
 
 def read_json(path: Path) -> Any:
-    """Return what a plain file of JSON holds.
+    """Return the parsed value of a JSON file.
 
     Args:
-        path: of the file.
+        path: the file.
 
     Raises:
         OSError: as :func:`read_plain_file`.
-        ValueError: it is no UTF-8, no JSON, or nested too deeply.
+        ValueError: the content is no UTF-8, no JSON, or nested too deeply.
     """
     try:
         return json.loads(read_plain_file(path).decode())
@@ -53,14 +54,14 @@ def read_json(path: Path) -> Any:
 
 
 def read_own_file(path: Path) -> bytes:
-    """Return the bytes of a plain file that this user or root owns.
+    """Return the content of a regular file that this user or root owns and others cannot write.
 
     Args:
-        path: of the file. A symbolic link is not followed.
+        path: the file. A symbolic link is not followed.
 
     Raises:
-        FileNotFoundError: there is none.
-        NotOursError: it is a link, no plain file, another user's, or others may write to it.
+        FileNotFoundError: the file is missing.
+        NotOursError: it is a link or no regular file, another user owns it, or others may write to it.
         OSError: it cannot be read.
     """
     handle = _open(path, os.O_RDONLY | os.O_NOFOLLOW)
@@ -73,55 +74,55 @@ def read_own_file(path: Path) -> bytes:
 
 
 def open_lock(path: Path) -> IO[bytes]:
-    """Open a file to lock, and make it where it is missing. What it holds stays as it is.
+    """Open a file for reading and writing, to lock it. Make it if it is missing; keep its content otherwise.
 
     Args:
-        path: of the file. A symbolic link is not followed.
+        path: the file. A symbolic link is not followed.
 
     Raises:
-        NotOursError: it is a link or no plain file.
+        NotOursError: it is a link or no regular file.
         OSError: it cannot be opened.
     """
     return os.fdopen(_open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW), "r+b")
 
 
 def open_plain(path: Path) -> io.FileIO:
-    """Open a plain file to read and write it without a buffer, and make it where it is missing.
+    """Open a regular file for unbuffered reading and writing. Make it if it is missing; keep its content otherwise.
 
     Args:
-        path: of the file. A symbolic link to one is followed.
+        path: the file. A symbolic link is followed.
 
     Raises:
-        OSError: it cannot be opened, or is a pipe, a device or a folder.
+        OSError: it cannot be opened, or is no regular file (a pipe, a device, a folder).
     """
     return io.FileIO(_open(path, os.O_RDWR | os.O_CREAT), "r+")
 
 
 def check_own_folder(path: Path) -> None:
-    """Check that nobody but this user and root can put files into a folder.
+    """Check that only this user, root and perhaps a group can put files into a folder.
 
     Args:
-        path: of the folder, which exists. A link to a folder counts as the folder.
+        path: an existing folder. A link to a folder is followed.
 
     Raises:
-        NotOursError: it is another user's, or everybody may write to it.
-        OSError: it cannot be looked at.
+        NotOursError: another user owns it, or everybody may write to it.
+        OSError: its status cannot be read.
     """
     _check_owner(path, os.stat(path))
 
 
 def _read(handle: int, path: Path, most: int | None = None) -> bytes:
-    """The beginning of an open file, or all of it; it is closed."""
+    """Return the first ``most`` bytes of an open descriptor, or all of it, and close the descriptor."""
     with os.fdopen(handle, "rb") as file:
         if most is not None:
             return file.read(most)
         if (size := os.fstat(handle).st_size) > _MOST_BYTES:
             raise OSError(errno.EFBIG, f"has {size} bytes, at most {_MOST_BYTES}", str(path))
-        return file.read()  # with a number it would take that much memory first
+        return file.read()  # read(size) would allocate that much memory first
 
 
 def _open(path: Path, flags: int) -> int:
-    """A descriptor of a plain file; a pipe is not waited for."""
+    """Return a descriptor of a regular file. Opening a pipe does not block; it raises NotOursError."""
     try:
         handle = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
     except ValueError as error:
@@ -137,7 +138,10 @@ def _open(path: Path, flags: int) -> int:
 
 
 def _check_owner(path: Path, found: os.stat_result) -> None:
-    """A group may write where the user says so by umask; everybody may not."""
+    """Raise NotOursError if another user than this one or root owns the file, or if everybody may write to it.
+
+    Group write permission is accepted: the user's umask may grant it.
+    """
     if found.st_uid not in (_ROOT, os.geteuid()):
         raise NotOursError(errno.EPERM, f"belongs to another user (uid {found.st_uid})", str(path))
     if found.st_mode & stat.S_IWOTH:

@@ -1,8 +1,7 @@
-"""Whether a time can be one of computing: one rule for whoever times, pays or archives kernels.
+"""Plausibility check for timings: reject a time below 95% of the roofline floor. All timing code uses this rule.
 
-The floor (:func:`outblas.core.roofline.floor_us`) is made of measured, sustained rates, and no limit of physics: of
-247,407 recorded cells of proven kernels 83 are below theirs, by 2.5% at most. So a time is believed down to 95% of the
-floor.
+The floor (:func:`outblas.core.roofline.floor_us`) rests on measured, sustained rates, so it is no limit of physics. Of
+247,407 recorded cells of proven kernels, 83 lie below their floor, by 2.5% at most. The limit allows twice that.
 """
 
 from __future__ import annotations
@@ -12,17 +11,19 @@ from collections.abc import Mapping
 from outblas.core.evaluation import Evaluation
 from outblas.core.roofline import Gpu, floor_us
 
-#: A time below this share of the floor is not believed: twice what was measured is allowed for.
+#: Times below this share of the floor are rejected; twice the largest measured undershoot is allowed.
 PLAUSIBLE_SHARE_OF_FLOOR = 0.95
 
 
 def why_too_fast(median_us: float, baselines_us: Mapping[str, float], floor: float) -> str:
-    """Why a time is below what the machine can do; empty if it is not.
+    """Return why a time is implausibly short; an empty string if it is plausible.
 
-    Where a baseline is below the floor, the floor is wrong by that much, and the baseline takes its place.
+    If a baseline is faster than the floor, the fastest baseline takes the floor's place.
 
     Args:
-        median_us, baselines_us, floor: microseconds per call. A median that is no number is not believed.
+        median_us: the time, microseconds per call. NaN is rejected.
+        baselines_us: baseline name -> microseconds per call; may be empty.
+        floor: roofline floor, microseconds per call.
     """
     known = min([floor, *baselines_us.values()])
     if median_us >= PLAUSIBLE_SHARE_OF_FLOOR * known:
@@ -31,7 +32,7 @@ def why_too_fast(median_us: float, baselines_us: Mapping[str, float], floor: flo
 
 
 def is_below_floor(evaluation: Evaluation, gpu: Gpu) -> bool:
-    """Whether it claims to be faster than the GPU can compute; False where nothing was timed."""
+    """Return whether an evaluation's time is implausibly short for the GPU. False if it has no timing."""
     if evaluation.timing is None:
         return False
     floor = floor_us(evaluation.problem, gpu)

@@ -1,7 +1,7 @@
 """A GEMM problem: C[M, N] = A[M, K] @ B, half precision in and out.
 
-The first link of the chain ``Problem -> KernelConfig -> Source -> Cubin -> Verdict -> Timing ->
-Evaluation -> reward -> agent -> Library -> dispatch``; it imports nothing of the others.
+It is the first link of the chain ``Problem -> KernelConfig -> Source -> Cubin -> Verdict -> Timing -> Evaluation ->
+reward -> agent -> Library -> dispatch``. It imports none of the others.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from outblas.core.errors import ProblemError
 Layout = Literal["TN", "NN"]
 Dtype = Literal["fp16", "bf16"]
 Acc = Literal["fp32", "fp16"]
-#: Field -> (what it is called, its values).
+#: Field -> (its name in messages, its values).
 _ALLOWED = {
     "layout": ("layout", get_args(Layout)),
     "dtype": ("dtype", get_args(Dtype)),
@@ -24,25 +24,27 @@ _ALLOWED = {
 
 #: Elements that a 32-bit signed index can address; kernels and TMA coordinates use such indices.
 MAX_INDEX = 2**31 - 1
-#: Bytes of a TMA row pitch unit: every row of A, B and C must be a multiple of it on the fast path.
+#: Row pitch unit of TMA, bytes. TMA kernels need rows of A, B and C that are multiples of it.
 ROW_ALIGN_BYTES = 16
 ELEMENT_BYTES = 2
 
 
 @dataclass(frozen=True, order=True)
 class Problem:
-    """One matrix product.
+    """A matrix product C = A @ B.
 
     Attributes:
-        m, n, k: extents in elements. A is M x K row-major, C is M x N row-major.
-        layout: ``TN``: B is stored N x K row-major (an ``nn.Linear`` weight); ``NN``: B is stored
-            K x N row-major. (BLAS names the operands as column-major sees them.)
-        dtype: of A, B and C.
-        acc: width of the accumulator; ``fp16`` is only meaningful for fp16 inputs.
+        m: rows of A and C.
+        n: columns of C.
+        k: columns of A; the extent that is summed over.
+        layout: ``TN``: B is stored as N x K, row-major (an ``nn.Linear`` weight). ``NN``: B is stored as K x N,
+            row-major. (BLAS names operands as column-major code sees them.) A is M x K and C is M x N, both row-major.
+        dtype: type of A, B and C.
+        acc: type of the accumulator; ``fp16`` needs dtype ``fp16``.
 
     Raises:
-        ProblemError: for an extent < 1, an operand of more than 2**31 - 1 elements, or a dtype,
-            layout or accumulator that is not supported.
+        ProblemError: an extent below 1; an operand of more than 2**31 - 1 elements; an unsupported dtype, layout or
+            accumulator.
     """
 
     m: int
@@ -75,45 +77,58 @@ class Problem:
 
     @property
     def flops(self) -> int:
-        """Floating-point operations: 2 M N K."""
+        """Return the floating-point operations: 2 M N K."""
         return 2 * self.m * self.n * self.k
 
     @property
     def bytes(self) -> int:
-        """Fewest bytes to move: A and B read once, C written once."""
+        """Return the least memory traffic, bytes: A and B read once, C written once."""
         return ELEMENT_BYTES * (self.m * self.k + self.n * self.k + self.m * self.n)
 
     @property
     def mnk(self) -> str:
-        """``M_N_K``, as on the command line."""
+        """Return ``M_N_K``, as on the command line, e.g. ``64_4096_64``."""
         return f"{self.m}_{self.n}_{self.k}"
 
     @property
     def key(self) -> str:
-        """Canonical name, unique per problem: ``64_4096_64_TN_fp16_fp32``."""
+        """Return the canonical name, unique per problem, e.g. ``64_4096_64_TN_fp16_fp32``."""
         return f"{self.mnk}_{self.layout}_{self.dtype}_{self.acc}"
 
     @property
     def b_shape(self) -> tuple[int, int]:
-        """Stored shape of B: (N, K) for TN, (K, N) for NN."""
+        """Return the shape of B in memory: (N, K) for TN, (K, N) for NN."""
         return (self.n, self.k) if self.layout == "TN" else (self.k, self.n)
 
     @property
     def rows_aligned(self) -> bool:
-        """Whether every row of A, B and C is a multiple of 16 bytes (what TMA needs)."""
+        """Return whether every row of A, B (as stored) and C is a multiple of 16 bytes, which TMA needs."""
         unit = ROW_ALIGN_BYTES // ELEMENT_BYTES
         return all(x % unit == 0 for x in (self.k, self.b_shape[1], self.n))
 
     def to_json(self) -> dict[str, Any]:
+        """Return the fields as JSON values: ``{"m": ..., "n": ..., "k": ..., "layout": ..., "dtype": ..., "acc":
+        ...}``.
+        """
         return {"m": self.m, "n": self.n, "k": self.k, "layout": self.layout, "dtype": self.dtype, "acc": self.acc}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Problem:
+        """Return the problem of :meth:`to_json`; further keys are ignored.
+
+        Raises:
+            KeyError: a key is missing.
+            ProblemError: the problem is invalid.
+        """
         return cls(**{f: data[f] for f in ("m", "n", "k", "layout", "dtype", "acc")})
 
     @classmethod
     def from_key(cls, key: str) -> Problem:
-        """Inverse of :attr:`key`."""
+        """Return the problem of a :attr:`key`.
+
+        Raises:
+            ProblemError: the text is no key, or the problem is invalid.
+        """
         parts = key.split("_")
         if len(parts) != 6:
             raise ProblemError(f"problem key {key!r}", "M_N_K_LAYOUT_DTYPE_ACC", "e.g. 64_4096_64_TN_fp16_fp32")
@@ -121,7 +136,17 @@ class Problem:
 
     @classmethod
     def from_mnk(cls, mnk: str, layout: str = "TN", dtype: str = "fp16", acc: str = "fp32") -> Problem:
-        """Parse ``M_N_K`` (also ``MxNxK``); layout, dtype and accumulator in any case of letters."""
+        """Return the problem of a text ``M_N_K`` or ``MxNxK``.
+
+        Args:
+            mnk: the three extents.
+            layout: ``TN`` or ``NN``, in upper or lower case.
+            dtype: ``fp16`` or ``bf16``, in upper or lower case.
+            acc: ``fp32`` or ``fp16``, in upper or lower case.
+
+        Raises:
+            ProblemError: the text does not parse, or the problem is invalid.
+        """
         match = re.fullmatch(r"(-?\d{1,18})[_x](-?\d{1,18})[_x](-?\d{1,18})", mnk.strip())
         if not match:
             raise ProblemError(f"--mnk {mnk!r}", "three integers M_N_K", "e.g. --mnk 64_4096_64")
@@ -130,11 +155,18 @@ class Problem:
 
 
 def _one_of(what: str, value: object, allowed: tuple[str, ...]) -> None:
+    """Raise ProblemError unless ``value`` is one of ``allowed``; ``what`` names the field in the message."""
     if value not in allowed:
         raise ProblemError(f"{what} {value!r} is not supported", " or ".join(allowed), f"pass one of them as {what}")
 
 
 def row_major(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """Whether a matrix is stored by rows, without gaps; as torch's is_contiguous, the stride of an extent of 1 means
-    nothing."""
+    """Return whether a matrix is stored by rows without gaps.
+
+    As in torch's ``is_contiguous``, the stride of an extent of 1 does not matter.
+
+    Args:
+        shape: (rows, columns).
+        strides: strides of both, elements.
+    """
     return (shape[1] == 1 or strides[1] == 1) and (shape[0] == 1 or strides[0] == shape[1])

@@ -1,6 +1,6 @@
-"""The names of what our kernels are measured against, which of them is *the* baseline, and what all of them can do.
+"""Names of the baselines, the rule for *the* baseline, and the interface that kernels and baselines share.
 
-The implementations, which need a GPU, are in :mod:`outblas.judge.baselines`.
+The implementations need a GPU; they are in :mod:`outblas.judge.baselines`.
 """
 
 from __future__ import annotations
@@ -11,35 +11,53 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from outblas.core.problem import Problem
 
-#: Names in the order in which they are reported.
+#: All baselines, in the order of reports.
 BASELINE_NAMES = ("torch", "cublas", "lt_heuristic", "lt_auto", "nvmmh")
-#: Those whose detail names an algorithm, which a fall-back can run: the heuristic's first, and the autotuned one.
+#: Baselines whose detail names a cuBLASLt algorithm, which dispatch can run as a fall-back: the heuristic's first
+#: choice, and the autotuned one.
 LT_HEURISTIC, LT_AUTO = "lt_heuristic", "lt_auto"
-#: Those whose fastest is *the* baseline; nvmmh is another's choice of our own kernels.
+#: The fastest of these is *the* baseline. nvmmh is left out: NVIDIA's heuristic chooses among the kernels of this
+#: package.
 RIVALS = ("torch", "cublas", "lt_heuristic", "lt_auto")
-#: Algorithms asked of cuBLASLt by ``lt_auto``.
+#: Number of algorithms that ``lt_auto`` requests from cuBLASLt.
 AUTO_REQUEST = 100
 
 
 def fastest_baseline(times: Mapping[str, float]) -> str:
-    """Name of *the* baseline among ``times`` (name -> microseconds): the fastest of :data:`RIVALS`.
+    """Return the name of *the* baseline: the fastest of :data:`RIVALS` in ``times``.
 
-    nvmmh counts only where nothing else was timed.
+    Args:
+        times: baseline name -> microseconds; not empty. nvmmh counts only if no rival is in it.
     """
     rivals = [name for name in RIVALS if name in times] or list(times)
     return min(rivals, key=lambda name: times[name])
 
 
 class BaselineCall(Protocol):
-    """Enqueues one GEMM on a raw CUstream handle and does nothing else."""
+    """Enqueues one GEMM and does nothing else.
+
+    Args:
+        stream: raw CUstream handle.
+    """
 
     def __call__(self, stream: int) -> None: ...
 
 
 class Bindable(Protocol):
-    """A way to compute a GEMM; ours and the baselines alike."""
+    """An implementation of GEMM: a kernel of this package or a baseline.
+
+    Attributes:
+        name: name for reports.
+    """
 
     name: str
 
     def bind(self, problem: Problem, a: Any, b: Any, c: Any) -> BaselineCall:
-        """Fix the operands: torch CUDA tensors A (M, K), B as stored, C (M, N), all row-major."""
+        """Return a call that computes the problem on fixed operands.
+
+        Args:
+            problem: the problem.
+            a: A, a torch CUDA tensor of shape (M, K), row-major.
+            b: B, of shape ``problem.b_shape``, row-major.
+            c: C, of shape (M, N), row-major; the call overwrites it.
+        """

@@ -1,4 +1,4 @@
-"""A temporary folder that goes away whatever a stranger's program has put into it."""
+"""A temporary folder that is always removed, however deeply an untrusted program nests folders in it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def scratch_folder(prefix: str) -> Iterator[str]:
-    """Give a new folder of this user's alone, and remove it in the end with all that is in it.
+    """Make a temporary folder that only this user can access; remove it with its content when the ``with`` block ends.
 
     Args:
-        prefix: what its name begins with.
+        prefix: start of the folder's name.
+
+    Yields:
+        The path.
     """
     path = tempfile.mkdtemp(prefix=prefix)
     try:
@@ -22,12 +25,12 @@ def scratch_folder(prefix: str) -> Iterator[str]:
     finally:
         try:
             shutil.rmtree(path, ignore_errors=True)
-        except RecursionError:  # folders in folders, more than Python goes down
+        except RecursionError:  # nested deeper than Python's recursion limit
             _remove_deep(path)
 
 
 def _remove_deep(path: str) -> None:
-    """Remove a folder by bringing each folder in it up to its top first."""
+    """Remove a deeply nested folder: first move every subfolder to the top level, then remove them one by one."""
     waiting, count = [path], 0
     while waiting:
         folder = waiting.pop()

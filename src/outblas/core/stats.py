@@ -1,7 +1,6 @@
-"""The few statistics that every published figure is made of.
+"""The statistics behind every published figure.
 
-Sums are exact (``math.fsum``) and resampling is seeded, so that the same samples give the same
-figures whatever their order and however often they are computed.
+Sums are exact (``math.fsum``) and resampling is seeded. So equal samples give equal figures, in any order.
 """
 
 from __future__ import annotations
@@ -15,31 +14,34 @@ import numpy as np
 
 from outblas.core.errors import UsageError
 
-#: A published speed-up below this is a loss (1% is the noise of a careful measurement).
+#: A speed-up below this counts as a loss; 1% is the noise of a careful measurement.
 LOSS_BELOW = 0.99
-#: Fewest paired rounds that an interval may be drawn from.
+#: Least number of samples for an interval.
 MIN_ROUNDS = 3
 
 
 def geomean(values: Iterable[float]) -> float:
-    """Geometric mean, exp(mean(ln x)).
+    """Return the geometric mean, exp(mean(ln x)).
 
     Raises:
-        UsageError: for no values, or one that is not finite and positive.
+        UsageError: no values, or a value that is not finite and positive.
     """
     logs = _logs(list(values), "the geometric mean")
     return math.exp(math.fsum(logs) / len(logs))
 
 
 def flop_weighted(speedups: Sequence[float], flops: Sequence[float]) -> float:
-    """Geometric mean weighted by the work of each problem: exp(sum(flop * ln s) / sum(flop)).
+    """Return the geometric mean of speed-ups weighted by work: exp(sum(flop * ln s) / sum(flop)).
 
-    It answers "how much faster is a random FLOP of this suite", where :func:`geomean` answers "how
-    much faster is a random problem"; one huge problem weighs as much as thousands of small ones.
+    It gives the speed-up of a random FLOP of a suite; :func:`geomean` gives that of a random problem. One huge problem
+    weighs as much as thousands of small ones.
+
+    Args:
+        speedups: one ratio per problem.
+        flops: the weights, one per problem.
 
     Raises:
-        UsageError: for no values, sequences of different lengths, or a value or weight that is not
-            finite and positive.
+        UsageError: no values, different lengths, or a value or weight that is not finite and positive.
     """
     if len(speedups) != len(flops):
         raise UsageError(f"{len(speedups)} speed-ups and {len(flops)} weights", "one weight each", "pass equal lengths")
@@ -49,23 +51,30 @@ def flop_weighted(speedups: Sequence[float], flops: Sequence[float]) -> float:
 
 
 def losses(speedups: Iterable[float], limit: float = LOSS_BELOW) -> int:
-    """How many speed-ups lie below ``limit``."""
+    """Return the number of speed-ups below ``limit``."""
     return sum(1 for s in speedups if s < limit)
 
 
 def bootstrap_median(
     samples: Sequence[float], *, confidence: float = 0.95, resamples: int = 2000, seed: int = 0
 ) -> tuple[float, float, float]:
-    """Median of ``samples`` with its percentile-bootstrap interval: (median, low, high).
+    """Return the median of samples with its percentile-bootstrap interval: (median, low, high).
 
-    Source: Efron & Tibshirani, An Introduction to the Bootstrap, section 13.3. Resamples are drawn from
-    the sorted samples: which of them is a resample's median is then the same for all samples of one
-    size, and kept. Of few samples the interval is narrower than it says: of 95% it covers the true
-    median in about 75% of cases with 3 samples, in 94% with 11.
+    The resamples depend only on the seed and on the number of samples, because they are drawn from the sorted samples.
+    With few samples the interval is too narrow. A nominal 95% covers the true median in about 75% of cases with 3
+    samples, and in 94% with 11.
+
+    Args:
+        samples: a flat sequence of finite numbers.
+        confidence: nominal coverage of the interval.
+        resamples: number of resamples.
+        seed: seed of the resampling.
 
     Raises:
-        UsageError: for fewer than :data:`MIN_ROUNDS` samples (an interval of one round would claim
-            a certainty that is not there), or one that is not finite.
+        UsageError: fewer than :data:`MIN_ROUNDS` samples, or one that is not finite.
+
+    Source:
+        Efron & Tibshirani, An Introduction to the Bootstrap, section 13.3.
     """
     x = np.asarray(samples, dtype=np.float64)
     if x.ndim != 1 or x.size < MIN_ROUNDS or not np.isfinite(x).all():
@@ -85,17 +94,19 @@ def bootstrap_median(
 def paired_speedup(
     ours_us: Sequence[float], baseline_us: Sequence[float], *, confidence: float = 0.95, seed: int = 0
 ) -> tuple[float, float, float]:
-    """Speed-up over a baseline timed in the same interleaved rounds: (ratio, low, high).
+    """Return the speed-up over a baseline that was timed in the same interleaved rounds: (ratio, low, high).
 
-    The ratio is exp of the median over rounds of ln(baseline / ours); low and high are its 95%
-    bootstrap interval. Pairing cancels what drifts from round to round (clock, temperature).
+    The ratio is exp of the median over rounds of ln(baseline / ours). Low and high are its bootstrap interval. Pairing
+    cancels drift from round to round (clock, temperature).
 
     Args:
-        ours_us, baseline_us: one time per round, microseconds, the same rounds in the same order.
+        ours_us: one time per round, microseconds.
+        baseline_us: the baseline's times of the same rounds, in the same order.
+        confidence: nominal coverage of the interval.
+        seed: seed of the resampling.
 
     Raises:
-        UsageError: for sequences of different lengths, too few rounds, or a time that is not
-            finite and positive.
+        UsageError: different lengths, fewer than :data:`MIN_ROUNDS` rounds, or a time that is not finite and positive.
     """
     if len(ours_us) != len(baseline_us):
         raise UsageError(
@@ -112,10 +123,19 @@ def paired_speedup(
 def unpaired_speedup(
     ours: Sequence[float], baseline: Sequence[float], seed: int = 0, resamples: int = 2000
 ) -> tuple[float, float, float]:
-    """Speed-up over a baseline whose samples have no partner: (baseline's median / ours, low, high).
+    """Return the speed-up over a baseline whose samples are not paired: (median of baseline / median of ours, low,
+    high).
 
-    Low and high are the 95% percentile-bootstrap interval over independent resamples of both sides
-    (Efron & Tibshirani, section 13.3). Samples in microseconds, in any number.
+    Low and high are the 95% percentile-bootstrap interval over independent resamples of both sides.
+
+    Args:
+        ours: samples, microseconds.
+        baseline: samples, microseconds; the number may differ.
+        seed: seed of the resampling.
+        resamples: number of resamples.
+
+    Source:
+        Efron & Tibshirani, An Introduction to the Bootstrap, section 13.3.
     """
     rng = np.random.default_rng(seed)
     x, y = np.asarray(ours), np.asarray(baseline)
@@ -126,7 +146,10 @@ def unpaired_speedup(
 
 @lru_cache(maxsize=64)
 def _middles(size: int, resamples: int, seed: int) -> tuple[Any, Any]:
-    """Which of ``size`` sorted samples are the two in the middle of each resample (one, twice, of an odd number)."""
+    """Return two read-only index arrays of length ``resamples``: the two middle elements of each resample.
+
+    The indices point into ``size`` sorted samples. Both are equal if ``size`` is odd.
+    """
     drawn = np.sort(np.random.default_rng(seed).integers(0, size, (resamples, size)), axis=1)
     middles = drawn[:, (size - 1) // 2], drawn[:, size // 2]
     for each in middles:
@@ -135,7 +158,11 @@ def _middles(size: int, resamples: int, seed: int) -> tuple[Any, Any]:
 
 
 def _logs(values: Sequence[float], what: str) -> list[float]:
-    """Natural logarithms, after checking that there is something to take them of."""
+    """Return the natural logarithms of values.
+
+    Raises:
+        UsageError: no values, or one that is not finite and positive; ``what`` starts the message.
+    """
     if len(values) == 0:
         raise UsageError(f"{what} of nothing", "at least one value", "measure at least one problem")
     for v in values:

@@ -1,4 +1,4 @@
-"""Named sets of problems: ``grid1000`` and ``llm``; tables of them, and stratified samples."""
+"""The named sets of problems ``grid1000`` and ``llm``, the tables made of them, and stratified samples."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from outblas.core.errors import UsageError, unknown_name
 from outblas.core.problem import Problem
 from outblas.core.roofline import H200, Gpu, regime
 
-#: Names that :func:`suite` knows.
+#: Valid names for :func:`suite`.
 SUITES = ("grid1000", "llm")
 GRID_EXTENTS = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 12288, 16384)
 
-#: (out features N, in features K) of every distinct linear layer, from the models' config.json
-#: (fused QKV and fused gate/up as the inference engines run them).
+#: Model -> (N = out features, K = in features) of its distinct linear layers, from the model's config.json. QKV and
+#: gate/up are fused, as inference engines run them.
 LLM_LAYERS: dict[str, tuple[tuple[int, int], ...]] = {
     # hidden 4096, 32 heads, 8 KV heads of 128, intermediate 14336
     "llama3-8b": ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336)),
@@ -43,14 +43,18 @@ LLM_M = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
 def suite(name: str, layout: str = "TN", dtype: str = "fp16", acc: str = "fp32") -> list[Problem]:
-    """Problems of a named suite, in a fixed order.
+    """Return the problems of a named suite, in a fixed order.
 
-    ``grid1000``: M, N and K each from :data:`GRID_EXTENTS`. ``llm``: every distinct (N, K) of
-    :data:`LLM_LAYERS` with M from :data:`LLM_M`.
+    Args:
+        name: ``grid1000`` (M, N and K each from :data:`GRID_EXTENTS`) or ``llm`` (every distinct (N, K) of
+            :data:`LLM_LAYERS` with every M of :data:`LLM_M`).
+        layout: layout of every problem.
+        dtype: dtype of every problem.
+        acc: accumulator of every problem.
 
     Raises:
-        UsageError: for an unknown suite.
-        ProblemError: for a layout, dtype or accumulator that is not supported.
+        UsageError: an unknown suite.
+        ProblemError: an unsupported layout, dtype or accumulator.
     """
     if name == "grid1000":
         shapes = list(product(GRID_EXTENTS, GRID_EXTENTS, GRID_EXTENTS))
@@ -64,7 +68,14 @@ def suite(name: str, layout: str = "TN", dtype: str = "fp16", acc: str = "fp32")
 
 @dataclass(frozen=True)
 class Table:
-    """One suite in one layout, dtype and accumulator: what is tuned, benched and published together."""
+    """A suite in one layout, dtype and accumulator. A table is tuned, timed and published as a whole.
+
+    Attributes:
+        suite: ``grid1000`` or ``llm``.
+        layout: ``TN`` or ``NN``.
+        dtype: ``fp16`` or ``bf16``.
+        acc: ``fp32`` or ``fp16``.
+    """
 
     suite: str
     layout: str
@@ -73,10 +84,11 @@ class Table:
 
     @classmethod
     def parse(cls, text: str) -> Table:
-        """``SUITE:LAYOUT:DTYPE:ACC``, in any case of letters.
+        """Return the table of a text ``SUITE:LAYOUT:DTYPE:ACC``, in upper or lower case.
 
         Raises:
-            UsageError: for another number of words, or an unknown suite. ProblemError: for what no problem has.
+            UsageError: not four parts, or an unknown suite.
+            ProblemError: an unsupported layout, dtype or accumulator.
         """
         parts = text.split(":")
         if len(parts) != 4:
@@ -90,19 +102,25 @@ class Table:
 
     @property
     def stem(self) -> str:
-        """Start of the names of its files, e.g. ``grid1000_tn_fp16_fp32``."""
+        """Return the start of the table's file names, e.g. ``grid1000_tn_fp16_fp32``."""
         return "_".join((self.suite, self.layout, self.dtype, self.acc)).lower()
 
     def problems(self) -> list[Problem]:
-        """Its problems, as :func:`suite` orders them."""
+        """Return the table's problems in the order of :func:`suite`."""
         return suite(self.suite, self.layout, self.dtype, self.acc)
 
 
 def sample(problems: Sequence[Problem], count: int, seed: int = 0, gpu: Gpu = H200) -> list[Problem]:
-    """``count`` of ``problems``, stratified by regime: each regime has its share, in the order of ``problems``.
+    """Draw ``count`` problems, stratified by regime, and return them in the order of ``problems``.
 
-    Shares are rounded by largest remainder. The draw depends on the seed and on the shapes of each regime
-    only, so that the same shapes are drawn in every layout, dtype and accumulator.
+    Each regime gets its share of the draw, rounded by largest remainder. The draw depends only on the seed and on the
+    shapes in each regime. So every layout, dtype and accumulator gets the same shapes.
+
+    Args:
+        problems: population.
+        count: number of problems to draw.
+        seed: seed of the draw.
+        gpu: GPU that decides the regimes.
 
     Raises:
         UsageError: ``count`` is not between 1 and the number of problems.

@@ -1,4 +1,4 @@
-"""Switches of the environment."""
+"""Read on/off switches from environment variables."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import os
 
 
 def is_on(name: str) -> bool:
-    """Whether what is off by default was switched on."""
+    """Return whether a variable is set to 1, true, yes or on (any case). Unset means False."""
     return os.environ.get(name, "").lower() in ("1", "true", "yes", "on")
 
 
 def is_off(name: str) -> bool:
-    """Whether what is on by default was switched off."""
+    """Return whether a variable is set to 0, false, no or off (any case). Unset means False."""
     return os.environ.get(name, "").lower() in ("0", "false", "no", "off")

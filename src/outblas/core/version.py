@@ -1,3 +1,3 @@
-"""The version of OutBLAS: the build reads it here, and files that OutBLAS writes record it."""
+"""The version of OutBLAS. The build reads it here, and files that OutBLAS writes record it."""
 
 __version__ = "0.1.0"

@@ -14,7 +14,7 @@ from outblas.core.errors import OutblasError, RecordError, UsageError
 from outblas.core.journal import Journal
 from outblas.core.problem import Problem
 
-#: Size of a cublasLtMatmulAlgo_t (outblas.runtime.cublas.Algo).
+#: Size of a cublasLtMatmulAlgo_t (outblas.runtime.cublas_loading.Algo).
 ALGORITHM_BYTES = 64
 
 

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from outblas.judge.algorithm_cache import AlgorithmCache
     from outblas.judge.gpu_clock import GpuClock
     from outblas.kernels.source import KernelKind
-    from outblas.runtime.cublas import Algo, Cublas, CublasLt, HeuristicResult, LtPlan
+    from outblas.runtime.cublas import Cublas, CublasLt, LtPlan
+    from outblas.runtime.cublas_loading import Algo, HeuristicResult
 
 __all__ = [
     "CublasGemm",
@@ -244,7 +245,7 @@ class LtAuto:
 
     def set_algorithm(self, problem: Problem, algo: bytes, detail: str) -> None:
         """Take the :meth:`choice` of another process, of the same cuBLASLt and GPU."""
-        from outblas.runtime.cublas import Algo
+        from outblas.runtime.cublas_loading import Algo
 
         self._chosen[problem] = (Algo.from_buffer_copy(algo), detail)
 

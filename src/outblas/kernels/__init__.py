@@ -1,1 +1,1 @@
-"""What a kernel is: families, their knobs, what is legal, and what a kernel costs."""
+"""Kernel families with their knobs, the rules for legal configs, and the cost model."""

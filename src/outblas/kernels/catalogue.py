@@ -1,4 +1,4 @@
-"""The shipped catalogue, the configs that are offered for a problem, and the launch options that are worth trying."""
+"""The shipped catalogue, the configs offered for a problem, and the launch options worth trying."""
 
 from __future__ import annotations
 
@@ -17,20 +17,22 @@ from outblas.kernels.geometry import may_exceed_even_share
 from outblas.kernels.legality import why_illegal
 from outblas.kernels.pool import pool
 
-#: Above this floor a launch is nothing, and nor is PDL.
+#: Above this roofline floor, microseconds, launch time and PDL are negligible.
 PDL_NEGLIGIBLE_ABOVE_US = 25.0
-#: The same of early loads of B, which are worth one or two microseconds to whatever streams it.
+#: Above this floor, early loads of B are negligible: they save one or two microseconds.
 EARLY_NEGLIGIBLE_ABOVE_US = 100.0
 
 
 @functools.cache
 def catalogue(name: str = "h200") -> tuple[KernelConfig, ...]:
-    """The ordered candidates that a release compiles and records: kernels x launch options.
+    """Return the ordered candidates that a release compiles and records: kernels with launch options.
 
-    ``pool`` is not shipped but generated: every kernel of :func:`pool`, with and without PDL.
+    Args:
+        name: a shipped catalogue, e.g. ``h200``; or ``pool``, which is generated: every kernel of
+            :func:`outblas.kernels.pool.pool` with and without PDL.
 
     Raises:
-        UsageError: no catalogue of that name is shipped.
+        UsageError: no such catalogue.
     """
     if name == "pool":
         return tuple(kernel.with_knobs(pdl=pdl) for kernel in pool() for pdl in (False, True))
@@ -43,15 +45,18 @@ def catalogue(name: str = "h200") -> tuple[KernelConfig, ...]:
 
 
 def candidates(problem: Problem, gpu: Gpu = H200, early: bool = False, even: bool = False) -> list[KernelConfig]:
-    """Configs to try on a problem.
+    """Return the legal configs to try on a problem, without duplicates.
 
-    The legal ones of the catalogue, and what families offer beside it: for few tokens those that serve few rows of A
-    (the catalogue was chosen on grid1000, which has none); for few tiles with a long K those that split it over a
-    workspace (they are younger than the catalogue); for rows that are not 16-byte aligned those with narrower loads.
+    These are the legal configs of the catalogue, and those that families add for special problems. Few tokens add
+    kernels for few rows of A, which the catalogue lacks because it was chosen on grid1000. Few tiles with a long K add
+    kernels that split K over a workspace, which are newer than the catalogue. Rows that are not 16-byte aligned add
+    kernels with narrower loads.
 
     Args:
-        early: then all that have PDL once more, with early loads of B.
-        even: then those of them once more whose CTAs may stack, with these spread evenly.
+        problem: the problem.
+        gpu: the GPU.
+        early: add, for each config with PDL, its twin with early loads of B.
+        even: add, for each config whose CTAs may pile up on an SM, its twin with evenly spread CTAs.
     """
     found = _candidates(problem, gpu)
     if early:
@@ -64,21 +69,24 @@ def candidates(problem: Problem, gpu: Gpu = H200, early: bool = False, even: boo
 
 
 def even_twin(problem: Problem, config: KernelConfig, gpu: Gpu = H200) -> KernelConfig | None:
-    """A legal config with the other value of ``even``; None where that is no knob, or no other launch."""
+    """Return the config with the other value of ``even``; None if it lacks the knob or the launch would not change."""
     if not config.pdl or not FAMILIES[config.family].has_even:
         return None
     return config.with_knobs(even=not config.even) if may_exceed_even_share(problem, config, gpu.sms) else None
 
 
 def special_candidates(problem: Problem, gpu: Gpu = H200) -> tuple[KernelConfig, ...]:
-    """What :func:`candidates` offers of kinds of kernels that serve few problems; not all of it need be legal."""
+    """Return the configs that families add for special kinds of problems. Some may be illegal."""
     families = sorted(FAMILIES.values(), key=lambda family: family.offer_place)
     return tuple(config for family in families for config in family.special_candidates(problem, gpu))
 
 
 def launch_options(problem: Problem, gpu: Gpu) -> tuple[Launch, ...]:
-    """Those in which kernels may differ: PDL where a launch is anything; early loads of B where, besides, memory or the
-    launch binds."""
+    """Return the launch options in which kernels may differ noticeably on a problem.
+
+    ``plain`` always; ``pdl`` if launch time matters; ``weights`` if memory or launch is the bound and early loads
+    matter.
+    """
     found: list[Launch] = ["plain"]
     floor = floor_us(problem, gpu)
     if floor <= PDL_NEGLIGIBLE_ABOVE_US:
@@ -89,13 +97,16 @@ def launch_options(problem: Problem, gpu: Gpu) -> tuple[Launch, ...]:
 
 
 def first_search_candidates(problem: Problem, gpu: Gpu) -> list[KernelConfig]:
-    """The candidates of a first search: early loads of B among them where they may matter, and kernels whose CTAs are
-    spread evenly where PDL is anything."""
+    """Return the candidates of a first search.
+
+    Early loads of B and evenly spread CTAs are included where :func:`launch_options` says that they can matter.
+    """
     options = launch_options(problem, gpu)
     return candidates(problem, gpu, early="weights" in options, even=len(options) > 1)
 
 
 def _candidates(problem: Problem, gpu: Gpu) -> list[KernelConfig]:
+    """Return the legal configs to try, without the twins that ``early`` and ``even`` add."""
     listed = (*catalogue(), *special_candidates(problem, gpu))
     offered = dict.fromkeys(FAMILIES[config.family].adapted_to_problem(problem, config) for config in listed)
     legal = [c for c in offered if why_illegal(problem, c, gpu) is None]

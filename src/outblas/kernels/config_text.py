@@ -1,4 +1,4 @@
-"""Configurations from their names and from JSON: the inverse of what :mod:`outblas.core.config` writes."""
+"""Parse configurations from names and from JSON: the inverse of :mod:`outblas.core.config`."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ from outblas.kernels.families.registry import FAMILIES
 
 
 def config_from_name(name: str) -> KernelConfig:
-    """Inverse of :func:`outblas.core.config.config_name`.
+    """Return the config of a canonical name; the inverse of :func:`outblas.core.config.config_name`.
 
     Raises:
-        ConfigError: for an unknown family, a missing or unknown knob, a value that the knob cannot
-            have, or a name that is not the canonical one.
+        ConfigError: unknown family, missing or unknown knob, invalid value, or a name that is not canonical.
     """
     family, _, rest = name.partition(":")
     pairs = dict(re.findall(r"(\w+)=([^,]*)", rest))
@@ -28,17 +27,24 @@ def config_from_name(name: str) -> KernelConfig:
 
 
 def config_from_json(data: dict[str, Any]) -> Candidate:
-    """Inverse of :func:`outblas.core.config.config_to_json`, of free kernels too.
+    """Return the candidate of a JSON object; the inverse of :func:`outblas.core.config.config_to_json`.
 
     Raises:
-        ConfigError: as :func:`config_from_name`. ContractError: a free kernel's text breaks the contract.
+        ConfigError: as :func:`config_from_name`.
+        ContractError: the text of a free kernel breaks the contract.
     """
     return FreeKernel.parse(data.get("text", "")) if data.get("family") == FREE else template_from_json(data)
 
 
 def template_from_json(data: dict[str, Any]) -> KernelConfig:
-    """Inverse of :func:`outblas.core.config.config_to_json` for the template families; raises :class:`ConfigError` as
-    :func:`config_from_name`."""
+    """Return the config of a JSON object of a template family.
+
+    Args:
+        data: ``{"family": ..., knob: value, ...}``. Later knobs may be missing.
+
+    Raises:
+        ConfigError: unknown family, missing or unknown knob, or a value of the wrong type or word.
+    """
     found = FAMILIES.get(str(data.get("family")))
     if found is None:
         raise ConfigError(
@@ -65,6 +71,7 @@ def template_from_json(data: dict[str, Any]) -> KernelConfig:
 
 
 def _value(text: str) -> Any:
+    """Return the text of a knob's value as bool, int, or (if it is neither) str."""
     if text in ("true", "false"):
         return text == "true"
     return int(text) if re.fullmatch(r"-?\d{1,18}", text) else text

@@ -1,8 +1,9 @@
-"""What a kernel does to its sums before it rounds them: C = act(A B + bias) + residual, or act(gate) * up where the
-columns of A B + bias are gates and ups by turns; all of it in fp32.
+"""Epilogues: operations on the sums in fp32 before they are rounded to C.
 
-An option of every kernel family, which changes neither its knobs nor what it does when it is off. Rows of a library
-name kernels without it; :mod:`outblas.dispatch.fused` runs the same ones with it.
+C = act(A B + bias) + residual, or act(gate) * up if the columns of A B + bias alternate between gate and up.
+
+Every kernel family has this option. It adds no knob, and a kernel without an epilogue is unchanged. Library rows name
+kernels without an epilogue; :mod:`outblas.dispatch.fused` runs the same kernels with one.
 """
 
 from __future__ import annotations
@@ -16,22 +17,22 @@ from outblas.kernels.families.registry import FAMILIES
 
 Activation = Literal["none", "silu", "gelu", "gelu_tanh"]
 ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
-#: Fragments of which an epilogue in registers asks for bias and residual at once (16 loads of a residual), and
-#: which it makes outputs together: as many as no kernel spills with.
+#: Number of fragments whose bias and residual an epilogue loads at once (16 loads of a residual), and number whose
+#: outputs it computes at once. Both are the largest without register spills in any kernel.
 LOADS_AT_ONCE, OUTPUTS_AT_ONCE = 8, 2
 
 
 @dataclass(frozen=True, order=True)
 class Epilogue:
-    """What follows the sums, in this order.
+    """The operations after the sums, in this order.
 
     Attributes:
-        bias: N elements of the output's dtype are added to every row.
-        activation: ``silu``: x / (1 + exp(-x)); ``gelu``: x (1 + erf(x / sqrt 2)) / 2; ``gelu_tanh``: its approximation
-            by tanh, as torch's ``approximate="tanh"``.
-        residual: an (M, N) matrix of the output's dtype is added.
-        gated: C is (M, N/2): column j is act(gate) * up, the columns 2j and 2j + 1 of A B + bias (with ``silu``:
-            SwiGLU, Shazeer, GLU Variants Improve Transformer, 2020).
+        bias: add a vector of N elements of the output's dtype to every row.
+        activation: ``silu``: x / (1 + exp(-x)). ``gelu``: x (1 + erf(x / sqrt 2)) / 2. ``gelu_tanh``: its tanh
+            approximation, as torch's ``approximate="tanh"``.
+        residual: add a matrix (M, N) of the output's dtype.
+        gated: C is (M, N/2). Its column j is act(gate) * up, with gate and up the columns 2j and 2j + 1 of A B + bias.
+            With ``silu`` this is SwiGLU (Shazeer, GLU Variants Improve Transformer, 2020).
     """
 
     bias: bool = False
@@ -41,12 +42,12 @@ class Epilogue:
 
     @property
     def on(self) -> bool:
-        """Whether anything follows."""
+        """Return whether the epilogue does anything."""
         return self != NO_EPILOGUE
 
     @property
     def name(self) -> str:
-        """In words: ``bias+gelu+residual``, ``silu+gated``; ``plain`` where nothing follows."""
+        """Return the name, e.g. ``bias+gelu+residual`` or ``silu+gated``; ``plain`` if the epilogue does nothing."""
         parts = [
             "bias" if self.bias else "",
             self.activation.replace("none", ""),
@@ -56,16 +57,18 @@ class Epilogue:
         return "+".join(filter(None, parts)) or "plain"
 
     def columns(self, n: int) -> int:
-        """Columns of C, of a product of N."""
+        """Return the number of columns of C for a product with N columns."""
         return n // 2 if self.gated else n
 
 
-#: Nothing follows the sums.
+#: The epilogue that does nothing.
 NO_EPILOGUE = Epilogue()
 
 
 def prelude(epilogue: Epilogue) -> list[str]:
-    """Lines of a source that switch the epilogue on (``kernels/epilogue/fused.cuh``); none where it is off."""
+    """Return the lines of a source that switch the epilogue on (``kernels/epilogue/fused.cuh``); empty if it does
+    nothing.
+    """
     if not epilogue.on:
         return []
     return [
@@ -79,7 +82,7 @@ def prelude(epilogue: Epilogue) -> list[str]:
 
 
 def why_not_fused(problem: Problem, config: KernelConfig, epilogue: Epilogue) -> str | None:
-    """Why a legal kernel cannot have this epilogue; None: it can."""
+    """Return why a legal kernel cannot have this epilogue; None if it can."""
     if epilogue.on and problem.acc != "fp32":
         return f"the epilogue is of sums in fp32, not {problem.acc}"
     if not epilogue.gated:
@@ -92,5 +95,5 @@ def why_not_fused(problem: Problem, config: KernelConfig, epilogue: Epilogue) ->
 
 
 def alignment(config: KernelConfig) -> int:
-    """Bytes that the start of bias and residual, and the residual's rows, must be multiples of."""
+    """Return the alignment, bytes, of the addresses of bias and residual and of the residual's rows."""
     return 2 * ELEMENT_BYTES if FAMILIES[config.family].paired_stores else ELEMENT_BYTES

@@ -1,24 +1,25 @@
-"""What the geometry of all kernel families is made of: the record, the GPU's limits, and sums that they share."""
+"""Parts that the geometries of all kernel families share: the record, the GPU's limits, common formulas."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
-SMEM_LIMIT = 232448  # dynamic shared memory a block may ask for on sm_90, bytes
-#: Counters in front of every workspace of a split K, and all of it at most, bytes.
+SMEM_LIMIT = 232448  # dynamic shared memory per block on sm_90, bytes.
+#: Size of the counters at the head of a split-K workspace, and the largest workspace, bytes.
 COUNTERS_BYTES, WORKSPACE_LIMIT = 64 * 1024, 64 * 1024 * 1024
-#: What an SM of sm_90 offers its CTAs: registers, threads, shared memory (bytes; a CTA takes CTA_SMEM besides its own).
+#: Limits of an SM of sm_90: registers, threads, shared memory (bytes), and the shared memory (bytes) that each CTA
+#: costs beyond its own.
 SM_REGISTERS, SM_THREADS, SM_SMEM, CTA_SMEM = 65536, 2048, 233472, 1024
-#: Padded shared memory is a multiple of this, bytes: the unit in which it is given to CTAs.
+#: Padded shared memory is a multiple of this allocation unit, bytes.
 SMEM_UNIT = 128
-#: Largest grid extent along y and z.
+#: Maximum grid extent along y and z.
 MAX_GRID_YZ = 65535
-#: CTAs of a cluster at most, with the kernel's consent.
+#: Maximum CTAs of a cluster; more than 8 need a function attribute.
 MAX_CLUSTER = 16
-#: Rows of a wgmma instruction, which tiles come in.
+#: Rows of a wgmma instruction; tile heights are multiples of it.
 WGMMA_ROWS = 64
-#: Tile rows that kernels of mma.sync walk together.
+#: Tile rows per band in the tile order of mma.sync kernels.
 SM80_GROUP = 8
 
 
@@ -27,10 +28,12 @@ class Geometry:
     """Launch geometry of a config, and the constants of its generated prelude.
 
     Attributes:
-        threads: per CTA. smem_bytes: dynamic shared memory that a CTA uses (a launch may ask for more, see
-            :func:`outblas.kernels.geometry.launch_smem`). cluster: CTAs of a cluster.
-        constants: name -> C++ literal, in the order of the prelude.
+        threads: threads per CTA.
+        smem_bytes: dynamic shared memory that a CTA uses; a launch may request more
+            (:func:`outblas.kernels.geometry.launch_smem`).
+        cluster: CTAs per cluster.
         accumulators: accumulator registers per thread.
+        constants: (name, C++ literal) pairs in the order of the prelude.
     """
 
     threads: int
@@ -42,7 +45,13 @@ class Geometry:
 
 @dataclass(frozen=True)
 class WarpSums:
-    """epilogue/warp_sums.cuh: how fragments are dealt out, and all of the shared memory, bytes."""
+    """Distribution of fragments in epilogue/warp_sums.cuh.
+
+    Attributes:
+        warp_owners: warps of a position that each sum a share of the fragments.
+        owners: CTAs of a cluster that each sum a share of a warp's fragments.
+        smem_bytes: shared memory of the K loop and of the exchange together, bytes.
+    """
 
     warp_owners: int
     owners: int
@@ -50,7 +59,15 @@ class WarpSums:
 
 
 def warp_sums(units: int, positions: int, wk: int, split_k: int, work_bytes: int) -> WarpSums:
-    """``units`` fragments a warp, ``positions`` groups of ``wk`` warps, ``work_bytes`` for the K loop."""
+    """Return how the sums of warps and CTAs that split K are distributed.
+
+    Args:
+        units: accumulator fragments per warp.
+        positions: groups of ``wk`` warps, one per part of the tile.
+        wk: warps that split K inside a CTA.
+        split_k: CTAs of a cluster that split K.
+        work_bytes: shared memory of the K loop, bytes.
+    """
     warp_owners = divisor_up_to(units, wk)
     warp_owned = units // warp_owners
     owners = divisor_up_to(warp_owned, split_k)
@@ -60,20 +77,20 @@ def warp_sums(units: int, positions: int, wk: int, split_k: int, work_bytes: int
 
 
 def banded_grid(inner: int, outer: int, group: int, cluster: int) -> tuple[int, int, int]:
-    """CTAs along x, y and z of a grid that walks over ``inner`` tiles in bands of ``group``."""
+    """Return the CTAs along x, y and z of a grid that walks over ``inner`` tiles in bands of ``group``."""
     return cluster * min(group, inner), outer, ceil_div(inner, group)
 
 
 def divisor_up_to(value: int, limit: int) -> int:
-    """Largest divisor of ``value`` that is at most ``limit``."""
+    """Return the largest divisor of ``value`` that is at most ``limit``."""
     return next(d for d in range(min(value, limit), 0, -1) if value % d == 0)
 
 
 def cpp_literals(constants: dict[str, int | bool]) -> tuple[tuple[str, str], ...]:
-    """Constants as C++ literals."""
+    """Return (name, C++ literal) pairs, e.g. ("PDL", "true")."""
     return tuple((name, str(v).lower() if isinstance(v, bool) else str(v)) for name, v in constants.items())
 
 
 def ceil_div(a: int, b: int) -> int:
-    """The least integer that is not below a / b."""
+    """Return a / b rounded up to an integer."""
     return math.ceil(a / b)

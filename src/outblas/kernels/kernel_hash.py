@@ -1,4 +1,4 @@
-"""The package's kernel files and their hash, which a change of comments or blanks leaves as it is."""
+"""The package's kernel files and their hash. Comments and white space do not change the hash."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     else:
         from importlib.abc import Traversable
 
-#: The folder with the kernel files, below the package. No hash depends on its name.
+#: Folder of the kernel files in the package. Its name enters no hash.
 KERNELS_FOLDER = "kernels/cuda"
-#: A gap is blanks and comments. Literals and numbers are matched so that no gap is found inside them.
-#: An unclosed literal runs to the end of its line: what looks like a comment behind it may be none.
-#: The first line has what a piece begins with; it is there for speed alone.
+#: A gap is white space and comments. Literals and numbers are matched so that no gap is found inside them. An unclosed
+#: literal extends to the end of its line, because text after it is not surely a comment. The look-ahead in the first
+#: line is for speed only.
 _PIECE = re.compile(
     r"""(?=[ \t\v\f/"'uULR\d.]) (?:
       (?P<gap>  (?: [ \t\v\f]+ | //[^\n]* | /\*.*?(?:\*/|\Z) )+ )
@@ -32,7 +32,7 @@ _PIECE = re.compile(
     """,
     re.VERBOSE | re.DOTALL,
 )
-#: What compilers read in two ways, and what makes a line's number or a file's letters matter.
+#: Text that compilers may read in two ways, and text whose meaning depends on line numbers or spelling.
 _AS_WRITTEN = re.compile(
     r"""\\[ \t\v\f]+\n | \r | \0 | \?\?[=/'()!<>-] | \#[ \t]*include[ \t]*<[^>\n]*/[/*]
     | __LINE__ | __builtin_LINE | \bassert\b | source_location""",
@@ -43,29 +43,29 @@ _CONTINUED = "\\\n"
 
 @functools.cache
 def kernels_sha() -> str:
-    """Return the SHA-256 (hex) of all kernel files in their plain form: equal hashes, equal kernels."""
+    """Return the SHA-256 (hex) of all kernel files in their plain form. Equal hashes mean equal kernels."""
     return headers_sha(kernel_headers())
 
 
 def headers_sha(headers: Iterable[tuple[str, str]]) -> str:
-    """Return the SHA-256 (hex) of some kernel files in their plain form.
+    """Return the SHA-256 (hex) of kernel files in their plain form.
 
     Args:
-        headers: (name as included, text) pairs, as :func:`kernel_headers` has them.
+        headers: (name as included, text) pairs, as from :func:`kernel_headers`.
     """
     return _sha([(name, without_comments(text)) for name, text in headers])
 
 
 def headers_sha_as_written(headers: Iterable[tuple[str, str]]) -> str:
-    """Return the SHA-256 (hex) of some kernel files with every blank and comment: the rule until version 0.2.0."""
+    """Return the SHA-256 (hex) of kernel files as written, comments included: the rule until version 0.2.0."""
     return _sha(list(headers))
 
 
 def without_comments(text: str) -> str:
-    """Return CUDA C++ text with comments removed and each run of blanks made one.
+    """Return CUDA C++ text without comments, with each run of white space as one blank.
 
-    Line ends stay; a line's edges have no blanks, and a line of nothing else goes. So two texts of one plain form are
-    the same to a compiler. A text that compilers may read in two ways, or that asks for line numbers, stays as written.
+    Line ends stay. Lines lose blanks at their edges, and empty lines are removed. Two texts of equal plain form are the
+    same to a compiler. A text that compilers may read in two ways, or that uses line numbers, is returned as written.
     """
     continued = _CONTINUED in text
     if _AS_WRITTEN.search(text) or (continued and 'R"' in text):  # a raw literal keeps its backslashes
@@ -78,11 +78,12 @@ def without_comments(text: str) -> str:
 
 @functools.cache
 def kernel_headers() -> tuple[tuple[str, str], ...]:
-    """Return (name as included, text) of every kernel file of the package."""
+    """Return (name as included, text) of every kernel file of the package, sorted by name."""
     return tuple(sorted(_walk(resources.files("outblas") / KERNELS_FOLDER, "")))
 
 
 def _walk(directory: Traversable, prefix: str) -> Iterator[tuple[str, str]]:
+    """Yield (name as included, text) of every .cuh file under a folder."""
     for entry in directory.iterdir():
         if entry.is_dir():
             yield from _walk(entry, f"{prefix}{entry.name}/")
@@ -91,9 +92,10 @@ def _walk(directory: Traversable, prefix: str) -> Iterator[tuple[str, str]]:
 
 
 def _plain_piece(piece: re.Match[str]) -> str:
+    """Return the plain form of a match: a blank for a gap, else the text with newlines as NUL."""
     if piece.lastgroup == "gap":
         return " "
-    return piece[0].replace("\n", "\0")  # lines of a raw literal keep their edges
+    return piece[0].replace("\n", "\0")  # protects the lines of a raw literal from stripping
 
 
 def _sha(headers: list[tuple[str, str]]) -> str:

@@ -1,7 +1,7 @@
-"""Every knob of every kernel family as one vector of choices, there and back, and which choices are still worth making.
+"""Encode configs of all families as vectors of choices, and decode them; masks of useful choices.
 
-A vector has the family first and then the knobs of all families by name, each as the place of its value in the knob's
-list. A knob that a family lacks is ignored for it, and is at its first value where a config is written as a vector.
+A vector has the family first, then the knobs of all families by name. Each entry is the index of a value in its knob's
+list. A knob that the family lacks is ignored in decoding, and is 0 in encoding.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from outblas.kernels.catalogue import candidates, catalogue
 from outblas.kernels.families.registry import FAMILIES, knobs_by_name
 from outblas.kernels.legality import why_illegal
 
-#: The knob that the others depend on.
+#: Name of the first entry, on which the others depend.
 FAMILY = "family"
 
 
 @dataclass(frozen=True)
 class KnobChoices:
-    """The choices of one knob.
+    """The choices of a knob.
 
     Attributes:
-        name: The knob's name.
-        values: The values that may be chosen, in order.
-        families: The families that have the knob.
+        name: the knob's name.
+        values: the values that may be chosen, in order.
+        families: names of the families that have the knob.
     """
 
     name: str
@@ -42,10 +42,14 @@ class KnobChoices:
 
 
 class Knobs:
-    """The knobs, and configs as vectors of choices.
+    """All knobs, with conversion between configs and vectors of choices.
+
+    Args:
+        knobs: the family, then every knob.
 
     Attributes:
-        knobs: the family, then every knob in the order of the config records. nvec: int64[knobs], choices of each.
+        knobs: the family, then every knob in the order of the config records.
+        nvec: int64[knobs], number of choices of each.
     """
 
     def __init__(self, knobs: Sequence[KnobChoices]) -> None:
@@ -55,10 +59,10 @@ class Knobs:
         self._has = np.array([[family in knob.families for knob in knobs] for family in knobs[0].values])
 
     def encode(self, config: KernelConfig) -> NDArray[np.int64]:
-        """int64[knobs]: the vector that :meth:`decode` makes this config of.
+        """Return the vector of a config, int64[knobs]; :meth:`decode` inverts it.
 
         Raises:
-            UsageError: a knob has a value that is not in its list.
+            UsageError: a knob's value is not in its list.
         """
         found = np.zeros(len(self.knobs), np.int64)
         for i, knob in enumerate(self.knobs):
@@ -74,10 +78,13 @@ class Knobs:
         return found
 
     def decode(self, action: Sequence[int] | NDArray[Any]) -> KernelConfig:
-        """The config of a vector of choices; it need not be legal for any problem.
+        """Return the config of a vector. It may be illegal for every problem.
+
+        Args:
+            action: integers, one per knob; entry i is in 0..nvec[i] - 1.
 
         Raises:
-            UsageError: not as many choices as there are knobs, or one that its knob does not have.
+            UsageError: wrong shape or type, or an entry out of range.
         """
         chosen = np.asarray(action)
         if chosen.shape != self.nvec.shape or not np.issubdtype(chosen.dtype, np.integer):
@@ -91,12 +98,16 @@ class Knobs:
         return config
 
     def applies(self, config: KernelConfig) -> NDArray[np.bool_]:
-        """bool[knobs]: which of them the config's family has."""
+        """Return bool[knobs]: True for the knobs that the config's family has."""
         row: NDArray[np.bool_] = self._has[self._place[0][config.family]]
         return row
 
     def mask(self, vectors: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """bool[sum of nvec]: the choices that any of the vectors, int64[n, knobs], makes; knob after knob."""
+        """Return bool[sum of nvec], knob after knob: True for each choice that occurs in one of the vectors.
+
+        Args:
+            vectors: int64[n, knobs].
+        """
         found = np.zeros(int(self.nvec.sum()), np.bool_)
         starts = np.concatenate(([0], np.cumsum(self.nvec)[:-1]))
         found[(vectors + starts).ravel()] = True
@@ -105,7 +116,7 @@ class Knobs:
 
 @functools.cache
 def all_knobs() -> Knobs:
-    """The knobs with every value that the pool, the catalogue, what is offered beside it and later searches have."""
+    """Return the knobs with every value in the pool, the catalogue, the special candidates and later searches."""
     few = (each for family in FAMILIES.values() for each in family.special_kernel_kinds())
     return knobs_of(
         (*catalogue("pool"), *catalogue(), *(c for p, c in few if why_illegal(p, c) is None)), _more_values()
@@ -113,7 +124,7 @@ def all_knobs() -> Knobs:
 
 
 def _more_values() -> Mapping[str, tuple[int, ...]]:
-    """Knob -> values beside those that catalogue and pool have: what families add for searches and odd rows."""
+    """Return knob -> values beyond those of catalogue and pool, which families add for searches and unaligned rows."""
     found: dict[str, tuple[int, ...]] = {}
     for family in FAMILIES.values():
         for name, values in family.more_values.items():
@@ -122,11 +133,18 @@ def _more_values() -> Mapping[str, tuple[int, ...]]:
 
 
 def knobs_of(configs: Sequence[KernelConfig], more: Mapping[str, Sequence[int]] | None = None) -> Knobs:
-    """The knobs of the config records, with the values that any of ``configs`` has (``more``: and these, by name)."""
+    """Return the knobs of all families, with the values that occur in some configs.
+
+    Switches and words always have all their values. A number that never occurs has the single value 0.
+
+    Args:
+        configs: configs whose values count.
+        more: knob -> further values.
+    """
     knobs = [KnobChoices(FAMILY, tuple(FAMILIES), tuple(FAMILIES))]
     for name, schema in knobs_by_name().items():
         numbers = {getattr(c, name) for c in configs if c.family in schema} | set((more or {}).get(name, ()))
-        # A switch and a word have all their values; a number that nobody names has its least.
+        # Switches and words have all values; a number without any value gets 0.
         listed = dict.fromkeys(value for knob in schema.values() for value in knob.all_values)
         values = (*listed, *sorted(numbers - set(listed))) or (0,)
         knobs.append(KnobChoices(name, values, tuple(schema)))
@@ -134,7 +152,7 @@ def knobs_of(configs: Sequence[KernelConfig], more: Mapping[str, Sequence[int]] 
 
 
 def all_legal_configs(problem: Problem, gpu: Gpu) -> list[KernelConfig]:
-    """Every legal config of the pool and of what is offered for a problem, with each launch option that it may have."""
+    """Return every legal config of the pool and of the candidates for a problem, with each legal launch option."""
     kernels = dict.fromkeys((*catalogue("pool"), *candidates(problem, gpu, early=True, even=True)))
     early = (config.with_knobs(early=True) for config in kernels if config.pdl)
     return [c for c in dict.fromkeys((*kernels, *early)) if why_illegal(problem, c, gpu) is None]

@@ -1,6 +1,6 @@
-"""The one legality predicate: what a kernel can run on a GPU.
+"""The only legality predicate: whether a kernel can run a problem on a GPU.
 
-Sampler, mask, pruner and launcher all ask :func:`why_illegal`; nothing else decides.
+Samplers, masks, pruners and the launcher all use :func:`why_illegal`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from outblas.kernels.geometry_terms import MAX_GRID_YZ
 
 
 def why_illegal(problem: Problem, config: KernelConfig, gpu: Gpu = H200) -> str | None:
-    """Why ``config`` cannot run ``problem`` on ``gpu``; None if it can."""
+    """Return why a config cannot run a problem on a GPU, in words; None if it can."""
     family = FAMILIES[config.family]
     reason = family.why_illegal(problem, config, gpu)
     if reason:

@@ -1,4 +1,4 @@
-"""Configs one or two knobs away from a good one: what a catalogue is too coarse for."""
+"""Configs one or two knobs away from a good config: they refine the coarse catalogue."""
 
 from __future__ import annotations
 
@@ -14,20 +14,25 @@ from outblas.kernels.legality import why_illegal
 
 
 def neighbours(problem: Problem, config: KernelConfig, gpu: Gpu = H200) -> list[KernelConfig]:
-    """Legal configs that differ from a legal one in one idea (early loads of B, CTAs spread evenly, L2
-    hints, order of tiles, multicast, parts of K, depth), what was most often worth it first; without itself."""
+    """Return legal configs that differ from a legal config in one idea, without the config itself.
+
+    Ideas: early loads of B, evenly spread CTAs, L2 hints, tile order, multicast, parts of K, depth. The ideas
+    alternate, and each idea's most successful suggestion comes first.
+    """
     ideas = [_early(config), _even(problem, config, gpu), *FAMILIES[config.family].neighbours(problem, config)]
-    # An idea's first suggestion, then the next idea's: a short list then has something of each.
+    # The first suggestion of each idea, then the second of each: so a short list has some of every idea.
     mixed = dict.fromkeys(c for turn in zip_longest(*ideas) for c in turn if c is not None)
     return [c for c in mixed if c != config and why_illegal(problem, c, gpu) is None]
 
 
 def _early(c: KernelConfig) -> Iterator[KernelConfig]:
+    """Yield the config with early loads of B if it has PDL and lacks them."""
     if c.pdl and not c.early:
         yield c.with_knobs(early=True)
 
 
 def _even(problem: Problem, c: KernelConfig, gpu: Gpu) -> Iterator[KernelConfig]:
+    """Yield the config with the other value of ``even``, if that changes its launch."""
     twin = even_twin(problem, c, gpu)
     if twin is not None:
         yield twin

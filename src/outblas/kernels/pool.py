@@ -1,6 +1,6 @@
-"""A broad set of kernels, launch options off, from which a catalogue is chosen by measurement.
+"""The pool: a broad set of kernels, launch options off, from which a catalogue is chosen by measurement.
 
-What is in it is what was thought to pay somewhere; outblas.kernels.legality says where each is legal.
+It contains the kernels that were expected to be best somewhere; outblas.kernels.legality decides where each is legal.
 """
 
 from __future__ import annotations
@@ -13,6 +13,6 @@ from outblas.kernels.families.registry import FAMILIES
 
 @functools.cache
 def pool() -> tuple[KernelConfig, ...]:
-    """All of them, in a fixed order."""
+    """Return all kernels of the pool in a fixed order, without duplicates."""
     families = sorted(FAMILIES.values(), key=lambda family: family.pool_place)
     return tuple(dict.fromkeys(config for family in families for config in family.pool()))

@@ -1,4 +1,4 @@
-"""The problems on which a config is proved in full, before it is timed anywhere."""
+"""The problems on which a config is proved in full before it is timed."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from outblas.kernels.legality import why_illegal
 
 
 def proof_shapes(problem: Problem, config: KernelConfig, gpu: Gpu = H200) -> list[Problem]:
-    """Problems of the same layout, dtype and accumulator on which a config is proved in full.
+    """Return problems of the same layout, dtype and accumulator on which a config is proved in full.
 
-    Whole tiles; ragged M, N and K; less than one tile; K long, with signed inputs; N = K, where calls can
-    be chained; more tiles than SMs; rows that are not 16-byte aligned. Only those that the config allows.
+    They cover whole tiles, ragged M, N and K, and less than one tile. They cover a long K with signed inputs, and N =
+    K, where calls can be chained. They cover more tiles than SMs, and rows that are not 16-byte aligned. Problems that
+    are illegal for the config are left out.
     """
     bm, bn, bk = config.bm, config.bn, config.bk
     shapes = [

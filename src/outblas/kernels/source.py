@@ -1,4 +1,4 @@
-"""CUDA C++ text of one candidate, with all that its compilation depends on."""
+"""The CUDA C++ source of a candidate, with everything on which its compilation depends."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from outblas.kernels.kernel_hash import kernel_headers
 
 @dataclass(frozen=True)
 class Source:
-    """One translation unit.
+    """A translation unit.
 
     Attributes:
-        text: CUDA C++; defines ``extern "C" __global__`` the function ``entry``.
-        headers: (name as included, text) pairs; nothing else may be included.
-        options: NVRTC options beyond those that every kernel gets, e.g. ``-DBM=128``.
-        acc: the accumulator that the kernel claims, ``fp32`` or ``fp16``; checked in its SASS.
-        family: kernel family, which is the name of its kernel, too.
+        text: CUDA C++ that defines the ``extern "C" __global__`` function ``entry``.
+        entry: name of the kernel function.
+        headers: (name as included, text) pairs; no other file may be included.
+        options: NVRTC options in addition to those of every kernel, e.g. ``-DBM=128``.
+        acc: accumulator that the kernel claims, ``fp32`` or ``fp16``; checked in its SASS.
+        family: name of the kernel family.
     """
 
     text: str
@@ -35,17 +36,22 @@ class Source:
     family: str
 
     def sha(self) -> str:
-        """SHA-256 (hex) over every field."""
+        """Return the SHA-256 (hex) of all fields."""
         fields = [self.text, self.entry, self.headers, self.options, self.acc, self.family]
         return hashlib.sha256(json.dumps(fields).encode()).hexdigest()
 
 
 def make_source(problem: Problem, config: KernelConfig, epilogue: Epilogue = NO_EPILOGUE) -> Source:
-    """The source of one template candidate: a prelude of constants and the family's kernel file.
+    """Return the source of a template candidate: a prelude of constants, then the family's kernel file.
 
-    Only the problem's layout, dtype and accumulator enter: one cubin serves every M, N, K. With an epilogue the kernel
-    takes three parameters more, in the end: bias and residual (addresses), and elements from a row of the residual to
-    the next (64 bits).
+    It depends only on the problem's layout, dtype and accumulator, so one cubin serves every M, N, K. With an epilogue,
+    the kernel has three more parameters at the end. These are the addresses of bias and residual, and the distance
+    between rows of the residual (elements, 64 bits).
+
+    Args:
+        problem: the problem.
+        config: a legal config.
+        epilogue: operations after the sums.
     """
     lines = [f"#define ACC_FP16 {int(problem.acc == 'fp16')}"]
     family = FAMILIES[config.family]
@@ -60,14 +66,15 @@ def make_source(problem: Problem, config: KernelConfig, epilogue: Epilogue = NO_
 
 
 class KernelKind(NamedTuple):
-    """All that :func:`make_source` looks at, and how the kernel is launched: equal kinds, equal sources, one loaded
-    kernel. Kinds that differ in ``even`` only have one source, hence one cubin, but two launches.
+    """Everything that :func:`make_source` depends on, plus the launch. Equal kinds share a loaded kernel.
+
+    Kinds that differ only in ``even`` have the same source and cubin, but different launches.
 
     Attributes:
         config: the kernel's knobs.
-        layout: of B, ``TN`` or ``NN``.
-        dtype: of A and B.
-        acc: of the accumulator.
+        layout: ``TN`` or ``NN``.
+        dtype: ``fp16`` or ``bf16``.
+        acc: ``fp32`` or ``fp16``.
     """
 
     config: KernelConfig
@@ -77,15 +84,15 @@ class KernelKind(NamedTuple):
 
 
 def kernel_kind(problem: Problem, config: KernelConfig) -> KernelKind:
-    """The kind of a problem's kernel: a key that costs nothing to make."""
+    """Return the kind of a problem's kernel, a cheap key for caches."""
     return KernelKind(config, problem.layout, problem.dtype, problem.acc)
 
 
 def sha_without_headers(source: Source) -> str:
-    """SHA-256 (hex) of what a source has besides the package's kernel files.
+    """Return the SHA-256 (hex) of a source without the package's kernel files.
 
-    The kernel files' own hash is :func:`outblas.kernels.kernel_hash.kernels_sha`.
-    Both say what :meth:`Source.sha` says, at a tenth of its cost: the kernel files are hashed once per process.
+    Together with :func:`outblas.kernels.kernel_hash.kernels_sha` it identifies a source as :meth:`Source.sha` does. It
+    costs a tenth of that, because the kernel files are hashed once per process.
     """
     shared = kernel_headers()
     own = source.headers[len(shared) :] if source.headers[: len(shared)] == shared else source.headers

@@ -1,6 +1,6 @@
-"""All that is kept on disk: stores, recordings, libraries, result files and where they come from.
+"""Everything that is kept on disk: stores, recordings, libraries and result files, with their provenance.
 
-A name of this face is imported when it is first asked for.
+The names of this package are imported on first use.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from outblas.records.replay import ReplayEvaluator
 
 __all__ = ["Library", "Recording", "ReplayEvaluator"]
-#: Where each name comes from.
+#: Name -> module that defines it.
 _LATER = {"Library": "library", "Recording": "recording", "ReplayEvaluator": "replay"}
 
 

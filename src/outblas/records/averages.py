@@ -1,7 +1,7 @@
-"""Averages over result rows: what every published figure is, from rows in hand.
+"""Averages over the rows of result files. Every published figure is one of these.
 
-A row is a row of a result file (see :data:`outblas.records.results.COLUMNS`). Means are rounded to six decimals,
-so that no platform's logarithm shows.
+A row is a mapping with the columns of :data:`outblas.records.results.COLUMNS`. Means are rounded to six decimals, so
+that they are equal on every platform.
 """
 
 from __future__ import annotations
@@ -16,45 +16,53 @@ from outblas.core.stats import flop_weighted, geomean, losses
 
 Row = dict[str, Any]
 
-#: Rows of M at or below it are "decode" in the llm suite: one token each of a batch.
+#: In the llm suite, rows with M up to this count as decode: one token of each request in a batch.
 MAX_DECODE_M = 64
 
 
 def problem_of(row: Mapping[str, Any]) -> Problem:
-    """The problem of a result row."""
+    """Return the problem of a result row. Raises ProblemError for an invalid one."""
     return Problem.from_json(dict(row))
 
 
 def launch_of_row(row: Mapping[str, Any]) -> Launch:
-    """The launch option that a result row is of."""
+    """Return the launch option of a result row: ``weights`` if early, ``pdl`` if only pdl, else ``plain``."""
     return "weights" if row["early"] else "pdl" if row["pdl"] else "plain"
 
 
 def launch_columns(launch: Launch) -> Row:
-    """The inverse of :func:`launch_of_row`: what a result row says of its launch option."""
+    """Return the columns ``pdl`` and ``early`` of a launch option; the inverse of :func:`launch_of_row`."""
     return {"pdl": launch != "plain", "early": launch == "weights"}
 
 
 def launch_label(row: Mapping[str, Any]) -> str:
-    """The launch option of a result or summary row as tables have it in their column PDL."""
+    """Return a row's launch option as the column PDL shows it: ``off``, ``on`` or ``on, constant weights``."""
     return {"plain": "off", "pdl": "on", "weights": "on, constant weights"}[launch_of_row(row)]
 
 
 def table_label(suite: str, row: Mapping[str, Any]) -> str:
-    """Which table a result or summary row is of, as notes have it."""
+    """Return the name of a row's table for notes, e.g. ``llm TN fp16/fp32, offline``."""
     return f"{suite} {row['layout']} {row['dtype']}/{row['acc']}, {row['mode']}"
 
 
 def published_us(row: Mapping[str, Any]) -> float:
-    """Time of what a library row names: our kernel, or the baseline where it falls back; served: of the call."""
+    """Return the time, microseconds, of the implementation that the library runs for a row.
+
+    This is the kernel's time, or the baseline's time if the row falls back. In server mode it is the measured latency
+    of the call, if there is one.
+    """
     served = row["mode"] == "server" and row["ours_us"] is not None
     return float(row["baseline_us"] if row["fallback"] and not served else row["ours_us"])
 
 
 def figures_of(rows: Sequence[Row]) -> Row:
-    """The figures of a set of result rows; a fall-back row counts as its published 1.0.
+    """Return the main figures of a set of result rows. A fall-back row counts with its published 1.0.
 
-    ``{n, geomean, flop_weighted, losses, fallbacks, min, by_regime: {regime: {n, geomean}}}``.
+    Args:
+        rows: at least one row.
+
+    Returns:
+        ``{n, geomean, flop_weighted, losses, fallbacks, min, by_regime: {regime: {n, geomean}}}``.
     """
     published = [r["published"] for r in rows]
     return {
@@ -69,14 +77,25 @@ def figures_of(rows: Sequence[Row]) -> Row:
 
 
 def extended_figures(rows: Sequence[Row], suite: str) -> Row:
-    """Figures of a set of rows of one mode beyond :func:`figures_of`.
+    """Return further figures of a set of result rows of one mode.
 
-    ``by_decade: {"1eD": {n, geomean}}`` of FLOP; ``geomean_torch``, see :func:`torch_ratio` (None without
-    torch); for suite llm ``by_m: {"<=64", ">64"}``; for server rows ``p50``, ``p99`` and
-    ``p99_torch`` (over torch.matmul), each
-    ``{geomean, ours_us, baseline_us}``, the last two geometric means in microseconds, and ``geomean_lt_auto``, of the
-    median latency of a native call of cuBLASLt with its algorithm chosen over ours. ``demoted: {n, min}``:
-    kernels that this very bench demoted, and the worst speed-up among them; absent where there are none.
+    Args:
+        rows: at least one row, all of the same mode.
+        suite: name of their suite.
+
+    Returns:
+        A dictionary of these entries.
+        ``by_decade``: ``{"1eD": {n, geomean}}`` by decade of FLOP.
+        ``geomean_torch``: see :func:`torch_ratio`.
+        ``by_m``: suite llm only; ``{"<=64": ..., ">64": ...}``, each ``{n, geomean}``.
+        ``p50``: server mode only; ``{geomean, ours_us, baseline_us}`` of the median latency. The last two are geometric
+            means in microseconds. None if no row has the latency.
+        ``p99``: server mode only; as ``p50``, of the 99th percentile.
+        ``p99_torch``: server mode only; as ``p99``, with torch.matmul as the baseline.
+        ``geomean_lt_auto``: server mode only; geometric mean of (median latency of a native cuBLASLt call with its
+            chosen algorithm / ours). None if not timed.
+        ``demoted``: other modes, only if kernels were demoted; ``{n, min}``: number of kernels that this bench itself
+            demoted, and their lowest speed-up.
     """
     found: Row = {"by_decade": figures_by_key(rows, flop_decade, decade_order), "geomean_torch": torch_ratio(rows)}
     if suite == "llm":
@@ -97,10 +116,13 @@ def extended_figures(rows: Sequence[Row], suite: str) -> Row:
 
 
 def torch_ratio(rows: Iterable[Row]) -> float | None:
-    """Geometric mean of torch.matmul's time over that of what the library runs; None if torch was not timed.
+    """Return the geometric mean of (torch.matmul's time / time of the implementation that the library runs).
 
-    A row that falls back counts with the time of the fastest baseline. outblas.matmul runs that, or autotuned
-    cuBLASLt's algorithm where it is within 1% of it (see :attr:`outblas.records.library.LibraryRow.fallback`).
+    A fall-back row counts with the time of the fastest baseline. ``outblas.matmul`` runs that baseline, or autotuned
+    cuBLASLt's algorithm if it is within 1% of it (:attr:`outblas.records.library.LibraryRow.fallback`).
+
+    Returns:
+        The mean; None if torch was not timed in any row.
     """
     ratios = [r["torch_us"] / published_us(r) for r in rows if r.get("torch_us") is not None]
     return _mean(ratios) if ratios else None
@@ -109,7 +131,13 @@ def torch_ratio(rows: Iterable[Row]) -> float | None:
 def figures_by_key(
     rows: Iterable[Row], key: Callable[[Row], str], order: Callable[[str], Any] = lambda name: name
 ) -> dict[str, Row]:
-    """``{key: {n, geomean of published}}``, keys in the given order."""
+    """Return ``{key: {n, geomean of published}}`` of rows grouped by a key.
+
+    Args:
+        rows: result rows.
+        key: function that returns a row's group.
+        order: sort key of the groups' names.
+    """
     groups: dict[str, list[float]] = {}
     for row in rows:
         groups.setdefault(key(row), []).append(row["published"])
@@ -117,27 +145,31 @@ def figures_by_key(
 
 
 def flop_decade(row: Mapping[str, Any]) -> str:
-    """Decade of a row's FLOP: ``1e9`` is 1e9 to 1e10."""
+    """Return the decade of a row's FLOP, e.g. ``1e9`` for 1e9 up to 1e10."""
     return f"1e{math.floor(math.log10(problem_of(row).flops))}"
 
 
 def decade_order(name: str) -> int:
-    """Sort key of :func:`flop_decade`'s names."""
+    """Return the exponent in a name of :func:`flop_decade`, as a sort key."""
     return int(name.removeprefix("1e"))
 
 
 def regime_order(name: str) -> tuple[int, int, str]:
-    """Sort key of regimes: launch, then memory, then compute, each by decade of FLOP."""
+    """Return a sort key for regimes: launch, then memory, then compute; each by decade of FLOP."""
     kind, _, power = name.partition("_1e")
     kinds = ("launch", "memory", "compute")
     return (kinds.index(kind) if kind in kinds else len(kinds), int(power) if power.isdigit() else 0, name)
 
 
 def best_of_layouts(tn: Iterable[Row], nn: Iterable[Row]) -> list[Row]:
-    """Rows of the problems that both have: our best time of either layout against the best baseline of either.
+    """Return rows that take, per problem, our best time of either layout against the best baseline of either layout.
 
-    For whoever may choose how B is stored. The two layouts were timed in runs of their own, so these ratios are
-    of medians and not paired. A row falls back where the best time of either layout is a baseline's.
+    The rows answer for callers who control B's layout. The two layouts were timed in separate runs, so the ratios are
+    of medians and not paired. A row falls back if the best time belongs to a baseline.
+
+    Args:
+        tn: result rows of layout TN.
+        nn: result rows of layout NN. Problems that are missing on either side are left out.
     """
     other = {(r["m"], r["n"], r["k"]): r for r in nn}
     pairs = [(r, other[key]) for r in tn if (key := (r["m"], r["n"], r["k"])) in other]
@@ -145,13 +177,14 @@ def best_of_layouts(tn: Iterable[Row], nn: Iterable[Row]) -> list[Row]:
 
 
 def _best_of(pair: tuple[Row, Row]) -> Row:
+    """Return the combined row of one problem's rows in both layouts, see :func:`best_of_layouts`."""
     ours, base = min(pair, key=published_us), min(pair, key=lambda r: r["baseline_us"])
     torch = [r["torch_us"] for r in pair if r.get("torch_us") is not None]
     return {
         **base,
         "config": ours["config"],
         "fallback": ours["fallback"],
-        "speedup": base["speedup"] if base["fallback"] else None,  # of a kernel that was demoted; others were not
+        "speedup": base["speedup"] if base["fallback"] else None,  # only demoted kernels keep their measured speed-up
         "ours_us": None if ours["fallback"] else ours["ours_us"],
         "torch_us": min(torch, default=None),
         "published": base["baseline_us"] / published_us(ours),
@@ -159,7 +192,10 @@ def _best_of(pair: tuple[Row, Row]) -> Row:
 
 
 def _latencies(rows: Iterable[Row], ours: str, baseline: str) -> Row | None:
-    """A fall-back row's latency is the baseline's where its own was not kept; None where no row has this percentile."""
+    """Return ``{geomean, ours_us, baseline_us}`` of two columns of latencies, microseconds.
+
+    A fall-back row without a latency of its own counts with the baseline's. Return None if no row has both columns.
+    """
     known = [r for r in rows if r.get(baseline) is not None and (r["fallback"] or r.get(ours) is not None)]
     if not known:
         return None
@@ -170,4 +206,5 @@ def _latencies(rows: Iterable[Row], ours: str, baseline: str) -> Row | None:
 
 
 def _mean(values: Sequence[float]) -> float:
+    """Return the geometric mean, rounded to six decimals."""
     return round(geomean(values), 6)

@@ -1,8 +1,9 @@
-"""The matrix products that a program ran, with their counts: written by ``outblas capture``, read by ``outblas tune``.
+"""Files of the matrix products that a program ran, with counts. ``outblas capture`` writes them, ``outblas tune``
+reads.
 
-A file is JSON of one format number. A product is kept as it was seen, also where the library does not serve its kind
-(:attr:`CapturedProduct.why_not`), so that the file tells all of the program's half-precision products. A capture
-writes its file again and again (:class:`CaptureFile`): each time whole, and no product is counted twice.
+A file is JSON. It holds every half-precision product of the program, also those that the library cannot serve
+(:attr:`CapturedProduct.why_not`). A capture rewrites its file repeatedly (:class:`CaptureFile`): atomically, and
+without counting a product twice.
 """
 
 from __future__ import annotations
@@ -23,24 +24,26 @@ from outblas.core.plain_files import read_json
 from outblas.core.problem import Problem, row_major
 
 FORMAT = 1
-#: Operators of a product C = A B alone.
+#: Operators that compute C = A B and nothing else.
 PLAIN_OPERATORS = ("mm", "mv", "bmm", "outblas::mm")
 
 
 @dataclass(frozen=True, order=True)
 class CapturedProduct:
-    """One kind of product.
+    """A kind of product that a program ran.
 
     Attributes:
-        m, n, k: extents; of every product of a batch.
-        layout: ``TN`` or ``NN`` as of :class:`outblas.core.problem.Problem`; ``NT`` and ``TT`` where A is the
-            transpose of a row-major matrix; ``strided`` where an operand is neither.
+        m: extent M of one product.
+        n: extent N of one product.
+        k: extent K of one product.
+        layout: ``TN`` or ``NN`` as in :class:`outblas.core.problem.Problem`. ``NT`` or ``TT`` if A is the transpose of
+            a row-major matrix. ``strided`` if an operand is neither row-major nor a transpose.
         dtype: ``fp16`` or ``bf16``, of A and B.
-        device: ``cpu``, ``cuda:0``.
-        op: ATen operator: ``mm``, ``mv``, ``addmm``, ``bmm``, or our ``outblas::mm``; with ``->`` and a dtype where C
-            has another than A.
-        batch: products of one call; 1 for a single one, also where a batch is one product by views alone
-            (:func:`outblas.dispatch.fold.fold`), which is how outblas serves it.
+        device: e.g. ``cpu`` or ``cuda:0``.
+        op: ATen operator: ``mm``, ``mv``, ``addmm``, ``bmm``, or ``outblas::mm``. If C has another dtype than A, ``->``
+            and that dtype follow.
+        batch: products per call. It is 1 also for a batch that is one product on views
+            (:func:`outblas.dispatch.fold.fold`), because outblas serves it so.
     """
 
     m: int
@@ -54,13 +57,13 @@ class CapturedProduct:
 
     @property
     def why_not(self) -> str:
-        """Why the library has no place for the product; empty for one that it may hold."""
+        """Return why the library cannot serve the product, in one line; an empty string if it can."""
         if "->" in self.op:
             return "C is of another dtype"
         if self.batch > 1:
             return "a batch of products"
         if self.op not in PLAIN_OPERATORS:
-            # Inductor may split a bias off and leave a product that is ours, but a captured program runs uncompiled.
+            # Inductor may split off the bias and leave a plain product, but capture runs the program uncompiled.
             return "a bias is added: torch's own, except where torch.compile splits it off"
         if self.layout not in ("TN", "NN"):
             return f"layout {self.layout}"
@@ -72,16 +75,22 @@ class CapturedProduct:
 
     @property
     def problem(self) -> Problem | None:
-        """What is tuned, accumulated in fp32; None where :attr:`why_not` says why."""
+        """Return the problem to tune, with accumulator fp32; None if :attr:`why_not` gives a reason."""
         return None if self.why_not else self._problem()
 
     def _problem(self) -> Problem:
+        """Return the problem with accumulator fp32. Raises ProblemError if it is invalid."""
         return Problem(self.m, self.n, self.k, self.layout, self.dtype, "fp32")  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
 class CapturedProducts:
-    """Products and how often each ran; ``provenance`` of every capture that was added, the latest last."""
+    """Products and how often each ran. ``+`` adds the counts and joins the provenances.
+
+    Attributes:
+        counts: product -> number of calls.
+        provenance: one mapping per capture, oldest first.
+    """
 
     counts: Mapping[CapturedProduct, int]
     provenance: Sequence[Mapping[str, Any]] = field(default=())
@@ -93,10 +102,13 @@ class CapturedProducts:
 
     @property
     def devices(self) -> tuple[str, ...]:
+        """Return the sorted names of the devices on which products ran."""
         return tuple(sorted({product.device for product in self.counts}))
 
     def problems(self) -> dict[Problem, int]:
-        """Problem -> how often it ran, of all devices and operators together; only what the library may hold."""
+        """Return problem -> number of calls over all devices and operators, for the products that the library can
+        serve.
+        """
         found: Counter[Problem] = Counter()
         for product, count in self.counts.items():
             if (problem := product.problem) is not None:
@@ -104,7 +116,7 @@ class CapturedProducts:
         return dict(found)
 
     def not_served(self) -> dict[str, int]:
-        """Reason -> how many products ran that the library has no place for."""
+        """Return reason -> number of calls of products that the library cannot serve."""
         found: Counter[str] = Counter()
         for product, count in self.counts.items():
             if product.why_not:
@@ -112,7 +124,7 @@ class CapturedProducts:
         return dict(found)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the file, by atomic rename; raises RecordError where it cannot be written."""
+        """Write the file atomically, most frequent products first. Raises RecordError if the disk refuses."""
         ordered = sorted(self.counts.items(), key=lambda item: (-item[1], item[0]))
         products = [
             {**asdict(p), "count": count, "served": not p.why_not, "why_not": p.why_not} for p, count in ordered
@@ -137,7 +149,8 @@ class CapturedProducts:
         """Read a file.
 
         Raises:
-            RecordError: it is missing, damaged, of another format, or holds what no capture writes.
+            RecordError: the file is missing, damaged, of another format, or holds invalid products.
+            ToolchainMissing: pydantic is not installed.
         """
         wrong, do = f"captured problems {path} cannot be used", "make the file again with: outblas capture"
         try:
@@ -156,6 +169,12 @@ class CapturedProducts:
 
 
 def _parse(data: Mapping[str, Any]) -> tuple[dict[CapturedProduct, int], tuple[Mapping[str, Any], ...]]:
+    """Return (counts, provenances) of a file's JSON; lines of equal products are added.
+
+    Raises:
+        ToolchainMissing: pydantic is not installed.
+        ValueError: a product is invalid (a pydantic ValidationError).
+    """
     try:
         from pydantic import BaseModel, ConfigDict, PositiveInt
     except ImportError as error:
@@ -187,15 +206,24 @@ def _parse(data: Mapping[str, Any]) -> tuple[dict[CapturedProduct, int], tuple[M
 
 
 def _first_line(error: Exception) -> str:
+    """Return an error's text on one line, at most 200 characters."""
     return " ".join(str(error).split())[:200]
 
 
 def layout_of(
     a_shape: Iterable[int], a_strides: Iterable[int], b_shape: Iterable[int], b_strides: Iterable[int]
 ) -> str:
-    """Layout of A (M, K) times B (K, N) by their strides, see :class:`CapturedProduct`. A matrix of one row or column
-    is row-major and the transpose of such a one; the untransposed reading of A and the transposed one of B are
-    taken."""
+    """Return the layout of A (M, K) times B (K, N), see :attr:`CapturedProduct.layout`.
+
+    A matrix of one row or one column is both row-major and a transpose. Such an A counts as not transposed, such a B as
+    transposed.
+
+    Args:
+        a_shape: (M, K).
+        a_strides: strides of A, elements.
+        b_shape: (K, N), as the product sees B.
+        b_strides: strides of B, elements.
+    """
     a, b = (tuple(a_shape), tuple(a_strides)), (tuple(b_shape), tuple(b_strides))
     of_a = "N" if row_major(*a) else "T" if row_major(*_transposed(*a)) else ""
     of_b = "T" if row_major(*_transposed(*b)) else "N" if row_major(*b) else ""
@@ -203,31 +231,41 @@ def layout_of(
 
 
 def _transposed(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the shape and the strides of the transposed view."""
     return shape[::-1], strides[::-1]
 
 
 class CaptureFile:
-    """The file is replaced, or added to if ``append``: also while other captures, of any process, add to it.
+    """Writer of the file of one capture.
+
+    Args:
+        path: the file; relative to the present working directory.
+        append: True adds to an existing file, which other processes may do at the same time. False replaces it.
 
     Raises:
-        RecordError: the file to be added to is damaged.
+        RecordError: the file to add to is damaged.
     """
 
     def __init__(self, path: str | os.PathLike[str], append: bool) -> None:
         self._path, self._append = Path(path).absolute(), append  # the program may change its working directory
-        self._lock = threading.RLock()  # a signal's handler may write while this thread does
+        self._lock = threading.RLock()  # reentrant: a signal handler may write while this thread does
         self._inside = False
         self._mark = uuid.uuid4().hex
-        #: Number of products -> what they were: of the last writes, of which the file has one.
+        #: Total count -> counts, for the latest two writes; the file on disk holds one of them.
         self._tried: dict[Any, Counter[CapturedProduct]] = {}
         if append:
             self._there()
 
     def write(self, counts: Counter[CapturedProduct], provenance: Mapping[str, Any], wait: bool = True) -> None:
-        """Write all of what this capture has counted; without ``wait``, nothing while another thread writes.
+        """Write everything that this capture has counted so far; earlier counts of this capture are replaced.
+
+        Args:
+            counts: product -> number of calls since the capture began.
+            provenance: about this capture; JSON values.
+            wait: False returns without writing if another thread is writing.
 
         Raises:
-            RecordError: it cannot be written, or what is there is damaged; it is kept.
+            RecordError: the file cannot be written, or the existing file is damaged. It is then kept as it was.
         """
         about = {**provenance, "capture": self._mark, "products": counts.total()}
         if not self._lock.acquire(blocking=wait):
@@ -247,7 +285,11 @@ class CaptureFile:
             self._lock.release()
 
     def _add(self, counts: Counter[CapturedProduct], about: Mapping[str, Any]) -> None:
-        """The file itself says how much of ours it has: a write may have been broken off before the rename or after."""
+        """Replace this capture's earlier counts in the file, and keep the counts of other captures.
+
+        The file's provenance says how many counts of this capture it holds. The last write may have failed before or
+        after its rename, so memory alone cannot tell.
+        """
         there = self._there()
         ours = next((one for one in there.provenance if one.get("capture") == self._mark), None)
         before = Counter[CapturedProduct]() if ours is None else self._tried.get(ours.get("products"))
@@ -259,4 +301,5 @@ class CaptureFile:
         CapturedProducts(Counter(there.counts) + (counts - before), (*others, about)).save(self._path)
 
     def _there(self) -> CapturedProducts:
+        """Return the content of the file; nothing if it does not exist."""
         return CapturedProducts.load(self._path) if self._path.exists() else CapturedProducts({})

@@ -1,7 +1,7 @@
-"""The one table of releases whose kernels are the present ones: a user's tuned library of any of them stays valid.
+"""The table of earlier releases whose kernels compile to the present cubins. Libraries tuned with them stay valid.
 
-A library file says of which release and which kernel files it is. Another release, or another hash, need not mean other
-machine code. ``tools/restamp.py`` finds out and writes the table; nothing else does.
+A library file names its release and the hash of its kernel files. Other values can still mean the same machine code.
+``tools/restamp.py`` compares the cubins and is the only writer of the table.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TABLE_PATH = Path(__file__).parents[1] / "data" / "equal_kernels.json"
 
 
 class KernelRelease(NamedTuple):
-    """The kernels of one state of the package.
+    """The identity of a release's kernels.
 
     Attributes:
         release: the package's version.
@@ -34,11 +34,11 @@ class KernelRelease(NamedTuple):
 
 @dataclass(frozen=True)
 class EqualKernels:
-    """Kernels that compile to the same cubins.
+    """The releases whose kernels compile to the same cubins.
 
     Attributes:
-        now: the kernels that the table was written for; of others it says nothing.
-        before: earlier ones with the same cubins, oldest first.
+        now: the kernels for which the table was written. The table says nothing about other kernels.
+        before: earlier kernels with the same cubins, oldest first.
     """
 
     now: KernelRelease
@@ -49,7 +49,7 @@ class EqualKernels:
         """Read the table.
 
         Raises:
-            RecordError: it is missing, or damaged.
+            RecordError: the file is missing or damaged.
         """
         try:
             data = read_json(Path(path))
@@ -64,21 +64,26 @@ class EqualKernels:
             ) from error
 
     def save(self, path: str | os.PathLike[str] = TABLE_PATH) -> None:
-        """Write the table. Raises RecordError: the disk refuses."""
+        """Write the table.
+
+        Raises:
+            RecordError: the disk refuses.
+        """
         data = {"format": FORMAT, **_to_json(self.now), "equal": list(map(_to_json, self.before))}
         write_json(Path(path), data)
 
     def are_equal(self, there: KernelRelease, here: KernelRelease) -> bool:
-        """Return whether a library of the kernels ``there`` holds for the kernels ``here``."""
+        """Return whether a library made with the kernels ``there`` is valid with the kernels ``here``."""
         return there == here or (here == self.now and there in self.before)
 
     def extended_by(self, now: KernelRelease, proved: KernelRelease, compared: str) -> EqualKernels:
-        """Return the table for later kernels that were compared with earlier ones.
+        """Return the table for later kernels whose cubins were found equal to those of earlier kernels.
 
         Args:
             now: the later kernels.
-            proved: the earlier ones, as a library file of their release names them.
-            compared: hash of the earlier kernel files by the present rule; what was equal to them is equal to ``now``.
+            proved: the earlier kernels, as a library file of their release names them.
+            compared: hash of the earlier kernel files by the present rule. If this table is for that hash or for
+                ``now``, its entries are kept.
         """
         kept: Iterable[KernelRelease] = (*self.before, self.now) if now == self.now or self.now.sha == compared else ()
         before = dict.fromkeys((*kept, proved))
@@ -87,8 +92,10 @@ class EqualKernels:
 
 
 def _from_json(data: dict[str, str]) -> KernelRelease:
+    """Return the kernels of an entry. Raises KeyError if a key is missing."""
     return KernelRelease(str(data["outblas"]), str(data["kernels"]))
 
 
 def _to_json(kernels: KernelRelease) -> dict[str, str | None]:
+    """Return an entry of the table."""
     return {"outblas": kernels.release, "kernels": kernels.sha}

@@ -1,4 +1,4 @@
-"""Evaluations as JSON types, there and back."""
+"""Convert evaluations to JSON values and back."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from outblas.kernels.config_text import config_from_json
 
 
 def evaluation_to_json(evaluation: Evaluation) -> dict[str, Any]:
-    """Everything, as JSON types; an empty log is left out."""
+    """Return an evaluation as JSON values. The key ``log`` is absent if the log is empty."""
     e, verdict = evaluation, evaluation.verdict
     log = {"log": e.log} if e.log else {}
     return {
@@ -30,13 +30,16 @@ def evaluation_to_json(evaluation: Evaluation) -> dict[str, Any]:
 
 
 def evaluation_from_json(data: dict[str, Any]) -> Evaluation:
-    """Inverse of :func:`evaluation_to_json`. Words are cleaned: a stranger's worker may have said them.
+    """Return the evaluation of :func:`evaluation_to_json`. Texts are cleaned, because an untrusted worker may have
+    written them.
 
     Raises:
-        ConfigError: as :func:`outblas.kernels.config_text.config_from_json`.
-        ContractError: as there.
-        ProblemError: The problem is none.
-        TypeError: Words or figures are none.
+        ConfigError: the config is invalid, see :func:`outblas.kernels.config_text.config_from_json`.
+        ContractError: the free kernel is invalid, see there.
+        ProblemError: the problem is invalid.
+        TypeError: a text is no string, or a figure is no number.
+        KeyError: a key is missing.
+        ValueError: an unknown status, or a time without the status PASSED.
     """
     v, t, s = data["verdict"], data["timing"], data["speedup"]
     return Evaluation(
@@ -54,11 +57,13 @@ def evaluation_from_json(data: dict[str, Any]) -> Evaluation:
 
 
 def _verdict(data: dict[str, Any]) -> Verdict:
+    """Return the verdict of its JSON object, with cleaned texts."""
     gates = tuple(_words(gate) for gate in data["gates"])
     return Verdict(Status(data["status"]), gates, _words(data["detail"]), data["max_err_ratio"])
 
 
 def _figures(data: dict[str, Any]) -> dict[str, float]:
+    """Return name -> number with cleaned names. Raises TypeError if a value is no number."""
     odd = [name for name, value in data.items() if isinstance(value, bool) or not isinstance(value, (int, float))]
     if odd:
         raise TypeError(f"a figure that is {type(data[odd[0]]).__name__}")
@@ -66,6 +71,7 @@ def _figures(data: dict[str, Any]) -> dict[str, float]:
 
 
 def _words(found: object) -> str:
+    """Return a cleaned text of at most LOG_BYTES characters. Raises TypeError if the value is no string."""
     if not isinstance(found, str):
         raise TypeError(f"words that are {type(found).__name__}")
     return clean_text(found, LOG_BYTES)

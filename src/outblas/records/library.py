@@ -1,10 +1,12 @@
-"""The tuned winners of one GPU: for every problem the kernel to use, or that the baseline is to be used.
+"""The library of one GPU: for every tuned problem the kernel to use, or the decision to use the baseline.
 
-Rule of install: a kernel is worth it if the lower bound of its speed-up over the fastest baseline is above
-:data:`INSTALL_ABOVE`; or if it is above :data:`LEVEL_ABOVE` and the kernel is faster than torch.matmul by that margin.
-Where none is, the row says so and names the baseline, whose algorithm a call then runs (:attr:`LibraryRow.fallback`).
-A row has two winners, one without programmatic dependent launch and one where it is allowed (which may be the same
-kernel), and sometimes a third, for a B that is promised to be constant.
+Rule of installation: a kernel needs a lower bound of its speed-up over the fastest baseline above
+:data:`INSTALL_ABOVE`. A lower bound above :data:`LEVEL_ABOVE` is enough if the kernel is also faster than torch.matmul
+by that first margin. If no kernel qualifies, the row names the baseline, whose algorithm a call then runs
+(:attr:`LibraryRow.fallback`).
+
+A row has two winners: one without programmatic dependent launch (PDL) and one with it; both may be the same kernel.
+Some rows have a third winner, for a B that the caller promises to be constant.
 """
 
 from __future__ import annotations
@@ -34,18 +36,25 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
 FORMAT = 1
-#: The same kernel on the same GPU differs by about a percent from process to process, which an interval
-#: from one process cannot know: a win has to clear that too.
+#: The speed-up of a kernel differs by about 1% between processes. An interval from one process does not show this, so a
+#: win must exceed it too.
 INSTALL_ABOVE = 1.01
-#: A kernel whose lower bound is above this is level with the fastest baseline.
+#: A kernel with a lower bound above this is level with the fastest baseline.
 LEVEL_ABOVE = 0.99
-#: Autotuned cuBLASLt within this of the fastest baseline is named beside it.
+#: A row names autotuned cuBLASLt beside the fastest baseline if its time is within this factor.
 NEARLY_FASTEST_WITHIN = 1.01
 
 
 @dataclass(frozen=True)
 class LibraryChoice:
-    """An installed kernel and its paired speed-up over the row's baseline (95% interval low..high)."""
+    """An installed kernel.
+
+    Attributes:
+        config: the kernel.
+        speedup: paired speed-up over the row's baseline.
+        low: lower end of the speed-up's 95% interval.
+        high: upper end of the interval.
+    """
 
     config: KernelConfig
     speedup: float
@@ -58,16 +67,17 @@ class LibraryRow:
     """The decision for one problem.
 
     Attributes:
-        baseline: name of the fastest baseline ("" if none was timed). baseline_detail: its algorithm.
-        source: where the figures come from (``cuda:0``, ``replay:h200``).
-        plain: winner without PDL, None: use the baseline.
-        pdl: winner where PDL is allowed, None: use the baseline.
-        lt_auto_detail: as baseline_detail, of autotuned cuBLASLt where another baseline was the fastest, but not by
-            more than 1%; else "".
-        weights: winner where B is promised to be constant, too (:data:`outblas.core.config.Launch`); None: as ``pdl``.
+        problem: the problem.
+        baseline: name of the fastest baseline; empty if none was timed.
+        baseline_detail: algorithm of that baseline.
+        source: source of the times, e.g. ``cuda:0`` or ``replay:h200``.
+        plain: winner without PDL; None: use the baseline.
+        pdl: winner if PDL is allowed; None: use the baseline.
+        lt_auto_detail: algorithm of autotuned cuBLASLt, if another baseline was faster by at most 1%; else empty.
+        weights: winner if B is also promised to be constant (:data:`outblas.core.config.Launch`); None: use ``pdl``.
 
     Raises:
-        ConfigError: a kernel that needs constant weights in the place of one that must not.
+        ConfigError: ``plain`` or ``pdl`` is a kernel that needs constant weights.
     """
 
     problem: Problem
@@ -89,36 +99,50 @@ class LibraryRow:
                 )
 
     def choice(self, launch: Launch) -> LibraryChoice | None:
-        """The winner where ``launch`` is allowed, None: use the baseline."""
+        """Return the winner for a caller who allows ``launch``; None: use the baseline."""
         if launch == "weights" and self.weights is not None:
             return self.weights
         return self.plain if launch == "plain" else self.pdl
 
     @property
     def algorithm(self) -> str:
-        """What autotuning cuBLASLt chose, unless it is slower than the fastest baseline; or ""."""
+        """Return the algorithm that autotuning cuBLASLt chose. Empty if it is more than 1% slower than the fastest
+        baseline, or not timed.
+        """
         return self.baseline_detail if self.baseline == LT_AUTO else self.lt_auto_detail
 
     @property
     def fallback(self) -> str:
-        """The algorithm of cuBLASLt that a product takes where no kernel is used, in the words of
-        :func:`outblas.runtime.cublas.describe`; "": torch.matmul.
+        """Return the cuBLASLt algorithm that runs if no kernel is used; an empty string means torch.matmul.
 
-        The fastest baseline's, where that was cuBLASLt; else autotuning's choice, which costs the host less than
-        torch.matmul does, unless it was left out of the row for being slower (see :func:`is_nearly_fastest`).
+        The text is in the form of :func:`outblas.runtime.cublas.describe`. If the fastest baseline is a cuBLASLt one,
+        it is that baseline's algorithm. Otherwise it is :attr:`algorithm`, because a native call costs the host less
+        than torch.matmul.
         """
         detail = self.baseline_detail if self.baseline == LT_HEURISTIC else self.algorithm
-        return re.sub(r"^index=\S+ ", "", detail)  # the place in a list that another cuBLAS orders otherwise
+        return re.sub(r"^index=\S+ ", "", detail)  # drop the list index: it depends on the version
 
 
 def is_nearly_fastest(auto_us: float | None, fastest_us: float | None) -> bool:
-    """Whether autotuned cuBLASLt is as good as the fastest baseline, so that a row names it; False without its time."""
+    """Return whether autotuned cuBLASLt is within 1% of the fastest baseline. False if either time is None.
+
+    Args:
+        auto_us: time of autotuned cuBLASLt, microseconds.
+        fastest_us: time of the fastest baseline, microseconds.
+    """
     return auto_us is not None and fastest_us is not None and auto_us <= NEARLY_FASTEST_WITHIN * fastest_us
 
 
 def choose_kernel(evaluations: Iterable[Evaluation], launch: Launch) -> LibraryChoice | None:
-    """The kernel to install where ``launch`` is allowed: of the proven ones that are worth it (see the module's text)
-    the highest lower bound."""
+    """Return the kernel to install for callers who allow ``launch``; None if no kernel qualifies.
+
+    Candidates are the passed evaluations that the launch option allows and that meet the rule in the module's
+    docstring. The highest lower bound wins.
+
+    Args:
+        evaluations: evaluations of template candidates on one problem.
+        launch: the launch option.
+    """
     best: LibraryChoice | None = None
     for e in evaluations:
         if e.status is not Status.PASSED or e.speedup is None or not launch_allows(launch, e.template):
@@ -131,18 +155,25 @@ def choose_kernel(evaluations: Iterable[Evaluation], launch: Launch) -> LibraryC
 
 
 def _over_torch(e: Evaluation) -> float:
-    """Speed-up over torch.matmul by the medians of the same rounds; 0 where either was not timed."""
+    """Return the speed-up over torch.matmul by the medians of the same rounds; 0 if either was not timed."""
     torch = e.baselines_us.get("torch")
     return torch / e.timing.median_us if torch is not None and e.timing is not None else 0.0
 
 
 def _rank(choice: LibraryChoice) -> tuple[float, float, str]:
+    """Return a sort key: lower bound, then speed-up, then name."""
     return choice.low, choice.speedup, config_name(choice.config)
 
 
 @dataclass(frozen=True)
 class Library:
-    """Rows of one GPU (short name, e.g. ``h200``), at most one per problem."""
+    """The rows of one GPU.
+
+    Attributes:
+        gpu: short name, e.g. ``h200``.
+        rows: at most one row per problem.
+        provenance: origin of the figures; JSON values.
+    """
 
     gpu: str
     rows: Sequence[LibraryRow]
@@ -153,36 +184,40 @@ class Library:
         return {row.problem: row for row in self.rows}
 
     def lookup(self, problem: Problem) -> LibraryRow | None:
-        """The row of a problem, None if it was not tuned."""
+        """Return the row of a problem; None if it was not tuned."""
         return self._by_problem.get(problem)
 
     @property
     def launches(self) -> tuple[Launch, ...]:
-        """The launch options in which rows differ: the third only if some row has a kernel for constant weights."""
+        """Return the launch options in which rows differ; ``weights`` only if a row has a kernel for it."""
         return LAUNCHES if any(row.weights is not None for row in self.rows) else LAUNCHES[:2]
 
     def geomean(self, launch: Launch) -> float:
-        """Geometric mean of the speed-ups, where a row that uses the baseline counts as 1."""
+        """Return the geometric mean of the speed-ups. A row that uses the baseline counts as 1; no rows give 1."""
         if not self.rows:
             return 1.0
         choices = (row.choice(launch) for row in self.rows)
         return math.exp(sum(math.log(c.speedup) for c in choices if c) / len(self.rows))
 
     def fallbacks(self, launch: Launch) -> int:
-        """How many rows use the baseline."""
+        """Return the number of rows that use the baseline."""
         return sum(row.choice(launch) is None for row in self.rows)
 
     def installed(self) -> dict[Problem, list[KernelConfig]]:
-        """The kernels of every row, launch options in their order."""
+        """Return problem -> installed kernels in the order of the launch options; a kernel may occur several times."""
         return {row.problem: [c.config for c in map(row.choice, LAUNCHES) if c] for row in self.rows}
 
     def restricted_to(self, problems: Iterable[Problem]) -> Library:
-        """The rows of some problems, those that there are."""
+        """Return the library with only the rows of some problems, in their order; those without a row are skipped."""
         return replace(self, rows=tuple(row for p in problems if (row := self.lookup(p)) is not None))
 
     def without_kernels(self, kernels: Iterable[tuple[Problem, Launch]]) -> Library:
-        """The library less the kernels of these (problem, launch option): there the baseline is used, or, instead of a
-        kernel for constant weights, the row's for PDL."""
+        """Return the library without some kernels.
+
+        Args:
+            kernels: (problem, launch option) pairs. Such a row then uses the baseline; for ``weights`` it uses its
+                kernel for PDL.
+        """
         lost = set(kernels)
 
         def rest(row: LibraryRow) -> LibraryRow:
@@ -192,7 +227,7 @@ class Library:
         return replace(self, rows=tuple(map(rest, self.rows)))
 
     def sha(self) -> str:
-        """SHA-256 (hex) of the content: equal hashes, equal libraries."""
+        """Return the SHA-256 (hex) of the content; equal libraries have equal hashes."""
         return self._sha
 
     @cached_property
@@ -208,10 +243,10 @@ class Library:
         }
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the JSON file; by atomic rename, so that readers see the old file or the new one.
+        """Write the JSON file atomically: readers see the old file or the new one.
 
         Raises:
-            RecordError: it could not be written; a file of that name is then as it was.
+            RecordError: the disk refuses. The old file is kept.
         """
         write_json(Path(path), self._to_json())
 
@@ -220,7 +255,8 @@ class Library:
         """Read a library file.
 
         Raises:
-            RecordError: the file is missing, truncated, of another version or holds what no release writes.
+            RecordError: the file is missing, truncated, of another version, or has invalid content.
+            ToolchainMissing: pydantic is not installed.
         """
         try:
             text = read_plain_file(Path(path)).decode()
@@ -233,10 +269,14 @@ class Library:
 
     @classmethod
     def packaged(cls, gpu: str, missing_ok: bool = False) -> Library:
-        """The library that comes with the package for a GPU (short name); empty if ``missing_ok``.
+        """Return the library of a GPU that comes with the package.
+
+        Args:
+            gpu: short name of the GPU.
+            missing_ok: return an empty library if the package has none.
 
         Raises:
-            RecordError: there is none for this GPU and ``missing_ok`` is false.
+            RecordError: the package has no library for this GPU and ``missing_ok`` is False.
         """
         file = resources.files("outblas") / "data" / "libraries" / f"{gpu}.json"
         if file.is_file():
@@ -251,6 +291,7 @@ class Library:
 
 
 def _row_to_json(row: LibraryRow) -> dict[str, Any]:
+    """Return a row as the file spells it: one set of columns per launch option; ``weights`` only if present."""
     data: dict[str, Any] = {"problem": row.problem.key}
     choices = {"": row.plain, "_pdl": row.pdl, **({} if row.weights is None else {"_weights": row.weights})}
     for suffix, choice in choices.items():
@@ -262,6 +303,12 @@ def _row_to_json(row: LibraryRow) -> dict[str, Any]:
 
 
 def _parse(text: str, where: str) -> Library:
+    """Return the library of a file's text; ``where`` names the file in errors.
+
+    Raises:
+        RecordError: the content is damaged, of another format, or has a problem twice.
+        ToolchainMissing: pydantic is not installed.
+    """
     try:
         import pydantic
     except ImportError as error:
@@ -295,6 +342,10 @@ def _parse(text: str, where: str) -> Library:
 
 
 def _row_from_file(row: Any, configs: dict[str, KernelConfig]) -> LibraryRow:
+    """Return a row of the file's model; ``configs`` caches parsed names. Raises RecordError for a kernel without
+    figures.
+    """
+
     def choice(suffix: str) -> LibraryChoice | None:
         name = getattr(row, f"config{suffix}")
         if name is None:
@@ -314,7 +365,7 @@ def _row_from_file(row: Any, configs: dict[str, KernelConfig]) -> LibraryRow:
 
 @lru_cache(maxsize=1)
 def _file_model() -> type[BaseModel]:
-    """The schema of the file; pydantic is met at this boundary only."""
+    """Return the pydantic schema of the file. Pydantic is imported only here and in :func:`_parse`."""
     from pydantic import BaseModel, ConfigDict, PositiveFloat
 
     class LibraryRow(BaseModel):

@@ -1,4 +1,4 @@
-"""A library that is made table by table: adding rows, taking one table's part, and what a bench says of its kernels."""
+"""Build a library table by table: add rows, take the rows of one table, and apply the results of a bench."""
 
 from __future__ import annotations
 
@@ -19,7 +19,14 @@ from outblas.records.results import read_result, write_result
 
 
 def with_table_rows(library: Library, rows: Sequence[LibraryRow], table: Table, measured: dict[str, Any]) -> Library:
-    """The library with more rows, and what is known of their table."""
+    """Return the library with more rows.
+
+    Args:
+        library: the library so far.
+        rows: rows of one table, not yet in the library.
+        table: their table.
+        measured: provenance of the table; must have ``gpu``, ``driver``, ``toolchain``, ``date`` and ``commit``.
+    """
     tables = {**library.provenance.get("tables", {}), str(table): measured}
     where = {key: measured[key] for key in ("gpu", "driver", "toolchain", "date", "commit")}
     provenance = {**library.provenance, **where, "command": "outblas build-library", "tables": tables}
@@ -27,10 +34,10 @@ def with_table_rows(library: Library, rows: Sequence[LibraryRow], table: Table, 
 
 
 def rows_of_table(library: Library, table: Table) -> Library:
-    """The rows of a table's problems: its hash does not change with the other tables.
+    """Return a library with the rows of one table only. Its hash does not depend on other tables.
 
     Raises:
-        UsageError: the table was not tuned, or not to its end.
+        UsageError: the table was not tuned, or not completely.
     """
     part = library.restricted_to(table.problems())
     if str(table) not in library.provenance["tables"] or len(part.rows) < len(table.problems()):
@@ -39,9 +46,11 @@ def rows_of_table(library: Library, table: Table) -> Library:
 
 
 def slower_kernels(path: Path) -> list[tuple[Problem, Launch]]:
-    """(problem, launch option) of kernels that a bench found neither surely ahead nor level and faster than torch.
+    """Return (problem, launch option) of the kernels in a bench file that should be demoted.
 
-    Without an interval (a file of other origin may have none) a kernel is not surely ahead.
+    A kernel is kept if its interval lies above 1. It is also kept if its speed-up is at least
+    :data:`outblas.records.library.LEVEL_ABOVE` and it is faster than torch. A row without an interval does not meet the
+    first rule.
     """
 
     def kept(row: dict[str, Any]) -> bool:
@@ -56,7 +65,14 @@ def slower_kernels(path: Path) -> list[tuple[Problem, Launch]]:
 
 
 def without_slow_algorithms(library: Library, path: Path) -> Library:
-    """The library without the names of autotuned algorithms that a bench found slower than torch.matmul there."""
+    """Return the library without the autotuned cuBLASLt algorithms that a bench did not find within 1% of torch.matmul.
+
+    Only rows whose baseline is torch lose theirs. A row whose algorithm the bench did not time loses it, too.
+
+    Args:
+        library: the library.
+        path: a bench file.
+    """
     slower = {
         Problem.from_json(row)
         for row in read_result(path).rows
@@ -70,9 +86,9 @@ def without_slow_algorithms(library: Library, path: Path) -> Library:
 
 
 def is_bench_of(path: Path, library: Library, problems: Sequence[Problem]) -> bool:
-    """Whether a bench is of these problems and of the kernels that the library installs now.
+    """Return whether a bench file is of exactly these problems and of the kernels that the library installs now.
 
-    A row that was settled (:func:`mark_fallbacks`) still names its kernel, and is of a library that has none there.
+    A row that :func:`mark_fallbacks` changed still names its kernel. It matches a library that has no kernel there.
     """
     rows = read_result(path).rows
     if {Problem.from_json(row) for row in rows} != set(problems):
@@ -93,7 +109,9 @@ def is_bench_of(path: Path, library: Library, problems: Sequence[Problem]) -> bo
 
 
 def merge_rows(old: LibraryRow, new: LibraryRow) -> LibraryRow:
-    """For each launch option the kernel with the higher lower bound; the baseline is the newer run's if it has one."""
+    """Return, for each launch option, the kernel with the higher lower bound. If any kernel changes, the baseline is
+    that of ``new``.
+    """
     picks: dict[str, LibraryChoice | None] = {}
     for launch in LAUNCHES:
         a, b = old.choice(launch), new.choice(launch)
@@ -102,12 +120,15 @@ def merge_rows(old: LibraryRow, new: LibraryRow) -> LibraryRow:
 
 
 def fill_fallbacks(old: LibraryRow, new: LibraryRow) -> LibraryRow:
-    """``old``, with the kernels of ``new`` where it falls back; the baseline is the newer run's then."""
+    """Return ``old`` with kernels of ``new`` for the launch options in which ``old`` has none.
+
+    If any kernel is added, the baseline is that of ``new``.
+    """
     return _with_choices(old, new, {launch: old.choice(launch) or new.choice(launch) for launch in LAUNCHES})
 
 
 def _with_choices(old: LibraryRow, new: LibraryRow, picks: dict[str, LibraryChoice | None]) -> LibraryRow:
-    """These kernels and the baseline of ``new``; ``old`` itself where they are its own."""
+    """Return a row with these kernels and the baseline of ``new``; ``old`` itself if it already has these kernels."""
     if picks["weights"] == picks["pdl"]:
         picks = {**picks, "weights": None}
     if all(getattr(old, launch) == pick for launch, pick in picks.items()):
@@ -116,7 +137,12 @@ def _with_choices(old: LibraryRow, new: LibraryRow, picks: dict[str, LibraryChoi
 
 
 def mark_fallbacks(path: Path, lost: Collection[tuple[Problem, Launch]]) -> None:
-    """Let the rows of these (problem, launch option) in a result file count 1; the rest of them stays."""
+    """Mark rows of a bench file as fall-backs with a published value of 1; keep their measured figures.
+
+    Args:
+        path: the bench file; rewritten if a row changes.
+        lost: (problem, launch option) of the rows.
+    """
     result = read_result(path)
     rows = [
         {**row, "fallback": True, "published": 1.0} if (Problem.from_json(row), launch_of_row(row)) in lost else row

@@ -1,4 +1,4 @@
-"""Where a figure comes from: GPU, driver, toolchain, date, commit, command."""
+"""Collect the provenance of figures: GPU, driver, toolchain, date, commit, command."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from outblas.core.version import __version__
 from outblas.runtime.device import pci_bus_id
 
 _T = TypeVar("_T")
-#: Longest wait for nvidia-smi or git, seconds; a stuck driver must not hang a run.
+#: Time limit for nvidia-smi and git, seconds: a stuck driver must not hang a run.
 _PATIENCE_S = 20
-#: pynvml once it was started.
+#: Holds pynvml once it was initialised.
 _started: list[Any] = []
 
 
 def collect_provenance(command: str, gpu_index: int | None = 0) -> dict[str, Any]:
-    """Provenance of a run, ready for JSON.
+    """Return the provenance of a run as JSON values.
 
     Args:
-        gpu_index: CUDA's; None asks for no GPU, and so leaves CUDA alone: to ask initialises it.
+        command: the command line.
+        gpu_index: CUDA index; None asks for no GPU. A query initialises CUDA.
 
     Returns:
-        ``gpu`` (name) and ``driver`` (version), both None without a GPU; ``toolchain``: see
-        :func:`toolchain`; ``date``: UTC, ISO 8601, whole seconds; ``commit``: see :func:`source_commit`;
-        ``command``: as given.
+        ``gpu`` (name) and ``driver`` (version), both None without a GPU; ``toolchain``, see :func:`toolchain`;
+            ``date``, UTC in ISO 8601, whole seconds; ``commit``, see :func:`source_commit`; ``command``.
     """
     gpu, driver = (None, None) if gpu_index is None else gpu_and_driver(gpu_index)
     return {
@@ -46,7 +46,11 @@ def collect_provenance(command: str, gpu_index: int | None = 0) -> dict[str, Any
 
 
 def provenance_field(provenance: Mapping[str, Any], field: str) -> Any:
-    """A field of a recording's provenance; of one with parts that differ, every value as text."""
+    """Return a field of a recording's provenance.
+
+    If the recording has several parts with different values, return all distinct values as one text, joined by ``; ``.
+    A part without the field counts as "unknown".
+    """
     values = [part.get(field, "unknown") for part in provenance.get("parts", [provenance])]
     if all(value == values[0] for value in values):
         return values[0]
@@ -54,26 +58,31 @@ def provenance_field(provenance: Mapping[str, Any], field: str) -> Any:
 
 
 def utc_now(precision: str = "seconds") -> str:
-    """UTC, ISO 8601; ``precision`` as datetime.isoformat has it."""
+    """Return the present time, UTC in ISO 8601.
+
+    Args:
+        precision: ``timespec`` of ``datetime.isoformat``.
+    """
     return datetime.now(timezone.utc).isoformat(timespec=precision)
 
 
 def toolchain() -> dict[str, str | None]:
-    """Versions of outblas, python, nvrtc, torch, cublas, cuda_bindings; None: not installed or unknown."""
+    """Return the versions of outblas, python, nvrtc, torch, cublas and cuda_bindings; None if not installed."""
     return {
         "outblas": __version__,
         "python": platform.python_version(),
         "nvrtc": _nvrtc(),
-        "torch": _wheel("torch"),  # its suffix tells of CUDA: 2.11.0+cu130
+        "torch": _wheel("torch"),  # its suffix names the CUDA version: 2.11.0+cu130
         "cublas": _wheel("nvidia-cublas", "nvidia-cublas-cu13", "nvidia-cublas-cu12"),
         "cuda_bindings": _wheel("cuda-bindings"),
     }
 
 
 def gpu_and_driver(index: int = 0) -> tuple[str | None, str | None]:
-    """Name of GPU ``index`` and the driver's version, from pynvml or nvidia-smi; (None, None) without.
+    """Return (GPU name, driver version) from pynvml or nvidia-smi; (None, None) if neither answers.
 
-    The index is CUDA's, which counts what ``CUDA_VISIBLE_DEVICES`` leaves; where CUDA is not there, nvidia-smi's own.
+    Args:
+        index: CUDA's index, which counts the devices in ``CUDA_VISIBLE_DEVICES``. Without CUDA, nvidia-smi's index.
     """
 
     def ask(nvml: Any, handle: Any) -> tuple[str | None, str | None]:
@@ -87,7 +96,11 @@ def gpu_and_driver(index: int = 0) -> tuple[str | None, str | None]:
 
 
 def gpu_state(index: int = 0) -> dict[str, int | None]:
-    """``sm_clock_mhz`` (MHz) and ``temperature_c`` (degrees Celsius) now; None where unknown."""
+    """Return the present ``sm_clock_mhz`` (MHz) and ``temperature_c`` (degrees Celsius); None if unknown.
+
+    Args:
+        index: as for :func:`gpu_and_driver`.
+    """
 
     def ask(nvml: Any, handle: Any) -> tuple[int | None, int | None]:
         return (
@@ -103,11 +116,14 @@ def gpu_state(index: int = 0) -> dict[str, int | None]:
 
 
 def source_commit() -> str:
-    """``$OUTBLAS_COMMIT``, else the checkout's commit (with ``-dirty`` for changed files), else ``unknown``."""
+    """Return ``$OUTBLAS_COMMIT``, else the checkout's commit, else ``unknown``. ``-dirty`` follows if tracked files
+    changed.
+    """
     if named := os.environ.get("OUTBLAS_COMMIT"):
         return named
     here = Path(__file__).resolve().parent
-    # Installed inside someone else's checkout, git would tell of theirs: this file must be tracked.
+    # If the package is installed inside another project's checkout, git would name that project's commit. So this file
+    # must be tracked.
     if _run(["git", "-C", str(here), "ls-files", "--error-unmatch", Path(__file__).name]) is None:
         return "unknown"
     head = _run(["git", "-C", str(here), "rev-parse", "HEAD"])
@@ -116,7 +132,7 @@ def source_commit() -> str:
 
 
 def _from_nvml(index: int, ask: Callable[[Any, Any], _T]) -> _T | None:
-    """What ``ask(nvml, handle)`` says; None where NVML, its driver or the GPU is not there."""
+    """Return ``ask(nvml, handle)`` for a GPU; None if NVML, its driver or the GPU is missing."""
     try:
         import pynvml
     except ImportError:
@@ -131,7 +147,7 @@ def _from_nvml(index: int, ask: Callable[[Any, Any], _T]) -> _T | None:
 
 
 def _start(nvml: Any) -> None:
-    """Start NVML once for the process: a bench asks for every problem, and to start it costs more than to ask."""
+    """Initialise NVML once per process. A bench asks at every problem, and initialising costs more than a query."""
     if nvml not in _started:
         nvml.nvmlInit()
         atexit.register(nvml.nvmlShutdown)
@@ -139,6 +155,7 @@ def _start(nvml: Any) -> None:
 
 
 def _from_smi(index: int, query: str) -> list[str] | None:
+    """Return the fields of an nvidia-smi query (comma-separated names) for a GPU; None if it fails."""
     out = _run(
         ["nvidia-smi", f"--id={pci_bus_id(index) or index}", f"--query-gpu={query}", "--format=csv,noheader,nounits"]
     )
@@ -147,7 +164,7 @@ def _from_smi(index: int, query: str) -> list[str] | None:
 
 
 def _run(command: list[str]) -> str | None:
-    """Output of a command; None where it is not there, fails or does not answer."""
+    """Return a command's output, stripped; None if it is missing, fails or exceeds the time limit."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE_S)
     except (OSError, subprocess.TimeoutExpired):
@@ -156,6 +173,7 @@ def _run(command: list[str]) -> str | None:
 
 
 def _nvrtc() -> str | None:
+    """Return NVRTC's version; None if it is not installed."""
     from outblas.core.errors import ToolchainMissing
     from outblas.runtime.nvrtc import nvrtc_version
 
@@ -166,6 +184,7 @@ def _nvrtc() -> str | None:
 
 
 def _wheel(*names: str) -> str | None:
+    """Return the version of the first installed distribution of these names; None if none is installed."""
     for name in names:
         try:
             return metadata.version(name)
@@ -175,6 +194,7 @@ def _wheel(*names: str) -> str | None:
 
 
 def _int(text: str) -> int | None:
+    """Return a text of digits as an integer; None for other text."""
     return int(text) if re.fullmatch(r"\d+", text) else None
 
 

@@ -1,9 +1,8 @@
-"""A recording: the measured matrix problems x catalogue of one GPU, with the baselines of the same run.
+"""A recording: the measured matrix problems x candidates of one GPU, with the baselines of the same run.
 
-On disk a recording is two Parquet files in one folder, ``<stem>_cells.parquet`` and
-``<stem>_baselines.parquet``; their schema metadata (key ``outblas``, JSON) names the problems, the
-catalogue and the provenance, and must agree, so that files of two runs are never mixed. The matrix is
-dense: every cell is there, with a verdict, or marked as illegal or left out.
+A recording is two Parquet files in one folder: ``<stem>_cells.parquet`` and ``<stem>_baselines.parquet``. Their schema
+metadata (key ``outblas``, JSON) hold the problems, the candidates and the provenance. Both must agree, so that files of
+different runs are never mixed. The matrix is dense: each cell has a verdict, or is marked as illegal or left out.
 """
 
 from __future__ import annotations
@@ -51,18 +50,23 @@ _NOT_OFFERED = (STATUS_CODES[Status.LEFT_OUT], STATUS_CODES[Status.ILLEGAL])
 
 @dataclass(frozen=True, eq=False)
 class Recording:
-    """The matrix in memory; P problems x C candidates.
+    """The matrix in memory, with P problems and C candidates.
 
     Attributes:
         suite: name of the suite of problems.
-        problems, catalogue: what the rows and columns are.
-        status: int8[P, C], indices into :data:`STATUSES`.
+        problems: the rows.
+        catalogue: the candidates; the columns.
+        status: int8[P, C], indices into :data:`outblas.records.recording_files.STATUSES`.
         median_us: float32[P, C], GPU time per call, microseconds; NaN unless passed.
         spread: float32[P, C], (p75 - p25) / median; NaN unless passed.
-        rounds: int16[P, C], interleaved rounds that the median is over; 0 unless passed.
-        baselines, baseline_spread: name -> float32[P], as above; NaN where it was not measured.
-        baseline_detail: name -> one line per problem (the algorithm chosen).
+        rounds: int16[P, C], number of interleaved rounds behind the median; 0 unless passed.
+        baselines: name -> float32[P], microseconds per call; NaN if not measured.
+        baseline_spread: name -> float32[P], (p75 - p25) / median; NaN if not measured.
+        baseline_detail: name -> one line per problem (the chosen algorithm).
         provenance: gpu, driver, toolchain, date, commit, command.
+
+    Raises:
+        RecordError: the arrays contradict each other.
     """
 
     suite: str
@@ -88,23 +92,23 @@ class Recording:
 
     @classmethod
     def load(cls, path_or_name: str | os.PathLike[str]) -> Recording:
-        """Read every recording of a folder (or one ``_cells.parquet`` file) as one matrix.
+        """Read every recording of a folder, or one ``_cells.parquet`` file, as one matrix.
 
         Args:
-            path_or_name: a path, or the name of a packaged recording, e.g. ``h200``.
+            path_or_name: a path, or the name of a packaged recording, e.g. ``h200``. A packaged name wins over a path.
 
         Raises:
-            UsageError: there is no such recording.
+            UsageError: no such recording.
             RecordError: a file is truncated, of another version, incomplete or from another run.
         """
         parts = [_load_part(folder, stem) for folder, stem in _find(path_or_name)]
         return parts[0] if len(parts) == 1 else _merge(parts)
 
     def write(self, directory: str | os.PathLike[str]) -> Path:
-        """Write both files (each by atomic rename, the cells last); return the path of the cells.
+        """Write both files into a folder, each atomically, the cells last. Return the path of the cells.
 
         Raises:
-            RecordError: they could not be written; files of the same name are then as they were.
+            RecordError: the disk refuses.
         """
         import pyarrow as pa
 
@@ -141,11 +145,7 @@ class Recording:
 
     @property
     def gpu(self) -> Gpu:
-        """The GPU that was measured.
-
-        Raises:
-            RecordError: the provenance names a GPU that this version does not know.
-        """
+        """Return the GPU that was measured. Raises RecordError if this release does not know it."""
         name = str(self.provenance.get("gpu", ""))
         for gpu in GPUS.values():
             if gpu.name in name.lower():
@@ -153,11 +153,7 @@ class Recording:
         raise RecordError(f"the recording is of GPU {name!r}", " or ".join(GPUS), "use a newer release")
 
     def row(self, problem: Problem) -> int:
-        """Index of a problem.
-
-        Raises:
-            UsageError: the problem was not recorded.
-        """
+        """Return the row index of a problem. Raises UsageError if it was not recorded."""
         index = self._row.get(problem)
         if index is None:
             kinds = sorted({"_".join((p.layout, p.dtype, p.acc)) for p in self.problems})
@@ -169,21 +165,27 @@ class Recording:
         return index
 
     def catalogue_index(self, config: KernelConfig) -> int | None:
-        """Index of a config in the catalogue, None if it is not there."""
+        """Return the column index of a config; None if it is not in the catalogue."""
         return self._column.get(config)
 
     def recorded_mask(self, problem: Problem) -> NDArray[np.bool_]:
-        """bool[C]: cells that were measured or failed, not those that are illegal or were left out."""
+        """Return bool[C]: True for cells of the problem that were tried, passed or failed; False if illegal or left
+        out.
+        """
         return ~np.isin(self.status[self.row(problem)], _NOT_OFFERED)
 
     def by_launch(self, problem: Problem) -> dict[Launch, NDArray[np.intp]]:
-        """Indices of the problem's :meth:`recorded_mask` cells by launch option; options without any are left out."""
+        """Return launch option -> column indices of the problem's recorded cells that need it. Options without cells
+        are absent.
+        """
         recorded = self.recorded_mask(problem)
         found = {launch: np.flatnonzero(recorded & (self._launch == launch)) for launch in LAUNCHES}
         return {launch: columns for launch, columns in found.items() if len(columns)}
 
     def best(self, problem: Problem, pdl: bool = True) -> tuple[KernelConfig, float] | None:
-        """Fastest recorded cell and its microseconds, None if no cell passed; ``pdl=False`` leaves PDL out."""
+        """Return the fastest passed config and its microseconds; None if no cell passed. ``pdl=False`` leaves out PDL
+        kernels.
+        """
         row = self.row(problem)
         allowed = self.status[row] == STATUS_CODES[Status.PASSED]
         if not pdl:
@@ -194,25 +196,27 @@ class Recording:
         return self.catalogue[index], float(self.median_us[row, index])
 
     def restricted_to(self, problems: Sequence[Problem]) -> Recording:
-        """The same recording with no other problems than these, in this order.
+        """Return the recording with only these problems, in this order.
 
         Raises:
-            UsageError: one was not recorded. RecordError: there is none.
+            UsageError: a problem was not recorded.
+            RecordError: ``problems`` is empty.
         """
         return _rows(self, [self.row(p) for p in problems])
 
     def baselines_of(self, problem: Problem) -> dict[str, float]:
-        """Name -> microseconds of every baseline measured for a problem."""
+        """Return baseline name -> microseconds for every baseline that was measured for a problem."""
         row = self.row(problem)
         return {name: float(us[row]) for name, us in self.baselines.items() if np.isfinite(us[row])}
 
     def best_baseline(self, problem: Problem) -> tuple[str, float]:
-        """Name and microseconds of the baseline (see :func:`outblas.core.rivals.fastest_baseline`)."""
+        """Return the name and the microseconds of *the* baseline (:func:`outblas.core.rivals.fastest_baseline`)."""
         found = self.baselines_of(problem)
         name = fastest_baseline(found)
         return name, found[name]
 
     def _validate(self) -> None:
+        """Raise RecordError with the first fault that the arrays have."""
         shape = (len(self.problems), len(self.catalogue))
         faults = {
             "no problem or no candidate": 0 in shape,
@@ -249,13 +253,13 @@ class Recording:
 
 
 def stem_of(suite: str, problems: Sequence[Problem]) -> str:
-    """Start of the names of a recording's files: the suite, and the first problem's layout, dtype and accumulator."""
+    """Return the start of the files' names: suite, then layout, dtype and accumulator of the first problem."""
     first = problems[0]
     return "_".join((suite, first.layout, first.dtype, first.acc))
 
 
 def packaged() -> list[str]:
-    """Names of the recordings that come with the package."""
+    """Return the sorted names of the recordings that come with the package."""
     root = _package_root()
     return sorted(d.name for d in root.iterdir() if d.is_dir()) if root.is_dir() else []
 
@@ -265,7 +269,7 @@ def _package_root() -> Traversable:
 
 
 def _find(path_or_name: str | os.PathLike[str]) -> list[tuple[Traversable, str]]:
-    """(folder, stem) of each recording; a packaged name comes before a folder of the same name."""
+    """Return (folder, stem) of each recording at a path or packaged name; raise UsageError if none exists."""
     text = os.fspath(path_or_name)
     folder: Traversable
     if text in packaged():
@@ -276,7 +280,7 @@ def _find(path_or_name: str | os.PathLike[str]) -> list[tuple[Traversable, str]]
             return [(cast("Traversable", path.parent), path.name.removesuffix(CELLS))]
         folder = cast("Traversable", path)
     names = sorted(f.name for f in folder.iterdir()) if folder.is_dir() else []
-    # A name that starts with a dot is a write that never finished.
+    # A name that starts with a dot belongs to an interrupted write.
     stems = [n.removesuffix(CELLS) for n in names if n.endswith(CELLS) and not n.startswith(".")]
     if not stems:
         raise UsageError(
@@ -288,6 +292,7 @@ def _find(path_or_name: str | os.PathLike[str]) -> list[tuple[Traversable, str]]
 
 
 def _load_part(folder: Traversable, stem: str) -> Recording:
+    """Return the recording of one pair of files. Raises RecordError if they are damaged or do not match."""
     cells, metadata = read_table(folder.joinpath(stem + CELLS), CELLS)
     baselines, other = read_table(folder.joinpath(stem + BASELINES), BASELINES)
     if {**metadata, "kind": ""} != {**other, "kind": ""}:
@@ -319,10 +324,9 @@ def _load_part(folder: Traversable, stem: str) -> Recording:
 
 
 def _each_problem_once(parts: list[Recording]) -> list[Recording]:
-    """Suites share problems: the first part that has one keeps it, so that its row is of one run.
+    """Return the parts without repeated problems; the first part with a problem keeps it, so its row is of one run.
 
-    Raises:
-        RecordError: a part has nothing that is not in those before it.
+    Raises RecordError if a part has only problems of earlier parts.
     """
     seen: set[Problem] = set()
     kept: list[Recording] = []
@@ -339,6 +343,7 @@ def _each_problem_once(parts: list[Recording]) -> list[Recording]:
 
 
 def _rows(part: Recording, rows: list[int]) -> Recording:
+    """Return the recording with only the rows of these indices, in this order."""
     return replace(
         part,
         problems=tuple(part.problems[i] for i in rows),
@@ -353,7 +358,10 @@ def _rows(part: Recording, rows: list[int]) -> Recording:
 
 
 def _merge(parts: list[Recording]) -> Recording:
-    """One matrix over all problems and candidates; a cell that no part has was left out."""
+    """Return one matrix over all problems and candidates. A cell that is in no part counts as left out.
+
+    Raises RecordError if the parts are of several GPUs, or a part only repeats others.
+    """
     if len({part.gpu.name for part in parts}) > 1:
         raise RecordError("the folder holds recordings of several GPUs", "one GPU", "keep one folder per GPU")
     parts = _each_problem_once(parts)

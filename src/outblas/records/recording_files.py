@@ -1,4 +1,6 @@
-"""The two Parquet files of a recording: tables in, arrays of the dense matrix out, every fault named."""
+"""Read and write the two Parquet files of a recording, and convert them to arrays of the dense matrix. Every fault is
+named.
+"""
 
 from __future__ import annotations
 
@@ -27,12 +29,12 @@ if TYPE_CHECKING:
         from importlib.abc import Traversable
 
 FORMAT = 1
-#: Letters of a baseline's name and detail at most.
+#: Maximum characters of a baseline's name and detail.
 _WORDS = 1000
-#: ``Recording.status`` holds indices into this tuple.
+#: ``Recording.status`` contains indices into this tuple.
 STATUSES = tuple(Status)
 STATUS_CODES = {status: np.int8(i) for i, status in enumerate(STATUSES)}
-#: Ends of the two files' names.
+#: Suffixes of the two files' names.
 CELLS, BASELINES = "_cells.parquet", "_baselines.parquet"
 FILE_KINDS = {CELLS: "recording-cells", BASELINES: "recording-baselines"}
 COLUMNS = {
@@ -42,10 +44,16 @@ COLUMNS = {
 
 
 def write_table(path: Path, suffix: str, columns: list[Any], metadata: Mapping[str, Any]) -> None:
-    """Write the columns of a file by atomic rename, ``metadata`` and what it is in its schema.
+    """Write one of the two files atomically.
+
+    Args:
+        path: the file.
+        suffix: :data:`CELLS` or :data:`BASELINES`; decides the columns' names.
+        columns: Arrow arrays in the order of :data:`COLUMNS`.
+        metadata: stored as JSON in the schema, with the format and the kind of file.
 
     Raises:
-        RecordError: the disk refuses it; a file of that name is then as it was.
+        RecordError: the disk refuses. The old file is kept.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -59,7 +67,11 @@ def write_table(path: Path, suffix: str, columns: list[Any], metadata: Mapping[s
 
 
 def read_table(path: Traversable, suffix: str) -> tuple[pa.Table, dict[str, Any]]:
-    """A file's table, with every column of its kind, and its metadata.
+    """Return (table, metadata) of one of the two files. The table has at least the columns of its kind.
+
+    Args:
+        path: the file.
+        suffix: :data:`CELLS` or :data:`BASELINES`.
 
     Raises:
         RecordError: the file is missing, truncated, of another kind or version, or lacks a column.
@@ -96,10 +108,15 @@ def read_table(path: Traversable, suffix: str) -> tuple[pa.Table, dict[str, Any]
 
 
 def cells_to_arrays(table: pa.Table, rows: int, columns: int) -> tuple[Any, Any, Any, Any]:
-    """status int8, median_us float32, spread float32, rounds int16, each of shape (rows, columns).
+    """Return (status int8, median_us float32, spread float32, rounds int16), each of shape (rows, columns).
+
+    Args:
+        table: one line per cell, in any order.
+        rows: number of problems.
+        columns: number of candidates.
 
     Raises:
-        ValueError: a cell is missing, given twice or outside the matrix, or holds what it cannot.
+        ValueError: a cell is missing, doubled or outside the matrix, or a value is invalid.
     """
     row, column = _integers(table["problem"]), _integers(table["candidate"])
     _inside(row, rows, "problem")
@@ -123,10 +140,13 @@ def cells_to_arrays(table: pa.Table, rows: int, columns: int) -> tuple[Any, Any,
 
 
 def baselines_to_arrays(table: pa.Table, rows: int) -> tuple[Any, Any, Any]:
-    """By name: median_us float32[rows], spread float32[rows] (NaN where not measured) and a detail per row.
+    """Return three dictionaries by baseline name: median_us float32[rows], spread float32[rows], and one detail per
+    row.
+
+    A value that was not measured is NaN; its detail is empty.
 
     Raises:
-        ValueError: a baseline is given twice for a problem, or of a problem that is not there.
+        ValueError: a baseline occurs twice for a problem, or for a problem outside the recording.
     """
     row = _integers(table["problem"])
     _inside(row, rows, "problem")
@@ -150,6 +170,7 @@ def baselines_to_arrays(table: pa.Table, rows: int) -> tuple[Any, Any, Any]:
 
 
 def _integers(column: Any) -> NDArray[np.int64]:
+    """Return a column as int64. Raises ValueError for another type or a null."""
     import pyarrow as pa
 
     if not pa.types.is_integer(column.type):
@@ -160,12 +181,13 @@ def _integers(column: Any) -> NDArray[np.int64]:
 
 
 def _floats(column: Any) -> NDArray[np.float32]:
-    """float32, null as NaN."""
+    """Return a column as float32; null becomes NaN."""
     import pyarrow as pa
 
     return cast("NDArray[np.float32]", column.cast(pa.float32()).to_numpy(zero_copy_only=False))
 
 
 def _inside(indices: NDArray[np.int64], count: int, what: str) -> None:
+    """Raise ValueError if an index is outside 0..count - 1; ``what`` names the index in the message."""
     if ((indices < 0) | (indices >= count)).any():
         raise ValueError(f"a {what} index outside 0..{count - 1}")

@@ -1,6 +1,6 @@
-"""Replay: a recording behind the evaluator's own interface, the default where there is no GPU.
+"""Replay: an evaluator that answers from a recording. It is the default on machines without a GPU.
 
-It offers recorded cells only and never interpolates; asking for another cell is an error.
+It offers recorded cells only and never interpolates. A request for another cell is an error.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from outblas.core.rivals import fastest_baseline
 from outblas.core.roofline import Gpu
 from outblas.records.recording import STATUSES, Recording
 
-#: Standard error of a median, in standard errors of a mean, for normal samples: sqrt(pi / 2).
+#: (Standard error of a median) / (standard error of a mean) for normal samples: sqrt(pi / 2).
 _MEDIAN_FACTOR = math.sqrt(math.pi / 2)
 #: Interquartile range of a normal distribution, in standard deviations.
 _IQR_SIGMAS = 1.349
@@ -29,11 +29,13 @@ _Z95 = 1.96
 class ReplayEvaluator(Evaluator):
     """Answers evaluations from a recording.
 
-    A recording holds medians and spreads, not the paired samples, so the speed-up here is an
-    approximation: ratio = best baseline's median / candidate's median, and the 95% interval is
-    exp(log ratio -+ 1.96 sqrt(s_b^2 + s_c^2)) with s = sqrt(pi/2) (spread / 1.349) / sqrt(rounds), the
-    standard error of the log of a median of normal samples. It ignores that the rounds were
-    interleaved, which makes it wider than the paired bootstrap where clocks drift.
+    A recording has medians and spreads, not paired samples, so the speed-up is an approximation. Its ratio is (median
+    of the best baseline / median of the candidate). Its 95% interval is exp(log ratio -+ 1.96 sqrt(s_b^2 + s_c^2)).
+    Here s = sqrt(pi/2) (spread / 1.349) / sqrt(rounds), the standard error of the log of a median of normal samples. It
+    ignores that rounds were interleaved. So it is wider than the paired bootstrap interval if clocks drift.
+
+    Args:
+        recording: the recording.
     """
 
     def __init__(self, recording: Recording) -> None:
@@ -49,7 +51,7 @@ class ReplayEvaluator(Evaluator):
         return f"replay:{self._gpu.name}"
 
     def candidates(self, problem: Problem) -> Sequence[KernelConfig]:
-        """Recorded candidates of a problem, in catalogue order.
+        """Return the recorded candidates of a problem, in catalogue order.
 
         Raises:
             UsageError: the problem was not recorded.
@@ -58,7 +60,7 @@ class ReplayEvaluator(Evaluator):
         return [catalogue[i] for i in np.flatnonzero(self.recording.recorded_mask(problem))]
 
     def evaluate(self, pairs: Iterable[tuple[Problem, KernelConfig]]) -> list[Evaluation]:
-        """The recorded evaluations of the pairs, in their order.
+        """Return the recorded evaluations of the pairs, in their order.
 
         Raises:
             UsageError: a pair was not recorded.
@@ -66,13 +68,15 @@ class ReplayEvaluator(Evaluator):
         return [self._cell(problem, config) for problem, config in pairs]
 
     def baselines(self, problem: Problem) -> dict[str, float]:
-        """Name -> microseconds of the baselines measured in the recording's run."""
+        """Return baseline name -> microseconds, as measured in the recording's run."""
         return self.recording.baselines_of(problem)
 
     def baseline_detail(self, problem: Problem, name: str) -> str:
+        """Return one line on a baseline, e.g. the chosen algorithm; empty if it was not measured for the problem."""
         return self.recording.baseline_detail[name][self.recording.row(problem)]
 
     def _cell(self, problem: Problem, config: KernelConfig) -> Evaluation:
+        """Return the evaluation of one cell. Raises UsageError if it was illegal, left out, or not in the recording."""
         recording = self.recording
         row, column = recording.row(problem), recording.catalogue_index(config)
         status = Status.LEFT_OUT if column is None else STATUSES[recording.status[row, column]]
@@ -104,5 +108,10 @@ class ReplayEvaluator(Evaluator):
 
 
 def standard_error(spread: float, rounds: int) -> float:
-    """Standard error of the log of a median over ``rounds`` normal samples of spread IQR / median."""
+    """Return the standard error of the log of a median of ``rounds`` normal samples.
+
+    Args:
+        spread: interquartile range / median.
+        rounds: number of samples, at least 1.
+    """
     return _MEDIAN_FACTOR * spread / _IQR_SIGMAS / math.sqrt(rounds)

@@ -1,7 +1,7 @@
-"""Bench result files: their columns, and how they are read, checked and written.
+"""Result files of a bench: their columns, and how they are read, checked and written.
 
-A result file is Parquet: one row per (problem, launch option), with the run's provenance in the
-schema metadata. ``summary.json`` is computed from such files alone (:mod:`outblas.records.summary`).
+A result file is Parquet with one row per (problem, launch option). The run's provenance is in the schema metadata.
+``summary.json`` is computed from such files alone (:mod:`outblas.records.summary`).
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ TABLE_KIND = "bench"
 MODES = ("offline", "offline_cold", "server")
 PROVENANCE_FIELDS = ("gpu", "driver", "toolchain", "date", "commit", "command")
 
-#: Column -> (Arrow type, may be null). Times in microseconds, ``published`` is ``speedup`` or, where
-#: the library falls back to the baseline, 1.0. A row that falls back and has a speed-up was demoted by this very
-#: bench: its kernel was not surely ahead, its figures are kept, and the library does not have it any more.
-#: ``lt_auto_detail`` is the algorithm that autotuning cuBLASLt chose, whichever baseline was the fastest; the 99th
-#: percentiles are of server mode. ``pdl``: PDL was allowed; ``early``: early loads of a constant B, too.
+#: Column -> (Arrow type, may be null). Times are microseconds. ``published`` is ``speedup``, or 1.0 if the library
+#: falls back to the baseline. A fall-back row with a speed-up was demoted by this very bench: its kernel was not surely
+#: ahead. Such a row keeps its figures, and the library no longer has the kernel. ``lt_auto_detail`` is the algorithm
+#: that autotuning cuBLASLt chose, whether or not it was the fastest baseline. The 99th percentiles are for server mode.
+#: ``pdl``: PDL was allowed. ``early``: early loads of a constant B were allowed, too.
 COLUMNS: dict[str, tuple[str, bool]] = {
     **{c: ("int32", False) for c in ("m", "n", "k")},
     **{c: ("string", False) for c in ("layout", "dtype", "acc", "mode")},
@@ -69,7 +69,7 @@ COLUMNS: dict[str, tuple[str, bool]] = {
     **{c: ("double", True) for c in ("ours_p99_us", "baseline_p99_us", "torch_p99_us")},
     "early": ("bool", False),
 }
-#: Columns that older files do not have, and what they read as there; rows to be written may leave them out, too.
+#: Columns that older files lack -> the value that is read for them. Rows to write may omit them, too.
 LATER_COLUMN_DEFAULTS: dict[str, Any] = {
     **dict.fromkeys(("lt_auto_detail", "ours_p99_us", "baseline_p99_us", "torch_p99_us")),
     "early": False,
@@ -78,7 +78,13 @@ LATER_COLUMN_DEFAULTS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Result:
-    """A result file, read and checked: its rows, in the file's order, and its metadata."""
+    """A result file that was read and checked.
+
+    Attributes:
+        path: the file.
+        meta: its metadata: ``suite``, ``provenance``, ``format``, ``kind`` and possibly more.
+        rows: its rows in file order; one dictionary per row with the columns of :data:`COLUMNS`.
+    """
 
     path: Path
     meta: dict[str, Any]
@@ -86,19 +92,21 @@ class Result:
 
     @property
     def suite(self) -> str:
+        """Return the name of the suite."""
         return str(self.meta["suite"])
 
     @property
     def provenance(self) -> dict[str, Any]:
+        """Return a copy of the run's provenance: :data:`PROVENANCE_FIELDS` -> value."""
         return dict(self.meta["provenance"])
 
 
 def read_result(path: str | os.PathLike[str]) -> Result:
-    """Read a bench result file.
+    """Read and check a result file.
 
     Raises:
-        RecordError: when it is missing, truncated or damaged, of another kind or format version,
-            lacks a column, or holds rows that contradict themselves.
+        RecordError: the file is missing, damaged, of another kind or format, lacks a column, or has rows that
+            contradict themselves.
     """
     path = Path(path)
     meta = read_meta(path)
@@ -115,14 +123,15 @@ def read_result(path: str | os.PathLike[str]) -> Result:
 
 
 def write_result(rows: Sequence[Mapping[str, Any]], meta: Mapping[str, Any], path: str | os.PathLike[str]) -> Path:
-    """Write a bench result file atomically: ``path`` is either the old file or the whole new one.
+    """Write a result file atomically and return its path.
 
     Args:
-        rows: one mapping per row, with every column of :data:`COLUMNS`; a nullable one may be left
-            out. meta: ``suite`` and ``provenance``; ``format`` and ``kind`` are set here.
+        rows: one mapping per row with every column of :data:`COLUMNS`; nullable columns may be omitted.
+        meta: ``suite`` and ``provenance``; ``format`` and ``kind`` are added.
+        path: the file.
 
     Raises:
-        RecordError: when a row lacks a column or contradicts itself, or the disk refuses the file.
+        RecordError: a row lacks a column or contradicts itself, or the disk refuses. The old file is kept.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -158,10 +167,10 @@ def write_result(rows: Sequence[Mapping[str, Any]], meta: Mapping[str, Any], pat
 
 
 def bench_files(directory: str | os.PathLike[str]) -> list[Path]:
-    """The bench result files of a directory, sorted by name; Parquet of other kinds is passed over.
+    """Return the result files of a directory, sorted by name. Parquet files of other kinds are skipped.
 
     Raises:
-        RecordError: when there is none, or a Parquet file there cannot be read.
+        RecordError: the directory has no result file, or one of its Parquet files cannot be read.
     """
     files = [p for p in sorted(Path(directory).glob("*.parquet")) if read_meta(p).get("kind") == TABLE_KIND]
     if not files:
@@ -172,10 +181,10 @@ def bench_files(directory: str | os.PathLike[str]) -> list[Path]:
 
 
 def read_meta(path: Path) -> dict[str, Any]:
-    """The ``outblas`` metadata of any Parquet file of ours, format checked, kind not.
+    """Return the ``outblas`` metadata of a Parquet file. The format number is checked, the kind is not.
 
     Raises:
-        RecordError: when the file is missing, truncated, not ours or of another format version.
+        RecordError: the file is missing, truncated, not written by outblas, or of another format.
         ToolchainMissing: pyarrow is not installed.
     """
     check_parquet()
@@ -206,14 +215,18 @@ _AGAIN = "restore the file or run `outblas bench` again"
 
 
 def _read_rows(path: Path) -> list[Row]:
-    """The known columns in the known order, cast where the cast loses nothing, as rows."""
+    """Return a file's rows with the columns of :data:`COLUMNS`, cast if the cast is lossless.
+
+    Raises:
+        RecordError: the file is damaged, lacks a column, or has a column of a wrong type.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
         table = pq.read_table(path, page_checksum_verification=True)
         absent = [c for c in COLUMNS if c not in table.column_names and c not in LATER_COLUMN_DEFAULTS]
-    except (pa.ArrowException, OSError, ValueError) as error:  # ValueError: names that are no UTF-8 any more
+    except (pa.ArrowException, OSError, ValueError) as error:  # ValueError: column names that are not UTF-8
         raise RecordError(f"{path} cannot be read: {_first_line(error)}", "an undamaged file", _AGAIN) from error
     if absent:
         raise RecordError(f"{path} lacks columns {', '.join(absent)}", "every column of a bench result", _AGAIN)
@@ -228,6 +241,7 @@ def _read_rows(path: Path) -> list[Row]:
 
 
 def _schema() -> pa.Schema:
+    """Return the Arrow schema of :data:`COLUMNS`."""
     import pyarrow as pa
 
     kinds = {"int32": pa.int32(), "double": pa.float64(), "string": pa.string(), "bool": pa.bool_()}
@@ -235,6 +249,7 @@ def _schema() -> pa.Schema:
 
 
 def _check_meta(meta: Mapping[str, Any], what: str) -> None:
+    """Raise RecordError unless the metadata have a suite and a complete provenance; ``what`` names the file."""
     provenance = meta.get("provenance")
     if not isinstance(meta.get("suite"), str) or not isinstance(provenance, Mapping):
         raise RecordError(
@@ -248,7 +263,10 @@ def _check_meta(meta: Mapping[str, Any], what: str) -> None:
 
 
 def _check_rows(rows: Iterable[Row], what: str) -> None:
-    """Every row must be a problem, once per (mode, launch option), with figures that agree with each other."""
+    """Raise RecordError unless each row is a valid problem, unique by mode and launch option, with consistent figures.
+
+    An empty file is refused, too. ``what`` names the file in the message.
+    """
     seen: set[tuple[Any, ...]] = set()
     for index, row in enumerate(rows):
         try:
@@ -264,7 +282,10 @@ def _check_rows(rows: Iterable[Row], what: str) -> None:
 
 
 def _contradiction(row: Row) -> str | None:
-    """What in a row cannot be true, or None. A row without a figure of ours must be a fall-back."""
+    """Return the contradiction within a row, in words; None if it is consistent.
+
+    Example: a row without a kernel's time must be a fall-back.
+    """
     if row["early"] and not row["pdl"]:
         return "early loads without PDL"
     if row["mode"] not in MODES:
@@ -277,7 +298,7 @@ def _contradiction(row: Row) -> str | None:
             return f"{name} is null"
         if kind == "double" and row[name] is not None and not math.isfinite(row[name]):
             return f"{name} is {row[name]!r}"
-    if row["fallback"]:  # a server's row has what the call took, which a fall-back does not excuse
+    if row["fallback"]:  # a row of server mode publishes the call's latency even if it falls back
         counts = row["speedup"] if row["mode"] == "server" and row["speedup"] is not None else 1.0
         return (
             None if row["published"] == counts else f"falls back, but published is {row['published']!r}, not {counts}"
@@ -294,8 +315,10 @@ def _contradiction(row: Row) -> str | None:
 
 
 def _positive(value: Any) -> bool:
+    """Return whether a value is a finite number above 0."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value > 0
 
 
 def _first_line(error: BaseException) -> str:
+    """Return the first line of an error's text, or its type if the text is empty."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,4 +1,4 @@
-"""How long a library took to make from nothing: the record of it, which the published table's notes cite."""
+"""The record of how long a whole library took to make. The notes of the published table cite it."""
 
 from __future__ import annotations
 
@@ -10,19 +10,21 @@ from outblas.records.library import Library
 from outblas.records.results import PROVENANCE_FIELDS
 
 RETUNE_FORMAT = "outblas-retune-1"
-#: Its name beside the result files.
+#: File name of the record, beside the result files.
 RETUNE_FILE = "retune.json"
 
 
 def retune_record(library: Library, seconds_of_making: dict[str, float]) -> dict[str, Any]:
-    """What is kept of a library that was made from nothing.
+    """Return the record of a library that was tuned from nothing.
 
     Args:
-        seconds_of_making: of every job that made it (``"tune grid1000:TN:fp16:fp32"``), stops and starts included.
+        library: the finished library.
+        seconds_of_making: job (e.g. ``"tune grid1000:TN:fp16:fp32"``) -> seconds, start-up and shut-down included.
 
     Returns:
-        Its provenance, the seconds, and the tables' provenance; ``by_own_timing`` of all rows: geometric mean of the
-        speed-ups that the searches measured (with selection's bias: no bench) and rows that fall back.
+        Provenance, seconds, the tables' provenance, and ``by_own_timing``. That one has, per launch option, the number
+            of problems, the geometric mean of the searches' own speed-ups, and the number of fall-backs. These
+            speed-ups have selection bias: they are no bench.
     """
     return {
         "format": RETUNE_FORMAT,
@@ -42,7 +44,9 @@ def retune_record(library: Library, seconds_of_making: dict[str, float]) -> dict
 
 
 def seconds_by_step(seconds: Mapping[str, float]) -> dict[str, float]:
-    """Seconds of all jobs of a step, the first word of a job's name, in the order in which steps are first named."""
+    """Return step -> total seconds of its jobs. The step is the first word of a job's name; the order is that of first
+    use.
+    """
     steps: dict[str, float] = {}
     for job, spent in seconds.items():
         step = job.split()[0]

@@ -1,4 +1,4 @@
-"""The directory of a run that can be resumed: what every kind of run keeps there."""
+"""The directory of a run that can be resumed, with the files that every kind of run has."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """Where a run keeps what.
+    """Paths in a run's directory.
 
     Attributes:
         path: the directory itself.
@@ -18,14 +18,15 @@ class RunDirectory:
 
     @property
     def run(self) -> Path:
-        """What the run was asked for, with its provenance: a resumed run has the same settings."""
+        """Return the path of the run's settings and provenance. A resumed run must have the same settings."""
         return self.path / "run.json"
 
     @property
     def store(self) -> Path:
-        """Every evaluation."""
+        """Return the path of the store with every evaluation."""
         return self.path / "store.sqlite"
 
     @property
     def report(self) -> Path:
+        """Return the path of the HTML report."""
         return self.path / "report.html"

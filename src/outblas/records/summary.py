@@ -1,4 +1,4 @@
-"""The summary that every published figure is a row of: computed from bench result files alone, deterministically."""
+"""The summary of all result files. It is computed from the files alone; every published figure is one of its rows."""
 
 from __future__ import annotations
 
@@ -12,29 +12,30 @@ from outblas.core.files import write_atomic
 from outblas.records.averages import Row, best_of_layouts, extended_figures, figures_of
 from outblas.records.results import Result, bench_files, read_result
 
-#: What tells the tables of a suite apart: rows that agree in these may be averaged together.
+#: Columns that identify a table within a suite. Rows that agree in them may be averaged together.
 TABLE_KEY = ("layout", "dtype", "acc", "mode", "pdl", "early")
 
 
 def summarise(path: str | os.PathLike[str]) -> list[Row]:
-    """Summary rows of one result file: one per :data:`TABLE_KEY`, in that order.
+    """Return the summary rows of one result file: one per value of :data:`TABLE_KEY`, sorted by it.
 
     Raises:
-        RecordError: as :func:`read_result`.
+        RecordError: as :func:`outblas.records.results.read_result`.
     """
     return summarise_result(read_result(path))
 
 
 def summarise_result(result: Result) -> list[Row]:
-    """:func:`summarise` of a file already read."""
+    """Return the rows of :func:`summarise` for a file that is already read."""
     groups = _groups(result)
     return [_summary_row([result], key, groups[key]) for key in sorted(groups)]
 
 
 def best_rows(results: Iterable[Result]) -> list[Row]:
-    """Summary rows of layout ``best``: for every suite, types, mode and launch option measured in TN and in NN.
+    """Return summary rows of layout ``best``, for every table that was measured in both TN and NN.
 
-    Not of server mode, where latencies are the host's. Of several files of one kind the one with most rows counts.
+    Server mode is left out, because the host dominates its latencies. If several files have the same table, the one
+    with most rows counts.
     """
     tables: dict[tuple[Any, ...], dict[str, tuple[Result, list[Row]]]] = {}
     for result in results:
@@ -54,7 +55,7 @@ def best_rows(results: Iterable[Result]) -> list[Row]:
 
 
 def _groups(result: Result) -> dict[tuple[Any, ...], list[Row]]:
-    """:data:`TABLE_KEY` -> rows: those that may be averaged together."""
+    """Return :data:`TABLE_KEY` values -> rows that may be averaged together."""
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in result.rows:
         groups.setdefault(tuple(row[c] for c in TABLE_KEY), []).append(row)
@@ -62,7 +63,7 @@ def _groups(result: Result) -> dict[tuple[Any, ...], list[Row]]:
 
 
 def _summary_row(sources: Sequence[Result], key: tuple[Any, ...], rows: list[Row]) -> Row:
-    """One row; where two files were joined, every value that differs, with ``; `` between."""
+    """Return a summary row. If two files were joined, differing values of a field are joined by ``; ``."""
 
     def joined(field: str) -> Any:
         values = [source.provenance.get(field) for source in sources]
@@ -79,36 +80,38 @@ def _summary_row(sources: Sequence[Result], key: tuple[Any, ...], rows: list[Row
 
 
 def summary_rows(directory: str | os.PathLike[str]) -> list[Row]:
-    """Summary rows of every result file of a directory, by file name; then those of :func:`best_rows`.
+    """Return the summary rows of every result file of a directory, by file name, then those of :func:`best_rows`.
 
     Raises:
-        RecordError: as :func:`bench_files` and :func:`read_result`.
+        RecordError: no result file, or one that cannot be read.
     """
     results = [read_result(path) for path in bench_files(directory)]
     return [row for result in results for row in summarise_result(result)] + best_rows(results)
 
 
 def summary_text(directory: str | os.PathLike[str]) -> str:
-    """What ``directory/summary.json`` must hold, from the result files alone; the same every time."""
+    """Return the correct content of ``directory/summary.json``: JSON computed from the result files. It is
+    deterministic.
+    """
     return json.dumps(summary_rows(directory), indent=1, ensure_ascii=False) + "\n"
 
 
 def write_summary(directory: str | os.PathLike[str]) -> Path:
-    """Write ``directory/summary.json`` from the bench result files beside it.
+    """Write ``directory/summary.json`` from the result files beside it; return its path.
 
     Raises:
-        RecordError: when there is none, one cannot be read, or the disk refuses the file.
+        RecordError: no result file, one that cannot be read, or the disk refuses.
     """
     return write_atomic(Path(directory) / "summary.json", summary_text(directory).encode())
 
 
 def why_summary_stale(directory: str | os.PathLike[str]) -> str | None:
-    """Why ``directory/summary.json`` is stale, in one line; None when it is what the files say."""
+    """Return one line if ``directory/summary.json`` is missing or differs from the result files; else None."""
     return why_stale(Path(directory) / "summary.json", summary_text(directory))
 
 
 def why_stale(path: Path, want: str) -> str | None:
-    """One line when ``path`` is missing or differs from ``want``."""
+    """Return one line if the file ``path`` is missing or differs from the text ``want``; else None."""
     if not path.exists():
         return f"{path} is missing; run `outblas results --write`"
     if path.read_text(encoding="utf-8") != want:

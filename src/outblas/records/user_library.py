@@ -1,8 +1,8 @@
-"""The library of this machine's user: what ``outblas tune`` installed, which the dispatch prefers to the packaged one.
+"""The user's own library, which ``outblas tune`` installs. Dispatch prefers it to the packaged library.
 
-One file per GPU, ``~/.local/share/outblas/libraries/<gpu>.json``. It is stamped with all that its figures depend on;
-one whose stamp is not of this machine, driver and toolchain is ignored, with one warning that says why. So is one of
-other kernels; another release may have the same ones (:mod:`outblas.records.equal_kernels`).
+Each GPU has one file, ``~/.local/share/outblas/libraries/<gpu>.json``. The file has a stamp of everything on which its
+figures depend: machine, driver, toolchain and kernels. A file with a different stamp is ignored with one warning.
+Another release may have the same kernels (:mod:`outblas.records.equal_kernels`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from outblas.records.equal_kernels import EqualKernels, KernelRelease
 from outblas.records.library import Library, LibraryRow
 
 LIBRARY_VARIABLE = "OUTBLAS_LIBRARY"
-#: What a stamp holds, and how a difference is told.
+#: Field of a stamp -> its name in messages.
 _FIELDS = {
     "gpu": "GPU",
     "driver": "driver",
@@ -30,16 +30,19 @@ _FIELDS = {
     "outblas": "outblas",
     "kernels": "kernel sources",
 }
-#: What of it says which kernels they are.
+#: Fields of a stamp that identify the kernels.
 _OF_KERNELS = ("outblas", "kernels")
 _warned: set[str] = set()
 
 
 def user_library_path(gpu: str) -> Path | None:
-    """The file of a GPU (short name); None: the user wants none.
+    """Return the library file of a GPU; None if the user wants no user library.
 
-    ``$OUTBLAS_LIBRARY`` names another file (``*.json``) or folder, empty for none; else the folder is
-    ``$XDG_DATA_HOME/outblas/libraries``, by default below ``~/.local/share``.
+    ``$OUTBLAS_LIBRARY`` names a file (``*.json``) or a folder; if it is set but empty, the result is None. By default
+    the folder is ``$XDG_DATA_HOME/outblas/libraries``, or ``~/.local/share/outblas/libraries`` without that variable.
+
+    Args:
+        gpu: short name of the GPU.
     """
     named = os.environ.get(LIBRARY_VARIABLE)
     if named is not None and (not named.strip() or named.endswith(".json")):
@@ -50,8 +53,14 @@ def user_library_path(gpu: str) -> Path | None:
 
 
 def stamp_of(provenance: Mapping[str, Any]) -> dict[str, str | None]:
-    """What figures of this provenance (:func:`outblas.records.provenance.collect_provenance`), measured with these
-    sources, depend on: GPU, major version of the driver, NVRTC, release and hash of the kernels."""
+    """Return the stamp of figures that were measured with the present kernels.
+
+    Args:
+        provenance: of the figures, see :func:`outblas.records.provenance.collect_provenance`.
+
+    Returns:
+        ``gpu``, ``driver`` (major version), ``nvrtc``, ``outblas`` (release) and ``kernels`` (hash); None if unknown.
+    """
     from outblas.kernels.kernel_hash import kernels_sha
 
     driver, toolchain = provenance.get("driver"), provenance.get("toolchain") or {}
@@ -65,7 +74,7 @@ def stamp_of(provenance: Mapping[str, Any]) -> dict[str, str | None]:
 
 
 def stamp_of_device(index: int) -> dict[str, str | None]:
-    """The stamp of CUDA device ``index`` in this process."""
+    """Return the stamp of CUDA device ``index`` in this process."""
     from outblas.records.provenance import gpu_and_driver, toolchain
 
     gpu, driver = gpu_and_driver(index)
@@ -73,9 +82,13 @@ def stamp_of_device(index: int) -> dict[str, str | None]:
 
 
 def stamp_differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
-    """What differs between two stamps, in words; empty where nothing does.
+    """Return the differences between two stamps, one text each; an empty list if they agree.
 
-    Another release or hash is no difference where the kernels are known to compile to the same cubins.
+    Another release or hash counts as equal if its kernels are known to compile to the same cubins.
+
+    Args:
+        there: stamp of a file.
+        here: stamp of this machine.
 
     Raises:
         RecordError: the table of equal kernels is damaged.
@@ -89,14 +102,21 @@ def stamp_differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> list
 
 
 def _short(value: Any) -> str:
+    """Return a stamp's value for a message: "unknown" for None, 12 characters of a hash."""
     text = "unknown" if value is None else str(value)
     return text[:12] if re.fullmatch(r"[0-9a-f]{64}", text) else text
 
 
 @dataclass(frozen=True)
 class InstalledLibrary:
-    """Where a library went: rows that were new or changed, of all in the file; ``aside``: where a file that could not
-    be merged was moved to."""
+    """Result of :func:`install`.
+
+    Attributes:
+        path: the library file.
+        changed: number of rows that are new or changed.
+        rows: number of rows in the file.
+        aside: new path of an old file that could not be merged; None if there was no such file.
+    """
 
     path: Path
     changed: int
@@ -105,16 +125,19 @@ class InstalledLibrary:
 
 
 def install(library: Library, provenance: Mapping[str, Any]) -> InstalledLibrary:
-    """Merge the rows of a tuning on this kind of GPU into the user's library: of two rows of a problem each launch
-    option has the better kernel (:func:`outblas.records.library_tables.merge_rows`). A file that is damaged or of
-    another stamp is moved aside, not lost.
+    """Merge the rows of a tuning run into the user's library of the same GPU.
+
+    If a problem has an old and a new row, each launch option gets the better kernel
+    (:func:`outblas.records.library_tables.merge_rows`). A file that is damaged or has another stamp is renamed, not
+    deleted.
 
     Args:
-        provenance: of the figures.
+        library: the tuned rows.
+        provenance: of their figures.
 
     Raises:
-        UsageError: figures of a recording, which are of another machine; or ``$OUTBLAS_LIBRARY`` wants none.
-        RecordError: the file cannot be written; what was there is kept.
+        UsageError: the figures come from a recording, so from another machine; or ``$OUTBLAS_LIBRARY`` is empty.
+        RecordError: the file cannot be written. The old file is kept.
     """
     from outblas.records.library_tables import merge_rows
 
@@ -145,7 +168,10 @@ def install(library: Library, provenance: Mapping[str, Any]) -> InstalledLibrary
 
 
 def _mergeable(path: Path, gpu: str, mark: Mapping[str, Any]) -> tuple[tuple[LibraryRow, ...], Path | None]:
-    """Rows of the file that a new library may be merged with; else none, and where the file was moved."""
+    """Return (rows of the existing file, None) if a new library may be merged with it.
+
+    Otherwise return ((), new path): the file was renamed; the path is None if no file existed.
+    """
     if not path.exists():
         return (), None
     with contextlib.suppress(RecordError):
@@ -163,8 +189,14 @@ def _mergeable(path: Path, gpu: str, mark: Mapping[str, Any]) -> tuple[tuple[Lib
 
 
 def load(gpu: str, index: int) -> tuple[Library, Path] | None:
-    """The user's library for CUDA device ``index`` of a GPU (short name), and its file; None where there is none, or
-    none that may be used: then with a warning, once in a process."""
+    """Return the user's library for a device and its path; None if there is no file or it may not be used.
+
+    A file that may not be used gives one RuntimeWarning per process.
+
+    Args:
+        gpu: short name of the GPU.
+        index: CUDA device.
+    """
     path = user_library_path(gpu)
     if path is None:
         return None
@@ -179,7 +211,7 @@ def load(gpu: str, index: int) -> tuple[Library, Path] | None:
             wrong = "outblas tune has not installed it (no stamp)"
         else:
             wrong = "; ".join(stamp_differences(mark, stamp_of_device(index)))
-    except (OutblasError, OSError) as error:  # a folder that is another user's, say
+    except (OutblasError, OSError) as error:  # e.g. a folder of another user
         wrong = str(error)
     if not wrong:
         return library, path
@@ -194,7 +226,15 @@ def load(gpu: str, index: int) -> tuple[Library, Path] | None:
 
 
 def library_for_device(packaged: Library, index: int) -> tuple[Library, tuple[str, ...]]:
-    """What a CUDA device uses: the packaged library with the user's rows before it, and what these are in words."""
+    """Return (library, sources) for a CUDA device: the packaged library with the user's rows in front.
+
+    Args:
+        packaged: library of the package for this GPU.
+        index: CUDA device.
+
+    Returns:
+        The merged library, and one text per source, the user's file first.
+    """
     used = (f"packaged {packaged.gpu} ({len(packaged.rows)} rows)",)
     found = load(packaged.gpu, index)
     if found is None:
@@ -206,8 +246,14 @@ def library_for_device(packaged: Library, index: int) -> tuple[Library, tuple[st
 
 
 def merge_user_row(own: LibraryRow, packaged: LibraryRow | None) -> LibraryRow:
-    """The user's row; where it has no kernel for a launch option, the packaged one's, which was proven, too: a short
-    search may not have come across it."""
+    """Return the user's row, with the packaged kernel for each launch option in which the user's row has none.
+
+    Packaged kernels are proven too, and a short search may have missed them.
+
+    Args:
+        own: the user's row.
+        packaged: the packaged row of the same problem; None makes the result ``own``.
+    """
     if packaged is None:
         return own
     weights = own.weights or (None if own.pdl is not None else packaged.weights)

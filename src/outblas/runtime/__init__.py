@@ -1,1 +1,1 @@
-"""Compiled kernels: the compiler, the driver, memory and launches."""
+"""Compile kernels, load them and launch them: compiler, driver, memory and launches."""

@@ -1,7 +1,7 @@
-"""The counters that an evaluation may carry by Nsight Compute: their names, units, and the metric behind each.
+"""The hardware counters that an evaluation may carry: names, units, and the Nsight Compute metric behind each.
 
-``Evaluation.counters`` maps these names to numbers; a counter that ncu could not tell is absent. What they are is said
-in :data:`COUNTERS` only, which ``outblas list counters`` prints.
+``Evaluation.counters`` maps these names to numbers. A counter that ncu did not report is absent. ``outblas list
+counters`` prints :data:`COUNTERS`.
 """
 
 from __future__ import annotations
@@ -12,19 +12,20 @@ from dataclasses import dataclass
 from outblas.core.errors import RecordError
 from outblas.runtime.ncu import FIGURE_METRICS, MAIN_STALLS, STALL_REASONS, ProfiledLaunch, stall_metric
 
-#: What begins the names of the reasons why warps do not issue.
+#: Prefix of the counters of stalled warps.
 STALL_PREFIX = "stall_"
 
 
 @dataclass(frozen=True)
 class Counter:
-    """One counter.
+    """A hardware counter.
 
     Attributes:
-        name: in ``Evaluation.counters``. unit: of its value.
-        metrics: ncu's names of it; the first that ncu returns counts.
-        scale: ncu's value (percent, or a plain count) times this is the counter's.
-        meaning: in words.
+        name: key in ``Evaluation.counters``.
+        unit: unit of its value.
+        metrics: ncu's names; the first one that ncu reports counts.
+        scale: factor from ncu's value (percent or a plain count) to the counter's value.
+        meaning: description.
     """
 
     name: str
@@ -35,14 +36,16 @@ class Counter:
 
 
 def _share(name: str, figure: str, meaning: str) -> Counter:
+    """Return a counter from 0 to 1 that ncu reports in percent; ``figure`` is its key in FIGURE_METRICS."""
     return Counter(name, "0 to 1", FIGURE_METRICS[figure], 0.01, meaning)
 
 
 def _count(name: str, unit: str, meaning: str) -> Counter:
+    """Return a counter that is a plain number in ncu."""
     return Counter(name, unit, FIGURE_METRICS[name], 1.0, meaning)
 
 
-#: Every counter, in the order in which they are shown.
+#: Every counter, in the order of display.
 COUNTERS: tuple[Counter, ...] = (
     _share("tensor_pipe", "tensor_pct", "cycles in which the tensor pipe is busy, of those in which an SM is active"),
     _share("dram", "dram_pct", "throughput of HBM, of what it could sustain"),
@@ -64,10 +67,10 @@ PROFILED_COUNTERS: tuple[str, ...] = tuple(counter.name for counter in COUNTERS)
 
 
 def counters_of(launch: ProfiledLaunch) -> dict[str, float]:
-    """The counters of a profiled kernel by name, those that ncu told.
+    """Return name -> value of the counters that ncu reported for a profiled kernel.
 
     Raises:
-        RecordError: it told none.
+        RecordError: ncu reported none of them.
     """
     found: dict[str, float] = {}
     for counter in COUNTERS:
@@ -82,7 +85,12 @@ def counters_of(launch: ProfiledLaunch) -> dict[str, float]:
 
 
 def main_stalls(counters: Mapping[str, float], most: int = MAIN_STALLS) -> list[tuple[str, float]]:
-    """(reason, warps stalled for it per instruction issued) of the worst ``most``, worst first."""
+    """Return (reason, stalled warps per issued instruction) of the worst stalls, worst first.
+
+    Args:
+        counters: name -> value, e.g. ``Evaluation.counters``.
+        most: maximum number of reasons. Reasons with the value 0 are left out.
+    """
     stalls = {
         name.removeprefix(STALL_PREFIX): value for name, value in counters.items() if name.startswith(STALL_PREFIX)
     }
@@ -90,12 +98,12 @@ def main_stalls(counters: Mapping[str, float], most: int = MAIN_STALLS) -> list[
     return [(reason, stalls[reason]) for reason in worst[:most]]
 
 
-#: Columns of a table of counters, after those that say whose they are.
+#: Columns of a table of counters, after the columns that identify the kernel.
 COUNTER_COLUMNS = ("tensor pipe", "HBM", "L2 hits", "occupancy", "instructions, M", "cycles, k", "main stalls")
 
 
 def counter_cells(counters: Mapping[str, float]) -> Sequence[str]:
-    """A line of such a table: text for each of :data:`COUNTER_COLUMNS`, a dash for what is not known."""
+    """Return the texts of :data:`COUNTER_COLUMNS` for one kernel; a dash stands for an unknown counter."""
 
     def text(name: str, scale: float, form: str) -> str:
         return form.format(counters[name] * scale) if name in counters else "–"

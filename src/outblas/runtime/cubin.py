@@ -1,4 +1,4 @@
-"""A compiled kernel, and the directory that keeps compiled kernels between runs."""
+"""A compiled kernel (cubin) and the on-disk cache of compiled kernels."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 
 from outblas.core.plain_files import NotOursError, check_own_folder, open_lock, read_own_file
 
-#: Leads every file and every key; a new number leaves files of the old format unread.
+#: Start of every file and of every key. A new number makes files of the old format unreadable.
 FORMAT = "outblas-cubin-3"
 _MAGIC = FORMAT.encode() + b"\n"
 _DIGEST = 32
@@ -24,14 +24,18 @@ _DIGEST = 32
 
 @dataclass(frozen=True)
 class SassFacts:
-    """Instruction counts of one cubin, all its functions together.
+    """Instruction counts of one cubin, summed over all its functions.
 
     Attributes:
-        hgmma, hmma: warpgroup and warp matrix instructions on 16-bit (or tf32) operands.
+        hgmma: warpgroup matrix instructions on 16-bit or tf32 operands.
+        hmma: warp matrix instructions on 16-bit or tf32 operands.
         qgmma: warpgroup matrix instructions on 8-bit operands.
-        utmaldg, utmastg: TMA loads and stores; ldgsts: cp.async.
-        ldl, stl: loads and stores of local memory (spills, or arrays indexed at run time).
-        accumulators: widths in which the matrix instructions accumulate, sorted: of fp16, fp32.
+        utmaldg: TMA loads.
+        utmastg: TMA stores.
+        ldl: loads from local memory (spills, or arrays with run-time indices).
+        stl: stores to local memory.
+        ldgsts: cp.async instructions.
+        accumulators: accumulator types of the matrix instructions, sorted: ``fp16``, ``fp32``.
     """
 
     hgmma: int
@@ -47,15 +51,20 @@ class SassFacts:
 
 @dataclass(frozen=True)
 class Cubin:
-    """Machine code of one kernel and what the compiler said of it.
+    """Machine code of one kernel, with facts that the compiler reported.
 
     Attributes:
-        image: the ELF cubin. entry: its kernel. arch: e.g. ``sm_90a``.
-        registers: per thread. spill_bytes: spill stores + loads. stack_bytes: local stack.
+        image: the ELF file.
+        entry: name of the kernel function.
+        arch: e.g. ``sm_90a``.
+        registers: registers per thread.
+        spill_bytes: bytes of spill stores plus spill loads.
+        stack_bytes: local stack, bytes.
         static_smem: static shared memory, bytes.
         facts: instruction counts of the SASS.
-        compile_seconds: what the compilation took when it was done. from_cache: not done now.
-        log: NVRTC's and ptxas' words.
+        compile_seconds: duration of the compilation, also if the cubin now comes from the cache.
+        from_cache: True if it was not compiled now.
+        log: output of NVRTC and ptxas.
     """
 
     image: bytes
@@ -72,33 +81,38 @@ class Cubin:
 
 
 class CubinCache:
-    """Cubins on disk, one checksummed file per key.
+    """Cache of cubins on disk, one checksummed file per key.
 
-    It is an accelerator only: a damaged file counts as absent, and a directory that cannot be
-    written or a full disk costs one warning, never a failure. So does what others may have written: a file that is
-    a link or another user's, a directory that is another user's or that everybody may write to.
+    The cache never causes a failure. A damaged file counts as absent. An unwritable directory or a full disk costs one
+    warning. So does a file that another user may have written: a link, or a file or directory that another user owns or
+    may change.
 
     Args:
-        directory: where the files are; None: ``$OUTBLAS_CACHE_DIR``, else ``~/.cache/outblas``.
+        directory: folder of the cache; None: :func:`default_directory`, read at each use.
         quiet: give no warning, only set :attr:`trouble`.
+
+    Attributes:
+        trouble: why the cache is not written; empty if it works so far.
     """
 
     def __init__(self, directory: str | os.PathLike[str] | None = None, quiet: bool = False) -> None:
         self._directory = None if directory is None else Path(directory)
         self._quiet = quiet
         self._checked: Path | None = None
-        #: What keeps the cache from being written (empty: nothing so far).
+        #: Why the cache is not written; empty if it works so far.
         self.trouble = ""
 
     @property
     def directory(self) -> Path:
+        """Return the folder of the cache."""
         return default_directory() if self._directory is None else self._directory
 
     def path(self, key: str) -> Path:
+        """Return the path of the file for a key."""
         return self.directory / "cubin" / key[:2] / key
 
     def get(self, key: str) -> Cubin | None:
-        """The cubin kept under ``key``; None where there is none or its file is damaged."""
+        """Return the cubin of a key; None if the cache lacks it or its file is damaged."""
         try:
             data = read_own_file(self.path(key))
         except FileNotFoundError:
@@ -109,7 +123,9 @@ class CubinCache:
         return decode(data, key)
 
     def put(self, key: str, cubin: Cubin) -> None:
-        """Keep ``cubin``; other processes see the whole file or none."""
+        """Store a cubin atomically: other processes see the whole file or none. After the first failure it does
+        nothing.
+        """
         if self.trouble:
             return
         try:
@@ -120,8 +136,11 @@ class CubinCache:
 
     @contextlib.contextmanager
     def locked(self, key: str) -> Iterator[None]:
-        """A process' turn at ``key``: others that claim it wait, until this one is done or dead. Keys share 256 locks,
-        so that none has to be removed; where the cache cannot be written there is no turn to wait for."""
+        """Hold the lock of a key; wait while another process has it.
+
+        Keys share 256 lock files, so no lock file needs to be removed. If the cache cannot be written, there is no lock
+        and no wait.
+        """
         with contextlib.ExitStack() as held:
             if not self.trouble:
                 try:
@@ -134,7 +153,7 @@ class CubinCache:
             yield
 
     def _make_directory(self) -> None:
-        """Make the directory, and look once at who may write to it. Raises OSError."""
+        """Make the directory and check once that no other user may write to it. Raises OSError."""
         directory = self.directory
         if directory != self._checked:
             directory.mkdir(parents=True, exist_ok=True)
@@ -142,13 +161,14 @@ class CubinCache:
             self._checked = directory
 
     def _stop(self, what: str, error: OSError) -> None:
+        """Stop writing because of an error; ``what`` is "read" or "written"."""
         if isinstance(error, NotOursError):
             self.stop_writing(f"is not used: {error.filename} {error.strerror}")
         else:
             self.stop_writing(f"cannot be {what}: {error}")
 
     def stop_writing(self, trouble: str) -> None:
-        """Go on without writing; the first time with a warning."""
+        """Stop writing to the cache. The first call sets :attr:`trouble` and warns unless ``quiet``."""
         if self.trouble:
             return
         self.trouble = trouble
@@ -162,7 +182,7 @@ class CubinCache:
 
 
 def default_directory() -> Path:
-    """``$OUTBLAS_CACHE_DIR``, else ``$XDG_CACHE_HOME/outblas``, else ``~/.cache/outblas``."""
+    """Return ``$OUTBLAS_CACHE_DIR``, else ``$XDG_CACHE_HOME/outblas``, else ``~/.cache/outblas``."""
     if named := os.environ.get("OUTBLAS_CACHE_DIR"):
         return Path(named)
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
@@ -170,7 +190,7 @@ def default_directory() -> Path:
 
 
 def encode(cubin: Cubin, key: str) -> bytes:
-    """A cubin as a file: magic, SHA-256 of the rest, JSON line, image."""
+    """Return a cubin as the bytes of a cache file: magic, SHA-256 of the rest, a JSON line, the image."""
     record = asdict(cubin)
     image = record.pop("image")
     record["key"] = key
@@ -179,7 +199,7 @@ def encode(cubin: Cubin, key: str) -> bytes:
 
 
 def decode(data: bytes, key: str) -> Cubin | None:
-    """Inverse of :func:`encode`. Return None if it is damaged, another key's, or holds what no cubin has."""
+    """Return the cubin in the bytes of a cache file; None if they are damaged, of another key, or have wrong fields."""
     start = len(_MAGIC) + _DIGEST
     body = data[start:]
     if data[: len(_MAGIC)] != _MAGIC or data[len(_MAGIC) : start] != hashlib.sha256(body).digest():
@@ -187,24 +207,24 @@ def decode(data: bytes, key: str) -> Cubin | None:
     text, _, image = body.partition(b"\n")
     try:
         record = json.loads(text)
-        if record.pop("key") != key:  # a file moved to another's name
+        if record.pop("key") != key:  # a file that was renamed to another key
             return None
         facts = record.pop("facts")
         facts["accumulators"] = tuple(facts["accumulators"])
         cubin = Cubin(image=image, facts=SassFacts(**facts), **{**record, "from_cache": True})
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError):
-        return None  # only who makes checksums for it writes such a file
+        return None  # only a deliberately forged file has a right checksum here
     return cubin if _has_its_types(cubin) and _has_its_types(cubin.facts) else None
 
 
-#: Types of fields, by their annotations.
+#: Annotation of a field -> accepted types.
 _TYPES: dict[str, tuple[type, ...]] = {
     "bytes": (bytes,), "str": (str,), "int": (int,), "bool": (bool,), "float": (float, int), "SassFacts": (SassFacts,),
 }  # fmt: skip
 
 
 def _has_its_types(record: Any) -> bool:
-    """Whether every field of a record holds what it is annotated with."""
+    """Return whether every field of a record has a value of its annotated type."""
     for field in fields(record):
         value, wanted = getattr(record, field.name), str(field.type)
         if wanted == "tuple[str, ...]":
@@ -216,7 +236,7 @@ def _has_its_types(record: Any) -> bool:
 
 
 def _publish(path: Path, data: bytes) -> None:
-    """Write beside, flush to the disk, rename: a crash or a full disk leaves no half file under ``path``."""
+    """Write a temporary file, sync it, and rename it, so that no crash leaves a partial file at ``path``."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".tmp-")
     try:

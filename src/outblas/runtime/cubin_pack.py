@@ -1,16 +1,16 @@
-"""Many cubins in one file, each read by itself: how compiled kernels are shipped.
+"""A pack: many cubins in one file, each readable on its own. Packages ship their compiled kernels in this form.
 
-Layout, little-endian, nothing between the parts::
+Layout, little-endian, without gaps::
 
-    head        magic, bytes of the whole file, bytes of `about`, counts of rows, images and dictionaries, and the
+    head        magic, size of the file, size of `about`, counts of rows, images and dictionaries,
                 SHA-256 of the table that follows
-    table       `about` (JSON), keys (16 bytes each, sorted), the image of each key, images, dictionaries
-    dictionaries, images    compressed by zlib one by one
+    table       `about` (JSON), keys (16 bytes each, sorted), image index of each key, images, dictionaries
+    dictionaries, images    each compressed by zlib
 
-A row is a kernel; kernels of one machine code share an image. An image is what the compiler said of a cubin (one JSON
-line) and its ELF file. Images of one kernel function are alike, so they are compressed against a preset dictionary
-that is made of some of them: a third smaller, and a single one is still unpacked by itself. The architecture is a part
-of the key and of the image; a file may hold several.
+A row is a kernel; kernels with equal machine code share an image. An image is the compiler's facts on a cubin (one JSON
+line) and its ELF file. Images of one kernel function are similar. So they are compressed with a preset dictionary made
+from some of them. This saves a third, and each image still unpacks on its own. The architecture is part of the key and
+of the image, so a file may hold several architectures.
 """
 
 from __future__ import annotations
@@ -31,35 +31,42 @@ from outblas.core.errors import RecordError
 from outblas.kernels.source import Source, sha_without_headers
 from outblas.runtime.cubin import Cubin, SassFacts
 
-#: The command that makes a pack (outblas.dispatch.cubin_build, which lies above this module).
+#: Command that makes a pack (outblas.dispatch.cubin_build, a package above this one).
 BUILD_COMMAND = "python -m outblas.dispatch.cubin_build"
-#: A new number leaves files of the old format unread.
+#: A new number makes files of the old format unreadable.
 MAGIC = b"outblas-cubins-1"
-#: zlib looks no further back, so that a longer dictionary is of no use.
+#: zlib's window: a longer dictionary has no effect.
 ZLIB_WINDOW_BYTES = 1 << 15
 _HEAD = struct.Struct("<16sQIIII32s")
 _KEY, _IMAGE_OF_KEY = 16, struct.Struct("<I")
-#: Offset, compressed bytes, dictionary, digest of what comes out.
+#: Offset, compressed bytes, index of the dictionary, digest of the uncompressed image.
 _IMAGE = struct.Struct("<QII8s")
 _DICTIONARY = struct.Struct("<QI")
-#: Of a cubin, what is not packed: told of one compilation, or the image itself.
+#: Fields of a cubin that the JSON line omits: they describe one compilation, or are the image itself.
 _LEFT_OUT = ("image", "compile_seconds", "from_cache", "log")
 
 
 def pack_key(source: Source, arch: str) -> bytes:
-    """What a kernel is packed under: all of its source but the kernel files, which a whole pack has in common."""
+    """Return the key (16 bytes) of a kernel in a pack.
+
+    It covers the architecture and all of the source except the kernel files, which are the same for the whole pack.
+    """
     return hashlib.blake2b(f"{arch}\0{sha_without_headers(source)}".encode(), digest_size=_KEY).digest()
 
 
 class CubinPack:
-    """A pack opened for reading. Only its table is read; a cubin is when it is asked for.
+    """A pack, opened for reading. Opening reads the table only; ``len()`` is the number of kernels.
+
+    Args:
+        path: the file.
 
     Attributes:
-        about: where the cubins come from, see :mod:`outblas.dispatch.cubin_build`. bytes: of the file.
-        images: different cubins; ``len()`` is the number of kernels.
+        about: origin of the cubins, see :mod:`outblas.dispatch.cubin_build`.
+        bytes: size of the file.
+        images: number of different cubins.
 
     Raises:
-        RecordError: the file cannot be read, is cut off, damaged, or of another format.
+        RecordError: the file cannot be read, is truncated, damaged, or of another format.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -71,16 +78,16 @@ class CubinPack:
         except (OSError, struct.error, ValueError, RecursionError) as error:
             raise self._unusable(str(error)) from error
         self._unpacked: dict[int, bytes] = {}
-        self._lock = threading.RLock()  # a signal's handler may multiply meanwhile
+        self._lock = threading.RLock()  # reentrant: a signal handler may multiply meanwhile
 
     def __len__(self) -> int:
         return len(self._keys) // _KEY
 
     def get(self, key: bytes) -> Cubin | None:
-        """The cubin of :func:`pack_key`, None where it is not packed.
+        """Return the cubin of a :func:`pack_key`; None if the pack lacks it.
 
         Raises:
-            RecordError: what is in the file is not what was packed.
+            RecordError: the file is damaged or has changed.
         """
         row = bisect_left(range(len(self)), key, key=self._key)
         if row == len(self) or self._key(row) != key:
@@ -127,7 +134,7 @@ class CubinPack:
             return self._unpacked[index]
 
     def _read(self, offset: int, size: int) -> bytes:
-        with open(self.path, "rb") as file:  # the file may be read after a fork, and by threads at once
+        with open(self.path, "rb") as file:  # several threads may read at once
             file.seek(offset)
             return file.read(size)
 
@@ -140,10 +147,11 @@ class CubinPack:
 
 
 def pack_bytes(cubins: Mapping[bytes, Cubin], about: Mapping[str, Any]) -> bytes:
-    """The file: every kernel by its :func:`pack_key`. Equal arguments, equal bytes.
+    """Return the content of a pack file. Equal arguments give equal bytes.
 
     Args:
-        about: where the cubins come from; JSON.
+        cubins: :func:`pack_key` -> cubin.
+        about: origin of the cubins; JSON values.
     """
     rows = sorted(cubins.items())
     images: dict[bytes, int] = {}
@@ -165,7 +173,7 @@ def pack_bytes(cubins: Mapping[bytes, Cubin], about: Mapping[str, Any]) -> bytes
     offsets = [start]
     for blob in blobs:
         offsets.append(offsets[-1] + len(blob))
-    extents = list(zip(offsets, map(len, blobs), strict=False))  # the last offset is the file's end
+    extents = list(zip(offsets, map(len, blobs), strict=False))  # the last offset is the end of the file
     of_dictionaries, of_images = extents[: len(dictionaries)], extents[len(dictionaries) :]
     table = b"".join(
         [
@@ -181,7 +189,7 @@ def pack_bytes(cubins: Mapping[bytes, Cubin], about: Mapping[str, Any]) -> bytes
 
 
 def _dictionary_of(images: Sequence[bytes]) -> bytes:
-    """As many whole images as fit, spread evenly over all of them."""
+    """Return a dictionary of at most 32 KiB: as many whole images as fit, spread evenly over all of them."""
     room = max(1, ZLIB_WINDOW_BYTES * len(images) // max(1, sum(map(len, images))))
     chosen = images[:: max(1, len(images) // room)]
     return b"".join(chosen)[-ZLIB_WINDOW_BYTES:]

@@ -1,35 +1,30 @@
-"""cuBLAS and cuBLASLt through ctypes: the libraries that torch has loaded, every status checked.
+"""cuBLAS and cuBLASLt through ctypes: the libraries that torch has loaded. Every status is checked.
 
-Row-major C = A B is computed as column-major C^T = B^T A^T. In cuBLAS' words (m, n, k) = (N, M, K):
+Row-major C = A B is computed as column-major C^T = B^T A^T. For cuBLAS, (m, n, k) = (N, M, K)::
 
-======  ==========================  =======================
-layout  first operand: our B        second operand: our A
-======  ==========================  =======================
-TN      op T, ld K (stored K x N)   op N, ld K (stored K x M)
-NN      op N, ld N (stored N x K)   op N, ld K (stored K x M)
-======  ==========================  =======================
+    layout  first operand: our B        second operand: our A
+    TN      op T, ld K (stored K x N)   op N, ld K (stored K x M)
+    NN      op N, ld N (stored N x K)   op N, ld K (stored K x M)
 
-and C^T is N x M with ld N. ("stored" as column-major sees it.) The scale type (that of alpha and beta)
-always equals the compute type: float with 32F, half with 16F.
-Numbers of the enumerations: cublas_api.h, cublasLt.h and library_types.h of CUDA 12 and 13.
+C^T is N x M with ld N. "Stored" is the column-major view. The scale type (of alpha and beta) equals the compute type:
+float for 32F, half for 16F.
+
+Enumeration values are from cublas_api.h, cublasLt.h and library_types.h of CUDA 12 and 13.
 """
 
 from __future__ import annotations
 
 import ctypes
-import functools
-import re
 import sys
-from ctypes import POINTER, byref, c_float, c_int, c_int64, c_size_t, c_uint16, c_uint32, c_uint64, c_void_p
+from ctypes import byref, c_float, c_int, c_size_t, c_uint16, c_uint32, c_uint64, c_void_p
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from outblas.core.errors import DeviceError, ToolchainMissing
-from outblas.core.install_hint import install_hint
+from outblas.core.errors import DeviceError
 from outblas.core.problem import Problem
+from outblas.runtime.cublas_loading import Algo, HeuristicResult, open_cublas, open_cublaslt
 
-#: Scratch memory that every baseline may use, bytes.
+#: Size of the scratch memory that every baseline may use, bytes.
 WORKSPACE_BYTES = 32 * 1024 * 1024
 
 _R_32F, _R_16F, _R_16BF = 0, 2, 14  # cudaDataType
@@ -63,31 +58,21 @@ _STATUS = {
 }
 
 
-class Algo(ctypes.Structure):
-    """cublasLtMatmulAlgo_t: opaque, 64 bytes."""
-
-    _fields_ = [("data", c_uint64 * 8)]
-
-
-class HeuristicResult(ctypes.Structure):
-    """cublasLtMatmulHeuristicResult_t, 96 bytes."""
-
-    _fields_ = [
-        ("algo", Algo),
-        ("workspace", c_size_t),
-        ("state", c_int),
-        ("waves", c_float),
-        ("reserved", c_int * 4),
-    ]
-
-
 @dataclass(frozen=True)
 class BlasShape:
-    """What cuBLAS is told of a problem (see the table above).
+    """Arguments of cuBLAS for a problem, in column-major terms (see the table above).
 
     Attributes:
-        m, n, k, op_first, ld_first, ld_second, ld_out: of the column-major product.
-        dtype: cudaDataType of all three operands. compute, scale: compute and scale types.
+        m: rows of the column-major output, N of the problem.
+        n: columns of the output, M of the problem.
+        k: extent that is summed over.
+        op_first: cublasOperation_t of the first operand, our B.
+        ld_first: leading dimension of the first operand, elements.
+        ld_second: leading dimension of the second operand, our A.
+        ld_out: leading dimension of the output.
+        dtype: cudaDataType of all three operands.
+        compute: cublasComputeType_t.
+        scale: cudaDataType of alpha and beta.
     """
 
     m: int
@@ -103,6 +88,7 @@ class BlasShape:
 
     @classmethod
     def of(cls, problem: Problem) -> BlasShape:
+        """Return the arguments for a problem."""
         transposed = problem.layout == "TN"
         half = problem.acc == "fp16"
         return cls(
@@ -119,35 +105,48 @@ class BlasShape:
         )
 
     def scalars(self) -> tuple[Any, Any]:
-        """(alpha, beta) = (1, 0) in the scale type, as C objects to be passed by reference."""
+        """Return (alpha, beta) = (1, 0) in the scale type, as ctypes objects."""
         if self.scale == _R_16F:
             return c_uint16(0x3C00), c_uint16(0)
         return c_float(1.0), c_float(0.0)
 
 
 class Cublas:
-    """One cublasHandle_t with its own workspace.
+    """A cublasHandle_t with a workspace.
 
     Args:
-        workspace: address of :data:`WORKSPACE_BYTES` bytes on the current device; it must outlive this object.
+        workspace: address of :data:`WORKSPACE_BYTES` bytes on the current device; must outlive this object.
 
     Raises:
-        ToolchainMissing: no libcublas. DeviceError: a call failed.
+        ToolchainMissing: libcublas is not installed.
+        DeviceError: a call failed.
     """
 
     def __init__(self, workspace: int) -> None:
-        self._lib = _cublas()
+        self._lib = open_cublas()
         self._workspace = workspace
         self._stream: int | None = None
         self._handle = c_void_p()
         check_status("cublasCreate", self._lib.cublasCreate_v2(byref(self._handle)))
 
     def gemm(self, shape: BlasShape, scalars: tuple[Any, Any], a: int, b: int, c: int, stream: int) -> None:
-        """Enqueue cublasGemmEx with the default algorithm; a, b, c: our operands' addresses."""
+        """Enqueue cublasGemmEx with the default algorithm.
+
+        Args:
+            shape: the problem's arguments.
+            scalars: of :meth:`BlasShape.scalars`.
+            a: address of our A.
+            b: address of our B.
+            c: address of our C, overwritten.
+            stream: raw CUstream.
+
+        Raises:
+            DeviceError: a call failed.
+        """
         lib, handle = self._lib, self._handle
         if stream != self._stream:
             check_status("cublasSetStream", lib.cublasSetStream_v2(handle, stream))
-            # cublasSetStream drops the user's workspace, so it comes second.
+            # cublasSetStream resets the workspace, so the workspace is set second.
             check_status("cublasSetWorkspace", lib.cublasSetWorkspace_v2(handle, self._workspace, WORKSPACE_BYTES))
             self._stream = stream
         s = shape
@@ -161,34 +160,42 @@ class Cublas:
         )  # fmt: skip
 
     def close(self) -> None:
-        """Destroy the handle; harmless when done twice."""
+        """Destroy the handle. Later calls do nothing."""
         if self._handle:
             self._lib.cublasDestroy_v2(self._handle)
             self._handle = c_void_p()
 
 
 class CublasLt:
-    """One cublasLtHandle_t with a workspace (0: every call brings its own); see :class:`Cublas` for the rest."""
+    """A cublasLtHandle_t.
+
+    Args:
+        workspace: as for :class:`Cublas`; 0: every call brings its own.
+
+    Raises:
+        ToolchainMissing: libcublasLt is not installed.
+        DeviceError: a call failed.
+    """
 
     def __init__(self, workspace: int = 0) -> None:
-        self._lib = _cublaslt()
+        self._lib = open_cublaslt()
         self._workspace = workspace
         self._handle = c_void_p()
         check_status("cublasLtCreate", self._lib.cublasLtCreate(byref(self._handle)))
 
     def plan(self, problem: Problem) -> LtPlan:
-        """Descriptors of a problem; close them after use."""
+        """Return the descriptors of a problem. Close them after use."""
         return LtPlan(self, BlasShape.of(problem))
 
     def close(self) -> None:
-        """Destroy the handle; harmless when done twice."""
+        """Destroy the handle. Later calls do nothing."""
         if self._handle:
             self._lib.cublasLtDestroy(self._handle)
             self._handle = c_void_p()
 
 
 class LtPlan:
-    """Matmul and layout descriptors of one problem."""
+    """The matmul descriptor and the layout descriptors of one problem."""
 
     def __init__(self, owner: CublasLt, shape: BlasShape) -> None:
         self._owner, self._lib = owner, owner._lib
@@ -209,10 +216,11 @@ class LtPlan:
         self._layout(self._out, shape.m, shape.n, shape.ld_out)
 
     def heuristic(self, count: int, alignment: int = 256) -> list[HeuristicResult]:
-        """Algorithms that cuBLASLt proposes, best first by its own reckoning; at least one.
+        """Return algorithms that cuBLASLt proposes, best first by its own estimate; at least one.
 
         Args:
-            count: how many to ask for. alignment: bytes that every operand's address is a multiple of.
+            count: maximum number of algorithms.
+            alignment: alignment of every operand's address, bytes.
 
         Raises:
             DeviceError: the call failed or returned no usable algorithm.
@@ -248,13 +256,18 @@ class LtPlan:
         return usable
 
     def matmul(self, algo: Algo, a: int, b: int, c: int, stream: int, workspace: int | None = None) -> None:
-        """Enqueue one product with the given algorithm; a, b, c: our operands' addresses.
+        """Enqueue one product with a given algorithm.
 
         Args:
-            workspace: address of :data:`WORKSPACE_BYTES` bytes of the call's own, 0: none; None: the handle's.
+            algo: the algorithm.
+            a: address of our A.
+            b: address of our B.
+            c: address of our C, overwritten.
+            stream: raw CUstream.
+            workspace: address of :data:`WORKSPACE_BYTES` bytes for this call; 0: none; None: the handle's.
 
         Raises:
-            DeviceError: cuBLASLt refused it.
+            DeviceError: cuBLASLt refused the call.
         """
         space = self._owner._workspace if workspace is None else workspace
         check_status(
@@ -267,15 +280,19 @@ class LtPlan:
         )  # fmt: skip
 
     def numbers(self) -> tuple[int, ...]:
-        """(address of cublasLtMatmul, handle, descriptor, layouts of the first operand, the second and the output, bits
-        of alpha, bits of beta), good for as long as this object lives: what a caller in C needs of it."""
+        """Return what a caller in C needs; valid while this object lives.
+
+        Returns:
+            (address of cublasLtMatmul, handle, descriptor, layout of the first operand, of the second, of the output,
+                bits of alpha, bits of beta).
+        """
         function = ctypes.cast(self._lib.cublasLtMatmul, c_void_p)
         handles = (function, self._owner._handle, self._desc, self._first, self._second, self._out)
         bits = (int.from_bytes(bytes(scalar), sys.byteorder) for scalar in (self._alpha, self._beta))
         return (*(handle.value or 0 for handle in handles), *bits)
 
     def close(self) -> None:
-        """Destroy the descriptors; harmless when done twice."""
+        """Destroy the descriptors. Later calls do nothing."""
         for layout in (self._first, self._second, self._out):
             if layout:
                 self._lib.cublasLtMatrixLayoutDestroy(layout)
@@ -292,11 +309,11 @@ class LtPlan:
 
 
 def describe(algo: Algo) -> str:
-    """The algorithm's configuration, e.g. ``id=66 tile=20 splitk=1 ...``; a field it lacks is left out."""
+    """Return an algorithm's configuration, e.g. ``id=66 tile=20 splitk=1 ...``. Fields that it lacks are left out."""
     words, written = [], c_size_t()
     for name, (number, kind) in _ALGO_FIELDS.items():
         value = kind()
-        status = _cublaslt().cublasLtMatmulAlgoConfigGetAttribute(
+        status = open_cublaslt().cublasLtMatmulAlgoConfigGetAttribute(
             byref(algo), number, byref(value), ctypes.sizeof(value), byref(written)
         )
         if status == 0:
@@ -305,96 +322,17 @@ def describe(algo: Algo) -> str:
 
 
 def version() -> str:
-    """Version of the loaded cuBLASLt, e.g. ``13.1.0``."""
-    number = int(_cublaslt().cublasLtGetVersion())
-    # 13.x and later count 10000 to a major; 12.x and before too, from 11 on (110000).
+    """Return the version of the loaded cuBLASLt, e.g. ``13.1.0``."""
+    number = int(open_cublaslt().cublasLtGetVersion())
+    # cublasLtGetVersion counts 10000 to a major version, since 11 (110000).
     return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
 
 
 def check_status(call: str, status: int) -> None:
-    """Raise :class:`DeviceError` for a cublasStatus_t that is not CUBLAS_STATUS_SUCCESS."""
+    """Raise DeviceError unless a cublasStatus_t is CUBLAS_STATUS_SUCCESS; ``call`` names the function."""
     if status:
         raise DeviceError(
             f"{call} failed with CUBLAS_STATUS_{_STATUS.get(status, status)}",
             "CUBLAS_STATUS_SUCCESS",
             "check the GPU, its driver and the problem's alignment",
         )
-
-
-@functools.cache
-def _cublas() -> ctypes.CDLL:
-    _cublaslt()  # libcublas needs it: load it first, from the same place
-    lib = _load("cublas")
-    gemm = [c_void_p, c_int, c_int, c_int, c_int, c_int, c_void_p, c_void_p, c_int, c_int]
-    gemm += [c_void_p, c_int, c_int, c_void_p, c_void_p, c_int, c_int, c_int, c_int]
-    signatures: dict[str, list[Any]] = {
-        "cublasCreate_v2": [POINTER(c_void_p)],
-        "cublasDestroy_v2": [c_void_p],
-        "cublasSetStream_v2": [c_void_p, c_void_p],
-        "cublasSetWorkspace_v2": [c_void_p, c_void_p, c_size_t],
-        "cublasGemmEx": gemm,
-    }
-    return _typed(lib, signatures)
-
-
-@functools.cache
-def _cublaslt() -> ctypes.CDLL:
-    lib = _load("cublasLt")
-    pointer = c_void_p
-    signatures: dict[str, list[Any]] = {
-        "cublasLtCreate": [POINTER(c_void_p)],
-        "cublasLtDestroy": [pointer],
-        "cublasLtMatmulDescCreate": [POINTER(c_void_p), c_int, c_int],
-        "cublasLtMatmulDescDestroy": [pointer],
-        "cublasLtMatmulDescSetAttribute": [pointer, c_int, pointer, c_size_t],
-        "cublasLtMatrixLayoutCreate": [POINTER(c_void_p), c_int, c_uint64, c_uint64, c_int64],
-        "cublasLtMatrixLayoutDestroy": [pointer],
-        "cublasLtMatmulPreferenceCreate": [POINTER(c_void_p)],
-        "cublasLtMatmulPreferenceDestroy": [pointer],
-        "cublasLtMatmulPreferenceSetAttribute": [pointer, c_int, pointer, c_size_t],
-        "cublasLtMatmulAlgoGetHeuristic": [pointer] * 7 + [c_int, POINTER(HeuristicResult), POINTER(c_int)],
-        "cublasLtMatmulAlgoConfigGetAttribute": [pointer, c_int, pointer, c_size_t, POINTER(c_size_t)],
-        "cublasLtMatmul": [pointer] * 14 + [c_size_t, pointer],
-    }
-    _typed(lib, signatures)
-    lib.cublasLtGetVersion.argtypes, lib.cublasLtGetVersion.restype = [], c_size_t
-    return lib
-
-
-def _typed(lib: ctypes.CDLL, signatures: dict[str, list[Any]]) -> ctypes.CDLL:
-    for name, arguments in signatures.items():
-        function = getattr(lib, name)
-        function.argtypes, function.restype = arguments, c_int
-    return lib
-
-
-def _load(name: str) -> ctypes.CDLL:
-    """The library that this process has loaded already, else the one of the wheels, else the system's.
-
-    Raises:
-        ToolchainMissing: there is none.
-    """
-    tried: list[str] = []
-    for path in (*_mapped(name), *_wheels(name), f"lib{name}.so.13", f"lib{name}.so.12"):
-        try:
-            return ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
-        except OSError as error:
-            tried.append(str(error))
-    raise ToolchainMissing(
-        f"lib{name} cannot be loaded ({tried[0].splitlines()[0][:120]})",
-        "the cuBLAS that a CUDA build of torch brings",
-        install_hint("gpu"),
-    )
-
-
-def _mapped(name: str) -> list[str]:
-    maps = Path("/proc/self/maps")
-    if not maps.exists():
-        return []
-    return sorted(set(re.findall(rf"(/\S*/lib{name}\.so[.\d]*)$", maps.read_text(errors="replace"), re.M)))
-
-
-def _wheels(name: str) -> list[str]:
-    roots = [Path(folder or ".", "nvidia") for folder in sys.path]
-    patterns = (f"cu13/lib/lib{name}.so.*", f"cublas/lib/lib{name}.so.*")
-    return [str(path) for root in roots for pattern in patterns for path in sorted(root.glob(pattern))]

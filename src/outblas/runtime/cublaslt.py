@@ -1,9 +1,9 @@
-"""What a row names where none of our kernels wins: an algorithm of cuBLASLt, found again by its own words and run.
+"""Run the cuBLASLt algorithm that a library row names, for problems in which no kernel of this package wins.
 
-cuBLASLt's algorithms are opaque and their places in its list change from version to version, so a library has their
-description (:func:`outblas.runtime.cublas.describe`). The heuristic is asked for the same list that autotuning timed,
-for operands aligned to 16 bytes, and the result of that description is taken. Where there is none, or no cuBLASLt, the
-product is torch's.
+cuBLASLt's algorithms are opaque, and their order changes between versions. So a library stores their description
+(:func:`outblas.runtime.cublas.describe`). To find an algorithm again, the heuristic is asked for the list that
+autotuning timed, for operands aligned to 16 bytes. The result with that description is used. If it is missing, or
+cuBLASLt is, torch computes the product.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from outblas.core.errors import DeviceError, ToolchainMissing
 from outblas.core.problem import ROW_ALIGN_BYTES, Problem
 from outblas.core.rivals import AUTO_REQUEST
 from outblas.kernels.geometry_terms import COUNTERS_BYTES
-from outblas.runtime.cublas import WORKSPACE_BYTES, Algo, CublasLt, describe
+from outblas.runtime.cublas import WORKSPACE_BYTES, CublasLt, describe
+from outblas.runtime.cublas_loading import Algo
 from outblas.runtime.driver import check, driver
 
 if TYPE_CHECKING:
@@ -28,12 +29,15 @@ _LOG = logging.getLogger(__name__)
 
 
 class PreparedAlgorithm(NamedTuple):
-    """A call of cublasLtMatmul without its addresses and its stream: what ``outblas.dispatch._native`` is given.
+    """The numbers of a cublasLtMatmul call without addresses and stream, for ``outblas.dispatch._native``.
 
     Attributes:
-        context: the driver's, in which the handle was made. numbers: of :meth:`outblas.runtime.cublas.LtPlan.numbers`.
-        algo: cublasLtMatmulAlgo_t. workspace_bytes: of the stream's workspace, 0: it takes none.
-        keep: what must live for as long as the numbers are used. output: shape, strides and torch dtype of C.
+        context: CUcontext in which the handle was made.
+        numbers: see :meth:`outblas.runtime.cublas.LtPlan.numbers`.
+        algo: bytes of the cublasLtMatmulAlgo_t.
+        workspace_bytes: size of the stream's workspace; 0: the call takes none.
+        keep: object that must live while the numbers are used.
+        output: shape, strides and torch dtype of C.
     """
 
     context: int
@@ -45,12 +49,12 @@ class PreparedAlgorithm(NamedTuple):
 
 
 class LtAlgorithm:
-    """One problem's algorithm on one device.
+    """The cuBLASLt algorithm of one problem on one device.
 
     Attributes:
-        workspace_bytes: of the stream's workspace: the part that is left to our kernels' counters, and
-            ``WORKSPACE_BYTES``, as when it was timed; 0: it takes none.
-        ran: whether it was run: its code is then loaded, which a capture does not allow.
+        workspace_bytes: size of the stream's workspace: the kernels' counters, then ``WORKSPACE_BYTES`` as when it was
+            timed. 0: it takes none.
+        ran: True after the first run. Its code is then loaded; a graph capture does not allow loading.
     """
 
     def __init__(self, problem: Problem, plan: LtPlan, algo: Algo, needs_workspace: bool, context: int) -> None:
@@ -62,32 +66,37 @@ class LtAlgorithm:
         """Enqueue ``c = a @ b`` on a raw stream.
 
         Args:
-            a, b, c: torch tensors as of a decision. workspace: of the stream, where ``workspace_bytes`` is not 0.
+            a: torch CUDA tensor A.
+            b: torch CUDA tensor B.
+            c: torch CUDA tensor C, overwritten.
+            stream: raw CUstream.
+            workspace: workspace of the stream; needed if ``workspace_bytes`` is not 0.
 
         Raises:
-            DeviceError: cuBLASLt refused it.
+            DeviceError: cuBLASLt refused the call.
         """
         space = workspace.data_ptr() + COUNTERS_BYTES if self.workspace_bytes else 0
         self._plan.matmul(self._algo, a.data_ptr(), b.data_ptr(), c.data_ptr(), stream, space)
         self.ran = True
 
     def prepared(self, c: Any) -> PreparedAlgorithm:
-        """The call, for outputs like ``c``."""
+        """Return the call as numbers, for outputs like the tensor ``c``."""
         output = ((self._problem.m, self._problem.n), (self._problem.n, 1), c.dtype)
         numbers, algo = self._plan.numbers(), bytes(self._algo)
         return PreparedAlgorithm(self._context, numbers, algo, self.workspace_bytes, self._plan, output)
 
 
 class LtAlgorithms:
-    """One device's cuBLASLt: its handle, and what each algorithm that was asked for turned out to be.
+    """The cuBLASLt handle of one device, with the algorithms that were looked up.
 
-    Its methods need the device's context to be current. Descriptors are kept: some hundred bytes for each problem.
+    Its methods need the device's context to be current. Descriptors are kept: a few hundred bytes per problem.
 
     Args:
-        make: opens cuBLASLt. context: the driver's handle of the current context.
+        make: function that opens cuBLASLt.
+        context: function that returns the current CUcontext.
 
     Attributes:
-        failed: (problem, algorithm) -> why torch has the product, one line.
+        failed: (problem, algorithm) -> one line on why torch computes the product instead.
     """
 
     def __init__(self, make: Callable[[], Any] = CublasLt, context: Callable[[], int] | None = None) -> None:
@@ -96,19 +105,19 @@ class LtAlgorithms:
         self._absent = ""
         self._found: dict[tuple[Problem, str], LtAlgorithm] = {}
         self.failed: dict[tuple[Problem, str], str] = {}
-        self._lock = threading.RLock()  # a signal's handler may multiply meanwhile
+        self._lock = threading.RLock()  # reentrant: a signal handler may multiply meanwhile
 
     @property
     def count(self) -> int:
-        """Algorithms found so far."""
+        """Return the number of algorithms found so far."""
         return len(self._found)
 
     def get(self, problem: Problem, algorithm: str) -> LtAlgorithm | None:
-        """The algorithm, where :meth:`find` has found it before."""
+        """Return an algorithm that :meth:`find` found before; else None."""
         return self._found.get((problem, algorithm))
 
     def find(self, problem: Problem, algorithm: str) -> LtAlgorithm | None:
-        """The algorithm of that description, looked up once; None where :attr:`failed` says why not."""
+        """Return the algorithm with a description; None if it cannot be used (see :attr:`failed`). Looked up once."""
         key = (problem, algorithm)
         with self._lock:
             if key not in self._found and key not in self.failed:
@@ -121,13 +130,18 @@ class LtAlgorithms:
             return self._found.get(key)
 
     def fail(self, problem: Problem, algorithm: str, why: str) -> None:
-        """From now on the product is torch's."""
+        """Give a product to torch from now on; ``why`` is one line."""
         self._found.pop((problem, algorithm), None)
         self.failed[problem, algorithm] = f"{problem.key}: cuBLASLt {algorithm} cannot be used: {why}"
         _LOG.info("outblas uses torch.matmul: %s", self.failed[problem, algorithm])
 
     def _look_up(self, problem: Problem, algorithm: str) -> LtAlgorithm:
-        """Raises DeviceError where it is not in the list or there is no list; ToolchainMissing without cuBLASLt."""
+        """Return the algorithm with this description.
+
+        Raises:
+            DeviceError: cuBLASLt does not propose it, or proposes nothing.
+            ToolchainMissing: cuBLASLt is not installed.
+        """
         plan = self._open().plan(problem)
         results = plan.heuristic(AUTO_REQUEST, ROW_ALIGN_BYTES)
         for result in results:
@@ -141,7 +155,7 @@ class LtAlgorithms:
         )
 
     def _open(self) -> Any:
-        """The handle; what went wrong the first time is not tried again."""
+        """Return the handle. After a failure, raise DeviceError without another attempt."""
         if self._absent:
             raise DeviceError(self._absent, "cuBLASLt", "install the cuBLAS that torch brings")
         if self._lt is None:

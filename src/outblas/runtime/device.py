@@ -1,4 +1,4 @@
-"""Where candidates run: a CUDA GPU (``cuda:0``) or a recording (``replay:h200``)."""
+"""The place where candidates run: a CUDA GPU (``cuda:0``) or a recording (``replay:h200``)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,12 @@ DEFAULT_RECORDING = "h200"
 
 @dataclass(frozen=True)
 class Device:
-    """A GPU by its CUDA index, or a recording by its name or path; exactly one is set."""
+    """A GPU or a recording; exactly one attribute is set.
+
+    Attributes:
+        gpu_index: CUDA index.
+        recording: name or path.
+    """
 
     gpu_index: int | None = None
     recording: str | None = None
@@ -26,7 +31,10 @@ class Device:
 
 @lru_cache(maxsize=1)
 def gpu_count() -> int:
-    """CUDA GPUs visible to this process; asks the driver, makes no context, needs no package."""
+    """Return the number of CUDA GPUs visible to this process; 0 without a driver.
+
+    It asks the driver only: no context is made and no Python package is needed.
+    """
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -39,8 +47,11 @@ def gpu_count() -> int:
 
 @lru_cache
 def pci_bus_id(gpu_index: int) -> str | None:
-    """The PCI address of a GPU by its CUDA index, which tools that know nothing of ``CUDA_VISIBLE_DEVICES`` take; None
-    where there is no such GPU."""
+    """Return the PCI address of a GPU, for tools that ignore ``CUDA_VISIBLE_DEVICES``; None if there is no such GPU.
+
+    Args:
+        gpu_index: CUDA index.
+    """
     if not 0 <= gpu_index < gpu_count():
         return None
     driver, handle, text = ctypes.CDLL("libcuda.so.1"), ctypes.c_int(0), ctypes.create_string_buffer(32)
@@ -50,11 +61,11 @@ def pci_bus_id(gpu_index: int) -> str | None:
 
 
 def require_gpus(indices: tuple[int, ...]) -> tuple[int, ...]:
-    """The same indices, checked.
+    """Return the indices if each is a GPU of this machine.
 
     Raises:
-        UsageError: for none, a negative one, or one given twice.
-        DeviceError: when there is no such GPU.
+        UsageError: no index, a negative one, or one given twice.
+        DeviceError: no such GPU.
     """
     if not indices or min(indices) < 0 or len(set(indices)) != len(indices):
         raise UsageError(f"GPU indices {list(indices)}", "distinct integers of 0 or more", "e.g. 0 or 0,1")
@@ -74,11 +85,15 @@ def require_gpus(indices: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def parse_device(text: str | None) -> Device:
-    """``cuda``, ``cuda:N`` or ``replay:NAME``; None picks GPU 0 if there is one, else the packaged recording.
+    """Return the device of a text.
+
+    Args:
+        text: ``cuda`` (GPU 0), ``cuda:N`` or ``replay:NAME``. None: GPU 0 if there is a GPU, else the packaged
+            recording.
 
     Raises:
-        UsageError: for anything else.
-        DeviceError: when the GPU named is not there.
+        UsageError: any other text.
+        DeviceError: the named GPU is missing.
     """
     if text is None:
         return Device(gpu_index=0) if gpu_count() else Device(recording=DEFAULT_RECORDING)
@@ -93,7 +108,7 @@ def parse_device(text: str | None) -> Device:
 
 
 def gpu_of_device(index: int) -> Gpu:
-    """The :class:`Gpu` record of a CUDA device; its roofline figures are the H200's where it is unknown.
+    """Return the :class:`Gpu` record of a CUDA device. On unknown GPUs, the roofline rates are those of the H200.
 
     Raises:
         DeviceError: no such device, or one older than sm_80.

@@ -1,4 +1,4 @@
-"""The CUDA driver through cuda.bindings: every result checked, one error class."""
+"""The CUDA driver through cuda.bindings. Every result is checked; errors are DeviceError."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from outblas.core.install_hint import install_hint
 
 @functools.cache
 def driver() -> Any:
-    """The module ``cuda.bindings.driver``.
+    """Return the module ``cuda.bindings.driver``.
 
     Raises:
         ToolchainMissing: it is not installed.
@@ -27,7 +27,11 @@ def driver() -> Any:
 
 
 def check(call: str, result: tuple[Any, ...]) -> Any:
-    """The value of a driver call's result tuple (None, one value, or a tuple of several).
+    """Return the value in a driver call's result tuple: None, one value, or a tuple of several.
+
+    Args:
+        call: name of the function, for the error.
+        result: (status, values...).
 
     Raises:
         DeviceError: the status is not CUDA_SUCCESS.
@@ -41,10 +45,10 @@ def check(call: str, result: tuple[Any, ...]) -> Any:
 
 
 def sticky_error() -> str:
-    """Name of the error that has made this context unusable; empty when it is sound, or there is none yet.
+    """Return the name of the error that has made the current context unusable; empty if it is usable or does not exist.
 
-    After an illegal address, a trap or a device assertion every further call of the context fails
-    until the process ends.
+    After an illegal address, a trap or a device assertion, every further call of the context fails until the process
+    ends. Waits for the GPU.
     """
     cu = driver()
     (status,) = cu.cuCtxSynchronize()
@@ -53,10 +57,14 @@ def sticky_error() -> str:
 
 
 def capture_graph(calls: Sequence[Callable[[int], Any]], stream: int) -> Any:
-    """Capture the calls on a stream (thread-local mode); the CUgraph is the caller's to destroy.
+    """Capture calls on a stream (thread-local mode) and return the CUgraph. The caller must destroy it.
+
+    Args:
+        calls: functions of a raw stream.
+        stream: raw CUstream.
 
     Raises:
-        DeviceError: something in them is not allowed under capture; the stream is usable again.
+        DeviceError: a call is not allowed under capture. The stream is usable again.
     """
     cu = driver()
     mode = cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
@@ -73,9 +81,11 @@ def capture_graph(calls: Sequence[Callable[[int], Any]], stream: int) -> Any:
 
 
 def capture_id(stream: int) -> int | None:
-    """The capture that records a raw stream, by a number that no other capture of the process has.
+    """Return a number that identifies the graph capture in progress on a raw stream.
 
-    0: none. None: one that has failed, or the driver does not say.
+    Returns:
+        The capture's id, unique in the process; 0 if nothing is captured; None if the capture has failed or the driver
+            does not say.
     """
     cu = driver()
     status, kind, number, *_ = cu.cuStreamGetCaptureInfo(stream)
@@ -88,10 +98,10 @@ def capture_id(stream: int) -> int | None:
 
 
 def new_stream() -> int:
-    """A raw stream of the current context, made also while a graph is captured; it is never destroyed.
+    """Return a new raw stream of the current context; allowed during a graph capture. The stream is never destroyed.
 
     Raises:
-        DeviceError: the driver makes none.
+        DeviceError: the driver refuses.
     """
     cu = driver()
     relaxed = cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
@@ -104,5 +114,5 @@ def new_stream() -> int:
 
 
 def zero(address: int, nbytes: int, stream: int) -> None:
-    """Enqueue zeros to device memory on a raw stream. Raises DeviceError."""
+    """Enqueue a memset to zero of ``nbytes`` at a device address on a raw stream. Raises DeviceError if refused."""
     check("cuMemsetD8Async", driver().cuMemsetD8Async(address, 0, nbytes, stream))

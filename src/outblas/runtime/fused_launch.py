@@ -1,5 +1,7 @@
-"""Launches of kernels with an epilogue (:mod:`outblas.kernels.epilogue`): those of :mod:`outblas.runtime.launch`, and
-three parameters more."""
+"""Launch kernels with an epilogue (:mod:`outblas.kernels.epilogue`).
+
+They are launched as in :mod:`outblas.runtime.launch`, with three more parameters.
+"""
 
 from __future__ import annotations
 
@@ -19,18 +21,23 @@ if TYPE_CHECKING:
 
 
 class Extra(NamedTuple):
-    """Operands of an epilogue: bias (N), residual (M, N) with rows of neighbouring elements; None where it has none."""
+    """Operands of an epilogue; None for an operand that the epilogue does not take.
+
+    Attributes:
+        bias: tensor of shape (N,).
+        residual: tensor of shape (M, N) whose columns are adjacent in memory.
+    """
 
     bias: torch.Tensor | None = None
     residual: torch.Tensor | None = None
 
     def fits(self, epilogue: Epilogue) -> bool:
-        """Whether these are the operands that the epilogue takes, no more and no less."""
+        """Return whether exactly the operands of the epilogue are present."""
         return (self.bias is not None, self.residual is not None) == (epilogue.bias, epilogue.residual)
 
 
 def why_no_gated_output(problem: Problem, a: torch.Tensor, out: torch.Tensor) -> str:
-    """Why gated outputs of a product with ``a`` cannot be written to ``out``; empty: they can."""
+    """Return why a gated output of a product with ``a`` cannot be written to ``out``; an empty string if it can."""
     shape = (problem.m, problem.n // 2)
     if tuple(out.shape) != shape or out.dtype != a.dtype or out.device != a.device or not out.is_contiguous():
         return (
@@ -42,8 +49,15 @@ def why_no_gated_output(problem: Problem, a: torch.Tensor, out: torch.Tensor) ->
 def why_unfit(
     problem: Problem, config: KernelConfig, extra: Extra, a: torch.Tensor, out: torch.Tensor | None = None
 ) -> str:
-    """Why a kernel of ``config`` cannot take these operands beside ``a``, and write to ``out`` (None: to memory of its
-    own); empty: it can."""
+    """Return why a kernel cannot take these operands; an empty string if it can.
+
+    Args:
+        problem: the problem.
+        config: the kernel.
+        extra: operands of the epilogue.
+        a: operand A, for dtype and device.
+        out: output that must not overlap the operands; None: newly allocated memory.
+    """
     need = alignment(config)
     shapes = {"bias": (problem.n,), "residual": (problem.m, problem.n)}
     for name, shape in shapes.items():
@@ -59,14 +73,14 @@ def why_unfit(
         pitch = row_stride(t) * ELEMENT_BYTES if t.dim() == 2 else 0
         if t.data_ptr() % need or pitch % need:
             return f"{name} or its rows do not start at multiples of {need} bytes"
-        # Tiles that overlap (knob shift) would read as a residual what another has stored.
+        # With overlapping tiles (knob shift), a tile would read as residual the values that another tile has stored.
         if out is not None and may_overlap(t, out):
             return f"{name} shares memory with the output"
     return ""
 
 
 def row_stride(residual: torch.Tensor) -> int:
-    """Elements from a row to the next; of one row, whatever its stride says, N (never negative: torch has none)."""
+    """Return the distance between rows of a residual, elements; N if it has one row, whatever its stride."""
     return int(residual.stride(0)) if residual.shape[0] > 1 else int(residual.shape[1])
 
 
@@ -75,6 +89,8 @@ class FusedKernel:
 
     Args:
         cubin: compiled from ``make_source(problem, config, epilogue)``.
+        config: the kernel.
+        epilogue: the epilogue.
 
     Raises:
         DeviceError: the driver cannot load the cubin.
@@ -92,14 +108,21 @@ class FusedKernel:
         extra: Extra,
         workspace: torch.Tensor | None = None,
     ) -> KernelCall:
-        """A call computing ``c = act(a @ b + bias) + residual`` of ``operands`` (a, b, c), which are as
-        :meth:`outblas.runtime.launch.LoadedKernel.bind` has them; of a gated epilogue c is (M, N/2). It keeps bias and
-        residual, until it is released.
+        """Return a call that computes ``c = act(a @ b + bias) + residual``.
+
+        The call keeps all tensors alive until it is released.
+
+        Args:
+            problem: the problem.
+            operands: (a, b, c) as in :meth:`outblas.runtime.launch.LoadedKernel.bind`. For a gated epilogue, c is (M,
+                N/2).
+            extra: bias and residual.
+            workspace: as in :meth:`outblas.runtime.launch.LoadedKernel.bind`.
 
         Raises:
             ConfigError: the config is not legal for the problem, or not with this epilogue.
-            TensorError: as :meth:`outblas.runtime.launch.LoadedKernel.bind`; or bias or residual is missing, too much,
-                of another shape, dtype or device, misaligned, or shares memory with c.
+            TensorError: as :meth:`outblas.runtime.launch.LoadedKernel.bind`. Also if bias or residual is missing, not
+                taken, of a wrong shape, dtype or device, misaligned, or overlaps c.
         """
         reason = why_not_fused(problem, self.config, self.epilogue)
         if reason is not None:

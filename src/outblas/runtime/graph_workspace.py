@@ -1,19 +1,21 @@
-"""The workspace of a stream while a CUDA graph is captured there: memory of the graph's own pool, which nobody holds.
+"""Workspaces for kernels that are captured in a CUDA graph. Their memory is in the graph's own pool, and nothing holds
+it.
 
-A graph's kernels write to their workspace at every replay, so it must be nobody else's for as long as the graph lives,
-and graphs that may run at once must not share one. That is what torch promises of memory that a capture allocates,
-of tensors that died in it, too ("Graph memory management" in torch's notes on CUDA): it comes from the graph's pool,
-and a pool's memory is given to captures with the same pool only, whose graphs do not run at the same time.
+A graph's kernels write to their workspace at every replay. So the workspace must be reserved for as long as the graph
+lives. Graphs that may run at the same time must not share one. torch guarantees this for memory that a capture
+allocates, even for tensors freed during the capture. See "Graph memory management" in torch's notes on CUDA.
+Such memory comes from the graph's pool. A pool's memory goes only to captures with the same pool, and their graphs
+never run at the same time.
 
-Within the capture a tensor that died may give its memory to the next one, and to hold it instead is no way out: nobody
-tells us that the capture is over, and CUDA graphs of Inductor refuse a pool with anything alive in it of which they do
-not know (``torch/_inductor/cudagraph_trees.py``, check_memory_pool). But torch gives freed memory to allocations of
-the same stream alone, so a workspace is allocated, and freed at once, on a stream of ours on which nobody else
-allocates: a fork of the capture that is joined again and runs nothing. Its memory goes to a later capture's workspace,
-in the same pool, or goes with the pool.
+Within the capture, the memory of a freed tensor may be given to the next one. Keeping the tensor alive is no solution:
+nothing reports the end of the capture. Inductor's CUDA graphs also refuse a pool with live memory that they do not know
+(``torch/_inductor/cudagraph_trees.py``, check_memory_pool). But torch gives freed memory only to allocations of the
+same stream. So a workspace is allocated, and freed at once, on a private stream on which nothing else allocates. That
+stream is a fork of the capture that is joined again and runs nothing. Its memory goes to a later capture's workspace in
+the same pool, or is released with the pool.
 
-Before a kernel first counts there a captured memset zeroes the counters: at the head, so that whatever other graphs of
-the pool left there does not matter.
+Before the first kernel, a captured memset zeroes the counters at the head. So data that other graphs of the pool left
+there do not matter.
 """
 
 from __future__ import annotations
@@ -29,21 +31,24 @@ from outblas.runtime.workspace import run_on_own_thread
 if TYPE_CHECKING:
     import torch
 
-#: The only allocator of torch that is known to keep a capture's memory as said above.
+#: The only allocator of torch that is known to keep a capture's memory as described above.
 ALLOCATOR = "native"
-#: Per device and raw stream, ours on which nothing but its workspaces is allocated; as many as it ever needed at once.
-#: A stream has its own: a capture within another (a conditional node's body) ends first, and what it had then must not
-#: go to a stream of the outer one, which may run at the same time.
+#: (device, raw stream) -> private streams on which only its workspaces are allocated. The list grows to the largest
+#: number needed at once. Streams do not share them: a capture within another (the body of a conditional node) ends
+#: first. Its memory must not go to a stream of the outer capture that may run at the same time.
 _asides: dict[tuple[Any, int], list[Any]] = {}
-# Held over Python code, amid which a signal's handler of the same thread may multiply, too.
+# Reentrant: a signal handler may multiply while this thread holds the lock.
 _lock = threading.RLock()
 
 
 class CapturedWorkspace(NamedTuple):
-    """Memory of a graph's pool, for the calls of one stream in one capture; holds nothing.
+    """Memory of a graph's pool, for the calls of one stream in one capture. It does not keep the memory alive.
 
     Attributes:
-        capture: whose it is. address: 0: none is to be had in this capture. nbytes, device: as of a tensor.
+        capture: id of the capture.
+        address: device address; 0 if this capture can have no workspace.
+        nbytes: size, bytes.
+        device: device of the memory.
     """
 
     capture: int
@@ -52,15 +57,25 @@ class CapturedWorkspace(NamedTuple):
     device: Any
 
     def data_ptr(self) -> int:
+        """Return the address, as a tensor's method of this name does."""
         return self.address
 
 
 def from_pool(nbytes: int, device: torch.device | str) -> int:
-    """Address of a workspace in the pool of the graph that is captured on torch's current stream, whose counters are
-    zero for what is captured on that stream from now on; 0: the capture is not torch's, or its allocator another.
+    """Return the address of a workspace in the pool of the graph that is captured on torch's current stream.
+
+    Its counters are zero for everything that is captured on that stream from now on.
+
+    Args:
+        nbytes: size, bytes.
+        device: the device.
+
+    Returns:
+        The address; 0 if torch did not begin the capture, or uses another allocator than :data:`ALLOCATOR`.
 
     Raises:
-        torch.OutOfMemoryError: as any allocation. DeviceError: the driver refused a call.
+        torch.OutOfMemoryError: no memory.
+        DeviceError: the driver refused a call.
     """
     import torch
 
@@ -69,19 +84,19 @@ def from_pool(nbytes: int, device: torch.device | str) -> int:
     current = torch.cuda.current_stream(device)
     with _lock:
         aside = _free_aside(current)
-        aside.wait_stream(current)  # from here on in the capture, so that torch allocates from its pool
+        aside.wait_stream(current)  # joins the capture, so that torch allocates from its pool
     try:
-        # On a thread of its own, as workspaces outside of captures: pools and modes of the caller's do not reach it.
+        # On a separate thread, so that pools and modes of the caller do not apply.
         address: int = run_on_own_thread(_allocate_and_free, nbytes, aside)
     finally:
-        current.wait_stream(aside)  # a capture ends with every fork joined
+        current.wait_stream(aside)  # every fork must be joined before a capture ends
     if address:
         zero(address, COUNTERS_BYTES, current.cuda_stream)
     return address
 
 
 def _free_aside(stream: torch.cuda.Stream) -> Any:
-    """A stream of ours for a stream that takes no part in a capture: of two workspaces in one each has its own."""
+    """Return a private stream for ``stream`` that takes part in no capture; make one if all do."""
     import torch
 
     made = _asides.setdefault((stream.device, stream.cuda_stream), [])
@@ -93,7 +108,7 @@ def _free_aside(stream: torch.cuda.Stream) -> Any:
 
 
 def _allocate_and_free(nbytes: int, aside: Any) -> int:
-    """The address of memory that was a tensor's on the stream; 0 where that is of no private pool."""
+    """Return the address of memory that was allocated and freed on the stream; 0 if it is not in a private pool."""
     import torch
 
     with torch.cuda.stream(aside):
@@ -102,42 +117,51 @@ def _allocate_and_free(nbytes: int, aside: Any) -> int:
 
 
 def _in_a_pool(address: int) -> bool:
-    """Whether memory is of a private pool: of captures that torch does not know of, it is not."""
+    """Return whether memory is in a private pool. It is not if torch does not know of the capture."""
     import torch
 
     try:
         segments = torch.cuda.memory_snapshot(include_traces=False)
-    except TypeError:  # an older torch
+    except TypeError:  # older torch
         segments = torch.cuda.memory_snapshot()
     found = (s for s in segments if s["address"] <= address < s["address"] + s["total_size"])
     return any(tuple(s["segment_pool_id"]) != (0, 0) for s in found)
 
 
 class CaptureWorkspaces:
-    """One workspace per capture and stream of a device: two streams of one capture may run at the same time.
+    """The workspaces of one device by capture and stream. Streams do not share: two of one capture may run at the same
+    time.
 
     Args:
-        allocator: (bytes, device) -> address in the current capture, 0: none is to be had, as :func:`from_pool`.
+        allocator: function (bytes, device) -> address in the current capture, 0 if impossible; see :func:`from_pool`.
     """
 
     KEPT = 64
 
     def __init__(self, allocator: Callable[[int, Any], int] = from_pool) -> None:
         self._allocator = allocator
-        self._of: dict[int, CapturedWorkspace] = {}  # by raw stream, the last capture's
+        self._of: dict[int, CapturedWorkspace] = {}  # raw stream -> workspace of its latest capture
 
     def take(self, stream: int, capture: int, nbytes: int, device: torch.device | str) -> CapturedWorkspace | None:
-        """At least ``nbytes`` for calls that a capture records of the raw ``stream``, which is current; None: there is
-        none. Who needs more gets another: what was captured before goes on with its own. Raises as the allocator."""
+        """Return a workspace of at least ``nbytes`` for a capture; None if it can have none.
+
+        A call that needs more gets another workspace; calls captured before keep theirs. Raises as the allocator.
+
+        Args:
+            stream: raw stream that is captured; must be torch's current stream.
+            capture: id of the capture.
+            nbytes: size, bytes.
+            device: the device.
+        """
         found = self._of.get(stream)
         if found is None or found.capture != capture or (found.address and found.nbytes < nbytes):
             found = CapturedWorkspace(capture, self._allocator(nbytes, device), nbytes, device)
             if len(self._of) >= self.KEPT:
-                self._of.clear()  # a capture that is still going on takes another
+                self._of.clear()  # a capture in progress then takes another workspace
             self._of[stream] = found
         return found if found.address else None
 
     def get(self, stream: int, capture: int) -> CapturedWorkspace | None:
-        """The workspace of a stream in a capture, None: it has none yet, or there is none to be had."""
+        """Return the workspace of a stream in a capture; None if it has none."""
         found = self._of.get(stream)
         return found if found is not None and found.capture == capture and found.address else None

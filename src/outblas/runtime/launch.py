@@ -1,7 +1,7 @@
 """Load a cubin and launch it: TMA descriptors, launch attributes, the current stream.
 
-A bound call does one thing, enqueue one GEMM; everything that can be computed before is computed
-when it is bound, so that a call costs a few microseconds of host time and allocates nothing.
+A bound call only enqueues one GEMM. Everything else is computed at binding. So a call costs a few microseconds of host
+time and allocates nothing.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ if TYPE_CHECKING:
 
     from outblas.runtime.graph_workspace import CapturedWorkspace
 
-#: Clusters of more CTAs than this need the kernel's consent (CUDA's portable limit).
+#: Larger clusters need a function attribute (CUDA's portable limit, CTAs).
 PORTABLE_CLUSTER = 8
 
 
 class StreamConfigs(dict[int, Any]):
-    """Launch configurations by raw stream, made at the first launch there; few are kept.
+    """Launch configurations by raw stream, each made at the first launch on its stream. At most 64 are kept.
 
     Args:
-        make: one that is nobody else's.
+        make: function that returns a new configuration.
     """
 
     KEPT = 64
@@ -60,13 +60,13 @@ class StreamConfigs(dict[int, Any]):
 
 
 class KernelCall:
-    """One GEMM on fixed operands. Calling it with a raw CUstream handle enqueues it there.
+    """A GEMM on fixed operands. Call it with a raw CUstream handle to enqueue it.
 
-    Calls of one kernel and problem share their launch configurations, one per stream, which nobody changes: threads,
-    and a signal's handler that multiplies amid a call, each launch on their own stream.
+    Calls of one kernel and problem share their launch configurations, one per stream, which are never changed. So
+    threads and signal handlers can launch on their own streams at the same time.
 
-    A call that needs a workspace (split_kind ``workspace``) has its own, or one with the others of a
-    :meth:`LoadedKernel.bind_many`; it must not run on two streams at once, which would be a race for C in any case.
+    A call with a workspace (split_kind ``workspace``) must not run on two streams at once; C would be a race anyway. It
+    may share the workspace with other calls of :meth:`LoadedKernel.bind_many`.
     """
 
     def __init__(
@@ -91,19 +91,26 @@ class KernelCall:
             check("cuLaunchKernelEx", result)
 
     def release(self) -> None:
-        """Let go of the operand tensors; the caller then answers for their memory at every call."""
+        """Drop the references to the operand tensors. The caller must then keep their memory valid."""
         self._operands = ()
 
 
 class PreparedLaunch(NamedTuple):
-    """A launch without its addresses and its stream, in plain numbers: what ``outblas.dispatch._native`` is given.
+    """A launch without addresses and stream, as plain numbers for ``outblas.dispatch._native``.
 
     Attributes:
-        function, context: handles of the driver. grid: CTAs. threads: of a CTA. shared_bytes: dynamic shared memory.
-        cluster: CTAs of a cluster. dependent: programmatic dependent launch. extents: M, N, K.
-        maps: (rows, cols, box rows, box cols, element type, swizzle, L2 promotion) of the TMA maps of A, B and C, the
-            last three as the driver's enumerations; empty: the kernel takes addresses.
-        workspace_bytes: of the stream's workspace, whose address is the last parameter; 0: the kernel takes none.
+        function: CUfunction.
+        context: CUcontext.
+        grid: number of CTAs in x, y, z.
+        threads: threads per CTA.
+        shared_bytes: dynamic shared memory per CTA.
+        cluster: CTAs per cluster.
+        dependent: True for programmatic dependent launch.
+        extents: M, N, K.
+        maps: (rows, cols, box rows, box cols, element type, swizzle, L2 promotion) of the TMA maps of A, B and C. The
+            last three are the driver's enumerations. Empty if the kernel takes addresses.
+        workspace_bytes: size of the stream's workspace, whose address is the last parameter; 0 if the kernel takes
+            none.
         output: shape, strides and torch dtype of C.
     """
 
@@ -122,8 +129,10 @@ class PreparedLaunch(NamedTuple):
 
 @dataclass(frozen=True)
 class _Plan:
-    """Launch configurations, and one to read; extents as kernel arguments, (rows, cols, box rows, box cols) per TMA
-    map, and the bytes of a workspace (0: none)."""
+    """The part of a launch that depends on the problem but not on the operands.
+
+    ``launch`` is a configuration for reading; ``boxes`` has (rows, cols, box rows, box cols) of each TMA map.
+    """
 
     launch: Any
     configs: StreamConfigs
@@ -133,15 +142,14 @@ class _Plan:
 
 
 class LoadedKernel:
-    """A cubin loaded into the current context, ready to be bound to operands.
+    """A cubin loaded into the current context.
 
     Args:
-        cubin: compiled from ``make_source(problem, config)`` for a problem of the same layout,
-            dtype and accumulator.
-        config: the knobs it was compiled with.
+        cubin: compiled from ``make_source(problem, config)`` for a problem of the same layout, dtype and accumulator.
+        config: the knobs with which it was compiled.
 
     Attributes:
-        packaged: the cubin came with the package and was not compiled here; said by whoever loads it.
+        packaged: True if the cubin came with the package; set by the caller that loads it.
 
     Raises:
         DeviceError: the driver cannot load the cubin (other architecture, driver too old).
@@ -156,12 +164,12 @@ class LoadedKernel:
         self._module = check("cuModuleLoadData", cu.cuModuleLoadData(cubin.image))
         entry = cubin.entry.encode()
         self._function = check("cuModuleGetFunction", cu.cuModuleGetFunction(self._module, entry))
-        self._allowed_smem = -1  # what the function may be launched with so far, bytes; -1: not asked yet
-        # What depends on the problem but not on the operands, made once for all that are bound.
+        self._allowed_smem = -1  # dynamic shared memory allowed so far, bytes; -1: not set yet
+        # One plan per problem, for all operands.
         self._plan = functools.lru_cache(maxsize=256)(self._make_plan)
 
     def _make_plan(self, problem: Problem, device_index: int) -> _Plan:
-        """Raises ConfigError if the config is not legal for the problem."""
+        """Return the plan of a problem. Raises ConfigError if the config is not legal for the problem."""
         gpu = gpu_of_device(device_index)
         reason = why_illegal(problem, self.config, gpu)
         if reason is not None:
@@ -179,7 +187,7 @@ class LoadedKernel:
         return _Plan(make(), StreamConfigs(make), extents, boxes, workspace_bytes(problem, self.config))
 
     def _set_attributes(self, smem_bytes: int, cluster: int) -> None:
-        """Problems of one kernel may differ in shared memory; the most of them stays allowed for all."""
+        """Allow this much dynamic shared memory, and large clusters if needed. The largest request stays in force."""
         attribute = driver().CUfunction_attribute
         self._set(attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, smem_bytes)
         if cluster > PORTABLE_CLUSTER:
@@ -197,20 +205,21 @@ class LoadedKernel:
         c: torch.Tensor,
         workspace: torch.Tensor | CapturedWorkspace | None = None,
     ) -> KernelCall:
-        """A call computing ``c = a @ b``.
+        """Return a call that computes ``c = a @ b``.
 
         Args:
-            a: (M, K); b: (N, K) for TN, (K, N) for NN; c: (M, N), overwritten. Row-major and
-                contiguous, of the problem's dtype, on one CUDA device.
-            workspace: of :func:`outblas.runtime.workspace.allocate`, at least ``workspace_bytes(problem, config)``,
-                shared with calls of the same stream only, or that of a capture; None: one of its own, if the kernel
-                needs any.
+            problem: the problem.
+            a: tensor (M, K). All three are row-major, contiguous, of the problem's dtype, on one CUDA device.
+            b: tensor (N, K) for TN, (K, N) for NN.
+            c: tensor (M, N), overwritten.
+            workspace: from :func:`outblas.runtime.workspace.allocate`, at least ``workspace_bytes(problem, config)``,
+                shared only with calls on the same stream. Or the workspace of a capture. None: allocate one if the
+                kernel needs it.
 
         Raises:
-            TensorError: wrong shape, dtype, device or strides, misaligned, or c overlaps a or b; the workspace is
-                too small, or on another device.
+            TensorError: wrong shape, dtype, device or strides; misaligned; c overlaps a or b; or an unfit workspace.
             ConfigError: the config is not legal for this problem.
-            DeviceError: a workspace would have to be made while a graph is captured.
+            DeviceError: a workspace would have to be allocated during a graph capture.
         """
         return self.bind_with(problem, (a, b, c), (), workspace)
 
@@ -223,9 +232,17 @@ class LoadedKernel:
         held: tuple[Any, ...] = (),
         columns: int | None = None,
     ) -> KernelCall:
-        """:meth:`bind` of ``operands`` (a, b, c), for a kernel that takes ``more`` parameters (ctypes objects) behind
-        the others; ``held``: further operands, which are kept and released with these; ``columns``: of c, where these
-        are not N: the kernel then stores by c's address, and not by its TMA map, which is that of (M, N)."""
+        """Bind as :meth:`bind`, for a kernel with further parameters.
+
+        Args:
+            problem: the problem.
+            operands: (a, b, c).
+            more: ctypes objects that follow the other parameters.
+            workspace: as for :meth:`bind`.
+            held: further tensors that the call keeps until it is released.
+            columns: columns of c; None: N. With other columns the kernel must store by c's address: its TMA map is of
+                (M, N).
+        """
         check_operands(problem, *operands, columns=columns)
         plan = self._plan(problem, operands[0].device.index or 0)
         self._check_alignment(*operands)
@@ -246,8 +263,9 @@ class LoadedKernel:
     def bind_many(
         self, problem: Problem, operands: Sequence[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
     ) -> list[KernelCall]:
-        """:meth:`bind` of each (a, b, c), for calls that run on one stream, one after the other: they share a workspace
-        where the kernel needs any. Raises as :meth:`bind`."""
+        """Return :meth:`bind` of each (a, b, c), for calls that run one after the other on one stream, with one
+        workspace.
+        """
         need = workspace_bytes(problem, self.config)
         if not need or not operands:
             return [self.bind(problem, *each) for each in operands]
@@ -258,6 +276,9 @@ class LoadedKernel:
     def _workspace(
         need: int, given: torch.Tensor | CapturedWorkspace | None, like: torch.Tensor
     ) -> torch.Tensor | CapturedWorkspace:
+        """Return the given workspace, or a new one on the device of ``like``. Raises TensorError if the given one does
+        not fit.
+        """
         if given is None:
             return allocate(need, like.device)
         if given.device != like.device or given.nbytes < need:
@@ -269,10 +290,9 @@ class LoadedKernel:
         return given
 
     def prepared(self, problem: Problem, c: torch.Tensor) -> PreparedLaunch:
-        """The launch that :meth:`bind` makes for outputs like ``c``, which is (M, N) on the kernel's device.
+        """Return the launch of :meth:`bind` as numbers, for outputs like ``c``, a tensor (M, N) on the kernel's device.
 
-        Raises:
-            ConfigError: the config is not legal for this problem.
+        Raises ConfigError if the config is not legal for this problem.
         """
         device_index = c.device.index or 0
         plan, shape = self._plan(problem, device_index), geometry(problem, self.config)
@@ -302,7 +322,7 @@ class LoadedKernel:
 
 
 def _any_alignment() -> str:
-    """The families whose kernels take operands that begin anywhere, and by which knob."""
+    """Return the families whose kernels accept unaligned operands, each with the knob that allows it, as text."""
     found = (f"{name} with {family.any_alignment}" for name, family in FAMILIES.items() if family.any_alignment)
     return " or ".join(found)
 
@@ -315,7 +335,9 @@ def load(cubin: Cubin, config: KernelConfig) -> LoadedKernel:
 def check_operands(
     problem: Problem, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, columns: int | None = None
 ) -> None:
-    """Raise :class:`TensorError` unless a, b, c are what ``bind`` documents; ``columns``: of c, None: N."""
+    """Raise TensorError unless a, b and c are as :meth:`LoadedKernel.bind` requires; c has ``columns`` columns (None:
+    N).
+    """
     output = (problem.m, problem.n if columns is None else columns)
     shapes = {"a": (problem.m, problem.k), "b": problem.b_shape, "c": output}
     dtype = {"fp16": "torch.float16", "bf16": "torch.bfloat16"}[problem.dtype]
@@ -336,8 +358,15 @@ def check_operands(
 
 
 def launch_config(ctas: tuple[int, int, int], shape: Geometry, smem_bytes: int, pdl: bool, gpu: Gpu) -> Any:
-    """A CUlaunchConfig for a grid of ``ctas`` with ``smem_bytes`` of dynamic shared memory each, with cluster and
-    programmatic launch attributes."""
+    """Return a CUlaunchConfig with the attributes for clusters and programmatic dependent launch.
+
+    Args:
+        ctas: grid in x, y, z.
+        shape: geometry of the kernel: threads and cluster.
+        smem_bytes: dynamic shared memory per CTA.
+        pdl: use programmatic dependent launch, if the GPU has it (sm_90).
+        gpu: the GPU.
+    """
     cu = driver()
     config = cu.CUlaunchConfig()
     config.gridDimX, config.gridDimY, config.gridDimZ = ctas
@@ -363,9 +392,9 @@ def _dependent(pdl: bool, gpu: Gpu) -> bool:
 
 
 def ensure_context() -> None:
-    """Make sure that a CUDA context is current: torch's, which its tensors live in."""
+    """Make a CUDA context current if none is: torch's context, in which its tensors live."""
     status, context = driver().cuCtxGetCurrent()
     if int(status) != 0 or not int(context):
         import torch
 
-        torch.cuda.synchronize()  # torch makes the context at its first use of the device
+        torch.cuda.synchronize()  # torch makes its context at first use

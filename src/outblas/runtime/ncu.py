@@ -1,8 +1,8 @@
-"""Counters of kernels by Nsight Compute: ncu's command line, its CSV, and plain names for what stands in it.
+"""Read hardware counters of kernels with Nsight Compute: its command line, its CSV output, and plain names.
 
-ncu replays every kernel between ``cudaProfilerStart`` and ``cudaProfilerStop`` of the program that it starts, some
-passes each, at whatever clocks the GPU has (its default would lock them at the base clock). Its times are those of a
-kernel alone, so they explain and are never published as speed: that is :mod:`outblas.judge.gpu_clock`'s alone.
+ncu replays every kernel between ``cudaProfilerStart`` and ``cudaProfilerStop`` of the target program in several passes.
+The clocks are left as they are (ncu's default would lock them at the base clock). Its times are of a kernel alone, so
+they explain and are never published as speed. Published times come only from :mod:`outblas.judge.gpu_clock`.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from typing import Any, Literal
 from outblas.core.errors import DeviceError, OutblasError, RecordError, ToolchainMissing
 from outblas.core.files import write_atomic
 
-#: What every replay of a kernel finds in the caches: nothing, or what the replay before it left.
+#: Content of the caches before each replay: empty, or as the replay before left them.
 CacheControl = Literal["flushed", "warm"]
 _CACHE_CONTROL: Mapping[CacheControl, str] = {"flushed": "all", "warm": "none"}
 
-#: Plain name -> ncu's names of it, the first that ncu returns counts. Times in nanoseconds, shares in percent.
+#: Plain name -> ncu's names; the first one that ncu reports counts. Times in nanoseconds, shares in percent.
 FIGURE_METRICS: Mapping[str, tuple[str, ...]] = {
     "time_ns": ("gpu__time_duration.sum",),
-    # Cycles, not instructions: one wgmma keeps the pipe busy for as long as its N is wide.
+    # Cycles, not instructions: a wgmma occupies the pipe in proportion to its N.
     "tensor_pct": (
         "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active",
         "sm__pipe_tensor_op_hmma_cycles_active.avg.pct_of_peak_sustained_active",
@@ -48,23 +48,23 @@ FIGURE_METRICS: Mapping[str, tuple[str, ...]] = {
     "instructions": ("sm__inst_executed.sum",),
     "cycles": ("sm__cycles_elapsed.max",),
 }
-#: Columns that describe the device or the launch, some of them in words ("No-CC", "PolicySpread").
+#: Prefixes of columns that describe the device or the launch; some hold words ("No-CC", "PolicySpread").
 _DESCRIBED = ("device__", "launch__")
 _STALL = "smsp__average_warps_issue_stalled_{}_per_issue_active.ratio"
-#: Why a warp does not issue; ``selected`` and ``not_selected`` are no stalls.
+#: Reasons why a warp does not issue; ``selected`` and ``not_selected`` are no stalls.
 STALL_REASONS = (
     *("barrier", "branch_resolving", "dispatch_stall", "drain", "gmma", "imc_miss", "lg_throttle", "long_scoreboard"),
     *("math_pipe_throttle", "membar", "mio_throttle", "misc", "no_instruction", "short_scoreboard", "sleeping"),
     *("tex_throttle", "wait"),
 )
-#: All that is asked for; a GPU lacks some (see :func:`known_metrics`).
+#: All metrics that are requested; a GPU may lack some (see :func:`known_metrics`).
 METRICS = tuple(name for names in FIGURE_METRICS.values() for name in names) + tuple(map(_STALL.format, STALL_REASONS))
-#: Stall reasons kept of each kernel.
+#: Number of stall reasons kept per kernel.
 MAIN_STALLS = 3
-#: Name of the kernel of ``torch.cuda._sleep``, which marks in a profile where the next entry begins.
+#: Kernel of ``torch.cuda._sleep``: it marks the start of the next entry in a profile.
 MARK_KERNEL = "spin_kernel"
 
-#: Where ncu is when it is not on the PATH.
+#: Places of ncu if it is not on the PATH.
 _NCU_GLOBS = ("/usr/local/cuda/bin/ncu", "/usr/local/cuda-*/bin/ncu", "/opt/nvidia/nsight-compute/*/ncu")
 _UNITS = {"nsecond": 1.0, "ns": 1.0, "usecond": 1e3, "us": 1e3, "msecond": 1e6, "ms": 1e6, "second": 1e9, "s": 1e9}
 _PREFIXES = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
@@ -73,11 +73,14 @@ _COUNTED = re.compile(r"(?P<prefix>[KMGT]?)(byte|inst|cycle|sector|warp|block|th
 
 @dataclass(frozen=True)
 class ProfiledLaunch:
-    """One kernel in a profile.
+    """A profiled launch of a kernel.
 
     Attributes:
-        kernel: its name as ncu writes it. block, grid: extents as text, e.g. ``(128, 1, 1)``.
-        metrics: ncu's name -> value; nanoseconds, bytes, percent, or a plain count. What ncu could not tell is absent.
+        kernel: its name as ncu writes it.
+        block: extents of a block as text, e.g. ``(128, 1, 1)``.
+        grid: extents of the grid as text.
+        metrics: ncu's name -> value in nanoseconds, bytes, percent, or a plain count. Metrics without a value are
+            absent.
     """
 
     kernel: str
@@ -87,10 +90,10 @@ class ProfiledLaunch:
 
 
 def find_ncu(named: str | None = None) -> str:
-    """Path of ncu: ``named``, or on the PATH, or where CUDA and Nsight Compute are installed; the newest.
+    """Return the path of ncu: ``named``, else on the PATH, else the newest in the usual folders.
 
     Raises:
-        ToolchainMissing: there is none.
+        ToolchainMissing: ncu was not found.
     """
     there = shutil.which(named or "ncu")
     if there is None and named is None:
@@ -106,14 +109,22 @@ def find_ncu(named: str | None = None) -> str:
 
 
 def version(ncu: str) -> str:
-    """What ``ncu --version`` says of its version, e.g. ``2025.3.1.0``; "unknown" if it does not."""
+    """Return ncu's version, e.g. ``2025.3.1.0``; "unknown" if its output does not have one."""
     said = subprocess.run([ncu, "--version"], capture_output=True, text=True).stdout
     found = re.search(r"Version (\S+)", said)
     return found[1] if found else "unknown"
 
 
 def command(ncu: str, target: Sequence[str], metrics: Sequence[str], cache: CacheControl, log: Path) -> list[str]:
-    """The command line that profiles ``target`` (a program and its arguments) and writes CSV to ``log``."""
+    """Return the command line that profiles a program and writes CSV.
+
+    Args:
+        ncu: path of ncu.
+        target: the program and its arguments.
+        metrics: ncu's names.
+        cache: content of the caches before each replay.
+        log: file for the CSV.
+    """
     options = ["--profile-from-start", "off", "--clock-control", "none", "--cache-control", _CACHE_CONTROL[cache]]
     options += ["--csv", "--page", "raw", "--print-units", "base", "--metrics", ",".join(metrics)]
     return [ncu, *options, "--log-file", str(log), *target]
@@ -123,15 +134,20 @@ def profile(
     ncu: str, target: Sequence[str], metrics: Sequence[str], cache: CacheControl = "flushed", timeout_s: float = 600.0,
     log: Path | None = None,
 ) -> list[ProfiledLaunch]:  # fmt: skip
-    """Run ``target`` under ncu; its profiled kernels in order.
+    """Run a program under ncu and return its profiled kernels in order.
 
     Args:
-        timeout_s: seconds. log: a file that ncu's own output is left in, whatever becomes of it.
+        ncu: path of ncu.
+        target: the program and its arguments.
+        metrics: ncu's names.
+        cache: content of the caches before each replay.
+        timeout_s: time limit, seconds.
+        log: file for ncu's own output, written also after a failure; None: none.
 
     Raises:
-        DeviceError: ncu may not read the counters, or does not know a metric, GPU or driver; the target failed, took
-            longer than ``timeout_s`` seconds, or launched nothing between start and stop of the profiler.
-        RecordError: what ncu wrote cannot be read.
+        DeviceError: ncu lacks permission, or does not know a metric, the GPU or the driver. Also if the target fails,
+            exceeds the time limit, or profiles no kernel.
+        RecordError: ncu's output cannot be read.
     """
     text = _run(ncu, target, metrics, cache, timeout_s, log)
     unknown = unknown_metrics(text)
@@ -147,13 +163,20 @@ def profile(
 def known_metrics(
     ncu: str, target: Sequence[str], metrics: Sequence[str] = METRICS, timeout_s: float = 600.0, log: Path | None = None
 ) -> tuple[str, ...]:
-    """Those of ``metrics`` that ncu has on this GPU, which it says only by refusing to profile with one that it lacks.
+    """Return the metrics that ncu has on this GPU.
+
+    ncu does not list them; it refuses a profile with an unknown one. So the target runs again without the unknown ones.
 
     Args:
-        target: a program that profiles any kernel, and ends at once. timeout_s, log: as :func:`profile`.
+        ncu: path of ncu.
+        target: a short program that profiles any kernel.
+        metrics: ncu's names to try.
+        timeout_s: time limit of each run, seconds.
+        log: as for :func:`profile`.
 
     Raises:
-        DeviceError, RecordError: as :func:`profile`; also where it knows none of them.
+        DeviceError: as :func:`profile`, or ncu knows none of the metrics.
+        RecordError: as :func:`profile`.
     """
     kept = tuple(metrics)
     while True:
@@ -171,16 +194,17 @@ def known_metrics(
 
 
 def unknown_metrics(output: str) -> list[str]:
-    """The metrics (without suffix) that ncu's output says it cannot find."""
+    """Return the sorted names, without suffix, of metrics that ncu's output calls unknown."""
     lines = re.findall(r"Failed to find metrics?:? (.*)", output)
     return sorted({name for line in lines for name in re.findall(r"[a-z0-9]+__[a-z0-9_]+", line)})
 
 
 def parse(output: str) -> list[ProfiledLaunch]:
-    """The kernels in ncu's output (``--csv --page raw``), among whatever else it wrote.
+    """Return the kernels in ncu's output (``--csv --page raw``); other lines are ignored.
 
     Raises:
-        DeviceError: it has no kernels, for a reason that it gives. RecordError: a table that is not whole.
+        DeviceError: the output has no kernels; the message has ncu's reason.
+        RecordError: the table is incomplete.
     """
     reason = refusal(output)
     if reason is not None:
@@ -207,7 +231,7 @@ def parse(output: str) -> list[ProfiledLaunch]:
 
 
 def refusal(output: str) -> OutblasError | None:
-    """Why ncu profiled nothing, by its own words; None if it did not say so."""
+    """Return the error for the reason that ncu's output gives for profiling nothing; None if it gives no reason."""
     if "ERR_NVGPUCTRPERM" in output:
         return DeviceError(
             "ncu may not read the performance counters of this GPU (ERR_NVGPUCTRPERM)",
@@ -224,10 +248,14 @@ def refusal(output: str) -> OutblasError | None:
 
 
 def between_marks(launches: Iterable[ProfiledLaunch], mark: str = MARK_KERNEL) -> list[list[ProfiledLaunch]]:
-    """The kernels after each kernel whose name contains ``mark``, one list per mark.
+    """Return the kernels after each marking kernel, one list per mark.
+
+    Args:
+        launches: kernels in order.
+        mark: text that a marking kernel's name contains.
 
     Raises:
-        RecordError: a kernel stands before the first mark.
+        RecordError: a kernel precedes the first mark.
     """
     groups: list[list[ProfiledLaunch]] = []
     for launch in launches:
@@ -241,16 +269,16 @@ def between_marks(launches: Iterable[ProfiledLaunch], mark: str = MARK_KERNEL) -
 
 
 def stall_metric(reason: str) -> str:
-    """ncu's name of the warps that wait for one of :data:`STALL_REASONS`, per instruction issued."""
+    """Return ncu's name of the metric for one of :data:`STALL_REASONS`: stalled warps per issued instruction."""
     return _STALL.format(reason)
 
 
 def figures(launch: ProfiledLaunch) -> dict[str, Any]:
-    """A kernel's counters by plain name, ready for JSON.
+    """Return a kernel's counters by plain name, as JSON values.
 
     Returns:
-        ``kernel``, ``grid``, ``block``: text; each of :data:`FIGURE_METRICS`: a number, None where ncu did not tell;
-        ``stalls``: [reason, warps stalled for it per issued instruction], the main ones, worst first.
+        ``kernel``, ``grid`` and ``block`` as text. Each key of :data:`FIGURE_METRICS`: a number, or None if not
+            reported. ``stalls``: [reason, stalled warps per issued instruction] of the main reasons, worst first.
     """
     found: dict[str, Any] = {"kernel": launch.kernel, "grid": launch.grid, "block": launch.block}
     for plain, names in FIGURE_METRICS.items():
@@ -264,7 +292,7 @@ def figures(launch: ProfiledLaunch) -> dict[str, Any]:
 def _launch(row: Mapping[str, str], units: Mapping[str, str]) -> ProfiledLaunch:
     metrics = {}
     for name, text in row.items():
-        if "__" not in name:  # a column of the launch, not a metric
+        if "__" not in name:  # a column that describes the launch, not a metric
             continue
         value = _number(name, text)
         if value is not None:
@@ -273,7 +301,7 @@ def _launch(row: Mapping[str, str], units: Mapping[str, str]) -> ProfiledLaunch:
 
 
 def _number(name: str, text: str) -> float | None:
-    """A value, with or without thousands separators; None: ncu could not tell."""
+    """Return a value that may have thousands separators; None if ncu reported none. Raises RecordError for words."""
     plain = text.replace(",", "").strip()
     if plain.lower() in ("", "n/a"):
         return None
@@ -287,7 +315,7 @@ def _number(name: str, text: str) -> float | None:
 
 
 def _scale(unit: str) -> float:
-    """Times to nanoseconds, everything else to the unit without its prefix."""
+    """Return the factor from ncu's unit to nanoseconds (times) or to the unit without prefix (others)."""
     if unit in _UNITS:
         return _UNITS[unit]
     counted = _COUNTED.match(unit)
@@ -303,12 +331,12 @@ def _no_kernels() -> DeviceError:
 def _run(
     ncu: str, target: Sequence[str], metrics: Sequence[str], cache: CacheControl, timeout_s: float, log: Path | None
 ) -> str:
-    """All that ncu said; raises where the target did not run to its end."""
+    """Return all of ncu's output. Raises DeviceError if the target did not end normally."""
     with tempfile.TemporaryDirectory(prefix="outblas-ncu-") as scratch:
         file = Path(scratch) / "ncu.csv"
         status, said = _wait_for(command(ncu, target, metrics, cache, file), timeout_s)
         text = file.read_text(encoding="utf-8", errors="replace") if file.exists() else ""
-    # What the target printed is no part of the table.
+    # The target's own output is no part of the table.
     text = "\n".join([text, *(line for line in said.splitlines() if line.startswith("=="))])
     if log is not None:
         write_atomic(log, text.encode())
@@ -318,14 +346,14 @@ def _run(
     if reason is None or "application returned an error" in str(reason):
         own = [line for line in said.splitlines() if line.strip() and not line.startswith("==")]
         last = own[-1] if own else "it said nothing"
-        raise DeviceError(f"what ncu ran ended with {status}: {last}", "exit status 0", "run it without ncu")
+        raise DeviceError(f"the program under ncu ended with {status}: {last}", "exit status 0", "run it without ncu")
     raise reason
 
 
 def _wait_for(line: Sequence[str], timeout_s: float) -> tuple[int, str]:
-    """Exit status and output of a command. Numbers are in no country's style."""
+    """Return (exit status, output) of a command. LC_ALL=C makes the number format independent of the locale."""
     env = {**os.environ, "LC_ALL": "C"}
-    # A session of its own, so that a timeout ends the target, too.
+    # A new session, so that a timeout also kills the target.
     process = subprocess.Popen(
         line, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
     )

@@ -1,4 +1,4 @@
-"""CUDA C++ to cubin: NVRTC in this process, from wheels, with no CUDA toolkit and no GPU."""
+"""Compile CUDA C++ to cubins with NVRTC, in this process, from wheels. Needs no CUDA toolkit and no GPU."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from outblas.runtime.sass import check_static, sass_facts
 __all__ = ["ARCHITECTURES", "DEFAULT_CACHE", "Cubin", "CubinCache", "compile_many", "compile_source", "nvrtc_version"]
 
 ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_90a")
-#: ``-v`` puts registers and spills into the log. ptxas takes one option per ``--ptxas-options``.
-#: ``--no-cache``: NVRTC's own cache answers without ptxas' words, which registers and spills are read from.
-#: ``--no-source-include`` keeps files of the working directory out: headers are the Source's own.
+#: ``-v`` puts registers and spills into the log. ptxas takes one option per ``--ptxas-options``. ``--no-cache``:
+#: NVRTC's own cache would omit that log. ``--no-source-include`` ignores files in the working directory: headers come
+#: from the Source.
 BASE_OPTIONS = (
     "-std=c++17",
     "-default-device",
@@ -37,28 +37,31 @@ BASE_OPTIONS = (
     "--ptxas-options=-v",
     "--ptxas-options=--warn-on-spills",
 )
-#: setmaxnreg ignored, wgmma serialised (for three reasons), registers of a role exceeded.
+#: setmaxnreg ignored; wgmma serialised (three reasons); registers of a role exceeded.
 FATAL_WARNINGS = ("C7508", "C7510", "C7511", "C7512", "C7600")
-#: The cache of every call that names none; its directory is read from the environment at use.
+#: Default cache; its directory is read from the environment at each use.
 DEFAULT_CACHE = CubinCache()
 
-#: What a worker sends back: a cubin or the parts of a CompileError, and what ails the cache (or nothing).
+#: A worker's answer: a cubin or the parts of a CompileError, then the trouble of its cache (empty: none).
 _Answer = tuple[Union[Cubin, tuple[str, str, str, str]], str]
 _FATAL = re.compile(rf"\b({'|'.join(FATAL_WARNINGS)})\b")
 _OUTSIDE = re.compile(r'#\s*include\s*["<]\s*(?:/|\.\.)')
 
 
 def compile_source(source: Source, arch: str = "sm_90a", cache: CubinCache | None = DEFAULT_CACHE) -> Cubin:
-    """Compile one source for one architecture, or take it from the cache; of processes that share a cache and ask for
-    the same at once, one compiles.
+    """Compile one source for one architecture, or take the cubin from the cache.
+
+    If processes with a common cache ask for the same source at once, one compiles and the others wait.
 
     Args:
-        cache: where compiled cubins are kept; None: compile afresh and keep nothing.
+        source: the source.
+        arch: one of :data:`ARCHITECTURES`.
+        cache: cache of cubins; None: compile and store nothing.
 
     Raises:
-        CompileError: unknown architecture; NVRTC or ptxas refuses the source (``log`` has its words);
-            ptxas reports one of FATAL_WARNINGS; no function ``source.entry``.
-        ToolchainMissing: cuda.bindings or the NVRTC wheel is not installed.
+        CompileError: unknown architecture; NVRTC or ptxas refuses (see ``log``); a warning of FATAL_WARNINGS; no
+            ``entry``.
+        ToolchainMissing: cuda.bindings or NVRTC is not installed.
     """
     _check_arch(arch)
     if not _self_contained(source):
@@ -69,17 +72,17 @@ def compile_source(source: Source, arch: str = "sm_90a", cache: CubinCache | Non
     if (hit := cache.get(key)) is not None:
         return hit
     with cache.locked(key):
-        if (hit := cache.get(key)) is None:  # nobody compiled it while we waited for our turn
+        if (hit := cache.get(key)) is None:  # no other process compiled it meanwhile
             hit = _compile(source, arch)
             cache.put(key, hit)
     return hit
 
 
 def compile_tuned(source: Source, arch: str = "sm_90a") -> Cubin:
-    """:func:`compile_source` of a kernel that a library installs.
+    """Compile a kernel that a library installs, as :func:`compile_source` does, and check its machine code.
 
     Raises:
-        CompileError: it does not compile, or what came out spills or accumulates otherwise than when it was tuned.
+        CompileError: it does not compile, or fails :func:`outblas.runtime.sass.check_static`, unlike when it was tuned.
         ToolchainMissing: as :func:`compile_source`.
     """
     cubin = compile_source(source, arch)
@@ -92,7 +95,9 @@ def compile_tuned(source: Source, arch: str = "sm_90a") -> Cubin:
 
 
 def compile_ptx(source: Source, arch: str = "sm_90a") -> str:
-    """PTX of one source for the virtual architecture of ``arch``, compiled afresh; raises as :func:`compile_source`."""
+    """Return the PTX of a source for the virtual architecture of ``arch``, without a cache. Raises as
+    :func:`compile_source`.
+    """
     _check_arch(arch)
     nvrtc_version()
     options = [f"--gpu-architecture={arch.replace('sm_', 'compute_')}", *source.options]
@@ -108,20 +113,21 @@ def compile_many(
     progress: Callable[[int, int], None] | None = None,
     cache: CubinCache | None = DEFAULT_CACHE,
 ) -> Iterator[tuple[int, Cubin | CompileError]]:
-    """Compile a batch in parallel processes; yields (index, result) in the order they finish.
+    """Compile a batch in parallel; yield (index, cubin or CompileError) as each finishes, cached sources first.
 
-    A refused source yields its CompileError and the batch goes on, also where the compiler itself
-    dies. Cached sources come first and start no process.
+    A refused source does not end the batch, even if the compiler dies.
 
     Args:
-        jobs: processes; None: one per core that this process may use.
-        progress: called as ``progress(done, total)`` after each.
+        sources: the batch.
+        arch: one of :data:`ARCHITECTURES`.
+        jobs: number of processes; None: one per usable core.
+        progress: called as ``progress(done, total)`` after each source.
+        cache: as for :func:`compile_source`.
 
-    Raises:
-        CompileError: unknown architecture. ToolchainMissing: as :func:`compile_source`.
+    Raises CompileError for an unknown architecture, and ToolchainMissing as :func:`compile_source`.
     """
     _check_arch(arch)
-    nvrtc_version()  # a missing wheel is the caller's error, once, not that of every source
+    nvrtc_version()  # a missing wheel is one error of the caller, not one per source
     jobs = jobs or usable_cores()
     for done, (index, result) in enumerate(_results(sources, arch, jobs, cache), 1):
         if progress is not None:
@@ -130,17 +136,15 @@ def compile_many(
 
 
 def cache_key(source: Source, arch: str) -> str:
-    """SHA-256 (hex) of all that the cubin depends on: NVRTC, architecture, options, source, headers."""
+    """Return the SHA-256 (hex) of all that determines the cubin: NVRTC, architecture, options, source, headers."""
     parts = [FORMAT, nvrtc_version(), arch, *_options(source, arch), source.sha()]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
 @functools.cache
 def nvrtc_version() -> str:
-    """Version of NVRTC, with the wheel's own where there is one: ``13.0 (wheel 13.0.88)``.
-
-    Raises:
-        ToolchainMissing: cuda.bindings or NVRTC is not installed.
+    """Return NVRTC's version, with the wheel's if known: ``13.0 (wheel 13.0.88)``. Raises ToolchainMissing without
+    NVRTC.
     """
     from importlib import metadata
 
@@ -177,7 +181,9 @@ def _results(
 def _in_processes(
     sources: Sequence[Source], todo: list[int], arch: str, jobs: int, cache: CubinCache | None
 ) -> Iterator[tuple[int, Cubin | CompileError]]:
-    """Few are in flight at a time, so that a process that dies leaves few suspects; those run alone."""
+    """Compile in a pool. Few sources are in flight, so a dying process leaves few suspects; each suspect then runs
+    alone.
+    """
     folder = None if cache is None else cache.directory
     waiting = deque(todo)
     while waiting:
@@ -197,7 +203,7 @@ def _in_processes(
                         suspects.append(index)
                         continue
                     yield index, _unpack(answer, cache)
-        except BrokenProcessPool:  # from submit: the pool broke between two looks at it
+        except BrokenProcessPool:  # from submit: the pool broke meanwhile
             suspects.append(index)
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
@@ -206,7 +212,7 @@ def _in_processes(
 
 
 def _alone(source: Source, arch: str, cache: CubinCache | None) -> Cubin | CompileError:
-    """Compiled in a process of its own; an error where that dies too."""
+    """Compile in a separate process; return a CompileError if that process dies."""
     with compile_processes(1) as pool:
         try:
             return _unpack(pool.submit(_work, source, arch, None if cache is None else cache.directory).result(), cache)
@@ -219,7 +225,7 @@ def _alone(source: Source, arch: str, cache: CubinCache | None) -> Cubin | Compi
 
 
 def compile_processes(jobs: int, nice: int = 0) -> ProcessPoolExecutor:
-    """A pool of compiling processes, which end with this one, even where it is killed; ``nice`` as of os.nice."""
+    """Return a pool of compiling processes that end with this one, even if it is killed; ``nice`` as for os.nice."""
     return ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), _begin_process, (os.getpid(), nice))
 
 
@@ -229,18 +235,17 @@ def _begin_process(parent: int, nice: int) -> None:
 
 
 def is_compiled(source: Source, arch: str) -> bool:
-    """Whether the cache has it; False, too, for a source that is never kept. Raises as :func:`compile_source`."""
+    """Return whether the default cache has the cubin. False for a source that is never cached."""
     return _self_contained(source) and DEFAULT_CACHE.get(cache_key(source, arch)) is not None
 
 
 def fill_cache(source: Source, arch: str) -> None:
-    """Compile into the cache, in a process of :func:`compile_processes`; what is refused is refused again where it is
-    used."""
+    """Compile into the default cache; ignore errors, because the next use reports them."""
     _or_error(source, arch, DEFAULT_CACHE)
 
 
 def _work(source: Source, arch: str, folder: Path | None) -> _Answer:
-    """One compilation in a worker process."""
+    """Compile one source in a worker process."""
     cache = None if folder is None else CubinCache(folder, quiet=True)
     result = _or_error(source, arch, cache)
     trouble = "" if cache is None else cache.trouble
@@ -264,8 +269,10 @@ def _or_error(source: Source, arch: str, cache: CubinCache | None) -> Cubin | Co
 
 
 def compile_foreign(source: Source, arch: str = "sm_90a") -> Cubin:
-    """:func:`compile_source` afresh, whatever ptxas warns of, with headers found beside those that include them: for
-    kernels that are written by others, in a working directory that is empty."""
+    """Compile an untrusted kernel without a cache, in an empty working directory. Warnings of ptxas are no errors.
+
+    Headers are also found beside the files that include them. Raises as :func:`compile_source`.
+    """
     _check_arch(arch)
     options = [option for option in _options(source, arch) if option != "--no-source-include"]
     return _compile(source, arch, options, fatal_warnings=False)
@@ -288,13 +295,12 @@ def _compile(source: Source, arch: str, options: list[str] | None = None, fatal_
 
 
 def parse_ptxas(log: str, entry: str) -> tuple[int, int, int, int]:
-    """(registers, spill bytes stored + loaded, stack bytes, static shared bytes) from ``ptxas -v``.
+    """Return (registers, spill bytes stored + loaded, stack bytes, static shared bytes) from the log of ``ptxas -v``.
 
-    Registers and shared memory are the entry's; spills and stack add up over the entry and every
-    function that was not inlined.
+    Registers and shared memory are of the entry. Spills and stack are summed over it and every function not inlined.
 
     Raises:
-        CompileError: the log tells of no such entry.
+        CompileError: the log has no such entry.
     """
     section = re.search(
         rf"Compiling entry function '{re.escape(entry)}'(.*?)(?=Compiling entry function|\Z)", log, re.S
@@ -313,7 +319,7 @@ def parse_ptxas(log: str, entry: str) -> tuple[int, int, int, int]:
 
 
 def _nvrtc_compile(source: Source, options: list[str], ptx: bool = False) -> tuple[bytes, str]:
-    """(cubin, or PTX if asked for; the compiler's words)."""
+    """Return (cubin, or PTX if ``ptx``; log)."""
     nvrtc = _nvrtc()
     names = [name.encode() for name, _ in source.headers]
     texts = [text.encode() for _, text in source.headers]
@@ -359,7 +365,7 @@ def _options(source: Source, arch: str) -> list[str]:
 
 
 def _self_contained(source: Source) -> bool:
-    """Whether the source depends on nothing that the cache key leaves out (files on disk)."""
+    """Return whether the cache key covers all inputs: the source includes no files from disk."""
     if any(re.match(r"-I|--include-path|-include|--pre-include|-pch|--use-pch", option) for option in source.options):
         return False
     return not any(_OUTSIDE.search(text) for text in (source.text, *(text for _, text in source.headers)))
@@ -373,7 +379,7 @@ def _check_arch(arch: str) -> None:
 
 
 def usable_cores() -> int:
-    """Cores that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -1,4 +1,4 @@
-"""Whether two tensors share memory, from addresses, shapes and strides alone."""
+"""Decide from addresses, shapes and strides whether two tensors share memory."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from typing import Any
 
 
 def may_overlap(x: Any, y: Any) -> bool:
-    """Whether two tensors may share an element; blocks of columns of one matrix do not.
+    """Return whether two tensors may share an element.
 
-    Exact for what lies apart and for two 2-D views of equal row pitch; True for anything more entangled.
+    False is certain. The answer is exact for disjoint address ranges and for two 2-D views of equal row pitch, e.g.
+    blocks of columns of one matrix. Other tensors with overlapping address ranges give True.
     """
     if not x.numel() or not y.numel():
         return False
@@ -27,13 +28,13 @@ def may_overlap(x: Any, y: Any) -> bool:
 
 
 def _span(t: Any) -> tuple[int, int]:
-    """Addresses of the first byte and of the byte after the last."""
+    """Return the addresses of the first byte and of the byte after the last."""
     last = sum((extent - 1) * stride for extent, stride in zip(t.shape, t.stride(), strict=True))
     return t.data_ptr(), t.data_ptr() + (last + 1) * t.element_size()
 
 
 def _rows(t: Any) -> tuple[int, int] | None:
-    """(pitch, width) in elements of a 2-D view whose rows or columns are dense, else None."""
+    """Return (pitch, width) in elements of a 2-D view whose rows or columns are dense; else None."""
     if t.dim() != 2:
         return None
     (outer, rows), (inner, width) = sorted(zip(t.stride(), t.shape, strict=True), reverse=True)

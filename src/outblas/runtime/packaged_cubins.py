@@ -1,4 +1,4 @@
-"""The cubins that come with the package: which kernels need no compiler here, and why not, where they do."""
+"""The compiled kernels that come with the package, and why they are not used if they are not."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ from outblas.kernels.source import Source
 from outblas.runtime.cubin import Cubin
 from outblas.runtime.cubin_pack import BUILD_COMMAND, CubinPack, pack_key
 
-#: Where the pack of a wheel is; a source tree has none until ``python -m outblas.dispatch.cubin_build``.
+#: Place of the pack in a wheel; a source tree has none until ``python -m outblas.dispatch.cubin_build`` has run.
 PACK = Path(str(resources.files("outblas"))) / "data" / "cubins" / "kernels.pack"
-#: First Linux driver family of a CUDA major version; it and every later one load cubins of all toolkits of that
-#: version. Source: NVIDIA, CUDA Compatibility, minor version compatibility.
+#: CUDA major version -> first Linux driver family that loads its cubins, as every later family does. Source: NVIDIA,
+#: CUDA Compatibility, minor version compatibility.
 DRIVER_FAMILIES = {12: "R525", 13: "R580"}
 
 
 class PackagedCubins:
-    """A pack of cubins, opened when it is first asked.
+    """A pack of cubins, opened at first use.
 
-    It is an accelerator only: a pack that is absent, damaged or of other kernel sources leaves its kernels to the
-    compiler; all but absence costs one warning. What was packed has passed :func:`outblas.runtime.sass.check_static`
-    then.
+    The pack never causes a failure. If it is absent, damaged or made from other kernel sources, kernels are compiled.
+    All but absence costs one warning. Packed cubins have passed :func:`outblas.runtime.sass.check_static`.
 
     Args:
-        quiet: give no warning of a pack that cannot be used; :meth:`why_not` tells all the same.
+        path: the pack.
+        quiet: give no warning of an unusable pack; :meth:`why_not` still reports it.
     """
 
     def __init__(self, path: Path = PACK, quiet: bool = False) -> None:
         self.path, self._quiet = path, quiet
-        self._lock = threading.RLock()  # a signal's handler may multiply meanwhile
+        self._lock = threading.RLock()  # reentrant: a signal handler may multiply meanwhile
         self._pack: CubinPack | None = None
-        #: Why the pack is not used; None: not opened yet.
+        #: Why the pack is not used; empty: it is used; None: not opened yet.
         self._trouble: str | None = None
         self._cuda_major, self._refused = 0, False
 
     def get(self, source: Source, arch: str) -> Cubin | None:
-        """The shipped cubin of exactly this source; None where there is none, or the pack is not used."""
+        """Return the packed cubin of exactly this source; None if the pack lacks it or is not used."""
         pack = self.pack()
         if pack is None:
             return None
@@ -53,7 +53,7 @@ class PackagedCubins:
             return None
 
     def pack(self) -> CubinPack | None:
-        """The pack, None where it is not used: :meth:`why_not` says why."""
+        """Return the pack; None if it is not used (see :meth:`why_not`)."""
         if is_off("OUTBLAS_CUBINS"):
             return None
         if self._trouble is None:
@@ -63,7 +63,7 @@ class PackagedCubins:
         return self._pack
 
     def why_not(self) -> str:
-        """Why no shipped cubin is used, with what to do; empty where some are."""
+        """Return why the pack is not used, with the remedy; an empty string if it is used."""
         if is_off("OUTBLAS_CUBINS"):
             return "switched off by OUTBLAS_CUBINS; unset it to use them"
         self.pack()
@@ -71,22 +71,21 @@ class PackagedCubins:
 
     @property
     def damaged(self) -> bool:
-        """Whether there is a pack, and it cannot be used; known once it was asked."""
+        """Return whether a pack exists but cannot be used. False before the first use."""
         return bool(self._trouble) and self.path.is_file()
 
     @property
     def cuda_major(self) -> int:
-        """CUDA major version of the NVRTC that made the cubins; 0: no pack was used."""
+        """Return the CUDA major version of the NVRTC that made the cubins; 0 if no pack was used."""
         return self._cuda_major
 
     def driver_needed(self) -> str:
-        """Which drivers are sure to load the cubins of a pack that was used, in words: ``CUDA 13.0 or later (Linux:
-        R580 or later)``."""
+        """Return the drivers that load the pack's cubins, e.g. ``CUDA 13.0 or later (Linux: R580 or later)``."""
         family = DRIVER_FAMILIES.get(self._cuda_major)
         return f"CUDA {self._cuda_major}.0 or later" + (f" (Linux: {family} or later)" if family else "")
 
     def warn_refused(self, reason: str) -> None:
-        """Say once that the driver does not load a shipped cubin, and that kernels are compiled here instead."""
+        """Warn once that the driver refused a packed cubin and that kernels are compiled instead."""
         with self._lock:
             said, self._refused = self._refused, True
         if not said:
@@ -98,7 +97,7 @@ class PackagedCubins:
             )
 
     def _open(self) -> None:
-        """Whoever calls holds the lock."""
+        """Open the pack and check its origin. The caller holds the lock."""
         if not self.path.is_file():
             self._trouble = f"none in this installation, kernels are compiled at their first use; run {BUILD_COMMAND}"
             return
@@ -120,11 +119,11 @@ class PackagedCubins:
         self._pack, self._trouble = pack, ""
 
     def _give_up(self, trouble: str) -> None:
-        """Use the pack no more; the first time with a warning. Whoever calls holds the lock."""
+        """Stop using the pack; the first time with a warning. The caller holds the lock."""
         known, self._pack, self._trouble = self._trouble, None, self._trouble or trouble
         if not known and not self._quiet:
             warnings.warn(f"outblas compiles its kernels here: {trouble}", RuntimeWarning, stacklevel=2)
 
 
-#: The package's own.
+#: The pack of this package.
 PACKAGED = PackagedCubins()

@@ -1,6 +1,6 @@
-"""What the machine code really does: instruction counts and accumulator widths of a cubin.
+"""Facts about a cubin's machine code: instruction counts and accumulator types.
 
-Gate 1 of the proof rests on it: an accumulator is what the SASS says, not what the source claims.
+Gate 1 of the proof uses them: the accumulator is read from the SASS, not from the source.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from outblas.kernels.source import Source
     from outblas.runtime.cubin import Cubin
 
-#: One line of disassembly: offset, optional predicate, opcode with its modifiers.
+#: A line of disassembly: offset, optional predicate, opcode with modifiers.
 _INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)")
 
 
-#: Low nine bits of an instruction (the three above them say where its operands come from).
+#: The low nine bits of an instruction are its opcode (the three bits above encode the kinds of operands).
 _OPCODE_MASK = 0x1FF
 _OPCODES = {
     "HMMA": 0x03C,
@@ -43,7 +43,7 @@ _OPCODES = {
     "HGMMA": 0x1F0,
     "QGMMA": 0x1F3,
 }
-#: Bit of an instruction's second word that says: accumulate in fp32.
+#: Bit in an instruction's second word that means: accumulate in fp32.
 _FP32_BIT = {_OPCODES["HMMA"]: 12, _OPCODES["HGMMA"]: 11, _OPCODES["QGMMA"]: 11}
 _INSTRUCTION_BYTES = 16
 _EM_CUDA = 190
@@ -51,13 +51,13 @@ _SHF_EXECINSTR = 4
 
 
 def sass_facts(image: bytes) -> SassFacts:
-    """Facts of a cubin for sm_80 to sm_90a, decoded from its code sections.
+    """Return the facts of a cubin for sm_80 to sm_90a, decoded from its code sections.
 
-    The encodings are not published: they were read off nvdisasm's output (``-hex``), and the tests
-    hold this function against :func:`disassembled_facts` for every kind of instruction it counts.
+    The encodings are not published; they were read off nvdisasm's output (``-hex``). Tests compare this function with
+    :func:`disassembled_facts` for every kind of instruction that it counts.
 
     Raises:
-        CompileError: the image is not a cubin.
+        CompileError: the image is no cubin.
     """
     counts: Counter[int] = Counter()
     widths: set[str] = set()
@@ -73,17 +73,17 @@ def sass_facts(image: bytes) -> SassFacts:
 
 
 def disassembled_facts(image: bytes) -> SassFacts:
-    """The same from nvdisasm, a process per cubin: the reference for :func:`sass_facts`.
+    """Return the same facts from nvdisasm, one process per cubin: the reference for :func:`sass_facts`.
 
     Raises:
-        ToolchainMissing: no nvdisasm in the wheels, on PATH or in CUDA_HOME.
+        ToolchainMissing: nvdisasm was not found.
         CompileError: nvdisasm cannot read the image.
     """
     return facts_of_opcodes(_disassemble(image))
 
 
 def facts_of_opcodes(opcodes: Iterable[str]) -> SassFacts:
-    """Count opcodes such as ``HMMA.16816.F32.BF16``."""
+    """Return the facts of a sequence of opcodes such as ``HMMA.16816.F32.BF16``."""
     counts: Counter[str] = Counter()
     widths: set[str] = set()
     for opcode in opcodes:
@@ -95,10 +95,10 @@ def facts_of_opcodes(opcodes: Iterable[str]) -> SassFacts:
 
 
 def check_static(facts: SassFacts, source: Source, cubin: Cubin) -> str | None:
-    """Gate 1: why this cubin is rejected without a run, or None.
+    """Return why gate 1 rejects a cubin without running it; None if it passes.
 
-    The accumulator in the SASS must be the one that ``source.acc`` claims, there must be matrix
-    instructions at all, and nothing may go through local memory.
+    The accumulator in the SASS must be ``source.acc``. The SASS must have matrix instructions (HGMMA or HMMA, no
+    QGMMA). Nothing may use local memory.
     """
     if facts.qgmma:
         return f"the SASS multiplies in 8 bits ({facts.qgmma} QGMMA)"
@@ -121,7 +121,9 @@ def _facts(counts: Mapping[str, int], widths: set[str]) -> SassFacts:
 
 
 def _code_sections(image: bytes) -> Iterator[bytes]:
-    """Bytes of every executable section of a 64-bit little-endian CUDA ELF file."""
+    """Yield the bytes of every executable section of a 64-bit little-endian CUDA ELF file. Raises CompileError for
+    others.
+    """
     try:
         if image[:6] != b"\x7fELF\x02\x01" or struct.unpack_from("<H", image, 18)[0] != _EM_CUDA:
             raise ValueError("not a CUDA ELF file")
@@ -142,10 +144,10 @@ def _code_sections(image: bytes) -> Iterator[bytes]:
 
 @functools.cache
 def find_nvdisasm() -> Path:
-    """nvdisasm of the wheel, else of PATH, else of CUDA_HOME.
+    """Return the path of nvdisasm: from the wheel, else on PATH, else in CUDA_HOME.
 
     Raises:
-        ToolchainMissing: none of them has it.
+        ToolchainMissing: it was not found.
     """
     name = "nvdisasm.exe" if sys.platform == "win32" else "nvdisasm"
     for folder in sys.path:
@@ -162,12 +164,12 @@ def find_nvdisasm() -> Path:
 
 
 def _disassemble(image: bytes) -> list[str]:
-    """Opcodes with modifiers, in order."""
+    """Return the opcodes with modifiers, in order."""
     return _INSTRUCTION.findall(disassemble(image))
 
 
 def disassemble(image: bytes) -> str:
-    """What nvdisasm prints: a label or an instruction a line; raises as :func:`disassembled_facts`."""
+    """Return nvdisasm's output, one label or instruction per line. Raises as :func:`disassembled_facts`."""
     tool = find_nvdisasm()
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(image)

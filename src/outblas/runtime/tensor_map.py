@@ -1,4 +1,4 @@
-"""TMA descriptors: how the driver is told of a matrix that is read or written in boxes."""
+"""TMA descriptors: descriptions of a matrix in global memory that is read or written in boxes."""
 
 from __future__ import annotations
 
@@ -8,16 +8,24 @@ from typing import Any
 from outblas.core.problem import ELEMENT_BYTES
 from outblas.runtime.driver import check, driver
 
-#: The driver's names of a TMA map's element type, and of its swizzle by the bytes of a box's row.
+#: The driver's names: dtype -> element type, and bytes of a box's row -> swizzle.
 KINDS = {"fp16": "FLOAT16", "bf16": "BFLOAT16"}
 SWIZZLES = {16: "NONE", 32: "32B", 64: "64B", 128: "128B"}
 
 
 @functools.lru_cache(maxsize=8192)
 def encode_map(address: int, rows: int, cols: int, box_rows: int, box_cols: int, dtype: str) -> Any:
-    """Descriptor of a row-major matrix read or written in boxes whose row is one swizzle span.
+    """Return the descriptor of a row-major matrix that is accessed in boxes whose row is one swizzle span.
 
-    A descriptor depends on nothing but these arguments, so it may be kept.
+    It depends only on the arguments, so it is cached.
+
+    Args:
+        address: device address.
+        rows: rows of the matrix.
+        cols: columns of the matrix.
+        box_rows: rows of a box.
+        box_cols: columns of a box; its row must have 16, 32, 64 or 128 bytes.
+        dtype: ``fp16`` or ``bf16``.
 
     Raises:
         DeviceError: the driver refused it.
@@ -26,8 +34,18 @@ def encode_map(address: int, rows: int, cols: int, box_rows: int, box_cols: int,
 
 
 def encode_boxes(address: int, extents: tuple[int, int], box: tuple[int, int], dtype: str, swizzle: str) -> Any:
-    """Descriptor of a row-major matrix, (rows, columns), in boxes of (rows, columns); ``swizzle`` as the driver's
-    enumeration ends (``128B``). Raises DeviceError: the driver refused it."""
+    """Return the descriptor of a row-major matrix.
+
+    Args:
+        address: device address.
+        extents: (rows, columns) of the matrix.
+        box: (rows, columns) of a box.
+        dtype: ``fp16`` or ``bf16``.
+        swizzle: suffix of the driver's enumeration, e.g. ``128B``.
+
+    Raises:
+        DeviceError: the driver refused it.
+    """
     cu = driver()
     (rows, cols), (box_rows, box_cols) = extents, box
     kind, swizzled, promotion = map_kinds(dtype, swizzle)
@@ -48,7 +66,7 @@ def encode_boxes(address: int, extents: tuple[int, int], box: tuple[int, int], d
 
 
 def map_kinds(dtype: str, swizzle: str) -> tuple[Any, Any, Any]:
-    """Element type, swizzle and L2 promotion of a TMA map, as the driver's enumerations."""
+    """Return (element type, swizzle, L2 promotion) of a TMA map as the driver's enumerations."""
     cu = driver()
     return (
         getattr(cu.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{KINDS[dtype]}"),

@@ -1,10 +1,10 @@
-"""Global memory in which the parts of a split K meet (geometry.workspace_bytes, epilogue/workspace_reduce.cuh), or that
-an algorithm of cuBLASLt asks for, which leaves the counters at its head alone.
+"""Workspaces: global memory in which the parts of a split K are summed, or that a cuBLASLt algorithm uses.
 
-Calls that may run at the same time need workspaces of their own; calls of one stream, one after the other, may share
-one, whatever their kernels and problems: its counters are zero again when a kernel ends, and a kernel under
-programmatic dependent launch writes to it only after its predecessor has ended. Calls that are captured in a CUDA graph
-have others (:mod:`outblas.runtime.graph_workspace`).
+See geometry.workspace_bytes and epilogue/workspace_reduce.cuh. cuBLASLt does not touch the counters at the head. Calls
+that may run at the same time need separate workspaces. Calls that run one after the other on one stream may share one,
+whatever their kernels and problems. Each kernel leaves the counters at zero. Under programmatic dependent launch, a
+kernel writes to it only after its predecessor has ended. Calls captured in a CUDA graph use other workspaces
+(:mod:`outblas.runtime.graph_workspace`).
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 
 def allocate(nbytes: int, device: torch.device | str) -> torch.Tensor:
-    """A workspace: uint8[nbytes] on a CUDA device, ready for any stream (the counters, its head, are zero).
+    """Return a workspace: uint8[nbytes] on a CUDA device, with zeroed counters, ready for any stream.
 
-    It is made on a thread of its own: what a caller's thread allocates may go to a pool that is not for keeping, as
-    while Inductor warms up a CUDA graph (``torch/_inductor/cudagraph_trees.py``, CUDAWarmupNode).
+    It is allocated on a separate thread. The caller's thread may allocate from a temporary pool, as while Inductor
+    warms up a CUDA graph (``torch/_inductor/cudagraph_trees.py``, CUDAWarmupNode).
 
     Raises:
-        DeviceError: a graph is being captured on the current stream; memory made then would be the graph's.
+        DeviceError: a graph is being captured on the current stream; the memory would belong to the graph.
     """
     import torch
 
@@ -38,13 +38,16 @@ def allocate(nbytes: int, device: torch.device | str) -> torch.Tensor:
             "bind the call before the capture begins",
         )
     workspace: torch.Tensor = run_on_own_thread(_zeroed, nbytes, device)
-    workspace.record_stream(torch.cuda.current_stream(workspace.device))  # whose calls may be under way when it goes
+    workspace.record_stream(torch.cuda.current_stream(workspace.device))  # calls may still use it when it is freed
     return workspace
 
 
 def run_on_own_thread(function: Callable[..., Any], *arguments: Any) -> Any:
-    """What a function returns, or raises, on a thread of its own; on this one where the interpreter is ending, as in
-    handlers of :mod:`atexit`, and starts no threads."""
+    """Return the result of a function that runs on a separate thread, or raise its exception.
+
+    During interpreter exit no thread can be started (as in handlers of :mod:`atexit`); the function then runs on this
+    one.
+    """
     with ThreadPoolExecutor(1) as threads:
         try:
             done = threads.submit(function, *arguments)
@@ -65,20 +68,25 @@ def _zeroed(nbytes: int, device: torch.device | str) -> Any:
 
 
 class StreamWorkspaces:
-    """One workspace per stream of a device. A stream that needs more gets another; calls that were bound to the
-    smaller one keep it alive and go on with it, for they are of the same stream."""
+    """The workspaces of one device, one per stream.
+
+    A stream that needs more gets a larger one. Calls bound to the smaller one keep it alive and go on with it.
+
+    Args:
+        allocator: function (bytes, device) -> workspace.
+    """
 
     def __init__(self, allocator: Any = allocate) -> None:
         self._allocator = allocator
         self._of: dict[int, Any] = {}
 
     def take(self, stream: int, nbytes: int, device: torch.device | str) -> Any:
-        """At least ``nbytes`` for calls on the raw ``stream``; raises as :func:`allocate`."""
+        """Return a workspace of at least ``nbytes`` for calls on the raw ``stream``. Raises as :func:`allocate`."""
         found = self._of.get(stream)
         if found is None or found.numel() < nbytes:
             found = self._of[stream] = self._allocator(nbytes, device)
         return found
 
     def get(self, stream: int) -> Any:
-        """The stream's workspace, None: it has none yet."""
+        """Return the stream's workspace; None if it has none yet."""
         return self._of.get(stream)

@@ -1,5 +1,5 @@
-// CUDA C++ as a host compiler reads it: one thread at a time, without its PTX. What needs PTX to be right has a
-// stand-in in ptx/ here, which the test puts in the place of the package's file; a kernel itself is never called.
+// CUDA C++ for a host compiler: one thread at a time, without PTX. Code that needs PTX has a substitute in ptx/ here,
+// which the test uses in place of the package's file. Kernels themselves are never called.
 #pragma once
 #include <cmath>
 #include <cstring>

@@ -1,8 +1,9 @@
-// The gated store of a family, by the package's own code, thread by thread over a grid of tiles: FAMILY 0 wgmma (fuse),
-// 1 sm80_mma_gemm, 2 sm80_gemv_mma (FusedStore), 3 sm80_direct_gemm (fuse, and store_fused_row). In front of this the
-// test puts a kernel's prelude and includes; EXTENT_M, EXTENT_N, TILES_M and TILES_N are the test's. Sums are functions of row and
-// column; the accumulator that holds one is PTX's D fragment. Prints C with a guard behind it, and how often each
-// element was written is seen by writing all of it twice, over two patterns.
+// The gated store of a family, run by the package's own code, thread by thread over a grid of tiles.
+// FAMILY 0: wgmma (fuse); 1: sm80_mma_gemm; 2: sm80_gemv_mma (FusedStore).
+// FAMILY 3: sm80_direct_gemm (fuse, and store_fused_row).
+// The test puts a kernel's prelude and includes in front of this file, and defines EXTENT_M, EXTENT_N, TILES_M and
+// TILES_N. Sums are functions of row and column. Accumulators have the layout of PTX's D fragment. The program prints C
+// with a guard behind it. It writes all of C twice, over two patterns, which shows how often each element was written.
 #include <cstdio>
 #include <vector>
 

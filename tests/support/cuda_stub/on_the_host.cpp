@@ -1,5 +1,5 @@
-// A driver for the host, behind the stub's header: memory is malloc's, and a launch of (a, b, c, m, n, k) computes the
-// product in double. B_NK: B is stored N x K. WRONG: one element of C is. PAST: one behind C is written.
+// A driver for the host; the stub's header precedes it. Memory is malloc's. A launch of (a, b, c, m, n, k) computes the
+// product in double. B_NK: B is stored N x K. WRONG: one element of C is wrong. PAST: one element past C is written.
 #include <cuda.h>
 
 #include <cstdlib>

@@ -1,5 +1,5 @@
-// mma.m16n8k16 with the second pair of K taken from the rows below, and the other way round: right for no matrix whose rows
-// differ, right for one of ones.
+// mma.m16n8k16 with the second pair of K taken from the rows below, and vice versa. The result is wrong for every
+// matrix with different rows, and right for a matrix of ones.
 /* outblas-launch
 {"form": "device", "entry": "gemm_wrong_index", "acc": "fp32", "grid": ["ceil(N, 8)", "ceil(M, 16)", 1],
  "block": [32, 1, 1], "requires": ["K % 16 == 0", "N % 8 == 0", "M % 16 == 0"]}

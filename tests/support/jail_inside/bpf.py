@@ -13,10 +13,10 @@ _JUMPS = {
 
 
 def run(program: bytes, audit: int, call: int, arguments: tuple[int, ...] = ()) -> int:
-    """What the filter returns for a system call.
+    """Return the filter's result for a system call.
 
     Raises:
-        ValueError: it holds an instruction that is not known here, or runs past its end.
+        ValueError: the program has an unknown instruction, or runs past its end.
     """
     given = [argument & (1 << 64) - 1 for argument in (*arguments, 0, 0, 0, 0, 0, 0)[:6]]
     data = struct.pack("<IIQ6Q", call & 0xFFFFFFFF, audit, 0, *given)

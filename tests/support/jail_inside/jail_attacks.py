@@ -1,6 +1,6 @@
-"""A worker in the real jail that tries what it is told, and answers with ``done`` or the name of the error.
+"""A worker in the real jail that tries the attacks it receives, and answers ``done`` or the name of the error.
 
-Its victims are a file outside, open for reading since before the jail closed, a process and a socket, all of the test.
+Its victims belong to the test: a file outside, open for reading since before the jail closed; a process; a socket.
 """
 
 from __future__ import annotations
@@ -149,9 +149,9 @@ class Attacker:
         with near, far:
             near.sendto(b"out", self.address)
 
-    # Finding 8: what it was started with.
+    # Finding 8: its arguments and environment.
     def try_descriptors(self):
-        """What kinds of things they lead to."""
+        """Return the kinds of targets of its descriptors."""
         return " ".join(sorted(self.kept - {os.devnull}))
 
     def try_tracker(self):

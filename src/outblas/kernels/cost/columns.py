@@ -1,4 +1,4 @@
-"""What the ranking model needs of a problem and of configs, as numbers: columns that broadcast together."""
+"""Inputs of the cost model as numbers: columns of problems and configs that broadcast together."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from outblas.kernels.families.registry import FAMILIES
 from outblas.kernels.geometry import geometry
 from outblas.kernels.geometry_terms import CTA_SMEM, SM_REGISTERS, SM_SMEM, SM_THREADS
 
-#: CTAs that an SM holds at most.
+#: Maximum resident CTAs of an SM.
 MAX_CTAS_PER_SM = 32
-#: Columns of the configs of all families, and their values where a family gives none; None: :func:`_row` has it.
+#: Columns of every family's configs -> default value; None: :func:`_row` computes it.
 COLUMN_DEFAULTS: dict[str, float | None] = {
     **dict.fromkeys(("bm", "bn", "bk", "stages", "split", "pdl")),
     **{"cm": 1, "cn": 1, "cluster": None, "occupancy": None, "min_blocks": 1, "persistent": 0},
@@ -29,28 +29,32 @@ _ANY = Problem(1024, 1024, 1024)
 
 
 def problem_columns(problem: Problem, gpu: Gpu) -> dict[str, float]:
-    """What the formula needs of a problem."""
+    """Return the inputs of the formula that depend on the problem: name -> number."""
     alone = max(gpu.launch_us, problem.flops / (gpu.tflops * 1e6), problem.bytes / (gpu.hbm_tbs * 1e6))
     return {
         "m": problem.m,
         "n": problem.n,
         "k": problem.k,
         "nn": float(problem.layout == "NN"),
-        # Rotating operand sets that exceed L2 are read from HBM, as in roofline.
+        # As in roofline, operand sets that exceed L2 are read from HBM.
         "from_hbm": float(problem.bytes * operand_sets(problem, alone) > gpu.l2_bytes),
         "floor": floor_us(problem, gpu),
     }
 
 
 def config_columns(configs: Sequence[KernelConfig]) -> dict[str, Floats]:
-    """What the formula needs of configs of one family: name -> float64[len(configs)]."""
+    """Return the inputs of the formula that depend on the configs: name -> float64[len(configs)].
+
+    Args:
+        configs: configs of one family.
+    """
     names = [*COLUMN_DEFAULTS, *(FAMILIES[configs[0].family].own_columns if configs else ())]
     table = np.array([_row(config) for config in configs]).reshape(-1, len(names)).T
     return dict(zip(names, table, strict=True))
 
 
 def columns_by_family(configs: Sequence[KernelConfig]) -> Iterator[tuple[str, np.ndarray, dict[str, Floats]]]:
-    """Of each family among ``configs``: its name, their places, their columns."""
+    """Yield, for each family among the configs: its name, the indices of its configs, their columns."""
     families = np.array([config.family for config in configs])
     for family in dict.fromkeys(config.family for config in configs):
         where = np.flatnonzero(families == family)
@@ -59,6 +63,7 @@ def columns_by_family(configs: Sequence[KernelConfig]) -> Iterator[tuple[str, np
 
 @functools.lru_cache(maxsize=16384)
 def _row(config: KernelConfig) -> tuple[float, ...]:
+    """Return the values of a config in the order of the columns of its family."""
     family, shape = FAMILIES[config.family], geometry(_ANY, config)
     resident = min(
         SM_SMEM // (shape.smem_bytes + CTA_SMEM),

@@ -1,14 +1,16 @@
-"""A small physical model of the GPU time of a (problem, config): it ranks, it does not replace timing.
+"""A small physical model of the GPU time of a (problem, config). It ranks configs; it does not replace timing.
+
+Formula::
 
     time = launch (less with PDL) + cluster set-up
          + smooth max of: rounds x (fill latency + K stages x stage + epilogue), traffic / HBM
          + sum over a split K, in a cluster or in a workspace,            bounded below by the floor
     stage = smooth max of: tensor time, CTA's serial chain, SM ingest, L2 share, latency under load / stages
 
-A *round* is one CTA on every slot of the GPU (SMs x resident CTAs); a persistent kernel has one round
-of many tiles. Twenty to forty coefficients per family are fitted on measurements by
-`outblas fit model` and read from ``data/models/<gpu>.json``, with their provenance; so is what is
-left when they are (``model_residual``).
+A *round* is one CTA on every slot of the GPU (SMs x resident CTAs). A persistent kernel has one round of many tiles.
+Each family has twenty to forty coefficients. ``outblas fit model`` fits them to measurements and writes them to
+``data/models/<gpu>.json`` with their provenance. The same file holds the residual
+(:mod:`outblas.kernels.cost.residual`).
 """
 
 from __future__ import annotations
@@ -32,22 +34,22 @@ from outblas.kernels.cost.terms import Columns, Floats
 from outblas.kernels.families.registry import FAMILIES
 
 FORMAT = 2
-#: Where a fit starts, by family.
+#: Family -> coefficients from which a fit starts.
 START_COEFFICIENTS = {name: dict(family.start) for name, family in FAMILIES.items()}
 
 
 def predict_us(problem: Problem, config: KernelConfig, gpu: Gpu = H200) -> float:
-    """Predicted GPU time per call of a legal (problem, config), microseconds.
+    """Return the predicted GPU time per call of a legal (problem, config), microseconds.
 
     Raises:
-        DeviceError: no model of this GPU ships with the package.
+        DeviceError: the package has no model of this GPU.
         RecordError: the model's file is of another version or lacks a coefficient.
     """
     return float(predict_many(problem, (config,), gpu)[0])
 
 
 def predict_many(problem: Problem, configs: Sequence[KernelConfig], gpu: Gpu = H200) -> Floats:
-    """:func:`predict_us` of each config: float64[len(configs)], microseconds; raises as it does."""
+    """Return :func:`predict_us` of each config: float64[len(configs)], microseconds. Raises as that does."""
     return predict_with(*load(gpu.name), problem, configs, gpu)
 
 
@@ -55,37 +57,51 @@ def predict_with(
     coefficients: Mapping[str, Mapping[str, float]], residual: Floats | None, problem: Problem,
     configs: Sequence[KernelConfig], gpu: Gpu,
 ) -> Floats:  # fmt: skip
-    """:func:`predict_many` by given coefficients, and a residual of :mod:`outblas.kernels.cost.residual` or none."""
+    """Return :func:`predict_many` with given coefficients.
+
+    Args:
+        coefficients: family -> name -> value.
+        residual: coefficients of :mod:`outblas.kernels.cost.residual`; None: no correction.
+        problem: the problem.
+        configs: legal configs.
+        gpu: the GPU.
+    """
     out = np.empty(len(configs))
     shape = problem_columns(problem, gpu)
     for family, where, columns in columns_by_family(configs):
         out[where] = time_us(coefficients[family], family, shape, columns, gpu)
         if residual is not None:
             corrected = out[where] * residual_factor(residual, family, shape, columns, gpu.sms)
-            out[where] = np.maximum(corrected, (out[where] + shape["floor"]) / 2)  # above the floor still
+            out[where] = np.maximum(corrected, (out[where] + shape["floor"]) / 2)  # stays above the floor
     return out
 
 
 def rank(problem: Problem, configs: Sequence[KernelConfig], gpu: Gpu = H200) -> NDArray[np.intp]:
-    """Indices of ``configs``, fastest predicted first; equal predictions in the order given."""
+    """Return indices of ``configs``, fastest prediction first; equal predictions keep their order."""
     return np.argsort(predict_many(problem, configs, gpu), kind="stable")
 
 
 def pruned_mask(
     problem: Problem, configs: Sequence[KernelConfig], gpu: Gpu = H200, factor: float = 3.0
 ) -> NDArray[np.bool_]:
-    """Which of ``configs`` a recorder need not measure: bool[len(configs)].
+    """Return bool[len(configs)]: True for configs that a recording may leave out.
 
-    True where the prediction exceeds ``factor`` x the best prediction among the configs with the
-    same PDL option. The model's file says how often each factor would have dropped a measured best
-    (``checks.left_out``, on problems that the fit had not seen).
+    They are predicted slower than ``factor`` times the best prediction among configs of the same PDL option. The
+    model's file says how often each factor would have dropped a measured best (``checks.left_out``, on problems outside
+    the fit).
     """
     times = predict_many(problem, configs, gpu)
     return too_slow_mask(times, np.array([c.pdl for c in configs], dtype=bool), factor)
 
 
 def too_slow_mask(times: Floats, pdl: NDArray[np.bool_], factor: float) -> NDArray[np.bool_]:
-    """The rule of :func:`pruned_mask` on times in hand."""
+    """Return bool[n]: True for times above ``factor`` times the least time with the same PDL option.
+
+    Args:
+        times: float64[n], microseconds.
+        pdl: bool[n], whether each config has PDL.
+        factor: the limit.
+    """
     mask = np.zeros(len(times), dtype=bool)
     for option in (False, True):
         same = pdl == option
@@ -96,7 +112,7 @@ def too_slow_mask(times: Floats, pdl: NDArray[np.bool_], factor: float) -> NDArr
 
 @functools.cache
 def load(gpu_name: str) -> tuple[dict[str, dict[str, float]], Floats]:
-    """Coefficients by family of a packaged model, and its residual's; raises as :func:`predict_us`."""
+    """Return (family -> coefficients, residual coefficients) of a packaged model. Raises as :func:`predict_us`."""
     folder = resources.files("outblas") / "data" / "models"
     path = folder.joinpath(f"{gpu_name}.json")
     if not path.is_file():
@@ -118,12 +134,20 @@ def load(gpu_name: str) -> tuple[dict[str, dict[str, float]], Floats]:
 
 
 def time_us(x: Mapping[str, float], family: str, p: Columns, c: Columns, gpu: Gpu) -> Floats:
-    """The formula over columns that broadcast together; ``x``: coefficients of the family."""
+    """Return the formula's time, microseconds, without residual, over columns that broadcast together.
+
+    Args:
+        x: coefficients of the family.
+        family: name of the family.
+        p: columns of the problem.
+        c: columns of the configs.
+        gpu: the GPU.
+    """
     return FAMILIES[family].time_us(x, p, c, gpu)
 
 
 def _fitted(family: str, found: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """A family's coefficients; those that a fit starts from, where nobody has measured it."""
+    """Return a family's coefficients: from the file, or the start of a fit if the family was not measured."""
     return (
         {name: float(found[family][name]) for name in START_COEFFICIENTS[family]}
         if family in found

@@ -1,9 +1,9 @@
-"""What the physical model leaves: a factor that is log-linear in the extents, one line for each kind of kernel.
+"""A correction factor for the physical model, log-linear in the extents, with one line per kind of kernel.
 
-The formula of ``cost_model.py`` knows waves, traffic and latencies, and is 5-10% off, alike for all kernels of a kind
-on problems of a size: an epilogue that hides worse than it says, a scheduler, a clock. The factor is fitted by ridge
-regression on the logarithms of what is left (`outblas fit model`), held out by shape like all of the model, and stays
-within e^±0.3: it reorders kernels that the formula holds for level, and no others.
+The formula of ``cost_model.py`` knows waves, traffic and latencies. Its error is 5-10%, similar for all kernels of a
+kind on problems of one size. Causes are e.g. an epilogue that hides worse than assumed, a scheduler, a clock. The
+factor is fitted by ridge regression on the logarithms of the errors (`outblas fit model`), with shapes held out. It
+stays within e^±0.3, so it reorders only kernels that the formula considers similar.
 """
 
 from __future__ import annotations
@@ -13,29 +13,33 @@ import numpy as np
 from outblas.kernels.cost.terms import Columns, Floats, log_extents
 from outblas.kernels.families.registry import FAMILIES
 
-#: Most that the logarithm of the factor may be.
+#: Largest absolute value of the factor's logarithm.
 MAX_LOG_RESIDUAL = 0.3
 _FAMILIES = sorted(FAMILIES.values(), key=lambda family: family.residual_place)
-#: Kinds of kernels: what makes their pipelines differ, or a family as a whole.
+#: Kinds of kernels with different pipelines; a family without kinds counts as one.
 KERNEL_KINDS = tuple(kind for family in _FAMILIES for kind in family.kinds)
-#: Per kind: itself, and with it the logarithms of extents and of waves.
+#: Features per kind: a constant, and logarithms of extents and waves.
 SLOPE_FEATURES = ("one", "m", "n", "k", "waves", "more_waves", "steps", "mn_k", "last_wave", "filled", "width")
-#: For all kinds of a family together.
+#: Features shared by all kinds of a family.
 SWITCH_FEATURES = tuple(name for family in _FAMILIES for name in family.residual_switches)
 FEATURE_NAMES = (*(f"{kind}.{slope}" for kind in KERNEL_KINDS for slope in SLOPE_FEATURES), *SWITCH_FEATURES)
 
 
 def residual_factor(residual: Floats, family: str, p: Columns, c: Columns, sms: int) -> Floats:
-    """What predicted times of configs of one family are multiplied by: float64[configs].
+    """Return the factor for the predicted times of configs of one family: float64[configs].
 
     Args:
-        residual: coefficients in the order of :data:`FEATURE_NAMES`. p, c: columns of the problem and of the configs.
+        residual: coefficients in the order of :data:`FEATURE_NAMES`.
+        family: name of the family.
+        p: columns of the problem.
+        c: columns of the configs.
+        sms: number of SMs.
     """
     return np.exp(np.clip(residual_features(family, p, c, sms) @ residual, -MAX_LOG_RESIDUAL, MAX_LOG_RESIDUAL))
 
 
 def residual_features(family: str, p: Columns, c: Columns, sms: int) -> Floats:
-    """float64[configs, len(NAMES)]; every feature is of order one."""
+    """Return float64[configs, len(FEATURE_NAMES)]; every feature is of order one."""
     waves = np.ceil(p["m"] / c["bm"]) * np.ceil(p["n"] / c["bn"]) * c["split"] / sms
     slopes = _slopes(p, c, waves)
     known = FAMILIES[family]
@@ -50,6 +54,7 @@ def residual_features(family: str, p: Columns, c: Columns, sms: int) -> Floats:
 
 
 def _slopes(p: Columns, c: Columns, exact: Floats) -> Floats:
+    """Return float64[configs, len(SLOPE_FEATURES)]; ``exact`` is the number of waves before rounding."""
     m, n, k = log_extents(p)
     one, waves = np.ones_like(exact), np.log2(exact)
     steps = np.log2(np.maximum(p["k"] / c["bk"] / c["split"], 1.0))

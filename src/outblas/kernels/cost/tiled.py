@@ -1,6 +1,6 @@
-"""The model of GPU time of families whose CTAs compute tiles in stages: rounds of a pipeline, traffic, sums.
+"""The cost model of families whose CTAs compute tiles in stages: rounds of a pipeline, traffic, sums.
 
-A family says what differs: the time of a stage, of a store, and what its hints and its order of tiles add.
+A family defines the differences: time of a stage, time of a store, and effects of hints and tile order.
 """
 
 from __future__ import annotations
@@ -30,50 +30,69 @@ from outblas.kernels.cost.traffic import traffic_bytes
 
 
 class TiledCost(ABC):
-    """What differs between families; ``x`` are coefficients, ``p`` and ``c`` columns of the problem and the configs."""
+    """The parts of the model that differ between families.
+
+    In all methods, ``x`` are coefficients, ``p`` columns of the problem and ``c`` columns of the configs. Times are
+    microseconds.
+    """
 
     @abstractmethod
     def stage(self, x: Mapping[str, float], c: Columns) -> tuple[Floats, Floats]:
-        """Tensor time of one stage and its serial overhead, microseconds."""
+        """Return (tensor time, serial overhead) of one stage, microseconds."""
 
     @abstractmethod
     def store_us(self, x: Mapping[str, float], c: Columns) -> Floats:
-        """From the last product of a tile to its last store."""
+        """Return the time from the last product of a tile to its last store, microseconds."""
 
     def narrow_bytes(self, x: Mapping[str, float], p: Columns, c: Columns) -> Any:
-        """Bytes that count for a stage's B besides its own."""
+        """Return extra bytes that a stage's load of B costs."""
         return 0.0
 
     def multicast_us(self, x: Mapping[str, float], c: Columns) -> Any:
-        """Floor of a stage whose operands are multicast."""
+        """Return the least time of a stage whose operands are multicast, microseconds."""
         return 0.0
 
     def past_m_us(self, x: Mapping[str, float], p: Columns, c: Columns) -> Any:
-        """Floor of a stage whose loads reach past M."""
+        """Return the least time of a stage whose loads reach past M, microseconds."""
         return 0.0
 
     def edge_tile_us(self, x: Mapping[str, float], p: Columns, c: Columns) -> Any:
-        """What a stage of an edge tile takes longer."""
+        """Return the extra time of a stage of an edge tile, microseconds."""
         return 0.0
 
     def persistent_us(self, x: Mapping[str, float], c: Columns, rounds: Rounds, plain: Floats) -> Floats:
-        """``plain``, the time of one tile per CTA; or that of a walk over tiles."""
+        """Return the time of all rounds, microseconds: ``plain`` (one tile per CTA), or that of a walk over tiles."""
         return plain
 
     def with_hint_bytes(
         self, x: Mapping[str, float], p: Columns, c: Columns, tiles: tuple[Floats, Floats, Floats], traffic: Floats
     ) -> Floats:
-        """``traffic``, and what hints and broken rows add to it; ``tiles``: along M, along N, and slots for CTAs."""
+        """Return ``traffic`` plus the bytes that hints and partly written sectors add.
+
+        Args:
+            x: coefficients.
+            p: columns of the problem.
+            c: columns of the configs.
+            tiles: tiles along M, tiles along N, slots for CTAs.
+            traffic: bytes through HBM without these effects.
+        """
         return traffic
 
     def with_workspace(self, x: Mapping[str, float], c: Columns, tiles: Floats, sums: Floats) -> Floats:
-        """``sums``, and what adding up over a workspace, and hints, take."""
+        """Return ``sums`` plus the time of sums over a workspace and of hints, microseconds."""
         return sums
 
 
 @dataclass(frozen=True)
 class Rounds:
-    """How often CTAs fill the GPU, and what a round is made of, microseconds."""
+    """The rounds of CTAs, and the parts of one round, microseconds.
+
+    Attributes:
+        count: number of rounds; not an integer.
+        latency: time to fill the pipeline.
+        main: time of all stages.
+        store: time of the epilogue.
+    """
 
     count: Floats
     latency: Floats
@@ -82,14 +101,22 @@ class Rounds:
 
 
 def tiled_us(cost: TiledCost, x: Mapping[str, float], p: Columns, c: Columns, gpu: Gpu) -> Floats:
-    """The formula over columns that broadcast together; ``x``: coefficients of the family."""
+    """Return the predicted time, microseconds, over columns that broadcast together.
+
+    Args:
+        cost: the family's part of the model.
+        x: coefficients of the family.
+        p: columns of the problem.
+        c: columns of the configs.
+        gpu: the GPU.
+    """
     tiles_m = np.ceil(p["m"] / (c["bm"] * c["cm"])) * c["cm"]
     tiles_n = np.ceil(p["n"] / (c["bn"] * c["cn"])) * c["cn"]
     tiles = tiles_m * tiles_n
     latency = np.where(p["from_hbm"] > 0, x["latency_hbm"], x["latency_l2"])
     tensor, chain = cost.stage(x, c)
 
-    # CTAs on an SM at once, in a full round and in the last one.
+    # Concurrent CTAs on an SM, in a full round and in the last one.
     ctas = tiles * c["split"]
     per_sm = np.where(c["persistent"] > 0, c["min_blocks"], admitted_ctas(c, ctas, gpu))
     slots = resident_ctas(c["cluster"], per_sm, gpu)
@@ -116,7 +143,7 @@ def tiled_us(cost: TiledCost, x: Mapping[str, float], p: Columns, c: Columns, gp
     main = steps * stage + steps * cost.edge_tile_us(x, p, c) / np.maximum(ctas / slots, 1.0)
     store = cost.store_us(x, c)
 
-    # Rounds: between fluid (CTAs finish unevenly) and whole.
+    # The count of rounds is between fluid (CTAs finish unevenly) and whole.
     exact = np.maximum(ctas / slots, 1.0)
     rounds = exact + x["quantum"] * (np.ceil(exact) - exact)
     plain = rounds * (latency + main + store) + (rounds - 1) * x["wave"]

@@ -1,4 +1,4 @@
-"""Bytes that cross HBM, for the model of GPU time of the tiled families: order of tiles, L2 hints, ragged rows of C."""
+"""Bytes through HBM in the cost model of tiled families: tile order, L2 hints, ragged rows of C."""
 
 from __future__ import annotations
 
@@ -13,15 +13,18 @@ from outblas.kernels.cost.terms import Columns, Floats, cluster_split
 def traffic_bytes(
     x: Mapping[str, float], p: Columns, c: Columns, tiles_m: Floats, tiles_n: Floats, slots: Floats
 ) -> Floats:
-    """Bytes to and from HBM: operands and result once, and the operand that a band of tiles streams
-    again for every further band as far as L2 does not keep it."""
+    """Return the bytes to and from HBM.
+
+    Operands and result count once. The operand that a band of tiles streams counts again for every further band, as far
+    as L2 lost it.
+    """
     again, streamed = _streamed_again(p, c, tiles_m, tiles_n, slots)
     once = ELEMENT_BYTES * (p["m"] * p["k"] + p["n"] * p["k"] + p["m"] * p["n"])
     return once + again * streamed * _missed(x, streamed)
 
 
 def _streamed_again(p: Columns, c: Columns, tiles_m: Floats, tiles_n: Floats, slots: Floats) -> tuple[Floats, Floats]:
-    """How often after the first time, and how many bytes at a time: B where tiles walk along M, else A."""
+    """Return (number of further times, bytes each time) of the streamed operand: B if tiles walk along M, else A."""
     along_m = c["raster_m"] > 0
     inner, outer = np.where(along_m, tiles_m / c["cm"], tiles_n / c["cn"]), np.where(along_m, tiles_n, tiles_m)
     group = np.minimum(c["group"], inner)
@@ -31,15 +34,18 @@ def _streamed_again(p: Columns, c: Columns, tiles_m: Floats, tiles_n: Floats, sl
 
 
 def _missed(x: Mapping[str, float], streamed: Floats) -> Floats:
-    """Share of an operand that L2 has lost when it is streamed again."""
+    """Return the share of an operand that L2 has lost before it is streamed again."""
     return 1 / (1 + (x["cache"] / streamed) ** 2)
 
 
 def hinted_bytes(
     x: Mapping[str, float], p: Columns, c: Columns, tiles_m: Floats, tiles_n: Floats, slots: Floats
 ) -> Floats:
-    """What L2 hints add to (or take off) the bytes of HBM. Bytes that leave no trace in L2 count a little less than
-    others, but those of B are then read again for every further band of tiles, too."""
+    """Return the change of HBM bytes due to L2 hints; may be negative.
+
+    Streamed bytes that L2 does not keep count a little less. But a streamed B is then read again for every further band
+    of tiles.
+    """
     again, streamed = _streamed_again(p, c, tiles_m, tiles_n, slots)
     rows_at_once = slots / cluster_split(c) / np.maximum(np.minimum(c["group"], tiles_n), 1.0)
     bands = np.where(c["raster_m"] > 0, again * (1 - _missed(x, streamed)), np.maximum(tiles_m / rows_at_once, 1.0) - 1)
@@ -48,7 +54,9 @@ def hinted_bytes(
 
 
 def partial_sector_bytes(x: Mapping[str, float], p: Columns, c: Columns, tiles_n: Floats) -> Floats:
-    """Bytes that count for C's rows where tiles meet within one of HBM's 64-byte atoms, or within a 32-byte sector: two
-    writes meet there, or a read and a write. A tile then has 16 columns in a broken one."""
+    """Return the extra HBM bytes where tiles of C meet within a 64-byte atom or a 32-byte sector.
+
+    Two writes meet there, or a read and a write. A tile then has 16 columns in a shared one.
+    """
     shared = ELEMENT_BYTES * p["m"] * p["n"] * 16 / c["bn"] * (tiles_n > 1)
     return shared * (x["broken_atom"] * (c["bn"] % 32 > 0) + x["broken_sector"] * (c["bn"] % 16 > 0))

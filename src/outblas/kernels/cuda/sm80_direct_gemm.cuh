@@ -1,13 +1,14 @@
-// sm80_direct_gemm: C[M, N] = A[M, K] B for tiny products: operands go from global memory straight into the
-// registers of mma.sync, with no shared memory, no barrier and no descriptor before the first product.
+// sm80_direct_gemm: C[M, N] = A[M, K] B for tiny products.
+// Operands go from global memory straight into the registers of mma.sync. No shared memory, barrier or descriptor
+// precedes the first product.
 //
-// A sum over K may be taken in any order, so long as A and B agree. Lane (g, t) = (lane / 4, lane % 4)
-// loads 16 bytes of a row of A: k = 8t ... 8t + 7 of a chunk of 32. The two of them in register j (k = 8t +
-// 2j, 8t + 2j + 1) are given to mma as its k = 2t, 2t + 1 (j even) or 2t + 8, 2t + 9 (j odd). B follows:
+// A sum over K may be taken in any order if A and B use the same order. Lane (g, t) = (lane / 4, lane % 4) loads 16
+// bytes of a row of A: k = 8t ... 8t + 7 of a chunk of 32. Register j gets k = 8t + 2j and 8t + 2j + 1. For mma these
+// are k = 2t, 2t + 1 (j even) or 2t + 8, 2t + 9 (j odd). B follows:
 //   TN  the same 16-byte load of a row of B;
 //   NN  rows k = 8 (g / 2) + 2j + g % 2 in vectors of 2 NT columns, transposed by movmatrix.
-// Columns are permuted too, so that a lane owns 2 NT neighbouring columns of C and stores them at once: column
-// c of block i is n = NT * 2 (c / 2) + 2i + c % 2.
+// Columns are permuted too, so that a lane owns 2 NT adjacent columns of C and stores them at once. Column c of block i
+// is n = NT * 2 (c / 2) + 2i + c % 2.
 // WM x WN x WK warps: WK of them share a tile's K and add up in warp order through shared memory.
 // Rows of A, B and C must be multiples of 16 bytes; M, N and K are free otherwise.
 #pragma once
@@ -24,8 +25,7 @@ constexpr int ROWS = 2 * MT;   // rows of a lane
 constexpr int SUMMERS = WK < ROWS ? WK : ROWS;  // warps of a position that add up and store
 constexpr int SMEM_BYTES = WK > 1 ? BM * BN * 4 * WK : 0;
 
-// A row or column past the edge is replaced by the last one: what is made of it is not stored. K past its end
-// must be zero.
+// A row or column past the edge is replaced by the last one; its results are not stored. K past its end must be zero.
 //
 // Rows of a warp's A: 16 mt + g (half 0) and 16 mt + g + 8 (half 1) of one chunk, 16 bytes each.
 __device__ __forceinline__ void load_a(u32 (&r)[MT][2][4], const u16* a, int row0, int k0, int m, int k, int g, int t) {
@@ -75,7 +75,7 @@ __device__ __forceinline__ void multiply_chunks(Fragment (&acc)[MT][NT], const u
 #pragma unroll
     for (int u = 0; u < UNROLL; ++u) load_a(ra[u], a, row0, k0 + u * CHUNK, m, k, g, t);
   }
-  // Else ptxas moves loads behind the first products, which wait for the loads before them.
+  // Without this, ptxas moves loads behind the first products, which wait for the loads before them.
   memory_fence_cta();
 #pragma unroll
   for (int u = 0; u < UNROLL; ++u) {

@@ -1,16 +1,18 @@
-// sm80_gemv_mma: C[M, N] = A[M, K] B for at most BM = 8 or 16 rows of A (tokens), bound by the reading of
-// B (weights). mma.sync m16n8k16 with the operands swapped: 16 weight rows by 8 tokens.
+// sm80_gemv_mma: C[M, N] = A[M, K] B for at most BM = 8 or 16 rows of A (tokens), bound by the reading of B (weights).
+// mma.sync m16n8k16 with the operands swapped: 16 weight rows by 8 tokens.
 //
-// Weights go from global memory to the threads that multiply them, 16 bytes a load, every byte once, with
-// UNROLL steps in flight: in registers, or in a ring in shared memory of which every thread reads back only
-// what it copied itself (no barrier). A sum over K may be permuted, so a thread's 16 bytes need no shuffle:
-// tokens are read with the same permutation (below). BN rows per CTA: WN warps side by side, WK warps that
-// take every WK-th step of K; SPLIT CTAs of a cluster (sm_90) take a slice of K each.
+// Weights go from global memory to the threads that multiply them, 16 bytes a load, every byte once. UNROLL steps are
+// in flight, in registers or in a ring in shared memory. In the ring, every thread reads back only its own copies, so
+// no barrier is needed. A sum over K may be permuted, so a thread's 16 bytes need no shuffle: tokens are read with the
+// same permutation (below).
+// BN rows per CTA: WN warps side by side, and WK warps that take every WK-th step of K. Each of the SPLIT CTAs of a
+// cluster (sm_90) takes a slice of K.
 //
-// K-major weights (TN), a step of 64: lane (g, t) = (l / 4, l % 4) loads k = 32 h + 8 t + {0..7} of rows
-// 16 i + 2 g + r. N-major weights (NN), a step of 32: it loads k = 8 t + e of columns 64 q + 8 g + {0..7}.
-// Either way mma's k slots 2t, 2t+1, 2t+8, 2t+9 are the lane's k = 8 t + 4 j + {0..3} (for j = 0, 1), and its
-// rows g, g + 8 are two neighbouring weight rows, so that outputs are stored in pairs.
+// Let (g, t) = (lane / 4, lane % 4).
+// K-major weights (TN), a step of 64: a lane loads k = 32 h + 8 t + {0..7} of rows 16 i + 2 g + r.
+// N-major weights (NN), a step of 32: a lane loads k = 8 t + e of columns 64 q + 8 g + {0..7}.
+// In both cases, mma's k slots 2t, 2t+1, 2t+8, 2t+9 are the lane's k = 8 t + 4 j + {0..3} (for j = 0, 1). Its rows g, g
+// + 8 are two adjacent weight rows, so that outputs are stored in pairs.
 // M <= BM, N any (NN: a multiple of 8), K a multiple of 8. The knobs are constants of the prelude (source.py).
 #pragma once
 #include "epilogue/store_two.cuh"

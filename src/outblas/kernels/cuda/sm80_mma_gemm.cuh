@@ -2,9 +2,8 @@
 //
 // WM x WN x WK warps: WK > 1 splits every stage's K inside the CTA (tiny tiles with a long K).
 // SPLIT > 1 (sm_90) splits K over a cluster and reduces through distributed shared memory.
-// VEC elements per global load: 8, 4, 2 by cp.async of 16, 8, 4 bytes, 1 by scalar loads, so rows of
-// any alignment are served. M, N and K are free. The knobs are constants that the generated prelude
-// defines (source.py).
+// VEC elements per global load: 8, 4, 2 by cp.async of 16, 8, 4 bytes; 1 by scalar loads. So rows of any alignment are
+// served. M, N and K are free. The knobs are constants that the generated prelude defines (source.py).
 #pragma once
 #include "epilogue/store_two.cuh"
 #include "epilogue/warp_sums.cuh"
@@ -25,8 +24,8 @@ constexpr int STAGE_BYTES = A_BYTES + B_BYTES;
 using Sums = WarpSums<MT, NT, WM * WN, STAGES * STAGE_BYTES>;
 constexpr int SMEM_BYTES = Sums::TOTAL_BYTES;
 
-// Byte offset of 16-byte unit `u` of row `row` in a tile of UNITS_PER_ROW units: XOR swizzle, so that
-// the eight rows of an ldmatrix tile fall into different banks.
+// Byte offset of 16-byte unit `u` of row `row` in a tile of UNITS_PER_ROW units.
+// The XOR swizzle puts the eight rows of an ldmatrix tile into different banks.
 template <int UNITS_PER_ROW>
 __device__ __forceinline__ u32 tile_offset(int row, int u) {
   if constexpr (UNITS_PER_ROW >= 8) u ^= row & 7;

@@ -2,13 +2,13 @@
 //
 // One producer thread feeds a ring of STAGES tiles by TMA; CONSUMERS warpgroups multiply out of it.
 //   coop      the consumers share a tile (each BM / CONSUMERS rows);
-//   stagger   the same, the second starting LAG stages later, so that their epilogues do not coincide;
-//   pingpong  they alternate whole tiles, so one's epilogue hides behind the other's wgmma.
-// A cluster has CLUSTER_SPLIT x CLUSTER_N x CLUSTER_M CTAs: along M and N operand tiles are multicast,
-// along CLUSTER_SPLIT the CTAs share one tile's K and reduce through distributed shared memory. Or
-// (SPLIT_WORKSPACE) the SPLIT clusters of a tile meet in global memory, and the last adds up.
-// M, N and K are free: TMA fills zeros past the edges and clips stores. Rows must be multiples of
-// 16 bytes. The knobs are constants that the generated prelude defines (source.py).
+//   stagger   the same; the second starts LAG stages later, so that their epilogues do not coincide;
+//   pingpong  they alternate whole tiles, so one's epilogue overlaps the other's wgmma.
+// A cluster has CLUSTER_SPLIT x CLUSTER_N x CLUSTER_M CTAs. Operand tiles are multicast along M and N. Along
+// CLUSTER_SPLIT, the CTAs share one tile's K and reduce through distributed shared memory. With SPLIT_WORKSPACE, the
+// SPLIT clusters of a tile meet in global memory instead, and the last one adds up.
+// M, N and K are free: TMA fills zeros past the edges and clips stores. Rows must be multiples of 16 bytes. The knobs
+// are constants that the generated prelude defines (source.py).
 #pragma once
 #include "epilogue/cluster_reduce.cuh"
 #include "epilogue/direct_store.cuh"
@@ -33,8 +33,8 @@ constexpr int MI = WG_ROWS / 64;                             // m64 blocks of a 
 constexpr int PRODUCER_THREADS = CONSUMERS == 1 ? 32 : 128;  // setmaxnreg acts on whole warpgroups
 constexpr int THREADS = 128 * CONSUMERS + PRODUCER_THREADS;
 
-// A stage holds the first A_ROWS of A's rows; where that is less than a block of 64 (M is no more), wgmma multiplies what
-// lies behind them, too, into rows of C that nobody stores.
+// A stage holds the first A_ROWS rows of A. If A_ROWS < 64 (small M), wgmma still reads 64 rows. The extra rows hold
+// stale data; their results are never stored.
 constexpr int A_BYTES = A_ROWS * BK * ELEM;
 constexpr int B_BYTES = BN * BK * ELEM;
 constexpr int STAGE_BYTES = A_BYTES + B_BYTES;
@@ -174,7 +174,7 @@ __device__ __forceinline__ void produce(const Work& w, const TensorMap* map_a, c
   const int base = w.rank_split * MULTICAST;
   for (int i = 0; i < CLUSTER_N; ++i) mask_a |= 1 << (base + i * CLUSTER_M + w.rank_m);
   for (int i = 0; i < CLUSTER_M; ++i) mask_b |= 1 << (base + w.rank_n * CLUSTER_M + i);
-  // One operand is read once and streams through L2; the other is read again and again, and stays.
+  // One operand is read once and streams through L2; the other is read repeatedly and stays.
   const u64 policy_a = STREAM_A ? evict_first_policy() : STREAM_B ? evict_last_policy() : 0;
   const u64 policy_b = STREAM_B ? evict_first_policy() : STREAM_A ? evict_last_policy() : 0;
   Ring ring;
@@ -215,8 +215,8 @@ __device__ __forceinline__ void produce(const Work& w, const TensorMap* map_a, c
   }
 }
 
-// Tells the producers that write this stage that this warpgroup has finished reading it: its first warp speaks for
-// all four, for a warpgroup's wgmma complete together (CUTLASS' PipelineTmaAsync counts so, too).
+// Tells the producers of this stage that this warpgroup has read it. Its first warp signals for all four: a warpgroup's
+// wgmma complete together (CUTLASS' PipelineTmaAsync does so, too).
 __device__ __forceinline__ void release_stage(const Work& w, u32 smem, u32 stage, int wg_thread) {
   const u32 empty = smem + EMPTY_OFFSET + 8 * stage;
   if constexpr (MULTICAST == 1) {
@@ -226,8 +226,8 @@ __device__ __forceinline__ void release_stage(const Work& w, u32 smem, u32 stage
   }
 }
 
-// Descriptors of A and B, the part that changes (the low word, in units of 16 bytes) for stage 0. To walk, a
-// number is added to it: making each descriptor anew doubles the instructions of the K loop.
+// The changing part of the descriptors of A and B (the low word, in units of 16 bytes) for stage 0. Advancing adds a
+// number to it. Building each descriptor anew would double the instructions of the K loop.
 struct Descriptors {
   u32 a, b;
 
@@ -302,7 +302,7 @@ __device__ __forceinline__ void consume(const Work& w, const TensorMap* map_c, u
 #if FUSED
     if constexpr (PDL) pdl_wait();  // a predecessor may have written what this thread reads of bias and residual
     if constexpr (SPLIT == 1) fuse<MI>(acc, fused, c, at.n, y0, m, n, wg_thread);
-    if constexpr (SPLIT == 1 && FUSED_GATED) continue;  // what is stored is no tile of C as the stores below know it
+    if constexpr (SPLIT == 1 && FUSED_GATED) continue;  // fuse has already stored; its output is no tile of C
 #endif
 #if SPLIT_WORKSPACE
     // A predecessor may still be adding up in the workspace.

@@ -1,1 +1,1 @@
-"""Free kernels as nouns: CUDA C++ texts by people or language models, their contract, examples and templates."""
+"""Free kernels: CUDA C++ texts by people or language models, with their contract, examples and templates."""

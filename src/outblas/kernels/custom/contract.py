@@ -1,4 +1,4 @@
-"""The launch block of a free kernel: what it says of itself, read strictly."""
+"""The launch block of a free kernel: how the kernel is launched. It is parsed strictly."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from outblas.kernels.custom.cuda_text import comments
 from outblas.kernels.custom.expression import Expression, variables_of
 
 LAUNCH_MARK = "outblas-launch"
-#: What baselines are given, too (docs/develop/call-path.md), bytes.
+#: Maximum workspace, bytes; baselines get the same (docs/develop/call-path.md).
 MAX_WORKSPACE_BYTES = 32 << 20
 _MAX_GRID = (2**31 - 1, 65535, 65535)
 _MAX_BLOCK = (1024, 1024, 64)
@@ -60,29 +60,39 @@ class _Host(_Common):
 
 @dataclass(frozen=True)
 class TensorMap:
-    """A TMA descriptor that a kernel takes: of the stored matrix ``operand``, in boxes of ``box`` = (rows, columns)
-    elements, swizzled over ``swizzle`` bytes (0: not)."""
+    """A TMA descriptor that a kernel takes as a parameter.
+
+    Attributes:
+        operand: ``A``, ``B`` or ``C``, as stored.
+        box: (rows, columns) of a box, elements.
+        swizzle: swizzle span, bytes; 0: none.
+    """
 
     operand: str
     box: tuple[int, int]
     swizzle: int
 
     def extents(self, problem: Problem) -> tuple[int, int]:
-        """(rows, columns) of the stored matrix."""
+        """Return (rows, columns) of the stored matrix, elements."""
         return {"A": (problem.m, problem.k), "B": problem.b_shape, "C": (problem.m, problem.n)}[self.operand]
 
 
 @dataclass(frozen=True)
 class LaunchBlock:
-    """A parsed launch block.
+    """A parsed launch block. The fields from ``grid`` on are for form ``device`` only.
 
     Attributes:
-        form: ``device``: a kernel that is launched as said here; ``host``: a function that launches by itself.
-        acc: the accumulator claimed, ``fp32`` or ``fp16``. entry: the kernel, or ``outblas_launch``.
-        uses: ``("cutlass",)`` or nothing. requires: conditions that a problem must meet.
-        grid: CTAs along x, y, z; block: threads; cluster: CTAs. shared: dynamic shared memory, bytes.
-        workspace: bytes of global memory, zero at the first call only. All these of form ``device`` only.
-        tensor_maps: the descriptors that follow the other parameters, in order.
+        form: ``device``: a kernel that is launched as described here. ``host``: a function that launches by itself.
+        acc: accumulator that the kernel claims, ``fp32`` or ``fp16``.
+        entry: name of the kernel; ``outblas_launch`` for form ``host``.
+        uses: ``("cutlass",)`` or empty.
+        requires: conditions that a problem must meet.
+        grid: CTAs along x, y and z.
+        block: threads along x, y and z.
+        cluster: CTAs of a cluster along x, y and z.
+        shared: dynamic shared memory, bytes.
+        workspace: global memory, bytes; zero only at the first call.
+        tensor_maps: descriptors that follow the other parameters, in order.
     """
 
     form: Form
@@ -98,7 +108,7 @@ class LaunchBlock:
     tensor_maps: tuple[TensorMap, ...] = ()
 
     def why_not(self, problem: Problem, gpu: Gpu = H200) -> str | None:
-        """Why the kernel does not run the problem on the GPU; None if it does."""
+        """Return why the kernel cannot run the problem on the GPU; None if it can."""
         if self.acc != problem.acc:
             return f"the kernel accumulates in {self.acc}, the problem asks for {problem.acc}"
         try:
@@ -111,17 +121,17 @@ class LaunchBlock:
             return error.wrong
 
     def grid_of(self, problem: Problem, gpu: Gpu = H200) -> tuple[int, int, int]:
-        """CTAs along x, y and z. Raises ContractError."""
+        """Return the CTAs along x, y and z. Raises ContractError if an expression has no value."""
         names = variables_of(problem.m, problem.n, problem.k, gpu.sms)
         x, y, z = (each.value(names) for each in self.grid)
         return x, y, z
 
     def workspace_of(self, problem: Problem, gpu: Gpu = H200) -> int:
-        """Bytes. Raises ContractError."""
+        """Return the size of the workspace, bytes. Raises ContractError if the expression has no value."""
         return self.workspace.value(variables_of(problem.m, problem.n, problem.k, gpu.sms))
 
     def canonical(self) -> str:
-        """JSON with sorted keys, every default written: equal texts, equal launches."""
+        """Return JSON with sorted keys and all defaults. Equal texts mean equal launches."""
         data: dict[str, Any] = {"form": self.form, "acc": self.acc, "uses": sorted(set(self.uses))}
         data["requires"] = [str(each) for each in self.requires]
         if self.form == "device":
@@ -137,6 +147,7 @@ class LaunchBlock:
         return json.dumps(data, sort_keys=True, separators=(",", ":"))
 
     def _no_launch(self, problem: Problem, gpu: Gpu) -> str | None:
+        """Return why the GPU cannot make the launch; None if it can."""
         ctas = self.grid_of(problem, gpu)
         if any(not 1 <= count <= most for count, most in zip(ctas, _MAX_GRID, strict=True)):
             return f"a grid of {ctas} CTAs"
@@ -153,10 +164,10 @@ class LaunchBlock:
 
 
 def read_launch(text: str) -> LaunchBlock:
-    """The launch block of a text.
+    """Return the launch block of a text.
 
     Raises:
-        ContractError: there is none or more than one, it is no JSON, or says what cannot be.
+        ContractError: no launch block or several; no JSON; or invalid content.
     """
     blocks = [each.strip() for each in comments(text) if each.strip().startswith(LAUNCH_MARK)]
     if len(blocks) != 1:
@@ -178,10 +189,12 @@ def read_launch(text: str) -> LaunchBlock:
 
 
 def _host(block: _Host) -> LaunchBlock:
+    """Return the launch block of form ``host``."""
     return LaunchBlock("host", block.acc, "outblas_launch", tuple(sorted(set(block.uses))), _all(block.requires))
 
 
 def _device(block: _Device) -> LaunchBlock:
+    """Return the launch block of form ``device``. Raises ContractError for a size out of range."""
     if not re.fullmatch(r"[A-Za-z_]\w{0,127}", block.entry):
         raise ContractError(f"entry {block.entry[:40]!r}", 'the name of an extern "C" __global__ function', _DO)
     x, y, z = block.block
@@ -206,6 +219,7 @@ def _device(block: _Device) -> LaunchBlock:
 
 
 def _tensor_map(block: _Map) -> TensorMap:
+    """Return a descriptor. Raises ContractError for a box that TMA cannot have."""
     rows, columns = block.box
     row_bytes = columns * ELEMENT_BYTES
     if not (1 <= rows <= _MAX_BOX and 1 <= columns <= _MAX_BOX) or row_bytes % ROW_ALIGN_BYTES:
@@ -216,15 +230,18 @@ def _tensor_map(block: _Map) -> TensorMap:
 
 
 def _within(what: str, sizes: tuple[int, ...], most: tuple[int, ...], product: int, product_most: int) -> None:
+    """Raise ContractError if a size is out of 1..most or the product exceeds ``product_most``."""
     if any(not 1 <= size <= top for size, top in zip(sizes, most, strict=True)) or product > product_most:
         raise ContractError(f"{what} is {sizes}", f"1 to {most} a side, at most {product_most} together", _DO)
 
 
 def _all(texts: list[str]) -> tuple[Expression, ...]:
+    """Return the parsed expressions."""
     return tuple(Expression.parse(each) for each in texts)
 
 
 def _no_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object as a dictionary. Raises ValueError for a repeated key."""
     found = dict(pairs)
     if len(found) != len(pairs):
         raise ValueError("a key is there twice")

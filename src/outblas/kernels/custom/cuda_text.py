@@ -1,4 +1,4 @@
-"""CUDA C++ text in pieces: comments, literals, directives and tokens; nothing is understood beyond that."""
+"""Split CUDA C++ text into comments, literals, directives and tokens. Nothing else is parsed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 _RAW = re.compile(r'(?:u8|[uUL])?R"([^()\\\s]{0,16})\(')
-#: Maximal munch, longest first.
+#: Longest first, because the longest match counts.
 _OPERATORS = (
     "<<<", ">>>", "<<=", ">>=", "<=>", "->*", "...", "::", "->", "++", "--", "<<", ">>", "<=", ">=", "==", "!=", "&&",
     "||", "+=", "-=", "*=", "/=", "%=", "&=", "|=", "^=", ".*",
@@ -15,28 +15,36 @@ _OPERATORS = (
 _TOKEN = re.compile(
     r"(?:\.?\d(?:[eEpP][+-]|['\w.])*)|[A-Za-z_$\u0080-\U0010ffff][\w$]*|" + "|".join(map(re.escape, _OPERATORS)) + r"|."
 )
-#: White space to every compiler; what else Python takes for it is none to them.
+#: White space to every compiler. Python's notion of white space is wider.
 _SPACES = " \t\v\f\r"
-#: What compilers do not all read alike: a line that ends in a backslash and blanks, a return without a new line,
-#: trigraphs, digraphs. What is hard to read right: a quote in a number, a raw literal.
+#: Text that compilers read differently: a line that ends in a backslash and blanks, a return without a newline,
+#: trigraphs, digraphs. Also text that is hard to read right: a quote in a number, a raw literal.
 _TWO_WAYS = re.compile(
     r"\\[ \t\v\f]+\r?\n|\r(?!\n)|\?\?[=/'()!<>-]|<%|%>|<:(?!:[^:>])|:>|\d[\w.]{0,63}'\w|[\w.]{64}'\w|[eEpP][+-]'\w|R\""
 )
-#: A number to the preprocessor; what it takes for one may be none to a compiler.
+#: A preprocessing number; the compiler may reject it.
 _NUMBER = re.compile(r"\.?[0-9](?:[eEpP][+-]|'\w|[\w.])*")
-#: A literal beside a name, as in u8"x" or "x"_s.
+#: A literal next to a name, as in u8"x" or "x"_s.
 _NAME = re.compile(r"[\w$\x80-\U0010ffff][\"']|[\"'][\w$\x80-\U0010ffff]")
 
 
 class TextPiece(NamedTuple):
-    """``kind``: ``comment``, ``literal``, ``space``, ``line`` (an end of line) or ``code``; the text as written."""
+    """A piece of a text.
+
+    Attributes:
+        kind: ``comment``, ``literal``, ``space``, ``line`` (an end of line) or ``code``.
+        text: the text as written.
+    """
 
     kind: str
     text: str
 
 
 def split_text(text: str) -> Iterator[TextPiece]:
-    """Split a text; joined, the pieces are the text. An unclosed comment or literal runs to the end of what it may."""
+    """Yield the pieces of a text; joined, they are the text.
+
+    An unclosed comment or raw literal extends to the end of the text; another unclosed literal to the end of its line.
+    """
     at, end = 0, len(text)
     while at < end:
         kind, stop = _piece(text, at)
@@ -45,49 +53,51 @@ def split_text(text: str) -> Iterator[TextPiece]:
 
 
 def is_ambiguous(text: str) -> bool:
-    """Whether compilers may not agree, with each other or with this module, on what is code, comment or literal."""
+    """Return whether compilers, or this module, may disagree on what is code, comment or literal."""
     return bool(_TWO_WAYS.search(text) or _TWO_WAYS.search(join_continued_lines(text)))
 
 
-#: What makes a number or a literal of where or how something is written: in itself, or in a header's macro.
+#: Text that turns the place or spelling of code into a number or literal, directly or by a header's macro.
 _AS_WRITTEN = re.compile(
     r"__LINE__|__builtin_(?:LINE|COLUMN|FILE)|source_location|\\[uUN]|\bassert\b(?!\.h)|__assert|__STRING|BUILTIN_LINE|_TRACE_|TO_STRING|CubDebug|CUDA_PERROR"
     r"|RET_IF_FAIL|GUARD_OVERFLOW|\b\w*(?:CAT|PASTE|JOIN|SPLICE|STRINGI[ZF])\w*[ \t]*\("
     r"|\b(?!\w*STATIC_ASSERT)\w*ASSERT\w*|(?:#|%:|\?\?=)[ \t]*line\b"
 )
-#: A macro with an operator that makes literals or pastes names: # or ##.
+#: A macro with the operator # or ##, which makes literals or joins names.
 _OPERATOR = re.compile(r"^[ \t\v\f\ufeff]*(?:#|%:|\?\?=)[ \t\v\f]*define\b[^\n]*?(?:#|%:|\?\?=)", re.MULTILINE)
 
 
 def depends_on_spelling(text: str) -> bool:
-    """Whether a text may mean something else with other white space: it asks for its lines, or quotes itself."""
+    """Return whether other white space may change a text's meaning: it uses its line numbers or quotes itself."""
     plain = without_comments(text)
-    # A comment may be none to a compiler: what is not sure to be one counts.
+    # A compiler may read a comment as code, so doubtful comments count, too.
     return any(_AS_WRITTEN.search(each) or _OPERATOR.search(each) for each in (plain, join_continued_lines(text)))
 
 
 def without_comments(text: str) -> str:
-    """The text with continued lines joined, and a space for each comment."""
+    """Return the text with continued lines joined and a space in place of each comment."""
     return "".join(" " if p.kind == "comment" else p.text for p in split_text(join_continued_lines(text)))
 
 
 def comments(text: str) -> list[str]:
-    """The block comments, without their marks."""
+    """Return the texts of the block comments, without ``/*`` and ``*/``."""
     return [p.text[2:-2] for p in split_text(text) if p.kind == "comment" and p.text.startswith("/*")]
 
 
 def join_continued_lines(text: str) -> str:
-    r"""Lines that end in ``\`` joined with the next, as the preprocessor sees them (raw literals hold none of ours)."""
+    r"""Return the text with each line that ends in ``\`` joined to the next one, as the preprocessor does."""
     return re.sub(r"\\[ \t]*\r?\n", "", text.replace("\r\n", "\n"))
 
 
 def canonical(text: str) -> str:
-    """One spelling for all texts that differ in comments and white space only: tokens apart by one space, a directive
-    on a line of its own, in which white space (which means something after a macro's name) is one space. Literals are
-    as they were, and cling to what they touched: a prefix or a suffix."""
+    """Return a spelling that is equal for texts which differ only in comments and white space.
+
+    Tokens are separated by one space. A directive is a line of its own; in it, white space matters after a macro's
+    name, so each run becomes one space. Literals are unchanged and stay attached to a prefix or suffix.
+    """
     lines: list[str] = []
-    line: list[str] = []  # of the present line: tokens, or the pieces of a directive
-    touching = False  # whether no white space was between the last piece and this one
+    line: list[str] = []  # tokens of the present line, or pieces of a directive
+    touching = False  # no white space before this piece
 
     def close() -> None:
         if line and line[0] == "#":
@@ -124,7 +134,7 @@ def canonical(text: str) -> str:
 
 
 def _joined(lines: list[str]) -> str:
-    """Lines between directives are one: where code breaks its lines means nothing."""
+    """Return the lines with all code lines between two directives joined: line breaks in code have no meaning."""
     out: list[str] = []
     for line in lines:
         if out and not line.startswith("#") and not out[-1].startswith("#"):
@@ -135,6 +145,7 @@ def _joined(lines: list[str]) -> str:
 
 
 def _piece(text: str, at: int) -> tuple[str, int]:
+    """Return (kind, end index) of the piece that starts at an index."""
     two = text[at : at + 2]
     if two == "/*":
         stop = text.find("*/", at + 2)
@@ -157,6 +168,7 @@ def _piece(text: str, at: int) -> tuple[str, int]:
 
 
 def _code_end(text: str, at: int) -> int:
+    """Return the end index of the code that starts at an index."""
     stop, in_name = at, False
     while stop < len(text):
         c = text[stop]
@@ -173,6 +185,7 @@ def _code_end(text: str, at: int) -> int:
 
 
 def _literal_end(text: str, at: int) -> int:
+    """Return the end index of the string or character literal that starts at an index."""
     quote, stop = text[at], at + 1
     while stop < len(text) and text[stop] not in (quote, "\n"):
         stop += 2 if text[stop] == "\\" else 1
@@ -180,6 +193,7 @@ def _literal_end(text: str, at: int) -> int:
 
 
 def _run(text: str, at: int, of: str) -> int:
+    """Return the index after a run of the characters ``of``."""
     stop = at
     while stop < len(text) and text[stop] in of:
         stop += 1

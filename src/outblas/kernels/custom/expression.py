@@ -1,4 +1,6 @@
-"""Sizes of a launch as integer expressions of M, N, K and SMS: read by Python's own parser, never evaluated by it."""
+"""Integer expressions of M, N, K and SMS for the sizes of a launch. Python's parser reads them; they are never
+executed.
+"""
 
 from __future__ import annotations
 
@@ -26,29 +28,40 @@ _OPERATORS: dict[type, Callable[[int, int], Any]] = {
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
 }
-#: Name -> (least, most arguments).
+#: Name -> (least, largest number of arguments).
 _FUNCTIONS = {"ceil": (2, 2), "min": (2, 8), "max": (2, 8)}
 _EXPECTED = "an integer expression of M, N, K, SMS with + - * // %, comparisons, and/or/not, ceil(a, b), min, max"
 
 
 @dataclass(frozen=True)
 class Expression:
-    """``text`` in Python's canonical spelling; equal texts, equal expressions."""
+    """A checked expression.
+
+    Attributes:
+        text: canonical Python spelling. Equal texts mean equal expressions.
+    """
 
     text: str
 
     @classmethod
     def parse(cls, text: str | int) -> Expression:
-        """Raises ContractError: not such an expression, or too long a one."""
+        """Return the expression of a text or integer.
+
+        Raises:
+            ContractError: it is no such expression, or too long.
+        """
         written = str(text)
         tree = _tree(written)
         return cls(ast.unparse(tree))
 
     def value(self, names: Mapping[str, int]) -> int:
-        """The value for extents, e.g. ``{"M": 64, "N": 64, "K": 64, "SMS": 132}``; a truth value is 0 or 1.
+        """Return the value; a condition gives 0 or 1.
+
+        Args:
+            names: values of all variables, e.g. ``{"M": 64, "N": 64, "K": 64, "SMS": 132}``.
 
         Raises:
-            ContractError: a division by zero, or a value over 2**62.
+            ContractError: a division by zero, or a value beyond 2**62.
         """
         try:
             found = _value(_tree(self.text), names)
@@ -61,12 +74,13 @@ class Expression:
 
 
 def variables_of(m: int, n: int, k: int, sms: int) -> dict[str, int]:
-    """What expressions may ask for."""
+    """Return the variables of expressions: name -> value."""
     return {"M": m, "N": n, "K": k, "SMS": sms}
 
 
 @functools.lru_cache(maxsize=1024)
 def _tree(text: str) -> ast.expr:
+    """Return the checked syntax tree of a text. Raises ContractError."""
     if len(text) > _MAX_CHARS:
         raise _bad(text[:40] + "...", f"{len(text)} characters")
     try:
@@ -81,7 +95,7 @@ def _tree(text: str) -> ast.expr:
 
 
 def _check(node: ast.AST, text: str) -> None:
-    """Every node must be one that :func:`_value` knows."""
+    """Raise ContractError unless :func:`_value` knows every node."""
     if isinstance(node, ast.Constant):
         if type(node.value) is not int or abs(node.value) > _MAX_VALUE:
             raise _bad(text, f"the constant {node.value!r}")
@@ -116,11 +130,13 @@ def _check(node: ast.AST, text: str) -> None:
 
 
 def _known(op: ast.AST, text: str) -> None:
+    """Raise ContractError unless the operator is allowed."""
     if type(op) not in _OPERATORS:
         raise _bad(text, "/ (write //)" if isinstance(op, ast.Div) else type(op).__name__)
 
 
 def _value(node: ast.AST, names: Mapping[str, int]) -> int:
+    """Return the value of a node. Raises ContractError beyond 2**62."""
     found = int(_unchecked(node, names))
     if abs(found) > _MAX_VALUE:
         raise ContractError(f"an expression reaches {found:.3g}", "values up to 2**62", "correct the launch block")
@@ -128,6 +144,7 @@ def _value(node: ast.AST, names: Mapping[str, int]) -> int:
 
 
 def _unchecked(node: ast.AST, names: Mapping[str, int]) -> int:
+    """Return the value of a node without a limit for the node itself."""
     if isinstance(node, ast.Constant):
         return int(node.value)  # type: ignore[arg-type]
     if isinstance(node, ast.Name):
@@ -151,4 +168,5 @@ def _unchecked(node: ast.AST, names: Mapping[str, int]) -> int:
 
 
 def _bad(text: str, what: str) -> ContractError:
+    """Return the ContractError for a text; ``what`` names the forbidden part."""
     return ContractError(f"size {text!r} has {what}", _EXPECTED, "correct the launch block")

@@ -1,4 +1,4 @@
-"""A free kernel: a CUDA C++ text that keeps the entry contract, with a name that its spelling does not change."""
+"""A free kernel: CUDA C++ text that meets the entry contract. Its name does not depend on comments and white space."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from outblas.core.errors import ContractError
 if TYPE_CHECKING:
     from outblas.kernels.custom.contract import LaunchBlock
 
-#: Texts of more than this are refused, bytes.
+#: Maximum size of a text, bytes.
 MAX_TEXT_BYTES = 256 * 1024
 FAMILY = "free"
 
 
 @dataclass(frozen=True, eq=False)
 class FreeKernel:
-    """A candidate beside the template families; equal names, equal kernels.
+    """A candidate outside the template families. Kernels of equal names are equal. Make one by :meth:`parse`.
 
     Attributes:
-        text: CUDA C++ with one launch block. Made by :meth:`parse`, which says what is wrong with it.
+        text: CUDA C++ with one launch block.
     """
 
     family: ClassVar[str] = FAMILY
-    #: Launch options of the template families: a free kernel is launched plainly, behind its predecessor.
+    #: A free kernel has no launch options: it starts after its predecessor.
     pdl: ClassVar[bool] = False
     early: ClassVar[bool] = False
     even: ClassVar[bool] = False
@@ -34,10 +34,10 @@ class FreeKernel:
 
     @classmethod
     def parse(cls, text: str) -> FreeKernel:
-        """The kernel of a text.
+        """Return the kernel of a text.
 
         Raises:
-            ContractError: the text is empty, too long or no text; its launch block is missing or says what cannot be.
+            ContractError: the text is empty, too long or no valid Unicode, or its launch block is missing or invalid.
         """
         if not isinstance(text, str) or not text.strip():
             raise ContractError("the kernel is empty", "CUDA C++ with a launch block", "write one")
@@ -50,23 +50,23 @@ class FreeKernel:
         if size > MAX_TEXT_BYTES:
             raise ContractError(f"the kernel has {size} bytes", f"at most {MAX_TEXT_BYTES}", "write a shorter one")
         kernel = cls(text)
-        _ = kernel.name  # reads the launch block, too
+        _ = kernel.name  # parses the launch block
         return kernel
 
     @functools.cached_property
     def launch(self) -> LaunchBlock:
-        """The launch block, parsed. Raises ContractError."""
+        """Return the parsed launch block. Raises ContractError if it is missing or invalid."""
         from outblas.kernels.custom.contract import read_launch
 
         return read_launch(self.text)
 
     @functools.cached_property
     def name(self) -> str:
-        """``free_`` and 16 hex digits of the SHA-256 of :func:`normalised`."""
+        """Return ``free_`` and the first 16 hex digits of the SHA-256 of :func:`normalised`."""
         return f"free_{hashlib.sha256(normalised(self.text).encode()).hexdigest()[:16]}"
 
     def to_json(self) -> dict[str, Any]:
-        """``{"family": "free", "text": ...}``."""
+        """Return ``{"family": "free", "text": ...}``."""
         return {"family": self.family, "text": self.text}
 
     def __eq__(self, other: object) -> bool:
@@ -77,12 +77,12 @@ class FreeKernel:
 
 
 def normalised(text: str) -> str:
-    """The launch block as canonical JSON, then the text without comments and needless white space.
+    """Return the launch block as canonical JSON, then the text without comments and needless white space.
 
-    The text counts as it is where compilers may not agree on what a comment is, and where it asks for its own spelling.
+    The text is kept as written if compilers may disagree on its comments, or if it depends on its own spelling.
 
     Raises:
-        ContractError: as :meth:`FreeKernel.parse` for the launch block.
+        ContractError: the launch block is missing or invalid.
     """
     from outblas.kernels.custom.contract import LAUNCH_MARK, read_launch
     from outblas.kernels.custom.cuda_text import canonical, depends_on_spelling, is_ambiguous

@@ -1,1 +1,1 @@
-"""The kernel families: a file each with its knobs, rules, geometry and cost, and the registry that names them."""
+"""The kernel families: one file each with knobs, rules, geometry and cost, and the registry of them."""

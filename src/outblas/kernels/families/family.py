@@ -1,4 +1,4 @@
-"""What the rest of the package asks of a kernel family: the one interface that a new kernel implements."""
+"""The interface of a kernel family. A new kernel implements it."""
 
 from __future__ import annotations
 
@@ -20,15 +20,26 @@ if TYPE_CHECKING:
 
 C = TypeVar("C", bound=KernelConfig)
 
-#: What L2 is told: nothing, or which operands stream through it; for every family that gives such hints.
+#: L2 cache hints: none, or the operands that stream through L2.
 CacheHint = Literal["plain", "stream_c", "stream_b", "stream_a", "stream_bc", "stream_ac"]
-#: Place of a family that says none: behind those that do.
+#: Place of a family that does not choose one: after those that do.
 LAST_PLACE = 100
 
 
 @dataclass(frozen=True)
 class TileChoice:
-    """Tile, stages, split of K, cluster and tile order (0 or 1) as nvMatmulHeuristics gives them."""
+    """A choice of nvMatmulHeuristics.
+
+    Attributes:
+        bm: rows of a tile.
+        bn: columns of a tile.
+        bk: depth of a stage.
+        stages: pipeline depth.
+        split_k: parts of K.
+        cluster_m: CTAs of a cluster along M.
+        cluster_n: CTAs of a cluster along N.
+        order: tile order, 0 or 1.
+    """
 
     bm: int
     bn: int
@@ -41,25 +52,26 @@ class TileChoice:
 
 
 class Family(ABC, Generic[C]):
-    """One kernel family: its record of knobs, and all that depends on it.
+    """A kernel family: its record of knobs and everything that depends on it.
 
-    What has a default here is for families that have something to say. Knobs ``pdl`` and ``early`` are of every record.
+    Methods and attributes with a default are optional. Every record has the knobs ``pdl`` and ``early``.
 
     Attributes:
-        config: The family's record.
-        start: Where a fit of :meth:`time_us` starts, coefficient -> rough physics, in microseconds, bytes per
-            microsecond, cycles, GHz. A family that nobody has measured is ranked by these.
-        pool_place: Place of its kernels in the pool, whose order catalogues and recordings depend on.
-        offer_place: The same of what it offers beside the catalogue.
-        residual_place: The same of its kinds among the coefficients of the residual.
-        own_columns: Columns that :meth:`cost_columns` gives besides those of all families.
-        residual_kinds: Kinds of its kernels that the residual tells apart; empty: one, of the family's name.
-        residual_switches: Names of what :meth:`switches` gives.
-        more_values: Knob -> values beside those that pool and catalogue have.
-        few_rows_only: Whether it serves few rows of A only.
-        paired_stores: Whether its epilogue reads and writes two neighbouring elements at a time.
-        any_alignment: The knob with which its kernels take operands that begin anywhere; empty: there is none.
-        follows_heuristics: Whether nvMatmulHeuristics' choices are of such kernels.
+        config: the family's record.
+        start: coefficient -> value from which a fit of :meth:`time_us` starts: rough physics in microseconds, bytes per
+            microsecond, cycles, GHz. A family without measurements is ranked with these.
+        pool_place: sort key of its kernels in the pool. Catalogues and recordings depend on this order.
+        offer_place: sort key of its special candidates.
+        residual_place: sort key of its kinds among the residual's coefficients.
+        own_columns: columns of :meth:`cost_columns` in addition to those of all families.
+        residual_kinds: kinds of its kernels in the residual; empty: one kind with the family's name.
+        residual_switches: names of the values of :meth:`switch_values`.
+        more_values: knob -> values in addition to those in pool and catalogue.
+        few_rows_only: True if it serves only problems with few rows of A.
+        paired_stores: True if its epilogue reads and writes two adjacent elements at a time.
+        any_alignment: knob setting with which its kernels accept unaligned operands, e.g. ``vec=1``; empty: none.
+        follows_heuristics: True if the choices of nvMatmulHeuristics apply to its kernels.
+        has_even: True if its record has the knob ``even``.
     """
 
     config: type[C]
@@ -78,7 +90,7 @@ class Family(ABC, Generic[C]):
 
     def __init__(self) -> None:
         self.name = self.config.family
-        #: Whether its kernels may be spread evenly over SMs, by the knob ``even``.
+        #: True if its kernels can be spread evenly over SMs by the knob ``even``.
         self.has_even = any(knob.name == "even" for knob in knob_schema(self.config))
         self.kinds = self.residual_kinds or (self.name,)
 
@@ -86,110 +98,134 @@ class Family(ABC, Generic[C]):
 
     @abstractmethod
     def why_illegal(self, problem: Problem, config: C, gpu: Gpu) -> str | None:
-        """Why the config cannot run the problem, by the family's own rules; None if it can."""
+        """Return why the config cannot run the problem by the family's own rules; None if it can."""
 
     @abstractmethod
     def geometry(self, problem: Problem, config: C) -> Geometry:
-        """Geometry for the problem's layout, dtype and accumulator; its extents are 1."""
+        """Return the geometry for the problem's layout, dtype and accumulator. The problem's extents are 1: do not use
+        them.
+        """
 
     @abstractmethod
     def grid(self, problem: Problem, config: C, sms: int) -> tuple[int, int, int]:
-        """CTAs to launch along x, y and z."""
+        """Return the number of CTAs along x, y and z."""
 
     def k_tiles(self, problem: Problem, config: C) -> int:
-        """Stages' worth of K."""
+        """Return the number of pipeline stages into which K is divided."""
         return ceil_div(problem.k, config.bk)
 
     def min_blocks(self, config: C) -> int:
-        """CTAs per SM that shared memory must have room for."""
+        """Return the CTAs per SM for which shared memory must have room."""
         return 1
 
     def workspace_bytes(self, problem: Problem, config: C) -> int:
-        """Global memory that a call needs beside its operands, counters first; 0: none."""
+        """Return the size of the workspace, bytes, counters included; 0: none."""
         return 0
 
     # --- source and launch -------------------------------------------------------------------------
 
     def source_lines(self, config: C) -> Sequence[str]:
-        """Lines of the prelude before the constants."""
+        """Return lines of the prelude that precede the constants."""
         return ()
 
     def headers(self, problem: Problem, config: C) -> tuple[tuple[str, str], ...]:
-        """(name, text) of headers that are generated."""
+        """Return (name, text) of generated headers."""
         return ()
 
     def tensor_boxes(self, problem: Problem, config: C) -> tuple[tuple[int, int, int, int], ...]:
-        """(rows, cols, box rows, box cols) of the TMA descriptors of A, B and C, elements; empty: the kernel takes
-        addresses."""
+        """Return (rows, cols, box rows, box cols), elements, of the TMA descriptors of A, B and C.
+
+        Empty: the kernel takes addresses.
+        """
         return ()
 
     @abstractmethod
     def alignment(self, config: C) -> int:
-        """Bytes that the start of every operand must be a multiple of."""
+        """Return the alignment of every operand's address, bytes."""
 
     def without_early(self, config: C) -> C:
-        """The config without early loads of B, nor what means something only beside them."""
+        """Return the config without early loads of B and without knobs that need them."""
         return config.with_knobs(early=False)
 
     # --- what is tried -----------------------------------------------------------------------------
 
     @abstractmethod
     def pool(self) -> Iterable[C]:
-        """The family's part of the pool, launch options off, in a fixed order."""
+        """Return the family's part of the pool, launch options off, in a fixed order."""
 
     @abstractmethod
     def neighbours(self, problem: Problem, config: C) -> Sequence[Iterable[C]]:
-        """Configs near this one, an iterable per idea, what was most often worth it first; not all need be legal."""
+        """Return configs near this one: one iterable per idea, the most successful idea first. Some may be illegal."""
 
     def special_candidates(self, problem: Problem, gpu: Gpu) -> Sequence[C]:
-        """Configs that are offered for a problem whatever the catalogue has; not all need be legal."""
+        """Return configs for a problem in addition to the catalogue. Some may be illegal."""
         return ()
 
     def special_kernel_kinds(self) -> Iterable[tuple[Problem, C]]:
-        """Kernels that only :meth:`special_candidates` offers, each with a problem that may have it."""
+        """Return kernels that only :meth:`special_candidates` offers, each with a problem that it may run."""
         return ()
 
     def unaligned_candidates(self, problem: Problem, gpu: Gpu, listed: Sequence[C]) -> Iterable[C]:
-        """Configs for a problem whose rows are not 16-byte aligned, by those of the catalogue; none where there is no
-        :attr:`any_alignment`."""
+        """Return configs for a problem whose rows are not 16-byte aligned; empty without :attr:`any_alignment`.
+
+        Args:
+            problem: the problem.
+            gpu: the GPU.
+            listed: the family's configs in the catalogue.
+        """
         return ()
 
     def adapted_to_problem(self, problem: Problem, config: C) -> C:
-        """The config as a catalogue's one is offered for a problem."""
+        """Return the variant of a catalogue's config that is offered for a problem."""
         return config
 
     def transposed(self, config: C) -> C:
-        """The config that computes C's transpose as this one computes C, where M and N do not differ in kind."""
+        """Return the config that computes the transpose of C in the same way; by default the config itself."""
         return config
 
     def near_tile_choice(self, choice: TileChoice) -> Iterable[C]:
-        """Configs by how little they differ from a choice of nvMatmulHeuristics, where it :attr:`follows_heuristics`;
-        not all need be legal."""
+        """Return configs by rising distance from a choice of nvMatmulHeuristics; empty unless
+        :attr:`follows_heuristics`.
+
+        Some may be illegal.
+        """
         return ()
 
     def proof_shapes(self, problem: Problem, config: C, gpu: Gpu) -> Sequence[tuple[int, int, int]]:
-        """M, N, K of problems on which the family's kernels are proved besides those of all families."""
+        """Return (M, N, K) of further problems on which the family's kernels are proved."""
         return ()
 
     # --- what it costs -----------------------------------------------------------------------------
 
     @abstractmethod
     def registers(self, problem: Problem, config: C, shape: Geometry) -> int:
-        """Registers per thread, which bound the CTAs of an SM."""
+        """Return the registers per thread, which limit the CTAs of an SM."""
 
     @abstractmethod
     def cost_columns(self, problem: Problem, config: C, shape: Geometry) -> Mapping[str, Any]:
-        """Column -> value, of what differs from :data:`outblas.kernels.cost.columns.COLUMN_DEFAULTS`."""
+        """Return column -> value where it differs from :data:`outblas.kernels.cost.columns.COLUMN_DEFAULTS`."""
 
     @abstractmethod
     def time_us(self, x: Mapping[str, float], p: Columns, c: Columns, gpu: Gpu) -> Floats:
-        """GPU time by coefficients ``x``, over columns of a problem and of configs that broadcast together,
-        microseconds."""
+        """Return the GPU time, microseconds, over columns that broadcast together.
+
+        Args:
+            x: coefficients.
+            p: columns of the problem.
+            c: columns of the configs.
+            gpu: the GPU.
+        """
 
     def kind_index(self, c: Columns) -> NDArray[np.intp]:
-        """Index into :attr:`kinds` of every config."""
+        """Return the index into :attr:`kinds` of every config."""
         return np.zeros(len(c["bm"]), dtype=np.intp)
 
     def switch_values(self, p: Columns, c: Columns, waves: Floats) -> Floats:
-        """float64[configs, len(residual_switches)]."""
+        """Return float64[configs, len(residual_switches)].
+
+        Args:
+            p: columns of the problem.
+            c: columns of the configs.
+            waves: number of waves of each config.
+        """
         return np.zeros((len(waves), 0))

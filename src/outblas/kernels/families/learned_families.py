@@ -1,7 +1,8 @@
-"""The families that packaged policies and models were trained with."""
+"""The families with which the packaged policies and models were trained."""
 
 from __future__ import annotations
 
-#: Families that have a column among the inputs of packaged policies and models, in order. A name stays when its family
-#: goes. One is added only when all of them are trained anew. Kernels of another family have 0 in every such column.
+#: Families with an input column in packaged policies and models, in order. A name stays even if its family is removed.
+#: A name is added only when all policies and models are trained again. Kernels of other families have 0 in each of
+#: these columns.
 LEARNED_FAMILIES = ("sm90_wgmma_gemm", "sm80_mma_gemm", "sm80_gemv_mma", "sm80_direct_gemm")

@@ -1,4 +1,4 @@
-"""The kernel families: the one place that names them."""
+"""The registry of kernel families, the only place that names all of them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from outblas.core.config import Knob, knob_schema
 from outblas.kernels.families.family import Family
 
-#: One line a family: the module beside this one that has it as ``FAMILY``. Encodings of configs keep this order.
+#: One line per family: the module beside this one that defines ``FAMILY``. Encodings of configs depend on this order.
 _NAMES = (
     "sm90_wgmma_gemm",
     "sm80_mma_gemm",
@@ -19,9 +19,9 @@ FAMILIES: dict[str, Family[Any]] = {name: import_module(f"{__package__}.{name}")
 
 
 def knobs_by_name() -> dict[str, dict[str, Knob]]:
-    """Knob -> family -> the knob as the family has it.
+    """Return knob name -> family name -> the family's knob.
 
-    Every encoding of all families has its knobs from here: family after family, each knob where it is first met.
+    All encodings across families take their knobs from here: family after family, each knob at its first occurrence.
     """
     found: dict[str, dict[str, Knob]] = {}
     for name, family in FAMILIES.items():

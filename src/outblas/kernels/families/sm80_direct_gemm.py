@@ -1,11 +1,11 @@
-"""The kernel family ``sm80_direct_gemm``: tiny products, operands from global memory straight to registers.
+"""The kernel family ``sm80_direct_gemm``: tiny products, with operands loaded from global memory straight to registers.
 
-The model of its GPU time is a chain of latencies, and what the SMs take in meanwhile:
+Its cost model is a chain of latencies, overlapped with the data that the SMs take in::
 
     time = launch (less with PDL) + rounds x (batches x (latency + products), or bytes / ingest) + epilogue + sums,
                                                                                      bounded below by the floor
 
-A batch is ``unroll`` chunks of 32 of K that a warp loads at once; the next is asked for when the last is used.
+A batch is ``unroll`` chunks of 32 of K that a warp loads at once. The next batch is requested when the last is used.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from outblas.kernels.cost.terms import (
 from outblas.kernels.families.family import Family
 from outblas.kernels.geometry_terms import SM80_GROUP, Geometry, banded_grid, ceil_div, cpp_literals
 
-#: Registers that a thread needs besides operands and sums (addresses, loop state).
+#: Registers per thread in addition to operands and sums (addresses, loop state).
 DIRECT_REGISTERS = 60
 
 
@@ -41,17 +41,20 @@ class Sm80DirectConfig(KernelConfig):
     """Knobs of ``sm80_direct_gemm``: tiny products, operands from global memory straight to registers.
 
     Attributes:
-        bm, bn: tile of C in elements.
-        wm, wn, wk: warps along M, N and K; wk > 1 splits K inside the CTA.
+        bm: rows of a C tile, elements.
+        bn: columns of a C tile, elements.
+        wm: warps along M.
+        wn: warps along N.
+        wk: warps along K; above 1, they split K inside the CTA.
         unroll: chunks of 32 of K that a warp loads before it multiplies.
         pdl: launch option, programmatic dependent launch (sm_90 only).
-        early: launch option on top of pdl: the first loads of B do not wait for the predecessor.
-        even: launch option on top of pdl: no SM is given more CTAs than an even distribution gives it.
+        early: needs pdl; the first loads of B do not wait for the predecessor.
+        even: needs pdl; no SM gets more CTAs than an even distribution gives it.
     """
 
     family: ClassVar[str] = "sm80_direct_gemm"
     later_knobs: ClassVar[tuple[str, ...]] = ("early", "even")
-    #: Elements per global load: always 16 bytes.
+    #: Elements per global load: 16 bytes.
     vec: ClassVar[int] = 8
     #: Elements of K that a quad of lanes loads at once.
     bk: ClassVar[int] = 32
@@ -68,7 +71,7 @@ class Sm80DirectConfig(KernelConfig):
 
 
 class Sm80DirectGemm(Family[Sm80DirectConfig]):
-    """What is known of ``sm80_direct_gemm``."""
+    """The family ``sm80_direct_gemm``."""
 
     config = Sm80DirectConfig
     pool_place = 1
@@ -145,7 +148,7 @@ class Sm80DirectGemm(Family[Sm80DirectConfig]):
         return config.vec * ELEMENT_BYTES
 
     def pool(self) -> Iterator[Sm80DirectConfig]:
-        """Warps of 16 to 32 by 8 to 32; K by one warp, or split over up to 16."""
+        """Yield warp tiles of 16 to 32 by 8 to 32, with K in one warp or split over up to 16 warps."""
         for (mt, nt), (wm, wn, wk) in product(
             ((1, 1), (1, 2), (1, 4), (2, 2), (2, 4)),
             (
@@ -171,7 +174,7 @@ class Sm80DirectGemm(Family[Sm80DirectConfig]):
         return [_one_knob_away(config)]
 
     def proof_shapes(self, problem: Problem, config: Sm80DirectConfig, gpu: Gpu) -> list[tuple[int, int, int]]:
-        """K that ends just past a round of all warps, or inside the second one."""
+        """Return shapes whose K ends just after a round of all warps, or inside the second round."""
         bm, bn, bk = config.bm, config.bn, config.bk
         together = config.wk * config.unroll * bk
         return [
@@ -215,13 +218,14 @@ class Sm80DirectGemm(Family[Sm80DirectConfig]):
 
 
 def direct_registers(c: Sm80DirectConfig) -> tuple[int, int]:
-    """Registers of operands and fp32 sums that a thread holds, and how many it may."""
+    """Return (registers of operands and fp32 sums per thread, allowed number)."""
     m_blocks, n_blocks = c.bm // c.wm // 16, c.bn // c.wn // 8
     held = c.unroll * (8 * m_blocks + 4 * n_blocks) + 4 * m_blocks * n_blocks
     return held, min(255, 65536 // (32 * c.wm * c.wn * c.wk)) - DIRECT_REGISTERS
 
 
 def _one_knob_away(c: Sm80DirectConfig) -> Iterator[Sm80DirectConfig]:
+    """Yield configs that differ in one knob; some may be illegal."""
     for unroll in (c.unroll + 1, c.unroll - 1):
         yield replace(c, unroll=unroll)
     yield replace(c, wk=2 * c.wk)

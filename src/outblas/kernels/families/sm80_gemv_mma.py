@@ -1,18 +1,16 @@
 """The kernel family ``sm80_gemv_mma``: at most 16 rows of A, bound by the reading of B.
 
-The model of its GPU time is how fast the weights can stream, and what is around it:
+Its cost model is the rate at which weights stream, plus fixed parts::
 
     time = launch (less with PDL) + cluster set-up + fill latency
          + the larger of: rounds x (smooth max of: latency chain, SM ingest, L2 share), bytes / HBM
          + epilogue and sums,                                            bounded below by the floor
 
-A CTA's latency chain is its bytes over those that it keeps in flight, times the latency: steps in registers
-are waited for all at once (ptxas gives loads that cross the loop's back edge one scoreboard), so that only the
-share ``duty`` of them counts; but all of them where tokens are kept in shared memory: no wait for a token then stands
-between the arrival of weights and the request for the next ones.
+The latency chain of a CTA is (its bytes / bytes in flight) x latency. Steps in registers are all awaited at once,
+because ptxas gives loads across the loop's back edge one scoreboard. So only the share ``duty`` of them counts. All
+count if tokens are kept in shared memory: then no wait for a token delays the next request for weights.
 
-A CTA that walks over tiles has its ring full across them: no round of its own is too short to fill it, and kept tokens
-are read once. Nothing of this is fitted yet.
+A CTA that walks over tiles keeps its ring full across tiles and reads kept tokens once. Nothing of this is fitted yet.
 """
 
 from __future__ import annotations
@@ -51,17 +49,17 @@ from outblas.kernels.geometry_terms import (
 )
 
 Ring = Literal["registers", "shared"]
-#: Registers a thread needs besides operands and sums (its loads have addresses and predicates).
+#: Registers per thread in addition to operands and sums (loads have addresses and predicates).
 GEMV_REGISTERS = 60
-#: The same where it walks over tiles: ptxas is held to what lets :func:`gemv_blocks_per_sm` CTAs share an SM.
+#: The same for CTAs that walk over tiles: ptxas is limited so that :func:`gemv_blocks_per_sm` CTAs share an SM.
 GEMV_WALK_REGISTERS = {"TN": 40, "NN": 52}
-#: The same as the model of GPU time has it.
+#: The same number in the cost model.
 _MODEL_REGISTERS = 56
-#: Most K of which tokens are kept in shared memory, or that warms L2.
+#: Maximum K whose tokens are kept in shared memory, or that warms L2.
 MAX_KEPT_K = 65536
-#: Most rows of A that are served.
+#: Maximum rows of A.
 MAX_GEMV_ROWS = 16
-#: K up to which walking CTAs may keep their tokens that are tried.
+#: Values of kept_k that are tried.
 KEPT_K_CHOICES = (2048, 4096, 8192)
 
 
@@ -70,29 +68,30 @@ class Sm80GemvConfig(KernelConfig):
     """Knobs of ``sm80_gemv_mma``: at most 16 rows of A (tokens), bound by the reading of B (weights).
 
     Attributes:
-        bm: tokens that the kernel has room for, 8 or 16.
+        bm: capacity for tokens, 8 or 16.
         bn: weight rows (columns of C) of a CTA.
-        wn, wk: warps side by side, and warps that share the K of the same rows.
+        wn: warps side by side along bn.
+        wk: warps that share the K of the same rows.
         unroll: steps in flight per warp; a step is 64 of K for TN, 32 for NN.
-        ring: where they wait: in ``registers``, or ``shared``: in shared memory (cp.async).
-        split_k: CTAs of a cluster that share K (sm_90 only), summed through distributed shared memory.
+        ring: place of these steps: ``registers``, or ``shared`` memory (cp.async).
+        split_k: CTAs of a cluster that share K (sm_90 only); they sum through distributed shared memory.
         prefetch: bytes that a miss brings into L2, 128 or 256.
         pdl: launch option, programmatic dependent launch (sm_90 only).
-        early: launch option on top of pdl: the first loads of B do not wait for the predecessor.
-        persistent: as many CTAs as are resident walk over the tiles, loads of the next one in flight while one is
-            added up and stored; else one CTA per tile.
-        l2: what L2 is told: nothing, or (``stream_b``) that B is read once.
-        kept_k: with persistent: K up to which a CTA keeps its tokens in shared memory, read once for all tiles; 0: they
-            are read through L1 for every tile.
-        warm_k: with early: so much of K behind the ring is on its way into L2 while a CTA waits for its predecessor.
+        early: needs pdl; the first loads of B do not wait for the predecessor.
+        persistent: only the resident CTAs are launched, and they walk over the tiles. The next tile's loads are in
+            flight while one tile is summed and stored. False: one CTA per tile.
+        l2: L2 hint: ``plain``, or ``stream_b``: B is read once.
+        kept_k: needs persistent. Up to this K, a CTA keeps its tokens in shared memory and reads them once for all
+            tiles. 0: it reads them through L1 for every tile.
+        warm_k: needs early. This much of K beyond the ring is prefetched into L2 while a CTA waits for its predecessor.
     """
 
     family: ClassVar[str] = "sm80_gemv_mma"
     later_knobs: ClassVar[tuple[str, ...]] = ("early", "persistent", "l2", "kept_k", "warm_k")
     launch_knobs: ClassVar[tuple[str, ...]] = (*KernelConfig.launch_knobs, "warm_k")
-    #: Elements per global load: always 16 bytes.
+    #: Elements per global load: 16 bytes.
     vec: ClassVar[int] = 8
-    #: Depth of K that every layout takes in whole steps.
+    #: Depth of K in whole steps of either layout.
     bk: ClassVar[int] = 64
     bm: int
     bn: int
@@ -111,7 +110,7 @@ class Sm80GemvConfig(KernelConfig):
 
 
 class Sm80GemvMma(Family[Sm80GemvConfig]):
-    """What is known of ``sm80_gemv_mma``."""
+    """The family ``sm80_gemv_mma``."""
 
     config = Sm80GemvConfig
     pool_place = 3
@@ -162,7 +161,7 @@ class Sm80GemvMma(Family[Sm80GemvConfig]):
             (c.split_k > 1 and gpu.arch != 90, "cluster split-K needs sm_90"),
             (c.split_k > 1 and c.persistent, "split_k is not persistent"),
             (c.l2 not in ("plain", "stream_b"), f"{c.l2} is not for this family: plain or stream_b"),
-            # ptxas 13.0 gives such a cp.async a policy in half a register pair: an illegal instruction on the GPU.
+            # ptxas 13.0 encodes this cp.async with a policy in half a register pair: an illegal instruction on the GPU.
             (c.l2 != "plain" and c.ring == "shared", f"{c.l2} needs the ring in registers: cp.async takes no hint"),
             (c.kept_k > 0 and not c.persistent, "kept_k needs persistent"),
             (not 0 <= c.kept_k <= MAX_KEPT_K, f"kept_k must be 0 to {MAX_KEPT_K}"),
@@ -179,7 +178,7 @@ class Sm80GemvMma(Family[Sm80GemvConfig]):
             if broken:
                 return reason
         held = gemv_held_registers(p, c)
-        others = GEMV_WALK_REGISTERS[p.layout] if c.kept_k else GEMV_REGISTERS  # tokens without addresses
+        others = GEMV_WALK_REGISTERS[p.layout] if c.kept_k else GEMV_REGISTERS  # kept tokens need no addresses
         budget = min(255, 65536 // (32 * c.wn * c.wk))
         if held + others > budget:
             return f"{held} registers of operands and sums, {others} others: the budget is {budget}"
@@ -233,7 +232,7 @@ class Sm80GemvMma(Family[Sm80GemvConfig]):
         return replace(config, early=False, warm_k=0)
 
     def pool(self) -> Iterator[Sm80GemvConfig]:
-        """At most 16 tokens: from 16 weight rows per CTA (many CTAs) to 128 (tokens read less often)."""
+        """Yield kernels from 16 weight rows per CTA (many CTAs) to 128 (tokens are read less often)."""
         for bn, wn, wk, unroll, ring in (
             *((16, 1, 8, 4, "registers"), (16, 1, 4, 4, "registers")),
             *((32, 1, 8, 2, "registers"), (32, 2, 4, 4, "registers")),
@@ -248,7 +247,7 @@ class Sm80GemvMma(Family[Sm80GemvConfig]):
             for bm, split in product((8, 16), (1, 2, 4, 8)):
                 if split < 8 or bn >= 64:
                     yield Sm80GemvConfig(bm, bn, wn, wk, unroll, ring, split)  # type: ignore[arg-type]
-        # CTAs that walk over tiles: tokens through L1, or kept up to the K that shared memory has room for.
+        # Walking CTAs: tokens through L1, or kept up to the K for which shared memory has room.
         for bm, bn, wk, unroll, ring, kept_k in (
             *((bm, 16, 8, 4, "registers", kept_k) for bm in (8, 16) for kept_k in (0, 4096)),
             *((bm, 16, 4, 4, "registers", 2048) for bm in (8, 16)),
@@ -263,14 +262,14 @@ class Sm80GemvMma(Family[Sm80GemvConfig]):
         return [_one_knob_away(config)]
 
     def special_candidates(self, problem: Problem, gpu: Gpu) -> Sequence[Sm80GemvConfig]:
-        """The kernels with no more room for tokens than needed, with and without PDL."""
+        """Return the kernels with the least sufficient capacity for tokens, with and without PDL."""
         if problem.m > MAX_GEMV_ROWS:
             return ()
         room = [c for c in self.pool() if 0 <= c.bm - problem.m < 8]
         return [replace(c, pdl=pdl) for c in room for pdl in (False, True)[: 2 if gpu.arch >= 90 else 1]]
 
     def proof_shapes(self, problem: Problem, config: Sm80GemvConfig, gpu: Gpu) -> list[tuple[int, int, int]]:
-        """Never more rows than bm: every raggedness again, within them."""
+        """Return ragged shapes with at most bm rows."""
         bm, bn, bk = config.bm, config.bn, config.bk
         return [
             *((bm, 2 * bn, 4 * bk * config.wk * config.split_k), (bm - 1, bn + 8, 3 * bk + 8)),
@@ -299,7 +298,7 @@ class Sm80GemvMma(Family[Sm80GemvConfig]):
 
         weights = ELEMENT_BYTES * c["bn"] * p["k"] / c["split"]
         exact = np.maximum(ctas / slots, 1.0)
-        # Once per tile: a CTA's warps share them through L1.
+        # Once per tile: the warps of a CTA share them through L1.
         tokens = ELEMENT_BYTES * p["m"] * p["k"] / c["split"] / np.where(c["kept"] > 0, exact, 1.0)
         in_flight = ELEMENT_BYTES * c["bn"] * c["bk"] * c["wk"] * c["stages"]
         in_flight = in_flight * np.where((c["ring_shared"] > 0) | (c["kept"] > 0), 1.0, x["duty"])
@@ -312,7 +311,7 @@ class Sm80GemvMma(Family[Sm80GemvConfig]):
         rounds = exact + x["quantum"] * (np.ceil(exact) - exact)
 
         once = ELEMENT_BYTES * (p["m"] * p["k"] + p["n"] * p["k"] + p["m"] * p["n"])
-        # A steady stream: the slower of two stages of one pipeline, nearly.
+        # A steady stream takes nearly the time of the slower of two stages.
         stream = above_floor(rounds * one_round, once / np.where(p["from_hbm"] > 0, x["hbm"], x["l2"]))
         exchange = 2 * ELEMENT_BYTES * c["bm"] * c["bn"] * (c["wk"] - 1) / x["exchange"]
         total = launch_us(x, c) + latency + stream + x["epilogue"] + exchange + split_us(x, c)
@@ -320,18 +319,18 @@ class Sm80GemvMma(Family[Sm80GemvConfig]):
 
 
 def gemv_step(layout: Layout) -> int:
-    """Depth of K that a warp takes at once."""
+    """Return the depth of K that a warp processes per step."""
     return 64 if layout == "TN" else 32
 
 
 def gemv_loads_per_step(problem: Problem, c: Sm80GemvConfig) -> tuple[int, int]:
-    """16-byte loads of one thread and step: of weights, of tokens."""
+    """Return the 16-byte loads per thread and step: (of weights, of tokens)."""
     step = gemv_step(problem.layout)
     return c.bn // c.wn * step // 256, c.bm // 8 * (step // 32)
 
 
 def gemv_held_registers(problem: Problem, c: Sm80GemvConfig) -> int:
-    """Registers of operands and fp32 sums that a thread holds."""
+    """Return the registers of operands and fp32 sums per thread."""
     weights, tokens = gemv_loads_per_step(problem, c)
     in_registers = c.ring == "registers"
     held = 4 * weights * (c.unroll if in_registers else 1)
@@ -340,7 +339,7 @@ def gemv_held_registers(problem: Problem, c: Sm80GemvConfig) -> int:
 
 
 def gemv_blocks_per_sm(problem: Problem, c: Sm80GemvConfig) -> int:
-    """CTAs that walk over tiles and share an SM of sm_90: their registers are held to that."""
+    """Return the walking CTAs that share an SM of sm_90; ptxas limits their registers accordingly."""
     threads = 32 * c.wn * c.wk
     registers = ceil_div(gemv_held_registers(problem, c) + GEMV_WALK_REGISTERS[problem.layout], 8) * 8
     by_memory = SM_SMEM // (gemv_walk_smem(problem, c) + CTA_SMEM)
@@ -348,28 +347,28 @@ def gemv_blocks_per_sm(problem: Problem, c: Sm80GemvConfig) -> int:
 
 
 def gemv_ring_bytes(problem: Problem, c: Sm80GemvConfig) -> int:
-    """Bytes of a ring in shared memory, tokens in it unless they are kept elsewhere."""
+    """Return the size of the ring in shared memory, bytes, without kept tokens; 0 for a ring in registers."""
     weights, tokens = gemv_loads_per_step(problem, c)
     loads = weights + (0 if c.kept_k else tokens)
     return c.unroll * loads * 32 * c.wn * c.wk * 16 if c.ring == "shared" else 0
 
 
 def gemv_kept_steps(problem: Problem, c: Sm80GemvConfig) -> int:
-    """Steps of a warp in ``kept_k``, in whole rounds of the ring."""
+    """Return the steps of a warp in ``kept_k``, rounded up to whole rounds of the ring."""
     return c.unroll * ceil_div(c.kept_k, gemv_step(problem.layout) * c.wk * c.unroll)
 
 
 def gemv_walk_smem(problem: Problem, c: Sm80GemvConfig) -> int:
-    """The ring, kept tokens, and two exchanges by turns, bytes."""
+    """Return the shared memory of a walking CTA, bytes: ring, kept tokens, and two alternating exchange buffers."""
     kept = gemv_kept_steps(problem, c) * gemv_loads_per_step(problem, c)[1] * 32 * c.wn * c.wk * 16
     return gemv_ring_bytes(problem, c) + kept + 2 * c.wn * (c.bn // c.wn // 16) * (c.bm // 8) * 512 * (c.wk - 1)
 
 
 def _walks(problem: Problem, c: Sm80GemvConfig, gpu: Gpu) -> list[tuple[int, int, int]]:
-    """Proof shapes for CTAs that walk over tiles: each gets several tiles, and not all get the same number.
+    """Return proof shapes for walking CTAs: each gets several tiles, and not all get the same number.
 
-    Every last tile is ragged. Two tiles or three, with a round of the ring and a bit; one tile more than CTAs, K less
-    than the warps can share; and with kept tokens one tile or two, K all but the most that it keeps.
+    The last tile is always ragged. The first shape has slightly more K than one round of the ring. The second has one
+    tile more than CTAs, and too little K for all warps. Kept tokens add shapes with K just below kept_k.
     """
     if not c.persistent:
         return []
@@ -381,6 +380,7 @@ def _walks(problem: Problem, c: Sm80GemvConfig, gpu: Gpu) -> list[tuple[int, int
 
 
 def _one_knob_away(c: Sm80GemvConfig) -> Iterator[Sm80GemvConfig]:
+    """Yield configs that differ in one knob or one idea; some may be illegal."""
     yield replace(c, l2="plain" if c.l2 == "stream_b" else "stream_b")
     if c.warm_k:
         yield replace(c, warm_k=0)

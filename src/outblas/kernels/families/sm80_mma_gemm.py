@@ -22,7 +22,7 @@ from outblas.kernels.geometry_terms import (
     warp_sums,
 )
 
-#: Registers that a thread needs besides its accumulators: operand fragments and addresses.
+#: Registers per thread in addition to accumulators: operand fragments and addresses.
 NON_ACCUMULATOR_REGISTERS = 70
 
 
@@ -31,17 +31,20 @@ class Sm80MmaConfig(KernelConfig):
     """Knobs of ``sm80_mma_gemm``: cp.async multistage, ldmatrix, mma.sync.
 
     Attributes:
-        bm, bn, bk: tile of C and depth of one stage, elements.
-        stages: cp.async pipeline depth.
-        wm, wn, wk: warps along M, N and K; wk > 1 splits every stage's K inside the CTA.
-        split_k: CTAs of a cluster that share one tile's K (sm_90 only), summed through distributed
-            shared memory.
-        vec: elements per global load (8, 4, 2: cp.async of 16, 8, 4 bytes; 1: predicated scalar
-            loads, for rows of any alignment).
+        bm: rows of a C tile, elements.
+        bn: columns of a C tile, elements.
+        bk: depth of one stage, elements of K.
+        stages: depth of the cp.async pipeline.
+        wm: warps along M.
+        wn: warps along N.
+        wk: warps along K; above 1, they split every stage's K inside the CTA.
+        split_k: CTAs of a cluster that share one tile's K (sm_90 only); they sum through distributed shared memory.
+        vec: elements per global load. 8, 4, 2: cp.async of 16, 8, 4 bytes. 1: predicated scalar loads, for rows of any
+            alignment.
         pdl: launch option, programmatic dependent launch (sm_90 only).
-        early: launch option on top of pdl: the first loads of B do not wait for the predecessor.
-        even: launch option on top of pdl: no SM is given more CTAs than an even distribution gives it, see
-            :func:`outblas.kernels.geometry.launch_smem`; the machine code is the same.
+        early: needs pdl; the first loads of B do not wait for the predecessor.
+        even: needs pdl; no SM gets more CTAs than an even distribution gives it
+            (:func:`outblas.kernels.geometry.launch_smem`). The machine code is the same.
     """
 
     family: ClassVar[str] = "sm80_mma_gemm"
@@ -61,7 +64,7 @@ class Sm80MmaConfig(KernelConfig):
 
 
 class Sm80MmaGemm(Family[Sm80MmaConfig]):
-    """What is known of ``sm80_mma_gemm``."""
+    """The family ``sm80_mma_gemm``."""
 
     config = Sm80MmaConfig
     pool_place = 0
@@ -164,7 +167,7 @@ class Sm80MmaGemm(Family[Sm80MmaConfig]):
         return config.vec * ELEMENT_BYTES
 
     def pool(self) -> Iterator[Sm80MmaConfig]:
-        """mma tiles with the K split over warps, and over clusters."""
+        """Yield tiles of mma.sync with K split over warps and over clusters."""
         for bm, bn, wm, wn, wk, bk, stages in (
             (16, 16, 1, 1, 4, 64, 4),
             (16, 16, 1, 1, 8, 128, 4),
@@ -192,7 +195,7 @@ class Sm80MmaGemm(Family[Sm80MmaConfig]):
     def unaligned_candidates(
         self, problem: Problem, gpu: Gpu, listed: Sequence[Sm80MmaConfig]
     ) -> Iterable[Sm80MmaConfig]:
-        """The catalogue's tiles and the pool's, with the widest loads that the rows allow."""
+        """Yield the tiles of the catalogue and of the pool, with the widest loads that the rows allow."""
         vec = next(v for v in (8, 4, 2, 1) if problem.k % v == 0 and problem.b_shape[1] % v == 0)
         for config in (*listed, *self.pool()):
             for pdl in (False, gpu.arch >= 90):
@@ -219,8 +222,11 @@ class Sm80MmaGemm(Family[Sm80MmaConfig]):
 
 class _Cost(TiledCost):
     def stage(self, x: Mapping[str, float], c: Columns) -> tuple[Floats, Floats]:
-        """For mma.sync: 1,024 multiply-adds a cycle at best, every warp reading its own operands by ldmatrix, and
-        cp.async instructions issued by the same warps."""
+        """Return (tensor time, serial overhead) of one stage, microseconds.
+
+        mma.sync does at most 1,024 multiply-adds a cycle. Every warp reads its own operands by ldmatrix, and the same
+        warps issue the cp.async instructions.
+        """
         warps = c["wm"] * c["wn"] * c["wk"]
         math_cycles = c["bm"] * c["bn"] * c["bk"] / 1024
         read_cycles = warps * (c["bm"] / c["wm"] + c["bn"] / c["wn"]) * (c["bk"] / c["wk"]) * ELEMENT_BYTES / 128
@@ -232,13 +238,14 @@ class _Cost(TiledCost):
     def store_us(self, x: Mapping[str, float], c: Columns) -> Floats:
         tile_bytes = ELEMENT_BYTES * c["bm"] * c["bn"]
         direct = x["epilogue_direct"] + tile_bytes / cluster_split(c) / x["store_direct"]
-        return direct + 2 * tile_bytes * (c["wk"] - 1) / x["exchange"]  # warps that split K meet in shared memory
+        return direct + 2 * tile_bytes * (c["wk"] - 1) / x["exchange"]  # warps that split K sum in shared memory
 
 
 _COST = _Cost()
 
 
 def _one_knob_away(c: Sm80MmaConfig) -> Iterator[Sm80MmaConfig]:
+    """Yield configs that differ in one knob; some may be illegal."""
     yield replace(c, stages=c.stages + 1)
     yield replace(c, stages=c.stages - 1)
     yield replace(c, split_k=2 * c.split_k)

@@ -1,4 +1,4 @@
-"""What ``sm90_wgmma_gemm`` costs: its columns, its part of the model of GPU time, and what tells its kernels apart."""
+"""The cost of ``sm90_wgmma_gemm``: its columns, its part of the cost model, and its kinds in the residual."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from outblas.kernels.geometry_terms import SM_REGISTERS, Geometry
 if TYPE_CHECKING:
     from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 
-#: Where a fit starts: rough physics, in microseconds, bytes per microsecond, cycles, GHz.
+#: Coefficients from which a fit starts: rough physics in microseconds, bytes per microsecond, cycles, GHz.
 START = {
     "launch": 1.2,
     "launch_pdl": 0.7,
@@ -61,11 +61,11 @@ START = {
     "outside": 0.1,
     "edge": 0.05,
 }
-#: Kinds of kernels, by what makes their pipelines differ.
+#: Kinds of kernels with different pipelines.
 KINDS = (
     *("tile", "two_blocks", "cluster_split", "workspace", "pingpong_64", "pingpong", "three", "walk", "two_consumers"),
 )
-#: For all kinds together.
+#: Features shared by all kinds.
 SWITCHES = (
     *("multicast", "multicast_4", "raster_m", "raster_m_tall", "cluster_m_tall", "stages", "bk_128", "bk_128_k"),
     *("stream_b", "stream_c", "direct_store", "early", "width_k", "width_waves", "tall_tile"),
@@ -73,12 +73,12 @@ SWITCHES = (
 
 
 def registers(config: Sm90WgmmaConfig, shape: Geometry) -> int:
-    """Registers per thread; where there are consumers, setmaxnreg hands out the whole register file."""
+    """Return the registers per thread. With several consumers, setmaxnreg distributes the whole register file."""
     return SM_REGISTERS // shape.threads if config.consumers > 1 else shape.accumulators + NON_ACCUMULATOR_REGISTERS
 
 
 def columns(config: Sm90WgmmaConfig) -> dict[str, Any]:
-    """What the model of GPU time needs of a config."""
+    """Return the inputs of the cost model that depend on a config: name -> number."""
     return {
         "stages": config.stages,
         "cm": config.cluster_m,
@@ -99,11 +99,14 @@ def columns(config: Sm90WgmmaConfig) -> dict[str, Any]:
 
 
 class _Cost(TiledCost):
-    """What differs from other tiled families."""
+    """The part of the model that differs from other tiled families."""
 
     def stage(self, x: Mapping[str, float], c: Columns) -> tuple[Floats, Floats]:
-        """m64nNk16 takes N / 2 cycles of the tensor cores, or those in which shared memory yields its operands (128
-        bytes a cycle): 16 + N / 4."""
+        """Return (tensor time, serial overhead) of one stage, microseconds.
+
+        m64nNk16 takes N / 2 cycles of the tensor cores. Shared memory delivers its operands in 16 + N / 4 cycles (128
+        bytes a cycle).
+        """
         k16 = c["bk"] / 16
         cycles = k16 * (c["bm"] / 64) * smooth_max(c["bn"] / 2, 16 + c["bn"] / 4)
         return cycles / (x["clock"] * 1e3), (x["stage"] + x["issue"] * k16 / 4) / (x["clock"] * 1e3)
@@ -114,29 +117,36 @@ class _Cost(TiledCost):
         return np.where(c["tma"] > 0, x["epilogue_tma"] + tile_bytes / x["store_tma"], direct)
 
     def narrow_bytes(self, x: Mapping[str, float], p: Columns, c: Columns) -> Any:
-        """Where NN reads B by TMA in boxes narrower than 128 bytes."""
+        """Return extra bytes for NN, where TMA reads B in boxes narrower than 128 bytes."""
         boxes = 64 / np.where(c["bn"] % 64 == 0, 64, np.where(c["bn"] % 32 == 0, 32, 16))
         return p["nn"] * x["narrow"] * (boxes - 1) * ELEMENT_BYTES * c["bk"] * c["bn"]
 
     def multicast_us(self, x: Mapping[str, float], c: Columns) -> Any:
-        """CTAs wait until all of them have freed a stage. (Measured on this kernel: it does not shrink with the number
-        of stages.)"""
+        """Return the time until all CTAs of a multicast have freed a stage, microseconds.
+
+        Measured on this kernel: it does not shrink with more stages.
+        """
         peers = c["cm"] * c["cn"]
         return np.where(peers > 1, x.get("multicast", 0.0) * np.sqrt(peers / 2), 0.0)
 
     def past_m_us(self, x: Mapping[str, float], p: Columns, c: Columns) -> Any:
-        """TMA takes its time over each box that reaches past M. (Measured at M = 32 with boxes of 64 rows: up to 1.8
-        times as long as at M = 64, the narrower the tile of B, the longer.)"""
+        """Return the time that TMA needs for boxes that reach past M, microseconds per stage.
+
+        Measured at M = 32 with boxes of 64 rows: up to 1.8 times the time at M = 64. The narrower the tile of B, the
+        longer.
+        """
         return np.where(p["m"] < c["rows"], x.get("outside", 0.0) * c["bk"] / 64, 0.0)
 
     def edge_tile_us(self, x: Mapping[str, float], p: Columns, c: Columns) -> Any:
-        """The same for the CTAs of the last row or column of tiles, which the others wait for in one wave."""
+        """Return the same for the last row or column of tiles, for which the other CTAs wait in one wave."""
         past_m = (p["m"] > c["bm"]) & (p["m"] % c["bm"] != 0)
         past_n = (p["n"] > c["bn"]) & (p["n"] % c["bn"] != 0)
         return np.where((past_m | past_n) & (c["shift"] == 0), x.get("edge", 0.0) * c["bk"] / 64, 0.0)
 
     def persistent_us(self, x: Mapping[str, float], c: Columns, rounds: Rounds, plain: Floats) -> Floats:
-        """A walk loads the next tile while it stores one; with ``pingpong`` consumers alternate."""
+        """Return the time of a walk: a tile loads while the one before is stored; with ``pingpong``, consumers
+        alternate.
+        """
         main, store = rounds.main, rounds.store
         steady = main + store + x["tile"]
         alternating = smooth_max(main, (main + store) / 2) + x["tile"]
@@ -158,7 +168,7 @@ COST = _Cost()
 
 
 def kind_index(c: Columns) -> NDArray[np.intp]:
-    """Index into :data:`KINDS` of every config."""
+    """Return the index into :data:`KINDS` of every config."""
     split = c["split"] > 1
     tests: Mapping[str, np.ndarray] = {
         "workspace": c["workspace"] > 0,
@@ -174,7 +184,7 @@ def kind_index(c: Columns) -> NDArray[np.intp]:
 
 
 def switch_values(p: Columns, c: Columns, exact: Floats) -> Floats:
-    """float64[configs, len(SWITCHES)], of so many waves."""
+    """Return float64[configs, len(SWITCHES)]; ``exact`` is the number of waves before rounding."""
     m, n, k = log_extents(p)
     tall, bk_128, width = (m - n) / 4, c["bk"] == 128, np.log2(c["bn"]) / 4
     columns = (

@@ -27,7 +27,7 @@ Schedule = Literal["coop", "stagger", "pingpong"]
 Store = Literal["tma", "direct"]
 Raster = Literal["m", "n"]
 SplitKind = Literal["cluster", "workspace"]
-#: Least K for which kernels that split it over a workspace are offered beside the catalogue.
+#: Least K for which kernels with a workspace are offered in addition to the catalogue.
 MIN_WORKSPACE_K = 4096
 
 
@@ -36,29 +36,32 @@ class Sm90WgmmaConfig(KernelConfig):
     """Knobs of ``sm90_wgmma_gemm``: TMA loads, mbarrier pipeline, warp-specialised wgmma.
 
     Attributes:
-        bm, bn, bk: tile of C in elements and depth of one pipeline stage.
+        bm: rows of a C tile, elements.
+        bn: columns of a C tile, elements.
+        bk: depth of one pipeline stage, elements of K.
         stages: pipeline depth.
         consumers: warpgroups that issue wgmma.
-        schedule: ``coop``: consumers share one tile; ``stagger``: the same, one behind the other, so that
-            their epilogues do not coincide; ``pingpong``: they alternate tiles.
-        cluster_m, cluster_n: CTAs of a cluster along M and N; operand tiles are multicast in it.
+        schedule: ``coop``: consumers share a tile. ``stagger``: the same, one after the other, so that their epilogues
+            do not coincide. ``pingpong``: they alternate tiles.
+        cluster_m: CTAs of a cluster along M; operand tiles are multicast in it.
+        cluster_n: CTAs of a cluster along N.
         split_k: CTAs that share one tile's K.
-        persistent: one CTA per SM walks over tiles; else one CTA per tile.
-        raster: extent that consecutive tiles walk along first.
-        group: tiles of the other extent that are walked together, so that L2 is used again.
-        store: ``tma``: stmatrix to shared memory, then TMA; ``direct``: registers to global.
+        persistent: one CTA per SM walks over tiles; False: one CTA per tile.
+        raster: extent along which consecutive tiles go first.
+        group: tiles of the other extent that are walked together (L2 reuse).
+        store: ``tma``: stmatrix to shared memory, then TMA. ``direct``: registers to global memory.
         min_blocks: CTAs per SM that the register allocation must allow.
         pdl: launch option, programmatic dependent launch: the prologue overlaps the predecessor.
-        l2: what L2 is told: nothing (``plain``), or what streams through it: C, which is not read again; B or A, which
-            is read once while the other is read again and again; or C with one of them.
-        split_kind: how the parts of a split K meet. ``cluster``: its CTAs are one cluster and add up through
-            distributed shared memory; ``workspace``: they may run anywhere, write their parts to global
-            memory, and the last to arrive adds up.
-        early: launch option on top of pdl, see :data:`Launch`: the first loads of B do not wait for the predecessor.
-        a_rows: rows of A that are loaded and kept in a stage, of the 64 that wgmma multiplies; 0: all. For M of at
-            most so much: a load that reaches past M is slow, and narrow stages leave room for more of them.
-        shift: tiles that would reach past M or N are moved back inside, and some of C is computed twice; else what lies
-            outside is clipped.
+        split_kind: ``cluster``: the parts of K are one cluster and sum through distributed shared memory.
+            ``workspace``: they run anywhere and write their parts to global memory; the last to arrive sums.
+        l2: L2 hint: ``plain``, or the operands that stream through L2. C streams because it is not read again; B or A
+            streams if it is read once while the other is read repeatedly.
+        early: needs pdl; the first loads of B do not wait for the predecessor (``weights`` in
+            :data:`outblas.core.config.Launch`).
+        a_rows: rows of A in a stage, fewer than wgmma's 64; 0: all. For problems with at most this M: loads past M are
+            slow, and smaller stages allow more of them.
+        shift: tiles that would reach past M or N are moved inside, so some of C is computed twice. False: they are
+            clipped.
     """
 
     family: ClassVar[str] = "sm90_wgmma_gemm"
@@ -86,17 +89,17 @@ class Sm90WgmmaConfig(KernelConfig):
 
     @property
     def loaded_rows(self) -> int:
-        """Rows of A in a stage."""
+        """Return the rows of A in a stage."""
         return self.a_rows or self.bm
 
     @property
     def cluster_split(self) -> int:
-        """CTAs of a cluster along K."""
+        """Return the CTAs of a cluster along K; 1 for a workspace."""
         return 1 if self.split_kind == "workspace" else self.split_k
 
 
 class Sm90WgmmaGemm(Family[Sm90WgmmaConfig]):
-    """What is known of ``sm90_wgmma_gemm``."""
+    """The family ``sm90_wgmma_gemm``."""
 
     config = Sm90WgmmaConfig
     pool_place = 2
@@ -125,7 +128,7 @@ class Sm90WgmmaGemm(Family[Sm90WgmmaConfig]):
         return launch.workspace_bytes(problem, config)
 
     def source_lines(self, config: Sm90WgmmaConfig) -> Sequence[str]:
-        """A kernel with a workspace has one argument more."""
+        """Return the switch for the workspace, which is one more kernel parameter."""
         return [f"#define SPLIT_WORKSPACE {int(config.split_kind == 'workspace')}"]
 
     def headers(self, problem: Problem, config: Sm90WgmmaConfig) -> tuple[tuple[str, str], ...]:
@@ -155,7 +158,7 @@ class Sm90WgmmaGemm(Family[Sm90WgmmaConfig]):
                 yield Problem(rows, 4096, 8192), config
 
     def adapted_to_problem(self, problem: Problem, config: Sm90WgmmaConfig) -> Sm90WgmmaConfig:
-        """Where no tiling fits, with the edge tiles in place."""
+        """Return the config with edge tiles moved inside, if M or N is no multiple of 64."""
         if problem.m % WGMMA_ROWS and problem.m > WGMMA_ROWS or problem.n % WGMMA_ROWS:
             return near.with_shifted_edges(problem, config) or config
         return config
@@ -186,7 +189,7 @@ class Sm90WgmmaGemm(Family[Sm90WgmmaConfig]):
 
 
 def split_kernels() -> Iterator[Sm90WgmmaConfig]:
-    """K split over a cluster, sums through distributed shared memory."""
+    """Yield kernels with K split over a cluster; the sums go through distributed shared memory."""
     for bm, bn, consumers, splits in (
         (64, 8, 1, (2, 4, 8, 16)),
         (64, 16, 1, (2, 3, 4, 8, 16)),
@@ -219,8 +222,10 @@ def split_kernels() -> Iterator[Sm90WgmmaConfig]:
 
 
 def workspace_kernels() -> Iterator[Sm90WgmmaConfig]:
-    """K split over CTAs anywhere, sums through global memory: any number of parts uses all SMs, with pairs that
-    multicast, too."""
+    """Yield kernels with K split over a workspace, with and without multicast pairs.
+
+    The sums go through global memory, so any number of parts can use all SMs.
+    """
     for (bm, bn, consumers), split, (cm, cn) in product(
         ((64, 64, 1), (64, 128, 1), (128, 64, 2), (128, 128, 2), (128, 256, 2)),
         (2, 3, 4, 5, 6, 8, 12, 16),
@@ -235,8 +240,11 @@ def workspace_kernels() -> Iterator[Sm90WgmmaConfig]:
 
 
 def few_rows_kernels(rows: int) -> Iterator[Sm90WgmmaConfig]:
-    """At most ``rows`` of A, fewer than wgmma's 64: stages hold no more of them, and B streams through as many stages
-    as fit, over one tile per CTA, parts of K, or a walk."""
+    """Yield kernels for at most ``rows`` rows of A, fewer than wgmma's 64.
+
+    Stages hold only these rows, and B streams through as many stages as fit. Variants: one tile per CTA, parts of K, a
+    walk.
+    """
     for bn, bk in product((16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 256), (64, 128)):
         for split, kind in ((1, "cluster"), (2, "cluster"), (2, "workspace"), (3, "workspace"), (4, "workspace")):
             inbox = _inbox(64, bn, 1, split) if kind == "cluster" else 0
@@ -252,7 +260,7 @@ def few_rows_kernels(rows: int) -> Iterator[Sm90WgmmaConfig]:
 
 
 def tiles_kernels() -> Iterator[Sm90WgmmaConfig]:
-    """One tile per CTA."""
+    """Yield kernels with one tile per CTA."""
     for bn in (8, 16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256):
         for bk in (64, 128):
             yield Sm90WgmmaConfig(64, bn, bk, _stages(64, bn, bk, 64 * bn * 2))
@@ -279,14 +287,14 @@ def tiles_kernels() -> Iterator[Sm90WgmmaConfig]:
 
 
 def persistent_kernels() -> Iterator[Sm90WgmmaConfig]:
-    """One CTA per SM walks over tiles: large outputs."""
+    """Yield kernels with one CTA per SM that walks over tiles, for large outputs."""
     clusters = ((1, 1), (2, 1), (1, 2))
     for bm, bn, consumers in ((128, 256, 2), (256, 128, 2), (192, 192, 3), (128, 192, 2), (256, 160, 2), (192, 128, 3)):
         for (cm, cn), raster, schedule in product(clusters, ("m", "n"), ("coop", "stagger")):
             stages = _stages(bm, bn, 64, 2 * consumers * 64 * 64 * 2)
             if schedule == "coop" or consumers == 2:
                 yield Sm90WgmmaConfig(bm, bn, 64, stages, consumers, schedule, cm, cn, 1, True, raster, 8)  # type: ignore[arg-type]
-    # The epilogue of a tile has the other tile's time: two chunks of stores will do, and the rest is stages.
+    # A tile's epilogue overlaps the other tile: two chunks of stores are enough, and the rest is for stages.
     for bm, bn in (
         *((64, 256), (64, 192), (64, 128), (64, 64)),
         *((128, 64), (128, 96), (128, 112), (128, 128), (128, 144), (128, 160), (128, 176)),
@@ -299,18 +307,18 @@ def persistent_kernels() -> Iterator[Sm90WgmmaConfig]:
 
 
 def _inbox(bm: int, bn: int, consumers: int, split: int) -> int:
-    """Bytes that one CTA receives of its peers' sums (sm90_wgmma_launch.py has the exact figure)."""
+    """Return approximately the bytes of its peers' sums that a CTA receives (exact: sm90_wgmma_launch.py)."""
     units = bm // 64 // consumers * (bn // 8)
     return (split - 1) * consumers * (units // divisor_up_to(units, split)) * 128 * 16
 
 
 def _stages(bm: int, bn: int, bk: int, other_bytes: int, most: int | None = None) -> int:
-    """As many stages as fit beside ``other_bytes``: bytes in flight are what hides memory latency."""
+    """Return the number of stages that fit beside ``other_bytes``: bytes in flight hide memory latency."""
     return min(most or (12 if bk == 64 else 6), (SMEM_LIMIT - 512 - other_bytes) // (2 * bk * (bm + bn)))
 
 
 def _few_rows_candidates(problem: Problem, gpu: Gpu) -> list[Sm90WgmmaConfig]:
-    """The wgmma kernels that load no more rows of A than there are, with and without PDL; up to 8 gemv does it."""
+    """Return the kernels that load only the existing rows of A, with and without PDL; none for M up to 8 (gemv)."""
     rows = near.rows_to_load(problem)
     if not 8 < rows < WGMMA_ROWS or gpu.arch != 90:
         return []
@@ -318,7 +326,7 @@ def _few_rows_candidates(problem: Problem, gpu: Gpu) -> list[Sm90WgmmaConfig]:
 
 
 def _workspace_candidates(problem: Problem, gpu: Gpu) -> list[Sm90WgmmaConfig]:
-    """The kernels that split K over a workspace into no more CTAs than two to an SM, with and without PDL."""
+    """Return the kernels with a workspace and at most two CTAs per SM, with and without PDL."""
     if problem.k < MIN_WORKSPACE_K or gpu.arch != 90:
         return []
     few = [c for c in workspace_kernels() if math.prod(launch.grid(problem, c, gpu.sms)) <= 2 * gpu.sms]
@@ -326,7 +334,7 @@ def _workspace_candidates(problem: Problem, gpu: Gpu) -> list[Sm90WgmmaConfig]:
 
 
 def _near_choice(choice: TileChoice) -> Iterator[Sm90WgmmaConfig]:
-    """By how little they differ: stages give way first, then the cluster, the split, the depth, and the tile."""
+    """Yield configs by rising distance: stages change first, then cluster, split, depth, and the tile."""
     tiles = sorted(
         itertools.product((64, 128, 192, 256), range(8, 257, 8)),
         key=lambda t: (abs(t[0] - choice.bm) + abs(t[1] - choice.bn), -t[0] * t[1]),
@@ -344,6 +352,7 @@ def _near_choice(choice: TileChoice) -> Iterator[Sm90WgmmaConfig]:
 
 
 def _by_distance(values: Iterable[int], wanted: int) -> list[int]:
+    """Return the values sorted by distance from ``wanted``."""
     return sorted(values, key=lambda v: (abs(v - wanted), v))
 
 

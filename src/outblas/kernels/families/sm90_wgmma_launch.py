@@ -1,4 +1,4 @@
-"""What is legal for ``sm90_wgmma_gemm``, what follows from its config, and how it is launched."""
+"""Legality, geometry and launch of ``sm90_wgmma_gemm``."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from outblas.kernels.geometry_terms import (
 if TYPE_CHECKING:
     from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 
-#: L2 hints that stream C out, which needs TMA stores.
+#: L2 hints that stream C out; they need TMA stores.
 STREAMING_C = ("stream_c", "stream_bc", "stream_ac")
-#: Registers a thread needs besides its accumulators (addresses, descriptors, loop state).
+#: Registers per thread in addition to accumulators (addresses, descriptors, loop state).
 NON_ACCUMULATOR_REGISTERS = 40
-#: Registers per thread of the consumer warpgroups after setmaxnreg, by number of consumers.
+#: Number of consumer warpgroups -> their registers per thread after setmaxnreg.
 CONSUMER_REGISTERS = {1: 255, 2: 232, 3: 152}
-#: Most parts of K that meet in a workspace.
+#: Maximum parts of K in a workspace.
 MAX_WORKSPACE_SPLIT = 32
 
 
 def why_illegal(p: Problem, c: Sm90WgmmaConfig, gpu: Gpu) -> str | None:
-    """Why the config cannot run the problem; None if it can."""
+    """Return why the config cannot run the problem; None if it can."""
     if min(c.bm, c.bn, c.bk, c.stages, c.consumers, c.cluster_m, c.cluster_n, c.split_k, c.group, c.min_blocks) < 1:
         return "extents must be positive"
     pingpong = c.schedule == "pingpong"
@@ -72,7 +72,7 @@ def why_illegal(p: Problem, c: Sm90WgmmaConfig, gpu: Gpu) -> str | None:
     for broken, reason in rules:
         if broken:
             return reason
-    if c.cluster_split > 1:  # the owner's sums live beside the accumulators
+    if c.cluster_split > 1:  # the owner's sums need registers beside the accumulators
         accumulators += (
             accumulators // divisor_up_to(max(1, m_blocks * c.bn // 8), c.split_k) + NON_ACCUMULATOR_REGISTERS // 2
         )
@@ -85,11 +85,12 @@ def why_illegal(p: Problem, c: Sm90WgmmaConfig, gpu: Gpu) -> str | None:
 
 
 def _tiles(p: Problem, c: Sm90WgmmaConfig) -> int:
+    """Return the number of tiles of C."""
     return -(-p.m // c.bm) * -(-p.n // c.bn)
 
 
 def geometry(problem: Problem, c: Sm90WgmmaConfig) -> Geometry:
-    """Geometry for the problem's layout, dtype and accumulator."""
+    """Return the geometry for the problem's layout, dtype and accumulator."""
     pingpong = c.schedule == "pingpong"
     m_blocks = max(1, c.bm // (1 if pingpong else c.consumers) // 64)
     k_major = problem.layout == "TN"
@@ -102,7 +103,7 @@ def geometry(problem: Problem, c: Sm90WgmmaConfig) -> Geometry:
     stages = c.stages * stage
     barriers = 16 * c.stages + 8
     store_tma = c.store == "tma"
-    # As many chunk buffers as fit: more of them let more stores drain at once.
+    # As many chunk buffers as fit: with more of them, more stores drain at once.
     chunks = m_blocks * (c.bn // epi_w)
     chunk_bytes = c.consumers * 64 * epi_w * ELEMENT_BYTES
     room = (SMEM_LIMIT // c.min_blocks - (1024 if c.min_blocks > 1 else 0)) - stages - inbox - barriers
@@ -143,7 +144,7 @@ def geometry(problem: Problem, c: Sm90WgmmaConfig) -> Geometry:
         "BF16": problem.dtype == "bf16",
     }
     accumulators = m_blocks * c.bn // 2 // (2 if problem.acc == "fp16" else 1)
-    # wgmma reads 64 rows of A wherever fewer were loaded: what lies there is multiplied into rows that nobody stores.
+    # wgmma reads 64 rows of A even if fewer were loaded. The results of the other rows are never stored.
     read = stages - stage + 128 * ((c.bk // 64 - 1) * c.loaded_rows + 64) if c.a_rows else 0
     if c.split_kind == "workspace":
         constants |= {"COUNTERS_BYTES": COUNTERS_BYTES, "LOADS": workspace_loads(c)}
@@ -157,7 +158,7 @@ def geometry(problem: Problem, c: Sm90WgmmaConfig) -> Geometry:
 
 
 def grid(problem: Problem, config: Sm90WgmmaConfig, sms: int) -> tuple[int, int, int]:
-    """CTAs to launch along x, y and z."""
+    """Return the number of CTAs along x, y and z."""
     cluster = config.cluster_m * config.cluster_n * config.cluster_split
     tiles_m = ceil_div(problem.m, config.bm * config.cluster_m)
     tiles_n = ceil_div(problem.n, config.bn * config.cluster_n)
@@ -169,8 +170,10 @@ def grid(problem: Problem, config: Sm90WgmmaConfig, sms: int) -> tuple[int, int,
 
 
 def workspace_bytes(problem: Problem, config: Sm90WgmmaConfig) -> int:
-    """Global memory that a call of the kernel needs beside its operands: counters (the first COUNTERS_BYTES), and
-    every CTA's tile in fp32 (epilogue/workspace_reduce.cuh); 0 for kernels that need none."""
+    """Return the size of the workspace, bytes; 0 without one.
+
+    It holds the counters (the first COUNTERS_BYTES), then every CTA's tile in fp32 (epilogue/workspace_reduce.cuh).
+    """
     if config.split_kind != "workspace":
         return 0
     tiles_m = ceil_div(problem.m, config.bm * config.cluster_m) * config.cluster_m
@@ -179,19 +182,21 @@ def workspace_bytes(problem: Problem, config: Sm90WgmmaConfig) -> int:
 
 
 def register_budget(c: Sm90WgmmaConfig) -> int:
-    """Registers that a consumer thread may use."""
+    """Return the registers that a consumer thread may use."""
     return min(255, CONSUMER_REGISTERS[c.consumers] if c.min_blocks == 1 else 65536 // c.min_blocks // 160 // 8 * 8)
 
 
 def workspace_loads(c: Sm90WgmmaConfig) -> int:
-    """16-byte loads in flight per thread of the CTA that adds up: as many as registers allow. Its accumulators are
-    free by then."""
+    """Return the 16-byte loads in flight per thread of the CTA that sums the parts: as many as registers allow.
+
+    The accumulators of that CTA are free by then.
+    """
     room = register_budget(c) - NON_ACCUMULATOR_REGISTERS - 20
     return next((loads for loads in (32, 16, 8) if 4 * loads <= room), 4)
 
 
 def tensor_boxes(problem: Problem, config: Sm90WgmmaConfig) -> tuple[tuple[int, int, int, int], ...]:
-    """(rows, cols, box rows, box cols) of the TMA descriptors of A, B and C, elements."""
+    """Return (rows, cols, box rows, box cols) of the TMA descriptors of A, B and C, elements."""
     constants = dict(geometry(problem, config).constants)
     box_a = (problem.m, problem.k, config.loaded_rows // config.cluster_n, 64)
     if problem.layout == "TN":
@@ -202,11 +207,17 @@ def tensor_boxes(problem: Problem, config: Sm90WgmmaConfig) -> tuple[tuple[int, 
 
 
 def wgmma_instance(n: int, problem: Problem) -> str:
-    """Device function ``wgmma_instance``: one wgmma m64nNk16 of the problem's dtype, accumulator and layout.
+    """Return the device function ``wgmma_instance``: one wgmma m64nNk16 of the problem's dtype, accumulator and layout.
 
-    PTX wants one operand per accumulator register, so the text depends on N; both operands come
-    from shared memory, A K-major, B K-major (TN) or N-major (NN).
-    Source: PTX ISA, Asynchronous Warpgroup Level Matrix Instructions: wgmma.mma_async.
+    PTX needs one operand per accumulator register, so the text depends on N. Both operands come from shared memory: A
+    is K-major; B is K-major (TN) or N-major (NN).
+
+    Args:
+        n: columns of the instruction, a multiple of 8 up to 256.
+        problem: decides dtype, accumulator and layout.
+
+    Source:
+        PTX ISA, Asynchronous Warpgroup Level Matrix Instructions: wgmma.mma_async.
     """
     half = problem.acc == "fp16"
     registers = n // (4 if half else 2)

@@ -1,4 +1,4 @@
-// Stands in for the package's: loads and stores of vectors, of which none reads where it is told not to.
+// Replaces the package's file: vector loads and stores that skip a read whose predicate is false.
 #pragma once
 #include <cstring>
 

@@ -1,7 +1,7 @@
-// Split-K inside a cluster: the SPLIT CTAs of a tile push their partial sums through distributed
-// shared memory. The tile's 8-column fragments are dealt to OWNERS CTAs; an owner receives the other
-// SPLIT - 1 parts by st.async (bytes counted by its mbarrier, so no second cluster barrier), adds
-// them in rank order (bitwise repeatable) and stores.
+// Split-K inside a cluster: the SPLIT CTAs of a tile push their partial sums through distributed shared memory.
+// The tile's 8-column fragments are dealt to OWNERS CTAs. An owner receives the other SPLIT - 1 parts by st.async. Its
+// mbarrier counts the bytes, so no second cluster barrier is needed. The owner adds the parts in rank order (bitwise
+// repeatable) and stores.
 #pragma once
 #include "epilogue/fragment.cuh"
 #include "ptx/cluster.cuh"

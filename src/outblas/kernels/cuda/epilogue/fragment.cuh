@@ -1,5 +1,7 @@
-// Accumulator fragments of wgmma m64nN: lane l of warp w holds, for every 8 columns `nb`, columns
-// 8*nb + 2*(l%4) + {0, 1} of rows 16*w + l/4 and 16*w + l/4 + 8.
+// Accumulator fragments of wgmma m64nN. For each block `nb` of 8 columns, lane l of warp w holds two columns of two
+// rows.
+//   columns  8*nb + 2*(l%4) + {0, 1}
+//   rows     16*w + l/4 and 16*w + l/4 + 8
 // PTX ISA: wgmma: Register Fragments and Shared Memory Matrix Layouts (D fragment).
 #pragma once
 #include "epilogue/fused.cuh"
@@ -51,14 +53,14 @@ __device__ __forceinline__ void store_fused(const Extras& extras, u16* c, int ro
   }
 }
 
-// The lane's of a block of 64 rows whose first row and column are (y0, x0): 8-column block nb lies 8 nb to the right.
+// The lane's Extras for a block of 64 rows that starts at (y0, x0). 8-column block nb lies 8 nb to the right.
 __device__ __forceinline__ Lane fragment_lane(const Fused& fused, int x0, int y0, int m, int n, int wg_thread) {
   const int lane = wg_thread % 32, warp = wg_thread / 32;
   return Lane(fused, y0 + warp * 16 + lane / 4, 8, x0 + 2 * (lane % 4), m, n);
 }
 
-// The whole epilogue in place, for stores that read accumulators; FUSED_GATED: and its store, to `c`. FUSED_BATCH
-// fragments are asked for at once, and FUSED_AT_ONCE are made outputs together.
+// The whole epilogue in place, for stores that read accumulators. With FUSED_GATED it also stores to `c`. FUSED_BATCH
+// fragments are loaded at once, and FUSED_AT_ONCE of them become outputs together.
 template <int MI>
 __device__ __forceinline__ void fuse(AccReg (&acc)[MI][ACC_REGS], const Fused& fused, u16* c, int x0, int y0, int m,
                                      int n, int wg_thread) {
@@ -69,7 +71,7 @@ __device__ __forceinline__ void fuse(AccReg (&acc)[MI][ACC_REGS], const Fused& f
     const Lane lane = fragment_lane(fused, x0, y0 + mi * 64, m, n, wg_thread);
 #pragma unroll
     for (int first = 0; first < BLOCKS; first += FUSED_BATCH) {
-      // Nothing outside of C is stored. And a branch is what keeps ptxas from mixing all of it, which spills.
+      // Nothing outside of C is stored. The branch also keeps ptxas from interleaving all fragments, which would spill.
       if (x0 + 8 * first >= n) continue;
       Extras extras[FUSED_BATCH];
 #pragma unroll

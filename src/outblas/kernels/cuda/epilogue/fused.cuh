@@ -1,10 +1,14 @@
-// What follows the sums: C = act(A B + bias) + residual, all of it in fp32, before the one rounding of an output.
+// Epilogue of the sums: C = act(A B + bias) + residual, all in fp32, before the one rounding of an output.
 //
-// An option of every family: without `FUSED` nothing here leaves a trace in the code. With it the prelude defines
-// FUSED_BIAS, FUSED_RESIDUAL and FUSED_ACTIVATION (0 none, 1 SiLU, 2 GELU, 3 GELU by tanh), and a kernel has three
-// parameters more. FUSED_GATED: C has half as many columns, act(gate) * up of every two of A B + bias. It is applied to whole sums only: behind the parts of a split K, once.
-// A store makes loads behind it wait, for it might have written what they read: every place that applies this asks
-// for all Extras of a batch before the first output of the batch is stored.
+// An option of every family: without `FUSED`, nothing here enters the code. With it, a kernel has three more
+// parameters, and the prelude defines these constants.
+//   FUSED_BIAS        add a bias
+//   FUSED_RESIDUAL    add a residual
+//   FUSED_ACTIVATION  0 none, 1 SiLU, 2 GELU, 3 GELU by tanh
+//   FUSED_GATED       C has half as many columns: act(gate) * up of every two columns of A B + bias.
+// It is applied to whole sums only: after the parts of a split K are added.
+// A store delays later loads, because it might have written their data. So every place that applies the epilogue loads
+// all Extras of a batch before it stores the first output of the batch.
 #pragma once
 #if FUSED
 #include "ptx/convert.cuh"
@@ -24,7 +28,7 @@ struct Fused {
   u64 stride;
 };
 
-// What belongs to two pairs of neighbouring outputs in the same columns: bias, and residual in both rows.
+// The Extras of two pairs of adjacent outputs in the same columns: bias, and residual in both rows.
 struct Extras {
   u32 bias, residual[2];
 };
@@ -38,7 +42,7 @@ __device__ __forceinline__ void unpack_output(u32 packed, float& lo, float& hi) 
   }
 }
 
-// Elements `from`[0] and [1], zero where not `first`, `second`. PAIRED: 4-byte aligned, and both or none are there.
+// Elements `from`[0] and [1]; zero if not `first`, `second`. PAIRED: 4-byte aligned, and both or neither exist.
 template <bool PAIRED>
 __device__ __forceinline__ u32 load_two(const u16* from, bool first, bool second) {
   if constexpr (PAIRED) {
@@ -59,12 +63,12 @@ __device__ __forceinline__ u32 load_two(const u16* from, bool first, bool second
   }
 }
 
-// Where a lane finds its Extras: those of columns that lie `offset` to the right of its own first one. Addresses are
-// made once, so that every load adds a constant.
+// The addresses of a lane's Extras, for columns `offset` to the right of its own first one. Addresses are computed
+// once, so that every load only adds a constant.
 struct Lane {
   const u16* bias;
   const u16* residual[2];
-  int columns[2];  // so many from the lane's first one on are inside of C, in either row
+  int columns[2];  // number of columns from the lane's first one that are inside C, in either row
 
   // Rows `row` and `row` + `apart`, columns from `col` on.
   __device__ __forceinline__ Lane(const Fused& fused, int row, int apart, int col, int m, int n) {
@@ -89,8 +93,8 @@ struct Lane {
   }
 };
 
-// Q(|x|), the normal distribution's upper tail: erfc(|x| / sqrt 2) / 2, off by no more than 1e-7. erff takes twice the
-// instructions and, for sixty-four outputs of a thread at once, more registers than there are. For x far below zero
+// Q(|x|), the normal distribution's upper tail: erfc(|x| / sqrt 2) / 2, with an error of at most 1e-7.
+// erff takes twice the instructions, and too many registers for sixty-four outputs of a thread at once. Far below zero,
 // x Q(|x|) does not cancel as x (1 + erf(x / sqrt 2)) / 2 does.
 // Source: Abramowitz & Stegun, Handbook of Mathematical Functions, 7.1.26.
 __device__ __forceinline__ float normal_tail(float x) {
@@ -128,8 +132,9 @@ __device__ __forceinline__ void apply(const Extras& extras, int half, float& lo,
   }
 }
 
-// Two neighbouring sums, column `col` (even) of row `row` and the next one, to what C holds of them. A gated output is
-// stored by itself: rows of n / 2 outputs may be of any length, and two neighbours of one thread lie in two rows.
+// Writes two adjacent sums, columns `col` (even) and `col` + 1 of row `row`, to the part of C that depends on them.
+// A gated output is stored alone. Rows of n / 2 outputs may have any length, and adjacent outputs of one thread lie in
+// two rows.
 __device__ __forceinline__ void store_gated(const Extras& extras, u16* c, int row, int col, int m, int n, float gate,
                                             float up) {
   if constexpr (FUSED_BIAS) {

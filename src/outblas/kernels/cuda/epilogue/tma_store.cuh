@@ -1,6 +1,6 @@
-// Coalesced epilogue: accumulators -> stmatrix -> swizzled shared memory -> TMA store, in chunks of
-// 64 rows x EPI_W columns over EPI_BUFS rotating buffers per warpgroup, so that stores drain while
-// the next chunk, or the next tile, is at work.
+// Coalesced epilogue: accumulators -> stmatrix -> swizzled shared memory -> TMA store.
+// Chunks have 64 rows x EPI_W columns. Each warpgroup rotates over EPI_BUFS buffers, so that stores drain while it
+// works on the next chunk or the next tile.
 #pragma once
 #include "epilogue/fragment.cuh"
 #include "ptx/mbarrier.cuh"

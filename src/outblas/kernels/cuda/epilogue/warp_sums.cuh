@@ -1,6 +1,7 @@
-// From the accumulators of mma.sync warps to sums: WK warps of a CTA share a position's K, and the SPLIT
-// CTAs of a cluster share a tile's. Fragments are dealt to WARP_OWNERS warps, then to OWNERS CTAs; an
-// owner adds the parts of the others in a fixed order (bitwise repeatable) and keeps the result.
+// Sums of the accumulators of mma.sync warps. WK warps of a CTA share a position's K, and the SPLIT CTAs of a cluster
+// share a tile's K.
+// Fragments are dealt to WARP_OWNERS warps, then to OWNERS CTAs. An owner adds the parts of the others in a fixed order
+// (bitwise repeatable) and keeps the result.
 #pragma once
 #include "epilogue/warp_fragment.cuh"
 #include "ptx/cluster.cuh"
@@ -16,9 +17,11 @@ __device__ __forceinline__ void add_from_shared(u32 addr, float (&v)[4]) {
   for (int e = 0; e < 4; ++e) v[e] += o[e];
 }
 
-// MT x NT fragments per warp, POSITIONS groups of WK warps. Shared memory: WORK_BYTES of the K loop,
-// which the exchange between warps uses again, the inbox of the cluster, its barrier. BY_TURNS: the caller gives two
-// exchanges by turns, so that the barrier inside one of them also says that the one before it has been read.
+// MT x NT fragments per warp, POSITIONS groups of WK warps.
+// Shared memory: WORK_BYTES of the K loop (reused by the exchange between warps), the inbox of the cluster, its
+// barrier.
+// BY_TURNS: the caller alternates between two exchange buffers. The barrier inside one exchange then also proves that
+// the exchange before it has been read.
 template <int MT, int NT, int POSITIONS, int WORK_BYTES, bool BY_TURNS = false>
 struct WarpSums {
   static constexpr int FRAGMENT_BYTES = 32 * 16;  // 4 fp32 of each lane
@@ -44,8 +47,8 @@ struct WarpSums {
     }
   }
 
-  // After the K loop, by all threads: calls store(unit, sums) for every fragment that this warp comes to
-  // own; unit = row block * NT + column block of its position. FUSED: store(unit, sums, store.extras(unit)).
+  // After the K loop, for all threads: calls store(unit, sums) for every fragment that this warp owns in the end.
+  // unit = row block * NT + column block of its position. FUSED: store(unit, sums, store.extras(unit)).
   template <class Store>
   static __device__ __forceinline__ void finish(const Fragment (&acc)[MT][NT], u32 smem, int rank, int position,
                                                 int warp_k, int lane, Store store) {

@@ -1,9 +1,10 @@
-// Split-K through global memory: the SPLIT CTAs of a tile write their partial sums to a workspace, in the order
-// of the accumulators' registers, and count themselves; the last one adds up and stores. Nobody waits for anybody,
-// so that any number of parts may run anywhere, and in any order.
+// Split-K through global memory: the SPLIT CTAs of a tile write their partial sums to a workspace and increment a
+// counter.
+// The sums are in the order of the accumulators' registers. The last CTA to arrive adds them up and stores. No CTA
+// waits for another, so any number of parts may run anywhere, in any order.
 //
-// Workspace: COUNTERS_BYTES of counters, one per tile and warpgroup, all zero between kernels (they count
-// round, so nobody has to clear them); then SPLIT parts of BM x BN fp32 per tile.
+// The workspace starts with COUNTERS_BYTES of counters, one per tile and warpgroup. They wrap around to zero, so
+// nothing has to clear them between kernels. SPLIT parts of BM x BN fp32 per tile follow.
 #pragma once
 #include "epilogue/fragment.cuh"
 #include "ptx/global.cuh"
@@ -26,7 +27,7 @@ struct WorkspaceReduce {
   }
   static constexpr int BATCH = largest_divisor(UNITS, LOADS / TOGETHER);
 
-  // A warpgroup hands in part `part` of tile `tile`; if it was the last, it adds up and stores.
+  // A warpgroup writes part `part` of tile `tile`; if it was the last, it adds up and stores.
   static __device__ __forceinline__ void run(const AccReg (&acc)[MI][ACC_REGS], unsigned char* workspace, int tile,
                                              int part, u16* c, int x0, int y0, int m, int n, int warpgroup,
                                              int wg_thread, int barrier FUSED_ARGUMENTS) {
@@ -40,16 +41,16 @@ struct WorkspaceReduce {
       fragment_f32(acc[unit / (BN / 8)], unit % (BN / 8), v);
       store_f32x4(mine + unit * FRAGMENT_FLOATS, v);
     }
-    named_sync(barrier, 128);  // the one thread that counts speaks for all of the warpgroup
+    named_sync(barrier, 128);  // one thread counts for the whole warpgroup
     const bool last = wg_thread == 0 && count_in_turn(counter, SPLIT - 1) == SPLIT - 1;
     if (!named_any(barrier, 128, last)) return;
 #pragma unroll 1  // unrolled, ptxas would begin a batch's loads before the sums of the one before, and spill
     for (int unit = 0; unit < UNITS; unit += BATCH) add_up(first, unit, c, x0, y0, m, n, wg_thread FUSED_PASS);
   }
 
-  // The sums of BATCH fragments from `unit` on, to C. Parts are added in their order, whoever adds them: bitwise
-  // repeatable. This CTA's own is read back, too: to take it from registers costs a predicate and four moves for every
-  // load, and keeps the accumulators alive.
+  // The sums of BATCH fragments from `unit` on, to C. Parts are always added in their order: bitwise repeatable.
+  // This CTA's own part is read back, too. Taking it from registers would cost a predicate and four moves per load, and
+  // would keep the accumulators alive.
   static __device__ __forceinline__ void add_up(const float* first, int unit, u16* c, int x0, int y0, int m, int n,
                                                 int wg_thread FUSED_ARGUMENTS) {
 #if FUSED

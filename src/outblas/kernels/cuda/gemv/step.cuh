@@ -1,4 +1,4 @@
-// What a thread of sm80_gemv_mma holds of one step of K, where it reads it, and the products that it makes of it.
+// One step of K in sm80_gemv_mma: a thread's registers, the addresses that it reads, and its products.
 #pragma once
 #include "epilogue/warp_sums.cuh"
 #include "ptx/cache_policy.cuh"
@@ -16,7 +16,7 @@ constexpr int LOADS = ROWS * STEP / (32 * 8);   // 16-byte loads of weights, per
 constexpr int TOKEN_LOADS = NT * HALVES;        // the same of tokens
 // Steps of tokens in registers: they come from L1 or L2, so that fewer are in flight than of weights.
 constexpr int AHEAD = UNROLL % 2 == 0 ? 2 : 1;
-// A walk may keep the tokens of all of K in shared memory: every thread what it reads itself, KEPT_STEPS steps.
+// A walk may keep the tokens of all of K in shared memory: each thread keeps what it reads itself, KEPT_STEPS steps.
 constexpr bool KEPT = KEPT_STEPS > 0;
 constexpr int TOKEN_BYTES = TOKEN_LOADS * THREADS * 16;  // of one step
 constexpr int SLOT_BYTES = LOADS * THREADS * 16 + (KEPT ? 0 : TOKEN_BYTES);
@@ -34,8 +34,8 @@ __device__ __forceinline__ int pair_row(int tile, int lane) {
   return B_K_MAJOR ? 16 * tile + 2 * (lane / 4) : 64 * (tile / 4) + 8 * (lane / 4) + 2 * (tile % 4);
 }
 
-// Where a thread reads: element offsets of its rows (or columns) at k = 0, and its own first k.
-// Rows past N read row 0: what they give is never stored, and rows do not mix.
+// The addresses that a thread reads: element offsets of its rows (or columns) at k = 0, and its own first k.
+// Rows past N read row 0. Their results are never stored, and rows do not mix.
 struct Source {
   static constexpr int STREAMS = B_K_MAJOR ? 2 * MT : ROWS / 64;
   const u16* a;
@@ -80,7 +80,7 @@ struct Source {
   }
 };
 
-// How weights are read: k before `end` (0: none), and what L2 is told of them (STREAM_B).
+// Loader of weights: reads k before `end` (0: nothing), with an L2 hint if STREAM_B.
 struct Reading {
   int end;
   u64 policy;
@@ -110,8 +110,8 @@ __device__ __forceinline__ void load_tokens(const Source& from, int k0, Tokens& 
   }
 }
 
-// WARM_K: while the CTA waits for its predecessor, so much of K behind the ring is brought into L2, a row a request; by the
-// warps whose steps are the first ones. K-major weights.
+// WARM_K: while the CTA waits for its predecessor, WARM_K elements of K beyond the ring are prefetched into L2.
+// Each request covers one row. The warps with the first steps issue them. For K-major weights.
 __device__ __forceinline__ void warm(const Source& from, const Reading& how, int k0) {
   if constexpr (WARM_K > 0) {
     if (threadIdx.x / 32 % WK != 0 || from.lane_k != 0 || k0 >= how.end) return;
@@ -122,7 +122,7 @@ __device__ __forceinline__ void warm(const Source& from, const Reading& how, int
   }
 }
 
-// What a ring in registers begins with; EARLY_B: the weights before the predecessor has ended.
+// The first loads of a ring in registers. EARLY_B: the weights are loaded before the predecessor has ended.
 __device__ __forceinline__ void first_loads(const Source& from, const Reading& how, int k0, int stride,
                                             Weights (&w)[UNROLL], Tokens (&x)[AHEAD]) {
 #pragma unroll
@@ -148,7 +148,7 @@ __device__ __forceinline__ void copy_weights(u32 slot, const Source& from, const
   }
 }
 
-template <int BEHIND = LOADS>  // so many 16 bytes of each thread's
+template <int BEHIND = LOADS>  // number of 16-byte pieces of each thread that may still be in flight
 __device__ __forceinline__ void copy_tokens(u32 slot, const Source& from, int k0) {
   bool valid;
 #pragma unroll

@@ -1,7 +1,8 @@
-// The K loops of sm80_gemv_mma where a CTA walks over tiles blockIdx.x, blockIdx.x + gridDim.x, ...: the ring of UNROLL
-// steps flows from the end of one tile's K into the beginning of the next one's, whose loads are thus in flight while
-// finish(sums, first row of the tile) adds up and stores. Every warp takes as many steps of a tile as warp 0 does: all
-// of them meet in the sums; what lies past K, or behind the last tile, is not read. Tokens are the same for every tile.
+// The K loops of sm80_gemv_mma for a CTA that walks over tiles blockIdx.x, blockIdx.x + gridDim.x, ...
+// The ring of UNROLL steps flows from the end of one tile's K into the beginning of the next tile's K. So the next
+// tile's loads are in flight while finish(sums, first row of the tile) adds up and stores.
+// Every warp takes as many steps of a tile as warp 0 does, because all warps meet in the sums. Data past K, or after
+// the last tile, are not read. Tokens are the same for every tile.
 #pragma once
 #include "gemv/step.cuh"
 #include "ptx/cp_async.cuh"
@@ -30,8 +31,9 @@ __device__ __forceinline__ void read_tokens(u32 kept, Tokens& x) {
   for (int i = 0; i < TOKEN_LOADS; ++i) load_shared(kept + i * THREADS * 16, x[i]);
 }
 
-// The ring in registers: a round of UNROLL steps belongs to one tile. KEPT: the first tile's rounds bring the tokens, one
-// round ahead, to `kept`, the thread's first 16 bytes there; else they are read again for every tile, AHEAD steps ahead.
+// The ring in registers: a round of UNROLL steps belongs to one tile.
+// KEPT: the first tile's rounds load the tokens, one round ahead, to `kept`, the thread's first 16 bytes there.
+// Otherwise the tokens are read again for every tile, AHEAD steps ahead.
 template <class Finish>
 __device__ __forceinline__ void walk_registers(Source& from, u32 kept, int n, int k, int warp_n, int warp_k, int lane,
                                                Finish finish) {

@@ -51,8 +51,9 @@ __device__ __forceinline__ void load_f32x4_of_other_sms(float (&v)[4], const flo
                : "memory");
 }
 
-// atom.inc: adds one, or stores 0 where `last` was reached; returns what was there. acq_rel.gpu: what this thread wrote,
-// and what it has seen of its CTA behind a barrier, is seen by whoever counts after it. PTX ISA: atom; Memory Consistency Model.
+// atom.inc: adds one, or stores 0 if `last` was reached; returns the old value.
+// acq_rel.gpu: a thread that counts later sees what this thread wrote, and what this thread has seen of its CTA behind
+// a barrier. PTX ISA: atom; Memory Consistency Model.
 __device__ __forceinline__ u32 count_in_turn(u32* counter, u32 last) {
   u32 before;
   asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(before) : "l"(counter), "r"(last) : "memory");

@@ -3,8 +3,8 @@
 #pragma once
 #include "ptx/types.cuh"
 
-// The text of a load, with QUALIFIERS, further OPERANDS and what they stand for, and of a copy into shared memory: 16
-// bytes, zeros where `valid` is false (nothing is then read).
+// The text of a load with QUALIFIERS and further OPERANDS, and the text of a copy into shared memory.
+// Both move 16 bytes; they give zeros, and read nothing, if `valid` is false.
 #define LOAD_OR_ZEROS(QUALIFIERS, OPERANDS, ...)                           \
   asm volatile(                                                            \
       "{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\n"                          \
@@ -54,7 +54,7 @@ __device__ __forceinline__ void load_stream_hint(const void* src, bool valid, u3
     LOAD_OR_ZEROS(".L1::no_allocate.L2::cache_hint.L2::128B", ", %6", , "l"(policy));
 }
 
-// cp.async.bulk.prefetch.L2 (sm_90): a multiple of 16 bytes from a multiple of 16 on its way into L2, nothing to wait for.
+// cp.async.bulk.prefetch.L2 (sm_90): prefetches a multiple of 16 bytes from a multiple of 16 into L2, without a wait.
 // PTX ISA: cp.async.bulk.prefetch.
 __device__ __forceinline__ void prefetch_into_l2(const void* src, u32 bytes) {
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(src), "r"(bytes) : "memory");

@@ -16,10 +16,13 @@ __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
 }
 
-// Shared-memory matrix descriptor. PTX ISA: wgmma: Matrix Descriptor Format: address (bits 0-13), leading
-// (16-29) and stride (32-45) byte offsets in units of 16 bytes; bits 62-63: swizzle 1 = 128 B, 2 = 64 B,
-// 3 = 32 B. The low word: an address may be advanced by adding to it, as no sum leaves its 14 bits. In a cluster the
-// address has the rank of the CTA above them, which must not get into the leading offset.
+// Shared-memory matrix descriptor. PTX ISA: wgmma: Matrix Descriptor Format.
+//   bits 0-13   address, in units of 16 bytes
+//   bits 16-29  leading byte offset, in units of 16 bytes
+//   bits 32-45  stride byte offset, in units of 16 bytes
+//   bits 62-63  swizzle: 1 = 128 B, 2 = 64 B, 3 = 32 B.
+// An address may be advanced by adding to the low word, because no sum leaves its 14 bits. In a cluster, the bits above
+// the address hold the CTA's rank. They must not get into the leading offset.
 __device__ __forceinline__ u32 descriptor_low(u32 addr, u32 leading_bytes) {
   return (addr & 0x3FFFF) >> 4 | leading_bytes >> 4 << 16;
 }

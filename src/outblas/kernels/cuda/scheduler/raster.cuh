@@ -1,13 +1,13 @@
-// The order in which tiles are walked: `GROUP` tiles of one extent at a time, so that concurrent
-// CTAs share rows and columns of the operands in L2.
+// The tile order: `GROUP` tiles of one extent at a time, so that concurrent CTAs share rows and columns of the operands
+// in L2.
 #pragma once
 
 struct TileCoord {
   int m, n;
 };
 
-// a / b for 0 <= a < 2^22 and b > 0, by a reciprocal and a correction: a third of the instructions of an integer
-// division, which every warp would execute twice per tile.
+// a / b for 0 <= a < 2^22 and b > 0, by a reciprocal and a correction.
+// It takes a third of the instructions of an integer division, which every warp would execute twice per tile.
 __device__ __forceinline__ int small_quotient(int a, int b) {
   int q = static_cast<int>(__fdividef(static_cast<float>(a), static_cast<float>(b)));
   const int rest = a - q * b;
@@ -31,10 +31,9 @@ __device__ __forceinline__ TileCoord raster_tile(int index, int tiles_m, int til
   return RASTER_M ? TileCoord{i, o} : TileCoord{o, i};
 }
 
-// The same order for one tile per CTA, without a division: the launcher makes the grid
-// (CLUSTER * width, outer, bands) with width = min(GROUP, inner) and the hardware walks x, y, z.
-// `inside` is false for the CTAs that pad the last band. Where PARTS > 1, every band is there once per
-// part of K (k_part), one after the other.
+// The same order for one tile per CTA, without a division. The launcher makes the grid (CLUSTER * width, outer, bands).
+// Here width = min(GROUP, inner), and the hardware walks x, y, z. `inside` is false for the CTAs that pad the last
+// band. With PARTS > 1, every band occurs once per part of K (k_part), one after the other.
 template <bool RASTER_M, int GROUP, int CLUSTER, int PARTS = 1>
 __device__ __forceinline__ TileCoord grid_tile(int tiles_m, int tiles_n, bool& inside) {
   const int i = static_cast<int>(blockIdx.z) / PARTS * GROUP + static_cast<int>(blockIdx.x) / CLUSTER;
@@ -43,8 +42,9 @@ __device__ __forceinline__ TileCoord grid_tile(int tiles_m, int tiles_n, bool& i
   return RASTER_M ? TileCoord{i, o} : TileCoord{o, i};
 }
 
-// The part of K of a CTA in such a grid. CTAs that run at once work on the same part of different tiles
-// and share rows and columns of the operands in L2; those of different parts share nothing.
+// The part of K of a CTA in such a grid.
+// Concurrent CTAs work on the same part of different tiles, so they share rows and columns of the operands in L2. CTAs
+// of different parts share nothing.
 template <int PARTS>
 __device__ __forceinline__ int k_part() {
   return static_cast<int>(blockIdx.z) % PARTS;

@@ -1,1 +1,1 @@
-"""Free kernels that are right, to begin from and to test with: the texts, and their names (docs/judge/templates.md)."""
+"""Correct free kernels as starting points and test cases: their texts and names (docs/judge/templates.md)."""

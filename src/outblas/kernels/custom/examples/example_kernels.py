@@ -1,6 +1,6 @@
-"""Free kernels that are right: by hand, one idea a file, and the templates filled. To begin from, and to test with.
+"""Correct free kernels as starting points and test cases: handwritten ones, one idea a file, and filled templates.
 
-Each is proved on a GPU by ``tests/gpu/test_free_examples.py`` and timed by ``benchmarks/free_kernels.py``.
+``tests/gpu/test_free_examples.py`` proves each on a GPU and ``benchmarks/free_kernels.py`` times it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from outblas.core.errors import UsageError
 from outblas.kernels.custom.free_kernel import FreeKernel
 from outblas.kernels.custom.templates.fill import CuteSm80, CutlassSm90
 
-#: Examples that are templates, filled.
+#: Name -> template with chosen values.
 FILLED_TEMPLATES: dict[str, CuteSm80 | CutlassSm90] = {
     "cute_sm80": CuteSm80((128, 128, 32), 4, (2, 2)),
     "cutlass_pingpong": CutlassSm90((64, 128, 64), schedule="pingpong"),
@@ -23,17 +23,17 @@ FILLED_TEMPLATES: dict[str, CuteSm80 | CutlassSm90] = {
 
 @functools.cache
 def example_names() -> tuple[str, ...]:
-    """Of all examples, sorted."""
+    """Return the sorted names of all examples."""
     files = (each.name for each in resources.files(__package__).iterdir())
     return tuple(sorted([*(name[:-3] for name in files if name.endswith(".cu")), *FILLED_TEMPLATES]))
 
 
 @functools.cache
 def example(name: str) -> FreeKernel:
-    """The example of a name, e.g. ``wgmma_ring``.
+    """Return the example of a name, e.g. ``wgmma_ring``.
 
     Raises:
-        UsageError: there is none of that name.
+        UsageError: no such example.
     """
     if name not in example_names():
         raise UsageError(f"no example {name!r}", "one of " + ", ".join(example_names()), "name one of them")
@@ -43,5 +43,5 @@ def example(name: str) -> FreeKernel:
 
 
 def all_examples() -> dict[str, FreeKernel]:
-    """Name -> kernel, in the order of :func:`example_names`."""
+    """Return name -> kernel in the order of :func:`example_names`."""
     return {name: example(name) for name in example_names()}

@@ -1,5 +1,6 @@
-// A product with few rows of A: B is read once, in 16-byte vectors, four of its rows per warp; the lanes of a warp share
-// K and add up in a fixed order by shuffles. What matters is the bandwidth of memory, not the multiplications. TN only.
+// A product with few rows of A. B is read once, in 16-byte vectors, four of its rows per warp.
+// The lanes of a warp share K and add up in a fixed order by shuffles. Memory bandwidth is the limit, not the
+// multiplications. TN only.
 /* outblas-launch
 {"form": "device", "entry": "gemm_few_rows", "acc": "fp32", "grid": ["ceil(N, 16)", "ceil(M, 4)", 1], "block": [128, 1, 1],
  "requires": ["M <= 64", "K % 8 == 0"]}

@@ -1,5 +1,6 @@
-// 128 x 128 of C per CTA on the fp32 units: operands stay pairs of halves in shared memory, which halves what is read of
-// it, and are widened in registers; 8 x 8 outputs per thread. TN only.
+// 128 x 128 of C per CTA on the fp32 units, with 8 x 8 outputs per thread.
+// Operands stay pairs of halves in shared memory, which halves the bytes that are read from it. They are widened in
+// registers. TN only.
 /* outblas-launch
 {"form": "device", "entry": "gemm_half2_ffma", "acc": "fp32", "grid": ["ceil(N, 128)", "ceil(M, 128)", 1],
  "block": [256, 1, 1], "requires": ["K % 2 == 0", "ceil(M, 128) <= 65535"]}

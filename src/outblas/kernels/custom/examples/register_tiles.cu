@@ -1,5 +1,6 @@
-// 64 x 64 of C per CTA, 4 x 4 of it in the registers of each of 256 threads; operands arrive in vectors of 8 halves, and
-// lie in shared memory as fp32, K-major, so that a thread reads its four rows and columns as one float4 each. TN only.
+// 64 x 64 of C per CTA, 4 x 4 of it in the registers of each of 256 threads.
+// Operands arrive in vectors of 8 halves. They lie in shared memory as fp32, K-major, so that a thread reads its four
+// rows and its four columns as one float4 each. TN only.
 /* outblas-launch
 {"form": "device", "entry": "gemm_register_tiles", "acc": "fp32", "grid": ["ceil(N, 64)", "ceil(M, 64)", 1],
  "block": [256, 1, 1], "requires": ["K % 8 == 0", "ceil(M, 64) <= 65535"]}

@@ -1,7 +1,8 @@
-// K in parts, for outputs of too few tiles to fill the GPU: each CTA leaves its 64 x 64 partial sums in the workspace and
-// counts itself; the last of a tile adds them up in the order of the parts, so that the bits do not depend on who is last.
-// Counters run round to zero, so that no call finds what another left. Where K is parted there are at most 2 SMS parts in
-// all, which is what the workspace holds. cp.async, three stages. TN only.
+// K in parts, for outputs with too few tiles to fill the GPU.
+// Each CTA writes its 64 x 64 partial sums to the workspace and increments a counter. The last CTA of a tile adds the
+// parts in their order, so the bits do not depend on which CTA is last.
+// Counters wrap around to zero, so every call starts with zeros. A split K has at most 2 SMS parts in all, for which
+// the workspace has room. cp.async, three stages. TN only.
 /* outblas-launch
 {"form": "device", "entry": "gemm_split_k", "acc": "fp32",
  "grid": ["ceil(N, 64)", "ceil(M, 64)", "max(1, min(min(16, ceil(K, 64)), 2 * SMS // (ceil(M, 64) * ceil(N, 64))))"],

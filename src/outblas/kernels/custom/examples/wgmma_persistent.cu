@@ -1,6 +1,6 @@
-// As many CTAs as multiprocessors, each over many tiles: the producer runs ahead into the next tile while the last one is
-// stored, through shared memory, by TMA. Tiles are walked in bands of eight tile rows, which share B in L2. 128 x 128 x 64,
-// four stages. TN only.
+// As many CTAs as multiprocessors, each over many tiles.
+// The producer runs ahead into the next tile while the last one is stored, through shared memory, by TMA. Tiles are
+// walked in bands of eight tile rows, which share B in L2. 128 x 128 x 64, four stages. TN only.
 /* outblas-launch
 {"form": "device", "entry": "gemm_wgmma_persistent", "acc": "fp32", "grid": ["min(SMS, ceil(M, 128) * ceil(N, 128))", 1, 1],
  "block": [384, 1, 1], "shared": 164992, "requires": ["K % 8 == 0", "N % 8 == 0"],

@@ -1,5 +1,5 @@
-// Warp-specialised: one thread of a ninth warp feeds a ring of five stages by TMA, two warpgroups multiply out of it and
-// give stages back by mbarriers; one group of wgmma stays in flight. 128 x 128 x 64. TN only.
+// Warp-specialised: one thread of a ninth warp feeds a five-stage ring by TMA. Two warpgroups multiply out of it and
+// give stages back by mbarriers. One group of wgmma stays in flight. 128 x 128 x 64. TN only.
 /* outblas-launch
 {"form": "device", "entry": "gemm_wgmma_ring", "acc": "fp32", "grid": ["ceil(N, 128)", "ceil(M, 128)", 1],
  "block": [288, 1, 1], "shared": 164944, "requires": ["K % 8 == 0", "ceil(M, 128) <= 65535"],

@@ -1,1 +1,1 @@
-"""Texts of CUTLASS and CuTe with named places, and the records that fill them (docs/judge/templates.md)."""
+"""CUTLASS and CuTe texts with placeholders, and the records that fill them (docs/judge/templates.md)."""

@@ -1,4 +1,4 @@
-"""Starting points for free kernels: CUTLASS 3.x and CuTe texts with named places, filled once they are legal."""
+"""Starting points for free kernels: CUTLASS 3.x and CuTe texts whose placeholders are filled with legal values."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ Schedule = Literal["warp_specialized", "pingpong", "cooperative"]
 Scheduler = Literal["persistent", "stream_k"]
 Stages = Union[int, Literal["auto"]]
 
-#: Shared memory of a CTA on sm_90, bytes; what the barriers and the alignment of the stages take of it at most.
+#: Shared memory of a CTA on sm_90, bytes; and the most that barriers and alignment take of it.
 _SHARED_LIMIT, _SHARED_REST = 232448, 2048
-#: Fp32 accumulators that a thread of a consumer warpgroup can hold beside its addresses.
+#: Maximum fp32 accumulators per thread of a consumer warpgroup.
 _ACCUMULATORS = 192
 _PORTABLE_CLUSTER = 8
 _PLACE = re.compile(r"\{\{([A-Z_]+)\}\}")
@@ -30,20 +30,21 @@ _AUTO = "cutlass::gemm::collective::StageCountAutoCarveout<static_cast<int>(size
 
 @dataclass(frozen=True)
 class CutlassSm90:
-    """A CUTLASS 3.x kernel for Hopper, by the collective builder: form ``host``, TN and NN, fp16 and bf16, accumulation
-    in fp32.
+    """A CUTLASS 3.x kernel for Hopper, made by the collective builder.
+
+    It has form ``host``, TN and NN, fp16 and bf16, and accumulates in fp32.
 
     Attributes:
-        tile: rows and columns of C and steps of K per CTA, elements.
+        tile: (rows of C, columns of C, K per step) of a CTA, elements.
         cluster: CTAs along M and N that multicast operand tiles to each other.
-        schedule: ``warp_specialized``: one consumer warpgroup, one tile per CTA; ``pingpong``: two that alternate whole
-            tiles; ``cooperative``: two that share a tile.
-        stages: of the operand ring; ``auto``: as many as fit beside the epilogue.
-        scheduler: ``persistent``, or ``stream_k``, which parts the K of the last tiles (cooperative only).
-        swizzle: tiles along which the persistent scheduler walks at most before it goes on, a power of two.
+        schedule: ``warp_specialized``: one consumer warpgroup, one tile per CTA. ``pingpong``: two that alternate whole
+            tiles. ``cooperative``: two that share a tile.
+        stages: stages of the operand ring; ``auto``: as many as fit beside the epilogue.
+        scheduler: ``persistent``, or ``stream_k``, which splits the K of the last tiles (cooperative only).
+        swizzle: maximum tiles in a row of the persistent scheduler's order; 1, 2, 4 or 8.
 
     Raises:
-        ConfigError: values that CUTLASS or the GPU cannot do (:meth:`why_not`).
+        ConfigError: values that CUTLASS or the GPU cannot handle (:meth:`why_not`).
     """
 
     tile: tuple[int, int, int] = (128, 128, 64)
@@ -58,7 +59,7 @@ class CutlassSm90:
 
     @property
     def name(self) -> str:
-        """Short and unique, e.g. ``128x128x64_2x1_pingpong``."""
+        """Return a short unique name, e.g. ``128x128x64_2x1_pingpong``."""
         parts = ["x".join(map(str, self.tile)), "x".join(map(str, self.cluster)), self.schedule]
         if self.stages != "auto":
             parts.append(f"s{self.stages}")
@@ -69,7 +70,7 @@ class CutlassSm90:
         return "_".join(parts)
 
     def why_not(self) -> str | None:
-        """Why there is no such kernel, None if there is."""
+        """Return why the values are impossible, with the possible ones; None if they are possible."""
         m, n, k = self.tile
         if self.schedule not in _KERNEL:
             return f"schedule {self.schedule!r}, one of {', '.join(_KERNEL)}"
@@ -97,6 +98,7 @@ class CutlassSm90:
         return self._stages_reason()
 
     def _stages_reason(self) -> str | None:
+        """Return why the number of stages is impossible; None if it is possible."""
         m, n, k = self.tile
         least = 2
         if self.stages != "auto" and (type(self.stages) is not int or self.stages < least):
@@ -109,7 +111,7 @@ class CutlassSm90:
         return None
 
     def text(self) -> str:
-        """The CUDA C++ text with its launch block."""
+        """Return the CUDA C++ text with its launch block."""
         stages = _AUTO if self.stages == "auto" else f"cutlass::gemm::collective::StageCount<{self.stages}>"
         scheduler = {"persistent": "PersistentScheduler", "stream_k": "StreamKScheduler"}[self.scheduler]
         cooperative = self.schedule == "cooperative"
@@ -124,26 +126,29 @@ class CutlassSm90:
             STAGES=stages,
             KERNEL_SCHEDULE=_KERNEL[self.schedule],
             EPILOGUE_SCHEDULE="TmaWarpSpecializedCooperative" if cooperative else "TmaWarpSpecialized",
-            # One tile per CTA has no scheduler to choose.
+            # One tile per CTA needs no scheduler.
             SCHEDULER_TYPE="void" if self.schedule == "warp_specialized" else f"cutlass::gemm::{scheduler}",
             SWIZZLE=self.swizzle,
         )
 
     def kernel(self) -> FreeKernel:
-        """The free kernel of :meth:`text`."""
+        """Return the free kernel of :meth:`text`."""
         return FreeKernel.parse(self.text())
 
 
 @dataclass(frozen=True)
 class CuteSm80:
-    """A CuTe kernel on mma.sync with a ring of cp.async: form ``device``, TN and NN, fp16 and bf16, fp32 accumulation.
+    """A CuTe kernel with mma.sync and a ring of cp.async stages.
+
+    It has form ``device``, TN and NN, fp16 and bf16, and accumulates in fp32.
 
     Attributes:
-        tile: rows and columns of C and steps of K per CTA, elements.
-        stages: of the ring. warps: along M and N; each computes tile / warps of C.
+        tile: (rows of C, columns of C, K per step) of a CTA, elements.
+        stages: stages of the ring.
+        warps: warps along M and N; each computes tile / warps of C.
 
     Raises:
-        ConfigError: values that the text or the GPU cannot do (:meth:`why_not`).
+        ConfigError: values that the text or the GPU cannot handle (:meth:`why_not`).
     """
 
     tile: tuple[int, int, int] = (128, 128, 32)
@@ -155,17 +160,17 @@ class CuteSm80:
 
     @property
     def shared_bytes(self) -> int:
-        """Dynamic shared memory of a CTA."""
+        """Return the dynamic shared memory of a CTA, bytes."""
         m, n, k = self.tile
         return self.stages * 2 * k * (m + n)
 
     @property
     def threads(self) -> int:
-        """Of a CTA."""
+        """Return the threads of a CTA."""
         return 32 * self.warps[0] * self.warps[1]
 
     def why_not(self) -> str | None:
-        """Why there is no such kernel, None if there is."""
+        """Return why the values are impossible, with the possible ones; None if they are possible."""
         m, n, k = self.tile
         across, along = self.warps
         if any(size not in (1, 2, 4) for size in self.warps) or not 2 <= across * along <= 8:
@@ -176,7 +181,7 @@ class CuteSm80:
             return f"{k} of K a step, 32 or 64"
         if m * n > 128 * self.threads:
             return f"{m * n // self.threads} accumulators a thread, at most 128"
-        # A thread copies whole vectors of 8, and all of them as many.
+        # Each thread copies whole vectors of 8, and all threads copy the same number.
         spans = [(m, k), (n, k), (k, 64 if n % 64 == 0 else 32)]
         if any(rows % (self.threads // (min(span, 64) // 8)) for rows, span in spans):
             return f"a tile of {m} x {n} x {k}, one that {self.threads} threads copy in equal shares"
@@ -187,7 +192,7 @@ class CuteSm80:
         return None
 
     def text(self) -> str:
-        """The CUDA C++ text with its launch block."""
+        """Return the CUDA C++ text with its launch block."""
         return _filled(
             "cute_sm80.cu",
             TILE_M=self.tile[0],
@@ -201,12 +206,15 @@ class CuteSm80:
         )
 
     def kernel(self) -> FreeKernel:
-        """The free kernel of :meth:`text`."""
+        """Return the free kernel of :meth:`text`."""
         return FreeKernel.parse(self.text())
 
 
 def template_text(name: str) -> str:
-    """A template as it is, with its places ``{{NAME}}``: ``cutlass_sm90.cu`` or ``cute_sm80.cu``.
+    """Return the text of a template with its placeholders ``{{NAME}}``.
+
+    Args:
+        name: ``cutlass_sm90.cu`` or ``cute_sm80.cu``.
 
     Raises:
         ConfigError: no such template.
@@ -218,7 +226,7 @@ def template_text(name: str) -> str:
 
 
 def _filled(name: str, **values: object) -> str:
-    """The template with every place filled, and every value used."""
+    """Return the template with every placeholder filled. Raises ConfigError unless names and placeholders match."""
     text = template_text(name)
     placeholders = set(_PLACE.findall(text))
     if placeholders != set(values):
@@ -231,6 +239,7 @@ def _filled(name: str, **values: object) -> str:
 
 
 def _refuse(reason: str | None) -> None:
+    """Raise ConfigError if there is a reason."""
     if reason is not None:
         raise ConfigError(
             f"the template cannot be filled so: {reason.split(', ')[0]}",
