@@ -23,7 +23,7 @@ def documented(package: Path) -> Iterator[tuple[str, str]]:
         module = ast.parse(path.read_text(encoding="utf-8"))
         where = path.relative_to(SOURCE).with_suffix("").as_posix().replace("/", ".")
         for node in module.body:
-            inner = node.body if isinstance(node, ast.ClassDef) else []
+            inner = node.body if isinstance(node, ast.ClassDef) and not node.name.startswith("_") else []
             for one in (node, *inner):
                 text = _shown(one)
                 if text:

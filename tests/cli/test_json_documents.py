@@ -39,7 +39,7 @@ def assert_schema(found: dict[str, Any]) -> None:
 
 
 def test_there_is_a_document_for_each_command_that_prints_one() -> None:
-    assert set(SCHEMAS) == {f"outblas.{name}" for name in ("doctor", "list", "tune", "eval", "results", "capture")}
+    assert set(SCHEMAS) == {f"outblas-{name}" for name in ("doctor", "list", "tune", "eval", "results", "capture")}
 
 
 def test_doctor(monkeypatch: pytest.MonkeyPatch) -> None:

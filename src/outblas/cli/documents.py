@@ -34,8 +34,8 @@ class DoctorCheck(BaseModel, extra="forbid"):
 class DoctorDocument(Document):
     """``outblas doctor --json``: the state of this machine."""
 
-    schema_: Literal["outblas.doctor"] = Field(
-        default="outblas.doctor", serialization_alias="schema", description="name of the schema"
+    schema_: Literal["outblas-doctor"] = Field(
+        default="outblas-doctor", serialization_alias="schema", description="name of the schema"
     )
     checks: list[DoctorCheck] = Field(description="every check, in the order of the text")
     can: list[str] = Field(description="what this machine can do")
@@ -78,8 +78,8 @@ class ListedCounter(BaseModel, extra="forbid"):
 class ListDocument(Document):
     """``outblas list --json``: the names that other commands take."""
 
-    schema_: Literal["outblas.list"] = Field(
-        default="outblas.list", serialization_alias="schema", description="name of the schema"
+    schema_: Literal["outblas-list"] = Field(
+        default="outblas-list", serialization_alias="schema", description="name of the schema"
     )
     suites: list[ListedSuite] | None = Field(default=None, description="suites; null if not asked for")
     agents: list[ListedAgent] | None = Field(default=None, description="search agents; null if not asked for")
@@ -99,8 +99,8 @@ class TunedLaunch(BaseModel, extra="forbid"):
 class TuneDocument(Document):
     """``outblas tune --json``: the outcome of a run, and its files."""
 
-    schema_: Literal["outblas.tune"] = Field(
-        default="outblas.tune", serialization_alias="schema", description="name of the schema"
+    schema_: Literal["outblas-tune"] = Field(
+        default="outblas-tune", serialization_alias="schema", description="name of the schema"
     )
     asked: int = Field(description="problems of the request")
     tuned: int = Field(description="problems that were reached")
@@ -131,8 +131,8 @@ class EvalRow(BaseModel, extra="forbid"):
 class EvalDocument(Document):
     """``outblas eval --json``: one problem beside its rivals, or one free kernel."""
 
-    schema_: Literal["outblas.eval"] = Field(
-        default="outblas.eval", serialization_alias="schema", description="name of the schema"
+    schema_: Literal["outblas-eval"] = Field(
+        default="outblas-eval", serialization_alias="schema", description="name of the schema"
     )
     problem: str = Field(description="the problem as M_N_K_LAYOUT_DTYPE_ACC")
     rows: list[EvalRow] = Field(description="every callable; empty if nothing was timed")
@@ -144,8 +144,8 @@ class EvalDocument(Document):
 class ResultsDocument(Document):
     """``outblas results --json``: the published figures."""
 
-    schema_: Literal["outblas.results"] = Field(
-        default="outblas.results", serialization_alias="schema", description="name of the schema"
+    schema_: Literal["outblas-results"] = Field(
+        default="outblas-results", serialization_alias="schema", description="name of the schema"
     )
     rows: list[dict[str, Any]] = Field(description="rows of summary.json")
     written: list[str] = Field(description="files that --write wrote")
@@ -162,8 +162,8 @@ class CapturedProblem(BaseModel, extra="forbid"):
 class CaptureDocument(Document):
     """``outblas capture --json``: the record of a program. It follows the program's own output, as the last line."""
 
-    schema_: Literal["outblas.capture"] = Field(
-        default="outblas.capture", serialization_alias="schema", description="name of the schema"
+    schema_: Literal["outblas-capture"] = Field(
+        default="outblas-capture", serialization_alias="schema", description="name of the schema"
     )
     file: str = Field(description="path of the record")
     exit_code: int = Field(description="exit status of the program")

@@ -64,7 +64,6 @@ def train_llm(
     from outblas.llm.train.stages import train
     from outblas.llm.train.tiny import RANDOM_TINY
 
-    _silence_progress_bars()
     first = int(os.environ.get("RANK", "0")) == 0
     chosen = language_of(language or ("knobs" if model == RANDOM_TINY else "cuda"))
     settings = TrainSettings(

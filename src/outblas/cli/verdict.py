@@ -13,7 +13,7 @@ REPLAY = "outblas tune --device replay:h200 --sample 40"
 
 
 @dataclass(frozen=True)
-class Verdict:
+class MachineVerdict:
     """The abilities of a machine.
 
     Attributes:
@@ -34,7 +34,7 @@ class Verdict:
         return "; ".join([*parts, f"next: {self.next}"])
 
 
-def verdict_of(checks: Sequence[Check]) -> Verdict:
+def verdict_of(checks: Sequence[Check]) -> MachineVerdict:
     """Return what a machine with these checks can do.
 
     Args:
@@ -50,15 +50,15 @@ def verdict_of(checks: Sequence[Check]) -> Verdict:
     cannot = [] if replays else [f"replay recordings ({state['recording'].found})"] if "recording" in state else []
     if not works("gpu"):
         cannot.append("run or time kernels (no NVIDIA GPU)")
-        return Verdict(tuple(can), tuple(cannot), REPLAY if replays else install_hint("tune"))
+        return MachineVerdict(tuple(can), tuple(cannot), REPLAY if replays else install_hint("tune"))
     if not works("torch"):
         cannot.append(f"call outblas.matmul (torch: {state['torch'].found if 'torch' in state else 'absent'})")
-        return Verdict(tuple(can), tuple(cannot), install_hint("gpu"))
+        return MachineVerdict(tuple(can), tuple(cannot), install_hint("gpu"))
     if not (compiles or works("shipped cubins")):
         cannot.append("load kernels (neither NVRTC nor shipped cubins)")
-        return Verdict((*can, "call torch through outblas.matmul"), tuple(cannot), install_hint("gpu"))
+        return MachineVerdict((*can, "call torch through outblas.matmul"), tuple(cannot), install_hint("gpu"))
     if not any(name.upper() in state["gpu"].found.upper() for name in GPUS):
         cannot.append("run faster than torch yet (no library for this GPU)")
-        return Verdict((*can, "call torch through outblas.matmul"), tuple(cannot), REPLAY)
+        return MachineVerdict((*can, "call torch through outblas.matmul"), tuple(cannot), REPLAY)
     can += ["run outblas.matmul and outblas.enable() with the packaged library", "tune, eval and bench"]
-    return Verdict(tuple(can), tuple(cannot), "outblas eval --mnk 64_4096_4096")
+    return MachineVerdict(tuple(can), tuple(cannot), "outblas eval --mnk 64_4096_4096")
