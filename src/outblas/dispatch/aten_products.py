@@ -67,7 +67,10 @@ def torch_addmm(bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.T
 
 
 def _unwatched(form: Callable[..., Any], operands: tuple[torch.Tensor, ...], shape: tuple[int, ...]) -> torch.Tensor:
-    """Call an operator's ``out=`` form with a new output of ``shape``, hidden from function modes, which saw the call above."""
+    """Call an operator's ``out=`` form with a new output of ``shape``.
+
+    Function modes do not see this call: they have seen the one above.
+    """
     if torch._C._len_torch_function_stack():
         with torch._C.DisableTorchFunction():
             return form(*operands, out=operands[-1].new_empty(shape))

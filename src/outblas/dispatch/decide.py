@@ -119,7 +119,7 @@ def kernel_despite_fallback(fallback: Decision, row: LibraryRow | None, launch: 
         gpu: GPU of the operands.
 
     Returns:
-        A decision with a kernel. ``fallback`` itself if the row has no kernel, or none that is legal without these options.
+        A decision with a kernel. ``fallback`` itself if the row has no kernel that is legal without these options.
     """
     choice = None if row is None else row.plain or row.pdl or row.weights
     problem = fallback.problem

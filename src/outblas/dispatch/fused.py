@@ -1,4 +1,4 @@
-"""One kernel for a product and the operations that follow it.
+"""A single kernel for a product and the operations that follow it.
 
 It computes act(A B + bias) + residual, or act(gate) * up of neighbouring columns of A B + bias, and rounds once.
 
@@ -50,7 +50,8 @@ class FusedState:
     """Fused kernels of one GPU: those that are loaded or being compiled, and bound calls.
 
     Args:
-        build: compiles a kernel on a thread of its own. It must not call CUDA, which may disturb another thread's capture.
+        build: compiles a kernel on a thread of its own. It must not call CUDA, which may disturb another thread's
+            capture.
         load: makes a cubin bindable, on the caller's thread and in its context.
     """
 
@@ -125,7 +126,7 @@ class FusedState:
             epilogue: the operations that follow the product.
             tensors: A (M, K), B (K, N) and C.
             extra: bias and residual.
-            stream: raw stream, which is torch's current one.
+            stream: raw stream, which is the current stream of torch.
             space: workspace, if the kernel needs one.
         """
         a, b, c = tensors
@@ -182,8 +183,8 @@ def fused_product(
         wait: wait for the compiler if the kernel is not there yet.
 
     Returns:
-        (M, N), or (M, N/2) of a gated epilogue. None if torch must compute it: the library has no kernel, the kernel does
-        not take the operands, or it is not compiled yet.
+        (M, N), or (M, N/2) of a gated epilogue. None if torch must compute it: the library has no kernel, the kernel
+        does not take the operands, or it is not compiled yet.
 
     Raises:
         DeviceError: the driver refused the launch.

@@ -2,8 +2,8 @@
 
 Without a bias, the product is decided as :func:`outblas.matmul` decides it. With an activation or a residual, one
 kernel may compute everything (:mod:`outblas.dispatch.fused`). A bias that is not fused goes to torch: adding it to a
-finished product would round twice, and would cost more than the kernels gain. The products of its gradients may still
-run on the library's kernels.
+finished product would round twice. It would also cost more than the kernels gain. The products of its gradients may
+still run on the library's kernels.
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ def warm(
 ) -> bool:
     """Compile, load and run once the fused kernel of such a ``linear`` or ``gated_linear`` call; drop the result.
 
-    Call it before a CUDA graph is captured, or to keep the first calls from running torch's operations. It waits for the
-    compiler.
+    Call it before a CUDA graph is captured, or to keep the first calls from running torch's operations. It waits for
+    the compiler.
 
     Args:
         x: as for :func:`linear`.
@@ -131,8 +131,8 @@ def why_not(
 ) -> str:
     """Return in one line why such a call cannot run as one kernel even when compiled; empty if it can.
 
-    The arguments are those of :func:`warm`, and ``out``. A bias alone is fused only with ``OUTBLAS_FUSED=1``; the answer
-    assumes that it is set.
+    The arguments are those of :func:`warm`, and ``out``. A bias alone is fused only with ``OUTBLAS_FUSED=1``; the
+    answer assumes that it is set.
 
     Raises:
         UsageError: as :func:`warm`.
@@ -204,8 +204,8 @@ def epilogue_of(
 def check_like_result(name: str, t: torch.Tensor, x: torch.Tensor, w: torch.Tensor, gated: bool = False) -> None:
     """Raise TensorError unless ``t`` has the result's shape, dtype and device.
 
-    Return silently if ``x`` or ``w`` is itself invalid: torch then raises its own error. Under autocast the dtype is not
-    compared, because the result's dtype differs from that of ``x``.
+    Return silently if ``x`` or ``w`` is itself invalid: torch then raises its own error. Under autocast the dtype is
+    not compared, because the result's dtype differs from that of ``x``.
 
     Args:
         name: name of ``t`` in the error.

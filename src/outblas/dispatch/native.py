@@ -74,7 +74,7 @@ def _compiling() -> dict[str, Any] | None:
 
     asked, found = torch.compiler.is_compiling, vars(torch.compiler)
     code = getattr(asked, "__code__", None)
-    reads = set() if code is None else {*code.co_names} - {"torch", "jit", "is_scripting"}  # False wherever Python runs
+    reads = set() if code is None else {*code.co_names} - {"torch", "jit", "is_scripting"}  # False in eager Python
     return found if reads == {"_is_compiling_flag"} and asked.__globals__ is found else None
 
 
@@ -134,7 +134,10 @@ def _empty() -> Any:
 
 
 def _increment_version() -> Any:
-    """Return ``(tensors) -> None`` that increments their versions; older versions of torch take one tensor at a time."""
+    """Return ``(tensors) -> None`` that increments their versions.
+
+    Older versions of torch take one tensor at a time.
+    """
     import torch
 
     core = torch._C._increment_version
