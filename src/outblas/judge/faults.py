@@ -1,4 +1,4 @@
-"""What is told of an error in a worker: whether the CUDA context is lost, and one line."""
+"""Classify a worker's exception: is the CUDA context lost? Plus a one-line message."""
 
 from __future__ import annotations
 
