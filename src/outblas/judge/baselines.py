@@ -263,7 +263,7 @@ class LtAuto:
 
 
 class _LtAlgo:
-    """One algorithm of cuBLASLt as an entry for the clock."""
+    """A single algorithm of cuBLASLt as an entry for the clock."""
 
     def __init__(self, lt: _Lt, algo: Algo) -> None:
         self.name, self._lt, self._algo = "lt", lt, algo

@@ -16,8 +16,8 @@ GELU 1.13), u the unit roundoff of the output and s its floor. With the product'
 
     |err| <= u |y| + L (c sqrt(K) 2^-24 (|A| |B|) + 2^-23 |z|) + E |z| + 2^-23 |y| + s
 
-2^-23 |z| and 2^-23 |y| are the additions in fp32; E = 2^-20 is the evaluation of the activation (fast exponential and
-division, the normal tail to 1e-7), 0 without one.
+2^-23 |z| and 2^-23 |y| are the additions in fp32. E is the evaluation of the activation: 2^-20 (fast exponential and
+division, the normal tail to 1e-7), or 0 without an activation.
 
 In a gated epilogue, g and u0 are neighbouring columns of z, and y = act(g) u0. S(x) is the error of a sum: the bracket
 after L above. The gate's factor has the error D = L S(g) + E |g|, the other factor S(u0). So:

@@ -1,17 +1,18 @@
-"""The only clock of GPU time (outblas.judge.latency has that of requests).
+"""The only clock of GPU time (outblas.judge.latency measures the latency of requests).
 
-``offline``: GPU time per call. A CUDA graph of R back-to-back calls (R <= 32, about 300 us of work) on a
-non-blocking stream, operands rotated over buffers totalling 200 MB where R allows, N(0, 1) data. In
-every round all entries are launched once, in a random order, each between two events. The stream is
-first plugged by a spinning kernel of bounded length while the host queues the round, and a round
-counts only if no entry had begun before its own graph was queued, so the host's speed is in no figure.
-Entries of one graph may overlap by programmatic dependent launch; graphs and events do not.
+``offline``: GPU time per call. Each entry is a CUDA graph of R back-to-back calls (R <= 32, about 300 us of work) on a
+non-blocking stream. Its operands hold N(0, 1) data and rotate over buffers of 200 MB in total, if R allows. In every
+round each entry is launched once, in a random order, between two events.
 
-``offline_cold``: the same rounds, but L2 is evicted before every call, by reading twice its size (a
-memset would leave dirty lines, whose write-back the call would pay for). The eviction cannot be
-subtracted from a graph's time honestly, so there is no graph: each call stands alone between two
-events on the plugged stream, and a round's figure is the median over its calls. The gap from event
-to kernel (1-2 us, the same for every entry) is in the figure: ratios are therefore conservative.
+A spinning kernel of bounded length first plugs the stream while the host queues the round. A round counts only if every
+graph was queued before its entry could begin. So no figure depends on the host's speed. Calls within one graph may
+overlap by programmatic dependent launch; graphs and events do not overlap.
+
+``offline_cold``: the same rounds, but L2 is evicted before every call by reading twice its size. (A memset would leave
+dirty lines, and the call would pay for their write-back.) The eviction cannot be subtracted honestly from a graph's
+time, so there is no graph. Each call stands alone between two events on the plugged stream. A round's figure is the
+median over its calls. It includes the gap from event to kernel (1-2 us, the same for every entry), so ratios are
+conservative.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ _CYCLES_PER_US = 2000
 
 
 class GraphEntry:
-    """One captured entry: an executable graph of ``repeats`` calls. Call ``free`` after use."""
+    """A captured entry: an executable graph of ``repeats`` calls. Call ``free`` after use."""
 
     def __init__(self, name: str, executable: Any, calls: Sequence[BaselineCall], repeats: int) -> None:
         self.name, self.repeats = name, repeats
@@ -177,9 +178,8 @@ class GpuClock:
     ) -> dict[str, Timing]:  # fmt: skip
         """Time by the offline protocol with few rounds, to find the fastest of many entries.
 
-        An entry that raises ``skip`` is left out. So is an entry whose first timed round takes more than
-        :data:`DROP_BEYOND_FASTEST` x the fastest: noise cannot make it the best, and slow entries take most of the
-        time.
+        An entry that raises ``skip`` is left out. So is an entry that is over :data:`DROP_BEYOND_FASTEST` x the fastest
+        in its first timed round. Noise cannot make it the best, and slow entries take most of the time.
         """
         graphs: dict[str, GraphEntry] = {}
         try:
