@@ -169,7 +169,7 @@ class LiveEvaluator(Evaluator):
         return group if rival is None else [*group, (problem, rival)]
 
     def _list_some(self) -> None:
-        """List the candidates of some expected problems now, instead of when they are asked for."""
+        """List candidates of some expected problems now, before a request for them."""
         for _ in range(min(PROBLEMS_AT_A_TIME, len(self._to_list))):
             problem = self._to_list.popleft()
             if problem not in self._listed:

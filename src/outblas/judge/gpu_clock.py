@@ -8,8 +8,8 @@ A spinning kernel of bounded length first plugs the stream while the host queues
 graph was queued before its entry could begin. So no figure depends on the host's speed. Calls within one graph may
 overlap by programmatic dependent launch; graphs and events do not overlap.
 
-``offline_cold``: the same rounds, but L2 is evicted before every call by reading twice its size. (A memset would leave
-dirty lines, and the call would pay for their write-back.) The eviction cannot be subtracted honestly from a graph's
+``offline_cold``: the same rounds, but L2 is evicted before every call by reading twice its size. A memset would leave
+dirty lines, and the call would pay for their write-back. The eviction cannot be subtracted honestly from a graph's
 time, so there is no graph. Each call stands alone between two events on the plugged stream. A round's figure is the
 median over its calls. It includes the gap from event to kernel (1-2 us, the same for every entry), so ratios are
 conservative.

@@ -67,9 +67,13 @@ class BaselineNotes:
     details: Mapping[str, str]
 
 
-#: ``ready`` (About), ``answer`` (to the task in hand; several may follow), ``end`` (of the task: process of the worker
-#: -> :class:`outblas.core.phase_times.PhaseTotals` of its seconds so far), ``error`` (an exception of the evaluator;
-#: the task is over), ``lost`` (why, one line: the process or its machine is gone).
+#: Kinds of events, and their contents:
+#:
+#: - ``ready``: About;
+#: - ``answer``: an answer to the current task; several may follow;
+#: - ``end``: the task is over; process -> :class:`outblas.core.phase_times.PhaseTotals` of its seconds so far;
+#: - ``error``: an exception of the evaluator; the task is over;
+#: - ``lost``: one line; the process or its machine is gone.
 EventKind = Literal["ready", "answer", "end", "error", "lost"]
 
 
