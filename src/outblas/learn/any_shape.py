@@ -1,8 +1,8 @@
 """Choose a kernel for a shape that no library has, if it is surely predicted to beat torch.matmul.
 
 An ensemble of small perceptrons predicts the speed-up over torch.matmul of each kernel of a short list. Its inputs are
-the ranking model's results, and properties on which torch.matmul's time may depend. (Its heuristic picks among cuBLAS'
-kernels, so its time is no smooth function of the shape.) The kernel with the highest lower bound is chosen if that
+the ranking model's results, and properties on which torch.matmul's time may depend. Its heuristic picks among cuBLAS'
+kernels, so its time is no smooth function of the shape. The kernel with the highest lower bound is chosen if that
 bound exceeds a margin. Bound and margin were fitted on unseen problems (`outblas fit any-shape`). The choice is
 arithmetic on the shape: nothing is measured, compiled or run.
 """

@@ -1,4 +1,4 @@
-"""What lives in the sandboxed worker: compile -> static gate -> prove -> time, a batch of pairs at a time.
+"""The handler of the sandboxed worker: compile -> static gate -> prove -> time, a batch of pairs at a time.
 
 A bad candidate becomes an Evaluation with its status; only a lost CUDA context ends the worker.
 

@@ -1,4 +1,4 @@
-"""One worker process per GPU: a candidate that hangs, faults or exits costs one worker, never the run.
+"""A worker process per GPU: a candidate that hangs, faults or exits costs one worker, never the run.
 
 The driver sends a batch of items. The worker's handler announces each item as it begins it, and answers each when it is
 done. If the worker is lost, the item announced last is to blame; the others go to its successor. If none was
