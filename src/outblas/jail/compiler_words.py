@@ -1,6 +1,6 @@
 """Clean a compiler's output before it reaches a user, a store or a language model's server.
 
-A compiler quotes the line that it complains about. A line of another file must not be disclosed.
+A compiler quotes each faulty line. A line of another file must not be disclosed.
 """
 
 from __future__ import annotations

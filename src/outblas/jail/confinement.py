@@ -49,7 +49,7 @@ class Jail:
     """Limits that a process puts on itself.
 
     Attributes:
-        folder: its own folder, the only one that it may write to.
+        folder: its own folder, the only writable one.
         readable: readable paths beside the system's and Python's.
         cpu_seconds: seconds of processor time.
         file_bytes: largest file, in bytes.

@@ -151,7 +151,7 @@ class DeviceKernel(_Loaded):
 
 
 class HostKernel(_Loaded):
-    """A kernel of form ``host``: its shared object is loaded from ``folder``, which this process may write to.
+    """A kernel of form ``host``: its shared object is loaded from ``folder``, which must be writable.
 
     Args:
         cudart: path of the CUDA run-time library that it was linked with; None: the system's search finds it.

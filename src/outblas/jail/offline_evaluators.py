@@ -30,7 +30,7 @@ class FreeEvaluator(Protocol):
 
     @property
     def gpu(self) -> Gpu:
-        """The GPU that kernels are compiled for and that figures belong to."""
+        """The GPU of the compiled kernels and of the figures."""
 
     @property
     def source(self) -> str:

@@ -94,7 +94,7 @@ def refusal(text: str, host: bool = True) -> str | None:
 
 
 def _unreadable(text: str) -> str | None:
-    """Return the part of a text whose meaning only a compiler can tell; None if it has no such part."""
+    """Return why only a compiler can read the text reliably; None if a scan can read it."""
     code, _ = _split(text)
     plain = without_comments(text).replace("\\\\", "")
     for odd, what in _ODD_LINES.items():
@@ -116,7 +116,7 @@ def _unreadable(text: str) -> str | None:
 
 
 def _spliced(text: str) -> str | None:
-    """Return the directive that macros could pass to the host's assembler; None if they cannot."""
+    """Return why macros could pass a forbidden directive to the host's assembler; None if they cannot."""
     code, _ = _split(text)
     if not _ASSEMBLY.search(code):
         return None
