@@ -13,8 +13,8 @@ from outblas.kernels.custom.cuda_text import join_continued_lines, split_text, w
 
 _DIRECTIVE = re.compile(r"(?:#|%:|\?\?=)\s*(\w+)\s*(.*)")
 _HEADER = re.compile(r'<[\w+\-.\/]+>|"[\w+\-.\/]+"')
-#: What lies between a # and what it asks for, and a directive that reads files wherever it stands, in a comment, too:
-#: what is one is not for a scan alone to say.
+#: The gap between a # and its directive, and a directive that reads files. It is searched in the whole text, comments
+#: included, because a scan cannot decide reliably where a comment ends.
 _GAP = r"(?:\s|\\\s|/\*(?:[^*]|\*(?!/)){0,500}\*/)*"
 _ANYWHERE = re.compile(rf"(?:#|%:|\?\?=){_GAP}((?:include(?:_next)?|import|embed)\b[^\r\n]*)", re.DOTALL)
 _COMMENT = re.compile(r"/\*.*?(?:\*/|$)|//.*", re.DOTALL)
