@@ -77,7 +77,7 @@ def _is_choosable(config: KernelConfig) -> bool:
 
 
 def log_gains(best: np.ndarray, times: np.ndarray) -> np.ndarray:
-    """Return the log of the time that each kernel would save, float64[K], summed over problems and launch options."""
+    """Return per kernel the sum of log(best / time) over problems and launch options, float64[K]; 0 if slower."""
     return np.asarray(np.log(best[:, None, :] / np.minimum(best[:, None, :], times)).sum(axis=(0, 2)))
 
 
