@@ -154,11 +154,7 @@ class GpuClock:
         return out
 
     def cold_round(self, entries: Sequence[Sequence[BaselineCall]], rng: random.Random) -> list[float]:
-        """Time one round of bound calls like :meth:`round`, with L2 evicted before each call.
-
-        Returns:
-            Per entry the median of COLD_CALLS calls.
-        """
+        """Return per entry the median of COLD_CALLS bound calls, with L2 evicted before each call."""
         jobs = [(i, j) for i in range(len(entries)) for j in range(COLD_CALLS_PER_ROUND)]
         rng.shuffle(jobs)
         offset = rng.randrange(self.sets)
