@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from outblas.dispatch.linear import linear, warm
     from outblas.dispatch.matmul import explain, matmul, mm, use_library
 
-#: Where what needs torch comes from, imported when it is first asked for.
+#: Public name -> the module that defines it. These modules need torch, so each is imported on first access.
 _LATER = {
     **dict.fromkeys(("explain", "matmul", "mm", "use_library"), "outblas.dispatch.matmul"),
     **dict.fromkeys(("disable", "enable", "enabled", "status", "use"), "outblas.dispatch.enable"),

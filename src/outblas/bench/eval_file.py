@@ -33,14 +33,20 @@ def read_kernel(path: Path) -> FreeKernel:
 
 
 def eval_file(problem: Problem, path: Path, gpu_index: int | None, base_dir: Path) -> dict[str, Any]:
-    """Evaluate a file's kernel; write ``<base_dir>/eval_<problem>_<kernel>.json`` and return what is printed.
+    """Evaluate a file's kernel; write ``<base_dir>/eval_<problem>_<kernel>.json`` and return the printed result.
 
     Args:
-        gpu_index: CUDA ordinal; None: no GPU, the kernel is compiled and looked at only.
+        problem: the product to compute.
+        path: the kernel's file.
+        gpu_index: CUDA ordinal; None: no GPU, so the kernel is only compiled and inspected.
+        base_dir: folder of the result.
 
     Raises:
-        UsageError, ContractError: the file. ToolchainMissing: a compiler. DeviceError: the GPU's worker cannot start.
-        RecordError, OSError: the result cannot be written.
+        UsageError: the file cannot be used.
+        ContractError: the file breaks the contract of kernels.
+        ToolchainMissing: a compiler is not installed.
+        DeviceError: the GPU's worker cannot start.
+        RecordError: the result cannot be written; OSError may be raised instead.
     """
     kernel = read_kernel(path)
     evaluation, source, gpu = _evaluated(problem, kernel, gpu_index)

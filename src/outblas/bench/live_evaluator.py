@@ -79,15 +79,18 @@ class LiveEvaluator(Evaluator):
         self.sandbox.start()
 
     def close(self) -> None:
-        """End the worker, and whoever compiles."""
+        """End the worker and the compiling processes."""
         self.sandbox.close()
         if self._compiler is not None:
             self._compiler.close()
 
     def accounts(self) -> dict[str, PhaseTotals]:
-        """What the seconds went on: ``gpu``, the sandboxed process (outblas.workers.handler names its phases), and
-        ``host``, this one: ``expect`` and ``compile``, for which the worker waits, ``ahead``, which is for later
-        problems while the worker works, or ``waiting``."""
+        """Return the seconds spent, per process and phase.
+
+        ``gpu`` is the sandboxed process; outblas.workers.handler names its phases. ``host`` is this process. The worker
+        waits for its phases ``expect`` and ``compile``. ``ahead`` is work for later problems while the worker runs, and
+        ``waiting`` is idle time.
+        """
         lost = PhaseTotals({}, {"workers lost": self.sandbox.lost})
         return {"gpu": self.sandbox.account + lost, "host": self.phase_timer.totals()}
 
@@ -100,7 +103,7 @@ class LiveEvaluator(Evaluator):
         return f"cuda:{self.options.gpu_index}"
 
     def candidates(self, problem: Problem) -> Sequence[KernelConfig]:
-        """What is offered for the problem (see the class)."""
+        """Return the configs that the evaluator offers for the problem (see the class)."""
         if problem in self._listed:
             return self._listed.pop(problem)
         from outblas.kernels.catalogue import candidates
@@ -110,10 +113,11 @@ class LiveEvaluator(Evaluator):
         return candidates(problem, self.gpu)
 
     def evaluate(self, pairs: Iterable[tuple[Problem, Candidate]]) -> Iterator[Evaluation]:
-        """One evaluation per pair, as they finish; pairs of one problem that follow each other are timed together.
+        """Yield one evaluation per pair, as they finish; consecutive pairs of one problem are timed together.
 
         Raises:
-            DeviceError: the worker cannot start, or fails by itself. ToolchainMissing: a wheel is missing.
+            DeviceError: the worker cannot start, or fails through no fault of a candidate.
+            ToolchainMissing: a required package is not installed.
         """
         if isinstance(pairs, Collection):
             self.expect(dict.fromkeys(p for p, c in pairs if not isinstance(c, FreeKernel)))
@@ -165,14 +169,14 @@ class LiveEvaluator(Evaluator):
         return group if rival is None else [*group, (problem, rival)]
 
     def _list_some(self) -> None:
-        """List candidates of problems that are to come, which else is done when they are asked for."""
+        """List candidates of some expected problems now, before a request for them."""
         for _ in range(min(PROBLEMS_AT_A_TIME, len(self._to_list))):
             problem = self._to_list.popleft()
             if problem not in self._listed:
                 self._listed[problem] = self.candidates(problem)
 
     def baselines(self, problem: Problem) -> Mapping[str, float]:
-        """Name -> microseconds, of the problem's last rounds; measured now if there are none."""
+        """Return baseline name -> microseconds from the problem's last rounds; measure now if it has none."""
         return {name: t.median_us for name, t in self.baseline_report(problem).timings.items()}
 
     def baseline_detail(self, problem: Problem, name: str) -> str:
@@ -221,7 +225,7 @@ class LiveEvaluator(Evaluator):
         self._listed = {p: self._listed[p] for p in self._to_list if p in self._listed}
 
     def compile_soon(self, pairs: Iterable[tuple[Problem, KernelConfig]]) -> None:
-        """Kernels that are to be evaluated: all cores compile them from now on. Not needed, either.
+        """Start to compile kernels that will be evaluated, on all cores. The call is optional.
 
         Raises:
             ToolchainMissing: NVRTC is not installed.

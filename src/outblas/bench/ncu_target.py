@@ -1,8 +1,8 @@
-"""What ncu is given to run, and its running: kernels of ours, and algorithms of cuBLASLt, on the operands of the clock.
+"""Run kernels and cuBLASLt algorithms under ncu, on the clock's operands.
 
-``python -m outblas.bench.ncu_target FILE`` launches every entry of the works in FILE twice and has the second launch
-profiled, each behind a mark by which :class:`Profiler` tells them apart. The L2 is flushed before each of ncu's passes,
-or left as the pass before left it ("warm") where the operands that the offline clock rotates over fit into it.
+``python -m outblas.bench.ncu_target FILE`` launches every entry of the works in FILE twice. ncu profiles the second
+launch, after a mark by which :class:`Profiler` tells the entries apart. The L2 is flushed before each of ncu's passes.
+If the offline clock's rotating operands fit into L2, it is left as the previous pass left it ("warm").
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from outblas.runtime import ncu
 
 @dataclass(frozen=True)
 class ProfiledAlgorithm:
-    """One of cuBLASLt, as :meth:`outblas.judge.baselines.LtAuto.choice` names it."""
+    """An algorithm of cuBLASLt, as :meth:`outblas.judge.baselines.LtAuto.choice` names it."""
 
     algo: bytes
     detail: str
@@ -57,20 +57,23 @@ class ProfileWork:
 
 
 def cache_of(problem: Problem, gpu: Gpu) -> ncu.CacheControl:
-    """What a call finds in L2 when the offline clock rotates over the operand sets: see roofline."""
+    """Return the state of L2 for ncu that matches a call of the offline clock; see roofline."""
     rotated = problem.bytes * operand_sets(problem, floor_us(problem, gpu))
     return "warm" if rotated <= gpu.l2_bytes else "flushed"
 
 
 class Profiler:
-    """Has works launched under ncu; ``metrics``: those that it has on this GPU, asked first: a refusal is quick.
+    """Launch works under ncu. ``metrics`` holds the metrics of this GPU, read first, because a refusal is quick.
 
     Args:
-        tool: path of ncu. scratch: where what is to be launched and what ncu wrote is left. timeout_s: for each run.
+        tool: path of ncu.
+        scratch: folder for the input and output files of ncu.
+        timeout_s: limit of each run, in seconds.
         gpu_index: CUDA ordinal.
 
     Raises:
-        DeviceError, RecordError: as :func:`outblas.runtime.ncu.profile`.
+        DeviceError: as :func:`outblas.runtime.ncu.profile`.
+        RecordError: as :func:`outblas.runtime.ncu.profile`.
     """
 
     def __init__(self, tool: str, scratch: Path, timeout_s: float, gpu_index: int = 0) -> None:
@@ -80,10 +83,14 @@ class Profiler:
         )
 
     def kernels(self, works: Sequence[ProfileWork]) -> list[list[list[ncu.ProfiledLaunch]]]:
-        """Per work and entry, in their order, all the kernels that it launched; one run of ncu per state of L2.
+        """Profile works; ncu runs once per state of L2.
+
+        Returns:
+            Per work, per entry, the profiles of all kernels that the entry launched, in order.
 
         Raises:
-            DeviceError, RecordError: as :func:`outblas.runtime.ncu.profile`, or the profile lacks an entry.
+            DeviceError: as :func:`outblas.runtime.ncu.profile`.
+            RecordError: as :func:`outblas.runtime.ncu.profile`, or the profile lacks an entry.
         """
         found: dict[int, list[list[ncu.ProfiledLaunch]]] = {}
         for cache in get_args(ncu.CacheControl):
@@ -156,7 +163,7 @@ def main() -> int:
     try:
         launch([ProfileWork.from_json(work) for work in data["works"]], data["gpu"])
     except OutblasError as error:
-        print(error)  # its last words, which whoever runs ncu repeats
+        print(error)  # its last line, which the caller of ncu repeats
         return 1
     return 0
 

@@ -1,9 +1,9 @@
 """Measure a catalogue over a suite into a recording: a dense, proven, interleaved matrix.
 
-Every config is proved in full once (gates 1 to 6 on representative problems) and again on the timed
-operands of every cell; all cells of a problem are timed in the same rounds as the baselines. Cells
-that the ranking model predicts at over :data:`LEAVE_OUT_BEYOND` x the best are marked as left out. Problems whose
-calls are long are measured in fewer rounds, of fewer cells.
+Every config is proved in full once (gates 1 to 6 on representative problems), and again on the timed operands of every
+cell. All cells of a problem are timed in the same rounds as the baselines. Cells that the ranking model predicts at
+over :data:`LEAVE_OUT_BEYOND` x the best are marked as left out. Problems whose calls are long are measured in fewer
+rounds, of fewer cells.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ROUNDS, LONG_ROUNDS = 5, 3
 #: Cells predicted slower than this x the best prediction of their launch option are left out. On problems that
 #: the model was not fitted on, 1.27 would have lost no measured best (``checks`` in its file).
 LEAVE_OUT_BEYOND = 1.35
-#: The same of a problem whose calls are long: 60 of them are half of a recording of grid1000, and on 135 recorded ones
+#: The same for a problem whose calls are long. 60 of them are half of a recording of grid1000. On 135 recorded problems
 #: 1.1 would have lost no best kernel of a launch option.
 LONG_LEAVE_OUT_BEYOND = 1.2
 #: A cell over this x the fastest of its launch option, or the fastest baseline, has the first round's sample only.
@@ -116,7 +116,7 @@ def run_record(
 
 
 def _measure(evaluator: LiveEvaluator, problem: Problem, catalogue: Sequence[KernelConfig]) -> dict[str, Any]:
-    """One journal entry: a row of the matrix and its baselines."""
+    """Measure all cells of a problem; return a journal entry: a row of the matrix and its baselines."""
     cells: dict[int, list[Any]] = {}
     legal = []
     for column, config in enumerate(catalogue):

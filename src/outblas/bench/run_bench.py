@@ -38,22 +38,22 @@ Progress = Callable[[int, int, float], None]
 
 @dataclass(frozen=True)
 class BenchRequest:
-    """One run of :func:`run_bench`.
+    """The settings of one run of :func:`run_bench`.
 
     Attributes:
-        problems: what to time.
-        suite: name of the suite that they are of.
-        library: a file or a library in hand; None: the packaged one.
+        problems: problems to time.
+        suite: name of their suite.
+        library: a library or its file; None: the packaged one.
         out_path: the result file to write.
         gpu_indices: CUDA indices of the GPUs, which share the problems.
         mode: ``offline``, ``offline_cold`` or ``server``.
         rounds: interleaved rounds per problem.
-        resume: False begins anew where a journal of an interrupted run is there.
+        resume: continue from an interrupted run's journal; False: begin anew.
         target_qps: requests per second, in server mode.
-        seed: of the operands and of the order within a round.
-        baselines: those to time; without nvmmh, which is no rival, it is quicker.
-        proved: names of kernels that passed every gate before, built from the same sources by the same toolchain
-            for the same layout, dtype and accumulator. Every kernel is still proved on the timed operands.
+        seed: seed of the operands and of the order within a round.
+        baselines: names of the baselines to time. A run without nvmmh, which is not a competitor, is quicker.
+        proved: names of kernels that passed every gate before. They must come from the same sources and toolchain, for
+            the same layout, dtype and accumulator. Every kernel is still proved on the timed operands.
     """
 
     problems: Sequence[Problem]
@@ -133,7 +133,7 @@ def _library(asked: Path | Library | None, gpu: Gpu) -> Library:
 
 
 def _settings(request: BenchRequest, library: Library, gpu: Gpu) -> dict[str, object]:
-    """What two benches have to share for one to go on with the other's journal."""
+    """Return the settings that two runs must share for one to continue from the other's journal."""
     return {
         "suite": request.suite, "mode": request.mode, "rounds": request.rounds, "seed": request.seed,
         "target_qps": request.target_qps, "library": library.sha(), "kernels": kernels_sha(),
@@ -205,7 +205,7 @@ def _on_gpus(
 
 
 def _finished(results: queue.SimpleQueue[dict[str, Any] | BaseException | None]) -> Iterator[dict[str, Any]]:
-    """What the other GPUs finished after one had failed: it is not measured again when the run is resumed."""
+    """Yield the results that the other GPUs finished after one GPU had failed; a resumed run then keeps them."""
     while not results.empty():
         item = results.get()
         if isinstance(item, dict):
@@ -213,7 +213,7 @@ def _finished(results: queue.SimpleQueue[dict[str, Any] | BaseException | None])
 
 
 class _Station:
-    """One GPU's share of a bench."""
+    """The share of one GPU in a bench."""
 
     def __init__(self, gpu_index: int, library: Library, mode: str, target_qps: float | None, options: Options) -> None:
         self._index, self._library, self._mode = gpu_index, library, mode

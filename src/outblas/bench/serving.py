@@ -1,7 +1,7 @@
 """Server mode: latency of single requests through the public API, against torch and native calls.
 
-What users call (ours and torch's) is called in the same way: one Python call on the current stream, which the server
-has made current once. The native calls of cuBLAS are given the stream.
+``outblas.matmul`` and torch are called as users call them: one Python call on the current stream, which the server has
+made current once. The native calls of cuBLAS receive the stream.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ WARMUP_SECONDS, BENCHMARK_SECONDS = 0.2, 2.0
 
 
 class PublicApi:
-    """``outblas.matmul(a, b, out=c)`` as users call it, on the current stream: the one that it is called with.
+    """``outblas.matmul(a, b, out=c)`` as users call it. It runs on torch's current stream, which must be the one
+    passed.
 
     Args:
-        library: what matmul uses from the first ``bind`` to :meth:`close`; None: what it uses anyway.
+        library: library of matmul from the first ``bind`` to :meth:`close`; None: unchanged.
     """
 
     name = "ours"

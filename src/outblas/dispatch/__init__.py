@@ -1,1 +1,1 @@
-"""The way of a product: ``outblas.matmul`` and its kin, torch's operators, the native table and capture."""
+"""Route products: ``outblas.matmul`` and its relatives, torch's operators, the native table and capture."""

@@ -1,9 +1,8 @@
-"""Kernels in C++ for torch's products (:mod:`outblas.dispatch.aten_override`), called without the interpreter's lock.
+"""C++ kernels for torch's products (:mod:`outblas.dispatch.aten_override`), which run without the interpreter's lock.
 
-They are told by Python what to do with a product when it first arrives, and reach torch by its C interface for
-extensions, the same in every torch since 2.10, and by four C++ functions of two tensors. All of these are looked up
-by name in the torch that is running: where one is missing, or the extension has no such kernels, those in Python do
-it all.
+For a product that they have not met, they ask Python, which decides once. They call torch through its stable C
+interface for extensions (since torch 2.10) and four C++ functions of two tensors. All functions are looked up by name
+in the running torch. If one is missing, or the extension has no such kernels, the Python kernels do everything.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from outblas.dispatch import native
 
 #: Dispatch key -> what torch calls its device: by number, and as the namespace of its kernels; mangled.
 _DEVICES = {"CPU": (0, "3cpu"), "CUDA": (1, "4cuda")}
-#: A dispatch key that no tensor of ours has: under it C++ finds the kernels in Python that know what to do.
+#: A dispatch key that no CPU or CUDA tensor has. C++ calls the Python kernels through it.
 ASK_PYTHON_KEY = "FPGA"
 _TWO_TENSORS = "ERKNS_6TensorES3_"
 _FUNCTIONS = {
@@ -50,23 +49,36 @@ _NAMES_FUNCTIONS = {"has_names": "_ZN2at4impl9has_namesEPKN3c1010TensorImplE"}
 
 
 class NativeCall(NamedTuple):
-    """One call that the kernels in C++ do not know, to be told what to do with its like."""
+    """A call that the C++ kernels do not know; Python answers it once, for all calls like it.
+
+    Attributes:
+        products: the C++ kernels that asked.
+        sent: the call's key, opaque bytes.
+    """
 
     products: Any
     sent: bytes
 
     def learn(self, element_bytes: int, launch: Any, product: Any) -> None:
-        """As ``Table.learn`` of the native table: a launch, a product of cuBLASLt, or torch's."""
+        """Record the answer: a launch, a cuBLASLt product, or torch (both None); as ``Table.learn``."""
         self.products.learn(self.sent, element_bytes, launch, product)
 
     def lend(self, device: int | None, stream: int, workspace: Any) -> None:
-        """The workspace of a stream; the kernels keep it alive."""
+        """Give the C++ kernels the workspace of a stream; they keep it alive."""
         index = -1 if device is None else device
         self.products.lend(index, stream, workspace.data_ptr(), workspace.nbytes, workspace)
 
 
 def open_products(key: str, libcuda: str | None = None) -> tuple[Any, str]:
-    """(kernels for a dispatch key, "") or (None, why there are none). ``libcuda``: None: the driver's library."""
+    """Open the C++ kernels of a dispatch key.
+
+    Args:
+        key: ``CPU`` or ``CUDA``.
+        libcuda: file name of the driver's library; None: the default one.
+
+    Returns:
+        (kernels, ""), or (None, the reason) if they cannot be used.
+    """
     reason = native.why_not()
     if reason:
         return None, reason
@@ -81,22 +93,26 @@ def open_products(key: str, libcuda: str | None = None) -> tuple[Any, str]:
 
 
 def ask_python_keys() -> int:
-    """The raw set of dispatch keys with :data:`ASK_PYTHON_KEY` alone; raises something for a torch that has no such
-    key."""
+    """Return the raw set of dispatch keys that holds :data:`ASK_PYTHON_KEY` alone.
+
+    Raises:
+        RuntimeError: torch has no such key. An older torch may raise AttributeError or TypeError instead.
+    """
     return int(torch._C.DispatchKeySet(torch._C._parse_dispatch_key(ASK_PYTHON_KEY)).raw_repr())
 
 
 def current_call(products: Any) -> NativeCall | None:
-    """The call that this thread's kernel in Python is asked; None where it came otherwise."""
+    """Return the call that C++ passed to this thread's Python kernel; None if C++ did not make it."""
     sent = products.sent()
     return None if sent is None else NativeCall(products, sent)
 
 
 def _addresses(key: str) -> dict[str, int]:
-    """Name in ``csrc/products.h`` -> address, in the libraries that torch has loaded.
+    """Return name in ``csrc/products.h`` -> address, from the libraries that torch has loaded.
 
     Raises:
-        AttributeError, OSError: a function, or a library, is not there.
+        AttributeError: a function is missing.
+        OSError: a library is missing.
     """
     namespace = _DEVICES[key][1]
     kernels = {"mm": f"_ZN2at{namespace}2mm{_TWO_TENSORS}", "bmm": f"_ZN2at{namespace}3bmm{_TWO_TENSORS}"}

@@ -1,15 +1,14 @@
-"""Our kernels in the place of torch's for ``aten::mm`` and ``aten::bmm`` of one dispatch key.
+"""Replace torch's kernels for ``aten::mm`` and ``aten::bmm`` of one dispatch key.
 
-All products of two matrices that a program makes get there, those of torch.matmul, torch.mm, ``@``, F.linear and
-nn.Linear without a bias, and of the gradients of all of these; autograd, autocast, torch.func and modes have done
-their part above. ``aten::addmm`` (a bias) stays torch's, see :mod:`outblas.dispatch.linear`, and so does what writes
-to an ``out=``.
+Every product of two matrices arrives there: torch.matmul, torch.mm, ``@``, F.linear and nn.Linear without a bias, and
+the gradients of all of these. Autograd, autocast, torch.func and modes have already run. ``aten::addmm`` (a bias) and
+products with ``out=`` stay with torch.
 
-A product may have been made by anything, so no promise about ``b`` is taken from the environment.
+The origin of ``b`` is unknown, so the environment's promise of constant weights is not used.
 
-Where the native extension has kernels for torch's dispatcher (:mod:`outblas.dispatch.aten_native`) they are put there:
-what is torch's costs next to nothing then, and what is ours, once it is known, no Python. What they meet for the first
-time they ask of the kernels here, which else take torch's place themselves.
+If the native extension has C++ kernels (:mod:`outblas.dispatch.aten_native`), they are installed. A product for torch
+then costs almost nothing, and a known product of the library needs no Python. The Python kernels here answer for new
+products. Without the extension they replace torch's kernels themselves.
 """
 
 from __future__ import annotations
@@ -31,8 +30,10 @@ _Theirs = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def as_plain_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor of a subclass that has had its say above, as a tensor. One that has its say below the dispatcher
-    (``__torch_dispatch__``) stays what it is, and torch's."""
+    """Return a tensor of a subclass as a plain ``torch.Tensor``.
+
+    A subclass with its own ``__torch_dispatch__`` is returned unchanged, so torch computes its product.
+    """
     kind = type(tensor)
     if kind in (torch.Tensor, torch.nn.Parameter):
         return tensor
@@ -43,10 +44,10 @@ def as_plain_tensor(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class Override:
-    """In place from :meth:`install` to :meth:`remove`.
+    """The replacement of torch's kernels, active from :meth:`install` to :meth:`remove`.
 
     Args:
-        key: dispatch key: of the device whose kernels are replaced.
+        key: dispatch key of the device whose kernels are replaced, ``CUDA`` or ``CPU``.
     """
 
     def __init__(self, key: str = "CUDA") -> None:
@@ -58,11 +59,13 @@ class Override:
         self.why_python = ""
 
     def install(self) -> None:
-        """What the environment says of PDL is read here. No other thread may be at a product meanwhile: torch changes
-        its table of kernels without a lock that calls would take."""
+        """Replace torch's kernels; read ``OUTBLAS_PDL`` once.
+
+        No other thread may compute a product meanwhile: torch changes its table of kernels without a lock.
+        """
         self._option = promise_free_option()
-        # Torch warns of the first kernel in a process that is replaced, which is what was asked for; on stderr where
-        # it is replaced from C++: so the first is replaced from here in any case.
+        # Torch warns about the first kernel that a process replaces. From C++ the warning goes to stderr and cannot be
+        # filtered, so Python always replaces the first one.
         self._library = self._registered(self._key)
         products, self.why_python = self._native()
         if products is not None:
@@ -71,7 +74,7 @@ class Override:
             self._begin(products)
 
     def remove(self) -> None:
-        """torch's own kernels are back; as for :meth:`install`, while nobody multiplies."""
+        """Restore torch's own kernels; as for :meth:`install`, no other thread may compute a product meanwhile."""
         if self._products is not None:
             self._products.remove()
         if self._forget in device_registry.on_library_replaced:
@@ -80,26 +83,28 @@ class Override:
         self._library = None
 
     def counts(self) -> dict[str, int]:
-        """Products so far by whom they were computed: ``ours`` and ``torchs``."""
+        """Return the number of products so far: ``ours`` (by this package) and ``torchs`` (by torch)."""
         native = {} if self._products is None else self._products.counts()
         with self._lock:
             return {"ours": self._ours + native.get("ours", 0), "torchs": self._torchs + native.get("torchs", 0)}
 
     @property
     def kernels(self) -> str:
-        """What takes the place of torch's: ``C++``, or ``Python`` and why."""
+        """The kernels that replace torch's: ``C++``, or ``Python: `` and the reason."""
         return f"Python: {self.why_python}" if self.why_python else "C++"
 
     def _native(self) -> tuple[Any, str]:
-        """(kernels in C++ for this key, "") or (None, why there are none)."""
+        """Return (C++ kernels of this key, ""), or (None, the reason)."""
         opened, reason = open_products(self._key)
         if opened is None or self._products is None:
             return opened, reason
         return self._products, ""  # with its counts
 
     def _begin(self, products: Any) -> None:
-        """Kernels in C++ take the place of torch's; those in Python are there to be asked. Where torch, or kernels of
-        ours for another key, do not let them, Python's do it all."""
+        """Install the C++ kernels; the Python kernels then only answer their questions.
+
+        If that fails, the Python kernels replace torch's themselves, and ``why_python`` says why.
+        """
         try:
             products.forget()  # libraries may have been replaced meanwhile
             products.install(self._key, self._option, ask_python_keys())
@@ -115,7 +120,7 @@ class Override:
         self._products.forget()
 
     def _registered(self, key: str) -> Any:
-        """The library of torch's that holds the kernels in Python under a dispatch key."""
+        """Register the Python kernels under a dispatch key; return the torch library that holds them."""
         library = torch.library.Library("aten", "IMPL")
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="(?s).*Overriding a previously registered kernel")

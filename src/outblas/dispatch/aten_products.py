@@ -1,10 +1,8 @@
-"""Products below autograd and autocast, where torch calls kernels: ours, else torch's own kernel of the same operator.
+"""Products below autograd and autocast: by the library's kernels, or by torch's own kernel of the same operator.
 
-torch's own is reached by the operator's ``out=`` form, whose kernel is the same one: nothing of ours is ever registered
-for that, so that our kernels of :mod:`outblas.dispatch.aten_override` never meet themselves.
-
-A Python kernel that another package has registered for ``aten::mm`` itself is thereby bypassed while ours are in
-place, for products that are not ours, too.
+torch's kernel is called through the operator's ``out=`` form. This package never replaces that form, so its kernels in
+:mod:`outblas.dispatch.aten_override` cannot call themselves. A Python kernel that another package registered for
+``aten::mm`` is bypassed while this package's kernels are installed, even for products that torch computes.
 """
 
 from __future__ import annotations
@@ -24,13 +22,22 @@ HALF_DTYPES = (torch.float16, torch.bfloat16)
 
 
 def our_mm(a: torch.Tensor, b: torch.Tensor, option: int, call: NativeCall | None = None) -> torch.Tensor | None:
-    """Our product of two matrices, None where torch is to compute it. ``option``, ``call``: see
-    :func:`outblas.dispatch.product.run_below_autograd`."""
+    """Compute a product of two half-precision matrices. Return None if torch must compute it.
+
+    Args:
+        a: (M, K).
+        b: (K, N).
+        option: as for :func:`outblas.dispatch.product.run_below_autograd`.
+        call: as for :func:`outblas.dispatch.product.run_below_autograd`.
+    """
     return run_below_autograd(a, b, option, call) if a.dtype in HALF_DTYPES and a.dim() == 2 == b.dim() else None
 
 
 def our_bmm(a: torch.Tensor, b: torch.Tensor, option: int, call: NativeCall | None = None) -> torch.Tensor | None:
-    """Our product of two batches of matrices where it is one of two matrices: a batch of one, or one ``b`` for all."""
+    """Compute a batched product that is one product of two matrices: a batch of 1, or one ``b`` for all.
+
+    Return None if torch must compute it. The arguments are those of :func:`our_mm`, with a batch as first dimension.
+    """
     if a.dtype not in HALF_DTYPES or a.dim() != 3 or b.dim() != 3 or a.shape[0] != b.shape[0]:
         return None
     if a.shape[0] != 1 and b.stride(0) != 0:
@@ -45,22 +52,25 @@ def our_bmm(a: torch.Tensor, b: torch.Tensor, option: int, call: NativeCall | No
 
 
 def torch_mm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """torch's own kernel of ``aten::mm``, and its errors."""
+    """Call torch's own kernel of ``aten::mm``; raise torch's errors."""
     return _unwatched(torch.mm, (a, b), (a.shape[0], b.shape[1]) if a.dim() == 2 == b.dim() else (0,))
 
 
 def torch_bmm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """torch's own kernel of ``aten::bmm``, and its errors."""
+    """Call torch's own kernel of ``aten::bmm``; raise torch's errors."""
     return _unwatched(torch.bmm, (a, b), (*a.shape[:2], b.shape[2]) if a.dim() == 3 == b.dim() else (0,))
 
 
 def torch_addmm(bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """torch's own kernel of ``aten::addmm``, which adds the bias before it rounds, and its errors."""
+    """Call torch's own kernel of ``aten::addmm``, which adds the bias before it rounds; raise torch's errors."""
     return _unwatched(torch.addmm, (bias, a, b), (a.shape[0], b.shape[1]) if a.dim() == 2 == b.dim() else (0,))
 
 
 def _unwatched(form: Callable[..., Any], operands: tuple[torch.Tensor, ...], shape: tuple[int, ...]) -> torch.Tensor:
-    """An operator by its ``out=`` form, as if it were the operator: function modes have seen the call above."""
+    """Call an operator's ``out=`` form with a new output of ``shape``.
+
+    Function modes do not see this call: they have seen the one above.
+    """
     if torch._C._len_torch_function_stack():
         with torch._C.DisableTorchFunction():
             return form(*operands, out=operands[-1].new_empty(shape))

@@ -28,7 +28,10 @@ def compute_mm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def multiply(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """As :func:`compute_mm`, with gradients; torch's where a batch of gradients is asked for, or they are compiled."""
+    """Compute as :func:`compute_mm`, with gradients.
+
+    torch does it instead if a batch of gradients is asked for, or if gradients are compiled.
+    """
     if torch._C._are_functorch_transforms_active() or torch.compiler.is_compiling():
         return torch.mm(a, b)
     if not has_memory(a) or not has_memory(b):
@@ -37,14 +40,16 @@ def multiply(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def multiply_for_gradient(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """As :func:`multiply`, of (M, K) and (K, N) in half precision, where
-    :func:`outblas.dispatch.tensors.why_left_to_torch` has said :data:`outblas.dispatch.tensors.GRADIENT_WANTED`: it is
-    not asked again."""
+    """Compute (M, K) times (K, N) in half precision, with gradients, as :func:`multiply`.
+
+    :func:`outblas.dispatch.tensors.why_left_to_torch` must have returned
+    :data:`outblas.dispatch.tensors.GRADIENT_WANTED`; it is not called again.
+    """
     return ProductFunction.apply(a, b, True)
 
 
 def save_operands(ctx: Any, a: torch.Tensor, b: torch.Tensor, wants: tuple[bool, bool]) -> None:
-    """What the gradients of a product need, and nothing else."""
+    """Save in ``ctx`` the operands that the wanted gradients need, and no other."""
     ctx.by_columns = _is_by_columns(a), _is_by_columns(b)
     ctx.save_for_backward(a if wants[1] else None, b if wants[0] else None)
 
@@ -63,7 +68,7 @@ def gradients(
 
 
 def _is_by_columns(t: torch.Tensor) -> bool:
-    """As torch asks before it makes a gradient by columns."""
+    """Return True if torch would make the gradient of ``t`` by columns; the same test as torch's."""
     return bool(t.stride(0) == 1 and t.stride(1) == t.shape[0])
 
 

@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 
 
 def in_graph(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor | None:
-    """The product as an operator that torch.compile keeps; None where it is no single one, or torch's to trace."""
+    """Return the product as an operator that torch.compile keeps.
+
+    Return None if it is not a single product of matrices, or if torch must trace it.
+    """
     if not _is_kept(a, b):
         return None
     from outblas.dispatch.torch_op import mm
@@ -23,7 +26,10 @@ def in_graph(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor | None:
 
 
 def _is_kept(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether dynamo, tracing the call, is to keep our operator; an exported program must not need this package."""
+    """Return True if dynamo, tracing the call, should keep the operator.
+
+    An exported program must not need this package.
+    """
     import torch
 
     # Not is_exporting(): of that, dynamo before torch 2.13 makes True, whether a program is exported or not.

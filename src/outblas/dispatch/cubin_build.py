@@ -1,9 +1,8 @@
-"""Builds the pack of cubins that a wheel ships: every kernel that a packaged library installs or that is
-offered for any shape, compiled and checked.
+"""Build the pack of cubins that a wheel ships: every kernel of a packaged library or offered for any shape.
 
-A wheel's build does it by itself (``hatch_build.py``) where NVRTC is there; in a source tree
-``python -m outblas.dispatch.cubin_build`` does. It takes minutes; compiled kernels are kept in the compile cache, so
-that an interrupted build goes on where it was.
+Each kernel is compiled and checked. A wheel's build does it if NVRTC is installed (``hatch_build.py``). In a source
+tree, run ``python -m outblas.dispatch.cubin_build``. It takes minutes; an interrupted build continues from the compile
+cache.
 """
 
 from __future__ import annotations
@@ -112,15 +111,17 @@ def build(
     libraries: Sequence[Library] | None = None,
     report: Callable[[str], None] = lambda line: None,
 ) -> BuiltPack:
-    """Compile, check and pack; the file appears whole or not at all.
+    """Compile, check and pack the kernels; the file appears whole or not at all.
 
     Args:
-        jobs: processes; None: one per core. libraries: None: the packaged ones, and the kernels for any
-            shape. report: gets lines of progress.
+        path: the pack to write.
+        jobs: number of processes; None: one per core.
+        libraries: libraries whose kernels are packed; None: the packaged ones, and the kernels for any shape.
+        report: receives lines of progress.
 
     Raises:
-        ToolchainMissing: no NVRTC, or no pydantic to read the libraries with.
-        RecordError: a packaged library cannot be read, the file not be written.
+        ToolchainMissing: NVRTC or pydantic is not installed.
+        RecordError: a packaged library cannot be read, or the file cannot be written.
     """
     nvrtc_version()
     general: Mapping[str, bytes] = {}
@@ -144,11 +145,15 @@ def build(
 
 
 def build_for_wheel(path: Path = PACK, report: Callable[[str], None] = lambda line: None) -> Path:
-    """The pack for a wheel: built, or one that was built before of the same kernels and libraries where there is no
-    NVRTC to do it again (an isolated build).
+    """Return the pack for a wheel: newly built, or without NVRTC (an isolated build) an earlier one that is current.
+
+    Args:
+        path: the pack.
+        report: receives lines of progress.
 
     Raises:
-        ToolchainMissing: neither is there. RecordError: as :func:`build`.
+        ToolchainMissing: NVRTC is not installed and no current pack exists.
+        RecordError: as :func:`build`.
     """
     try:
         built = build(path, report=report)
@@ -162,7 +167,10 @@ def build_for_wheel(path: Path = PACK, report: Callable[[str], None] = lambda li
 
 
 def is_current(path: Path) -> bool:
-    """Whether a pack is of this package's version, kernel files and libraries; False for none, or a damaged one."""
+    """Return True if a pack has this package's version, kernel files and libraries.
+
+    False if it is missing or damaged.
+    """
     try:
         about = CubinPack(path).about
     except RecordError:
@@ -181,7 +189,7 @@ def _about() -> dict[str, Any]:
 
 
 class _Progress:
-    """Tells how much is done and, from the rate of what was compiled and not in the cache, what is left."""
+    """Report the share that is done, and the time left at the rate of kernels that were not in the cache."""
 
     def __init__(self, total: int, report: Callable[[str], None]) -> None:
         self._total, self._tell = total, report

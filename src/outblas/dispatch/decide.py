@@ -1,7 +1,6 @@
-"""Whether a product goes to a kernel of the library, to a named algorithm of cuBLASLt or to torch: decided without a
-GPU, torch or a tensor.
+"""Decide whether a product goes to a kernel of the library, to a named cuBLASLt algorithm or to torch.
 
-A decision is a pure function of what is known of the operands: shapes, strides, dtypes and alignment.
+A decision is a pure function of the operands' shapes, strides, dtypes and alignment. It needs no GPU, torch or tensor.
 """
 
 from __future__ import annotations
@@ -18,14 +17,19 @@ from outblas.kernels.families.registry import FAMILIES
 from outblas.kernels.legality import why_illegal
 from outblas.records.library import Library, LibraryChoice, LibraryRow
 
-#: Chooses a kernel for a problem on a GPU, with its predicted speed-up over torch.matmul; None: there is none.
+#: Chooses a kernel for a problem on a GPU, with its predicted speed-up over torch.matmul; None: leave it to torch.
 Choose = Callable[[Problem, Gpu], LibraryChoice | None]
 
 
 class Operand(NamedTuple):
-    """What a decision needs to know of a tensor.
+    """The properties of a tensor on which a decision depends.
 
-    ``dtype`` is ``fp16``, ``bf16`` or torch's name of another; ``offset`` is the address modulo 16 bytes.
+    Attributes:
+        shape: extents.
+        strides: in elements.
+        dtype: ``fp16``, ``bf16``, or torch's name of another dtype.
+        device: torch's name, for example ``cuda:0``.
+        offset: address modulo 16 bytes.
     """
 
     shape: tuple[int, ...]
@@ -37,9 +41,14 @@ class Operand(NamedTuple):
 
 @dataclass(frozen=True)
 class Decision:
-    """What is done with a product, and why: ``config`` on ``problem``; or, where no kernel wins, the algorithm of
-    cuBLASLt that the library names (in the words of :func:`outblas.runtime.cublas.describe`); or torch (``problem``
-    None)."""
+    """The way that a product takes, and the reason.
+
+    Attributes:
+        config: kernel to run; None: no kernel.
+        problem: problem that ``config`` or ``algorithm`` computes; None: torch computes the product.
+        reason: one line.
+        algorithm: cuBLASLt algorithm, as :func:`outblas.runtime.cublas.describe` spells it. Empty: no algorithm.
+    """
 
     config: KernelConfig | None
     problem: Problem | None
@@ -57,11 +66,19 @@ def decide(
     launch: Launch = "plain",
     any_shape: Choose | None = None,
 ) -> Decision:
-    """What to do with a product: a pure function of what is known of its operands.
+    """Decide how to compute ``a @ b``: a pure function of the operands' properties.
 
     Args:
-        gpu: the operands' device, None: not supported. library: of that GPU. launch: what is allowed.
-        any_shape: chooses a kernel for problems that the library does not have; None: they are torch's.
+        a: (M, K).
+        b: (K, N).
+        out: (M, N); None: a new tensor, which is aligned.
+        gpu: GPU of the operands; None: not supported.
+        library: library of that GPU.
+        launch: launch option that the call allows.
+        any_shape: chooses a kernel for problems that the library does not have; None: torch computes them.
+
+    Returns:
+        A kernel, else a cuBLASLt algorithm that the library names, else torch. It does not raise for odd operands.
     """
     wrong = _why_not_gemm(a, b, out)
     if wrong:
@@ -89,10 +106,20 @@ def decide(
 
 
 def kernel_despite_fallback(fallback: Decision, row: LibraryRow | None, launch: Launch, gpu: Gpu | None) -> Decision:
-    """A kernel for a product that the library leaves to cuBLASLt, for who saves more by its epilogue than a few percent
-    of the product: the row's kernel for another launch option, less what ``launch`` does not allow (early loads,
-    programmatic dependent launch). What is left of its lead nobody has measured. ``fallback`` itself where the row has
-    none, or none that is legal without.
+    """Choose a kernel for a product that the library leaves to cuBLASLt.
+
+    For fused callers: a fused epilogue saves more than the few percent that cuBLASLt is faster. The choice is the row's
+    kernel for another launch option. Early loads and programmatic dependent launch are switched off unless ``launch``
+    allows them. The speed of the kernel without them was not measured.
+
+    Args:
+        fallback: decision for cuBLASLt.
+        row: row of the library for the problem.
+        launch: launch option that the call allows.
+        gpu: GPU of the operands.
+
+    Returns:
+        A decision with a kernel. ``fallback`` itself if the row has no kernel that is legal without these options.
     """
     choice = None if row is None else row.plain or row.pdl or row.weights
     problem = fallback.problem
@@ -151,13 +178,13 @@ def _from_row(
 
 
 def _by_kernel(config: KernelConfig, problem: Problem, operands: tuple[Operand | None, ...], reason: str) -> Decision:
-    """The kernel, for that reason, where the operands lie as it loads them."""
+    """Return a decision for the kernel if the operands are aligned as it needs, else one for torch."""
     wrong = _misaligned(operands, FAMILIES[config.family].alignment(config))
     return Decision(None, None, wrong) if wrong else Decision(config, problem, reason)
 
 
 def _misaligned(operands: tuple[Operand | None, ...], need: int) -> str:
-    """That an operand does not begin at a multiple of so many bytes; empty: all do."""
+    """Return one line if an operand's address is no multiple of ``need`` bytes; empty if all are."""
     wrong = any(o is not None and o.offset % need for o in operands)
     return f"an operand is not aligned to {need} bytes" if wrong else ""
 

@@ -28,12 +28,12 @@ devices: dict[int, DeviceState] = {}
 libraries: dict[int, tuple[str, ...]] = {}
 #: Held over Python code, amid which a signal's handler of the same thread may multiply, too.
 lock = threading.RLock()
-#: Called when a library is replaced, by whoever else keeps what was decided.
+#: Called when a library is replaced. Other keepers of decisions register here to forget them.
 on_library_replaced: list[Callable[[], None]] = []
 
 
 def device_state(index: int) -> DeviceState:
-    """What is kept of a CUDA device: its library, and what was decided and loaded."""
+    """Return the state of a CUDA device: its library, its decisions and its loaded kernels."""
     found = devices.get(index)
     if found is None:
         with lock:
@@ -42,22 +42,22 @@ def device_state(index: int) -> DeviceState:
 
 
 def has_library(index: int) -> bool:
-    """Whether there is a library for a CUDA device."""
+    """Return True if a library exists for the CUDA device."""
     device = device_state(index)
     return device.gpu is not None and bool(device.library.rows)
 
 
 def replace_library(library: Library | str | os.PathLike[str] | None, index: int) -> None:
-    """Give a device another library; what was decided by the old one is forgotten.
+    """Give a device another library, and forget decisions by the old one.
 
     Args:
-        library: a library or its file; None: what a new device has.
-        index: of the CUDA device.
+        library: a library or its file; None: the default of a new device.
+        index: index of the CUDA device.
 
     Raises:
         RecordError: the file cannot be used.
-        DeviceError: there is no such GPU, or it is older than sm_80.
-        UsageError: the library is of another GPU.
+        DeviceError: the GPU does not exist, or is older than sm_80.
+        UsageError: the library is for another GPU.
     """
     loaded = library if library is None or isinstance(library, Library) else Library.load(library)
     gpu = gpu_of_device(index)  # after the file: a wrong path is the nearer mistake

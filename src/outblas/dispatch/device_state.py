@@ -1,5 +1,4 @@
-"""What :mod:`outblas.dispatch.device_registry` keeps of a GPU and does there: kernels, algorithms of cuBLASLt, bound
-calls."""
+"""State of one GPU: loaded kernels, algorithms of cuBLASLt and bound calls, and the code that runs them."""
 
 from __future__ import annotations
 
@@ -40,12 +39,14 @@ _Asked = tuple[Operand, Operand, Operand | None, Launch]
 
 
 class DeviceState:
-    """What is kept per GPU: the library, decisions, loaded kernels, algorithms of cuBLASLt and bound calls.
+    """State of one GPU: the library, decisions, loaded kernels, algorithms of cuBLASLt and bound calls.
 
     Args:
-        gpu: None: one that this package does not serve. loader: makes a bindable kernel, with the seconds
-            that its compilation took; raises CompileError, ToolchainMissing or DeviceError. lt: None: cuBLASLt.
-        any_shape: see :func:`outblas.dispatch.decide.decide`.
+        gpu: the GPU; None: one that this package does not serve.
+        loader: returns a bindable kernel and the seconds of its compilation; raises CompileError, ToolchainMissing or
+            DeviceError.
+        lt: finds algorithms; None: cuBLASLt.
+        any_shape: as for :func:`outblas.dispatch.decide.decide`.
     """
 
     def __init__(
@@ -85,8 +86,10 @@ class DeviceState:
     def run(
         self, decision: Decision, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None
     ) -> torch.Tensor | None:
-        """Enqueue the product on the current stream; None where the kernel, the algorithm or its workspace cannot be
-        had."""
+        """Enqueue the product on the current stream.
+
+        Return None if the kernel, algorithm or workspace is not available.
+        """
         import torch
 
         problem, config, capturing = decision.problem, decision.config, torch.cuda.is_current_stream_capturing
@@ -115,7 +118,7 @@ class DeviceState:
     def kernel_ready(
         self, problem: Problem, config: KernelConfig, capturing: Callable[[], bool] = lambda: False
     ) -> bool:
-        """Whether the kernel is loaded, after loading it if need be and no graph is being captured."""
+        """Load the kernel unless a CUDA graph is being captured; return whether it is available."""
         kind = kernel_kind(problem, config)
         if kind in self._kernels:
             return True
@@ -127,7 +130,10 @@ class DeviceState:
             return kind in self._kernels
 
     def algorithm_ready(self, problem: Problem, algorithm: str, capturing: Callable[[], bool] = lambda: False) -> bool:
-        """As :meth:`kernel_ready`, of an algorithm of cuBLASLt; one that never ran is not loaded yet."""
+        """Find an algorithm of cuBLASLt; return whether it is available, as :meth:`kernel_ready`.
+
+        An algorithm that never ran counts as not loaded, so it is not available while a graph is being captured.
+        """
         known = self.lt.get(problem, algorithm)
         if (known is None or not known.ran) and capturing():
             return False
@@ -136,8 +142,10 @@ class DeviceState:
     def take_workspace(
         self, stream: int, nbytes: int, device: torch.device, capturing: Callable[[], bool] = lambda: False
     ) -> torch.Tensor | CapturedWorkspace | None:
-        """The workspace for calls on a raw stream, which is current: of the capture that is going on there, else the
-        stream's; None: that capture has none."""
+        """Return the workspace for calls on a raw stream, which is the current stream of torch.
+
+        While the stream captures, it is the capture's workspace. Return None if the capture can have none.
+        """
         capture = capture_id(stream) if capturing() else 0
         with self._lock:
             if capture == 0:
@@ -154,8 +162,10 @@ class DeviceState:
         stream: int,
         space: torch.Tensor | CapturedWorkspace | None = None,
     ) -> bool:
-        """Enqueue ``c = a @ b`` by an algorithm that was found, on a raw stream, with the workspace that it may need;
-        false where its first call is refused, which then is its last."""
+        """Enqueue ``c = a @ b`` on a raw stream by an algorithm that was found before.
+
+        Return False if cuBLASLt refuses its first call; the algorithm is not used again.
+        """
         known = self.lt.get(problem, algorithm)
         if known is None:
             return False
@@ -197,9 +207,12 @@ class DeviceState:
             call(stream)
 
     def prepared(self, decision: Decision, c: torch.Tensor) -> tuple[Any, Any]:
-        """What a decision that was run is to the native table, for outputs like ``c``: (launch, None) or (None, call of
-        cuBLASLt), see :class:`outblas.runtime.launch.PreparedLaunch` and
-        :class:`outblas.runtime.cublaslt.PreparedAlgorithm`."""
+        """Return the form in which the native table repeats a decision, for outputs like ``c``.
+
+        Returns:
+            (:class:`outblas.runtime.launch.PreparedLaunch`, None) for a kernel, or
+            (None, :class:`outblas.runtime.cublaslt.PreparedAlgorithm`) for an algorithm.
+        """
         assert decision.problem is not None
         if decision.config is None:
             known = self.lt.get(decision.problem, decision.algorithm)
@@ -223,11 +236,15 @@ class DeviceState:
         return (None, 0) if capture is None else (self._captured.get(stream, capture), capture)
 
     def is_left_to_torch(self, decision: Decision) -> bool:
-        """Whether the decision is torch's for good: by the library, or because what it names cannot be had."""
+        """Return True if torch computes such products permanently: by the library, or because of an earlier failure."""
         return decision.problem is None or bool(self._failure(decision))
 
     def why_not(self, decision: Decision, index: int) -> str:
-        """Why what a decision names cannot be had on CUDA device ``index``, as far as is known without compiling."""
+        """Return why the kernel or algorithm of a decision is not available on CUDA device ``index``; empty if nothing
+        is known.
+
+        It compiles nothing.
+        """
         import torch
 
         if decision.problem is not None and decision.config is None:
@@ -282,14 +299,18 @@ class DeviceState:
 
 
 def load_kernel(problem: Problem, config: KernelConfig) -> tuple[Any, float]:
-    """(loaded kernel, seconds of compilation: 0 where it was shipped or cached), for the current CUDA device.
+    """Load a kernel on the current CUDA device.
 
-    The cubin that came with the package is taken where there is one of exactly this source; where there is none, or the
-    driver refuses it, the kernel is compiled here.
+    The shipped cubin is used if it was built from exactly this source. Otherwise, or if the driver refuses it, the
+    kernel is compiled here.
+
+    Returns:
+        (bindable kernel, seconds of compilation); 0 seconds if it was shipped or cached.
 
     Raises:
-        CompileError: it does not compile, or what came out spills or accumulates otherwise.
-        ToolchainMissing, DeviceError: no compiler; the driver cannot load it.
+        CompileError: it does not compile, or the machine code spills or accumulates otherwise than asked.
+        ToolchainMissing: no compiler is installed.
+        DeviceError: the driver cannot load it.
     """
     from outblas.kernels.source import make_source
     from outblas.runtime.launch import load
@@ -311,7 +332,7 @@ def load_kernel(problem: Problem, config: KernelConfig) -> tuple[Any, float]:
 
 
 def _compiled_instead(source: Source, config: KernelConfig, refused: DeviceError) -> tuple[Any, float]:
-    """:func:`_compiled`; what fails is told together with why it was tried, in one line."""
+    """Compile a kernel whose shipped cubin the driver refused; an error names both failures in one line."""
     from outblas.runtime.packaged_cubins import PACKAGED
 
     try:
@@ -325,7 +346,7 @@ def _compiled_instead(source: Source, config: KernelConfig, refused: DeviceError
 
 
 def _compiled(source: Source, config: KernelConfig) -> tuple[Any, float]:
-    """As :func:`load_kernel`, by NVRTC or from the compile cache."""
+    """Compile by NVRTC, or take the cubin from the compile cache; returns and raises as :func:`load_kernel`."""
     from outblas.runtime.launch import load
     from outblas.runtime.nvrtc import compile_tuned
 

@@ -1,14 +1,12 @@
-"""``outblas.enable()``: a program's own products by our kernels, with nothing in it changed.
+"""``outblas.enable()``: run a program's own torch products on the library's kernels, without changing the program.
 
-In eager mode our kernels take the place of torch's (:mod:`outblas.dispatch.aten_override`); what torch.compile
-compiles from then on holds our operator where the library has a kernel (:mod:`outblas.dispatch.inductor_pass`), and
-keeps it: ``torch._dynamo.reset()`` compiles anew.
+In eager mode the kernels replace torch's (:mod:`outblas.dispatch.aten_override`). Code that torch.compile compiles
+from then on holds the operator ``outblas::mm`` for products in the library (:mod:`outblas.dispatch.inductor_pass`). It
+keeps the operator until ``torch._dynamo.reset()``.
 
-It is switched for the whole process, its threads and GPUs; calls that overlap in several threads are counted, and
-what is switched on stays so until nobody wants it. Torch changes its table of kernels without stopping anyone, so the
-first switch on, and the last off, belong where no other thread multiplies: before threads are started, and after they
-have ended. A product of another thread just then may crash the process. Between, :class:`use` changes nothing but a
-number.
+The switch holds for the whole process, its threads and GPUs. Users are counted, so it stays on until the last one
+leaves. Torch changes its table of kernels without a lock: a product of another thread at that moment may crash the
+process. So switch on before threads start, and off after they have ended. An inner :class:`use` only changes a count.
 """
 
 from __future__ import annotations
@@ -25,11 +23,11 @@ from outblas.dispatch import device_registry
 
 
 class Switch:
-    """What is on, and for how many.
+    """The state of the replacement, and the number of its users.
 
     Args:
-        key: dispatch key whose kernels are replaced. why_not: says in one line why nothing can be gained; empty: it
-        can.
+        key: dispatch key whose kernels are replaced.
+        why_not: returns one line that says why nothing can be gained; empty if something can.
     """
 
     def __init__(self, key: str, why_not: Callable[[], str]) -> None:
@@ -55,7 +53,7 @@ class Switch:
             self._settle()
 
     def enter(self) -> bool:
-        """Whether it is on for one user more."""
+        """Add one user; return whether the replacement is on."""
         with self._lock:
             entered = self._may_be_on()
             self._users += entered
@@ -95,7 +93,7 @@ class Switch:
         try:
             self._pass = inductor_pass.install()
         except BaseException:
-            self._override.remove()  # all of it or nothing: what is not on cannot be switched off
+            self._override.remove()  # switch on completely or not at all: a half cannot be switched off
             raise
         self._pass.replaced = replaced
         self._on = True
@@ -112,27 +110,31 @@ class Switch:
 
 
 def enable() -> bool:
-    """From now on products of torch are ours where that is faster, in the whole process: torch.matmul, mm, ``@``,
-    F.linear and nn.Linear without a bias (bmm of one matrix, too), and their gradients. All else stays torch's.
+    """Run torch's products on the library's kernels from now on, in the whole process, if that is faster.
+
+    Affected are torch.matmul, mm, ``@``, F.linear and nn.Linear without a bias, bmm of one matrix, and their gradients.
+    Torch computes everything else.
 
     The first call imports Inductor's configuration, which takes about as long as importing torch. No other thread may
-    multiply meanwhile, nor in :func:`disable`: the process may crash, for torch locks nothing of what both change.
+    compute a product during this call or :func:`disable`: the process may crash, because torch takes no lock.
 
     Returns:
-        Whether it is on. Where it cannot be, or gains nothing (``OUTBLAS_DISABLE=1``, no CUDA GPU, none that a library
-        serves), a RuntimeWarning of one line says why, and nothing changes.
+        True if it is on. False if it is impossible or useless (``OUTBLAS_DISABLE=1``, no CUDA GPU, no library for
+        the GPUs); a RuntimeWarning of one line then says why.
     """
     return _switch.enable()
 
 
 def disable() -> None:
-    """What :func:`enable` did is undone: torch's own kernels are back, unless a :class:`use` is open. What was compiled
-    meanwhile keeps its products."""
+    """Undo :func:`enable`: restore torch's own kernels, unless a :class:`use` is open.
+
+    Code that torch.compile compiled meanwhile keeps its operators.
+    """
     _switch.disable()
 
 
 def enabled() -> bool:
-    """Whether products of torch are ours where that is faster: by :func:`enable`, or by a :class:`use` that is open."""
+    """Return True if the replacement is on, by :func:`enable` or by an open :class:`use`."""
     return _switch.on
 
 
@@ -144,7 +146,7 @@ class use:  # noqa: N801 - a function to its callers
         self._entered: list[bool] = []
 
     def __enter__(self) -> bool:
-        """Whether it is on."""
+        """Switch on as :func:`enable`; return whether it is on."""
         self._entered.append(_switch.enter())
         return self._entered[-1]
 
@@ -156,14 +158,20 @@ class use:  # noqa: N801 - a function to its callers
 
 
 def status() -> dict[str, dict[str, Any]]:
-    """:func:`outblas.dispatch.matmul.status` per device, and what :func:`enable` did, as ``torch``: ``enabled``;
-    products of torch so far that were ``ours`` and ``torchs`` while it was; products ``compiled`` into graphs as ours;
-    the ``kernels`` that take the place of torch's: ``C++``, or ``Python`` and why."""
+    """Return :func:`outblas.dispatch.matmul.status` per device, and the state of the replacement as ``torch``.
+
+    The entry ``torch`` has these keys:
+
+    - ``enabled``: the replacement is on;
+    - ``ours`` and ``torchs``: the number of replaced products that this package and torch computed;
+    - ``compiled``: the number of products that graphs of torch.compile hold as ``outblas::mm``;
+    - ``kernels``: the replacement, ``C++``, or ``Python`` and the reason.
+    """
     return {"torch": _switch.status(), **device_registry.status()}
 
 
 def why_not() -> str:
-    """Why nothing would be gained here, with what to do, in one line; empty: something may be."""
+    """Return in one line why nothing would be gained here, and the remedy; empty if something may be."""
     if is_on("OUTBLAS_DISABLE"):
         return "OUTBLAS_DISABLE is set; unset it to let OutBLAS in"
     try:

@@ -18,11 +18,11 @@ class Folded(NamedTuple):
 
 
 def fold(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None) -> Folded | None:
-    """``torch.matmul(a, b)`` as one product of matrices, None where it is none, or only after a copy.
+    """Rewrite ``torch.matmul(a, b)`` as one product of matrices on views. Return None if that would need a copy.
 
-    Vectors are matrices of one row (``a``) or column (``b``), and the rows of a batched ``a`` lie below each other,
-    where ``b`` has at most a batch of 1. What torch computes transposed (a matrix times a batch) is none, so that
-    results have the strides of torch's. An operand with no element is torch's.
+    A vector ``a`` becomes a matrix of one row, a vector ``b`` one of one column. The rows of a batched ``a`` are
+    stacked; ``b`` may then have a batch of at most 1. Return None for a matrix times a batch, too: torch computes it
+    transposed, and results must have torch's strides. Return None if an operand has no element.
     """
     if a.dim() == 2 == b.dim():
         return Folded(a, b, out, (a.shape[0], b.shape[1]))
@@ -54,13 +54,16 @@ def unfold(c: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
 
 
 def leading_dims_collapse(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """Whether all extents but the last are one extent of one stride (that of an extent of 1 means nothing)."""
+    """Return True if all dimensions but the last can be viewed as one; strides of extents of 1 do not count."""
     rows = [(extent, stride) for extent, stride in zip(shape[:-1], strides[:-1], strict=True) if extent != 1]
     return all(outer[1] == inner[0] * inner[1] for outer, inner in zip(rows[:-1], rows[1:], strict=True))
 
 
 def _batch(a: torch.Tensor, b: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """(what the product has before its columns, its columns), None where it is no single product of matrices."""
+    """Return (result dimensions before the columns, column dimensions).
+
+    None if it is not a single product of matrices.
+    """
     rows = tuple(a.shape[:-1])
     if a.dim() == 0 or b.dim() == 0 or a.dim() == 1 == b.dim():
         return None

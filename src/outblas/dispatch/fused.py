@@ -1,14 +1,16 @@
-"""Products with what follows them in one kernel: act(A B + bias) + residual, or act(gate) * up of neighbouring
-columns of A B + bias; rounded once.
+"""A single kernel for a product and the operations that follow it.
 
-The kernel is the one that the library names for the product, compiled with the epilogue
-(:mod:`outblas.kernels.epilogue`). None of these ships: one is compiled when its product is first asked for, on a
-thread of its own, or by :func:`outblas.warm`; until it is there, and wherever there is none, callers get torch's
-operations instead, so that no call waits for a compiler. What the library measured is the product alone: whether the
-fused kernel wins is not known, so nothing here runs unless a caller asks for it (:func:`outblas.linear` with an
-activation or a residual, or ``OUTBLAS_FUSED=1`` with a bias; :func:`outblas.gated_linear`). A gated product is ours
-also where the library leaves the product alone to cuBLASLt, if its row has a kernel for another launch option
-(:func:`outblas.dispatch.decide.kernel_despite_fallback`).
+It computes act(A B + bias) + residual, or act(gate) * up of neighbouring columns of A B + bias, and rounds once.
+
+The kernel is the one that the library names for the product, compiled with an epilogue
+(:mod:`outblas.kernels.epilogue`). None is shipped. It is compiled on a thread of its own after the first call, or by
+:func:`outblas.warm`. Until it is loaded, and if no kernel serves, torch's operations run, so no call waits for a
+compiler.
+
+The library measured the product alone; the speed of the fused kernel is not known. So a fused kernel runs only on
+request: :func:`outblas.linear` with an activation or a residual, ``OUTBLAS_FUSED=1`` with a bias, or
+:func:`outblas.gated_linear`. A gated product may use a kernel even if the library leaves the product to cuBLASLt (see
+:func:`outblas.dispatch.decide.kernel_despite_fallback`).
 """
 
 from __future__ import annotations
@@ -45,10 +47,11 @@ _Key = tuple[KernelKind, Epilogue]
 
 
 class FusedState:
-    """What is kept per GPU of fused kernels: those that are loaded or being compiled, and bound calls.
+    """Fused kernels of one GPU: those that are loaded or being compiled, and bound calls.
 
     Args:
-        build: compiles one, on a thread of its own: no CUDA there, whose calls may disturb a capture of another thread.
+        build: compiles a kernel on a thread of its own. It must not call CUDA, which may disturb another thread's
+            capture.
         load: makes a cubin bindable, on the caller's thread and in its context.
     """
 
@@ -68,8 +71,15 @@ class FusedState:
     def kernel_ready(
         self, problem: Problem, config: KernelConfig, epilogue: Epilogue, wait: bool = False, capturing: bool = False
     ) -> bool:
-        """Whether the kernel is loaded. One that is not is compiled: behind this call, which is told that it is not
-        there yet, or (``wait``) in it; nothing is begun or loaded while a graph is captured."""
+        """Return True if the kernel is loaded; otherwise start its compilation and return False.
+
+        Args:
+            problem: the product.
+            config: kernel without the epilogue.
+            epilogue: the operations that follow the product.
+            wait: compile within this call instead of in the background.
+            capturing: a CUDA graph is being captured: start and load nothing.
+        """
         key = (kernel_kind(problem, config), epilogue)
         if key in self._kernels:
             return True
@@ -83,7 +93,7 @@ class FusedState:
                     return False
                 self._building[key] = found
         if wait:
-            wait_for([found])  # outside of the lock: others go on; what it raised is told below
+            wait_for([found])  # outside the lock, so that other threads continue; its error is reported below
         with self._lock:
             if key in self._building and found.done():
                 del self._building[key]
@@ -108,8 +118,17 @@ class FusedState:
         stream: int,
         space: torch.Tensor | CapturedWorkspace | None = None,
     ) -> None:
-        """Enqueue it on a raw stream, which is current: ``tensors`` are A, B (K, N) and C; the kernel is ready, and
-        ``space`` the workspace that it may need."""
+        """Enqueue the kernel; :meth:`kernel_ready` must have returned True.
+
+        Args:
+            problem: the product.
+            config: kernel without the epilogue.
+            epilogue: the operations that follow the product.
+            tensors: A (M, K), B (K, N) and C.
+            extra: bias and residual.
+            stream: raw stream, which is the current stream of torch.
+            space: workspace, if the kernel needs one.
+        """
         a, b, c = tensors
         once = isinstance(space, CapturedWorkspace)  # good for one capture, which has the call in its graph
         addresses = tuple(None if t is None else t.data_ptr() for t in (*tensors, *extra))
@@ -149,16 +168,23 @@ def fused_product(
     option: int | None = None,
     wait: bool = False,
 ) -> torch.Tensor | None:
-    """``act(a @ b + bias) + residual`` of matrices, (M, K) and (K, N), by a fused kernel on the current stream, or what
-    a gated epilogue makes of them, (M, N/2); None where torch is to compute it: no kernel of the library, operands that
-    it does not take, one not compiled yet.
+    """Compute ``act(a @ b + bias) + residual`` by a fused kernel on the current stream.
 
-    Plain tensors of one CUDA device, of which nobody wants a gradient
+    The operands are plain tensors of one CUDA device without a gradient
     (:func:`outblas.dispatch.tensors.why_left_to_torch`).
 
     Args:
-        extra: what ``epilogue`` takes. out: of the result's shape, contiguous; None: allocated. option: see
-            :func:`outblas.dispatch.product.decide_and_run`. wait: for the compiler, where need be.
+        a: (M, K).
+        b: (K, N).
+        extra: the tensors that ``epilogue`` names.
+        epilogue: the operations that follow the product.
+        out: of the result's shape, contiguous; None: a new tensor.
+        option: as for :func:`outblas.dispatch.product.decide_and_run`.
+        wait: wait for the compiler if the kernel is not there yet.
+
+    Returns:
+        (M, N), or (M, N/2) of a gated epilogue. None if torch must compute it: the library has no kernel, the kernel
+        does not take the operands, or it is not compiled yet.
 
     Raises:
         DeviceError: the driver refused the launch.
@@ -189,7 +215,7 @@ def fused_product(
 
 
 def why_not(a: torch.Tensor, b: torch.Tensor, extra: Extra, epilogue: Epilogue, out: torch.Tensor | None = None) -> str:
-    """Why :func:`fused_product` leaves such operands to torch, whatever is compiled; empty: it does not."""
+    """Return why :func:`fused_product` leaves such operands to torch even when compiled; empty if it does not."""
     decision, reason = _decide(a, b, extra, epilogue, out, None)
     if reason or decision.problem is None or decision.config is None:
         return reason or decision.reason

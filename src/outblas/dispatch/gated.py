@@ -33,29 +33,33 @@ def gated_linear(
     activation: ActivationName = "silu",
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """``act(x @ gate.t()) * (x @ up.t())``, with SiLU the first half of a SwiGLU block (Shazeer, GLU Variants Improve
-    Transformer, 2020), of weights that :func:`interleave_gate_up` has made of gate and up.
+    """Return ``act(x @ gate.t()) * (x @ up.t())`` for interleaved weights of gate and up.
+
+    With SiLU it is the first half of a SwiGLU block (Shazeer, GLU Variants Improve Transformer, 2020).
+    :func:`interleave_gate_up` makes the weights.
+
+    The call may run as one kernel, which is compiled in the background after the first call, or by :func:`outblas.warm`
+    (``gated=True``). It rounds once; torch rounds three times. Torch's operations run until the kernel is loaded. They
+    also run if a gradient is wanted, if torch.compile traces the call, or if no kernel serves. They read the product
+    with a stride, so a program that stays with torch should keep gate and up apart. If the activation underflows in
+    fp32 (SiLU below -88), its product with an infinity is NaN, as with torch.
 
     Args:
-        x: (..., K) or (K). w: (2H, K): row 2j is row j of gate, row 2j + 1 that of up. Which products may be ours: see
-            :func:`outblas.matmul`. bias: (2H), interleaved as w; None: none is added.
-        activation: ``silu``, ``gelu`` or ``gelu_tanh``, as of :func:`outblas.linear`.
-        out: (..., H), contiguous; None: allocated.
+        x: (..., K) or (K). :func:`outblas.matmul` says which products may use a kernel of the library.
+        w: (2H, K): row 2j is row j of gate, row 2j + 1 is row j of up.
+        bias: (2H), interleaved as ``w``; None: no bias.
+        activation: ``silu``, ``gelu`` or ``gelu_tanh``, as for :func:`outblas.linear`.
+        out: (..., H), contiguous; None: a new tensor.
 
     Returns:
-        (..., H): ``y = x @ w.t() + bias``, and of it ``act(y[..., 0::2]) * y[..., 1::2]``.
-
-    It may be one kernel, as :func:`outblas.linear` with an activation: compiled behind the first call or by
-    :func:`outblas.warm` (``gated=True``), and rounded once, where torch rounds three times. Until then, where a
-    gradient is wanted, in what torch.compile traces and where no kernel serves, it is these operations of torch's,
-    which read the product with a stride: a program that has the choice keeps gate and up apart for them.
-    Where the activation underflows in fp32 (SiLU below -88) its product with an infinity is NaN, as torch's is.
+        (..., H): ``act(y[..., 0::2]) * y[..., 1::2]`` with ``y = x @ w.t() + bias``.
 
     Raises:
-        TensorError: ``w`` is no matrix of an even number of rows, tensors are on different devices, or ``out`` is of
-            another shape, dtype or device or shares memory with an input.
-        UsageError: no such activation.
-        DeviceError, ToolchainMissing: as :func:`outblas.matmul`.
+        TensorError: ``w`` is no matrix with an even number of rows, or tensors are on different devices. Also raised if
+            ``out`` has another shape, dtype or device or shares memory with an input.
+        UsageError: the activation is unknown.
+        DeviceError: the driver refused a launch, or cuBLASLt refused a call.
+        ToolchainMissing: torch is not installed.
     """
     torch = import_torch()
     extra, epilogue = epilogue_of(x, w, bias, activation, None, gated=True)
@@ -71,11 +75,17 @@ def gated_linear(
 
 
 def interleave_gate_up(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    """Weights or biases of gate and up, (H, K) or (H) each, by turns: (2H, K) or (2H), contiguous, row 2j row j of
-    gate and row 2j + 1 that of up. A copy.
+    """Interleave the rows of gate and up; return a contiguous copy.
+
+    Args:
+        gate: (H, K) weights or (H) biases.
+        up: same shape, dtype and device as ``gate``.
+
+    Returns:
+        (2H, K) or (2H): row 2j is row j of gate, row 2j + 1 is row j of up.
 
     Raises:
-        TensorError: two of different shapes, dtypes or devices, or no tensors.
+        TensorError: an argument is no tensor, or the two differ in shape, dtype or device.
     """
     torch = import_torch()
     for name, given in (("gate", gate), ("up", up)):

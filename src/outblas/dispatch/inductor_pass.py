@@ -1,9 +1,9 @@
-"""Our products in graphs that torch.compile makes: a pass over Inductor's graph, after torch's own.
+"""A pass over Inductor's graph that puts ``outblas::mm`` in place of products; it runs after torch's own passes.
 
-A product is replaced where the library has a kernel for it as it stands: two matrices in fp16 or bf16, on CUDA, with
-extents that are numbers. All else stays with Inductor: a template of its own may be fused with what follows, and ours
-may not. Where a bias is better added by what follows, Inductor has split it off before; else ``aten.addmm`` stays
-(see :mod:`outblas.dispatch.linear`).
+A product is replaced if the library has a kernel for it: two fp16 or bf16 matrices on CUDA, with extents that are
+numbers. Inductor keeps everything else, because it may fuse its own templates with later operations. Inductor has
+already split off biases that are better added later; other ``aten.addmm`` nodes stay (see
+:mod:`outblas.dispatch.linear`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from outblas.dispatch.torch_op import mm
 
 
 def has_kernel_for_graph(a: Any, b: Any) -> bool:
-    """Whether the library has a kernel for the product of two matrices that a graph has, by fake tensors."""
+    """Return True if the library has a kernel for the product of two graph nodes, given by their fake tensors."""
     if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
         return False
     if (
@@ -59,7 +59,7 @@ class ProductPass(CustomGraphPass):  # type: ignore[misc]
         return made
 
     def is_same_pass(self, other: ProductPass) -> bool:
-        """Whether this is the other one, perhaps after other passes."""
+        """Return True if ``other`` is this pass, possibly run after other passes."""
         return self._counts is other._counts
 
     def __deepcopy__(self, memo: Any) -> ProductPass:
@@ -73,7 +73,7 @@ class ProductPass(CustomGraphPass):  # type: ignore[misc]
             self._counts.replaced += replace_products(graph, self._predicate)
 
     def uuid(self) -> Any:
-        """What Inductor's cache must tell apart: None, which is not cached, where a pass of before has none."""
+        """The key for Inductor's cache; None (do not cache) if an earlier pass has no key."""
         before = [each.uuid() if isinstance(each, CustomGraphPass) else None for each in _passes(self.before)]
         if any(each is None for each in before):
             return None
@@ -81,12 +81,12 @@ class ProductPass(CustomGraphPass):  # type: ignore[misc]
         return "outblas", text, device_registry.libraries_id(), self._acts(), tuple(before)
 
     def _acts(self) -> bool:
-        """Not in a package that is compiled ahead of time, which would then need ours wherever it is loaded."""
+        """Return False in ahead-of-time compilation: the compiled package would need this one when loaded."""
         return self._counts.active and getattr(V, "aot_compilation", False) is not True
 
 
 def replace_products(graph: Any, predicate: Callable[[Any, Any], bool]) -> int:
-    """How many products of an FX graph were replaced."""
+    """Replace the products of an FX graph that ``predicate`` accepts; return their number."""
     nodes = [
         node
         for node in graph.find_nodes(op="call_function", target=torch.ops.aten.mm.default)
@@ -124,11 +124,12 @@ def remove(made: ProductPass) -> None:
 
 
 class _InAllThreads:
-    """Stands where torch keeps what each thread has set itself, and puts our pass after that.
+    """A stand-in for torch's thread-local setting of the pass, which appends this package's pass in every thread.
 
     Args:
-        own: what it stands for. default: the setting of a thread that has set nothing. made: our pass, as the thread
-            sees it that installs it.
+        own: the setting that it replaces.
+        default: the setting of a thread that has set nothing.
+        made: this package's pass, as the installing thread sees it.
     """
 
     def __init__(self, own: Any, default: Any, made: ProductPass) -> None:
@@ -148,7 +149,7 @@ class _InAllThreads:
         return last
 
     def set(self, value: Any) -> Any:
-        """What is given back, by who read it here, is what the thread had set itself."""
+        """Set the thread's own value; a later read in this thread adds this package's pass to it."""
         ours = isinstance(value, ProductPass) and value.is_same_pass(self.made)
         return self.own.set(value.before if ours else value)
 
@@ -157,9 +158,9 @@ class _InAllThreads:
 
 
 def _entry() -> Any:
-    """Where torch (from 2.13 on) keeps the setting per thread; None: it is the whole process's.
+    """Return the place of torch's per-thread setting (from torch 2.13 on); None: the setting is the whole process's.
 
-    The default there is no place for our pass: torch copies it into each thread that reads it, where it would stay.
+    Its default cannot hold the pass: torch copies it into each thread that reads it, and the copy would stay.
     """
     entry = getattr(config, "_config", {}).get("post_grad_custom_post_pass")
     own = getattr(entry, "user_override", None)

@@ -1,8 +1,9 @@
-"""``outblas.linear``: torch.nn.functional.linear, by our product where there is no bias to add; and, where a caller
-asks for it, with the bias, an activation and a residual in the same kernel (:mod:`outblas.dispatch.fused`).
+"""``outblas.linear``: ``torch.nn.functional.linear`` on the library's kernels.
 
-To add a bias to a finished product would round twice, which torch does not, and cost a pass over it, which is more than
-our kernels gain: a bias that is not fused is torch's, and its gradients are ours.
+Without a bias, the product is decided as :func:`outblas.matmul` decides it. With an activation or a residual, one
+kernel may compute everything (:mod:`outblas.dispatch.fused`). A bias that is not fused goes to torch: adding it to a
+finished product would round twice. It would also cost more than the kernels gain. The products of its gradients may
+still run on the library's kernels.
 """
 
 from __future__ import annotations
@@ -36,28 +37,30 @@ def linear(
     residual: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """``x @ w.t() + bias`` as :func:`torch.nn.functional.linear` computes it; with an activation or a residual
-    ``act(x @ w.t() + bias) + residual``.
+    """Return ``x @ w.t() + bias``; with an activation or a residual, ``act(x @ w.t() + bias) + residual``.
+
+    A call with an activation or a residual may run as one kernel; so may a bias with ``OUTBLAS_FUSED=1``. Such a kernel
+    rounds once, at the end; torch rounds after each operation, so results may differ by these roundings. The kernel is
+    compiled in the background after the first call, or by :func:`warm`. Until it is loaded, torch's operations run
+    instead. They also run if a gradient is wanted or if no kernel serves (see :mod:`outblas.dispatch.fused`).
 
     Args:
-        x: (..., K) or (K). w: (N, K), or (K). bias: (N), or what torch takes; None: none is added.
-            Which products may be ours: see :func:`outblas.matmul`; with a bias, those of the gradients only.
+        x: (..., K) or (K). :func:`outblas.matmul` says which products may use a kernel of the library.
+        w: (N, K) or (K), same dtype and device as ``x``.
+        bias: (N), or any shape that torch accepts; None: no bias.
         activation: ``silu``, ``gelu`` (by erf, torch's default) or ``gelu_tanh`` (``approximate="tanh"``); None: none.
-        residual: of the result's shape, dtype and device (under autocast of any dtype: torch's addition promotes);
-            None: none is added.
-        out: (..., N), contiguous; None: allocated.
+        residual: shape, dtype and device of the result; under autocast, any dtype. None: no residual.
+        out: (..., N), contiguous; None: a new tensor.
 
-    With an activation or a residual (or with ``OUTBLAS_FUSED=1`` and a bias) all may be one kernel, which rounds once,
-    in the end, where torch rounds after each operation: results may differ by these roundings. It is the library's
-    kernel for the product, compiled behind the first call, or by :func:`warm`. Until then, where a gradient is wanted,
-    and where no kernel serves (:mod:`outblas.dispatch.fused` has what it takes), it is ``linear(x, w, bias)`` and
-    torch's activation and addition.
+    Returns:
+        (..., N) of the dtype of ``x``; ``out`` if it was given.
 
     Raises:
-        TensorError: tensors on different devices, ``out`` shares memory with an input (but for a residual), or a
-            residual, or the output of an activation or a residual, is of another shape, dtype or device.
-        UsageError: no such activation.
-        DeviceError, ToolchainMissing: as :func:`outblas.matmul`.
+        TensorError: tensors are on different devices, or ``out`` shares memory with an input other than the residual.
+            Also raised if the residual, or ``out`` of a call with either, has another shape, dtype or device.
+        UsageError: the activation is unknown.
+        DeviceError: the driver refused a launch, or cuBLASLt refused a call.
+        ToolchainMissing: torch is not installed.
     """
     torch = import_torch()
     if activation is not None or residual is not None:
@@ -89,14 +92,27 @@ def warm(
     residual: torch.Tensor | None = None,
     gated: bool = False,
 ) -> bool:
-    """Compile and load now what ``linear`` of such operands fuses, or (``gated``) :func:`outblas.gated_linear`, and run
-    it once (the result is dropped); before a graph is captured, or where the first calls must not be torch's.
+    """Compile, load and run once the fused kernel of such a ``linear`` or ``gated_linear`` call; drop the result.
+
+    Call it before a CUDA graph is captured, or to keep the first calls from running torch's operations. It waits for
+    the compiler.
+
+    Args:
+        x: as for :func:`linear`.
+        w: as for :func:`linear`; if ``gated``, as for :func:`outblas.gated_linear`.
+        bias: as for :func:`linear`.
+        activation: as for :func:`linear`; None with ``gated``: ``silu``.
+        residual: as for :func:`linear`; must be None if ``gated``.
+        gated: warm :func:`outblas.gated_linear` instead of :func:`linear`.
 
     Returns:
-        Whether it is one kernel from now on; :func:`why_not` says why not.
+        True if such calls run as one kernel from now on; if False, :func:`why_not` gives the reason.
 
     Raises:
-        UsageError, TensorError, DeviceError: as :func:`linear` and :func:`outblas.gated_linear`.
+        UsageError: the activation is unknown, or a residual comes with ``gated``.
+        TensorError: a shape, dtype or device does not fit, as for :func:`linear`.
+        DeviceError: the driver refused the launch.
+        ToolchainMissing: torch is not installed.
     """
     import_torch()
     extra, epilogue = epilogue_of(x, w, bias, activation, residual, gated)
@@ -113,9 +129,16 @@ def why_not(
     gated: bool = False,
     out: torch.Tensor | None = None,
 ) -> str:
-    """In one line why ``linear`` of such operands, or (``gated``) ``gated_linear``, is not one kernel, even when it is
-    compiled; empty: it is one (a bias alone with ``OUTBLAS_FUSED=1`` only). Raises UsageError and TensorError as
-    these."""
+    """Return in one line why such a call cannot run as one kernel even when compiled; empty if it can.
+
+    The arguments are those of :func:`warm`, and ``out``. A bias alone is fused only with ``OUTBLAS_FUSED=1``; the
+    answer assumes that it is set.
+
+    Raises:
+        UsageError: as :func:`warm`.
+        TensorError: as :func:`warm`.
+        ToolchainMissing: torch is not installed.
+    """
     import_torch()
     extra, epilogue = epilogue_of(x, w, bias, activation, residual, gated)
     found = _matrices(x, w, extra, epilogue, out)
@@ -130,7 +153,7 @@ def _followed(
     residual: torch.Tensor | None,
     out: torch.Tensor | None,
 ) -> torch.Tensor:
-    """With an activation or a residual: in one kernel, or as torch's operations one after the other."""
+    """Compute with an activation or a residual: in one kernel, or by torch's operations one after the other."""
     import torch
 
     extra, epilogue = epilogue_of(x, w, bias, activation, residual)
@@ -154,7 +177,14 @@ def epilogue_of(
     residual: torch.Tensor | None,
     gated: bool = False,
 ) -> tuple[Extra, Epilogue]:
-    """What follows the product; of a gated one SiLU where no activation is named. Raises UsageError and TensorError."""
+    """Return the tensors and the description of the operations that follow the product.
+
+    If ``gated`` and ``activation`` is None, the activation is ``silu``.
+
+    Raises:
+        UsageError: the activation is unknown, or a residual comes with ``gated``.
+        TensorError: ``w`` of a gated product has an odd number of rows, or the residual is not like the result.
+    """
     import torch
 
     if gated:
@@ -172,8 +202,18 @@ def epilogue_of(
 
 
 def check_like_result(name: str, t: torch.Tensor, x: torch.Tensor, w: torch.Tensor, gated: bool = False) -> None:
-    """Raises TensorError unless ``t`` is as the result. What is wrong with x and w themselves is torch's to say, and so
-    are dtypes under autocast, where the result is of another than x."""
+    """Raise TensorError unless ``t`` has the result's shape, dtype and device.
+
+    Return silently if ``x`` or ``w`` is itself invalid: torch then raises its own error. Under autocast the dtype is
+    not compared, because the result's dtype differs from that of ``x``.
+
+    Args:
+        name: name of ``t`` in the error.
+        t: the tensor to check.
+        x: (..., K).
+        w: (N, K).
+        gated: the result has N / 2 columns instead of N.
+    """
     import torch
 
     if not all(isinstance(o, torch.Tensor) and o.dim() for o in (x, w)):
@@ -197,7 +237,7 @@ def _autocasts(device_type: str) -> bool:
 
 
 def apply_activation(y: torch.Tensor, activation: Activation) -> torch.Tensor:
-    """torch's own activation."""
+    """Return torch's own activation of ``y``; ``y`` itself for ``none``."""
     import torch
 
     if activation == "silu":
@@ -215,7 +255,16 @@ def run_fused(
     out: torch.Tensor | None,
     wait: bool = False,
 ) -> torch.Tensor | None:
-    """All in one kernel, None where torch is to compute it."""
+    """Compute everything in one kernel. Return None if torch must compute it.
+
+    Args:
+        x: (..., K) or (K).
+        w: (N, K).
+        extra: bias and residual, as ``epilogue`` names them.
+        epilogue: the operations that follow the product.
+        out: the result is written here; None: a new tensor.
+        wait: wait for the compiler if the kernel is not there yet.
+    """
     found = _matrices(x, w, extra, epilogue, out)
     if isinstance(found, str):
         return None
@@ -224,14 +273,14 @@ def run_fused(
 
 
 class _Matrices(NamedTuple):
-    """Operands of a fused kernel, by views alone.
+    """Operands of a fused kernel, made by views alone.
 
     Attributes:
         a: (M, K).
         b: (K, N).
         extra: bias (N) and residual (M, N).
-        c: what is written; None: allocated.
-        shape: of the result.
+        c: (M, N), the output buffer; None: a new tensor.
+        shape: shape of the result before it is flattened to a matrix.
     """
 
     a: torch.Tensor
@@ -244,7 +293,7 @@ class _Matrices(NamedTuple):
 def _matrices(
     x: torch.Tensor, w: torch.Tensor, extra: Extra, epilogue: Epilogue, out: torch.Tensor | None
 ) -> _Matrices | str:
-    """The operands as matrices, or why torch must see the call."""
+    """Return the operands as matrices, or one line that says why torch must see the call."""
     import torch
 
     given = [x, w, *(t for t in extra if t is not None)]
@@ -276,7 +325,7 @@ def _matrices(
 
 
 def _rows(residual: torch.Tensor) -> torch.Tensor | None:
-    """(..., N) as a matrix, by a view; None where there is none."""
+    """Return a view of (..., N) as a matrix, or None if that would need a copy."""
     if residual.dim() == 2:
         return residual
     if 0 in residual.shape or not leading_dims_collapse(residual.shape, residual.stride()):
@@ -290,7 +339,7 @@ def _product(x: torch.Tensor, w: torch.Tensor, out: torch.Tensor | None) -> torc
 
 
 def check_out(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> None:
-    """Raises TensorError as a product of ours would; not where torch is to see the call itself."""
+    """Raise TensorError if ``out`` overlaps an input or a device differs; do nothing if torch must see the call."""
     import torch
 
     if torch.compiler.is_compiling():
@@ -302,7 +351,7 @@ def check_out(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, out: 
 
 
 def _with_bias(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor) -> torch.Tensor | None:
-    """torch.addmm with gradients that are ours; None where torch is to do it all."""
+    """Return ``torch.addmm`` whose gradients may use the library's kernels; None if torch must do all of it."""
     import torch
 
     if torch.compiler.is_compiling() or not isinstance(bias, torch.Tensor) or bias.shape != w.shape[:1]:

@@ -1,14 +1,12 @@
-"""``outblas.matmul``: the library's kernel where there is a proven faster one; where there is none, the algorithm of
-cuBLASLt that the library names; torch everywhere else.
+"""``outblas.matmul``: a kernel of the library, an algorithm of cuBLASLt that the library names, or torch.
 
-A kernel is loaded when its first product is asked for: from the cubins that came with the package, else it is
-compiled then (some 0.2 s; from then on it comes from the compile cache on disk, and in a process from memory). Each
-compilation is logged at INFO by the logger ``outblas.dispatch.device_state`` and counted in :func:`status`; what
-cannot be compiled warns once and is torch's. An algorithm of cuBLASLt is looked up when it is first asked for
-(milliseconds, logged by ``outblas.runtime.cublaslt``).
+A kernel is loaded at its first product. It comes from the shipped cubins, else from the compile cache on disk, else it
+is compiled (about 0.2 s). The logger ``outblas.dispatch.device_state`` reports each compilation at INFO, and
+:func:`status` counts them. If a kernel cannot be compiled, one warning says so and torch serves its products. An
+algorithm of cuBLASLt is looked up at its first product (milliseconds, logged by ``outblas.runtime.cublaslt``).
 
-What was decided here once is answered by ``outblas.dispatch._native`` from then on, where that is built: a call of the
-same shapes, strides, dtypes, alignments and device costs a few microseconds of host time, and no Python.
+If ``outblas.dispatch._native`` is built, it repeats each decision without Python. A call with the same shapes,
+strides, dtypes, alignments and device then costs a few microseconds of host time.
 """
 
 from __future__ import annotations
@@ -46,39 +44,43 @@ def matmul(
     pdl: bool | None = None,
     weights: bool | None = None,
 ) -> torch.Tensor:
-    """``a @ b`` as :func:`torch.matmul` computes it, by a tuned kernel where the library has one, or by the algorithm
-    of cuBLASLt that it names where none is faster.
+    """Return ``a @ b``, computed by a tuned kernel if the library has a proven faster one.
+
+    If no kernel is faster, an algorithm of cuBLASLt that the library names may run. Every input that neither takes goes
+    unchanged to :func:`torch.matmul`, which also raises its own errors. That concerns shape, dtype, strides, alignment,
+    device, autocast and transforms. :func:`explain` says which way a product goes.
+
+    Vectors and batches have torch.matmul's meaning; those that are one product of two matrices by views alone
+    (:func:`outblas.dispatch.fold.fold`) may use a kernel. The call is enqueued on the device's current torch stream.
+
+    If a gradient is wanted, the product and its gradients are decided in the same way
+    (:mod:`outblas.dispatch.autograd`). Under torch.compile the product becomes the node ``outblas::mm``
+    (:mod:`outblas.dispatch.torch_op`). Both ignore ``pdl`` and ``weights`` and follow ``OUTBLAS_PDL`` alone.
+
+    While a CUDA graph is captured no kernel is loaded: run one such call before, else the graph holds torch's kernel. A
+    kernel or algorithm that needs a workspace takes it from the graph's memory pool
+    (:mod:`outblas.runtime.graph_workspace`). That needs torch's capture and torch's native allocator; without them the
+    graph holds torch's kernel.
 
     Args:
-        a: (M, K), or (..., M, K) or (K). b: (K, N): contiguous, or the transpose of a contiguous (N, K) weight
-            (``weight.t()``); or (K). fp16 or bf16, accumulated in fp32; on one CUDA device.
-        out: (..., M, N), contiguous; None: allocated.
-        pdl: allow programmatic dependent launch, where the kernel's prologue overlaps its predecessor in the
-            stream; safe whatever that writes.
-        weights: the promise that ``b`` is a weight: nothing that is queued on the stream, or runs there (or on one that
-            it waits for), at the time of the call still writes it; of a captured call, at the time of every replay, the
-            graph's own nodes included. Kernels may then read it before their predecessor has ended; implies ``pdl``.
-            A broken promise gives wrong results, and no error.
-            Where both are None the environment says: ``OUTBLAS_WEIGHTS=1`` makes the promise for every such call,
-            ``OUTBLAS_PDL=1`` allows PDL; else neither.
+        a: (M, K), (..., M, K) or (K), fp16 or bf16, on a CUDA device.
+        b: (K, N) or (K), same dtype and device; contiguous, or the transpose of a contiguous (N, K) weight
+            (``weight.t()``).
+        out: (..., M, N), contiguous; None: a new tensor.
+        pdl: allow programmatic dependent launch: the kernel's prologue overlaps its predecessor in the stream. Always
+            safe. None: True if ``OUTBLAS_PDL=1`` or ``OUTBLAS_WEIGHTS=1``.
+        weights: promise that ``b`` is constant, so that a kernel may read it before its predecessor ends; implies
+            ``pdl``. No work that is queued or running on this stream may write ``b``, nor on a stream that it waits
+            for. In a CUDA graph this must hold at every replay, including the graph's own nodes. A broken promise gives
+            wrong results without an error. None, with ``pdl`` None: True if ``OUTBLAS_WEIGHTS=1``.
 
-    Vectors and batches are as torch.matmul takes them; what is one product of two matrices by views alone
-    (:func:`outblas.dispatch.fold.fold`) is decided as that. Where a gradient is wanted, the product and its gradients
-    are decided in the same way (:mod:`outblas.dispatch.autograd`); under torch.compile the product is the node
-    ``outblas::mm`` of the graph (:mod:`outblas.dispatch.torch_op`). Neither takes a promise: ``pdl`` and ``weights``
-    are then what the environment says of PDL.
-
-    Every other input (shape, dtype, strides, alignment, device, autocast or a transform) is handed
-    to torch.matmul unchanged, and so are its errors; :func:`explain` says which way a product goes. It is
-    enqueued on the device's current torch stream. While a CUDA graph is captured no kernel is loaded: make
-    one call of the kind before, else the graph holds torch's kernel. Kernels and algorithms that need a workspace have
-    one in the graph's memory pool (:mod:`outblas.runtime.graph_workspace`); where the capture is not torch's (made by
-    the driver's own calls) or torch's allocator not its native one, the graph holds torch's kernel then.
+    Returns:
+        The product with torch.matmul's shape and dtype, accumulated in fp32; ``out`` if it was given.
 
     Raises:
-        TensorError: tensors on different devices, or ``out`` shares memory with an input.
+        TensorError: tensors are on different devices, or ``out`` shares memory with an input.
         DeviceError: the driver refused a launch, or cuBLASLt a call like one that it served before.
-        UsageError: ``weights`` where ``pdl`` is False.
+        UsageError: ``weights`` is true and ``pdl`` is False.
         ToolchainMissing: torch is not installed.
     """
     option = pdl if weights is None else option_of(pdl, weights)
@@ -107,14 +109,13 @@ def mm(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None = None) -> 
 
 
 def run_matmul(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, option: int | None) -> torch.Tensor | None:
-    """``a @ b`` by the whole decision, which the native table then remembers; None where torch is to compute it.
+    """Decide and run ``a @ b``; the native table then repeats the decision. Return None if torch must compute it.
 
     Args:
-        a: as of :func:`matmul`.
-        b: as of :func:`matmul`.
-        out: as of :func:`matmul`.
-        option: place in :data:`outblas.core.config.LAUNCHES` of what the caller allows; None: what the environment
-        says.
+        a: as for :func:`matmul`.
+        b: as for :func:`matmul`.
+        out: as for :func:`matmul`.
+        option: index of the launch option in :data:`outblas.core.config.LAUNCHES`; None: the environment's.
     """
     if import_torch().compiler.is_compiling():
         return in_graph(a, b) if out is None else None
@@ -139,7 +140,10 @@ def run_matmul(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, optio
 
 
 def _with_gradients(folded: Folded) -> torch.Tensor | None:
-    """The product as autograd has to see it; None where it is no single one."""
+    """Compute the product as an operation that autograd records.
+
+    Return None if it is not a single product of matrices.
+    """
     from outblas.dispatch.autograd import multiply_for_gradient
 
     return multiply_for_gradient(folded.a, folded.b) if folded.a.shape[1] == folded.b.shape[0] else None
@@ -154,12 +158,21 @@ def explain(
     weights: bool | None = None,
     bias: torch.Tensor | None = None,
 ) -> str:
-    """One line: what :func:`matmul` would use and why, or why it would be torch. Compiles nothing.
+    """Return one line: the way that :func:`matmul` would take, and the reason. Compiles nothing.
 
-    Of :func:`outblas.linear`, give its weight as ``weight.t()``, and its bias.
+    For :func:`outblas.linear` pass its weight as ``weight.t()``, and its bias.
+
+    Args:
+        a: as for :func:`matmul`.
+        b: as for :func:`matmul`.
+        out: as for :func:`matmul`.
+        pdl: as for :func:`matmul`.
+        weights: as for :func:`matmul`.
+        bias: bias of :func:`outblas.linear`; None: no bias.
 
     Raises:
-        TensorError, UsageError: as :func:`matmul`.
+        TensorError: as for :func:`matmul`.
+        UsageError: as for :func:`matmul`.
     """
     launch = launch_of_option(pdl if weights is None else option_of(pdl, weights))
     import_torch()
@@ -210,9 +223,15 @@ def use_library(library: Library | str | os.PathLike[str] | None, device: int = 
 
 
 def status() -> dict[str, dict[str, Any]]:
-    """Per device used so far (``cuda:0``): the libraries in use (the user's before the packaged one) and the rows of
-    all together, kernels loaded (and how many of them were shipped), algorithms of cuBLASLt found, calls bound, seconds
-    spent compiling, why kernels or algorithms cannot be used (one line each), and what serves repeated calls:
-    ``native`` (with the calls remembered, how operands are read and the products launched so, of all devices
-    together), or ``python`` and why."""
+    """Return the state of each device used so far, by name (``cuda:0``).
+
+    Each value says:
+
+    - the libraries in use, the user's before the packaged one, and the number of their rows;
+    - the kernels loaded, and how many of them were shipped;
+    - the algorithms of cuBLASLt found, and the calls bound;
+    - the seconds spent compiling;
+    - why kernels or algorithms cannot be used, one line each;
+    - the host path of repeated calls: ``native`` with its counts over all devices, or ``python`` and the reason.
+    """
     return device_registry.status()

@@ -1,7 +1,6 @@
-"""The hot path of ``outblas.matmul``: a table in C of calls that the dispatch has answered before.
+"""The fast path of ``outblas.matmul``: a table in C that repeats earlier decisions of the dispatch.
 
-It is optional: where ``outblas.dispatch._native`` was not built, or does not fit this torch, the dispatch serves every
-call.
+It is optional. If ``outblas.dispatch._native`` is not built or does not fit this torch, Python serves every call.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _BUILD = f"run python -m {source_id.__module__}"
 
 
 def why_not() -> str:
-    """Why the extension cannot be used, with what to do; empty when it can."""
+    """Return why the extension cannot be used, and the remedy, in one line; empty if it can."""
     if is_off("OUTBLAS_NATIVE"):
         return "switched off by OUTBLAS_NATIVE"
     try:
@@ -35,10 +34,14 @@ def why_not() -> str:
 
 
 def open_table(libcuda: str = LIBCUDA, **replaced: Any) -> tuple[Any, str]:
-    """(table, "") or (None, why there is none). Imports torch.
+    """Open the native table. Imports torch.
 
     Args:
-        libcuda: the driver's library. replaced: hooks to use in place of torch's, by name (see ``csrc/object.h``).
+        libcuda: file name of the driver's library.
+        replaced: hooks that take the place of torch's functions, by name (see ``csrc/object.h``).
+
+    Returns:
+        (table, ""), or (None, the reason) if it cannot be opened.
     """
     reason = why_not()
     if reason:
@@ -50,9 +53,10 @@ def open_table(libcuda: str = LIBCUDA, **replaced: Any) -> tuple[Any, str]:
 
 
 def tracing_check() -> Callable[[], bool]:
-    """What to ask torch before a table is asked: whether it traces, which must not see the table.
+    """Return a function that says whether torch traces; a traced call must not reach the table.
 
-    A table sees all ways of torch to trace but dynamo's, which runs nothing; to ask only for that one costs less.
+    The table itself detects every kind of tracing but dynamo's. If possible, the function asks for dynamo alone, which
+    costs less.
     """
     import torch
 
@@ -62,22 +66,25 @@ def tracing_check() -> Callable[[], bool]:
 
 
 def _compiling() -> dict[str, Any] | None:
-    """Where a table finds what ``torch.compiler.is_compiling`` looks at outside dynamo; None: it looks elsewhere."""
+    """Return the namespace that holds the flag which ``torch.compiler.is_compiling`` reads outside dynamo.
+
+    Return None if this torch reads something else.
+    """
     import torch
 
     asked, found = torch.compiler.is_compiling, vars(torch.compiler)
     code = getattr(asked, "__code__", None)
-    reads = set() if code is None else {*code.co_names} - {"torch", "jit", "is_scripting"}  # False wherever Python runs
+    reads = set() if code is None else {*code.co_names} - {"torch", "jit", "is_scripting"}  # False in eager Python
     return found if reads == {"_is_compiling_flag"} and asked.__globals__ is found else None
 
 
 def extension() -> ModuleType:
-    """The compiled module. Raises ImportError."""
+    """Import the compiled module; raise ImportError if it is not built."""
     return importlib.import_module("outblas.dispatch._native")
 
 
 def _hooks() -> dict[str, Any]:
-    """Torch's own functions, for the extension to call. Raises AttributeError for a torch without one of them."""
+    """Return torch's own functions that the extension calls; raise AttributeError if torch lacks one."""
     import torch
 
     core, base = torch._C, torch._C.TensorBase
@@ -102,7 +109,7 @@ def _hooks() -> dict[str, Any]:
         "grad_enabled": torch.is_grad_enabled,
         "requires_grad": base.requires_grad,
         "forward_ad": vars(torch.autograd.forward_ad),
-        # What a CPU build lacks is never called there: a table of it remembers no kernel.
+        # A CPU build lacks these two; its table remembers no kernel and never calls them.
         "current_device": getattr(core, "_cuda_getDevice", None),
         "current_stream": getattr(core, "_cuda_getCurrentRawStream", None),
         "empty": _empty(),
@@ -113,7 +120,7 @@ def _hooks() -> dict[str, Any]:
 
 
 def _empty() -> Any:
-    """(shape, strides, dtype) -> a CUDA tensor on the current device; inductor's allocator where torch has it."""
+    """Return ``(shape, strides, dtype) -> CUDA tensor`` on the current device; Inductor's allocator if torch has it."""
     import torch
 
     fast = getattr(getattr(getattr(torch._C, "_dynamo", None), "guards", None), "_empty_strided_cuda", None)
@@ -127,7 +134,10 @@ def _empty() -> Any:
 
 
 def _increment_version() -> Any:
-    """(tensors) -> None: torch's own, which takes one tensor where torch is older."""
+    """Return ``(tensors) -> None`` that increments their versions.
+
+    Older versions of torch take one tensor at a time.
+    """
     import torch
 
     core = torch._C._increment_version
@@ -144,7 +154,7 @@ def _increment_version() -> Any:
 
 
 def _spares_inference() -> bool:
-    """Whether torch's own increment of versions leaves out tensors of inference mode, which have none."""
+    """Return True if torch's increment of versions skips inference tensors, which have no version."""
     import torch
 
     with torch.inference_mode():
@@ -157,7 +167,7 @@ def _spares_inference() -> bool:
 
 
 def _refused(call: str, status: int) -> None:
-    """Raises DeviceError for a call of the driver or of cuBLASLt that failed."""
+    """Raise DeviceError for a failed call of the driver or of cuBLASLt."""
     if call.startswith("cublas"):
         check_status(call, status)
     try:

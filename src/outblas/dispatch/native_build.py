@@ -1,8 +1,8 @@
-"""Builds ``outblas.dispatch._native``, the hot paths of ``outblas.matmul`` and of torch's own products, with the
-system's C and C++ compilers; without one for C++ it has the first alone.
+"""Build ``outblas.dispatch._native``, the fast paths of ``outblas.matmul`` and of torch's own products.
 
-``pip install`` does it by itself (``hatch_build.py``); in a source tree ``python -m outblas.dispatch.native_build``
-puts the extension beside this file. It needs a C compiler and Python's headers, and nothing of CUDA or torch.
+It uses the system's C and C++ compilers; without a C++ compiler, only the first path is built. ``pip install`` runs it
+(``hatch_build.py``). In a source tree, ``python -m outblas.dispatch.native_build`` puts the extension beside this file.
+It needs a C compiler and Python's headers, but neither CUDA nor torch.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ _KERNELS, _THEIR_TYPE = "products_call.cpp", "products.c"
 
 
 def source_id() -> str:
-    """What identifies the sources; an extension built from others is not used. Empty where they are not installed."""
+    """Return an identifier of the C and C++ sources; empty if they are not installed.
+
+    An extension that was built from other sources is not used.
+    """
     files = sorted(f for kind in ("*.[ch]", "*.cpp") for f in SOURCES.glob(kind))
     return hashlib.sha256(b"\0".join(f.read_bytes() for f in files)).hexdigest()[:16] if files else ""
 

@@ -26,7 +26,10 @@ def table_product(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None) ->
 
 
 def open_once() -> None:
-    """Open the table, or find out that there is none. The caller holds the lock of the devices."""
+    """Open the table at the first call, or record the reason why it cannot be opened.
+
+    The caller holds the devices' lock.
+    """
     global table, why_no_table, table_matmul, is_compiling
     if table is not None or why_no_table:
         return
@@ -42,7 +45,7 @@ def clear_table() -> None:
 
 
 def host_path() -> str:
-    """What serves repeated calls: ``native`` with its counts, or ``python`` and why."""
+    """Return the host path of repeated calls: ``native`` with its counts, or ``python`` and the reason."""
     if table is not None:
         return "native: {remembered} calls remembered, read by {reads_by}, {launches} launched".format(**table.counts())
     return f"python: {why_no_table or 'no product was asked for yet'}"

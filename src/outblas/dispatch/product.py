@@ -1,8 +1,7 @@
-"""A product of two matrices: decided, run on its device, and told to the native table.
+"""Decide a product of two matrices, run it on its device, and record the decision in the native table.
 
-Operands are plain matrices on one device, and nobody but us must see the call: callers have asked
-:func:`outblas.dispatch.tensors.why_left_to_torch` before. The one exception is :func:`run_below_autograd`, which asks
-it itself.
+Operands are plain matrices on one device. Callers have checked :func:`outblas.dispatch.tensors.why_left_to_torch`; only
+:func:`run_below_autograd` checks it itself.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ if TYPE_CHECKING:
 def decide_and_run(
     a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, option: int | None, call: NativeCall | None = None
 ) -> torch.Tensor | None:
-    """``a @ b``, decided, run and told to the native table; None where torch is to compute it.
+    """Decide and run ``a @ b``, and cache the decision. Return None if torch must compute it.
 
     Args:
         a: (M, K).
         b: (K, N).
-        out: (M, N), which is written; None: allocated.
-        option: place in :data:`outblas.core.config.LAUNCHES` of what the caller allows; None: what the environment
-        says. call: is told what the native table is told.
+        out: (M, N), the output; None: a new tensor.
+        option: index of the launch option in :data:`outblas.core.config.LAUNCHES`; None: the environment's.
+        call: a call from the C++ kernels, which cache the decision, too.
     """
     device, launch = device_registry.device_state(a.device.index), launch_of_option(option)
     decision = device.decide(operand(a), operand(b), None if out is None else operand(out), launch)
@@ -70,20 +69,22 @@ def run_below_autograd(
         return None
     import torch
 
-    with torch.no_grad():  # autograd is above; what is remembered is remembered without it
+    with torch.no_grad():  # autograd runs above; the cached decision must be the one without gradients
         return None if why_left_to_torch(a, b, None) else decide_and_run(a, b, None, option, call)
 
 
 def has_kernel(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether the library has a kernel (no algorithm of cuBLASLt) for the product of two matrices, given by tensors
-    without an address, which will be aligned."""
+    """Return True if the library has a kernel for the product of two matrices; an algorithm of cuBLASLt does not count.
+
+    The tensors may lack an address (fake tensors); aligned operands are assumed.
+    """
     device = device_registry.device_state(a.device.index)
     decision = device.decide(aligned_operand(a), aligned_operand(b), None, launch_of_option(promise_free_option()))
     return decision.config is not None and not device.is_left_to_torch(decision)
 
 
 def may_have_kernel(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether the product, or one of its gradients, may be in the library of its device."""
+    """Return True if the operands are half precision on a device with a library, so a kernel may exist."""
     return is_half(a, b) and device_registry.has_library(a.device.index)
 
 
@@ -94,14 +95,14 @@ def remember(
     result: torch.Tensor | None,
     call: NativeCall | None = None,
 ) -> None:
-    """Let the native table, and whoever asked by ``call``, answer such calls from now on.
+    """Cache a decision in the native table, and in the C++ kernels if they asked by ``call``.
 
     Args:
-        device: which decided and ran it.
-        decision: what was decided.
+        device: device that decided and ran it.
+        decision: the decision.
         operands: (a, b, out, launch option).
         result: the output; None: torch computes it.
-        call: as of :func:`decide_and_run`.
+        call: as for :func:`decide_and_run`.
     """
     if result is None and not device.is_left_to_torch(decision):
         return  # what could not be loaded yet, or not be used, under capture
@@ -120,8 +121,10 @@ def remember(
 
 
 def _lend_workspace(table: Any, device: DeviceState, a: torch.Tensor, call: NativeCall | None) -> None:
-    """Tell the native table, and whoever asked, the workspace of the current stream, which they then keep alive; of its
-    capture, if there is one, the table alone, which keeps nothing of that."""
+    """Give the workspace of the current stream to the native table and to the asking C++ kernels, which keep it alive.
+
+    While the stream captures, only the table gets the capture's workspace, and does not keep it alive.
+    """
     import torch
 
     stream = torch._C._cuda_getCurrentRawStream(a.device.index)

@@ -1,5 +1,7 @@
-"""What a call allows a kernel to do before its predecessor in the stream has ended: by its arguments, or by the
-environment (``OUTBLAS_PDL=1``, ``OUTBLAS_WEIGHTS=1``)."""
+"""Launch options: the work that a kernel may begin before its predecessor in the stream has ended.
+
+A call's arguments set them, or the environment (``OUTBLAS_PDL=1``, ``OUTBLAS_WEIGHTS=1``).
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,15 @@ from outblas.core.switches import is_on
 
 
 def option_of(pdl: bool | None, weights: bool) -> int:
-    """Place in :data:`outblas.core.config.LAUNCHES` of what the arguments allow (False and True are the first two)."""
+    """Return the index in :data:`outblas.core.config.LAUNCHES` of the launch option that the arguments allow.
+
+    Args:
+        pdl: allow programmatic dependent launch; None: as the environment says.
+        weights: promise that ``b`` is constant; implies ``pdl``.
+
+    Raises:
+        UsageError: ``weights`` is true and ``pdl`` is False.
+    """
     if weights and pdl is not None and not pdl:
         raise UsageError("weights=True with pdl=False", "pdl=True, or none", "leave pdl out: constant weights imply it")
     if weights:
@@ -18,13 +28,15 @@ def option_of(pdl: bool | None, weights: bool) -> int:
 
 
 def launch_of_option(option: int | None) -> Launch:
-    """The launch option of a call; None: what the environment says."""
+    """Return the launch option at an index of ``LAUNCHES``; None: the environment's."""
     if option is not None:
         return LAUNCHES[int(option)]
     return "weights" if is_on("OUTBLAS_WEIGHTS") else "pdl" if is_on("OUTBLAS_PDL") else "plain"
 
 
 def promise_free_option() -> int:
-    """What the environment allows to products that nobody made a promise of: whoever calls our operator, or torch's
-    with ours in their place, may pass as ``b`` what was just written."""
+    """Return the launch option of calls without an explicit promise: 0 (plain) or 1 (PDL).
+
+    It is never ``weights``: ``b`` may still be being written.
+    """
     return int(launch_of_option(None) != "plain")

@@ -1,6 +1,6 @@
-"""What is read of torch tensors before a decision: their records, and whether torch must see the call itself.
+"""Read torch tensors before a decision: their properties, and the reasons for which torch must see the call.
 
-``csrc/read.c`` reads the same for calls that were decided before: a change here is a change there.
+``csrc/read.c`` reads the same for calls that were decided before: change both together.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from outblas.runtime.overlap import may_overlap
 if TYPE_CHECKING:
     import torch
 
-#: The one reason of :func:`why_left_to_torch` for which our own product can be had: by an operator that autograd knows.
+#: A reason of :func:`why_left_to_torch` that is no obstacle: an operator with gradients can still run a kernel.
 GRADIENT_WANTED = "a gradient is wanted"
 
 
 def import_torch() -> Any:
-    """torch, which every product needs. Raises ToolchainMissing."""
+    """Import and return torch; raise ToolchainMissing if it is not installed."""
     try:
         import torch
     except ImportError as error:
@@ -31,9 +31,9 @@ def import_torch() -> Any:
 
 
 def why_left_to_torch(a: torch.Tensor, b: torch.Tensor | None, out: torch.Tensor | None) -> str:
-    """Why torch must see this call whatever its shapes: something would be lost if it did not; else empty.
+    """Return why torch must see this call regardless of its shapes; empty if it need not.
 
-    :data:`GRADIENT_WANTED` is said last: only where there is no other reason.
+    :data:`GRADIENT_WANTED` is returned only if no other reason holds.
     """
     import torch
 
@@ -68,14 +68,14 @@ def why_left_to_torch(a: torch.Tensor, b: torch.Tensor | None, out: torch.Tensor
 
 
 def has_memory(t: torch.Tensor) -> bool:
-    """Whether a tensor is its numbers; that of a batch of gradients (``is_grads_batched``) only stands for others."""
+    """Return False for a tensor without storage, such as one of a batch of gradients (``is_grads_batched``)."""
     import torch
 
     return bool(getattr(torch._C, "_has_storage", lambda t: True)(t))
 
 
 def is_half(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether both are of one type that our kernels take."""
+    """Return True if both tensors are fp16, or both are bf16."""
     import torch
 
     return a.dtype in (torch.float16, torch.bfloat16) and a.dtype == b.dtype
@@ -94,7 +94,7 @@ def check_devices_and_overlap(a: torch.Tensor, b: torch.Tensor, out: torch.Tenso
 
 
 def _watched() -> bool:
-    """Whether a function mode is on that wants to see products; that of a default device does not."""
+    """Return True if a function mode other than that of a default device is on."""
     import torch
 
     modes = torch.overrides._get_current_function_mode_stack()
@@ -112,11 +112,11 @@ def _device_name(device: torch.device) -> str:
 
 
 def operand(t: torch.Tensor) -> Operand:
-    """What a decision needs to know of a torch tensor."""
+    """Return the properties of a torch tensor on which a decision depends."""
     offset = t.data_ptr() % ROW_ALIGN_BYTES
     return Operand(tuple(t.shape), tuple(t.stride()), _dtype_name(t.dtype), _device_name(t.device), offset)
 
 
 def aligned_operand(t: torch.Tensor) -> Operand:
-    """As :func:`operand`, of a tensor with no address yet, which will be aligned."""
+    """Return :func:`operand` of a tensor that has no address yet and will be aligned to 16 bytes."""
     return Operand(tuple(t.shape), tuple(t.stride()), _dtype_name(t.dtype), _device_name(t.device))

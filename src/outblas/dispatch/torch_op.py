@@ -1,7 +1,8 @@
-"""``outblas::mm``, the product as an operator of torch: torch.compile keeps it in its graphs, autograd knows its
-gradients, and what computes it is decided at every call. Importing this module imports torch and registers it, once.
+"""``outblas::mm``: the product as a torch operator, registered when this module is imported.
 
-It costs the host more than the native table and :mod:`outblas.dispatch.autograd` do, so eager calls never get here.
+torch.compile keeps the operator in its graphs, and autograd knows its gradients. Each call decides anew which kernel
+runs. The operator costs the host more than the native table and :mod:`outblas.dispatch.autograd`, so eager calls
+never use it.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def _backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, torch.
 
 
 def _batched(info: Any, in_dims: tuple[int | None, ...], a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """A batch of products is torch's."""
+    """Leave a batch of products (vmap) to ``torch.matmul``; the batch is dimension 0 of the result."""
     batches = [t if d is None else t.movedim(d, 0) for t, d in zip((a, b), in_dims, strict=True)]
     return torch.matmul(*batches), 0
 
@@ -43,5 +44,5 @@ torch.library.register_fake(_NAME, _fake, lib=_LIBRARY)
 torch.library.register_autograd(_NAME, _backward, setup_context=_setup, lib=_LIBRARY)
 torch.library.register_vmap(_NAME, _batched, lib=_LIBRARY)
 
-#: (M, K) and (K, N) -> (M, N) of their dtype; errors as torch.mm.
+#: (M, K) and (K, N) -> (M, N) of the same dtype; raises torch.mm's errors.
 mm = torch.ops.outblas.mm.default

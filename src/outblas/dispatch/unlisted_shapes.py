@@ -1,4 +1,4 @@
-"""Who chooses kernels for problems that the packaged library does not have."""
+"""Choose kernels for problems that the packaged library does not have."""
 
 from __future__ import annotations
 
@@ -15,15 +15,18 @@ from outblas.core.switches import is_off
 from outblas.dispatch.decide import Choose
 from outblas.records.library import LibraryChoice
 
-#: ``0`` leaves such problems to torch.
+#: Set to ``0``, it leaves such problems to torch.
 ANY_SHAPE_VARIABLE = "OUTBLAS_ANY_SHAPE"
-#: Choices kept: a problem is asked for again with other addresses, outputs and launch options.
+#: Number of cached choices: the same problem returns with other addresses, outputs and launch options.
 MAX_CACHED_CHOICES = 4096
 
 
 def any_shape_chooser(gpu_name: str) -> Choose | None:
-    """:mod:`outblas.learn.any_shape`, whose data are read when it is first asked; None: there are none for this GPU, or
-    ``OUTBLAS_ANY_SHAPE=0``. Where they cannot be read, or numpy not be imported, it warns once and chooses nothing."""
+    """Return the chooser of :mod:`outblas.learn.any_shape` for a GPU, which reads its data at its first call.
+
+    Return None if the package has no data for this GPU, or if ``OUTBLAS_ANY_SHAPE=0``. If the data cannot be read or
+    numpy cannot be imported, the chooser warns once and returns None from then on.
+    """
     if is_off(ANY_SHAPE_VARIABLE) or not _data(gpu_name).is_file():
         return None
     broken = False
@@ -48,7 +51,7 @@ def any_shape_chooser(gpu_name: str) -> Choose | None:
 
 @functools.cache
 def choices_id(gpu_name: str) -> str:
-    """What the choices on a GPU depend on, as a digest: its data, and the policy's."""
+    """Return a SHA-256 digest of all data on which the choices for a GPU depend; missing files count as empty."""
     files = (_data(gpu_name), resources.files("outblas") / "data" / "policies" / f"{gpu_name}.npz")
     return hashlib.sha256(b"".join(hashlib.sha256(_bytes(file)).digest() for file in files)).hexdigest()
 
@@ -60,5 +63,5 @@ def _data(gpu_name: str) -> Any:
 def _bytes(file: Any) -> bytes:
     try:
         return bytes(file.read_bytes())
-    except OSError:  # told where it is used
+    except OSError:  # the chooser reports it
         return b""

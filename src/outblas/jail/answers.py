@@ -16,7 +16,7 @@ _WORDS, _NAME, _GATES, _BASELINES, _SAMPLES, _LARGE = 600, 60, 16, 64, 100_000, 
 
 
 def encode(value: tuple[Evaluation | None, Baselines | None]) -> dict[str, Any]:
-    """What a worker's handler answers, as JSON types."""
+    """Return the answer of a worker's handler as JSON types."""
     evaluation, baselines = value
     return {
         "evaluation": None if evaluation is None else evaluation_to_json(evaluation),
@@ -31,11 +31,11 @@ def encode(value: tuple[Evaluation | None, Baselines | None]) -> dict[str, Any]:
 
 
 def decode(data: dict[str, Any]) -> tuple[Evaluation | None, Baselines | None]:
-    """Inverse of :func:`encode`.
+    """Inverse of :func:`encode`, with checks, because the worker is not trusted.
 
     Raises:
-        ValueError, KeyError, TypeError, OutblasError: it is none, or holds what is not of its kind: a time that is no
-            positive number, a status beside another's verdict.
+        ValueError: the data are no answer, or inconsistent: a time that is not positive, or a status that contradicts
+            the verdict. KeyError, TypeError or OutblasError may be raised instead.
     """
     reported, given = data["evaluation"], data["baselines"]
     evaluation = None if reported is None else evaluation_from_json(reported)
@@ -76,7 +76,7 @@ def _checked(reported: Evaluation) -> Evaluation:
 
 
 def _ratio(verdict: Verdict) -> float | None:
-    """Error over bound; None where there is no number to tell."""
+    """Return error divided by bound; None if it is no finite number."""
     ratio = verdict.max_err_ratio
     if ratio is None:
         return None

@@ -1,7 +1,7 @@
-"""A free kernel compiled: form ``device`` by NVRTC to a cubin, form ``host`` by nvcc to a shared object.
+"""Compile a free kernel: form ``device`` by NVRTC to a cubin, form ``host`` by nvcc to a shared object.
 
-Both in a process of their own (outblas.jail.confined_compiler), kept by the compile cache's rules: one checksummed
-file by the hash of toolchain, flags, text and headers, published by rename.
+Both run in a process of their own (outblas.jail.confined_compiler). Results are kept by the compile cache's rules: one
+checksummed file, named by the hash of toolchain, flags, text and headers, published by rename.
 """
 
 from __future__ import annotations
@@ -48,9 +48,10 @@ class BuiltKernel:
     """A compiled free kernel.
 
     Attributes:
-        kernel: what was compiled. cubin: its machine code with the compiler's words; for form ``host`` the image is
-            the shared object, and figures are the most (registers, shared memory) or the sum (the rest) over kernels.
-        globals_bytes: of ``__device__`` variables.
+        kernel: the source.
+        cubin: its machine code with the compiler's output. For form ``host`` the image is the shared object; registers
+            and shared memory are the maximum over its kernels, the other figures the sum.
+        globals_bytes: bytes of ``__device__`` variables.
     """
 
     kernel: FreeKernel
@@ -63,7 +64,7 @@ class BuiltKernel:
         return self.cubin.log
 
     def counters(self) -> dict[str, float]:
-        """What an evaluation says of a compiled kernel."""
+        """Return the figures of the compiled kernel that an evaluation reports, by name."""
         cubin, facts = self.cubin, self.cubin.facts
         return {
             "registers": float(cubin.registers),
@@ -101,12 +102,12 @@ def build(
 
 
 def macro_definitions(problem: Problem) -> tuple[str, ...]:
-    """Macros that every text is compiled with."""
+    """Return the macros with which every text is compiled."""
     return f"-DOUTBLAS_BF16={int(problem.dtype == 'bf16')}", f"-DOUTBLAS_NN={int(problem.layout == 'NN')}"
 
 
 class _Job:
-    """What both forms share."""
+    """The part of a compilation that both forms share."""
 
     def __init__(self, kernel: FreeKernel, problem: Problem, gpu: Gpu) -> None:
         self.kernel, self.problem, self.arch = kernel, problem, architecture(gpu)
@@ -136,7 +137,7 @@ class _Job:
         return cutlass_folders() if self.cutlass else []
 
     def words(self, said: str) -> str:
-        """What the compiler said, without lines of other files and without where this machine keeps its headers."""
+        """Return the compiler's output without lines of other files and without the paths of this machine's headers."""
         said = own_words(said, self.kernel.text, LOG_BYTES)
         for path in sorted(map(str, self.includes()), key=len, reverse=True):
             said = said.replace(f"{path}/", "")
@@ -219,7 +220,7 @@ def _compile_folder() -> Iterator[Path]:
 
 
 def _made(path: Path) -> bytes:
-    """What the compiler made. Raises CompileError: it is too large to keep."""
+    """Return the compiler's output file; raise CompileError if it is too large to keep."""
     size = path.stat().st_size
     if size > MAX_IMAGE_BYTES:
         raise CompileError(f"it compiles to {size >> 20} MiB", f"at most {MAX_IMAGE_BYTES >> 20}", "hold less data")

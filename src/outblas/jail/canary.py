@@ -37,11 +37,12 @@ _COLUMN = 1 if os.uname().machine == "aarch64" else 0
 
 
 class AttackOutcome(NamedTuple):
-    """What came of one attack.
+    """The result of one attack.
 
     Attributes:
-        attack: what was tried. held: False: it got through; None: it could not be tried here.
-        words: the system's, where it did not get through.
+        attack: the attempted attack.
+        held: True if it was blocked; False if it got through; None if it could not be tried here.
+        words: the system's error message if it was blocked.
     """
 
     attack: str
@@ -89,7 +90,7 @@ def attack_handler(folder: str, victim: str) -> Callable[[list[tuple[int, str]],
 
 
 def _tried(name: str, folder: str, victim: str) -> tuple[bool | None, str]:
-    """Whether the attack was held, and the system's words; None: it failed for another reason."""
+    """Try an attack; return (held, the system's message). ``held`` is None if it failed for another reason."""
     try:
         ATTACKS[name](folder, victim)
     except OSError as error:
@@ -114,7 +115,7 @@ def decode(data: object) -> tuple[bool | None, str]:
 
 
 def system_call(number: int, *arguments: object) -> int:
-    """What a system call gives, made by its number.
+    """Make a system call by its number and return its result.
 
     Raises:
         OSError: it fails.
@@ -188,7 +189,7 @@ def _inherits(folder: str, victim: str) -> None:
     raise OSError(errno.EPERM, "none is open")
 
 
-#: What is tried -> how, with the worker's folder and a file outside; it raises where it is refused.
+#: Attack -> function of the worker's folder and a file outside; it raises if the jail refuses.
 ATTACKS: dict[str, Callable[[str, str], None]] = {
     "read a file": _reads,
     "write a file": _writes,

@@ -23,20 +23,20 @@ from outblas.runtime.cubin import decode, encode
 
 
 class CarriedBuilds:
-    """One checksummed file per kernel, layout, dtype and architecture; of the package's present kernel files, where the
-    text includes any.
+    """A folder with one checksummed file per kernel, layout, dtype and architecture.
 
-    Unlike the compile cache's, its keys do not ask which compiler or which CUTLASS this machine has.
+    A kernel that includes the package's kernel files is kept for their present version. Unlike the compile cache's
+    keys, these do not depend on this machine's compiler or CUTLASS.
 
     Args:
-        folder: made where it is not there.
+        folder: created if it does not exist.
     """
 
     def __init__(self, folder: str | Path, gpu: Gpu = H200) -> None:
         self.folder, self._gpu = Path(folder), gpu
 
     def path(self, kernel: FreeKernel, problem: Problem) -> Path:
-        """Where the kernel is kept, compiled for the problem's layout and dtype."""
+        """Return the file of the kernel, compiled for the problem's layout and dtype."""
         return self.folder / f"{kernel.name}_{problem.layout}_{problem.dtype}.kernel"
 
     def get(self, kernel: FreeKernel, problem: Problem) -> BuiltKernel | None:
@@ -60,10 +60,12 @@ class CarriedBuilds:
         write_atomic(self.path(built.kernel, problem), encode(built.cubin, key))
 
     def build(self, kernel: FreeKernel, problem: Problem) -> BuiltKernel:
-        """The compiled kernel from the folder, else compiled and kept there.
+        """Return the compiled kernel from the folder; compile and keep it if it is missing.
 
         Raises:
-            CompileError, ContractError, ToolchainMissing: as :func:`outblas.jail.build.build`.
+            CompileError: as :func:`outblas.jail.build.build`.
+            ContractError: as :func:`outblas.jail.build.build`.
+            ToolchainMissing: as :func:`outblas.jail.build.build`.
             RecordError: as :meth:`put`.
         """
         if (found := self.get(kernel, problem)) is None:
@@ -89,7 +91,10 @@ class CarriedLiveEvaluator(JailedEvaluator):
             yield self._one(problem, kernel)
 
     def _one(self, problem: Problem, kernel: FreeKernel) -> BuiltKernel | Evaluation:
-        """What :func:`outblas.jail.static_gate.examine` says, without a compiler where the folder has the kernel."""
+        """Return the result of :func:`outblas.jail.static_gate.examine`.
+
+        No compiler runs if the folder has the kernel.
+        """
         gpu = self._options.gpu
         built = None if self.carried is None else self.carried.get(kernel, problem)
         if built is None:

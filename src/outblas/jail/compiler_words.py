@@ -1,6 +1,6 @@
-"""What a compiler said, made fit to hand on: to a user, a store, a language model's server.
+"""Clean a compiler's output before it reaches a user, a store or a language model's server.
 
-A compiler quotes the line that it complains of. Where that line is another file's, it is nobody's business.
+A compiler quotes each faulty line. A line of another file must not be disclosed.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ _NUMBERED = re.compile(r"^\s*\d*\s*\|(.*)$")
 
 
 def own_words(said: str, text: str, limit: int) -> str:
-    """Return a compiler's words without the lines that it quotes of other files, cleaned.
+    """Return a compiler's output without lines quoted from other files.
 
-    No name of a file is believed, for a text can make a compiler say any: a quoted line stays if the text has it.
+    File names in the output are not trusted, because a text can make a compiler print any name. A quoted line stays if
+    it occurs in the text.
 
     Args:
-        said: all that the compiler said.
-        text: what it compiled.
-        limit: most characters that are kept.
+        said: the compiler's whole output.
+        text: the compiled text.
+        limit: most characters to keep.
     """
     own = {line.strip() for line in clean_text(text).split("\n")}
     kept: list[str] = []

@@ -1,6 +1,6 @@
-"""What host code may have done to the process that judges it: looked at before it is bound, and after.
+"""Detect changes that host code made to the judging process: a look before it is bound, and one after.
 
-The rules of every candidate (outblas.judge.rules) hold besides. None of this is airtight: the code shares the process.
+The rules of every candidate (outblas.judge.rules) hold, too. None of this is airtight: the code shares the process.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def snapshot() -> dict[str, object]:
 
 
 def what_changed(before: Mapping[str, object]) -> str:
-    """What differs now, in words; empty where nothing does."""
+    """Describe the differences from ``before`` in words; empty if nothing differs."""
     for what, state in snapshot().items():
         was = before[what]
         if what == "opened files":

@@ -1,9 +1,9 @@
-"""What a process that runs strangers' code may still do, and in words what keeps it there.
+"""Confine a process that runs untrusted code, and report in words which limits hold.
 
-The jail closes once CUDA, torch and the baselines are up, before anything of a candidate is loaded, for CUDA does not
-start in it everywhere: :meth:`Jail.files` (landlock holds for this thread and those that it starts later, not for
-CUDA's own), then :meth:`Jail.calls` (seccomp holds for all). Each part is used where the system has it;
-:meth:`Jail.report` says which.
+The jail closes once CUDA, torch and the baselines have started, because CUDA cannot start inside it everywhere. Nothing
+of a candidate is loaded before. First comes :meth:`Jail.files`: landlock holds for this thread and its later threads,
+not for CUDA's own. Then comes :meth:`Jail.calls`: seccomp holds for all threads. Each part is used if the system has
+it; :meth:`Jail.report` says which ones hold.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _DEVICES = ("/dev/nvidia*", "/dev/nvidia-caps", "/dev/null", "/dev/zero")
 
 
 class ConfinementLine(NamedTuple):
-    """One part of the jail: what it is, whether it holds here, and what it does or what its absence means."""
+    """A part of the jail: its name, whether it holds here, and its effect or the effect of its absence."""
 
     part: str
     on: bool
@@ -46,13 +46,15 @@ class ConfinementLine(NamedTuple):
 
 @dataclass
 class Jail:
-    """Limits of one process, which it puts on itself.
+    """Limits that a process puts on itself.
 
     Attributes:
-        folder: its own, the only one that it may write to.
-        readable: paths beside the system's and Python's own.
-        cpu_seconds: of processor time. file_bytes: size of a file. threads: processes and threads of the user
-            (does not bind root). memory_bytes: address space; None: unlimited, as CUDA needs.
+        folder: its own folder, the only writable one.
+        readable: readable paths beside the system's and Python's.
+        cpu_seconds: seconds of processor time.
+        file_bytes: largest file, in bytes.
+        threads: processes and threads of the user; does not bind root.
+        memory_bytes: address space in bytes; None: unlimited, as CUDA needs.
     """
 
     folder: str
@@ -101,12 +103,12 @@ class Jail:
             self._on["calls"] = "seccomp"
 
     def report(self) -> list[ConfinementLine]:
-        """What holds in this process now, and what does not."""
+        """Return the parts of the jail, and for each whether it holds in this process now."""
         return lines("files" in self._on, "calls" in self._on, landlock.abi() if "files" in self._on else 0)
 
 
 def report() -> list[ConfinementLine]:
-    """What a jail will hold on this machine, in words, and what none covers."""
+    """Return the parts that a jail will have on this machine, and the dangers that none covers."""
     return lines(landlock.abi() > 0, seccomp.available(), landlock.abi())
 
 
@@ -153,7 +155,10 @@ def lines(files: bool, calls: bool, version: int) -> list[ConfinementLine]:
 
 
 def readable_roots(more: tuple[str, ...] = ()) -> list[str]:
-    """Paths that a worker reads: the system's libraries, Python's, every folder that modules come from."""
+    """Return the paths that a worker may read.
+
+    The system's libraries, Python's, every folder of modules, and ``more``.
+    """
     prefixes = {sys.prefix, sys.base_prefix, sys.exec_prefix, os.path.dirname(os.path.realpath(sys.executable))}
     modules = {os.path.abspath(path) for path in sys.path if path and os.path.exists(path)}
     homes = {os.environ[name] for name in ("CUDA_HOME", "CUDA_PATH", "CUTLASS_DIR") if os.environ.get(name)}
@@ -182,7 +187,7 @@ def _home() -> str:
 
 
 def devices() -> list[str]:
-    """Device files that CUDA talks to."""
+    """Return the device files that CUDA uses."""
     return [path for pattern in _DEVICES for path in glob.glob(pattern)]
 
 

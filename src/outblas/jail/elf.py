@@ -1,4 +1,4 @@
-"""As much of ELF as a look at a shared object needs: its sections, its symbols, and the cubins inside it."""
+"""Read the parts of ELF that the check of a shared object needs: sections, symbols, and the cubins inside it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NAME_BYTES, _SYMBOLS, _IMAGES = 4096, 1 << 16, 64
 
 
 class Section(NamedTuple):
-    """Name, kind (sh_type), where it lies in the file and how long it is in memory, bytes, and what it links to."""
+    """A section: name, kind (sh_type), position in the file, length in memory, bytes, and its link."""
 
     name: str
     kind: int
@@ -26,10 +26,10 @@ class Section(NamedTuple):
 
 
 def sections(image: bytes, at: int = 0) -> list[Section]:
-    """Sections of the 64-bit little-endian ELF file that begins at ``at``.
+    """Return the sections of the 64-bit little-endian ELF file that begins at offset ``at``.
 
     Raises:
-        CompileError: there is none.
+        CompileError: no such file begins there.
     """
     try:
         if image[at : at + 6] != _MAGIC:
@@ -72,10 +72,10 @@ def _read_symbols(image: bytes, section: Section, names: int, asked: list[str], 
 
 
 def cubins(image: bytes) -> list[bytes]:
-    """Every CUDA ELF file in the bytes, wherever it lies: a cubin itself, or those in a shared object.
+    """Return every CUDA ELF file in the bytes: a cubin itself, or those inside a shared object.
 
     Raises:
-        CompileError: one cannot be read, or they lie in one another, as no compiler puts them.
+        CompileError: one cannot be read, or two overlap, which no compiler produces.
     """
     found, total, at = [], 0, image.find(_MAGIC)
     while at >= 0:

@@ -1,10 +1,10 @@
-"""Evaluations of free kernels as JSON lines: a head that says where they come from, then one evaluation a line.
+"""Evaluations of free kernels as JSON lines: a header with their origin, then one evaluation per line.
 
     {"format": "outblas-free-1", "gpu": "h200", "provenance": {...}}
     {"problem": {...}, "config": {"family": "free", "text": ...}, "status": ...}
 
-A line is written at once and flushed, so that a killed run loses the evaluation in flight only; a last line that
-was cut off is left out when the file is read, and cut away when it is continued.
+Each line is written and flushed at once, so a killed run loses only the evaluation in progress. A last line that was
+cut off is skipped when the file is read, and removed when it is continued.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Recorder:
         self._file: IO[bytes] = io.BufferedRandom(open_plain(self._path))
 
     def append(self, evaluation: Evaluation) -> None:
-        """One evaluation, on the disk when this returns. Raises RecordError: the disk is full; the file is whole."""
+        """Write one evaluation to the disk. Raise RecordError if the disk is full; the file stays valid."""
         try:
             self._write(evaluation_to_json(evaluation))
         except OSError as error:

@@ -51,7 +51,7 @@ class GuardedWorkspace:
         return int(self._words.data_ptr()) + _GUARD_BYTES
 
     def broken(self) -> bool:
-        """Whether a guard was written."""
+        """Return True if a guard was overwritten."""
         guards = (self._words[: self._first], self._words[self._behind :])
         return any(bool((guard != CANARY).any()) for guard in guards)
 
@@ -60,10 +60,10 @@ _SWIZZLES = {0: "NONE", 32: "32B", 64: "64B", 128: "128B"}
 
 
 class _Loaded:
-    """What both forms share: a name, guarded workspaces.
+    """The part that both forms share: a name and guarded workspaces.
 
     Attributes:
-        config: the kernel, as the proof asks for it.
+        config: the kernel, as the proof needs it.
     """
 
     def __init__(self, built: BuiltKernel, gpu: Gpu) -> None:
@@ -89,7 +89,7 @@ class _Loaded:
         return [self._call(problem, each, workspace) for each in operands]
 
     def broken_workspace(self) -> bool:
-        """Whether a guard around any workspace was written so far."""
+        """Return True if a guard of any workspace was overwritten so far."""
         return any(each.broken() for each in self._workspaces)
 
     def release(self) -> None:
@@ -151,10 +151,10 @@ class DeviceKernel(_Loaded):
 
 
 class HostKernel(_Loaded):
-    """Form ``host``: its shared object is loaded from ``folder``, where this process may write.
+    """A kernel of form ``host``: its shared object is loaded from ``folder``, which must be writable.
 
     Args:
-        cudart: path of the CUDA run-time library that it was linked with; None: the system finds it.
+        cudart: path of the CUDA run-time library that it was linked with; None: the system's search finds it.
 
     Raises:
         DeviceError: it cannot be loaded.
@@ -200,7 +200,7 @@ def _needed(image: bytes, cudart: str | None) -> list[str]:
 
 
 class HostCall:
-    """One product through ``outblas_launch``; raises DeviceError where that returns an error."""
+    """A product computed by ``outblas_launch``; a call raises DeviceError if that returns an error."""
 
     def __init__(self, function: Any, fixed: tuple[Any, ...], keep: tuple[Any, ...]) -> None:
         self._function, self._fixed, self._keep = function, fixed, keep

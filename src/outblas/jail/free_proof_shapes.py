@@ -13,8 +13,8 @@ from outblas.kernels.custom.contract import LaunchBlock
 MAX_FLOPS = 2 * 1024**3
 #: Problems proved in full at most.
 MAX_PROBLEMS = 14
-#: Wherever these are allowed, a kernel that only knows the asked shape is found out: ragged ones, less than one tile,
-#: long K, N = K (products can be chained), rows that are not whole 16 bytes.
+#: Shapes that expose a kernel for the requested shape alone, if its contract allows them. They are ragged, less than
+#: one tile, long in K, N = K (products can be chained), or have rows that are not whole 16 bytes.
 _ALWAYS = (
     (256, 256, 256), (1, 8, 8), (129, 136, 264), (127, 1001, 333), (16, 64, 4104), (33, 520, 72), (300, 257, 129),
     (512, 384, 1024),

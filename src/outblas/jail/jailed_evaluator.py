@@ -29,12 +29,14 @@ _DETAIL = 600
 
 @dataclass(frozen=True)
 class FreeOptions:
-    """How free kernels are kept apart.
+    """Limits that keep free kernels apart.
 
     Attributes:
-        batch: kernels of form ``device`` that share a worker; those of form ``host`` are alone, for their code could
-            see each other. memory_bytes: host memory of a worker. candidate_s: seconds for one candidate of a batch,
-            whatever it says meanwhile. jailed: False in tests only.
+        batch: number of kernels of form ``device`` that share a worker. A kernel of form ``host`` is alone, because its
+            code could see others.
+        memory_bytes: host memory of a worker, in bytes.
+        candidate_s: seconds for one candidate of a batch, however often the worker reports.
+        jailed: False in tests only.
     """
 
     batch: int = 8
@@ -64,10 +66,11 @@ class JailedEvaluator:
     def evaluate(
         self, problem: Problem, kernels: Sequence[FreeKernel]
     ) -> Iterator[tuple[Evaluation, Baselines | None]]:
-        """One answer per kernel, as they finish; equal kernels are compiled and run once each time they are asked for.
+        """Yield one answer per kernel, as they finish; equal kernels are compiled and run once per call.
 
         Raises:
-            DeviceError: a worker cannot start. ToolchainMissing: a compiler or CUTLASS is missing.
+            DeviceError: a worker cannot start.
+            ToolchainMissing: a compiler or CUTLASS is missing.
         """
         built: list[BuiltKernel] = []
         for found in self._examined(problem, kernels):
@@ -110,7 +113,7 @@ class JailedEvaluator:
                     yield self._taken(problem, batch[index], value)
 
     def _taken(self, problem: Problem, built: BuiltKernel, value: Any) -> tuple[Evaluation, Baselines | None]:
-        """The worker's answer, if it is one to what was asked. What was seen without running it is told from here."""
+        """Check the worker's answer against the request. Facts that are known without a run come from this process."""
         kernel, counters = built.kernel, built.counters()
 
         def failed(status: Status, detail: str) -> tuple[Evaluation, None]:

@@ -29,10 +29,11 @@ from outblas.workers.sandbox import Emit
 
 @dataclass(frozen=True)
 class JailedCell:
-    """Where a worker is shut in.
+    """The place where a worker is confined.
 
     Attributes:
-        folder: its own. cudart: path of the CUDA run-time library of host-form kernels; None: none is expected.
+        folder: its own folder.
+        cudart: path of the CUDA run-time library of host-form kernels; None: none is expected.
         jailed: False in tests only.
     """
 
@@ -65,8 +66,9 @@ class FreeHandler(Handler):
         self._loaded: dict[str, Any] = {}
 
     def warm(self) -> None:
-        """CUDA, torch and the baselines' libraries as far as they come up by themselves: later calls need no more of
-        the system than memory and the GPU."""
+        """Start CUDA, torch and the baselines' libraries, so that later calls need only memory and the GPU from the
+        system.
+        """
         import torch
 
         from outblas.judge.gates import reference_blas
@@ -155,7 +157,7 @@ class FreeHandler(Handler):
 
 
 def _no_words() -> None:
-    """What candidates print goes nowhere: terminals obey what is written to them."""
+    """Redirect the candidate's stdout and stderr to /dev/null: untrusted output may contain terminal escapes."""
     null = os.open(os.devnull, os.O_RDWR)
     for handle in (0, 1, 2):
         os.dup2(null, handle)

@@ -1,6 +1,7 @@
-"""Who answers for free kernels where there is no GPU: what was recorded on one, and what the compiler says.
+"""Evaluators of free kernels without a GPU: recorded answers, or the compiler's verdict alone.
 
-With a GPU :class:`outblas.bench.live_evaluator.LiveEvaluator` does. All keep the contract of outblas.core.evaluator.
+With a GPU, :class:`outblas.bench.live_evaluator.LiveEvaluator` is used. All keep the contract of
+outblas.core.evaluator.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ class FreeEvaluator(Protocol):
 
     @property
     def gpu(self) -> Gpu:
-        """The GPU that is compiled for, and that figures are of."""
+        """The GPU of the compiled kernels and of the figures."""
 
     @property
     def source(self) -> str:
-        """Where the answers come from: ``cuda:0``, ``compile:h200``, ``recorded:<file>``."""
+        """The origin of the answers: ``cuda:0``, ``compile:h200`` or ``recorded:<file>``."""
 
     def evaluate(self, pairs: Iterable[tuple[Problem, Candidate]]) -> Iterable[Evaluation]:
-        """One evaluation per pair, in any order; a bad candidate is a failing status."""
+        """Return one evaluation per pair, in any order; a bad candidate gets a failing status."""
 
     def baselines(self, problem: Problem) -> Mapping[str, float]:
         """Name -> microseconds per call of the baselines of a problem; empty where none was timed."""
@@ -64,7 +65,7 @@ class CompileOnlyEvaluator:
         return None
 
     def evaluate(self, pairs: Iterable[tuple[Problem, Candidate]]) -> Iterator[Evaluation]:
-        """One evaluation per pair, in order.
+        """Yield one evaluation per pair, in order.
 
         Raises:
             ToolchainMissing: a compiler or CUTLASS is not installed.
@@ -108,7 +109,7 @@ class RecordedFreeEvaluator:
 
     @property
     def provenance(self) -> dict[str, Any]:
-        """What the file's head says of the run that it was recorded in."""
+        """The provenance of the recorded run, from the file's header."""
         return dict(self._recorded.provenance)
 
     def candidates(self, problem: Problem) -> Sequence[FreeKernel]:
@@ -119,10 +120,12 @@ class RecordedFreeEvaluator:
         return None
 
     def evaluate(self, pairs: Iterable[tuple[Problem, Candidate]]) -> Iterator[Evaluation]:
-        """One evaluation per pair, in order: the recorded one (of a pair recorded twice, the last), else compiled.
+        """Yield one evaluation per pair, in order: the recorded one, else a compiled one.
+
+        If a pair was recorded twice, the last evaluation counts.
 
         Raises:
-            ToolchainMissing: one was not recorded, and the compiler is not installed.
+            ToolchainMissing: a pair was not recorded, and the compiler is not installed.
         """
         for problem, kernel in pairs:
             found = self._recorded.find(problem, _free(kernel))
@@ -132,7 +135,10 @@ class RecordedFreeEvaluator:
                 yield from self._other.evaluate([(problem, kernel)])
 
     def baselines(self, problem: Problem) -> Mapping[str, float]:
-        """As measured with the last evaluation that was recorded on the problem; empty where there is none."""
+        """Return the baselines of the problem's last recorded evaluation, name -> microseconds.
+
+        Empty if it has none.
+        """
         timed = [e for e in self._recorded.of(problem) if e.baselines_us]
         return dict(timed[-1].baselines_us) if timed else {}
 
@@ -169,14 +175,17 @@ class _Recording:
 
 @contextlib.contextmanager
 def recording_evaluator(inner: FreeEvaluator, path: str | Path, provenance: dict[str, Any]) -> Iterator[FreeEvaluator]:
-    """``inner``, whose answers on free kernels are appended to a file for :class:`RecordedFreeEvaluator`, each before
-    it is handed on. What was not run (LEFT_OUT) is not written.
+    """Wrap ``inner`` so that its answers on free kernels are appended to a file for :class:`RecordedFreeEvaluator`.
+
+    Each answer is written before it is returned. Kernels that were not run (LEFT_OUT) are not written.
 
     Args:
-        provenance: of :func:`outblas.records.provenance.collect_provenance`, for the head of a new file.
+        inner: gives the answers.
+        path: the file.
+        provenance: :func:`outblas.records.provenance.collect_provenance`, for the header of a new file.
 
     Raises:
-        RecordError: the file is another's, or cannot be written; what it holds is whole.
+        RecordError: the file belongs to another run, or cannot be written; its earlier content stays valid.
     """
     with Recorder(path, inner.gpu, provenance) as file:
         yield _Recording(inner, file)

@@ -42,7 +42,7 @@ _TERMINAL_ALLOWED = (0x5401, 0x540F, 0x5411, 0x5413, 0x541B, 0x5421, 0x5429, 0x5
 
 
 def available() -> bool:
-    """Whether the filter can be written for this machine and the kernel takes filters."""
+    """Return True if the filter can be built for this machine and the kernel accepts filters."""
     return platform.machine() in _MACHINES and os.path.exists("/proc/sys/kernel/seccomp")
 
 
@@ -86,7 +86,10 @@ def program(machine: str, pid: int) -> bytes:
 
 
 def _ranges(column: int) -> list[tuple[int, bytes]]:
-    """Where each run of numbers with one answer begins, from 0 on; the last has no end."""
+    """Return (first number, answer) of each run of system-call numbers with one answer, from 0 on.
+
+    The last run is open.
+    """
     answers = {numbers[column]: _DENY for numbers in REFUSED.values()}
     answers |= {numbers[column]: _PASS for numbers in HARMLESS.values()}
     ruled = {numbers[column] for numbers in BY_ARGUMENT.values()}
@@ -99,7 +102,7 @@ def _ranges(column: int) -> list[tuple[int, bytes]]:
 
 
 def _rules(pid: int) -> dict[str, list[bytes]]:
-    """What decides on each call of BY_ARGUMENT; every way through ends in an answer."""
+    """Return the filter code for each call in BY_ARGUMENT; every path through it ends in an answer."""
     own = [_argument(0), *_unless((0, pid), _DENY)]
     return {
         "clone3": [_UNKNOWN],  # glibc then asks for clone, whose flags can be read
@@ -109,7 +112,7 @@ def _rules(pid: int) -> dict[str, list[bytes]]:
             _argument(0), *_unless((pid,), _DENY), _argument(2), *_unless((signal.SIGABRT,), _DENY), _PASS,
         ],
         "prctl": [_argument(0), *_where(_PRCTL_REFUSED, _DENY), _PASS],
-        # Limits are told. New ones are refused: a thread that has kept root's privileges could undo the jail's.
+        # Limits may be read but not set: a thread that has kept root's privileges could undo the jail's limits.
         "prlimit64": [*own, _argument(2), *_unless((0,), _DENY), _argument(2, 1), *_unless((0,), _DENY), _PASS],
         "sched_setaffinity": [*own, _PASS],
         "migrate_pages": [*own, _PASS],

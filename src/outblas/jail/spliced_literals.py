@@ -1,6 +1,6 @@
-"""Whether literals of a text can say a word once macros are in their places: ``".in" X "bin"``.
+"""Detect literals that can spell a word once macros are expanded: ``".in" X "bin"``.
 
-A macro may be defined several times. So each of its texts counts wherever it is named, and no text at all does, too.
+A macro may be defined several times, so each of its texts counts at each use, and so does an empty text.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from outblas.kernels.custom.cuda_text import split_text
 
 _DEFINE = re.compile(r"(?:#|%:|\?\?=)\s*define\s+([^\W\d][\w$]*|\$[\w$]*)(?![\w$(])(.*)", re.DOTALL)
 _NAME = re.compile(r"[^\W\d][\w$]*|\$[\w$]*")
-#: A run of literals and names: (whether it is a literal, what it says or is called).
+#: A run of literals and names: (True for a literal, its content or name).
 Run = Sequence[tuple[bool, str]]
 
 
@@ -69,7 +69,7 @@ def can_say(word: str, runs: Iterable[Run], macros: dict[str, list[Run]]) -> boo
     all_of_it = len(word)
 
     def read(said: int, text: str) -> int:
-        """How much of the word is said at the end of a text."""
+        """Return the number of the word's characters that are spelled when ``text`` follows ``said`` of them."""
         whole = word[:said] + text
         if word in whole:
             return all_of_it

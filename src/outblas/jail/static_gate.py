@@ -1,4 +1,4 @@
-"""Gate 1 of a free kernel, and all that comes before it: what can be said without running it."""
+"""Gate 1 of a free kernel and all earlier checks: everything that is known without running it."""
 
 from __future__ import annotations
 
@@ -52,10 +52,13 @@ def examine(
 
 
 def check_built(built: BuiltKernel) -> str | None:
-    """Why the machine code is rejected without a run; None: it is not.
+    """Return why the machine code is rejected without a run; None if it is accepted.
 
-    Matrix instructions must accumulate as claimed; there may be none, for numbers tell what plain arithmetic does.
-    Spills are allowed, and counted. Raises CompileError for an object that cannot be read.
+    Matrix instructions must accumulate as claimed. Having none is allowed: the numeric gates judge plain arithmetic.
+    Spills are allowed and counted.
+
+    Raises:
+        CompileError: the object cannot be read.
     """
     facts, claimed = built.cubin.facts, built.kernel.launch.acc
     if facts.qgmma:

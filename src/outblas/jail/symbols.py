@@ -1,7 +1,7 @@
-"""What the library of a host-form kernel may ask of others, by name.
+"""Names that the library of a host-form kernel may import.
 
-An allow-list of the run-time calls that enqueue work, of C, C++ and its exceptions. It is not airtight, for code can be
-found without a name; the jail and the rules of the proof are the second line.
+The list allows run-time calls that enqueue work, C, C++ and its exceptions. It is not airtight, because code can be
+found without a name. The jail and the rules of the proof are the second line.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _ENTRIES = ("outblas_launch", "outblas_workspace")
 
 
 def why_refused(asked: Iterable[str], offered: Iterable[str]) -> str | None:
-    """Why a library with these dynamic symbols is not loaded; None: it may be."""
+    """Return why a library with these dynamic symbols is not loaded; None if it may be."""
     strange = sorted({name for name in (each.split("@")[0] for each in asked) if not allowed(name)})
     if strange:
         return f"it calls {', '.join(strange[:5])}, which a launch has no need of"
@@ -69,7 +69,7 @@ def why_refused(asked: Iterable[str], offered: Iterable[str]) -> str | None:
 
 
 def allowed(name: str) -> bool:
-    """Whether a library may ask for a function or variable of this name."""
+    """Return True if a library may import a function or variable of this name."""
     if name in _CUDART or name in _LIBC or _LIBGCC.fullmatch(name):
         return True
     return bool(_CPP.match(name)) and not _CPP_NOT.search(name)

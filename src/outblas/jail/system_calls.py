@@ -57,7 +57,7 @@ REFUSED: CallTable = {
     "syslog": (103, 116), "iopl": (172, None), "ioperm": (173, None), "userfaultfd": (323, 282),
     "memfd_secret": (447, 447), "io_uring_setup": (425, 425), "io_uring_enter": (426, 426),
     "io_uring_register": (427, 427),
-    # The machine has so many of these for all of its processes.
+    # The machine has a limited number of these for all of its processes.
     "io_setup": (206, 0),
 }  # fmt: skip
 
@@ -68,8 +68,9 @@ BY_ARGUMENT: CallTable = {
     "ioctl": (16, 29), "fcntl": (72, 25),
 }  # fmt: skip
 
-#: They reach nothing but this process, what it has open, and what landlock guards. Some tell what is there: ``stat``,
-#: ``readlink``, ``getpriority``. ``uprobe`` and ``uretprobe`` are the kernel's own: traced processes make them.
+#: They reach only this process, its open files, and paths that landlock guards. Some reveal that a file exists:
+# ``stat``, : ``readlink``, ``getpriority``. ``uprobe`` and ``uretprobe`` are the kernel's own: traced processes make
+# them.
 HARMLESS: CallTable = {
     "read": (0, 63), "write": (1, 64), "open": (2, None), "close": (3, 57), "stat": (4, None), "fstat": (5, 80),
     "lstat": (6, None), "poll": (7, None), "lseek": (8, 62), "mmap": (9, 222), "mprotect": (10, 226),

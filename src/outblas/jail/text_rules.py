@@ -1,7 +1,7 @@
-"""What a text may not say before a compiler reads it: files outside, and ways around the look at its symbols.
+"""Reject texts before a compiler reads them: those that name outside files or hide symbols from the later check.
 
-The first line only: a compiler runs jailed where the system allows (outblas.jail.confined_compiler), and so does the
-kernel.
+This is the first line of defence only. The compiler runs jailed if the system allows it
+(outblas.jail.confined_compiler), and so does the kernel.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from outblas.kernels.custom.cuda_text import join_continued_lines, split_text, w
 
 _DIRECTIVE = re.compile(r"(?:#|%:|\?\?=)\s*(\w+)\s*(.*)")
 _HEADER = re.compile(r'<[\w+\-.\/]+>|"[\w+\-.\/]+"')
-#: What lies between a # and what it asks for, and a directive that reads files wherever it stands, in a comment, too:
-#: what is one is not for a scan alone to say.
+#: The gap between a # and its directive, and a directive that reads files. It is searched in the whole text, comments
+#: included, because a scan cannot decide reliably where a comment ends.
 _GAP = r"(?:\s|\\\s|/\*(?:[^*]|\*(?!/)){0,500}\*/)*"
 _ANYWHERE = re.compile(rf"(?:#|%:|\?\?=){_GAP}((?:include(?:_next)?|import|embed)\b[^\r\n]*)", re.DOTALL)
 _COMMENT = re.compile(r"/\*.*?(?:\*/|$)|//.*", re.DOTALL)
@@ -35,7 +35,7 @@ _LITERALS = {
 }
 #: An assembler takes a comment out of the middle of a word.
 _IN_ASSEMBLY = {**_LITERALS, "/*": "a comment in assembly, which can stand within a word"}
-#: Characters by number: what they spell is not seen by who reads the text.
+#: Characters by number: a reader of the text does not see the word that they spell.
 _BY_NUMBER = re.compile(r"\\(?:[uU][0-9a-fA-F{]|[Nxo]\{)")
 #: Ends of lines, continued ones and literals that compilers do not all read alike.
 _ODD_LINES = {
@@ -94,7 +94,7 @@ def refusal(text: str, host: bool = True) -> str | None:
 
 
 def _unreadable(text: str) -> str | None:
-    """What a text says in a way that only a compiler reads."""
+    """Return why only a compiler can read the text reliably; None if a scan can read it."""
     code, _ = _split(text)
     plain = without_comments(text).replace("\\\\", "")
     for odd, what in _ODD_LINES.items():
@@ -116,7 +116,7 @@ def _unreadable(text: str) -> str | None:
 
 
 def _spliced(text: str) -> str | None:
-    """What the host's assembler may be told once macros are in their places."""
+    """Return why macros could pass a forbidden directive to the host's assembler; None if they cannot."""
     code, _ = _split(text)
     if not _ASSEMBLY.search(code):
         return None
@@ -171,7 +171,7 @@ def _directive(line: str) -> str | None:
 
 
 def _inside(header: str) -> bool:
-    """Whether a header's name stays within the folders that are given."""
+    """Return True if a header's name stays within the given folders."""
     name = header.strip('<>" ')
     return not name.startswith("/") and ".." not in name.split("/") and "\\" not in name
 

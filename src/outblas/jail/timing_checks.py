@@ -1,8 +1,8 @@
-"""After timing: is the time that of computing? On operands that change in place, and by two clocks.
+"""Checks after timing: fresh operands in the same places, and a second clock.
 
-A kernel that keeps answers is as fast as a copy on operands that it has seen, and only on those. So the timed graph is
-launched again with new values in the same places: its first launch must be about as fast as its second, every set of
-operands must be right and as it was, and the host's clock must agree with the GPU's.
+A kernel that keeps answers is as fast as a copy, but only on operands that it has seen. So the timed graph is launched
+again with new values in the same places. Its first launch must be about as fast as its second. Every set of operands
+must be right and unchanged, and the host's clock must agree with the GPU's.
 """
 
 from __future__ import annotations
@@ -23,17 +23,21 @@ if TYPE_CHECKING:
 #: Times that operands are changed; launches of the graph by the host's clock; what both may take for a slow kernel,
 #: microseconds.
 TRIALS, LAUNCHES, BUDGET_US = 7, 20, 500_000.0
-#: How much longer new operands may take than known ones: what was just written lies in L2 as dirty lines.
+#: Allowed ratio of the time with new operands to that with known ones: new values lie in L2 as dirty lines.
 _SLOWER, _SLOWER_US = 1.4, 5.0
 #: How much the host's clock may show over the GPU's: gaps between graphs of some 300 us.
 _CLOCKS, _CLOCKS_US = 1.5, 30.0
 
 
 def check_fresh(bench: GpuClock, graph: GraphEntry, timing: Timing, seed: int) -> Verdict:
-    """PASSED, or why the time is not believed. Leaves other values in the operands of ``bench``.
+    """Return PASSED, or the reason why the time is not credible. The operands of ``bench`` have other values
+    afterwards.
 
     Args:
-        timing: what was measured of this graph.
+        bench: the clock with its operands.
+        graph: the timed graph.
+        timing: the measured time of this graph.
+        seed: seed of the new values.
     """
     try:
         trials, launches = repetitions(timing.median_us * timing.repeats)
@@ -108,7 +112,7 @@ def _launch_timed(bench: GpuClock, graph: GraphEntry, count: int) -> list[float]
 
 
 def _both_clocks(bench: GpuClock, graph: GraphEntry, timing: Timing, launches: int) -> None:
-    """Some launches by the host's clock, which the GPU's events know nothing of."""
+    """Time some launches by the host's clock, which is independent of the GPU's events."""
     cu = driver()
     bench.synchronize()
     best = float("inf")

@@ -1,5 +1,7 @@
-"""Where CUDA's headers and nvcc are (of the wheels, else of CUDA_HOME), and CUTLASS's headers (of the package
-nvidia-cutlass, or of CUTLASS_DIR)."""
+"""Find CUDA's headers and nvcc (the wheels' or CUDA_HOME's) and CUTLASS's headers.
+
+CUTLASS comes from the package nvidia-cutlass, or from CUTLASS_DIR.
+"""
 
 from __future__ import annotations
 
@@ -46,10 +48,10 @@ def include_folders() -> tuple[Path, ...]:
 
 @functools.cache
 def find_nvcc() -> Nvcc:
-    """nvcc of the wheels, else of CUDA_HOME, /usr/local/cuda or PATH.
+    """Return nvcc of the wheels, else of CUDA_HOME, /usr/local/cuda or PATH.
 
     Raises:
-        ToolchainMissing: there is none that starts, no libcudart beside it, or no C++ compiler for its host code.
+        ToolchainMissing: no nvcc starts, libcudart is not beside it, or its host code has no C++ compiler.
     """
     if shutil.which("g++") is None and shutil.which("c++") is None:
         raise ToolchainMissing("no C++ compiler", "g++ on PATH", "install g++: nvcc compiles host code with it")

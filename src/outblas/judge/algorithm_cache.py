@@ -1,7 +1,7 @@
-"""What autotuning chose of cuBLASLt's algorithms, in a file: for the processes of one search, one after the other.
+"""A file of the cuBLASLt algorithms that autotuning chose, for the processes of one search, one after the other.
 
-Choosing takes 30 ms a problem, and a search looks at each problem three times or more. What is published is always
-chosen anew, by the process that times it (outblas.bench.run_bench).
+Choosing takes 30 ms per problem, and a search visits each problem three times or more. Published figures never use
+this file: the process that times them chooses anew (outblas.bench.run_bench).
 """
 
 from __future__ import annotations
@@ -19,12 +19,15 @@ ALGORITHM_BYTES = 64
 
 
 class AlgorithmCache:
-    """A journal of choices. Algorithms are opaque words of one version of cuBLASLt on one kind of GPU: a file of
-    another is begun anew, and so is a damaged one, for all that it holds can be chosen again. That is why it is no
-    worker's own, either: one that takes the place of a worker that hangs does not wait for its end.
+    """A journal of chosen cuBLASLt algorithms.
+
+    An algorithm is an opaque value of one cuBLASLt version on one kind of GPU. So a file that is damaged, or about
+    another version or GPU, is begun anew. It belongs to no single worker: a replacement need not wait until a hung
+    worker ends.
 
     Args:
-        about: what the choices hold for, JSON values.
+        path: the file.
+        about: the version and GPU for which the choices hold, as JSON values.
 
     Raises:
         RecordError: the file cannot be read or written.

@@ -1,9 +1,8 @@
-"""What we are measured against, in the shape of our own kernels: ``.name`` and ``.bind() -> Call``.
+"""Baselines of the comparison, with the interface of the project's kernels: ``.name`` and ``.bind() -> Call``.
 
-``call(stream)`` enqueues one GEMM on the raw CUstream: no synchronisation, no allocation. Every
-baseline solves the same problem: same layout, dtype, accumulator width, 32 MiB of workspace.
-torch and cuBLAS keep their defaults, which let fp16 partial sums of a split K be added in fp16: where
-that differs from ours it favours them.
+``call(stream)`` enqueues one GEMM on the raw CUstream, without synchronisation or allocation. Every baseline solves the
+same problem: same layout, dtype, accumulator width and 32 MiB of workspace. torch and cuBLAS keep their defaults, which
+allow fp16 partial sums of a split K to be added in fp16. If that makes a difference, it favours them.
 """
 
 from __future__ import annotations
@@ -113,7 +112,10 @@ class TorchMm:
 
 
 class TorchOnCurrentStream(TorchMm):
-    """``torch.mm(a, b, out=c)`` as users call it, on the current stream: the one that it is called with."""
+    """``torch.mm(a, b, out=c)`` as users call it.
+
+    It runs on torch's current stream, which must be the one passed to the call.
+    """
 
     def bind(self, problem: Problem, a: Any, b: Any, c: Any) -> BaselineCall:
         import torch
@@ -262,7 +264,7 @@ class LtAuto:
 
 
 class _LtAlgo:
-    """One algorithm of cuBLASLt as an entry of the clock."""
+    """A single algorithm of cuBLASLt as an entry for the clock."""
 
     def __init__(self, lt: _Lt, algo: Algo) -> None:
         self.name, self._lt, self._algo = "lt", lt, algo
@@ -285,11 +287,12 @@ class NvMatmulHeuristics:
         self._configs.update(configs)
 
     def bind(self, problem: Problem, a: Any, b: Any, c: Any) -> BaselineCall:
-        """As the others.
+        """Bind the operands to a call of the kernel that nvMatmulHeuristics proposes.
 
         Raises:
-            DeviceError: it proposes nothing that our family can build for this problem.
-            CompileError, ToolchainMissing: as compilation does.
+            DeviceError: no proposal can be built by the GEMM family for this problem.
+            CompileError: the kernel does not compile.
+            ToolchainMissing: a compiler or the package is not installed.
         """
         from outblas.kernels.source import kernel_kind, make_source
         from outblas.runtime.launch import load

@@ -1,4 +1,4 @@
-"""What a worker makes once per problem, and candidates are proved and timed with: operands, reference, baselines."""
+"""State of one problem in a worker, shared by all candidates: operands, reference and captured baselines."""
 
 from __future__ import annotations
 
@@ -28,26 +28,28 @@ CANDIDATES_PER_ROUNDS = 12
 
 @dataclass(frozen=True)
 class Options:
-    """How a worker evaluates.
+    """Settings of a worker's evaluations.
 
     Attributes:
-        gpu_index: CUDA ordinal. rounds: timed rounds. seed: of data and order.
-        level: ``full`` proves every config once on its proof shapes too; ``cell`` proves on the
-            timed operands only.
-        baselines: names timed in the same rounds as the candidates.
-        recheck: prove again, on a replay of the timed graph, after timing.
-        proved: names of configs proved in full before, by the run that this one resumes.
-        chunk: candidates timed in the same rounds.
-        speedups: paired speed-ups with their bootstrap intervals, 1 ms each.
-        mode: ``offline``, or ``offline_cold`` with L2 evicted before every call.
-        warmup_seconds, benchmark_seconds: of every chunk's rounds; ``rounds`` is the least.
-        long_rounds: rounds of a problem whose single call fills a graph (``roofline.repeats`` is 1), which is noisy by
-            little; None: as many as of the others.
-        algorithms: file in which ``lt_auto``'s choices are kept for later processes (outblas.judge.algorithm_cache);
-            None: each process chooses for itself, as what is published must.
-        drop_beyond: a candidate over this x the fastest baseline, or the fastest candidate of its launch option, is
-            timed no further.
-        rounds_before_drop: timed rounds after which ``drop_beyond`` is applied.
+        gpu_index: CUDA ordinal.
+        rounds: timed rounds, at least.
+        seed: seed of the data and of the order within a round.
+        level: ``full`` proves every config once on its proof shapes, too; ``cell`` proves on the timed operands only.
+        baselines: names of the baselines that are timed in the same rounds as the candidates.
+        recheck: prove again after timing, on a replay of the timed graph.
+        proved: names of configs that the resumed run has already proved in full.
+        chunk: number of candidates timed in the same rounds.
+        speedups: also compute paired speed-ups with bootstrap intervals (1 ms each).
+        mode: ``offline``, or ``offline_cold``: L2 is evicted before every call.
+        warmup_seconds: seconds of untimed rounds of every chunk.
+        benchmark_seconds: seconds of timed rounds of every chunk, at least.
+        long_rounds: rounds of a problem whose single call fills a graph (``roofline.repeats`` is 1), and so has little
+            noise; None: ``rounds``.
+        algorithms: file of ``lt_auto``'s choices for later processes (outblas.judge.algorithm_cache). None: each
+            process chooses for itself, as published figures require.
+        drop_beyond: factor. A candidate slower than this times the fastest baseline, or the fastest candidate with its
+            launch option, gets no further round.
+        rounds_before_drop: number of timed rounds after which ``drop_beyond`` is applied.
     """
 
     gpu_index: int = 0
@@ -95,11 +97,11 @@ class LaunchableKernel(Protocol):
         """The compiler's words."""
 
     def counters(self) -> dict[str, float]:
-        """What an evaluation says of a compiled kernel."""
+        """Return the figures of the compiled kernel that an evaluation reports, by name."""
 
 
 class BenchCell:
-    """What is made once per problem: operands, reference, graphs of the baselines."""
+    """State of one problem, shared by all candidates: operands, reference and graphs of the baselines."""
 
     def __init__(
         self, problem: Problem, options: Options, baselines: Mapping[str, Any], phase_timer: PhaseTimer

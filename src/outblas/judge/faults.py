@@ -1,4 +1,4 @@
-"""What is told of an error in a worker: whether the CUDA context is lost, and one line."""
+"""Classify a worker's exception: is the CUDA context lost? Plus a one-line message."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ class ContextLost(Exception):
 
 
 def raise_if_context_lost(error: Exception) -> Exception:
-    """The error, if the CUDA context is still sound.
+    """Return the error if the CUDA context is still sound.
 
     Raises:
-        Faulted: it is not.
+        ContextLost: the context is lost; the message holds the driver's error and the first line of ``error``.
     """
     from outblas.runtime.driver import sticky_error
 
@@ -22,5 +22,5 @@ def raise_if_context_lost(error: Exception) -> Exception:
 
 
 def first_line(error: Exception) -> str:
-    """The first line of its message, or its name."""
+    """Return the first line of the error's message, at most 300 characters; its class name if the message is empty."""
     return (str(error).strip() or type(error).__name__).splitlines()[0][:300]

@@ -1,7 +1,7 @@
-"""The proof of a kernel with an epilogue: act(A B + bias) + residual, or act(gate) * up of a gated one, against fp64 of
-the whole expression.
+"""Prove a kernel with an epilogue against fp64 of the whole expression.
 
-Gates as in :mod:`outblas.judge.gates`, the first that fails names the status:
+The expression is act(A B + bias) + residual, or act(gate) * up of a gated epilogue. The gates are those of
+:mod:`outblas.judge.gates`; the first one that fails names the status:
 
 =======  =====================================================================================
 memory   C fully written over NaN; canaries around A, B and C, and all inputs, as they were
@@ -10,21 +10,22 @@ bound    N(0, 1) and scaled inputs within the bound below
 special  NaN and infinities where fp64 has them; bitwise repeatable, whatever C held before
 =======  =====================================================================================
 
-With z = A B + bias, y = act(z) + residual, all in fp64, the bound of :mod:`outblas.judge.reference` for the product, L
-the largest slope of the activation (1; SiLU 1.1, GELU 1.13), u the unit roundoff of the output and s its floor:
+Let z = A B + bias and y = act(z) + residual, all in fp64. L is the largest slope of the activation (1; SiLU 1.1,
+GELU 1.13), u the unit roundoff of the output and s its floor. With the product's bound of
+:mod:`outblas.judge.reference`:
 
     |err| <= u |y| + L (c sqrt(K) 2^-24 (|A| |B|) + 2^-23 |z|) + E |z| + 2^-23 |y| + s
 
-2^-23 |z| and 2^-23 |y| are the additions in fp32; E = 2^-20 is the evaluation of the activation (fast exponential and
-division, the normal tail to 1e-7), 0 without one.
+2^-23 |z| and 2^-23 |y| are the additions in fp32. E is the evaluation of the activation: 2^-20 (fast exponential and
+division, the normal tail to 1e-7), or 0 without an activation.
 
-Of a gated epilogue, g and u0 being neighbouring columns of z and y = act(g) u0: with S(x) for the error of a sum, the
-bracket behind L above, the gate's factor is off by D = L S(g) + E |g| and the other by S(u0), so that
+In a gated epilogue, g and u0 are neighbouring columns of z, and y = act(g) u0. S(x) is the error of a sum: the bracket
+after L above. The gate's factor has the error D = L S(g) + E |g|, the other factor S(u0). So:
 
     |err| <= u |y| + (1 + u) (D (|u0| + S(u0)) + |act(g)| S(u0) + 2^-23 |y|) + s
 
-2^-23 |y| is the product in fp32, and 1 + u rounds what it is off by, which is not small beside y where the two factors
-are of different sizes. Source of the product's part: see :mod:`outblas.judge.reference`.
+2^-23 |y| is the rounding of the product in fp32. The factor 1 + u rounds the error as well, which is not small beside y
+if the two factors differ in size. Source of the product's bound: :mod:`outblas.judge.reference`.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ _APART = 24
 
 
 class FusedBindable(Protocol):
-    """What is proved: binds operands and those of its epilogue to a call."""
+    """A fused kernel that can be proved: it binds operands and the epilogue's tensors to a call."""
 
     epilogue: Epilogue
 
@@ -172,11 +173,20 @@ class FusedProof:
 
 
 def prove_fused(entry: FusedBindable, problem: Problem, device: str = "cuda:0") -> Verdict:
-    """Prove a fused kernel on one problem (fp32 accumulation); on ``cpu`` what stands in for one.
+    """Prove a fused kernel on one problem with fp32 accumulation.
+
+    Args:
+        entry: the kernel; on ``cpu``, a stand-in for one.
+        problem: the product.
+        device: ``cuda:N`` or ``cpu``.
+
+    Returns:
+        The verdict: passed, or the status and reason of the first gate that failed.
 
     Raises:
-        TensorError, ConfigError: the operands do not fit the kernel.
-        DeviceError and torch's errors when the candidate faults: the process is then lost.
+        TensorError: the operands do not fit the kernel.
+        ConfigError: the config does not fit the problem.
+        DeviceError: the candidate faults; torch's errors may be raised instead. The process cannot be used afterwards.
     """
     passed, ratio = ["static"], 0.0
     try:

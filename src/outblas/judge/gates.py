@@ -1,4 +1,4 @@
-"""The proof of correctness: gates in a fixed order, the first failure ends it.
+"""Prove correctness by gates in a fixed order; the first failure ends the proof.
 
 =======  =====================================================================================
 gate     what
@@ -11,7 +11,7 @@ special  Inf, NaN, subnormals and overflow as cuBLAS has them; bitwise repeatabl
 rules    stream order, capture, two streams, no allocation, thread or state (outblas.judge.rules)
 =======  =====================================================================================
 
-Gates memory to special need no GPU: they run on CPU tensors too, which is how the tests try cheats.
+The gates from memory to special need no GPU. They also run on CPU tensors; the tests try cheats that way.
 """
 
 from __future__ import annotations
@@ -70,16 +70,20 @@ def prove(
 def prove_on_all(
     entry: Bindable, problems: Iterable[Problem], gpu_index: int, trial_cache: TrialCache, device: str | None = None
 ) -> Verdict:
-    """Prove a kernel of ours on several problems, every gate on each; the first failure ends it and names its problem.
+    """Prove one kernel on several problems by every gate; the first failure ends the proof and names its problem.
 
     Args:
-        trial_cache: what it is proved with, kept from kernel to kernel until one fails. device: as of :func:`prove`.
+        entry: the kernel.
+        problems: at least one.
+        gpu_index: CUDA ordinal.
+        trial_cache: inputs and references, kept from kernel to kernel until one fails.
+        device: as for :func:`prove`.
 
     Returns:
-        The verdict of the last problem, with the largest error of all.
+        The verdict of the last problem, with the largest error of all problems.
 
     Raises:
-        UsageError: no problem. The rest as :func:`prove`.
+        UsageError: ``problems`` is empty. Other errors as for :func:`prove`.
     """
     before, verdict, worst = integrity.snapshot(), None, 0.0
     for problem in problems:
@@ -164,7 +168,7 @@ class CellProver:
         return self._check(lambda: check("cuGraphLaunch", launch(executable, stream)))
 
     def operands_intact(self) -> bool:
-        """Whether all sets, guards too, are as they were, e.g. after they were timed."""
+        """Return True if all operand sets and their guards are unchanged, for example after timing."""
         import torch
 
         whole = torch.equal(self._sums, self._data.sums())
@@ -196,7 +200,7 @@ class CellProver:
 
 
 def wrong_result_text(ratio: float) -> str:
-    """One line on a result outside the bound."""
+    """Return one line about a result outside the bound; ``ratio`` is the error divided by the bound."""
     if math.isnan(ratio):
         return "C holds a NaN: an element not written, or an operand read out of bounds"
     return f"error {ratio:.3g} times the bound"
@@ -308,5 +312,5 @@ def _prove_cell_alone(entry: Bindable, problem: Problem, gpu_index: int) -> Verd
 
 @functools.cache
 def reference_blas(gpu_index: int) -> CublasGemm:
-    """One handle for every proof of this process."""
+    """Return the cuBLAS handle that all proofs of this process share."""
     return CublasGemm(gpu_index)

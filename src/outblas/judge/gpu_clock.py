@@ -1,17 +1,18 @@
-"""The only clock of GPU time (outblas.judge.latency has that of requests).
+"""The only clock of GPU time (outblas.judge.latency measures the latency of requests).
 
-``offline``: GPU time per call. A CUDA graph of R back-to-back calls (R <= 32, about 300 us of work) on a
-non-blocking stream, operands rotated over buffers totalling 200 MB where R allows, N(0, 1) data. In
-every round all entries are launched once, in a random order, each between two events. The stream is
-first plugged by a spinning kernel of bounded length while the host queues the round, and a round
-counts only if no entry had begun before its own graph was queued, so the host's speed is in no figure.
-Entries of one graph may overlap by programmatic dependent launch; graphs and events do not.
+``offline``: GPU time per call. Each entry is a CUDA graph of R back-to-back calls (R <= 32, about 300 us of work) on a
+non-blocking stream. Its operands hold N(0, 1) data and rotate over buffers of 200 MB in total, if R allows. In every
+round each entry is launched once, in a random order, between two events.
 
-``offline_cold``: the same rounds, but L2 is evicted before every call, by reading twice its size (a
-memset would leave dirty lines, whose write-back the call would pay for). The eviction cannot be
-subtracted from a graph's time honestly, so there is no graph: each call stands alone between two
-events on the plugged stream, and a round's figure is the median over its calls. The gap from event
-to kernel (1-2 us, the same for every entry) is in the figure: ratios are therefore conservative.
+A spinning kernel of bounded length first plugs the stream while the host queues the round. A round counts only if every
+graph was queued before its entry could begin. So no figure depends on the host's speed. Calls within one graph may
+overlap by programmatic dependent launch; graphs and events do not overlap.
+
+``offline_cold``: the same rounds, but L2 is evicted before every call by reading twice its size. A memset would leave
+dirty lines, and the call would pay for their write-back. The eviction cannot be subtracted honestly from a graph's
+time, so there is no graph. Each call stands alone between two events on the plugged stream. A round's figure is the
+median over its calls. It includes the gap from event to kernel (1-2 us, the same for every entry), so ratios are
+conservative.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ _CYCLES_PER_US = 2000
 
 
 class GraphEntry:
-    """One captured entry: an executable graph of ``repeats`` calls. Free it after use."""
+    """A captured entry: an executable graph of ``repeats`` calls. Call ``free`` after use."""
 
     def __init__(self, name: str, executable: Any, calls: Sequence[BaselineCall], repeats: int) -> None:
         self.name, self.repeats = name, repeats
@@ -115,7 +116,7 @@ class GpuClock:
         return self.data[index]
 
     def bind(self, entry: Bindable) -> list[BaselineCall]:
-        """One call per operand set, run once each so that nothing is loaded lazily later."""
+        """Return one bound call per operand set; each has run once, so that nothing is loaded later."""
         operands = [self.data[i] for i in range(self.sets)]
         many = getattr(entry, "bind_many", None)  # calls of one stream may share what each would have of its own
         calls = many(self.problem, operands) if many else [entry.bind(self.problem, *each) for each in operands]
@@ -153,7 +154,7 @@ class GpuClock:
         return out
 
     def cold_round(self, entries: Sequence[Sequence[BaselineCall]], rng: random.Random) -> list[float]:
-        """As :meth:`round`, of bound calls, each after an eviction of L2; the median of COLD_CALLS calls each."""
+        """Return per entry the median of COLD_CALLS bound calls, with L2 evicted before each call."""
         jobs = [(i, j) for i in range(len(entries)) for j in range(COLD_CALLS_PER_ROUND)]
         rng.shuffle(jobs)
         offset = rng.randrange(self.sets)
@@ -171,11 +172,10 @@ class GpuClock:
         self, entries: Mapping[str, Bindable], rounds: int = QUICK_ROUNDS, seed: int = 0,
         skip: type[BaseException] | tuple[type[BaseException], ...] = (),
     ) -> dict[str, Timing]:  # fmt: skip
-        """The offline protocol with few rounds, to choose the fastest of many.
+        """Time by the offline protocol with few rounds, to find the fastest of many entries.
 
-        An entry that raises ``skip`` is left out, and so is one that its first timed round finds over
-        :data:`DROP_BEYOND_FASTEST` x the fastest: it is not the best by any noise, and the slowest are most of the
-        time.
+        An entry that raises ``skip`` is left out. So is an entry that is over :data:`DROP_BEYOND_FASTEST` x the fastest
+        in its first timed round. Noise cannot make it the best, and slow entries take most of the time.
         """
         graphs: dict[str, GraphEntry] = {}
         try:
@@ -192,12 +192,18 @@ class GpuClock:
         self, graphs: Mapping[str, GraphEntry], rounds: int = MIN_ROUNDS, seed: int = 0,
         warmup_seconds: float = 0.0, benchmark_seconds: float = 0.0, prune: Prune | None = None,
     ) -> dict[str, Timing]:  # fmt: skip
-        """Interleaved rounds of captured entries.
+        """Time captured entries in interleaved rounds.
 
         Args:
-            rounds: at least so many; more until ``benchmark_seconds`` are spent, at most MAX_ROUNDS.
-            warmup_seconds: untimed rounds first, at least one.
-            prune: whom it finds hopeless leaves early; None: all stay.
+            graphs: entries by name.
+            rounds: timed rounds, at least; more until ``benchmark_seconds`` have passed, at most MAX_ROUNDS.
+            seed: seed of the order within a round.
+            warmup_seconds: seconds of untimed rounds before; at least one round.
+            benchmark_seconds: seconds of timed rounds, at least.
+            prune: drops entries after some rounds; None: all stay.
+
+        Returns:
+            Timing by name.
         """
         rng = random.Random(seed)
 
@@ -214,7 +220,11 @@ class GpuClock:
         self, calls: Mapping[str, Sequence[BaselineCall]], rounds: int = MIN_ROUNDS, seed: int = 0,
         warmup_seconds: float = 0.0, benchmark_seconds: float = 0.0, prune: Prune | None = None,
     ) -> dict[str, Timing]:  # fmt: skip
-        """As :meth:`measure`, with L2 evicted before every call; ``calls`` from :meth:`bind`."""
+        """Time as :meth:`measure`, with L2 evicted before every call.
+
+        Args:
+            calls: bound calls by name, from :meth:`bind`. The other arguments are those of :meth:`measure`.
+        """
         rng = random.Random(seed)
 
         def one(names: Sequence[str]) -> dict[str, float]:
@@ -300,12 +310,12 @@ class GpuClock:
 
 @dataclass(frozen=True)
 class TimingEffort:
-    """How much is timed.
+    """The amount of timing.
 
     Attributes:
-        rounds: at least so many; more until ``benchmark_seconds`` are spent, at most MAX_ROUNDS.
-        warmup_seconds: untimed rounds first, at least one.
-        benchmark_seconds: of timed rounds, at least.
+        rounds: timed rounds, at least; more until ``benchmark_seconds`` have passed, at most MAX_ROUNDS.
+        warmup_seconds: seconds of untimed rounds before; at least one round.
+        benchmark_seconds: seconds of timed rounds, at least.
     """
 
     rounds: int = MIN_ROUNDS
@@ -317,19 +327,22 @@ def time_offline(
     entries: Mapping[str, Bindable], problem: Problem, gpu_index: int = 0, effort: TimingEffort | None = None,
     seed: int = 0, cold: bool = False, left_out: dict[str, str] | None = None,
 ) -> dict[str, Timing]:  # fmt: skip
-    """GPU time per call of every entry, in the same interleaved rounds; see the module's text.
+    """Time the GPU seconds per call of every entry in the same interleaved rounds; the module's text has the protocol.
 
     Args:
-        entries: by name.
-        problem: what they compute.
-        gpu_index: CUDA's index of the GPU.
-        effort: how much is timed; None: the least.
-        seed: of the order within a round, and of the operands.
+        entries: entries by name.
+        problem: the problem that they compute.
+        gpu_index: CUDA ordinal.
+        effort: amount of timing; None: the least.
+        seed: seed of the order within a round, and of the operands.
         cold: evict L2 before every call.
-        left_out: filled with name -> reason for entries that cannot do the problem; None: raise.
+        left_out: receives name -> reason for entries that cannot do the problem; None: raise instead.
+
+    Returns:
+        Timing by name.
 
     Raises:
-        DeviceError: no GPU, a failed call; also an entry's own errors where ``left_out`` is None.
+        DeviceError: no GPU, or a call failed. An entry's own errors are raised if ``left_out`` is None.
     """
     effort = effort or TimingEffort()
     limits = effort.rounds, seed, effort.warmup_seconds, effort.benchmark_seconds

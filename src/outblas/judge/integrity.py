@@ -1,7 +1,7 @@
-"""Whether a candidate has tampered with the clock or the proof: a Python callable could.
+"""Detect a candidate that has tampered with the clock or the proof, as a Python callable could.
 
-What judges a candidate is compared, name by name, with what it was before the candidate was bound.
-Candidates that are CUDA source only cannot reach it; those are sandboxed for other reasons.
+The names of the judging modules are compared with a snapshot from before the candidate was bound. A candidate of CUDA
+source alone cannot reach them; it is sandboxed for other reasons.
 """
 
 from __future__ import annotations
@@ -64,9 +64,11 @@ def snapshot() -> Snapshot:
 
 
 def tampered(before: Snapshot) -> str:
-    """First name of the snapshot that is another object now, empty if none is: callables, and numbers and texts of
-    modules. What is None, a list or a dictionary is the module's own business. So is a new name, unless it hides
-    something: a builtin from a module, or what objects have or inherit from their class."""
+    """Return the first name of the snapshot that now holds another object; empty if none changed.
+
+    Compared are callables, and numbers and strings of modules. None, lists and dictionaries may change. A new name may
+    appear, unless it hides something: a builtin in a module, or an inherited attribute of a class.
+    """
     now = snapshot()
     for place, names in before.items():
         space, module = now.get(place, {}), place in WATCHED_MODULES
@@ -86,8 +88,10 @@ _SETTLED = (int, float, str)
 
 
 def _identical(names: dict[str, Any], space: dict[str, Any]) -> bool:
-    """Whether the same objects stand under the same names, in the same order: by identity, for a stranger's ``==``
-    could say anything."""
+    """Return True if both have the same names with the same objects in the same order.
+
+    Objects are compared by identity, because a candidate's ``==`` could lie.
+    """
     return len(names) == len(space) and all(map(is_, names, space)) and all(map(is_, names.values(), space.values()))
 
 

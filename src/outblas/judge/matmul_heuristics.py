@@ -46,14 +46,14 @@ for m, n, k, layout, precision in problems:
 
 
 def nvmmh_config(problem: Problem, gpu: Gpu = H200) -> KernelConfig | None:
-    """As :func:`nvmmh_configs`, of one problem."""
+    """Return :func:`nvmmh_configs` of one problem."""
     return nvmmh_configs([problem], gpu)[problem]
 
 
 def nvmmh_configs(problems: Sequence[Problem], gpu: Gpu = H200) -> dict[Problem, KernelConfig | None]:
-    """The nearest legal config of ours to each problem's first choice.
+    """Return the nearest legal config of the GEMM family to the package's first choice, per problem.
 
-    None where there is no choice or none that the family can build.
+    None if the package has no choice, or one that the family cannot build.
 
     Raises:
         ToolchainMissing: the package is not installed.
@@ -63,7 +63,7 @@ def nvmmh_configs(problems: Sequence[Problem], gpu: Gpu = H200) -> dict[Problem,
 
 
 def heuristic_choices(problems: Sequence[Problem], gpu: Gpu = H200, script: str = _SCRIPT) -> list[TileChoice | None]:
-    """First choice per problem, None where the package has none or dies of the question.
+    """Return the package's first choice per problem; None if it has no choice or crashes.
 
     Raises:
         ToolchainMissing: the package is not installed.
@@ -101,8 +101,10 @@ def _all_choices(problems: Sequence[Problem], gpu: Gpu, count: int, script: str)
 
 
 def nearest_config(problem: Problem, choice: TileChoice, gpu: Gpu = H200) -> KernelConfig | None:
-    """The legal config of our family that differs least from ``choice``: stages give way first, then
-    the cluster, then the split, then the depth, then the tile."""
+    """Return the legal config that differs least from ``choice``; None if no config is legal.
+
+    Stages are changed first, then the cluster, the split, the depth, and the tile last.
+    """
     for family in FAMILIES.values():
         for config in family.near_tile_choice(choice):
             if why_illegal(problem, config, gpu) is None:

@@ -1,12 +1,12 @@
-"""Operands with canaries around them: what is timed and what is proved are the same buffers.
+"""Operands with canaries around them; timing and proof use the same buffers.
 
 All sets of a problem lie in one flat buffer of 16-bit words:
 
     guard A guard B guard C guard A guard B guard C guard ...
 
-A guard holds a pattern that is a NaN in fp16 and in bf16, so a kernel that reads past an operand
-poisons its result, and one that writes past it is seen. A, B and C begin at multiples of 256 bytes;
-the padding in front of the next beginning is guard too.
+A guard holds a pattern that is a NaN in fp16 and bf16. A kernel that reads past an operand poisons its result; a write
+past an operand changes the pattern. A, B and C begin at multiples of 256 bytes. The padding before each of them is
+guard, too.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the gates of a proof share: guarded operands, a stream, and the candidate's calls on them."""
+"""Shared state of the proof's gates: guarded operands, a stream, and the candidate's calls on them."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _GUARD_MIN, _GUARD_MAX = 64 * 1024, 8 * 1024 * 1024
 class ProofContext:
     """Two guarded operand sets, a stream and the candidate's calls on them.
 
-    The same bound call serves every experiment, with inputs changed in place: an answer remembered by
-    address is a wrong answer here.
+    Every experiment uses the same bound call and changes its inputs in place. So a candidate that remembers answers by
+    address gives wrong results.
 
     Args:
-        trials: what inputs are drawn from and answers compared with.
+        trials: source of the inputs and of the reference results.
     """
 
     def __init__(self, entry: Bindable, problem: Problem, device: str, trials: ProofTrials) -> None:
@@ -49,7 +49,10 @@ class ProofContext:
         self.calls: list[BaselineCall] = [entry.bind(problem, *self.data[i]) for i in range(2)]
 
     def normal(self, seed: int, scale: float = 1.0, problem: Problem | None = None) -> tuple[Any, Any]:
-        """N(0, scale^2) operands on the context's device, of its problem or of another. Not to be written to."""
+        """Return (A, B) from N(0, scale^2) on the context's device, of its problem or of another.
+
+        Do not write to them.
+        """
         p = problem or self.problem
         drawn: tuple[Any, Any] = self.trials.get((p, seed, scale), lambda: normal_inputs(p, seed, self.device, scale))
         return drawn

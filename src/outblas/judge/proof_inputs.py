@@ -1,4 +1,4 @@
-"""What kernels are proved on: inputs by which each kind of wrong kernel is found out (see outblas.judge.gates).
+"""Inputs of the proof, each of which exposes one kind of wrong kernel (see outblas.judge.gates).
 
 Every pair is (A, B as stored), drawn from the device's own generator with a fixed seed.
 """
@@ -54,7 +54,7 @@ def integer_inputs(problem: Problem, device: str = "cpu") -> Iterator[tuple[str,
 
 
 def integer_draws(problem: Problem, device: str = "cpu") -> Iterator[tuple[str, Callable[[], tuple[Any, Any]]]]:
-    """What each of :func:`integer_inputs` is, and how it is drawn."""
+    """Yield (name, function that draws it) for each pair of :func:`integer_inputs`."""
     k = problem.k
     if problem.acc == "fp32":
         top = max(1, min(15, int(math.sqrt(60000 / k))))

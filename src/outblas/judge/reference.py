@@ -1,18 +1,18 @@
-"""What a product should be, and how far from it a correct kernel may be.
+"""Reference result of a product, and the error that a correct kernel may have.
 
-With C the reference, K the depth, u the unit roundoff of the output (fp16: 2^-11, bf16: 2^-8) and s
-the error of results near zero (fp16: half the smallest subnormal, 2^-25; bf16: 2^-126, fp32's smallest
-normal, below which an accumulator may flush to zero):
+C is the reference, K the depth, and u the unit roundoff of the output (fp16: 2^-11, bf16: 2^-8). The error s is that of
+results near zero. In fp16 it is half the smallest subnormal, 2^-25. In bf16 it is 2^-126, fp32's smallest normal, below
+which an accumulator may flush to zero.
 
 - fp32 accumulation:  |err| <= u |C| + c sqrt(K) 2^-24 (|A| |B|) + s,                    c = ERROR_C = 4
 - fp16 accumulation:  |err| <= u |C| + c sqrt(S) 2^-11 (|C| + Q) + (S + 1) s,  S = ceil(K / 16),  c = FP16_C = 8
 
 Rounding errors of a sum of K terms grow as sqrt(K) (Higham & Mary, A new approach to probabilistic
-rounding error analysis, 2019). Tensor cores truncate when they align and add: on signed terms a small part
-of the bound, on terms of one sign a bias linear in K, so positive inputs are tried with 1,024 terms only.
-A half accumulator behind an fp32 claim is off by about sqrt(K / 16) 2^-12 |partial sum| and does not fit.
-Q = sqrt((A o A)(B o B)) is the size that partial sums of random signs reach; the fp16 bound is wide, for
-that accumulator is. :func:`needed_c` gives the c that a result needs, to calibrate on cuBLAS itself.
+rounding error analysis, 2019). Tensor cores truncate when they align and add. On signed terms
+that is a small part of the bound. On terms of one sign it is a bias linear in K, so positive inputs have only 1,024
+terms. A half accumulator in place of an fp32 one has an error of about sqrt(K / 16) 2^-12 |partial sum|, which exceeds
+the bound. Q = sqrt((A o A)(B o B)) is the size of partial sums with random signs. The fp16 bound is wide because an
+fp16 accumulator is inexact. :func:`needed_c` returns the c that a result needs, to calibrate on cuBLAS itself.
 """
 
 from __future__ import annotations
@@ -76,8 +76,11 @@ def magnitudes(problem: Problem, a: Any, b: Any) -> tuple[Any, Any]:
 class Reference:
     """Reference and bound of one (A, B), made once and used for every candidate.
 
+    It needs 8 bytes per element of C.
+
     Args:
-        a, b: operands, B as stored, of any device. Memory: 8 bytes per element of C.
+        a: (M, K), on any device.
+        b: B as stored, on the same device.
     """
 
     def __init__(self, problem: Problem, a: Any, b: Any) -> None:
@@ -126,7 +129,10 @@ def _reference(problem: Problem, a: Any, b: Any) -> Any:
 
 @contextlib.contextmanager
 def allow_tf32(allowed: bool) -> Iterator[None]:
-    """Whether fp32 products of torch may use TF32, for a while. (Products of half inputs are exact in it.)"""
+    """Set for a ``with`` block whether torch may use TF32 for fp32 products.
+
+    Products of half inputs are exact in it.
+    """
     import torch
 
     settings = torch.backends.cuda.matmul

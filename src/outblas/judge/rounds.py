@@ -18,12 +18,13 @@ MAX_ROUNDS = 2000
 
 @dataclass(frozen=True)
 class Prune:
-    """A look at the medians (name -> microseconds) after some timed rounds: who gets no further round.
+    """Choose the entries that get no further round, by their medians after some timed rounds.
 
-    What is far behind is behind by any noise, and the slowest entries are most of the time of a round.
+    An entry that is far slower stays so despite noise, and slow entries take most of a round's time.
 
     Attributes:
-        after: timed rounds before the look. to_drop: names to leave out from then on.
+        after: number of timed rounds before the choice.
+        to_drop: name -> median in microseconds; returns the names to leave out from then on.
     """
 
     after: int

@@ -1,8 +1,8 @@
-"""Gate 6: what a call may do besides computing: nothing.
+"""Gate 6: a call computes its product and does nothing else.
 
-It runs on the stream it is given and in that stream's order, under graph capture, on two streams at
-once; it does not wait, allocate, start threads, use other streams, keep state or touch the L2's policy.
-A kernel with early loads of B (knob ``early``) is held to all of that but for a B that queued work writes.
+It runs on the given stream and in that stream's order, under graph capture, and on two streams at once. It does not
+wait, allocate, start threads, use other streams, keep state or change the L2's policy. A kernel with early loads of B
+(knob ``early``) obeys the same rules, but queued work must not write its B.
 """
 
 from __future__ import annotations
@@ -40,8 +40,11 @@ def check_rules(context: ProofContext) -> None:
 
 
 def _no_side_effects(context: ProofContext) -> None:
-    """No allocation, no thread, no L2 policy. The driver starts threads of its own at first use, so native
-    threads are compared between warmed-up calls, all else with the process before the candidate was bound."""
+    """Fail on an allocation, a new thread or a change of the L2 policy.
+
+    The driver starts threads at first use, so native threads are compared between warmed-up calls. Everything else is
+    compared with the process before the candidate was bound.
+    """
     import torch
 
     cu = driver()
@@ -83,10 +86,10 @@ def _no_device_memory(context: ProofContext, free: int) -> None:
 
 
 def _stream_order(context: ProofContext, inputs: tuple[Any, Any], expected: Any) -> None:
-    """Behind a plug the inputs arrive late (A alone, where B is promised to be constant), C is copied right behind
-    the call, and the call must not wait.
+    """Delay the inputs behind a plug and copy C right after the call; fail if the call waits or reads too early.
 
-    Several tries at not waiting: the host itself may have been held up for as long as the plug.
+    Only A is late if B is promised to be constant. The call gets several tries at not waiting, because the host itself
+    may have been held up as long as the plug.
     """
     for cycles in _PLUG_CYCLES:
         out, waited = _behind_a_plug(context, inputs, cycles)
@@ -193,8 +196,11 @@ def _two_streams(context: ProofContext, first: Any, second: Any, expected: tuple
 
 
 def _chain(context: ProofContext) -> None:
-    """Products of products, back to back. A launch that overlaps its predecessor must wait before it reads what that
-    wrote, as A or, unless it may take B for constant, as B, and before it overwrites what that reads."""
+    """Multiply products of products, back to back.
+
+    A launch that overlaps its predecessor must wait before it reads the predecessor's output as A. The same holds for
+    B, unless B may be taken as constant. It must also wait before it overwrites the predecessor's inputs.
+    """
     p = context.problem
     if _needs_constant_weights(context):  # always proved, if need be on other extents: they are what overlaps most
         side = min(p.n, p.k)
@@ -239,7 +245,7 @@ def _linked(context: ProofContext, p: Problem, inputs: Callable[[Any, Any, Any],
 
 
 def _needs_constant_weights(context: ProofContext) -> bool:
-    """Whether the candidate is a kernel that may read B before its predecessor has ended."""
+    """Return True if the candidate is a kernel that may read B before its predecessor has ended."""
     return bool(getattr(getattr(context.entry, "config", None), "early", False))
 
 

@@ -1,10 +1,10 @@
-"""Inputs of a proof and what is compared with, of problems on which many kernels are proved: made once.
+"""Cache of proof inputs and reference results, for problems on which many kernels are proved.
 
-A tuning proves hundreds of kernels on some of the same few hundred problems (outblas.kernels.proof_shapes), and what it
-compares with (operands, references, bounds, cuBLAS' answers) takes longer to make than the kernels to run.
+A tuning proves hundreds of kernels on the same few hundred problems (outblas.kernels.proof_shapes). To make operands,
+references, bounds and cuBLAS results takes longer than to run the kernels.
 
-Only for kernels whose text is ours. What a stranger's kernel is compared with should not lie in the GPU's memory
-before it has run, so :class:`ProofTrials` by itself keeps nothing.
+The cache is only for kernels whose source is in this package. The expected result of an untrusted kernel must not be in
+GPU memory before the kernel runs, so a plain :class:`ProofTrials` keeps nothing.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ MAX_CACHED_BYTES, MAX_SHARE_OF_FREE = 4 * 2**30, 1 / 8
 
 
 class ProofTrials:
-    """What one problem's proofs draw and compare with; made anew whenever it is asked for."""
+    """Inputs and references of one problem's proofs; made anew at each request."""
 
     def get(self, name: Hashable, make: Callable[[], Any]) -> Any:
-        """What ``make()`` returns: tensors, an Oracle or a tuple of them. Nobody writes to it."""
+        """Return ``make()``: tensors, an Oracle or a tuple of them. Do not write to it."""
         return make()
 
 
@@ -46,10 +46,10 @@ class CachedTrials(ProofTrials):
 
 
 class TrialCache:
-    """Trials of the problems that were asked for last.
+    """Trials of the most recently requested problems.
 
     Args:
-        limit_bytes: what is kept at most, the problem in hand not counted.
+        limit_bytes: bytes to keep at most, without the current problem.
     """
 
     def __init__(self, limit_bytes: float = MAX_CACHED_BYTES) -> None:
@@ -58,7 +58,7 @@ class TrialCache:
 
     @classmethod
     def of_gpu(cls, gpu_index: int) -> TrialCache:
-        """One of the size that this GPU has room for."""
+        """Return a cache whose size fits the free memory of this GPU."""
         import torch
 
         free, _ = torch.cuda.mem_get_info(gpu_index)

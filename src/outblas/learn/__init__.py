@@ -1,7 +1,7 @@
-"""Learning across shapes: the regressor, the policy and how both are trained (torch, stable-baselines3).
+"""Learning across shapes: the regressor, the policy and their training (torch, stable-baselines3).
 
-Nothing here is needed to use a trained policy: ``outblas.learn.policy`` and ``outblas.learn.posterior`` run it with
-numpy alone. A name of this face is imported when it is first asked for.
+A trained policy needs none of these packages: ``outblas.learn.policy`` and ``outblas.learn.posterior`` run it with
+numpy alone. Each name of this package is imported on first access.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from outblas.learn.samplers import sampler
 
 __all__ = ["KnobEnv", "Policy", "TuningEnv", "sampler"]
-#: Where each name comes from.
+#: Public name -> the module that defines it.
 _LATER = {"KnobEnv": "knob_env", "Policy": "policy", "TuningEnv": "env", "sampler": "samplers"}
 
 

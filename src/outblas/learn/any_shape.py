@@ -1,10 +1,10 @@
-"""A kernel for a shape that no library has, where it is surely predicted to beat torch.matmul; else none.
+"""Choose a kernel for a shape that no library has, if it is surely predicted to beat torch.matmul.
 
-An ensemble of small perceptrons predicts the speed-up of each kernel of a short list over torch.matmul, from what the
-ranking model makes of it and from what torch.matmul's time may depend on (its heuristic picks among cuBLAS' kernels, so
-that this is no smooth function of a shape). The kernel with the highest lower bound is taken where that bound clears a
-margin; both were chosen on problems that a fit had not seen (`outblas fit any-shape`). All of it is arithmetic on the
-shape: nothing is measured, compiled or run.
+An ensemble of small perceptrons predicts the speed-up over torch.matmul of each kernel of a short list. Its inputs are
+the ranking model's results, and properties on which torch.matmul's time may depend. Its heuristic picks among cuBLAS'
+kernels, so its time is no smooth function of the shape. The kernel with the highest lower bound is chosen if that
+bound exceeds a margin. Bound and margin were fitted on unseen problems (`outblas fit any-shape`). The choice is
+arithmetic on the shape: nothing is measured, compiled or run.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from outblas.learn.posterior import Features, Regressor
 from outblas.records.library import LibraryChoice
 
 FORMAT = 1
-#: Where N and K are multiples of this and the floor is above so many microseconds, products are torch's.
+#: torch computes a product whose N and K are multiples of the first and whose floor exceeds the second (us).
 REGULAR_MULTIPLE, REGULAR_US = 64, 10.0
 #: Kernels that are looked at, of those that are legal.
 MAX_KERNELS_RANKED = 6
@@ -48,13 +48,15 @@ _ALIGNED = 256
 
 @dataclass(frozen=True)
 class AnyShapeModel:
-    """What was fitted.
+    """A fitted model.
 
     Attributes:
-        kernels: those on offer. nets: logarithms of their speed-ups over torch.matmul.
-        margin: what the lower bound of a predicted speed-up must reach.
-        sure: standard deviations from the prediction down to that bound. policy: the packaged one, which names the
-            kernels that are looked at. about: data and date of the fit.
+        kernels: the kernels on offer.
+        nets: predict the logarithms of the kernels' speed-ups over torch.matmul.
+        margin: least lower bound of a predicted speed-up for a choice.
+        sure: number of standard deviations from the prediction down to that bound.
+        policy: the packaged policy, which selects the kernels to consider.
+        about: data and date of the fit.
     """
 
     kernels: tuple[KernelConfig, ...]
@@ -67,10 +69,11 @@ class AnyShapeModel:
     @classmethod
     @functools.cache
     def load(cls, gpu_name: str) -> AnyShapeModel:
-        """What is packaged for a GPU.
+        """Load the packaged model of a GPU.
 
         Raises:
-            UsageError: nothing is. RecordError: the file is of another version, or truncated.
+            UsageError: the package has no model for it.
+            RecordError: the file has another version, or is truncated.
         """
         path = resources.files("outblas") / "data" / "any_shape" / f"{gpu_name}.npz"
         if not path.is_file():
@@ -79,7 +82,7 @@ class AnyShapeModel:
 
     @classmethod
     def parse(cls, data: bytes, policy: Policy, name: str = "the data for any shape") -> AnyShapeModel:
-        """What :meth:`save` wrote. Raises RecordError: it is of another version, or truncated."""
+        """Read the bytes that :meth:`save` wrote; raise RecordError if they have another version or are truncated."""
         try:
             with np.load(io.BytesIO(data), allow_pickle=False) as file:
                 a = {name: file[name] for name in file.files}
@@ -111,8 +114,13 @@ class AnyShapeModel:
         write_atomic(Path(path), buffer.getvalue())
 
     def choose(self, problem: Problem, gpu: Gpu) -> LibraryChoice | None:
-        """The kernel that ``problem`` is worth, with its predicted speed-up over torch.matmul and the bounds ``sure``
-        standard deviations from it; None: torch's product (of sums in fp32, no others were fitted)."""
+        """Choose a kernel for ``problem``.
+
+        Returns:
+            The kernel, its predicted speed-up over torch.matmul, and the bounds ``sure`` standard deviations from it.
+            None: leave the product to torch. That includes all products that do not accumulate in fp32; none were
+                fitted.
+        """
         if is_vector_product(problem) or is_left_to_cublas(problem, gpu) or problem.acc != "fp32":
             return None
         legal = [c for c in self.kernels if not why_illegal(problem, c, gpu)]
@@ -150,15 +158,17 @@ def most_promising(
 
 
 def is_left_to_cublas(problem: Problem, gpu: Gpu) -> bool:
-    """Whether it is cuBLAS' own ground: 2 of 433 such random problems were chosen. Prompts of any length in the layers
-    of a model are, and the host need not think about each."""
+    """Return True for shapes on which cuBLAS almost always wins: 2 of 433 such random problems had a chosen kernel.
+
+    Prompts of any length in a model's layers are such shapes; the test saves host time.
+    """
     return (
         problem.n % REGULAR_MULTIPLE == 0 and problem.k % REGULAR_MULTIPLE == 0 and floor_us(problem, gpu) > REGULAR_US
     )
 
 
 def is_vector_product(problem: Problem) -> bool:
-    """Whether cuBLAS has kernels of another kind for it, whose times are not predicted: products with a vector."""
+    """Return True for products with a vector: cuBLAS has other kernels for them, whose times are not predicted."""
     return min(problem.m, problem.n) == 1 or problem.k < ROW_ALIGN_BYTES // ELEMENT_BYTES
 
 

@@ -1,8 +1,8 @@
-"""A Gymnasium environment: an episode is one problem and a number of measurements, an action a candidate.
+"""A Gymnasium environment: an episode is one problem and a number of measurements, an action is a candidate.
 
-Actions index the catalogue, and :meth:`TuningEnv.action_masks` (the convention of sb3-contrib) says which are legal,
-offered and not tried yet: on a recording only what was recorded, since nothing is interpolated. An observation
-describes every candidate by features, so that a policy scores candidates and not positions.
+Actions index the catalogue. :meth:`TuningEnv.action_masks` (the convention of sb3-contrib) marks those that are legal,
+offered and not tried yet. On a recording, only recorded cells are offered, since nothing is interpolated. An
+observation describes every candidate by features, so a policy scores candidates and not positions.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ except ImportError as error:
 
 #: Counters of the last candidate that are shown, where it was profiled (``outblas profile``).
 COUNTERS = ("l2_hit_rate", "tensor_pipe", "dram", "occupancy")
-#: What is shown of the search beside the policy's own: share of the budget left, log speed-ups of the best and the
+#: The state of the search that the observation adds: share of the budget left, log speed-ups of the best and the
 #: last, the last one's status, its counters and whether there are any.
 STATE_INPUTS = (
     *("budget_left", "best", "last", "has_counters"),
@@ -47,20 +47,24 @@ LOG_SPEEDUP_BOUND = 4.0
 class TuningEnv(gymnasium.Env[dict[str, NDArray[np.float32]], np.int64]):
     """Tune one problem per episode, one candidate per step.
 
-    Reward: the rise of the best :func:`outblas.learn.reward.reward` so far; the first measurement pays its own. So an
-    episode's sum is the reward of the best candidate that it found.
+    Reward: the rise of the best :func:`outblas.learn.reward.reward` so far; the first measurement pays its own reward.
+        So
+    the sum over an episode is the reward of the best candidate found.
 
     Observation, float32: ``candidates`` [C, features + belief + (offered,)], ``problem`` [P], ``search`` [2], ``state``
-    (:data:`STATE_INPUTS`), ``best`` and ``last`` (features of those candidates, 0 where there is none).
+    (:data:`STATE_INPUTS`), ``best`` and ``last`` (features of those candidates; 0 if none yet).
 
     Args:
-        evaluator: answers; on a recording, a replay. catalogue: what actions index.
-        sampler: draws the problems. budget: measurements per episode.
-        policy: whose regressor guesses (its scores are not used).
-        launches: the launch options, one of which an episode is about. preset: of the reward.
+        evaluator: measures candidates; on a recording, a replay.
+        catalogue: the candidates that actions index.
+        sampler: draws the problems.
+        budget: measurements per episode, at least 1.
+        policy: its regressor provides the guesses; its scores are not used.
+        launches: launch options; each episode uses one of them.
+        preset: preset of the reward.
 
     Raises:
-        UsageError: a budget below 1, or an unknown preset.
+        UsageError: the budget is below 1, or the preset is unknown.
     """
 
     metadata: dict[str, Any] = {"render_modes": []}
@@ -141,7 +145,7 @@ class TuningEnv(gymnasium.Env[dict[str, NDArray[np.float32]], np.int64]):
         return mask
 
     def best_speedup(self) -> float:
-        """Over the fastest baseline, of the best proven candidate so far; 0 where there is none."""
+        """Speed-up of the best proven candidate so far over the fastest baseline; 0 if none is proven."""
         return max((e.speedup.ratio for e in self.history if e.speedup is not None), default=0.0)
 
     def _seen(self, problem: Problem, launch: Launch) -> tuple[CandidateView, NDArray[np.intp]]:

@@ -1,7 +1,7 @@
-"""What a learned policy sees of a problem and of a candidate: plain physics, nothing fitted to measurements.
+"""Features of a problem and of a candidate for a learned policy: plain physics, nothing fitted to measurements.
 
-Every candidate is described by its knobs and by what they make of the problem (tiles, waves, steps of K, traffic, a
-rough time), so that a policy over these scores kernels and shapes that it has never seen.
+A candidate is described by its knobs and by their effect on the problem: tiles, waves, steps of K, traffic and a rough
+time. So a policy can score kernels and shapes that it has never seen.
 """
 
 from __future__ import annotations
@@ -84,11 +84,11 @@ def problem_features(problem: Problem, gpu: Gpu) -> Features:
 
 
 def candidate_features(problem: Problem, configs: Sequence[KernelConfig], gpu: Gpu) -> Features:
-    """float32[len(configs), len(CANDIDATE)], each of order one.
+    """Return the features of candidates, float32[len(configs), len(CANDIDATE)], each of order one.
 
-    ``rough`` is the logarithm of the time by ``outblas.kernels.cost.cost_model``'s formula with the coefficients that
-    its fit starts from (rough physics, no measurement) over the floor; ``rough_behind`` of that over the best of
-    ``configs``.
+    ``rough`` is the log of a rough time over the floor. The time is ``outblas.kernels.cost.cost_model``'s formula with
+    the initial coefficients of its fit (physics, no measurement). ``rough_behind`` is the log of that time over the
+    best one of ``configs``.
     """
     out = np.zeros((len(configs), len(CANDIDATE_FEATURES)), dtype=np.float32)
     if not configs:
@@ -105,7 +105,7 @@ def candidate_features(problem: Problem, configs: Sequence[KernelConfig], gpu: G
 
 
 def _made(problem: Problem, c: dict[str, NDArray[np.float64]], gpu: Gpu) -> list[NDArray[np.float64]]:
-    """What knobs make of a problem, in the order of ``_MADE`` less the last two."""
+    """Return the effect of knobs on a problem, in the order of ``_MADE`` without its last two names."""
     tiles_m, tiles_n = np.ceil(problem.m / c["bm"]), np.ceil(problem.n / c["bn"])
     ctas = tiles_m * tiles_n * c["split"]
     waves = ctas / gpu.sms

@@ -1,8 +1,8 @@
 """A Gymnasium environment over the knobs: an action is a whole kernel configuration, which an evaluator then tries.
 
 An episode is a problem and a budget of measurements. The masks are those of sb3-contrib's ``MaskablePPO``, per knob
-(https://sb3-contrib.readthedocs.io/en/master/modules/ppo_mask.html): choices that are possible each by itself may still
-make no legal kernel together, which costs a measurement and is paid as what it is.
+(https://sb3-contrib.readthedocs.io/en/master/modules/ppo_mask.html). Choices that are each possible may still form an
+illegal kernel. Such an action costs a measurement and earns the reward of an illegal config.
 """
 
 from __future__ import annotations
@@ -45,28 +45,30 @@ _STATUSES = tuple(Status)
 
 
 class KnobEnv(gymnasium.Env):
-    """Search of one problem per episode, a measurement per step.
+    """Search of one problem per episode, one measurement per step.
 
     Actions: ``MultiDiscrete``, the choice of every knob (:class:`outblas.kernels.knobs.Knobs`). The episode ends when
-    the budget is spent, or all that was offered is tried.
+        the
+    budget is spent, or when every offered config was tried.
 
-    Rewards: the improvement of the best :func:`outblas.learn.reward.reward` so far, 0 if there is none; the first
-    measurement is paid by itself. An illegal config is paid its own reward (-2 by the gated preset) every time, and
-    improves nothing; one that was tried before is answered as before and paid 0. Both cost a measurement. So an
-    episode's sum is its best reward, less what was illegal.
+    Rewards: the improvement of the best :func:`outblas.learn.reward.reward` so far, or 0. The first measurement earns
+        its
+    own reward. An illegal config earns its own reward (-2 by the gated preset) every time and improves nothing. A
+    repeated config gets its earlier evaluation and reward 0. Both cost a measurement. So the sum over an episode is its
+    best reward plus the negative rewards of illegal configs.
 
-    Observations, float32, each of its own name:
+    Observations, float32, by name:
 
     - ``problem`` [10]: log2 of M, N, K (/ 32); one-hot layout, dtype, accumulator; log2 of FLOP per byte (+ 2, / 32).
     - ``gpu`` [4]: log2 of SMs (/ 16), of L2 bytes, HBM bytes/s and peak FLOP/s (/ 64).
-    - ``best``, ``last`` [knobs]: place of each knob's value, 0 to 1; -1 where there is no config, or it lacks the knob.
-    - ``speedups`` [2]: log speed-up of best and last, 0 where there is none.
-    - ``best_status``, ``last_status`` [statuses]: one-hot; zeros before there is one.
-    - ``counters`` [2 x :data:`COUNTER_NAMES`]: of the last config, 0 to 1; then for each whether it is known.
+    - ``best``, ``last`` [knobs]: index of each knob's value, scaled to 0..1; -1 if no config yet, or without the knob.
+    - ``speedups`` [2]: log speed-up of best and last; 0 if unknown.
+    - ``best_status``, ``last_status`` [statuses]: one-hot; zeros at the start.
+    - ``counters`` [2 x :data:`COUNTER_NAMES`]: of the last config, 0 to 1; then 1 for each that is known.
     - ``budget`` [1]: share of the measurements that is left.
 
     ``info`` of a step: ``evaluation``, ``config`` (its name), ``invalid_action``, ``repeated``, and ``best`` (the best
-    evaluation so far, None before a legal config was tried).
+    evaluation so far; None before a legal config was tried).
 
     Args:
         evaluator: A live one. It must answer any legal config, and a recording answers recorded cells only.
@@ -127,8 +129,9 @@ class KnobEnv(gymnasium.Env):
         """Try a config.
 
         Raises:
-            UsageError: the episode is over, the action is none, or the evaluation cannot be paid (no baselines).
-            DeviceError, ToolchainMissing: as the evaluator.
+            UsageError: the episode is over, the action is invalid, or the evaluation has no baselines and so no reward.
+            DeviceError: as the evaluator.
+            ToolchainMissing: as the evaluator.
         """
         if self._over or self.problem is None:
             raise UsageError("a step after the end of the episode", "an episode that goes on", "call reset first")
@@ -246,8 +249,7 @@ def _of_counters(counters: dict[str, float]) -> list[float]:
 
 
 def _scaled(name: str, value: float) -> float:
-    """A counter between 0 and 1: shares as they are, registers of the 255 there are, stalls as s / (1 + s), log2 of
-    numbers of things / 64."""
+    """Scale a counter to 0..1: shares unchanged, registers / 255, stalls s / (1 + s), counts log2 / 64."""
     if name == "registers":
         scaled = value / 255
     elif name.startswith("stall_"):

@@ -33,12 +33,12 @@ from outblas.learn.features import (
 from outblas.learn.posterior import NOISE_DEVIATION, Floats, Regressor, posterior, silu
 
 FORMAT = 1
-#: Beside a candidate's features, what a policy sees of it: guess and its spread over nets; belief (behind the best
+#: Inputs of a candidate beside its features: guess and its spread over nets; belief (behind the best
 #: untried) and its deviation; the belief over the best measured; whether it was tried. All in log time.
 POSTERIOR_INPUTS = ("guess", "guess_spread", "behind", "deviation", "over_best", "tried")
-#: Column of a candidate's inputs that the greed is about.
+#: Column of a candidate's inputs that the greedy score uses.
 BEHIND_COLUMN = len(CANDIDATE_FEATURES) + POSTERIOR_INPUTS.index("behind")
-#: What it sees of the search: measurements made (as a share of 16), whether a proven one is among them.
+#: Inputs about the search: measurements made (as a share of 16), and 1 if a proven one is among them.
 SEARCH_INPUTS = ("made", "any_proven")
 #: Measurements that count as many.
 MEASUREMENTS_SCALE = 16.0
@@ -106,9 +106,10 @@ class Policy:
         write_atomic(Path(path), sink.getvalue())
 
     def view(self, problem: Problem, configs: Sequence[KernelConfig], gpu: Gpu) -> CandidateView:
-        """What it makes of a problem's candidates before any measurement.
+        """Return the inputs of a problem's candidates before any measurement.
 
-        Early loads of B are younger than recordings: such a candidate is seen as the same kernel without them.
+        Early loads of B are newer than the recordings: a candidate with them gets the view of the same kernel without
+        them.
         """
         known = [config.with_knobs(early=False) if config.early else config for config in configs]
         about, each = problem_features(problem, gpu), candidate_features(problem, known, gpu)
@@ -118,7 +119,7 @@ class Policy:
     def scores(
         self, view: CandidateView, tried: Sequence[int], proven: Sequence[int], log_us: Sequence[float]
     ) -> Floats:
-        """float64[C]: the higher, the sooner to try; what was tried is at -inf."""
+        """Return float64[C]: candidates with higher scores should be tried first; tried ones have -inf."""
         x, search = view.inputs(tried, proven, log_us)
         wide = np.broadcast_to(np.concatenate([view.problem, search]), (len(x), len(view.problem) + len(search)))
         net, h = self.scorer, np.concatenate([x, wide], axis=1)

@@ -1,10 +1,10 @@
-"""What is believed of candidates' times: a guess, corrected by what was measured on this problem.
+"""The belief about candidates' times: a guess, corrected by the measurements on this problem.
 
-The guess is of the logarithm of a time, up to a constant of the problem and the launch option: the mean of a few
-multilayer perceptrons over problem and candidate features (:class:`Regressor`), or any other. The correction is a
-Gaussian process on what the guess left at the measured candidates (Rasmussen and Williams, Gaussian Processes for
-Machine Learning, 2006, algorithm 2.1): an unknown constant, a part that candidates with similar knobs share, and noise.
-A learned policy (``outblas.learn.policy``) sees the belief among its inputs; agent ``surrogate`` goes by it alone.
+The guess is the log of a time, up to a constant of the problem and the launch option. It is the mean of a few
+perceptrons over problem and candidate features (:class:`Regressor`), or any other. The correction is a Gaussian process
+on the guess's residuals at the measured candidates (Rasmussen and Williams, Gaussian Processes for Machine Learning,
+2006, algorithm 2.1). It has an unknown constant, a part that candidates with similar knobs share, and noise. A learned
+policy (``outblas.learn.policy``) has the belief among its inputs; the agent ``surrogate`` uses it alone.
 """
 
 from __future__ import annotations
@@ -29,11 +29,13 @@ CORRELATION_LENGTH = 0.5
 
 @dataclass(frozen=True)
 class Regressor:
-    """Perceptrons of equal shape, side by side.
+    """Perceptrons of equal shape, evaluated together.
 
     Attributes:
-        mean, scale: float32[F], what inputs are shifted and multiplied by (0 where training saw one value only).
-        weights: float32[nets, in, out] of each layer. biases: float32[nets, 1, out].
+        mean: float32[F], subtracted from the inputs.
+        scale: float32[F], factor of the shifted inputs; 0 if training saw one value only.
+        weights: float32[nets, in, out] of each layer.
+        biases: float32[nets, 1, out] of each layer.
     """
 
     mean: Features
@@ -43,7 +45,7 @@ class Regressor:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, Any], prefix: str = "") -> Regressor:
-        """What :meth:`to_arrays` gave. Raises KeyError, ValueError: it did not."""
+        """Read the arrays that :meth:`to_arrays` returned; raise KeyError or ValueError for other arrays."""
         layers = range(int(arrays["layers"]))
         weights, biases = (tuple(arrays[f"{prefix}{letter}{i}"] for i in layers) for letter in "wb")
         return cls(arrays["mean"], arrays["scale"], weights, biases)

@@ -1,8 +1,8 @@
-"""Evaluation -> float: what an agent is paid.
+"""The reward of an agent: Evaluation -> float.
 
-Correctness is a gate, never a term. A failed candidate gets less than any proven one, graded only by
-how far it came; a proven one gets the clipped log of its speed-up, at the lower confidence bound so
-that luck is not paid.
+Correctness is a gate, never a term. A failed candidate gets less than any proven one, graded by the gate that it
+reached. A proven one gets the clipped log of its speed-up. The lower confidence bound is used so that luck earns
+nothing.
 """
 
 from __future__ import annotations
@@ -27,12 +27,11 @@ def gated_reward(evaluation: Evaluation) -> float:
 
 
 def additive_reward(evaluation: Evaluation) -> float:
-    """The published recipe 0.8 r_perf + 0.15 r_l2 + 0.05 r_correct, kept only to show its fault.
+    """Return the published reward 0.8 r_perf + 0.15 r_l2 + 0.05 r_correct; kept only to show its fault.
 
-    r_perf is the speed-up over the best baseline, r_l2 the L2 hit rate (counter ``l2_hit_rate``, 0..1),
-    r_correct 1 or 0. An evaluation of a kernel that failed carries no time; the recipe takes the one
-    that the kernel would claim from the counter ``unproven_speedup`` and so pays a wrong kernel more
-    than a right one as soon as it is 0.05 / 0.8 = 6.25% faster.
+    r_perf is the speed-up over the best baseline, r_l2 the L2 hit rate (counter ``l2_hit_rate``, 0..1), and r_correct 1
+    or 0. The evaluation of a failed kernel has no time. The recipe uses the time that the kernel would claim, from the
+    counter ``unproven_speedup``. So a wrong kernel earns more than a right one once it is 0.05 / 0.8 = 6.25% faster.
     """
     if evaluation.status is Status.PASSED and evaluation.speedup is not None:
         perf, correct = evaluation.speedup.ratio, 1.0

@@ -1,4 +1,4 @@
-"""Which problem comes next when an agent is trained: over a grid, over real layers, or log-uniform over all extents."""
+"""Draw the next problem of an agent's training: from a grid, from real layers, or log-uniform over all extents."""
 
 from __future__ import annotations
 
@@ -18,17 +18,21 @@ SAMPLERS = ("grid", "llm", "log-uniform")
 def sampler(
     name: str, layout: str = "TN", dtype: str = "fp16", acc: str = "fp32", among: Sequence[Problem] | None = None
 ) -> Sampler:
-    """A sampler by name.
+    """Return a sampler by name.
 
-    ``grid`` and ``llm`` draw from the suites with equal chance; ``log-uniform`` draws each extent log-uniformly between
-    the grid's ends, so that no agent can learn a list of shapes by heart.
+    ``grid`` and ``llm`` draw from the suites with equal chance. ``log-uniform`` draws each extent log-uniformly between
+    the grid's ends, so that no agent can memorise a list of shapes.
 
     Args:
-        among: the problems that can be had (those of a recording, or of a training split): a drawn problem becomes
-            the nearest of them by the sum of |log2| ratios of extents. Equal layouts and types come first.
+        name: ``grid``, ``llm`` or ``log-uniform``.
+        layout: layout of drawn problems.
+        dtype: dtype of drawn problems.
+        acc: accumulator of drawn problems.
+        among: available problems (of a recording, or of a training split). A drawn problem becomes the nearest of them
+            by the sum of |log2| ratios of extents; equal layouts and types come first. None: any problem.
 
     Raises:
-        UsageError: an unknown name, or ``among`` is empty.
+        UsageError: the name is unknown, or ``among`` is empty.
     """
     if name not in SAMPLERS:
         raise unknown_name("sampler", name, SAMPLERS, "pass one of them")

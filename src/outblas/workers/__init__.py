@@ -1,1 +1,1 @@
-"""One GPU's worker: a sandboxed process that compiles, proves and times candidates."""
+"""The worker of one GPU: a sandboxed process that compiles, proves and times candidates."""

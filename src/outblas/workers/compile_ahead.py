@@ -16,17 +16,17 @@ from outblas.kernels.source import KernelKind, Source, kernel_kind, make_source
 MIN_KERNELS_FOR_PROCESSES = 4
 #: Cores that compilers leave to each GPU, for its driver and its worker; how far those of the background give way.
 CORES_LEFT, BACKGROUND_NICENESS = 2, 10
-#: Processes that stay for kernels to come, at most: a GPU asks for some three new kernels a second, and a host may
+#: Most processes that stay for later kernels: a GPU needs about three new kernels a second, and a host may
 #: have a driver for each of its GPUs.
 MAX_IDLE_COMPILERS = 16
 
 
 class CompileAhead:
-    """Fills the compile cache; what is refused here is refused again where it is used, and told there.
+    """Fill the compile cache. An error is not reported here: the later use of the kernel raises it again.
 
     Args:
         jobs: processes; None: one per core.
-        least: fewer new kernels than this are left to whoever uses them.
+        least: least number of new kernels; fewer are left to their users.
     """
 
     def __init__(self, gpu: Gpu, jobs: int | None = None, least: int = MIN_KERNELS_FOR_PROCESSES) -> None:
@@ -48,13 +48,11 @@ class CompileAhead:
 
 
 class BackgroundCompiler:
-    """As :class:`CompileAhead`, while other kernels are measured: begun early, waited for when they are needed.
-
-    Close it after use.
+    """:class:`CompileAhead` in the background, while other kernels are measured. Close it after use.
 
     Args:
         jobs: processes; None: one per core but :data:`CORES_LEFT`, :data:`MAX_IDLE_COMPILERS` at most.
-        least: as of :class:`CompileAhead`.
+        least: as for :class:`CompileAhead`.
     """
 
     def __init__(self, gpu: Gpu, jobs: int | None = None, least: int = MIN_KERNELS_FOR_PROCESSES) -> None:
@@ -81,7 +79,7 @@ class BackgroundCompiler:
             self._submit(arch)
 
     def wait(self, pairs: Iterable[tuple[Problem, KernelConfig]]) -> None:
-        """Until the kernels of these pairs are compiled; those that are not begun are left to whoever uses them."""
+        """Wait until the kernels of these pairs are compiled; those that have not begun are left to their users."""
         for problem, config in pairs:
             kind = kernel_kind(problem, config)
             self._few.pop(kind, None)
@@ -90,11 +88,11 @@ class BackgroundCompiler:
                 continue
             try:
                 future.result()
-            except BrokenProcessPool:  # whoever uses the kernel that did it will tell
+            except BrokenProcessPool:  # the user of that kernel will report the error
                 self.close()
 
     def close(self) -> None:
-        """End the processes; what they have not compiled is left to whoever uses it."""
+        """End the processes; kernels that are not compiled are left to their users."""
         pool, self._pool = self._pool, None
         self._begun.clear()
         if pool is not None:

@@ -1,11 +1,11 @@
-"""What lives in the sandboxed worker: compile -> static gate -> prove -> time, a batch of pairs at a time.
+"""The handler of the sandboxed worker: compile -> static gate -> prove -> time, a batch of pairs at a time.
 
 A bad candidate becomes an Evaluation with its status; only a lost CUDA context ends the worker.
 
-Its seconds (outblas.core.phase_times) are of one of these phases, each with what it is done for counted beside it:
+Its seconds (outblas.core.phase_times) belong to one of these phases, each with a counter:
 
 =========  ==========================================================================================================
-start      what is slow the first time in a process: imports, CUDA's context, the first kernels of torch and cuBLAS
+start      slow first steps of a process: imports, CUDA's context, the first kernels of torch and cuBLAS
 idle       no batch in hand
 operands   a problem's operands, reference and bound: once per problem that follows another (``desks``)
 autotune   lt_auto's choice of an algorithm: once per problem and worker (``algorithms chosen``)
@@ -51,12 +51,13 @@ _WARM_UP = Problem(256, 256, 256)
 
 
 class WorkItem(NamedTuple):
-    """What a worker is asked for.
+    """A request to a worker.
 
     Attributes:
-        config: None: the problem's baselines only. nvmmh: nvMatmulHeuristics' config.
-        proved: another worker has proved this kernel in full; it is proved on the timed operands all the same.
-        built: a free kernel's machine code, which a jailed worker cannot make by itself.
+        config: kernel to evaluate; None: only the problem's baselines.
+        nvmmh: config of nvMatmulHeuristics.
+        proved: another worker has proved this kernel in full; it is still proved on the timed operands.
+        built: machine code of a free kernel, which a jailed worker cannot compile itself.
     """
 
     problem: Problem
@@ -255,7 +256,7 @@ class Handler:
         return Verdict(Status.PASSED, full.gates, "", max(full.max_err_ratio or 0.0, cell.max_err_ratio or 0.0))
 
     def _trial_cache(self) -> TrialCache:
-        """What kernels of ours are proved with, kept from one to the next."""
+        """Return the cache of proof inputs and references, kept from kernel to kernel."""
         from outblas.judge.trials import TrialCache
 
         self._trials = self._trials or TrialCache.of_gpu(self._options.gpu_index)
@@ -332,7 +333,7 @@ class ProvenCandidate:
     counters: dict[str, float]
 
 
-#: Of all that were timed together: whoever did it, their times are of other operands.
+#: Applies to all that were timed together: whichever candidate wrote, their times are of other operands.
 _OVERWRITTEN = Verdict(Status.MEMORY_VIOLATION, ("static",), "it, or one timed with it, overwrote an input or a canary")
 
 

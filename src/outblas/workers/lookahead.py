@@ -1,4 +1,4 @@
-"""What is to be measured, drawn some problems ahead: agents think, and compilers work, while a GPU measures."""
+"""Draw the next measurements some problems ahead: agents think and compilers work while a GPU measures."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 from outblas.core.problem import Problem
 
-#: Problems drawn ahead at most: their kernels are compiled (0.3 s) before they are asked for. How many at a time: one
+#: Most problems drawn ahead: their kernels are compiled (0.3 s) before they are needed. Number at a time: one
 #: more than is used up meanwhile.
 MAX_PROBLEMS_AHEAD, PROBLEMS_AT_A_TIME = 8, 2
 
@@ -17,10 +17,11 @@ _C = TypeVar("_C")
 
 
 class Lookahead(Generic[_C]):
-    """Pairs of (problem, candidate), those of one problem that follow each other together.
+    """Groups of consecutive pairs (problem, candidate) of one problem, drawn ahead.
 
     Args:
-        pairs: drawn lazily, never by two threads. drawn: told of each group when it is drawn.
+        pairs: drawn lazily, never by two threads at once.
+        drawn: called with each group when it is drawn.
     """
 
     def __init__(self, pairs: Iterable[tuple[Problem, _C]], drawn: Callable[[list[tuple[Problem, _C]]], None]) -> None:

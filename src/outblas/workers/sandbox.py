@@ -1,14 +1,14 @@
-"""One worker process per GPU: a candidate that hangs, faults or exits costs one worker, never the run.
+"""A worker process per GPU: a candidate that hangs, faults or exits costs one worker, never the run.
 
-The driver sends a batch of items; the worker's handler announces each item as it begins it and answers
-each when it is done. When the worker is lost, the item announced last is to blame; the others go to its
-successor. If none was announced, each goes alone, so that the next loss names its cause.
+The driver sends a batch of items. The worker's handler announces each item as it begins it, and answers each when it is
+done. If the worker is lost, the item announced last is to blame; the others go to its successor. If none was
+announced, each item goes alone, so that the next loss names its cause.
 
 The handler is made in the worker by a module-level factory, so that everything crosses as plain pickles:
 
     handler = factory(*args)
     handler(items, emit)      # calls emit.begin(i), emit.done(i, value), any number of times
-    handler.phase_timer       # optional: what it spends its seconds on (outblas.core.phase_times)
+    handler.phase_timer       # optional: its seconds per phase (outblas.core.phase_times)
 """
 
 from __future__ import annotations
@@ -62,18 +62,17 @@ class Emit:
 
 
 class Sandbox:
-    """A worker that is replaced whenever it is lost.
+    """A worker that is replaced each time it is lost. Use it as a context manager, or call :meth:`close`.
 
     Args:
-        factory: ``module:function`` that makes the handler in the worker. args: its arguments, picklable.
-        step_timeout_s: seconds without a word after which the worker counts as hung.
-        codec: module whose ``encode(value)`` makes JSON of an answer in the worker and whose ``decode(data)`` reads it
-            here, for a worker that is not trusted: nothing of it is unpickled, its errors are losses, and it is killed
-            when it is needed no more. None: answers are pickled.
-        memory_bytes: of host memory that the worker may fill; watched every second. None: not watched.
-        batch_timeout_s: seconds for a whole batch, however much the worker talks. None: no limit.
-
-    Use as a context manager, or call :meth:`close`.
+        factory: ``module:function`` that makes the handler in the worker.
+        args: arguments of the factory, picklable.
+        step_timeout_s: seconds of silence after which the worker counts as hung.
+        codec: module for a worker that is not trusted. Its ``encode(value)`` makes JSON in the worker; its
+            ``decode(data)`` reads it here. Nothing is unpickled, the worker's errors count as losses, and it is killed
+            at the end. None: answers are pickled.
+        memory_bytes: host memory that the worker may fill, watched every second; None: no limit.
+        batch_timeout_s: seconds for a whole batch, however often the worker reports; None: no limit.
     """
 
     def __init__(
@@ -102,19 +101,21 @@ class Sandbox:
 
     @property
     def account(self) -> PhaseTotals:
-        """What the workers so far have spent their seconds on; of one that was lost, up to its last whole batch."""
+        """Return the seconds per phase of all workers so far; a lost worker counts up to its last whole batch."""
         return self._past + self._present
 
     def run(self, items: Sequence[Any], meanwhile: Callable[[], None] | None = None) -> Iterator[tuple[int, Any]]:
-        """Answers as (index, value) in the order they come; a value is :class:`WorkerLoss` if the item cost its worker.
+        """Yield answers as (index, value) in the order of arrival; a value is :class:`WorkerLoss` if the item cost its
+        worker.
 
         Every item is answered exactly once. Closing the iterator early stops the worker.
 
         Args:
-            meanwhile: called whenever the worker was given something to do. What it raises stops the worker, too.
+            items: the batch.
+            meanwhile: called each time the worker was given work; its exception stops the worker, too.
 
         Raises:
-            DeviceError: a worker cannot even start.
+            DeviceError: a worker cannot start.
         """
         batches = [list(range(len(items)))]
         try:
@@ -230,7 +231,7 @@ class Sandbox:
                 return WorkerLoss(Status.HANG, f"no answer within {self._step_s:g} s")
 
     def _obituary(self, child: ChildProcess) -> WorkerLoss:
-        """What ended the worker, after its pipe broke."""
+        """Return the reason for the worker's end, after its pipe broke."""
         code = child.exit_code()
         self._end(kill=True)
         if code is not None and code < 0 and -code in (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL):
@@ -277,7 +278,7 @@ def factory_name(factory: Callable[..., Any]) -> str:
 
 
 def make_from_name(factory: str, args: tuple[Any, ...]) -> Any:
-    """What the callable named ``module:callable`` gives."""
+    """Return the result of calling ``module:callable`` with ``args``."""
     module, _, name = factory.partition(":")
     return getattr(importlib.import_module(module), name)(*args)
 
@@ -292,7 +293,7 @@ def resident_bytes(pid: int | None) -> int:
 
 
 class UnreadableMessage(Exception):
-    """What a worker sent is no message."""
+    """Raised if a worker sent something that is no message."""
 
 
 def receive(connection: Connection, codec: str | None, left: Collection[int]) -> Sequence[Any]:
@@ -323,7 +324,10 @@ def receive(connection: Connection, codec: str | None, left: Collection[int]) ->
 
 
 def _is_index(found: object, left: Collection[int]) -> bool:
-    """Whether it names an item; ``true`` and ``1.0`` do not, though they are equal to an index."""
+    """Return True if ``found`` is an int that names an item.
+
+    ``true`` and ``1.0`` do not, though they equal an index.
+    """
     return type(found) is int and found in left
 
 

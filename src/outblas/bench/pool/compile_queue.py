@@ -59,7 +59,7 @@ class CompileQueue:
         return found
 
     def close(self) -> None:
-        """Compile no further; what is being compiled is finished by its process."""
+        """Cancel all waiting compilations; running ones finish in their processes."""
         self._stop.set()
         self._todo.put(None)
         self._thread.join()

@@ -34,30 +34,30 @@ _LISTED = 8
 
 @dataclass
 class _WorkerSlot:
-    """Where one worker after another may sit."""
+    """A place for a worker; if its worker is lost, a new one takes the place."""
 
     state: str = "stopped"  # starting, idle, busy, or gone: given up
     unit: WorkUnit | None = None
     since: float = 0.0
     losses: int = 0
-    expected: int = 0  # how many of the expected problems, and of the proved kernels, it was told of
+    expected: int = 0  # number of expected problems, and of proved kernels, that were sent to it
     proved: int = 0
     kernels: set[KernelKind] = field(default_factory=set)  # that its worker was given
 
 
 class PoolEvaluator(Evaluator):
-    """Evaluates on all workers of a transport (the contract of outblas.core.evaluator). One call at a time.
+    """Evaluate on all workers of a transport (the contract of outblas.core.evaluator), one call at a time.
 
-    The pairs of a problem that follow each other are a unit, timed together by one worker. A worker that is lost (its
-    process died, its machine is gone, or it said nothing for ``quiet_s``) is replaced, and what its unit still lacks
-    goes to another; what was answered is not asked for again. The pairs of a unit that has cost ``MOST_TRIES`` workers
-    are answered with the status that the sandbox would give: EXITED, or HANG. A place that lost ``MOST_LOSSES`` workers
-    in a row, or whose evaluator raises DeviceError, is given up and the others go on.
+    Consecutive pairs of one problem form a unit, which one worker times together. A worker is lost if its process died,
+    its machine is gone, or it was silent for ``quiet_s`` seconds. It is replaced, and the unanswered pairs of its unit
+    go to another worker. If a unit has cost ``MAX_WORKERS_PER_UNIT`` workers, its pairs get the sandbox's status:
+    EXITED or HANG. A place that lost ``MAX_LOSSES_IN_A_ROW`` workers in a row, or whose evaluator raises DeviceError,
+    is given up. The other places continue.
 
     Args:
         transport: carries tasks; the pool starts and closes it. Use the pool as a context manager.
-        compiler: makes, for a GPU, what fills the compile cache that the workers share (see :class:`CompileQueue`);
-            None: they compile for themselves.
+        compiler: for a GPU, makes the queue that fills the workers' shared compile cache (see :class:`CompileQueue`).
+            None: workers compile for themselves.
     """
 
     def __init__(
@@ -106,14 +106,16 @@ class PoolEvaluator(Evaluator):
 
     @property
     def workers(self) -> list[str]:
-        """Where each worker runs: host, process, device."""
+        """Return one line per worker: its host, process and device."""
         return [self._about[index].place for index in sorted(self._about)]
 
     def accounts(self) -> dict[str, PhaseTotals]:
-        """What the seconds went on so far: ``driver``, this process (the ``agent``'s thinking, ``waiting`` for workers,
-        ``other``: the caller, the store), and ``worker 0: gpu``, ``worker 0: host`` and so on, as the workers told with
-        their last task (:meth:`outblas.bench.live_evaluator.LiveEvaluator.accounts`); those of one place are added
-        up."""
+        """Return the seconds spent so far, per process and phase.
+
+        ``driver`` is this process: ``agent`` is the agent's thinking, ``waiting`` is waiting for workers, and ``other``
+        is the caller and the store. ``worker 0: gpu``, ``worker 0: host`` and so on are sums over all workers of one
+        place, as of their last task (:meth:`outblas.bench.live_evaluator.LiveEvaluator.accounts`).
+        """
         found = {"driver": self._phase_timer.totals() + PhaseTotals({}, {"workers lost": self.lost})}
         for index, lives in enumerate(self._accounts):
             for process in dict.fromkeys(name for life in lives for name in life):
@@ -121,15 +123,19 @@ class PoolEvaluator(Evaluator):
         return found
 
     def candidates(self, problem: Problem) -> Sequence[KernelConfig]:
-        """What the workers' evaluators offer.
+        """Return the configs that the workers' evaluators offer for a problem.
 
         Raises:
-            DeviceError: no worker is left. UsageError: the problem was not recorded.
+            DeviceError: no worker is left.
+            UsageError: the problem was not recorded.
         """
         return self.candidates_of([problem])[problem]
 
     def candidates_of(self, problems: Sequence[Problem]) -> Mapping[Problem, Sequence[KernelConfig]]:
-        """As :meth:`candidates`, of every problem; all workers list a part, which takes milliseconds a problem."""
+        """Return :meth:`candidates` of every problem.
+
+        The workers share the listing, which takes milliseconds per problem.
+        """
         parts = [tuple(problems[first : first + _LISTED]) for first in range(0, len(problems), _LISTED)]
         found = self._ask("candidates", parts)
         return {
@@ -137,14 +143,14 @@ class PoolEvaluator(Evaluator):
         }
 
     def expect(self, problems: Iterable[Problem]) -> None:
-        """Every worker is told with its next unit."""
+        """Announce problems that come next; each worker receives them with its next unit."""
         self._expected += problems
 
     def evaluate(self, pairs: Iterable[Pair]) -> Generator[Evaluation, None, None]:
-        """One evaluation per pair as they finish; closing the iterator early kills the workers that are at work.
+        """Yield one evaluation per pair as they finish. Closing the iterator early kills the busy workers.
 
         Raises:
-            DeviceError: no worker is left; what was yielded stays valid. Any other error that an evaluator raises.
+            DeviceError: no worker is left; earlier results stay valid. Other errors of an evaluator are raised, too.
         """
         compiling = None if self._compile is None else CompileQueue(self._compile)
         units = WorkUnits(pairs, compiling, self._homes)
@@ -166,7 +172,7 @@ class PoolEvaluator(Evaluator):
                 compiling.close()
 
     def baselines(self, problem: Problem) -> Mapping[str, float]:
-        """Name -> microseconds, of the problem's last rounds; measured now if there are none."""
+        """Return baseline name -> microseconds from the problem's last rounds; measure now if it has none."""
         return self._notes_of(problem).times
 
     def baseline_detail(self, problem: Problem, name: str) -> str:
@@ -240,7 +246,7 @@ class PoolEvaluator(Evaluator):
         self._transport.send(index, task)
 
     def _heard(self, timeout_s: float) -> list[Event]:
-        """What workers said, hangs among it.
+        """Return the workers' events of the next ``timeout_s`` seconds; a hang counts as an event.
 
         Raises:
             DeviceError: no worker is left.
@@ -291,7 +297,7 @@ class PoolEvaluator(Evaluator):
             yield Evaluation(problem, config, status, detail, Verdict(status, (), detail))
 
     def _settle(self, event: Event) -> None:
-        """What an event makes of its worker's place; its unit is None when it is free of it."""
+        """Update the state of a worker's place by an event; its unit becomes None when the place is free."""
         slot = self._slots[event.worker]
         if event.kind == "ready":
             self._ready(event)

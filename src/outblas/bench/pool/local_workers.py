@@ -13,7 +13,7 @@ from outblas.core.child_process import ChildProcess
 
 
 class LocalTransport:
-    """One spawned process per spec (the contract of outblas.bench.pool.transport)."""
+    """A transport with one spawned process per spec (the contract of outblas.bench.pool.transport)."""
 
     def __init__(self, specs: Sequence[EvaluatorSpec]) -> None:
         self._specs = tuple(specs)
@@ -25,7 +25,7 @@ class LocalTransport:
         return len(self._specs)
 
     def pid(self, worker: int) -> int | None:
-        """Process id of a worker; None where it is gone."""
+        """Return the process id of a worker; None if it is gone."""
         return self._children[worker].pid if worker in self._children else None
 
     def start(self, worker: int) -> None:

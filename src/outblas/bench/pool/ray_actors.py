@@ -15,18 +15,21 @@ from outblas.core.install_hint import install_hint
 
 
 class RayTransport:
-    """One actor per worker (the contract of outblas.bench.pool.transport).
+    """A transport with one Ray actor per worker (the contract of outblas.bench.pool.transport).
 
-    An actor is asked for one word at a time, so that answers come as they are ready with any version of Ray.
+    An actor is asked for one message at a time, so answers arrive promptly with any version of Ray.
 
     Args:
-        spec: of every worker. size: how many; None: one per GPU of the cluster. gpus: GPUs that each asks for, 1 or 0.
-        address: of the cluster: ``auto`` for the running one, ``local`` for one started here for this run. A process
-            that is in a cluster already stays there.
+        spec: spec of every worker.
+        size: number of workers; None: one per GPU of the cluster.
+        gpus: GPUs per worker, 1 or 0.
+        address: ``auto`` for the running cluster, ``local`` for a new one for this run. A process that is in a cluster
+            already stays there.
 
     Raises:
-        ToolchainMissing: ray is not installed. DeviceError: no cluster answers, or it has no GPU. UsageError: it has
-            fewer GPUs than workers are asked for.
+        ToolchainMissing: ray is not installed.
+        DeviceError: no cluster answers, or it has no GPU.
+        UsageError: the cluster has fewer GPUs than workers.
     """
 
     def __init__(self, spec: EvaluatorSpec, size: int | None, gpus: int, address: str = "auto") -> None:

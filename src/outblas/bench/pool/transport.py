@@ -1,4 +1,4 @@
-"""What the pool and its workers say to each other, and the contract of whoever carries it."""
+"""Messages between the pool and its workers, and the contract of a transport."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class EvaluateTask:
 
 @dataclass(frozen=True)
 class QuestionTask:
-    """One question: a method of :class:`outblas.bench.pool.worker_host.WorkerHost` and its arguments."""
+    """A question: a method of :class:`outblas.bench.pool.worker_host.WorkerHost` and its arguments."""
 
     method: str
     args: tuple[Any, ...] = ()
@@ -67,9 +67,13 @@ class BaselineNotes:
     details: Mapping[str, str]
 
 
-#: ``ready`` (About), ``answer`` (to the task in hand; several may follow), ``end`` (of the task: process of the worker
-#: -> :class:`outblas.core.phase_times.PhaseTotals` of its seconds so far), ``error`` (an exception of the evaluator;
-#: the task is over), ``lost`` (why, one line: the process or its machine is gone).
+#: Kinds of events, and their contents:
+#:
+#: - ``ready``: About;
+#: - ``answer``: an answer to the current task; several may follow;
+#: - ``end``: the task is over; process -> :class:`outblas.core.phase_times.PhaseTotals` of its seconds so far;
+#: - ``error``: an exception of the evaluator; the task is over;
+#: - ``lost``: one line; the process or its machine is gone.
 EventKind = Literal["ready", "answer", "end", "error", "lost"]
 
 
@@ -95,7 +99,7 @@ class Transport(Protocol):
         """Give a task to a worker that has none. If it is gone, ``lost`` follows."""
 
     def wait(self, timeout_s: float) -> list[Event]:
-        """What happened; nothing after ``timeout_s``."""
+        """Return the events since the last call; an empty list if nothing happened within ``timeout_s`` seconds."""
 
     def stop(self, worker: int) -> None:
         """Kill a worker, whatever it does; nothing more is heard of it."""

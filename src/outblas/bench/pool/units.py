@@ -26,14 +26,14 @@ class WorkUnit:
 
 
 class WorkUnits:
-    """What is to be handed out, in no promised order.
+    """The units that wait for a worker, in no promised order.
 
     Args:
-        pairs: pairs of one problem that follow each other are one unit. They may come from a generator whose next
-            pair takes the agent's thinking; it is drawn from while workers work.
-        compiling: compiles a unit's kernels before it is handed out; None: workers do.
-        homes: problem -> the worker that has had it, kept by the caller from batch to batch: that one has chosen
-            cuBLASLt's algorithm already, which takes as long as half a unit.
+        pairs: consecutive pairs of one problem form a unit. A generator may be slow (an agent thinks about the next
+            pair); it is drawn from while workers are busy.
+        compiling: compiles a unit's kernels before the unit is handed out; None: workers compile.
+        homes: problem -> the worker that had it before, kept by the caller from batch to batch. That worker has already
+            chosen cuBLASLt's algorithm, which takes as long as half a unit.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class WorkUnits:
 
     @property
     def pending(self) -> bool:
-        """Whether units are there that may be handed out, now or soon, apart from those still to be drawn."""
+        """Return True if units are left that may be handed out now or later, apart from those not drawn yet."""
         return bool(self._waiting) or self.compiling
 
     @property
@@ -73,13 +73,19 @@ class WorkUnits:
     def take(
         self, worker: int, others: Iterable[int], elsewhere: Collection[KernelKind] = frozenset()
     ) -> WorkUnit | None:
-        """Of the problems that ``worker`` has had, or nobody yet, the unit with the most work, so that no long one is
-        begun last, and before that one with few kernels of ``elsewhere``: those that other workers have and this one
-        would load, and perhaps prove, once more. When none of those problems is to come, or many others wait, the same
-        of all.
+        """Choose and remove the next unit for ``worker``; None if it can have none now.
 
-        One that has cost ``worker`` is left to ``others``, the other workers that are not given up, if one of them
-        was not lost by it yet.
+        Candidates are the units of problems that ``worker`` has had, or that no worker has had. If it has none, or many
+        other units wait, all units are candidates. Units with few kernels of ``elsewhere`` come first, because this
+        worker would have to load, and perhaps prove, them again. Among those the unit with the most work wins, so that
+        no long unit starts last.
+
+        A unit that has cost ``worker`` is left to ``others``, if one of them was not lost by it yet.
+
+        Args:
+            worker: number of the worker.
+            others: the other workers that are not given up.
+            elsewhere: kernels that other workers have loaded.
         """
         if self._compiling is not None:
             self._waiting += self._compiling.done()

@@ -1,4 +1,4 @@
-"""What lives in every worker: an evaluator of its own, made here, and the tasks that it is given."""
+"""The content of a worker process: its own evaluator, and the tasks that it receives."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class WorkerHost:
         return [list(self._evaluator.candidates(problem)) for problem in problems]
 
     def baselines(self, problem: Problem) -> BaselineNotes:
-        """Of the problem's last rounds here; measured now if there are none."""
+        """Return the baselines of the problem's last rounds in this worker; measure now if it has none."""
         times = dict(self._evaluator.baselines(problem))
         return BaselineNotes(problem, times, {name: self._evaluator.baseline_detail(problem, name) for name in times})
 

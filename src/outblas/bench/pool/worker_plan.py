@@ -1,4 +1,4 @@
-"""Which workers a run has, as the command line says, and the pool made of them."""
+"""Build the pool from the workers that the command line names."""
 
 from __future__ import annotations
 

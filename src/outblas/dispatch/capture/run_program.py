@@ -1,13 +1,14 @@
-"""``python -m outblas.dispatch.capture.run_program --out FILE [--append] -- SCRIPT | -m MODULE | -c CODE ...``: a
-Python program as it is, with the recorder on (:mod:`outblas.dispatch.capture.session`).
+"""Run a Python program unchanged with the recorder on (:mod:`outblas.dispatch.capture.session`).
 
-The program runs in this process: its standard streams, exit status and signals are its own. What it ran is written when
-the interpreter ends, however that comes about (the end of the script, ``sys.exit``, an exception, Ctrl-C), on SIGTERM
-unless the program handles that itself, and every few seconds, for the sake of a process that is killed.
+``python -m outblas.dispatch.capture.run_program --out FILE [--append] -- SCRIPT | -m MODULE | -c CODE ...``
 
-torch is imported before the program's first line: what the program sets in its environment for torch's import
-(``OMP_NUM_THREADS``) comes too late, and belongs before the command. CUDA is not initialised before the program does
-it, so that a ``CUDA_VISIBLE_DEVICES`` of its own counts.
+The program runs in this process and keeps its standard streams, exit status and signals. The record is written when
+the interpreter ends: at the end of the script, by ``sys.exit``, an exception or Ctrl-C. It is also written on SIGTERM,
+unless the program handles that signal, and every few seconds in case the process is killed.
+
+torch is imported before the program's first line. So set environment variables of torch's import
+(``OMP_NUM_THREADS``) before the command, not in the program. CUDA is not initialised, so the program may still set
+``CUDA_VISIBLE_DEVICES``.
 """
 
 from __future__ import annotations
@@ -35,11 +36,16 @@ _USAGE = "--out FILE [--append] -- SCRIPT | -m MODULE | -c CODE, with its argume
 
 
 def main(argv: Sequence[str]) -> None:
-    """Raises what the program raises; OutblasError for wrong arguments, and for a file that cannot be added to."""
+    """Run the program that ``argv`` names; raise its errors.
+
+    Raises:
+        OutblasError: an argument is wrong, or the record cannot be appended to the file.
+    """
     path, append, program = _arguments(argv)
     recorder = capture(path, append, command=" ".join(["outblas capture", *program]))
-    recorder.__enter__()  # for as long as the process lives: threads may outlive the script
-    # Registered first, called last: what the program does at its exit is seen, too.
+    # Stays on as long as the process lives: threads may outlive the script.
+    recorder.__enter__()
+    # Registered first, so called last: it also sees products of the program's own exit handlers.
     finish = partial(_finish, recorder, os.path.abspath(path), os.getpid())  # the program may change its folder
     atexit.register(finish)
     _write_on_sigterm(finish)
@@ -58,8 +64,10 @@ def _arguments(argv: Sequence[str]) -> tuple[str, bool, list[str]]:
 
 
 def _run(program: list[str]) -> None:
-    """As the interpreter would: ``__main__``, ``sys.argv`` and the head of ``sys.path`` are the program's, and stay so:
-    its threads may outlive its last line."""
+    """Run a program as the interpreter would, with its own ``__main__``, ``sys.argv`` and head of ``sys.path``.
+
+    They are not restored: the program's threads may outlive its last line.
+    """
     head, arguments = program[0], program[1:]
     named = head in ("-m", "-c")
     bundle = not named and (os.path.isdir(head) or zipfile.is_zipfile(head))  # of a __main__.py and what it needs

@@ -27,22 +27,23 @@ _active: list[capture] = []
 class capture:
     """Record the matrix products of a ``with`` block, by shape, layout and dtype, with their counts.
 
-    ``with outblas.capture("problems.json") as c: model(x)`` writes the file when the block ends, also by an exception;
-    ``c.captured`` has the products at any time. Seen are the thread that enters the block and every thread that
-    anything in the process starts by ``threading.Thread`` meanwhile; :mod:`outblas.dispatch.capture.torch_mode` says
-    what is not seen. Works on CPU tensors, too. While it is on, ``outblas.matmul`` leaves products to torch, whose own
-    they are unless ``outblas.enable()`` is on; each costs the host some microseconds more. A forked child is not
-    recorded.
+    ``with outblas.capture("problems.json") as c: model(x)`` writes the file when the block ends, also after an
+    exception. ``c.captured`` has the products at any time. The recorder sees the thread that enters the block, and
+    every thread that ``threading.Thread`` starts meanwhile. :mod:`outblas.dispatch.capture.torch_mode` lists the
+    products that it does not see. It works on CPU tensors, too. A forked child is not recorded.
+
+    While it is on, ``outblas.matmul`` leaves products to torch; they run on torch's kernels unless ``outblas.enable()``
+    is on. Each product costs the host some microseconds more.
 
     Args:
-        path: the JSON file; None: none is written. A file that is there is replaced, or added to if ``append``: also
-            while other captures add to it.
-        clock: seconds, monotonic. A record is written in between, too, so that little is lost with a killed process;
-            where that fails the program goes on, with one warning.
+        path: JSON file to write; None: no file. An existing file is replaced.
+        append: add to an existing file instead, also while other captures add to it.
+        clock: returns monotonic seconds. It paces the writes during the block, which protect against a killed process.
+            If such a write fails, one warning says so and the program continues.
 
     Raises:
         UsageError: entered a second time, or ``append`` without a path.
-        RecordError: the file to be added to is damaged (before anything runs), or it cannot be written at the end.
+        RecordError: the file to append to is damaged (raised at the start), or the file cannot be written at the end.
         ToolchainMissing: torch is not installed.
     """
 
@@ -86,7 +87,7 @@ class capture:
 
     @property
     def captured(self) -> CapturedProducts:
-        """What was recorded so far, without what the file held before."""
+        """The products recorded so far, without the earlier content of the file."""
         return CapturedProducts(dict(self._copy()), (self._about(),))
 
     def write(self) -> None:

@@ -1,7 +1,7 @@
-"""Threads that are started while anything watches: each runs inside contexts that the watchers make for it.
+"""Start threads inside contexts that watchers provide.
 
-``threading.Thread.start`` is wrapped while there is a watcher, once however many there are: they may come and go in any
-order, in any thread, and the last to go gives it back.
+``threading.Thread.start`` is wrapped once while at least one watcher exists. Watchers may come and go in any order and
+thread; the last one restores it.
 """
 
 from __future__ import annotations

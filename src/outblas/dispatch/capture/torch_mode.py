@@ -1,9 +1,9 @@
-"""Sees every matrix product that torch runs on this thread: a dispatch mode, below autograd and autocast.
+"""A dispatch mode that sees every matrix product of this thread, below autograd and autocast.
 
-It sees what reaches ATen: eager code, backward passes, outblas.matmul (which leaves products to torch while a dispatch
-mode is on), our operator ``outblas::mm``, and programs under torch.compile, which torch runs uncompiled meanwhile. It
-does not see the replay of a CUDA graph (its capture is seen, once), products inside a fused operator such as attention,
-and kernels of other libraries.
+It sees all that reaches ATen: eager code, backward passes, ``outblas::mm``, and outblas.matmul, which leaves products
+to torch while a dispatch mode is on. Torch runs compiled programs uncompiled meanwhile, so it sees those, too. It does
+not see fused operators such as attention, or kernels of other libraries. Of a CUDA graph it sees the capture, once,
+but no replay.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class ProductMode(TorchDispatchMode):
         place = _OPERAND_POSITIONS.get(name)
         if place is None:
             if name:
-                # In inference mode torch.matmul and linear arrive whole: what they are made of is what is to be seen.
+                # In inference mode torch.matmul and linear arrive undivided; decompose them to see their products.
                 with ProductMode(self._note):
                     made = func.decompose(*args, **kwargs)
                 if made is not NotImplemented:

@@ -12,7 +12,7 @@ enum { MAX_DEVICES = 64, ROW_ALIGN_BYTES = 16 };
 
 // What a Table is given at its making, by keyword: torch's own functions, called as Python objects.
 #define HOOKS(X)                                                                                       \
-    X(exchange)          /* torch's DLPack exchange, a capsule; anything else: there is none */        \
+    X(exchange)          /* torch's DLPack exchange, a capsule; anything else: no exchange */        \
     X(tensor)            /* torch.Tensor: operands are exactly this */                                 \
     X(parameter)         /* or torch.nn.Parameter */                                                   \
     X(data_ptr)          /* method of tensors */                                                       \

@@ -9,7 +9,7 @@ extern "C" {
 namespace {
 
 enum { ROW_ALIGN_BYTES = 16 };
-// Since when library_impl is told for which torch an extension was built: 2.10.
+// First torch whose library_impl takes the version that an extension was built for: 2.10.
 constexpr uint64_t BUILT_FOR = (2ull << 56) | (10ull << 48);
 
 enum class Answer { ours, torchs, unknown };

@@ -41,7 +41,7 @@ typedef struct {
     void *stream;
     uint64_t capture;  // NO_CAPTURE, or whose it is
     uint64_t address, bytes;
-    void *owner;  // whoever keeps it alive
+    void *owner;  // the object that keeps it alive
 } Lent;
 
 typedef struct {

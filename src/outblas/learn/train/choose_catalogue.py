@@ -38,11 +38,12 @@ UNSERVED_SLOWDOWN = 1.5
 
 @dataclass(frozen=True)
 class MeasuredTimes:
-    """What is known: P problems, K kernels (launch options off), plain and with PDL.
+    """Measured times of P problems and K kernels (without launch options), plain and with PDL.
 
     Attributes:
-        times: [P, K, 2] microseconds; inf where unknown.
-        best: [P, 2] the best known times of any kernel. given: [P, 2] of kernels that are offered anyway; inf if none.
+        times: [P, K, 2] microseconds; inf if unknown.
+        best: [P, 2] best known times of any kernel.
+        given: [P, 2] best times of kernels that are offered anyway; inf if none.
     """
 
     problems: tuple[MeasuredRow, ...]
@@ -76,7 +77,7 @@ def _is_choosable(config: KernelConfig) -> bool:
 
 
 def log_gains(best: np.ndarray, times: np.ndarray) -> np.ndarray:
-    """What each kernel would take off: float64[K], log."""
+    """Return per kernel the sum of log(best / time) over problems and launch options, float64[K]; 0 if slower."""
     return np.asarray(np.log(best[:, None, :] / np.minimum(best[:, None, :], times)).sum(axis=(0, 2)))
 
 
@@ -136,7 +137,7 @@ def report_gaps(name: str, known: MeasuredTimes, kernels: Sequence[KernelConfig]
 
 
 def read_rows(recording: Path | None, stores: Sequence[Path]) -> list[MeasuredRow]:
-    """What a recording and stores of tunings have measured.
+    """Return the measured rows of a recording and of stores of tunings.
 
     Raises:
         RecordError: one of them cannot be read.
@@ -151,13 +152,13 @@ def write_catalogue(
     """Choose a catalogue and write it.
 
     Args:
-        rows: what was measured.
-        limit: the most kernels to choose.
+        rows: measured rows.
+        limit: most kernels to choose.
         out: the file to write.
-        report: given the gaps of the present catalogue, then those of the new one.
+        report: receives the gaps of the present catalogue, then those of the new one.
 
     Returns:
-        How many kernels were chosen, and how many candidates they are.
+        (number of chosen kernels, number of candidates that they form).
     """
     known = time_matrix([row for row in rows if len(row.times)])
     report(

@@ -1,5 +1,7 @@
-"""Which kernels are offered for shapes that no library has (few: each is shipped and ranked), and the fit of what
-:mod:`outblas.learn.any_shape` predicts of them."""
+"""Choose the kernels for shapes that no library has, and fit the predictions of :mod:`outblas.learn.any_shape`.
+
+The kernels are few, because each is shipped and ranked.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,7 @@ def general_kernels(name: str = "h200", seed: int = 0) -> tuple[KernelConfig, ..
 
 @dataclass(frozen=True)
 class OfferedCells:
-    """What was measured of a problem: log speed-up over torch.matmul of some kernels."""
+    """Measurements of a problem: log speed-up over torch.matmul of some kernels."""
 
     problem: Problem
     configs: tuple[KernelConfig, ...]
@@ -112,7 +114,7 @@ def _fit_one(x: torch.Tensor, y: torch.Tensor, counts: torch.Tensor) -> torch.nn
 
 @dataclass(frozen=True)
 class KeptOutResult:
-    """What a choice among measured kernels of a problem that the fit had not seen came to: logarithms."""
+    """The result of a choice among measured kernels of a problem that the fit had not seen, as logarithms."""
 
     gain: float
     deviation: float
@@ -122,8 +124,10 @@ class KeptOutResult:
 def cross_validate(
     cells: Sequence[OfferedCells], report: Callable[[str], None], seed: int = 0
 ) -> list[tuple[float, list[KeptOutResult]]]:
-    """For each number of standard deviations that may be sure (0 to 4): the choices on all problems outside the suites,
-    each by nets fitted without its fold."""
+    """Cross-validate the choices for each number of standard deviations (0 to 4) of the lower bound.
+
+    Each problem outside the suites is judged by nets that were fitted without its fold.
+    """
     outside = [i for i, c in enumerate(cells) if c.outside and not is_vector_product(c.problem)]
     found: list[tuple[float, list[KeptOutResult]]] = [(float(sure), []) for sure in range(5)]
     for fold in range(FOLDS):

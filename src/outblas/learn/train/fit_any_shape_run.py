@@ -1,6 +1,6 @@
-"""What any shape may be given: the table of recorded cells, and the fit of kernels and margin on it.
+"""Export the table of recorded cells for any shape, and fit kernels and margin to it.
 
-The run that records, proves and benches is ``outblas.search.any_shape_run``; the command is ``outblas fit any-shape``.
+``outblas.search.any_shape_run`` records, proves and benches; the command is ``outblas fit any-shape``.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MARGINS = (1.04, 1.06, 1.08, 1.1, 1.12, 1.15, 1.2)
 
 
 def packaged_path() -> Path:
-    """Where the package keeps what is fitted here."""
+    """Return the package's path of the fitted data."""
     return Path(str(resources.files("outblas"))) / "data" / "any_shape" / "h200.npz"
 
 
@@ -83,17 +83,17 @@ def fit_all(cells: Path, proved: Path, out: Path, report: Callable[[str], None])
     """Fit the kernels on offer, the speed-up over torch.matmul and the margin, and write them.
 
     Args:
-        cells: what :func:`export` wrote.
-        proved: which kernels passed all gates; those that failed are left out. The file may be missing.
+        cells: file that :func:`export` wrote.
+        proved: file of proof results; kernels that failed are left out. It may be missing.
         out: the file to write.
-        report: given a line for each part of the fit.
+        report: receives one line for each part of the fit.
 
     Returns:
-        What was fitted, in one line.
+        One line about the fit.
 
     Raises:
         OutblasError: no margin keeps nearly all products from getting slower.
-        RecordError: there are no cells.
+        RecordError: ``cells`` is empty.
     """
     if not cells.is_file():
         raise RecordError(f"no file {cells}", "recorded cells", "make them: outblas fit any-shape record")

@@ -1,8 +1,8 @@
-"""The fits of the ranking model on measured rows: its coefficients (:mod:`outblas.kernels.cost.cost_model`) and its
-ridge regression (:mod:`outblas.kernels.cost.residual`).
+"""Fit the ranking model to measured rows.
 
-All families are fitted together, in log space, by Levenberg-Marquardt on robustly weighted residuals, of which what
-all cells of a problem have in common counts little: the model is to rank.
+The fits give its coefficients (:mod:`outblas.kernels.cost.cost_model`) and its ridge regression
+(:mod:`outblas.kernels.cost.residual`). All families are fitted together, in log space, by Levenberg-Marquardt on
+robustly weighted residuals. The mean residual of a problem's cells counts little, because the model only ranks.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def rows_of_recording(
 
 
 def launch_masks(configs: Iterable[KernelConfig]) -> list[np.ndarray]:
-    """bool[len(configs)] of the configs without PDL and of those with it, such as there are any of."""
+    """Return bool[len(configs)] masks of the configs without PDL and of those with it; an empty mask is left out."""
     pdl = np.array([c.pdl for c in configs], dtype=bool)
     return [mask for mask in (~pdl, pdl) if mask.any()]
 

@@ -5,9 +5,8 @@
     outblas fit model times.jsonl more.jsonl --recording h200
 
 Stores are what ``outblas build-library`` and ``outblas tune`` leave, JSON lines are described in ``measured_times.py``.
-The fit is ``outblas.learn.train.fit_cost_model``'s. Every figure reported is for held-out problems: k folds by shape
-(M, N, K in all layouts and dtypes), and what a fold is asked was never in its fit. The shipped coefficients are then
-fitted on all problems.
+:mod:`outblas.learn.train.fit_cost_model` has the fit. Every reported figure is for held-out problems: k folds by shape
+(M, N, K in all layouts and dtypes). The shipped coefficients are then fitted on all problems.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ NEAR_BEST_FACTOR = 3.0
 
 @dataclass(frozen=True)
 class Measurements:
-    """Where the times come from: JSON lines, stores of tunings, and a recording by its name or folder."""
+    """Sources of measured times: JSON lines, stores of tunings, and a recording by its name or folder."""
 
     jsonl: Sequence[Path] = ()
     stores: Sequence[Path] = ()
@@ -93,7 +92,7 @@ def fit_model(measured: Measurements, folds: int) -> dict[str, Any]:
 
 
 def packaged_path(gpu_name: str) -> Path:
-    """Where the package keeps the model of a GPU."""
+    """Return the package's path of a GPU's model."""
     return Path(str(resources.files("outblas"))) / "data" / "models" / f"{gpu_name}.json"
 
 

@@ -1,4 +1,4 @@
-"""How good a policy is on recorded problems: quality after every measurement, straight from the matrix."""
+"""Quality of a policy on recorded problems after every measurement, computed from the matrix."""
 
 from __future__ import annotations
 

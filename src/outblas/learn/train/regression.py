@@ -40,8 +40,11 @@ class RegressSettings:
     """Defaults of the recipe.
 
     Attributes:
-        nets, width: perceptrons side by side, and units of their two hidden layers.
-        epochs, batch: passes over the tasks; tasks per step. lr: highest rate of a one-cycle schedule (AdamW).
+        nets: number of perceptrons.
+        width: units of each of their two hidden layers.
+        epochs: passes over the tasks.
+        batch: tasks per step.
+        lr: highest rate of a one-cycle schedule (AdamW).
     """
 
     nets: int = 3

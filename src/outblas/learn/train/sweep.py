@@ -21,10 +21,10 @@ except ImportError as error:
     raise ToolchainMissing("optuna is not installed", "optuna >= 4", install_hint("rl")) from error
 
 STUDY_NAME = "ppo"
-#: What is searched: log-uniform bounds, or choices.
+#: Searched settings: log-uniform bounds, or choices.
 GAMMA, LR, ENTROPY, BATCH = (0.9, 0.999), (1e-5, 1e-3), (0.01, 0.1), (32, 64, 128, 256)
 
-#: Called as (trials finished, of how many, what is to be said).
+#: Called with (trials finished, total trials, message).
 Progress = Callable[[int, int, str], None]
 
 

@@ -89,20 +89,21 @@ def _require(name: str, value: object, fits: bool, expected: str) -> None:
         raise UsageError(f"{name} is {value}", expected, f"correct {name}")
 
 
-#: What the packaged policies are trained with. Entropy is at the lower end of what a sweep tries: the policy begins
+#: Settings of the packaged policies. Entropy is at the lower end of what a sweep tries: the policy begins
 #: near what it ends at, and more of it only blurs the order.
 RECIPE = PpoSettings(entropy=0.01, steps=32_768)
 
-#: Called as (transitions done, of how many, what is to be said).
+#: Called with (transitions done, total transitions, message).
 Progress = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """Where a training keeps its checkpoints and logs; ``path`` None: nowhere.
+    """The place of a training's checkpoints and logs.
 
     Attributes:
-        regressor: file of the regressor, read where it is there: trainings of equal settings may share one.
+        path: the folder; None: keep nothing.
+        regressor: file of the regressor, read if it exists; trainings of equal settings may share one.
     """
 
     path: Path | None = None

@@ -1,4 +1,4 @@
-"""Where trainings are kept, so that nothing is trained twice on the same problems."""
+"""A cache of trainings, so that none is repeated on the same problems."""
 
 from __future__ import annotations
 
