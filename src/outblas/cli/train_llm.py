@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -64,6 +63,8 @@ def train_llm(
     from outblas.llm.train.stages import train
     from outblas.llm.train.tiny import RANDOM_TINY
 
+    _silence_progress_bars()
+    device = device if eval_gpu is None else f"cuda:{eval_gpu}"
     first = int(os.environ.get("RANK", "0")) == 0
     chosen = language_of(language or ("knobs" if model == RANDOM_TINY else "cuda"))
     settings = TrainSettings(
@@ -72,8 +73,6 @@ def train_llm(
         temperature, max_tokens, least_std, clip, seed, save_every, batch_seconds, memory_fraction, tensorboard, wandb,
         cpu,
     )  # fmt: skip
-    if eval_gpu is not None:
-        settings = replace(settings, device=f"cuda:{eval_gpu}")
 
     def say(text: str) -> None:
         if first:
