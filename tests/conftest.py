@@ -42,7 +42,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(autouse=True)
 def no_user_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the developer has tuned on this machine is no part of a test."""
+    """Hide the libraries that the developer has tuned on this machine."""
     monkeypatch.setenv("OUTBLAS_LIBRARY", "")
 
 
@@ -63,7 +63,7 @@ def fresh_cubins(tmp_path_factory: pytest.TempPathFactory) -> CubinCache:
 
 @lru_cache(maxsize=1)
 def why_no_gpu() -> str:
-    """Empty when GPU tests can run, else one line that says what is missing; a CPU build is told without its import."""
+    """Return one line on the missing part, empty if GPU tests can run. A CPU build is recognised without its import."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return "torch is not installed"
@@ -85,7 +85,7 @@ def pytest_report_header() -> str:
 
 
 class NotHere(pytest.File):
-    """A file of tests that need a GPU, where there is none: one skip that says why, and nothing is imported."""
+    """Collect a file of GPU tests on a machine without a GPU: one skip with its reason, and no import."""
 
     def collect(self) -> Iterable[pytest.Item]:
         pytest.skip(f"needs a GPU: {why_no_gpu()}")
@@ -93,7 +93,7 @@ class NotHere(pytest.File):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
-    """Where there is no GPU the files of tests/gpu are imported only to list their tests."""
+    """Import the files of tests/gpu without a GPU only to list their tests."""
     if parent.config.option.collectonly or module_path.parent != GPU_TESTS or not why_no_gpu():
         return None
     return NotHere.from_parent(parent, path=module_path)

@@ -130,7 +130,8 @@ def texts_of_markdown(source: str) -> Iterator[Text]:
 
 def sentences(words: str) -> Iterator[str]:
     """Split prose into sentences; a paragraph, an entry of a section and a list item end one, too."""
-    text = re.sub(r"`+[^`]*`+", "CODE", words)
+    text = re.sub(r"^ *=+( +=+)+\n(?:.+\n)* *=+( +=+)+$", "", words, flags=re.M)  # a table of reStructuredText
+    text = re.sub(r"`+[^`]*`+", "CODE", text)
     text = LITERAL_BLOCK.sub(".\n\n", text)
     text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text)
     paragraphs = re.split(r"\n\s*\n|\n(?=\s*[-*+] )|\n(?=\s+\w+(?: \([^)]*\))?: )|:\n|^\s*\w+: ", text, flags=re.M)

@@ -148,7 +148,7 @@ def decode(data):
 
 
 class _Unpickled:
-    """Whoever unpickles it makes a file."""
+    """An object whose unpickling makes a file."""
 
     def __init__(self, path):
         self._path = path

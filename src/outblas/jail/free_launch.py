@@ -154,7 +154,7 @@ class HostKernel(_Loaded):
     """A kernel of form ``host``: its shared object is loaded from ``folder``, which must be writable.
 
     Args:
-        cudart: path of the CUDA run-time library that it was linked with; None: the system's search finds it.
+        cudart: path of the CUDA run-time library of its build. None leaves the search to the system.
 
     Raises:
         DeviceError: it cannot be loaded.

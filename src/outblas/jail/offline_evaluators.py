@@ -26,7 +26,7 @@ NOT_RUN = "compiled; not run"
 
 
 class FreeEvaluator(Protocol):
-    """Whoever answers for free kernels."""
+    """An evaluator that answers for free kernels."""
 
     @property
     def gpu(self) -> Gpu:

@@ -74,8 +74,9 @@ def heuristic_choices(problems: Sequence[Problem], gpu: Gpu = H200, script: str 
 def ranked_choices(
     problems: Sequence[Problem], gpu: Gpu = H200, count: int = 64, script: str = _SCRIPT
 ) -> dict[Problem, list[TileChoice]]:
-    """Up to ``count`` different choices per problem, fastest predicted first; none where :func:`heuristic_choices` has
-    none.
+    """Return up to ``count`` different choices per problem, the fastest predicted first.
+
+    A problem without an answer of :func:`heuristic_choices` has an empty list.
 
     Raises:
         ToolchainMissing: the package is not installed.

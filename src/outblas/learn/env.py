@@ -33,8 +33,8 @@ except ImportError as error:
 
 #: Counters of the last candidate that are shown, where it was profiled (``outblas profile``).
 COUNTERS = ("l2_hit_rate", "tensor_pipe", "dram", "occupancy")
-#: The state of the search that the observation adds: share of the budget left, log speed-ups of the best and the
-#: last, the last one's status, its counters and whether there are any.
+#: Entries of the observation on the search itself. They are the share of the budget that is left, and the log speed-ups
+#: of the best and the last candidate. Status and counters of the last one follow.
 STATE_INPUTS = (
     *("budget_left", "best", "last", "has_counters"),
     *(f"last_{status.value}" for status in Status),

@@ -33,8 +33,9 @@ from outblas.learn.features import (
 from outblas.learn.posterior import NOISE_DEVIATION, Floats, Regressor, posterior, silu
 
 FORMAT = 1
-#: Inputs of a candidate beside its features: guess and its spread over nets; belief (behind the best
-#: untried) and its deviation; the belief over the best measured; whether it was tried. All in log time.
+#: Inputs of a candidate beside its features, in log time. ``guess`` is the mean over nets, ``guess_spread`` its spread.
+#: ``behind`` is the posterior mean less that of the best untried candidate; ``deviation`` is its deviation.
+#: ``over_best`` is the posterior mean over the best measured time. ``tried`` is 1 for a measured candidate.
 POSTERIOR_INPUTS = ("guess", "guess_spread", "behind", "deviation", "over_best", "tried")
 #: Column of a candidate's inputs that the greedy score uses.
 BEHIND_COLUMN = len(CANDIDATE_FEATURES) + POSTERIOR_INPUTS.index("behind")

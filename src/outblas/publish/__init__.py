@@ -1,1 +1,1 @@
-"""What leaves the house: HTML reports, published tables and pictures, exported kernels."""
+"""HTML reports, published tables and pictures, and exported kernels."""

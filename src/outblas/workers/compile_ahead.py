@@ -16,8 +16,8 @@ from outblas.kernels.source import KernelKind, Source, kernel_kind, make_source
 MIN_KERNELS_FOR_PROCESSES = 4
 #: Cores that compilers leave to each GPU, for its driver and its worker; how far those of the background give way.
 CORES_LEFT, BACKGROUND_NICENESS = 2, 10
-#: Most processes that stay for later kernels: a GPU needs about three new kernels a second, and a host may
-#: have a driver for each of its GPUs.
+#: Most processes that stay for later kernels. A GPU needs about three new kernels a second. A host may have one
+#: driver per GPU.
 MAX_IDLE_COMPILERS = 16
 
 

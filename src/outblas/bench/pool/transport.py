@@ -69,7 +69,7 @@ class BaselineNotes:
 
 #: Kinds of events, and their contents:
 #:
-#: - ``ready``: About;
+#: - ``ready``: an :class:`About`;
 #: - ``answer``: an answer to the current task; several may follow;
 #: - ``end``: the task is over; process -> :class:`outblas.core.phase_times.PhaseTotals` of its seconds so far;
 #: - ``error``: an exception of the evaluator; the task is over;

@@ -3,14 +3,14 @@
     outblas fit catalogue --store grid1000_tn_fp16_fp32_tune.sqlite --store ... --kernels 190 --out ...
     outblas fit catalogue --recording recordings/pool --kernels 90 --out src/outblas/data/catalogues/h200.json
 
-A kernel (with both its launch options) is worth the sum, over problems and launch options, of the log of what it takes
-off the best time. Every round adds the kernel that is worth most; when nothing is gained any more, the kernels chosen
-so far are set aside and the cover starts again, so that problems between the measured ones find a second and third
+A kernel counts with all its launch options. Its worth is a sum over problems and launch options: the log of the factor by
+which it lowers the best time. Every round adds the kernel of the largest worth. When no kernel has any worth left, the
+chosen ones are set aside and the cover starts again. Problems between the measured ones thus get a second and third
 choice.
 
-A store is sparse: a search times a few kernels of a problem, and what was not timed is unknown, not bad. Guesses of the
-ranking model in its place (corrected by each kernel's mean residual) made the catalogue worse on shapes that it was
-not chosen on. Kernels that ``outblas.kernels.catalogue.special_candidates`` offers anyway are not chosen, but count.
+A store is sparse: a search times a few kernels of a problem. An untimed kernel is unknown, not bad. The ranking model's
+guess, corrected by each kernel's mean residual, was tried in its place. It made the catalogue worse on unseen shapes.
+Kernels of ``outblas.kernels.catalogue.special_candidates`` are offered anyway: they are not chosen, but they count.
 """
 
 from __future__ import annotations

@@ -25,8 +25,8 @@ from outblas.learn.posterior import Regressor
 from outblas.records.library import Library
 from outblas.records.recording import Recording
 
-#: Kernels by what they add to the recorded problems, by how often the library installs them, and by how often the
-#: ranking model has them first where nothing was recorded: extents that are no multiples of 8.
+#: Counts of kernels by the reason of their choice. The first add most to the recorded problems; the second are those
+#: that the library installs most. The last are ranked first by the model at extents that are no multiples of 8.
 BY_RECORDING, BY_LIBRARY, GEMVS, BY_MODEL = 80, 24, 24, 24
 #: Random problems of which the ranking model is asked.
 RANDOM_PROBLEMS = 300

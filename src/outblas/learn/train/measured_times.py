@@ -22,9 +22,9 @@ from outblas.records.store import Store
 
 #: A sample of a JSONL is corrected by a difference below this median time, by a ratio above.
 LAUNCH_MATTERS_US = 30.0
-#: Runs of a store lie minutes apart, and clocks drift. The part of the baselines' drift (in log) that our kernels
-#: have, too, and the largest drift that is believed; by regression over 3,600 (problem, launch option) with two
-#: runs, where it was 0.85 below 5 us, 0.3 from 5 to 40 us and 0.65 above.
+#: Runs of a store lie minutes apart, and clocks drift. The first number is the share of the baselines' log drift that
+#: the kernels show, too; the second is the largest plausible drift. Both come from a regression over 3,600 pairs of
+#: problem and launch option with two runs. The share was 0.85 below 5 us, 0.3 from 5 to 40 us and 0.65 above.
 DRIFT_SHARE, DRIFT_LIMIT = 0.6, 0.15
 
 
@@ -74,8 +74,10 @@ def _line(source: str, found: dict[str, Any]) -> MeasuredRow:
 
 
 def _as_medians(first: dict[str, Any], med: dict[str, float]) -> dict[str, float]:
-    """Samples brought to the scale of the medians by the configs that have both: a lone call carries
-    about a microsecond of launch that back-to-back calls hide, and long runs lower the clock."""
+    """Return single samples on the scale of medians, fitted on the configs that have both.
+
+    A lone call carries about a microsecond of launch that back-to-back calls hide. Long runs lower the clock.
+    """
     both = [name for name in med if first.get(name)]
     samples, medians = np.array([_one(first[name]) for name in both]), np.array([med[name] for name in both])
     offset, scale = 0.0, 1.0

@@ -43,12 +43,11 @@ def sweep(
     recording: Recording, problems: Sequence[Problem], trials: int, path: Path, base: PpoSettings | None = None,
     progress: Progress | None = None,
 ) -> tuple[PpoSettings, float]:  # fmt: skip
-    """The best settings of a study of ``trials`` finished trials, and their score.
+    """Run a study of ``trials`` finished trials; return its best settings and their score.
 
-    A trial's score is the mean log quality on problems held back (``outblas.learn.train.train_ppo``); after every
-    update it is compared with the trials before it and a poor one is stopped (median pruner). The study is
-    ``path/study.journal``: a study that was interrupted goes on, and one that has enough trials is only read. All
-    trials share one regressor.
+    A trial's score is the mean log quality on the problems that training holds back. After every update a median
+    pruner compares it with earlier trials, and stops a poor one. All trials share one regressor.
+    The study is ``path/study.journal``. An interrupted study resumes; one with enough trials is only read.
 
     Raises:
         UsageError: too few problems, or one that was not recorded.

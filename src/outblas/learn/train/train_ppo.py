@@ -89,8 +89,8 @@ def _require(name: str, value: object, fits: bool, expected: str) -> None:
         raise UsageError(f"{name} is {value}", expected, f"correct {name}")
 
 
-#: Settings of the packaged policies. Entropy is at the lower end of what a sweep tries: the policy begins
-#: near what it ends at, and more of it only blurs the order.
+#: Settings of the packaged policies. The entropy bonus is at the lower end of a sweep's range. The policy begins near
+#: its final order, which a larger bonus only blurs.
 RECIPE = PpoSettings(entropy=0.01, steps=32_768)
 
 #: Called with (transitions done, total transitions, message).
@@ -120,14 +120,14 @@ def train(
     run: TrainingRun | None = None,
     progress: Progress | None = None, on_update: Callable[[int, float], bool] | None = None,
 ) -> Policy:  # fmt: skip
-    """A policy trained on the recorded cells of ``problems`` and on no other.
+    """Train a policy on the recorded cells of ``problems``, and on no other cells.
 
-    The checkpoint that is best on the problems that ``split_problems`` keeps back is returned; the first is the
-    regressor's greedy order, so a training that learns nothing returns that. Deterministic for a seed and a number of
-    threads.
+    ``split_problems`` holds some problems back. The checkpoint that is best on them is returned. The first checkpoint
+    is the regressor's greedy order, so a training that learns nothing returns that order.
+    The result is the same for the same seed and number of threads.
 
     Args:
-        run: a directory that holds a training of the same settings is gone on with.
+        run: directory of the training; one that holds a training of the same settings is resumed.
         on_update: called with (transitions, validation score); True ends the training (a sweep's pruner).
 
     Raises:

@@ -104,7 +104,7 @@ def cutlass_means(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def notes_of_cutlass(directory: Path) -> list[str]:
-    """A line of Markdown for the table's notes; none where CUTLASS was not measured.
+    """Return a line of Markdown for the table's notes; an empty list if CUTLASS was not measured.
 
     Raises:
         RecordError: the file is there and cannot be used.
@@ -126,7 +126,7 @@ def _cutlass_line(data: dict[str, Any]) -> str:
 
 
 def notes_of_retune(directory: Path) -> list[str]:
-    """A line of Markdown for the table's notes; none where no library was made from nothing.
+    """Return a line of Markdown for the table's notes; an empty list if no library was built from nothing.
 
     Raises:
         RecordError: the file is there and cannot be used.

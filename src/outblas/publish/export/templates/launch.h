@@ -35,7 +35,7 @@ inline CUresult load(const void* image, CUmodule* module, CUfunction* function) 
   return prepare(*function);
 }
 
-// Enqueues C = A B on a stream; nothing is allocated and nothing waited for. Addresses as above; C overlaps neither A
+// Enqueues C = A B on a stream. It neither allocates nor waits. Addresses as above; C overlaps neither A
 // nor B. `workspace`: WORKSPACE_BYTES, aligned as cuMemAlloc does, used by no other stream at the same time.
 inline CUresult launch(CUfunction function, CUstream stream, CUdeviceptr a, CUdeviceptr b, CUdeviceptr c,
                        CUdeviceptr workspace = 0) {
