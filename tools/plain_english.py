@@ -41,7 +41,14 @@ SEVERAL_NAMES = re.compile(r"^\s+`{0,2}\w+`{0,2}(, `{0,2}\w+`{0,2})+( and `{0,2}
 #: An indented block after ``::``, and the launch block of a free kernel.
 LITERAL_BLOCK = re.compile(r"::\n[ \t]*\n(?:[ \t]+\S.*(?:\n|$)|[ \t]*\n)+|^\s*outblas-launch\s*\{(?:.|\n)*")
 TEXT_OF_C = (".c", ".cpp", ".cu", ".cuh", ".h")
-SKIPPED = ("tests/support/golden", "tests/adversarial/exploits", "tests/adversarial/cheats", "tests/support/emulation")
+#: Generated files, kernels of cheats, and prompts: these address a language model, and recorded answers follow them.
+SKIPPED = (
+    "tests/support/golden",
+    "tests/support/emulation",
+    "tests/adversarial/exploits",
+    "tests/adversarial/cheats",
+    "src/outblas/llm/prompts",
+)
 PATTERN_OF = {re.compile(pattern, re.IGNORECASE): advice for pattern, advice in PATTERNS.items()}
 
 

@@ -70,8 +70,8 @@ def matmul(
         pdl: allow programmatic dependent launch: the kernel's prologue overlaps its predecessor in the stream. Always
             safe. None: True if ``OUTBLAS_PDL=1`` or ``OUTBLAS_WEIGHTS=1``.
         weights: promise that ``b`` is constant, so that a kernel may read it before its predecessor ends; implies
-            ``pdl``. No work that is queued or running on this stream may write ``b``, nor on a stream that it waits
-            for. In a CUDA graph this must hold at every replay, including the graph's own nodes. A broken promise gives
+            ``pdl``. No queued or running work may write ``b``, on this stream or on one whose end it awaits.
+            In a CUDA graph this must hold at every replay, including the graph's own nodes. A broken promise gives
             wrong results without an error. None, with ``pdl`` None: True if ``OUTBLAS_WEIGHTS=1``.
 
     Returns:

@@ -1,7 +1,7 @@
-"""What was proven so far, as islands of kernels by speed: whom the next question shows, faster and slower.
+"""The archive of proven kernels: islands of kernels by speed, from which the next question shows a pair.
 
-An archive is a pure function of what was inserted, in order: draws come from a generator made of the seed and the
-number of the draw alone. So one that is read back from the record draws what the one before would have drawn.
+An archive is a pure function of its insertions, in order. A draw comes from a generator of the seed and the draw's
+number alone. An archive that is read back from a record therefore draws as the first one would have.
 """
 
 from __future__ import annotations
@@ -58,10 +58,11 @@ class Archive:
         self.entries: list[Entry] = list(entries)
 
     def insert(self, entry: Entry) -> list[Entry]:
-        """Take a kernel in; none that the problem has already, under any island.
+        """Add a kernel, unless the problem has it already on some island.
 
         Returns:
-            What was added, in order: the entry and, when it is time, the migrants.
+            The added entries, in order: the kernel's own, then migrants if a migration is due. Empty if nothing was
+            added.
         """
         mine = self.of(entry.problem)
         if any(e.name == entry.name for e in mine):
@@ -81,13 +82,13 @@ class Archive:
         return max(self.of(problem), key=lambda e: e.score, default=None)
 
     def draw(self, problem: str, island: int, number: int) -> tuple[Entry, ...]:
-        """A contrastive pair: two buckets by a softmax over their best scores, one kernel of each, the slower first.
+        """Draw a contrastive pair: two buckets by a softmax over their best scores, and one kernel of each.
 
         Args:
-            number: of the draw; the same number, the same draw.
+            number: number of the draw; the same number gives the same draw.
 
         Returns:
-            Two entries, one where the island has a single bucket, none where it is empty.
+            Two entries, the slower first; one entry if the island has a single bucket; none if it is empty.
         """
         rng = random.Random(f"{self.seed}/{problem}/{island}/{number}")
         buckets: dict[int, list[Entry]] = {}

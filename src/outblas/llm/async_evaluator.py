@@ -74,7 +74,7 @@ class AsyncEvaluator:
         return await future
 
     def close(self) -> None:
-        """No more questions; what is under way is given up."""
+        """Accept no more questions and abandon those in progress."""
         self._jobs.put(None)
 
     def _work(self) -> None:

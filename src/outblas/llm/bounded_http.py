@@ -17,11 +17,13 @@ class BodyRefused(Exception):
 
 
 def bounded_http_client() -> Any:
-    """Return a client for the ``openai`` package that a server can neither fill nor send elsewhere.
+    """Return an HTTP client for the ``openai`` package that limits every answer and follows no redirect.
 
-    It follows no redirect, unpacks nothing, keeps no cookie, and reads every text as UTF-8: the names of other
-    encodings are the server's, and some of them unpack. A body is cut while it is read. An answer that is cut raises
-    :class:`BodyRefused`.
+    It unpacks nothing, keeps no cookie, and reads every text as UTF-8. Other encodings are named by the server, and
+    some of them unpack data. A body that is too long is cut while it is read.
+
+    Raises:
+        BodyRefused: by a request whose answer was cut.
     """
     import openai
 

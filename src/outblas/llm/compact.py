@@ -1,4 +1,4 @@
-"""The compact language: a kernel of our families as a JSON object of its knobs; what is left out is at its default."""
+"""The compact language: a kernel of the template families as a JSON object of its knobs. Absent knobs keep defaults."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def read_config(data: Any) -> KernelConfig:
 
 
 def write_config(config: KernelConfig) -> dict[str, Any]:
-    """The shortest object that :func:`read_config` makes the config of."""
+    """Return the shortest object from which :func:`read_config` makes the config."""
     defaults = config.defaults()
     return {
         "family": config.family,
@@ -44,7 +44,7 @@ def describe(families: Collection[str] = tuple(FAMILIES)) -> str:
 
 
 def describe_offered(offered: Sequence[KernelConfig]) -> str:
-    """As :func:`describe`, with the values that occur among the configs that are offered."""
+    """Describe the knobs as :func:`describe` does, with the values that occur among the offered configs."""
     lines: list[str] = []
     for family in FAMILIES:
         mine = [c for c in offered if c.family == family]
@@ -70,7 +70,7 @@ def _family(family: str, offered: Sequence[KernelConfig] | None) -> Iterator[str
 
 
 def _thinned(values: Sequence[Any]) -> list[Any]:
-    """At most so many of them, evenly, the first and the last included."""
+    """Return at most ``count`` of the values, evenly spaced, with the first and the last."""
     if len(values) <= _LISTED:
         return list(values)
     return [values[round(i * (len(values) - 1) / (_LISTED - 1))] for i in range(_LISTED)]

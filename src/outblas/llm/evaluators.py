@@ -1,4 +1,4 @@
-"""Where an evolution's kernels are evaluated: on a GPU, from a recording of free kernels, or by the compiler alone."""
+"""Evaluators of an evolution: a GPU, a recording of free kernels, or the compiler alone."""
 
 from __future__ import annotations
 
@@ -33,10 +33,11 @@ class EvaluatorChoice:
 
 
 def parse_evaluator(text: str | None) -> EvaluatorChoice:
-    """Where ``--device`` points; None: the first GPU where there is one, else the compiler alone.
+    """Parse ``--device``. None means the first GPU, or the compiler alone on a machine without a GPU.
 
     Raises:
-        UsageError: it is neither a GPU, ``compile`` nor a file. DeviceError: no such GPU.
+        UsageError: the text is neither a GPU, ``compile`` nor a file.
+        DeviceError: the GPU does not exist.
     """
     from outblas.runtime.device import gpu_count, require_gpus
 
@@ -53,13 +54,15 @@ def parse_evaluator(text: str | None) -> EvaluatorChoice:
 
 @contextmanager
 def open_chosen_evaluator(place: EvaluatorChoice, gpu: str = "h200") -> Iterator[FreeEvaluator]:
-    """The evaluator of a place.
+    """Open the evaluator of a place; it is closed at the end of the context.
 
     Args:
-        gpu: whose architecture ``compile`` compiles for.
+        gpu: GPU whose architecture is the target of ``compile``.
 
     Raises:
-        RecordError: the file is no recording of free kernels. DeviceError, ToolchainMissing: the GPU cannot be used.
+        RecordError: the file is no recording of free kernels.
+        DeviceError: the GPU cannot be used.
+        ToolchainMissing: a package that the evaluator needs is not installed.
     """
     if place.gpu_index is not None:
         from outblas.bench.live_evaluator import LiveEvaluator
@@ -74,8 +77,11 @@ def open_chosen_evaluator(place: EvaluatorChoice, gpu: str = "h200") -> Iterator
 
 
 class WithTemplates:
-    """Answers for free kernels as the evaluator within, and for kernels of our families in the same way: as recorded,
-    else as the compiler and the look at their machine code have it, not run."""
+    """Add kernels of the template families to an evaluator of free kernels.
+
+    A recorded kernel is answered from the recording. Any other is compiled, its machine code is inspected, and it is
+    not run.
+    """
 
     def __init__(self, inner: FreeEvaluator, recorded: Iterable[Evaluation]) -> None:
         self._inner = inner
@@ -91,14 +97,14 @@ class WithTemplates:
 
     @property
     def provenance(self) -> dict[str, Any]:
-        """Of the recording; empty where there is none."""
+        """Provenance of the recording; empty for any other evaluator."""
         return dict(getattr(self._inner, "provenance", {}))
 
     def evaluate(self, pairs: Iterable[tuple[Problem, Candidate]]) -> Iterator[Evaluation]:
-        """One evaluation per pair, in order.
+        """Yield one evaluation per pair, in order.
 
         Raises:
-            ToolchainMissing: one was not recorded, and a compiler is not installed.
+            ToolchainMissing: a pair was not recorded, and a compiler is not installed.
         """
         for problem, candidate in pairs:
             if not isinstance(candidate, KernelConfig):
@@ -112,7 +118,7 @@ class WithTemplates:
 
 
 def compiled_template(problem: Problem, config: KernelConfig, gpu: Gpu) -> Evaluation:
-    """What can be said of a kernel of our families without running it.
+    """Return an evaluation of a template kernel from its compilation and machine code, without a run.
 
     Raises:
         ToolchainMissing: NVRTC is not installed.

@@ -1,7 +1,7 @@
-"""The loop: several conversations at once, their kernels evaluated, what is proven archived, until the budget is spent.
+"""The loop of `outblas evolve`: ask for kernels, evaluate them, archive the proven ones, until the budget is spent.
 
-Resuming is reading the record: chains go on from their last turn, an answer that was received is evaluated before
-anything new is asked, and draws depend on the seed, the archive and the number of the chain alone.
+Several conversations run at once. A resumed run reads the record. Chains continue from their last turn, and a received
+answer is evaluated before a new question. Draws depend on the seed, the archive and the number of the chain alone.
 """
 
 from __future__ import annotations
@@ -34,17 +34,21 @@ from outblas.llm.repair_chain import Chain, chains_of
 from outblas.llm.reply import Reply
 from outblas.records.store import Store
 
-#: So many questions in a row without any answer end the run: the server is gone.
+#: This number of questions in a row without an answer ends the run: the server is gone.
 MAX_UNANSWERED_IN_A_ROW = 3
 
 
 @dataclass(frozen=True)
 class EvolveSettings:
-    """What a search depends on besides its problems and its server.
+    """Settings of a search, apart from its problems and its server.
 
     Attributes:
-        shape: of the archive. seed: of its draws. turns: of a conversation, the first question included.
-        parallel: conversations at once. kinds: of answers asked for. max_tokens: of an answer.
+        shape: shape of the archive.
+        seed: seed of the archive's draws.
+        turns: most turns of a conversation, with the first question.
+        parallel: number of conversations at once.
+        kinds: requested kinds of answers.
+        max_tokens: most tokens of an answer.
     """
 
     shape: ArchiveShape = ArchiveShape()
@@ -57,7 +61,7 @@ class EvolveSettings:
 
 @dataclass(frozen=True)
 class ProblemProgress:
-    """A problem's state for whoever watches: times in microseconds, the best speed-up, chains begun."""
+    """Progress on a problem, for a watcher: times in microseconds, the best speed-up, and the chains begun."""
 
     problem: Problem
     floor_us: float
@@ -69,12 +73,12 @@ class ProblemProgress:
 
 @dataclass(frozen=True)
 class EvolveRecord:
-    """Where a run is written down.
+    """Record of a run.
 
     Attributes:
-        store: where evaluations go; those of other runs in it are known, too.
+        store: store of evaluations; those of its other runs are known, too.
         run_id: the run's name in the store.
-        journal: everything else.
+        journal: record of questions, answers and the archive.
     """
 
     store: Store
@@ -83,15 +87,15 @@ class EvolveRecord:
 
 
 class Evolution:
-    """One run of the loop.
+    """A run of the loop, from its record to the end of its budget.
 
     Args:
-        problems: what kernels are written for, each once.
-        models: who writes them.
-        evaluator: proves and times them.
-        record: where the run is written down.
-        client: asks; its book is the record's ledger.
-        settings: what the search depends on besides.
+        problems: problems to write kernels for, each once.
+        models: models that write them.
+        evaluator: proves and times the kernels.
+        record: record of the run.
+        client: client of the server; its account is the record's ledger.
+        settings: settings of the search.
         watch: called after every outcome.
     """
 
@@ -186,7 +190,7 @@ class Evolution:
                 self._error = self._error or error
 
     def _begin(self) -> Chain | None:
-        """A new chain with its first question recorded; None where nothing more is to be asked."""
+        """Begin a chain and record its first question. Return None if no further question is due."""
         if self._stopping:
             return None
         begun = self._begun()
@@ -238,7 +242,7 @@ class Evolution:
             except BudgetSpent:
                 async with self._ended:
                     if self._client.account.reserved.requests < 1:
-                        self._ended.notify_all()  # whoever waits for this one is to see it, too
+                        self._ended.notify_all()  # callers that wait for this one see it, too
                         raise
                     await self._ended.wait()
             except BaseException:
@@ -251,10 +255,12 @@ class Evolution:
                 return reply
 
     async def _read(self, chain: Chain, question: Question, reply: Reply) -> None:
-        """What became of an answer, recorded."""
+        """Evaluate an answer, and record and return its outcome."""
         problem = self._problems[question.problem]
         read = read_answer(reply.text, reply.finish, problem, self._gpu)
-        if read.answer and read.answer not in self._settings.kinds:  # whoever asks for knobs alone runs no foreign code
+        if (
+            read.answer and read.answer not in self._settings.kinds
+        ):  # a run that asks for knobs alone runs no foreign code
             words = f"it is {read.answer}, which was not asked for"
             self._settle(chain, AnswerOutcome(question.id, "malformed", read.answer, words=words))
             return
@@ -326,7 +332,7 @@ class Evolution:
 
 
 def _needs_more(candidate: Candidate) -> bool:
-    """Whether it asks for tools that nobody else does, which its author can do without."""
+    """Return whether a kernel needs tools that no other kernel needs and that its author can avoid."""
     return isinstance(candidate, FreeKernel) and (candidate.launch.form == "host" or bool(candidate.launch.uses))
 
 
@@ -340,12 +346,14 @@ def log_gap(best_us: float | None, floor_us: float) -> float:
 
 
 def next_problem(gaps: Mapping[str, float], tries: Mapping[str, int]) -> str | None:
-    """The problem of the next try: largest gap / (tries + 1), the first of equal ones; None where all gaps are closed.
+    """Return the problem of the next try: the largest gap / (tries + 1), the first of equals. None if all gaps are
+    closed.
 
-    These are D'Hondt's divisors: however many tries there are, they are shared out by the gaps.
+    These are D'Hondt's divisors, so tries are shared in proportion to the gaps.
 
     Args:
-        gaps: problem key -> :func:`log_gap`. tries: chains begun so far.
+        gaps: problem key -> :func:`log_gap`.
+        tries: problem key -> chains begun so far.
     """
     open_gaps: Iterable[str] = [key for key, value in gaps.items() if value >= CLOSED_GAP]
     return max(open_gaps, key=lambda key: gaps[key] / (tries.get(key, 0) + 1), default=None)

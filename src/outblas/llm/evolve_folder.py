@@ -1,4 +1,4 @@
-"""The folder of an evolution: what lies where, and which run it is of."""
+"""The folder of an evolution: its files, and the identity of its run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FORMAT, KIND = 1, "evolve"
 
 @dataclass(frozen=True)
 class EvolveFiles(RunDirectory):
-    """Where an evolution keeps what."""
+    """Paths of an evolution's files."""
 
     @property
     def best(self) -> Path:
@@ -34,17 +34,17 @@ class EvolveFiles(RunDirectory):
 
     @property
     def recording(self) -> Path:
-        """Of a run on a GPU: what it measured, for ``--device`` of another."""
+        """Recording of a run on a GPU, which another run can take as ``--device``."""
         return self.path / "recorded.jsonl"
 
 
 def folder_name(problems: Sequence[Problem], model: str, place: str) -> str:
-    """Name of a run's folder that says its settings.
+    """Return the name of a run's folder, which states its settings.
 
     Args:
-        problems: what kernels are written for.
+        problems: problems of the run.
         model: name of the first model.
-        place: who evaluates, in words; of a file, its stem.
+        place: evaluator in words; a file counts by its stem.
     """
     first = problems[0].key if len(problems) == 1 else f"{problems[0].key}-and-{len(problems) - 1}-more"
     return re.sub(r"[^\w.-]+", "-", f"evolve-{first}-{model}-{Path(place).stem if '/' in place else place}").lower()
@@ -81,7 +81,7 @@ def read_run(path: Path) -> dict[str, Any]:
 
 
 def is_evolution(path: Path) -> bool:
-    """Whether a folder is of `outblas evolve`."""
+    """Return whether a folder is one of `outblas evolve`."""
     try:
         data = read_json(EvolveFiles(path).run)
     except (OSError, ValueError):

@@ -1,10 +1,9 @@
-"""The run's own record beside its evaluations: questions, attempts, answers' outcomes, the archive. Append-only.
+"""The run's record beside its evaluations: questions, attempts, outcomes of answers, and the archive. Append-only.
 
-The tables lie in the run's store (:mod:`outblas.records.store`), written by the driver alone. Every write is a
-transaction of its own with ``synchronous=FULL``: what a method has returned from survives a kill and a power cut. Words
-are cleaned when they are written and when they are read: none may end the run, nor the run that resumes it. A
-question is written before it is sent and its answer before it is read, so that a run that was killed asks nothing
-twice that was answered.
+The tables lie in the run's store (:mod:`outblas.records.store`), and the driver alone writes them. Every write is a
+transaction with ``synchronous=FULL``, so it survives a kill and a power cut once its method has returned.
+Text is cleaned when it is written and when it is read, so no text can end a run or its resumption. A question is
+written before it is sent, and an answer before it is read. A killed run thus repeats no answered question.
 """
 
 from __future__ import annotations
@@ -53,11 +52,14 @@ CREATE TABLE IF NOT EXISTS archive (
 
 @dataclass(frozen=True)
 class Question:
-    """One turn of a chain, a conversation about one problem that begins with turn 0.
+    """A turn of a chain. A chain is a conversation about one problem that begins with turn 0.
 
     Attributes:
-        problem: key. model: name. purpose: ``new``, or the kind of outcome that it follows.
-        parents: names of the kernels that the chain's first prompt shows. messages: the whole conversation.
+        problem: key of the problem.
+        model: name of the model.
+        purpose: ``new``, or the kind of the outcome that the turn follows.
+        parents: names of the kernels in the chain's first prompt.
+        messages: the whole conversation.
     """
 
     id: int
@@ -74,12 +76,16 @@ class Question:
 
 @dataclass(frozen=True)
 class AnswerOutcome:
-    """What became of an answer.
+    """Outcome of an answer.
 
     Attributes:
-        kind: see :mod:`outblas.llm.feedback`. answer: ``code``, ``config`` or empty where there was no candidate.
-        name: the candidate's. us, ratio: its median time and speed-up, where it passed.
-        gain: log of how much faster the problem's best has become by it. words: what the next turn is told.
+        kind: kind of outcome, see :mod:`outblas.llm.feedback`.
+        answer: ``code``, ``config``, or empty for an answer without a candidate.
+        name: name of the candidate.
+        us: median time in microseconds of a passing candidate.
+        ratio: speed-up of a passing candidate.
+        gain: log of the factor by which the problem's best became faster.
+        words: text for the next turn.
     """
 
     question: int
@@ -93,10 +99,10 @@ class AnswerOutcome:
 
 
 class EvolveJournal:
-    """The tables of one run's store; made where they are missing.
+    """The tables of one run's store. Missing tables are made.
 
     Raises:
-        RecordError: they cannot be made, read or written; what was recorded before is intact.
+        RecordError: they cannot be made, read or written; earlier records are intact.
     """
 
     def __init__(self, path: Path) -> None:
@@ -111,7 +117,7 @@ class EvolveJournal:
         self, chain: int, turn: int, problem: str, island: int, model: str, purpose: str, parents: Sequence[str],
         messages: Sequence[Message],
     ) -> Question:  # fmt: skip
-        """Record a question that is to be sent."""
+        """Record a question before it is sent."""
         parents, messages = tuple(map(clean_text, parents)), _clean_messages(messages)
         row = (chain, turn, problem, island, model, purpose, json.dumps(parents), json.dumps(messages), _now())
         columns = "chain, turn, problem, island, model, purpose, parents, messages, at"
@@ -130,7 +136,7 @@ class EvolveJournal:
             return int(self._db.execute(f"INSERT INTO sends ({columns}) VALUES (?, ?, ?, ?, ?)", row).lastrowid or 0)
 
     def replied(self, send: int, reply: Reply) -> None:
-        """What came of an attempt."""
+        """Record the reply to an attempt."""
         took = reply.took
         row = (send, reply.outcome, reply.text, reply.finish, took.prompt_tokens, took.answer_tokens, took.usd,
                reply.seconds, reply.reasoning, _now())  # fmt: skip
@@ -138,7 +144,7 @@ class EvolveJournal:
             self._db.execute("INSERT INTO replies VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", _clean(row))
 
     def settle(self, outcome: AnswerOutcome, entries: Sequence[Entry] = ()) -> None:
-        """What became of an answer, and what the archive took for it, in one transaction."""
+        """Record the outcome of an answer and the archive's additions in one transaction."""
         o = outcome
         with self._transaction():
             self._db.execute(
@@ -165,8 +171,10 @@ class EvolveJournal:
             yield Question(number, chain, turn, problem, island, model, purpose, parents, messages, at)
 
     def replies(self, question: int | None = None) -> Iterator[tuple[int, Reply]]:
-        """(question, reply) of every attempt, or of those at one question, in order; one that was lost with a killed
-        process is ``lost``, at the most that it can have cost."""
+        """Return (question, reply) of every attempt, or of those at one question, in order.
+
+        The reply of an attempt that a killed process lost is ``lost``, charged at the most that it can have cost.
+        """
         query = f"""SELECT s.question, s.prompt_tokens, s.answer_tokens, s.usd, r.outcome, r.text, r.finish,
                            r.prompt_tokens, r.answer_tokens, r.usd, r.seconds, r.reasoning
                     FROM sends s LEFT JOIN replies r ON r.send = s.id
@@ -192,7 +200,7 @@ class EvolveJournal:
         ]
 
     def spent(self) -> Cost:
-        """What all attempts have cost so far."""
+        """Return the cost of all attempts so far."""
         total = Cost()
         for _, reply in self.replies():
             total += reply.took

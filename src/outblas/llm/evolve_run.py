@@ -31,13 +31,13 @@ from outblas.llm.rate_limits import RateLimiter
 from outblas.records.provenance import collect_provenance, utc_now
 from outblas.records.store import Store
 
-#: Called when the run begins, with what may be watched; what it returns is called after every outcome.
+#: Called when the run begins, with the run, its budget and its account. Its result is called after every outcome.
 MakeProgress = Callable[[Evolution, Budget, SpendingAccount, Client], Callable[[AnswerOutcome | None], None]]
 
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """How the server is asked: its address (None: see :class:`Client`), patience, limits per minute, temperature."""
+    """Settings of the server: address (None: see :class:`Client`), patience, limits per minute and temperature."""
 
     base_url: str | None = None
     retry_policy: RetryPolicy = RetryPolicy()
@@ -48,15 +48,15 @@ class ServerSettings:
 
 @dataclass(frozen=True)
 class EvolveRequest:
-    """One run of :func:`run_evolve`.
+    """Request for one call of :func:`run_evolve`.
 
     Attributes:
-        problems: what kernels are written for, each once.
-        models: who writes them.
-        server: who is asked, and how.
-        place: who evaluates.
-        budget: what may be spent.
-        settings: what the search depends on besides.
+        problems: problems to write kernels for, each once.
+        models: models that write them.
+        server: server and its settings.
+        place: evaluator of the kernels.
+        budget: limits on what is spent.
+        settings: settings of the search.
         path: folder of the run.
         command: the command line, for provenance.
     """
@@ -72,21 +72,22 @@ class EvolveRequest:
 
 
 def run_evolve(request: EvolveRequest, make_progress: MakeProgress) -> tuple[str, EvolveFiles]:
-    """Evolve into the folder of the request, or go on with the run of the same settings that is there.
+    """Evolve into the folder of the request, or resume the run of the same settings there.
 
     Args:
-        request: what to evolve, by whom, where and how.
+        request: settings of the run.
         make_progress: called when the run begins; see :data:`MakeProgress`.
 
     Returns:
-        Why it ended, and where everything lies. The report is left to the caller.
+        The reason of the end, and the paths of the files. The report is left to the caller.
 
     Raises:
-        UsageError: a folder with another run or something else; no price with a budget in USD; no server.
-        ServerError: the server refuses or is gone, or no request was answered before the budget was spent.
-        DeviceError, ToolchainMissing: the evaluator cannot work.
-        RecordError: the folder cannot be written, or another process works in it. After each of them the same
-            command resumes.
+        UsageError: the folder holds something else, a budget in USD lacks prices, or no server is set.
+        ServerError: the server refuses or is gone, or no request was answered within the budget. The same command
+            resumes.
+        DeviceError: the evaluator's GPU cannot be used. The same command resumes.
+        ToolchainMissing: the evaluator needs a package that is not installed. The same command resumes.
+        RecordError: the folder cannot be written, or another process works in it. The same command resumes.
     """
     _check(request)
     place, files = request.place, EvolveFiles(request.path)
@@ -164,7 +165,7 @@ def _evolve(request: EvolveRequest, evaluator: FreeEvaluator, record: EvolveReco
 
 
 def _identity(request: EvolveRequest) -> dict[str, Any]:
-    """What makes two runs of one kind of GPU the same; the budget, the address and how many ask at once may change."""
+    """Return the settings that two runs on one kind of GPU must share. Budget, address and parallelism may differ."""
     kept = {k: v for k, v in asdict(request.settings).items() if k != "parallel"}
     return json.loads(json.dumps({
         "problems": [p.key for p in request.problems], "models": [asdict(m) for m in request.models],
@@ -214,10 +215,10 @@ def _write_transcript(path: Path, journal: EvolveJournal) -> None:
 
 
 def write_recording(path: Path, evaluations: Iterable[Evaluation], gpu: Gpu, provenance: dict[str, Any]) -> None:
-    """Evaluations as a recording (:mod:`outblas.jail.evaluation_file`), published whole.
+    """Write evaluations as a recording (:mod:`outblas.jail.evaluation_file`), whole or not at all.
 
     Raises:
-        RecordError: the disk refuses it; what was there is kept.
+        RecordError: the disk refuses it; an earlier file is kept.
     """
     scratch = path.with_name(f".{path.name}.tmp")
     scratch.unlink(missing_ok=True)

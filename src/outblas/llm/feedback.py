@@ -41,7 +41,7 @@ _OF_STATUS = {
     Status.RULE_BROKEN: "cheat",
     Status.LEFT_OUT: "compiled",
 }
-#: Characters of a compiler's or a gate's words that a prompt has room for.
+#: Most characters of a compiler's or a gate's text in a prompt.
 MAX_LOG_CHARS = 4000
 
 

@@ -1,4 +1,4 @@
-"""What our headers offer to a free kernel, as prompts list it: every device function's signature with its comment."""
+"""Device functions of the project's headers for free kernels: signatures and comments, as prompts list them."""
 
 from __future__ import annotations
 

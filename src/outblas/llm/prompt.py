@@ -41,7 +41,7 @@ _FEW_ROWS, _LONG_K = 64, 8
 #: A tile of C, for the share of the last wave that is empty.
 _TILE = 128
 _EMPTY_WAVE = 0.25
-#: Characters of a parent that a prompt has room for.
+#: Most characters of a parent in a prompt.
 _PARENT_CHARS = 40_000
 
 
@@ -49,12 +49,14 @@ def first_prompt(
     problem: Problem, gpu: Gpu, baselines: Mapping[str, float], best_us: float | None, parents: Sequence[Entry],
     counters: Mapping[str, str], kinds: Sequence[str] = (CODE, CONFIG),
 ) -> list[Message]:  # fmt: skip
-    """A conversation's beginning.
+    """Return the beginning of a conversation.
 
     Args:
-        baselines: name -> microseconds. best_us: the fastest proven so far, None where there is none.
-        parents: the contrastive pair, the slower first; or one, or none. counters: name of a kernel -> its counters.
-        kinds: of answers that are asked for.
+        baselines: baseline -> time in microseconds.
+        best_us: time in microseconds of the fastest proven kernel, None without one.
+        parents: the contrastive pair, the slower first; or one entry, or none.
+        counters: name of a kernel -> its counters.
+        kinds: requested kinds of answers.
     """
     floor = floor_us(problem, gpu)
     known = [us for us in (best_us, min(baselines.values(), default=None)) if us is not None]
@@ -74,7 +76,7 @@ def first_prompt(
 
 
 def _task(problem: Problem, gpu: Gpu) -> dict[str, str]:
-    """What every first question says of a problem and its GPU."""
+    """Return the part of a first question on a problem and its GPU."""
     return {
         "problem": describe_problem(problem),
         "hardware": describe_gpu(gpu),
@@ -103,7 +105,7 @@ def follow_up(
     kind: str, words: str, problem: Problem, gpu: Gpu, best_us: float | None, max_tokens: int,
     kinds: Sequence[str] = (CODE, CONFIG),
 ) -> str:  # fmt: skip
-    """What a model is told after an outcome of :data:`FOLLOW_UPS`."""
+    """Return the next question after an outcome of :data:`FOLLOW_UPS`."""
     return _fill(
         FOLLOW_UPS[kind],
         words=words or "no more is known",
@@ -115,7 +117,7 @@ def follow_up(
 
 
 def answer_rules(kinds: Sequence[str]) -> str:
-    """What an answer has to hold."""
+    """Return the rules on the content of an answer."""
     name = "asked_both" if len(set(kinds)) > 1 else f"asked_{kinds[0]}"
     return _fill(name).strip()
 

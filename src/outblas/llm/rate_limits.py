@@ -21,11 +21,13 @@ class SentRequest:
 
 
 class RateLimiter:
-    """Lets requests go such that no minute has more requests or tokens than allowed; in the order of the calls.
+    """Delay requests so that no minute has more requests or tokens than allowed. The order of the calls is kept.
 
     Args:
-        requests, tokens: per minute; None: no limit. A single request of more tokens than that goes alone.
-        clock, sleep: of seconds; tests put others in their place.
+        requests: requests per minute; None sets no limit.
+        tokens: tokens per minute; None sets no limit. A single larger request goes alone.
+        clock: time in seconds; tests replace it.
+        sleep: waits for seconds; tests replace it.
     """
 
     def __init__(

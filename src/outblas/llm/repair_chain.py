@@ -1,6 +1,6 @@
-"""One chain: a conversation with a model about one problem, from the first prompt through its repairs.
+"""A chain: a conversation with a model about one problem, from the first prompt through its repairs.
 
-What comes next follows from what is recorded of the chain alone, so that a chain goes on after a kill where it was.
+The next step follows from the chain's record alone, so a killed chain continues at the same step.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Chain:
         return self.last if self.questions and self.last.id not in self.outcomes else None
 
     def wants_follow_up(self, turns: int) -> bool:
-        """Whether another turn follows, of ``turns`` at most."""
+        """Return whether another turn follows, with ``turns`` as the most."""
         if not self.questions or self.open_question() is not None or len(self.questions) >= turns:
             return False
         return self.outcomes[self.last.id].kind in FOLLOW_UPS

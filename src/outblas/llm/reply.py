@@ -1,4 +1,4 @@
-"""What a server says to one attempt, made safe to keep: its text, why it stopped, what it took."""
+"""A server's reply to one attempt, made safe to keep: its text, its reason to stop, and its cost."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from outblas.llm.budget import Cost, Price, at_least
 ANSWER_CHARS = 1 << 20
 #: Of the words of a server that has no answer, and of why a model stopped.
 _FAILURE_CHARS, _FINISH_CHARS = 2000, 40
-#: White space of C that is a control: what it is kept as.
+#: Replacements for C's white space among the control characters.
 _SPACES = str.maketrans({"\r": "\n", "\v": " ", "\f": " "})
 #: More tokens than any server counts; what says more is no count.
 _MOST_TOKENS = 10**9
@@ -25,15 +25,16 @@ _LEAST_KEY = 8
 
 @dataclass(frozen=True)
 class Reply:
-    """What came of one attempt.
+    """Reply to one attempt.
 
     Attributes:
-        outcome: ``answered``; ``http <status>``, ``timeout``, ``dropped``, ``unreadable``; or, when a record is read
-            back, ``lost``: a process was killed before it heard.
-        text: the answer, or the server's words on why there is none.
-        finish: why the model stopped, as the server says (``stop``, ``length``, ``content_filter``).
-        took: what the budget is charged: the server's own count, or the most it can have been.
-        seconds: from sending to the outcome. reasoning: what the model thought, where the server tells.
+        outcome: ``answered``, ``http <status>``, ``timeout``, ``dropped`` or ``unreadable``. A record that is read
+            back may say ``lost``: a process was killed before the reply came.
+        text: the answer, or the server's explanation.
+        finish: the model's reason to stop, as the server says: ``stop``, ``length`` or ``content_filter``.
+        took: charge to the budget: the server's own count, or the most that it can have been.
+        seconds: time from sending to the outcome.
+        reasoning: the model's thoughts, if the server sends them.
     """
 
     outcome: str
@@ -49,16 +50,16 @@ class Reply:
 
 
 def read_completion(body: bytes, most: Cost, price: Price, seconds: float) -> Reply:
-    """The answer of a completion. One that is too long is cut, as at a limit of tokens.
+    """Return the answer of a completion. An answer that is too long is cut, as at a limit of tokens.
 
     Args:
-        body: what the server sent, of which nothing is known yet.
-        most: what it can have taken.
-        price: of the model.
-        seconds: from sending to the answer.
+        body: the server's body, of unknown content.
+        most: the most that the request can have cost.
+        price: price of the model.
+        seconds: time from sending to the answer.
 
     Raises:
-        ValueError: it has no answer.
+        ValueError: the body has no answer.
     """
     message, choice, usage = _parts(body)
     refusal = message.get("refusal")
@@ -119,8 +120,10 @@ def api_key() -> str:
 
 
 def _took(usage: object, most: Cost, price: Price, answer_bytes: int) -> Cost:
-    """What the server has counted, but no less than what was sent and heard must have taken; the most that it can have
-    been where that is no count."""
+    """Return the server's count of tokens, raised to the least that the sent and received text can have cost.
+
+    A count that is no number becomes the most that it can have been.
+    """
     counts = usage if isinstance(usage, dict) else {}
     prompt, answer = counts.get("prompt_tokens"), counts.get("completion_tokens") or 0
     if type(prompt) is not int or type(answer) is not int or not (0 < prompt <= _MOST_TOKENS >= answer >= 0):

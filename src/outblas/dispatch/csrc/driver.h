@@ -1,5 +1,5 @@
-// The few calls of the CUDA driver that a launch needs. Nothing is linked and no CUDA header is needed: the records
-// below are those of cuda.h, whose layout the driver keeps from version to version (a test compares them).
+// The few calls of the CUDA driver that a launch needs. Nothing is linked, and no CUDA header is needed.
+// The records below are those of cuda.h. The driver keeps their layout from version to version; a test compares them.
 #ifndef OUTBLAS_DRIVER_H
 #define OUTBLAS_DRIVER_H
 
@@ -20,8 +20,8 @@ typedef struct {
     int type, swizzle, promotion;             // values of the driver's enumerations
 } MapSpec;
 
-// All of a launch but its addresses and its stream. With maps, the kernel takes the TMA maps of A, B and C, the
-// address of C and M, N, K; without, the three addresses and M, N, K. A workspace comes last.
+// All of a launch except its addresses and its stream. A kernel with maps takes the TMA maps of A, B and C, the address
+// of C, and M, N, K. A kernel without maps takes the three addresses and M, N, K. A workspace comes last.
 typedef struct {
     void *function;
     uint32_t grid[3], threads, shared_bytes, cluster;
@@ -39,7 +39,7 @@ typedef struct {
                         int swizzle, int promotion, int fill);
     int (*current_context)(void **context);
     int (*is_capturing)(void *stream, int *status);
-    // Of a driver that has it, else NULL; what is not asked for is NULL.
+    // NULL if the driver lacks the function, or if nobody needs it.
     int (*capture_info)(void *stream, int *status, uint64_t *id, void *graph, void *dependencies, void *count);
 } Driver;
 
@@ -47,7 +47,7 @@ typedef struct {
 const char *driver_open(Driver *driver, const char *path);
 void driver_close(Driver *driver);
 
-// The context that is current in this thread, NULL where there is none.
+// Returns the current context of this thread, NULL without one.
 void *driver_context(const Driver *driver);
 
 // The capture that records a stream, by the driver's number that no other capture of the process has. No capture:

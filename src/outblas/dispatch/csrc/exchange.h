@@ -1,7 +1,7 @@
 // Torch's DLPack exchange: what a tensor is, and a device's current stream, by C calls that make no Python object.
 //
 // The records are those of dlpack.h 1.3 (https://github.com/dmlc/dlpack/blob/v1.3/include/dlpack/dlpack.h), whose layout
-// is the same for all of major version 1. Whoever calls holds the interpreter's lock.
+// is the same for all of major version 1. The caller holds the interpreter's lock.
 #ifndef OUTBLAS_EXCHANGE_H
 #define OUTBLAS_EXCHANGE_H
 
@@ -33,7 +33,7 @@ typedef struct {  // DLPackExchangeAPI
     int (*current_stream)(int32_t device_type, int32_t device_id, void **stream);  // both: 0, or -1 with an exception
 } Exchange;
 
-// The exchange of major version 1 among a library's, with both functions; NULL where there is none.
+// Returns a library's exchange of major version 1 that has both functions, NULL without one.
 const Exchange *exchange_of(const void *header);
 
 #endif

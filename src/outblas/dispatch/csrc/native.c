@@ -1,8 +1,8 @@
 // outblas.dispatch._native: `matmul(a, b, out, option)` for products that the Python dispatch has answered before.
 //
-// A call reads of its operands what the Python dispatch reads, looks that up, and launches: no allocation besides the
-// output, no synchronisation, no Python code. It returns None for everything that it does not know, or that may be
-// torch's to see; the caller then asks the Python dispatch, whose errors are the ones that a user meets.
+// A call reads the same fields of its operands as the Python dispatch, looks them up, and launches. It allocates the
+// output only, does not synchronise, and runs no Python code. It returns None for an unknown product, and for a product
+// that torch must see. The caller then asks the Python dispatch, whose errors are the ones that a user meets.
 //
 // Only the limited API of Python 3.10 is used; neither torch nor CUDA is linked.
 #include "object.h"
@@ -79,8 +79,9 @@ static int enqueue(TableObject *self, const Entry *entry, const uint64_t address
     return status ? refuse(self, entry->maker == BY_KERNEL ? "cuLaunchKernelEx" : "cublasLtMatmul", status) : 0;
 }
 
-// The workspace for an entry of the stream, or of the capture that records it (graphs of one stream may be replayed on
-// two at once), with a reference to its owner; 0: Python has to see the call, for it makes workspaces.
+// Finds the workspace for an entry, with a reference to its owner. It belongs to the stream, or to the capture that
+// records the stream: graphs of one stream may be replayed on two streams at once. Returns 0 if Python must see the
+// call, because Python makes workspaces.
 static uint64_t borrow(TableObject *self, const Entry *entry, void *stream, PyObject **owner) {
     const uint64_t capture = driver_capture(&self->driver, stream);
     if (capture == UNKNOWN_CAPTURE) return 0;
@@ -105,8 +106,8 @@ static PyObject *output_of(TableObject *self, const Entry *entry, PyObject *out,
 // Enqueues the product of an entry; a new reference to what was written, NULL for an error. Without an error, and
 // NULL: the Python dispatch has to see the call.
 static PyObject *answer(TableObject *self, const Entry *entry, PyObject *out, uint64_t addresses[3]) {
-    // All that is needed is copied and held first: whatever calls Python may let another thread clear the table, and no
-    // two threads share what the driver reads.
+    // Copy and hold everything first. A call of Python may let another thread clear the table, and two threads must not
+    // share the records that the driver reads.
     const Entry copied = *entry;
     PyObject *result = NULL, *owner = NULL;
     uint64_t workspace = 0;
@@ -130,8 +131,8 @@ done:
     return result;
 }
 
-// The product of a call that was learned, None for any other. Below autograd nobody but who asks calls torch: the answer
-// for what is torch's is NotImplemented.
+// Returns the product of a learned call, None for any other. Below autograd the caller itself calls torch, so a product
+// that torch computes gives NotImplemented.
 static PyObject *known(TableObject *self, PyObject *const *args, Py_ssize_t count, int below) {
     if (count != 4) {
         PyErr_SetString(PyExc_TypeError, "matmul and ours take 4 arguments: a, b, out, option");

@@ -23,7 +23,7 @@ enum { MAX_DEVICES = 64, ROW_ALIGN_BYTES = 16 };
     X(spares_inference)  /* bool: increment_version leaves out tensors of inference mode itself */     \
     X(stride)            /* method of tensors */                                                       \
     X(watchers)          /* tuple of callables () -> truth: something must see the call */             \
-    X(compiling)         /* dict of torch.compiler, with its flag; None: whoever calls asks torch */   \
+    X(compiling)         /* dict of torch.compiler, with its flag; None: the caller asks torch */     \
     X(grad_enabled)      /* () -> bool */                                                              \
     X(requires_grad)     /* attribute of tensors: its descriptor */                                    \
     X(forward_ad)        /* dict of a module; a level >= 0 in its _current_level: forward-mode differentiation */ \

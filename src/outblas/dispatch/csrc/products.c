@@ -14,7 +14,7 @@ typedef struct {
 // The one that is in place or was last, which calls may still use: never given back before another takes its place.
 static PyObject *installed;
 
-// A writer waits for readers, and is waited for, without the interpreter's lock: what is done between these two is C alone.
+// A writer waits without the interpreter's lock, and others wait for it. Between these two only C code runs.
 #define BEGIN_WRITING(products) \
     Py_BEGIN_ALLOW_THREADS      \
     pthread_rwlock_wrlock(&(products)->lock);

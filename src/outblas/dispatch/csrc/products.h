@@ -1,7 +1,6 @@
 // Kernels of ours for torch's aten::mm and aten::bmm, called by torch's dispatcher without the interpreter's lock.
 //
-// Torch is reached by functions that are looked up by name when it is there, see aten_native.py: nothing of it is linked
-// and none of its headers is needed.
+// Nothing of torch is linked, and none of its headers is needed. aten_native.py looks up torch's functions by name.
 #ifndef OUTBLAS_PRODUCTS_H
 #define OUTBLAS_PRODUCTS_H
 
@@ -13,8 +12,8 @@
 // torch's AtenTensorHandle: the address of an at::Tensor on the heap.
 typedef void *Handle;
 
-// An at::Tensor that a C++ function returns: a class of one address that code copies and destroys, which the callers of
-// every processor's ABI ask for by an address of theirs: on x86-64 it goes where the first argument does, on arm64 not.
+// An at::Tensor that a C++ function returns: a class of one address with a copy constructor and a destructor. In every
+// processor's ABI the caller passes an address for such a result. On x86-64 this is the first argument; on arm64 it is not.
 #ifdef __cplusplus
 struct Returned {
     void *implementation;
@@ -25,8 +24,9 @@ struct Returned {
 typedef struct Returned Returned;  // never called from C
 #endif
 
-// Of torch's C interface for extensions (torch/csrc/stable/c/shim.h, torch/csrc/inductor/aoti_torch/c/shim.h), where 0 is
-// success; the last four are C++ functions: at::cuda::mm and bmm, torch's own kernels, and at::_ops::mm::redispatch and that of bmm.
+// Functions of torch's C interface for extensions, where 0 is success. The headers are torch/csrc/stable/c/shim.h and
+// torch/csrc/inductor/aoti_torch/c/shim.h. The last four are C++ functions: torch's own kernels at::cuda::mm and bmm, and
+// the functions redispatch of at::_ops::mm and at::_ops::bmm.
 #define TORCH(X)                                                                                            \
     X(library_init, int, (const char *space, const char *key, const char *file, uint32_t line, void **out)) \
     X(library_impl, int, (void *library, const char *name, void (*kernel)(uint64_t *, uint64_t, uint64_t), uint64_t version)) \
@@ -48,8 +48,8 @@ typedef struct Returned Returned;  // never called from C
     X(mm_redispatch, Returned, (uint64_t keys, const void *a, const void *b))                               \
     X(bmm_redispatch, Returned, (uint64_t keys, const void *a, const void *b))
 
-// What a CPU build of torch lacks, where 0 is: there is one stream, and no device to be made current; and
-// at::impl::has_names of a TensorImpl, 0: a torch (from 2.13 on) whose tensors have no names.
+// Functions that are 0 in a CPU build of torch, which has one stream and no current device. The last one is
+// at::impl::has_names of a TensorImpl. It is 0 from torch 2.13 on, where tensors have no names.
 #define TORCH_OPTIONAL(X)                                      \
     X(has_names, bool, (const void *implementation))           \
     X(current_stream, int, (int32_t device_index, void **out)) \
@@ -67,8 +67,8 @@ typedef struct {
     Torch torch;
     Driver driver;
     Table table;
-    // Readers hold it over a launch, which may wait for the GPU, and so for whoever holds the interpreter's lock: nobody
-    // waits for this one who holds that, nor for that one who holds this.
+    // Readers hold it over a launch. A launch may wait for the GPU, and so for a thread with the interpreter's lock.
+    // No thread waits for one of these two locks while it holds the other.
     pthread_rwlock_t lock;
     pthread_mutex_t maps_lock;
     int32_t device_type, half, bfloat;
@@ -81,8 +81,8 @@ typedef struct {
 // `*library` is what library_delete takes to undo it. The products must live until no call can be under way.
 const char *products_install(Products *products, const char *key, void **library);
 
-// What the last call of this thread that was sent to Python is in the table, for it to be learned; 0: there was none, or
-// it was taken already.
+// The key of this thread's last call that went to Python, so that the call can be learned. 0 without such a call, and
+// after the key was taken.
 int products_take(Key *key);
 
 #endif

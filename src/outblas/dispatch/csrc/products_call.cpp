@@ -1,5 +1,5 @@
-// See products.h. A kernel reads its operands, looks them up, and launches; torch's own kernel does what is torch's, and
-// throws what it has to say; what is not known goes to Python, whose exceptions come back the same way.
+// See products.h. A kernel reads its operands, looks them up, and launches. Torch's own kernel computes the products that
+// are left to torch, and throws its own errors. An unknown product goes to Python, whose exceptions come back, too.
 extern "C" {
 #include "products.h"
 }
@@ -90,8 +90,8 @@ bool read_operand(const Torch &torch, Handle tensor, int64_t wanted, int64_t *&s
            !torch.data_ptr(tensor, &data) && data && !has_names(torch, tensor);
 }
 
-// What of a product decides the answer; false: it is none of ours, whatever the table says. A bmm is told from an mm by
-// the last dtype, and has its batch where an mm has nothing: (extent, 0) and the strides of A's and B's batch.
+// Fills the key of a product. Returns false for a product that no kernel of OutBLAS serves. The last dtype tells a bmm
+// from an mm. Fields that an mm leaves empty hold the batch of a bmm: (extent, 0), and the strides of A's and B's batch.
 bool read_call(const Products *p, Handle a, Handle b, Op op, Key *key, uint64_t addresses[3]) {
     const Torch &torch = p->torch;
     int32_t dtype[2], type[2], index[2];
@@ -114,7 +114,7 @@ bool read_call(const Products *p, Handle a, Handle b, Op op, Key *key, uint64_t 
     }
     if (key->shape[0][1] != key->shape[1][0]) return false;
     if (skip) {
-        // A true batch is torch's (below.our_bmm).
+        // Torch computes a true batch (aten_products.our_bmm).
         if (sizes[0][0] != sizes[1][0] || (sizes[0][0] != 1 && strides[1][0] != 0)) return false;
         key->shape[2][0] = sizes[0][0];
         key->strides[2][0] = strides[0][0];
@@ -134,8 +134,8 @@ int allocate(const Products *p, const Key &key, Handle *out) {
                                   out);
 }
 
-// Enqueues what an entry says. False: the driver or cuBLASLt refused, or there is no workspace that may be used: Python
-// does it again, and says why where it fails again.
+// Enqueues an entry's launch. Returns false if the driver or cuBLASLt refuses, or without a usable workspace. Python then
+// tries again, and reports the reason of a second failure.
 bool enqueue(Products *p, const Entry *entry, const uint64_t addresses[3], void *stream) {
     uint64_t workspace = 0;
     if (entry->workspace_bytes) {

@@ -1,5 +1,5 @@
-// What is known of products that were asked for before: a hash table from all that a decision depends on to what is
-// done, the TMA maps that were encoded last, and the workspaces of streams. Whoever calls holds the interpreter's lock.
+// Decisions on earlier products: a hash table from everything that a decision depends on to the launch. It also holds the
+// last encoded TMA maps, and the workspaces of streams. The caller holds the interpreter's lock.
 #ifndef OUTBLAS_TABLE_H
 #define OUTBLAS_TABLE_H
 
@@ -11,7 +11,7 @@ enum { TABLE_LIMIT = 4096, MAP_SLOTS = 1024, LENT_LIMIT = 256 };
 // What a caller allows of a launch, in the order of outblas.core.config.LAUNCHES: Python's False and True are the first two.
 enum { PLAIN, DEPENDENT, CONSTANT_WEIGHTS };
 
-// Operands are A, B and C; C is all zero where the caller has none to write to. Compared byte by byte: no padding.
+// Operands are A, B and C; C is all zero if the caller passes no output. Compared byte by byte: no padding.
 typedef struct {
     int64_t shape[3][2], strides[3][2];  // elements
     uint64_t dtype[3];                   // addresses of torch's dtype objects, or what DLPack calls them, all of one kind
@@ -76,11 +76,11 @@ void table_close(Table *table, void (*release)(void *));
 int table_map(Table *table, const Driver *driver, const MapSpec *spec, uint64_t owner, uint64_t address,
               TensorMap *map);
 
-// The workspace of a stream in a capture, or in none; NULL where there is none, or a smaller one.
+// Returns the workspace of a stream in a capture, or outside of captures; NULL if it is absent or too small.
 const Lent *table_lent(const Table *table, int16_t device, void *stream, uint64_t capture, uint64_t bytes);
 
-// Takes a stream's workspace in place of the one it had: one for captures, the last one's, and one for all else. The
-// owner that is to be released, or NULL.
+// Replaces a stream's workspace. A stream has one for its last capture, and one for all other calls. Returns the owner
+// that the caller must release, or NULL.
 void *table_lend(Table *table, const Lent *lent);
 
 // Whether A or B may share memory with C: their spans meet.

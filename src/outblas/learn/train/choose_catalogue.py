@@ -3,9 +3,9 @@
     outblas fit catalogue --store grid1000_tn_fp16_fp32_tune.sqlite --store ... --kernels 190 --out ...
     outblas fit catalogue --recording recordings/pool --kernels 90 --out src/outblas/data/catalogues/h200.json
 
-A kernel counts with all its launch options. Its worth is a sum over problems and launch options: the log of the factor by
-which it lowers the best time. Every round adds the kernel of the largest worth. When no kernel has any worth left, the
-chosen ones are set aside and the cover starts again. Problems between the measured ones thus get a second and third
+A kernel counts with all its launch options. Its worth is a sum over problems and launch options: the log of the factor
+by which it lowers the best time. Every round adds the kernel of the largest worth. When no kernel has any worth left,
+the chosen ones are set aside and the cover starts again. Problems between the measured ones thus get a second and third
 choice.
 
 A store is sparse: a search times a few kernels of a problem. An untimed kernel is unknown, not bad. The ranking model's

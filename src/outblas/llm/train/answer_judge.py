@@ -29,7 +29,7 @@ _Key = tuple[str, str]
 
 
 class AnswerEvaluator(Protocol):
-    """What is needed of an evaluator (:class:`outblas.core.evaluator.Evaluator`)."""
+    """Interface of an evaluator for training (:class:`outblas.core.evaluator.Evaluator`)."""
 
     @property
     def gpu(self) -> Gpu: ...
@@ -42,13 +42,14 @@ class AnswerEvaluator(Protocol):
 
 @dataclass(frozen=True)
 class JudgedAnswer:
-    """One answer, judged.
+    """A judged answer.
 
     Attributes:
-        name: the candidate's canonical name, empty for a refused answer.
-        outcome: a status, or ``refused:<kind>``, or ``unjudged``: the batch was out of time.
-        detail: one line on it.
-        parts: None where unjudged. speedup: lower bound, of a proven kernel that was timed beside a baseline.
+        name: canonical name of the candidate, empty for a refused answer.
+        outcome: a status, ``refused:<kind>``, or ``unjudged`` if the batch ran out of time.
+        detail: one line on the outcome.
+        parts: parts of the reward; None for an unjudged answer.
+        speedup: lower bound of the speed-up of a proven kernel that was timed beside a baseline.
     """
 
     name: str
@@ -59,14 +60,14 @@ class JudgedAnswer:
 
 
 class AnswerJudge:
-    """Judges batches of answers.
+    """Judge batches of answers.
 
     Args:
-        timed: the stage pays for speed.
-        store: where evaluations are kept under ``run_id``, and taken from: a kernel is evaluated once per run.
-        batch_seconds: no new candidate is begun after so long; those left are unjudged. What is under way ends within
-            the sandbox's own limits.
-        clock: seconds; tests inject another.
+        timed: whether the stage rewards speed.
+        store: store of evaluations under ``run_id``; a kernel is evaluated once per run.
+        batch_seconds: after this time no new candidate begins, and the rest stays unjudged. A candidate in progress
+            ends within the sandbox's own limits.
+        clock: time in seconds; tests replace it.
     """
 
     def __init__(
@@ -82,10 +83,11 @@ class AnswerJudge:
         self.evaluated = 0
 
     def judge(self, answers: Sequence[tuple[Problem, str]]) -> list[JudgedAnswer]:
-        """One verdict an answer, in order.
+        """Return one verdict per answer, in order.
 
         Raises:
-            DeviceError, ToolchainMissing: of the evaluator; what it had answered before is in the store.
+            DeviceError: of the evaluator; its earlier answers are in the store.
+            ToolchainMissing: of the evaluator; its earlier answers are in the store.
         """
         read = [(problem, self._language.read(problem, text)) for problem, text in answers]
         wanted = {_key(p, c): (p, c) for p, c in read if not isinstance(c, RefusedAnswer)}
@@ -109,7 +111,7 @@ class AnswerJudge:
                     return
 
     def _recall(self, problems: set[Problem]) -> None:
-        """What the run has recorded of these problems, read once each."""
+        """Read the run's evaluations of these problems, once for each problem."""
         for problem in problems:
             if self._store is None or problem.key in self._read:
                 continue
@@ -153,15 +155,18 @@ __all__ = ["COMPILE_ONLY", "evaluator_of"]
 
 @contextmanager
 def evaluator_of(device: str, proof: str = "full") -> Iterator[AnswerEvaluator]:
-    """The evaluator that ``--device`` names, closed at the end; a GPU's worker is started: the first candidate must not
-    pay for imports and a CUDA context.
+    """Open the evaluator of ``--device``; it is closed at the end of the context.
+
+    A GPU's worker starts at once, so that the first candidate does not pay for imports and a CUDA context.
 
     Args:
         device: ``compile``, ``cuda:<index>``, or the path of a recording of free kernels.
-        proof: on a GPU: ``full`` or ``cell``, see :class:`outblas.judge.bench_cell.Options`.
+        proof: on a GPU ``full`` or ``cell``, see :class:`outblas.judge.bench_cell.Options`.
 
     Raises:
-        UsageError: none of them. DeviceError: no such GPU. RecordError: the file is no recording.
+        UsageError: the device is none of these.
+        DeviceError: the GPU does not exist.
+        RecordError: the file is no recording.
     """
     if proof not in get_args(ProofLevel):
         raise UsageError(f"--proof {proof!r}", " or ".join(get_args(ProofLevel)), "pass one of them")

@@ -1,4 +1,4 @@
-"""What a language of answers is: what a model is asked in it, and how its answer becomes a candidate."""
+"""Languages of answers: prompts for a model, and the way from an answer to a candidate."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ Text = Union[str, list[dict[str, str]]]
 
 
 class Language(Protocol):
-    """What a model reads and writes."""
+    """Prompts and answers in one language."""
 
     @property
     def name(self) -> str:
-        """As ``--language`` names it."""
+        """Name of the language for ``--language``."""
 
     @property
     def max_tokens(self) -> int:
         """Longest answer, tokens, unless the run says otherwise."""
 
     def prompt(self, problem: Problem) -> Text:
-        """What the model is asked: text, or messages."""
+        """Return the prompt for a problem: text, or messages."""
 
     def read(self, problem: Problem, answer: str) -> Read:
-        """The candidate of an answer, or why there is none; never raises for what a model wrote."""
+        """Return the candidate of an answer, or the reason for its lack. No text of a model raises an error."""
 
     def write(self, problem: Problem, candidate: Candidate) -> str | None:
-        """An answer that reads as the candidate, to learn from; None where the language cannot say it."""
+        """Return an answer that reads as the candidate, for training; None if the language cannot express it."""
 
     def generation(self, tokenizer: Any, vocabulary: int) -> dict[str, Any]:
         """Options of transformers' GenerationConfig that keep answers inside the language (none, mostly)."""

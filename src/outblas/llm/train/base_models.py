@@ -37,12 +37,12 @@ class LoadedModel:
 
     @property
     def chat(self) -> bool:
-        """Whether prompts are conversations."""
+        """True if prompts are conversations: the tokenizer has a chat template."""
         return bool(getattr(self.tokenizer, "chat_template", None))
 
 
 def starting_model(run: Path, stage: str, model: str) -> str:
-    """What a stage begins with: the last earlier stage that the run has finished, else ``model``."""
+    """Return the model that a stage begins with: that of the run's last finished earlier stage, else ``model``."""
     for earlier in reversed(STAGES[: STAGES.index(stage)]):
         if (run / earlier / FINAL).is_dir():
             return str(run / earlier / FINAL)

@@ -14,10 +14,10 @@ from outblas.llm.train.rewards import RefusedAnswer
 
 
 class CudaAnswers:
-    """Prompts and answers as ``outblas evolve`` has them (outblas.llm), so that what is trained here writes there.
+    """Prompts and answers of ``outblas evolve``, so that a model trained here can write there.
 
     Args:
-        gpu: that is asked for.
+        gpu: GPU of the requested kernels.
     """
 
     name = "cuda"

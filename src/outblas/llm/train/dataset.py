@@ -1,4 +1,4 @@
-"""What a training reads: prompts for GRPO, and pairs of prompt and answer for the supervised stage."""
+"""Data of a training: prompts for GRPO, and pairs of prompt and answer for the supervised stage."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _Known = tuple[Problem, Candidate]
 
 
 def prompt_messages(prompt: Text, chat: bool) -> Text:
-    """A prompt for a model with a chat template (``chat``): messages; or without: text that an answer is joined to."""
+    """Return a prompt as messages if ``chat`` is true, else as text to which an answer is appended."""
     if chat:
         return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     return (prompt if isinstance(prompt, str) else "\n\n".join(message["content"] for message in prompt)) + "\n"
@@ -51,15 +51,16 @@ def prompt_rows(problems: Sequence[Problem], language: Language, chat: bool, lea
 
 
 def supervised_rows(path: str | Path, language: Language, chat: bool) -> list[dict[str, Any]]:
-    """Rows of prompt and completion from an archive of kernels that passed.
+    """Return rows of prompt and completion from an archive of kernels that passed.
 
     Args:
-        path: a store (``.sqlite``) of evaluations, of which each problem's fastest proven kernels are taken; or JSON
-            lines, each ``{"prompt": ..., "completion": ...}``, ``{"problem": "512_512_512", "answer": ...}`` or an
-            evaluation (``Evaluation.to_json``).
+        path: a store (``.sqlite``) of evaluations, of which the fastest proven kernels of each problem are taken. Or
+            JSON lines; each line is ``{"prompt": ..., "completion": ...}``, ``{"problem": "512_512_512", "answer":
+            ...}`` or an evaluation (``Evaluation.to_json``).
 
     Raises:
-        RecordError: it cannot be read, or a line is none of these. UsageError: nothing in it can be learned from.
+        RecordError: the file cannot be read, or a line is none of these.
+        UsageError: the file holds no usable example.
     """
     path = Path(path)
     if not path.is_file():

@@ -15,17 +15,17 @@ from outblas.llm.train.rewards import RefusedAnswer
 
 
 class KnobWords:
-    """``bm=128 bn=256 stages=4 consumers=2``.
+    """Sentences of knobs, such as ``bm=128 bn=256 stages=4 consumers=2``.
 
-    A toy for models without knowledge of a programming language: sampling is kept to the sentence's grammar, but not to
-    what is legal, so that a random model's answers compile or do not, and are fast or slow.
+    A toy for models that know no programming language. Sampling keeps to the sentence's grammar, but not to legal
+    kernels. A random model's answers thus compile or fail, and are fast or slow.
 
     Args:
-        knobs: Knob -> values, in the order of the sentence. A sentence is about the first family that has all of them
+        knobs: knob -> values, in the order of the sentence. A sentence describes the first family that has all of them
             as numbers. Its other knobs keep their defaults.
 
     Raises:
-        UsageError: No family has them all as numbers, or one is without values.
+        UsageError: no family has all knobs as numbers, or a knob is without values.
     """
 
     name = "knobs"

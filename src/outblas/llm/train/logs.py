@@ -1,4 +1,4 @@
-"""What a training says of itself: a line of JSON a logged step, and one for whoever watches."""
+"""Log of a training: a line of JSON per logged step, and a line for a person."""
 
 from __future__ import annotations
 
@@ -30,11 +30,12 @@ _FIGURES = {
 
 
 def set_callbacks(trainer: Any, path: Path, say: Callable[[str], None], best: Callable[[], float | None]) -> None:
-    """Have a trainer write ``path`` and say a line for each logged step, on the first process; transformers' own lines
-    of figures go, its bar stays.
+    """Make a trainer write ``path`` and print a line for each logged step, on the first process.
+
+    The trainer's own lines of figures are switched off; its progress bar stays.
 
     Args:
-        best: the best speed-up so far, None where nothing was timed.
+        best: returns the best speed-up so far, None if nothing was timed.
     """
     from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 
@@ -72,7 +73,7 @@ def row_of(step: int, logs: dict[str, Any]) -> dict[str, Any]:
 
 
 def line_of(row: dict[str, Any], steps: int, best: float | None) -> str:
-    """One line for a person."""
+    """Return a logged step as one line for a person."""
     said = [f"step {row['step']}/{steps}"]
     rewards = row.get("rewards", {})
     if "total" in rewards:

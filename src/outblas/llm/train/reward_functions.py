@@ -16,30 +16,30 @@ from outblas.llm.train.training_folder import append_line
 
 #: What the trainer calls: keyword arguments in, one figure an answer out (None: not judged).
 RewardFunction = Callable[..., list["float | None"]]
-#: The function that is learned from.
+#: Name of the function that trains the model.
 LEARNED = "advantage"
 
 
 @dataclass(frozen=True)
 class _Row:
-    """One answer of the present step, on every process."""
+    """An answer of the present step, on every process."""
 
     judged: JudgedAnswer
     advantage: float | None
 
 
 class RewardFunctions:
-    """Judges the answers of all processes on the first of them and hands each its own.
+    """Judge the answers of all processes on the first one, and return each process its own.
 
-    trl asks several functions about the same answers, in order, and adds up what they say by weights. The first is the
-    group's normalised, clipped advantage, with weight 1 (trl's own normalisation is off); the parts of the reward and
+    trl asks several functions about the same answers, in order, and adds their values by weights. The first is the
+    group's normalised, clipped advantage with weight 1; trl's own normalisation is off. The parts of the reward and
     their sum have weight 0: they are logged by name and change nothing.
 
     Args:
-        judge: None on every process but the first.
-        log: file of answers, written by the first process.
-        prepare: called before evaluations begin, on every process (frees GPU memory).
-        problems: places in it come with the prompts.
+        judge: judge of answers; None on every process except the first.
+        log: file of answers, which the first process writes.
+        prepare: called before evaluations begin, on every process, to free GPU memory.
+        problems: problems by their index; prompts carry the index.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class RewardFunctions:
         self.best: float | None = None
 
     def functions(self) -> list[RewardFunction]:
-        """The functions, each with the name that it is logged by."""
+        """Return the functions, each with the name under which it is logged."""
         return [self._first(), *(self._part(name) for name in (*PART_NAMES, "total"))]
 
     def weights(self) -> list[float]:

@@ -21,7 +21,7 @@ from outblas.learn.reward import MAX_LOG_REWARD, gated_reward
 MISSED_STEP_COST = 0.25
 #: What a kernel gets whose proof nobody ran (compiled only): above every failure, below every proven kernel.
 UNPROVEN_REWARD = -MAX_LOG_REWARD
-#: Least and largest logarithm of a speed-up that is told apart.
+#: Largest magnitude of a speed-up's logarithm that counts; beyond it the reward is flat.
 LOG_CLIP = 3.0
 #: The last status that a candidate may have without having been compiled, and without having passed the static gate.
 _NOT_COMPILED = (Status.ILLEGAL, Status.COMPILE_ERROR)
@@ -29,10 +29,11 @@ _NOT_COMPILED = (Status.ILLEGAL, Status.COMPILE_ERROR)
 
 @dataclass(frozen=True)
 class RefusedAnswer:
-    """An answer that is no candidate: no code, a broken launch block, not in the language.
+    """An answer without a candidate: no code, a broken launch block, or a text outside the language.
 
     Attributes:
-        reason: one line. kind: what it was, a word (``empty``, ``refusal``, ``malformed``, ``contract``).
+        reason: one line.
+        kind: ``empty``, ``refusal``, ``malformed`` or ``contract``.
     """
 
     reason: str
@@ -81,32 +82,32 @@ def reward_parts(answer: Union[Evaluation, RefusedAnswer], timed: bool, gpu: Gpu
 
 
 def speed_reward(evaluation: Evaluation) -> float:
-    """tanh of the clipped logarithm of the speed-up's lower bound: -1 < speed < 1, 0 at parity, slope 1 there.
+    """Return tanh of the clipped log of the speed-up's lower bound: between -1 and 1, 0 at parity, slope 1 there.
 
-    Smooth, so that no step of speed is worth nothing; at the lower bound, so that luck is not paid. 0 where no baseline
-    was timed beside the kernel: there is nothing to compare it with.
+    It is smooth, so that every gain in speed counts. It takes the lower bound, so that luck is not rewarded. It is 0
+    if no baseline was timed beside the kernel.
     """
     if evaluation.speedup is None:
         return 0.0
-    low = max(math.exp(-LOG_CLIP), evaluation.speedup.low)  # in this order: what is no number comes to the least
+    low = max(math.exp(-LOG_CLIP), evaluation.speedup.low)  # this order turns NaN into the least value
     return MAX_LOG_REWARD * math.tanh(min(LOG_CLIP, math.log(low)) / MAX_LOG_REWARD)
 
 
 def advantages(
     rewards: Sequence[float | None], group: int, least_std: float = 0.05, clip: float = 2.0
 ) -> list[float | None]:
-    """(reward - mean) / std within each group of consecutive answers, clipped.
+    """Return (reward - mean) / std within each group of consecutive answers, clipped.
 
-    GRPO's advantage (Shao et al., DeepSeekMath, arXiv:2402.03300, section 4.1.2), with two guards: a std below
-    ``least_std`` counts as that, so that noise of the timing in a group of equals is not blown up to full size, and one
-    outlier does not get more than ``clip``.
+    This is GRPO's advantage (Shao et al., DeepSeekMath, arXiv:2402.03300, section 4.1.2) with two guards. A std below
+    ``least_std`` counts as ``least_std``, so that timing noise in a group of equals is not scaled up. One outlier gets
+    at most ``clip``.
 
     Args:
-        rewards: None for an answer that nobody judged (out of time): it gets None and counts in no mean.
+        rewards: rewards; None for an unjudged answer, which gets None and counts in no mean.
         group: answers per prompt.
 
     Raises:
-        ValueError: not whole groups.
+        ValueError: the number of rewards is no multiple of ``group``.
     """
     if group < 2 or len(rewards) % group:
         raise ValueError(f"{len(rewards)} rewards are not whole groups of {group}")

@@ -1,4 +1,4 @@
-"""What a stage of training is begun with, and the claim on its folder."""
+"""Settings of a stage of training, and the claim on its folder."""
 
 from __future__ import annotations
 
@@ -16,33 +16,38 @@ from outblas.llm.train.training_folder import STAGES
 
 #: Learning rates where none is given: of all weights, of LoRA's, of a random model.
 _LR, _LR_LORA, _LR_TINY = 1e-6, 1e-5, 3e-3
-#: What may differ when a stage is resumed: how long, how often and how patiently; not what is learned from.
+#: Settings that may differ when a stage is resumed: lengths, intervals and limits, not the data or the method.
 _FREE = ("steps", "save_every", "batch_seconds", "memory_fraction", "tensorboard", "wandb", "cpu", "micro_batch")
 
 
 @dataclass(frozen=True)
 class TrainSettings:
-    """One stage.
+    """Settings of one stage.
 
     Attributes:
         model: name or path of the base model, or ``random:tiny``.
-        problems: what is asked, in this order; prompts are drawn from them.
+        problems: problems of the prompts, in this order; prompts are drawn from them.
         stage: ``supervised``, ``correctness`` (GRPO; every proven kernel is worth the same) or ``speed`` (GRPO).
-        steps: optimiser steps in all, a resumed stage's earlier ones included.
-        group: answers per prompt (GRPO). prompts: prompts per step, over all processes.
-        micro_batch: answers per forward and backward pass of a process; None: all of its part of a step.
+        steps: optimiser steps in all, with those of an interrupted stage.
+        group: answers per prompt (GRPO).
+        prompts: prompts per step, over all processes.
+        micro_batch: answers per forward and backward pass of a process; None takes its whole part of a step.
         language: ``cuda`` (free kernels or configurations by an answer's code block) or ``knobs``.
-        device, proof: see :func:`outblas.llm.train.answer_judge.evaluator_of`.
-        archive: supervised only: JSON lines or a store of evaluations.
-        lr: None: by kind of model. lora: rank of LoRA's matrices; 0: all weights are trained.
-        kl: weight of the KL divergence from the model that the stage began with.
-        temperature: of sampling. max_tokens: of an answer; None: the language's.
-        least_std, clip: see :func:`outblas.llm.train.rewards.advantages`.
-        batch_seconds: time limit of the evaluations of a step.
-        memory_fraction: of the GPU's memory, for the training where candidates are timed on the same GPU.
+        device: see :func:`outblas.llm.train.answer_judge.evaluator_of`.
+        proof: see :func:`outblas.llm.train.answer_judge.evaluator_of`.
+        archive: JSON lines or a store of evaluations, for the supervised stage only.
+        lr: learning rate; None chooses by the kind of model.
+        lora: rank of LoRA's matrices; 0 trains all weights.
+        kl: weight of the KL divergence from the model at the beginning of the stage.
+        temperature: temperature of sampling.
+        max_tokens: most tokens of an answer; None takes the language's.
+        least_std: see :func:`outblas.llm.train.rewards.advantages`.
+        clip: see :func:`outblas.llm.train.rewards.advantages`.
+        batch_seconds: time limit of a step's evaluations.
+        memory_fraction: share of the GPU's memory for training, if candidates are timed on the same GPU.
 
     Raises:
-        UsageError: no such stage, or a count or figure that makes no sense.
+        UsageError: the stage is unknown, or a figure is out of its range.
     """
 
     model: str

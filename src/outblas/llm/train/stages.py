@@ -33,7 +33,7 @@ SUPERVISED_ROWS_PER_STEP = 8
 
 @dataclass(frozen=True)
 class TrainedStage:
-    """What a stage has left: the folder of the model, its steps, those of this call, and the best speed-up (if any)."""
+    """Result of a stage: folder of the model, steps in all, steps of this call, and the best speed-up if any."""
 
     final: Path
     steps: int
@@ -218,16 +218,16 @@ def _bf16(settings: TrainSettings) -> bool:
 
 
 def _one_gpu(arguments: Any) -> None:
-    """One GPU a process: without a launcher, transformers would spread a batch over all by threads."""
+    """Give each process one GPU. Without a launcher, transformers would spread a batch over all GPUs by threads."""
     _ = arguments.device
     if getattr(arguments, "n_gpu", 0) > 1 and "WORLD_SIZE" not in os.environ:
         arguments._n_gpu = 1
 
 
 def _make_room(settings: TrainSettings, say: Say) -> Callable[[], None] | None:
-    """What to do before evaluations begin: nothing of the training is under way, and its unused memory is given back.
+    """Return the step before evaluations begin: it waits for the training and frees its unused GPU memory.
 
-    Where candidates are timed on the GPU that trains, the training is kept to its share of memory.
+    If candidates are timed on the training GPU, the training is limited to its share of memory.
     """
     import torch
 

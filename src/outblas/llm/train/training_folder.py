@@ -1,12 +1,12 @@
 """The run folder: stages, checkpoints, and folders that are published whole or not at all.
 
-RUN/base                        random:tiny only: the model that training began with
-RUN/store.sqlite                every evaluation, of all stages
-RUN/<stage>/settings.json       what the stage was begun with
-RUN/<stage>/checkpoint-<step>   to resume from
-RUN/<stage>/log.jsonl           a line a logged step
-RUN/<stage>/answers.jsonl       a line an answer: what was written, what became of it
-RUN/<stage>/final               the trained model (or LoRA adapter) and its tokenizer
+- ``RUN/base``: for random:tiny only, the model at the beginning of the training.
+- ``RUN/store.sqlite``: every evaluation of all stages.
+- ``RUN/<stage>/settings.json``: settings of the stage.
+- ``RUN/<stage>/checkpoint-<step>``: checkpoints to resume.
+- ``RUN/<stage>/log.jsonl``: a line per logged step.
+- ``RUN/<stage>/answers.jsonl``: a line per answer, with its outcome.
+- ``RUN/<stage>/final``: the trained model (or LoRA adapter) and its tokenizer.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _STATE = "trainer_state.json"
 
 
 def publish_folder(folder: Path, save: Callable[[Path], None]) -> Path:
-    """Let ``save`` fill a folder beside ``folder``, then put it in its place; what was there is replaced.
+    """Let ``save`` fill a new folder beside ``folder``, then move it there. An earlier folder is replaced.
 
     Raises:
         RecordError: the disk refuses it.
@@ -51,9 +51,10 @@ def publish_folder(folder: Path, save: Callable[[Path], None]) -> Path:
 
 
 def last_checkpoint(stage: Path) -> Path | None:
-    """The latest checkpoint that was written to its end (its state is written last); None if there is none.
+    """Return the latest complete checkpoint, None without one.
 
-    A process that is killed while it saves leaves a part: those are removed, so that nothing takes them for whole.
+    Its state is written last. A process that is killed while it saves leaves an incomplete checkpoint, which is
+    removed.
     """
     found = sorted((_step(path), path) for path in stage.glob("checkpoint-*") if _step(path) >= 0)
     whole = None
@@ -66,7 +67,7 @@ def last_checkpoint(stage: Path) -> Path | None:
 
 
 def trained_steps(checkpoint: Path) -> int | None:
-    """Steps that a checkpoint has seen; None where its state is missing or cut off."""
+    """Return the number of steps of a checkpoint; None if its state is missing or cut off."""
     try:
         return int(json.loads((checkpoint / _STATE).read_text(encoding="utf-8"))["global_step"])
     except (OSError, ValueError, KeyError, TypeError):
