@@ -120,7 +120,7 @@ def build_library(
 
 
 def _run_alone(work: BuildFolder, job: str) -> None:
-    """One job in this process; what started it says how to go on."""
+    """Run one job in this process. The parent process reports how to resume."""
     from outblas.search.build_library.build_run import run_job
     from outblas.search.build_library.build_steps import STEPS
 

@@ -94,7 +94,11 @@ def python_command(program: list[str]) -> tuple[str, list[str], list[str]]:
 
 
 def _interpreter_of(script: str) -> str:
-    """What a script's first line names, if that is a Python."""
+    """Return the Python that a script's first line names.
+
+    Raises:
+        UsageError: the line names no Python.
+    """
     with open(script, "rb") as file:
         first = file.readline(300)
     words = first[2:].decode(errors="replace").split() if first.startswith(b"#!") else []

@@ -48,7 +48,8 @@ DtypeOption = Annotated[str, typer.Option(help="fp16 or bf16: type of A, B and C
 AccOption = Annotated[str, typer.Option(help="Accumulator: fp32, or fp16 (fp16 inputs only).")]
 SuiteOption = Annotated[str, typer.Option(help="Named set of problems: grid1000 or llm.")]
 SampleOption = Annotated[
-    int | None, typer.Option(help="Only so many problems of each layout, stratified by regime; the same every time.")
+    int | None,
+    typer.Option(help="Take a sample of this size of each layout, stratified by regime, always the same one."),
 ]
 SampleSeedOption = Annotated[int, typer.Option(help="Which sample; only with --sample.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout instead of text.")]
@@ -134,10 +135,15 @@ def parse_indices(option: str, text: str) -> tuple[int, ...]:
 def suite_problems(
     suite: str, layouts: Sequence[str], dtype: str, acc: str, count: int | None = None, seed: int = 0
 ) -> list[Problem]:
-    """Problems of a suite in every layout given; dtype, layout and accumulator in any case of letters.
+    """Return the problems of a suite in every given layout. Layout, dtype and accumulator may have any case.
 
     Args:
-        count: only so many of each layout, see :func:`outblas.core.suites.sample`; the same shapes in each.
+        suite: name of the suite.
+        layouts: layouts, ``TN`` or ``NN``.
+        dtype: type of A, B and C.
+        acc: type of the sums.
+        count: size of a stratified sample of each layout, the same shapes in each; None takes all.
+        seed: number of the sample.
     """
     from outblas.core.suites import sample
     from outblas.core.suites import suite as problems_of
@@ -207,5 +213,5 @@ def print_table(table: Table) -> None:
 
 
 def number(value: float | None, digits: int = 2) -> str:
-    """Fixed-point text of a figure, ``-`` where there is none."""
+    """Return a figure as fixed-point text, ``-`` for None, infinity and NaN."""
     return "-" if value is None or not math.isfinite(value) else f"{value:.{digits}f}"

@@ -28,11 +28,11 @@ def compare(
     seeds: Annotated[int, typer.Option(help="Seeds of every agent that draws.")] = 5,
     held_out: Annotated[float, typer.Option(help="Share of shapes or families that is held out.")] = 0.2,
     splits: Annotated[
-        str, typer.Option(help="What is held out: shapes (M, N, K), families (N, K), layout (all but TN).")
+        str, typer.Option(help="Held-out parts: shapes (M, N, K), families (N, K), layout (all but TN).")
     ] = "shapes,families",
     split_seed: Annotated[int, typer.Option(help="Which shapes and families are held out, and which sample.")] = 0,
     sample: Annotated[
-        int | None, typer.Option(help="Search only so many held-out problems of each split, stratified by regime.")
+        int | None, typer.Option(help="Search this number of held-out problems of each split, stratified by regime.")
     ] = None,
     device: Annotated[
         str, typer.Option(help="replay:NAME: the recording that answers.")

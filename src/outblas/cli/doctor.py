@@ -20,7 +20,7 @@ LINE_WIDTH = 120
 
 
 def doctor(json_out: JsonOption = False) -> None:
-    """Say what is installed, what is missing and what to do; the last line says what this machine can do.
+    """Say which parts are installed, which are missing, and what to do. The last line says what this machine can do.
 
     The exit status is 2 if nothing can work.
     """

@@ -22,7 +22,7 @@ class Document(BaseModel, extra="forbid"):
 
 
 class DoctorCheck(BaseModel, extra="forbid"):
-    """One check of ``outblas doctor``."""
+    """A check of ``outblas doctor``."""
 
     name: str = Field(description="the thing that was looked at")
     ok: bool | None = Field(description="true: works; false: broken, or missing and needed; null: absent, optional")
@@ -44,7 +44,7 @@ class DoctorDocument(Document):
 
 
 class ListedSuite(BaseModel, extra="forbid"):
-    """One suite."""
+    """A suite of problems."""
 
     name: str = Field(description="name of the suite")
     problems: int = Field(description="problems per layout, dtype and accumulator")
@@ -52,7 +52,7 @@ class ListedSuite(BaseModel, extra="forbid"):
 
 
 class ListedAgent(BaseModel, extra="forbid"):
-    """One search agent."""
+    """A search agent."""
 
     name: str = Field(description="name for --agent")
     summary: str = Field(description="its method, one line")
@@ -60,14 +60,14 @@ class ListedAgent(BaseModel, extra="forbid"):
 
 
 class ListedKernel(BaseModel, extra="forbid"):
-    """One kernel family."""
+    """A kernel family and its knobs."""
 
     name: str = Field(description="name of the family")
     knobs: list[str] = Field(description="names of its knobs")
 
 
 class ListedCounter(BaseModel, extra="forbid"):
-    """One hardware counter."""
+    """A hardware counter."""
 
     name: str = Field(description="name in evaluations")
     meaning: str = Field(description="meaning in words")
@@ -113,7 +113,7 @@ class TuneDocument(Document):
 
 
 class EvalRow(BaseModel, extra="forbid"):
-    """One callable that was timed."""
+    """A callable that was timed."""
 
     name: str = Field(description="the callable: a kernel of OutBLAS or a rival")
     us: float | None = Field(default=None, description="median GPU time per call in microseconds (offline)")
@@ -153,7 +153,7 @@ class ResultsDocument(Document):
 
 
 class CapturedProblem(BaseModel, extra="forbid"):
-    """One product that can be tuned."""
+    """A product that can be tuned."""
 
     problem: str = Field(description="the problem as M_N_K_LAYOUT_DTYPE_ACC")
     count: int = Field(description="how often it ran")

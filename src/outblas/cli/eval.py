@@ -61,7 +61,7 @@ def evaluate(
 
 
 def _free(problem: Problem, file: Path, base_dir: Path, gpu_index: int, json_out: bool) -> None:
-    """One free kernel; exit 2 unless it passed, or compiled where nothing can run it."""
+    """Evaluate a free kernel. Exit with 2 unless it passed, or compiled on a machine without a GPU."""
     from outblas.bench.eval_file import eval_file
     from outblas.core.evaluation import Status
     from outblas.jail.confinement import report

@@ -35,8 +35,8 @@ PriceOption = Annotated[
 DeviceOption = Annotated[
     str | None,
     typer.Option(
-        help="cuda:N; compile: nothing is run; or a file that free kernels were recorded into. By default "
-        "cuda:0 where there is a GPU, else compile."
+        help="cuda:N; compile, which runs nothing; or a file of recorded free kernels. By default cuda:0, or "
+        "compile without a GPU."
     ),
 ]
 
@@ -117,7 +117,11 @@ def _server(
     stall: float,
     temperature: float | None,
 ) -> ServerSettings:
-    """How the server is asked; raises UsageError for a number that makes no sense."""
+    """Return the server's settings from the options.
+
+    Raises:
+        UsageError: a number is out of its range.
+    """
     from outblas.llm.client import RetryPolicy
     from outblas.llm.evolve_run import ServerSettings
 
@@ -131,7 +135,7 @@ def _server(
 
 
 def _say_what_holds() -> None:
-    """What keeps the code of strangers in its place on this machine, and what does not."""
+    """Print the limits that hold foreign code on this machine, and those that are absent."""
     from outblas.jail.confinement import report
 
     for line in report():

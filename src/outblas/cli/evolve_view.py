@@ -1,4 +1,4 @@
-"""What ``outblas evolve`` shows while it runs: a table that is kept up to date, or a line per outcome."""
+"""The view of ``outblas evolve`` while it runs: a live table on a terminal, else a line per outcome."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _plain(
 
 
 def spent_words(budget: Budget, account: SpendingAccount, client: Client) -> str:
-    """What is spent, and how long the rest of the budget will last at the rate of this session."""
+    """Return the spent budget in words, with the time that the rest will last at this session's rate."""
     spent, seconds = account.spent, client.seconds
     share = budget.share(spent, seconds)
     now = share - budget.share(account.before, 0.0)
@@ -73,7 +73,7 @@ def spent_words(budget: Budget, account: SpendingAccount, client: Client) -> str
 
 
 def table(title: str, evolution: Evolution, budget: Budget, account: SpendingAccount, client: Client) -> Group:
-    """The live view: a line per problem, outcomes by kind, what is spent."""
+    """Return the live view: a line per problem, outcomes by kind, and the spent budget."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text

@@ -19,17 +19,17 @@ def export(
     layout: LayoutOption = "tn",
     dtype: DtypeOption = "fp16",
     acc: AccOption = "fp32",
-    launch: Annotated[str, typer.Option(help="What is allowed: plain, pdl or weights.")] = "plain",
+    launch: Annotated[str, typer.Option(help="Launch option: plain, pdl or weights.")] = "plain",
     library: Annotated[Path | None, typer.Option(help="Library file; by default the packaged one.")] = None,
     formats: Annotated[
         list[str] | None,
         typer.Option(
             "--format",
-            help="cu, ptx, cubin, cpp (launcher and test), all of these, or hf (a folder for the Hub); "
-            "several separated by commas, or by repeating the option.",
+            help="cu, ptx, cubin, cpp (launcher and test), all of these, or hf (a folder for the Hub). "
+            "Separate several by commas, or repeat the option.",
         ),
     ] = None,
-    out_dir: Annotated[Path, typer.Option("--out", help="Directory to write to.")] = Path("export"),
+    out_dir: Annotated[Path, typer.Option("--out", help="Directory of the files.")] = Path("export"),
 ) -> None:
     """Write a problem's kernel as CUDA source, PTX, cubin, a C++ launcher with a test, or a Hugging Face folder."""
     if launch not in LAUNCHES:

@@ -1,4 +1,4 @@
-"""What is installed and works, what is missing, what to do: the data behind ``outblas doctor``."""
+"""The checks of ``outblas doctor``: installed parts, missing parts, and the remedy for each."""
 
 from __future__ import annotations
 
@@ -38,13 +38,14 @@ _CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76  # CUdevice_attribute
 
 @dataclass(frozen=True)
 class Check:
-    """One thing looked at.
+    """A check of one part of the installation or machine.
 
     Attributes:
-        name: what. found: what is there, one line.
-        ok: True: works; False: missing or broken and needed here; None: absent, and optional here.
-        do: what to do about it, one line; empty when ok.
-        required: nothing works without it (so a False is the machine's failure, not a limitation).
+        name: the part.
+        found: the finding, one line.
+        ok: True if it works; False if it is broken, or missing and needed here; None if it is absent and optional here.
+        do: the remedy, one line; empty if ok is True.
+        required: True if nothing works without it. A False is then the machine's failure, not a limitation.
     """
 
     name: str
@@ -258,7 +259,7 @@ def _cutlass() -> Check:
 
 
 def _jail() -> Check:
-    """What would hold a free kernel's worker on this machine."""
+    """Check the limits that would hold a free kernel's worker on this machine."""
     from outblas.jail.confinement import report
 
     lines = report()
@@ -270,7 +271,7 @@ def _jail() -> Check:
 
 
 def _canary() -> Check:
-    """What a worker in that jail has tried, and what came of it."""
+    """Check the outcome of the attacks that a worker tries from inside that jail."""
     from outblas.jail import canary, landlock, seccomp
 
     outcomes = canary.run_canary()

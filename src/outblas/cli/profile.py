@@ -26,7 +26,7 @@ def profile(
     mnk: Annotated[list[str] | None, typer.Option(help="Only the problem M_N_K of the run; may be repeated.")] = None,
     config: Annotated[str | None, typer.Option(help="This candidate, by its name, in place of the fastest.")] = None,
     device: Annotated[str, typer.Option(help="The GPU, cuda:N.")] = "cuda:0",
-    ncu: Annotated[str | None, typer.Option(help="Nsight Compute's command line; by default looked for.")] = None,
+    ncu: Annotated[str | None, typer.Option(help="Path of Nsight Compute's ncu; by default it is searched.")] = None,
     timeout: Annotated[float, typer.Option(help="Seconds for each start of ncu.")] = 600.0,
 ) -> None:
     """Collect hardware counters of a run's best candidates with Nsight Compute, where that is allowed (GPU)."""

@@ -1,4 +1,4 @@
-"""``outblas train`` and ``outblas sweep``: a policy from a recording, and the hyper-parameters to train it with."""
+"""``outblas train`` and ``outblas sweep``: train a policy on a recording, and search its hyper-parameters."""
 
 from __future__ import annotations
 

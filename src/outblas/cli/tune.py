@@ -241,7 +241,7 @@ def _install(library: Library, files: RunFiles, where: Device, json_out: bool) -
 def _plan(
     workers: str | None, device: str | None, gpus: str | None, count: int | None, ray_address: str | None
 ) -> WorkerPlan | None:
-    """The workers asked for; None: the one of the device."""
+    """Return the requested workers; None means the single worker of the device."""
     if workers is None:
         for option, value in (("--gpus", gpus), ("--worker-count", count), ("--ray-address", ray_address)):
             if value is not None:

@@ -17,8 +17,8 @@ class MachineVerdict:
     """The abilities of a machine.
 
     Attributes:
-        can: what works, in words.
-        cannot: what does not work, each with its reason.
+        can: working abilities, in words.
+        cannot: missing abilities, each with its reason.
         next: the command to run next.
     """
 

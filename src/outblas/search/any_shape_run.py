@@ -1,16 +1,21 @@
-"""Shapes that no library has: which kernels are offered for them, how they do, and when they are worth it.
+"""Fit the choice for shapes of no library: the offered kernels, their predicted speed, and the margin they must clear.
+
+::
 
     outblas fit any-shape record --work build/any_shapes  # on a GPU, resumable -> h200_cells.parquet
     outblas fit any-shape fit                             # -> the package's data/any_shape/h200.npz
     outblas fit any-shape prove                           # on a GPU -> h200_proved.json
     outblas fit any-shape bench                           # on a GPU -> h200_bench.parquet, h200.json
 
-These lie in results/any_shapes. ``record``: ``--count`` random problems; on each those of
-:func:`outblas.learn.train.fit_any_shape.general_kernels` that the policy chooses, ``--measurements`` of them, beside
-torch.matmul in the same rounds. ``fit``: the speed-up over torch.matmul, on these and on the packaged recordings, and
-the margin that a prediction must clear, chosen on problems that were kept out
-(``outblas.learn.train.fit_any_shape_run``). ``prove``: every kernel on offer by all gates, in both layouts and dtypes.
-``bench``: other random problems, by what was fitted alone, against every baseline.
+The files lie in results/any_shapes.
+
+- ``record`` draws ``--count`` random problems. On each it measures ``--measurements`` kernels beside torch.matmul, in
+the
+  same rounds. The policy chooses them among :func:`outblas.learn.train.fit_any_shape.general_kernels`.
+- ``fit`` learns the speed-up over torch.matmul on these and on the packaged recordings. It chooses the margin that a
+  prediction must clear on problems that were kept out (``outblas.learn.train.fit_any_shape_run``).
+- ``prove`` proves every offered kernel by all gates, in both layouts and dtypes.
+- ``bench`` times the fitted choice on other random problems, beside every baseline.
 """
 
 from __future__ import annotations
@@ -98,13 +103,13 @@ def record(problems: Sequence[Problem], measurements: int, store: Path, cells: P
     """Measure the kernels that the policy chooses, and write them as a table (GPU, resumable).
 
     Args:
-        problems: what to measure.
+        problems: problems to measure.
         measurements: kernels of each problem.
-        store: the evaluations, in which a stopped run goes on.
-        cells: the table to write.
+        store: store of the evaluations, in which a stopped run resumes.
+        cells: path of the table.
 
     Returns:
-        What was written, in words.
+        The outcome in words.
     """
     gpu, general = gpu_of_device(0), general_kernels()
     options = Options(0, gpu, rounds=7, baselines=("torch",), drop_beyond=1.3, level="cell")
@@ -154,13 +159,14 @@ def prove(out: Path) -> bool:
 
 
 def bench(problems: Sequence[Problem], out: Path, summary_file: Path) -> dict[str, Any]:
-    """Bench the decisions of :class:`AnyShapeModel` on problems that were never measured; what it leaves to torch is
-    torch's (GPU).
+    """Bench the decisions of :class:`AnyShapeModel` on problems that were never measured (GPU).
+
+    torch runs the problems that the model leaves alone; they count as fall-backs.
 
     Args:
-        problems: what to bench.
-        out: the result file.
-        summary_file: the figures of :func:`summarize_rows`, with where they come from.
+        problems: problems to bench.
+        out: path of the result file.
+        summary_file: path of the figures of :func:`summarize_rows` with their provenance.
 
     Returns:
         The figures.
@@ -179,7 +185,7 @@ def bench(problems: Sequence[Problem], out: Path, summary_file: Path) -> dict[st
 
 
 def summarize_rows(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Of benched problems: over torch.matmul, which the rest is left to, and what is ours beside autotuned cuBLASLt."""
+    """Return the figures of benched problems: over torch.matmul, and for served ones over autotuned cuBLASLt."""
     over = [1.0 if row["fallback"] else row["torch_us"] / row["ours_us"] for row in rows]
     ours = [row for row in rows if not row["fallback"]]
     return {

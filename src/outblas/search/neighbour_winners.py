@@ -29,14 +29,14 @@ SWAPPED = 0.25
 def neighbour_winners(
     problem: Problem, won: Mapping[Problem, Mapping[Launch, KernelConfig]], known: Collection[KernelConfig], gpu: Gpu
 ) -> list[KernelConfig]:
-    """Legal configs that are not ``known``: winners nearby, launch options in turns.
+    """Return legal configs outside ``known``: winners of nearby shapes, launch options in turns.
 
-    A winner's weight is the sum of ``1 / (1 + distance)²`` over the shapes that it won on, up to
-    :data:`MAX_LOG2_DISTANCE` away; a shape with M and N swapped gives its winner for the transposed product.
+    A winner's weight is the sum of ``1 / (1 + distance)²`` over its shapes within :data:`MAX_LOG2_DISTANCE`. A shape
+    with M and N swapped counts with its winner for the transposed product.
 
     Args:
         won: winners of problems of the same layout, dtype and accumulator, by :func:`outblas.search.refine.winners`.
-        known: what was tried.
+        known: configs that were tried before.
     """
     weights: dict[Launch, dict[KernelConfig, float]] = {launch: {} for launch in launch_options(problem, gpu)}
     for other, configs in won.items():

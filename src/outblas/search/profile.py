@@ -1,7 +1,7 @@
 """``outblas profile``: hardware counters of a tune run's best candidates, into the run's own store.
 
-Counters explain and decide nothing: what is recorded here is seen by whoever reads the store afterwards, and not by the
-search when the run is resumed. A candidate that the run recorded as passed is not proved again.
+Counters explain and decide nothing. Readers of the store see them; the search does not when the run is resumed. A
+candidate that the run recorded as passed is not proved again.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ class ProfileResult:
 
 @dataclass(frozen=True)
 class ProfileRequest:
-    """One run of :func:`run_profile`.
+    """Request for one call of :func:`run_profile`.
 
     Attributes:
         path: directory of a tune run.
         gpu_index: CUDA's index of the GPU.
-        top: candidates of each problem, the fastest that passed.
-        mnk: ``M_N_K`` of the problems; none: all of the run.
-        config: this candidate in place of the fastest, on every problem on which it passed.
-        tool: path of ncu; None: it is looked for.
+        top: number of candidates per problem, the fastest that passed.
+        mnk: ``M_N_K`` of the problems; empty takes all of the run.
+        config: a candidate that replaces the fastest, on every problem on which it passed.
+        tool: path of ncu; None searches the usual places.
         timeout_s: seconds for each start of ncu.
         command: the command line, for provenance.
     """

@@ -54,11 +54,11 @@ def captured_time_shares(file: Path, device: Device) -> tuple[list[TimeShare], s
     """Rank the problems of a captured file by their share of its time on a device.
 
     Args:
-        file: what ``outblas capture`` wrote.
-        device: where the problems are to be tuned. On a recording only recorded problems remain.
+        file: record of ``outblas capture``.
+        device: device on which the problems will be tuned. On a recording only recorded problems remain.
 
     Returns:
-        The shares, the largest first, and in words what is left out, empty where nothing is.
+        The shares, the largest first, and one line on the products that are left out, empty if none are.
 
     Raises:
         UsageError: nothing to tune remains.

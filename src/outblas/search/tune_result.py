@@ -17,10 +17,10 @@ from outblas.records.store import Store
 
 
 def result_rows(library: Library, store: Store, run_id: str, evaluator: Evaluator) -> Iterator[Row]:
-    """Two rows per problem (PDL not allowed, PDL allowed), in the library's order.
+    """Return two rows per problem (without PDL, with PDL), in the library's order.
 
-    The times are those of the evaluations that the library was chosen from, so a row carries the bias
-    of selection; ``outblas bench`` re-times the winners on fresh inputs.
+    The times come from the evaluations that chose the library, so a row carries the bias of selection.
+    ``outblas bench`` times the winners again on fresh inputs.
 
     Raises:
         RecordError: a problem has no baseline, or the store lacks an evaluation that was installed.

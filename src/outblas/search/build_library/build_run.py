@@ -1,7 +1,7 @@
-"""Build everything that is measured, on a GPU: recording, library, published results. Resumable.
+"""Build everything that is measured on a GPU: recording, library and published results. Resumable.
 
-The steps of every table run one after the other, each in a process of its own (`outblas build-library --job ...`), so
-that no state of one helps the next. What is done already is not done again.
+The steps of every table run one after the other. Each has a process of its own (`outblas build-library --job ...`), so
+that no state of one helps the next. A finished step is not repeated.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ def build(
     """Run the jobs in the directory, which this process alone may use meanwhile.
 
     Args:
-        work: the directory, made where it is missing.
+        work: the directory, made if it is missing.
         listed: the jobs, see :func:`jobs`.
-        tables: whose rows the kernels of ``fillers`` go to.
-        libraries: files of libraries whose tables a new directory begins with.
-        fillers: files of libraries whose kernels rows that fall back take.
+        tables: tables whose rows may take kernels of ``fillers``.
+        libraries: files of libraries whose tables a new directory takes over.
+        fillers: files of libraries whose kernels fill rows that fall back.
 
     Raises:
-        OutblasError: a job failed; the same call goes on where it was.
+        OutblasError: a job failed; the same call resumes.
         RecordError: another process uses the directory.
         UsageError: the directory or a library does not fit.
     """

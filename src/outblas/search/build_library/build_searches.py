@@ -36,16 +36,16 @@ from outblas.search.refine import (
 )
 from outblas.search.tune import PROBLEMS_AT_ONCE, SearchOptions, tune
 
-#: Measurements per problem, beside those of packaged kernels: of a recorded table, of one that goes by its sisters and
-#: the model, of one whose sister has another dtype only, of suite llm, most of whose problems have no sister at first;
-#: of the first table where these kernels were not recorded.
+#: Measurements per problem, beside those of packaged kernels. The first is for a recorded table. The second is for a
+#: table that follows its sisters and the model; the third for one whose only sister has another dtype. The fourth is
+#: for suite llm, most of whose problems have no sister at first. The last is for a first table without a recording.
 RECORDED_BUDGET, TRANSFER_BUDGET, TWIN_BUDGET, LLM_BUDGET, UNRECORDED_BUDGET = 6, 10, 6, 15, 16
 TUNE_ROUNDS = 11
 #: A candidate over this x the fastest baseline, or the fastest of its launch option, is timed three rounds only.
 SINGLE_LOOK_BEYOND = 1.06
 #: Candidates in the same rounds: all of a problem, so that its baselines are timed once.
 CANDIDATES_PER_ROUNDS = 24
-#: What is searched again, with how many measurements.
+#: Searches that are repeated, with their numbers of measurements.
 AGAIN_BELOW, AGAIN_BUDGET = 1.03, 16
 #: Neighbours of a row's best candidates that are tried: in the first table and in suite llm. Sister tables begin where
 #: those led; most of the cost is proving configs that are new. Of 6 in the first table the last three brought 0.05%.

@@ -106,11 +106,12 @@ def benched(
 
 
 def demote(work: BuildFolder, table: Table) -> None:
-    """Keep what is surely ahead in every bench made so far; the bench is then to be made again (needs no GPU).
+    """Drop the kernels that were not surely ahead in every bench so far. The bench must then be repeated (needs no
+    GPU).
 
-    Some kernels are 3-6% faster or slower from process to process (where their operands lie in memory), which no
-    interval from one process knows. A bench in which a kernel was lost stays beside the new one, numbered. Only
-    offline benches count: they are what the kernels are chosen by; in the other modes a loss is shown.
+    Some kernels are 3 to 6% faster or slower from process to process, depending on the addresses of their operands. No
+    interval from one process shows that. A bench in which a kernel was lost stays beside the new one, numbered. Only
+    offline benches count, because they chose the kernels. In the other modes a loss is shown.
     """
     path = work.result(table, "offline")
     lost = slower_kernels(path) if path.exists() else []
@@ -122,9 +123,9 @@ def demote(work: BuildFolder, table: Table) -> None:
 
 
 def settle_by_offline_bench(work: BuildFolder, table: Table) -> None:
-    """Let the offline bench be the last: what was not surely ahead in it falls back, in the library and in its rows.
+    """Drop the kernels that were not surely ahead in the last offline bench, from the library and from its rows.
 
-    Such a row counts as 1, as a fall-back does, and still tells its kernel, times and speed-up (needs no GPU).
+    Such a row counts as 1, like a fall-back. It keeps its kernel, times and speed-up (needs no GPU).
     """
     path = work.result(table, "offline")
     lost = set(slower_kernels(path))

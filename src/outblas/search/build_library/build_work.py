@@ -1,4 +1,4 @@
-"""The directory of one `outblas build-library`: what is in it, and of which kernels it is."""
+"""The directory of one `outblas build-library`: its files, and the hash of its kernels."""
 
 from __future__ import annotations
 

@@ -21,12 +21,12 @@ HEARTBEAT_S = 30.0
 
 
 class Watch(NamedTuple):
-    """What a caller hears of units at work.
+    """Callbacks on units at work.
 
     Attributes:
         begun: called with a unit when a process begins it.
-        waiting: called with the units at work and the seconds since the first began, each :data:`HEARTBEAT_S`
-            without an answer.
+        waiting: called each :data:`HEARTBEAT_S` without an answer, with the units at work and the seconds since the
+            start.
     """
 
     begun: Callable[[CompareUnit], None]

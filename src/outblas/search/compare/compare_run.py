@@ -63,8 +63,8 @@ def run_compare(
     Args:
         request: settings of the comparison.
         progress: called after every unit of work.
-        say: called with one line on what a resumed run kept, what an agent prepares, and, each 30 s without an
-            answer, how long the run has waited.
+        say: called with one line on the kept part of a resumed run, on an agent's preparation, and on each 30 s of
+            silence.
 
     Returns:
         The result file.
@@ -116,11 +116,11 @@ def run_compare(
 
 
 def _watch(say: Callable[[str], None] | None, training: Mapping[str, int]) -> Watch | None:
-    """Return the announcer of units: what an agent prepares before its first answer.
+    """Return the watcher that announces each agent's preparation and long silences.
 
     Args:
         say: called with each line; None announces nothing.
-        training: split -> number of problems that agents learn from.
+        training: split -> number of training problems.
     """
     if say is None:
         return None

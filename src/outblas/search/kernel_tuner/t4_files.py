@@ -1,9 +1,9 @@
 """A task (problem, launch option) in Kernel Tuner's two formats: T4 results, and the cache file of its simulation mode.
 
-Both are those of Kernel Tuner 1.5: T4 as its ``schema/T4/1.0.0/results-schema.json`` and ``file_utils.get_t4_results``
-have it, the cache as ``util.process_cache`` does. What T4 has no field for (problem, GPU, baselines, provenance) is
-under the key ``outblas`` of its metadata, and in a cache's header; what a file of Kernel Tuner's own lacks of it can be
-given or stays unknown. Times in the files are milliseconds.
+Both formats are those of Kernel Tuner 1.5. T4 follows ``schema/T4/1.0.0/results-schema.json`` and
+``file_utils.get_t4_results``; the cache follows ``util.process_cache``. T4 has no field for problem, GPU, baselines and
+provenance. They stand under the key ``outblas`` of its metadata, and in a cache's header. A file that Kernel Tuner
+wrote lacks them; a caller may pass them. Times in the files are milliseconds.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class T4Task:
         return min(timed, key=lambda one: one[1]) if timed else None
 
     def evaluations(self) -> list[Evaluation]:
-        """One per config; without speed-up, since neither format has paired samples. Spread is 0 where unknown."""
+        """Evaluations of all configs, without a speed-up: neither format has paired samples. An unknown spread is 0."""
         return [self._evaluation(config, cell) for config, cell in self.cells.items()]
 
     def _evaluation(self, config: KernelConfig, cell: T4Entry) -> Evaluation:
@@ -196,15 +196,16 @@ def to_cache(task: T4Task) -> str:
 
 
 def read_task(path: Path, problem: Problem | None = None) -> T4Task:
-    """A T4 results file or a cache, whoever wrote it.
+    """Read a T4 results file or a cache, of OutBLAS or of Kernel Tuner.
 
     Args:
-        problem: what was measured, where the file does not say (T4 files of Kernel Tuner's own).
+        path: path of the file.
+        problem: the measured problem, if the file does not name it (T4 files of Kernel Tuner).
 
     Raises:
-        RecordError: the file is missing, truncated, neither format, or says something that cannot be.
-        ConfigError: a configuration is none of our kernels'.
-        UsageError: the file does not name its problem, and none was given; or it names another.
+        RecordError: the file is missing, truncated, of neither format, or holds impossible values.
+        ConfigError: a configuration belongs to no kernel family.
+        UsageError: the file does not name its problem and none was given, or it names another one.
     """
     try:
         data = json.loads(_closed(read_plain_file(path).decode()))
