@@ -7,11 +7,11 @@ Command:
 
 Result file: results/h200/cutlass_peer.json; `outblas results --write` puts a line of it under the published table.
 
-60 problems of grid1000 TN fp16, stratified by regime. Every instance is proved in full once, on a ragged problem, and
-on the timed operands of each problem; a quick pass finds the fastest of those that passed, which is then timed in the
-same interleaved rounds as the library's kernel for plain launches and every baseline. So CUTLASS is what a careful user
-gets who tries all of these instances on each problem; ours is what the library names, none is tried. Goes on where it
-was stopped.
+60 problems of grid1000 TN fp16 are taken, stratified by regime. Every instance is proved in full once, on a ragged
+problem, and on the timed operands of each problem. A quick pass finds the fastest instance of those that passed. It is
+then timed in the same interleaved rounds as the library's kernel for plain launches and every baseline.
+CUTLASS thus stands for a careful user who tries all of these instances on each problem. The kernel of OutBLAS is the
+one that the library names; none is tried. An interrupted run resumes.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class Peer:
             pass
 
     def measure(self, problem: Problem) -> dict[str, Any]:
-        """One row: the best instance, ours and the baselines in the same rounds."""
+        """Return one row: the best instance, the library's kernel and the baselines in the same rounds."""
         from outblas.judge.gates import CellProver
         from outblas.judge.gpu_clock import GpuClock, choose_algorithm
 
@@ -173,7 +173,7 @@ class Peer:
 
     @staticmethod
     def _why_not(kernel: Any, problem: Problem, bench: Any, prover: Any) -> str:
-        """Why a kernel is not timed on the problem; empty: it is right on the timed operands."""
+        """Return the reason why a kernel is not timed on the problem; empty if it is right on the timed operands."""
         try:
             verdict = prover.call(kernel.bind(problem, *bench.operands(0)))
         except OutblasError as error:

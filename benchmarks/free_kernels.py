@@ -7,11 +7,11 @@ Command:
 
 Result file: results/h200/free_kernels.jsonl (evaluations) and results/h200/free_kernels.json (the ranking).
 
-Every example that a problem's extents allow is evaluated as a search would (proof in jailed workers, timed in batches
-against the baselines) and appended to ``--out`` (JSON lines of outblas.jail.evaluation_file). Then all that passed on a
-problem are timed together, and the order by recorded speed-up is held against the order by direct time: two kernels may
-stand the other way round only where their intervals overlap. That comes to ``--ranking``. Both go on where they were
-stopped.
+Every example that a problem's extents allow is evaluated as in a search: proof in jailed workers, then timing in
+batches against the baselines. The evaluations are appended to ``--out`` (JSON lines of outblas.jail.evaluation_file).
+All kernels that passed on a problem are then timed together. The order by recorded speed-up is compared with the order
+by direct time. Two kernels may change places only if their intervals overlap. The result is ``--ranking``.
+An interrupted run of either part resumes.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ PROBLEMS = ("512_512_512", "1024_4096_4096", "16_4096_4096", "4096_4096_4096")
 ROUNDS, DIRECT_ROUNDS = 9, 15
 #: Seconds without a word from a worker that count as a hang; kernels of form ``device`` that share one.
 STEP_S, BATCH = 60.0, 16
-#: A kernel that takes so many times the fastest baseline's time gets few rounds, and none in the direct run: where it
-#: stands is no question, and a call of it takes as long as thousands of the others.
+#: A kernel that takes this multiple of the fastest baseline's time gets few rounds, and none in the direct run. Its
+#: place is clear, and one call of it takes as long as thousands of calls of the others.
 HOPELESS = 50.0
 _FORMAT = 1
 
@@ -179,7 +179,7 @@ def _row(problem: Problem, passed: Mapping[str, Evaluation], direct: Mapping[str
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Rows of an earlier run by problem; none where there was none, or of another format."""
+    """Return the rows of an earlier run by problem; empty for a missing file or another format."""
     if not path.exists():
         return {}
     data = json.loads(path.read_text())

@@ -1,4 +1,4 @@
-"""Question: what is a fused epilogue worth, against our product with torch's operations, and torch alone?
+"""Question: how much does a fused epilogue gain, against the product alone with torch's operations, and torch alone?
 
 Command:
 
@@ -6,8 +6,8 @@ Command:
 
 Result file: the one that --out names; none is published. Needs a GPU.
 
-For every problem of the llm suite with a kernel in the packaged library (or those named), and every epilogue, in the
-same interleaved rounds of outblas.judge.gpu_clock, each in a CUDA graph whose operands rotate:
+It takes every problem of the llm suite with a kernel in the packaged library, or the named ones, and every epilogue.
+These sides are timed in the same interleaved rounds, each in a CUDA graph whose operands rotate::
 
     fused   the library's kernel with the epilogue
     ours    the library's kernel, then torch's operations on its output (the bias added in place)
@@ -129,7 +129,7 @@ def operands(problem: Problem, epilogue: Epilogue) -> Extra:
 
 
 def measure(problem: Problem, config: KernelConfig, epilogue: Epilogue, rounds: int) -> dict[str, Any]:
-    """One row: medians in microseconds of each side, and the speed-ups of fused; or why there is none."""
+    """Return one row: medians in microseconds of each side and the speed-ups of fused, or the reason for their lack."""
     row: dict[str, Any] = {"problem": problem.key, "config": config_name(config), "epilogue": epilogue.name}
     try:
         cubin = compile_tuned(make_source(problem, config, epilogue))
@@ -175,7 +175,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("problems", nargs="*", metavar="M_N_K", help="TN, fp16 (default: the llm suite)")
     parser.add_argument("--epilogues", default=",".join(DEFAULT), help="comma-separated (default: %(default)s)")
     parser.add_argument("--launch", choices=("plain", "pdl"), default="plain")
-    parser.add_argument("--sample", type=int, help="only every so many-th problem")
+    parser.add_argument("--sample", type=int, help="take every n-th problem only")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args(arguments)

@@ -1,4 +1,4 @@
-"""Question: what does a call cost the host, on a GPU?
+"""Question: how much host time does a call cost, on a GPU?
 
 Command:
 
@@ -7,13 +7,13 @@ Command:
 
 Result file: build/host_cost.json; the published one is results/h200/host_cost.json.
 
-Timed are outblas.matmul with and without out, torch.mm with and without out, and torch.mm under outblas.enable(), of a
-product that is ours and of others that are torch's.
+Timed are outblas.matmul with and without out, torch.mm with and without out, and torch.mm under outblas.enable(). One
+product runs in OutBLAS, the others in torch.
 
-Microseconds per call from a run of asynchronous calls, one clock reading per block of them. The blocks of all entries
-alternate in random order; before each, the stream is empty, so that a full queue is in no figure (a block is shorter
-than the queue is deep), enable() is on or off as the entry says, and the call was made a few times. The problem
-need not be in the library: rows of small kernels are made for it, and one that falls back to cuBLASLt.
+A figure is microseconds per call in a run of asynchronous calls, with one clock reading per block. The blocks of all
+entries alternate in random order. Before each block the stream is empty, so that no full queue slows the host: a block
+is shorter than the queue. enable() is on or off as the entry says, and the call has run a few times.
+The problem need not be in the library. Rows of small kernels are made for it, and one that falls back to cuBLASLt.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from outblas.runtime.device import gpu_of_device
 
 #: Calls between two readings of the clock; the queue of a stream holds about a thousand launches.
 BLOCK = 200
-#: Calls before a block: what was switched on a moment ago has forgotten what it knew.
+#: Calls before a block: a switch that was just turned on has an empty table.
 WARM_UP = 5
 #: What the name of an entry ends in that is measured under enable().
 ENABLED = " enabled"
@@ -138,8 +138,10 @@ def show(found: dict[str, dict[str, float]]) -> None:
 
 
 def on_cpu(calls: int) -> int:
-    """torch.mm of small CPU matrices with our kernels in the place of torch's: in C++, where they are built, and in
-    Python. None is ours here: this is what the way back to torch costs."""
+    """Time torch.mm of small CPU matrices while OutBLAS's kernels replace torch's, in C++ (if built) and in Python.
+
+    OutBLAS computes none of these products, so the figure is the cost of the way back to torch.
+    """
     import torch
 
     from outblas.dispatch.aten_override import Override

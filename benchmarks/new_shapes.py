@@ -7,10 +7,10 @@ Command:
 
 Result file: results/h200/new_shapes_tn_fp16_fp32_offline.parquet, a row of the published table. Needs a GPU.
 
-M, N and K are drawn log-uniformly, none a multiple of 64. Every launch option is a search of its own with so many
-measurements. What is chosen is benched against every baseline in a process of its own, and what does not hold there
-falls back (``outblas.records.library_tables.slower_kernels``), as in the library. Both steps go on where they were
-stopped.
+M, N and K are drawn log-uniformly; none is a multiple of 64. Every launch option is a search of its own with
+``--measurements`` measurements. The chosen kernels are benched against every baseline in a process of their own. A
+kernel that is not ahead there falls back (``outblas.records.library_tables.slower_kernels``), as in the library.
+An interrupted run of either part resumes.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def search(arguments: argparse.Namespace, work: Path) -> Library:
 
 
 def bench(arguments: argparse.Namespace, work: Path) -> None:
-    """The library against every baseline, to ``--out``; what was behind falls back."""
+    """Bench the library against every baseline, to ``--out``; slower kernels fall back."""
     problems = shapes(arguments.count, arguments.seed)
     run_bench(BenchRequest(problems, "new_shapes", work / "library.json", arguments.out, rounds=11))
     mark_fallbacks(arguments.out, slower_kernels(arguments.out))

@@ -1,4 +1,4 @@
-"""Question: what do the hardware counters say of ours and of autotuned cuBLASLt, in each regime?
+"""Question: which hardware counters do OutBLAS and autotuned cuBLASLt show, in each regime?
 
 Command:
 
@@ -9,10 +9,10 @@ Result file: results/h200/ncu.json. Needs a GPU and Nsight Compute.
 
 Two problems of each regime are profiled.
 
-Ours is the kernel of the packaged library's row, without PDL; where the row falls back, the ranking model's first
-choice. It is proved first. cuBLASLt's algorithm is chosen by the offline clock, without ncu. Then ncu starts
-outblas.bench.ncu_target, which launches every kernel twice and has the second launch profiled.
-Exit status 1, and nothing is written, where ncu is not there or refuses.
+OutBLAS stands with the kernel of the packaged library's row, without PDL. If the row falls back, the ranking model's
+first choice takes its place. It is proved first. cuBLASLt's algorithm is chosen by the offline clock, without ncu.
+Then ncu starts outblas.bench.ncu_target, which launches every kernel twice and has the second launch profiled.
+Without a working ncu the exit status is 1, and nothing is written.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def choose(problem: Problem, library: Library, gpu: Gpu) -> tuple[KernelConfig, 
 
 
 def plan(gpu: Gpu) -> list[dict[str, Any]]:
-    """For every problem: what is profiled, as JSON. Ours is proved, cuBLASLt's algorithm chosen."""
+    """Return the profiled kernels of every problem as JSON: the library's, proved, and cuBLASLt's chosen algorithm."""
     library = Library.packaged(gpu.name)
     items = []
     for group, shapes in REGIMES.items():

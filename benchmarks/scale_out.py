@@ -4,19 +4,19 @@ Command:
 
     python benchmarks/scale_out.py [--workers local|ray] [--gpus 0,1] [--sample 192] [--budget 16] [--together]
         [--out build/scale_out.json]
-    python benchmarks/scale_out.py --fill        # compiles what will be asked for, without a GPU; then --filled
+    python benchmarks/scale_out.py --fill        # compiles the needed kernels, without a GPU; then --filled
 
 Result file: build/scale_out.json; published are results/h200/scale_out_local.json and results/h200/scale_out_ray.json.
 
 The same tuning is timed with one worker and with all.
 
-A first tuning, untimed, fills the compile cache (with ``--filled`` it was done before); the timed ones then start from
-the same state, each into a new store. ``--together``: both at the same time, each in a process with GPUs of its own, of
-a host with one GPU more; they share its processors, which slows the one with more workers if any.
-Seconds are wall time of `tune` itself, and apart from it those in which workers start (imports, CUDA contexts). The
-ratio is that of the former; with ray, whose workers compile for themselves, it is that of processes of one cluster.
-The result tells of every process what its seconds went on since it was made, and how often (``ledger``: of workers as
-outblas.workers.handler and outblas.bench.live_evaluator name it, of the driver as outblas.bench.pool.gpu_pool does).
+A first, untimed tuning fills the compile cache; ``--filled`` says that this was done. The timed ones then start from
+the same state, each into a new store. ``--together`` runs both at the same time, each in a process with GPUs of its
+own, on a host with one GPU more. They share its processors, which slows the one with more workers, if any.
+Seconds are wall time of `tune` itself. The seconds in which workers start (imports, CUDA contexts) are kept apart. The
+ratio is that of the former. With ray, whose workers compile for themselves, it is that of processes of one cluster.
+``ledger`` holds the seconds and counts of every process by phase, as outblas.workers.handler,
+outblas.bench.live_evaluator and outblas.bench.pool.gpu_pool name them.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from outblas.workers.compile_ahead import BaselineKernels
 
 
 def timed(arguments: argparse.Namespace, gpus: tuple[int, ...], command: str) -> dict[str, Any]:
-    """One tuning on ``gpus``: seconds of start and of tuning, what came of it, and where."""
+    """Run one tuning on ``gpus``; return the seconds of start and of tuning, its outcome and its place."""
     problems = sample(suite(arguments.suite), arguments.sample, arguments.seed)
     if arguments.workers == "ray":
         plan = make_plan("ray", count=len(gpus), ray_address="local")
@@ -128,7 +128,7 @@ def main() -> None:
     parser.add_argument("--agent", default="heuristic")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--together", action="store_true", help="at the same time, on a host with one GPU more")
-    parser.add_argument("--fill", action="store_true", help="only compile what will be asked for; no GPU is needed")
+    parser.add_argument("--fill", action="store_true", help="only compile the needed kernels; no GPU is needed")
     parser.add_argument("--filled", action="store_true", help="the compile cache has the kernels")
     parser.add_argument("--out", type=Path, default=Path("build/scale_out.json"))
     parser.add_argument("--part", metavar="COMMAND", help=argparse.SUPPRESS)  # one timed run; prints what was measured

@@ -3,15 +3,17 @@
     pip install '.[gpu,examples]'
     python examples/llama.py [--layers 32] [--batch 8] [--new-tokens 64] [--no-outblas | --fused]
 
-What OutBLAS needs is one line, ``outblas.enable()`` in :func:`main`. The rest is the model, as an inference engine has
-it, of torch's own operators: one product of Q, K and V and one of gate and up (the library has these shapes), fused
-norms, flash attention of grouped heads over the filled part of a static cache, rotations in place. It computes what
-transformers' LlamaForCausalLM does, whose configuration and weights it takes. With ``--fused`` the two sums of a layer
-and SiLU(gate) * up are computed by the kernels of the products before them, :func:`add_fused` and :func:`gate_fused`.
+OutBLAS needs one line, ``outblas.enable()`` in :func:`main`. The rest is the model, made of torch's own operators as in
+an inference engine. Q, K and V are one product, and so are gate and up; the library has these shapes. Norms are fused,
+and rotations happen in place. Flash attention of grouped heads reads the filled part of a static cache.
+The model computes the same as transformers' LlamaForCausalLM, and takes its configuration and weights. With ``--fused``
+the kernels of the products before them compute the two sums of a layer and SiLU(gate) * up: :func:`add_fused` and
+:func:`gate_fused`.
 
-Kernels of a layer, eager: 4 products, and 2 norms, 3 of the rotation, 1 copy into the cache, 1 or 2 of attention, 2 of
-SiLU(gate) * up and 2 sums. With the shapes of Llama 3 8B in half precision a layer reads 436 MB of weights; the other
-kernels move, per token, 0.3 MB of activations and, in a decode step, 4 KB of cache for each token before it.
+An eager layer has 4 products, 2 norms, 3 kernels of the rotation, 1 copy into the cache and 1 or 2 of attention.
+To these come 2 of SiLU(gate) * up and 2 sums. With the shapes of Llama 3 8B in half precision a layer reads 436 MB of
+weights. The other kernels move 0.3 MB of activations per token. A decode step also reads 4 KB of cache for each
+earlier token.
 """
 
 from __future__ import annotations
@@ -32,14 +34,14 @@ from transformers import LlamaConfig
 import outblas
 from outblas.core.errors import UsageError
 
-#: Flash attention wherever it can: the others know no grouped heads, or plan anew for every length. fp32 is not its.
+#: Flash attention if it can: the other kinds lack grouped heads, or plan anew for every length. It does not take fp32.
 ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]
 #: Our linear layers that are several of transformers'.
 JOINED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 
 
 def llama3_8b(layers: int = 32, **changes: Any) -> LlamaConfig:
-    """The configuration of Llama 3 8B, with so many layers; ``changes``: other fields of it, e.g. to make it tiny."""
+    """Return the configuration of Llama 3 8B with ``layers`` layers; ``changes`` replaces other fields."""
     fields = {
         "hidden_size": 4096,
         "intermediate_size": 14336,
@@ -94,8 +96,11 @@ def gate_fused(layer: Layer, x: Any) -> Any:
 
 
 def gate_warm(layer: Layer, x: Any) -> Any:
-    """:func:`gate_fused`, whose kernel is compiled and loaded before, where OutBLAS has one. It takes a second copy of
-    the weights, gate and up by turns, made when a layer is first seen: the first stays as torch's operators want it."""
+    """Compute :func:`gate_fused` with a kernel that is compiled and loaded before, if OutBLAS has one.
+
+    It keeps a second copy of the weights, gate and up by turns, made when a layer is first seen. torch's operators
+    need the first copy.
+    """
     if layer.interleaved is None:
         layer.interleaved = outblas.interleave_gate_up(*layer.gate_up_proj.weight.chunk(2))
     if outblas.warm(x, layer.interleaved, gated=True):
@@ -104,7 +109,7 @@ def gate_warm(layer: Layer, x: Any) -> Any:
 
 
 class Ways(NamedTuple):
-    """How a layer computes what follows its products."""
+    """Operations after a layer's products, by variant."""
 
     add: Callable[[Any, nn.Linear, Any], Any]
     gate: Callable[[Layer, Any], Any]
@@ -162,16 +167,18 @@ def run_head(norm: Any, head: Any, x: Any) -> Any:
     return head(norm(x))
 
 
-#: What a step is made of. Compiled, all layers share the code of one: what differs are tensors, given as arguments.
+#: Parts of a step. Compiled layers share the code of one layer; their tensors are arguments.
 PARTS = (run_layer, run_head)
 
 
 class Cache:
-    """Keys and values of every layer, (batch, length, keys' heads and values' heads, head size), of which the first
-    ``filled`` tokens count: a number of Python's, so that it is a constant of a CUDA graph and of compiled code.
+    """Keys and values of every layer: (batch, length, heads of keys and values, head size).
+
+    The first ``filled`` tokens count. This is a Python integer, so a CUDA graph and compiled code hold it as a
+    constant.
 
     Raises:
-        UsageError: longer than the positions of the model.
+        UsageError: the length exceeds the positions of the model.
     """
 
     def __init__(self, model: Decoder, batch: int, length: int) -> None:

@@ -60,15 +60,15 @@ class Failed:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one version came to.
+    """Outcome of one Python version.
 
     Attributes:
         version: as in "3.10".
-        python: the interpreter, "" if none was found.
-        not_tried: why nothing was imported, "" if it was.
-        imported: number of modules that were.
-        wrong: those that should have been.
-        optional: how many are without an optional package, by its name.
+        python: path of the interpreter, "" if none was found.
+        not_tried: reason why nothing was imported, "" otherwise.
+        imported: number of imported modules.
+        wrong: modules that failed.
+        optional: optional package -> number of modules that lack it.
     """
 
     version: str
@@ -124,7 +124,7 @@ def candidates(version: str, environment: Mapping[str, str]) -> Iterator[Path]:
 
 
 def find(version: str, environment: Mapping[str, str]) -> Path | None:
-    """Return the first interpreter of a version that runs, None if there is none."""
+    """Return the first interpreter of a version that runs, None without one."""
     if version == _version_of(sys.version_info):
         return Path(sys.executable)
     tried = set()

@@ -7,8 +7,10 @@ written to a plan. Each is run with the tests that run its lines, in a copy of t
 Every result is on disk before the next mutant begins: the same command goes on after a kill. The report is printed, and
 written to `report.json` and `report.txt` in the work folder.
 
+The same command takes other options::
+
     python tools/mutate.py --work build/mutation --again survivors     # after tests were added
-    python tools/mutate.py --work build/mutation --gpu                 # what the GPU tests say of the survivors
+    python tools/mutate.py --work build/mutation --gpu                 # GPU tests of the survivors
     python tools/mutate.py --work build/mutation --report              # after mutation/equivalent.json was edited
 
 Exit status: 0 when every mutant of this command has a result, 2 on an error.

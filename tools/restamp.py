@@ -1,23 +1,25 @@
-"""Say that the packaged libraries are still of these kernel files, where these files have changed: only if every
-shipped kernel compiles to the very machine code that it had before.
+"""Stamp the packaged libraries with the hash of changed kernel files, if every shipped kernel compiles to the same
+code.
+
+::
 
     python tools/restamp.py --since e8eefce
     python tools/restamp.py --rehash
 
-Every kernel that a packaged library installs, or that is offered for any shape, is compiled by one NVRTC from the
-sources of an older commit (its generator and its kernel files) and from the present ones. Where all cubins are the
-same, byte by byte or at least in their code sections, the provenance of the libraries, and of published results that
-name their kernels, gets the present hash (:func:`outblas.kernels.kernel_hash.kernels_sha`), and a record beside
-it of what it replaced, when and after how many comparisons. The table of equal kernels, by which users' tuned libraries
-stay valid, is written with it (:mod:`outblas.records.equal_kernels`). Where one differs nothing is written, the kernels
-that differ are listed, and the exit status is 1.
+One NVRTC compiles every kernel that a packaged library installs or that is offered for any shape. It compiles the
+sources of an older commit (its generator and its kernel files) and the present ones. All cubins must be the same, byte
+by byte or at least in their code sections. The provenance of the libraries, and of published results that name their
+kernels, then gets the present hash (:func:`outblas.kernels.kernel_hash.kernels_sha`). A record beside it holds the old
+hash, the date and the number of comparisons. The table of equal kernels is written with it
+(:mod:`outblas.records.equal_kernels`); it keeps users' tuned libraries valid. If a kernel differs, nothing is written,
+the different kernels are listed, and the exit status is 1.
 
-A library says by it that the proofs and figures of its rows are of kernels that compile to what ships, from the
-older commit on. That commit must have the kernels that the library names; of one that names none it says nothing of
-what changed between its measurements and that commit.
+The stamp is a statement on a library's rows, from the older commit on. Their proofs and figures belong to kernels that
+compile to the shipped code. That commit must have the kernels that the library names. If the library names none, the
+stamp says nothing on changes between its measurements and that commit.
 
-``--rehash`` is for a new rule of hashing. It compiles nothing. Every recorded hash must be of the present kernel files
-by the old rule, comments and blanks included; else it writes nothing.
+``--rehash`` is for a new rule of hashing. It compiles nothing. Every recorded hash must be that of the present kernel
+files by the old rule, comments and blanks included. Otherwise it writes nothing.
 """
 
 from __future__ import annotations
@@ -86,13 +88,13 @@ json.dump({"outblas": __version__, "kernels": sha(), "shared": shared, "sources"
 
 @dataclass(frozen=True)
 class Older:
-    """What an older commit makes of the shipped kernels.
+    """The shipped kernels as an older commit makes them.
 
     Attributes:
         commit: in full.
         kernels: hash of its kernel files by the present rule.
         sources: of the shipped kernels.
-        named: what its release calls its kernels in a user's library.
+        named: name of its kernels in a user's library.
     """
 
     commit: str
@@ -103,7 +105,7 @@ class Older:
 
 @dataclass(frozen=True)
 class Compared:
-    """How many kernels are the same byte by byte, how many in their code sections only, and a line for every other."""
+    """Counts of kernels that agree byte by byte and in their code sections only, and a line for every other one."""
 
     whole: int
     code: int
@@ -260,8 +262,11 @@ def _of_other_kernels(kernels: str, data: Path, results: Path) -> dict[Path, tup
 
 
 def is_result(path: Path) -> bool:
-    """Whether ``outblas bench`` wrote it; what benchmarks write beside, with metadata of their own, is none. Raises
-    RecordError for a file that cannot be read."""
+    """Return whether ``outblas bench`` wrote a file. Files of benchmarks with other metadata do not count.
+
+    Raises:
+        RecordError: the file cannot be read.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -1,4 +1,4 @@
-"""One representative per family, layout and split mode on small problems, for compute-sanitizer.
+"""Run a representative of each family, layout and split mode on small problems, for compute-sanitizer.
 
     compute-sanitizer --tool memcheck --report-api-errors no --error-exitcode 1 python tools/sanitize.py
     compute-sanitizer --tool racecheck --report-api-errors no --error-exitcode 1 python tools/sanitize.py

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-#: The name that torch.compile looks the module up by.
+#: Name under which torch.compile finds the module.
 NAME = "llama"
 PATH = Path(__file__).resolve().parents[2] / "examples" / "llama.py"
 

@@ -1,4 +1,4 @@
-"""Which kernels serve the linear layers of a model's step, and why: for model_steps.py."""
+"""Kernels that serve the linear layers of a model's step, with the reason: for model_steps.py."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Linear(NamedTuple):
     gated: bool = False
 
     def note(self) -> str:
-        """Whether what follows is fused, or why not; empty where nothing follows."""
+        """Return how the following operations are fused, or the reason why not; empty if none follow."""
         if not self.gated and self.residual is None:
             return ""
         # A copy of the weights by turns has their shape and strides, of which alone this is asked.
@@ -61,8 +61,10 @@ def linear_shapes(model: Any, step: Step) -> dict[str, Linear]:
 
 
 def explained(model: Any, step: Step, variants: Sequence[str]) -> list[dict[str, str]]:
-    """What :func:`outblas.explain` says of every distinct linear layer of a step, of each variant that is ours; and
-    whether what follows it is fused, or why not."""
+    """Return :func:`outblas.explain` of every distinct linear layer of a step, for each variant with OutBLAS.
+
+    Each entry also says whether the following operations are fused, or why not.
+    """
     rows = []
     with torch.no_grad():
         for mnk, linear in linear_shapes(model, step).items():

@@ -19,7 +19,7 @@ REFERENCE_ROWS = 8
 def in_fp32(model: Any) -> Any:
     """The same weights in fp32; 32 GB of them at all 32 layers."""
     made = copy.deepcopy(model)
-    for layer in made.layers:  # what was made of the weights for fused kernels is not the reference's
+    for layer in made.layers:  # the reference must not take over the fused kernels' copies of the weights
         layer.interleaved, layer.gated = None, set()
     return made.float()
 
@@ -64,13 +64,13 @@ def line(found: dict[str, Any]) -> str:
 
 
 def decoded(model: Any, prompt: Any, steps: int, variant: Variant, forced: Any = None) -> tuple[Any, Any]:
-    """Greedy tokens (batch, steps) and the logits (batch, steps, vocabulary) that they are the largest of.
+    """Return greedy tokens (batch, steps) and the logits (batch, steps, vocabulary) whose maxima they are.
 
-    The prompt is run eagerly, every step behind it by a CUDA graph of its own where there is CUDA. Kernels that are
-    fused are there from the beginning.
+    The prompt runs eagerly. With CUDA every later step has a CUDA graph of its own. Fused kernels are loaded at the
+    start.
 
     Args:
-        forced: tokens (batch, steps) to go on with instead.
+        forced: tokens (batch, steps) that replace the greedy ones as the input of the next step.
     """
     cache = llama.Cache(model, len(prompt), prompt.shape[1] + steps - 1)
     with active(variant, model):

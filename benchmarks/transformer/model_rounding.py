@@ -1,18 +1,19 @@
-"""How far the logits and the greedy tokens of one model may be apart when its products are rounded differently.
+"""Bounds on the distance of logits and greedy tokens of one model whose products are rounded differently.
 
-A product that passed the proof is within ``outblas.judge.reference``'s bound: the output's rounding, u |C| with u =
-2^-11 (fp16) or 2^-8 (bf16), and an fp32 accumulator's error, which is small beside it. torch's products have the same
-two errors in other directions. Through a network no bound of the worst case is of use (it grows as a product over
-layers), so three conditions are asked of the logits z_t (torch) and z_o (ours), by z of the same weights in fp32:
+A product that passed the proof is within ``outblas.judge.reference``'s bound. The bound is the output's rounding, u |C|
+with u = 2^-11 (fp16) or 2^-8 (bf16), plus an fp32 accumulator's error, which is small beside it. torch's products have
+the same two errors in other directions. Through a network a worst-case bound is useless: it grows as a product over
+layers. So the logits z_t (torch) and z_o (OutBLAS) must meet three conditions. z has the same weights in fp32.
 
-1. rms(z_o - z) <= 1.25 rms(z_t - z) and max|z_o - z| <= 1.5 max|z_t - z|. Both sums have as many roundings of the same
-   sizes, so their rms over millions of logits agree closely; a maximum of as many errors scatters more.
-2. rms(z_t - z) <= GAIN u sqrt(R) rms(z), R the number of roundings to half precision along the model: independent
-   roundings add up as sqrt(R) (Higham & Mary, A new approach to probabilistic rounding error analysis, 2019), and
-   none grows by more than GAIN on its way. Without this a wrong reference would excuse any error of ours.
-3. Where greedy tokens first differ, torch's logit of its own token i is nearly that of ours, j. With |z_t - z| <= e_t
-   and |z_o - z| <= e_o, z_o[j] >= z_o[i] gives z_t[i] - z_t[j] <= 2 (e_t + e_o); e_o <= 1.5 e_t by 1. That gap is never
-   below torch's gap of its two largest logits.
+1. rms(z_o - z) <= 1.25 rms(z_t - z) and max|z_o - z| <= 1.5 max|z_t - z|. Both sums have equal numbers of equal
+roundings.
+   Their rms over millions of logits thus agree closely; the maximum of that many errors scatters more.
+2. rms(z_t - z) <= GAIN u sqrt(R) rms(z), with R the number of roundings to half precision along the model.
+   Independent roundings add up as sqrt(R) (Higham & Mary, A new approach to probabilistic rounding error analysis,
+   2019). None grows by more than GAIN on its way. Without this a wrong reference would excuse any error of OutBLAS.
+3. At the first different greedy token, torch's logit of its own token i is close to its logit of the other token j.
+   With |z_t - z| <= e_t and |z_o - z| <= e_o, z_o[j] >= z_o[i] gives z_t[i] - z_t[j] <= 2 (e_t + e_o). Condition 1
+   gives e_o <= 1.5 e_t. That gap is never below torch's gap of its two largest logits.
 
 Everything here is a function of tensors, on any device.
 """
@@ -28,10 +29,11 @@ from outblas.core.errors import UsageError
 from outblas.judge.reference import UNIT_ROUNDOFF
 
 RMS_FACTOR, MAX_FACTOR, GAIN = 1.25, 1.5, 2.0
-#: Roundings to half precision along one layer: two norms, QKV, rotation (2; its tables are the same numbers in the
-#: reference), attention's weights and result, O, gate and up, SiLU, their product, down, two sums. Behind the layers: a
-#: norm and the head. Where ours adds in the kernels of O and down, it has two fewer a layer, and four where it gates
-#: in that of gate and up, too; 2 is of torch's, and 1 bounds ours from above only.
+#: Roundings to half precision along one layer. The first are two norms, QKV, rotation (2; its tables are the same
+#: numbers in the reference), and attention's weights and result. The others are O, gate and up, SiLU, their product,
+#: down, and two sums. A norm and the head follow the layers. OutBLAS has two fewer a layer if it adds in the kernels
+#: of O and down. It has four fewer if it also gates in the kernel of gate and up. Condition 2 is on torch; condition 1
+#: bounds OutBLAS from above only.
 ROUNDINGS_PER_LAYER, ROUNDINGS_BEHIND = 14, 2
 
 
@@ -69,8 +71,13 @@ class LogitErrors:
 
 @dataclass(frozen=True)
 class Difference:
-    """Where the tokens of one sequence first differ: torch's logit of its token less that of ours (``gap``), less its
-    second largest (``top2_gap``), and what the gap may be."""
+    """First difference of the tokens of one sequence.
+
+    Attributes:
+        gap: torch's logit of its own token less its logit of the other token.
+        top2_gap: torch's logit of its own token less its second largest.
+        gap_bound: the largest gap that roundings explain.
+    """
 
     row: int
     step: int
@@ -90,19 +97,20 @@ class Difference:
 
 
 def prior_rms(reference_rms: float, layers: int, dtype: str) -> float:
-    """Condition 2's bound for a model of so many layers in ``fp16`` or ``bf16``."""
+    """Return the bound of condition 2 for a model of ``layers`` layers in ``fp16`` or ``bf16``."""
     return GAIN * UNIT_ROUNDOFF[dtype] * math.sqrt(ROUNDINGS_PER_LAYER * layers + ROUNDINGS_BEHIND) * reference_rms
 
 
 def logit_errors(reference: Sequence[Any], theirs: Any, ours: Any, layers: int, dtype: str) -> LogitErrors:
-    """Errors of two runs that were given the same tokens.
+    """Return the errors of two runs on the same tokens.
 
     Args:
-        reference: of the first sequences, each (steps, vocabulary) in fp32. theirs, ours: (sequences, steps,
-            vocabulary), any dtype; sequences without a reference are not looked at.
+        reference: logits of the first sequences, each (steps, vocabulary) in fp32.
+        theirs: torch's logits (sequences, steps, vocabulary), any dtype. Sequences without a reference are left out.
+        ours: logits of OutBLAS, as ``theirs``.
 
     Raises:
-        UsageError: shapes that do not match.
+        UsageError: shapes do not match.
     """
     enough = 0 < len(reference) <= min(len(theirs), len(ours))
     shapes = {tuple(z.shape) for z in reference} | {tuple(run.shape[1:]) for run in (theirs, ours)}
@@ -122,14 +130,16 @@ def logit_errors(reference: Sequence[Any], theirs: Any, ours: Any, layers: int, 
 
 
 def first_differences(theirs: Any, ours: Any, logits: Any, gap_bound: float) -> list[Difference]:
-    """Of each sequence whose tokens differ, the first place.
+    """Return the first difference of each sequence whose tokens differ.
 
     Args:
-        theirs, ours: greedy tokens (sequences, steps). logits: torch's, of which ``theirs`` are the largest,
-            (sequences, steps, vocabulary). gap_bound: :attr:`LogitErrors.gap_bound`.
+        theirs: torch's greedy tokens (sequences, steps).
+        ours: greedy tokens of OutBLAS (sequences, steps).
+        logits: torch's logits (sequences, steps, vocabulary), whose maxima are ``theirs``.
+        gap_bound: :attr:`LogitErrors.gap_bound`.
 
     Raises:
-        UsageError: shapes that do not match.
+        UsageError: shapes do not match.
     """
     if theirs.shape != ours.shape or tuple(logits.shape[:2]) != tuple(theirs.shape):
         raise UsageError("tokens of different shapes", "(sequences, steps) of both runs", "run as many steps")

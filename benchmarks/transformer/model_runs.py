@@ -1,4 +1,4 @@
-"""One step of a model, and the variants of running it: for model_steps.py."""
+"""A step of a model, and the variants of its run: for model_steps.py."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ WARM_UPS = 3
 
 @dataclass(frozen=True)
 class Variant:
-    """Who multiplies: torch alone, or OutBLAS where it is faster; what its kernels may do before a predecessor ends;
-    whether they compute what follows, too."""
+    """A variant: torch alone or OutBLAS, its launch options, and whether following operations are fused."""
 
     name: str
     ours: bool = True
@@ -38,7 +37,7 @@ class Variant:
 
     @property
     def compiles(self) -> bool:
-        """Whether torch.compile can take it: what it traces makes no promise, and is not fused."""
+        """Return whether torch.compile can take the variant: traced code makes no promise and is not fused."""
         return not (self.weights or self.fused)
 
 
@@ -128,15 +127,17 @@ def followed(model: Any, ways: llama.Ways) -> Iterator[None]:
 
 
 def compile_fused(model: Any, shape: tuple[int, int]) -> None:
-    """Fused kernels for tokens of a shape (batch, tokens) are compiled and loaded, those that can be had; what they are
-    does not depend on what a cache holds. Under :func:`active`, whose environment chooses them."""
+    """Compile and load the fused kernels for tokens of a shape (batch, tokens), as far as they exist.
+
+    The kernels do not depend on the content of a cache. Call it under :func:`active`, whose environment chooses them.
+    """
     ids = torch.zeros(shape, dtype=torch.int64, device=model.lm_head.weight.device)
     with followed(model, llama.WARM):
         model(ids, llama.Cache(model, *shape))
 
 
 class Work:
-    """One step with its tokens and its cache, which all variants share.
+    """A step with its tokens and its cache, which all variants share.
 
     Args:
         context: tokens in the cache before a decode step; their keys and values are N(0, 1).
@@ -164,7 +165,7 @@ class Work:
         self.cache.filled = self.begin
 
     def close(self) -> None:
-        """Memory of the step is torch's again."""
+        """Release the memory of the step."""
         self.cache = self.ids = None
         gc.collect()
         if self.pool is not None:
@@ -175,12 +176,15 @@ class Work:
 class Entry:
     """A variant of a step, ready to be timed.
 
-    ``products``: of one step, those that :func:`outblas.enable` saw, ``ours`` and ``torchs``, and those ``promised``;
-    in a graph, those that it holds. Of a compiled step, those that were ``compiled`` as ours, in the layer whose code
-    all layers run and in the head; one whose kernel needs a workspace is torch's in a graph even so. Of sums and
-    gates that are to be fused, those that were, ``fused``, and those that were not, ``unfused``: their products are of
-    :func:`outblas.linear` or :func:`outblas.gated_linear`, and among the others only where these left them to torch's
-    operator.
+    ``products`` counts the products of one step; for a graph, those that it holds.
+
+    - ``ours`` and ``torchs``: products that :func:`outblas.enable` saw, by the library that computes them.
+    - ``promised``: products with the promise of constant weights.
+    - ``compiled``: products that a compiled step leaves to OutBLAS, in the layer whose code all layers run and in the
+      head. torch still runs one whose kernel needs a workspace if it is in a graph.
+    - ``fused`` and ``unfused``: sums and gates that are computed in a product's kernel, and those that are not. Their
+      products are calls of :func:`outblas.linear` or :func:`outblas.gated_linear`. They count among the others only if
+      these functions left them to torch's operator.
     """
 
     run: Callable[[], Any]
@@ -229,8 +233,11 @@ def entry(work: Work, mode: str, variant: Variant, backend: str = "inductor") ->
 
 
 def compiled(work: Work, backend: str) -> Callable[[], Any]:
-    """The step by torch.compile: one layer, whose code all layers run, and the head. It shares no compiled code with
-    other variants: dynamo keeps it by the identity of a function's code, and with a full graph there is one such."""
+    """Return the step under torch.compile: one layer, whose code all layers run, and the head.
+
+    It shares no compiled code with other variants. dynamo keeps compiled code by the identity of a function's code,
+    and with a full graph there is one such code.
+    """
     parts = [torch.compile(_own(part), fullgraph=True, dynamic=False, backend=backend) for part in llama.PARTS]
     return functools.partial(work.run, parts)
 
@@ -242,8 +249,10 @@ def _own(function: Any) -> Any:
 
 @contextlib.contextmanager
 def counted(model: Any, variant: Variant) -> Iterator[dict[str, int]]:
-    """The products of a block, by whom they are computed, see :class:`Entry`; a promised one that torch computes is
-    seen by both; what follows one is a sum or a gate."""
+    """Count the products of a block by the library that computes them, see :class:`Entry`.
+
+    A promised product that torch computes counts in both. A following operation is a sum or a gate.
+    """
     counts: dict[str, int] = {}
     if not variant.ours:
         yield counts
@@ -283,10 +292,10 @@ def _launched() -> int:
 
 
 def time_rounds(entries: Mapping[str, Entry], rounds: int, alone: bool, seed: int = 0) -> dict[str, list[float]]:
-    """Name -> microseconds of one run in each round, all entries in a random order in each.
+    """Return name -> microseconds of one run in each round. Every round has all entries in a random order.
 
-    ``alone``: each run begins when the GPU has nothing to do, so that the host's time is in it; else runs are queued
-    one behind the other, the first behind one that is not timed. Without CUDA: the host's time.
+    ``alone``: each run begins on an idle GPU, so that the figure holds the host's time. Otherwise runs are queued one
+    after another, the first behind a run that is not timed. Without CUDA the figure is the host's time.
     """
     rng, cuda = random.Random(seed), torch.cuda.is_available()
     times: dict[str, list[float]] = {name: [] for name in entries}

@@ -11,24 +11,32 @@ Result file: results/h200/model_steps.json. Needs a GPU and the extra `examples`
 
 Timed are decode and prefill steps: eager, compiled and in CUDA graphs.
 
-The model is that of examples/llama.py: Llama 3 8B's shapes, random fp16 weights, no more kernels around the products
-than torch's own fused operators need. Compiled modes compile one layer, whose code all layers run, and the head.
-Of each mode and step all variants are warmed up first (every kernel loaded, every shape seen), captured where the mode
-says so, and then run alternately in this process, in an order drawn anew for every round, each between two CUDA
-events. Before each the cache is set back, outside of the events. Speed-ups are paired by round
-(``outblas.core.stats``). Graphs are queued without waiting, so the host is in no figure of theirs; eager and compiled
-steps start on an idle GPU, so it is in these.
+The model is that of examples/llama.py: Llama 3 8B's shapes, random fp16 weights, and torch's own fused operators around
+the products. Compiled modes compile one layer, whose code all layers run, and the head.
+For each mode and step all variants are first warmed up: every kernel is loaded, every shape seen. They are captured if
+the mode says so. They then run alternately in this process, each between two CUDA events. Every round has a new order.
+The cache is set back before each run, outside of the events. Speed-ups are paired by round (``outblas.core.stats``).
+Graphs are queued without waiting, so their figures hold no host time. Eager and compiled steps start on an idle GPU, so
+theirs do.
 
-Variants: *torch* alone; *outblas* by ``enable()``; *outblas_fused*, which adds residuals in the kernels of the products
-before them, and computes SiLU(gate) * up in that of gate and up, from a copy of these weights in another order, which
-it alone has (:func:`llama.add_fused`, :func:`llama.gate_fused`; all are compiled and loaded before, and ``products``
-tells how many sums and gates were ``fused``, and how many not, where there is no kernel); *outblas_pdl* with
-``OUTBLAS_PDL=1``; *outblas_weights*, where every linear layer calls ``outblas.matmul(..., weights=True)``: the weights
-are written before any step is queued, so the promise holds. torch.compile takes no promise, and what it traces is not
-fused, so that compiled modes leave these two out. Greedy tokens and logits: see model_rounding.py.
+Variants:
 
-``--tune``: before any step is timed, the products of all of them are captured and tuned for so long (model_tune.py), to
-a user library beside ``--out``, which the variants of ours then use; the result says under ``tuned`` what it holds.
+- *torch* alone.
+- *outblas*: by ``enable()``.
+- *outblas_fused*: residuals are added in the kernels of the products before them, and SiLU(gate) * up is computed in
+  the kernel of gate and up. That kernel reads a second copy of the weights in another order, which this variant alone
+  has. See :func:`llama.add_fused` and :func:`llama.gate_fused`. All are compiled and loaded before. ``products`` has
+  the numbers of sums and gates that were ``fused``, and of those without a kernel.
+- *outblas_pdl*: with ``OUTBLAS_PDL=1``.
+- *outblas_weights*: every linear layer calls ``outblas.matmul(..., weights=True)``. The weights are written before any
+  step is queued, so the promise holds.
+
+torch.compile takes no promise, and traced code is not fused, so compiled modes leave the last variants out.
+Greedy tokens and logits: see model_rounding.py.
+
+``--tune``: before any step is timed, the products of all steps are captured and tuned for that time (model_tune.py).
+The result is a user library beside ``--out``, which the variants with OutBLAS then use. The result file describes it
+under ``tuned``.
 """
 
 from __future__ import annotations
@@ -66,8 +74,10 @@ def figures(times: Mapping[str, Sequence[float]]) -> dict[str, dict[str, Any]]:
 
 
 def bars(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """``mode/variant`` -> geometric mean of its steps' speed-ups, the steps that are slower (their whole interval below
-    1), the least, and whether all of it clears the bar."""
+    """Return ``mode/variant`` -> the geometric mean of its steps' speed-ups, and whether all of it clears the bar.
+
+    The entry also lists the slower steps, whose whole interval is below 1, and the least speed-up.
+    """
     found: dict[str, dict[str, Any]] = {}
     for key in dict.fromkeys(f"{row['mode']}/{name}" for row in rows for name in row["variants"]):
         mode, name = key.split("/")

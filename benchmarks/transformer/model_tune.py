@@ -37,14 +37,17 @@ def tuned(
     folder: Path,
     run: Callable[..., Any] = subprocess.run,
 ) -> dict[str, Any]:
-    """Capture the products of the steps by torch alone, tune them for ``seconds`` into a user library in ``folder``,
-    and let this process use that library; before any product of ours.
+    """Capture the products of the steps under torch alone, and tune them for ``seconds`` into a user library in
+    ``folder``.
+
+    This process uses that library from then on. Call it before OutBLAS runs its first product.
 
     Returns:
-        For the result: the time, the products captured, the rows of the library, and the provenance of their figures.
+        For the result file: the time, the captured products, the rows of the library, and the provenance of their
+        figures.
 
     Raises:
-        DeviceError: the tuning failed; what it said went to stderr.
+        DeviceError: the tuning failed; its words went to stderr.
     """
     folder.mkdir(parents=True, exist_ok=True)
     captured, files, libraries = folder / "captured.json", RunFiles(folder / "run"), folder / "libraries"
@@ -74,8 +77,10 @@ def tuned(
 
 
 def capture_steps(model: Any, steps: Sequence[Step], context: int, path: Path) -> None:
-    """Write what the steps multiply. Each runs as often as fits into the time of the longest, so that a step of one
-    token counts for as much as one of thousands."""
+    """Write the products of the steps. Each step repeats as often as fits into the time of the longest.
+
+    A step of one token thus counts as much as one of thousands.
+    """
     seconds = {step: step_seconds(model, step, context) for step in steps}
     with outblas.capture(path, command="benchmarks/transformer/model_steps.py --tune"):
         for step in steps:
@@ -101,8 +106,7 @@ def step_seconds(model: Any, step: Step, context: int) -> float:
 
 
 def row_json(row: LibraryRow) -> Mapping[str, Any]:
-    """A row of a library, without PDL, for JSON: the kernel with its speed-up over the baseline and the interval, or
-    what the library falls back to."""
+    """Return a library row without PDL as JSON: kernel, speed-up and its interval, or the fall-back."""
     found = {"problem": row.problem.key, "baseline": row.baseline}
     if row.plain is None:
         return {**found, "kernel": None, "fallback": row.fallback}
@@ -111,7 +115,7 @@ def row_json(row: LibraryRow) -> Mapping[str, Any]:
 
 
 def line(told: Mapping[str, Any]) -> str:
-    """What was tuned, in one line."""
+    """Return the tuned library in one line."""
     kernels = sum(row["kernel"] is not None for row in told["rows"])
     reached, asked = len(told["rows"]), len(told["captured"])
     return f"tuned for {told['seconds']:g} s: {reached} of {asked} products reached, {kernels} with a kernel of ours"

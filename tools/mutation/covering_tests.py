@@ -1,4 +1,4 @@
-"""Which tests run which lines, measured once, and the tests that a mutant has to pass by it."""
+"""Lines that each test runs, measured once, and the tests that a mutant must pass by it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Suite:
 
 @dataclass
 class Covered:
-    """What is known of each test: seconds, outcome, and the lines that it runs of each mutated file."""
+    """Knowledge of each test: seconds, outcome, and the lines that it runs of each mutated file."""
 
     tests: Mapping[str, Mapping[str, Any]]
     not_alone: set[str] = field(default_factory=set)  # tests that fail by themselves without any mutant
@@ -89,7 +89,7 @@ def environment(tree: Path, **more: str) -> dict[str, str]:
     here = PLUGINS.parents[1]
     others = [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p and here not in Path(p).parents]
     path = [tree / "src", tree / "tests", PLUGINS, *others]
-    # Our own tests run such tests, too: what this process was told to do is not for them.
+    # The project's own tests run such tests, too; this process's options do not concern them.
     ours = {name: value for name, value in os.environ.items() if not name.startswith("MUTATION_")}
     return {**ours, **ENVIRONMENT, "PYTHONPATH": os.pathsep.join(map(str, path)), **more}
 

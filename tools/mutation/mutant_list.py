@@ -1,7 +1,7 @@
-"""Which mutants there are, and a seeded sample of them.
+"""The possible mutants, and a seeded sample of them.
 
-cosmic-ray's operators make the mutants. Every one that can be made has the same chance of being drawn. What cannot
-tell good tests from bad ones is left out when it is drawn: see :func:`why_left_out`.
+cosmic-ray's operators make the mutants. Every possible mutant has the same chance of being drawn. A drawn mutant that
+cannot tell good tests from bad ones is left out: see :func:`why_left_out`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from outblas.core.files import write_atomic
 from outblas.core.install_hint import install_hint
 from outblas.records.provenance import source_commit, utc_now
 
-#: What is mutated, by area: patterns of files.
+#: Patterns of the mutated files, by area.
 AREAS: Mapping[str, tuple[str, ...]] = {
     "gates": tuple(f"src/outblas/judge/{name}.py" for name in ("gates", "fused_gates", "integrity", "rules")),
     "inputs": tuple(
@@ -48,13 +48,13 @@ NOT_USED = {
     ),
 }
 PLAN = "plan.jsonl"
-#: Makes a mutant's text: (text, operator, occurrence) -> text, None where there is no such mutant.
+#: Makes a mutant's text: (text, operator, occurrence) -> text, None without such a mutant.
 Maker = Callable[[str, str, int], str | None]
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """One mutant of the plan.
+    """A mutant of the plan.
 
     Attributes:
         id: file, operator and occurrence.
@@ -78,7 +78,7 @@ class Mutant:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """What it stays itself by when lines move."""
+        """The identity of the mutant, which survives moved lines."""
         return self.file, self.function, self.operator, self.was, self.becomes
 
 
@@ -109,7 +109,7 @@ def operators() -> dict[str, Any]:
 
 
 def mutated(text: str, operator: str, occurrence: int) -> str | None:
-    """Return the text of a mutant; None where there is no such occurrence."""
+    """Return the text of a mutant; None if the occurrence does not exist."""
     from cosmic_ray.mutating import mutate_code
 
     code = mutate_code(text, operators()[operator], occurrence)
@@ -259,7 +259,7 @@ def _version(package: str) -> str:
 
 
 def text_hash(text: str) -> str:
-    """Return what a text is recognized by."""
+    """Return a hash that recognises a text."""
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

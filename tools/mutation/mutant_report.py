@@ -1,4 +1,4 @@
-"""What a mutation run came to: how many mutants the tests kill, with an interval, and which survived."""
+"""Report of a mutation run: the share of mutants that the tests kill, with an interval, and the survivors."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ KILLED, TIMED_OUT, SURVIVED = "killed", "timed out", "survived"
 #: What a copy of the tree does without, at its top; and anywhere.
 NOT_COPIED_TOP = frozenset({"build", "dist", "runs", "recordings"})
 NOT_COPIED = shutil.ignore_patterns(".git", ".venv", ".whl", "__pycache__", ".*_cache", ".hypothesis", "*.sqlite*")
-#: A mutant's tests get so many seconds, and so many times what they took without one.
+#: A mutant's tests get these seconds, plus this multiple of their time without a mutant.
 SPARE_S, TIMES = 60.0, 4.0
 #: pytest's status where all passed, and where nothing was left to run.
 PASSED, NONE_RUN = 0, 5
@@ -33,12 +33,12 @@ PASSED, NONE_RUN = 0, 5
 
 @dataclass(frozen=True)
 class MutantResult:
-    """What became of a mutant.
+    """Outcome of a mutant.
 
     Attributes:
-        by: the test that failed; "import" where no test could begin.
-        tests: how many were chosen; 0: none runs its lines.
-        suite: which tests.
+        by: the test that failed; "import" if no test could begin.
+        tests: number of chosen tests; 0 if none runs its lines.
+        suite: the suite of the tests.
         at: seconds since 1970; the last result of a mutant counts.
     """
 
@@ -71,11 +71,11 @@ def compile_tree(tree: Path) -> None:
 
 
 class Runs:
-    """Runs mutants on several workers; :meth:`stop` ends all tests that are running.
+    """Run mutants on several workers; :meth:`stop` ends all running tests.
 
     Args:
-        results: a JSON-lines file that each result is appended to.
-        most_s: tests are left out that would make a mutant's take longer than this without it.
+        results: JSON-lines file to which each result is appended.
+        most_s: longest time of a mutant's tests without the mutant; slower tests are left out.
     """
 
     def __init__(self, suite: Suite, covered: Covered, results: Path, most_s: float, make: Maker = mutated) -> None:
@@ -144,7 +144,7 @@ class Runs:
             raise RecordError(f"{mutant.id} is no mutant any more", "the version that drew the plan", "draw a new one")
         try:
             path.write_text(text)
-            # Bytecode is told by the source's size and second: no two mutants share theirs.
+            # Python recognises bytecode by the source's size and second, so no two mutants may share both.
             later = times.st_mtime + 2 * next(self._numbers)
             os.utime(path, (later, later))
             return self._pytest(tree, tests, SPARE_S + TIMES * self.covered.seconds(tests))
