@@ -222,7 +222,7 @@ def test_a_wheel_without_a_compiler_says_so_in_one_line(monkeypatch: pytest.Monk
     data: dict[str, Any] = {"artifacts": []}
     made.initialize("standard", data)
     assert data["artifacts"] == [] and len(made.app.warnings) == 2
-    assert "without compiled kernels: NVRTC cannot be loaded" in made.app.warnings[1]
+    assert "WITHOUT COMPILED KERNELS: NVRTC cannot be loaded" in made.app.warnings[1]
 
 
 def test_a_real_pack_holds_what_the_compiler_makes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -111,8 +111,8 @@ def tune(
                 break
     except KeyboardInterrupt as error:
         raise Interrupted(
-            f"interrupted with {len(store.recorded_pairs(run_id))} of {score.total} measurements recorded "
-            f"in {store.path}"
+            f"interrupted with {len(store.recorded_pairs(run_id))} of {score.total} measurements; "
+            f"those in {store.path} are kept under run id {run_id}"
         ) from error
     provenance = {"run": run_id, "agent": agent.name, "seed": agent.seed, "budget": budget, "source": evaluator.source}
     return Library(evaluator.gpu.name, tuple(rows), provenance)

@@ -15,7 +15,7 @@ def knob_table(family: str) -> str:
     """Return a family's knobs in Markdown: values, default and meaning.
 
     Args:
-        family: name of the family, e.g. ``sm80_mma_gemm``.
+        family: name of the family in :data:`FAMILIES`.
     """
     config: type[KernelConfig] = FAMILIES[family].config
     meanings = attribute_texts(inspect.getdoc(config) or "")
