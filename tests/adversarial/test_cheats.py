@@ -21,7 +21,7 @@ PROBLEM = Problem(96, 80, 1000)
 NAMES = cheat_tools.names()
 #: Seconds without a word that count as a hang; a proof of this problem takes a fraction of one.
 STEP_S = {"cpu": 10.0, "cuda:0": 20.0}
-#: What is waited for a call on the CPU that does not return.
+#: Seconds of waiting for a call on the CPU that does not return.
 HANGS_S = 2.0
 
 

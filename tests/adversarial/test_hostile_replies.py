@@ -1,4 +1,4 @@
-"""Servers of language models that attack: what they send is bounded, cleaned and charged, and leads nowhere else."""
+"""Attacks by servers of language models: their replies are bounded, cleaned and charged, and lead nowhere else."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def body(*contents: object, **more: object) -> bytes:
 
 
 def cut(head: bytes, part: bytes, parts: int) -> Iterator[bytes]:
-    """A head, and so many times a part: more than any client may read, but an end for one that reads all."""
+    """Return a head and a part repeated beyond any client's limit, with an end for a client that reads all."""
     return itertools.chain([head], itertools.repeat(part, parts))
 
 

@@ -219,7 +219,7 @@ def test_words_of_a_recording_are_cleaned_and_the_run_goes_on(tmp_path: Path) ->
 
 
 def test_a_run_that_a_bad_word_has_ended_resumes(tmp_path: Path) -> None:
-    """As releases before 0.2.0 left it: the evaluation is in the store, its outcome could not be written."""
+    """A run of a release before 0.2.0: the evaluation is in the store, but its outcome could not be written."""
     pytest.importorskip("openai")
     path = record(tmp_path / "r.jsonl", failed(kernel(2), Status.FAULT, "of a worker"), passed(kernel(1), 3.0))
     script = lambda request, number: Say(answer(kernel(2 if number == 0 else 1).text))  # noqa: E731

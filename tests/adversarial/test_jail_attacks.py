@@ -1,4 +1,4 @@
-"""Attacks from inside the real jail, each on what the test made: what they reach, and what stays allowed."""
+"""Attacks from inside the real jail on files of the test: nothing outside is reached, and allowed calls still work."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_the_canary_finds_that_this_jail_holds():
 
 
 def test_a_jail_that_is_open_is_seen(monkeypatch):
-    """The canary's worker is told to shut in nothing: all that it tries gets through."""
+    """A canary whose jail is empty: every attack gets through."""
     monkeypatch.syspath_prepend(str(HERE))
     monkeypatch.setattr("outblas.jail.canary.FACTORY", f"{INSIDE}:open_canary")
     outcomes = {each.attack: each.held for each in run_canary()}

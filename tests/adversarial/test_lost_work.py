@@ -1,4 +1,4 @@
-"""Whatever ends a run (kill -9, a full disk, Ctrl-C), what was recorded stays and the next run resumes."""
+"""A run ends by kill -9, a full disk or Ctrl-C: its records stay, and the next run resumes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from outblas.search.agents.agent_registry import make_agent
 from outblas.search.tune import tune
 from support.helpers import ROOT, failed_evaluation, synthetic_catalogue, synthetic_problems, synthetic_recording
 
-#: The driver of a run. It prints a line per measurement that it counts as done; with a delay it takes
+#: The driver of a run. It prints a line per finished measurement. With a delay it takes
 #: its time as a GPU would, so that a signal meets it in the middle.
 DRIVER = """
 import resource, sys, time
@@ -79,7 +79,7 @@ def drive(tmp_path: Path, store: Path, delay: float = 0.0, limit: int = 0) -> su
 
 
 def stop_after(process: subprocess.Popen[str], lines: int, sign: signal.Signals) -> tuple[int, str, int]:
-    """Signal the driver when it has reported so many measurements: (reported in all, stderr, exit status)."""
+    """Signal the driver after ``count`` reported measurements; return (all reported, stderr, exit status)."""
     assert process.stdout is not None
     for _ in range(lines):
         assert process.stdout.readline(), "the driver ended too early"
@@ -143,7 +143,7 @@ def test_control_c_says_that_the_work_is_kept(tmp_path: Path, recording: Recordi
 
 @pytest.fixture
 def tiny_disk(tmp_path: Path) -> Iterator[Path | None]:
-    """A file system of a few hundred KiB, or None where mounting is not permitted."""
+    """Yield a file system of a few hundred KiB, or None if mounting is not permitted."""
     folder = tmp_path / "disk"
     folder.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)]
@@ -163,7 +163,7 @@ def test_a_full_disk_keeps_what_was_recorded(tmp_path: Path, recording: Recordin
         Store(path).close()
         filler = tiny_disk / "filler"
         free = os.statvfs(tiny_disk)
-        # The driver's index of the log takes 32 KiB; what is left holds some of the run, not all.
+        # The driver's index of the log takes 32 KiB; the rest holds a part of the run.
         filler.write_bytes(bytes(free.f_bavail * free.f_frsize - 100 * 1024))
     process = drive(tmp_path, path, limit=0 if tiny_disk else 72 * 1024)
     out, err = process.communicate(timeout=60)

@@ -1,4 +1,4 @@
-"""Kernels compiled ahead, on a thread of the driver: it ends when it is told to."""
+"""Kernels compiled ahead on a thread of the driver: the thread ends on request."""
 
 from __future__ import annotations
 

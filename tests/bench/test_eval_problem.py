@@ -1,4 +1,4 @@
-"""``outblas eval`` on a fake GPU: who is tried, who is timed against the baselines, what is written."""
+"""``outblas eval`` on a fake GPU: the tried candidates, the timed ones, and the written file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ncu is given to run, and how its profile is told apart, without ncu and without a GPU."""
+"""The target that ncu runs, and the parts of its profile, without ncu and without a GPU."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from support.helpers import ROOT
 
 LAUNCHES = ncu.parse((ROOT / "tests" / "support" / "golden" / "ncu_raw.csv").read_text())
 THEIRS = ProfiledAlgorithm(b"\x01" * 64, "index=3/8")
-#: What the sample is a profile of; the second one's side is asked for warm.
+#: The profiled entries of the sample; the second one has a warm L2.
 FLUSHED = ProfileWork(
     Problem(64, 4096, 4096), (Sm90WgmmaConfig(64, 64, 128, 6, split_k=2, store="direct"), THEIRS), "flushed"
 )
@@ -31,7 +31,7 @@ WARM = ProfileWork(Problem(64, 4096, 64), (Sm80DirectConfig(32, 64, 2, 2), THEIR
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
-    """(cache, what was to be launched) of every start of ncu, which answers with the sample's half."""
+    """Record (cache, launches) of every start of ncu, and answer with the sample's half."""
     starts: list[tuple[str, dict[str, Any]]] = []
 
     def profile(tool: str, target: list[str], metrics: Any, cache: str, *_: Any) -> list[ncu.ProfiledLaunch]:

@@ -1,4 +1,4 @@
-"""A pool answers what one evaluator would, whoever of its workers dies meanwhile."""
+"""A pool gives the answers of one evaluator, even if workers die meanwhile."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def test_a_pool_goes_on_after_a_batch_that_was_left(tmp_path: Path) -> None:
 
 
 def test_all_workers_list_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One would need as long alone as two, and nothing is measured before."""
+    """Listing takes a single worker as long as two, and nothing is measured before."""
     recording = synthetic_recording(100)
     asked: list[int] = []
     monkeypatch.setattr(pool_workers, "Many", lambda: ReplayEvaluator(recording), raising=False)

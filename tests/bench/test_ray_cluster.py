@@ -1,4 +1,4 @@
-"""How a pool joins a Ray cluster and counts its GPUs; Ray is a false one here."""
+"""A pool joins a Ray cluster and counts its GPUs. Ray is a fake here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""In which order a pool's workers get units of work, and what they are told of each other."""
+"""Order of work units for a pool's workers, and the messages between workers."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_workers_are_busy_until_the_end_of_a_batch(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_problem_stays_with_the_worker_that_has_prepared_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """What a worker does once per problem (cuBLASLt's algorithm) is hardly ever done by two."""
+    """Work that is done once per problem, such as the choice of cuBLASLt's algorithm, is rarely done by two workers."""
     monkeypatch.setattr(tuning, "PROBLEMS_AT_ONCE", 64)
     monkeypatch.setattr(pool_workers, "Many", lambda: ReplayEvaluator(synthetic_recording(100)), raising=False)
     prepared: set[tuple[Problem, int]] = set()
@@ -154,7 +154,7 @@ def test_what_one_worker_proved_the_others_are_told(monkeypatch: pytest.MonkeyPa
 
 
 def test_kernels_that_another_worker_has_are_begun_last() -> None:
-    """What one worker loads another loads once more, and proves once more where the first has not answered yet."""
+    """A second worker loads a kernel again, and proves it again if the first has not answered yet."""
     first, other = synthetic_recording(100).catalogue[:2]
     problems = sorted(synthetic_problems(100), key=work_us, reverse=True)[:6]
     pairs = [(p, other if p == problems[3] else first) for p in problems]

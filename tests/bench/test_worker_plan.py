@@ -1,4 +1,4 @@
-"""What the command line says of workers, and a pooled run from end to end."""
+"""Options of the command line for workers, and a pooled run from end to end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What benchmarks/free_kernels.py and benchmarks/cutlass_peer.py make of measurements, and the note on the latter."""
+"""Results of benchmarks/free_kernels.py and benchmarks/cutlass_peer.py from given measurements, and the note."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_the_note_is_there_only_where_cutlass_was_measured(tmp_path: Path) -> No
             notes_of_cutlass(tmp_path)
 
 
-#: Microseconds of a GPU that is not there; what is not here fails. The last is hopeless, and not timed directly.
+#: Microseconds of a fake GPU; other kernels fail. The last is hopeless, and not timed directly.
 TIMES = {"naive": 40.0, "mma_direct": 10.0, "wgmma_ring": 5.0, "shared_tiles": 900.0}
 
 

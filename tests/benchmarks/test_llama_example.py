@@ -153,8 +153,10 @@ def test_fused_sums_and_gates_are_rounded_once(code: SimpleNamespace, model: Any
 def test_what_is_not_fused_is_told(
     refused: str, code: SimpleNamespace, model: Any, ours: Served, host: fused.FusedState, monkeypatch: Any
 ) -> None:
-    """Of the shapes of O and of gate and up no kernel can be fused, or none compiles: the product is ours even so, of O
-    and down by outblas.linear, which counts nothing."""
+    """No kernel can be fused for the shapes of O, of gate and of up, or none compiles.
+
+    OutBLAS still computes the products: those of O and down by outblas.linear, which does not count them.
+    """
 
     def refuse(*_: Any) -> Any:
         raise CompileError("it spills", "less", "use another")
@@ -176,7 +178,7 @@ def test_what_is_not_fused_is_told(
 def test_what_is_fused_is_compiled_before_the_first_step_that_counts(
     code: SimpleNamespace, model: Any, ours: Served, host: fused.FusedState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of every shape that greedy decoding has, too: no step begins a compiler, or is torch's until it is done."""
+    """Fused kernels of all shapes of greedy decoding are compiled before; no step starts a compiler."""
     waited: list[bool] = []
     ready = host.kernel_ready
 

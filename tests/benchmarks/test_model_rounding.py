@@ -1,4 +1,4 @@
-"""How far logits and greedy tokens may be apart: benchmarks/transformer/model_rounding.py."""
+"""Bounds on the distance of logits and greedy tokens: benchmarks/transformer/model_rounding.py."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_the_first_difference_of_each_sequence(rounding: Any) -> None:
 
 
 def test_the_gap_bound_covers_every_choice_of_two_runs_within(rounding: Any) -> None:
-    """Where errors are within the bound, no pair of greedy tokens can have a wider gap."""
+    """No pair of greedy tokens has a wider gap while errors are within the bound."""
     z = logits(0, 1, 2000, 50).mul_(0.01)  # close logits: many choices differ
     error = 2e-3
     theirs = z + error * (2 * torch.rand(z.shape, generator=torch.Generator().manual_seed(1)) - 1)

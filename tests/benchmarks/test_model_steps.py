@@ -1,4 +1,4 @@
-"""benchmarks/transformer on a CPU: what is timed, tuned, explained and compared of a tiny model."""
+"""benchmarks/transformer on a CPU: the timed, tuned, explained and compared parts of a tiny model."""
 
 from __future__ import annotations
 
@@ -258,8 +258,10 @@ def test_arguments(code: SimpleNamespace) -> None:
 def test_what_inductor_compiled_as_ours_is_counted(
     code: SimpleNamespace, model: Any, ours: Served, monkeypatch: Any
 ) -> None:
-    """A back end that says so in the place of Inductor, which needs a compiler on a CPU: one layer for all is compiled,
-    and the head, for every variant anew."""
+    """A back end replaces Inductor, which needs a compiler on a CPU.
+
+    One layer is compiled for all layers, and the head, for every variant anew.
+    """
     work = code.model_runs.Work(model, code.model_runs.Step("decode", 2), context=4)
 
     def backend(graph: Any, _inputs: Any) -> Any:

@@ -35,7 +35,7 @@ def item(mnk: tuple[int, int, int], config: Any, chosen_by: str, l2: str) -> dic
     return {**head, "config": config_name(config), "chosen_by": chosen_by, "algo": "00" * 64, "detail": ALGO}
 
 
-#: What ``ncu_raw.csv`` is a profile of.
+#: The profiled entries of ``ncu_raw.csv``.
 ITEMS = [
     item((64, 4096, 4096), Sm90WgmmaConfig(64, 64, 128, 6, split_k=2, store="direct"), "library", "flushed"),
     item((64, 4096, 64), Sm80DirectConfig(32, 64, 2, 2), "model", "flushed"),

@@ -1,4 +1,4 @@
-"""``outblas evolve`` on the command line: what it refuses, what it shows, where it says that results went."""
+"""``outblas evolve`` on the command line: its refusals, its progress, and the paths of its results."""
 
 from __future__ import annotations
 

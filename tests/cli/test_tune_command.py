@@ -1,4 +1,4 @@
-"""``outblas tune`` and ``outblas report``: a run's directory, what it holds and when it is refused."""
+"""``outblas tune`` and ``outblas report``: a run's directory, its files, and its refusals."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from support.served_fixture import Served, numbers, served_fixture  # noqa: F401
 
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """How often it was asked whether torch should compute a product, and how often operands were folded."""
+    """Count the questions whether torch computes a product, and the foldings of operands."""
     counts: Counter[str] = Counter()
     for module in (autograd, aten_products, matmul, product):
         for name in ("why_left_to_torch", "fold"):

@@ -177,7 +177,7 @@ def test_what_the_driver_refuses_is_asked_again(
 
 
 def test_the_operands_device_is_made_current(device: Device, cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As with two GPUs: the context that is current is another's until torch's guard is there."""
+    """Fake two GPUs: another GPU's context is current until torch's guard is active."""
     guards: list[str] = []
 
     @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int32, ctypes.POINTER(ctypes.c_void_p))
@@ -260,7 +260,7 @@ def test_names_are_kept(on: Override, device: Device, cuda: FakeCuda) -> None:
 def test_an_output_that_is_not_used_is_given_back_before_another_is_made(
     device: Device, cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where there is room for one only, torch alone would have made do with it."""
+    """With room for a single output, torch alone would succeed."""
     log: list[str] = []
     real = aten_native._addresses("CPU")
     delete = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(real["delete_tensor"])

@@ -1,4 +1,4 @@
-"""What kernels in C++ for torch's products keep and let go: workspaces, algorithms, threads, other libraries."""
+"""Lifetimes in the C++ kernels for torch's products: workspaces, algorithms, threads and other libraries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Captured products: what is seen, how it is counted and kept, and that the program runs as it would alone."""
+"""Captured products: their counts, their file, and the unchanged behaviour of the program."""
 
 from __future__ import annotations
 

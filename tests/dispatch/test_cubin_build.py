@@ -170,7 +170,7 @@ def test_a_wheel_without_a_compiler_takes_a_pack_of_the_same_kernels(
 
 
 class App:
-    """What hatchling shows."""
+    """The messages that hatchling shows."""
 
     def __init__(self) -> None:
         self.warnings: list[str] = []

@@ -1,4 +1,4 @@
-"""What is kept of a GPU: decisions, loaded kernels and bound calls, under locks that a handler may meet; on fakes."""
+"""State of a GPU on fakes: decisions, loaded kernels and bound calls, under locks that a handler may meet."""
 
 from __future__ import annotations
 

@@ -108,8 +108,10 @@ def test_epilogues_of_the_sm_80_families_compile_for_older_architectures(layout:
 
 
 def test_plain_kernels_are_golden(fresh_cubins: CubinCache) -> None:
-    """Their machine code is what it was before there were epilogues, as far as the same NVRTC can tell: the packaged
-    library was proved with it (tools/restamp.py compares all that ships)."""
+    """Plain kernels have the machine code from before epilogues, as far as the same NVRTC can tell.
+
+    The packaged library was proved with it; tools/restamp.py compares all shipped kernels.
+    """
     pytest.importorskip("cuda.bindings")
     from outblas.runtime.nvrtc import compile_source, nvrtc_version
     from outblas.runtime.sass import _code_sections

@@ -1,4 +1,4 @@
-"""What outblas.linear computes with an activation, a bias or a residual, with and without a fused kernel."""
+"""Results of outblas.linear with an activation, a bias or a residual, with and without a fused kernel."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_with_one_linear_is_the_kernel(
     out = torch.empty_like(result)
     version = out._version
     assert outblas.linear(x, w, bias, **options, out=out) is out and out._version > version
-    if batch:  # the output of a product with a vector is torch's to resize
+    if batch:  # torch may resize the output of a product with a vector
         assert torch.equal(out, result)
 
 
@@ -232,7 +232,7 @@ def test_other_dtypes_and_devices_are_torchs(host: fused.FusedState) -> None:
 
 
 def test_another_library_decides_anew(host: fused.FusedState, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Loaded kernels stay; what is chosen is the library's."""
+    """Loaded kernels stay; the new library makes the choice."""
     x, w, bias, _ = layer(5)
     assert outblas.warm(x, w, bias, activation="silu")
     nothing = Served()

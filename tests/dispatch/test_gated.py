@@ -110,7 +110,7 @@ WARMING = Sm80GemvConfig(8, 64, 1, 4, 2, pdl=True, early=True, warm_k=1024)
 def test_a_product_that_cublaslt_has_takes_the_kernel_of_another_launch_option(
     row: dict[str, KernelConfig], launch: Any, expected: KernelConfig | None
 ) -> None:
-    """What the launch option does not allow is left out of it."""
+    """The kernel is used without the parts that the launch option forbids."""
     problem = replace(WIDE, m=8) if row.get("weights") is WARMING else WIDE
     made = LibraryRow(problem, "lt_auto", "id=1", **{k: LibraryChoice(c, 1.02, 1.01, 1.03) for k, c in row.items()})  # type: ignore[arg-type]
     fallback = Decision(None, problem, "cuBLASLt is faster", "id=1")
@@ -181,7 +181,7 @@ def test_the_proof_rejects_what_is_wrong(name: str) -> None:
 
 
 def test_a_store_of_the_whole_row_is_a_memory_violation() -> None:
-    """As wide as of the product alone: what lies behind C is written."""
+    """A store as wide as the product alone writes beyond C."""
 
     class TooWide(OnTheHost):
         def bind(self, problem: Problem, operands: Any, extra: Extra, workspace: Any = None) -> Any:

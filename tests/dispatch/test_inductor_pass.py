@@ -1,4 +1,4 @@
-"""The pass over Inductor's graphs: what it replaces, what it leaves, and that it comes and goes without a trace."""
+"""The pass over Inductor's graphs: replaced and untouched nodes, and installation without a trace."""
 
 from __future__ import annotations
 

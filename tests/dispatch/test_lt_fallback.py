@@ -1,4 +1,4 @@
-"""Where no kernel wins: which algorithm of cuBLASLt a row names, how it is found again, and when it is run. No GPU."""
+"""Fall-backs to an algorithm of cuBLASLt, without a GPU: its name in a row, its look-up, and its use."""
 
 from __future__ import annotations
 
@@ -236,7 +236,7 @@ def test_a_first_call_that_is_refused_is_the_last_and_a_later_one_an_error(devic
 
 @pytest.fixture
 def torch(monkeypatch: pytest.MonkeyPatch, device: DeviceState) -> Any:
-    """Torch, on whose CPU device the state is to be found, with stream 7 as the current one."""
+    """A fake torch whose CPU device carries the state, with stream 7 as the current one."""
     torch = pytest.importorskip("torch")
     monkeypatch.setattr(torch.cuda, "current_device", lambda: None)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)

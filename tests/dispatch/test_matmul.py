@@ -1,4 +1,4 @@
-"""Which product goes to a kernel and which to torch: decided here without a GPU, on fakes."""
+"""The choice between a kernel and torch, without a GPU, on fakes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the native table launches, and what it leaves to the dispatch."""
+"""Calls that the native table launches, and calls that it leaves to the dispatch."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_an_inference_tensor_is_written_in_inference_mode_only(table: Any, cuda:
 
 
 def test_operands_with_names_are_left_to_torch(table: Any, cuda: FakeCuda, host: Host) -> None:
-    """As a torch up to 2.12 tells of them."""
+    """Fake the names of torch up to 2.12."""
     a, b, out = operands()
     named: list[Any] = []
     hooks = {"has_names": lambda tensor: any(tensor is each for each in named)}
@@ -178,7 +178,7 @@ def test_torchs_own_word_for_names_is_asked(table: Any, cuda: FakeCuda) -> None:
 
 
 def test_an_older_torch_is_asked_for_inference_first(table: Any, cuda: FakeCuda, host: Host) -> None:
-    """Where the increment of versions raises for tensors of inference mode."""
+    """In that torch the increment of a version raises for tensors of inference mode."""
 
     def increment(tensors: Any) -> None:
         if any(t.is_inference() for t in tensors):
@@ -309,7 +309,7 @@ def test_another_context_is_left_to_the_dispatch(table: Any, cuda: FakeCuda) -> 
 
 
 def test_an_output_on_an_input_is_left_to_the_dispatch(table: Any, cuda: FakeCuda) -> None:
-    """Which raises TensorError; to the byte, on either side of either input."""
+    """The dispatch raises TensorError, to the byte, on either side of either input."""
     square = 32
     flat = torch.zeros(8 * square * square, dtype=torch.float16)
 

@@ -1,4 +1,4 @@
-"""What the native table does for entries that are cuBLASLt's."""
+"""The native table's entries of cuBLASLt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the native table reads operands by torch's DLPack exchange, and when it does not trust one."""
+"""Operands that the native table reads by torch's DLPack exchange, and exchanges that it rejects."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def opened_fixture(
 
 
 def answers(table: Any) -> bool:
-    """Whether a call is answered once it was learned."""
+    """Return whether a learned call is answered."""
     a, b, out = operands()
     assert learn(table, a, b, out, prepared())
     return table.matmul(a, b, out, False) is out

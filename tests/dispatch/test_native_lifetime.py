@@ -1,4 +1,4 @@
-"""What the native table keeps, and for how long: limits, threads, memory."""
+"""Lifetimes in the native table: limits, threads and memory."""
 
 from __future__ import annotations
 

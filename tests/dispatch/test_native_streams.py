@@ -1,4 +1,4 @@
-"""What the native table does for entries that need the workspace of their stream."""
+"""The native table's entries that need their stream's workspace."""
 
 from __future__ import annotations
 
@@ -311,7 +311,7 @@ def test_what_the_dispatch_ran_once_is_answered_by_the_table(
         assert matmul.matmul(a, b, out=out) is out and len(cuda.products) == before + 1
         assert cuda.products[-1].stream == stream
         assert cuda.products[-1].workspace == (ADDRESS + COUNTERS_BYTES if needs else 0)
-    # An algorithm that is gone is torch's for good.
+    # torch serves the calls of a lost algorithm for good.
     table.forget()
     lt.fail(problem, name, "tested")
     product.remember(state, decision, (a, b, out, False), None)

@@ -62,7 +62,7 @@ def pairs(draw: Any) -> tuple[Any, Any]:
 
 
 def answer(call: Any) -> Any:
-    """What a call returns, or the error that it raises."""
+    """Return the result of a call, or its error."""
     try:
         return call()
     except Exception as error:
@@ -309,7 +309,7 @@ def test_an_inference_tensor_is_written_in_inference_mode_only(served: Served) -
 
 
 def test_names_are_torchs(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a torch up to 2.12 tells of them."""
+    """Fake the names of torch up to 2.12."""
     x, w, named = numbers(3, 8), numbers(8, 5), numbers(8, 5)
     monkeypatch.setattr(torch.Tensor, "has_names", lambda tensor: tensor is named, raising=False)
     outblas.matmul(x, named)

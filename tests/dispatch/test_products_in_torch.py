@@ -1,4 +1,4 @@
-"""What else torch does with a product of ours: autocast, transforms, modes of gradients, gradients of gradients."""
+"""Other features of torch on products of OutBLAS: autocast, transforms, gradient modes, gradients of gradients."""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
-"""Kernels in C++ for torch's products on a GPU: what was asked once is launched without Python, on the caller's stream,
-device and workspace, in graphs and threads, with torch's errors."""
+"""C++ kernels for torch's products on a GPU.
+
+A known product is launched without Python, on the caller's stream, device and workspace, in graphs and threads, with
+torch's errors.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ pytestmark = pytest.mark.gpu
 MAPPED = Sm90WgmmaConfig(128, 128, stages=4, consumers=2)
 SPLIT = Sm90WgmmaConfig(64, 64, 64, 8, split_k=4, store="direct", split_kind="workspace")
 PLAIN, DEEP = Problem(256, 512, 1024), Problem(64, 4096, 8192)
-#: Sums of these are whole numbers that fp32 holds; rounded once to half precision by whoever computes them.
+#: Sums of these are whole numbers that fp32 holds; each library rounds them once to half precision.
 TUNED = {PLAIN: MAPPED, DEEP: SPLIT}
 
 
@@ -79,7 +82,7 @@ def operands(problem: Problem, seed: int = 0, device: str = "cuda") -> tuple[Any
 
 
 def exact(a: Any, b: Any) -> Any:
-    """Rounded once from fp64; at::mm of fp64 is torch's."""
+    """Return the exact product, rounded once from fp64; torch computes at::mm of fp64."""
     return (a.double() @ b.double()).half()
 
 

@@ -1,4 +1,4 @@
-"""``outblas.matmul`` on a GPU: right, on the caller's stream, in graphs, and torch's wherever it must be."""
+"""``outblas.matmul`` on a GPU: right, on the caller's stream, in graphs, and left to torch in all other cases."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ class Chain:
 
     def begin(self, start: Any) -> None:
         for buffer in self.buffers:
-            buffer.fill_(torch.nan)  # what is read too early shows
+            buffer.fill_(torch.nan)  # a value that is read too early shows
         self.buffers[0].copy_(start)
         torch.cuda.synchronize()
 
@@ -177,7 +177,7 @@ def test_without_the_promise_b_may_be_what_the_predecessor_writes(name: str, lay
 
 
 def test_a_broken_promise_shows() -> None:
-    """What the tests above are worth: an early kernel whose B the predecessor writes reads what was there before."""
+    """Prove the worth of the tests above: an early kernel whose B the predecessor writes reads the old values."""
     chain, stream = Chain(Problem(520, 520, 520), as_b=True), torch.cuda.Stream()
     expected = chain.one_by_one(chain.calls(kernel(chain.problem, CONFIGS["wgmma"])), stream)[0]
     calls, right = chain.calls(kernel(chain.problem, early(CONFIGS["wgmma"]))), 0

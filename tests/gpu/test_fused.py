@@ -47,7 +47,7 @@ def kernel(problem: Problem, config: KernelConfig, epilogue: Epilogue) -> FusedK
 
 
 def problems(config: KernelConfig, kind: tuple[str, str]) -> list[Problem]:
-    """Legal ones of SHAPES, with no more rows than the kernel has room for."""
+    """Return the legal problems of SHAPES that fit into the kernel's rows."""
     most = config.bm if isinstance(config, Sm80GemvConfig) else getattr(config, "a_rows", 0) or 10**6
     shapes = [*SHAPES, (127, 1001, 333)] if getattr(config, "vec", 8) == 1 else SHAPES
     found = [Problem(min(m, most - i % 2), n, k, *kind) for i, (m, n, k) in enumerate(shapes)]  # type: ignore[arg-type]

@@ -183,8 +183,10 @@ def test_two_runs_are_bitwise_equal(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in CONFIGS if "multicast_deep" in name])
 def test_multicast_ends_well_whatever_was_filled(name: str) -> None:
-    """K of no more than the ring's stages and a little over: every CTA waits for the peers of what it loaded, no
-    more and no less. Small integers: every sum is exact."""
+    """Every CTA waits for exactly the peers of its loads, for K up to a little more than the ring's stages.
+
+    Small integers make every sum exact.
+    """
     config = CONFIGS[name]
     assert isinstance(config, Sm90WgmmaConfig)
     generator, loaded = torch.Generator(device="cuda").manual_seed(1), None

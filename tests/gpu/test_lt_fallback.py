@@ -46,7 +46,7 @@ PDL_ONLY = Problem(512, 1024, 512)
 
 
 def proposed(problem: Problem, workspace: bool) -> str:
-    """What cuBLASLt calls the first of its proposals that needs a workspace, or none; "" where there is none."""
+    """Return the name of cuBLASLt's first proposal with, or without, a workspace; "" if none exists."""
     lt, needs = CublasLt(), dict[str, int]()
     plan = lt.plan(problem)
     for result in plan.heuristic(AUTO_REQUEST, ROW_ALIGN_BYTES):

@@ -95,8 +95,10 @@ def test_graphs_of_all_variants_compute_the_same_step(code: SimpleNamespace, mod
 
 @pytest.mark.parametrize("size", [1, 8, 64])
 def test_a_graph_holds_the_fused_kernels(code: SimpleNamespace, model: Any, size: int) -> None:
-    """All sums and gates of a decode step: each was one launch of a fused kernel while it was captured, and what is
-    replayed is what these compute outside of a graph."""
+    """Each sum and gate of a decode step was one launch of a fused kernel in the capture.
+
+    The replay gives the results of these kernels outside of a graph.
+    """
     work = code.model_runs.Work(model, code.model_runs.Step("decode", size), context=64)
     variants = code.model_runs.VARIANTS
     plain, graph = (code.model_runs.entry(work, "graph", variants[name]) for name in ("outblas", "outblas_fused"))

@@ -79,7 +79,7 @@ def blank(problem: Problem, a: Any) -> Any:
 
 
 def decided(a: Any, b: Any, pdl: bool) -> Any:
-    """The product by the Python path, which the table does not hear of."""
+    """Compute the product by the Python path, unseen by the table."""
     device = device_registry.devices[0]
     decision = device.decide(operand(a), operand(b), None, "pdl" if pdl else "plain")
     found = device.run(decision, a, b, None) if decision.problem else None
@@ -151,7 +151,7 @@ def test_graphs_hold_and_replay_it(problem: Problem, with_out: bool, table: Any)
 
 
 def test_operands_and_streams_are_read_by_torchs_exchange(table: Any) -> None:
-    """Where torch has one: what it says was compared with torch's methods when the call was learned."""
+    """With torch's exchange: its answer was compared with torch's methods when the call was learned."""
     a, b, _ = operands(TUNED[0][0])
     expected, stream = outblas.matmul(a, b), torch.cuda.Stream()
     torch.cuda.synchronize()

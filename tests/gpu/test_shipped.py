@@ -89,7 +89,7 @@ def pack_fixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def device(path: Path, monkeypatch: pytest.MonkeyPatch) -> DeviceState:
-    """What a process has that finds its pack at ``path``."""
+    """Return the state of a process whose pack is at ``path``."""
     monkeypatch.setattr(packaged_cubins, "PACKAGED", PackagedCubins(path))
     state = DeviceState(gpu_of_device(0), library(), load_kernel)
     monkeypatch.setattr(device_registry, "devices", {0: state})

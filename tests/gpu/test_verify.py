@@ -1,4 +1,4 @@
-"""The proof on a real GPU, and what the bound's constant leaves room for."""
+"""The proof on a real GPU, and the margin of the bound's constant."""
 
 from __future__ import annotations
 

@@ -350,7 +350,7 @@ def test_inductors_graphs_have_our_products_and_find_nothing_alive_in_their_pool
 
 
 def test_inductors_graphs_find_no_workspace_in_their_pool() -> None:
-    """A warm-up of its CUDA graphs allocates into a pool that must hold nothing but what the graph tells of."""
+    """A warm-up of Inductor's CUDA graphs allocates into a pool that may hold only the graph's own tensors."""
     problem = DEEP
     row = LibraryRow(problem, "torch", plain=LibraryChoice(BASE, 1.2, 1.1, 1.3))
     outblas.use_library(Library(gpu_of_device(0).name, (row,)))

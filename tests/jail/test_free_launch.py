@@ -32,7 +32,7 @@ NO_FACTS = SassFacts(0, 0, 0, 0, 0, 0, 0, 0, ())
 
 
 class Recorder:
-    """As much of cuda.bindings.driver as a launch needs; keeps what it was called with."""
+    """The part of cuda.bindings.driver that a launch needs; it records its calls."""
 
     CUfunction_attribute = SimpleNamespace(
         CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES="shared",
@@ -174,7 +174,7 @@ class Function:
 
 @pytest.fixture
 def library(monkeypatch, recorder, tmp_path):
-    """A loaded library with these functions; none where the file is not what was built."""
+    """A loaded library with these functions; None if the file is not the built one."""
 
     def make(launch=0, workspace=None):
         functions = {"outblas_launch": Function(launch)}
@@ -259,7 +259,7 @@ def timing(us):
 
 
 class Bench:
-    """What timing_checks.py asks of a bench, on the CPU: a kernel is a function of the operand sets."""
+    """The bench that timing_checks.py expects, on the CPU: a kernel is a function of the operand sets."""
 
     problem, sets, gpu_index, stream = Problem(16, 16, 32), 2, 0, 0
 

@@ -1,4 +1,4 @@
-"""What cuBLAS is told, and nvMatmulHeuristics' mapping; no GPU."""
+"""Arguments of cuBLAS, and the mapping of nvMatmulHeuristics, without a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is made once per problem, with a clock and a prover that only write down what they are asked."""
+"""State per problem, with a clock and a prover that only record their calls."""
 
 from __future__ import annotations
 
@@ -21,7 +21,12 @@ TIME = Timing("offline", (2.0, 2.0, 2.0), 2.0, 0.0)
 
 
 class Clock:
-    """Attributes: asked: what was measured, and how. closed: how often."""
+    """A clock that records its calls.
+
+    Attributes:
+        asked: the requested measurements.
+        closed: number of calls of ``close``.
+    """
 
     repeats = 8
 

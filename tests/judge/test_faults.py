@@ -1,4 +1,4 @@
-"""What is told of an error: one line, and whether the context is lost."""
+"""Reports of an error: one line, and whether the context is lost."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The proof of an epilogue: its reference, its bound and what it is made on, against formulas written here anew.
+"""The proof of an epilogue: its reference, its bound and its inputs, against formulas written anew here.
 
-What stands in for a kernel computes on the CPU, and is off in one run of a proof: by a share of the bound, by one bit,
-or outside of C. tests/dispatch/test_fused.py has kernels that are wrong throughout.
+A stand-in for a kernel computes on the CPU. In one run of a proof it is off: by a share of the bound, by one bit, or
+outside of C. tests/dispatch/test_fused.py has kernels that are wrong throughout.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def expected(problem: Problem, a: Any, b: Any, extra: Extra, e: Epilogue) -> tup
 
 
 class Run(NamedTuple):
-    """What one call of a proof was made on (copies), and C with what it is to hold."""
+    """Copies of the inputs of one call of a proof, and C with its expected content."""
 
     number: int
     a: Any

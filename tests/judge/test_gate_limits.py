@@ -89,7 +89,7 @@ def half_between(problem, a, b, c):
     "problem", [Problem(4, 8, 16, "TN", "bf16"), Problem(1, 8, 32, "NN", "bf16")], ids=lambda p: p.key
 )
 def test_partial_sums_in_half_are_found_by_inputs_that_cancel_and_by_no_other(problem, monkeypatch):
-    """Where nothing of a sum is left, nothing is allowed for the rounding of the result."""
+    """A sum that cancels to nothing allows nothing for the rounding of its result."""
     verdict = verdict_of(problem, half_between)
     assert verdict.status is Status.WRONG and verdict.gates == ("static", "memory", "exact")
     assert verdict.max_err_ratio > 5

@@ -1,4 +1,4 @@
-"""What a kernel is proved on, the limits themselves, and what a GPU adds to the gates, with the GPU left out."""
+"""Inputs of a proof, the limits themselves, and the gates' use of a GPU, with the GPU left out."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_the_bound_itself_is_inside(monkeypatch, gate, ratio, status):
     a, b, c = data[0]
     made, sums = Reference(P, a, b), data.input_sum(0).clone()
     monkeypatch.setattr(Reference, "worst_error_ratio", judged)
-    if gate == "cell":  # what is stacked there is fp32
+    if gate == "cell":  # the stacked values are fp32
         ratio = max(ratio, float(torch.tensor(1.0).nextafter(torch.tensor(2.0)))) if ratio > 1 else ratio
         monkeypatch.setattr(Reference, "worst_error_ratio", lambda self, c: torch.tensor(ratio))
         verdict = check_cell(data, made, sums, lambda: c.copy_(fp64_product(P, a, b)))

@@ -127,8 +127,10 @@ def test_freeing_a_graph_twice_is_harmless(monkeypatch):
 
 
 def queueing_bench(monkeypatch, late=(), host_us=10.0):
-    """A bench on a false GPU that had begun the pieces of work ``late`` before they were queued whole, on a host that
-    takes ``host_us`` to queue a round; (bench, what was put on the stream in order)."""
+    """Return (bench, the stream's pieces in order) on a fake GPU.
+
+    The GPU begins pieces ``late`` before they are queued whole. The host takes ``host_us`` to queue a round.
+    """
     import contextlib
 
     torch = pytest.importorskip("torch")
@@ -190,7 +192,7 @@ def test_a_plug_does_not_grow_for_ever(monkeypatch):
 
 
 class Numbered:
-    """An entry whose calls say which operand set they are of."""
+    """An entry whose calls name their operand set."""
 
     name = "numbered"
 

@@ -1,4 +1,4 @@
-"""Whole timings of the clock with a false driver: what is made, in which order, and that all of it is given back."""
+"""Whole timings of the clock with a fake driver: its objects, their order, and their release."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What judges cannot be replaced unseen."""
+"""No replacement of a judge's part goes unnoticed."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ class Metronome:
 
 
 def trace(duration_ns, warmup_ns, benchmark_ns, names=("one",)):
-    """When each request began, by a clock that moves 1 ns at every look; and what was kept."""
+    """Return the start of each request by a clock that moves 1 ns at every look, and the kept samples."""
     clock, begun = Clock(1), []
 
     def request(name):

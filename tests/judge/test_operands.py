@@ -16,7 +16,7 @@ CANARY = 0x7FED
 
 
 def word_map(problem, sets, guard, columns):
-    """(set, what) of every word, by the module's text; a guard is named by what it is in front of."""
+    """Return (set, part) of every word by the module's text; a guard has the name of the part behind it."""
     words = [(0, "front A")] * guard
     sizes = {"A": problem.m * problem.k, "B": problem.n * problem.k, "C": problem.m * columns}
     behind = {"A": "front B", "B": "front C", "C": "end"}

@@ -1,4 +1,4 @@
-"""What gates share: widths of guards, inputs, one bound call for every experiment, and whom memory errors blame."""
+"""Shared parts of the gates: guards, inputs, one bound call for all experiments, and the blame of memory errors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PROBLEM = Problem(3, 5, 8)
 
 
 class Entry:
-    """Its calls do what they are told with (A, B, C)."""
+    """An entry whose calls run a given function on (A, B, C)."""
 
     def __init__(self, act=lambda a, b, c: c.fill_(1.0)):
         self.act, self.bound, self.streams = act, [], []

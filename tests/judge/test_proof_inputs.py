@@ -1,4 +1,4 @@
-"""What kernels are proved on, number by number: drawn again here with torch's generators and plain formulas."""
+"""Inputs of proofs, number by number, drawn again here with torch's generators and plain formulas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gate ``rules`` on a fake GPU, whose streams run what is queued on them when they are waited for."""
+"""Gate ``rules`` on a fake GPU, whose streams run their queue when the host waits."""
 
 from __future__ import annotations
 

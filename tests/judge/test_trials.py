@@ -1,4 +1,4 @@
-"""What proofs compare with, kept from kernel to kernel: the same verdicts, in bounded memory."""
+"""References of proofs, kept from kernel to kernel: the same verdicts, in bounded memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PROBLEM = Problem(24, 40, 96)
 
 
 class Held:
-    """As large as it says."""
+    """A reference of a given size."""
 
     def __init__(self, nbytes):
         self.nbytes = nbytes

@@ -1,4 +1,4 @@
-"""The environment: what it offers, pays and shows."""
+"""The environment: its candidates, its rewards and its observations."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_the_same_seed_the_same_episodes() -> None:
 
 
 def test_under_the_additive_preset_a_wrong_kernel_wins() -> None:
-    """What the published weights pay; the gated reward never pays a wrong kernel more than a right one."""
+    """The published weights can pay a wrong kernel more; the gated reward never does."""
     from support.helpers import passed_evaluation
 
     problem, config = RECORDING.problems[0], RECORDING.catalogue[0]

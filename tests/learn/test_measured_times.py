@@ -1,4 +1,4 @@
-"""What is read from stores for a fit, and what `outblas fit catalogue` chooses from it."""
+"""Rows that a fit reads from stores, and the choice of `outblas fit catalogue`."""
 
 from __future__ import annotations
 

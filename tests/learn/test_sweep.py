@@ -1,4 +1,4 @@
-"""The study of hyper-parameters: resumable, within its bounds, and its result can be trained with."""
+"""The study of hyper-parameters: it resumes, keeps its bounds, and its result can train."""
 
 from __future__ import annotations
 

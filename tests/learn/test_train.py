@@ -1,4 +1,4 @@
-"""Training across shapes, small: what is learned holds on shapes that were held out, and a stopped training goes on."""
+"""A small training across shapes: it holds on unseen shapes, and a stopped training resumes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ HELD_OUT = 4
 
 
 def trivial() -> Recording:
-    """One family, and one rule: the tile as wide as the problem is fastest, each factor of two costs 20%."""
+    """Return a recording of one rule: a tile as wide as the problem is fastest, each factor of two costs 20%."""
     problems = tuple(Problem(64 * m, n, 512) for m in (1, 2, 4, 8) for n in (64, 128, 256, 512, 1024))
     catalogue: tuple[KernelConfig, ...] = tuple(
         Sm80MmaConfig(64, bn, pdl=pdl) for bn in (16, 32, 64, 128, 256) for pdl in (False, True)

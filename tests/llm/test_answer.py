@@ -158,6 +158,6 @@ def test_knobs_are_described_with_their_values() -> None:
     text = describe()
     assert "family sm90_wgmma_gemm" in text and "schedule: coop, stagger, pingpong, default coop" in text
     assert "pdl: false" not in text  # a launch option, not the kernel's
-    assert "stages: pipeline depth" in text  # what it means, from the record's own docstring
+    assert "stages: pipeline depth" in text  # the meaning, from the record's own docstring
     offered = describe_offered([Sm80MmaConfig(64, 64), Sm80MmaConfig(128, 64, pdl=True)])
     assert "bm: 64, 128" in offered and "pdl: false, true" in offered and "sm90_wgmma_gemm" not in offered

@@ -1,4 +1,4 @@
-"""The judge: each kernel evaluated once per run, in time; answers that are no candidates; what is stored."""
+"""The judge: each kernel is evaluated once per run, in time; answers without candidates; stored evaluations."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def test_every_kind_of_answer_is_handled_and_nothing_is_lost(recording: Path, tm
     assert "C[63, 5] is 7, not 8" in prompts[5] and "3 of 4096" in prompts[5]
     assert "keyed by address" in prompts[8]
     assert "faster than the hardware" in prompts[12]
-    assert kernel(1).text.strip() in prompts[9]  # what was proven is shown to the island's next chain
+    assert kernel(1).text.strip() in prompts[9]  # the island's next chain sees the proven kernel
 
     with Store(files.store) as store, EvolveJournal(files.store) as journal:
         names = [config_name(e.config) for e in store.evaluations("run")]
@@ -259,7 +259,7 @@ def test_a_question_too_long_for_the_server_is_left_behind(recording: Path, tmp_
 
 @pytest.mark.parametrize("parallel", [1, 4])
 def test_the_budget_is_never_passed(parallel: int, recording: Path, tmp_path: Path) -> None:
-    """Though requests under way reserve more than they take, what is left is used."""
+    """Requests in progress reserve more than they cost, and the rest of the budget is still used."""
     price, said = Price(1.0, 2.0), Say(prompt_tokens=3000, answer_tokens=400)
     with serving(lambda request, number: replace(said, text=answer(kernel(number % 20).text))) as server:
         evolve(server, recording, tmp_path / "run", parallel=parallel, models=[Model("m", price=price)],

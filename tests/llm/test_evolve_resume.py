@@ -1,4 +1,4 @@
-"""An evolution's folder: what is refused, and what a run that was killed goes on with."""
+"""An evolution's folder: its refusals, and the resumption of a killed run."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_a_killed_run_goes_on_and_asks_nothing_twice(killed_at: int, recording: 
                                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
         try:
             assert reached.wait(60)
-            time.sleep(0.3)  # wherever it is by then
+            time.sleep(0.3)  # at its place by then
         finally:
             os.killpg(run.pid, signal.SIGKILL)
             run.wait()
@@ -165,7 +165,7 @@ def test_a_killed_run_goes_on_and_asks_nothing_twice(killed_at: int, recording: 
         assert journal.entries()[: len(entries)] == entries  # the same archive, and more
         assert dict(list(journal.outcomes().items())[: len(told)]) == told
         replies = Counter(q for q, r in journal.replies() if r.answered)
-        assert set(replies.values()) == {1} and answered <= set(replies)  # what was paid for is not asked again
+        assert set(replies.values()) == {1} and answered <= set(replies)  # a paid question is not asked again
         assert journal.spent().requests == 12
         assert set(journal.outcomes()) == set(replies)  # every answer was evaluated
         names = [config_name(e.config) for e in store.evaluations()]
@@ -174,7 +174,7 @@ def test_a_killed_run_goes_on_and_asks_nothing_twice(killed_at: int, recording: 
 
 
 def test_the_next_draw_after_a_kill_is_the_one_that_would_have_been(recording: Path, tmp_path: Path) -> None:
-    """One conversation at a time: the prompts of a run in pieces are those of a run in one."""
+    """With one conversation at a time, an interrupted run has the prompts of an uninterrupted one."""
 
     def script(request: dict[str, Any], number: int) -> Say:
         return Say(answer(kernel(number % 20).text))

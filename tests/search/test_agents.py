@@ -76,7 +76,7 @@ def model(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def recording(monkeypatch: pytest.MonkeyPatch) -> Recording:
-    """What an agent that follows a recording finds as the packaged one."""
+    """The recording that an agent takes for the packaged one."""
     synthetic = synthetic_recording(candidates=len(CANDIDATES))
     monkeypatch.setattr(Recording, "load", classmethod(lambda cls, name: synthetic))
     return synthetic
@@ -84,7 +84,7 @@ def recording(monkeypatch: pytest.MonkeyPatch) -> Recording:
 
 @pytest.fixture(autouse=True)
 def packages(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    """Stands in for nvMatmulHeuristics; what needs Optuna is skipped where there is none."""
+    """Replace nvMatmulHeuristics by a fake; skip agents of Optuna without Optuna."""
     if "name" in request.fixturenames and request.getfixturevalue("name") == "tpe":
         pytest.importorskip("optuna")
     found = [Choice(128, 8 * i, 64, 3, 1, 1, 1, 0) for i in (4, 2, 6)]
@@ -184,7 +184,7 @@ def test_respects_budget_and_mask_under_tune(name: str, tmp_path: Path) -> None:
 
 @every_agent
 def test_says_whether_the_seed_matters(name: str) -> None:
-    """One run of an agent that does not draw tells all."""
+    """A single run of an agent that does not draw shows all."""
     tried = [[e.config for e in search(name, seed, 24)] for seed in range(6)]
     assert any(other != tried[0] for other in tried) == make_agent(name).draws
 

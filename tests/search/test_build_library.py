@@ -1,4 +1,4 @@
-"""`outblas build-library` from end to end on a fake GPU: what it leaves is what the readers accept."""
+"""`outblas build-library` from end to end on a fake GPU: readers accept its files."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def command(*arguments: str) -> Any:
 
 
 def job_of(words: list[str]) -> list[str]:
-    """The job that a process was started for."""
+    """Return the job of a started process."""
     return words[words.index("--job") + 1].split()
 
 

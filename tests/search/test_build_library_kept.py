@@ -1,4 +1,4 @@
-"""What `outblas build-library` keeps on a fake GPU: kernels that win again in confirm, bench, demote and settle."""
+"""Kernels that `outblas build-library` keeps on a fake GPU: winners of confirm, bench, demote and settle."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The searches of `outblas build-library` on a fake GPU: what they try, how much, and that the better kernel stays."""
+"""Searches of `outblas build-library` on a fake GPU: their candidates, their budgets, and the better kernel stays."""
 
 from __future__ import annotations
 

@@ -149,7 +149,7 @@ def test_failures_have_kernel_tuners_notation(task: T4Task, tmp_path: Path) -> N
 
 
 def test_a_cache_cut_off_after_an_entry_is_read(task: T4Task, tmp_path: Path) -> None:
-    """As Kernel Tuner leaves it when it is killed."""
+    """Kernel Tuner leaves such a file when it is killed."""
     lines = to_cache(task).splitlines()
     cut = read_task(written("\n".join(lines[:-3]), tmp_path))
     assert list(cut.cells.items()) == list(task.cells.items())[: len(cut.cells)] and 0 < len(cut.cells) < len(
@@ -338,7 +338,7 @@ def test_one_at_a_time_a_strategy_measures_what_kernel_tuner_would(name: str, mo
 
 @pytest.mark.parametrize("name", [s for s in STRATEGIES if s != "kt-local"])  # see LocalSearch
 def test_strategies_learn(name: str) -> None:
-    """Where knobs matter one by one and the space is a grid, 32 of 384 measurements find more than chance does."""
+    """On a grid whose knobs matter one by one, 32 of 384 measurements find more than chance."""
     pytest.importorskip("kernel_tuner")
 
     def found(agent: str) -> float:
@@ -363,7 +363,7 @@ def test_strategies_choose_by_what_was_measured(name: str) -> None:
 
 
 def test_a_strategy_that_asks_for_nothing_new_is_ended() -> None:
-    """All but six are known: what is left is proposed all the same, by the strategy or by chance."""
+    """All but six candidates are known; the strategy, or chance, still proposes the rest."""
     pytest.importorskip("kernel_tuner")
     left = set(GRID[::64])
     history = [smooth(c) for c in GRID if c not in left]

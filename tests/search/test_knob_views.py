@@ -35,10 +35,11 @@ PROBLEM = Problem(512, 512, 512)
 
 @dataclass(frozen=True, order=True)
 class TrialConfig(KernelConfig):
-    """Knobs of ``sm99_trial_gemm``: a family of this test alone.
+    """Knobs of ``sm99_trial_gemm``, a family of this test alone.
 
     Attributes:
-        bm, bn: tile of C in elements.
+        bm: rows of a tile of C in elements.
+        bn: columns of a tile of C in elements.
         depth: a number that no other family has.
         twist: a word that no other family has.
         halo: a switch of a later version.

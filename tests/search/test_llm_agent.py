@@ -85,7 +85,7 @@ def test_it_is_told_what_was_tried(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_killed_tuning_is_resumed_without_asking_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """What was heard is in the cache; the server would say something else now."""
+    """Earlier answers are in the cache; the server would now answer differently."""
     monkeypatch.setenv("OUTBLAS_LLM_MODEL", "m")
     replay = ReplayEvaluator(synthetic_recording(3))
     names, asked = list[list[str]](), list[int]()

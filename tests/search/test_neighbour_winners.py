@@ -1,4 +1,4 @@
-"""What a search takes from shapes nearby."""
+"""Candidates that a search takes from nearby shapes."""
 
 from __future__ import annotations
 

@@ -38,8 +38,8 @@ from outblas.search.tune_run import TuneRequest, run_tune
 from support.fake_gpu import PROVENANCE
 from support.helpers import ROOT, failed_evaluation, passed_evaluation, synthetic_recording
 
-#: In ncu's place: leaves what it was to launch in $OUTBLAS_ASKED and writes a table with a mark and a kernel for each
-#: entry, whose L2 hit rate is the number of the entry; or $OUTBLAS_SAYS.
+#: A fake ncu. It writes its launches to $OUTBLAS_ASKED, and a table with a mark and a kernel for each entry. The L2 hit
+#: rate is the number of the entry. With $OUTBLAS_SAYS it prints that text instead.
 FAKE = """#!{python}
 import json, os, sys
 args = sys.argv[1:]

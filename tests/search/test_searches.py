@@ -61,7 +61,7 @@ def test_beats_random_where_knobs_matter_one_by_one(name: str, n: int) -> None:
 
 
 def test_greedy_goes_from_the_best_by_one_knob() -> None:
-    """One at a time: each proposal is a neighbour of the best so far, while that has any."""
+    """Each proposal is a neighbour of the best so far, while that has untried ones."""
     history = search("greedy", 0, 12, 1)
     for i in range(1, len(history)):
         best = max(history[:i], key=lambda e: speed(e.config)).config

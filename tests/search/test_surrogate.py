@@ -1,4 +1,4 @@
-"""The surrogate: what it learns, from what, and how measurements of the present problem change its mind."""
+"""The surrogate: its training, and the effect of measurements on its predictions."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def structured_recording() -> Recording:
-    """A cell takes longer by 20% for every doubling between its bn and N / 16: what is best goes by the problem."""
+    """Return a recording whose cells take 20% longer for every doubling between bn and N / 16."""
     recording = synthetic_recording(problems=len(PROBLEMS), candidates=len(CANDIDATES))
     times = np.array([[2 * 1.2 ** abs(np.log2(16 * c.bn / p.n)) for c in CANDIDATES] for p in PROBLEMS])
     passed = recording.status == STATUS_CODES[Status.PASSED]

@@ -24,7 +24,7 @@ RECORDING = synthetic_recording()
 
 
 class Counting(ReplayEvaluator):
-    """Counts what it is asked, and can fail after so many answers, as a live evaluator would."""
+    """Count the requests, and fail after a given number of answers, as a live evaluator could."""
 
     def __init__(self, stop_after: int = 10**9, error: BaseException | None = None) -> None:
         super().__init__(RECORDING)

@@ -1,4 +1,4 @@
-"""What a tune run is called and who searches, where the user does not say."""
+"""Default folder and agent of a tune run."""
 
 from __future__ import annotations
 

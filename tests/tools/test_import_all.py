@@ -1,4 +1,4 @@
-"""tools/import_all.py: which interpreters it finds, what it installs when, and which failures it lets pass."""
+"""tools/import_all.py: the found interpreters, the installations, and the tolerated failures."""
 
 from __future__ import annotations
 

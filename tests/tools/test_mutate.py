@@ -96,7 +96,7 @@ def plan_fixture(tool: Any, toy: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def covered(tool: Any, **more: dict[str, Any]) -> Any:
-    """What the toy's tests run: seconds, outcome, lines."""
+    """Seconds, outcome and lines of the toy's tests."""
     tests = {
         TOTAL: {"seconds": 0.2, "outcome": "passed", "lines": {FILE: [9, 10, 11, 12, 13, 14]}},
         LIMIT: {"seconds": 0.1, "outcome": "passed", "lines": {}},

@@ -1,4 +1,4 @@
-"""tools/restamp.py: what it takes for the same, what it writes, and that it writes nothing where a kernel differs."""
+"""tools/restamp.py: equal kernels, the written stamp, and no write if a kernel differs."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ def test_architectures():
 
 
 def test_a_worker_is_warm_before_it_is_asked(monkeypatch):
-    """What a process does once (torch's import, CUDA's context, cuBLAS) is in no candidate's time."""
+    """Costs that a process pays once (torch's import, CUDA's context, cuBLAS) are in no candidate's time."""
     done = []
 
     class Small(FakeBenchCell):

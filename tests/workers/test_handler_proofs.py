@@ -1,4 +1,4 @@
-"""What the worker's handler proves, once and on which problems, and what it keeps for that."""
+"""Proofs of the worker's handler: once per kernel, on which problems, and from which kept state."""
 
 from __future__ import annotations
 
