@@ -10,6 +10,8 @@ PIP    := $(BIN)/python -m pip install --disable-pip-version-check --quiet --no-
 SELDOM := /tests?/|/testing/|/transformers/models/|/ray/(rllib|serve|tune|data|llm|train)/
 BYTECODE := $(BIN)/python -m compileall -qq -j 0 -x '$(SELDOM)' $(VENV)/lib src || true
 RUN    ?= runs/demo
+# What the rules of prose hold for.
+PROSE  := README.md CONTRIBUTING.md SECURITY.md CODE_OF_CONDUCT.md docs src tests tools benchmarks examples hatch_build.py
 # What an editable install has to be repeated for: it builds the C extension, too.
 INSTALLED := pyproject.toml hatch_build.py $(wildcard src/outblas/dispatch/csrc/*) src/outblas/dispatch/native_build.py
 # The local version matches CPU wheels only, never the multi-gigabyte CUDA build.
@@ -50,6 +52,7 @@ lint: $(VENV)/.lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python tools/plain_english.py $(PROSE)
 
 # Every module under each Python from 3.10 to 3.13 that is here; each has its own base dependencies.
 imports: imports-here imports-others
