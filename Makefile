@@ -11,7 +11,7 @@ SELDOM := /tests?/|/testing/|/transformers/models/|/ray/(rllib|serve|tune|data|l
 BYTECODE := $(BIN)/python -m compileall -qq -j 0 -x '$(SELDOM)' $(VENV)/lib src || true
 RUN    ?= runs/demo
 # What the rules of prose hold for.
-PROSE  := README.md CONTRIBUTING.md SECURITY.md CODE_OF_CONDUCT.md docs src tests tools benchmarks examples hatch_build.py
+PROSE  := README.md CONTRIBUTING.md CHANGELOG.md SECURITY.md CODE_OF_CONDUCT.md docs src tests tools benchmarks examples hatch_build.py
 # What an editable install has to be repeated for: it builds the C extension, too.
 INSTALLED := pyproject.toml hatch_build.py $(wildcard src/outblas/dispatch/csrc/*) src/outblas/dispatch/native_build.py
 # The local version matches CPU wheels only, never the multi-gigabyte CUDA build.
