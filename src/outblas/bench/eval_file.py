@@ -16,10 +16,11 @@ from outblas.records.evaluation_json import evaluation_to_json
 
 
 def read_kernel(path: Path) -> FreeKernel:
-    """The free kernel of a file.
+    """Read a free kernel from a CUDA C++ file.
 
     Raises:
-        UsageError: the file cannot be read. ContractError: its text is no free kernel.
+        UsageError: the file cannot be read.
+        ContractError: its text is not UTF-8, or not a free kernel.
     """
     try:
         with path.open("rb") as file:
@@ -68,7 +69,7 @@ def _evaluated(problem: Problem, kernel: FreeKernel, gpu_index: int | None) -> t
 
 
 def _result_of(problem: Problem, e: Evaluation, gpu: Gpu) -> dict[str, Any]:
-    """Rows and lines for ``outblas.cli.eval.show``."""
+    """Return the rows and lines that ``outblas.cli.eval.show`` prints."""
     result: dict[str, Any] = {"kernel": getattr(e.config, "name", ""), "status": e.status.value, "detail": e.detail}
     if e.timing is not None:
         us = e.timing.median_us

@@ -48,7 +48,8 @@ def run_eval(
         detail) and scalars to print.
 
     Raises:
-        DeviceError: no GPU, or no candidate that passes. UsageError: server mode without a rate.
+        DeviceError: no GPU, or no candidate passes.
+        UsageError: server mode without a rate.
     """
     if mode == "server":
         check_qps(target_qps)

@@ -1,4 +1,4 @@
-"""Candidates on a real GPU: the live counterpart of replay, through a sandboxed worker (outblas.workers.handler)."""
+"""Evaluate candidates on a real GPU in a sandboxed worker; the replay evaluator is the counterpart without a GPU."""
 
 from __future__ import annotations
 
@@ -32,16 +32,21 @@ _FACTORY = factory_name(make_handler)
 
 
 class LiveEvaluator(Evaluator):
-    """Evaluates on a real GPU, through one sandboxed worker (the contract of outblas.core.evaluator). Free kernels have
-    workers of their own, jailed and thrown away after each batch (outblas.jail.jailed_evaluator).
+    """Evaluate on a real GPU through one sandboxed worker (the contract of outblas.core.evaluator).
+
+    Each batch of free kernels runs in a new, jailed worker instead (outblas.jail.jailed_evaluator). Use the evaluator
+    as a context manager, or call :meth:`close`.
 
     Args:
-        options: see :class:`Options`. step_timeout_s: seconds without progress that count as a hang.
-        factory: makes the worker's handler; tests put another in its place.
-        offered: a problem's candidates; None: what :func:`outblas.kernels.catalogue.candidates` offers.
-        compile_ahead: fill the compile cache on all cores before the worker, which has one, asks; False where
-            somebody else does.
-        free: how free kernels are kept apart; None: as is usual.
+        gpu_index: CUDA ordinal; used only if ``options`` is None.
+        options: settings of proof and timing, with the GPU; None: the defaults of :class:`Options`.
+        step_timeout_s: seconds without progress that count as a hang, apart from the time that the options allow for
+            timing.
+        factory: ``module:function`` that makes the worker's handler; tests pass another.
+        offered: returns a problem's candidates; None: :func:`outblas.kernels.catalogue.candidates`.
+        compile_ahead: fill the compile cache on all cores of this machine, because the worker has one core. Pass False
+            if another process fills it.
+        free: settings of the jail for free kernels; None: the defaults.
     """
 
     def __init__(
@@ -71,10 +76,10 @@ class LiveEvaluator(Evaluator):
         self.close()
 
     def start(self) -> None:
-        """Start the worker now (imports, a CUDA context: seconds), not with the first candidate.
+        """Start the worker now; without this call, the first candidate starts it. A start takes seconds.
 
         Raises:
-            DeviceError: it cannot start.
+            DeviceError: the worker cannot start.
         """
         self.sandbox.start()
 
@@ -103,7 +108,7 @@ class LiveEvaluator(Evaluator):
         return f"cuda:{self.options.gpu_index}"
 
     def candidates(self, problem: Problem) -> Sequence[KernelConfig]:
-        """Return the configs that the evaluator offers for the problem (see the class)."""
+        """Return the configs that the evaluator offers for the problem: those of ``offered``, or of the catalogue."""
         if problem in self._listed:
             return self._listed.pop(problem)
         from outblas.kernels.catalogue import candidates
@@ -131,14 +136,15 @@ class LiveEvaluator(Evaluator):
         live = JailedEvaluator(self.options, self._step_s, self._free)
         for problem, group in groupby(listed, key=lambda pair: pair[0]):
             for evaluation, baselines in live.evaluate(problem, [kernel for _, kernel in group]):
-                # Code of form host shares its judge's process: what that says of others is taken for want of better.
+                # A kernel of form host runs in its judge's process and could falsify the baselines.
+                # Use them only if the problem has no others.
                 forms_host = isinstance(evaluation.config, FreeKernel) and evaluation.config.launch.form == "host"
                 if baselines is not None and not (forms_host and problem in self._baselines):
                     self._baselines[problem] = baselines
                 yield evaluation
 
     def _evaluate_templates(self, pairs: Iterator[tuple[Problem, KernelConfig]]) -> Iterator[Evaluation]:
-        """Problem by problem; while the worker has one in hand, later ones are drawn and their kernels compiled."""
+        """Evaluate one problem at a time; meanwhile, draw later problems and compile their kernels."""
         ahead = Lookahead(pairs, self._begin)
 
         def meanwhile() -> None:
@@ -157,13 +163,13 @@ class LiveEvaluator(Evaluator):
                 yield self._taken(problem, items[index][1], value)
 
     def _begin(self, group: list[tuple[Problem, KernelConfig]]) -> None:
-        """A problem's pairs were drawn."""
+        """Announce the problem of newly drawn pairs and start to compile their kernels."""
         self.expect([group[0][0]])
         if self._compiler is not None:
             self._compiler.begin(self._with_rival(group))
 
     def _with_rival(self, group: list[tuple[Problem, KernelConfig]]) -> list[tuple[Problem, KernelConfig]]:
-        """The kernels of one problem's pairs, and nvMatmulHeuristics' choice."""
+        """Return the pairs of one problem, with a pair for nvMatmulHeuristics' choice if it has one."""
         problem = group[0][0]
         rival = self._nvmmh.get(problem)
         return group if rival is None else [*group, (problem, rival)]
@@ -183,7 +189,18 @@ class LiveEvaluator(Evaluator):
         return self.baseline_report(problem).details.get(name, "")
 
     def baseline_report(self, problem: Problem) -> Baselines:
-        """Times with samples, details, and why a baseline was left out."""
+        """Return the baselines of a problem's last rounds; measure now if it has none.
+
+        Args:
+            problem: the product to compute.
+
+        Returns:
+            Timings with their samples in microseconds, details, and the reason for each baseline that was left out. If
+            the worker was lost, there are no timings and ``left_out`` has the key ``all``.
+
+        Raises:
+            DeviceError: the worker cannot start.
+        """
         if problem not in self._baselines:
             self.expect([problem])
             for _, value in self.sandbox.run([WorkItem(problem, None, self._nvmmh.get(problem))]):
@@ -203,9 +220,10 @@ class LiveEvaluator(Evaluator):
         self._trusted.update(kinds)
 
     def expect(self, problems: Iterable[Problem]) -> None:
-        """Problems that are to come: asks nvMatmulHeuristics for all at once, in one subprocess.
+        """Ask nvMatmulHeuristics for its choices for problems that come next, all in one subprocess.
 
-        Not needed, but a subprocess per problem costs 0.07 s. Without the package there are no choices.
+        The call is optional: it saves a subprocess of 0.07 s per problem. It does nothing if the options do not time
+        the baseline ``nvmmh``. If the package is not installed, the problems have no choice.
         """
         new = [p for p in problems if p not in self._nvmmh]
         if not new or "nvmmh" not in self.options.baselines:
@@ -219,8 +237,11 @@ class LiveEvaluator(Evaluator):
                 self._nvmmh.update(dict.fromkeys(new))
 
     def list_ahead(self, problems: Iterable[Problem]) -> None:
-        """Problems whose candidates are asked for next, after what is measured now: they are listed while the worker
-        has that in hand (0.02 s each). Not needed, either."""
+        """List the candidates of these problems while the worker measures others.
+
+        The call is optional: it saves 0.02 s per problem in a later call of :meth:`candidates`. It replaces the
+        problems of an earlier call.
+        """
         self._to_list = deque(problems)
         self._listed = {p: self._listed[p] for p in self._to_list if p in self._listed}
 
@@ -235,7 +256,21 @@ class LiveEvaluator(Evaluator):
 
 
 def evaluate(problem: Problem, config: Candidate, gpu_index: int = 0, level: ProofLevel = "full") -> Evaluation:
-    """Evaluate one candidate in a sandbox of its own; see :class:`LiveEvaluator`."""
+    """Evaluate one candidate in a new sandbox, and end the sandbox.
+
+    Args:
+        problem: the product to compute.
+        config: a template's config, or a free kernel.
+        gpu_index: CUDA ordinal.
+        level: extent of the proof (outblas.judge.gates).
+
+    Returns:
+        The evaluation; a candidate that fails has the status of its failure and no figures.
+
+    Raises:
+        DeviceError: the worker cannot start.
+        ToolchainMissing: a required package is not installed.
+    """
     with LiveEvaluator(gpu_index, Options(gpu_index, _gpu_of(gpu_index), level=level)) as evaluator:
         return next(iter(evaluator.evaluate([(problem, config)])))
 

@@ -121,7 +121,15 @@ def _entries(launches: Sequence[ncu.ProfiledLaunch], expected: int) -> list[list
 
 
 def launch(works: Sequence[ProfileWork], gpu_index: int = 0) -> None:
-    """The part that runs under ncu: per entry a mark and its kernels; without works, one mark."""
+    """Run the launches that ncu profiles.
+
+    For every entry of every work there is one call outside of the profile, then a mark (a sleep kernel) and one
+    profiled call. Without works there is a single mark.
+
+    Args:
+        works: problems with their entries.
+        gpu_index: CUDA's index of the GPU.
+    """
     import torch
 
     from outblas.dispatch.device_state import load_kernel

@@ -53,14 +53,26 @@ def run_record(
     progress: Progress | None = None,
     seconds: float = math.inf,
 ) -> Path | None:
-    """Record ``problems`` x ``catalogue``; return the path of the cells file.
+    """Measure every kernel of a catalogue on every problem, and write the recording.
 
-    A killed run resumes at the first problem that is not in its journal (``<stem>_record.jsonl`` in ``out_dir``:
-    a folder may hold the recordings of several tables). Stops cleanly after ``seconds`` and returns None if problems
-    are left.
+    A killed run resumes at the first problem that is not in its journal, ``<stem>_record.jsonl`` in ``out_dir``.
+
+    Args:
+        problems: problems to measure, in the order of the recording's rows.
+        suite: name of their suite.
+        catalogue: kernels, in the order of the recording's columns.
+        out_dir: folder of the recording and its journal.
+        gpu_index: CUDA ordinal.
+        progress: called with (problems done, number of problems) after each problem.
+        seconds: time limit; it is checked before each problem.
+
+    Returns:
+        The path of the cells file; None if the time limit came first. The next call then resumes.
 
     Raises:
-        DeviceError: no such GPU. RecordError: the disk refuses. UsageError: a journal of other settings.
+        DeviceError: the GPU does not exist.
+        RecordError: a file cannot be written.
+        UsageError: the journal was begun with other settings.
         ToolchainMissing: pyarrow is not installed.
     """
     from time import monotonic

@@ -32,7 +32,7 @@ from outblas.records.provenance import collect_provenance, gpu_state
 from outblas.records.results import COLUMNS, Row, write_result
 from outblas.runtime.device import gpu_of_device
 
-#: Called as (problems done, of how many, geometric mean of what is published so far).
+#: Called as (problems done, number of problems, geometric mean of the published speed-ups so far).
 Progress = Callable[[int, int, float], None]
 
 
@@ -83,10 +83,10 @@ def run_bench(request: BenchRequest, progress: Progress | None = None) -> Path:
         The result file.
 
     Raises:
-        RecordError: no library, or the disk refuses.
-        DeviceError: no such GPU.
-        UsageError: a journal of other settings, or GPUs of two kinds.
-        ToolchainMissing: pyarrow is not installed, or a part of CUDA.
+        RecordError: the library does not exist, or a file cannot be written.
+        DeviceError: a GPU does not exist.
+        UsageError: the journal was begun with other settings, or the GPUs are of two kinds.
+        ToolchainMissing: pyarrow or a part of CUDA is not installed.
     """
     check_parquet()
     problems, gpu = request.problems, _one_kind(request.gpu_indices)
@@ -115,7 +115,11 @@ def run_bench(request: BenchRequest, progress: Progress | None = None) -> Path:
 
 
 def _one_kind(gpu_indices: Sequence[int]) -> Gpu:
-    """The kind of these GPUs; raises UsageError where they are of several."""
+    """Return the kind of these GPUs.
+
+    Raises:
+        UsageError: they are of several kinds.
+    """
     gpu = gpu_of_device(gpu_indices[0])
     if kinds := sorted({gpu_of_device(index).name for index in gpu_indices} - {gpu.name}):
         raise UsageError(
@@ -156,7 +160,7 @@ def _options(request: BenchRequest, gpu: Gpu) -> Options:
 def _on_gpus(
     todo: Sequence[Problem], library: Library, request: BenchRequest, options: Options
 ) -> Iterator[dict[str, Any]]:
-    """Journal entries as they finish; one thread and one sandboxed worker per GPU."""
+    """Yield journal entries as they finish; each GPU has a thread and a sandboxed worker."""
     work: queue.SimpleQueue[Problem] = queue.SimpleQueue()
     for problem in todo:
         work.put(problem)
@@ -213,7 +217,7 @@ def _finished(results: queue.SimpleQueue[dict[str, Any] | BaseException | None])
 
 
 class _Station:
-    """The share of one GPU in a bench."""
+    """The evaluator of one GPU in a bench, and the rows that it makes."""
 
     def __init__(self, gpu_index: int, library: Library, mode: str, target_qps: float | None, options: Options) -> None:
         self._index, self._library, self._mode = gpu_index, library, mode
@@ -227,18 +231,18 @@ class _Station:
         self._evaluator.close()
 
     def expect(self, problems: Sequence[Problem]) -> None:
-        """Problems that are to come, here or on another GPU."""
+        """Announce problems that come next, on this GPU or on another."""
         if self._mode != "server":
             self._evaluator.expect(problems)
 
     def compile_soon(self, problems: Sequence[Problem]) -> None:
-        """The library's kernels of these problems, for all GPUs of this machine."""
+        """Start to compile the library's kernels of these problems into the cache that all GPUs here share."""
         if self._mode != "server":
             installed = self._library.restricted_to(problems).installed()
             self._evaluator.compile_soon((p, config) for p, configs in installed.items() for config in configs)
 
     def rows(self, problem: Problem) -> list[Row]:
-        """The rows of one problem: one per launch option in which the library has choices of its own."""
+        """Return the result rows of one problem: one per launch option of the library; a single row in server mode."""
         if self._mode == "server":
             from outblas.bench.serving import server_rows
 

@@ -64,13 +64,23 @@ def serve(
     benchmark_seconds: float = BENCHMARK_SECONDS,
     library: Library | None = None,
 ) -> tuple[dict[str, Timing], Speedup, dict[str, str]]:
-    """Latencies of ours and the baselines, the speed-up of the medians, and the baselines' details.
+    """Time ``outblas.matmul`` and the baselines on requests that arrive at a rate.
 
     Args:
-        library: what ours uses; None: what ``outblas.matmul`` uses anyway.
+        problem: the product to compute.
+        gpu_index: CUDA ordinal.
+        target_qps: requests per second; must be given and positive.
+        warmup_seconds: seconds before the first timed request.
+        benchmark_seconds: seconds of timed requests.
+        library: library for ``outblas.matmul``; None: the library that it uses already.
+
+    Returns:
+        Latencies in microseconds by name (``ours`` is ``outblas.matmul``), the speed-up over the fastest baseline, and
+        one line per baseline on its choice.
 
     Raises:
-        UsageError: ``target_qps`` missing or <= 0. DeviceError: no GPU, or a call failed.
+        UsageError: ``target_qps`` is missing or <= 0.
+        DeviceError: no GPU, or a call failed.
     """
     baselines = make_baselines(gpu_index, SERVER_BASELINES, current_stream=True)
     ours = PublicApi(gpu_index, library)
@@ -84,9 +94,14 @@ def serve(
 
 
 def server_rows(problem: Problem, library: Library, gpu_index: int, gpu: Gpu, target_qps: float | None) -> list[Row]:
-    """The result row of one problem; PDL does not matter to requests that come one at a time.
+    """Return a list with the one result row of a problem in server mode.
 
-    A row that falls back has figures of ours, too: what a call of outblas.matmul took, whatever it ran.
+    Requests come one at a time, so PDL makes no difference and the launch option is ``plain``. A row with ``fallback``
+    has latencies, too: ``ours_us`` is the latency of ``outblas.matmul``, which then runs cuBLASLt.
+
+    Raises:
+        UsageError: ``target_qps`` is missing or <= 0.
+        DeviceError: no GPU, or a call failed.
     """
     timings, found, details = serve(problem, gpu_index, target_qps, library=library)
     row = library.lookup(problem)

@@ -23,7 +23,10 @@ from outblas.core.problem import Problem
 
 
 class CleanConsole(Console):
-    """A console whose text holds no terminal escapes, whatever files, workers and servers say."""
+    """A console that removes control characters from every string that it prints.
+
+    Text of files, workers and servers thus holds no terminal escapes. Objects of rich that hold text are not cleaned.
+    """
 
     def render_str(self, text: str, **options: Any) -> Text:
         return super().render_str(clean_text(text), **options)

@@ -25,7 +25,7 @@ def export(
         list[str] | None,
         typer.Option(
             "--format",
-            help="cu, ptx, cubin, cpp (launcher and test), all of these, or hf (a folder for the Hub). "
+            help="cu, ptx, cubin, cpp (launcher and test), all of these, or hf (a folder for the Hub). By default all. "
             "Separate several by commas, or repeat the option.",
         ),
     ] = None,

@@ -98,7 +98,11 @@ def fit_any_shape(
     out_file: Annotated[Path, typer.Option("--out", help="Result file of the bench.")] = RESULTS / "h200_bench.parquet",
     summary: Annotated[Path, typer.Option(help="Figures of the bench.")] = RESULTS / "h200.json",
 ) -> None:
-    """Fit which kernel a shape gets that no library has: record random shapes, fit, prove, bench others."""
+    """Choose kernels for shapes of no library: ``outblas fit any-shape STEP``.
+
+    ``record`` measures random shapes into --cells. ``fit`` writes the package's own table from --cells and --proved.
+    ``prove`` proves every offered kernel into --proved. ``bench`` times other shapes into --out and --summary.
+    """
     if step not in STEPS:
         raise UsageError(f"step {step!r}", " or ".join(STEPS), "pass one of them")
     number = common.at_least("--count", COUNTS.get(step, 1) if count is None else count, 1)

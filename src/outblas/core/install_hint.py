@@ -4,9 +4,10 @@ from __future__ import annotations
 
 
 def install_hint(*extras: str, pip: str = "pip") -> str:
-    """Return the command that installs OutBLAS with some extras, to be run in a checkout of the repository.
+    """Return the remedy for an error text: a command and where to run it, for people and not for a shell.
 
-    The package is in no registry, so a command with the name ``outblas`` would find nothing.
+    ``install_hint("gpu")`` is "pip install '.[gpu]' in a checkout of outblas". The package is in no registry, so a
+    command with the name ``outblas`` would find nothing.
 
     Args:
         extras: Names of extras in ``pyproject.toml``, as in ``"gpu"``. None at all: the base install.

@@ -64,7 +64,7 @@ class PhaseTimer:
         self._counts[what] += times
 
     def totals(self) -> PhaseTotals:
-        """Return the totals up to now; the open phase is included."""
+        """Return seconds per phase and counts of events up to now; the open phase is included."""
         self._switch(self._phase)
         return PhaseTotals(dict(self._seconds), dict(self._counts))
 

@@ -30,9 +30,10 @@ _Theirs = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def as_plain_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor of a subclass as a plain ``torch.Tensor``.
+    """Return a tensor of a subclass as a plain ``torch.Tensor`` that shares its data.
 
-    A subclass with its own ``__torch_dispatch__`` is returned unchanged, so torch computes its product.
+    A plain tensor and a ``torch.nn.Parameter`` are returned unchanged. So is a subclass with its own
+    ``__torch_dispatch__``; torch computes its product.
     """
     kind = type(tensor)
     if kind in (torch.Tensor, torch.nn.Parameter):

@@ -49,7 +49,14 @@ def multiply_for_gradient(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def save_operands(ctx: Any, a: torch.Tensor, b: torch.Tensor, wants: tuple[bool, bool]) -> None:
-    """Save in ``ctx`` the operands that the wanted gradients need, and no other."""
+    """Save in ``ctx`` the operands that the wanted gradients need, and no other.
+
+    Args:
+        ctx: context of the autograd function.
+        a: first operand; saved if ``b``'s gradient is wanted, else None is saved.
+        b: second operand; saved if ``a``'s gradient is wanted, else None is saved.
+        wants: whether the gradients of ``a`` and of ``b`` are wanted.
+    """
     ctx.by_columns = _is_by_columns(a), _is_by_columns(b)
     ctx.save_for_backward(a if wants[1] else None, b if wants[0] else None)
 

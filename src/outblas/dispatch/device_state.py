@@ -164,7 +164,12 @@ class DeviceState:
     ) -> bool:
         """Enqueue ``c = a @ b`` on a raw stream by an algorithm that was found before.
 
-        Return False if cuBLASLt refuses its first call; the algorithm is not used again.
+        Returns:
+            False if the algorithm is unknown or was refused before, or if cuBLASLt refuses its first call. It is then
+            not used again.
+
+        Raises:
+            DeviceError: cuBLASLt refuses a later call.
         """
         known = self.lt.get(problem, algorithm)
         if known is None:

@@ -149,8 +149,12 @@ class FusedState:
             self.launched += 1
 
     def status(self) -> dict[str, Any]:
-        """Kernels loaded and being compiled, why others cannot be had, and products ``launched`` so far, or put into a
-        graph."""
+        """Return counts of fused kernels and the reasons of failures.
+
+        Returns:
+            ``kernels_loaded`` and ``being_compiled`` (numbers), ``failures`` (list of reasons), and ``launched``:
+            products so far, launched or put into a graph.
+        """
         return {
             "kernels_loaded": len(self._kernels),
             "being_compiled": len(self._building),

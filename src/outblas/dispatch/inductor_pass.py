@@ -25,7 +25,15 @@ from outblas.dispatch.torch_op import mm
 
 
 def has_kernel_for_graph(a: Any, b: Any) -> bool:
-    """Return True if the library has a kernel for the product of two graph nodes, given by their fake tensors."""
+    """Return True if the library has a kernel for the product of two graph nodes.
+
+    Args:
+        a: fake tensor of the first node (``node.meta["val"]``).
+        b: fake tensor of the second node.
+
+    Returns:
+        False also for symbolic sizes and for anything that is no tensor.
+    """
     if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
         return False
     if (

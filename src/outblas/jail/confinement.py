@@ -113,7 +113,13 @@ def report() -> list[ConfinementLine]:
 
 
 def lines(files: bool, calls: bool, version: int) -> list[ConfinementLine]:
-    """The report for a system with landlock (of that ABI) or without, with seccomp or without."""
+    """Return the report for a system with given limits.
+
+    Args:
+        files: landlock is available.
+        calls: seccomp is available.
+        version: ABI of landlock.
+    """
     return [
         ConfinementLine(
             "files",

@@ -159,7 +159,11 @@ class CellProver:
         self._snapshot_operands()
 
     def call(self, call: BaselineCall) -> Verdict:
-        """Prove one bound call of operand set 0."""
+        """Prove one bound call of operand set 0.
+
+        Returns:
+            The verdict: PASSED, WRONG or MEMORY_VIOLATION. The operands are restored after a violation.
+        """
         return self._check(lambda: call(self._stream.cuda_stream))
 
     def graph(self, executable: Any) -> Verdict:

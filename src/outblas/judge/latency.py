@@ -87,7 +87,7 @@ def time_server_blocks(
 
 
 def check_qps(target_qps: float | None) -> None:
-    """Raises UsageError unless the rate is a finite number above 0."""
+    """Raise UsageError unless the rate is a finite number above 0; None is refused, too."""
     if target_qps is None or not math.isfinite(target_qps) or target_qps <= 0:
         raise UsageError(
             f"target-qps is {target_qps}", "requests per second, a number above 0", "pass e.g. --target-qps 100"

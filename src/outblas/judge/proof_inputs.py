@@ -18,7 +18,17 @@ _POSITIVE_TERMS = 1024
 
 
 def normal_inputs(problem: Problem, seed: int, device: str = "cpu", scale: float = 1.0) -> tuple[Any, Any]:
-    """N(0, scale^2) operands (A, B as stored)."""
+    """Return operands drawn from N(0, scale^2).
+
+    Args:
+        problem: the problem; its dtype is that of the operands.
+        seed: seed of the draw.
+        device: device of the operands.
+        scale: standard deviation.
+
+    Returns:
+        A (M, K), and B as stored (``problem.b_shape``).
+    """
     return _draw(problem, seed, device, lambda t: t.normal_(std=scale))
 
 

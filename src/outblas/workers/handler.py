@@ -101,7 +101,9 @@ class Handler:
         torch's import, CUDA's context, cuBLAS, seconds in all.
 
         Raises:
-            ToolchainMissing: a wheel is missing. DeviceError, RuntimeError: the GPU cannot be used.
+            ToolchainMissing: a wheel is missing.
+            DeviceError: the GPU cannot be used.
+            RuntimeError: torch cannot use the GPU.
         """
         options = replace(self._options, warmup_seconds=0.0, benchmark_seconds=0.0)
         with self.phase_timer.phase("start"):
@@ -203,12 +205,12 @@ class Handler:
         return why_illegal(problem, config, self._options.gpu)
 
     def _kernel_of(self, item: WorkItem) -> tuple[Any, dict[str, float]]:
-        """A loaded kernel and its counters."""
+        """Return the loaded kernel of an item, and its counters."""
         assert item.config is not None
         return self._kernel(item.problem, item.config)
 
     def _kernel(self, problem: Problem, config: Any) -> tuple[Any, dict[str, float]]:
-        """A loaded kernel and its counters; gate 1 is in here."""
+        """Compile a kernel, check it by gate 1 and load it; return it with its counters."""
         from outblas.kernels.source import kernel_kind, make_source
         from outblas.runtime.launch import load
         from outblas.runtime.nvrtc import compile_source
@@ -312,7 +314,7 @@ class Handler:
     def _again(
         self, bench_cell: BenchCell, candidate: ProvenCandidate, timing: Timing, baselines: Baselines
     ) -> Verdict:
-        """The proof after timing, on a replay of the timed graph."""
+        """Prove the candidate again after timing, on a replay of the timed graph."""
         return bench_cell.prover.graph(candidate.graph.executable) if self._options.recheck else candidate.verdict
 
 

@@ -30,7 +30,7 @@ class Lookahead(Generic[_C]):
         self._drawn: deque[list[tuple[Problem, _C]]] = deque()
 
     def next(self) -> list[tuple[Problem, _C]] | None:
-        """The pairs of the next problem; None after the last."""
+        """Return the pairs of the next problem; None after the last."""
         if not self._drawn:
             self._draw()
         return self._drawn.popleft() if self._drawn else None

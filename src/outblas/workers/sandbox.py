@@ -47,17 +47,17 @@ class WorkerLoss:
 
 
 class Emit:
-    """The worker's voice."""
+    """Send messages from the worker to the driver."""
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection  # or whatever else has ``send``
 
     def begin(self, index: int | None) -> None:
-        """Item ``index`` is being worked on from now on (None: no single one)."""
+        """Announce the start of item ``index``, which is blamed if the worker is lost. None: no single item is."""
         self._connection.send(("begin", index))
 
     def done(self, index: int, value: Any) -> None:
-        """The answer to one item."""
+        """Send the answer to item ``index``; ``value`` must be picklable."""
         self._connection.send(("done", index, value))
 
 
@@ -240,7 +240,7 @@ class Sandbox:
         return WorkerLoss(Status.EXITED, f"the worker {ended}")
 
     def _ready(self) -> ChildProcess:
-        """A worker that has said hello."""
+        """Return a worker that has reported that it is ready."""
         if self._child is not None and not self._child.is_alive():
             self._end(kill=True)
         if self._child is not None:
@@ -284,7 +284,7 @@ def make_from_name(factory: str, args: tuple[Any, ...]) -> Any:
 
 
 def resident_bytes(pid: int | None) -> int:
-    """Host memory that a process has filled; 0 where the system does not tell."""
+    """Return the resident host memory of a process in bytes; 0 if the system does not report it."""
     try:
         with open(f"/proc/{pid}/statm", encoding="ascii") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -346,7 +346,7 @@ class _Plain:
 
 
 def _work(connection: Connection, factory: str, args: tuple[Any, ...], codec: str | None = None) -> None:
-    """The worker's life."""
+    """Run the worker process: make the handler, then serve batches until the pipe closes."""
     if codec is not None:  # before anything is imported that opens files of its own, such as CUDA
         close_inherited(connection)
     voice: Any = connection if codec is None else _Plain(connection, codec)

@@ -44,7 +44,7 @@ class CompileQueue:
         self._todo.put(unit)
 
     def done(self) -> list[WorkUnit]:
-        """Units compiled since the last call.
+        """Return the units compiled since the last call.
 
         Raises:
             ToolchainMissing: NVRTC is not installed; or whatever else ended the thread.

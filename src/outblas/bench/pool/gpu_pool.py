@@ -1,4 +1,4 @@
-"""The evaluator over several workers: whatever order they answer in, every pair is answered once."""
+"""An evaluator over several workers. Each pair is answered once, in the order in which the workers finish."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from outblas.workers.sandbox import START_TIMEOUT_S
 MAX_WORKERS_PER_UNIT = 3
 #: Workers lost one after another, with no unit finished in between, before their place is given up.
 MAX_LOSSES_IN_A_ROW = MAX_WORKERS_PER_UNIT + 1
-#: Seconds without a word that count as a hang. Candidates that hang are the sandbox's affair, in seconds; this is for
-#: a worker whose machine or whose own process is stuck.
+#: Seconds without a message after which a worker counts as hung: its machine or its process is stuck.
+#: The sandbox notices a candidate that hangs much earlier.
 MAX_SILENCE_S = 900.0
 _LOOK_S, _SOON_S = 1.0, 0.01
-#: Problems whose candidates a worker is asked for at once.
+#: Problems per request for candidates.
 _LISTED = 8
 
 
@@ -58,6 +58,8 @@ class PoolEvaluator(Evaluator):
         transport: carries tasks; the pool starts and closes it. Use the pool as a context manager.
         compiler: for a GPU, makes the queue that fills the workers' shared compile cache (see :class:`CompileQueue`).
             None: workers compile for themselves.
+        quiet_s: seconds without a message after which a busy worker is lost.
+        start_s: seconds within which a worker must start.
     """
 
     def __init__(
@@ -91,7 +93,7 @@ class PoolEvaluator(Evaluator):
         self.close()
 
     def close(self) -> None:
-        """End all workers; harmless when done twice."""
+        """End all workers. A second call does nothing."""
         self._transport.close()
 
     @property
@@ -100,7 +102,7 @@ class PoolEvaluator(Evaluator):
 
     @property
     def source(self) -> str:
-        """``replay:NAME``, or ``cuda`` for any number of GPUs: all are of one kind, and a run may go on with others."""
+        """Return ``replay:NAME``, or ``cuda`` for GPUs; the indices are left out, so a run may resume on other GPUs."""
         source = self._about[0].source
         return "cuda" if source.startswith("cuda") else source
 
@@ -132,9 +134,11 @@ class PoolEvaluator(Evaluator):
         return self.candidates_of([problem])[problem]
 
     def candidates_of(self, problems: Sequence[Problem]) -> Mapping[Problem, Sequence[KernelConfig]]:
-        """Return :meth:`candidates` of every problem.
+        """Return problem -> its :meth:`candidates`; the workers share the listing.
 
-        The workers share the listing, which takes milliseconds per problem.
+        Raises:
+            DeviceError: no worker is left.
+            UsageError: a problem was not recorded.
         """
         parts = [tuple(problems[first : first + _LISTED]) for first in range(0, len(problems), _LISTED)]
         found = self._ask("candidates", parts)
@@ -159,7 +163,7 @@ class PoolEvaluator(Evaluator):
             self._start_stopped()
             while more or units.pending or self._at_work:
                 self._hand_out(units)
-                # Drawing takes the agent's thinking: ahead of the workers, but never while they wait for an answer.
+                # The agent may think for long before it yields a pair, so never draw while a message waits.
                 events = self._heard(0.0 if more else _SOON_S if units.compiling else _LOOK_S)
                 for event in events:
                     yield from self._done(event, units)
@@ -179,7 +183,11 @@ class PoolEvaluator(Evaluator):
         return self._notes_of(problem).details.get(name, "")
 
     def provenance(self, command: str) -> dict[str, Any]:
-        """Of a worker's machine, and where all workers ran (key ``workers``)."""
+        """Return the provenance of one worker's machine; the key ``workers`` has one line per worker.
+
+        Args:
+            command: the command line to record.
+        """
         return {**self._ask("provenance", [command])[0], "workers": self.workers}
 
     def _open(self) -> None:
@@ -236,7 +244,7 @@ class PoolEvaluator(Evaluator):
                     self._send(index, EvaluateTask(tuple(unit.pairs), tuple(new), tuple(proved)), unit)
 
     def _elsewhere(self, index: int, others: Iterable[int]) -> set[KernelKind]:
-        """Kernels that ``others`` were given and this worker was not."""
+        """Return the kernels that ``others`` received and this worker did not."""
         return set().union(*(self._slots[i].kernels for i in others)) - self._slots[index].kernels
 
     def _send(self, index: int, task: EvaluateTask | QuestionTask, unit: WorkUnit | None = None) -> None:
@@ -267,7 +275,7 @@ class PoolEvaluator(Evaluator):
         return events
 
     def _silent(self) -> list[int]:
-        """Workers that owe a word for too long."""
+        """Return the workers whose next message is overdue."""
         limits, now = {"starting": self._start_s, "busy": self._quiet_s}, time.monotonic()
         return [i for i, p in enumerate(self._slots) if p.state in limits and now - p.since > limits[p.state]]
 
@@ -322,14 +330,14 @@ class PoolEvaluator(Evaluator):
                 self._start(event.worker)
 
     def _abandon(self) -> None:
-        """Kill the workers that are at work, and start others in their places when they are needed."""
+        """Kill the busy workers; the next call that needs their places starts new ones."""
         for index, slot in enumerate(self._slots):
             if slot.state == "busy":
                 self._transport.stop(index)
                 slot.state, slot.unit = "stopped", None
 
     def _ask(self, method: str, arguments: Sequence[Any]) -> list[Any]:
-        """The answer to every argument, of any worker; of another, where one is lost over it."""
+        """Return the answer to each argument, from any worker; if a worker is lost, another gets its argument."""
         answers, todo = [None] * len(arguments), list(reversed(range(len(arguments))))
         asked: dict[int, int] = {}  # worker -> which argument it has
         try:

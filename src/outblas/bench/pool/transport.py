@@ -17,7 +17,7 @@ Pair = tuple[Problem, KernelConfig]
 
 
 class EvaluatorSpec(NamedTuple):
-    """An evaluator as ``module:callable`` and its arguments, all picklable; it is made in the worker."""
+    """A factory of an evaluator, as ``module:callable``, and its picklable arguments. The worker calls it."""
 
     factory: str
     args: tuple[Any, ...] = ()
@@ -28,8 +28,9 @@ class EvaluateTask:
     """Pairs of one problem, timed together.
 
     Attributes:
-        expected: problems that are to come, here or at another worker. proved: kernels (by
-            :func:`outblas.kernels.source.kernel_kind`) that workers have proved in full since the last such task.
+        expected: problems that come next, at this worker or at another.
+        proved: kernels, by :func:`outblas.kernels.source.kernel_kind`, that workers have proved in full since the
+            worker's last task of this kind.
     """
 
     pairs: tuple[Pair, ...]
@@ -50,7 +51,7 @@ Task = Union[EvaluateTask, QuestionTask]
 
 @dataclass(frozen=True)
 class WorkerAbout:
-    """A worker's hello: the GPU, the evaluator's own source, where it runs, and which OutBLAS it has."""
+    """A worker's first message: its GPU, its evaluator's source, its place and its build of OutBLAS."""
 
     gpu: Gpu
     source: str
@@ -78,7 +79,7 @@ EventKind = Literal["ready", "answer", "end", "error", "lost"]
 
 
 class Event(NamedTuple):
-    """Something that a worker said, or that happened to it."""
+    """A message of a worker, or the news that it was lost."""
 
     worker: int
     kind: EventKind
@@ -86,11 +87,11 @@ class Event(NamedTuple):
 
 
 class Transport(Protocol):
-    """Carries tasks to numbered workers and brings what they say, each worker's words in their order."""
+    """Send tasks to numbered workers and receive their messages; each worker's messages keep their order."""
 
     @property
     def size(self) -> int:
-        """Workers are 0 ... size - 1."""
+        """Return the number of workers; they are numbered 0 to ``size - 1``."""
 
     def start(self, worker: int) -> None:
         """Begin to start a worker, in the place of an earlier one; ``ready``, ``error`` or ``lost`` follows."""
@@ -102,7 +103,7 @@ class Transport(Protocol):
         """Return the events since the last call; an empty list if nothing happened within ``timeout_s`` seconds."""
 
     def stop(self, worker: int) -> None:
-        """Kill a worker, whatever it does; nothing more is heard of it."""
+        """Kill a worker, even a busy one; :meth:`wait` returns no more of its events."""
 
     def close(self) -> None:
-        """End all workers: those that listen by themselves, the others by force. Harmless when done twice."""
+        """Ask all workers to end, and kill those that do not respond. A second call does nothing."""

@@ -51,7 +51,7 @@ class WorkUnits:
         self._drawn = False
 
     def draw(self) -> bool:
-        """Take one more unit from the source; False when it has no more."""
+        """Draw one more unit from ``pairs``; return False if none was left."""
         unit = None if self._drawn else next(self._source, None)
         if unit is None:
             self._drawn = True
@@ -108,5 +108,5 @@ class WorkUnits:
         return unit
 
     def put_back(self, unit: WorkUnit) -> None:
-        """To be handed out again, before others."""
+        """Return the unit of a lost worker to the queue, before the other units."""
         self._waiting.append(unit)

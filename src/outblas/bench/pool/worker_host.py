@@ -29,14 +29,14 @@ Message = tuple[EventKind, Any]
 
 
 def make_live_evaluator(gpu_index: int, compile_ahead: bool) -> Evaluator:
-    """A GPU of this machine, with its sandbox."""
+    """Return a live evaluator for a GPU of this machine, by its CUDA ordinal."""
     from outblas.bench.live_evaluator import LiveEvaluator
 
     return LiveEvaluator(gpu_index, compile_ahead=compile_ahead)
 
 
 def make_replay_evaluator(recording: str) -> Evaluator:
-    """A recording by name or path."""
+    """Return a replay evaluator for a recording, by name or path."""
     from outblas.records.recording import Recording
     from outblas.records.replay import ReplayEvaluator
 
@@ -89,7 +89,7 @@ class WorkerHost:
         return BaselineNotes(problem, times, {name: self._evaluator.baseline_detail(problem, name) for name in times})
 
     def provenance(self, command: str) -> dict[str, Any]:
-        """Of the first GPU that this worker sees: all of a pool are of one kind."""
+        """Return the provenance of the first GPU that this worker sees; all GPUs of a pool are of one kind."""
         from outblas.records.provenance import collect_provenance
 
         return collect_provenance(command)
@@ -132,7 +132,7 @@ class WorkerHost:
 
 
 def serve_connection(connection: Connection, spec: EvaluatorSpec) -> None:
-    """The life of a local worker: one task at a time, until the pipe is closed."""
+    """Serve tasks from a pipe, one at a time, until the driver closes it. Runs in the worker process."""
     host = WorkerHost(spec)
     try:
         connection.send(host.hello())

@@ -29,8 +29,10 @@ class WorkerPlan:
     """Workers of a run. ``device``: what each works on; a GPU stands for any.
 
     Attributes:
-        kind: ``local`` or ``ray``. gpus: CUDA indices of local workers. count: workers of a replay, or of a cluster
-            (None: one per GPU that it has). ray_address: the cluster.
+        kind: ``local`` or ``ray``.
+        gpus: CUDA ordinals of local workers.
+        count: number of workers of a replay or of a cluster; None: one per GPU of the cluster.
+        ray_address: address of the cluster.
     """
 
     kind: str
@@ -50,10 +52,11 @@ def make_plan(
     count: int | None = None,
     ray_address: str | None = None,
 ) -> WorkerPlan:
-    """A plan of what the options of the same names say.
+    """Check the options of the command line and return the plan of the pool.
 
     Raises:
-        UsageError: options that do not go together. DeviceError: no such GPU.
+        UsageError: the options contradict each other.
+        DeviceError: a GPU does not exist.
     """
     if kind not in WORKER_KINDS:
         raise unknown_name("workers", kind, WORKER_KINDS, "pass one of them as --workers")
@@ -85,8 +88,9 @@ def open_pool(plan: WorkerPlan) -> Iterator[PoolEvaluator]:
     """The pool of a plan; its workers end with it.
 
     Raises:
-        DeviceError: a worker cannot start, or no cluster answers. UsageError: workers of two kinds of GPU, or an
-            unknown recording. ToolchainMissing: ray is not installed.
+        DeviceError: a worker cannot start, or no cluster answers.
+        UsageError: the workers' GPUs are of two kinds, or the recording is unknown.
+        ToolchainMissing: ray is not installed.
     """
     with PoolEvaluator(_transport(plan), _compiler(plan)) as pool:
         yield pool
