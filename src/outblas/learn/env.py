@@ -64,7 +64,7 @@ class TuningEnv(gymnasium.Env[dict[str, NDArray[np.float32]], np.int64]):
         preset: preset of the reward.
 
     Raises:
-        UsageError: the budget is below 1, or the preset is unknown.
+        UsageError: the budget is below 1. An unknown preset raises it at the first step.
     """
 
     metadata: dict[str, Any] = {"render_modes": []}

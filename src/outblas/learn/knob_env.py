@@ -104,10 +104,17 @@ class KnobEnv(gymnasium.Env):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        """Begin an episode.
+        """Begin an episode; no config is tried yet.
+
+        Args:
+            seed: seed of the sampler, as in Gymnasium.
+            options: ``{"problem": Problem}`` chooses the problem; None lets the sampler draw it.
+
+        Returns:
+            The observation, and ``{"problem": key}``.
 
         Raises:
-            UsageError: no config that is offered is legal for the problem.
+            UsageError: no offered config is legal for the problem.
         """
         super().reset(seed=seed)
         self.problem = problem = (options or {}).get("problem") or self._sample()

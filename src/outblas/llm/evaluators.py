@@ -57,6 +57,7 @@ def open_chosen_evaluator(place: EvaluatorChoice, gpu: str = "h200") -> Iterator
     """Open the evaluator of a place; it is closed at the end of the context.
 
     Args:
+        place: result of :func:`parse_evaluator`.
         gpu: GPU whose architecture is the target of ``compile``.
 
     Raises:

@@ -94,7 +94,7 @@ class Evolution:
         models: models that write them.
         evaluator: proves and times the kernels.
         record: record of the run.
-        client: client of the server; its account is the record's ledger.
+        client: client of the server. Its account starts at ``record.journal.spent()``; its request log is the journal.
         settings: settings of the search.
         watch: called after every outcome.
     """

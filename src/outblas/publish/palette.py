@@ -13,7 +13,10 @@ SHOWN_AGENTS = ("ppo", "heuristic", "tpe", "random")
 
 
 def shown_agents(agents: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the agents whose lines stand out: those of :data:`SHOWN_AGENTS`, else the first four."""
+    """Return the agents whose lines stand out: those of :data:`SHOWN_AGENTS`, in its order.
+
+    Without any of them, return the first four of ``agents``.
+    """
     found = tuple(agent for agent in SHOWN_AGENTS if agent in agents)
     return found or agents[: len(SHOWN_AGENTS)]
 

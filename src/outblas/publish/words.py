@@ -37,7 +37,12 @@ def short_config(config: KernelConfig) -> str:
 
 
 def split_words(comparison: Comparison, split: str) -> str:
-    """Say which problems a split holds out."""
+    """Return in words how many problems a split holds out, of which kind, and how many were searched and learned.
+
+    Args:
+        comparison: the comparison.
+        split: name of one of its splits: ``shapes``, ``families`` or ``layout``.
+    """
     size = comparison.meta["splits"][split]
     searched = "" if size["searched"] == size["held_out"] else f", of which {size['searched']} were searched"
     return f"{size['held_out']} problems of held-out {SPLITS[split]}{searched}; {size['training']} to learn from"

@@ -89,6 +89,9 @@ def is_bench_of(path: Path, library: Library, problems: Sequence[Problem]) -> bo
     """Return whether a bench file is of exactly these problems and of the kernels that the library installs now.
 
     A row that :func:`mark_fallbacks` changed still names its kernel. It matches a library that has no kernel there.
+
+    Raises:
+        RecordError: the file is missing or damaged.
     """
     rows = read_result(path).rows
     if {Problem.from_json(row) for row in rows} != set(problems):

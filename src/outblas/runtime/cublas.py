@@ -170,7 +170,8 @@ class CublasLt:
     """A cublasLtHandle_t.
 
     Args:
-        workspace: as for :class:`Cublas`; 0: every call brings its own.
+        workspace: address of :data:`WORKSPACE_BYTES` bytes on the current device, which must outlive this object. With
+            0 every call brings its own.
 
     Raises:
         ToolchainMissing: libcublasLt is not installed.

@@ -137,7 +137,10 @@ def record(problems: Sequence[Problem], measurements: int, store: Path, cells: P
 
 
 def prove(out: Path) -> bool:
-    """Put every kernel on offer through all gates, those on representative problems too, and write what failed (GPU).
+    """Put every offered kernel through all gates, on representative problems, too (GPU).
+
+    Args:
+        out: JSON file that is written: number of passing kernels, failed kernels with the reason, and provenance.
 
     Returns:
         Whether all passed.

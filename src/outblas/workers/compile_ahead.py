@@ -34,7 +34,10 @@ class CompileAhead:
         self._seen: set[KernelKind] = set()
 
     def compile(self, pairs: Sequence[tuple[Problem, KernelConfig]]) -> Iterator[object]:
-        """Compile the kernels that no call named before; yields after each.
+        """Compile the legal kernels that no call named before, and yield after each.
+
+        Fewer than ``least`` new kernels are not compiled, now or in a later call. A later use of a kernel raises its
+        error.
 
         Raises:
             ToolchainMissing: NVRTC is not installed.

@@ -201,7 +201,10 @@ MAX_LOG_FACTOR = 0.25
 
 
 def fit_residual(rows: Sequence[MeasuredRow], coefficients: Mapping[str, Mapping[str, float]], gpu: Gpu) -> np.ndarray:
-    """Coefficients in the order of ``model_residual.NAMES``, of what the formula leaves within each problem."""
+    """Return the residual's coefficients, in the order of :data:`outblas.kernels.cost.residual.FEATURE_NAMES`.
+
+    They are fitted to log(measured / formula), less 0.9 of its mean within each problem.
+    """
     size = len(residual.FEATURE_NAMES)
     hessian, gradient = RIDGE_WEIGHT * np.eye(size), np.zeros(size)
     for row in rows:

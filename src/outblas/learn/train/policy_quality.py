@@ -45,9 +45,10 @@ def recorded_searches(policy: Policy, recording: Recording, problems: Sequence[P
 
 
 def search_qualities(policy: Policy, among: Sequence[RecordedSearch], budget: int) -> NDArray[np.float64]:
-    """float64[searches, budget]: a search's best time over the best found by then.
+    """Return float64[searches, budget]: a search's best recorded time over the best time found so far.
 
-    The policy measures its highest score every time; cells that failed count as measurements.
+    The policy measures its highest score every time; failed cells count as measurements. The value is 1e-9 while every
+    measurement failed. A search with fewer cells than the budget repeats its last value.
     """
     out = []
     for search in among:

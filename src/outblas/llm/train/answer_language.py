@@ -34,4 +34,9 @@ class Language(Protocol):
         """Return an answer that reads as the candidate, for training; None if the language cannot express it."""
 
     def generation(self, tokenizer: Any, vocabulary: int) -> dict[str, Any]:
-        """Options of transformers' GenerationConfig that keep answers inside the language (none, mostly)."""
+        """Return options of transformers' GenerationConfig that keep answers inside the language; mostly empty.
+
+        Args:
+            tokenizer: the model's tokenizer.
+            vocabulary: number of ids that the model can emit: rows of its embedding, which may exceed the tokenizer's.
+        """

@@ -99,7 +99,7 @@ def regime_qualities(comparison: Comparison, split: str, gpu: Gpu = H200) -> lis
 
 
 def budget_words(budgets: Iterable[int]) -> str:
-    """The budgets that :func:`mean_regret` is over, as text."""
+    """Return the budgets that :func:`mean_regret` averages over, separated by commas, e.g. "1, 2, 4"."""
     chosen = list(budgets)
     within = [b for b in chosen if OVERALL_BUDGETS[0] <= b <= OVERALL_BUDGETS[1]] or chosen
     return ", ".join(map(str, within))
