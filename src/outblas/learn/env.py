@@ -48,8 +48,8 @@ class TuningEnv(gymnasium.Env[dict[str, NDArray[np.float32]], np.int64]):
     """Tune one problem per episode, one candidate per step.
 
     Reward: the rise of the best :func:`outblas.learn.reward.reward` so far; the first measurement pays its own reward.
-        So
-    the sum over an episode is the reward of the best candidate found.
+    The sum over an episode of offered actions is thus the reward of the best candidate found. An action that was not
+    offered costs a measurement and pays the worst reward.
 
     Observation, float32: ``candidates`` [C, features + belief + (offered,)], ``problem`` [P], ``search`` [2], ``state``
     (:data:`STATE_INPUTS`), ``best`` and ``last`` (features of those candidates; 0 if none yet).

@@ -48,12 +48,10 @@ class KnobEnv(gymnasium.Env):
     """Search of one problem per episode, one measurement per step.
 
     Actions: ``MultiDiscrete``, the choice of every knob (:class:`outblas.kernels.knobs.Knobs`). The episode ends when
-        the
-    budget is spent, or when every offered config was tried.
+    the budget is spent, or when every offered config was tried.
 
     Rewards: the improvement of the best :func:`outblas.learn.reward.reward` so far, or 0. The first measurement earns
-        its
-    own reward. An illegal config earns its own reward (-2 by the gated preset) every time and improves nothing. A
+    its own reward. An illegal config earns its own reward (-2 by the gated preset) every time and improves nothing. A
     repeated config gets its earlier evaluation and reward 0. Both cost a measurement. So the sum over an episode is its
     best reward plus the negative rewards of illegal configs.
 
