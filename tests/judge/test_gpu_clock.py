@@ -59,7 +59,7 @@ def test_a_round_that_the_host_was_late_for_is_thrown_away(monkeypatch):
     bench = false_bench(monkeypatch, FalseDriver(cuEventElapsedTime=(0, 0.008)))
     queued = iter([False, False, True])
     monkeypatch.setattr(bench, "_queue", lambda works, before: next(queued), raising=False)
-    assert bench._timed([lambda: None]) == [8.0]
+    assert bench.timed([lambda: None]) == [8.0]
     assert bench._plug_us == 400.0 and next(queued, "empty") == "empty"
 
 
@@ -67,13 +67,13 @@ def test_a_host_that_is_always_late_is_an_error_not_a_figure(monkeypatch):
     bench = false_bench(monkeypatch, FalseDriver())
     monkeypatch.setattr(bench, "_queue", lambda works, before: False, raising=False)
     with pytest.raises(DeviceError, match="ahead of the GPU"):
-        bench._timed([lambda: None])
+        bench.timed([lambda: None])
 
 
 def test_times_go_back_to_their_entries_whatever_the_order(monkeypatch):
     bench = false_bench(monkeypatch, FalseDriver())
     entries = [gpu_clock.GraphEntry(str(i), f"graph{i}", [], repeats=4) for i in range(3)]
-    monkeypatch.setattr(bench, "_timed", lambda works: [40.0, 80.0, 120.0], raising=False)
+    monkeypatch.setattr(bench, "timed", lambda works: [40.0, 80.0, 120.0], raising=False)
     assert bench.round(entries, [2, 0, 1]) == [20.0, 30.0, 10.0]
 
 
@@ -187,7 +187,7 @@ def test_a_plug_does_not_grow_for_ever(monkeypatch):
     bench, tries = false_bench(monkeypatch, FalseDriver()), []
     monkeypatch.setattr(bench, "_queue", lambda works, before: tries.append(bench._plug_us) and False, raising=False)
     with pytest.raises(DeviceError, match="in 10 tries"):
-        bench._timed([lambda: None])
+        bench.timed([lambda: None])
     assert tries == [min(50_000.0, 100.0 * 2**i) for i in range(10)] and bench._plug_us == 50_000.0
 
 
@@ -238,7 +238,7 @@ def test_a_cold_round_is_the_median_of_four_calls_of_each_behind_evictions(monke
         seen = {"one": [1.0, 2.0, 4.0, 99.0], "two": [10.0, 30.0, 50.0, 60.0]}
         return [seen[name].pop(0) for name, _ in log]
 
-    monkeypatch.setattr(bench, "_timed", timed, raising=False)
+    monkeypatch.setattr(bench, "timed", timed, raising=False)
     entries = [[lambda s, n=name, i=i: log.append((n, i)) for i in range(2)] for name in ("one", "two")]
     assert bench.cold_round(entries, random.Random(1)) == [3.0, 40.0]
     for name in ("one", "two"):

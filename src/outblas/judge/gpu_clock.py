@@ -147,7 +147,7 @@ class GpuClock:
         """
         launch = driver().cuGraphLaunch
         works = [(lambda e=entries[i]: check("cuGraphLaunch", launch(e.executable, self.stream))) for i in order]
-        times = self._timed(works)
+        times = self.timed(works)
         out = [0.0] * len(entries)
         for position, index in enumerate(order):
             out[index] = times[position] / entries[index].repeats
@@ -162,7 +162,7 @@ class GpuClock:
         for i, j in jobs:
             call = entries[i][(offset + j) % self.sets]
             works.append(lambda call=call: call(self.stream))
-        times = self._timed(works, before=self._evict)
+        times = self.timed(works, before=self._evict)
         found: list[list[float]] = [[] for _ in entries]
         for (i, _), us in zip(jobs, times, strict=True):
             found[i].append(us)
@@ -241,8 +241,16 @@ class GpuClock:
         """
         check("cuStreamSynchronize", driver().cuStreamSynchronize(self.stream))
 
-    def _timed(self, works: Sequence[Callable[[], Any]], before: Callable[[], None] | None = None) -> list[float]:
-        """Microseconds of every piece of work, queued together behind a plug; see the module's text."""
+    def timed(self, works: Sequence[Callable[[], Any]], before: Callable[[], None] | None = None) -> list[float]:
+        """Return the microseconds of every piece of work, queued together behind a plug; see the module's text.
+
+        Args:
+            works: functions that enqueue work on the clock's stream. Each is timed between two events of its own.
+            before: enqueues what precedes each piece of work and is not timed; None: nothing.
+
+        Raises:
+            DeviceError: a launch fails, or the host cannot queue ahead of the GPU.
+        """
         for _ in range(_TRIES):
             ahead = self._queue(works, before)
             self.synchronize()
