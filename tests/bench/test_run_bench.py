@@ -18,6 +18,7 @@ from outblas.core.rivals import RIVALS
 from outblas.core.roofline import H200
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.records.averages import published_us
 from outblas.records.library import Library, LibraryChoice, LibraryRow
 from outblas.records.results import Result, read_result
 from outblas.records.summary import summarise
@@ -83,7 +84,8 @@ def test_a_row_holds_what_was_measured_of_its_own_kernel(gpu: FakeGpu, library: 
         assert (row["low"], row["high"]) == pytest.approx((3.9 / us, 4.1 / us))
         assert (row["baseline"], row["baseline_us"]) == ("lt_auto", 4.0)
         assert row["baseline_detail"] == row["lt_auto_detail"] == "lt_auto's algorithm"
-        assert {name: row[f"{name}_us"] for name in BASELINES_US} == BASELINES_US
+        timed = {**BASELINES_US, "torch_full": 5.5, "lt_edges": 3.5}
+        assert {name: row[f"{name}_us"] for name in timed} == timed and row["ran"] == row["config"]
         assert (row["rounds"], row["repeats"], row["operand_sets"]) == (9, 32, 4)
         assert {key: row[key] for key in STATE} == STATE
 
@@ -96,15 +98,25 @@ def test_a_kernel_of_both_rows_is_measured_once(gpu: FakeGpu, library: Path, tmp
 
 
 @pytest.mark.parametrize("problem", [NONE, UNKNOWN])
-def test_without_a_kernel_a_row_falls_back_and_counts_as_one(
+def test_without_a_kernel_a_row_publishes_what_the_fall_back_measured(
     gpu: FakeGpu, library: Path, tmp_path: Path, problem: Problem
 ) -> None:
     result = run(library, tmp_path / "out.parquet")
     for pdl in (False, True):
         row = row_of(result, problem, pdl)
-        assert (row["fallback"], row["published"], row["config"], row["status"]) == (True, 1.0, "", "left_out")
-        assert row["speedup"] is None and row["ours_us"] is None
+        assert (row["fallback"], row["config"], row["status"]) == (True, "", "left_out")
+        assert row["ran"] == "fallback's algorithm" and row["ours_us"] == 4.1
+        assert row["published"] == row["speedup"] == pytest.approx(4.0 / 4.1)
+        assert row["low"] <= row["speedup"] <= row["high"]
         assert (row["baseline"], row["baseline_us"]) == ("lt_auto", 4.0)
+    assert published_us(row) == 4.1
+
+
+def test_only_problems_that_may_fall_back_have_the_entry(gpu: FakeGpu, tmp_path: Path) -> None:
+    named = LibraryRow(NONE, "lt_auto", "index=2/8 id=66 tile=20", "cuda:0")
+    some = LibraryRow(ONE, "lt_auto", "index=0/8 id=7", "cuda:0", None, choice(DEPENDENT))
+    run(Library("h200", (LIBRARY.rows[0], some, named)), tmp_path / "out.parquet")
+    assert gpu.fallbacks == {ONE: "id=7", NONE: "id=66 tile=20", UNKNOWN: ""}
 
 
 @pytest.mark.parametrize("status", [Status.WRONG, Status.FAULT, Status.COMPILE_ERROR, Status.ILLEGAL])
@@ -282,7 +294,8 @@ def test_progress_says_the_mean_with_pdl_so_far(gpu: FakeGpu, library: Path, tmp
     seen: list[tuple[int, int, float]] = []
     run(library, tmp_path / "out.parquet", (NONE, BOTH), progress=lambda *at: seen.append(at))
     mean = (4.0 / time_us(BOTH, DEPENDENT)) ** 0.5
-    assert seen == [(1, 2, pytest.approx(1.0)), (2, 2, pytest.approx(mean))]
+    fallback = 4.0 / 4.1
+    assert seen == [(1, 2, pytest.approx(fallback)), (2, 2, pytest.approx(mean * fallback**0.5))]
 
 
 def test_a_disk_that_refuses_the_result_keeps_the_journal(

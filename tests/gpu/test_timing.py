@@ -12,6 +12,7 @@ from outblas.core.errors import DeviceError  # noqa: E402
 from outblas.core.problem import Problem  # noqa: E402
 from outblas.judge import gpu_clock, latency, rounds  # noqa: E402
 from outblas.judge.baselines import make_baselines  # noqa: E402
+from outblas.judge.time_offline import TimingEffort, time_offline  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 
@@ -25,7 +26,7 @@ def rivals():
 @pytest.mark.parametrize("mnk", [(64, 64, 64), (4096, 4096, 4096), (127, 1001, 333)])
 def test_offline_times_all_entries_in_the_same_rounds(rivals, mnk, cold):
     problem = Problem(*mnk)
-    found = gpu_clock.time_offline(rivals, problem, effort=gpu_clock.TimingEffort(7), cold=cold)
+    found = time_offline(rivals, problem, effort=TimingEffort(7), cold=cold)
     assert list(found) == list(rivals)
     for t in found.values():
         assert len(t.samples_us) == 7 and t.median_us > 0 and t.mode == ("offline_cold" if cold else "offline")
@@ -36,8 +37,8 @@ def test_offline_times_all_entries_in_the_same_rounds(rivals, mnk, cold):
 def test_twice_the_work_takes_longer(rivals):
     """A clock that measures only its own overhead would not see a factor of 64."""
     one = {"cublas": rivals["cublas"]}
-    small = gpu_clock.time_offline(one, Problem(1024, 1024, 1024))["cublas"].median_us
-    large = gpu_clock.time_offline(one, Problem(4096, 4096, 4096))["cublas"].median_us
+    small = time_offline(one, Problem(1024, 1024, 1024))["cublas"].median_us
+    large = time_offline(one, Problem(4096, 4096, 4096))["cublas"].median_us
     assert large > 8 * small
 
 
@@ -55,10 +56,10 @@ def test_an_entry_that_cannot_do_it_is_left_out_with_its_reason(rivals):
             raise DeviceError("it cannot", "another", "leave it out")
 
     reasons = {}
-    found = gpu_clock.time_offline({**rivals, "unable": Unable()}, Problem(64, 64, 64), left_out=reasons)
+    found = time_offline({**rivals, "unable": Unable()}, Problem(64, 64, 64), left_out=reasons)
     assert set(found) == set(rivals) and "it cannot" in reasons["unable"]
     with pytest.raises(DeviceError, match="it cannot"):
-        gpu_clock.time_offline({"unable": Unable()}, Problem(64, 64, 64))
+        time_offline({"unable": Unable()}, Problem(64, 64, 64))
 
 
 def test_a_failed_capture_leaves_the_bench_usable(rivals):

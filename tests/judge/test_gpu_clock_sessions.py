@@ -13,8 +13,10 @@ from outblas.core.errors import DeviceError, ToolchainMissing  # noqa: E402
 from outblas.core.problem import Problem  # noqa: E402
 from outblas.core.roofline import H200, floor_us  # noqa: E402
 from outblas.judge import gpu_clock, operands  # noqa: E402
-from outblas.judge.gpu_clock import GpuClock, GraphEntry, TimingEffort, time_offline  # noqa: E402
+from outblas.judge import time_offline as time_offline_module  # noqa: E402
+from outblas.judge.gpu_clock import GpuClock, GraphEntry  # noqa: E402
 from outblas.judge.rounds import Prune, timing_of_samples  # noqa: E402
+from outblas.judge.time_offline import TimingEffort, time_offline  # noqa: E402
 
 PROBLEM = Problem(64, 64, 64)
 
@@ -57,7 +59,7 @@ class Session:
 @pytest.fixture
 def log(monkeypatch):
     monkeypatch.setattr(Session, "log", [], raising=False)
-    monkeypatch.setattr(gpu_clock, "GpuClock", Session)
+    monkeypatch.setattr(time_offline_module, "GpuClock", Session)
     return Session.log
 
 
@@ -271,7 +273,7 @@ def test_graphs_and_events_are_made_without_flags(monkeypatch):
 def test_a_time_is_a_part_of_its_graph_and_may_be_a_fraction(monkeypatch):
     clock = bare_clock(monkeypatch, stream=9)
     monkeypatch.setattr(gpu_clock, "driver", lambda: SimpleNamespace(cuGraphLaunch=None))
-    clock._timed = lambda works: [1.0, 10.0]
+    clock.timed = lambda works: [1.0, 10.0]
     assert clock.round([GraphEntry("a", "a", (), 4), GraphEntry("b", "b", (), 8)], [1, 0]) == [2.5, 0.125]
 
 
@@ -301,7 +303,7 @@ def test_cold_calls_of_a_round_are_of_four_operand_sets_in_a_row(monkeypatch, se
             work()
         return [1.5] * len(works)
 
-    clock._timed = timed
+    clock.timed = timed
     calls = [[lambda stream, name=name, i=i: log.append((name, i)) for i in range(6)] for name in "ab"]
     assert clock.cold_round(calls, random.Random(seed)) == [1.5, 1.5] and len(log) == 8
     rng = random.Random(seed)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from outblas.bench.live_evaluator import Baselines
@@ -11,7 +11,7 @@ from outblas.core.config import KernelConfig, config_name
 from outblas.core.evaluation import Evaluation, Speedup, Status, Timing, Verdict
 from outblas.core.phase_times import PhaseTotals
 from outblas.core.problem import Problem
-from outblas.core.rivals import BASELINE_NAMES, RIVALS
+from outblas.core.rivals import BENCH_BASELINES, RIVALS
 from outblas.core.roofline import H200
 from outblas.judge.bench_cell import Options
 from outblas.kernels.catalogue import candidates
@@ -27,6 +27,8 @@ PROVENANCE = {
 STATE = {"sm_clock_mhz": 1700, "temperature_c": 45}
 #: Baseline -> microseconds, the same for every problem; lt_auto is the fastest.
 BASELINES_US = {"torch": 5.0, "cublas": 4.5, "lt_heuristic": 4.25, "lt_auto": 4.0, "nvmmh": 3.0}
+#: What only a bench times.
+BENCH_ONLY_US = {"torch_full": 5.5, "lt_edges": 3.5, "fallback": 4.1}
 
 
 def time_us(problem: Problem, config: KernelConfig) -> float:
@@ -50,6 +52,7 @@ class FakeGpu:
         closed: number of closed evaluators.
         expected: (gpu index, problems) of every call of ``expect``.
         listed_ahead: problems of every call of ``list_ahead``.
+        fallbacks: problem -> algorithm of every call of ``time_fallbacks``.
         compiled: (gpu index, pairs) of every call of ``compile_soon``.
     """
 
@@ -62,6 +65,7 @@ class FakeGpu:
         self.closed = 0
         self.expected: list[tuple[int, tuple[Problem, ...]]] = []
         self.listed_ahead: list[tuple[Problem, ...]] = []
+        self.fallbacks: dict[Problem, str] = {}
         self.compiled: list[tuple[int, tuple[tuple[Problem, KernelConfig], ...]]] = []
 
     def evaluator(
@@ -98,6 +102,9 @@ class FakeEvaluator:
     def expect(self, problems: Iterable[Problem]) -> None:
         self._state.expected.append((self._index, tuple(problems)))
 
+    def time_fallbacks(self, fallbacks: Mapping[Problem, str]) -> None:
+        self._state.fallbacks.update(fallbacks)
+
     def list_ahead(self, problems: Iterable[Problem]) -> None:
         self._state.listed_ahead.append(tuple(problems))
 
@@ -129,9 +136,10 @@ class FakeEvaluator:
             yield self._answer(problem, config)
 
     def baseline_report(self, problem: Problem) -> Baselines:
-        names = [n for n in BASELINE_NAMES if n in self.options.baselines and n not in self._state.missing]
+        names = [n for n in BENCH_BASELINES if n in self.options.baselines and n not in self._state.missing]
+        names += ["fallback"] if problem in self._state.fallbacks else []
         left_out = dict.fromkeys(sorted(self._state.missing), "it was lost")
-        found = {n: timing(BASELINES_US[n], self.options.rounds) for n in names}
+        found = {n: timing((BASELINES_US | BENCH_ONLY_US)[n], self.options.rounds) for n in names}
         return Baselines(found, {n: f"{n}'s algorithm" for n in names}, left_out)
 
     def _answer(self, problem: Problem, config: KernelConfig) -> Evaluation:

@@ -63,6 +63,7 @@ class LiveEvaluator(Evaluator):
         self._free = free
         self._baselines: dict[Problem, Baselines] = {}
         self._nvmmh: dict[Problem, KernelConfig | None] = {}
+        self._fallbacks: dict[Problem, str] = {}
         self._trusted: set[KernelKind] = set()
         self._offered = offered
         self._to_list: deque[Problem] = deque()
@@ -158,7 +159,11 @@ class LiveEvaluator(Evaluator):
                 with self.phase_timer.phase("compile"):
                     self._compiler.wait(self._with_rival(group))
             nvmmh = self._nvmmh.get(problem)
-            items = [WorkItem(problem, c, nvmmh, kernel_kind(problem, c) in self._trusted) for _, c in group]
+            fallback = self._fallbacks.get(problem)
+            items = [
+                WorkItem(problem, c, nvmmh, kernel_kind(problem, c) in self._trusted, fallback=fallback)
+                for _, c in group
+            ]
             for index, value in self.sandbox.run(items, meanwhile):
                 yield self._taken(problem, items[index][1], value)
 
@@ -203,7 +208,8 @@ class LiveEvaluator(Evaluator):
         """
         if problem not in self._baselines:
             self.expect([problem])
-            for _, value in self.sandbox.run([WorkItem(problem, None, self._nvmmh.get(problem))]):
+            item = WorkItem(problem, None, self._nvmmh.get(problem), fallback=self._fallbacks.get(problem))
+            for _, value in self.sandbox.run([item]):
                 lost = isinstance(value, WorkerLoss)
                 self._baselines[problem] = Baselines(left_out={"all": value.detail}) if lost else value[1]
         return self._baselines[problem]
@@ -215,6 +221,15 @@ class LiveEvaluator(Evaluator):
         if baselines is not None:
             self._baselines[problem] = baselines
         return evaluation  # type: ignore[no-any-return]
+
+    def time_fallbacks(self, fallbacks: Mapping[Problem, str]) -> None:
+        """Time from now on, as baseline ``fallback``, what ``outblas.matmul`` runs without a kernel.
+
+        Args:
+            fallbacks: problem -> algorithm of cuBLASLt (:attr:`outblas.records.library.LibraryRow.fallback`); empty:
+                torch.matmul. Other problems have no such baseline.
+        """
+        self._fallbacks.update(fallbacks)
 
     def trust(self, kinds: Iterable[KernelKind]) -> None:
         self._trusted.update(kinds)

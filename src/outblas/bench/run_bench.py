@@ -20,10 +20,12 @@ from outblas.core.errors import UsageError
 from outblas.core.evaluation import Evaluation, Status
 from outblas.core.journal import Journal
 from outblas.core.problem import Problem
-from outblas.core.rivals import BASELINE_NAMES, LT_AUTO, RIVALS, fastest_baseline
+from outblas.core.rivals import BENCH_BASELINES, LT_AUTO, RIVALS, fastest_baseline
 from outblas.core.roofline import Gpu, floor_us, regime
 from outblas.core.stats import geomean
 from outblas.judge.bench_cell import Options
+from outblas.judge.fallback_entry import FALLBACK
+from outblas.judge.rounds import speedup
 from outblas.kernels.kernel_hash import kernels_sha
 from outblas.records.averages import launch_columns
 from outblas.records.library import Library
@@ -51,7 +53,7 @@ class BenchRequest:
         resume: continue from an interrupted run's journal; False: begin anew.
         target_qps: requests per second, in server mode.
         seed: seed of the operands and of the order within a round.
-        baselines: names of the baselines to time. A run without nvmmh, which is not a competitor, is quicker.
+        baselines: names of the baselines to time. A run without those that are no rivals is quicker.
         proved: names of kernels that passed every gate before. They must come from the same sources and toolchain, for
             the same layout, dtype and accumulator. Every kernel is still proved on the timed operands.
     """
@@ -66,7 +68,7 @@ class BenchRequest:
     resume: bool = True
     target_qps: float | None = None
     seed: int = 1
-    baselines: Sequence[str] = BASELINE_NAMES
+    baselines: Sequence[str] = BENCH_BASELINES
     proved: frozenset[str] = frozenset()
 
 
@@ -232,8 +234,17 @@ class _Station:
 
     def expect(self, problems: Sequence[Problem]) -> None:
         """Announce problems that come next, on this GPU or on another."""
-        if self._mode != "server":
-            self._evaluator.expect(problems)
+        if self._mode == "server":
+            return
+        self._evaluator.expect(problems)
+        rows = {problem: self._library.lookup(problem) for problem in problems}
+        self._evaluator.time_fallbacks(
+            {
+                problem: row.fallback if row else ""
+                for problem, row in rows.items()
+                if row is None or any(row.choice(launch) is None for launch in self._library.launches)
+            }
+        )
 
     def compile_soon(self, problems: Sequence[Problem]) -> None:
         """Start to compile the library's kernels of these problems into the cache that all GPUs here share."""
@@ -289,21 +300,39 @@ def _row(
             "baseline": best,
             "baseline_us": times[best],
             "baseline_detail": report.details.get(best),
-            "published": 1.0,
+            **_fallback_columns(report),
         }
-    speedup = evaluation.speedup
+    gain = evaluation.speedup
     return {
         **row,
         "config": config_name(evaluation.config),
+        "ran": config_name(evaluation.config),
         "status": evaluation.status.value,
         "fallback": False,
         "ours_us": evaluation.timing.median_us,
         "ours_spread": evaluation.timing.spread,
-        "baseline": speedup.baseline,
-        "baseline_us": evaluation.baselines_us[speedup.baseline],  # of the same rounds
-        "baseline_detail": report.details.get(speedup.baseline),
-        "speedup": speedup.ratio,
-        "low": speedup.low,
-        "high": speedup.high,
-        "published": speedup.ratio,
+        "baseline": gain.baseline,
+        "baseline_us": evaluation.baselines_us[gain.baseline],  # of the same rounds
+        "baseline_detail": report.details.get(gain.baseline),
+        "speedup": gain.ratio,
+        "low": gain.low,
+        "high": gain.high,
+        "published": gain.ratio,
+    }
+
+
+def _fallback_columns(report: Baselines) -> Row:
+    """Return the columns of what ran without a kernel, timed like all others; 1 is published if it was not timed."""
+    timing = report.timings.get(FALLBACK)
+    if timing is None:
+        return {"published": 1.0}
+    found = speedup(report.timings, FALLBACK, RIVALS)
+    return {
+        "ran": report.details[FALLBACK],
+        "ours_us": timing.median_us,
+        "ours_spread": timing.spread,
+        "speedup": found.ratio,
+        "low": found.low,
+        "high": found.high,
+        "published": found.ratio,
     }

@@ -19,6 +19,10 @@ LT_HEURISTIC, LT_AUTO = "lt_heuristic", "lt_auto"
 #: The fastest of these is *the* baseline. nvmmh is left out: NVIDIA's heuristic chooses among the kernels of this
 #: package.
 RIVALS = ("torch", "cublas", "lt_heuristic", "lt_auto")
+#: Baselines that a bench times beside those, to be published: torch.matmul without reduced-precision reductions, and
+#: ``lt_auto`` with programmatic edges put on its captured nodes.
+TORCH_FULL, LT_EDGES = "torch_full", "lt_edges"
+BENCH_BASELINES = (*BASELINE_NAMES, TORCH_FULL, LT_EDGES)
 #: Number of algorithms that ``lt_auto`` requests from cuBLASLt.
 AUTO_REQUEST = 100
 

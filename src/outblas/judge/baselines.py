@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from outblas.core.errors import DeviceError, RecordError
 from outblas.core.problem import Problem
-from outblas.core.rivals import AUTO_REQUEST, BASELINE_NAMES, BaselineCall
+from outblas.core.rivals import AUTO_REQUEST, BASELINE_NAMES, LT_AUTO, LT_EDGES, TORCH_FULL, BaselineCall
 from outblas.judge.matmul_heuristics import nvmmh_config, nvmmh_configs
+from outblas.judge.programmatic_edges import make_edges_programmatic
+from outblas.judge.torch_baselines import TorchFull, TorchMm, TorchOnCurrentStream, on_current_stream
 
 if TYPE_CHECKING:
     from outblas.core.config import KernelConfig
@@ -28,8 +29,10 @@ if TYPE_CHECKING:
 __all__ = [
     "CublasGemm",
     "LtAuto",
+    "LtEdges",
     "LtHeuristic",
     "NvMatmulHeuristics",
+    "TorchFull",
     "TorchMm",
     "TorchOnCurrentStream",
     "make_baselines",
@@ -37,19 +40,6 @@ __all__ = [
     "nvmmh_configs",
     "on_current_stream",
 ]
-
-
-def on_current_stream(product: Callable[..., Any], problem: Problem, a: Any, b: Any, c: Any) -> BaselineCall:
-    """``product(a, b, out=c)`` as users call it, for a caller who has made the stream of the call current.
-
-    Ours and torch's alike: what a server measures of either is that one Python call.
-    """
-    right = b.t() if problem.layout == "TN" else b
-
-    def call(stream: int) -> None:
-        product(a, right, out=c)
-
-    return call
 
 
 def make_baselines(
@@ -69,60 +59,12 @@ def make_baselines(
         "lt_heuristic": LtHeuristic,
         "lt_auto": LtAuto,
         "nvmmh": NvMatmulHeuristics,
+        TORCH_FULL: TorchFull,
     }
-    return {name: makers[name](gpu_index) for name in names}
-
-
-class TorchMm:
-    """``torch.mm(a, b, out=c)`` as users call it, on the given stream."""
-
-    name = "torch"
-
-    def __init__(self, gpu_index: int = 0) -> None:
-        self._gpu = gpu_index
-        self._streams: dict[int, Any] = {}
-
-    def bind(self, problem: Problem, a: Any, b: Any, c: Any) -> BaselineCall:
-        import torch
-
-        right = b.t() if problem.layout == "TN" else b
-        half = problem.acc == "fp16"
-        if half and not hasattr(torch.backends.cuda.matmul, "allow_fp16_accumulation"):
-            raise DeviceError(
-                f"torch {torch.__version__} cannot accumulate in fp16", "torch >= 2.7", "leave this baseline out"
-            )
-
-        def call(stream: int) -> None:
-            with torch.cuda.stream(self._stream(stream)), _fp16_accumulation(half):
-                torch.mm(a, right, out=c)
-
-        return call
-
-    def detail(self, problem: Problem) -> str:
-        import torch
-
-        return f"torch {torch.__version__}"
-
-    def _stream(self, handle: int) -> Any:
-        import torch
-
-        if handle not in self._streams:
-            self._streams[handle] = torch.cuda.ExternalStream(handle, device=self._gpu)
-        return self._streams[handle]
-
-
-class TorchOnCurrentStream(TorchMm):
-    """``torch.mm(a, b, out=c)`` as users call it.
-
-    It runs on torch's current stream, which must be the one passed to the call.
-    """
-
-    def bind(self, problem: Problem, a: Any, b: Any, c: Any) -> BaselineCall:
-        import torch
-
-        if problem.acc == "fp16":  # a switch is set around every call
-            return super().bind(problem, a, b, c)
-        return on_current_stream(torch.mm, problem, a, b, c)
+    made: dict[str, Any] = {name: makers[name](gpu_index) for name in names if name != LT_EDGES}
+    if LT_EDGES in names:
+        made[LT_EDGES] = LtEdges(made.get(LT_AUTO) or LtAuto(gpu_index))
+    return {name: made[name] for name in names}
 
 
 class CublasGemm:
@@ -263,6 +205,36 @@ class LtAuto:
         return self._chosen[problem][1] if problem in self._chosen else ""
 
 
+class LtEdges:
+    """Autotuned cuBLASLt, its captured nodes joined by programmatic edges (outblas.judge.programmatic_edges).
+
+    cuBLASLt has no public option for it, and its kernels do not wait for their predecessor's writes. So its results may
+    be wrong, and nothing may run it but a bench.
+
+    Args:
+        auto: the baseline whose algorithm it runs.
+    """
+
+    name = LT_EDGES
+
+    def __init__(self, auto: LtAuto) -> None:
+        self._auto = auto
+
+    def prepare(self, bench: GpuClock) -> None:
+        """Choose as the baseline does, once per problem."""
+        self._auto.prepare(bench)
+
+    def bind(self, problem: Problem, a: Any, b: Any, c: Any) -> BaselineCall:
+        return self._auto.bind(problem, a, b, c)
+
+    def change_graph(self, graph: Any) -> None:
+        """Make the edges between kernels of a captured graph programmatic, in place."""
+        make_edges_programmatic(graph)
+
+    def detail(self, problem: Problem) -> str:
+        return self._auto.detail(problem)
+
+
 class _LtAlgo:
     """A single algorithm of cuBLASLt as an entry for the clock."""
 
@@ -320,23 +292,6 @@ class NvMatmulHeuristics:
         if problem not in self._configs:
             self._configs.update(nvmmh_configs([problem]))
         return self._configs[problem]
-
-
-@contextlib.contextmanager
-def _fp16_accumulation(wanted: bool) -> Iterator[None]:
-    """torch's global switch, set for one call only."""
-    if not wanted:
-        yield
-        return
-    import torch
-
-    settings = torch.backends.cuda.matmul
-    before = settings.allow_fp16_accumulation
-    settings.allow_fp16_accumulation = True
-    try:
-        yield
-    finally:
-        settings.allow_fp16_accumulation = before
 
 
 def _workspace(gpu_index: int) -> Any:

@@ -20,13 +20,12 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 
-from outblas.core.errors import DeviceError, OutblasError, ToolchainMissing
+from outblas.core.errors import DeviceError, ToolchainMissing
 from outblas.core.evaluation import Timing
 from outblas.core.install_hint import install_hint
 from outblas.core.problem import Problem
@@ -127,13 +126,18 @@ class GpuClock:
     def capture(self, entry: Bindable) -> GraphEntry:
         """A graph of ``repeats`` back-to-back calls that rotate over the operand sets.
 
+        An entry with a method ``change_graph`` is given the CUgraph before it is instantiated.
+
         Raises:
             DeviceError: the capture fails (the entry synchronises, allocates or leaves its stream).
         """
         calls = self.bind(entry)
         rotated = [calls[i % self.sets] for i in range(self.repeats)]
         graph = capture_graph(rotated, self.stream)
+        change = getattr(entry, "change_graph", None)
         try:
+            if change is not None:
+                change(graph)
             executable = check("cuGraphInstantiate", driver().cuGraphInstantiate(graph, 0))
         finally:
             driver().cuGraphDestroy(graph)
@@ -314,67 +318,6 @@ class GpuClock:
 
             self._evictor = evict
         self._evictor()
-
-
-@dataclass(frozen=True)
-class TimingEffort:
-    """The amount of timing.
-
-    Attributes:
-        rounds: timed rounds, at least; more until ``benchmark_seconds`` have passed, at most MAX_ROUNDS.
-        warmup_seconds: seconds of untimed rounds before; at least one round.
-        benchmark_seconds: seconds of timed rounds, at least.
-    """
-
-    rounds: int = MIN_ROUNDS
-    warmup_seconds: float = 0.0
-    benchmark_seconds: float = 0.0
-
-
-def time_offline(
-    entries: Mapping[str, Bindable], problem: Problem, gpu_index: int = 0, effort: TimingEffort | None = None,
-    seed: int = 0, cold: bool = False, left_out: dict[str, str] | None = None,
-) -> dict[str, Timing]:  # fmt: skip
-    """Time the GPU seconds per call of every entry in the same interleaved rounds; the module's text has the protocol.
-
-    Args:
-        entries: entries by name.
-        problem: the problem that they compute.
-        gpu_index: CUDA ordinal.
-        effort: amount of timing; None: the least.
-        seed: seed of the order within a round, and of the operands.
-        cold: evict L2 before every call.
-        left_out: receives name -> reason for entries that cannot do the problem; None: raise instead.
-
-    Returns:
-        Timing by name.
-
-    Raises:
-        DeviceError: no GPU, or a call failed. An entry's own errors are raised if ``left_out`` is None.
-    """
-    effort = effort or TimingEffort()
-    limits = effort.rounds, seed, effort.warmup_seconds, effort.benchmark_seconds
-    with GpuClock(problem, gpu_index, seed) as bench:
-        graphs: dict[str, GraphEntry] = {}
-        calls: dict[str, list[BaselineCall]] = {}
-        try:
-            for name, entry in entries.items():
-                try:
-                    choose_algorithm(entry, bench)
-                    if cold:
-                        calls[name] = bench.bind(entry)
-                    else:
-                        graphs[name] = bench.capture(entry)
-                except OutblasError as error:
-                    if left_out is None:
-                        raise
-                    left_out[name] = str(error)
-            if cold:
-                return bench.measure_cold(calls, *limits)
-            return bench.measure(graphs, *limits)
-        finally:
-            for graph in graphs.values():
-                graph.free()
 
 
 def choose_algorithm(entry: Bindable, bench: GpuClock) -> None:

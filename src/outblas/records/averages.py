@@ -48,11 +48,11 @@ def table_label(suite: str, row: Mapping[str, Any]) -> str:
 def published_us(row: Mapping[str, Any]) -> float:
     """Return the time, microseconds, of the implementation that the library runs for a row.
 
-    This is the kernel's time, or the baseline's time if the row falls back. In server mode it is the measured latency
-    of the call, if there is one.
+    This is the kernel's time, or the fall-back's. If the fall-back was not timed, it is the fastest baseline's time.
+    In server mode it is the measured latency of the call, if there is one.
     """
-    served = row["mode"] == "server" and row["ours_us"] is not None
-    return float(row["baseline_us"] if row["fallback"] and not served else row["ours_us"])
+    measured = row["ours_us"] is not None and (row["mode"] == "server" or row.get("ran") is not None)
+    return float(row["baseline_us"] if row["fallback"] and not measured else row["ours_us"])
 
 
 def figures_of(rows: Sequence[Row]) -> Row:
@@ -109,7 +109,7 @@ def extended_figures(rows: Sequence[Row], suite: str) -> Row:
         native = [r["lt_auto_us"] / published_us(r) for r in rows if r.get("lt_auto_us") is not None]
         found["geomean_lt_auto"] = _mean(native) if native else None
         return found
-    demoted = [r["speedup"] for r in rows if r["fallback"] and r.get("speedup") is not None]
+    demoted = [r["speedup"] for r in rows if r["fallback"] and r.get("ran") is None and r.get("speedup") is not None]
     if demoted:
         found["demoted"] = {"n": len(demoted), "min": round(min(demoted), 6)}
     return found

@@ -41,11 +41,12 @@ TABLE_KIND = "bench"
 MODES = ("offline", "offline_cold", "server")
 PROVENANCE_FIELDS = ("gpu", "driver", "toolchain", "date", "commit", "command")
 
-#: Column -> (Arrow type, may be null). Times are microseconds. ``published`` is ``speedup``, or 1.0 if the library
-#: falls back to the baseline. A fall-back row with a speed-up was demoted by this very bench: its kernel was not surely
-#: ahead. Such a row keeps its figures, and the library no longer has the kernel. ``lt_auto_detail`` is the algorithm
-#: that autotuning cuBLASLt chose, whether or not it was the fastest baseline. The 99th percentiles are for server mode.
-#: ``pdl``: PDL was allowed. ``early``: early loads of a constant B were allowed, too.
+#: Column -> (Arrow type, may be null). Times are microseconds. ``ran`` is what ``outblas.matmul`` ran: a kernel, an
+#: algorithm of cuBLASLt, or torch with its switches. ``published`` is ``speedup``, of a row that falls back, too.
+#: Older files lack ``ran``. There a row that falls back publishes 1.0; if it has a speed-up, this very bench demoted
+#: its kernel. ``lt_auto_detail`` is the algorithm that autotuning cuBLASLt chose, whether or not it was the fastest
+#: baseline. ``torch_full_us`` and ``lt_edges_us`` are of :data:`outblas.core.rivals.BENCH_BASELINES`, and no rivals.
+#: The 99th percentiles are for server mode. ``pdl``: PDL was allowed. ``early``: early loads of a constant B, too.
 COLUMNS: dict[str, tuple[str, bool]] = {
     **{c: ("int32", False) for c in ("m", "n", "k")},
     **{c: ("string", False) for c in ("layout", "dtype", "acc", "mode")},
@@ -68,11 +69,14 @@ COLUMNS: dict[str, tuple[str, bool]] = {
     "lt_auto_detail": ("string", True),
     **{c: ("double", True) for c in ("ours_p99_us", "baseline_p99_us", "torch_p99_us")},
     "early": ("bool", False),
+    **{c: ("double", True) for c in ("torch_full_us", "lt_edges_us")},
+    "ran": ("string", True),
 }
 #: Columns that older files lack -> the value that is read for them. Rows to write may omit them, too.
 LATER_COLUMN_DEFAULTS: dict[str, Any] = {
     **dict.fromkeys(("lt_auto_detail", "ours_p99_us", "baseline_p99_us", "torch_p99_us")),
     "early": False,
+    **dict.fromkeys(("torch_full_us", "lt_edges_us", "ran")),
 }
 
 
@@ -298,8 +302,9 @@ def _contradiction(row: Row) -> str | None:
             return f"{name} is null"
         if kind == "double" and row[name] is not None and not math.isfinite(row[name]):
             return f"{name} is {row[name]!r}"
-    if row["fallback"]:  # a row of server mode publishes the call's latency even if it falls back
-        counts = row["speedup"] if row["mode"] == "server" and row["speedup"] is not None else 1.0
+    if row["fallback"]:
+        measured = row["ran"] is not None or row["mode"] == "server"
+        counts = row["speedup"] if measured and row["speedup"] is not None else 1.0
         return (
             None if row["published"] == counts else f"falls back, but published is {row['published']!r}, not {counts}"
         )

@@ -38,6 +38,7 @@ from outblas.core.roofline import architecture
 from outblas.judge import faults
 from outblas.judge.algorithm_cache import AlgorithmCache
 from outblas.judge.bench_cell import Baselines, BenchCell, LaunchableKernel, Options
+from outblas.judge.fallback_entry import FALLBACK, FallbackEntry
 from outblas.kernels.proof_shapes import proof_shapes
 from outblas.workers.sandbox import Emit
 
@@ -58,6 +59,8 @@ class WorkItem(NamedTuple):
         nvmmh: config of nvMatmulHeuristics.
         proved: another worker has proved this kernel in full; it is still proved on the timed operands.
         built: machine code of a free kernel, which a jailed worker cannot compile itself.
+        fallback: algorithm of cuBLASLt that ``outblas.matmul`` would run, to be timed as one more baseline; empty:
+            torch.matmul; None: nothing more is timed.
     """
 
     problem: Problem
@@ -65,6 +68,7 @@ class WorkItem(NamedTuple):
     nvmmh: KernelConfig | None = None
     proved: bool = False
     built: LaunchableKernel | None = None
+    fallback: str | None = None
 
 
 def make_handler(options: Options) -> Handler:
@@ -83,6 +87,7 @@ class Handler:
         self.phase_timer = PhaseTimer("idle")
         self._options = options
         self._baselines = make_baselines(options.gpu_index, options.baselines)
+        self._fallback = FallbackEntry(options.gpu_index)
         if options.algorithms is not None and LT_AUTO in self._baselines:
             kept = AlgorithmCache.of_gpu(Path(options.algorithms), options.gpu_index)
             self._baselines[LT_AUTO].use_cache(kept)
@@ -119,7 +124,7 @@ class Handler:
     def _problem(self, problem: Problem, items: list[tuple[int, WorkItem]], emit: Emit) -> None:
         emit.begin(None)
         try:
-            bench_cell = self._at(problem, items[0][1].nvmmh)
+            bench_cell = self._at(problem, items[0][1])
         except ToolchainMissing:
             raise
         except (OutblasError, RuntimeError) as error:  # too large for this GPU's memory, say
@@ -149,21 +154,25 @@ class Handler:
             else:
                 emit.done(index, (Evaluation(problem, config, Status.LAUNCH_ERROR, detail), None))
 
-    def _at(self, problem: Problem, nvmmh: KernelConfig | None) -> BenchCell:
+    def _at(self, problem: Problem, item: WorkItem) -> BenchCell:
         if self._bench_cell is None or self._bench_cell.problem != problem:
             if self._bench_cell is not None:
                 self._bench_cell.close()
                 self._bench_cell = None
             if "nvmmh" in self._baselines:
-                self._baselines["nvmmh"].set_configs({problem: nvmmh})
+                self._baselines["nvmmh"].set_configs({problem: item.nvmmh})
+            baselines = dict(self._baselines)
+            if item.fallback is not None:
+                self._fallback.name_algorithm(problem, item.fallback)
+                baselines[FALLBACK] = self._fallback
             self.phase_timer.count("desks")
             try:
-                self._bench_cell = BenchCell(problem, self._options, self._baselines, self.phase_timer)
+                self._bench_cell = BenchCell(problem, self._options, baselines, self.phase_timer)
             except (OutblasError, RuntimeError):
                 if self._trials is None or not self._trials.bytes:
                     raise
                 self._trials.clear()  # there may be room without them
-            self._bench_cell = self._bench_cell or BenchCell(problem, self._options, self._baselines, self.phase_timer)
+            self._bench_cell = self._bench_cell or BenchCell(problem, self._options, baselines, self.phase_timer)
         return self._bench_cell
 
     def _try(

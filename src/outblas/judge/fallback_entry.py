@@ -1,0 +1,56 @@
+"""What ``outblas.matmul`` runs where the library has no kernel, as an entry for the clock."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from outblas.core.problem import Problem
+from outblas.core.rivals import BaselineCall
+from outblas.judge.torch_baselines import TorchMm
+
+#: Name of the entry among the baselines of a report. It is no rival.
+FALLBACK = "fallback"
+
+
+class FallbackEntry:
+    """torch.matmul, or the algorithm of cuBLASLt that a library names for a problem.
+
+    Args:
+        gpu_index: CUDA ordinal.
+    """
+
+    name = FALLBACK
+
+    def __init__(self, gpu_index: int = 0) -> None:
+        self._torch = TorchMm(gpu_index)
+        self._algorithms: Any = None
+        self._named: dict[Problem, str] = {}
+
+    def name_algorithm(self, problem: Problem, algorithm: str) -> None:
+        """Name what runs a problem: a description of :func:`outblas.runtime.cublas.describe`; empty: torch.matmul."""
+        self._named[problem] = algorithm
+
+    def bind(self, problem: Problem, a: Any, b: Any, c: Any) -> BaselineCall:
+        """Return a call of the named algorithm; of torch.matmul if there is none or this cuBLASLt lacks it."""
+        from outblas.runtime.workspace import allocate
+
+        found = self._find(problem)
+        if found is None:
+            return self._torch.bind(problem, a, b, c)
+        space = allocate(found.workspace_bytes, a.device) if found.workspace_bytes else None
+        return lambda stream: found(a, b, c, stream, space)
+
+    def detail(self, problem: Problem) -> str:
+        """Return the description of what runs the problem."""
+        found = self._find(problem)
+        return self._torch.detail(problem) if found is None else self._named[problem]
+
+    def _find(self, problem: Problem) -> Any:
+        """Return the algorithm of a problem; None: torch computes it."""
+        from outblas.runtime.cublaslt import LtAlgorithms
+
+        algorithm = self._named.get(problem, "")
+        if not algorithm:
+            return None
+        self._algorithms = self._algorithms or LtAlgorithms()
+        return self._algorithms.find(problem, algorithm)

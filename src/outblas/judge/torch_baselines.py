@@ -1,0 +1,142 @@
+"""torch.matmul as a baseline, with its switches of precision as users have them and off."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from outblas.core.errors import DeviceError
+from outblas.core.problem import Problem
+from outblas.core.rivals import TORCH_FULL, BaselineCall
+
+#: torch's switches that let partial sums of a split K be added in the operands' dtype; torch's default is on.
+REDUCTIONS = ("allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction")
+
+
+def reduction_switches() -> dict[str, bool]:
+    """Return the present value of each switch in :data:`REDUCTIONS`."""
+    import torch
+
+    return {name: bool(getattr(torch.backends.cuda.matmul, name)) for name in REDUCTIONS}
+
+
+def on_current_stream(product: Callable[..., Any], problem: Problem, a: Any, b: Any, c: Any) -> BaselineCall:
+    """``product(a, b, out=c)`` as users call it, for a caller who has made the stream of the call current.
+
+    Ours and torch's alike: what a server measures of either is that one Python call.
+    """
+    right = b.t() if problem.layout == "TN" else b
+
+    def call(stream: int) -> None:
+        product(a, right, out=c)
+
+    return call
+
+
+class TorchMm:
+    """``torch.mm(a, b, out=c)`` as users call it, on the given stream."""
+
+    name = "torch"
+
+    def __init__(self, gpu_index: int = 0) -> None:
+        self._gpu = gpu_index
+        self._streams: dict[int, Any] = {}
+
+    def bind(self, problem: Problem, a: Any, b: Any, c: Any) -> BaselineCall:
+        import torch
+
+        right = b.t() if problem.layout == "TN" else b
+        half = problem.acc == "fp16"
+        if half and not hasattr(torch.backends.cuda.matmul, "allow_fp16_accumulation"):
+            raise DeviceError(
+                f"torch {torch.__version__} cannot accumulate in fp16", "torch >= 2.7", "leave this baseline out"
+            )
+
+        def call(stream: int) -> None:
+            with torch.cuda.stream(self._stream(stream)), _fp16_accumulation(half):
+                torch.mm(a, right, out=c)
+
+        return call
+
+    def detail(self, problem: Problem) -> str:
+        """Return torch's version and its switches of precision."""
+        import torch
+
+        return f"torch {torch.__version__} {' '.join(f'{name}={on}' for name, on in self._switches().items())}"
+
+    def _switches(self) -> dict[str, bool]:
+        """Return the values of :data:`REDUCTIONS` during a call."""
+        return reduction_switches()
+
+    def _stream(self, handle: int) -> Any:
+        import torch
+
+        if handle not in self._streams:
+            self._streams[handle] = torch.cuda.ExternalStream(handle, device=self._gpu)
+        return self._streams[handle]
+
+
+class TorchFull(TorchMm):
+    """``torch.mm`` with both ``allow_*_reduced_precision_reduction`` off: partial sums of a split K stay fp32."""
+
+    name = TORCH_FULL
+
+    def bind(self, problem: Problem, a: Any, b: Any, c: Any) -> BaselineCall:
+        inner = super().bind(problem, a, b, c)
+
+        def call(stream: int) -> None:
+            with full_precision_reductions():
+                inner(stream)
+
+        return call
+
+    def _switches(self) -> dict[str, bool]:
+        with full_precision_reductions():
+            return reduction_switches()
+
+
+class TorchOnCurrentStream(TorchMm):
+    """``torch.mm(a, b, out=c)`` as users call it.
+
+    It runs on torch's current stream, which must be the one passed to the call.
+    """
+
+    def bind(self, problem: Problem, a: Any, b: Any, c: Any) -> BaselineCall:
+        import torch
+
+        if problem.acc == "fp16":  # a switch is set around every call
+            return super().bind(problem, a, b, c)
+        return on_current_stream(torch.mm, problem, a, b, c)
+
+
+@contextlib.contextmanager
+def full_precision_reductions() -> Iterator[None]:
+    """Switch torch's reduced-precision reductions off while the context lasts."""
+    import torch
+
+    settings, before = torch.backends.cuda.matmul, reduction_switches()
+    for name in before:
+        setattr(settings, name, False)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(settings, name, value)
+
+
+@contextlib.contextmanager
+def _fp16_accumulation(wanted: bool) -> Iterator[None]:
+    """torch's global switch, set for one call only."""
+    if not wanted:
+        yield
+        return
+    import torch
+
+    settings = torch.backends.cuda.matmul
+    before = settings.allow_fp16_accumulation
+    settings.allow_fp16_accumulation = True
+    try:
+        yield
+    finally:
+        settings.allow_fp16_accumulation = before
