@@ -1,8 +1,9 @@
-"""What only a bench times: the fall-back, torch without reduced-precision reductions, programmatic edges."""
+"""The entries that only a bench times: fall-back, torch without reduced-precision reductions, programmatic edges."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -95,7 +96,9 @@ class Graphs:
         self.CUgraphNodeType = SimpleNamespace(CU_GRAPH_NODE_TYPE_KERNEL="kernel")
         self.CUgraphDependencyType = SimpleNamespace(CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC=1)
         self.CUgraphEdgeData = lambda: SimpleNamespace(type=0, from_port=0)
-        self.edges = {(a, b): SimpleNamespace(type=kind, from_port=0) for a, b, kind in edges}
+        self.edges: dict[tuple[int, int], Any] = {}
+        for begin, end, kind in edges:
+            self.edges[begin, end] = SimpleNamespace(type=kind, from_port=0)
 
     def cuGraphGetEdges(self, graph: str, count: int = 0) -> tuple[object, ...]:  # noqa: N802
         nodes = list(self.edges)

@@ -139,8 +139,7 @@ def test_a_baseline_that_cannot_be_captured_is_left_out_and_the_next_is_not(erro
     assert found.timings == {"cublas": TIME} and found.details == {"cublas": "algo 7"}
     assert list(found.left_out) == ["torch"] and found.left_out["torch"].startswith("no room")
     assert "\n" not in found.left_out["torch"]
-    with pytest.raises(KeyError):
-        made.report({})
+    assert made.report({}).timings == {}  # a mode may time some baselines only
     with pytest.raises(ValueError, match="a mistake of ours"):
         cell(torch=Entry(ValueError("a mistake of ours")))
 

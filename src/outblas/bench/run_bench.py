@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from outblas.bench.live_evaluator import Baselines, LiveEvaluator
-from outblas.core.config import Launch, config_name
+from outblas.core.config import LAUNCHES, Launch, config_name
 from outblas.core.errors import UsageError
 from outblas.core.evaluation import Evaluation, Status
 from outblas.core.journal import Journal
@@ -48,7 +48,7 @@ class BenchRequest:
         library: a library or its file; None: the packaged one.
         out_path: the result file to write.
         gpu_indices: CUDA indices of the GPUs, which share the problems.
-        mode: ``offline``, ``offline_cold`` or ``server``.
+        mode: ``offline``, ``offline_cold``, ``block`` or ``server``.
         rounds: interleaved rounds per problem.
         resume: continue from an interrupted run's journal; False: begin anew.
         target_qps: requests per second, in server mode.
@@ -259,7 +259,8 @@ class _Station:
 
             return server_rows(problem, self._library, self._index, self._gpu, self._qps)
         row = self._library.lookup(problem)
-        picks = {launch: row.choice(launch) if row else None for launch in self._library.launches}
+        launches = LAUNCHES[:1] if self._mode == "block" else self._library.launches
+        picks = {launch: row.choice(launch) if row else None for launch in launches}
         configs = list(dict.fromkeys(choice.config for choice in picks.values() if choice))
         found = {e.config: e for e in self._evaluator.evaluate([(problem, c) for c in configs])}
         report = self._evaluator.baseline_report(problem)
@@ -313,6 +314,8 @@ def _row(
         "ours_spread": evaluation.timing.spread,
         "baseline": gain.baseline,
         "baseline_us": evaluation.baselines_us[gain.baseline],  # of the same rounds
+        "ours_mhz": evaluation.timing.sm_mhz,
+        "baseline_mhz": report.timings[gain.baseline].sm_mhz if gain.baseline in report.timings else None,
         "baseline_detail": report.details.get(gain.baseline),
         "speedup": gain.ratio,
         "low": gain.low,
@@ -331,6 +334,8 @@ def _fallback_columns(report: Baselines) -> Row:
         "ran": report.details[FALLBACK],
         "ours_us": timing.median_us,
         "ours_spread": timing.spread,
+        "ours_mhz": timing.sm_mhz,
+        "baseline_mhz": report.timings[found.baseline].sm_mhz,
         "speedup": found.ratio,
         "low": found.low,
         "high": found.high,

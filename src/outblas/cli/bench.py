@@ -21,7 +21,11 @@ def bench(
     dtype: DtypeOption = "fp16",
     acc: AccOption = "fp32",
     mode: Annotated[
-        str, typer.Option(help="offline, offline_cold (L2 evicted before every call) or server.")
+        str,
+        typer.Option(
+            help="offline, offline_cold (L2 evicted before every call), block (each kernel alone at its settled clock; "
+            "problems of 1e11 FLOP or more) or server."
+        ),
     ] = "offline",
     target_qps: QpsOption = None,
     sample: SampleOption = None,
@@ -42,7 +46,8 @@ def bench(
     """Time the library against every baseline over a suite, resumable, to a Parquet result file (GPU)."""
     layouts = ("TN", "NN") if layout.lower() == "both" else (layout.upper(),)
     problems = common.suite_problems(suite, layouts, dtype, acc, sample, seed)
-    common.check_mode(mode, target_qps)
+    if common.check_mode(mode, target_qps) == "block":
+        problems = _large(problems)
     common.at_least("--rounds", rounds, 7)
     if library is not None and not library.is_file():
         raise UsageError(f"no library file {library}", "what `outblas tune` wrote", "correct --library or leave it out")
@@ -64,6 +69,23 @@ def bench(
 
     common.print_table(summary_table(summarise(path)))
     out.print(f"result: {path}\nreport: outblas report {path}", markup=False)
+
+
+def _large(problems: Sequence[Problem]) -> list[Problem]:
+    """Return the problems of mode ``block``.
+
+    Raises:
+        UsageError: none is large enough.
+    """
+    from outblas.core.suites import BLOCK_FLOP, block_problems
+
+    if found := block_problems(problems):
+        return found
+    raise UsageError(
+        f"none of {len(problems)} problems has {BLOCK_FLOP:.0e} FLOP",
+        "large products: smaller ones do not reach the power limit",
+        "choose --mode offline, or a suite with larger problems",
+    )
 
 
 def _check_replaced(path: Path, problems: Sequence[Problem], mode: str) -> None:

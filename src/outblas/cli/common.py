@@ -42,7 +42,7 @@ ProgressFn = Callable[..., None]
 
 #: Columns of the widest table.
 MAX_TABLE_WIDTH = 1000
-MODES = ("offline", "offline_cold", "server")
+MODES = ("offline", "offline_cold", "block", "server")
 EXIT_ERROR = 2
 EXIT_INTERRUPT = 130
 

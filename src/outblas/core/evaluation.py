@@ -44,13 +44,15 @@ class Timing:
     """Times of one callable on the GPU.
 
     Attributes:
-        mode: ``offline`` (CUDA graph of back-to-back calls), ``offline_cold`` (L2 evicted before every call) or
-            ``server`` (requests with Poisson arrivals).
-        samples_us: microseconds per call; one sample per round (offline modes) or per request (server).
+        mode: ``offline`` (CUDA graph of back-to-back calls), ``offline_cold`` (L2 evicted before every call), ``block``
+            (each entry alone, at its settled frequency) or ``server`` (Poisson arrivals).
+        samples_us: microseconds per call; one sample per round (offline modes), part of a visit (block) or request
+            (server).
         median_us: median of the samples, microseconds.
         spread: (p75 - p25) / median of the samples.
         repeats: calls per graph.
         operand_sets: number of operand copies over which successive calls rotate.
+        sm_mhz: frequency of the SMs in mode ``block``, MHz; None: not measured.
     """
 
     mode: str
@@ -59,6 +61,7 @@ class Timing:
     spread: float
     repeats: int = 1
     operand_sets: int = 1
+    sm_mhz: float | None = None
 
 
 @dataclass(frozen=True)

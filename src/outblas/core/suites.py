@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -13,6 +13,8 @@ from outblas.core.roofline import H200, Gpu, regime
 
 #: Valid names for :func:`suite`.
 SUITES = ("grid1000", "llm")
+#: FLOP from which on a product reaches the power limit, so that mode ``block`` times it.
+BLOCK_FLOP = 1e11
 GRID_EXTENTS = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 12288, 16384)
 
 #: Model -> (N = out features, K = in features) of its distinct linear layers, from the model's config.json. QKV and
@@ -108,6 +110,11 @@ class Table:
     def problems(self) -> list[Problem]:
         """Return the table's problems in the order of :func:`suite`."""
         return suite(self.suite, self.layout, self.dtype, self.acc)
+
+
+def block_problems(problems: Iterable[Problem]) -> list[Problem]:
+    """Return the problems that mode ``block`` times: those of at least :data:`BLOCK_FLOP`, in their order."""
+    return [problem for problem in problems if problem.flops >= BLOCK_FLOP]
 
 
 def sample(problems: Sequence[Problem], count: int, seed: int = 0, gpu: Gpu = H200) -> list[Problem]:

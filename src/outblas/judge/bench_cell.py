@@ -11,10 +11,11 @@ from outblas.core.errors import DeviceError, OutblasError
 from outblas.core.evaluation import Status, Timing
 from outblas.core.phase_times import PhaseTimer
 from outblas.core.problem import Problem
-from outblas.core.rivals import BASELINE_NAMES, LT_AUTO
-from outblas.core.roofline import H200, Gpu
+from outblas.core.rivals import BASELINE_NAMES, LT_AUTO, RIVALS
+from outblas.core.roofline import H200, Gpu, architecture
 from outblas.core.stats import MIN_ROUNDS
 from outblas.judge import faults
+from outblas.judge.fallback_entry import FALLBACK
 
 if TYPE_CHECKING:
     from outblas.judge.gates import CellProver, ProofLevel
@@ -40,7 +41,8 @@ class Options:
         proved: names of configs that the resumed run has already proved in full.
         chunk: number of candidates timed in the same rounds.
         speedups: also compute paired speed-ups with bootstrap intervals (1 ms each).
-        mode: ``offline``, or ``offline_cold``: L2 is evicted before every call.
+        mode: ``offline``, ``offline_cold`` (L2 is evicted before every call) or ``block``. In blocks each entry runs
+            alone, at its settled frequency. Of the baselines, the two fastest rivals and the fall-back are timed.
         warmup_seconds: seconds of untimed rounds of every chunk.
         benchmark_seconds: seconds of timed rounds of every chunk, at least.
         long_rounds: rounds of a problem whose single call fills a graph (``roofline.repeats`` is 1), and so has little
@@ -153,13 +155,23 @@ class BenchCell:
         if options.long_rounds is not None and self.bench.repeats == 1:
             rounds = options.long_rounds
         how = (rounds, options.seed, options.warmup_seconds, options.benchmark_seconds, prune)
+        if options.mode == "block":
+            return self._measure_block(graphs, options)
         if options.mode == "offline_cold":
             return self.bench.measure_cold({name: graph.calls for name, graph in graphs.items()}, *how)
         return self.bench.measure(graphs, *how)
 
+    def _measure_block(self, graphs: Mapping[str, GraphEntry], options: Options) -> dict[str, Timing]:
+        """Blocks of captured entries."""
+        from outblas.judge.block_clock import BlockClock, entries_to_time
+
+        names = entries_to_time(self.bench, graphs, [n for n in self.graphs if n not in (*RIVALS, FALLBACK)])
+        blocks = BlockClock(self.bench, architecture(options.gpu))
+        return blocks.measure({name: graphs[name] for name in names})
+
     def report(self, timings: Mapping[str, Timing]) -> Baselines:
         """The baselines' part of some rounds."""
-        found = {name: timings[name] for name in self.graphs}
+        found = {name: timings[name] for name in self.graphs if name in timings}
         details = {name: self._entries[name].detail(self.problem) for name in self.graphs}
         return Baselines(found, details, dict(self._left_out))
 

@@ -1,4 +1,4 @@
-"""What ``outblas.matmul`` runs where the library has no kernel, as an entry for the clock."""
+"""The fall-back of ``outblas.matmul``, which runs where the library has no kernel, as an entry for the clock."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class FallbackEntry:
         self._named[problem] = algorithm
 
     def bind(self, problem: Problem, a: Any, b: Any, c: Any) -> BaselineCall:
-        """Return a call of the named algorithm; of torch.matmul if there is none or this cuBLASLt lacks it."""
+        """Return a call of the named algorithm; of torch.matmul if none is named or this cuBLASLt lacks it."""
         from outblas.runtime.workspace import allocate
 
         found = self._find(problem)

@@ -38,7 +38,7 @@ __all__ = [
 
 FORMAT = 1
 TABLE_KIND = "bench"
-MODES = ("offline", "offline_cold", "server")
+MODES = ("offline", "offline_cold", "block", "server")
 PROVENANCE_FIELDS = ("gpu", "driver", "toolchain", "date", "commit", "command")
 
 #: Column -> (Arrow type, may be null). Times are microseconds. ``ran`` is what ``outblas.matmul`` ran: a kernel, an
@@ -46,6 +46,7 @@ PROVENANCE_FIELDS = ("gpu", "driver", "toolchain", "date", "commit", "command")
 #: Older files lack ``ran``. There a row that falls back publishes 1.0; if it has a speed-up, this very bench demoted
 #: its kernel. ``lt_auto_detail`` is the algorithm that autotuning cuBLASLt chose, whether or not it was the fastest
 #: baseline. ``torch_full_us`` and ``lt_edges_us`` are of :data:`outblas.core.rivals.BENCH_BASELINES`, and no rivals.
+#: ``ours_mhz`` and ``baseline_mhz`` are the frequencies of the SMs in mode ``block``.
 #: The 99th percentiles are for server mode. ``pdl``: PDL was allowed. ``early``: early loads of a constant B, too.
 COLUMNS: dict[str, tuple[str, bool]] = {
     **{c: ("int32", False) for c in ("m", "n", "k")},
@@ -69,14 +70,14 @@ COLUMNS: dict[str, tuple[str, bool]] = {
     "lt_auto_detail": ("string", True),
     **{c: ("double", True) for c in ("ours_p99_us", "baseline_p99_us", "torch_p99_us")},
     "early": ("bool", False),
-    **{c: ("double", True) for c in ("torch_full_us", "lt_edges_us")},
+    **{c: ("double", True) for c in ("torch_full_us", "lt_edges_us", "ours_mhz", "baseline_mhz")},
     "ran": ("string", True),
 }
 #: Columns that older files lack -> the value that is read for them. Rows to write may omit them, too.
 LATER_COLUMN_DEFAULTS: dict[str, Any] = {
     **dict.fromkeys(("lt_auto_detail", "ours_p99_us", "baseline_p99_us", "torch_p99_us")),
     "early": False,
-    **dict.fromkeys(("torch_full_us", "lt_edges_us", "ran")),
+    **dict.fromkeys(("torch_full_us", "lt_edges_us", "ours_mhz", "baseline_mhz", "ran")),
 }
 
 

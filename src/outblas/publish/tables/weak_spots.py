@@ -25,7 +25,7 @@ def weak_spots(folder: Path, results: Sequence[Result]) -> str:
         folder: folder of a GPU's result files, e.g. ``results/h200``.
         results: its bench files, read.
     """
-    parts = [_gpus(), _mode(results, "offline_cold"), _mode(results, "server"), _large(results), _worst(results)]
+    parts = [_gpus(), *(_mode(results, mode) for mode in _TITLES), _large(results), _worst(results)]
     made = results[0].provenance
     parts.append(f"All figures: {made['gpu']}, driver {made['driver']}, files in `{folder.as_posix()}`.")
     return "\n\n".join(part for part in parts if part)
@@ -49,6 +49,10 @@ _TITLES = {
     "server": (
         "## Single requests",
         "A request is one call from Python to the end of the product, at Poisson arrivals. Host time counts here.",
+    ),
+    "block": (
+        "## One large product again and again",
+        "Each kernel runs alone until the SMs' frequency has settled. So what it spends of the power limit counts.",
     ),
 }
 

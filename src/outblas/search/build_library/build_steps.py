@@ -12,7 +12,7 @@ from outblas.core.config import LAUNCHES, Launch
 from outblas.core.errors import UsageError
 from outblas.core.problem import Problem
 from outblas.core.rivals import RIVALS
-from outblas.core.suites import Table, sample
+from outblas.core.suites import Table, block_problems, sample
 from outblas.kernels.catalogue import catalogue
 from outblas.records.library import Library, LibraryChoice
 from outblas.records.library_tables import (
@@ -70,6 +70,8 @@ def bench(work: BuildFolder, table: Table, mode: str) -> None:
     out, part, problems = work.result(table, mode), rows_of_table(work.load(), table), table.problems()
     if mode == "server":
         problems = sample(problems, min(SERVER_SAMPLE, len(problems)), gpu=gpu_of_device(work.gpu_index))
+    elif mode == "block":
+        problems = block_problems(problems)
     if out.exists() and is_bench_of(out, part, problems):
         print(f"bench {table} {mode}: done before", flush=True)
         return

@@ -1,0 +1,97 @@
+"""Block mode: every entry runs alone until the frequency of the SMs has settled, in ABBA order.
+
+A board limits its power over tens of milliseconds. Entries that alternate every few hundred microseconds share one
+frequency, so the ratio of their times is one of cycles and hides energy. Here each entry has the board for itself, as
+in a program that runs one large product again and again.
+
+Each visit launches an entry's graph for :data:`SETTLE_SECONDS`, untimed, then for :data:`PARTS` timed parts. All
+entries are visited once in order and once in reverse. Times and cycles come from stamps of the SMs' own clocks.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from outblas.core.evaluation import Timing
+from outblas.core.rivals import RIVALS
+from outblas.judge.gpu_clock import QUICK_ROUNDS, GpuClock, GraphEntry
+from outblas.judge.rounds import timing_of_samples
+from outblas.judge.sm_clock import SmClock
+from outblas.runtime.driver import check, driver
+
+#: Seconds that an entry runs alone before it is timed. On an H200 the frequency settles in 0.1 s.
+SETTLE_SECONDS = 0.25
+#: Timed parts of a visit, and seconds of each.
+PARTS, PART_SECONDS = 5, 0.04
+#: Rivals that are timed: the fastest in a few interleaved rounds.
+RIVALS_TIMED = 2
+
+
+class BlockClock:
+    """The stamps of one problem's entries.
+
+    Args:
+        clock: clock that captured the entries.
+        arch: architecture of the GPU, e.g. ``"sm_90a"``.
+    """
+
+    def __init__(self, clock: GpuClock, arch: str) -> None:
+        self._clock = clock
+        self._stamps = SmClock(clock.gpu_index, PARTS + 1, arch)
+
+    def measure(self, graphs: Mapping[str, GraphEntry]) -> dict[str, Timing]:
+        """Time captured entries alone, in the given order and in reverse.
+
+        Returns:
+            Timing by name, in mode ``block``, with the frequency of the SMs. Samples of the same index are of the same
+            part of the same visit.
+        """
+        samples: dict[str, list[float]] = {name: [] for name in graphs}
+        frequencies: dict[str, list[float]] = {name: [] for name in graphs}
+        for name in (*graphs, *reversed(list(graphs))):
+            for us, mhz in self._visit(graphs[name]):
+                samples[name].append(us)
+                frequencies[name].append(mhz)
+        return {
+            name: replace(
+                timing_of_samples("block", samples[name], graph.repeats, self._clock.sets),
+                sm_mhz=statistics.median(frequencies[name]),
+            )
+            for name, graph in graphs.items()
+        }
+
+    def _visit(self, graph: GraphEntry) -> list[tuple[float, float]]:
+        """Return (microseconds per call, MHz) of each timed part."""
+        stream = self._clock.stream
+        seconds = 1e-6 * graph.repeats * self._clock.round([graph], [0])[0]
+        self._launch(graph, math.ceil(SETTLE_SECONDS / seconds))
+        each = math.ceil(PART_SECONDS / seconds)
+        for part in range(PARTS):
+            self._stamps.stamp(part, stream)
+            self._launch(graph, each)
+        self._stamps.stamp(PARTS, stream)
+        self._clock.synchronize()
+        parts = [self._stamps.between(part, part + 1) for part in range(PARTS)]
+        return [(ns / 1000 / each / graph.repeats, 1000 * cycles / ns) for cycles, ns in parts]
+
+    def _launch(self, graph: GraphEntry, times: int) -> None:
+        launch = driver().cuGraphLaunch
+        for _ in range(times):
+            check("cuGraphLaunch", launch(graph.executable, self._clock.stream))
+
+
+def entries_to_time(clock: GpuClock, graphs: Mapping[str, GraphEntry], untimed: Sequence[str]) -> list[str]:
+    """Return the names to time in blocks: the fastest rivals, and all entries that are no baselines.
+
+    Args:
+        clock: clock that captured the entries.
+        graphs: all entries by name.
+        untimed: names of baselines that are no rivals.
+    """
+    rivals = {name: graph for name, graph in graphs.items() if name in RIVALS}
+    quick = clock.measure(rivals, QUICK_ROUNDS)
+    fastest = sorted(quick, key=lambda name: quick[name].median_us)[:RIVALS_TIMED]
+    return [name for name in graphs if name in fastest or (name not in rivals and name not in untimed)]
