@@ -70,8 +70,8 @@ def serve(
         problem: the product to compute.
         gpu_index: CUDA ordinal.
         target_qps: requests per second; must be given and positive.
-        warmup_seconds: seconds before the first timed request.
-        benchmark_seconds: seconds of timed requests.
+        warmup_seconds: seconds of untimed requests, all entries together.
+        benchmark_seconds: seconds of timed requests, all entries together.
         library: library for ``outblas.matmul``; None: the library that it uses already.
 
     Returns:
@@ -97,7 +97,7 @@ def server_rows(problem: Problem, library: Library, gpu_index: int, gpu: Gpu, ta
     """Return a list with the one result row of a problem in server mode.
 
     Requests come one at a time, so PDL makes no difference and the launch option is ``plain``. A row with ``fallback``
-    has latencies, too: ``ours_us`` is the latency of ``outblas.matmul``, which then runs cuBLASLt.
+    has latencies, too: ``ours_us`` is the latency of ``outblas.matmul``, by any kernel that it ran.
 
     Raises:
         UsageError: ``target_qps`` is missing or <= 0.

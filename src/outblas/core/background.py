@@ -17,7 +17,7 @@ class BackgroundQueue:
     ``concurrent.futures`` would run them all first.)
 
     Args:
-        name: name of the thread.
+        name: name of the thread, for debuggers.
     """
 
     def __init__(self, name: str) -> None:
@@ -28,11 +28,16 @@ class BackgroundQueue:
         self._lock = threading.RLock()
 
     def submit(self, do: Callable[..., Any], *arguments: Any) -> Future[Any] | None:
-        """Queue a call of ``do(*arguments)``.
+        """Queue a call of ``do(*arguments)`` and return without waiting for it.
+
+        Args:
+            do: function to call on the queue's thread, after all earlier tasks.
+            arguments: its positional arguments.
 
         Returns:
-            A future of the call's result or exception. It is cancelled if the interpreter exits before the call starts.
-                None if no thread can be started, or if the interpreter is already exiting.
+            A ``concurrent.futures.Future``: ``result()`` waits for the call, and returns its result or raises its
+                exception. It is cancelled if the interpreter exits before the call starts. None if no thread can be
+                started, or if the interpreter is already exiting.
         """
         future: Future[Any] = Future()
         with self._lock:

@@ -23,13 +23,16 @@ _CUDA_FILES, _NAMELESS = "/dev/nvidia", ("anon_inode:", "pipe:", "socket:")
 class ChildProcess:
     """A process that runs ``target(connection, *args)`` and has a pipe to this one.
 
-    The process is started at once, without waiting for it. ``connection`` is this side of the pipe. ``target`` should
-    return when the pipe is closed.
+    The constructor starts the process and does not wait for it. ``target`` should return when the pipe is closed
+    (``recv`` then raises EOFError). The process ignores Ctrl-C and exits when its parent does.
 
     Args:
         target: function to run, importable by name (the process is spawned, not forked).
         args: its arguments after the connection; they must pickle.
         daemon: False for a process that starts children of its own, which multiprocessing forbids to daemons.
+
+    Attributes:
+        connection: this side of the two-way pipe, a ``multiprocessing.connection.Connection``.
     """
 
     def __init__(self, target: Callable[..., None], args: tuple[Any, ...], daemon: bool = True) -> None:
@@ -46,14 +49,22 @@ class ChildProcess:
         return self._process.pid
 
     def is_alive(self) -> bool:
-        """Return whether the process still runs. Raises ValueError after :meth:`end`."""
+        """Return True if the process still runs, False if it has ended.
+
+        Raises:
+            ValueError: :meth:`end` was called before.
+        """
         return self._process.is_alive()
 
     def exit_code(self) -> int | None:
         """Wait up to 5 s for the process to end, and return its exit code.
 
         Returns:
-            The exit code; -N if signal N ended the process; None if it still runs.
+            The exit code: 0 if ``target`` returned, 1 if it raised; -N if signal N ended the process, e.g. -9 after
+                :meth:`kill`. None if it still runs.
+
+        Raises:
+            ValueError: :meth:`end` was called before.
         """
         self._wait()
         return self._process.exitcode
@@ -64,7 +75,7 @@ class ChildProcess:
             self._process.kill()
 
     def end(self, kill: bool) -> None:
-        """Close the pipe and end the process.
+        """Close the pipe and end the process. Call it once: a second call raises ValueError.
 
         Args:
             kill: True kills the process at once. False waits up to 5 s for it to return, then kills it.
@@ -101,7 +112,7 @@ def close_inherited(kept: Connection) -> None:
     If the main module has started CUDA on import, CUDA's own descriptors stay open.
 
     Args:
-        kept: connection whose descriptor stays open.
+        kept: an open ``multiprocessing.connection.Connection``; its descriptor stays as it is.
     """
     links = _open_descriptors()
     cuda = any(link.startswith(_CUDA_FILES) for link in links.values())
@@ -128,10 +139,12 @@ def _open_descriptors() -> dict[int, str]:
 
 
 def end_with_parent(parent: int) -> None:
-    """Tie this process to its parent: ignore Ctrl-C, and exit within about 0.5 s after the parent ends.
+    """Tie this process to its parent: ignore Ctrl-C, and exit with code 1 within about 0.5 s after the parent ends.
+
+    It returns at once; a daemon thread watches. Call it on the main thread.
 
     Args:
-        parent: process id of the parent.
+        parent: process id of the parent. Any other id than ``os.getppid()`` ends this process at once.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_follow, args=(parent,), daemon=True).start()

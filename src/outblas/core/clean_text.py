@@ -14,11 +14,13 @@ def clean_text(text: str, limit: int | None = None) -> str:
 
     Args:
         text: from a worker, a compiler or a server.
-        limit: maximum length in characters, applied before cleaning; None: no limit.
+        limit: maximum length in characters, 0 or more; applied before cleaning. None: no limit.
 
     Returns:
         The first ``limit`` characters, with CRLF as LF, lone surrogates as "?", and other control characters removed.
-            Tab and newline stay.
+            Tab and newline stay; a CR without LF goes. Only the escape character of a colour code goes.
+
+    Example: ``clean_text("a\\r\\nb\\x1b[1mc")`` returns ``"a\\nb[1mc"``.
     """
     cut = text[:limit].replace("\r\n", "\n")
     return _CONTROLS.sub("", cut.encode("utf-8", "replace").decode("utf-8"))

@@ -24,7 +24,11 @@ AnyConfig = TypeVar("AnyConfig", bound="KernelConfig")
 
 
 class Candidate(Protocol):
-    """A kernel that an evaluator can try: a config of a kernel family, or a free kernel."""
+    """A kernel that an evaluator can try: a config of a kernel family, or a free kernel.
+
+    Attributes:
+        family: name of the kernel family, e.g. ``sm80_mma_gemm``; ``free`` for a free kernel.
+    """
 
     family: ClassVar[str]
 
@@ -45,7 +49,10 @@ class Candidate(Protocol):
         """Return the canonical name. Equal names mean equal kernels."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return the candidate as JSON values; the key "family" is always present."""
+        """Return the candidate as a new dict of JSON values.
+
+        A config gives ``{"family": ..., knob: value, ...}``, a free kernel ``{"family": "free", "text": ...}``.
+        """
 
     def __hash__(self) -> int:
         """Return a hash; equal candidates have equal hashes."""
@@ -56,14 +63,17 @@ class KernelConfig:
     """Base of the config records of all kernel families.
 
     A family's record is a frozen dataclass with one field per knob. A knob that a family cannot choose is a class
-    variable of the same name instead.
+    variable of the same name instead. Constructors check nothing; :func:`outblas.kernels.legality.why_illegal` does.
 
     Attributes:
+        family: name of the family, e.g. ``sm80_mma_gemm``.
+        later_knobs: knobs that names and JSON omit at their default.
+        launch_knobs: knobs that change only the launch, or that have a meaning only together with these.
         bm: rows of a C tile, elements.
         bn: columns of a C tile, elements.
         bk: elements of K that the kernel processes per step.
-        split_k: number of CTAs that share the K extent of one tile.
-        pdl: launch with programmatic dependent launch.
+        split_k: number of CTAs that share the K extent of one tile; 1 for a family without this knob.
+        pdl: launch with programmatic dependent launch. This and the next two are False without the knob.
         early: needs pdl. Load B before the predecessor has ended, see ``weights`` in :data:`Launch`.
         even: needs pdl. No SM gets more CTAs than an even distribution gives it.
     """
@@ -103,30 +113,37 @@ class KernelConfig:
         return f"{self.family}:{knobs}"
 
     def to_json(self) -> dict[str, Any]:
-        """Return ``{"family": ..., knob: value, ...}`` with the same knobs as :attr:`name`."""
+        """Return ``{"family": ..., knob: value, ...}`` with the knobs of :meth:`written_knobs`; switches as bools."""
         return {"family": self.family, **self.written_knobs()}
 
     def knobs(self) -> dict[str, Any]:
-        """Return knob -> value for every knob, in field order."""
+        """Return knob -> value for every knob, in field order, those at their default included."""
         return {knob.name: getattr(self, knob.name) for knob in knob_schema(type(self))}
 
     def changed_knobs(self) -> dict[str, Any]:
-        """Return knob -> value for the knobs that have a default and differ from it."""
+        """Return knob -> value for the knobs that have a default and differ from it, in field order.
+
+        ``bm`` and ``bn`` have no default, so they are never in it.
+        """
         values = self.knobs()
         return {name: values[name] for name, default in self.defaults().items() if values[name] != default}
 
     def with_knobs(self: AnyConfig, **values: Any) -> AnyConfig:
-        """Return a copy with some knobs changed.
+        """Return a copy with some knobs changed; this config stays as it is.
 
         Args:
-            values: knob=value. An unknown knob raises TypeError.
+            values: knob=value; the values are not checked.
+
+        Raises:
+            TypeError: the family has no such knob.
         """
         return replace(self, **values)
 
     def written_knobs(self) -> dict[str, Any]:
         """Return knob -> value for the knobs that names and JSON contain, in field order.
 
-        These are all knobs, except those of :attr:`later_knobs` at their default.
+        These are all knobs, except those of :attr:`later_knobs` at their default. Other knobs are there at their
+        default, too.
         """
         found = {}
         for name, later, default in _name_parts(cast(Hashable, type(self))):
@@ -137,7 +154,10 @@ class KernelConfig:
 
     @classmethod
     def defaults(cls) -> dict[str, Any]:
-        """Return knob -> default for the knobs that have a default."""
+        """Return knob -> default for the knobs that have a default, in field order.
+
+        ``bm`` and ``bn`` have none, so they are not in it.
+        """
         return {knob.name: knob.default for knob in knob_schema(cls) if knob.default is not None}
 
 
@@ -146,8 +166,8 @@ class Knob:
     """Schema of a knob: a field of a family's record.
 
     Attributes:
-        name: name of the dataclass field.
-        kind: type of its values.
+        name: name of the dataclass field, e.g. ``stages``.
+        kind: type of its values: ``bool``, ``int``, or ``word`` (one of a few strings).
         words: the values of a knob of kind ``word``, in the order of its Literal type; empty for other kinds.
         default: the default value; None if a value must be given.
         later: True if names and JSON omit the knob at its default.
@@ -171,7 +191,7 @@ def knob_schema(config: type[KernelConfig]) -> tuple[Knob, ...]:
     """Return the knobs of a family's record class, in field order.
 
     Args:
-        config: the class, not an instance.
+        config: the class, not an instance, e.g. ``Sm80MmaConfig``. Its first knobs are ``bm`` and ``bn``.
     """
     return _schema(cast(Hashable, config))
 
@@ -190,25 +210,41 @@ def _schema(config: Any) -> tuple[Knob, ...]:
 
 
 def launch_of(config: Candidate) -> Launch:
-    """Return the least launch option that a kernel needs: ``weights`` if early, ``pdl`` if only pdl, else ``plain``."""
+    """Return the least launch option that a kernel needs, a string.
+
+    It is ``"weights"`` if ``config.early``, ``"pdl"`` if only ``config.pdl``, else ``"plain"``.
+    """
     return "weights" if config.early else "pdl" if config.pdl else "plain"
 
 
 def launch_allows(launch: Launch, config: Candidate) -> bool:
-    """Return whether a kernel may run for a caller who allows ``launch``.
+    """Return True if a kernel may run for a caller who allows ``launch``, which includes the lesser options.
 
-    Example: ``pdl`` allows kernels that need ``plain`` or ``pdl``, but not ``weights``.
+    ``plain`` allows only kernels that need ``plain``. ``pdl`` allows those that need ``plain`` or ``pdl``. ``weights``
+    allows all.
+
+    Args:
+        launch: what the caller allows: ``plain``, ``pdl`` or ``weights``. Another text raises ValueError.
+        config: the kernel; :func:`launch_of` says what it needs.
     """
     return LAUNCHES.index(launch_of(config)) <= LAUNCHES.index(launch)
 
 
 def config_name(config: Candidate) -> str:
-    """Return the canonical name: :attr:`KernelConfig.name`, or ``free_<hash>`` for a free kernel."""
+    """Return the canonical name: that of :attr:`KernelConfig.name`, or ``free_<hash>`` for a free kernel.
+
+    A config's name is ``family:knob=value,...``. Knobs that a later version added are left out at their default.
+    Example: ``"sm80_direct_gemm:bm=16,bn=16,wm=1,wn=1,wk=1,unroll=2,pdl=false"``.
+    """
     return config.name
 
 
 def config_to_json(config: Candidate) -> dict[str, Any]:
-    """Return the candidate as JSON values: ``{"family": ..., knob: value, ...}``, or the ``text`` of a free kernel."""
+    """Return the candidate as a dict of JSON values.
+
+    It is ``{"family": ..., knob: value, ...}`` of a config, with the knobs of its name, and
+    ``{"family": "free", "text": ...}`` of a free kernel.
+    """
     return config.to_json()
 
 

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Variable:
-    """An environment variable.
+    """The description of an environment variable; all fields are texts for people, and it reads nothing.
 
     Attributes:
-        name: ``OUTBLAS_...``.
-        values: the values that it takes, in words.
-        default: the behaviour if it is not set.
-        meaning: one sentence on its effect.
-        read: when it is read.
+        name: ``OUTBLAS_...``, e.g. ``OUTBLAS_PDL``.
+        values: the values that it takes, in words, e.g. ``1`` or ``a file or a folder; empty for none``.
+        default: the behaviour if it is not set, e.g. ``off``.
+        meaning: one or two sentences on its effect.
+        read: when it is read, e.g. ``at each call``.
     """
 
     name: str

@@ -11,7 +11,8 @@ from collections.abc import Iterable
 class OutblasError(Exception):
     """Base class of all errors that this package raises on purpose.
 
-    The message is ``{wrong}; expected {expected}; {do}``.
+    The message, ``str(error)``, is ``{wrong}; expected {expected}; {do}``. The three parts are attributes, too. Its
+    subclasses take the same arguments.
 
     Args:
         wrong: the mistake, with the offending value.
@@ -40,13 +41,13 @@ class ContractError(OutblasError, ValueError):
 
 
 class CompileError(OutblasError, RuntimeError):
-    """NVRTC or ptxas refused a source.
+    """NVRTC or ptxas refused a source. The message does not contain the log.
 
     Args:
         wrong: as for :class:`OutblasError`.
         expected: as for :class:`OutblasError`.
         do: as for :class:`OutblasError`.
-        log: the compiler's output.
+        log: the compiler's output; also an attribute.
     """
 
     def __init__(self, wrong: str, expected: str, do: str, log: str = "") -> None:
@@ -58,7 +59,7 @@ class CompileError(OutblasError, RuntimeError):
 
 
 class ToolchainMissing(OutblasError, ImportError):
-    """A required wheel or tool is not installed."""
+    """A required wheel or tool is not installed. It is an ImportError, too."""
 
 
 class DeviceError(OutblasError, RuntimeError):
@@ -81,7 +82,10 @@ class TensorError(OutblasError, ValueError, RuntimeError):
 
 
 def unknown_name(what: str, name: str, known: Iterable[str], do: str) -> UsageError:
-    """Return the error for a name that is not known; it proposes the nearest known one.
+    """Return (do not raise) the error for a name that is not known; it proposes a similar known one, if there is one.
+
+    Example: ``unknown_name("agent", "ppp", ["ppo", "llm"], "pass one")`` has the message
+    ``unknown agent 'ppp'; expected ppo or llm; did you mean ppo? pass one``. No similar name: no ``did you mean``.
 
     Args:
         what: the kind of name, e.g. ``agent``.

@@ -14,7 +14,13 @@ from outblas.core.problem import Problem
 
 
 class Status(str, Enum):
-    """The stage at which a candidate failed, or PASSED. Ordered from worst to best for graded rewards."""
+    """The stage at which a candidate failed, or PASSED. ``list(Status)`` goes from worst to best for graded rewards.
+
+    Members are strings: the value is the name in lower case, so ``Status("wrong") is Status.WRONG``, and
+    ``Status.WRONG == "wrong"``. Compare positions in ``list(Status)``, because ``<`` compares the texts. In order:
+    ILLEGAL, COMPILE_ERROR, STATIC_REJECTED, EXITED, HANG, FAULT, LAUNCH_ERROR, MEMORY_VIOLATION, WRONG, NOT_REPEATABLE,
+    RULE_BROKEN, LEFT_OUT, PASSED.
+    """
 
     ILLEGAL = "illegal"  # refused by the legality predicate
     COMPILE_ERROR = "compile_error"  # refused by NVRTC or ptxas
@@ -41,7 +47,7 @@ LOG_BYTES = 8192
 
 @dataclass(frozen=True)
 class Timing:
-    """Times of one callable on the GPU.
+    """Times of one callable on the GPU. A plain record: it computes and checks nothing.
 
     Attributes:
         mode: ``offline`` (CUDA graph of back-to-back calls), ``offline_cold`` (L2 evicted before every call), ``block``
@@ -49,7 +55,7 @@ class Timing:
         samples_us: microseconds per call; one sample per round (offline modes), part of a visit (block) or request
             (server).
         median_us: median of the samples, microseconds.
-        spread: (p75 - p25) / median of the samples.
+        spread: (p75 - p25) / median of the samples; 0 if all are equal.
         repeats: calls per graph.
         operand_sets: number of operand copies over which successive calls rotate.
         sm_mhz: frequency of the SMs in mode ``block``, MHz; None: not measured.
@@ -66,11 +72,11 @@ class Timing:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Outcome of the proof.
+    """Outcome of the proof. A plain record: it checks nothing.
 
     Attributes:
         status: PASSED, or the failure.
-        gates: names of the gates that were passed, in order.
+        gates: names of the gates that were passed, in order, e.g. ``("static", "memory")``.
         detail: one line on the failure; empty if passed.
         max_err_ratio: largest |error| / error bound; at most 1 if passed. None if no numbers were compared.
     """
@@ -82,12 +88,12 @@ class Verdict:
 
 
 class GateFailed(Exception):
-    """Raised by a proof gate when a candidate fails it.
+    """Raised by a proof gate when a candidate fails it. ``str(error)`` is ``detail``. It is no OutblasError.
 
     Args:
-        status: the status that the candidate gets.
+        status: the status that the candidate gets. All three arguments are attributes, too.
         detail: one line on the failure.
-        ratio: |error| / error bound; None if the gate compares no numbers.
+        ratio: |error| / error bound; None if the gate compares no numbers, or if it is not finite.
     """
 
     def __init__(self, status: Status, detail: str, ratio: float | None = None) -> None:
@@ -97,11 +103,11 @@ class GateFailed(Exception):
 
 @dataclass(frozen=True)
 class Speedup:
-    """Speed-up over the fastest baseline, paired by the rounds in which both were timed.
+    """Speed-up over the fastest baseline, as :func:`outblas.judge.rounds.speedup` computes it.
 
     Attributes:
         baseline: name of the baseline.
-        ratio: baseline time / candidate time; the median over rounds. Above 1: the candidate is faster.
+        ratio: baseline time / candidate time, a median. Above 1: the candidate is faster.
         low: lower end of the ratio's 95% bootstrap interval.
         high: upper end of the interval.
     """
@@ -120,14 +126,14 @@ class Evaluation:
         problem: the problem.
         config: the candidate.
         status: PASSED, or the stage at which it failed.
-        detail: one line on the failure.
+        detail: one line on the failure; by default empty.
         verdict: outcome of the proof; None if the proof did not run.
-        timing: time of the candidate; present exactly if PASSED.
-        baselines_us: baseline name -> microseconds per call.
-        speedup: speed-up over the fastest baseline; None unless PASSED.
+        timing: time of the candidate; present exactly if PASSED, else None.
+        baselines_us: baseline name -> microseconds per call. Allowed with every status.
+        speedup: speed-up over the fastest baseline; None unless PASSED. It may be None if PASSED.
         counters: name -> value of hardware counters.
-        log: output of the compiler or of the gates, for the author of the next free kernel. At most :data:`LOG_BYTES`;
-            a longer log loses its middle. Empty for template candidates.
+        log: output of the compiler or of the gates, for the author of the next free kernel. At most 8192 bytes; a
+            longer log loses its middle, replaced by ``[...]``. Empty for template candidates.
 
     Raises:
         ValueError: a timing or speed-up without PASSED, or PASSED without a timing.

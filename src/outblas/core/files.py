@@ -24,11 +24,11 @@ def write_atomic(path: Path, data: bytes) -> Path:
     made.
 
     Args:
-        path: file to write or replace.
+        path: file to write or replace, a ``Path`` and not a string.
         data: the whole content.
 
     Returns:
-        ``path``.
+        ``path`` itself.
 
     Raises:
         RecordError: the disk refuses (no space, no permission). The old file at ``path`` is kept.
@@ -54,31 +54,45 @@ def write_atomic(path: Path, data: bytes) -> Path:
 
 
 def is_unfinished(path: Path, name: str) -> bool:
-    """Return whether ``path`` is a temporary file of a killed :func:`write_atomic` of a file called ``name``."""
+    """Return True if ``path`` is named as a temporary file of :func:`write_atomic` for a file called ``name``.
+
+    Only the name of ``path`` counts: it starts with ``.NAME.`` and ends in ``.tmp``. The file need not exist.
+    Example: ``is_unfinished(Path("runs/.run.json.12.tmp"), "run.json")`` is True.
+    """
     return path.name.startswith(f".{name}.") and path.suffix == ".tmp"
 
 
 def write_json(path: Path, data: Any) -> Path:
-    """Write JSON to a file, one value a line, by :func:`write_atomic`. Return ``path``; raise the same errors."""
+    """Write the bytes of :func:`json_text` to a file by :func:`write_atomic`. Return ``path``.
+
+    Raises:
+        RecordError: the disk refuses. The old file at ``path`` is kept.
+        TypeError: ``data`` has a value that JSON does not know, e.g. a set. Nothing is written.
+    """
     return write_atomic(path, json_text(data))
 
 
 def json_text(data: Any) -> bytes:
-    """Return data as JSON bytes in UTF-8: indented by one space, one value a line, newline at the end."""
+    """Return data as JSON bytes: indented by one space, one value a line, newline at the end.
+
+    Keys keep their order. Characters outside ASCII become escapes such as ``\\u00e9``. A value that JSON does not know
+    raises TypeError. Example: ``json_text({"a": [1]})`` returns ``b'{\\n "a": [\\n  1\\n ]\\n}\\n'``.
+    """
     return (json.dumps(data, indent=1) + "\n").encode()
 
 
 def lock_file(file: IO[bytes], what: str) -> None:
-    """Lock an open file for this process without waiting. Other processes can still read it.
+    """Lock an open file without waiting; return None. Others can still read it.
 
     The lock ends when the file is closed or the process ends. On a file system without locks nothing happens.
 
     Args:
-        file: an open file.
-        what: name of the file for the error text.
+        file: an open file. A second lock through the same object changes nothing.
+        what: name of the file for the error text, which starts ``{what} is in use by``.
 
     Raises:
-        RecordError: another process holds the lock; the message has its pid if the system reports it.
+        RecordError: another process holds the lock, or this process does through another open file. The message has the
+            pid if the system reports it. Or the file was deleted.
     """
     by = "another process"
     try:
@@ -109,10 +123,17 @@ def _locked_by(file: IO[bytes]) -> int | None:
 def lock_folder(folder: Path) -> Iterator[None]:
     """Lock a run's folder for this process until the ``with`` block ends; make the folder if it is missing.
 
-    Does not wait. The lock is the file :data:`FOLDER_LOCK` in the folder; the file stays.
+    It does not wait. The lock is the file ``.driver.lock`` in the folder; the file stays.
+
+    Args:
+        folder: the folder; missing parents are made, too.
+
+    Yields:
+        None.
 
     Raises:
-        RecordError: another process holds the lock, or the folder cannot be written.
+        RecordError: another process, or this one in an outer ``with`` block, holds the lock. Or the folder cannot be
+            written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -130,12 +151,18 @@ def lock_folder(folder: Path) -> Iterator[None]:
 def lock_run_folder(folder: Path, name: str = "run.json") -> Iterator[None]:
     """Lock a folder by :func:`lock_folder` if it is missing, empty, or belongs to a run.
 
+    A folder belongs to a run if it holds the file ``name``, whatever else it holds. It counts as empty if it holds only
+    the lock file and unfinished copies of ``name``. The file ``name`` itself is not made.
+
     Args:
-        folder: the folder.
+        folder: the folder; it is made if missing.
         name: the file that marks a folder as a run's.
 
+    Yields:
+        None.
+
     Raises:
-        UsageError: the folder holds other files, or its name is no UTF-8.
+        UsageError: the folder holds other files and no file ``name``, is no folder, or its name is no UTF-8.
         RecordError: as :func:`lock_folder`, or the folder cannot be read.
     """
 
@@ -164,12 +191,16 @@ def lock_run_folder(folder: Path, name: str = "run.json") -> Iterator[None]:
 def lock_for_update(path: Path, do: str) -> Iterator[None]:
     """Hold a lock for a read-modify-write of ``path``; wait until it is free.
 
-    It excludes other processes and other threads, so that concurrent additions to the file are not lost. The lock is a
-    hidden file beside ``path``; the file stays.
+    It excludes other processes and other threads, so that concurrent additions to the file are not lost. The lock is
+    the file ``.NAME.lock`` beside ``path``; it stays. ``path`` itself is neither read nor made. A nested call for the
+    same path never returns.
 
     Args:
         path: file to update; its folder is made if missing.
         do: remedy in the error text.
+
+    Yields:
+        None.
 
     Raises:
         RecordError: the folder cannot be written.

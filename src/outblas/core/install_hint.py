@@ -10,7 +10,8 @@ def install_hint(*extras: str, pip: str = "pip") -> str:
     command with the name ``outblas`` would find nothing.
 
     Args:
-        extras: Names of extras in ``pyproject.toml``, as in ``"gpu"``. None at all: the base install.
+        extras: Names of extras in ``pyproject.toml``, joined by commas and not checked. No extras:
+            ``install_hint()`` is "pip install . in a checkout of outblas".
         pip: The program, as in ``"/opt/venv/bin/python -m pip"``.
     """
     target = f"'.[{','.join(extras)}]'" if extras else "."

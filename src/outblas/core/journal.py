@@ -19,21 +19,24 @@ from outblas.core.plain_files import open_plain
 
 
 class Journal:
-    """Open or resume a journal.
+    """Open or resume a journal: an append-only file of JSON lines, of which the first has the run's settings.
+
+    A last line without a newline at its end, cut short by a crash, is dropped.
 
     Attributes:
         path: the file.
-        entries: the finished pieces of work, those of earlier processes included.
+        entries: the finished pieces of work in order, those of earlier processes included; the settings are none.
 
     Args:
-        path: the file; its folder is made if missing.
-        settings: everything on which the results depend; JSON values only.
+        path: the file; it and its folder are made if missing.
+        settings: everything on which the results depend; JSON values only. A tuple equals the list that JSON makes of
+            it.
         resume: True reads the entries of an existing journal. False deletes its content and starts again.
-        sole: True refuses a journal that another process has open, until that process closes it or ends.
+        sole: True refuses a journal that is open elsewhere with ``sole``, in another process or in this one.
 
     Raises:
         UsageError: the existing journal has other settings.
-        RecordError: the file is damaged, cannot be read or written, or is in use.
+        RecordError: a complete line is no JSON object; the file cannot be read or written, or is in use.
     """
 
     def __init__(self, path: Path, settings: Mapping[str, Any], resume: bool = True, sole: bool = True) -> None:
@@ -63,11 +66,14 @@ class Journal:
     def append(self, entry: Mapping[str, Any]) -> None:
         """Add one finished piece of work. The line is synced to disk when this returns.
 
+        A copy of the entry is the last of ``entries`` then. After an error ``entries`` is as before.
+
         Args:
-            entry: JSON values only.
+            entry: JSON values only; another value raises TypeError.
 
         Raises:
             RecordError: the disk refuses. Earlier lines are intact.
+            ValueError: the journal is closed.
         """
         try:
             self._write(entry)
@@ -76,10 +82,10 @@ class Journal:
         self.entries.append(dict(entry))
 
     def close(self, done: bool = False) -> None:
-        """Close the file.
+        """Close the file; ``entries`` can still be read. A second call does nothing new.
 
         Args:
-            done: delete the file; pass True after its content was published elsewhere.
+            done: True also deletes the file; pass it after its content was published elsewhere.
         """
         if done:
             self.path.unlink(missing_ok=True)  # while this process still holds the lock
@@ -138,7 +144,10 @@ class Journal:
 
 
 def check_same_settings(what: str, was: Mapping[str, Any], wanted: Mapping[str, Any], do: str) -> None:
-    """Refuse to resume a run whose recorded settings differ from the requested ones.
+    """Refuse to resume a run whose recorded settings differ from the requested ones; return None if they are the same.
+
+    Example: ``check_same_settings("a run", {"x": 1}, {"x": 2}, "go")`` raises UsageError with the message
+    ``a run (x); expected x=1; go``.
 
     Args:
         what: start of the error text, e.g. ``runs/a holds a run with other settings``.
@@ -147,8 +156,8 @@ def check_same_settings(what: str, was: Mapping[str, Any], wanted: Mapping[str, 
         do: remedy in the error text.
 
     Raises:
-        UsageError: a key has different values or is missing on one side. The message names the keys and their recorded
-            values.
+        UsageError: a key has different values. A missing key counts as None. The message names the keys, sorted, and
+            their recorded values.
     """
     odd = sorted(key for key in {*was, *wanted} if was.get(key) != wanted.get(key))
     if odd:

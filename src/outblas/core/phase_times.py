@@ -14,11 +14,13 @@ from time import perf_counter
 
 @dataclass(frozen=True)
 class PhaseTotals:
-    """The totals of a :class:`PhaseTimer`. They can be pickled, and ``+`` adds them by name.
+    """The totals of a :class:`PhaseTimer`. They can be pickled.
+
+    ``x + y`` is a new record with the sums by name; a name of one side only keeps its value.
 
     Attributes:
-        seconds: phase -> seconds.
-        counts: event -> number of times.
+        seconds: phase -> seconds; empty by default.
+        counts: event -> number of times; empty by default.
     """
 
     seconds: dict[str, float] = field(default_factory=dict)
@@ -31,7 +33,10 @@ class PhaseTotals:
         )
 
     def to_json(self) -> dict[str, dict[str, float] | dict[str, int]]:
-        """Return ``{"seconds": ..., "counts": ...}``: phases by falling time, rounded to 1 ms; events by name."""
+        """Return ``{"seconds": {phase: seconds, ...}, "counts": {event: times, ...}}``.
+
+        Phases come by falling time, rounded to 3 decimals. Events come in the order of their names.
+        """
         longest = sorted(self.seconds.items(), key=lambda item: -item[1])
         return {"seconds": {name: round(s, 3) for name, s in longest}, "counts": dict(sorted(self.counts.items()))}
 
@@ -39,8 +44,10 @@ class PhaseTotals:
 class PhaseTimer:
     """Attributes every second since its creation to exactly one phase: the innermost open one.
 
+    Read it by :meth:`totals`. It is for one thread.
+
     Args:
-        rest: name of the phase outside of all others.
+        rest: name of the phase outside of all others, e.g. ``other``.
         clock: function that returns seconds.
     """
 
@@ -51,7 +58,13 @@ class PhaseTimer:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Attribute the time of the ``with`` block to the phase ``name``, except the time of phases within it."""
+        """Attribute the time of the ``with`` block to the phase ``name``, except the time of phases within it.
+
+        The same name adds up over several blocks. The time of a block that raises counts, too.
+
+        Yields:
+            None.
+        """
         outer = self._phase
         self._switch(name)
         try:
@@ -60,11 +73,14 @@ class PhaseTimer:
             self._switch(outer)
 
     def count(self, what: str, times: int = 1) -> None:
-        """Add ``times`` to the count of the event ``what``."""
+        """Add ``times`` to the count of the event ``what``; a new event starts at 0."""
         self._counts[what] += times
 
     def totals(self) -> PhaseTotals:
-        """Return seconds per phase and counts of events up to now; the open phase is included."""
+        """Return seconds per phase and counts of events up to now; the open phase is included.
+
+        The timer goes on, and the result does not change with it. Phases and events that never came are absent.
+        """
         self._switch(self._phase)
         return PhaseTotals(dict(self._seconds), dict(self._counts))
 

@@ -20,7 +20,7 @@ _MOST_BYTES = 4 << 30
 
 
 class NotOursError(OSError):
-    """A file or folder that another user owns or may change, or that is no regular file."""
+    """A file or folder that another user owns or may change, or that is no regular file. It is an OSError."""
 
 
 def read_plain_file(path: Path, most: int | None = None) -> bytes:
@@ -28,11 +28,12 @@ def read_plain_file(path: Path, most: int | None = None) -> bytes:
 
     Args:
         path: the file.
-        most: maximum number of bytes to read; None: the whole file.
+        most: number of bytes to read from its start, at most; a longer file is no error. None: the whole file.
 
     Raises:
-        OSError: the file is missing, is no regular file (a pipe, a device, a folder), or is larger than 4 GiB (only if
-            ``most`` is None).
+        FileNotFoundError: the file is missing.
+        NotOursError: it is no regular file (a pipe, a device, a folder). This is an OSError.
+        OSError: it cannot be read, or is larger than 4 GiB (only if ``most`` is None).
     """
     return _read(_open(path, os.O_RDONLY), path, most)
 
@@ -44,8 +45,8 @@ def read_json(path: Path) -> Any:
         path: the file.
 
     Raises:
-        OSError: as :func:`read_plain_file`.
-        ValueError: the content is no UTF-8, no JSON, or nested too deeply.
+        OSError: as :func:`read_plain_file`, e.g. FileNotFoundError.
+        ValueError: the content is no UTF-8, no JSON (an empty file is none), or nested too deeply.
     """
     try:
         return json.loads(read_plain_file(path).decode())
@@ -55,6 +56,8 @@ def read_json(path: Path) -> Any:
 
 def read_own_file(path: Path) -> bytes:
     """Return the content of a regular file that this user or root owns and others cannot write.
+
+    Write permission of the file's group is allowed.
 
     Args:
         path: the file. A symbolic link is not followed.
@@ -76,12 +79,17 @@ def read_own_file(path: Path) -> bytes:
 def open_lock(path: Path) -> IO[bytes]:
     """Open a file for reading and writing, to lock it. Make it if it is missing; keep its content otherwise.
 
+    It does not lock the file. The position is at the start.
+
     Args:
         path: the file. A symbolic link is not followed.
 
+    Returns:
+        The open binary file; the caller closes it.
+
     Raises:
-        NotOursError: it is a link or no regular file.
-        OSError: it cannot be opened.
+        NotOursError: it is a link, a pipe or a device. This is an OSError.
+        OSError: it is a folder (IsADirectoryError), its folder is missing (FileNotFoundError), or it cannot be opened.
     """
     return os.fdopen(_open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW), "r+b")
 
@@ -90,23 +98,27 @@ def open_plain(path: Path) -> io.FileIO:
     """Open a regular file for unbuffered reading and writing. Make it if it is missing; keep its content otherwise.
 
     Args:
-        path: the file. A symbolic link is followed.
+        path: the file. A symbolic link is followed. Its folder must exist.
+
+    Returns:
+        The open file, at its start; the caller closes it.
 
     Raises:
-        OSError: it cannot be opened, or is no regular file (a pipe, a device, a folder).
+        OSError: it cannot be opened, or is no regular file: NotOursError for a pipe or a device, IsADirectoryError for
+            a folder.
     """
     return io.FileIO(_open(path, os.O_RDWR | os.O_CREAT), "r+")
 
 
 def check_own_folder(path: Path) -> None:
-    """Check that only this user, root and perhaps a group can put files into a folder.
+    """Check that only this user, root and perhaps a group can put files into a folder. Return None if so.
 
     Args:
         path: an existing folder. A link to a folder is followed.
 
     Raises:
-        NotOursError: another user owns it, or everybody may write to it.
-        OSError: its status cannot be read.
+        NotOursError: another user owns it, or everybody may write to it (as to ``/tmp``). This is an OSError.
+        OSError: its status cannot be read; FileNotFoundError if it is missing.
     """
     _check_owner(path, os.stat(path))
 

@@ -18,7 +18,11 @@ PLAUSIBLE_SHARE_OF_FLOOR = 0.95
 def why_too_fast(median_us: float, baselines_us: Mapping[str, float], floor: float) -> str:
     """Return why a time is implausibly short; an empty string if it is plausible.
 
-    If a baseline is faster than the floor, the fastest baseline takes the floor's place.
+    A time is plausible from 0.95 times the floor. If a baseline is faster than the floor, the fastest baseline takes
+    the floor's place.
+
+    Example: ``why_too_fast(0.9, {}, 1.0)`` returns
+    ``"faster than the floor: 0.900 us, the machine needs 1.000 us: suspected cheat"``.
 
     Args:
         median_us: the time, microseconds per call. NaN is rejected.
@@ -32,7 +36,11 @@ def why_too_fast(median_us: float, baselines_us: Mapping[str, float], floor: flo
 
 
 def is_below_floor(evaluation: Evaluation, gpu: Gpu) -> bool:
-    """Return whether an evaluation's time is implausibly short for the GPU. False if it has no timing."""
+    """Return True if :func:`why_too_fast` rejects an evaluation's time. False if it has no timing.
+
+    It takes the median and the baselines of the evaluation, and :func:`outblas.core.roofline.floor_us` of its problem.
+    A time below the floor by less than 5% gives False.
+    """
     if evaluation.timing is None:
         return False
     floor = floor_us(evaluation.problem, gpu)

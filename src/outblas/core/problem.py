@@ -31,7 +31,7 @@ ELEMENT_BYTES = 2
 
 @dataclass(frozen=True, order=True)
 class Problem:
-    """A matrix product C = A @ B.
+    """A matrix product C = A @ B. Equal fields mean equal problems; problems can be dict keys.
 
     Attributes:
         m: rows of A and C.
@@ -39,12 +39,12 @@ class Problem:
         k: columns of A; the extent that is summed over.
         layout: ``TN``: B is stored as N x K, row-major (an ``nn.Linear`` weight). ``NN``: B is stored as K x N,
             row-major. (BLAS names operands as column-major code sees them.) A is M x K and C is M x N, both row-major.
-        dtype: type of A, B and C.
-        acc: type of the accumulator; ``fp16`` needs dtype ``fp16``.
+        dtype: type of A, B and C: ``fp16`` or ``bf16``.
+        acc: type of the accumulator, ``fp32`` or ``fp16``; ``fp16`` needs dtype ``fp16``.
 
     Raises:
-        ProblemError: an extent below 1; an operand of more than 2**31 - 1 elements; an unsupported dtype, layout or
-            accumulator.
+        ProblemError: an extent is no int or below 1; an operand has more than 2**31 - 1 elements; an unsupported dtype,
+            layout or accumulator. Here upper and lower case matter.
     """
 
     m: int
@@ -107,8 +107,9 @@ class Problem:
         return all(x % unit == 0 for x in (self.k, self.b_shape[1], self.n))
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields as JSON values: ``{"m": ..., "n": ..., "k": ..., "layout": ..., "dtype": ..., "acc":
-        ...}``.
+        """Return all six fields as JSON values, also those at their default.
+
+        Example: ``{"m": 64, "n": 4096, "k": 64, "layout": "TN", "dtype": "fp16", "acc": "fp32"}``.
         """
         return {"m": self.m, "n": self.n, "k": self.k, "layout": self.layout, "dtype": self.dtype, "acc": self.acc}
 
@@ -116,8 +117,11 @@ class Problem:
     def from_json(cls, data: dict[str, Any]) -> Problem:
         """Return the problem of :meth:`to_json`; further keys are ignored.
 
+        Args:
+            data: all six keys: m, n, k (integers), layout, dtype, acc.
+
         Raises:
-            KeyError: a key is missing.
+            KeyError: a key is missing, even one whose field has a default.
             ProblemError: the problem is invalid.
         """
         return cls(**{f: data[f] for f in ("m", "n", "k", "layout", "dtype", "acc")})
@@ -125,6 +129,9 @@ class Problem:
     @classmethod
     def from_key(cls, key: str) -> Problem:
         """Return the problem of a :attr:`key`.
+
+        Args:
+            key: ``M_N_K_LAYOUT_DTYPE_ACC``, e.g. ``64_4096_64_TN_fp16_fp32``; letters in upper or lower case.
 
         Raises:
             ProblemError: the text is no key, or the problem is invalid.
@@ -139,7 +146,7 @@ class Problem:
         """Return the problem of a text ``M_N_K`` or ``MxNxK``.
 
         Args:
-            mnk: the three extents.
+            mnk: the three extents, e.g. ``64_4096_64`` or ``64x4096x64``; spaces around the text are ignored.
             layout: ``TN`` or ``NN``, in upper or lower case.
             dtype: ``fp16`` or ``bf16``, in upper or lower case.
             acc: ``fp32`` or ``fp16``, in upper or lower case.
@@ -161,9 +168,10 @@ def _one_of(what: str, value: object, allowed: tuple[str, ...]) -> None:
 
 
 def row_major(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """Return whether a matrix is stored by rows without gaps.
+    """Return True if a matrix is stored by rows without gaps.
 
-    As in torch's ``is_contiguous``, the stride of an extent of 1 does not matter.
+    As in torch's ``is_contiguous``, the stride of an extent of 1 does not matter. Example:
+    ``row_major((2, 3), (3, 1))`` is True, ``row_major((2, 3), (4, 1))`` and ``row_major((2, 3), (1, 2))`` are False.
 
     Args:
         shape: (rows, columns).

@@ -22,11 +22,11 @@ LAUNCH_BOUND_US = 3.0
 
 @dataclass(frozen=True)
 class Gpu:
-    """The properties of a GPU that the floor and the legality predicate need.
+    """The properties of a GPU that the floor and the legality predicate need. :data:`H200` is one.
 
     Attributes:
         name: short name, e.g. ``h200``.
-        arch: compute capability times ten, e.g. 90.
+        arch: compute capability times ten, e.g. 90 for 9.0.
         sms: number of streaming multiprocessors.
         smem_optin: dynamic shared memory that a block may request, bytes.
         l2_bytes: L2 capacity, bytes.
@@ -52,7 +52,11 @@ class Gpu:
     def most_clusters(self, size: int) -> int:
         """Return the maximum of resident clusters of ``size`` CTAs at one CTA per SM.
 
-        If :attr:`clusters` does not say, the result is the estimate ``sms // size``, at least 1.
+        It is ``clusters[size - 1]``. If that is missing or 0, it is the estimate ``sms // size``, at least 1. For the
+        H200, 2 gives 66 and 4 gives 30.
+
+        Args:
+            size: CTAs of a cluster, 1 or more.
         """
         known = self.clusters[size - 1] if size <= len(self.clusters) else 0
         return known or max(1, self.sms // size)
@@ -65,22 +69,31 @@ GPUS = {"h200": H200}
 
 
 def architecture(gpu: Gpu) -> str:
-    """Return the compile target: ``sm_90a`` on Hopper, because wgmma needs the suffix, else ``sm_<arch>``."""
+    """Return the compile target: ``"sm_90a"`` on Hopper, because wgmma needs the suffix, else e.g. ``"sm_80"``."""
     return "sm_90a" if gpu.arch == 90 else f"sm_{gpu.arch}"
 
 
 def floor_us(problem: Problem, gpu: Gpu = H200) -> float:
-    """Return the least plausible GPU time per call, microseconds, launch floor included."""
+    """Return the least plausible GPU time per call, microseconds: ``max(gpu.launch_us, work_us(problem, gpu))``.
+
+    Small problems give the launch floor, 1.0 us on the H200. 4096 x 4096 x 4096 gives 171.8 us on the H200.
+    """
     return max(gpu.launch_us, work_us(problem, gpu))
 
 
 def work_us(problem: Problem, gpu: Gpu = H200) -> float:
-    """Return the larger of arithmetic time and memory time per call, microseconds, without the launch floor."""
+    """Return the larger of arithmetic time and memory time per call, microseconds, without the launch floor.
+
+    Arithmetic time is 2 M N K / ``gpu.tflops``. Memory time is ``problem.bytes`` / bandwidth: HBM's if
+    ``problem.bytes`` times the :func:`operand_sets` exceeds ``gpu.l2_bytes``, else that of L2.
+    """
     return max(*_parts_us(problem, gpu))
 
 
 def operand_sets(problem: Problem, est_us: float) -> int:
     """Return over how many operand copies a timed graph rotates: 200 MB in total, at most one set per call.
+
+    It is ceil(200e6 / ``problem.bytes``), limited to 1 to ``repeats(est_us)``.
 
     Args:
         problem: the problem.
@@ -90,16 +103,22 @@ def operand_sets(problem: Problem, est_us: float) -> int:
 
 
 def repeats(est_us: float) -> int:
-    """Return the number of back-to-back calls per graph: about 300 us of work, from 1 to 32 calls.
+    """Return the number of back-to-back calls per graph: 300 us / ``est_us``, rounded, from 1 to 32 calls.
+
+    Example: 1 us gives 32, 100 us gives 3, 1000 us gives 1.
 
     Args:
-        est_us: estimated time per call, microseconds.
+        est_us: estimated time per call, microseconds; 0 gives 32.
     """
     return max(1, min(MAX_REPEATS, round(TARGET_GRAPH_US / max(est_us, 1e-3))))
 
 
 def regime(problem: Problem, gpu: Gpu = H200) -> str:
-    """Return ``launch`` if the work is below 3 us; else ``memory_1eD`` or ``compute_1eD``, D = floor(log10(FLOP))."""
+    """Return the regime of a problem on a GPU, a string.
+
+    It is ``"launch"`` if :func:`work_us` is below 3. Otherwise it is ``memory_1eD`` if memory time exceeds arithmetic
+    time, else ``compute_1eD``, with D = floor(log10(FLOP)). 4096 x 4096 x 4096 gives ``"compute_1e11"`` on the H200.
+    """
     compute, memory = _parts_us(problem, gpu)
     if max(compute, memory) < LAUNCH_BOUND_US:
         return "launch"

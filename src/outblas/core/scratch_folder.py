@@ -14,10 +14,10 @@ def scratch_folder(prefix: str) -> Iterator[str]:
     """Make a temporary folder that only this user can access; remove it with its content when the ``with`` block ends.
 
     Args:
-        prefix: start of the folder's name.
+        prefix: start of the folder's name, e.g. ``outblas-``; a random rest follows.
 
     Yields:
-        The path.
+        The absolute path, a string. The folder is empty. It lies in the system's folder for temporary files.
     """
     path = tempfile.mkdtemp(prefix=prefix)
     try:

@@ -21,7 +21,7 @@ MIN_ROUNDS = 3
 
 
 def geomean(values: Iterable[float]) -> float:
-    """Return the geometric mean, exp(mean(ln x)).
+    """Return the geometric mean, exp(mean(ln x)). ``geomean([1.0, 4.0])`` is 2.0.
 
     Raises:
         UsageError: no values, or a value that is not finite and positive.
@@ -51,7 +51,14 @@ def flop_weighted(speedups: Sequence[float], flops: Sequence[float]) -> float:
 
 
 def losses(speedups: Iterable[float], limit: float = LOSS_BELOW) -> int:
-    """Return the number of speed-ups below ``limit``."""
+    """Return the number of speed-ups below ``limit``, by default 0.99. Equal to the limit is no loss.
+
+    Example: ``losses([0.98, 0.99, 1.5])`` returns 1. No speed-ups give 0.
+
+    Args:
+        speedups: ratios; above 1 is faster than the baseline.
+        limit: the ratio below which one counts.
+    """
     return sum(1 for s in speedups if s < limit)
 
 
@@ -65,13 +72,13 @@ def bootstrap_median(
     samples, and in 94% with 11.
 
     Args:
-        samples: a flat sequence of finite numbers.
-        confidence: nominal coverage of the interval.
+        samples: a flat sequence of finite numbers, in any order.
+        confidence: nominal coverage of the interval, 0 to 1.
         resamples: number of resamples.
         seed: seed of the resampling.
 
     Raises:
-        UsageError: fewer than :data:`MIN_ROUNDS` samples, or one that is not finite.
+        UsageError: fewer than 3 samples, one that is not finite, or a nested sequence.
 
     Source:
         Efron & Tibshirani, An Introduction to the Bootstrap, section 13.3.
@@ -97,16 +104,17 @@ def paired_speedup(
     """Return the speed-up over a baseline that was timed in the same interleaved rounds: (ratio, low, high).
 
     The ratio is exp of the median over rounds of ln(baseline / ours). Low and high are its bootstrap interval. Pairing
-    cancels drift from round to round (clock, temperature).
+    cancels drift from round to round (clock, temperature). A ratio above 1 means that ours is faster. If every round
+    has the same ratio, all three numbers are this ratio, up to rounding.
 
     Args:
         ours_us: one time per round, microseconds.
         baseline_us: the baseline's times of the same rounds, in the same order.
-        confidence: nominal coverage of the interval.
+        confidence: nominal coverage of the interval, 0 to 1.
         seed: seed of the resampling.
 
     Raises:
-        UsageError: different lengths, fewer than :data:`MIN_ROUNDS` rounds, or a time that is not finite and positive.
+        UsageError: different lengths, fewer than 3 rounds, or a time that is not finite and positive.
     """
     if len(ours_us) != len(baseline_us):
         raise UsageError(
@@ -126,10 +134,11 @@ def unpaired_speedup(
     """Return the speed-up over a baseline whose samples are not paired: (median of baseline / median of ours, low,
     high).
 
-    Low and high are the 95% percentile-bootstrap interval over independent resamples of both sides.
+    Low and high are the 95% percentile-bootstrap interval over independent resamples of both sides. A ratio above 1
+    means that ours is faster. The order of samples can change the interval.
 
     Args:
-        ours: samples, microseconds.
+        ours: samples, microseconds; one is enough. They are not checked: no samples give NaN.
         baseline: samples, microseconds; the number may differ.
         seed: seed of the resampling.
         resamples: number of resamples.

@@ -45,14 +45,17 @@ LLM_M = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
 def suite(name: str, layout: str = "TN", dtype: str = "fp16", acc: str = "fp32") -> list[Problem]:
-    """Return the problems of a named suite, in a fixed order.
+    """Return the problems of a named suite as a new list, in a fixed order.
+
+    ``grid1000`` has 1,000 problems: M, N and K each from the ten :data:`GRID_EXTENTS` (64 to 16384). K runs fastest,
+    then N, then M. ``llm`` has 330: each of the 22 distinct (N, K) of :data:`LLM_LAYERS` with the 15 M of :data:`LLM_M`
+    (1 to 16384). M runs fastest.
 
     Args:
-        name: ``grid1000`` (M, N and K each from :data:`GRID_EXTENTS`) or ``llm`` (every distinct (N, K) of
-            :data:`LLM_LAYERS` with every M of :data:`LLM_M`).
-        layout: layout of every problem.
-        dtype: dtype of every problem.
-        acc: accumulator of every problem.
+        name: ``grid1000`` or ``llm``, in lower case.
+        layout: layout of every problem, ``TN`` or ``NN``, in upper case.
+        dtype: dtype of every problem, ``fp16`` or ``bf16``.
+        acc: accumulator of every problem, ``fp32`` or ``fp16``.
 
     Raises:
         UsageError: an unknown suite.
@@ -72,6 +75,9 @@ def suite(name: str, layout: str = "TN", dtype: str = "fp16", acc: str = "fp32")
 class Table:
     """A suite in one layout, dtype and accumulator. A table is tuned, timed and published as a whole.
 
+    ``str(table)`` is ``SUITE:LAYOUT:DTYPE:ACC``, e.g. ``"grid1000:TN:fp16:fp32"``. The constructor checks nothing;
+    :meth:`parse` and :meth:`problems` do.
+
     Attributes:
         suite: ``grid1000`` or ``llm``.
         layout: ``TN`` or ``NN``.
@@ -87,6 +93,8 @@ class Table:
     @classmethod
     def parse(cls, text: str) -> Table:
         """Return the table of a text ``SUITE:LAYOUT:DTYPE:ACC``, in upper or lower case.
+
+        Example: ``LLM:tn:FP16:fp32`` gives ``Table("llm", "TN", "fp16", "fp32")``. All four parts must be there.
 
         Raises:
             UsageError: not four parts, or an unknown suite.
@@ -108,7 +116,12 @@ class Table:
         return "_".join((self.suite, self.layout, self.dtype, self.acc)).lower()
 
     def problems(self) -> list[Problem]:
-        """Return the table's problems in the order of :func:`suite`."""
+        """Return the table's problems in the order of :func:`suite`: 1,000 for grid1000, 330 for llm.
+
+        Raises:
+            UsageError: an unknown suite.
+            ProblemError: an unsupported layout, dtype or accumulator.
+        """
         return suite(self.suite, self.layout, self.dtype, self.acc)
 
 
@@ -124,10 +137,10 @@ def sample(problems: Sequence[Problem], count: int, seed: int = 0, gpu: Gpu = H2
     shapes in each regime. So every layout, dtype and accumulator gets the same shapes.
 
     Args:
-        problems: population.
-        count: number of problems to draw.
+        problems: population, each problem once.
+        count: number of problems to draw; all of them gives ``problems`` as a list.
         seed: seed of the draw.
-        gpu: GPU that decides the regimes.
+        gpu: GPU that decides the regimes (:func:`outblas.core.roofline.regime`).
 
     Raises:
         UsageError: ``count`` is not between 1 and the number of problems.

@@ -19,15 +19,15 @@ ALGORITHM_BYTES = 64
 
 
 class AlgorithmCache:
-    """A journal of chosen cuBLASLt algorithms.
+    """A file of chosen cuBLASLt algorithms. Iterate over it for (problem, algorithm, description), in order of adding.
 
     An algorithm is an opaque value of one cuBLASLt version on one kind of GPU. So a file that is damaged, or about
-    another version or GPU, is begun anew. It belongs to no single worker: a replacement need not wait until a hung
-    worker ends.
+    another version or GPU, is begun anew: its choices are deleted without an error. It is not locked: a replacement
+    need not wait until a hung worker ends.
 
     Args:
-        path: the file.
-        about: the version and GPU for which the choices hold, as JSON values.
+        path: the file; it and its folder are made if missing.
+        about: the version and GPU for which the choices hold, as JSON values. Another ``about`` empties the file.
 
     Raises:
         RecordError: the file cannot be read or written.
@@ -53,12 +53,33 @@ class AlgorithmCache:
             yield Problem.from_key(problem), bytes.fromhex(algorithm), detail
 
     def add(self, problem: Problem, algorithm: bytes, detail: str) -> None:
-        """Keep one more; raises RecordError where the disk refuses."""
+        """Append one choice to the file. A second choice for a problem is appended, too.
+
+        Args:
+            problem: the problem.
+            algorithm: the 64 bytes of the cublasLtMatmulAlgo_t. The length is not checked here; a file with another
+                length is begun anew when it is next opened.
+            detail: its description.
+
+        Raises:
+            RecordError: the disk refuses.
+        """
         self._journal.append({"problem": problem.key, "algorithm": algorithm.hex(), "detail": detail})
 
     @classmethod
     def of_gpu(cls, path: Path, gpu_index: int) -> AlgorithmCache:
-        """The file for the cuBLASLt that is loaded, and a GPU with its driver."""
+        """Open the file for the loaded cuBLASLt and one GPU with its driver.
+
+        Choices of another cuBLASLt version, GPU name or driver version are deleted.
+
+        Args:
+            path: the file; it is made if missing.
+            gpu_index: CUDA ordinal.
+
+        Raises:
+            ToolchainMissing: cuBLASLt is not installed.
+            RecordError: the file cannot be read or written.
+        """
         from outblas.records.provenance import gpu_and_driver
         from outblas.runtime.cublas import version
 

@@ -45,13 +45,15 @@ __all__ = [
 def make_baselines(
     gpu_index: int = 0, names: tuple[str, ...] = BASELINE_NAMES, current_stream: bool = False
 ) -> dict[str, Any]:
-    """Name -> baseline, on one GPU.
+    """Return name -> new baseline, in the order of ``names``. Nothing is loaded before the first ``bind``.
+
+    So a missing library or GPU is no error here; ``bind`` raises it.
 
     Args:
-        current_stream: torch is called on the current stream, which then has to be that of the call.
-
-    Raises:
-        ToolchainMissing: torch or cuBLAS is not installed. DeviceError: cuBLAS refuses to start.
+        gpu_index: CUDA ordinal.
+        names: some of torch, cublas, lt_heuristic, lt_auto, nvmmh (by default these five), torch_full and lt_edges.
+            Another name raises KeyError.
+        current_stream: True makes "torch" a :class:`TorchOnCurrentStream`, False a :class:`TorchMm`.
     """
     makers = {
         "torch": TorchOnCurrentStream if current_stream else TorchMm,
@@ -68,7 +70,10 @@ def make_baselines(
 
 
 class CublasGemm:
-    """cublasGemmEx, default algorithm."""
+    """Baseline "cublas": cublasGemmEx with its default algorithm. ``detail(problem)`` is "cublasGemmEx default".
+
+    cuBLAS is loaded at the first ``bind``, which raises ToolchainMissing or DeviceError if it cannot.
+    """
 
     name = "cublas"
 
@@ -118,7 +123,10 @@ class _Lt:
 
 
 class LtHeuristic:
-    """cuBLASLt with the first algorithm of its heuristic."""
+    """Baseline "lt_heuristic": cuBLASLt with the first algorithm of its heuristic, chosen at ``bind``.
+
+    ``detail(problem)`` is e.g. ``"id=66 tile=20 splitk=1 ..."``; an empty string before the first ``bind``.
+    """
 
     name = "lt_heuristic"
 
@@ -140,7 +148,11 @@ class LtHeuristic:
 
 
 class LtAuto:
-    """cuBLASLt with the fastest of up to 100 algorithms, each timed by the offline clock."""
+    """Baseline "lt_auto": cuBLASLt with the fastest of up to 100 algorithms, each timed by the offline clock.
+
+    :meth:`prepare` chooses, once per problem; ``bind`` does so if nobody has. ``detail(problem)`` describes the choice,
+    e.g. ``"index=3/100 id=66 tile=20 ..."``; it is an empty string before.
+    """
 
     name = "lt_auto"
 
@@ -151,15 +163,19 @@ class LtAuto:
         self._cache: AlgorithmCache | None = None
 
     def use_cache(self, cache: AlgorithmCache) -> None:
-        """Take what was chosen before, and keep there what is chosen from now on."""
+        """Take the choices that a cache holds, and add to it each one that :meth:`prepare` makes from now on.
+
+        Args:
+            cache: an open cache of the same cuBLASLt and GPU. A choice for a known problem replaces the known one.
+        """
         for problem, algo, detail in cache:
             self.set_algorithm(problem, algo, detail)
         self._cache = cache
 
     def prepare(self, bench: GpuClock) -> None:
-        """Choose the algorithm of ``bench.problem`` on the bench's own operands; once per problem.
+        """Choose the algorithm of ``bench.problem`` on the bench's own operands. A known choice is kept.
 
-        An algorithm that fails to run is passed over.
+        An algorithm that fails to run is passed over. :meth:`choice` returns the result.
 
         Raises:
             DeviceError: none of them runs.
@@ -183,12 +199,19 @@ class LtAuto:
                 self._cache.add(problem, *self.choice(problem))
 
     def choice(self, problem: Problem) -> tuple[bytes, str]:
-        """The chosen algorithm as :meth:`set_algorithm` takes it, and its description; ``prepare`` has chosen it."""
+        """Return (the 64 bytes of the chosen algorithm, its description).
+
+        Raises:
+            KeyError: nothing was chosen yet for the problem.
+        """
         algo, detail = self._chosen[problem]
         return bytes(algo), detail
 
     def set_algorithm(self, problem: Problem, algo: bytes, detail: str) -> None:
-        """Take the :meth:`choice` of another process, of the same cuBLASLt and GPU."""
+        """Take the :meth:`choice` of another process, of the same cuBLASLt and GPU. It replaces an earlier choice.
+
+        ``algo`` has 64 bytes; fewer raise ValueError. :meth:`choice` returns ``detail`` unchanged.
+        """
         from outblas.runtime.cublas_loading import Algo
 
         self._chosen[problem] = (Algo.from_buffer_copy(algo), detail)
@@ -246,7 +269,11 @@ class _LtAlgo:
 
 
 class NvMatmulHeuristics:
-    """nvMatmulHeuristics' first choice, built with our own family (see :mod:`outblas.judge.matmul_heuristics`)."""
+    """Baseline "nvmmh": nvMatmulHeuristics' first choice, built with our own family.
+
+    :mod:`outblas.judge.matmul_heuristics` makes the choice. ``detail(problem)`` is the name of the config; an empty
+    string if no config is legal. ``bind`` loads into the current CUDA context, whatever ``gpu_index`` is.
+    """
 
     name = "nvmmh"
 
@@ -255,11 +282,17 @@ class NvMatmulHeuristics:
         self._configs: dict[Problem, KernelConfig | None] = {}
 
     def set_configs(self, configs: dict[Problem, KernelConfig | None]) -> None:
-        """Take choices made beforehand in one batch, by :func:`outblas.judge.matmul_heuristics.nvmmh_configs`."""
+        """Take choices made beforehand in one batch, by :func:`outblas.judge.matmul_heuristics.nvmmh_configs`.
+
+        Args:
+            configs: problem -> config, or None if the problem has no legal config. They replace earlier ones.
+        """
         self._configs.update(configs)
 
     def bind(self, problem: Problem, a: Any, b: Any, c: Any) -> BaselineCall:
-        """Bind the operands to a call of the kernel that nvMatmulHeuristics proposes.
+        """Return a call, ``call(stream)``, of the kernel that nvMatmulHeuristics proposes, on these operands.
+
+        The kernel is compiled on first use. A, B and C are as for :meth:`outblas.core.rivals.Bindable.bind`.
 
         Raises:
             DeviceError: no proposal can be built by the GEMM family for this problem.

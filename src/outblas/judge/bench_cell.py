@@ -33,13 +33,14 @@ class Options:
 
     Attributes:
         gpu_index: CUDA ordinal.
+        gpu: properties of that GPU, for floors, repeats and legality.
         rounds: timed rounds, at least.
         seed: seed of the data and of the order within a round.
         level: ``full`` proves every config once on its proof shapes, too; ``cell`` proves on the timed operands only.
-        baselines: names of the baselines that are timed in the same rounds as the candidates.
+        baselines: names of the baselines that are timed in the same rounds as the candidates; by default all five.
         recheck: prove again after timing, on a replay of the timed graph.
         proved: names of configs that the resumed run has already proved in full.
-        chunk: number of candidates timed in the same rounds.
+        chunk: maximum number of candidates timed in the same rounds; by default 12.
         speedups: also compute paired speed-ups with bootstrap intervals (1 ms each).
         mode: ``offline``, ``offline_cold`` (L2 is evicted before every call) or ``block``. In blocks each entry runs
             alone, at its settled frequency. Of the baselines, the two fastest rivals and the fall-back are timed.
@@ -50,8 +51,8 @@ class Options:
         algorithms: file of ``lt_auto``'s choices for later processes (outblas.judge.algorithm_cache). None: each
             process chooses for itself, as published figures require.
         drop_beyond: factor. A candidate slower than this times the fastest baseline, or the fastest candidate with its
-            launch option, gets no further round.
-        rounds_before_drop: number of timed rounds after which ``drop_beyond`` is applied.
+            launch option, gets no further round. By default infinity: none is dropped.
+        rounds_before_drop: number of timed rounds after which ``drop_beyond`` is applied; by default 3.
     """
 
     gpu_index: int = 0
@@ -75,14 +76,27 @@ class Options:
 
 @dataclass(frozen=True)
 class Baselines:
-    """Baselines of one problem: name -> time, detail, and why one was left out."""
+    """Baselines of one problem.
+
+    Attributes:
+        timings: name -> time, for the baselines that were timed.
+        details: name -> one line, e.g. the algorithm, for the same names.
+        left_out: name -> why it was not timed, for the others.
+    """
 
     timings: dict[str, Timing] = field(default_factory=dict)
     details: dict[str, str] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
 
     def none_timed(self, problem: Problem) -> DeviceError:
-        """The error of a long run that needs a baseline where none could be timed."""
+        """Return (do not raise) the error of a run that needs a baseline if none could be timed.
+
+        The message has the problem's key and the reasons in ``left_out``:
+        ``no baseline of KEY could be timed (torch: REASON; cublas: REASON); expected at least one; ...``.
+
+        Args:
+            problem: the problem. Whether ``timings`` is empty is not checked.
+        """
         why = "; ".join(f"{name}: {reason}" for name, reason in self.left_out.items())
         return DeviceError(
             f"no baseline of {problem.key} could be timed ({why})",
@@ -92,18 +106,40 @@ class Baselines:
 
 
 class LaunchableKernel(Protocol):
-    """A candidate that was compiled elsewhere, as a free kernel is (``outblas.jail.build.BuiltKernel``)."""
+    """A candidate that was compiled elsewhere, as a free kernel is (``outblas.jail.build.BuiltKernel``).
+
+    A Protocol: it has the property ``log``, the compiler's output, and the method ``counters``.
+    """
 
     @property
     def log(self) -> str:
         """The compiler's words."""
 
     def counters(self) -> dict[str, float]:
-        """Return the figures of the compiled kernel that an evaluation reports, by name."""
+        """Return name -> figure of the compiled kernel, as in :attr:`outblas.core.evaluation.Evaluation.counters`."""
 
 
 class BenchCell:
-    """State of one problem, shared by all candidates: operands, reference and graphs of the baselines."""
+    """State of one problem, shared by all candidates: operands, reference and graphs of the baselines.
+
+    The constructor needs a GPU. It captures every baseline. One that fails is left out; :meth:`report` says why.
+
+    Args:
+        problem: the problem.
+        options: settings; of them it takes ``gpu_index``, ``seed`` and ``gpu``.
+        baselines: name -> baseline, as :func:`outblas.judge.baselines.make_baselines` returns them.
+        phase_timer: receives the time of the phases "operands", "baselines" and "autotune".
+
+    Attributes:
+        problem: the problem.
+        bench: the clock, with the operands.
+        prover: proves candidates on these operands.
+        graphs: name -> captured graph, for the baselines that can be timed.
+
+    Raises:
+        DeviceError: no such GPU, or not enough memory.
+        ContextLost: a baseline made the CUDA context unusable.
+    """
 
     def __init__(
         self, problem: Problem, options: Options, baselines: Mapping[str, Any], phase_timer: PhaseTimer
@@ -139,7 +175,7 @@ class BenchCell:
         self.graphs[name] = self.bench.capture(entry)
 
     def renew_prover(self) -> None:
-        """Prove on what the operands hold now."""
+        """Replace ``prover`` by a new one, which takes what the operands hold now as right."""
         from outblas.judge.gates import CellProver
 
         self.prover = CellProver(self.bench.data, self.bench.torch_stream)
@@ -150,7 +186,17 @@ class BenchCell:
     def measure(
         self, graphs: Mapping[str, GraphEntry], options: Options, prune: Prune | None = None
     ) -> dict[str, Timing]:
-        """Interleaved rounds of captured entries, hot or cold."""
+        """Time captured entries in the same interleaved rounds.
+
+        Args:
+            graphs: name -> captured entry; ``self.graphs`` are the baselines' own.
+            options: ``mode`` (``offline_cold`` evicts L2 before every call), ``rounds``, ``long_rounds``, ``seed``,
+                ``warmup_seconds`` and ``benchmark_seconds``. ``drop_beyond`` is not used here.
+            prune: drops entries after some rounds; None: all stay.
+
+        Returns:
+            Name -> time, for every entry.
+        """
         rounds = options.rounds
         if options.long_rounds is not None and self.bench.repeats == 1:
             rounds = options.long_rounds
@@ -170,7 +216,12 @@ class BenchCell:
         return blocks.measure({name: graphs[name] for name in names})
 
     def report(self, timings: Mapping[str, Timing]) -> Baselines:
-        """The baselines' part of some rounds."""
+        """Return the baselines' part of some rounds, with their details and the reasons of those left out.
+
+        Args:
+            timings: name -> time, as :meth:`measure` returns it. Names of other entries are ignored. A captured
+                baseline that is missing is missing in the report, too.
+        """
         found = {name: timings[name] for name in self.graphs if name in timings}
         details = {name: self._entries[name].detail(self.problem) for name in self.graphs}
         return Baselines(found, details, dict(self._left_out))

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 
 class ContextLost(Exception):
-    """Raised by a handler when the process' CUDA context is lost: report, then end this worker."""
+    """Raised by a handler when the process' CUDA context is lost: report, then end this worker. No OutblasError."""
 
 
 def raise_if_context_lost(error: Exception) -> Exception:
-    """Return the error if the CUDA context is still sound.
+    """Return ``error`` itself if the CUDA context is still sound, or if there is no context. Waits for the GPU.
 
     Raises:
-        ContextLost: the context is lost; the message holds the driver's error and the first line of ``error``.
+        ContextLost: the context is lost. The message is the driver's error and the first line of ``error``, e.g.
+            ``CUDA_ERROR_ILLEGAL_ADDRESS: cuLaunchKernel failed``.
+        ToolchainMissing: cuda.bindings is not installed.
     """
     from outblas.runtime.driver import sticky_error
 
@@ -22,5 +24,9 @@ def raise_if_context_lost(error: Exception) -> Exception:
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line of the error's message, at most 300 characters; its class name if the message is empty."""
+    """Return the first line of the error's message, at most 300 characters; its class name if the message is empty.
+
+    White space around the message is dropped before. ``first_line(ValueError("\\n a\\nb"))`` returns ``"a"``, and
+    ``first_line(ValueError())`` returns ``"ValueError"``.
+    """
     return (str(error).strip() or type(error).__name__).splitlines()[0][:300]

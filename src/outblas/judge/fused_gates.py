@@ -52,7 +52,13 @@ _APART = 24
 
 
 class FusedBindable(Protocol):
-    """A fused kernel that can be proved: it binds operands and the epilogue's tensors to a call."""
+    """A fused kernel that can be proved: it binds operands and the epilogue's tensors to a call. A Protocol.
+
+    ``bind(problem, (a, b, c), extra)`` returns ``call(stream)``, which writes C. C has N columns, or N / 2 if gated.
+
+    Attributes:
+        epilogue: the operations after the sums.
+    """
 
     epilogue: Epilogue
 
@@ -60,7 +66,12 @@ class FusedBindable(Protocol):
 
 
 def apply_activation(z: Any, epilogue: Epilogue) -> Any:
-    """The activation in the precision of ``z``, written so that nothing cancels in fp64."""
+    """Return the activation of every element of ``z``, in the dtype of ``z``. Bias, residual and gate are not applied.
+
+    Args:
+        z: floating-point tensor of any shape. Without an activation, ``z`` itself is returned.
+        epilogue: its ``activation`` says which one: ``none``, ``silu``, ``gelu`` (exact, by erf) or ``gelu_tanh``.
+    """
     import torch
 
     if epilogue.activation == "silu":
@@ -73,7 +84,18 @@ def apply_activation(z: Any, epilogue: Epilogue) -> Any:
 
 
 def fused_reference(problem: Problem, a: Any, b: Any, extra: Extra, epilogue: Epilogue) -> tuple[Any, Any]:
-    """(z, y) in fp64; B as stored."""
+    """Return (z, y) in fp64: z = A B + bias, and y is what C should hold.
+
+    y is act(z) + residual, of shape (M, N). Gated, it is act(even columns of z) * odd columns, of shape (M, N / 2),
+    without residual.
+
+    Args:
+        problem: the problem.
+        a: (M, K), of any dtype.
+        b: B as stored (``problem.b_shape``).
+        extra: bias (N,) and residual (M, N); None for what the epilogue lacks.
+        epilogue: gives the activation and whether it is gated. Bias and residual are added if ``extra`` has them.
+    """
     z = fp64_product(problem, a, b)
     if extra.bias is not None:
         z = z + extra.bias.double()
@@ -84,7 +106,18 @@ def fused_reference(problem: Problem, a: Any, b: Any, extra: Extra, epilogue: Ep
 
 
 def fused_error_bound(problem: Problem, a: Any, b: Any, z: Any, y: Any, epilogue: Epilogue) -> Any:
-    """The bound of the module's text, elementwise in fp64; fp32 accumulation."""
+    """Return the largest allowed |error| of every element of C, in fp64, for fp32 accumulation.
+
+    The module's text has the formula. The result has the shape of ``y``.
+
+    Args:
+        problem: the problem.
+        a: (M, K).
+        b: B as stored.
+        z: first result of :func:`fused_reference`, (M, N).
+        y: its second result.
+        epilogue: the epilogue.
+    """
     size = magnitudes(problem, a, b)[0].double()
     sums = ERROR_C * math.sqrt(problem.k) * 2.0**-24 * size + 2.0**-23 * z.abs()
     evaluation = 0.0 if epilogue.activation == "none" else ACTIVATION_ERROR
@@ -112,13 +145,33 @@ def fused_error_bound(problem: Problem, a: Any, b: Any, z: Any, y: Any, epilogue
 
 
 def worst_fused_error(problem: Problem, a: Any, b: Any, extra: Extra, epilogue: Epilogue, c: Any) -> float:
-    """Largest |error| / bound, NaN if there is a NaN."""
+    """Return the largest |error| / bound over C, a float; at most 1 is right. NaN if there is a NaN in C or the inputs.
+
+    Args:
+        problem: the problem.
+        a: (M, K).
+        b: B as stored.
+        extra: bias and residual.
+        epilogue: the epilogue.
+        c: what the kernel wrote: (M, N), or (M, N / 2) if gated.
+    """
     z, y = fused_reference(problem, a, b, extra, epilogue)
     return float(((c.double() - y).abs() / fused_error_bound(problem, a, b, z, y, epilogue)).max())
 
 
 class FusedProof:
-    """Guarded operands, bias and residual, and the candidate's call on them: inputs are changed in place."""
+    """Guarded operands, bias and residual, and the candidate's one call on them. Inputs are changed in place.
+
+    Args:
+        entry: the fused kernel; the constructor binds it.
+        problem: the product.
+        device: ``cuda:N`` or ``cpu``.
+
+    Attributes:
+        data: one guarded operand set, with random A and B.
+        extra: bias and residual with random values; None for what the epilogue lacks.
+        call: the bound call.
+    """
 
     def __init__(self, entry: FusedBindable, problem: Problem, device: str) -> None:
         import torch
@@ -140,7 +193,18 @@ class FusedProof:
         self.call = entry.bind(problem, self.data[0], self.extra)
 
     def run(self, a: Any, b: Any, pattern: int | None = None) -> Any:
-        """C (a copy) of new inputs. Raises GateFailed for what is written elsewhere."""
+        """Copy new inputs in, fill C with NaN, run the call, and return a copy of C.
+
+        C is not compared with anything. An element that the call leaves unwritten is NaN.
+
+        Args:
+            a: new values of A, (M, K).
+            b: new values of B, as stored.
+            pattern: 16-bit pattern to fill C with instead; None: NaN.
+
+        Raises:
+            GateFailed: MEMORY_VIOLATION: a guard was overwritten, or A, B, bias or residual was changed.
+        """
         import torch
 
         self.data.set_inputs(0, a, b)
@@ -160,7 +224,12 @@ class FusedProof:
         return self.data[0][2].clone()
 
     def fill(self, bias: Any, residual: Any) -> None:
-        """New values of the epilogue's operands, those that it has."""
+        """Set new values of bias and residual in place; an operand that the epilogue lacks is skipped.
+
+        Args:
+            bias: function that fills the tensor it gets, e.g. ``lambda t: t.normal_()``.
+            residual: the same for the residual.
+        """
         for t, fill in ((self.extra.bias, bias), (self.extra.residual, residual)):
             if t is not None:
                 fill(t)
@@ -181,7 +250,8 @@ def prove_fused(entry: FusedBindable, problem: Problem, device: str = "cuda:0") 
         device: ``cuda:N`` or ``cpu``.
 
     Returns:
-        The verdict: passed, or the status and reason of the first gate that failed.
+        The verdict: PASSED, or the status and reason of the first gate that failed. ``gates`` names the passed ones:
+            all are static, memory, exact, bound and special. With an activation, exact is left out.
 
     Raises:
         TensorError: the operands do not fit the kernel.

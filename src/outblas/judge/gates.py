@@ -45,18 +45,27 @@ def prove(
     entry: Bindable, problem: Problem, static_reason: str | None = None, level: ProofLevel = "full",
     gpu_index: int = 0, device: str | None = None, trials: ProofTrials | None = None,
 ) -> Verdict:  # fmt: skip
-    """Prove a way to compute a GEMM on one problem.
+    """Prove a way to compute a GEMM on one problem. A wrong candidate gives a verdict, not an error.
 
     Args:
-        static_reason: why gate 1 rejects it (None: it does not).
-        level: ``full``: every gate. ``cell``: what a recording repeats in every cell, memory and
-            bound on N(0, 1) data (:class:`CellProver` does it on the timed operands).
-        device: a torch device instead of ``cuda:gpu_index``; on ``cpu`` gate ``rules`` is left out.
-        trials: of the problem, kept from proof to proof (outblas.judge.trials); None: made for this one.
+        entry: the kernel or baseline.
+        problem: the problem.
+        static_reason: why gate 1 rejects it. None: it does not.
+        level: ``full``: every gate. ``cell``: gates memory and bound on N(0, 1) data, as a recording repeats in every
+            cell. It needs a GPU.
+        gpu_index: CUDA ordinal.
+        device: a torch device instead of ``cuda:gpu_index``; on ``cpu`` gate ``rules`` is left out. Level ``cell``
+            ignores it and ``trials``.
+        trials: inputs and references of the problem, kept from proof to proof (:mod:`outblas.judge.trials`). None: made
+            for this one.
+
+    Returns:
+        PASSED, with gates static, memory, exact, bound, special and, on a GPU, rules. Otherwise the status and reason
+            of the first gate that failed, with the gates before it. With a ``static_reason`` nothing runs: the verdict
+            is STATIC_REJECTED, its detail is the reason, and no gate is passed.
 
     Raises:
-        DeviceError and torch's errors when the candidate faults: the caller's process is then lost
-        (outblas.workers.sandbox).
+        DeviceError: the candidate faults; torch's errors may be raised instead. The process cannot be used afterwards.
     """
     if static_reason is not None:
         return Verdict(Status.STATIC_REJECTED, (), static_reason)
@@ -76,14 +85,16 @@ def prove_on_all(
         entry: the kernel.
         problems: at least one.
         gpu_index: CUDA ordinal.
-        trial_cache: inputs and references, kept from kernel to kernel until one fails.
-        device: as for :func:`prove`.
+        trial_cache: inputs and references, kept from kernel to kernel. It is emptied if the kernel fails a gate.
+        device: a torch device instead of ``cuda:gpu_index``; on ``cpu`` gate ``rules`` is left out.
 
     Returns:
-        The verdict of the last problem, with the largest error of all problems.
+        If all pass: the verdict of the last problem, with ``max_err_ratio`` the largest of all. Otherwise the verdict
+            of the first problem that failed, with a detail that starts ``on M_N_K: ``.
 
     Raises:
-        UsageError: ``problems`` is empty. Other errors as for :func:`prove`.
+        UsageError: ``problems`` is empty.
+        DeviceError: as for :func:`prove`.
     """
     before, verdict, worst = integrity.snapshot(), None, 0.0
     for problem in problems:
@@ -122,11 +133,17 @@ def _untampered(verdict: Verdict, before: integrity.Snapshot) -> Verdict:
 
 
 def check_cell(data: Operands, reference: Reference, before: Any, run: Callable[[], Any]) -> Verdict:
-    """Gates memory and bound of operand set 0, with one wait in the end.
+    """Run a product on operand set 0 and judge it by gates memory and bound. C is filled with NaN before.
 
     Args:
-        reference: of set 0. before: ``data.input_sum(0)`` of whole inputs and canaries, made once.
-        run: enqueues the product on torch's current stream.
+        data: the operands.
+        reference: reference of set 0.
+        before: ``data.input_sum(0)`` of whole inputs and canaries, made once.
+        run: enqueues the product on torch's current stream; called once, without arguments.
+
+    Returns:
+        PASSED with gates ("static", "memory", "bound"); MEMORY_VIOLATION with ("static",) if an input or a canary was
+            changed; else WRONG with ("static", "memory"). An unwritten element of C is WRONG, without a ratio.
     """
     import torch
 
@@ -147,10 +164,10 @@ def check_cell(data: Operands, reference: Reference, before: Any, run: Callable[
 class CellProver:
     """:func:`check_cell` on operands that are timed: reference, bound and input sum are made once per problem.
 
-    What a candidate has overwritten is mended behind it, so that the next one is judged on whole operands.
+    After a MEMORY_VIOLATION all operands are restored, so that the next candidate is judged on whole operands.
 
     Args:
-        data: operands on a GPU, filled; set 0 is the one that is proved on.
+        data: operands on a GPU, filled by ``fill_normal``; set 0 is the one that is proved on.
         torch_stream: where the calls run, a torch.cuda.Stream.
     """
 
@@ -159,7 +176,10 @@ class CellProver:
         self._snapshot_operands()
 
     def call(self, call: BaselineCall) -> Verdict:
-        """Prove one bound call of operand set 0.
+        """Run one bound call of operand set 0 once and judge C, as :func:`check_cell`.
+
+        Args:
+            call: the call, bound to set 0; it gets the raw stream.
 
         Returns:
             The verdict: PASSED, WRONG or MEMORY_VIOLATION. The operands are restored after a violation.
@@ -167,12 +187,25 @@ class CellProver:
         return self._check(lambda: call(self._stream.cuda_stream))
 
     def graph(self, executable: Any) -> Verdict:
-        """Prove what a CUgraphExec leaves in operand set 0, e.g. after it was timed."""
+        """Launch a graph once and judge what it leaves in operand set 0, e.g. after it was timed.
+
+        Args:
+            executable: a CUgraphExec, e.g. :attr:`outblas.judge.gpu_clock.GraphEntry.executable`.
+
+        Returns:
+            The verdict, as for :meth:`call`.
+
+        Raises:
+            DeviceError: the launch fails.
+        """
         launch, stream = driver().cuGraphLaunch, self._stream.cuda_stream
         return self._check(lambda: check("cuGraphLaunch", launch(executable, stream)))
 
     def operands_intact(self) -> bool:
-        """Return True if all operand sets and their guards are unchanged, for example after timing."""
+        """Return True if A, B and the guards of all operand sets are unchanged, for example after timing.
+
+        If not, it returns False and restores them, so that a second call returns True. C does not count.
+        """
         import torch
 
         whole = torch.equal(self._sums, self._data.sums())
@@ -204,7 +237,12 @@ class CellProver:
 
 
 def wrong_result_text(ratio: float) -> str:
-    """Return one line about a result outside the bound; ``ratio`` is the error divided by the bound."""
+    """Return one line about a result outside the bound, e.g. ``"error 3.2 times the bound"``.
+
+    Args:
+        ratio: the error divided by the bound, written with three digits. NaN gives
+            ``"C holds a NaN: an element not written, or an operand read out of bounds"``.
+    """
     if math.isnan(ratio):
         return "C holds a NaN: an element not written, or an operand read out of bounds"
     return f"error {ratio:.3g} times the bound"
@@ -316,5 +354,9 @@ def _prove_cell_alone(entry: Bindable, problem: Problem, gpu_index: int) -> Verd
 
 @functools.cache
 def reference_blas(gpu_index: int) -> CublasGemm:
-    """Return the cuBLAS handle that all proofs of this process share."""
+    """Return the cuBLAS baseline that all proofs of this process share: the same object at every call for one GPU.
+
+    Args:
+        gpu_index: CUDA ordinal. cuBLAS itself is loaded at the first ``bind``.
+    """
     return CublasGemm(gpu_index)

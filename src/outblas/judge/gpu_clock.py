@@ -2,17 +2,15 @@
 
 ``offline``: GPU time per call. Each entry is a CUDA graph of R back-to-back calls (R <= 32, about 300 us of work) on a
 non-blocking stream. Its operands hold N(0, 1) data and rotate over buffers of 200 MB in total, if R allows. In every
-round each entry is launched once, in a random order, between two events.
-
-A spinning kernel of bounded length first plugs the stream while the host queues the round. A round counts only if every
-graph was queued before its entry could begin. So no figure depends on the host's speed. Calls within one graph may
-overlap by programmatic dependent launch; graphs and events do not overlap.
+round each entry is launched once, in a random order, between two events. A spinning kernel of bounded length first
+plugs the stream while the host queues the round. A round counts only if every graph was queued before its entry could
+begin. So no figure depends on the host's speed. Calls within one graph may overlap by programmatic dependent launch;
+graphs and events do not overlap.
 
 ``offline_cold``: the same rounds, but L2 is evicted before every call by reading twice its size. A memset would leave
 dirty lines, and the call would pay for their write-back. The eviction cannot be subtracted honestly from a graph's
-time, so there is no graph. Each call stands alone between two events on the plugged stream. A round's figure is the
-median over its calls. It includes the gap from event to kernel (1-2 us, the same for every entry), so ratios are
-conservative.
+time, so there is no graph. Each call stands alone between two events on the plugged stream. A round's figure, the
+median over its calls, includes the gap from event to kernel (1-2 us for every entry), so ratios are conservative.
 """
 
 from __future__ import annotations
@@ -47,7 +45,10 @@ _CYCLES_PER_US = 2000
 
 
 class GraphEntry:
-    """A captured entry: an executable graph of ``repeats`` calls. Call ``free`` after use."""
+    """A captured entry, as :meth:`GpuClock.capture` makes it: a graph of ``repeats`` calls. Call ``free`` after use.
+
+    Arguments are attributes, too: ``executable`` is the CUgraphExec (None after ``free``), ``calls`` the bound calls.
+    """
 
     def __init__(self, name: str, executable: Any, calls: Sequence[BaselineCall], repeats: int) -> None:
         self.name, self.repeats = name, repeats
@@ -55,21 +56,28 @@ class GraphEntry:
         self.calls = calls  # keeps kernels, descriptors and tensor maps alive
 
     def free(self) -> None:
-        """Destroy the graph; harmless when done twice, or after the context was lost."""
+        """Destroy the graph and set ``executable`` to None; harmless when done twice, or after the context was lost."""
         if self.executable is not None:
             driver().cuGraphExecDestroy(self.executable)  # unchecked: a failure here would hide the first one
             self.executable = None
 
 
 class GpuClock:
-    """Operands, stream and events of one problem on one GPU, used for all its candidates.
+    """Operands, stream and events of one problem on one GPU; a context manager that yields itself and then closes.
+
+    Attributes: ``problem``; ``gpu_index``; ``repeats``, the calls per graph; ``sets``, the number of operand sets;
+    ``data``, the operands; ``torch_stream``; ``stream``, its raw CUstream.
 
     Args:
-        gpu_index: CUDA ordinal. seed: of the data. guard_bytes: canaries around every operand.
-        gpu: whose floor sets the repeats (calls per graph) and the operand sets.
+        problem: the problem.
+        gpu_index: CUDA ordinal.
+        seed: seed of the N(0, 1) data.
+        guard_bytes: width of the canaries around every operand.
+        gpu: GPU whose floor sets ``repeats`` and ``sets``.
 
     Raises:
-        DeviceError: no such GPU, or not enough memory. ToolchainMissing: no cuda.bindings.
+        DeviceError: no such GPU, or not enough memory.
+        ToolchainMissing: torch is not installed.
     """
 
     def __init__(
@@ -96,7 +104,7 @@ class GpuClock:
         self.close()
 
     def close(self) -> None:
-        """Give events and operands back; harmless when done twice."""
+        """Give events and operands back (``data`` is None then); harmless when done twice."""
         for pair in self._events:
             for event in pair:
                 driver().cuEventDestroy(event)
@@ -105,17 +113,17 @@ class GpuClock:
         self.data = None  # type: ignore[assignment]
 
     def current(self) -> contextlib.AbstractContextManager[Any]:
-        """Makes the bench's stream torch's current one."""
+        """Return a context manager that makes the clock's stream torch's current one within its ``with`` block."""
         import torch
 
         return torch.cuda.stream(self.torch_stream)
 
     def operands(self, index: int) -> tuple[Any, Any, Any]:
-        """(A, B, C) of one of the ``sets``."""
+        """Return (A, B as stored, C) of operand set ``index``, 0 to ``sets`` - 1: torch tensors, not copies."""
         return self.data[index]
 
     def bind(self, entry: Bindable) -> list[BaselineCall]:
-        """Return one bound call per operand set; each has run once, so that nothing is loaded later."""
+        """Return one bound call per operand set, in order. The first two have been run once, so that all is loaded."""
         operands = [self.data[i] for i in range(self.sets)]
         many = getattr(entry, "bind_many", None)  # calls of one stream may share what each would have of its own
         calls = many(self.problem, operands) if many else [entry.bind(self.problem, *each) for each in operands]
@@ -124,7 +132,7 @@ class GpuClock:
         return calls
 
     def capture(self, entry: Bindable) -> GraphEntry:
-        """A graph of ``repeats`` back-to-back calls that rotate over the operand sets.
+        """Return a graph of ``repeats`` back-to-back calls that rotate over the operand sets. Free it after use.
 
         An entry with a method ``change_graph`` is given the CUgraph before it is instantiated.
 
@@ -144,10 +152,10 @@ class GpuClock:
         return GraphEntry(entry.name, executable, calls, self.repeats)
 
     def round(self, entries: Sequence[GraphEntry], order: Sequence[int]) -> list[float]:
-        """Time every entry once, in the given order; microseconds per call, in the entries' own order.
+        """Time every entry once and return its microseconds per call, in the order of ``entries``.
 
-        Raises:
-            DeviceError: a launch fails, or the host cannot queue ahead of the GPU.
+        ``order`` has every index into ``entries`` once, in the order of launching. Raises DeviceError if a launch fails
+        or the host cannot queue ahead of the GPU.
         """
         launch = driver().cuGraphLaunch
         works = [(lambda e=entries[i]: check("cuGraphLaunch", launch(e.executable, self.stream))) for i in order]
@@ -158,7 +166,10 @@ class GpuClock:
         return out
 
     def cold_round(self, entries: Sequence[Sequence[BaselineCall]], rng: random.Random) -> list[float]:
-        """Return per entry the median of COLD_CALLS bound calls, with L2 evicted before each call."""
+        """Return per entry the median microseconds of 4 calls, with L2 evicted before each call.
+
+        Each entry is what :meth:`bind` returns. The calls of all entries are shuffled by ``rng``.
+        """
         jobs = [(i, j) for i in range(len(entries)) for j in range(COLD_CALLS_PER_ROUND)]
         rng.shuffle(jobs)
         offset = rng.randrange(self.sets)
@@ -178,8 +189,8 @@ class GpuClock:
     ) -> dict[str, Timing]:  # fmt: skip
         """Time by the offline protocol with few rounds, to find the fastest of many entries.
 
-        An entry that raises ``skip`` is left out. So is an entry that is over :data:`DROP_BEYOND_FASTEST` x the fastest
-        in its first timed round. Noise cannot make it the best, and slow entries take most of the time.
+        An entry that raises ``skip`` at its capture is left out of the result. So is one that is over 1.5 x the fastest
+        in its first timed round. The result is name -> Timing of ``rounds`` samples; empty without entries.
         """
         graphs: dict[str, GraphEntry] = {}
         try:
@@ -199,15 +210,15 @@ class GpuClock:
         """Time captured entries in interleaved rounds.
 
         Args:
-            graphs: entries by name.
-            rounds: timed rounds, at least; more until ``benchmark_seconds`` have passed, at most MAX_ROUNDS.
+            graphs: entries by name; none gives an empty result.
+            rounds: timed rounds, at least; more until ``benchmark_seconds`` have passed, but none beyond 2000.
             seed: seed of the order within a round.
             warmup_seconds: seconds of untimed rounds before; at least one round.
             benchmark_seconds: seconds of timed rounds, at least.
             prune: drops entries after some rounds; None: all stay.
 
         Returns:
-            Timing by name.
+            Name -> Timing of mode ``offline``, one sample per round in microseconds; a dropped entry has fewer.
         """
         rng = random.Random(seed)
 
@@ -224,10 +235,9 @@ class GpuClock:
         self, calls: Mapping[str, Sequence[BaselineCall]], rounds: int = MIN_ROUNDS, seed: int = 0,
         warmup_seconds: float = 0.0, benchmark_seconds: float = 0.0, prune: Prune | None = None,
     ) -> dict[str, Timing]:  # fmt: skip
-        """Time as :meth:`measure`, with L2 evicted before every call.
+        """Time as :meth:`measure`, with L2 evicted before every call; the mode is ``offline_cold``, ``repeats`` is 1.
 
-        Args:
-            calls: bound calls by name, from :meth:`bind`. The other arguments are those of :meth:`measure`.
+        ``calls`` is name -> what :meth:`bind` returns. The other arguments are those of :meth:`measure`.
         """
         rng = random.Random(seed)
 
@@ -238,11 +248,7 @@ class GpuClock:
         return {n: timing_of_samples("offline_cold", taken, 1, self.sets) for n, taken in samples.items()}
 
     def synchronize(self) -> None:
-        """Wait for the bench's stream.
-
-        Raises:
-            DeviceError: something on it failed.
-        """
+        """Wait for the clock's stream. Raises DeviceError if something on it failed."""
         check("cuStreamSynchronize", driver().cuStreamSynchronize(self.stream))
 
     def timed(self, works: Sequence[Callable[[], Any]], before: Callable[[], None] | None = None) -> list[float]:
@@ -321,7 +327,7 @@ class GpuClock:
 
 
 def choose_algorithm(entry: Bindable, bench: GpuClock) -> None:
-    """Let an entry that chooses among algorithms choose now, on the bench's operands."""
+    """Call ``entry.prepare(bench)`` if the entry has it, as ``lt_auto`` does; else do nothing. Return None."""
     chooser = getattr(entry, "prepare", None)
     if chooser is not None:
         chooser(bench)
@@ -332,11 +338,7 @@ def _classes(skip: Any) -> tuple[type[BaseException], ...]:
 
 
 def _cuda_torch(gpu_index: int) -> Any:
-    """torch, once it is certain that it has that GPU.
-
-    Raises:
-        ToolchainMissing: torch is not installed. DeviceError: no such GPU.
-    """
+    """Return torch. Raises ToolchainMissing if it is not installed, DeviceError if it has no such GPU."""
     try:
         import torch
     except ImportError as error:

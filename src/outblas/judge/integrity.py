@@ -40,14 +40,23 @@ Snapshot = dict[str, dict[str, Any]]
 
 
 def watch(module: str) -> None:
-    """Watch one more module of ours, by its ``__name__``."""
+    """Watch one more module of ours: append its ``__name__`` to :data:`WATCHED_MODULES`, unless it is there already.
+
+    Args:
+        module: e.g. ``"outblas.judge.gates"``. One that is not loaded yet is skipped until it is.
+    """
     if module not in WATCHED_MODULES:
         WATCHED_MODULES.append(module)
 
 
 def snapshot() -> Snapshot:
-    """The names of our own watched modules and of the others that are loaded, and of their classes: ``module`` (or
-    ``module.class``) -> its namespace, copied. About 1 ms, and so is :func:`tampered`: a proof makes one of each.
+    """Return the namespaces of the watched modules that are loaded, and of their classes that can be changed.
+
+    It takes about 1 ms. Pass the result to :func:`tampered` later.
+
+    Returns:
+        ``module`` or ``module.class`` -> {name: object}, a copy. Of time, torch and numpy it holds only the few names
+            that judging uses; of the other modules, all.
     """
     found: Snapshot = {}
     for name in WATCHED_MODULES:
@@ -64,10 +73,14 @@ def snapshot() -> Snapshot:
 
 
 def tampered(before: Snapshot) -> str:
-    """Return the first name of the snapshot that now holds another object; empty if none changed.
+    """Return the first name of the snapshot that now holds another object, e.g. ``"time.perf_counter"``.
 
-    Compared are callables, and numbers and strings of modules. None, lists and dictionaries may change. A new name may
-    appear, unless it hides something: a builtin in a module, or an inherited attribute of a class.
+    Empty if none changed. Objects are compared by identity. Compared are callables, and numbers and strings of modules.
+    None, lists and dictionaries may change. A new name may appear, unless it is a builtin's name in a module, or a
+    callable or property in a class.
+
+    Args:
+        before: an earlier :func:`snapshot`.
     """
     now = snapshot()
     for place, names in before.items():

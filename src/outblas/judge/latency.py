@@ -30,14 +30,25 @@ def time_server(
     entries: Mapping[str, Bindable], problem: Problem, target_qps: float | None, warmup_seconds: float = 1.0,
     benchmark_seconds: float = 5.0, seed: int = 0, gpu_index: int = 0,
 ) -> dict[str, Timing]:  # fmt: skip
-    """Latency per request at a Poisson arrival rate; see the module's text.
+    """Measure the latency per request at a Poisson arrival rate; see the module's text.
 
     Args:
+        entries: name -> kernel or baseline.
+        problem: the problem that they compute.
         target_qps: requests per second offered to each entry while it is served.
-        benchmark_seconds: of all entries together; every entry gets one block of requests at least.
+        warmup_seconds: seconds of requests that do not count, of all entries together.
+        benchmark_seconds: seconds of requests that count, of all entries together. Every entry gets at least one
+            request.
+        seed: seed of the operands, of the arrivals and of the order.
+        gpu_index: CUDA ordinal.
+
+    Returns:
+        Name -> Timing of mode ``server``, with one sample per request, in microseconds.
 
     Raises:
-        UsageError: ``target_qps`` missing, not finite or <= 0. DeviceError: no GPU, a failed call.
+        UsageError: ``target_qps`` is None, not finite or not above 0.
+        DeviceError: no GPU, or a call failed.
+        ToolchainMissing: torch is not installed.
     """
     check_qps(target_qps)
     assert target_qps is not None
@@ -56,11 +67,19 @@ def time_server_blocks(
     serve: Mapping[str, Callable[[], None]], target_qps: float, warmup_seconds: float, benchmark_seconds: float,
     rng: random.Random, clock_ns: Callable[[], int] = perf_counter_ns,
 ) -> dict[str, list[float]]:  # fmt: skip
-    """Latencies in microseconds per entry; ``serve[name]()`` serves one request to its completion.
+    """Serve requests in blocks of 16 per entry and return name -> latencies in microseconds, in the order of serving.
 
-    Arrivals of a block are drawn in advance; the host waits for each in a busy loop. A request that
-    arrives while another is served starts late; its latency still counts from its own call. Before all else
-    every entry serves a block without waiting, so that none is cold whatever the rate and the warm-up are.
+    First, every entry serves a block without waiting, which does not count. Then come the warm-up and the benchmark:
+    entries take turns, in a random order. The host waits for each arrival in a busy loop. A request that arrives while
+    another is served starts late; its latency counts from its own call.
+
+    Args:
+        serve: name -> function that serves one request to its completion.
+        target_qps: requests per second, above 0; the times between arrivals are exponentially distributed.
+        warmup_seconds: seconds of requests that do not count; at least one request per entry.
+        benchmark_seconds: seconds of requests that count; at least one request per entry.
+        rng: source of the order and of the arrivals.
+        clock_ns: function that returns nanoseconds.
     """
     for one in serve.values():
         for _ in range(SERVER_BLOCK):
@@ -87,7 +106,11 @@ def time_server_blocks(
 
 
 def check_qps(target_qps: float | None) -> None:
-    """Raise UsageError unless the rate is a finite number above 0; None is refused, too."""
+    """Return None if the rate, in requests per second, is a finite number above 0.
+
+    Raises:
+        UsageError: it is None, 0, negative, infinite or NaN.
+    """
     if target_qps is None or not math.isfinite(target_qps) or target_qps <= 0:
         raise UsageError(
             f"target-qps is {target_qps}", "requests per second, a number above 0", "pass e.g. --target-qps 100"
@@ -95,7 +118,14 @@ def check_qps(target_qps: float | None) -> None:
 
 
 def percentile(timing: Timing, q: float) -> float:
-    """The q-th percentile of a timing's samples, microseconds (50 and 99 for server)."""
+    """Return the q-th percentile of a timing's samples, microseconds, with linear interpolation between samples.
+
+    Samples 1, 2, 3 and 4 have the 50th percentile 2.5.
+
+    Args:
+        timing: at least one sample.
+        q: 0 to 100, e.g. 50 for the median or 99; another number raises ValueError.
+    """
     return float(np.percentile(np.asarray(timing.samples_us), q))
 
 

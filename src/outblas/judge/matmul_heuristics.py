@@ -46,27 +46,45 @@ for m, n, k, layout, precision in problems:
 
 
 def nvmmh_config(problem: Problem, gpu: Gpu = H200) -> KernelConfig | None:
-    """Return :func:`nvmmh_configs` of one problem."""
+    """Return the nearest legal config to nvMatmulHeuristics' first choice; None if it has no choice or none is legal.
+
+    It starts a subprocess. Use :func:`nvmmh_configs` if there are many problems.
+
+    Raises:
+        ToolchainMissing: nvMatmulHeuristics is not installed.
+    """
     return nvmmh_configs([problem], gpu)[problem]
 
 
 def nvmmh_configs(problems: Sequence[Problem], gpu: Gpu = H200) -> dict[Problem, KernelConfig | None]:
-    """Return the nearest legal config of the GEMM family to the package's first choice, per problem.
+    """Return problem -> the nearest legal config to nvMatmulHeuristics' first choice, in the order of ``problems``.
 
-    None if the package has no choice, or one that the family cannot build.
+    The config is of the family ``sm90_wgmma_gemm``. It is None if nvMatmulHeuristics has no choice or crashes, if no
+    near config is legal, or if the GPU is not the H200. No problems give an empty dict.
+
+    Args:
+        problems: the problems.
+        gpu: the GPU.
 
     Raises:
-        ToolchainMissing: the package is not installed.
+        ToolchainMissing: nvMatmulHeuristics is not installed.
     """
     found = heuristic_choices(problems, gpu)
     return {p: None if c is None else nearest_config(p, c, gpu) for p, c in zip(problems, found, strict=True)}
 
 
 def heuristic_choices(problems: Sequence[Problem], gpu: Gpu = H200, script: str = _SCRIPT) -> list[TileChoice | None]:
-    """Return the package's first choice per problem; None if it has no choice or crashes.
+    """Return nvMatmulHeuristics' first choice per problem, as a list in the order of ``problems``.
+
+    An entry is None if it has no choice or crashes. All are None if the GPU is not the H200.
+
+    Args:
+        problems: the problems.
+        gpu: the GPU.
+        script: Python program of the subprocess; tests replace it.
 
     Raises:
-        ToolchainMissing: the package is not installed.
+        ToolchainMissing: nvMatmulHeuristics is not installed; not checked for another ``script``.
     """
     return [found[0] if found else None for found in _all_choices(problems, gpu, 1, script)]
 
@@ -74,12 +92,18 @@ def heuristic_choices(problems: Sequence[Problem], gpu: Gpu = H200, script: str 
 def ranked_choices(
     problems: Sequence[Problem], gpu: Gpu = H200, count: int = 64, script: str = _SCRIPT
 ) -> dict[Problem, list[TileChoice]]:
-    """Return up to ``count`` different choices per problem, the fastest predicted first.
+    """Return problem -> up to ``count`` different choices of nvMatmulHeuristics, the fastest predicted first.
 
-    A problem without an answer of :func:`heuristic_choices` has an empty list.
+    The list is empty if it has no choice or crashes. All lists are empty if the GPU is not the H200.
+
+    Args:
+        problems: the problems.
+        gpu: the GPU.
+        count: number of choices to request; equal ones are then merged.
+        script: Python program of the subprocess; tests replace it.
 
     Raises:
-        ToolchainMissing: the package is not installed.
+        ToolchainMissing: nvMatmulHeuristics is not installed; not checked for another ``script``.
     """
     found = _all_choices(problems, gpu, count, script)
     return {p: list(dict.fromkeys(ranked)) for p, ranked in zip(problems, found, strict=True)}
@@ -102,9 +126,14 @@ def _all_choices(problems: Sequence[Problem], gpu: Gpu, count: int, script: str)
 
 
 def nearest_config(problem: Problem, choice: TileChoice, gpu: Gpu = H200) -> KernelConfig | None:
-    """Return the legal config that differs least from ``choice``; None if no config is legal.
+    """Return the legal config of ``sm90_wgmma_gemm`` that differs least from ``choice``; None if no near one is legal.
 
-    Stages are changed first, then the cluster, the split, the depth, and the tile last.
+    Stages are changed first, and only downwards. Then come the cluster, the split, the depth, and the tile last.
+
+    Args:
+        problem: the problem.
+        choice: a choice of nvMatmulHeuristics.
+        gpu: GPU for which the config must be legal.
     """
     for family in FAMILIES.values():
         for config in family.near_tile_choice(choice):

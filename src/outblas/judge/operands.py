@@ -27,17 +27,28 @@ _ALIGN = 256 // ELEMENT_BYTES
 
 
 def torch_dtype(problem: Problem) -> Any:
-    """torch's dtype of A, B and C."""
+    """Return torch's dtype of A, B and C: ``torch.float16`` for fp16, ``torch.bfloat16`` for bf16."""
     import torch
 
     return torch.float16 if problem.dtype == "fp16" else torch.bfloat16
 
 
 class Operands:
-    """``sets`` independent (A, B, C) of one problem.
+    """``sets`` independent (A, B, C) of one problem. ``operands[index]`` is (A, B as stored, C), torch tensors.
+
+    After the constructor all of A, B, C and the guards hold the 16-bit pattern :data:`CANARY`, a NaN. Methods take
+    the ``index`` of a set, 0 to ``sets`` - 1; another one raises IndexError.
 
     Args:
-        device: torch device; guard_bytes: width of every guard; columns: of C, where these are not N.
+        problem: the problem.
+        sets: number of sets.
+        device: torch device, e.g. ``cpu`` or ``cuda:0``.
+        guard_bytes: width of every guard, rounded up to a multiple of 256.
+        columns: columns of C; None: N.
+
+    Attributes:
+        problem: the problem.
+        sets: number of sets.
 
     Raises:
         DeviceError: they do not fit in the device's memory.
@@ -87,7 +98,10 @@ class Operands:
         return a, b, c
 
     def fill_normal(self, seed: int = 0) -> None:
-        """N(0, 1) in every A and B; every C poisoned."""
+        """Fill every A and B with N(0, 1) and every C with :data:`CANARY`, a NaN. Guards are left alone.
+
+        The same seed gives the same values on one kind of device. Each set has other values.
+        """
         import torch
 
         self._seed = seed
@@ -99,26 +113,39 @@ class Operands:
             self.poison(index)
 
     def restore(self) -> None:
-        """Whole canaries, and A, B and C as :meth:`fill_normal` leaves them, in the same places."""
+        """Restore all canaries, and fill A, B and C as the last :meth:`fill_normal` did, in the same places.
+
+        Values from :meth:`set_inputs` are lost. If :meth:`fill_normal` never ran, the seed is 0.
+        """
         self._flat.fill_(CANARY)
         self.fill_normal(self._seed)
 
     def set_inputs(self, index: int, a: Any, b: Any) -> None:
-        """Copy values into A and B (B as stored) and poison C."""
+        """Copy values into A and B of one set, and fill its C with :data:`CANARY`, a NaN.
+
+        Args:
+            index: the set.
+            a: values of A, (M, K); another dtype is converted.
+            b: values of B as stored (``problem.b_shape``).
+        """
         self[index][0].copy_(a)
         self[index][1].copy_(b)
         self.poison(index)
 
     def poison(self, index: int, pattern: int = CANARY) -> None:
-        """Fill C with one 16-bit pattern."""
+        """Fill C of one set with one 16-bit pattern: by default a NaN, ``0x0000`` for zeros.
+
+        ``pattern`` is the bits of an element, below 0x8000.
+        """
         import torch
 
         self[index][2].view(torch.int16).fill_(pattern)
 
     def input_sum(self, index: int) -> Any:
-        """Wrapping 64-bit sum over A, B and the guards in front, between and behind: one kernel, no wait.
+        """Return a checksum of A, B and the guards in front of A, B and C of one set: a 0-dim int64 tensor.
 
-        A 0-dim tensor; equal before and after a call that leaves all of it alone.
+        It is equal before and after a call that leaves all of it alone. C and the guard behind it do not count. It does
+        not wait for the GPU.
         """
         import torch
 
@@ -126,24 +153,30 @@ class Operands:
         return self._flat[first - self._guard : c].view(torch.int64).sum()
 
     def tail_broken(self, index: int) -> Any:
-        """0-dim bool tensor: whether the guard behind C was written."""
+        """Return a 0-dim bool tensor: True if the guard behind C was overwritten. Does not wait for the GPU."""
         return (self._guards(index)[-1] != CANARY).any()
 
     def sums(self) -> Any:
-        """:meth:`input_sum` and :meth:`tail_broken` of every set, a tensor: equal where all is left alone. No wait."""
+        """Return an int64 tensor: :meth:`input_sum` and :meth:`tail_broken` (0 or 1) of set 0, then of set 1 and so on.
+
+        It is equal before and after calls that write only to C. Does not wait for the GPU.
+        """
         import torch
 
         each = ((self.input_sum(index), self.tail_broken(index).to(torch.int64)) for index in range(self.sets))
         return torch.stack([part for parts in each for part in parts])
 
     def any_guard_broken(self, index: int) -> Any:
-        """0-dim bool tensor: whether a guard around the set was written. No wait."""
+        """Return a 0-dim bool tensor: True if one of the set's four guards was overwritten. No wait."""
         import torch
 
         return (torch.cat(self._guards(index)) != CANARY).any()
 
     def broken_guard(self, index: int) -> str:
-        """The first of :data:`GUARDS` around the set that was written, or nothing."""
+        """Return which guard of the set was overwritten, the first of them; an empty string if all are whole.
+
+        ``"A"``, ``"B"`` and ``"C"`` are the guards in front of these operands; ``"end"`` is the one behind C.
+        """
         found = zip(GUARDS, self._guards(index), strict=True)
         return next((name for name, guard in found if bool((guard != CANARY).any())), "")
 

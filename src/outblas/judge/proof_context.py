@@ -24,7 +24,16 @@ class ProofContext:
     address gives wrong results.
 
     Args:
+        entry: the candidate; the constructor binds it to both operand sets.
+        problem: the problem.
+        device: torch device, ``cuda:N`` or ``cpu``.
         trials: source of the inputs and of the reference results.
+
+    Attributes:
+        data: the operands, two sets.
+        calls: the candidate's call of each set.
+        cuda: True on a GPU.
+        stream: raw CUstream of the calls; 0 on the CPU.
     """
 
     def __init__(self, entry: Bindable, problem: Problem, device: str, trials: ProofTrials) -> None:
@@ -49,9 +58,12 @@ class ProofContext:
         self.calls: list[BaselineCall] = [entry.bind(problem, *self.data[i]) for i in range(2)]
 
     def normal(self, seed: int, scale: float = 1.0, problem: Problem | None = None) -> tuple[Any, Any]:
-        """Return (A, B) from N(0, scale^2) on the context's device, of its problem or of another.
+        """Return (A, B as stored) from N(0, scale^2) on the context's device. Do not write to them.
 
-        Do not write to them.
+        Args:
+            seed: seed of the draw.
+            scale: standard deviation.
+            problem: problem that gives shapes and dtype; None: the context's.
         """
         p = problem or self.problem
         drawn: tuple[Any, Any] = self.trials.get((p, seed, scale), lambda: normal_inputs(p, seed, self.device, scale))
@@ -64,10 +76,18 @@ class ProofContext:
             torch.cuda.synchronize(self._index)
 
     def run(self, a: Any, b: Any, index: int = 0, pattern: int | None = None) -> Any:
-        """C (a copy) of new inputs, with gate ``memory`` on the way.
+        """Copy new inputs in, fill C with NaN, run the call, and return a copy of C.
+
+        C is not compared with anything. An element that the call leaves unwritten is NaN.
+
+        Args:
+            a: new values of A, (M, K).
+            b: new values of B, as stored.
+            index: operand set, 0 or 1.
+            pattern: 16-bit pattern to fill C with instead; None: NaN.
 
         Raises:
-            GateFailed: MEMORY_VIOLATION, or WRONG for elements left unwritten.
+            GateFailed: MEMORY_VIOLATION: a canary was overwritten, or A or B was changed.
         """
         import torch
 
@@ -90,7 +110,11 @@ class ProofContext:
 
 
 def process_state() -> dict[str, int]:
-    """Return the number of Python's threads and L2's persisting bytes, under what a candidate may have done to them."""
+    """Return two counts that a candidate must not raise, by what it would have done.
+
+    The key "started a thread of Python" has the number of Python's threads. The key "changed the persisting L2 size"
+    has L2's persisting bytes. A CUDA context must exist, else it raises DeviceError.
+    """
     cu = driver()
     limit = cu.CUlimit.CU_LIMIT_PERSISTING_L2_CACHE_SIZE
     return {

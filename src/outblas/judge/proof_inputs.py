@@ -27,26 +27,46 @@ def normal_inputs(problem: Problem, seed: int, device: str = "cpu", scale: float
         scale: standard deviation.
 
     Returns:
-        A (M, K), and B as stored (``problem.b_shape``).
+        A (M, K), and B as stored (``problem.b_shape``). The same arguments give the same values; torch's own random
+            state stays as it is.
     """
     return _draw(problem, seed, device, lambda t: t.normal_(std=scale))
 
 
 def positive_inputs(problem: Problem, device: str = "cpu") -> tuple[Any, Any]:
-    """U(0, 1), the first 1,024 terms of every sum; the others are 0."""
+    """Return (A, B as stored) drawn from U(0, 1) with a fixed seed, in the problem's dtype.
+
+    Columns of A from 1024 on are 0, so at most 1,024 terms of every sum count. B has no such zeros.
+    """
     a, b = _draw(problem, 6, device, lambda t: t.uniform_(0.0, 1.0))
     a[:, _POSITIVE_TERMS:] = 0.0
     return a, b
 
 
 def scaled_inputs(problem: Problem, a: Any, b: Any) -> tuple[Any, Any]:
-    """Rows of A times 2^-4 to 2^4."""
+    """Return (A with row i times 2^(i % 9 - 4), B): the first nine rows times 2^-4, 2^-3 to 2^4, then again.
+
+    A is a new tensor; B is the one that was passed.
+
+    Args:
+        problem: the problem.
+        a: (M, K).
+        b: B as stored.
+    """
     rows = a.new_tensor([2.0 ** ((i % 9) - 4) for i in range(problem.m)])
     return a * rows.unsqueeze(1), b
 
 
 def cancelling_inputs(problem: Problem, a: Any, b: Any) -> tuple[Any, Any]:
-    """The second half of K repeats the first with the other sign."""
+    """Return copies of (A, B) in which the second half of K cancels the first: A repeats it, B repeats it negated.
+
+    So A B is 0 if K is even. If K is odd, the last column of A and the last row of B stay as they are.
+
+    Args:
+        problem: the problem.
+        a: (M, K).
+        b: B as stored.
+    """
     a, b = a.clone(), b.clone()
     half, y = problem.k // 2, b_as_k_by_n(problem, b)
     a[:, half : 2 * half] = a[:, :half]
@@ -55,16 +75,28 @@ def cancelling_inputs(problem: Problem, a: Any, b: Any) -> tuple[Any, Any]:
 
 
 def integer_inputs(problem: Problem, device: str = "cpu") -> Iterator[tuple[str, Any, Any]]:
-    """(what, A, B) whose products are exact in the claimed accumulator in any order of addition.
+    """Yield (name, A, B as stored) whose sums are exact in the claimed accumulator in any order of addition.
 
-    For fp32 accumulation the sums go past 2048, where a half accumulator loses the odd numbers, up
-    to 60,000 in fp16. For fp16 accumulation they stay below 2048.
+    There are four: "0/1 inputs", "integers 0..T", "integers -T..T" and "rows of ones". For fp32 accumulation T is
+    floor(sqrt(60000 / K)), from 1 to 15. If K is large enough, sums go past 2048, where a half accumulator loses the
+    odd numbers, up to about 60,000. For fp16 accumulation T is 1, and sums stay below 2048.
+
+    Args:
+        problem: the problem; its dtype is that of the operands.
+        device: device of the operands.
     """
     return ((what, *draw()) for what, draw in integer_draws(problem, device))
 
 
 def integer_draws(problem: Problem, device: str = "cpu") -> Iterator[tuple[str, Callable[[], tuple[Any, Any]]]]:
-    """Yield (name, function that draws it) for each pair of :func:`integer_inputs`."""
+    """Yield (name, function) for each of the four pairs of :func:`integer_inputs`, in the same order.
+
+    The function takes no arguments and returns (A, B as stored). Nothing is drawn before it is called.
+
+    Args:
+        problem: the problem.
+        device: device of the operands.
+    """
     k = problem.k
     if problem.acc == "fp32":
         top = max(1, min(15, int(math.sqrt(60000 / k))))
@@ -99,8 +131,17 @@ def integer_draws(problem: Problem, device: str = "cpu") -> Iterator[tuple[str, 
 
 
 def special_inputs(problem: Problem, device: str = "cpu") -> tuple[Any, Any]:
-    """N(0, 1) with special rows of A (Inf, -Inf, NaN, Inf - Inf, subnormals, one huge term) and an Inf and a
-    NaN in B. Each special case rests on single products, so that no order of addition can change it."""
+    """Return (A, B as stored) from N(0, 1) with special values, each of which rests on single products.
+
+    So no order of addition can change the result. Rows of A that do not exist are left out:
+
+    - rows 0 to 3 have one Inf, -Inf, NaN and Inf;
+    - row 4 is 0 except one huge value (60000 in fp16, 3e38 in bf16);
+    - row 5 has subnormals and zeros only;
+    - row 6 begins with Inf and -Inf, if K is above 1.
+
+    If N is above 3, column 1 of the (K, N) view of B has an Inf, and column 2 a NaN.
+    """
     import torch
 
     a, b = normal_inputs(problem, 10, device)

@@ -33,10 +33,14 @@ _K_BLOCK, _FP64_ROWS, _CHUNK = 512, 32, 2**26
 
 
 def error_bound(problem: Problem, reference: Any, magnitude: Any, q: Any = None, c: float | None = None) -> Any:
-    """The bound of the module's text, elementwise; tensors of C's shape in fp32 or fp64.
+    """Return the largest allowed |error| of every element of C, by the formula of the module's text.
 
     Args:
-        magnitude: |A| |B|. q: sqrt((A o A)(B o B)), needed for fp16 accumulation only.
+        problem: gives K, dtype and accumulator.
+        reference: the exact product, a tensor (M, N) in fp32 or fp64; the result is like it.
+        magnitude: |A| |B|, (M, N).
+        q: sqrt((A o A)(B o B)), (M, N); needed for fp16 accumulation only.
+        c: the formula's constant; None: 4 for fp32 accumulation, 8 for fp16.
     """
     result = UNIT_ROUNDOFF[problem.dtype] * reference.abs() + SMALLEST_STEP[problem.dtype]
     if problem.acc == "fp32":
@@ -47,7 +51,16 @@ def error_bound(problem: Problem, reference: Any, magnitude: Any, q: Any = None,
 
 
 def needed_c(problem: Problem, a: Any, b: Any, result: Any) -> float:
-    """Smallest c with which ``result`` is within the bound."""
+    """Return the smallest c with which ``result`` is within :func:`error_bound`, at least 0.0.
+
+    A result is right if this is at most 4 for fp32 accumulation, or at most 8 for fp16.
+
+    Args:
+        problem: the problem.
+        a: (M, K).
+        b: B as stored.
+        result: what a kernel wrote, (M, N).
+    """
     reference = fp64_product(problem, a, b)
     magnitude, q = magnitudes(problem, a, b)
     base = error_bound(problem, reference, magnitude, q, c=0.0)
@@ -56,17 +69,31 @@ def needed_c(problem: Problem, a: Any, b: Any, result: Any) -> float:
 
 
 def b_as_k_by_n(problem: Problem, b: Any) -> Any:
-    """B as a (K, N) view."""
+    """Return B as a (K, N) view: ``b.t()`` for layout TN, ``b`` itself for NN. Writing to it changes ``b``."""
     return b.t() if problem.layout == "TN" else b
 
 
 def fp64_product(problem: Problem, a: Any, b: Any) -> Any:
-    """A B in fp64, whole."""
+    """Return the product A B, an (M, N) tensor in fp64.
+
+    Args:
+        problem: gives the layout of B.
+        a: (M, K), of any dtype.
+        b: B as stored (``problem.b_shape``).
+    """
     return a.double() @ b_as_k_by_n(problem, b).double()
 
 
 def magnitudes(problem: Problem, a: Any, b: Any) -> tuple[Any, Any]:
-    """(|A| |B|, Q) in fp32; Q is None unless the accumulator is fp16. One per cent is accurate enough here."""
+    """Return (|A| |B|, Q), both (M, N) in fp32, with Q = sqrt((A o A)(B o B)). They may be off by one per cent.
+
+    Q is None unless the problem's accumulator is fp16.
+
+    Args:
+        problem: the problem.
+        a: (M, K).
+        b: B as stored.
+    """
     with allow_tf32(True):
         x, y = a.float(), b_as_k_by_n(problem, b).float()
         q = ((x * x) @ (y * y)).sqrt() if problem.acc == "fp16" else None
@@ -76,11 +103,16 @@ def magnitudes(problem: Problem, a: Any, b: Any) -> tuple[Any, Any]:
 class Reference:
     """Reference and bound of one (A, B), made once and used for every candidate.
 
-    It needs 8 bytes per element of C.
+    It needs 8 bytes per element of C. Later changes of A and B do not matter.
 
     Args:
+        problem: the problem.
         a: (M, K), on any device.
         b: B as stored, on the same device.
+
+    Attributes:
+        problem: the problem.
+        reference: the product, (M, N) in fp32.
     """
 
     def __init__(self, problem: Problem, a: Any, b: Any) -> None:
@@ -96,7 +128,13 @@ class Reference:
         return int(self.reference.nbytes + self._inverse.nbytes)
 
     def worst_error_ratio(self, c: Any) -> Any:
-        """Largest |error| / bound as a 0-dim tensor, NaN if there is a NaN: three kernels, no wait."""
+        """Return the largest |error| / bound of C: a 0-dim fp32 tensor. At most 1 is right; NaN if C holds a NaN.
+
+        It does not wait for the GPU.
+
+        Args:
+            c: what a kernel wrote, (M, N), on the device of the reference.
+        """
         import torch
 
         worst, scratch = None, torch.empty_like(self.reference[: self._rows])
@@ -129,9 +167,15 @@ def _reference(problem: Problem, a: Any, b: Any) -> Any:
 
 @contextlib.contextmanager
 def allow_tf32(allowed: bool) -> Iterator[None]:
-    """Set for a ``with`` block whether torch may use TF32 for fp32 products.
+    """Set for a ``with`` block whether torch may use TF32 for fp32 products on a GPU, then restore the setting.
 
-    Products of half inputs are exact in it.
+    Products of fp16 values are exact in TF32, and so are those of bf16.
+
+    Args:
+        allowed: True allows it.
+
+    Yields:
+        None.
     """
     import torch
 

@@ -25,10 +25,15 @@ _PLUG_CYCLES, _PLUG_OF_TWO = (500_000, 10_000_000, 40_000_000), 1_000_000
 
 
 def check_rules(context: ProofContext) -> None:
-    """All of the gate, in the context of a proof whose candidate has passed the gates before.
+    """Check all of gate ``rules``; return None if the candidate keeps them.
+
+    Args:
+        context: the proof of a candidate that has passed the earlier gates, on a GPU.
 
     Raises:
-        GateFailed: RULE_BROKEN (or WRONG, for bits that differ on two streams).
+        GateFailed: RULE_BROKEN; WRONG if two calls on two streams at once give other bits; MEMORY_VIOLATION if a call
+            writes elsewhere.
+        DeviceError: the candidate faults.
     """
     first, second = (context.normal(seed) for seed in (11, 12))
     expected = (context.run(*first, index=0), context.run(*second, index=1))

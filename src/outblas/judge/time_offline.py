@@ -17,7 +17,7 @@ class TimingEffort:
     """The amount of timing.
 
     Attributes:
-        rounds: timed rounds, at least; more until ``benchmark_seconds`` have passed, at most MAX_ROUNDS.
+        rounds: timed rounds, at least; by default 7. More until ``benchmark_seconds`` have passed, none beyond 2000.
         warmup_seconds: seconds of untimed rounds before; at least one round.
         benchmark_seconds: seconds of timed rounds, at least.
     """
@@ -37,13 +37,13 @@ def time_offline(
         entries: entries by name.
         problem: the problem that they compute.
         gpu_index: CUDA ordinal.
-        effort: amount of timing; None: the least.
+        effort: amount of timing; None: ``TimingEffort()``.
         seed: seed of the order within a round, and of the operands.
         cold: evict L2 before every call.
-        left_out: receives name -> reason for entries that cannot do the problem; None: raise instead.
+        left_out: this dict receives name -> reason for entries that raise an OutblasError. None: raise it instead.
 
     Returns:
-        Timing by name.
+        Name -> Timing of mode ``offline`` or ``offline_cold``, for the entries that are not left out.
 
     Raises:
         DeviceError: no GPU, or a call failed. An entry's own errors are raised if ``left_out`` is None.

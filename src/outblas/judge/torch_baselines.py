@@ -22,9 +22,16 @@ def reduction_switches() -> dict[str, bool]:
 
 
 def on_current_stream(product: Callable[..., Any], problem: Problem, a: Any, b: Any, c: Any) -> BaselineCall:
-    """``product(a, b, out=c)`` as users call it, for a caller who has made the stream of the call current.
+    """Return a call that runs ``product(a, b, out=c)`` as users call it, on torch's current stream.
 
-    Ours and torch's alike: what a server measures of either is that one Python call.
+    The call ignores the stream that it is given; its caller has made that stream current. Nothing runs before the call.
+
+    Args:
+        product: function such as ``torch.mm`` or ``outblas.matmul``.
+        problem: the problem; of it only the layout counts.
+        a: first argument, (M, K).
+        b: B as stored. For layout TN, (N, K), ``product`` gets ``b.t()``; for NN, (K, N), ``b`` itself.
+        c: passed as ``out``, (M, N).
     """
     right = b.t() if problem.layout == "TN" else b
 
@@ -35,7 +42,11 @@ def on_current_stream(product: Callable[..., Any], problem: Problem, a: Any, b: 
 
 
 class TorchMm:
-    """``torch.mm(a, b, out=c)`` as users call it, on the given stream."""
+    """Baseline "torch": ``torch.mm(a, b, out=c)`` as users call it, on the given stream.
+
+    ``detail(problem)`` has torch's version and the values of :data:`REDUCTIONS`. For accumulator fp16, ``bind`` raises
+    DeviceError before torch 2.7.
+    """
 
     name = "torch"
 
@@ -97,9 +108,10 @@ class TorchFull(TorchMm):
 
 
 class TorchOnCurrentStream(TorchMm):
-    """``torch.mm(a, b, out=c)`` as users call it.
+    """Baseline "torch", as :class:`TorchMm`, but on torch's current stream.
 
-    It runs on torch's current stream, which must be the one passed to the call.
+    The caller must have made the stream that it passes to the call current. For accumulator fp16 it is as
+    :class:`TorchMm`.
     """
 
     def bind(self, problem: Problem, a: Any, b: Any, c: Any) -> BaselineCall:

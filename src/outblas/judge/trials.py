@@ -20,15 +20,27 @@ MAX_CACHED_BYTES, MAX_SHARE_OF_FREE = 4 * 2**30, 1 / 8
 
 
 class ProofTrials:
-    """Inputs and references of one problem's proofs; made anew at each request."""
+    """Inputs and references of one problem's proofs; made anew at each :meth:`get`. It keeps nothing."""
 
     def get(self, name: Hashable, make: Callable[[], Any]) -> Any:
-        """Return ``make()``: tensors, an Oracle or a tuple of them. Do not write to it."""
+        """Return ``make()``, called anew at every :meth:`get`. :class:`CachedTrials` calls it once per name instead.
+
+        Args:
+            name: key of the object that is made; without effect here.
+            make: function without arguments. It returns a tensor, a :class:`outblas.judge.reference.Reference` or a
+                tuple of them. Do not write to the result.
+        """
         return make()
 
 
 class CachedTrials(ProofTrials):
-    """The same, made once for every name."""
+    """Inputs and references of one problem's proofs, made once per name and kept.
+
+    ``get(name, make)`` calls ``make`` only for a new name; later it returns the same object, whatever ``make`` is.
+
+    Attributes:
+        bytes: memory that is held; tensors that share memory count once.
+    """
 
     def __init__(self) -> None:
         self._made: dict[Hashable, Any] = {}
@@ -49,7 +61,7 @@ class TrialCache:
     """Trials of the most recently requested problems.
 
     Args:
-        limit_bytes: bytes to keep at most, without the current problem.
+        limit_bytes: bytes to hold at most, by default 4 GiB. :meth:`at` applies the limit.
     """
 
     def __init__(self, limit_bytes: float = MAX_CACHED_BYTES) -> None:
@@ -58,7 +70,11 @@ class TrialCache:
 
     @classmethod
     def of_gpu(cls, gpu_index: int) -> TrialCache:
-        """Return a cache whose size fits the free memory of this GPU."""
+        """Return an empty cache with the limit 4 GiB, or 1/8 of this GPU's free memory if that is less.
+
+        Args:
+            gpu_index: CUDA ordinal.
+        """
         import torch
 
         free, _ = torch.cuda.mem_get_info(gpu_index)
@@ -70,7 +86,11 @@ class TrialCache:
         return sum(trials.bytes for trials in self._kept.values())
 
     def at(self, problem: Problem) -> ProofTrials:
-        """A problem's trials; those that were not asked for longest make room."""
+        """Return a problem's trials: a new, empty :class:`CachedTrials`, or the kept one with all it holds.
+
+        If all together hold more bytes than the limit, the problems that were not asked for longest are dropped first.
+        The problem asked for stays.
+        """
         trials = self._kept.setdefault(problem, CachedTrials())
         self._kept.move_to_end(problem)
         while len(self._kept) > 1 and self.bytes > self._limit:
@@ -78,7 +98,7 @@ class TrialCache:
         return trials
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Drop the trials of all problems; ``bytes`` is 0 then."""
         self._kept.clear()
 
 

@@ -25,11 +25,14 @@ EARLY_NEGLIGIBLE_ABOVE_US = 100.0
 
 @functools.cache
 def catalogue(name: str = "h200") -> tuple[KernelConfig, ...]:
-    """Return the ordered candidates that a release compiles and records: kernels with launch options.
+    """Return the ordered candidates that a release compiles and records: kernels without and with PDL.
+
+    All have ``early`` and ``even`` False. Kernels of families that this version lacks are left out. Every call of a
+    name returns the same tuple.
 
     Args:
         name: a shipped catalogue, e.g. ``h200``; or ``pool``, which is generated: every kernel of
-            :func:`outblas.kernels.pool.pool` with and without PDL.
+            :func:`outblas.kernels.pool.pool` without PDL, followed by the same kernel with PDL.
 
     Raises:
         UsageError: no such catalogue.
@@ -45,18 +48,19 @@ def catalogue(name: str = "h200") -> tuple[KernelConfig, ...]:
 
 
 def candidates(problem: Problem, gpu: Gpu = H200, early: bool = False, even: bool = False) -> list[KernelConfig]:
-    """Return the legal configs to try on a problem, without duplicates.
+    """Return the legal configs to try on a problem, without duplicates, as a new list.
 
-    These are the legal configs of the catalogue, and those that families add for special problems. Few tokens add
-    kernels for few rows of A, which the catalogue lacks because it was chosen on grid1000. Few tiles with a long K add
-    kernels that split K over a workspace, which are newer than the catalogue. Rows that are not 16-byte aligned add
-    kernels with narrower loads.
+    These are the legal configs of the catalogue ``h200``, and those that families add for special problems. Few tokens
+    add kernels for few rows of A, which the catalogue lacks because it was chosen on grid1000. Few tiles with a long K
+    add kernels that split K over a workspace, which are newer than the catalogue. Rows that are not 16-byte aligned add
+    kernels with narrower loads. If M or N is ragged, wgmma kernels are offered with ``shift=True``.
 
     Args:
         problem: the problem.
         gpu: the GPU.
-        early: add, for each config with PDL, its twin with early loads of B.
-        even: add, for each config whose CTAs may pile up on an SM, its twin with evenly spread CTAs.
+        early: append, for each config with PDL, its legal twin with early loads of B. Not for kernels with ``vec=1``.
+        even: append, for each config so far whose CTAs may pile up on an SM, its legal twin with evenly spread CTAs.
+            Only configs with PDL of families that have the knob ``even`` get one.
     """
     found = _candidates(problem, gpu)
     if early:
@@ -69,23 +73,34 @@ def candidates(problem: Problem, gpu: Gpu = H200, early: bool = False, even: boo
 
 
 def even_twin(problem: Problem, config: KernelConfig, gpu: Gpu = H200) -> KernelConfig | None:
-    """Return the config with the other value of ``even``; None if it lacks the knob or the launch would not change."""
+    """Return the config with the other value of ``even``, or None. The result is not checked for legality.
+
+    It is None without ``pdl``, for a family without the knob, or if the launch would not change
+    (:func:`outblas.kernels.geometry.may_exceed_even_share` is False). A config with ``even=True`` gives one with False.
+    """
     if not config.pdl or not FAMILIES[config.family].has_even:
         return None
     return config.with_knobs(even=not config.even) if may_exceed_even_share(problem, config, gpu.sms) else None
 
 
 def special_candidates(problem: Problem, gpu: Gpu = H200) -> tuple[KernelConfig, ...]:
-    """Return the configs that families add for special kinds of problems. Some may be illegal."""
+    """Return the configs that families add for special kinds of problems. Some may be illegal.
+
+    ``sm80_gemv_mma`` comes first, for M up to 16. Then comes ``sm90_wgmma_gemm``: few rows of A (M from 9 to 56), then
+    K of 4096 or more with at most two CTAs per SM. Each config comes without PDL, then (sm_90) with PDL. ``early`` and
+    ``even`` are False. The tuple is empty for other problems.
+    """
     families = sorted(FAMILIES.values(), key=lambda family: family.offer_place)
     return tuple(config for family in families for config in family.special_candidates(problem, gpu))
 
 
 def launch_options(problem: Problem, gpu: Gpu) -> tuple[Launch, ...]:
-    """Return the launch options in which kernels may differ noticeably on a problem.
+    """Return the launch options in which kernels may differ noticeably on a problem, in the order below.
 
-    ``plain`` always; ``pdl`` if launch time matters; ``weights`` if memory or launch is the bound and early loads
-    matter.
+    ``plain`` always. ``pdl`` if the roofline floor is at most 25 us. ``weights`` if the floor is at most 100 us and the
+    regime is memory or launch, not compute. So ``("plain", "weights")`` is possible.
+
+    Example: for M = N = K = 4096 on an H200, the result is ``("plain",)``. For 64, it is all three.
     """
     found: list[Launch] = ["plain"]
     floor = floor_us(problem, gpu)
@@ -97,9 +112,10 @@ def launch_options(problem: Problem, gpu: Gpu) -> tuple[Launch, ...]:
 
 
 def first_search_candidates(problem: Problem, gpu: Gpu) -> list[KernelConfig]:
-    """Return the candidates of a first search.
+    """Return the candidates of a first search, from :func:`candidates`.
 
-    Early loads of B and evenly spread CTAs are included where :func:`launch_options` says that they can matter.
+    Twins with early loads of B are included if :func:`launch_options` has ``weights``. Evenly spread twins are included
+    if it has anything beyond ``plain``.
     """
     options = launch_options(problem, gpu)
     return candidates(problem, gpu, early="weights" in options, even=len(options) > 1)

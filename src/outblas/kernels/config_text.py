@@ -15,8 +15,14 @@ from outblas.kernels.families.registry import FAMILIES
 def config_from_name(name: str) -> KernelConfig:
     """Return the config of a canonical name; the inverse of :func:`outblas.core.config.config_name`.
 
+    Every knob must be there in field order. Only later knobs may be missing, and they must be missing at their default.
+    Numbers are not checked: they may be illegal for every problem. Names of free kernels are an unknown family.
+
+    Example: ``"sm80_mma_gemm:bm=64,bn=64,bk=64,stages=3,wm=2,wn=2,wk=1,split_k=1,vec=8,pdl=false"`` gives
+    ``Sm80MmaConfig(64, 64)``.
+
     Raises:
-        ConfigError: unknown family, missing or unknown knob, invalid value, or a name that is not canonical.
+        ConfigError: unknown family, missing or unknown knob, wrong type or word, or a name that is not canonical.
     """
     family, _, rest = name.partition(":")
     pairs = dict(re.findall(r"(\w+)=([^,]*)", rest))
@@ -29,9 +35,12 @@ def config_from_name(name: str) -> KernelConfig:
 def config_from_json(data: dict[str, Any]) -> Candidate:
     """Return the candidate of a JSON object; the inverse of :func:`outblas.core.config.config_to_json`.
 
+    Args:
+        data: ``{"family": "free", "text": ...}`` for a free kernel; otherwise as for :func:`template_from_json`.
+
     Raises:
-        ConfigError: as :func:`config_from_name`.
-        ContractError: the text of a free kernel breaks the contract.
+        ConfigError: as :func:`template_from_json`.
+        ContractError: the text of a free kernel breaks the contract or is missing.
     """
     return FreeKernel.parse(data.get("text", "")) if data.get("family") == FREE else template_from_json(data)
 
@@ -39,11 +48,16 @@ def config_from_json(data: dict[str, Any]) -> Candidate:
 def template_from_json(data: dict[str, Any]) -> KernelConfig:
     """Return the config of a JSON object of a template family.
 
+    Numbers are not checked: they may be illegal for every problem.
+
     Args:
-        data: ``{"family": ..., knob: value, ...}``. Later knobs may be missing.
+        data: ``{"family": ..., knob: value, ...}``; it is not changed. Every knob must be there, even if it has a
+            default. Only later knobs may be missing. Later knobs are ``later_knobs`` of the family's record, e.g.
+            ``early``.
 
     Raises:
-        ConfigError: unknown family, missing or unknown knob, or a value of the wrong type or word.
+        ConfigError: missing or unknown family, missing or unknown knob, or a value of the wrong type or word. A float
+            or a bool is no int.
     """
     found = FAMILIES.get(str(data.get("family")))
     if found is None:

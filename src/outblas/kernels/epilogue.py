@@ -24,12 +24,14 @@ LOADS_AT_ONCE, OUTPUTS_AT_ONCE = 8, 2
 
 @dataclass(frozen=True, order=True)
 class Epilogue:
-    """The operations after the sums, in this order.
+    """The operations after the sums, in this order. By default it does nothing.
+
+    The values are not checked; :func:`why_not_fused` says which combinations a kernel can have.
 
     Attributes:
         bias: add a vector of N elements of the output's dtype to every row.
-        activation: ``silu``: x / (1 + exp(-x)). ``gelu``: x (1 + erf(x / sqrt 2)) / 2. ``gelu_tanh``: its tanh
-            approximation, as torch's ``approximate="tanh"``.
+        activation: ``none``: no function. ``silu``: x / (1 + exp(-x)). ``gelu``: x (1 + erf(x / sqrt 2)) / 2.
+            ``gelu_tanh``: its tanh approximation, as torch's ``approximate="tanh"``.
         residual: add a matrix (M, N) of the output's dtype.
         gated: C is (M, N/2). Its column j is act(gate) * up, with gate and up the columns 2j and 2j + 1 of A B + bias.
             With ``silu`` this is SwiGLU (Shazeer, GLU Variants Improve Transformer, 2020).
@@ -57,7 +59,7 @@ class Epilogue:
         return "+".join(filter(None, parts)) or "plain"
 
     def columns(self, n: int) -> int:
-        """Return the number of columns of C for a product with N columns."""
+        """Return the number of columns of C for a product with N columns: ``n // 2`` if gated, else ``n``."""
         return n // 2 if self.gated else n
 
 
@@ -66,8 +68,15 @@ NO_EPILOGUE = Epilogue()
 
 
 def prelude(epilogue: Epilogue) -> list[str]:
-    """Return the lines of a source that switch the epilogue on (``kernels/epilogue/fused.cuh``); empty if it does
-    nothing.
+    """Return the lines of a source that switch the epilogue on (``kernels/epilogue/fused.cuh``).
+
+    The list is empty if the epilogue does nothing. Otherwise it has six lines: ``#define FUSED 1``, then the constants
+    ``FUSED_BIAS``, ``FUSED_RESIDUAL``, ``FUSED_ACTIVATION``, ``FUSED_GATED``, and ``FUSED_BATCH`` with
+    ``FUSED_AT_ONCE``. The second is, e.g., ``constexpr bool FUSED_BIAS = true;``. ``FUSED_ACTIVATION`` is an index into
+    :data:`ACTIVATIONS`.
+
+    Raises:
+        ValueError: the activation is unknown.
     """
     if not epilogue.on:
         return []
@@ -82,7 +91,16 @@ def prelude(epilogue: Epilogue) -> list[str]:
 
 
 def why_not_fused(problem: Problem, config: KernelConfig, epilogue: Epilogue) -> str | None:
-    """Return why a legal kernel cannot have this epilogue; None if it can."""
+    """Return why a legal kernel cannot have this epilogue, in words; None if it can.
+
+    An epilogue that does something needs accumulator ``fp32``. A gated one also needs an activation, no residual and an
+    even N. Example: with N = 63, the text is ``63 columns are no pairs of a gate and an up``.
+
+    Args:
+        problem: the problem.
+        config: the kernel; every family can have every epilogue, so it is not read.
+        epilogue: the epilogue.
+    """
     if epilogue.on and problem.acc != "fp32":
         return f"the epilogue is of sums in fp32, not {problem.acc}"
     if not epilogue.gated:
@@ -95,5 +113,9 @@ def why_not_fused(problem: Problem, config: KernelConfig, epilogue: Epilogue) ->
 
 
 def alignment(config: KernelConfig) -> int:
-    """Return the alignment, bytes, of the addresses of bias and residual and of the residual's rows."""
+    """Return the alignment, bytes, of the addresses of bias and residual and of the residual's rows.
+
+    It is 4 for ``sm90_wgmma_gemm`` and ``sm80_direct_gemm``, whose epilogues handle two elements at a time. It is 2 for
+    the other families.
+    """
     return 2 * ELEMENT_BYTES if FAMILIES[config.family].paired_stores else ELEMENT_BYTES

@@ -16,7 +16,10 @@ from outblas.kernels.geometry_terms import CTA_SMEM, SM_SMEM, SM_THREADS, SMEM_L
 
 
 def geometry(problem: Problem, config: KernelConfig) -> Geometry:
-    """Return the geometry of a config. It depends on the problem's layout, dtype and accumulator, not on extents."""
+    """Return the geometry of a config: threads, shared memory, cluster, accumulators and constants.
+
+    It depends on the problem's layout, dtype and accumulator, not on its extents. It does not check legality.
+    """
     return _geometry(problem.layout, problem.dtype, problem.acc, config)
 
 
@@ -26,12 +29,16 @@ def _geometry(layout: Layout, dtype: Dtype, acc: Acc, config: KernelConfig) -> G
 
 
 def grid(problem: Problem, config: KernelConfig, sms: int) -> tuple[int, int, int]:
-    """Return the number of CTAs along x, y and z (their meaning: scheduler/raster.cuh).
+    """Return the number of CTAs along x, y and z. All CTAs of a cluster count, and a cluster lies along x.
+
+    For tiled kernels, x and z together walk over tiles of one extent in bands, and y over those of the other. A
+    persistent kernel has a grid of (CTAs, 1, 1). The parts of a workspace multiply z. Example: 64 x 64 tiles of
+    ``sm80_mma_gemm`` give (8, 64, 8).
 
     Args:
         problem: the problem.
         config: the kernel.
-        sms: number of SMs.
+        sms: number of SMs; only persistent kernels depend on it.
     """
     return FAMILIES[config.family].grid(problem, config, sms)
 
@@ -42,6 +49,9 @@ def launch_smem(problem: Problem, config: KernelConfig, sms: int) -> int:
     Without ``even``, it is the amount that the kernel uses. With ``even``, it may be more: so much that an SM holds no
     more CTAs than an even distribution gives it. Otherwise, under PDL, CTAs that arrive while their predecessors run
     pile up on the SMs with room. Source: measurements on an H200, docs/journal/pdl-and-early.md, entry 0028.
+
+    With ``even``, the amount is at most 232448, or what the kernel uses if that is more. It is 232448 if each SM gets
+    at most one CTA.
 
     Args:
         problem: the problem.
@@ -58,7 +68,9 @@ def launch_smem(problem: Problem, config: KernelConfig, sms: int) -> int:
 def may_exceed_even_share(problem: Problem, config: KernelConfig, sms: int) -> bool:
     """Return whether an SM of sm_90 has room for more CTAs than an even distribution over ``sms`` SMs gives it.
 
-    Room means threads and the shared memory that the kernel uses. If False, ``even`` changes nothing.
+    Room means threads and the shared memory that the kernel uses. The even share is the number of CTAs of the grid
+    divided by ``sms``, rounded up. If the result is False, ``even`` changes nothing. The config's own ``even`` has no
+    effect.
     """
     shape = geometry(problem, config)
     room = min(SM_SMEM // (shape.smem_bytes + CTA_SMEM), SM_THREADS // shape.threads)
@@ -73,11 +85,16 @@ def _even_share(problem: Problem, config: KernelConfig, sms: int) -> int:
 def workspace_bytes(problem: Problem, config: KernelConfig) -> int:
     """Return the size, bytes, of the workspace that a call needs; 0 if none.
 
-    It holds the counters (the first COUNTERS_BYTES), then every CTA's tile in fp32 (epilogue/workspace_reduce.cuh).
+    Only ``sm90_wgmma_gemm`` with ``split_kind="workspace"`` needs one. It holds 65536 bytes of counters, then the tile
+    of every CTA in fp32. Example: 4 tiles of 64 x 64 with ``split_k=2`` need 65536 + 4 * 2 * 64 * 64 * 4 = 196608
+    bytes.
     """
     return FAMILIES[config.family].workspace_bytes(problem, config)
 
 
 def k_tiles(problem: Problem, config: KernelConfig) -> int:
-    """Return the number of pipeline stages into which K is divided."""
+    """Return the number of pipeline stages into which K is divided: K / ``bk`` rounded up, before K is split.
+
+    For ``sm80_gemv_mma``, the divisor is a step of K: 64 for layout ``TN``, 32 for ``NN``.
+    """
     return FAMILIES[config.family].k_tiles(problem, config)

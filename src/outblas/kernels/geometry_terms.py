@@ -29,11 +29,11 @@ class Geometry:
 
     Attributes:
         threads: threads per CTA.
-        smem_bytes: dynamic shared memory that a CTA uses; a launch may request more
+        smem_bytes: dynamic shared memory that a CTA uses, bytes; a launch may request more
             (:func:`outblas.kernels.geometry.launch_smem`).
-        cluster: CTAs per cluster.
+        cluster: CTAs per cluster; 1: no cluster.
         accumulators: accumulator registers per thread.
-        constants: (name, C++ literal) pairs in the order of the prelude.
+        constants: (name, C++ literal) pairs in the order of the prelude, e.g. ``("BM", "64")`` or ``("PDL", "true")``.
     """
 
     threads: int
@@ -50,7 +50,7 @@ class WarpSums:
     Attributes:
         warp_owners: warps of a position that each sum a share of the fragments.
         owners: CTAs of a cluster that each sum a share of a warp's fragments.
-        smem_bytes: shared memory of the K loop and of the exchange together, bytes.
+        smem_bytes: shared memory of the K loop, of the exchange and of an 8-byte barrier together, bytes.
     """
 
     warp_owners: int
@@ -61,8 +61,15 @@ class WarpSums:
 def warp_sums(units: int, positions: int, wk: int, split_k: int, work_bytes: int) -> WarpSums:
     """Return how the sums of warps and CTAs that split K are distributed.
 
+    ``warp_owners`` is the largest divisor of ``units`` up to ``wk``. ``owners`` is the largest divisor of
+    ``units / warp_owners`` up to ``split_k``. The K loop and the exchange between warps share memory, so only the
+    larger one counts. The exchange takes ``positions * units * 512 * (wk - 1)`` bytes. The inbox for other CTAs takes
+    ``(split_k - 1) * positions * units / owners * 512`` bytes. A barrier takes 8 bytes more.
+
+    Example: ``warp_sums(4, 2, 4, 2, 1000)`` returns ``WarpSums(4, 1, 16392)``.
+
     Args:
-        units: accumulator fragments per warp.
+        units: accumulator fragments per warp, 1 or more.
         positions: groups of ``wk`` warps, one per part of the tile.
         wk: warps that split K inside a CTA.
         split_k: CTAs of a cluster that split K.
@@ -77,20 +84,40 @@ def warp_sums(units: int, positions: int, wk: int, split_k: int, work_bytes: int
 
 
 def banded_grid(inner: int, outer: int, group: int, cluster: int) -> tuple[int, int, int]:
-    """Return the CTAs along x, y and z of a grid that walks over ``inner`` tiles in bands of ``group``."""
+    """Return the CTAs along x, y and z of a grid that walks over ``inner`` tiles in bands of ``group``.
+
+    x is ``cluster * min(group, inner)``, y is ``outer``, and z is the number of bands. Example:
+    ``banded_grid(10, 3, 8, 2)`` returns ``(16, 3, 2)``.
+
+    Args:
+        inner: tiles of the extent that is divided into bands.
+        outer: tiles of the other extent.
+        group: tiles of a band.
+        cluster: CTAs per tile.
+    """
     return cluster * min(group, inner), outer, ceil_div(inner, group)
 
 
 def divisor_up_to(value: int, limit: int) -> int:
-    """Return the largest divisor of ``value`` that is at most ``limit``."""
+    """Return the largest divisor of ``value`` that is at most ``limit``. Both are 1 or more.
+
+    Examples: ``divisor_up_to(12, 5)`` is 4, and ``divisor_up_to(7, 100)`` is 7.
+    """
     return next(d for d in range(min(value, limit), 0, -1) if value % d == 0)
 
 
 def cpp_literals(constants: dict[str, int | bool]) -> tuple[tuple[str, str], ...]:
-    """Return (name, C++ literal) pairs, e.g. ("PDL", "true")."""
+    """Return (name, C++ literal) pairs in the order of the dictionary.
+
+    Example: ``cpp_literals({"PDL": True, "BM": 64})`` returns ``(("PDL", "true"), ("BM", "64"))``.
+    """
     return tuple((name, str(v).lower() if isinstance(v, bool) else str(v)) for name, v in constants.items())
 
 
 def ceil_div(a: int, b: int) -> int:
-    """Return a / b rounded up to an integer."""
+    """Return a / b rounded up to an integer: ``ceil_div(7, 2)`` is 4, ``ceil_div(-7, 2)`` is -3.
+
+    Raises:
+        ZeroDivisionError: b is 0.
+    """
     return math.ceil(a / b)

@@ -43,29 +43,43 @@ _CONTINUED = "\\\n"
 
 @functools.cache
 def kernels_sha() -> str:
-    """Return the SHA-256 (hex) of all kernel files in their plain form. Equal hashes mean equal kernels."""
+    """Return the SHA-256 (64 hex digits) of all kernel files of the package.
+
+    The files count in their plain form (:func:`without_comments`). Equal hashes mean equal kernels. It is computed once
+    per process.
+    """
     return headers_sha(kernel_headers())
 
 
 def headers_sha(headers: Iterable[tuple[str, str]]) -> str:
-    """Return the SHA-256 (hex) of kernel files in their plain form.
+    """Return the SHA-256 (64 hex digits) of kernel files in their plain form (:func:`without_comments`).
+
+    Names and order count: the same pairs in another order give another hash.
 
     Args:
-        headers: (name as included, text) pairs, as from :func:`kernel_headers`.
+        headers: (name as included, text) pairs, as from :func:`kernel_headers`; may be empty.
     """
     return _sha([(name, without_comments(text)) for name, text in headers])
 
 
 def headers_sha_as_written(headers: Iterable[tuple[str, str]]) -> str:
-    """Return the SHA-256 (hex) of kernel files as written, comments included: the rule until version 0.2.0."""
+    """Return the SHA-256 (64 hex digits) of kernel files as written, comments included: the rule until version 0.2.0.
+
+    Args:
+        headers: (name as included, text) pairs; their order counts.
+    """
     return _sha(list(headers))
 
 
 def without_comments(text: str) -> str:
     """Return CUDA C++ text without comments, with each run of white space as one blank.
 
-    Line ends stay. Lines lose blanks at their edges, and empty lines are removed. Two texts of equal plain form are the
-    same to a compiler. A text that compilers may read in two ways, or that uses line numbers, is returned as written.
+    Line ends stay, except inside a block comment. Lines lose blanks at their edges, and empty lines are removed. A
+    comment between two tokens becomes a blank. Example: ``"int x; // c"``, an empty line and ``" y/* a */z;"`` give the
+    lines ``"int x;"`` and ``"y z;"``, without a line end after the last.
+
+    Two texts of equal plain form are the same to a compiler. Some texts are returned exactly as written: those that
+    compilers may read in two ways, and those that use line numbers or ``assert``. A mention in a comment is enough.
     """
     continued = _CONTINUED in text
     if _AS_WRITTEN.search(text) or (continued and 'R"' in text):  # a raw literal keeps its backslashes
@@ -78,7 +92,11 @@ def without_comments(text: str) -> str:
 
 @functools.cache
 def kernel_headers() -> tuple[tuple[str, str], ...]:
-    """Return (name as included, text) of every kernel file of the package, sorted by name."""
+    """Return (name as included, text) of every ``.cuh`` file of the package, sorted by name.
+
+    A name is a path under the kernel folder, e.g. ``sm80_mma_gemm.cuh`` or ``ptx/mma.cuh``. Generated headers are not
+    included.
+    """
     return tuple(sorted(_walk(resources.files("outblas") / KERNELS_FOLDER, "")))
 
 

@@ -31,8 +31,8 @@ class KnobChoices:
     """The choices of a knob.
 
     Attributes:
-        name: the knob's name.
-        values: the values that may be chosen, in order.
+        name: the knob's name, e.g. ``bm``; ``family`` for the first entry of a vector.
+        values: the values that may be chosen, e.g. ``(64, 128)``. A vector holds an index into them.
         families: names of the families that have the knob.
     """
 
@@ -45,10 +45,10 @@ class Knobs:
     """All knobs, with conversion between configs and vectors of choices.
 
     Args:
-        knobs: the family, then every knob.
+        knobs: the knob ``family``, whose values are family names; then every other knob.
 
     Attributes:
-        knobs: the family, then every knob in the order of the config records.
+        knobs: the same as a tuple.
         nvec: int64[knobs], number of choices of each.
     """
 
@@ -60,6 +60,9 @@ class Knobs:
 
     def encode(self, config: KernelConfig) -> NDArray[np.int64]:
         """Return the vector of a config, int64[knobs]; :meth:`decode` inverts it.
+
+        Entry i is the index of the config's value in ``knobs[i].values``. It is 0 for a knob that the family lacks.
+        Entry 0 is the index of the family.
 
         Raises:
             UsageError: a knob's value is not in its list.
@@ -80,11 +83,13 @@ class Knobs:
     def decode(self, action: Sequence[int] | NDArray[Any]) -> KernelConfig:
         """Return the config of a vector. It may be illegal for every problem.
 
+        Entries of knobs that the family lacks are ignored, but they must be in range.
+
         Args:
-            action: integers, one per knob; entry i is in 0..nvec[i] - 1.
+            action: integers, one per knob; entry i is in 0..nvec[i] - 1. A list or an array of any integer dtype.
 
         Raises:
-            UsageError: wrong shape or type, or an entry out of range.
+            UsageError: wrong length, values that are not integers, or an entry out of range.
         """
         chosen = np.asarray(action)
         if chosen.shape != self.nvec.shape or not np.issubdtype(chosen.dtype, np.integer):
@@ -98,15 +103,17 @@ class Knobs:
         return config
 
     def applies(self, config: KernelConfig) -> NDArray[np.bool_]:
-        """Return bool[knobs]: True for the knobs that the config's family has."""
+        """Return bool[knobs]: True for the knobs that the config's family has. Entry 0, the family, is always True."""
         row: NDArray[np.bool_] = self._has[self._place[0][config.family]]
         return row
 
     def mask(self, vectors: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Return bool[sum of nvec], knob after knob: True for each choice that occurs in one of the vectors.
 
+        Knob i takes nvec[i] entries. Without vectors, all entries are False.
+
         Args:
-            vectors: int64[n, knobs].
+            vectors: int64[n, knobs], rows as from :meth:`encode`.
         """
         found = np.zeros(int(self.nvec.sum()), np.bool_)
         starts = np.concatenate(([0], np.cumsum(self.nvec)[:-1]))
@@ -116,7 +123,10 @@ class Knobs:
 
 @functools.cache
 def all_knobs() -> Knobs:
-    """Return the knobs with every value in the pool, the catalogue, the special candidates and later searches."""
+    """Return the knobs with every value in the pool, the catalogue, the special candidates and later searches.
+
+    Every call returns the same object. The first knob is ``family``.
+    """
     few = (each for family in FAMILIES.values() for each in family.special_kernel_kinds())
     return knobs_of(
         (*catalogue("pool"), *catalogue(), *(c for p, c in few if why_illegal(p, c) is None)), _more_values()
@@ -135,11 +145,12 @@ def _more_values() -> Mapping[str, tuple[int, ...]]:
 def knobs_of(configs: Sequence[KernelConfig], more: Mapping[str, Sequence[int]] | None = None) -> Knobs:
     """Return the knobs of all families, with the values that occur in some configs.
 
-    Switches and words always have all their values. A number that never occurs has the single value 0.
+    Switches and words always have all their values. Numbers are sorted. A number that occurs neither in ``configs`` nor
+    in ``more`` has the values ``(0,)``. The knob ``family`` comes first and always has all families.
 
     Args:
-        configs: configs whose values count.
-        more: knob -> further values.
+        configs: configs whose values count; may be empty.
+        more: knob -> further values of a number; None: none. Names of unknown knobs are ignored.
     """
     knobs = [KnobChoices(FAMILY, tuple(FAMILIES), tuple(FAMILIES))]
     for name, schema in knobs_by_name().items():
@@ -152,7 +163,16 @@ def knobs_of(configs: Sequence[KernelConfig], more: Mapping[str, Sequence[int]] 
 
 
 def all_legal_configs(problem: Problem, gpu: Gpu) -> list[KernelConfig]:
-    """Return every legal config of the pool and of the candidates for a problem, with each legal launch option."""
+    """Return every legal config of the pool and of the candidates for a problem, without duplicates.
+
+    Pool kernels come first, without and with ``pdl``; then the candidates, with their twins with ``early`` or ``even``.
+    Last come the twins with ``early`` of all that have ``pdl``. Pool kernels that are no candidates have no ``even``
+    twin.
+
+    Args:
+        problem: the problem.
+        gpu: the GPU.
+    """
     kernels = dict.fromkeys((*catalogue("pool"), *candidates(problem, gpu, early=True, even=True)))
     early = (config.with_knobs(early=True) for config in kernels if config.pdl)
     return [c for c in dict.fromkeys((*kernels, *early)) if why_illegal(problem, c, gpu) is None]

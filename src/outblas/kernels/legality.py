@@ -14,7 +14,11 @@ from outblas.kernels.geometry_terms import MAX_GRID_YZ
 
 
 def why_illegal(problem: Problem, config: KernelConfig, gpu: Gpu = H200) -> str | None:
-    """Return why a config cannot run a problem on a GPU, in words; None if it can."""
+    """Return why a config cannot run a problem on a GPU, in words; None if it can.
+
+    Only the first broken rule is named. The family's own rules come before the common ones: launch options, split of K,
+    grid and shared memory. Example: a config with ``early`` but without ``pdl`` gives ``early needs pdl``.
+    """
     family = FAMILIES[config.family]
     reason = family.why_illegal(problem, config, gpu)
     if reason:

@@ -14,8 +14,16 @@ def proof_shapes(problem: Problem, config: KernelConfig, gpu: Gpu = H200) -> lis
     """Return problems of the same layout, dtype and accumulator on which a config is proved in full.
 
     They cover whole tiles, ragged M, N and K, and less than one tile. They cover a long K with signed inputs, and N =
-    K, where calls can be chained. They cover more tiles than SMs, and rows that are not 16-byte aligned. Problems that
-    are illegal for the config are left out.
+    K, where calls can be chained. They cover more tiles than SMs, and rows that are not 16-byte aligned. The family's
+    own shapes come last.
+
+    Problems that are illegal for the config are left out, so the list may be empty. The extents do not depend on those
+    of ``problem``. The first has M = 2 ``bm``, N = 2 ``bn`` and K = 4 ``bk``, if that is legal.
+
+    Args:
+        problem: gives layout, dtype and accumulator.
+        config: the kernel.
+        gpu: the GPU.
     """
     bm, bn, bk = config.bm, config.bn, config.bk
     shapes = [

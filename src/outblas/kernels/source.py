@@ -36,17 +36,18 @@ class Source:
     family: str
 
     def sha(self) -> str:
-        """Return the SHA-256 (hex) of all fields."""
+        """Return the SHA-256 of all fields as 64 hex digits. Headers count as written, comments included."""
         fields = [self.text, self.entry, self.headers, self.options, self.acc, self.family]
         return hashlib.sha256(json.dumps(fields).encode()).hexdigest()
 
 
 def make_source(problem: Problem, config: KernelConfig, epilogue: Epilogue = NO_EPILOGUE) -> Source:
-    """Return the source of a template candidate: a prelude of constants, then the family's kernel file.
+    """Return the source of a template candidate: a prelude of constants, then an include of the family's kernel file.
 
-    It depends only on the problem's layout, dtype and accumulator, so one cubin serves every M, N, K. With an epilogue,
-    the kernel has three more parameters at the end. These are the addresses of bias and residual, and the distance
-    between rows of the residual (elements, 64 bits).
+    It depends only on the problem's layout, dtype and accumulator, so one cubin serves every M, N, K. Its ``entry`` and
+    ``family`` are the family's name, ``options`` is empty, and ``acc`` is the problem's. Legality is not checked. With
+    an epilogue, the kernel has three more parameters at the end. These are the addresses of bias and residual, and the
+    distance between rows of the residual (elements, 64 bits).
 
     Args:
         problem: the problem.
@@ -66,9 +67,10 @@ def make_source(problem: Problem, config: KernelConfig, epilogue: Epilogue = NO_
 
 
 class KernelKind(NamedTuple):
-    """Everything that :func:`make_source` depends on, plus the launch. Equal kinds share a loaded kernel.
+    """Everything that :func:`make_source` depends on without an epilogue, plus the launch.
 
-    Kinds that differ only in ``even`` have the same source and cubin, but different launches.
+    Equal kinds share a loaded kernel. Kinds that differ only in ``even`` have the same source and cubin, but different
+    launches.
 
     Attributes:
         config: the kernel's knobs.
@@ -84,15 +86,19 @@ class KernelKind(NamedTuple):
 
 
 def kernel_kind(problem: Problem, config: KernelConfig) -> KernelKind:
-    """Return the kind of a problem's kernel, a cheap key for caches."""
+    """Return the kind of a problem's kernel, a cheap key for caches.
+
+    Problems that differ only in M, N, K have equal kinds.
+    """
     return KernelKind(config, problem.layout, problem.dtype, problem.acc)
 
 
 def sha_without_headers(source: Source) -> str:
-    """Return the SHA-256 (hex) of a source without the package's kernel files.
+    """Return the SHA-256 (64 hex digits) of a source without the package's kernel files.
 
-    Together with :func:`outblas.kernels.kernel_hash.kernels_sha` it identifies a source as :meth:`Source.sha` does. It
-    costs a tenth of that, because the kernel files are hashed once per process.
+    It covers all other fields, and headers that follow the package's files. If the headers do not begin with exactly
+    the package's files, all of them count. Together with :func:`outblas.kernels.kernel_hash.kernels_sha` it identifies
+    a source as :meth:`Source.sha` does. It costs a tenth of that, because the kernel files are hashed once per process.
     """
     shared = kernel_headers()
     own = source.headers[len(shared) :] if source.headers[: len(shared)] == shared else source.headers

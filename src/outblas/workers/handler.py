@@ -108,7 +108,7 @@ class Handler:
         Raises:
             ToolchainMissing: a wheel is missing.
             DeviceError: the GPU cannot be used.
-            RuntimeError: torch cannot use the GPU.
+            RuntimeError: the GPU cannot be used.
         """
         options = replace(self._options, warmup_seconds=0.0, benchmark_seconds=0.0)
         with self.phase_timer.phase("start"):

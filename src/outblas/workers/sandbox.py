@@ -57,7 +57,7 @@ class Emit:
         self._connection.send(("begin", index))
 
     def done(self, index: int, value: Any) -> None:
-        """Send the answer to item ``index``; ``value`` must be picklable."""
+        """Send the answer to item ``index``; ``value`` is pickled, or encoded by the sandbox's codec."""
         self._connection.send(("done", index, value))
 
 

@@ -106,4 +106,4 @@ class Transport(Protocol):
         """Kill a worker, even a busy one; :meth:`wait` returns no more of its events."""
 
     def close(self) -> None:
-        """Ask all workers to end, and kill those that do not respond. A second call does nothing."""
+        """End all workers: idle ones may end by themselves, busy ones are killed. A second call does nothing."""

@@ -108,5 +108,5 @@ class WorkUnits:
         return unit
 
     def put_back(self, unit: WorkUnit) -> None:
-        """Return the unit of a lost worker to the queue, before the other units."""
+        """Put back the unit of a lost worker. Of the units that a worker may have, :meth:`take` prefers these."""
         self._waiting.append(unit)

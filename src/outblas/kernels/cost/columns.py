@@ -29,7 +29,11 @@ _ANY = Problem(1024, 1024, 1024)
 
 
 def problem_columns(problem: Problem, gpu: Gpu) -> dict[str, float]:
-    """Return the inputs of the formula that depend on the problem: name -> number."""
+    """Return the inputs of the formula that depend on the problem: name -> number.
+
+    The keys are ``m``, ``n``, ``k``, ``nn``, ``from_hbm`` and ``floor``. ``nn`` is 1.0 for layout ``NN``, else 0.0.
+    ``from_hbm`` is 1.0 if the rotating operand sets exceed L2, else 0.0. ``floor`` is the roofline floor, microseconds.
+    """
     alone = max(gpu.launch_us, problem.flops / (gpu.tflops * 1e6), problem.bytes / (gpu.hbm_tbs * 1e6))
     return {
         "m": problem.m,
@@ -45,6 +49,9 @@ def problem_columns(problem: Problem, gpu: Gpu) -> dict[str, float]:
 def config_columns(configs: Sequence[KernelConfig]) -> dict[str, Floats]:
     """Return the inputs of the formula that depend on the configs: name -> float64[len(configs)].
 
+    The keys are those of :data:`COLUMN_DEFAULTS`, e.g. ``bm``, ``split`` or ``occupancy`` (CTAs that fit on an SM),
+    then the family's ``own_columns``. Switches are 0.0 or 1.0. Without configs, the arrays are empty.
+
     Args:
         configs: configs of one family.
     """
@@ -54,7 +61,14 @@ def config_columns(configs: Sequence[KernelConfig]) -> dict[str, Floats]:
 
 
 def columns_by_family(configs: Sequence[KernelConfig]) -> Iterator[tuple[str, np.ndarray, dict[str, Floats]]]:
-    """Yield, for each family among the configs: its name, the indices of its configs, their columns."""
+    """Yield, for each family among the configs: its name, the indices of its configs, their columns.
+
+    Families come in the order of their first config. The indices rise: int64[n], into ``configs``. The columns are
+    those of :func:`config_columns`. Without configs, nothing is yielded.
+
+    Args:
+        configs: configs of any families.
+    """
     families = np.array([config.family for config in configs])
     for family in dict.fromkeys(config.family for config in configs):
         where = np.flatnonzero(families == family)

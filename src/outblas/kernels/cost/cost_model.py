@@ -8,7 +8,7 @@ Formula::
     stage = smooth max of: tensor time, CTA's serial chain, SM ingest, L2 share, latency under load / stages
 
 A *round* is one CTA on every slot of the GPU (SMs x resident CTAs). A persistent kernel has one round of many tiles.
-Each family has twenty to forty coefficients. ``outblas fit model`` fits them to measurements and writes them to
+Each family has 15 to 40 coefficients. ``outblas fit model`` fits them to measurements and writes them to
 ``data/models/<gpu>.json`` with their provenance. The same file holds the residual
 (:mod:`outblas.kernels.cost.residual`).
 """
@@ -41,15 +41,22 @@ START_COEFFICIENTS = {name: dict(family.start) for name, family in FAMILIES.item
 def predict_us(problem: Problem, config: KernelConfig, gpu: Gpu = H200) -> float:
     """Return the predicted GPU time per call of a legal (problem, config), microseconds.
 
+    Legality is not checked: an illegal config gets a meaningless number.
+
     Raises:
         DeviceError: the package has no model of this GPU.
-        RecordError: the model's file is of another version or lacks a coefficient.
+        RecordError: the model's file is damaged, of another version, or lacks a coefficient.
     """
     return float(predict_many(problem, (config,), gpu)[0])
 
 
 def predict_many(problem: Problem, configs: Sequence[KernelConfig], gpu: Gpu = H200) -> Floats:
-    """Return :func:`predict_us` of each config: float64[len(configs)], microseconds. Raises as that does."""
+    """Return :func:`predict_us` of each config: float64[len(configs)], microseconds, in the order of ``configs``.
+
+    Raises:
+        DeviceError: the package has no model of this GPU.
+        RecordError: the model's file is damaged, of another version, or lacks a coefficient.
+    """
     return predict_with(*load(gpu.name), problem, configs, gpu)
 
 
@@ -57,14 +64,18 @@ def predict_with(
     coefficients: Mapping[str, Mapping[str, float]], residual: Floats | None, problem: Problem,
     configs: Sequence[KernelConfig], gpu: Gpu,
 ) -> Floats:  # fmt: skip
-    """Return :func:`predict_many` with given coefficients.
+    """Return the predictions of :func:`predict_many` with given coefficients: float64[len(configs)], microseconds.
 
     Args:
-        coefficients: family -> name -> value.
-        residual: coefficients of :mod:`outblas.kernels.cost.residual`; None: no correction.
+        coefficients: family -> name -> value; it needs the families of the configs only.
+        residual: coefficients of :mod:`outblas.kernels.cost.residual`, float64[len(FEATURE_NAMES)]; None: no
+            correction.
         problem: the problem.
-        configs: legal configs.
+        configs: legal configs of any families.
         gpu: the GPU.
+
+    Raises:
+        KeyError: a family or a coefficient is missing.
     """
     out = np.empty(len(configs))
     shape = problem_columns(problem, gpu)
@@ -77,7 +88,14 @@ def predict_with(
 
 
 def rank(problem: Problem, configs: Sequence[KernelConfig], gpu: Gpu = H200) -> NDArray[np.intp]:
-    """Return indices of ``configs``, fastest prediction first; equal predictions keep their order."""
+    """Return indices of ``configs``, fastest prediction first; equal predictions keep their order.
+
+    Example: ``configs[rank(problem, configs)[0]]`` is predicted fastest. Without configs, the array is empty.
+
+    Raises:
+        DeviceError: the package has no model of this GPU.
+        RecordError: the model's file is damaged, of another version, or lacks a coefficient.
+    """
     return np.argsort(predict_many(problem, configs, gpu), kind="stable")
 
 
@@ -86,9 +104,19 @@ def pruned_mask(
 ) -> NDArray[np.bool_]:
     """Return bool[len(configs)]: True for configs that a recording may leave out.
 
-    They are predicted slower than ``factor`` times the best prediction among configs of the same PDL option. The
-    model's file says how often each factor would have dropped a measured best (``checks.left_out``, on problems outside
-    the fit).
+    They are predicted slower than ``factor`` times the best prediction among configs with the same value of ``pdl``.
+    The model's file says how often each factor would have dropped a measured best (``checks.left_out``, on problems
+    outside the fit).
+
+    Args:
+        problem: the problem.
+        configs: legal configs.
+        gpu: the GPU.
+        factor: the limit, 1 or more; then the best with and the best without PDL are kept.
+
+    Raises:
+        DeviceError: the package has no model of this GPU.
+        RecordError: the model's file is damaged, of another version, or lacks a coefficient.
     """
     times = predict_many(problem, configs, gpu)
     return too_slow_mask(times, np.array([c.pdl for c in configs], dtype=bool), factor)
@@ -96,6 +124,9 @@ def pruned_mask(
 
 def too_slow_mask(times: Floats, pdl: NDArray[np.bool_], factor: float) -> NDArray[np.bool_]:
     """Return bool[n]: True for times above ``factor`` times the least time with the same PDL option.
+
+    A time equal to the limit gives False. Example: times 1.0, 3.0 and 3.1 without PDL give False, False, True for
+    factor 3.
 
     Args:
         times: float64[n], microseconds.
@@ -112,7 +143,18 @@ def too_slow_mask(times: Floats, pdl: NDArray[np.bool_], factor: float) -> NDArr
 
 @functools.cache
 def load(gpu_name: str) -> tuple[dict[str, dict[str, float]], Floats]:
-    """Return (family -> coefficients, residual coefficients) of a packaged model. Raises as :func:`predict_us`."""
+    """Return (family -> name -> coefficient, residual coefficients) of a packaged model.
+
+    The residual is float64[len(FEATURE_NAMES)]. A family that the file lacks has the coefficients from which a fit
+    starts, and zeros for its kinds in the residual. Every call of a name returns the same objects: do not change them.
+
+    Args:
+        gpu_name: short name of a GPU, e.g. ``h200``.
+
+    Raises:
+        DeviceError: the package has no model of this GPU.
+        RecordError: the model's file is damaged, of another version, or lacks a coefficient.
+    """
     folder = resources.files("outblas") / "data" / "models"
     path = folder.joinpath(f"{gpu_name}.json")
     if not path.is_file():
@@ -137,10 +179,10 @@ def time_us(x: Mapping[str, float], family: str, p: Columns, c: Columns, gpu: Gp
     """Return the formula's time, microseconds, without residual, over columns that broadcast together.
 
     Args:
-        x: coefficients of the family.
+        x: coefficients of the family: name -> value.
         family: name of the family.
-        p: columns of the problem.
-        c: columns of the configs.
+        p: columns of the problem, as from :func:`outblas.kernels.cost.columns.problem_columns`.
+        c: columns of the configs, as from :func:`outblas.kernels.cost.columns.config_columns`.
         gpu: the GPU.
     """
     return FAMILIES[family].time_us(x, p, c, gpu)

@@ -28,18 +28,29 @@ FEATURE_NAMES = (*(f"{kind}.{slope}" for kind in KERNEL_KINDS for slope in SLOPE
 def residual_factor(residual: Floats, family: str, p: Columns, c: Columns, sms: int) -> Floats:
     """Return the factor for the predicted times of configs of one family: float64[configs].
 
+    It is exp(features @ residual), limited to e^-0.3 (0.74) up to e^0.3 (1.35). Coefficients of 0 give the factor 1.
+
     Args:
-        residual: coefficients in the order of :data:`FEATURE_NAMES`.
+        residual: coefficients in the order of :data:`FEATURE_NAMES`, float64.
         family: name of the family.
-        p: columns of the problem.
-        c: columns of the configs.
+        p: columns of the problem, as from :func:`outblas.kernels.cost.columns.problem_columns`.
+        c: columns of the configs, as from :func:`outblas.kernels.cost.columns.config_columns`.
         sms: number of SMs.
     """
     return np.exp(np.clip(residual_features(family, p, c, sms) @ residual, -MAX_LOG_RESIDUAL, MAX_LOG_RESIDUAL))
 
 
 def residual_features(family: str, p: Columns, c: Columns, sms: int) -> Floats:
-    """Return float64[configs, len(FEATURE_NAMES)]; every feature is of order one."""
+    """Return float64[configs, len(FEATURE_NAMES)]; every feature is of order one.
+
+    A row is 0 except in the columns of the config's kind and of its family's switches.
+
+    Args:
+        family: name of the family of all configs.
+        p: columns of the problem, as from :func:`outblas.kernels.cost.columns.problem_columns`.
+        c: columns of the configs, as from :func:`outblas.kernels.cost.columns.config_columns`.
+        sms: number of SMs.
+    """
     waves = np.ceil(p["m"] / c["bm"]) * np.ceil(p["n"] / c["bn"]) * c["split"] / sms
     slopes = _slopes(p, c, waves)
     known = FAMILIES[family]

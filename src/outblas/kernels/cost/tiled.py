@@ -32,42 +32,52 @@ from outblas.kernels.cost.traffic import traffic_bytes
 class TiledCost(ABC):
     """The parts of the model that differ between families.
 
-    In all methods, ``x`` are coefficients, ``p`` columns of the problem and ``c`` columns of the configs. Times are
-    microseconds.
+    A subclass must define :meth:`stage` and :meth:`store_us`. The other methods have a default without effect: 0.0, or
+    the value that is passed in. In all methods, ``x`` are coefficients, ``p`` columns of the problem and ``c`` columns
+    of the configs. Times are microseconds.
     """
 
     @abstractmethod
     def stage(self, x: Mapping[str, float], c: Columns) -> tuple[Floats, Floats]:
-        """Return (tensor time, serial overhead) of one stage, microseconds."""
+        """Return (tensor time, serial overhead) of one stage of one CTA, microseconds. Subclasses define it."""
 
     @abstractmethod
     def store_us(self, x: Mapping[str, float], c: Columns) -> Floats:
-        """Return the time from the last product of a tile to its last store, microseconds."""
+        """Return the time from the last product of a tile to its last store, microseconds. Subclasses define it."""
 
     def narrow_bytes(self, x: Mapping[str, float], p: Columns, c: Columns) -> Any:
-        """Return extra bytes that a stage's load of B costs."""
+        """Return extra bytes that a stage's load of B costs; by default 0.0."""
         return 0.0
 
     def multicast_us(self, x: Mapping[str, float], c: Columns) -> Any:
-        """Return the least time of a stage whose operands are multicast, microseconds."""
+        """Return the least time of a stage whose operands are multicast, microseconds; by default 0.0."""
         return 0.0
 
     def past_m_us(self, x: Mapping[str, float], p: Columns, c: Columns) -> Any:
-        """Return the least time of a stage whose loads reach past M, microseconds."""
+        """Return the least time of a stage whose loads reach past M, microseconds; by default 0.0."""
         return 0.0
 
     def edge_tile_us(self, x: Mapping[str, float], p: Columns, c: Columns) -> Any:
-        """Return the extra time of a stage of an edge tile, microseconds."""
+        """Return the extra time of a stage of an edge tile, microseconds; by default 0.0."""
         return 0.0
 
     def persistent_us(self, x: Mapping[str, float], c: Columns, rounds: Rounds, plain: Floats) -> Floats:
-        """Return the time of all rounds, microseconds: ``plain`` (one tile per CTA), or that of a walk over tiles."""
+        """Return the time of all rounds, microseconds: by default ``plain``.
+
+        A family with persistent kernels returns the time of a walk over tiles for them, and ``plain`` for the others.
+
+        Args:
+            x: coefficients.
+            c: columns of the configs.
+            rounds: the rounds and the parts of one round.
+            plain: time of all rounds if each CTA has one tile.
+        """
         return plain
 
     def with_hint_bytes(
         self, x: Mapping[str, float], p: Columns, c: Columns, tiles: tuple[Floats, Floats, Floats], traffic: Floats
     ) -> Floats:
-        """Return ``traffic`` plus the bytes that hints and partly written sectors add.
+        """Return ``traffic`` plus the bytes that hints and partly written sectors add; by default ``traffic``.
 
         Args:
             x: coefficients.
@@ -79,18 +89,25 @@ class TiledCost(ABC):
         return traffic
 
     def with_workspace(self, x: Mapping[str, float], c: Columns, tiles: Floats, sums: Floats) -> Floats:
-        """Return ``sums`` plus the time of sums over a workspace and of hints, microseconds."""
+        """Return ``sums`` plus the time of sums over a workspace and of hints, microseconds; by default ``sums``.
+
+        Args:
+            x: coefficients.
+            c: columns of the configs.
+            tiles: number of tiles of C.
+            sums: time of sums in clusters, microseconds.
+        """
         return sums
 
 
 @dataclass(frozen=True)
 class Rounds:
-    """The rounds of CTAs, and the parts of one round, microseconds.
+    """The rounds of CTAs, and the parts of one round, microseconds. All are arrays that broadcast together.
 
     Attributes:
-        count: number of rounds; not an integer.
+        count: number of rounds, 1 or more; not an integer.
         latency: time to fill the pipeline.
-        main: time of all stages.
+        main: time of all stages of a tile.
         store: time of the epilogue.
     """
 
@@ -101,14 +118,17 @@ class Rounds:
 
 
 def tiled_us(cost: TiledCost, x: Mapping[str, float], p: Columns, c: Columns, gpu: Gpu) -> Floats:
-    """Return the predicted time, microseconds, over columns that broadcast together.
+    """Return the predicted time, microseconds, over columns that broadcast together; never below the column ``floor``.
 
     Args:
         cost: the family's part of the model.
         x: coefficients of the family.
-        p: columns of the problem.
-        c: columns of the configs.
+        p: columns of the problem, as from :func:`outblas.kernels.cost.columns.problem_columns`.
+        c: columns of the configs, as from :func:`outblas.kernels.cost.columns.config_columns`.
         gpu: the GPU.
+
+    Raises:
+        KeyError: a coefficient or a column is missing.
     """
     tiles_m = np.ceil(p["m"] / (c["bm"] * c["cm"])) * c["cm"]
     tiles_n = np.ceil(p["n"] / (c["bn"] * c["cn"])) * c["cn"]

@@ -15,8 +15,17 @@ def traffic_bytes(
 ) -> Floats:
     """Return the bytes to and from HBM.
 
-    Operands and result count once. The operand that a band of tiles streams counts again for every further band, as far
-    as L2 lost it.
+    Operands and result count once: 2 (M K + N K + M N). The operand that a band of tiles streams counts again for every
+    further band, as far as L2 lost it. That is B if tiles walk along M (``raster_m`` above 0), else A. A band has
+    ``group`` tiles; if one band has all tiles, nothing counts again.
+
+    Args:
+        x: coefficients; ``cache`` (bytes) is read.
+        p: columns of the problem.
+        c: columns of the configs.
+        tiles_m: tiles along M.
+        tiles_n: tiles along N.
+        slots: concurrent CTAs on the GPU.
     """
     again, streamed = _streamed_again(p, c, tiles_m, tiles_n, slots)
     once = ELEMENT_BYTES * (p["m"] * p["k"] + p["n"] * p["k"] + p["m"] * p["n"])
@@ -41,10 +50,18 @@ def _missed(x: Mapping[str, float], streamed: Floats) -> Floats:
 def hinted_bytes(
     x: Mapping[str, float], p: Columns, c: Columns, tiles_m: Floats, tiles_n: Floats, slots: Floats
 ) -> Floats:
-    """Return the change of HBM bytes due to L2 hints; may be negative.
+    """Return the change of HBM bytes due to L2 hints; may be negative. It is 0 without hints.
 
     Streamed bytes that L2 does not keep count a little less. But a streamed B is then read again for every further band
-    of tiles.
+    of tiles. With ``stream_c`` alone, it is 2 M N (``once_c`` - 1).
+
+    Args:
+        x: coefficients; ``cache``, ``once_b``, ``again_b`` and ``once_c`` are read.
+        p: columns of the problem.
+        c: columns of the configs; ``stream_b`` and ``stream_c`` say which operands stream.
+        tiles_m: tiles along M.
+        tiles_n: tiles along N.
+        slots: concurrent CTAs on the GPU.
     """
     again, streamed = _streamed_again(p, c, tiles_m, tiles_n, slots)
     rows_at_once = slots / cluster_split(c) / np.maximum(np.minimum(c["group"], tiles_n), 1.0)
@@ -56,7 +73,15 @@ def hinted_bytes(
 def partial_sector_bytes(x: Mapping[str, float], p: Columns, c: Columns, tiles_n: Floats) -> Floats:
     """Return the extra HBM bytes where tiles of C meet within a 64-byte atom or a 32-byte sector.
 
-    Two writes meet there, or a read and a write. A tile then has 16 columns in a shared one.
+    Two writes meet there, or a read and a write. A tile then has 16 columns in a shared one. The result is 0 if C has
+    one column of tiles, or if ``bn`` is a multiple of 32. Otherwise it is 2 M N * 16 / ``bn`` times ``broken_atom``. If
+    ``bn`` is no multiple of 16 either, ``broken_sector`` is added to ``broken_atom``.
+
+    Args:
+        x: coefficients; ``broken_atom`` and ``broken_sector`` are read.
+        p: columns of the problem.
+        c: columns of the configs; ``bn`` is read.
+        tiles_n: tiles along N.
     """
     shared = ELEMENT_BYTES * p["m"] * p["n"] * 16 / c["bn"] * (tiles_n > 1)
     return shared * (x["broken_atom"] * (c["bn"] % 32 > 0) + x["broken_sector"] * (c["bn"] % 16 > 0))

@@ -60,12 +60,12 @@ class _Host(_Common):
 
 @dataclass(frozen=True)
 class TensorMap:
-    """A TMA descriptor that a kernel takes as a parameter.
+    """A TMA descriptor that a kernel takes as a parameter. The constructor checks nothing; :func:`read_launch` does.
 
     Attributes:
         operand: ``A``, ``B`` or ``C``, as stored.
         box: (rows, columns) of a box, elements.
-        swizzle: swizzle span, bytes; 0: none.
+        swizzle: swizzle span, bytes: 32, 64 or 128; 0: none.
     """
 
     operand: str
@@ -73,21 +73,24 @@ class TensorMap:
     swizzle: int
 
     def extents(self, problem: Problem) -> tuple[int, int]:
-        """Return (rows, columns) of the stored matrix, elements."""
+        """Return (rows, columns) of the stored matrix, elements.
+
+        ``A`` is (M, K) and ``C`` is (M, N). ``B`` is (N, K) for layout ``TN`` and (K, N) for ``NN``.
+        """
         return {"A": (problem.m, problem.k), "B": problem.b_shape, "C": (problem.m, problem.n)}[self.operand]
 
 
 @dataclass(frozen=True)
 class LaunchBlock:
-    """A parsed launch block. The fields from ``grid`` on are for form ``device`` only.
+    """A parsed launch block; :func:`read_launch` makes it. The fields from ``grid`` on are for form ``device`` only.
 
     Attributes:
         form: ``device``: a kernel that is launched as described here. ``host``: a function that launches by itself.
         acc: accumulator that the kernel claims, ``fp32`` or ``fp16``.
         entry: name of the kernel; ``outblas_launch`` for form ``host``.
         uses: ``("cutlass",)`` or empty.
-        requires: conditions that a problem must meet.
-        grid: CTAs along x, y and z.
+        requires: conditions that a problem must meet; each is met if its value is not 0.
+        grid: CTAs along x, y and z; empty for form ``host``.
         block: threads along x, y and z.
         cluster: CTAs of a cluster along x, y and z.
         shared: dynamic shared memory, bytes.
@@ -108,7 +111,11 @@ class LaunchBlock:
     tensor_maps: tuple[TensorMap, ...] = ()
 
     def why_not(self, problem: Problem, gpu: Gpu = H200) -> str | None:
-        """Return why the kernel cannot run the problem on the GPU; None if it can."""
+        """Return why the kernel cannot run the problem on the GPU; None if it can.
+
+        An expression without a value is a reason, too; no error is raised. Example: an unmet condition gives
+        ``it requires K % 8 == 0``. For form ``host``, only accumulator and conditions count.
+        """
         if self.acc != problem.acc:
             return f"the kernel accumulates in {self.acc}, the problem asks for {problem.acc}"
         try:
@@ -121,17 +128,31 @@ class LaunchBlock:
             return error.wrong
 
     def grid_of(self, problem: Problem, gpu: Gpu = H200) -> tuple[int, int, int]:
-        """Return the CTAs along x, y and z. Raises ContractError if an expression has no value."""
+        """Return the CTAs along x, y and z. They are not checked against the limits of a GPU; :meth:`why_not` does
+        this.
+
+        Raises:
+            ContractError: an expression has no value, e.g. it divides by zero.
+            ValueError: the form is ``host``, which has no grid.
+        """
         names = variables_of(problem.m, problem.n, problem.k, gpu.sms)
         x, y, z = (each.value(names) for each in self.grid)
         return x, y, z
 
     def workspace_of(self, problem: Problem, gpu: Gpu = H200) -> int:
-        """Return the size of the workspace, bytes. Raises ContractError if the expression has no value."""
+        """Return the size of the workspace, bytes; 0 for form ``host``. It is not checked against a limit.
+
+        Raises:
+            ContractError: the expression has no value, e.g. it divides by zero.
+        """
         return self.workspace.value(variables_of(problem.m, problem.n, problem.k, gpu.sms))
 
     def canonical(self) -> str:
-        """Return JSON with sorted keys and all defaults. Equal texts mean equal launches."""
+        """Return JSON with sorted keys, all defaults and no spaces after separators. Equal texts mean equal launches.
+
+        For form ``host`` it has only ``acc``, ``form``, ``requires`` and ``uses``, e.g.
+        ``{"acc":"fp32","form":"host","requires":[],"uses":[]}``.
+        """
         data: dict[str, Any] = {"form": self.form, "acc": self.acc, "uses": sorted(set(self.uses))}
         data["requires"] = [str(each) for each in self.requires]
         if self.form == "device":
@@ -164,10 +185,17 @@ class LaunchBlock:
 
 
 def read_launch(text: str) -> LaunchBlock:
-    """Return the launch block of a text.
+    """Return the launch block of a text: the JSON object in its only comment ``/* outblas-launch {...} */``.
+
+    Line comments do not count. Form ``host`` has the keys ``form``, ``acc``, ``uses`` and ``requires``. Form ``device``
+    also has ``entry``, ``grid``, ``block``, ``cluster``, ``shared``, ``workspace`` and ``tensor_maps``. Required are
+    ``form`` and ``acc``, and for ``device`` also ``entry``, ``grid`` and ``block``.
+
+    Args:
+        text: CUDA C++ of a free kernel.
 
     Raises:
-        ContractError: no launch block or several; no JSON; or invalid content.
+        ContractError: no launch block or several; no JSON; or invalid content, e.g. an unknown key.
     """
     blocks = [each.strip() for each in comments(text) if each.strip().startswith(LAUNCH_MARK)]
     if len(blocks) != 1:

@@ -32,8 +32,8 @@ class TextPiece(NamedTuple):
     """A piece of a text.
 
     Attributes:
-        kind: ``comment``, ``literal``, ``space``, ``line`` (an end of line) or ``code``.
-        text: the text as written.
+        kind: ``comment``, ``literal``, ``space`` (a run of blanks), ``line`` (one end of line) or ``code``.
+        text: the text as written, e.g. ``/* a */`` with its marks.
     """
 
     kind: str
@@ -44,6 +44,9 @@ def split_text(text: str) -> Iterator[TextPiece]:
     """Yield the pieces of a text; joined, they are the text.
 
     An unclosed comment or raw literal extends to the end of the text; another unclosed literal to the end of its line.
+    The end of line after a ``//`` comment is a piece of its own. Code ends at white space, a literal or a comment.
+
+    Example: ``"int x; // c"`` gives code ``int``, a space, code ``x;``, a space and the comment ``// c``.
     """
     at, end = 0, len(text)
     while at < end:
@@ -53,7 +56,11 @@ def split_text(text: str) -> Iterator[TextPiece]:
 
 
 def is_ambiguous(text: str) -> bool:
-    """Return whether compilers, or this module, may disagree on what is code, comment or literal."""
+    """Return whether compilers, or this module, may disagree on what is code, comment or literal.
+
+    Digraphs (``<%``), trigraphs, raw literals, quotes in numbers, and a backslash with blanks at a line's end give
+    True. So does a carriage return without a newline. They count in comments and literals, too.
+    """
     return bool(_TWO_WAYS.search(text) or _TWO_WAYS.search(join_continued_lines(text)))
 
 
@@ -68,24 +75,38 @@ _OPERATOR = re.compile(r"^[ \t\v\f\ufeff]*(?:#|%:|\?\?=)[ \t\v\f]*define\b[^\n]*
 
 
 def depends_on_spelling(text: str) -> bool:
-    """Return whether other white space may change a text's meaning: it uses its line numbers or quotes itself."""
+    """Return whether other white space may change a text's meaning: it uses its line numbers or quotes itself.
+
+    Examples: ``__LINE__``, ``assert(x)``, ``#line``, and a ``#define`` with ``#`` or ``##`` in it give True. A mention
+    in a comment counts, too. ``int x;``, ``static_assert(x)`` and ``#include <assert.h>`` give False.
+    """
     plain = without_comments(text)
     # A compiler may read a comment as code, so doubtful comments count, too.
     return any(_AS_WRITTEN.search(each) or _OPERATOR.search(each) for each in (plain, join_continued_lines(text)))
 
 
 def without_comments(text: str) -> str:
-    """Return the text with continued lines joined and a space in place of each comment."""
+    """Return the text with continued lines joined and a space in place of each comment.
+
+    Other white space stays, also the end of line after a ``//`` comment. Comment marks inside literals are kept.
+    Example: ``"a/* x */b"`` gives ``"a b"``.
+    """
     return "".join(" " if p.kind == "comment" else p.text for p in split_text(join_continued_lines(text)))
 
 
 def comments(text: str) -> list[str]:
-    """Return the texts of the block comments, without ``/*`` and ``*/``."""
+    """Return the texts of the block comments, without ``/*`` and ``*/``, in order. ``//`` comments are left out.
+
+    Example: ``"/* a */ // b"`` gives ``[" a "]``. An unclosed comment loses its last two characters.
+    """
     return [p.text[2:-2] for p in split_text(text) if p.kind == "comment" and p.text.startswith("/*")]
 
 
 def join_continued_lines(text: str) -> str:
-    r"""Return the text with each line that ends in ``\`` joined to the next one, as the preprocessor does."""
+    r"""Return the text with each line that ends in ``\`` joined to the next one, as the preprocessor does.
+
+    Blanks between ``\`` and the end of the line are removed, too. Ends of line ``\r\n`` become ``\n`` everywhere.
+    """
     return re.sub(r"\\[ \t]*\r?\n", "", text.replace("\r\n", "\n"))
 
 
@@ -93,7 +114,10 @@ def canonical(text: str) -> str:
     """Return a spelling that is equal for texts which differ only in comments and white space.
 
     Tokens are separated by one space. A directive is a line of its own; in it, white space matters after a macro's
-    name, so each run becomes one space. Literals are unchanged and stay attached to a prefix or suffix.
+    name, so each run becomes one space. Literals are unchanged and stay attached to a prefix or suffix. All code
+    between two directives is one line. The last line has no end of line.
+
+    Example: the lines ``int x=1; // c`` and ``int y;`` give ``int x = 1 ; int y ;``.
     """
     lines: list[str] = []
     line: list[str] = []  # tokens of the present line, or pieces of a directive

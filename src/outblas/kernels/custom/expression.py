@@ -35,33 +35,41 @@ _EXPECTED = "an integer expression of M, N, K, SMS with + - * // %, comparisons,
 
 @dataclass(frozen=True)
 class Expression:
-    """A checked expression.
+    """A checked expression. Make one by :meth:`parse`; the constructor itself checks nothing.
 
     Attributes:
-        text: canonical Python spelling. Equal texts mean equal expressions.
+        text: canonical Python spelling, which ``str`` returns. Equal texts mean equal expressions.
     """
 
     text: str
 
     @classmethod
     def parse(cls, text: str | int) -> Expression:
-        """Return the expression of a text or integer.
+        """Return the expression of a text or integer in canonical spelling: ``"ceil(M,64)*2"`` gives
+        ``ceil(M, 64) * 2``.
+
+        Integers, the variables M, N, K and SMS, ``+ - * // %``, comparisons, ``and``, ``or`` and ``not`` are allowed.
+        So are ``ceil(a, b)`` (a / b rounded up), ``min`` and ``max`` of 2 to 8 arguments. Division by ``/`` and
+        ``True`` are not.
 
         Raises:
-            ContractError: it is no such expression, or too long.
+            ContractError: it is no such expression, or longer than 300 characters or 100 parts.
         """
         written = str(text)
         tree = _tree(written)
         return cls(ast.unparse(tree))
 
     def value(self, names: Mapping[str, int]) -> int:
-        """Return the value; a condition gives 0 or 1.
+        """Return the value; a comparison, ``and``, ``or`` or ``not`` gives 0 or 1.
+
+        ``//`` rounds down, as in Python.
 
         Args:
-            names: values of all variables, e.g. ``{"M": 64, "N": 64, "K": 64, "SMS": 132}``.
+            names: values of the variables that occur, e.g. ``{"M": 64, "N": 64, "K": 64, "SMS": 132}``.
 
         Raises:
-            ContractError: a division by zero, or a value beyond 2**62.
+            ContractError: a division by zero, or a value or partial result beyond 2**62.
+            KeyError: a variable has no value in ``names``.
         """
         try:
             found = _value(_tree(self.text), names)
@@ -74,7 +82,7 @@ class Expression:
 
 
 def variables_of(m: int, n: int, k: int, sms: int) -> dict[str, int]:
-    """Return the variables of expressions: name -> value."""
+    """Return the variables of expressions: ``{"M": m, "N": n, "K": k, "SMS": sms}``."""
     return {"M": m, "N": n, "K": k, "SMS": sms}
 
 

@@ -19,7 +19,10 @@ FAMILY = "free"
 
 @dataclass(frozen=True, eq=False)
 class FreeKernel:
-    """A candidate outside the template families. Kernels of equal names are equal. Make one by :meth:`parse`.
+    """A candidate outside the template families. Kernels of equal names are equal.
+
+    Make one by :meth:`parse`; the constructor itself checks nothing. ``launch`` and ``name`` are attributes, not
+    methods. ``family`` is ``free``, and ``pdl``, ``early`` and ``even`` are False.
 
     Attributes:
         text: CUDA C++ with one launch block.
@@ -34,10 +37,11 @@ class FreeKernel:
 
     @classmethod
     def parse(cls, text: str) -> FreeKernel:
-        """Return the kernel of a text.
+        """Return the kernel of a text, which it keeps as written.
 
         Raises:
-            ContractError: the text is empty, too long or no valid Unicode, or its launch block is missing or invalid.
+            ContractError: the text is no string, blank, longer than 262144 bytes, or no valid Unicode. Or it holds a
+                NUL, or its launch block is missing or invalid.
         """
         if not isinstance(text, str) or not text.strip():
             raise ContractError("the kernel is empty", "CUDA C++ with a launch block", "write one")
@@ -55,18 +59,30 @@ class FreeKernel:
 
     @functools.cached_property
     def launch(self) -> LaunchBlock:
-        """Return the parsed launch block. Raises ContractError if it is missing or invalid."""
+        """Return the parsed launch block. It is an attribute: write ``kernel.launch`` without parentheses.
+
+        Raises:
+            ContractError: the block is missing or invalid.
+        """
         from outblas.kernels.custom.contract import read_launch
 
         return read_launch(self.text)
 
     @functools.cached_property
     def name(self) -> str:
-        """Return ``free_`` and the first 16 hex digits of the SHA-256 of :func:`normalised`."""
+        """Return ``free_`` and the first 16 hex digits of the SHA-256 of :func:`normalised`, e.g.
+        ``free_2ccfcf104ac59b39``.
+
+        It is an attribute: write ``kernel.name`` without parentheses. Comments and white space do not change it, unless
+        :func:`normalised` keeps them.
+
+        Raises:
+            ContractError: the launch block is missing or invalid.
+        """
         return f"free_{hashlib.sha256(normalised(self.text).encode()).hexdigest()[:16]}"
 
     def to_json(self) -> dict[str, Any]:
-        """Return ``{"family": "free", "text": ...}``."""
+        """Return ``{"family": "free", "text": ...}`` with the text as written."""
         return {"family": self.family, "text": self.text}
 
     def __eq__(self, other: object) -> bool:
@@ -79,7 +95,9 @@ class FreeKernel:
 def normalised(text: str) -> str:
     """Return the launch block as canonical JSON, then the text without comments and needless white space.
 
-    The text is kept as written if compilers may disagree on its comments, or if it depends on its own spelling.
+    The first line is ``/* outblas-launch {...} */`` with all defaults written out. The text follows on the next line,
+    as :func:`outblas.kernels.custom.cuda_text.canonical` spells it. The text is kept as written, comments included, if
+    compilers may disagree on its comments, or if it depends on its own spelling.
 
     Raises:
         ContractError: the launch block is missing or invalid.

@@ -33,12 +33,12 @@ class TileChoice:
     Attributes:
         bm: rows of a tile.
         bn: columns of a tile.
-        bk: depth of a stage.
+        bk: depth of a stage, elements of K.
         stages: pipeline depth.
         split_k: parts of K.
         cluster_m: CTAs of a cluster along M.
         cluster_n: CTAs of a cluster along N.
-        order: tile order, 0 or 1.
+        order: tile order. 0: consecutive tiles go along M first; 1: along N first.
     """
 
     bm: int
@@ -54,10 +54,14 @@ class TileChoice:
 class Family(ABC, Generic[C]):
     """A kernel family: its record of knobs and everything that depends on it.
 
-    Methods and attributes with a default are optional. Every record has the knobs ``pdl`` and ``early``.
+    Methods and attributes with a default are optional. Every record has the knobs ``pdl`` and ``early``. The
+    constructor takes no arguments; :data:`outblas.kernels.families.registry.FAMILIES` holds one instance of each
+    family.
 
     Attributes:
-        config: the family's record.
+        name: the family's name, ``config.family``.
+        kinds: ``residual_kinds``, or ``(name,)`` if they are empty.
+        config: the family's record, a class.
         start: coefficient -> value from which a fit of :meth:`time_us` starts: rough physics in microseconds, bytes per
             microsecond, cycles, GHz. A family without measurements is ranked with these.
         pool_place: sort key of its kernels in the pool. Catalogues and recordings depend on this order.
@@ -98,75 +102,99 @@ class Family(ABC, Generic[C]):
 
     @abstractmethod
     def why_illegal(self, problem: Problem, config: C, gpu: Gpu) -> str | None:
-        """Return why the config cannot run the problem by the family's own rules; None if it can."""
+        """Return why the config cannot run the problem by the family's own rules, in words; None if it can.
+
+        Rules of all families are in :func:`outblas.kernels.legality.why_illegal`, which calls this.
+        """
 
     @abstractmethod
     def geometry(self, problem: Problem, config: C) -> Geometry:
-        """Return the geometry for the problem's layout, dtype and accumulator. The problem's extents are 1: do not use
-        them.
+        """Return the geometry of a config for the problem's layout, dtype and accumulator.
+
+        Callers pass a problem whose extents are 1, so an implementation must not use M, N or K.
         """
 
     @abstractmethod
     def grid(self, problem: Problem, config: C, sms: int) -> tuple[int, int, int]:
-        """Return the number of CTAs along x, y and z."""
+        """Return the number of CTAs along x, y and z. All CTAs of clusters count.
+
+        Args:
+            problem: the problem.
+            config: the kernel.
+            sms: number of SMs, for kernels that launch only as many CTAs as are resident.
+        """
 
     def k_tiles(self, problem: Problem, config: C) -> int:
-        """Return the number of pipeline stages into which K is divided."""
+        """Return the number of pipeline stages into which K is divided; by default K / ``bk`` rounded up."""
         return ceil_div(problem.k, config.bk)
 
     def min_blocks(self, config: C) -> int:
-        """Return the CTAs per SM for which shared memory must have room."""
+        """Return the CTAs per SM for which shared memory must have room; by default 1."""
         return 1
 
     def workspace_bytes(self, problem: Problem, config: C) -> int:
-        """Return the size of the workspace, bytes, counters included; 0: none."""
+        """Return the size of the workspace, bytes, counters included; by default 0: none."""
         return 0
 
     # --- source and launch -------------------------------------------------------------------------
 
     def source_lines(self, config: C) -> Sequence[str]:
-        """Return lines of the prelude that precede the constants."""
+        """Return lines of the prelude that precede the constants; by default an empty tuple.
+
+        Example: ``sm90_wgmma_gemm`` returns ``["#define SPLIT_WORKSPACE 0"]``.
+        """
         return ()
 
     def headers(self, problem: Problem, config: C) -> tuple[tuple[str, str], ...]:
-        """Return (name, text) of generated headers."""
+        """Return (name as included, text) pairs of generated headers; by default an empty tuple."""
         return ()
 
     def tensor_boxes(self, problem: Problem, config: C) -> tuple[tuple[int, int, int, int], ...]:
-        """Return (rows, cols, box rows, box cols), elements, of the TMA descriptors of A, B and C.
+        """Return (rows, cols, box rows, box cols), elements, of the TMA descriptors of A, B and C, in this order.
 
-        Empty: the kernel takes addresses.
+        Empty, the default: the kernel takes addresses.
         """
         return ()
 
     @abstractmethod
     def alignment(self, config: C) -> int:
-        """Return the alignment of every operand's address, bytes."""
+        """Return the alignment that the address of each of A, B and C needs, bytes, e.g. 16."""
 
     def without_early(self, config: C) -> C:
-        """Return the config without early loads of B and without knobs that need them."""
+        """Return a copy of the config with ``early`` False and without knobs that need it. Other knobs, also ``pdl``,
+        stay.
+        """
         return config.with_knobs(early=False)
 
     # --- what is tried -----------------------------------------------------------------------------
 
     @abstractmethod
     def pool(self) -> Iterable[C]:
-        """Return the family's part of the pool, launch options off, in a fixed order."""
+        """Return the family's part of the pool, launch options off, in a fixed order. A config may occur twice."""
 
     @abstractmethod
     def neighbours(self, problem: Problem, config: C) -> Sequence[Iterable[C]]:
-        """Return configs near this one: one iterable per idea, the most successful idea first. Some may be illegal."""
+        """Return configs near this one: one iterable per idea, the most successful idea first.
+
+        Some may be illegal or equal to the config, and an iterable may be empty. Launch options are not among the
+        ideas; :func:`outblas.kernels.neighbours.neighbours` adds them.
+        """
 
     def special_candidates(self, problem: Problem, gpu: Gpu) -> Sequence[C]:
-        """Return configs for a problem in addition to the catalogue. Some may be illegal."""
+        """Return configs for a problem in addition to the catalogue; by default an empty tuple. Some may be illegal."""
         return ()
 
     def special_kernel_kinds(self) -> Iterable[tuple[Problem, C]]:
-        """Return kernels that only :meth:`special_candidates` offers, each with a problem that it may run."""
+        """Return (problem, config) pairs of kernels that only :meth:`special_candidates` offers; by default none.
+
+        The problem is one for which the kernel is meant. Some pairs may be illegal.
+        """
         return ()
 
     def unaligned_candidates(self, problem: Problem, gpu: Gpu, listed: Sequence[C]) -> Iterable[C]:
-        """Return configs for a problem whose rows are not 16-byte aligned; empty without :attr:`any_alignment`.
+        """Return configs for a problem whose rows are not 16-byte aligned; some may be illegal or repeated.
+
+        By default, and for every family without :attr:`any_alignment`, the result is empty.
 
         Args:
             problem: the problem.
@@ -176,56 +204,79 @@ class Family(ABC, Generic[C]):
         return ()
 
     def adapted_to_problem(self, problem: Problem, config: C) -> C:
-        """Return the variant of a catalogue's config that is offered for a problem."""
+        """Return the variant of a catalogue's config that is offered for a problem; by default the config itself."""
         return config
 
     def transposed(self, config: C) -> C:
-        """Return the config that computes the transpose of C in the same way; by default the config itself."""
+        """Return the config that computes the transpose of C in the same way; by default the config itself.
+
+        It may be illegal.
+        """
         return config
 
     def near_tile_choice(self, choice: TileChoice) -> Iterable[C]:
-        """Return configs by rising distance from a choice of nvMatmulHeuristics; empty unless
-        :attr:`follows_heuristics`.
+        """Return configs by rising distance from a choice of nvMatmulHeuristics. Some may be illegal.
 
-        Some may be illegal.
+        By default, and for every family without :attr:`follows_heuristics`, the result is empty.
         """
         return ()
 
     def proof_shapes(self, problem: Problem, config: C, gpu: Gpu) -> Sequence[tuple[int, int, int]]:
-        """Return (M, N, K) of further problems on which the family's kernels are proved."""
+        """Return (M, N, K) of further problems on which the family's kernels are proved; by default none.
+
+        Some may be illegal for the config. The problem gives layout, dtype and accumulator; its extents do not matter.
+        """
         return ()
 
     # --- what it costs -----------------------------------------------------------------------------
 
     @abstractmethod
     def registers(self, problem: Problem, config: C, shape: Geometry) -> int:
-        """Return the registers per thread, which limit the CTAs of an SM."""
+        """Return the registers per thread, which limit the CTAs of an SM in the cost model.
+
+        Args:
+            problem: gives layout, dtype and accumulator.
+            config: the kernel.
+            shape: the config's :meth:`geometry`.
+        """
 
     @abstractmethod
     def cost_columns(self, problem: Problem, config: C, shape: Geometry) -> Mapping[str, Any]:
-        """Return column -> value where it differs from :data:`outblas.kernels.cost.columns.COLUMN_DEFAULTS`."""
+        """Return column -> value where it differs from :data:`outblas.kernels.cost.columns.COLUMN_DEFAULTS`.
+
+        It must have every column of :attr:`own_columns`. Columns that are in neither list are ignored.
+
+        Args:
+            problem: gives layout, dtype and accumulator.
+            config: the kernel.
+            shape: the config's :meth:`geometry`.
+        """
 
     @abstractmethod
     def time_us(self, x: Mapping[str, float], p: Columns, c: Columns, gpu: Gpu) -> Floats:
-        """Return the GPU time, microseconds, over columns that broadcast together.
+        """Return the GPU time per call, microseconds, over columns that broadcast together, without residual.
 
         Args:
-            x: coefficients.
-            p: columns of the problem.
-            c: columns of the configs.
+            x: coefficients: name -> value, with the names of :attr:`start`.
+            p: columns of the problem, as from :func:`outblas.kernels.cost.columns.problem_columns`.
+            c: columns of the configs, as from :func:`outblas.kernels.cost.columns.config_columns`.
             gpu: the GPU.
         """
 
     def kind_index(self, c: Columns) -> NDArray[np.intp]:
-        """Return the index into :attr:`kinds` of every config."""
+        """Return the index into :attr:`kinds` of every config, int[configs]; by default zeros.
+
+        Args:
+            c: columns of the configs, arrays.
+        """
         return np.zeros(len(c["bm"]), dtype=np.intp)
 
     def switch_values(self, p: Columns, c: Columns, waves: Floats) -> Floats:
-        """Return float64[configs, len(residual_switches)].
+        """Return float64[configs, len(residual_switches)]; by default without columns.
 
         Args:
             p: columns of the problem.
             c: columns of the configs.
-            waves: number of waves of each config.
+            waves: number of waves of each config, before rounding.
         """
         return np.zeros((len(waves), 0))

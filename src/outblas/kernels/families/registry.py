@@ -19,9 +19,10 @@ FAMILIES: dict[str, Family[Any]] = {name: import_module(f"{__package__}.{name}")
 
 
 def knobs_by_name() -> dict[str, dict[str, Knob]]:
-    """Return knob name -> family name -> the family's knob.
+    """Return knob name -> family name -> the family's knob. Families that lack a knob are left out of its entry.
 
-    All encodings across families take their knobs from here: family after family, each knob at its first occurrence.
+    All encodings across families take their knobs from here: family after family, each knob at its first occurrence. So
+    the first name is ``bm``. Example: the families of ``even`` are ``sm80_mma_gemm`` and ``sm80_direct_gemm``.
     """
     found: dict[str, dict[str, Knob]] = {}
     for name, family in FAMILIES.items():

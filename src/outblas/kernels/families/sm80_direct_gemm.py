@@ -40,13 +40,15 @@ DIRECT_REGISTERS = 60
 class Sm80DirectConfig(KernelConfig):
     """Knobs of ``sm80_direct_gemm``: tiny products, operands from global memory straight to registers.
 
+    The constructor checks nothing; :func:`outblas.kernels.legality.why_illegal` does.
+
     Attributes:
-        bm: rows of a C tile, elements.
-        bn: columns of a C tile, elements.
+        bm: rows of a C tile, elements; 16, 32 or 64 per warp along M.
+        bn: columns of a C tile, elements; 8, 16 or 32 per warp along N.
         wm: warps along M.
         wn: warps along N.
-        wk: warps along K; above 1, they split K inside the CTA.
-        unroll: chunks of 32 of K that a warp loads before it multiplies.
+        wk: warps along K; above 1, they split K inside the CTA. ``wm * wn * wk`` is at most 16.
+        unroll: chunks of 32 of K that a warp loads before it multiplies, 1 to 8.
         pdl: launch option, programmatic dependent launch (sm_90 only).
         early: needs pdl; the first loads of B do not wait for the predecessor.
         even: needs pdl; no SM gets more CTAs than an even distribution gives it.
@@ -71,7 +73,7 @@ class Sm80DirectConfig(KernelConfig):
 
 
 class Sm80DirectGemm(Family[Sm80DirectConfig]):
-    """The family ``sm80_direct_gemm``."""
+    """The family ``sm80_direct_gemm``. ``FAMILIES["sm80_direct_gemm"]`` is its instance."""
 
     config = Sm80DirectConfig
     pool_place = 1
@@ -148,7 +150,11 @@ class Sm80DirectGemm(Family[Sm80DirectConfig]):
         return config.vec * ELEMENT_BYTES
 
     def pool(self) -> Iterator[Sm80DirectConfig]:
-        """Yield warp tiles of 16 to 32 by 8 to 32, with K in one warp or split over up to 16 warps."""
+        """Yield warp tiles of 16 to 32 by 8 to 32, with K in one warp or split over up to 16 warps, without PDL.
+
+        ``bm`` and ``bn`` are the warp tile times ``wm`` and ``wn``. ``unroll`` is 1, 2 or 4. Kernels with too many
+        registers are left out.
+        """
         for (mt, nt), (wm, wn, wk) in product(
             ((1, 1), (1, 2), (1, 4), (2, 2), (2, 4)),
             (
@@ -174,7 +180,11 @@ class Sm80DirectGemm(Family[Sm80DirectConfig]):
         return [_one_knob_away(config)]
 
     def proof_shapes(self, problem: Problem, config: Sm80DirectConfig, gpu: Gpu) -> list[tuple[int, int, int]]:
-        """Return shapes whose K ends just after a round of all warps, or inside the second round."""
+        """Return three (M, N, K). K ends just after a round of all warps, inside the second round, or within one chunk.
+
+        A round is ``wk * unroll * 32`` of K. The first shape is (9 bm + 1, bn + 8, round + 8). The last is (3, bn + 8,
+        24).
+        """
         bm, bn, bk = config.bm, config.bn, config.bk
         together = config.wk * config.unroll * bk
         return [
@@ -218,7 +228,10 @@ class Sm80DirectGemm(Family[Sm80DirectConfig]):
 
 
 def direct_registers(c: Sm80DirectConfig) -> tuple[int, int]:
-    """Return (registers of operands and fp32 sums per thread, allowed number)."""
+    """Return (registers of operands and fp32 sums per thread, allowed number of these).
+
+    The config has too many if the first exceeds the second. Example: ``Sm80DirectConfig(16, 16)`` gives (40, 195).
+    """
     m_blocks, n_blocks = c.bm // c.wm // 16, c.bn // c.wn // 8
     held = c.unroll * (8 * m_blocks + 4 * n_blocks) + 4 * m_blocks * n_blocks
     return held, min(255, 65536 // (32 * c.wm * c.wn * c.wk)) - DIRECT_REGISTERS

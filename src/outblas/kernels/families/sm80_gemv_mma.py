@@ -8,9 +8,8 @@ Its cost model is the rate at which weights stream, plus fixed parts::
 
 The latency chain of a CTA is (its bytes / bytes in flight) x latency. Steps in registers are all awaited at once,
 because ptxas gives loads across the loop's back edge one scoreboard. So only the share ``duty`` of them counts. All
-count if tokens are kept in shared memory: then no wait for a token delays the next request for weights.
-
-A CTA that walks over tiles keeps its ring full across tiles and reads kept tokens once. Nothing of this is fitted yet.
+count if tokens are kept in shared memory: then no wait for a token delays the next request for weights. A CTA that
+walks over tiles keeps its ring full across tiles and reads kept tokens once. Nothing of this is fitted yet.
 """
 
 from __future__ import annotations
@@ -67,9 +66,11 @@ KEPT_K_CHOICES = (2048, 4096, 8192)
 class Sm80GemvConfig(KernelConfig):
     """Knobs of ``sm80_gemv_mma``: at most 16 rows of A (tokens), bound by the reading of B (weights).
 
+    The constructor checks nothing; :func:`outblas.kernels.legality.why_illegal` does.
+
     Attributes:
-        bm: capacity for tokens, 8 or 16.
-        bn: weight rows (columns of C) of a CTA.
+        bm: capacity for tokens, 8 or 16; M may not exceed it.
+        bn: weight rows (columns of C) of a CTA. ``bn / wn`` is 16, 32, 64 or 128 for TN, 64 or 128 for NN.
         wn: warps side by side along bn.
         wk: warps that share the K of the same rows.
         unroll: steps in flight per warp; a step is 64 of K for TN, 32 for NN.
@@ -78,11 +79,9 @@ class Sm80GemvConfig(KernelConfig):
         prefetch: bytes that a miss brings into L2, 128 or 256.
         pdl: launch option, programmatic dependent launch (sm_90 only).
         early: needs pdl; the first loads of B do not wait for the predecessor.
-        persistent: only the resident CTAs are launched, and they walk over the tiles. The next tile's loads are in
-            flight while one tile is summed and stored. False: one CTA per tile.
+        persistent: only the resident CTAs are launched, and they walk over the tiles. False: one CTA per tile.
         l2: L2 hint: ``plain``, or ``stream_b``: B is read once.
-        kept_k: needs persistent. Up to this K, a CTA keeps its tokens in shared memory and reads them once for all
-            tiles. 0: it reads them through L1 for every tile.
+        kept_k: needs persistent. Up to this K, a CTA keeps its tokens in shared memory. 0: it reads them per tile.
         warm_k: needs early. This much of K beyond the ring is prefetched into L2 while a CTA waits for its predecessor.
     """
 
@@ -110,7 +109,7 @@ class Sm80GemvConfig(KernelConfig):
 
 
 class Sm80GemvMma(Family[Sm80GemvConfig]):
-    """The family ``sm80_gemv_mma``."""
+    """The family ``sm80_gemv_mma``, for M up to 16. ``FAMILIES["sm80_gemv_mma"]`` is its instance."""
 
     config = Sm80GemvConfig
     pool_place = 3
@@ -232,7 +231,7 @@ class Sm80GemvMma(Family[Sm80GemvConfig]):
         return replace(config, early=False, warm_k=0)
 
     def pool(self) -> Iterator[Sm80GemvConfig]:
-        """Yield kernels from 16 weight rows per CTA (many CTAs) to 128 (tokens are read less often)."""
+        """Yield kernels without PDL: 16 weight rows per CTA (many CTAs) to 128 (tokens are read less often)."""
         for bn, wn, wk, unroll, ring in (
             *((16, 1, 8, 4, "registers"), (16, 1, 4, 4, "registers")),
             *((32, 1, 8, 2, "registers"), (32, 2, 4, 4, "registers")),
@@ -262,14 +261,14 @@ class Sm80GemvMma(Family[Sm80GemvConfig]):
         return [_one_knob_away(config)]
 
     def special_candidates(self, problem: Problem, gpu: Gpu) -> Sequence[Sm80GemvConfig]:
-        """Return the kernels with the least sufficient capacity for tokens, with and without PDL."""
+        """Return the kernels of least sufficient ``bm``, without and (sm_90) with PDL; empty if M is above 16."""
         if problem.m > MAX_GEMV_ROWS:
             return ()
         room = [c for c in self.pool() if 0 <= c.bm - problem.m < 8]
         return [replace(c, pdl=pdl) for c in room for pdl in (False, True)[: 2 if gpu.arch >= 90 else 1]]
 
     def proof_shapes(self, problem: Problem, config: Sm80GemvConfig, gpu: Gpu) -> list[tuple[int, int, int]]:
-        """Return ragged shapes with at most bm rows."""
+        """Return (M, N, K), whole and ragged, with M up to ``bm``; walking CTAs add shapes of several tiles each."""
         bm, bn, bk = config.bm, config.bn, config.bk
         return [
             *((bm, 2 * bn, 4 * bk * config.wk * config.split_k), (bm - 1, bn + 8, 3 * bk + 8)),
@@ -319,18 +318,18 @@ class Sm80GemvMma(Family[Sm80GemvConfig]):
 
 
 def gemv_step(layout: Layout) -> int:
-    """Return the depth of K that a warp processes per step."""
+    """Return the depth of K that a warp processes per step: 64 for layout ``TN``, else 32."""
     return 64 if layout == "TN" else 32
 
 
 def gemv_loads_per_step(problem: Problem, c: Sm80GemvConfig) -> tuple[int, int]:
-    """Return the 16-byte loads per thread and step: (of weights, of tokens)."""
+    """Return the 16-byte loads per thread and step: (of weights, of tokens). ``bm=8, bn=16`` and TN give (4, 2)."""
     step = gemv_step(problem.layout)
     return c.bn // c.wn * step // 256, c.bm // 8 * (step // 32)
 
 
 def gemv_held_registers(problem: Problem, c: Sm80GemvConfig) -> int:
-    """Return the registers of operands and fp32 sums per thread."""
+    """Return the registers of operands and fp32 sums per thread: 84 for ``Sm80GemvConfig(8, 16)`` and TN."""
     weights, tokens = gemv_loads_per_step(problem, c)
     in_registers = c.ring == "registers"
     held = 4 * weights * (c.unroll if in_registers else 1)
@@ -339,7 +338,7 @@ def gemv_held_registers(problem: Problem, c: Sm80GemvConfig) -> int:
 
 
 def gemv_blocks_per_sm(problem: Problem, c: Sm80GemvConfig) -> int:
-    """Return the walking CTAs that share an SM of sm_90; ptxas limits their registers accordingly."""
+    """Return the walking CTAs that share an SM of sm_90, 1 or more: 2 for ``Sm80GemvConfig(8, 16)`` and TN."""
     threads = 32 * c.wn * c.wk
     registers = ceil_div(gemv_held_registers(problem, c) + GEMV_WALK_REGISTERS[problem.layout], 8) * 8
     by_memory = SM_SMEM // (gemv_walk_smem(problem, c) + CTA_SMEM)
@@ -347,19 +346,19 @@ def gemv_blocks_per_sm(problem: Problem, c: Sm80GemvConfig) -> int:
 
 
 def gemv_ring_bytes(problem: Problem, c: Sm80GemvConfig) -> int:
-    """Return the size of the ring in shared memory, bytes, without kept tokens; 0 for a ring in registers."""
+    """Return the bytes of the ring in shared memory, per CTA, without kept tokens; 0 for a ring in registers."""
     weights, tokens = gemv_loads_per_step(problem, c)
     loads = weights + (0 if c.kept_k else tokens)
     return c.unroll * loads * 32 * c.wn * c.wk * 16 if c.ring == "shared" else 0
 
 
 def gemv_kept_steps(problem: Problem, c: Sm80GemvConfig) -> int:
-    """Return the steps of a warp in ``kept_k``, rounded up to whole rounds of the ring."""
+    """Return the steps of each warp in ``kept_k``, rounded up to a multiple of ``unroll``; 0 for ``kept_k=0``."""
     return c.unroll * ceil_div(c.kept_k, gemv_step(problem.layout) * c.wk * c.unroll)
 
 
 def gemv_walk_smem(problem: Problem, c: Sm80GemvConfig) -> int:
-    """Return the shared memory of a walking CTA, bytes: ring, kept tokens, and two alternating exchange buffers."""
+    """Return a walking CTA's bytes of ring, kept tokens and exchange buffers: 7168 for ``Sm80GemvConfig(8, 16)``."""
     kept = gemv_kept_steps(problem, c) * gemv_loads_per_step(problem, c)[1] * 32 * c.wn * c.wk * 16
     return gemv_ring_bytes(problem, c) + kept + 2 * c.wn * (c.bn // c.wn // 16) * (c.bm // 8) * 512 * (c.wk - 1)
 

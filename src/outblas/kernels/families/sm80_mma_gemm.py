@@ -30,11 +30,13 @@ NON_ACCUMULATOR_REGISTERS = 70
 class Sm80MmaConfig(KernelConfig):
     """Knobs of ``sm80_mma_gemm``: cp.async multistage, ldmatrix, mma.sync.
 
+    The constructor checks nothing; :func:`outblas.kernels.legality.why_illegal` does.
+
     Attributes:
-        bm: rows of a C tile, elements.
-        bn: columns of a C tile, elements.
-        bk: depth of one stage, elements of K.
-        stages: depth of the cp.async pipeline.
+        bm: rows of a C tile, elements; a multiple of 16 ``wm``.
+        bn: columns of a C tile, elements; a multiple of 16 ``wn``.
+        bk: depth of one stage, elements of K: 32, 64, 128 or 256.
+        stages: depth of the cp.async pipeline, 1 to 8.
         wm: warps along M.
         wn: warps along N.
         wk: warps along K; above 1, they split every stage's K inside the CTA.
@@ -64,7 +66,7 @@ class Sm80MmaConfig(KernelConfig):
 
 
 class Sm80MmaGemm(Family[Sm80MmaConfig]):
-    """The family ``sm80_mma_gemm``."""
+    """The family ``sm80_mma_gemm``. ``FAMILIES["sm80_mma_gemm"]`` is its instance."""
 
     config = Sm80MmaConfig
     pool_place = 0
@@ -167,7 +169,10 @@ class Sm80MmaGemm(Family[Sm80MmaConfig]):
         return config.vec * ELEMENT_BYTES
 
     def pool(self) -> Iterator[Sm80MmaConfig]:
-        """Yield tiles of mma.sync with K split over warps and over clusters."""
+        """Yield tiles of mma.sync with K split over warps and over clusters, without PDL.
+
+        All 15 tiles come with ``split_k=1``. Those of at most 64 x 32 elements also come with 2, 4, 8 and 16.
+        """
         for bm, bn, wm, wn, wk, bk, stages in (
             (16, 16, 1, 1, 4, 64, 4),
             (16, 16, 1, 1, 8, 128, 4),
@@ -195,7 +200,16 @@ class Sm80MmaGemm(Family[Sm80MmaConfig]):
     def unaligned_candidates(
         self, problem: Problem, gpu: Gpu, listed: Sequence[Sm80MmaConfig]
     ) -> Iterable[Sm80MmaConfig]:
-        """Yield the tiles of the catalogue and of the pool, with the widest loads that the rows allow."""
+        """Yield the tiles of the catalogue and of the pool, with the widest loads that the rows allow.
+
+        ``vec`` is the largest of 8, 4, 2 and 1 that divides K and the row length of B as stored. Each config comes
+        without PDL, then with PDL. Below sm_90 it comes twice without PDL.
+
+        Args:
+            problem: the problem.
+            gpu: the GPU.
+            listed: the family's configs in the catalogue.
+        """
         vec = next(v for v in (8, 4, 2, 1) if problem.k % v == 0 and problem.b_shape[1] % v == 0)
         for config in (*listed, *self.pool()):
             for pdl in (False, gpu.arch >= 90):

@@ -73,12 +73,26 @@ SWITCHES = (
 
 
 def registers(config: Sm90WgmmaConfig, shape: Geometry) -> int:
-    """Return the registers per thread. With several consumers, setmaxnreg distributes the whole register file."""
+    """Return the registers per thread.
+
+    With several consumers, setmaxnreg distributes the whole register file: the result is 65536 // ``shape.threads``.
+    With one consumer, it is ``shape.accumulators`` + 40.
+
+    Args:
+        config: the kernel.
+        shape: the config's geometry.
+    """
     return SM_REGISTERS // shape.threads if config.consumers > 1 else shape.accumulators + NON_ACCUMULATOR_REGISTERS
 
 
 def columns(config: Sm90WgmmaConfig) -> dict[str, Any]:
-    """Return the inputs of the cost model that depend on a config: name -> number."""
+    """Return the inputs of the cost model that depend on a config: name -> number or bool.
+
+    ``cm`` and ``cn`` are the cluster's extents, and ``rows`` are the rows of A in a stage. ``raster_m``, ``tma``,
+    ``pingpong`` and ``workspace`` say whether the knob has this word. ``stream_b`` and ``stream_c`` say whether the L2
+    hint includes that operand. The other keys are knobs: ``stages``, ``min_blocks``, ``persistent``, ``group``,
+    ``consumers`` and ``shift``.
+    """
     return {
         "stages": config.stages,
         "cm": config.cluster_m,
@@ -168,7 +182,14 @@ COST = _Cost()
 
 
 def kind_index(c: Columns) -> NDArray[np.intp]:
-    """Return the index into :data:`KINDS` of every config."""
+    """Return the index into :data:`KINDS` of every config, int[configs].
+
+    The first that applies counts: ``workspace``, ``cluster_split``, ``pingpong_64`` (``bm`` 64), ``pingpong``,
+    ``three`` consumers, ``walk`` (persistent), ``two_blocks``, ``tile`` (one consumer), else ``two_consumers``.
+
+    Args:
+        c: columns of the configs, arrays.
+    """
     split = c["split"] > 1
     tests: Mapping[str, np.ndarray] = {
         "workspace": c["workspace"] > 0,
@@ -184,7 +205,13 @@ def kind_index(c: Columns) -> NDArray[np.intp]:
 
 
 def switch_values(p: Columns, c: Columns, exact: Floats) -> Floats:
-    """Return float64[configs, len(SWITCHES)]; ``exact`` is the number of waves before rounding."""
+    """Return float64[configs, len(SWITCHES)], columns in the order of :data:`SWITCHES`.
+
+    Args:
+        p: columns of the problem.
+        c: columns of the configs, arrays.
+        exact: number of waves of each config, before rounding.
+    """
     m, n, k = log_extents(p)
     tall, bk_128, width = (m - n) / 4, c["bk"] == 128, np.log2(c["bn"]) / 4
     columns = (

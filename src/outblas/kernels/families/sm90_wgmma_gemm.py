@@ -35,20 +35,22 @@ MIN_WORKSPACE_K = 4096
 class Sm90WgmmaConfig(KernelConfig):
     """Knobs of ``sm90_wgmma_gemm``: TMA loads, mbarrier pipeline, warp-specialised wgmma.
 
+    The constructor checks nothing; :func:`outblas.kernels.legality.why_illegal` does.
+
     Attributes:
-        bm: rows of a C tile, elements.
-        bn: columns of a C tile, elements.
-        bk: depth of one pipeline stage, elements of K.
-        stages: pipeline depth.
-        consumers: warpgroups that issue wgmma.
+        bm: rows of a C tile, elements: 64, 128, 192 or 256.
+        bn: columns of a C tile, elements: a multiple of 8 up to 256.
+        bk: depth of one pipeline stage, elements of K: 64 or 128.
+        stages: pipeline depth, 2 to 16.
+        consumers: warpgroups that issue wgmma, 1 to 3.
         schedule: ``coop``: consumers share a tile. ``stagger``: the same, one after the other, so that their epilogues
             do not coincide. ``pingpong``: they alternate tiles.
         cluster_m: CTAs of a cluster along M; operand tiles are multicast in it.
         cluster_n: CTAs of a cluster along N.
-        split_k: CTAs that share one tile's K.
+        split_k: CTAs that share one tile's K; above 1, it needs ``store="direct"`` and ``persistent=False``.
         persistent: one CTA per SM walks over tiles; False: one CTA per tile.
         raster: extent along which consecutive tiles go first.
-        group: tiles of the other extent that are walked together (L2 reuse).
+        group: tiles that are walked together along ``raster`` before the next tile of the other extent (L2 reuse).
         store: ``tma``: stmatrix to shared memory, then TMA. ``direct``: registers to global memory.
         min_blocks: CTAs per SM that the register allocation must allow.
         pdl: launch option, programmatic dependent launch: the prologue overlaps the predecessor.
@@ -99,7 +101,7 @@ class Sm90WgmmaConfig(KernelConfig):
 
 
 class Sm90WgmmaGemm(Family[Sm90WgmmaConfig]):
-    """The family ``sm90_wgmma_gemm``."""
+    """The family ``sm90_wgmma_gemm``. ``FAMILIES["sm90_wgmma_gemm"]`` is its instance."""
 
     config = Sm90WgmmaConfig
     pool_place = 2
@@ -128,7 +130,10 @@ class Sm90WgmmaGemm(Family[Sm90WgmmaConfig]):
         return launch.workspace_bytes(problem, config)
 
     def source_lines(self, config: Sm90WgmmaConfig) -> Sequence[str]:
-        """Return the switch for the workspace, which is one more kernel parameter."""
+        """Return the switch for the workspace, which is one more kernel parameter: ``["#define SPLIT_WORKSPACE 0"]``.
+
+        The number is 1 if ``split_kind`` is ``workspace``.
+        """
         return [f"#define SPLIT_WORKSPACE {int(config.split_kind == 'workspace')}"]
 
     def headers(self, problem: Problem, config: Sm90WgmmaConfig) -> tuple[tuple[str, str], ...]:
@@ -158,7 +163,11 @@ class Sm90WgmmaGemm(Family[Sm90WgmmaConfig]):
                 yield Problem(rows, 4096, 8192), config
 
     def adapted_to_problem(self, problem: Problem, config: Sm90WgmmaConfig) -> Sm90WgmmaConfig:
-        """Return the config with edge tiles moved inside, if M or N is no multiple of 64."""
+        """Return the config with ``shift=True`` if that may help, else the config itself.
+
+        It helps if M above 64, or N, is no multiple of 64, and a tile reaches past an edge
+        (:func:`with_shifted_edges`).
+        """
         if problem.m % WGMMA_ROWS and problem.m > WGMMA_ROWS or problem.n % WGMMA_ROWS:
             return near.with_shifted_edges(problem, config) or config
         return config
@@ -189,7 +198,10 @@ class Sm90WgmmaGemm(Family[Sm90WgmmaConfig]):
 
 
 def split_kernels() -> Iterator[Sm90WgmmaConfig]:
-    """Yield kernels with K split over a cluster; the sums go through distributed shared memory."""
+    """Yield kernels with K split over a cluster; the sums go through distributed shared memory.
+
+    ``split_k`` is 2 to 16, ``store`` is ``direct``, and PDL is off.
+    """
     for bm, bn, consumers, splits in (
         (64, 8, 1, (2, 4, 8, 16)),
         (64, 16, 1, (2, 3, 4, 8, 16)),
@@ -222,9 +234,9 @@ def split_kernels() -> Iterator[Sm90WgmmaConfig]:
 
 
 def workspace_kernels() -> Iterator[Sm90WgmmaConfig]:
-    """Yield kernels with K split over a workspace, with and without multicast pairs.
+    """Yield kernels with K split over a workspace, with and without multicast pairs, without PDL.
 
-    The sums go through global memory, so any number of parts can use all SMs.
+    The sums go through global memory, so any number of parts can use all SMs. Here, ``split_k`` is 2 to 16.
     """
     for (bm, bn, consumers), split, (cm, cn) in product(
         ((64, 64, 1), (64, 128, 1), (128, 64, 2), (128, 128, 2), (128, 256, 2)),
@@ -240,10 +252,13 @@ def workspace_kernels() -> Iterator[Sm90WgmmaConfig]:
 
 
 def few_rows_kernels(rows: int) -> Iterator[Sm90WgmmaConfig]:
-    """Yield kernels for at most ``rows`` rows of A, fewer than wgmma's 64.
+    """Yield kernels for at most ``rows`` rows of A, fewer than wgmma's 64, without PDL. Some may be illegal.
 
     Stages hold only these rows, and B streams through as many stages as fit. Variants: one tile per CTA, parts of K, a
-    walk.
+    walk. All have ``bm=64``, ``a_rows=rows`` and ``l2="stream_b"``.
+
+    Args:
+        rows: a multiple of 8 from 8 to 56; for other numbers, all kernels are illegal.
     """
     for bn, bk in product((16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 256), (64, 128)):
         for split, kind in ((1, "cluster"), (2, "cluster"), (2, "workspace"), (3, "workspace"), (4, "workspace")):
@@ -260,7 +275,7 @@ def few_rows_kernels(rows: int) -> Iterator[Sm90WgmmaConfig]:
 
 
 def tiles_kernels() -> Iterator[Sm90WgmmaConfig]:
-    """Yield kernels with one tile per CTA."""
+    """Yield kernels with one tile per CTA: K is not split, nothing is persistent, and PDL is off."""
     for bn in (8, 16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256):
         for bk in (64, 128):
             yield Sm90WgmmaConfig(64, bn, bk, _stages(64, bn, bk, 64 * bn * 2))
@@ -287,7 +302,7 @@ def tiles_kernels() -> Iterator[Sm90WgmmaConfig]:
 
 
 def persistent_kernels() -> Iterator[Sm90WgmmaConfig]:
-    """Yield kernels with one CTA per SM that walks over tiles, for large outputs."""
+    """Yield kernels with one CTA per SM that walks over tiles, for large outputs, without PDL. Some occur twice."""
     clusters = ((1, 1), (2, 1), (1, 2))
     for bm, bn, consumers in ((128, 256, 2), (256, 128, 2), (192, 192, 3), (128, 192, 2), (256, 160, 2), (192, 128, 3)):
         for (cm, cn), raster, schedule in product(clusters, ("m", "n"), ("coop", "stagger")):

@@ -32,7 +32,11 @@ MAX_WORKSPACE_SPLIT = 32
 
 
 def why_illegal(p: Problem, c: Sm90WgmmaConfig, gpu: Gpu) -> str | None:
-    """Return why the config cannot run the problem; None if it can."""
+    """Return why the config cannot run the problem by the family's own rules, in words; None if it can.
+
+    Only the first broken rule is named. Limits of grid and shared memory are checked elsewhere
+    (:func:`outblas.kernels.legality.why_illegal`).
+    """
     if min(c.bm, c.bn, c.bk, c.stages, c.consumers, c.cluster_m, c.cluster_n, c.split_k, c.group, c.min_blocks) < 1:
         return "extents must be positive"
     pingpong = c.schedule == "pingpong"
@@ -90,7 +94,13 @@ def _tiles(p: Problem, c: Sm90WgmmaConfig) -> int:
 
 
 def geometry(problem: Problem, c: Sm90WgmmaConfig) -> Geometry:
-    """Return the geometry for the problem's layout, dtype and accumulator."""
+    """Return the geometry for the problem's layout, dtype and accumulator; its extents do not matter.
+
+    A CTA has 128 threads per consumer, plus 32 for the producer, or 128 with more than one consumer.
+
+    Raises:
+        KeyError: ``consumers`` is not 1, 2 or 3.
+    """
     pingpong = c.schedule == "pingpong"
     m_blocks = max(1, c.bm // (1 if pingpong else c.consumers) // 64)
     k_major = problem.layout == "TN"
@@ -158,7 +168,17 @@ def geometry(problem: Problem, c: Sm90WgmmaConfig) -> Geometry:
 
 
 def grid(problem: Problem, config: Sm90WgmmaConfig, sms: int) -> tuple[int, int, int]:
-    """Return the number of CTAs along x, y and z."""
+    """Return the number of CTAs along x, y and z, all CTAs of clusters included.
+
+    A persistent kernel has (CTAs, 1, 1). Otherwise tiles along ``raster`` are walked in bands of ``group``. x is a
+    band's tiles times the CTAs of a cluster, y is the other extent, and z is the number of bands. Extents are counted
+    in clusters. The parts of a workspace multiply z.
+
+    Args:
+        problem: the problem.
+        config: the kernel.
+        sms: number of SMs; only a persistent kernel depends on it.
+    """
     cluster = config.cluster_m * config.cluster_n * config.cluster_split
     tiles_m = ceil_div(problem.m, config.bm * config.cluster_m)
     tiles_n = ceil_div(problem.n, config.bn * config.cluster_n)
@@ -170,9 +190,10 @@ def grid(problem: Problem, config: Sm90WgmmaConfig, sms: int) -> tuple[int, int,
 
 
 def workspace_bytes(problem: Problem, config: Sm90WgmmaConfig) -> int:
-    """Return the size of the workspace, bytes; 0 without one.
+    """Return the size of the workspace, bytes; 0 unless ``split_kind`` is ``workspace``.
 
-    It holds the counters (the first COUNTERS_BYTES), then every CTA's tile in fp32 (epilogue/workspace_reduce.cuh).
+    It holds 65536 bytes of counters, then every CTA's tile in fp32 (epilogue/workspace_reduce.cuh). Tiles are counted
+    in whole clusters. Example: 4 tiles of 64 x 64 with ``split_k=2`` need 65536 + 4 * 2 * 64 * 64 * 4 = 196608 bytes.
     """
     if config.split_kind != "workspace":
         return 0
@@ -182,21 +203,32 @@ def workspace_bytes(problem: Problem, config: Sm90WgmmaConfig) -> int:
 
 
 def register_budget(c: Sm90WgmmaConfig) -> int:
-    """Return the registers that a consumer thread may use."""
+    """Return the registers that a consumer thread may use: 255, 232 or 152 for 1, 2 or 3 consumers.
+
+    With ``min_blocks`` above 1 it depends on that only: 200 for 2, 136 for 3, 96 for 4.
+
+    Raises:
+        KeyError: another number of consumers with ``min_blocks=1``.
+    """
     return min(255, CONSUMER_REGISTERS[c.consumers] if c.min_blocks == 1 else 65536 // c.min_blocks // 160 // 8 * 8)
 
 
 def workspace_loads(c: Sm90WgmmaConfig) -> int:
     """Return the 16-byte loads in flight per thread of the CTA that sums the parts: as many as registers allow.
 
-    The accumulators of that CTA are free by then.
+    It is 32, 16, 8 or 4. Examples: 32 for one or two consumers, 16 for three. The accumulators of that CTA are free by
+    then.
     """
     room = register_budget(c) - NON_ACCUMULATOR_REGISTERS - 20
     return next((loads for loads in (32, 16, 8) if 4 * loads <= room), 4)
 
 
 def tensor_boxes(problem: Problem, config: Sm90WgmmaConfig) -> tuple[tuple[int, int, int, int], ...]:
-    """Return (rows, cols, box rows, box cols) of the TMA descriptors of A, B and C, elements."""
+    """Return (rows, cols, box rows, box cols) of the TMA descriptors of A, B and C, elements.
+
+    B has the extents (N, K) for TN and (K, N) for NN. Example: M = 100, N = 200, K = 304, TN and tiles of 64 x 64 give
+    ``((100, 304, 64, 64), (200, 304, 64, 64), (100, 200, 64, 64))``.
+    """
     constants = dict(geometry(problem, config).constants)
     box_a = (problem.m, problem.k, config.loaded_rows // config.cluster_n, 64)
     if problem.layout == "TN":
@@ -207,14 +239,15 @@ def tensor_boxes(problem: Problem, config: Sm90WgmmaConfig) -> tuple[tuple[int, 
 
 
 def wgmma_instance(n: int, problem: Problem) -> str:
-    """Return the device function ``wgmma_instance``: one wgmma m64nNk16 of the problem's dtype, accumulator and layout.
+    """Return the CUDA C++ of a header that defines the device function ``wgmma_instance``.
 
-    PTX needs one operand per accumulator register, so the text depends on N. Both operands come from shared memory: A
-    is K-major; B is K-major (TN) or N-major (NN).
+    It is one wgmma m64nNk16 of the problem's dtype, accumulator and layout. PTX needs one operand per accumulator
+    register, so the text depends on N. Both operands come from shared memory: A is K-major; B is K-major (TN) or
+    N-major (NN). The text begins with ``#pragma once``.
 
     Args:
-        n: columns of the instruction, a multiple of 8 up to 256.
-        problem: decides dtype, accumulator and layout.
+        n: columns of the instruction, a multiple of 8 up to 256; it is not checked.
+        problem: decides dtype, accumulator and layout; its extents do not matter.
 
     Source:
         PTX ISA, Asynchronous Warpgroup Level Matrix Instructions: wgmma.mma_async.

@@ -25,7 +25,11 @@ _TRANSPOSED_HINTS: dict[CacheHint, CacheHint] = {
 
 
 def neighbours(problem: Problem, config: Sm90WgmmaConfig) -> list[Iterable[Sm90WgmmaConfig]]:
-    """Return configs near this one: one iterable per idea, the most successful idea first. Some may be illegal."""
+    """Return configs near this one: a list of eight iterators, one per idea, the most successful idea first.
+
+    Ideas: fewer rows of A, ``shift``, L2 hints, tile order, parts of K, multicast, narrower tiles, depth. Some configs
+    may be illegal or equal to this one, and an iterator may be empty.
+    """
     return [
         _few_rows(problem, config),
         _edges(problem, config),
@@ -39,13 +43,21 @@ def neighbours(problem: Problem, config: Sm90WgmmaConfig) -> list[Iterable[Sm90W
 
 
 def with_shifted_edges(problem: Problem, config: Sm90WgmmaConfig) -> Sm90WgmmaConfig | None:
-    """Return the config with edge tiles moved inside; None if no tile reaches past an edge."""
+    """Return a copy of the config with ``shift=True``; None if no tile can be moved inside.
+
+    A tile can be moved if M exceeds ``bm`` and is no multiple of it, or N likewise exceeds ``bn``. An extent that is
+    smaller than one tile does not count.
+    """
     ragged = (problem.m > config.bm and problem.m % config.bm) or (problem.n > config.bn and problem.n % config.bn)
     return replace(config, shift=True) if ragged else None
 
 
 def transposed(config: Sm90WgmmaConfig) -> Sm90WgmmaConfig:
-    """Return the config that computes the transpose of C in the same way: tiles, clusters, order and hints swapped."""
+    """Return the config that computes the transpose of C in the same way. It may be illegal.
+
+    ``bm`` and ``bn`` are exchanged, and so are ``cluster_m`` and ``cluster_n``, the words ``m`` and ``n`` of
+    ``raster``, and A and B in ``l2``. All other knobs stay.
+    """
     return replace(
         config, bm=config.bn, bn=config.bm, cluster_m=config.cluster_n, cluster_n=config.cluster_m,
         raster="n" if config.raster == "m" else "m", l2=_TRANSPOSED_HINTS.get(config.l2, config.l2),
@@ -53,7 +65,11 @@ def transposed(config: Sm90WgmmaConfig) -> Sm90WgmmaConfig:
 
 
 def proof_shapes(config: Sm90WgmmaConfig) -> list[tuple[int, int, int]]:
-    """Return (M, N, K) of problems that prove workspaces and few rows of A."""
+    """Return (M, N, K) of problems that prove workspaces and few rows of A, as a list.
+
+    It has two shapes if ``split_kind`` is ``workspace``, then four if ``a_rows`` is not 0. It is empty for other
+    configs.
+    """
     bm, bn, bk = config.bm, config.bn, config.bk
     shapes = []
     if config.split_kind == "workspace":  # each part has one stage or two
@@ -71,7 +87,7 @@ def proof_shapes(config: Sm90WgmmaConfig) -> list[tuple[int, int, int]]:
 
 
 def rows_to_load(problem: Problem) -> int:
-    """Return the rows of A that a wgmma tile must load: M rounded up to a multiple of 8, at most 64."""
+    """Return the rows of A that a wgmma tile must load: M rounded up to a multiple of 8, at most 64. M = 9 gives 16."""
     return min(-(-problem.m // 8) * 8, WGMMA_ROWS)
 
 

@@ -23,14 +23,17 @@ FILLED_TEMPLATES: dict[str, CuteSm80 | CutlassSm90] = {
 
 @functools.cache
 def example_names() -> tuple[str, ...]:
-    """Return the sorted names of all examples."""
+    """Return the sorted names of all examples: files in this folder, without ``.cu``, and filled templates.
+
+    The first is ``cp_async_stages``. ``naive``, ``wgmma_ring`` and ``cutlass_pingpong`` are others.
+    """
     files = (each.name for each in resources.files(__package__).iterdir())
     return tuple(sorted([*(name[:-3] for name in files if name.endswith(".cu")), *FILLED_TEMPLATES]))
 
 
 @functools.cache
 def example(name: str) -> FreeKernel:
-    """Return the example of a name, e.g. ``wgmma_ring``.
+    """Return the example of a name, e.g. ``wgmma_ring``. Every call of a name returns the same object.
 
     Raises:
         UsageError: no such example.
@@ -43,5 +46,5 @@ def example(name: str) -> FreeKernel:
 
 
 def all_examples() -> dict[str, FreeKernel]:
-    """Return name -> kernel in the order of :func:`example_names`."""
+    """Return name -> kernel in the order of :func:`example_names`, as a new dictionary."""
     return {name: example(name) for name in example_names()}

@@ -32,16 +32,19 @@ _AUTO = "cutlass::gemm::collective::StageCountAutoCarveout<static_cast<int>(size
 class CutlassSm90:
     """A CUTLASS 3.x kernel for Hopper, made by the collective builder.
 
-    It has form ``host``, TN and NN, fp16 and bf16, and accumulates in fp32.
+    It has form ``host``, TN and NN, fp16 and bf16, and accumulates in fp32. Its ``name`` is short and unique, e.g.
+    ``128x128x64_1x1_pingpong`` for the defaults.
 
     Attributes:
-        tile: (rows of C, columns of C, K per step) of a CTA, elements.
-        cluster: CTAs along M and N that multicast operand tiles to each other.
+        tile: (rows of C, columns of C, K per step) of a CTA, elements. Rows: a multiple of 64 (cooperative: 128) up to
+            256. Columns: a multiple of 32 up to 256. K: 32, 64 or 128. Rows times columns is at most 24576
+            (cooperative: 49152).
+        cluster: CTAs along M and N that multicast operand tiles to each other: 1, 2 or 4 a side, at most 8 together.
         schedule: ``warp_specialized``: one consumer warpgroup, one tile per CTA. ``pingpong``: two that alternate whole
             tiles. ``cooperative``: two that share a tile.
-        stages: stages of the operand ring; ``auto``: as many as fit beside the epilogue.
+        stages: stages of the operand ring, 2 or more if they fit; ``auto``: as many as fit beside the epilogue.
         scheduler: ``persistent``, or ``stream_k``, which splits the K of the last tiles (cooperative only).
-        swizzle: maximum tiles in a row of the persistent scheduler's order; 1, 2, 4 or 8.
+        swizzle: maximum tiles in a row of the persistent scheduler's order; 1, 2, 4 or 8; 1 for ``warp_specialized``.
 
     Raises:
         ConfigError: values that CUTLASS or the GPU cannot handle (:meth:`why_not`).
@@ -70,7 +73,11 @@ class CutlassSm90:
         return "_".join(parts)
 
     def why_not(self) -> str | None:
-        """Return why the values are impossible, with the possible ones; None if they are possible."""
+        """Return why the values are impossible, with the possible ones; None if they are possible.
+
+        The constructor calls it and raises ConfigError for a reason, so it returns None for every object. A reason
+        reads, e.g., ``100 rows a tile, a multiple of 64 up to 256``.
+        """
         m, n, k = self.tile
         if self.schedule not in _KERNEL:
             return f"schedule {self.schedule!r}, one of {', '.join(_KERNEL)}"
@@ -111,7 +118,7 @@ class CutlassSm90:
         return None
 
     def text(self) -> str:
-        """Return the CUDA C++ text with its launch block."""
+        """Return the CUDA C++ text with its launch block, all placeholders filled."""
         stages = _AUTO if self.stages == "auto" else f"cutlass::gemm::collective::StageCount<{self.stages}>"
         scheduler = {"persistent": "PersistentScheduler", "stream_k": "StreamKScheduler"}[self.scheduler]
         cooperative = self.schedule == "cooperative"
@@ -132,7 +139,7 @@ class CutlassSm90:
         )
 
     def kernel(self) -> FreeKernel:
-        """Return the free kernel of :meth:`text`."""
+        """Return the free kernel of :meth:`text`; its ``launch.form`` is ``host``."""
         return FreeKernel.parse(self.text())
 
 
@@ -140,12 +147,14 @@ class CutlassSm90:
 class CuteSm80:
     """A CuTe kernel with mma.sync and a ring of cp.async stages.
 
-    It has form ``device``, TN and NN, fp16 and bf16, and accumulates in fp32.
+    It has form ``device``, TN and NN, fp16 and bf16, and accumulates in fp32. ``threads`` (32 per warp) and
+    ``shared_bytes`` (dynamic shared memory of a CTA) follow from the values: 128 and 65536 for the defaults.
 
     Attributes:
-        tile: (rows of C, columns of C, K per step) of a CTA, elements.
-        stages: stages of the ring.
-        warps: warps along M and N; each computes tile / warps of C.
+        tile: (rows of C, columns of C, K per step) of a CTA, elements. Rows and columns: multiples of 32 up to 256, and
+            of 16 per warp. K: 32 or 64. Rows times columns is at most 128 times the threads.
+        stages: stages of the ring, 2 to 8.
+        warps: warps along M and N, 1, 2 or 4 a side and 2 to 8 together. Each computes tile / warps of C.
 
     Raises:
         ConfigError: values that the text or the GPU cannot handle (:meth:`why_not`).
@@ -170,7 +179,11 @@ class CuteSm80:
         return 32 * self.warps[0] * self.warps[1]
 
     def why_not(self) -> str | None:
-        """Return why the values are impossible, with the possible ones; None if they are possible."""
+        """Return why the values are impossible, with the possible ones; None if they are possible.
+
+        The constructor calls it and raises ConfigError for a reason, so it returns None for every object. A reason
+        reads, e.g., ``1 stages, 2 to 8``.
+        """
         m, n, k = self.tile
         across, along = self.warps
         if any(size not in (1, 2, 4) for size in self.warps) or not 2 <= across * along <= 8:
@@ -192,7 +205,7 @@ class CuteSm80:
         return None
 
     def text(self) -> str:
-        """Return the CUDA C++ text with its launch block."""
+        """Return the CUDA C++ text with its launch block, all placeholders filled."""
         return _filled(
             "cute_sm80.cu",
             TILE_M=self.tile[0],
@@ -206,15 +219,15 @@ class CuteSm80:
         )
 
     def kernel(self) -> FreeKernel:
-        """Return the free kernel of :meth:`text`."""
+        """Return the free kernel of :meth:`text`; its ``launch.form`` is ``device``."""
         return FreeKernel.parse(self.text())
 
 
 def template_text(name: str) -> str:
-    """Return the text of a template with its placeholders ``{{NAME}}``.
+    """Return the text of a template with its placeholders ``{{NAME}}``, e.g. ``{{TILE_M}}``.
 
     Args:
-        name: ``cutlass_sm90.cu`` or ``cute_sm80.cu``.
+        name: ``cutlass_sm90.cu`` or ``cute_sm80.cu``, with the suffix.
 
     Raises:
         ConfigError: no such template.
