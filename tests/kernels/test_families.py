@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import math
 import re
 from collections.abc import Iterator
@@ -214,11 +215,22 @@ def modules_outside() -> list[Path]:
     return [path for path in sorted(PACKAGE.rglob("*.py")) if path.parent != PACKAGE / "kernels" / "families"]
 
 
+def code_of(path: Path) -> str:
+    """Return a module's text without docstrings and comments."""
+    tree = ast.parse(path.read_text("utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) and ast.get_docstring(
+            node
+        ):
+            node.body[0] = ast.Pass()
+    return ast.unparse(tree)
+
+
 def test_no_module_outside_names_a_family() -> None:
-    """By type or by string: what knows a family lives beside it."""
+    """By type or by string: what knows a family lives beside it. Docstrings and comments may give one as an example."""
     names = [word for family in FAMILIES.values() for word in (family.name, family.config.__name__)]
     said = re.compile("|".join(names))
-    found = [str(path.relative_to(PACKAGE)) for path in modules_outside() if said.search(path.read_text("utf-8"))]
+    found = [str(path.relative_to(PACKAGE)) for path in modules_outside() if said.search(code_of(path))]
     assert found == []
     registry = (PACKAGE / "kernels" / "families" / "registry.py").read_text("utf-8")
     listed, _, learned = registry.partition("LEARNED_FAMILIES")

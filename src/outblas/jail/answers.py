@@ -16,7 +16,14 @@ _WORDS, _NAME, _GATES, _BASELINES, _SAMPLES, _LARGE = 600, 60, 16, 64, 100_000, 
 
 
 def encode(value: tuple[Evaluation | None, Baselines | None]) -> dict[str, Any]:
-    """Return the answer of a worker's handler as JSON types."""
+    """Return the answer of a worker's handler as JSON types.
+
+    Args:
+        value: (evaluation or None, baselines or None).
+
+    Returns:
+        ``{"evaluation": ..., "baselines": {"timings": ..., "details": ..., "left_out": ...}}``; None for what is None.
+    """
     evaluation, baselines = value
     return {
         "evaluation": None if evaluation is None else evaluation_to_json(evaluation),
@@ -31,7 +38,9 @@ def encode(value: tuple[Evaluation | None, Baselines | None]) -> dict[str, Any]:
 
 
 def decode(data: dict[str, Any]) -> tuple[Evaluation | None, Baselines | None]:
-    """Inverse of :func:`encode`, with checks, because the worker is not trusted.
+    """Return the pair that :func:`encode` was given, checked, because the worker is not trusted.
+
+    Names and words are cut. The evaluation's ``counters`` are empty and its ``log`` is "", whatever the worker sent.
 
     Raises:
         ValueError: the data are no answer, or inconsistent: a time that is not positive, or a status that contradicts

@@ -64,7 +64,13 @@ class BuiltKernel:
         return self.cubin.log
 
     def counters(self) -> dict[str, float]:
-        """Return the figures of the compiled kernel that an evaluation reports, by name."""
+        """Return the figures of the compiled kernel that an evaluation reports, as floats.
+
+        Returns:
+            ``registers``, ``spill_bytes``, ``stack_bytes``, ``static_shared`` (bytes), ``compile_seconds``, and how
+            often the
+            machine code has ``hgmma``, ``hmma``, ``ldl``, ``stl`` and ``utmaldg``.
+        """
         cubin, facts = self.cubin, self.cubin.facts
         return {
             "registers": float(cubin.registers),
@@ -83,11 +89,18 @@ class BuiltKernel:
 def build(
     kernel: FreeKernel, problem: Problem, gpu: Gpu = H200, cache: CubinCache | None = DEFAULT_CACHE
 ) -> BuiltKernel:
-    """Compile for the problem's layout and dtype, or take it from the cache.
+    """Compile a free kernel for a problem's layout and dtype, or take it from the cache. M, N and K do not matter.
+
+    Args:
+        kernel: the source.
+        problem: decides the macros :func:`macro_definitions`.
+        gpu: target of the compilation.
+        cache: compile cache; None: compile anew and keep nothing.
 
     Raises:
         CompileError: the compiler refuses it, dies or takes too long; ``log`` has its words.
-        ContractError: the launch block. ToolchainMissing: a compiler, headers or CUTLASS is not installed.
+        ContractError: the launch block is wrong.
+        ToolchainMissing: a compiler, headers or CUTLASS is not installed.
     """
     made = _Host(kernel, problem, gpu) if kernel.launch.form == "host" else _Device(kernel, problem, gpu)
     if cache is None:
@@ -102,7 +115,10 @@ def build(
 
 
 def macro_definitions(problem: Problem) -> tuple[str, ...]:
-    """Return the macros with which every text is compiled."""
+    """Return the compiler options that define the macros of a problem.
+
+    Example: ``("-DOUTBLAS_BF16=1", "-DOUTBLAS_NN=0")`` for bf16 and layout TN.
+    """
     return f"-DOUTBLAS_BF16={int(problem.dtype == 'bf16')}", f"-DOUTBLAS_NN={int(problem.layout == 'NN')}"
 
 

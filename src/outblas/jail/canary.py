@@ -51,7 +51,11 @@ class AttackOutcome(NamedTuple):
 
 
 def run_canary() -> list[AttackOutcome]:
-    """Let a worker try each attack of :data:`ATTACKS`, and tell what came of it.
+    """Let a jailed worker try each attack of :data:`ATTACKS`.
+
+    Returns:
+        One outcome for each attack, in the order of :data:`ATTACKS`. If an attack cost the worker, its ``held`` is
+        None.
 
     Raises:
         DeviceError: the worker cannot start.
@@ -70,7 +74,12 @@ def run_canary() -> list[AttackOutcome]:
 
 
 def make_canary(folder: str, victim: str) -> Callable[[list[tuple[int, str]], Emit], None]:
-    """The worker's handler, shut in as that of free kernels is."""
+    """Put this process into a jail like that of free kernels and return the handler of a canary's worker.
+
+    Args:
+        folder: the jail's own folder.
+        victim: path of a file outside.
+    """
     jail = Jail(folder)
     jail.environment()
     jail.files()
@@ -79,7 +88,16 @@ def make_canary(folder: str, victim: str) -> Callable[[list[tuple[int, str]], Em
 
 
 def attack_handler(folder: str, victim: str) -> Callable[[list[tuple[int, str]], Emit], None]:
-    """A handler that tries the attacks that it is asked for, in whatever holds its process."""
+    """Return a function that tries attacks in this process, jailed or not.
+
+    Args:
+        folder: folder that belongs to the process.
+        victim: path of a file outside.
+
+    Returns:
+        A function of (items, emit). An item is (index, name of an attack). Its answer is (held, words). True means that
+        the system refused, False that the attack got through, None that it failed for another reason.
+    """
 
     def handler(items: list[tuple[int, str]], emit: Emit) -> None:
         for index, name in items:
@@ -99,15 +117,15 @@ def _tried(name: str, folder: str, victim: str) -> tuple[bool | None, str]:
 
 
 def encode(value: tuple[bool | None, str]) -> list[object]:
-    """The answer of a canary as JSON."""
+    """Return a canary's answer (held, words) as a JSON list of two values."""
     return list(value)
 
 
 def decode(data: object) -> tuple[bool | None, str]:
-    """The answer of a canary, read from JSON.
+    """Return the pair (held, words) of a list of :func:`encode`; the words are cut.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the data are no such list.
     """
     if isinstance(data, list) and len(data) == 2 and data[0] in (True, False, None) and isinstance(data[1], str):
         return data[0], data[1][:_WORDS]
@@ -115,10 +133,14 @@ def decode(data: object) -> tuple[bool | None, str]:
 
 
 def system_call(number: int, *arguments: object) -> int:
-    """Make a system call by its number and return its result.
+    """Make a Linux system call by its number and return its result, 0 or more.
+
+    Args:
+        number: the call's number on this machine.
+        arguments: integers, bytes or ctypes objects.
 
     Raises:
-        OSError: it fails.
+        OSError: the call fails.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     found = int(libc.syscall(ctypes.c_long(number), *arguments))

@@ -23,24 +23,31 @@ from outblas.runtime.cubin import decode, encode
 
 
 class CarriedBuilds:
-    """A folder with one checksummed file per kernel, layout, dtype and architecture.
+    """A folder of compiled free kernels: one checksummed file per kernel, layout, dtype and architecture.
 
     A kernel that includes the package's kernel files is kept for their present version. Unlike the compile cache's
     keys, these do not depend on this machine's compiler or CUTLASS.
 
     Args:
-        folder: created if it does not exist.
+        folder: the folder; :meth:`put` creates it.
+        gpu: target of the compilations.
     """
 
     def __init__(self, folder: str | Path, gpu: Gpu = H200) -> None:
         self.folder, self._gpu = Path(folder), gpu
 
     def path(self, kernel: FreeKernel, problem: Problem) -> Path:
-        """Return the file of the kernel, compiled for the problem's layout and dtype."""
+        """Return the path of a kernel's file, ``<folder>/<kernel name>_<layout>_<dtype>.kernel``, whether it exists or
+        not.
+        """
         return self.folder / f"{kernel.name}_{problem.layout}_{problem.dtype}.kernel"
 
     def get(self, kernel: FreeKernel, problem: Problem) -> BuiltKernel | None:
-        """The compiled kernel; None: it is not there, damaged, or of other kernel files."""
+        """Return the compiled kernel of the folder, without compiling.
+
+        Returns:
+            The kernel; None if its file is missing, damaged, another user's, or of other kernel files.
+        """
         try:
             data = read_own_file(self.path(kernel, problem))
         except OSError:  # not there, or another user's machine code
@@ -54,7 +61,15 @@ class CarriedBuilds:
             return None
 
     def put(self, built: BuiltKernel, problem: Problem) -> None:
-        """Keep a compiled kernel. Raises RecordError: the disk refuses."""
+        """Write a compiled kernel to the folder; an earlier file of it is replaced.
+
+        Args:
+            built: the compiled kernel.
+            problem: a problem of the layout and dtype of its compilation.
+
+        Raises:
+            RecordError: the disk refuses.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
         key = self._key(built.kernel, problem)
         write_atomic(self.path(built.kernel, problem), encode(built.cubin, key))
@@ -81,8 +96,11 @@ class CarriedBuilds:
 
 
 class CarriedLiveEvaluator(JailedEvaluator):
-    """Evaluates on a GPU as :class:`outblas.jail.jailed_evaluator.JailedEvaluator` does, compiling only what a folder
-    does not have."""
+    """A :class:`outblas.jail.jailed_evaluator.JailedEvaluator` that compiles only what a folder does not have.
+
+    Attributes:
+        carried: the folder; set it after the constructor. None: everything is compiled.
+    """
 
     carried: CarriedBuilds | None = None
 

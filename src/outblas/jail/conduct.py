@@ -20,7 +20,12 @@ _MOST_BYTES = 256 << 20
 
 
 def snapshot() -> dict[str, object]:
-    """``what it did`` -> the state that shows it, of this process now."""
+    """Return the present state of this process that a candidate must not change.
+
+    Returns:
+        Four entries, deed -> state: ``set a timer``, ``handles signals``, ``opened files`` and
+        ``changed the code that measures it``.
+    """
     return {
         "set a timer": tuple(signal.getitimer(which)[0] > 0 for which in (0, 1, 2)),
         "handles signals": _status("SigCgt"),
@@ -30,7 +35,10 @@ def snapshot() -> dict[str, object]:
 
 
 def what_changed(before: Mapping[str, object]) -> str:
-    """Describe the differences from ``before`` in words; empty if nothing differs."""
+    """Return the first deed since an earlier :func:`snapshot`, in words; empty if nothing changed.
+
+    Example: ``"it opened files (/tmp/x)"``. Files that were closed since do not count.
+    """
     for what, state in snapshot().items():
         was = before[what]
         if what == "opened files":

@@ -29,7 +29,12 @@ _FILE_BYTES = 1 << 30
 
 @dataclass(frozen=True)
 class CompileLimits:
-    """Of one compilation: seconds by the clock and of processor time, address space in bytes."""
+    """Limits of one compilation.
+
+    Attributes:
+        seconds: limit of elapsed time, and of processor time.
+        memory_bytes: address space.
+    """
 
     seconds: float
     memory_bytes: int
@@ -38,16 +43,19 @@ class CompileLimits:
 def run_confined(
     job: Mapping[str, Any], folder: Path, readable: Sequence[str], limits: CompileLimits
 ) -> tuple[int, str]:
-    """Do a job in a process of its own.
+    """Run a compiler in a confined process of its own and wait for it.
 
     Args:
         job: ``{"program": [...]}`` or ``{"nvrtc": {...}}`` (see :func:`main`).
+        folder: the process's own folder, where it leaves its results.
+        readable: further paths that it may read.
+        limits: time and memory.
 
     Returns:
-        Its exit code and what it said.
+        (exit code, output as text, at most 256 KiB).
 
     Raises:
-        CompileError: it takes longer than allowed.
+        CompileError: it takes longer than allowed; ``log`` has the output so far.
     """
     spec = {"folder": str(folder), "readable": list(readable), "memory": limits.memory_bytes, **job}
     spec["cpu"] = int(4 * limits.seconds) + 1
@@ -78,7 +86,7 @@ def run_confined(
 
 
 def main() -> None:
-    """The child: shuts itself in, then compiles.
+    """Run in the child process: read the job from standard input, confine the process, then compile.
 
     The job ``nvrtc`` holds ``text, entry, headers, options, acc, arch, key`` and leaves the file ``cubin``, or
     ``error``; ``program`` is an argument vector that this process becomes.
@@ -128,6 +136,6 @@ def _read(path: Path) -> str:
 
 
 def memory_limit(nbytes: int) -> int:
-    """At most what this process itself may have."""
+    """Return ``nbytes``, or the hard limit of this process's address space if that is smaller."""
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     return nbytes if hard == resource.RLIM_INFINITY else min(nbytes, hard)

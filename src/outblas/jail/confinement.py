@@ -37,7 +37,13 @@ _DEVICES = ("/dev/nvidia*", "/dev/nvidia-caps", "/dev/null", "/dev/zero")
 
 
 class ConfinementLine(NamedTuple):
-    """A part of the jail: its name, whether it holds here, and its effect or the effect of its absence."""
+    """A line of a report on the jail.
+
+    Attributes:
+        part: name of the part.
+        on: True if it holds here.
+        words: its effect if it holds, else the effect of its absence.
+    """
 
     part: str
     on: bool
@@ -46,7 +52,10 @@ class ConfinementLine(NamedTuple):
 
 @dataclass
 class Jail:
-    """Limits that a process puts on itself.
+    """The limits that a process puts on itself. Call :meth:`environment`, :meth:`files` and :meth:`calls`, in this
+    order.
+
+    No call can be undone.
 
     Attributes:
         folder: its own folder, the only writable one.
@@ -67,7 +76,10 @@ class Jail:
     _kept: int = -1
 
     def environment(self) -> None:
-        """Take away every variable that is not of :data:`KEPT_ENVIRONMENT`, from where /proc shows them, too."""
+        """Remove every environment variable that is not in :data:`KEPT_ENVIRONMENT`, from what /proc shows, too.
+
+        ``HOME`` and ``TMPDIR`` become the jail's folder, and ``CUDA_CACHE_DISABLE`` becomes 1.
+        """
         kept = {name: os.environ[name] for name in KEPT_ENVIRONMENT if name in os.environ}
         kept |= {"HOME": self.folder, "TMPDIR": self.folder, "CUDA_CACHE_DISABLE": "1"}
         os.environ.clear()
@@ -75,7 +87,11 @@ class Jail:
         os.environ.update(kept)
 
     def files(self) -> None:
-        """Open nothing outside; drop the privileges of root; set limits. Of this thread, and of all that it starts."""
+        """Allow this thread, and all that it starts, to open only the jail's paths; drop root's privileges and set the
+        limits.
+
+        Without landlock, files stay open to it. :meth:`report` says so.
+        """
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         limits = [
             (resource.RLIMIT_CPU, self.cpu_seconds),
@@ -98,7 +114,10 @@ class Jail:
             self._on["capabilities"] = "dropped"
 
     def calls(self) -> None:
-        """Refuse sockets, programs, processes, other processes' memory and the like, in all threads."""
+        """Refuse, in all threads, sockets, new programs and processes, access to other processes, and the like.
+
+        Without seccomp it changes nothing. :meth:`report` says so.
+        """
         if seccomp.restrict():
             self._on["calls"] = "seccomp"
 
@@ -163,7 +182,8 @@ def lines(files: bool, calls: bool, version: int) -> list[ConfinementLine]:
 def readable_roots(more: tuple[str, ...] = ()) -> list[str]:
     """Return the paths that a worker may read.
 
-    The system's libraries, Python's, every folder of modules, and ``more``.
+    These are the system's libraries, Python's, every folder of modules, those that environment variables name, and
+    ``more``. The root, a home, and a folder that holds one are left out.
     """
     prefixes = {sys.prefix, sys.base_prefix, sys.exec_prefix, os.path.dirname(os.path.realpath(sys.executable))}
     modules = {os.path.abspath(path) for path in sys.path if path and os.path.exists(path)}
@@ -193,7 +213,7 @@ def _home() -> str:
 
 
 def devices() -> list[str]:
-    """Return the device files that CUDA uses."""
+    """Return the paths of the device files of CUDA that exist on this machine."""
     return [path for pattern in _DEVICES for path in glob.glob(pattern)]
 
 

@@ -16,7 +16,15 @@ _NAME_BYTES, _SYMBOLS, _IMAGES = 4096, 1 << 16, 64
 
 
 class Section(NamedTuple):
-    """A section: name, kind (sh_type), position in the file, length in memory, bytes, and its link."""
+    """A section of an ELF file.
+
+    Attributes:
+        name: its name, e.g. ``.text``.
+        kind: sh_type.
+        offset: position in the bytes that :func:`sections` was given.
+        size: length in memory, bytes.
+        link: sh_link, the index of a related section.
+    """
 
     name: str
     kind: int
@@ -26,7 +34,7 @@ class Section(NamedTuple):
 
 
 def sections(image: bytes, at: int = 0) -> list[Section]:
-    """Return the sections of the 64-bit little-endian ELF file that begins at offset ``at``.
+    """Return the sections of the 64-bit little-endian ELF file that begins at offset ``at``, in the order of its table.
 
     Raises:
         CompileError: no such file begins there.
@@ -46,7 +54,14 @@ def sections(image: bytes, at: int = 0) -> list[Section]:
 
 
 def dynamic_symbols(image: bytes) -> tuple[list[str], list[str]]:
-    """(asked of other libraries, offered to them) by a shared object. Raises CompileError."""
+    """Return the dynamic symbols of a shared object.
+
+    Returns:
+        (names that it needs from other libraries, names that it offers). Hidden symbols are not offered.
+
+    Raises:
+        CompileError: the object cannot be read, or has more than 65,536 symbols.
+    """
     asked: list[str] = []
     offered: list[str] = []
     found = sections(image)
@@ -72,10 +87,11 @@ def _read_symbols(image: bytes, section: Section, names: int, asked: list[str], 
 
 
 def cubins(image: bytes) -> list[bytes]:
-    """Return every CUDA ELF file in the bytes: a cubin itself, or those inside a shared object.
+    """Return every CUDA ELF file in the bytes, in order: a cubin itself, or those inside a shared object; empty if
+    none.
 
     Raises:
-        CompileError: one cannot be read, or two overlap, which no compiler produces.
+        CompileError: one cannot be read, two overlap, or there are more than 64.
     """
     found, total, at = [], 0, image.find(_MAGIC)
     while at >= 0:
@@ -89,7 +105,13 @@ def cubins(image: bytes) -> list[bytes]:
 
 
 def fat_binaries(image: bytes) -> int:
-    """Fat binaries (their magic, 0xBA55ED50) that nvcc has not put there: its own is where its section begins."""
+    """Return the number of fat binaries (magic 0xBA55ED50) in an ELF file that nvcc has not put there.
+
+    The one at the beginning of section ``.nv_fatbin`` or ``__nv_relfatbin`` is nvcc's own and does not count.
+
+    Raises:
+        CompileError: ``image`` is no ELF file.
+    """
     given = [s.offset for s in sections(image) if s.name in (".nv_fatbin", "__nv_relfatbin")]
     magic, count = struct.pack("<I", 0xBA55ED50), 0
     at = image.find(magic)
@@ -100,7 +122,11 @@ def fat_binaries(image: bytes) -> int:
 
 
 def global_bytes(cubin: bytes) -> int:
-    """Bytes of ``__device__`` variables of a cubin, which live from call to call."""
+    """Return the bytes of ``__device__`` variables of a cubin, which live from call to call.
+
+    Raises:
+        CompileError: it cannot be read.
+    """
     return sum(s.size for s in sections(cubin) if s.name in (".nv.global", ".nv.global.init"))
 
 

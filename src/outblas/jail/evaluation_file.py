@@ -30,7 +30,13 @@ FORMAT = "outblas-free-1"
 
 @dataclass(frozen=True)
 class RecordedEvaluations:
-    """A recording in memory: the GPU, what its head says, and the evaluations in order."""
+    """A recording of free kernels in memory, as :func:`load` returns it.
+
+    Attributes:
+        gpu: the GPU of the figures.
+        provenance: provenance of the run.
+        evaluations: all evaluations in the file's order.
+    """
 
     gpu: Gpu
     provenance: dict[str, Any]
@@ -43,19 +49,20 @@ class RecordedEvaluations:
                 self._by_pair[e.problem.key, e.config.name] = e
 
     def find(self, problem: Problem, kernel: FreeKernel) -> Evaluation | None:
-        """The last evaluation of the pair; None: it was not recorded."""
+        """Return the last recorded evaluation of a kernel on a problem; None if it was not recorded."""
         return self._by_pair.get((problem.key, kernel.name))
 
     def of(self, problem: Problem) -> list[Evaluation]:
-        """Evaluations on one problem, in order."""
+        """Return all evaluations on one problem, in the file's order; empty if it was not recorded."""
         return [e for e in self.evaluations if e.problem == problem]
 
 
 def load(path: str | Path) -> RecordedEvaluations:
-    """Read a recording.
+    """Read a recording from a file. A last line without an end is ignored.
 
     Raises:
-        RecordError: it is missing, not of this format and version, or damaged elsewhere than at its very end.
+        RecordError: it is missing, not of this format and version, of an unknown GPU, or damaged elsewhere than at its
+            very end.
     """
     path = Path(path)
     try:
@@ -69,14 +76,17 @@ def load(path: str | Path) -> RecordedEvaluations:
 
 
 class Recorder:
-    """Appends evaluations to a file; one that exists is continued if its head says the same GPU.
+    """A file to which evaluations are appended. Use it as a context manager, or call ``close``.
+
+    A new file gets a header. An existing one is continued if its GPU is the same, and keeps its own provenance.
 
     Args:
-        provenance: of the run (:func:`outblas.records.provenance.collect_provenance`); of a file that exists, its own
-        stays.
+        path: the file; missing folders are created.
+        gpu: the GPU of the figures.
+        provenance: of the run (:func:`outblas.records.provenance.collect_provenance`).
 
     Raises:
-        RecordError: the file is another's, or cannot be written.
+        RecordError: the file is no recording, is of another GPU, or cannot be written.
     """
 
     def __init__(self, path: str | Path, gpu: Gpu, provenance: dict[str, Any]) -> None:
@@ -99,7 +109,11 @@ class Recorder:
         self._file: IO[bytes] = io.BufferedRandom(open_plain(self._path))
 
     def append(self, evaluation: Evaluation) -> None:
-        """Write one evaluation to the disk. Raise RecordError if the disk is full; the file stays valid."""
+        """Write one evaluation to the file; it is on the disk when this returns.
+
+        Raises:
+            RecordError: the disk refuses. The file keeps its earlier content.
+        """
         try:
             self._write(evaluation_to_json(evaluation))
         except OSError as error:

@@ -28,9 +28,10 @@ _ALIGN = 256
 
 
 class GuardedWorkspace:
-    """``nbytes`` of device memory, zero at first, between two guards.
+    """Device memory, zero at first, between two guards.
 
     Args:
+        nbytes: size without the guards.
         device: a torch device.
     """
 
@@ -51,7 +52,7 @@ class GuardedWorkspace:
         return int(self._words.data_ptr()) + _GUARD_BYTES
 
     def broken(self) -> bool:
-        """Return True if a guard was overwritten."""
+        """Return whether a guard was overwritten."""
         guards = (self._words[: self._first], self._words[self._behind :])
         return any(bool((guard != CANARY).any()) for guard in guards)
 
@@ -112,7 +113,11 @@ class _Loaded:
 
 
 class DeviceKernel(_Loaded):
-    """Form ``device``: loaded into the current context.
+    """A kernel of form ``device``, loaded into the current CUDA context. Bind it as a kernel of the package.
+
+    Args:
+        built: the compiled kernel.
+        gpu: the GPU.
 
     Raises:
         DeviceError: the driver cannot load it.
@@ -151,10 +156,13 @@ class DeviceKernel(_Loaded):
 
 
 class HostKernel(_Loaded):
-    """A kernel of form ``host``: its shared object is loaded from ``folder``, which must be writable.
+    """A kernel of form ``host``, whose shared object is loaded into this process. Bind it as a kernel of the package.
 
     Args:
+        built: the compiled kernel.
+        folder: writable folder; the shared object is written there, loaded and removed.
         cudart: path of the CUDA run-time library of its build. None leaves the search to the system.
+        gpu: the GPU.
 
     Raises:
         DeviceError: it cannot be loaded.
@@ -200,7 +208,15 @@ def _needed(image: bytes, cudart: str | None) -> list[str]:
 
 
 class HostCall:
-    """A product computed by ``outblas_launch``; a call raises DeviceError if that returns an error."""
+    """A bound product of form ``host``. Call it with a raw CUstream; it runs ``outblas_launch``.
+
+    The call returns None. It raises DeviceError if ``outblas_launch`` returns a number other than 0.
+
+    Args:
+        function: ``outblas_launch`` as a ctypes function.
+        fixed: its arguments without the stream.
+        keep: objects to keep alive.
+    """
 
     def __init__(self, function: Any, fixed: tuple[Any, ...], keep: tuple[Any, ...]) -> None:
         self._function, self._fixed, self._keep = function, fixed, keep
@@ -212,14 +228,28 @@ class HostCall:
 
 
 def load(built: BuiltKernel, folder: str | Path, cudart: str | None, gpu: Gpu = H200) -> DeviceKernel | HostKernel:
-    """Load a built kernel into this process, which must be a sandboxed worker. Raises DeviceError."""
+    """Load a built kernel into this process, which must be a sandboxed worker.
+
+    Args:
+        built: the compiled kernel; its form decides the class.
+        folder: writable folder, for form ``host``.
+        cudart: path of the CUDA run-time library, for form ``host``.
+        gpu: the GPU.
+
+    Raises:
+        DeviceError: it cannot be loaded.
+    """
     if built.kernel.launch.form == "host":
         return HostKernel(built, folder, cudart, gpu)
     return DeviceKernel(built, gpu)
 
 
 def launch_config(launch: LaunchBlock, problem: Problem, gpu: Gpu) -> Any:
-    """A CUlaunchConfig of what the block says. Raises ContractError."""
+    """Return a CUlaunchConfig with the grid, block, shared memory and cluster of a launch block, without a stream.
+
+    Raises:
+        ContractError: the block's grid cannot be computed for the problem.
+    """
     cu = driver()
     config = cu.CUlaunchConfig()
     config.gridDimX, config.gridDimY, config.gridDimZ = launch.grid_of(problem, gpu)
@@ -237,5 +267,14 @@ def launch_config(launch: LaunchBlock, problem: Problem, gpu: Gpu) -> Any:
 
 @functools.lru_cache(maxsize=1024)
 def encode_map(address: int, wanted: TensorMap, problem: Problem) -> Any:
-    """Descriptor of a stored operand; raises DeviceError where the driver refuses it."""
+    """Return the TMA descriptor of an operand for a launch block's tensor map. Equal requests return the same object.
+
+    Args:
+        address: device address of the operand.
+        wanted: operand, box and swizzle.
+        problem: decides the extents and the dtype.
+
+    Raises:
+        DeviceError: the driver refuses it.
+    """
     return encode_boxes(address, wanted.extents(problem), wanted.box, problem.dtype, _SWIZZLES[wanted.swizzle])

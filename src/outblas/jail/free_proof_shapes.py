@@ -22,8 +22,19 @@ _ALWAYS = (
 
 
 def free_proof_shapes(problem: Problem, launch: LaunchBlock, gpu: Gpu = H200) -> list[Problem]:
-    """Problems of the same layout, dtype and accumulator that the kernel's ``requires`` allow, the asked one (or its
-    largest allowed sister below :data:`MAX_FLOPS`) first. Empty: it allows none that small."""
+    """Return up to 14 problems on which a free kernel is proved in full.
+
+    All have the layout, dtype and accumulator of ``problem``, at most 2 * 1024**3 FLOP, and are allowed by the launch
+    block. The first is ``problem`` itself. If that has more FLOP, it is the sister whose largest extents were halved.
+
+    Args:
+        problem: the timed problem.
+        launch: the kernel's launch block.
+        gpu: the GPU.
+
+    Returns:
+        The problems; empty if the block allows none that small.
+    """
     found: dict[Problem, None] = {}
     for shape in _shapes(problem):
         if len(found) == MAX_PROBLEMS:

@@ -46,11 +46,13 @@ class FreeOptions:
 
 
 class JailedEvaluator:
-    """Evaluates free kernels on one GPU.
+    """Evaluate free kernels on one GPU, in jailed workers that live for one batch.
 
     Args:
-        options: of the worker. step_timeout_s: seconds without a word that count as a hang.
-        factory: makes the worker's handler from (options, cell); tests put another in its place.
+        options: settings of the workers. Baseline ``nvmmh`` and the file of algorithms are left out.
+        step_timeout_s: seconds without a word that count as a hang.
+        free: limits; None: the defaults of :class:`FreeOptions`.
+        factory: ``module:function`` that makes the worker's handler from (options, cell); tests pass another.
     """
 
     def __init__(
@@ -66,7 +68,16 @@ class JailedEvaluator:
     def evaluate(
         self, problem: Problem, kernels: Sequence[FreeKernel]
     ) -> Iterator[tuple[Evaluation, Baselines | None]]:
-        """Yield one answer per kernel, as they finish; equal kernels are compiled and run once per call.
+        """Compile all kernels, then run those that pass the static gate; yield one answer per kernel.
+
+        Kernels that fail before they run come first, in their order. Their baselines are None.
+
+        Args:
+            problem: the problem.
+            kernels: the kernels.
+
+        Yields:
+            (evaluation, baselines of the same rounds or None).
 
         Raises:
             DeviceError: a worker cannot start.

@@ -43,7 +43,12 @@ class JailedCell:
 
 
 def make_handler(options: Options, cell: JailedCell) -> FreeHandler:
-    """The worker's handler (see outblas.workers.sandbox), shut in; nothing of a candidate has been loaded yet."""
+    """Return the handler of a jailed worker. With ``cell.jailed`` this process is confined when it returns.
+
+    Args:
+        options: GPU, proof and timing.
+        cell: the worker's folder and libraries.
+    """
     jail = Jail(cell.folder, tuple(os.path.dirname(path) for path in (cell.cudart,) if path))
     if cell.jailed:
         _no_words()
@@ -57,7 +62,14 @@ def make_handler(options: Options, cell: JailedCell) -> FreeHandler:
 
 
 class FreeHandler(Handler):
-    """Answers batches of items whose configs are free kernels, built."""
+    """The handler for items whose configs are free kernels and whose ``built`` has the compiled kernel.
+
+    It is called as :class:`outblas.workers.handler.Handler`. An item with another config gets the status ILLEGAL.
+
+    Args:
+        options: GPU, proof and timing.
+        cell: the worker's folder and libraries.
+    """
 
     def __init__(self, options: Options, cell: JailedCell) -> None:
         super().__init__(options)
@@ -68,6 +80,8 @@ class FreeHandler(Handler):
     def warm(self) -> None:
         """Start CUDA, torch and the baselines' libraries, so that later calls need only memory and the GPU from the
         system.
+
+        A baseline that fails is ignored.
         """
         import torch
 

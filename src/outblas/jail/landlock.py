@@ -32,7 +32,7 @@ class _Beneath(ctypes.Structure):
 
 
 def abi() -> int:
-    """The kernel's version of landlock; 0: it has none, or it is switched off."""
+    """Return the kernel's version of landlock, 1 or more; 0 if it has none, or it is switched off."""
     if not hasattr(os, "O_PATH"):
         return 0
     found = _libc().syscall(_CREATE, None, ctypes.c_size_t(0), _VERSION_FLAG)
@@ -40,13 +40,17 @@ def abi() -> int:
 
 
 def restrict(readable: Iterable[str], writable: Iterable[str], devices: Iterable[str] = ()) -> int:
-    """Open nothing but what lies at or beneath these paths; those that do not exist are passed over.
+    """Let this thread, and what it starts, open only these paths and what lies beneath them, for good.
+
+    Paths that do not exist are ignored.
 
     Args:
-        readable: read and execute. writable: everything. devices: read, write and ioctl.
+        readable: paths to read and execute.
+        writable: paths to read, write, create and remove.
+        devices: paths to read, write and control by ioctl.
 
     Returns:
-        The ABI that is enforced; 0: none, and nothing was changed.
+        The ABI that is enforced. 0: the kernel has no landlock, and nothing was changed.
 
     Raises:
         OSError: the kernel knows landlock and refuses.

@@ -40,11 +40,17 @@ class FreeEvaluator(Protocol):
         """Return one evaluation per pair, in any order; a bad candidate gets a failing status."""
 
     def baselines(self, problem: Problem) -> Mapping[str, float]:
-        """Name -> microseconds per call of the baselines of a problem; empty where none was timed."""
+        """Return name -> microseconds per call of a problem's baselines; empty if none was timed."""
 
 
 class CompileOnlyEvaluator:
-    """Compiles and looks at the machine code, and runs nothing: a kernel that passes is LEFT_OUT, :data:`NOT_RUN`."""
+    """An evaluator that compiles, applies the static gate and runs nothing. It needs no GPU.
+
+    A kernel that passes has the status LEFT_OUT and the detail ``compiled; not run``.
+
+    Args:
+        gpu: target of the compilations.
+    """
 
     def __init__(self, gpu: Gpu = H200) -> None:
         self._gpu = gpu
@@ -58,7 +64,7 @@ class CompileOnlyEvaluator:
         return f"compile:{self._gpu.name}"
 
     def candidates(self, problem: Problem) -> Sequence[FreeKernel]:
-        """None: free kernels are written, not offered."""
+        """Return an empty sequence: free kernels are written, not offered."""
         return ()
 
     def expect(self, problems: Iterable[Problem]) -> None:
@@ -87,8 +93,10 @@ class CompileOnlyEvaluator:
 
 
 class RecordedFreeEvaluator:
-    """Answers what a GPU has answered before (outblas.jail.evaluation_file), and the rest as
-    :class:`CompileOnlyEvaluator` does.
+    """An evaluator that returns recorded answers, and treats other pairs as :class:`CompileOnlyEvaluator` does.
+
+    Args:
+        path: file of :class:`outblas.jail.evaluation_file.Recorder`.
 
     Raises:
         RecordError: the file is missing, damaged or of another version.
@@ -113,7 +121,7 @@ class RecordedFreeEvaluator:
         return dict(self._recorded.provenance)
 
     def candidates(self, problem: Problem) -> Sequence[FreeKernel]:
-        """Kernels recorded on the problem, in the file's order."""
+        """Return the kernels recorded on a problem, in the file's order; a kernel recorded twice occurs twice."""
         return [e.config for e in self._recorded.of(problem) if isinstance(e.config, FreeKernel)]
 
     def expect(self, problems: Iterable[Problem]) -> None:
@@ -192,7 +200,9 @@ def recording_evaluator(inner: FreeEvaluator, path: str | Path, provenance: dict
 
 
 def compile_only_evaluation(problem: Problem, kernel: FreeKernel, built: BuiltKernel) -> Evaluation:
-    """The answer on a kernel that compiles, and that nobody has run."""
+    """Return the evaluation of a kernel that compiles and was not run: LEFT_OUT, with its counters and the compiler's
+    log.
+    """
     verdict = Verdict(Status.LEFT_OUT, ("static",), NOT_RUN)
     return Evaluation(problem, kernel, Status.LEFT_OUT, NOT_RUN, verdict, counters=built.counters(), log=built.log)
 

@@ -47,7 +47,10 @@ def available() -> bool:
 
 
 def restrict() -> bool:
-    """Put the filter on every thread of this process, for good; False: not available, and nothing was changed.
+    """Put the filter on every thread of this process, for good.
+
+    Returns:
+        True; False if it is not available and nothing was changed.
 
     Raises:
         OSError: the kernel refuses it.
@@ -71,7 +74,12 @@ def restrict() -> bool:
 
 
 def program(machine: str, pid: int) -> bytes:
-    """The filter as BPF instructions of 8 bytes, for one process of one kind of machine."""
+    """Return the filter as BPF code, 8 bytes an instruction.
+
+    Args:
+        machine: ``x86_64`` or ``aarch64``; another one raises KeyError.
+        pid: process under the filter; calls that name another process are refused.
+    """
     audit, _, column = _MACHINES[machine]
     code = [_load(_ARCH), _jump(_JUMP_EQUAL, audit, 1, 0), _DENY, _load(_NUMBER)]
     for name, rule in _rules(pid).items():

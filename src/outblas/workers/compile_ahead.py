@@ -22,11 +22,14 @@ MAX_IDLE_COMPILERS = 16
 
 
 class CompileAhead:
-    """Fill the compile cache. An error is not reported here: the later use of the kernel raises it again.
+    """Fill the compile cache ahead of use.
+
+    Compile errors are not reported. The later use of a kernel raises them.
 
     Args:
-        jobs: processes; None: one per core.
-        least: least number of new kernels; fewer are left to their users.
+        gpu: target of the compilation.
+        jobs: number of processes; None: one per usable core.
+        least: smallest number of new kernels that are compiled in one call; fewer are left to their users. Default: 4.
     """
 
     def __init__(self, gpu: Gpu, jobs: int | None = None, least: int = MIN_KERNELS_FOR_PROCESSES) -> None:
@@ -34,10 +37,17 @@ class CompileAhead:
         self._seen: set[KernelKind] = set()
 
     def compile(self, pairs: Sequence[tuple[Problem, KernelConfig]]) -> Iterator[object]:
-        """Compile the legal kernels that no call named before, and yield after each.
+        """Compile the legal kernels that no earlier call named, in parallel processes.
 
-        Fewer than ``least`` new kernels are not compiled, now or in a later call. A later use of a kernel raises its
-        error.
+        If fewer than ``least`` kernels are new, nothing is compiled and nothing is yielded. Those kernels count as
+        named from
+        then on, so a later call leaves them out, too.
+
+        Args:
+            pairs: (problem, config) of each kernel. Illegal pairs are ignored.
+
+        Yields:
+            One object for each source, as it is compiled or found in the cache. Its value is of no use.
 
         Raises:
             ToolchainMissing: NVRTC is not installed.
@@ -51,11 +61,14 @@ class CompileAhead:
 
 
 class BackgroundCompiler:
-    """:class:`CompileAhead` in the background, while other kernels are measured. Close it after use.
+    """Compile kernels in background processes while other kernels are measured. Close it after use.
+
+    Compile errors are not reported. The later use of a kernel raises them.
 
     Args:
-        jobs: processes; None: one per core but :data:`CORES_LEFT`, :data:`MAX_IDLE_COMPILERS` at most.
-        least: as for :class:`CompileAhead`.
+        gpu: target of the compilation.
+        jobs: number of processes; None: one per usable core but two, from 1 to 16.
+        least: number of new kernels that must have come together before the processes start. Default: 4.
     """
 
     def __init__(self, gpu: Gpu, jobs: int | None = None, least: int = MIN_KERNELS_FOR_PROCESSES) -> None:
@@ -66,7 +79,13 @@ class BackgroundCompiler:
         self._pool: ProcessPoolExecutor | None = None
 
     def begin(self, pairs: Iterable[tuple[Problem, KernelConfig]]) -> None:
-        """Compile the kernels that no call named before and that the cache does not have.
+        """Start to compile the legal kernels that no earlier call named and that the compile cache lacks; return at
+        once.
+
+        Until the processes have started, fewer than ``least`` kernels are kept for a later call.
+
+        Args:
+            pairs: (problem, config) of each kernel. Illegal pairs are ignored.
 
         Raises:
             ToolchainMissing: NVRTC is not installed.
@@ -82,7 +101,13 @@ class BackgroundCompiler:
             self._submit(arch)
 
     def wait(self, pairs: Iterable[tuple[Problem, KernelConfig]]) -> None:
-        """Wait until the kernels of these pairs are compiled; those that have not begun are left to their users."""
+        """Wait until those of these kernels that :meth:`begin` has started are compiled.
+
+        Kernels that it has kept for later are not compiled in the background any more. A compile error is not raised.
+
+        Args:
+            pairs: (problem, config) of each kernel. Unknown kernels are ignored.
+        """
         for problem, config in pairs:
             kind = kernel_kind(problem, config)
             self._few.pop(kind, None)
@@ -95,7 +120,7 @@ class BackgroundCompiler:
                 self.close()
 
     def close(self) -> None:
-        """End the processes; kernels that are not compiled are left to their users."""
+        """Cancel what has not begun and let the processes end, without waiting. :meth:`begin` may start new ones."""
         pool, self._pool = self._pool, None
         self._begun.clear()
         if pool is not None:
@@ -133,14 +158,27 @@ def _unseen(
 
 
 class BaselineKernels:
-    """Kernels of our family that are timed as a baseline (nvMatmulHeuristics' choices), named for each problem once."""
+    """Kernels of this package that are timed as baseline ``nvmmh``: the choices of nvMatmulHeuristics.
+
+    Args:
+        gpu: GPU of the choices.
+    """
 
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
         self._seen: set[Problem] = set()
 
     def of(self, problems: Iterable[Problem]) -> list[tuple[Problem, KernelConfig]]:
-        """Those of problems that no call named before, all asked for in one subprocess; none without the package."""
+        """Return the choices for the problems that no earlier call named, asked for in one subprocess.
+
+        Args:
+            problems: the problems; repeated ones count once.
+
+        Returns:
+            (problem, config) for each problem with a choice that can be built here. Empty if all were named before, or
+            if the
+            package nvMatmulHeuristics is not installed.
+        """
         from outblas.judge.matmul_heuristics import nvmmh_configs
 
         new = [problem for problem in dict.fromkeys(problems) if problem not in self._seen]

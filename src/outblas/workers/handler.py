@@ -55,9 +55,12 @@ class WorkItem(NamedTuple):
     """A request to a worker.
 
     Attributes:
+        problem: the problem.
         config: kernel to evaluate; None: only the problem's baselines.
-        nvmmh: config of nvMatmulHeuristics.
-        proved: another worker has proved this kernel in full; it is still proved on the timed operands.
+        nvmmh: config that baseline ``nvmmh`` runs; None: it is left out. Consecutive items of one problem share the
+            first
+            one's.
+        proved: True if another worker has proved this kernel in full. It is still proved on the timed operands.
         built: machine code of a free kernel, which a jailed worker cannot compile itself.
         fallback: algorithm of cuBLASLt that ``outblas.matmul`` would run, to be timed as one more baseline; empty:
             torch.matmul; None: nothing more is timed.
@@ -72,14 +75,23 @@ class WorkItem(NamedTuple):
 
 
 def make_handler(options: Options) -> Handler:
-    """The worker's handler (see outblas.workers.sandbox), warm; raises as :meth:`Handler.warm_up`."""
+    """Return a new :class:`Handler` after its :meth:`Handler.warm_up`, whose errors it raises."""
     handler = Handler(options)
     handler.warm_up()
     return handler
 
 
 class Handler:
-    """Lives in the worker: answers batches of :data:`WorkItem`."""
+    """The evaluator inside a worker. Call it with a batch to evaluate its items.
+
+    A call takes a list of (index, :class:`WorkItem`) and an :class:`outblas.workers.sandbox.Emit`. Through the latter
+    it
+    sends one answer for each item: a pair (Evaluation or None, Baselines or None). The evaluation is None for an item
+    without a config. The baselines are None if the candidate failed before it was timed.
+
+    Args:
+        options: GPU, proof and timing.
+    """
 
     def __init__(self, options: Options) -> None:
         from outblas.judge.baselines import make_baselines
@@ -102,13 +114,15 @@ class Handler:
                 self._problem(problem, list(group), emit)
 
     def warm_up(self) -> None:
-        """Time the baselines of a small problem, so that what a process does once is not done for the first candidate:
-        torch's import, CUDA's context, cuBLAS, seconds in all.
+        """Time the baselines of a 256x256x256 product once, so that slow first steps of the process are done.
+
+        Such are the import of torch, the context of CUDA and the start of cuBLAS, seconds in all. A baseline that fails
+        is ignored.
 
         Raises:
             ToolchainMissing: a wheel is missing.
             DeviceError: the GPU cannot be used.
-            RuntimeError: the GPU cannot be used.
+            RuntimeError: torch cannot use the GPU, for example for lack of memory.
         """
         options = replace(self._options, warmup_seconds=0.0, benchmark_seconds=0.0)
         with self.phase_timer.phase("start"):
@@ -336,7 +350,14 @@ def _with_sign_of_life(problems: Iterable[Problem], emit: Emit, index: int) -> I
 
 @dataclass
 class ProvenCandidate:
-    """Proved and captured, waiting to be timed."""
+    """A candidate that is proved and captured, and waits to be timed.
+
+    Attributes:
+        config: the candidate.
+        graph: its captured graph.
+        verdict: outcome of the proof.
+        counters: name -> figure of the compiled kernel: ``registers`` and ``compile_seconds``.
+    """
 
     config: Candidate
     graph: GraphEntry

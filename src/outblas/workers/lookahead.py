@@ -17,11 +17,13 @@ _C = TypeVar("_C")
 
 
 class Lookahead(Generic[_C]):
-    """Groups of consecutive pairs (problem, candidate) of one problem, drawn ahead.
+    """Groups of consecutive pairs (problem, candidate) with the same problem, drawn some groups ahead.
+
+    A problem that returns after another one makes a new group.
 
     Args:
-        pairs: drawn lazily, never by two threads at once.
-        drawn: called with each group when it is drawn.
+        pairs: the pairs, drawn lazily and never by two threads at once.
+        drawn: function that is called with each group at the moment when it is drawn.
     """
 
     def __init__(self, pairs: Iterable[tuple[Problem, _C]], drawn: Callable[[list[tuple[Problem, _C]]], None]) -> None:
@@ -30,13 +32,15 @@ class Lookahead(Generic[_C]):
         self._drawn: deque[list[tuple[Problem, _C]]] = deque()
 
     def next(self) -> list[tuple[Problem, _C]] | None:
-        """Return the pairs of the next problem; None after the last."""
+        """Return the pairs of the next group, drawing it if it is not drawn yet; None after the last."""
         if not self._drawn:
             self._draw()
         return self._drawn.popleft() if self._drawn else None
 
     def more(self) -> None:
-        """Draw some of what is to come."""
+        """Draw up to two more groups, but no more than eight ahead of :meth:`next`. At the end of the pairs it does
+        nothing.
+        """
         for _ in range(min(PROBLEMS_AT_A_TIME, MAX_PROBLEMS_AHEAD - len(self._drawn))):
             self._draw()
 

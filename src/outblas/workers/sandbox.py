@@ -40,39 +40,54 @@ _WATCH_S, _MESSAGE_BYTES, _WORDS = 1.0, 16 << 20, 400
 
 @dataclass(frozen=True)
 class WorkerLoss:
-    """An item that cost its worker: HANG, FAULT or EXITED, and one line on it."""
+    """The answer for an item that cost its worker.
+
+    Attributes:
+        status: ``HANG`` (silence, or the batch's time was over), ``FAULT`` (context lost, fatal signal, too much
+            memory) or
+            ``EXITED`` (any other end).
+        detail: one line on it.
+    """
 
     status: Status
     detail: str
 
 
 class Emit:
-    """Send messages from the worker to the driver."""
+    """Send messages from the worker to the driver.
+
+    Args:
+        connection: object with a method ``send``, such as a multiprocessing Connection. A message is a tuple.
+    """
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection  # or whatever else has ``send``
 
     def begin(self, index: int | None) -> None:
-        """Announce the start of item ``index``, which is blamed if the worker is lost. None: no single item is."""
+        """Send ``("begin", index)``: from now on this item is to blame for a loss; None: no single item is."""
         self._connection.send(("begin", index))
 
     def done(self, index: int, value: Any) -> None:
-        """Send the answer to item ``index``; ``value`` is pickled, or encoded by the sandbox's codec."""
+        """Send ``("done", index, value)``; the answer is pickled, or encoded by the sandbox's codec."""
         self._connection.send(("done", index, value))
 
 
 class Sandbox:
-    """A worker that is replaced each time it is lost. Use it as a context manager, or call :meth:`close`.
+    """A worker process that is replaced each time it is lost. Use it as a context manager, or call :meth:`close`.
 
     Args:
         factory: ``module:function`` that makes the handler in the worker.
         args: arguments of the factory, picklable.
-        step_timeout_s: seconds of silence after which the worker counts as hung.
+        step_timeout_s: seconds of silence after which the worker counts as hung. Default: 30.
+        start_timeout_s: seconds that the worker may take to start. Default: 300.
         codec: module for a worker that is not trusted. Its ``encode(value)`` makes JSON in the worker; its
             ``decode(data)`` reads it here. Nothing is unpickled, the worker's errors count as losses, and it is killed
             at the end. None: answers are pickled.
         memory_bytes: host memory that the worker may fill, watched every second; None: no limit.
         batch_timeout_s: seconds for a whole batch, however often the worker reports; None: no limit.
+
+    Attributes:
+        lost: number of workers lost so far.
     """
 
     def __init__(
@@ -105,17 +120,20 @@ class Sandbox:
         return self._past + self._present
 
     def run(self, items: Sequence[Any], meanwhile: Callable[[], None] | None = None) -> Iterator[tuple[int, Any]]:
-        """Yield answers as (index, value) in the order of arrival; a value is :class:`WorkerLoss` if the item cost its
-        worker.
+        """Yield the answers to a batch as (index, value), in the order of arrival.
 
-        Every item is answered exactly once. Closing the iterator early stops the worker.
+        Every item is answered exactly once. If an item costs its worker, its value is a :class:`WorkerLoss` and the
+        others go
+        to a new worker. Closing the iterator early kills the worker.
 
         Args:
-            items: the batch.
-            meanwhile: called each time the worker was given work; its exception stops the worker, too.
+            items: the batch; ``index`` counts its items from 0. An item must be picklable.
+            meanwhile: function without arguments, called each time a worker was given items; its exception kills the
+                worker
+                and is raised.
 
         Raises:
-            DeviceError: a worker cannot start.
+            DeviceError: a worker cannot start, or a worker without a codec reports an error of the handler.
         """
         batches = [list(range(len(items)))]
         try:
@@ -138,7 +156,7 @@ class Sandbox:
             raise
 
     def start(self) -> None:
-        """Start the worker before there is anything to do; else the first batch does.
+        """Start the worker now and wait until it is ready; do nothing if it runs already.
 
         Raises:
             DeviceError: it cannot start.
@@ -150,7 +168,7 @@ class Sandbox:
             raise
 
     def close(self) -> None:
-        """End the worker; harmless when done twice. No zombie is left."""
+        """End the worker; harmless when done twice. It is not counted as lost. A later batch starts a new one."""
         self._end(kill=self._codec is not None, count=False)
 
     def _batch(
@@ -272,13 +290,12 @@ class Sandbox:
 
 
 def factory_name(factory: Callable[..., Any]) -> str:
-    """Return the name that :func:`make_from_name` takes, ``module:callable``, of a callable at the top of its
-    module."""
+    """Return the name of a module's function or class for :func:`make_from_name`, ``module:name``."""
     return f"{factory.__module__}:{factory.__qualname__}"
 
 
 def make_from_name(factory: str, args: tuple[Any, ...]) -> Any:
-    """Return the result of calling ``module:callable`` with ``args``."""
+    """Import ``module`` of ``module:name``, call ``name(*args)`` and return its result."""
     module, _, name = factory.partition(":")
     return getattr(importlib.import_module(module), name)(*args)
 
@@ -293,17 +310,23 @@ def resident_bytes(pid: int | None) -> int:
 
 
 class UnreadableMessage(Exception):
-    """Raised if a worker sent something that is no message."""
+    """An error: a worker with a codec sent something that is no message of that form."""
 
 
 def receive(connection: Connection, codec: str | None, left: Collection[int]) -> Sequence[Any]:
-    """The worker's next message: its kind and what belongs to it.
+    """Return a worker's next message as a sequence: its kind, then what belongs to it.
+
+    Kinds: ``ready``, ``begin`` (index or None), ``done`` (index, value), ``fault`` (text), ``error`` (text), ``end``.
 
     Args:
-        left: indices that may be named.
+        connection: pipe to the worker; the call waits for a message.
+        codec: module whose ``decode`` reads a value of ``done``; None: the message is unpickled and not checked.
+        left: with a codec, indices that ``begin`` and ``done`` may name.
 
     Raises:
-        UnreadableMessage: with a codec, where it is no message of that form. EOFError, OSError: the pipe broke.
+        UnreadableMessage: with a codec, the message has another form or names another index.
+        EOFError: the pipe is closed.
+        OSError: the pipe broke; with a codec, also a message above 16 MiB.
     """
     if codec is None:
         return connection.recv()  # type: ignore[no-any-return]

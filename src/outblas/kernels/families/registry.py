@@ -22,7 +22,7 @@ def knobs_by_name() -> dict[str, dict[str, Knob]]:
     """Return knob name -> family name -> the family's knob. Families that lack a knob are left out of its entry.
 
     All encodings across families take their knobs from here: family after family, each knob at its first occurrence. So
-    the first name is ``bm``. Example: the families of ``even`` are ``sm80_mma_gemm`` and ``sm80_direct_gemm``.
+    the first name is ``bm``. Example: two families have the knob ``even``.
     """
     found: dict[str, dict[str, Knob]] = {}
     for name, family in FAMILIES.items():
