@@ -37,7 +37,9 @@ class Answer:
             ``malformed`` or ``cut`` (the answer stopped at the limit of tokens).
         answer: ``code`` or ``config``; empty if it is neither.
         candidate: the kernel or config; None unless ``kind`` is ``candidate``.
-        words: text for the model on its mistake; empty for a candidate.
+        words: for ``contract``, ``illegal`` and ``malformed``, the mistake in words. For ``refusal``, the model's own
+            text on
+            one line of at most 500 characters. For ``empty``, why it may be empty, or "". Else "".
     """
 
     kind: str
@@ -47,11 +49,12 @@ class Answer:
 
 
 def read_answer(text: str, finish: str, problem: Problem, gpu: Gpu) -> Answer:
-    """Find the one candidate of an answer.
+    """Return the one candidate of an answer, or the reason for its lack. No text raises an error.
 
     Args:
         text: the answer.
-        finish: reason for the end of the answer, as the server says (``length`` at the limit of tokens).
+        finish: reason for the end of the answer, as the server says. ``refusal`` and ``content_filter`` make any text a
+            refusal. With ``length`` (the limit of tokens) a text without exactly one candidate is ``cut``.
         problem: a config must be legal on this problem.
         gpu: a config must be legal on this GPU.
     """
@@ -78,7 +81,10 @@ def read_answer(text: str, finish: str, problem: Problem, gpu: Gpu) -> Answer:
 
 
 def fenced(text: str) -> list[tuple[str, str]]:
-    """(language, body) of every fenced block that is closed, in order; the language in lower case."""
+    """Return (language, body) of every fenced code block that is closed, in order.
+
+    The language is in lower case, empty if none is named. The body ends with a line break.
+    """
     found = []
     fence, language, body = "", "", list[str]()
     for line in text.splitlines(keepends=True):

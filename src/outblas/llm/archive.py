@@ -19,9 +19,14 @@ class Entry:
     """A proven kernel on one island of one problem.
 
     Attributes:
-        problem: key of the problem. name: the candidate's, the same for equal kernels. candidate: its JSON.
-        score: log of the lower bound of the speed-up. us: median time, microseconds.
-        question: number of the question that it answered. origin: ``insert``, or ``migrate`` for a copy.
+        problem: key of the problem.
+        island: number of the island, from 0.
+        name: the candidate's name; equal kernels have equal names.
+        candidate: the candidate as JSON values.
+        score: natural logarithm of the lower bound of the speed-up.
+        us: median time, microseconds.
+        question: number of the question that it answered.
+        origin: ``insert``, or ``migrate`` for a copy.
     """
 
     problem: str
@@ -39,9 +44,10 @@ class ArchiveShape:
     """Settings of an archive.
 
     Attributes:
-        islands: separate populations of a problem. width: of a speed bucket, in log speed-up.
-        temperature: of the draw of buckets, in log speed-up; less is greedier.
-        migrate_every: kernels inserted for a problem between two migrations.
+        islands: number of separate populations of a problem.
+        width: width of a speed bucket, in natural log of the speed-up.
+        temperature: temperature of the draw of buckets, in the same unit; less is greedier.
+        migrate_every: number of kernels inserted for a problem between two migrations.
     """
 
     islands: int = 3
@@ -51,14 +57,23 @@ class ArchiveShape:
 
 
 class Archive:
-    """Islands x speed buckets of entries, for every problem."""
+    """The proven kernels of all problems, by island and speed bucket.
+
+    Args:
+        shape: its settings.
+        seed: seed of the draws.
+        entries: first entries.
+
+    Attributes:
+        entries: list of all entries, in the order of their insertion.
+    """
 
     def __init__(self, shape: ArchiveShape, seed: int = 0, entries: Iterable[Entry] = ()) -> None:
         self.shape, self.seed = shape, seed
         self.entries: list[Entry] = list(entries)
 
     def insert(self, entry: Entry) -> list[Entry]:
-        """Add a kernel, unless the problem has it already on some island.
+        """Add a kernel, unless its problem has a kernel of that name on some island.
 
         Returns:
             The added entries, in order: the kernel's own, then migrants if a migration is due. Empty if nothing was
@@ -74,18 +89,25 @@ class Archive:
         return added
 
     def of(self, problem: str, island: int | None = None) -> list[Entry]:
-        """A problem's entries, of one island or all, in the order of their insertion."""
+        """Return a problem's entries in the order of their insertion, those of one island or (None) of all.
+
+        Args:
+            problem: key of the problem.
+            island: number of the island; None: all.
+        """
         return [e for e in self.entries if e.problem == problem and island in (None, e.island)]
 
     def best(self, problem: str) -> Entry | None:
-        """The highest score of a problem; the first of equal ones."""
+        """Return the entry with the highest score of a problem, the first of equal ones; None if it has no entry."""
         return max(self.of(problem), key=lambda e: e.score, default=None)
 
     def draw(self, problem: str, island: int, number: int) -> tuple[Entry, ...]:
         """Draw a contrastive pair: two buckets by a softmax over their best scores, and one kernel of each.
 
         Args:
-            number: number of the draw; the same number gives the same draw.
+            problem: key of the problem.
+            island: number of the island.
+            number: number of the draw; the same number and entries give the same draw.
 
         Returns:
             Two entries, the slower first; one entry if the island has a single bucket; none if it is empty.
@@ -105,11 +127,14 @@ class Archive:
         return tuple(sorted(drawn, key=lambda e: e.score))
 
     def bucket(self, score: float) -> int:
-        """Of a speed-up of 1 and a little more: 0."""
+        """Return the number of the speed bucket of a score: score / width, rounded down.
+
+        Example: with width 0.1, scores from 0 to below 0.1 are in bucket 0, and -0.05 is in bucket -1.
+        """
         return math.floor(score / self.shape.width)
 
     def table(self, problem: str) -> dict[int, Counter[int]]:
-        """Island -> bucket -> kernels."""
+        """Return island -> bucket -> number of a problem's kernels there. Islands without kernels are in it, too."""
         islands = range(self.shape.islands)
         return {i: Counter(self.bucket(e.score) for e in self.of(problem, i)) for i in islands}
 

@@ -24,9 +24,10 @@ class PairEvaluator(Protocol):
 
 
 class AsyncEvaluator:
-    """Answers (problem, candidate) pairs in the running event loop.
+    """Answer (problem, candidate) pairs in the running event loop, by an evaluator in one background thread.
 
     Args:
+        evaluator: the evaluator; only the background thread calls it.
         record: called in the event loop's thread with every new evaluation, before anybody else sees it.
         known: evaluations recorded before; they are not asked for again.
     """
@@ -49,7 +50,11 @@ class AsyncEvaluator:
         return len(self._waiting)
 
     async def evaluate(self, problem: Problem, candidate: Candidate) -> Evaluation:
-        """The pair's evaluation, recorded; raises what the evaluator raises."""
+        """Return the evaluation of a pair; a known or waiting pair is not evaluated twice.
+
+        Raises:
+            Exception: whatever the evaluator raises.
+        """
         pair = (problem.key, config_name(candidate))
         if pair in self._known:
             return self._known[pair]
@@ -59,7 +64,7 @@ class AsyncEvaluator:
         return await asyncio.shield(self._waiting[pair])
 
     async def call(self, function: Callable[[], Any]) -> Any:
-        """The result of a function that asks the evaluator for something else, called in its thread."""
+        """Call a function without arguments in the evaluator's thread and return its result, or raise its exception."""
         future: asyncio.Future[Any] = self._loop.create_future()
 
         def job() -> None:
@@ -74,7 +79,7 @@ class AsyncEvaluator:
         return await future
 
     def close(self) -> None:
-        """Accept no more questions and abandon those in progress."""
+        """Let the thread end after the calls that it has in hand. Questions that still wait get no answer."""
         self._jobs.put(None)
 
     def _work(self) -> None:

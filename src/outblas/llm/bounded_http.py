@@ -13,7 +13,7 @@ FAILURE_BYTES = 64 << 10
 
 
 class BodyRefused(Exception):
-    """An answer that is not read: it is too long, or packed."""
+    """An error: an answer is not read, because it is too long or packed."""
 
 
 def bounded_http_client() -> Any:
@@ -22,8 +22,9 @@ def bounded_http_client() -> Any:
     It unpacks nothing, keeps no cookie, and reads every text as UTF-8. Other encodings are named by the server, and
     some of them unpack data. A body that is too long is cut while it is read.
 
-    Raises:
-        BodyRefused: by a request whose answer was cut.
+    A request through it raises BodyRefused if a successful answer is too long or packed. The body of a failed request
+    is
+    cut without an error. This function itself raises ModuleNotFoundError without ``openai``.
     """
     import openai
 

@@ -25,12 +25,17 @@ Message = Mapping[str, str]
 
 
 class BudgetSpent(OutblasError, RuntimeError):
-    """The next request could pass the budget."""
+    """An error: the next request could pass the budget."""
 
 
 @dataclass(frozen=True)
 class Price:
-    """US dollars per million tokens of prompts and of answers."""
+    """The price of a model.
+
+    Attributes:
+        prompt: US dollars per million tokens of prompts.
+        answer: US dollars per million tokens of answers.
+    """
 
     prompt: float = 0.0
     answer: float = 0.0
@@ -41,7 +46,14 @@ class Price:
 
 @dataclass(frozen=True)
 class Cost:
-    """Cost of one request, or its upper bound."""
+    """The cost of requests, or its upper bound. Costs can be added and subtracted.
+
+    Attributes:
+        requests: number of requests.
+        prompt_tokens: tokens of prompts.
+        answer_tokens: tokens of answers.
+        usd: US dollars.
+    """
 
     requests: int = 0
     prompt_tokens: int = 0
@@ -64,6 +76,12 @@ class Budget:
     """Limits of a run; None: no limit.
 
     Seconds count per session, so that a resumed run has as long again. All other limits cover the whole run.
+
+    Attributes:
+        requests: number of requests.
+        tokens: tokens of prompts and answers together.
+        usd: US dollars.
+        seconds: seconds of a session.
     """
 
     requests: int | None = None
@@ -72,7 +90,10 @@ class Budget:
     seconds: float | None = None
 
     def why_not(self, spent: Cost, seconds: float = 0.0) -> str | None:
-        """Return the limit that ``spent`` or ``seconds`` would pass, in words; None if the budget holds."""
+        """Return the first limit that is passed, in words such as ``50 requests``; None if the budget holds.
+
+        Requests, tokens and dollars may equal their limit. Seconds must be below theirs.
+        """
         if self.requests is not None and spent.requests > self.requests:
             return f"{self.requests} requests"
         if self.tokens is not None and spent.tokens > self.tokens:
@@ -84,14 +105,30 @@ class Budget:
         return None
 
     def share(self, spent: Cost, seconds: float) -> float:
-        """The largest part of any limit that is spent, 0 to 1."""
+        """Return the largest part of any limit that is spent, from 0 to 1; 0 without limits.
+
+        Args:
+            spent: cost so far.
+            seconds: seconds of the session so far.
+        """
         pairs = ((spent.requests, self.requests), (spent.tokens, self.tokens), (spent.usd, self.usd),
                  (seconds, self.seconds))  # fmt: skip
         return min(1.0, max((have / most for have, most in pairs if most), default=0.0))
 
 
 class SpendingAccount:
-    """Spent costs, and costs reserved for requests under way."""
+    """Costs spent, and costs reserved for requests under way.
+
+    Args:
+        budget: the limits.
+        spent: cost of earlier sessions; None: none.
+
+    Attributes:
+        budget: the limits.
+        spent: cost of all settled requests, with earlier sessions'.
+        reserved: cost set aside for requests under way.
+        before: cost of earlier sessions.
+    """
 
     def __init__(self, budget: Budget, spent: Cost | None = None) -> None:
         self.budget, self.spent, self.reserved = budget, spent or Cost(), Cost()
@@ -99,14 +136,16 @@ class SpendingAccount:
         self.before = self.spent
 
     def reserve(self, most: Cost, seconds: float = 0.0) -> None:
-        """Set ``most`` aside for a request.
+        """Set the largest cost of a request aside. Settle each reservation once.
 
         Args:
             most: the largest possible cost of the request.
             seconds: seconds of this session so far.
 
         Raises:
-            BudgetSpent: the request could pass the budget.
+            BudgetSpent: spent and reserved costs with ``most`` exceed a limit, or the seconds have reached theirs.
+                Nothing is
+                reserved then.
         """
         passed = self.budget.why_not(self.spent + self.reserved + most, seconds)
         if passed is not None:
@@ -127,21 +166,25 @@ def at_most(messages: Sequence[Message], answer_tokens: int, price: Price) -> Co
 
 
 def at_least(most: Cost, answer_bytes: int) -> Cost:
-    """Return the least that a request can have taken, whatever its server counts.
+    """Return the least that a request can have taken, whatever its server counts: a token for 16 bytes. Its ``usd`` is
+    0.
 
     Args:
         most: the most that it can have taken, of :func:`at_most`; the least is never more.
-        answer_bytes: of the answer and the thoughts that came.
+        answer_bytes: bytes of the answer and of the thoughts that came.
     """
     answer = min(answer_bytes // BYTES_PER_TOKEN, most.answer_tokens)
     return Cost(1, most.prompt_tokens // BYTES_PER_TOKEN, answer)
 
 
 def parse_budget(text: str) -> Budget:
-    """``50 requests``, ``2M tokens``, ``3 USD``, ``600 s``, or several of them separated by commas.
+    """Return the budget of a text: ``50 requests``, ``2M tokens``, ``3 USD``, ``600 s``, or several separated by
+    commas.
+
+    ``k`` and ``M`` after a number mean thousand and million. Limits that are not named are None.
 
     Raises:
-        UsageError: anything else, a limit of nothing, or one given twice.
+        UsageError: anything else, a limit of 0, or one given twice.
     """
     found: dict[str, Any] = {}
     for part in text.split(","):

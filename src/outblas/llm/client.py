@@ -38,25 +38,30 @@ MAX_RETRY_AFTER_S = 300.0
 
 
 class ServerError(OutblasError, RuntimeError):
-    """A language model's server that cannot be reached, or that refuses every request."""
+    """An error: a language model's server cannot be reached, or it refuses every request."""
 
 
 class Unanswered(OutblasError, RuntimeError):
-    """Raised if no attempt at a question was answered; a later one may be."""
+    """An error: no attempt at a question was answered; a later one may be."""
 
 
 class RequestRejected(OutblasError, RuntimeError):
-    """Raised if the server refuses one question, e.g. for its length; it may answer others."""
+    """An error: the server refuses one question, for example for its length; it may answer others."""
 
 
 class RequestLog(Protocol):
-    """Record of attempts."""
+    """A record of the attempts of a client. :class:`outblas.llm.evolve_journal.EvolveJournal` is one."""
 
     def sent(self, question: int, most: Cost) -> int:
-        """Record an attempt before it is sent; return its number."""
+        """Record an attempt before it is sent and return its number.
+
+        Args:
+            question: number of the question.
+            most: the most that the attempt can cost.
+        """
 
     def replied(self, send: int, reply: Reply) -> None:
-        """Record the result of attempt ``send``."""
+        """Record the reply to an attempt, whose number :meth:`sent` has returned."""
 
 
 @dataclass(frozen=True)
@@ -67,9 +72,10 @@ class RetryPolicy:
         silence_s: seconds without a byte from the server after which a request is given up (120).
         stall_s: seconds after which a request is cut, even if bytes still arrive (300).
         attempts: attempts per question.
-        first_s: wait before the second attempt, seconds; it doubles each time. The upper half is random, so that
-            clients that failed together do not return together.
-        longest_s: longest such wait, seconds.
+        first_s: base of the wait, seconds. Before attempt n + 1 the client waits min(longest_s, first_s * 2**(n - 1))
+            times
+            a random factor from 0.5 to 1. A longer ``Retry-After`` of the server, up to 300 s, counts instead.
+        longest_s: limit of that base wait, seconds.
     """
 
     silence_s: float = 120.0
@@ -110,21 +116,21 @@ class Timers:
 
 
 class Client:
-    """Asks questions of one server.
+    """Ask questions of one server.
 
     Args:
-        base_url: of the server, with its ``/v1``; None: what the ``openai`` package takes (``OPENAI_BASE_URL``, else
-            OpenAI's own). The key is ``OPENAI_API_KEY``.
-        account: what may be spent.
-        request_log: where attempts are written down.
-        options: of every answer.
-        retry_policy: how long to wait and how often to try.
-        limiter: requests and tokens per minute.
-        timers: clock, sleep and jitter.
+        base_url: address of the server, with its ``/v1``; None: what the ``openai`` package takes (``OPENAI_BASE_URL``,
+            else OpenAI's own). The key is ``OPENAI_API_KEY``.
+        account: the budget and what is spent of it.
+        request_log: record of the attempts.
+        options: options of every answer; None: the defaults.
+        retry_policy: time limits and attempts; None: the defaults.
+        limiter: requests and tokens per minute; None: no limit.
+        timers: clock, sleep and jitter; None: real ones.
 
     Raises:
         ToolchainMissing: the package ``openai`` is not installed.
-        UsageError: no key for OpenAI's own server, or an address that is none.
+        UsageError: no key for OpenAI's own server, or an invalid address.
     """
 
     def __init__(
@@ -151,14 +157,17 @@ class Client:
         return self._timers.clock() - self._started
 
     async def ask(self, question: int, messages: Sequence[Message], model: Model) -> Reply:
-        """The answer to a conversation.
+        """Send a conversation and return the reply whose outcome is ``answered``, after up to ``attempts`` attempts.
 
         Args:
-            question: its number, for the book. messages: ``role`` and ``content`` each, the last one the user's.
+            question: number of the question, for the log.
+            messages: dictionaries with ``role`` and ``content``; the last one is the user's.
+            model: the model.
 
         Raises:
-            BudgetSpent: before a request that could pass the budget.
-            Unanswered: no answer after all attempts. RequestRejected: refused for what it is.
+            BudgetSpent: the next attempt could pass the budget; it was not sent.
+            Unanswered: no answer after all attempts.
+            RequestRejected: the server refuses this question.
             ServerError: the server refuses everybody (key, address, name of the model).
         """
         reply = None

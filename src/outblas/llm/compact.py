@@ -17,11 +17,14 @@ _LISTED = 40
 
 
 def read_config(data: Any) -> KernelConfig:
-    """The config of ``{"family": ..., knob: value, ...}``; it need not be legal for any problem.
+    """Return the config of an object ``{"family": ..., knob: value, ...}``; knobs with a default may be missing.
+
+    The config need not be legal for any problem.
 
     Raises:
-        ConfigError: no object, an unknown family or knob, a value that a knob cannot have, or one missing that has no
-            default.
+        ConfigError: ``data`` is no dictionary, or has an unknown family or knob, a value that a knob cannot have, or
+            lacks a
+            knob without a default.
     """
     if not isinstance(data, dict):
         raise ConfigError(f"a config that is {type(data).__name__}", "an object of knobs", 'e.g. {"family": ...}')
@@ -30,7 +33,9 @@ def read_config(data: Any) -> KernelConfig:
 
 
 def write_config(config: KernelConfig) -> dict[str, Any]:
-    """Return the shortest object from which :func:`read_config` makes the config."""
+    """Return the shortest dictionary from which :func:`read_config` makes the config: ``family`` and what has no
+    default value.
+    """
     defaults = config.defaults()
     return {
         "family": config.family,
@@ -39,12 +44,16 @@ def write_config(config: KernelConfig) -> dict[str, Any]:
 
 
 def describe(families: Collection[str] = tuple(FAMILIES)) -> str:
-    """Every family with what its knobs mean, their usual values and defaults; without launch options' values."""
+    """Return text on kernel families for a prompt: the knobs with their meaning, usual values and defaults, one a line.
+
+    Args:
+        families: names of the families; by default all.
+    """
     return "\n".join(line for family in FAMILIES if family in families for line in _family(family, None))
 
 
 def describe_offered(offered: Sequence[KernelConfig]) -> str:
-    """Describe the knobs as :func:`describe` does, with the values that occur among the offered configs."""
+    """Return text as :func:`describe` does, for the families of some configs, with the values that occur among them."""
     lines: list[str] = []
     for family in FAMILIES:
         mine = [c for c in offered if c.family == family]

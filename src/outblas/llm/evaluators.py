@@ -23,7 +23,12 @@ COMPILE_ONLY = "compile"
 
 @dataclass(frozen=True)
 class EvaluatorChoice:
-    """``cuda:N``, ``compile`` or a file, as the command line names it; ``gpu_index`` with the first only."""
+    """An evaluator as the command line names it.
+
+    Attributes:
+        name: ``cuda:N``, ``compile`` or the path of a file.
+        gpu_index: N of ``cuda:N``; else None.
+    """
 
     name: str
     gpu_index: int | None = None
@@ -33,10 +38,15 @@ class EvaluatorChoice:
 
 
 def parse_evaluator(text: str | None) -> EvaluatorChoice:
-    """Parse ``--device``. None means the first GPU, or the compiler alone on a machine without a GPU.
+    """Return the evaluator that ``--device`` names.
+
+    Args:
+        text: ``cuda:N``, ``compile`` or the path of a recording. None: ``cuda:0``, or ``compile`` on a machine without
+            a
+            GPU.
 
     Raises:
-        UsageError: the text is neither a GPU, ``compile`` nor a file.
+        UsageError: the text is none of these, or the file does not exist.
         DeviceError: the GPU does not exist.
     """
     from outblas.runtime.device import gpu_count, require_gpus
@@ -78,10 +88,14 @@ def open_chosen_evaluator(place: EvaluatorChoice, gpu: str = "h200") -> Iterator
 
 
 class WithTemplates:
-    """Add kernels of the template families to an evaluator of free kernels.
+    """An evaluator of free kernels that also answers for kernels of the template families.
 
-    A recorded kernel is answered from the recording. Any other is compiled, its machine code is inspected, and it is
-    not run.
+    Free kernels are passed on to the inner evaluator. A template kernel is answered from the recording. If it was not
+    recorded, it is compiled, its machine code is inspected, and it is not run.
+
+    Args:
+        inner: evaluator of free kernels.
+        recorded: recorded evaluations; those of free kernels are ignored.
     """
 
     def __init__(self, inner: FreeEvaluator, recorded: Iterable[Evaluation]) -> None:
@@ -120,6 +134,8 @@ class WithTemplates:
 
 def compiled_template(problem: Problem, config: KernelConfig, gpu: Gpu) -> Evaluation:
     """Return an evaluation of a template kernel from its compilation and machine code, without a run.
+
+    The status is LEFT_OUT if it passes, else ILLEGAL, COMPILE_ERROR or STATIC_REJECTED.
 
     Raises:
         ToolchainMissing: NVRTC is not installed.

@@ -61,7 +61,16 @@ class EvolveSettings:
 
 @dataclass(frozen=True)
 class ProblemProgress:
-    """Progress on a problem, for a watcher: times in microseconds, the best speed-up, and the chains begun."""
+    """Progress on a problem, for a watcher.
+
+    Attributes:
+        problem: the problem.
+        floor_us: least plausible time, microseconds.
+        baseline_us: time of the fastest baseline, microseconds; None if none was timed.
+        best_us: time of the best proven kernel, microseconds; None without one.
+        best_ratio: its speed-up; None without one.
+        chains: number of conversations begun.
+    """
 
     problem: Problem
     floor_us: float
@@ -90,7 +99,7 @@ class Evolution:
     """A run of the loop, from its record to the end of its budget.
 
     Args:
-        problems: problems to write kernels for, each once.
+        problems: problems of the requested kernels, each once.
         models: models that write them.
         evaluator: proves and times the kernels.
         record: record of the run.
@@ -130,11 +139,16 @@ class Evolution:
         self._error: Exception | None = None
 
     async def run(self) -> str:
-        """Until nothing is left to do; returns why it ended, in words.
+        """Ask, judge and record until the budget is spent or every problem is near its floor. Close the client then.
+
+        Returns:
+            The reason of the end, in words.
 
         Raises:
-            ServerError: the server refuses, or has stopped to answer. DeviceError, ToolchainMissing: the evaluator
-            cannot work. RecordError: the disk. Each time a repeated command goes on from there.
+            ServerError: the server refuses, or does not answer any more.
+            DeviceError: the evaluator cannot work.
+            ToolchainMissing: the evaluator needs a package that is not installed.
+            RecordError: the disk refuses. After each error a new run with the same record goes on.
         """
         self._ended = asyncio.Condition()  # told when a question under way has ended
         self._async_evaluator = AsyncEvaluator(self._evaluator, self._record, self._evaluations.values())
@@ -151,7 +165,7 @@ class Evolution:
         return self._stopping or "every problem is within 2% of its floor"
 
     def problem_progress(self) -> list[ProblemProgress]:
-        """Every problem's state."""
+        """Return the progress on every problem, in the order of the problems."""
         begun = self._begun()
         return [
             ProblemProgress(p, floor_us(p, self._gpu), min(self._baselines.get(key, {}).values(), default=None),
@@ -160,7 +174,7 @@ class Evolution:
         ]  # fmt: skip
 
     def outcomes(self) -> Counter[str]:
-        """Kind -> how many, of the whole run."""
+        """Return the number of outcomes of each kind in the whole run, earlier sessions included."""
         return Counter(o.kind for chain in self._chains.values() for o in chain.outcomes.values())
 
     @property
@@ -341,7 +355,7 @@ CLOSED_GAP = math.log(1.02)
 
 
 def log_gap(best_us: float | None, floor_us: float) -> float:
-    """log of the best known time over the floor; 1 where no time is known."""
+    """Return the natural log of (best known time / floor), at least 0; 1 if no time is known."""
     return 1.0 if best_us is None else max(0.0, math.log(best_us / floor_us))
 
 

@@ -39,19 +39,34 @@ class EvolveFiles(RunDirectory):
 
 
 def folder_name(problems: Sequence[Problem], model: str, place: str) -> str:
-    """Return the name of a run's folder, which states its settings.
+    """Return the name of a run's folder, which states its settings, in lower case.
+
+    Example: ``evolve-512_512_512_tn_fp16_fp32-gpt-cuda-0`` for place ``cuda:0``.
 
     Args:
-        problems: problems of the run.
+        problems: problems of the run; of several, the first and the number of the others count.
         model: name of the first model.
-        place: evaluator in words; a file counts by its stem.
+        place: the evaluator; if it contains a slash, only the file's stem counts.
     """
     first = problems[0].key if len(problems) == 1 else f"{problems[0].key}-and-{len(problems) - 1}-more"
     return re.sub(r"[^\w.-]+", "-", f"evolve-{first}-{model}-{Path(place).stem if '/' in place else place}").lower()
 
 
 def open_folder(files: EvolveFiles, wanted: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    """Make the folder and its run.json, or check that it is of the same settings; returns run.json's content."""
+    """Write run.json into a run's folder, or check that the one there has the same settings.
+
+    Args:
+        files: paths of the run.
+        wanted: settings that must be the same.
+        more: further entries of a new run.json.
+
+    Returns:
+        The content of run.json.
+
+    Raises:
+        UsageError: the folder has a run with other settings.
+        RecordError: run.json cannot be read, or is of another kind or format.
+    """
     if files.run.exists():
         about = read_run(files.path)
         was, asked = _flat({key: about.get(key) for key in wanted}), _flat(wanted)
@@ -65,7 +80,10 @@ def open_folder(files: EvolveFiles, wanted: Mapping[str, Any], more: Mapping[str
 
 
 def read_run(path: Path) -> dict[str, Any]:
-    """The content of an evolution's run.json.
+    """Return the content of run.json in an evolution's folder.
+
+    Args:
+        path: the folder.
 
     Raises:
         RecordError: it cannot be read, or is of another kind or format.
@@ -81,7 +99,7 @@ def read_run(path: Path) -> dict[str, Any]:
 
 
 def is_evolution(path: Path) -> bool:
-    """Return whether a folder is one of `outblas evolve`."""
+    """Return whether a folder has a readable run.json of `outblas evolve`."""
     try:
         data = read_json(EvolveFiles(path).run)
     except (OSError, ValueError):
@@ -90,7 +108,10 @@ def is_evolution(path: Path) -> bool:
 
 
 def without_passwords(command: str) -> str:
-    """A command without what an address has before its ``@``: it is written into reports, which are handed on."""
+    """Return a command line in which ``...`` replaces the part of each address before its ``@``.
+
+    Example: ``http://me:secret@host/v1`` becomes ``http://...@host/v1``.
+    """
     return re.sub(r"://[^/@\s]+@", "://...@", command)
 
 

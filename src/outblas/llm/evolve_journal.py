@@ -55,11 +55,16 @@ class Question:
     """A turn of a chain. A chain is a conversation about one problem that begins with turn 0.
 
     Attributes:
+        id: number of the question, unique in the run.
+        chain: number of the chain.
+        turn: number of the turn in it.
         problem: key of the problem.
+        island: number of the archive's island.
         model: name of the model.
         purpose: ``new``, or the kind of the outcome that the turn follows.
         parents: names of the kernels in the chain's first prompt.
         messages: the whole conversation.
+        at: time of the record, UTC in ISO 8601.
     """
 
     id: int
@@ -76,15 +81,16 @@ class Question:
 
 @dataclass(frozen=True)
 class AnswerOutcome:
-    """Outcome of an answer.
+    """The outcome of an answer.
 
     Attributes:
-        kind: kind of outcome, see :mod:`outblas.llm.feedback`.
+        question: number of the question.
+        kind: kind of outcome, a key of :data:`outblas.llm.feedback.OUTCOME_KINDS`.
         answer: ``code``, ``config``, or empty for an answer without a candidate.
         name: name of the candidate.
-        us: median time in microseconds of a passing candidate.
-        ratio: speed-up of a passing candidate.
-        gain: log of the factor by which the problem's best became faster.
+        us: median time in microseconds of a passing candidate; else None.
+        ratio: speed-up of a passing candidate; else None.
+        gain: natural log of the factor by which the problem's best became faster; else 0.
         words: text for the next turn.
     """
 
@@ -99,10 +105,13 @@ class AnswerOutcome:
 
 
 class EvolveJournal:
-    """The tables of one run's store. Missing tables are made.
+    """The questions, replies, outcomes and archive of one run, in tables of its store. Missing tables are made.
+
+    Args:
+        path: the store's file, which must exist.
 
     Raises:
-        RecordError: they cannot be made, read or written; earlier records are intact.
+        RecordError: the tables cannot be made, read or written; earlier records are intact.
     """
 
     def __init__(self, path: Path) -> None:
@@ -117,7 +126,10 @@ class EvolveJournal:
         self, chain: int, turn: int, problem: str, island: int, model: str, purpose: str, parents: Sequence[str],
         messages: Sequence[Message],
     ) -> Question:  # fmt: skip
-        """Record a question before it is sent."""
+        """Record a question before it is sent and return it, with its new number. The arguments are its fields.
+
+        Control characters in its texts are removed.
+        """
         parents, messages = tuple(map(clean_text, parents)), _clean_messages(messages)
         row = (chain, turn, problem, island, model, purpose, json.dumps(parents), json.dumps(messages), _now())
         columns = "chain, turn, problem, island, model, purpose, parents, messages, at"
@@ -129,14 +141,19 @@ class EvolveJournal:
                         messages, row[-1])  # fmt: skip
 
     def sent(self, question: int, most: Cost) -> int:
-        """An attempt that is about to be sent, with the most that it can cost; returns its number."""
+        """Record an attempt before it is sent and return its number.
+
+        Args:
+            question: number of the question.
+            most: the most that the attempt can cost.
+        """
         row = (question, most.prompt_tokens, most.answer_tokens, most.usd, _now())
         columns = "question, prompt_tokens, answer_tokens, usd, at"
         with self._transaction():
             return int(self._db.execute(f"INSERT INTO sends ({columns}) VALUES (?, ?, ?, ?, ?)", row).lastrowid or 0)
 
     def replied(self, send: int, reply: Reply) -> None:
-        """Record the reply to an attempt."""
+        """Record the reply to an attempt, whose number :meth:`sent` has returned. An attempt has one reply."""
         took = reply.took
         row = (send, reply.outcome, reply.text, reply.finish, took.prompt_tokens, took.answer_tokens, took.usd,
                reply.seconds, reply.reasoning, _now())  # fmt: skip
@@ -162,7 +179,7 @@ class EvolveJournal:
             )
 
     def questions(self) -> Iterator[Question]:
-        """All of them, in the order in which they were asked."""
+        """Yield all questions, in the order in which they were asked."""
         for number, chain, turn, problem, island, model, purpose, *texts, at in self._rows(
             "SELECT id, chain, turn, problem, island, model, purpose, parents, messages, at FROM questions ORDER BY id"
         ):
@@ -171,9 +188,12 @@ class EvolveJournal:
             yield Question(number, chain, turn, problem, island, model, purpose, parents, messages, at)
 
     def replies(self, question: int | None = None) -> Iterator[tuple[int, Reply]]:
-        """Return (question, reply) of every attempt, or of those at one question, in order.
+        """Yield (number of the question, reply) of every attempt, in the order of sending.
 
-        The reply of an attempt that a killed process lost is ``lost``, charged at the most that it can have cost.
+        An attempt without a recorded reply has the outcome ``lost`` and costs the most that it can have cost.
+
+        Args:
+            question: yield only the attempts at this question; None: all.
         """
         query = f"""SELECT s.question, s.prompt_tokens, s.answer_tokens, s.usd, r.outcome, r.text, r.finish,
                            r.prompt_tokens, r.answer_tokens, r.usd, r.seconds, r.reasoning
@@ -187,12 +207,12 @@ class EvolveJournal:
                 yield number, Reply(outcome, text, finish, Cost(1, prompt, answer, usd), seconds, thought)
 
     def outcomes(self) -> dict[int, AnswerOutcome]:
-        """Question -> outcome, of those that have one, in the order in which they had it."""
+        """Return number of a question -> its outcome, in the order of the outcomes. Questions without one are missing."""
         columns = "question, kind, answer, name, us, ratio, gain, words"
         return {row[0]: AnswerOutcome(*row) for row in self._rows(f"SELECT {columns} FROM outcomes ORDER BY id")}
 
     def entries(self) -> list[Entry]:
-        """The archive's, in the order of their insertion."""
+        """Return the archive's entries, in the order of their insertion."""
         columns = "problem, island, name, candidate, score, us, question, origin"
         return [
             Entry(problem, island, name, json.loads(candidate), *figures)
@@ -207,7 +227,12 @@ class EvolveJournal:
         return total
 
     def transcript(self) -> Iterator[dict[str, Any]]:
-        """Every question with its attempts and its outcome, as JSON."""
+        """Yield every question as a dictionary, in order.
+
+        Its keys are the fields of :class:`Question`, ``attempts`` (a list of replies as dictionaries) and ``outcome``
+        (a
+        dictionary or None).
+        """
         outcomes = self.outcomes()
         for q in self.questions():
             yield {

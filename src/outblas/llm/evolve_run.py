@@ -37,7 +37,15 @@ MakeProgress = Callable[[Evolution, Budget, SpendingAccount, Client], Callable[[
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """Settings of the server: address (None: see :class:`Client`), patience, limits per minute and temperature."""
+    """Settings of the server.
+
+    Attributes:
+        base_url: address; None: see :class:`outblas.llm.client.Client`.
+        retry_policy: time limits and attempts.
+        requests_per_minute: limit; None: none.
+        tokens_per_minute: limit; None: none.
+        temperature: of sampling; None: the server's default.
+    """
 
     base_url: str | None = None
     retry_policy: RetryPolicy = RetryPolicy()
@@ -174,11 +182,11 @@ def _identity(request: EvolveRequest) -> dict[str, Any]:
 
 
 def why_no_answer(journal: EvolveJournal, before: int = 0) -> str:
-    """Say in words that no request was answered; empty where one was, or none was sent.
+    """Return in words that no request was answered; empty if one was, or none was sent.
 
     Args:
         journal: the run's record.
-        before: requests of earlier sessions. They count only where this session sent none.
+        before: number of requests of earlier sessions. They count only if this session sent none.
     """
     replies = islice(journal.replies(), before if journal.spent().requests > before else 0, None)
     count, last = 0, None
@@ -215,7 +223,8 @@ def _write_transcript(path: Path, journal: EvolveJournal) -> None:
 
 
 def write_recording(path: Path, evaluations: Iterable[Evaluation], gpu: Gpu, provenance: dict[str, Any]) -> None:
-    """Write evaluations as a recording (:mod:`outblas.jail.evaluation_file`), whole or not at all.
+    """Write evaluations to a new file as a recording (:mod:`outblas.jail.evaluation_file`). An earlier file is
+    replaced.
 
     Raises:
         RecordError: the disk refuses it; an earlier file is kept.

@@ -86,12 +86,16 @@ def feedback_text(evaluation: Evaluation, gpu: Gpu) -> str:
 
 
 def counters_text(evaluation: Evaluation) -> str:
-    """``registers 168, hgmma 32``, without what is of no use to a reader."""
+    """Return an evaluation's counters by name, such as ``hgmma 32, registers 168``, without ``compile_seconds``."""
     return ", ".join(f"{k} {v:g}" for k, v in sorted(evaluation.counters.items()) if k != "compile_seconds")
 
 
 def clipped(text: str, most: int = MAX_LOG_CHARS) -> str:
-    """Both ends of a text that is too long."""
+    """Return a text of at most ``most`` characters as it is; of a longer one the first two thirds and the last third.
+
+    Between them stands a line with the number of characters left out. With it the result is a little longer than
+    ``most``.
+    """
     if len(text) <= most:
         return text
     head = most * 2 // 3

@@ -20,7 +20,7 @@ _FUNCTION = re.compile(
 
 @cache
 def header_listing() -> str:
-    """All of them, a header after the other."""
+    """Return text on all listed headers of the package's kernel files, one after the other, for a prompt."""
     return "\n".join(line for name in LISTED_HEADERS for line in _header(name))
 
 

@@ -12,7 +12,13 @@ from outblas.llm.budget import Price
 
 @dataclass(frozen=True)
 class Model:
-    """A model as the server names it, its share of the questions, and its price."""
+    """A language model.
+
+    Attributes:
+        name: its name at the server.
+        weight: its share of the questions, relative to the other models'.
+        price: its price.
+    """
 
     name: str
     weight: float = 1.0
@@ -20,10 +26,15 @@ class Model:
 
 
 def parse_models(text: str, prices: Sequence[str]) -> list[Model]:
-    """Models of ``NAME[=WEIGHT],...`` with their prices, of ``IN,OUT`` or ``NAME=IN,OUT``.
+    """Return the models that the command line names, in order.
+
+    Args:
+        text: ``NAME[=WEIGHT],...``; a weight is 1 unless it is given.
+        prices: texts ``IN,OUT`` (for every model without its own) or ``NAME=IN,OUT``, US dollars per million tokens.
 
     Raises:
-        UsageError: a name that is empty or given twice, a weight or price that is no number, a price of no model.
+        UsageError: a name is empty or given twice, a weight is not above 0, a price is no pair of numbers or of no
+            model.
     """
     by_name: dict[str, Price] = {}
     for one in prices:

@@ -49,14 +49,16 @@ def first_prompt(
     problem: Problem, gpu: Gpu, baselines: Mapping[str, float], best_us: float | None, parents: Sequence[Entry],
     counters: Mapping[str, str], kinds: Sequence[str] = (CODE, CONFIG),
 ) -> list[Message]:  # fmt: skip
-    """Return the beginning of a conversation.
+    """Return the beginning of a conversation: a system message and a user message.
 
     Args:
-        baselines: baseline -> time in microseconds.
-        best_us: time in microseconds of the fastest proven kernel, None without one.
-        parents: the contrastive pair, the slower first; or one entry, or none.
-        counters: name of a kernel -> its counters.
-        kinds: requested kinds of answers.
+        problem: the problem.
+        gpu: the GPU of the requested kernels.
+        baselines: baseline -> time in microseconds; may be empty.
+        best_us: time in microseconds of the fastest proven kernel; None without one.
+        parents: kernels to show: the contrastive pair, the slower first; or one entry, or none.
+        counters: name of a kernel -> its counters as text.
+        kinds: requested kinds of answers, ``code`` and ``config``.
     """
     floor = floor_us(problem, gpu)
     known = [us for us in (best_us, min(baselines.values(), default=None)) if us is not None]
@@ -89,7 +91,15 @@ def _task(problem: Problem, gpu: Gpu) -> dict[str, str]:
 def choice_prompt(
     problem: Problem, gpu: Gpu, offered: Sequence[KernelConfig], tried: Sequence[str], n: int
 ) -> list[Message]:
-    """Asks for ``n`` of the configs that are offered; ``tried``: a line on each that is worth showing."""
+    """Return one user message that asks for ``n`` of the offered configs.
+
+    Args:
+        problem: the problem.
+        gpu: the GPU.
+        offered: the configs.
+        tried: one line for each tried config that is worth showing.
+        n: number of configs to choose.
+    """
     text = _fill(
         "choose",
         **_task(problem, gpu),
@@ -105,7 +115,17 @@ def follow_up(
     kind: str, words: str, problem: Problem, gpu: Gpu, best_us: float | None, max_tokens: int,
     kinds: Sequence[str] = (CODE, CONFIG),
 ) -> str:  # fmt: skip
-    """Return the next question after an outcome of :data:`FOLLOW_UPS`."""
+    """Return the text of the next question after an outcome.
+
+    Args:
+        kind: kind of the outcome, a key of :data:`FOLLOW_UPS`; another raises KeyError.
+        words: the outcome's words; empty: the text says that no more is known.
+        problem: the problem.
+        gpu: the GPU.
+        best_us: time in microseconds of the fastest proven kernel; None without one.
+        max_tokens: most tokens of an answer.
+        kinds: requested kinds of answers.
+    """
     return _fill(
         FOLLOW_UPS[kind],
         words=words or "no more is known",
@@ -117,7 +137,11 @@ def follow_up(
 
 
 def answer_rules(kinds: Sequence[str]) -> str:
-    """Return the rules on the content of an answer."""
+    """Return text on the form of an answer: one block of code, of knobs, or either.
+
+    Args:
+        kinds: ``code``, ``config`` or both.
+    """
     name = "asked_both" if len(set(kinds)) > 1 else f"asked_{kinds[0]}"
     return _fill(name).strip()
 
@@ -144,7 +168,12 @@ def describe_gpu(gpu: Gpu) -> str:
 
 
 def notes_of(problem: Problem, gpu: Gpu) -> list[str]:
-    """Names of the notes for a problem, the regime's first."""
+    """Return the names of the notes that fit a problem.
+
+    The first is the regime: ``launch``, ``memory`` or ``compute``. It may be followed by ``few_rows``, ``long_k``,
+    ``tails``
+    and ``ragged``, in this order.
+    """
     names = [regime(problem, gpu).partition("_")[0]]
     tiles = -(-problem.m // _TILE) * -(-problem.n // _TILE)
     last = tiles % gpu.sms

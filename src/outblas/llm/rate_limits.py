@@ -14,7 +14,12 @@ WINDOW_S = 60.0
 
 @dataclass
 class SentRequest:
-    """A request of the last minute; its tokens are an estimate until its answer is there."""
+    """A request of the last minute.
+
+    Attributes:
+        at: time of sending, by the limiter's clock.
+        tokens: its tokens; an estimate until the client sets the true number.
+    """
 
     at: float
     tokens: int
@@ -39,7 +44,10 @@ class RateLimiter:
         self._turn = asyncio.Lock()
 
     async def acquire(self, tokens: int) -> SentRequest:
-        """Wait for a place, and take it."""
+        """Wait until a request with ``tokens`` tokens may be sent, and return its record. It counts for 60 seconds.
+
+        Set the record's ``tokens`` when the true number is known.
+        """
         async with self._turn:
             while (wait := self._wait(tokens)) > 0:
                 await self._sleep(wait)

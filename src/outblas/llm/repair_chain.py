@@ -19,7 +19,10 @@ class Chain:
     """A conversation so far.
 
     Attributes:
-        number: of the chain. questions: in order. outcomes, replies: by question, of those that have one.
+        number: number of the chain.
+        questions: its questions, in order.
+        outcomes: number of a question -> outcome, of those that have one.
+        replies: number of a question -> answered reply, of those that have one.
     """
 
     number: int
@@ -32,11 +35,15 @@ class Chain:
         return self.questions[-1]
 
     def open_question(self) -> Question | None:
-        """The one that has no outcome yet: to be asked, or its answer to be read."""
+        """Return the last question if it has no outcome yet; None otherwise, or without questions."""
         return self.last if self.questions and self.last.id not in self.outcomes else None
 
     def wants_follow_up(self, turns: int) -> bool:
-        """Return whether another turn follows, with ``turns`` as the most."""
+        """Return whether another turn follows: the last question has an outcome that asks for one, and turns are left.
+
+        Args:
+            turns: most turns of a conversation, the first question included.
+        """
         if not self.questions or self.open_question() is not None or len(self.questions) >= turns:
             return False
         return self.outcomes[self.last.id].kind in FOLLOW_UPS
@@ -45,14 +52,20 @@ class Chain:
         return self.open_question() is not None or self.wants_follow_up(turns)
 
     def drop_texts(self, turns: int) -> None:
-        """Let go of the texts of a chain that is finished: the record has them."""
+        """Drop messages and replies of a finished chain, in place, to free memory. An unfinished chain is unchanged.
+
+        Args:
+            turns: most turns of a conversation.
+        """
         if not self.unfinished(turns):
             self.questions = [replace(q, messages=()) for q in self.questions]
             self.replies.clear()
 
     def conversation_with(self, text: str) -> list[Message]:
-        """The conversation with the last answer and what is said to it. An empty answer is left out: servers refuse
-        messages without content."""
+        """Return the last question's messages, its answer, and ``text`` as a new user message.
+
+        An empty or missing answer is left out, because servers refuse messages without content.
+        """
         reply = self.replies.get(self.last.id)
         answer: list[Message] = [] if reply is None or not reply.text.strip() else [
             {"role": "assistant", "content": reply.text}
@@ -66,7 +79,14 @@ def chains_of(
     replies: Iterable[tuple[int, Reply]],
     turns: int,
 ) -> dict[int, Chain]:
-    """Every chain of a record, by number; those that are finished without their texts."""
+    """Return number -> chain of every chain of a record. Finished chains have no texts.
+
+    Args:
+        questions: all questions, in order.
+        outcomes: number of a question -> outcome.
+        replies: (number of a question, reply) of all attempts.
+        turns: most turns of a conversation.
+    """
     chains: dict[int, Chain] = {}
     of_question: dict[int, Chain] = {}
     for question in questions:

@@ -50,13 +50,17 @@ class Reply:
 
 
 def read_completion(body: bytes, most: Cost, price: Price, seconds: float) -> Reply:
-    """Return the answer of a completion. An answer that is too long is cut, as at a limit of tokens.
+    """Return the answer in a server's body. An answer that is too long is cut, as at a limit of tokens.
 
     Args:
         body: the server's body, of unknown content.
-        most: the most that the request can have cost.
+        most: the most that the request can have cost. It is charged if the server's count of tokens is missing, no
+            integer, negative or above 10**9, or if it counts no prompt.
         price: price of the model.
         seconds: time from sending to the answer.
+
+    Returns:
+        A reply with the outcome ``answered``. Its ``finish`` is ``refusal`` if the server marks one.
 
     Raises:
         ValueError: the body has no answer.
@@ -93,7 +97,14 @@ def _parts(body: bytes) -> tuple[dict[str, Any], dict[str, Any], object]:
 
 
 def failed_reply(outcome: str, words: object, took: Cost, seconds: float) -> Reply:
-    """An attempt without an answer."""
+    """Return the reply of an attempt without an answer.
+
+    Args:
+        outcome: e.g. ``timeout``.
+        words: its explanation; cleaned and cut.
+        took: its cost.
+        seconds: time from sending to the outcome.
+    """
     return Reply(outcome, _words(str(words), _FAILURE_CHARS), "", took, seconds)
 
 
@@ -114,8 +125,7 @@ def _word(found: object, limit: int) -> str:
 
 
 def api_key() -> str:
-    """``OPENAI_API_KEY``, empty where it is not set; without the end of line that a file leaves, which no header may
-    have."""
+    """Return the environment's ``OPENAI_API_KEY`` without blanks around it; empty if it is not set."""
     return (os.environ.get("OPENAI_API_KEY") or "").strip()
 
 

@@ -63,11 +63,17 @@ class AnswerJudge:
     """Judge batches of answers.
 
     Args:
+        evaluator: evaluates their candidates.
+        language: reads the answers.
         timed: whether the stage rewards speed.
-        store: store of evaluations under ``run_id``; a kernel is evaluated once per run.
+        store: store of evaluations under ``run_id``; None: none is kept on disk. A kernel is evaluated once per run.
+        run_id: name of the run in the store.
         batch_seconds: after this time no new candidate begins, and the rest stays unjudged. A candidate in progress
             ends within the sandbox's own limits.
         clock: time in seconds; tests replace it.
+
+    Attributes:
+        evaluated: number of candidates that this process gave to the evaluator.
     """
 
     def __init__(
@@ -83,11 +89,14 @@ class AnswerJudge:
         self.evaluated = 0
 
     def judge(self, answers: Sequence[tuple[Problem, str]]) -> list[JudgedAnswer]:
-        """Return one verdict per answer, in order.
+        """Return one verdict per answer, in order. Equal kernels of a problem are evaluated once.
+
+        Args:
+            answers: pairs (problem, text of the answer).
 
         Raises:
-            DeviceError: of the evaluator; its earlier answers are in the store.
-            ToolchainMissing: of the evaluator; its earlier answers are in the store.
+            DeviceError: raised by the evaluator; its earlier answers are in the store.
+            ToolchainMissing: raised by the evaluator; its earlier answers are in the store.
         """
         read = [(problem, self._language.read(problem, text)) for problem, text in answers]
         wanted = {_key(p, c): (p, c) for p, c in read if not isinstance(c, RefusedAnswer)}

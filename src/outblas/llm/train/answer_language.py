@@ -14,7 +14,12 @@ Text = Union[str, list[dict[str, str]]]
 
 
 class Language(Protocol):
-    """Prompts and answers in one language."""
+    """The prompts and answers of one language.
+
+    Attributes:
+        name: the name that ``--language`` takes.
+        max_tokens: most tokens of an answer.
+    """
 
     @property
     def name(self) -> str:

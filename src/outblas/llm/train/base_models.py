@@ -19,7 +19,11 @@ _ADAPTER = "adapter_config.json"
 
 
 def check_installed() -> None:
-    """Raises ToolchainMissing unless everything that training needs can be imported."""
+    """Check that everything that training needs is installed; import nothing.
+
+    Raises:
+        ToolchainMissing: a package is missing; the error names all that are.
+    """
     import importlib.util
 
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
@@ -29,7 +33,13 @@ def check_installed() -> None:
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model and its tokenizer, ready for a trainer; ``lora``: a peft configuration for a new adapter, or None."""
+    """A model and its tokenizer, ready for a trainer.
+
+    Attributes:
+        model: the transformers or peft model.
+        tokenizer: its tokenizer.
+        lora: peft configuration of a new adapter; None if all weights are trained or the model has its adapter.
+    """
 
     model: Any
     tokenizer: Any
@@ -42,7 +52,16 @@ class LoadedModel:
 
 
 def starting_model(run: Path, stage: str, model: str) -> str:
-    """Return the model that a stage begins with: that of the run's last finished earlier stage, else ``model``."""
+    """Return the model with which a stage begins.
+
+    Args:
+        run: folder of the run.
+        stage: name of the stage.
+        model: model for a run without an earlier finished stage.
+
+    Returns:
+        The path of the last earlier stage's model as text, else ``model``.
+    """
     for earlier in reversed(STAGES[: STAGES.index(stage)]):
         if (run / earlier / FINAL).is_dir():
             return str(run / earlier / FINAL)
@@ -50,13 +69,19 @@ def starting_model(run: Path, stage: str, model: str) -> str:
 
 
 def load_model(run: Path, settings: TrainSettings, bf16: bool) -> LoadedModel:
-    """Model and tokenizer of a stage.
+    """Load the model and the tokenizer of a stage.
 
     Weights are fp32, trained under bf16 autocast on a GPU: steps of 1e-6 vanish in bf16. With LoRA the base, which is
     not trained, is bf16 there.
 
+    Args:
+        run: folder of the run.
+        settings: settings of the stage.
+        bf16: whether the device trains under bf16 autocast.
+
     Raises:
-        UsageError: the model cannot be loaded, or its adapter has another rank than ``--lora`` says.
+        UsageError: the model cannot be loaded. Or an earlier stage left a LoRA adapter, and ``settings.lora`` is 0 or
+            another rank.
     """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer

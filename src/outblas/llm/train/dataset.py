@@ -36,12 +36,21 @@ def answer_messages(text: str, chat: bool) -> Text:
 
 
 def completion_text(completion: Any) -> str:
-    """The text of what a model has answered."""
+    """Return the text of a completion: the text itself, or the content of the last of its messages ("" for None)."""
     return completion if isinstance(completion, str) else str(completion[-1].get("content") or "")
 
 
 def prompt_rows(problems: Sequence[Problem], language: Language, chat: bool, least: int) -> list[dict[str, Any]]:
-    """Rows of a prompt dataset, ``problem`` the place in ``problems``; repeated until there are ``least`` of them."""
+    """Return the rows of a prompt dataset, ``{"prompt": ..., "problem": index in problems}``.
+
+    All problems are repeated in turns until there are at least ``least`` rows.
+
+    Args:
+        problems: the problems, at least one.
+        language: makes the prompts.
+        chat: prompts are messages; False: text.
+        least: smallest number of rows.
+    """
     times = -(-least // len(problems))
     return [
         {"prompt": prompt_messages(language.prompt(problem), chat), "problem": index}
@@ -51,12 +60,14 @@ def prompt_rows(problems: Sequence[Problem], language: Language, chat: bool, lea
 
 
 def supervised_rows(path: str | Path, language: Language, chat: bool) -> list[dict[str, Any]]:
-    """Return rows of prompt and completion from an archive of kernels that passed.
+    """Return rows ``{"prompt": ..., "completion": ...}`` from an archive of kernels that passed.
 
     Args:
         path: a store (``.sqlite``) of evaluations, of which the fastest proven kernels of each problem are taken. Or
-            JSON lines; each line is ``{"prompt": ..., "completion": ...}``, ``{"problem": "512_512_512", "answer":
-            ...}`` or an evaluation (``Evaluation.to_json``).
+            JSON lines, each ``{"prompt": ..., "completion": ...}``, ``{"problem": "512_512_512", "answer": ...}``,
+            ``{"problem": ..., "config": ...}`` or an evaluation (``Evaluation.to_json``). A header line is skipped.
+        language: makes prompts and answers; kernels that it cannot express are left out.
+        chat: prompts and completions are messages; False: text.
 
     Raises:
         RecordError: the file cannot be read, or a line is none of these.

@@ -48,11 +48,11 @@ class KnobWords:
         return len(self.knobs) + 1
 
     def words(self) -> list[tuple[str, ...]]:
-        """The words of each place of the sentence."""
+        """Return the words at each place of the sentence, e.g. ``[("bm=64", "bm=128"), ("bn=32",)]``."""
         return [tuple(f"{knob}={value}" for value in values) for knob, values in self.knobs.items()]
 
     def vocabulary(self) -> list[str]:
-        """Every word of prompts and answers."""
+        """Return every word of prompts and answers, without special tokens. A word may occur twice."""
         asked = ["problem", "m", "n", "k", "answer", "TN", "NN", "fp16", "bf16", "fp32", *"0123456789"]
         return [*asked, *itertools.chain.from_iterable(self.words())]
 
@@ -76,7 +76,12 @@ class KnobWords:
         return said if self.read(problem, said) == candidate else None
 
     def generation(self, tokenizer: Any, vocabulary: int) -> dict[str, Any]:
-        """Every pair of words that the grammar does not allow, as ``bad_words_ids``: a place follows the one before."""
+        """Return ``{"bad_words_ids": [[before, after], ...]}``: every pair of words that the grammar does not allow.
+
+        Args:
+            tokenizer: the model's tokenizer.
+            vocabulary: number of ids that the model can emit.
+        """
         words_at = [["answer"], *self.words(), [tokenizer.eos_token]]
         banned: list[list[int]] = []
         for here, there in itertools.pairwise(words_at):

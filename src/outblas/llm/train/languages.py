@@ -11,7 +11,7 @@ LANGUAGES = ("cuda", "knobs")
 
 
 def language_of(name: str) -> Language:
-    """The language that ``--language`` names.
+    """Return a new language object by its name, ``cuda`` or ``knobs``.
 
     Raises:
         UsageError: no such language.

@@ -30,11 +30,14 @@ _FIGURES = {
 
 
 def set_callbacks(trainer: Any, path: Path, say: Callable[[str], None], best: Callable[[], float | None]) -> None:
-    """Make a trainer write ``path`` and print a line for each logged step, on the first process.
+    """Make a trainer write a log file and print a line for each logged step, on the first process.
 
     The trainer's own lines of figures are switched off; its progress bar stays.
 
     Args:
+        trainer: transformers Trainer, changed in place.
+        path: file to which lines of JSON are appended.
+        say: prints a line.
         best: returns the best speed-up so far, None if nothing was timed.
     """
     from transformers import PrinterCallback, ProgressCallback, TrainerCallback
@@ -59,7 +62,16 @@ def set_callbacks(trainer: Any, path: Path, say: Callable[[str], None], best: Ca
 
 
 def row_of(step: int, logs: dict[str, Any]) -> dict[str, Any]:
-    """A line of the log: the step, each part of the reward with its mean and std, and the figures beside them."""
+    """Return a line of the log as JSON values.
+
+    Args:
+        step: number of the step.
+        logs: what the trainer logs, by its names.
+
+    Returns:
+        ``step``; ``rewards`` (part -> ``{"mean", "std"}``) if rewards were logged; and the other known figures that
+        were.
+    """
     row: dict[str, Any] = {"step": step}
     rewards = {
         name: {"mean": _figure(logs[f"rewards/{name}/mean"]), "std": _figure(logs.get(f"rewards/{name}/std"))}

@@ -37,9 +37,15 @@ class RewardFunctions:
 
     Args:
         judge: judge of answers; None on every process except the first.
-        log: file of answers, which the first process writes.
-        prepare: called before evaluations begin, on every process, to free GPU memory.
         problems: problems by their index; prompts carry the index.
+        group: answers per prompt.
+        least_std: see :func:`outblas.llm.train.rewards.advantages`.
+        clip: see :func:`outblas.llm.train.rewards.advantages`.
+        log: file of answers, which the first process writes; None: none.
+        prepare: called before evaluations begin, on every process, to free GPU memory; None: nothing.
+
+    Attributes:
+        best: largest lower bound of a speed-up so far; None before a proven kernel was timed.
     """
 
     def __init__(
@@ -55,11 +61,11 @@ class RewardFunctions:
         self.best: float | None = None
 
     def functions(self) -> list[RewardFunction]:
-        """Return the functions, each with the name under which it is logged."""
+        """Return the functions for trl: the advantage, then one for each part of the reward, then the total."""
         return [self._first(), *(self._part(name) for name in (*PART_NAMES, "total"))]
 
     def weights(self) -> list[float]:
-        """The weight of each function."""
+        """Return the weight of each function of :meth:`functions`: 1 for the first, 0 for the others."""
         return [1.0, *(0.0 for _ in (*PART_NAMES, "total"))]
 
     def _first(self) -> RewardFunction:

@@ -42,13 +42,14 @@ class RefusedAnswer:
 
 @dataclass(frozen=True)
 class RewardParts:
-    """A reward, part by part; their sum is the reward.
+    """A reward in parts; their sum is the reward.
 
     Attributes:
-        format: 0 if the answer is a candidate, else ``-STEP``. compiled, static: 0 if it compiled and passed the static
-            gate, else ``-STEP``.
-        correct: 0 if proven; of a failure ``outblas.learn.reward.gated_reward``, in [-2, -1); :data:`UNPROVEN_REWARD`
-        if nobody ran it. speed: :func:`speed_reward` of a proven kernel, else 0.
+        format: 0 if the answer is a candidate, else -0.25.
+        compiled: 0 if it compiled, else -0.25.
+        static: 0 if it passed the static gate, else -0.25.
+        correct: 0 if proven. For a failure, ``outblas.learn.reward.gated_reward``, in [-2, -1). -1 if nobody ran it.
+        speed: :func:`speed_reward` of a proven kernel in a stage that rewards speed; else 0.
     """
 
     format: float = 0.0
@@ -66,11 +67,12 @@ PART_NAMES: tuple[str, ...] = tuple(field.name for field in fields(RewardParts))
 
 
 def reward_parts(answer: Union[Evaluation, RefusedAnswer], timed: bool, gpu: Gpu = H200) -> RewardParts:
-    """The reward of one answer.
+    """Return the reward of one answer.
 
     Args:
-        timed: the stage pays for speed; else every proven kernel is worth the same.
-        gpu: whose floor a time is held against.
+        answer: an evaluation, or a refused answer, which gets -0.25 three times and ``correct`` -2.
+        timed: the stage rewards speed; False: every proven kernel gets 0.
+        gpu: a time below this GPU's floor counts as a failure.
     """
     if isinstance(answer, RefusedAnswer):
         return RewardParts(-MISSED_STEP_COST, -MISSED_STEP_COST, -MISSED_STEP_COST, -2 * MAX_LOG_REWARD)
@@ -82,10 +84,11 @@ def reward_parts(answer: Union[Evaluation, RefusedAnswer], timed: bool, gpu: Gpu
 
 
 def speed_reward(evaluation: Evaluation) -> float:
-    """Return tanh of the clipped log of the speed-up's lower bound: between -1 and 1, 0 at parity, slope 1 there.
+    """Return tanh(log s) of the lower bound s of the speed-up: between -1 and 1, 0 at parity, slope 1 there.
 
-    It is smooth, so that every gain in speed counts. It takes the lower bound, so that luck is not rewarded. It is 0
-    if no baseline was timed beside the kernel.
+    The log is limited to [-3, 3]. The function is smooth, so that every gain in speed counts. It takes the lower bound,
+    so
+    that luck is not rewarded. It is 0 if no baseline was timed beside the kernel.
     """
     if evaluation.speedup is None:
         return 0.0

@@ -128,14 +128,17 @@ def _begun_with(path: Path) -> dict[str, Any]:
 
 
 def claim_folder(folder: Path, settings: TrainSettings, resume: bool, begun: bool) -> None:
-    """Note in a stage's folder what it was begun with, or compare.
+    """Write a stage's settings into ``folder/settings.json``, or compare them with those there if ``resume`` is true.
 
     Args:
+        folder: the stage's folder, which exists.
+        settings: the settings.
+        resume: continue a training that was begun there.
         begun: whether the folder holds a checkpoint or a trained model.
 
     Raises:
-        UsageError: it holds a training and ``resume`` is not asked for, or it was begun with other settings.
-        RecordError: it cannot be read or written.
+        UsageError: it holds a training and ``resume`` is False, or it was begun with other settings.
+        RecordError: the file cannot be read or written.
     """
     path = folder / "settings.json"
     wanted = replace(settings).to_json()

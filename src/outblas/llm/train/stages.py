@@ -33,7 +33,14 @@ SUPERVISED_ROWS_PER_STEP = 8
 
 @dataclass(frozen=True)
 class TrainedStage:
-    """Result of a stage: folder of the model, steps in all, steps of this call, and the best speed-up if any."""
+    """The result of a stage.
+
+    Attributes:
+        final: folder of the trained model.
+        steps: steps in all.
+        taken: steps of this call.
+        best: best lower bound of a speed-up; None if nothing was timed.
+    """
 
     final: Path
     steps: int
@@ -46,13 +53,20 @@ def train(
 ) -> TrainedStage:
     """Train one stage in ``run/<stage>``; called by every process of an ``accelerate launch``.
 
-    A stage begins with what the last earlier one has left in the same run, else with ``settings.model``. Killed at any
-    point, it is gone on with from its last checkpoint by ``resume``, and its kernels are not evaluated again.
+    A stage begins with the model that the last earlier one has left in the same run, else with ``settings.model``.
+
+    Args:
+        run: folder of the run.
+        settings: settings of the stage.
+        language: prompts and answers.
+        resume: go on from the last checkpoint of a killed training. Its kernels are not evaluated again.
+        say: prints a line.
 
     Raises:
-        ToolchainMissing: a package is not installed. UsageError: the folder is another training's, or settings that
-            make no sense together. DeviceError: the evaluator has no GPU, or lost it. RecordError: the disk, or another
-            process trains in the same run.
+        ToolchainMissing: a package is not installed.
+        UsageError: the folder is another training's, or settings make no sense together.
+        DeviceError: the evaluator has no GPU, or lost it.
+        RecordError: the disk refuses, or another process trains in the same run.
     """
     check_installed()
     _check_loggers(settings)

@@ -14,12 +14,18 @@ _SPECIAL = ("<pad>", "<eos>", "<unk>")
 
 
 def make_tiny(folder: Path, language: Language, seed: int = 0) -> Path:
-    """Write the model and its tokenizer into ``folder``; one that is there is kept.
+    """Write a tiny random Llama model and its tokenizer into a folder and return the folder. An existing one is kept.
 
-    Two Llama layers of width 64: weights of a normal distribution, so that it writes every word about as often.
+    It has two layers of width 64, with weights of a normal distribution. So it writes every word about as often.
+
+    Args:
+        folder: the folder.
+        language: language whose words it knows; must be :class:`outblas.llm.train.knob_words.KnobWords`.
+        seed: seed of the weights.
 
     Raises:
-        UsageError: the language has no list of words. RecordError: the folder cannot be written.
+        UsageError: the language has no list of words.
+        RecordError: the folder cannot be written.
     """
     if not isinstance(language, KnobWords):
         raise UsageError(f"{RANDOM_TINY} with --language {language.name}", "--language knobs", "or name a real model")

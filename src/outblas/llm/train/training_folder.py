@@ -29,7 +29,12 @@ _STATE = "trainer_state.json"
 
 
 def publish_folder(folder: Path, save: Callable[[Path], None]) -> Path:
-    """Let ``save`` fill a new folder beside ``folder``, then move it there. An earlier folder is replaced.
+    """Let ``save`` fill a new folder beside ``folder``, then move it there and return ``folder``. An earlier one is
+    replaced.
+
+    Args:
+        folder: path of the result.
+        save: function of the new folder's path that writes its files.
 
     Raises:
         RecordError: the disk refuses it.
@@ -75,9 +80,9 @@ def trained_steps(checkpoint: Path) -> int | None:
 
 
 def drop_later_lines(path: Path, steps: int) -> None:
-    """Drop the lines of a log that tell of steps after ``steps``: a resumed training takes those again.
+    """Remove the lines of a log with a step after ``steps``, because a resumed training takes those steps again.
 
-    A last line that was cut off by a kill goes, too.
+    A last line that was cut off by a kill is removed, too. A missing file is ignored.
     """
     if not path.exists():
         return
