@@ -60,11 +60,24 @@ class NativeCall(NamedTuple):
     sent: bytes
 
     def learn(self, element_bytes: int, launch: Any, product: Any) -> None:
-        """Record the answer: a launch, a cuBLASLt product, or torch (both None); as ``Table.learn``."""
+        """Tell the C++ kernels how to answer calls like this one from now on.
+
+        Args:
+            element_bytes: size of an element of the operands, bytes.
+            launch: a :class:`outblas.runtime.launch.PreparedLaunch`; None: no kernel.
+            product: a :class:`outblas.runtime.cublaslt.PreparedAlgorithm`; None: no algorithm. Both None: torch
+                answers.
+        """
         self.products.learn(self.sent, element_bytes, launch, product)
 
     def lend(self, device: int | None, stream: int, workspace: Any) -> None:
-        """Give the C++ kernels the workspace of a stream; they keep it alive."""
+        """Give the C++ kernels the workspace of a stream; they keep it alive.
+
+        Args:
+            device: CUDA index of the device; None: that of the CPU.
+            stream: raw stream.
+            workspace: torch tensor.
+        """
         index = -1 if device is None else device
         self.products.lend(index, stream, workspace.data_ptr(), workspace.nbytes, workspace)
 

@@ -22,7 +22,11 @@ from outblas.dispatch.tensors import has_memory
 
 
 def compute_mm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """(M, K) and (K, N) -> (M, N), by us or by torch's own kernel; autograd does not see it. Errors as torch.mm."""
+    """Return the product of (M, K) and (K, N), by a kernel of the library or by torch's own; autograd does not record
+    it.
+
+    Operands that do not fit raise torch.mm's errors.
+    """
     result = our_mm(a, b, promise_free_option())
     return torch_mm(a, b) if result is None else result
 
@@ -64,7 +68,14 @@ def save_operands(ctx: Any, a: torch.Tensor, b: torch.Tensor, wants: tuple[bool,
 def gradients(
     ctx: Any, grad: torch.Tensor, wants: tuple[bool, bool], mm: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """Those of (a, b) that are wanted, by ``mm``."""
+    """Return the gradients of (a, b); None for each one that is not wanted.
+
+    Args:
+        ctx: context in which :func:`save_operands` has saved the operands.
+        grad: gradient of the product, (M, N).
+        wants: whether the gradients of ``a`` and of ``b`` are wanted.
+        mm: function that multiplies two matrices.
+    """
     a, b = ctx.saved_tensors
     grad_a = grad_b = None
     if wants[0]:
@@ -80,7 +91,12 @@ def _is_by_columns(t: torch.Tensor) -> bool:
 
 
 class ProductFunction(torch.autograd.Function):  # type: ignore[misc]
-    """(a, b, whether it is known that torch need not compute it) -> a @ b."""
+    """The autograd function of ``a @ b`` for two matrices.
+
+    Its ``apply`` takes (a, b, asked) and returns the product. ``asked`` is True if it is known that torch need not
+    compute
+    it.
+    """
 
     @staticmethod
     def forward(ctx: Any, a: torch.Tensor, b: torch.Tensor, asked: bool) -> torch.Tensor:
@@ -96,7 +112,10 @@ class ProductFunction(torch.autograd.Function):  # type: ignore[misc]
 
 
 class BiasedProductFunction(torch.autograd.Function):  # type: ignore[misc]
-    """(bias, a, b) -> bias + a @ b, as torch.addmm rounds it; bias: (N)."""
+    """The autograd function of ``bias + a @ b``, rounded as torch.addmm does.
+
+    Its ``apply`` takes (bias, a, b) with shapes (N), (M, K) and (K, N).
+    """
 
     @staticmethod
     def forward(ctx: Any, bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

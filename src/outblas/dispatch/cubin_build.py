@@ -46,9 +46,13 @@ class BuiltPack:
     """A pack that was built.
 
     Attributes:
-        kernels: distinct sources in it. images: distinct cubins. bytes: of the file.
-        left_out: a line for each kernel that does not compile or fails the static check; these are compiled, or
-            refused, where they are used.
+        path: the file.
+        kernels: number of distinct sources in it.
+        images: number of distinct cubins.
+        bytes: size of the file.
+        left_out: one line for each kernel that does not compile or fails the static check. Such a kernel is compiled,
+            or
+            refused, where it is used.
     """
 
     path: Path
@@ -59,20 +63,20 @@ class BuiltPack:
 
 
 def packaged_libraries() -> dict[str, bytes]:
-    """The files of the libraries that come with the package, by GPU."""
+    """Return GPU -> content of the library file that comes with the package, as bytes."""
     folder = resources.files("outblas") / "data" / "libraries"
     found = {entry.name: entry for entry in folder.iterdir() if entry.name.endswith(".json")}
     return {name.removesuffix(".json"): found[name].read_bytes() for name in sorted(found)}
 
 
 def sources_of(libraries: Sequence[Library]) -> list[Source]:
-    """Every distinct source of the installed kernels: all launch options, layouts and dtypes."""
+    """Return the distinct sources of the kernels of some libraries: all launch options, layouts and dtypes."""
     made = (make_source(p, c) for library in libraries for p, configs in library.installed().items() for c in configs)
     return list(dict.fromkeys(made))
 
 
 def any_shape_files() -> dict[str, bytes]:
-    """The files with the kernels for problems of no library, by GPU."""
+    """Return GPU -> content of the packaged file with the kernels for problems of no library, as bytes."""
     folder = resources.files("outblas") / "data" / "any_shape"
     entries = list(folder.iterdir()) if folder.is_dir() else []
     found = {entry.name: entry for entry in entries if entry.name.endswith(".npz")}
@@ -80,10 +84,13 @@ def any_shape_files() -> dict[str, bytes]:
 
 
 def pairs_for_any_shape(files: Mapping[str, bytes]) -> list[tuple[Problem, KernelConfig]]:
-    """These kernels, each with a problem of both layouts of B and both dtypes, where it may compute any.
+    """Return (problem, config) of the kernels in files of :func:`any_shape_files`.
+
+    Each kernel occurs once for each layout and dtype for which it is legal.
 
     Raises:
-        ToolchainMissing: no numpy. RecordError: a file cannot be read.
+        ToolchainMissing: numpy is not installed.
+        RecordError: a file cannot be read.
     """
     try:
         from outblas.learn.any_shape import AnyShapeModel
@@ -101,7 +108,7 @@ def pairs_for_any_shape(files: Mapping[str, bytes]) -> list[tuple[Problem, Kerne
 
 
 def sources_for_any_shape(files: Mapping[str, bytes]) -> list[Source]:
-    """Every distinct source of these kernels; raises as :func:`pairs_for_any_shape`."""
+    """Return the distinct sources of :func:`pairs_for_any_shape`, whose errors it raises."""
     return list(dict.fromkeys(make_source(p, c) for p, c in pairs_for_any_shape(files)))
 
 
@@ -212,7 +219,14 @@ class _Progress:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Build in place; exit 2 with one line where that fails."""
+    """Build the pack at its place in the package and print lines of progress.
+
+    Args:
+        arguments: command line without the program; None: the process's.
+
+    Returns:
+        0, or 2 with one line on standard error if it fails.
+    """
     parser = argparse.ArgumentParser(prog=BUILD_COMMAND, description=__doc__.partition("\n")[0])
     parser.add_argument("--jobs", type=int, help="processes (default: one per core)")
     parser.add_argument("--out", type=Path, default=PACK, help="the file (default: beside the package's data)")

@@ -86,7 +86,7 @@ def libraries_id() -> str:
 
 
 def status() -> dict[str, dict[str, Any]]:
-    """Per device that was used (``cuda:0``) its counts, its libraries and the path of repeated calls."""
+    """Return ``cuda:<index>`` -> state, for each device used so far; :func:`outblas.status` shows it."""
     path = native_table.host_path()
     return {
         f"cuda:{i}": {**device.status(), "libraries": list(libraries.get(i, ())), "host_path": path}

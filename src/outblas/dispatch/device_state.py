@@ -70,7 +70,9 @@ class DeviceState:
         self._threads = threading.local()
 
     def decide(self, a: Operand, b: Operand, out: Operand | None, launch: Launch) -> Decision:
-        """:func:`decide`, remembered."""
+        """Return :func:`outblas.dispatch.decide.decide` for this GPU and library. Repeated questions are answered from
+        a cache.
+        """
         key = (a, b, out, launch)
         with self._lock:
             found = self._decisions.get(key)
@@ -86,9 +88,16 @@ class DeviceState:
     def run(
         self, decision: Decision, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None
     ) -> torch.Tensor | None:
-        """Enqueue the product on the current stream.
+        """Enqueue the product of a decision on torch's current stream.
 
-        Return None if the kernel, algorithm or workspace is not available.
+        Args:
+            decision: decision with a kernel or an algorithm.
+            a: (M, K).
+            b: (K, N).
+            out: (M, N), the output; None: a new tensor.
+
+        Returns:
+            The output; None if the kernel, algorithm or workspace is not available.
         """
         import torch
 
@@ -225,7 +234,7 @@ class DeviceState:
         return self._kernels[kernel_kind(decision.problem, decision.config)].prepared(decision.problem, c), None
 
     def workspace_bytes(self, decision: Decision) -> int:
-        """Of the stream's workspace that a decision needs; 0: none."""
+        """Return the bytes of the stream's workspace that a decision needs; 0 if it needs none."""
         if decision.problem is None:
             return 0
         if decision.config is not None:
@@ -234,7 +243,11 @@ class DeviceState:
         return 0 if known is None else known.workspace_bytes
 
     def workspace_of(self, stream: int, capturing: Callable[[], bool] = lambda: False) -> tuple[Any, int]:
-        """(the workspace that calls on a raw stream have now, None: no call has needed it yet; its capture or 0)."""
+        """Return the present workspace of a raw stream and the id of its capture.
+
+        Returns:
+            (workspace, or None if no call has needed one yet; id of the capture in progress, or 0).
+        """
         capture = capture_id(stream) if capturing() else 0
         if capture == 0:
             return self._workspaces.get(stream), 0
@@ -287,7 +300,7 @@ class DeviceState:
 
     @contextlib.contextmanager
     def make_current(self, index: int) -> Iterator[None]:
-        """The device made current, with its context."""
+        """Make a CUDA device current, with its context, while the context manager lasts. It yields None."""
         import torch
 
         with contextlib.nullcontext() if torch.cuda.current_device() == index else torch.cuda.device(index):

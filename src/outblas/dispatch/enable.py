@@ -139,8 +139,11 @@ def enabled() -> bool:
 
 
 class use:  # noqa: N801 - a function to its callers
-    """``with outblas.use():`` as :func:`enable` and, at the end, :func:`disable`; may be nested, and used by several
-    threads. It is the whole process's: other threads' products go the same way meanwhile."""
+    """A context manager that switches the replacement on as :func:`enable` does, and off at its end.
+
+    It may be nested and used by several threads. It concerns the whole process: other threads' products go the same way
+    meanwhile.
+    """
 
     def __init__(self) -> None:
         self._entered: list[bool] = []

@@ -9,7 +9,14 @@ if TYPE_CHECKING:
 
 
 class Folded(NamedTuple):
-    """Two matrices, the matrix to write to (None: allocated), and the shape that torch.matmul gives their product."""
+    """A product rewritten by :func:`fold`.
+
+    Attributes:
+        a: (M, K), a view.
+        b: (K, N), a view.
+        out: (M, N), a view of the given output; None: to be allocated.
+        shape: shape that torch.matmul gives the product.
+    """
 
     a: torch.Tensor
     b: torch.Tensor
@@ -47,7 +54,10 @@ def fold(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None) -> F
 
 
 def unfold(c: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-    """The product of two matrices in the shape of the product that was folded; no view, as torch's is none."""
+    """Return the product of two matrices in the shape of a folded product, e.g. (2, 3, N) for (6, N).
+
+    The result is no view in autograd's sense, because torch's is none.
+    """
     import torch
 
     return c if tuple(c.shape) == tuple(shape) else torch.ops.aten._unsafe_view.default(c, shape)

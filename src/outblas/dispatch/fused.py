@@ -255,10 +255,11 @@ def _decide(
 
 
 def compile_fused(problem: Problem, config: KernelConfig, epilogue: Epilogue) -> Cubin:
-    """A fused kernel, by NVRTC or from the compile cache; no CUDA is called.
+    """Return the cubin of a fused kernel, from NVRTC or the compile cache; no CUDA is called.
 
     Raises:
-        CompileError: it does not compile, or spills. ToolchainMissing: no NVRTC.
+        CompileError: it does not compile, or spills.
+        ToolchainMissing: NVRTC is not installed.
     """
     from outblas.runtime.nvrtc import compile_tuned
 
@@ -266,7 +267,7 @@ def compile_fused(problem: Problem, config: KernelConfig, epilogue: Epilogue) ->
 
 
 def status() -> dict[str, dict[str, Any]]:
-    """Per device used so far (``cuda:0``): what :meth:`FusedState.status` says."""
+    """Return ``cuda:<index>`` -> :meth:`FusedState.status`, for each device used so far."""
     return {f"cuda:{index}": state.status() for index, state in list(_states.items())}
 
 

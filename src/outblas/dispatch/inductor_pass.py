@@ -49,10 +49,11 @@ def has_kernel_for_graph(a: Any, b: Any) -> bool:
 
 
 class ProductPass(CustomGraphPass):  # type: ignore[misc]
-    """Replaces ``aten.mm`` by ``outblas::mm`` where ``predicate`` says so of its operands, after the passes of before.
+    """A pass of Inductor that replaces ``aten.mm`` by ``outblas::mm`` where it pays. It runs after earlier passes.
 
     Args:
-        before: what the user has set: None, a pass, or several. predicate: of the values of two nodes.
+        before: the user's passes: None, one, or a sequence.
+        predicate: function of the values of two graph nodes that says whether to replace their product.
     """
 
     def __init__(self, before: Any = None, predicate: Callable[[Any, Any], bool] = has_kernel_for_graph) -> None:
@@ -61,7 +62,9 @@ class ProductPass(CustomGraphPass):  # type: ignore[misc]
         self._counts: ProductPass = self
 
     def after(self, before: Any) -> ProductPass:
-        """This pass after other ones: it counts here, and is without effect when this one is."""
+        """Return this pass run after other ones. The result counts here, and has no effect while this pass is switched
+        off.
+        """
         made = ProductPass(before, self._predicate)
         made._counts = self._counts
         return made
@@ -81,7 +84,7 @@ class ProductPass(CustomGraphPass):  # type: ignore[misc]
             self._counts.replaced += replace_products(graph, self._predicate)
 
     def uuid(self) -> Any:
-        """The key for Inductor's cache; None (do not cache) if an earlier pass has no key."""
+        """Return the key for Inductor's cache; None (do not cache) if an earlier pass has no key."""
         before = [each.uuid() if isinstance(each, CustomGraphPass) else None for each in _passes(self.before)]
         if any(each is None for each in before):
             return None
@@ -110,7 +113,7 @@ def replace_products(graph: Any, predicate: Callable[[Any, Any], bool]) -> int:
 
 
 def install() -> ProductPass:
-    """The pass, as Inductor's last one, in all threads."""
+    """Install the pass as Inductor's last one, for all threads, and return it."""
     made = ProductPass(config.post_grad_custom_post_pass)
     entry = _entry()
     if entry is None:
@@ -121,7 +124,7 @@ def install() -> ProductPass:
 
 
 def remove(made: ProductPass) -> None:
-    """Without effect from now on, and gone where nobody has set another one on top."""
+    """Switch a pass of :func:`install` off. Remove it from Inductor's settings unless another pass was set since."""
     made.active = False
     entry = _entry()
     if entry is None:

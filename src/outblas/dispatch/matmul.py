@@ -94,11 +94,13 @@ def matmul(
 
 
 def mm(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
-    """:func:`matmul` of two matrices, (M, K) and (K, N); anything else is an error, as of :func:`torch.mm`.
+    """Return :func:`matmul` of two matrices, (M, K) and (K, N). Other operands raise the errors of :func:`torch.mm`.
 
     Raises:
-        RuntimeError: not two matrices that fit, as torch.mm says. TensorError, DeviceError, ToolchainMissing: as
-            :func:`matmul`.
+        RuntimeError: the operands are not two matrices that fit.
+        TensorError: as :func:`matmul`.
+        DeviceError: as :func:`matmul`.
+        ToolchainMissing: torch is not installed.
     """
     result = native_table.table_product(a, b, out)
     if result is not None:
@@ -214,9 +216,11 @@ def use_library(library: Library | str | os.PathLike[str] | None, device: int = 
 
     Args:
         library: a library or its file; None: again the packaged one, with the rows that the user has tuned.
+        device: CUDA index.
 
     Raises:
-        RecordError: the file cannot be used. DeviceError: no such GPU, or it is older than sm_80.
+        RecordError: the file cannot be used.
+        DeviceError: no such GPU, or it is older than sm_80.
         UsageError: the library is of another GPU.
     """
     device_registry.replace_library(library, device)

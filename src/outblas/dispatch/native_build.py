@@ -41,10 +41,12 @@ def source_id() -> str:
 
 
 def command(output: Path, compiler: str | None = None, kernels: Path | None = None) -> list[str]:
-    """The C compiler's command line.
+    """Return the command line of the C compiler for the extension, one argument an element.
 
     Args:
-        compiler: None: the environment's ``CC``, else ``cc``. kernels: the compiled C++ source, None: left out.
+        output: file to write.
+        compiler: the compiler; None: the environment's ``CC``, else ``cc``.
+        kernels: object file of the C++ kernels; None: they are left out.
     """
     include = sysconfig.get_paths()["include"]
     sources = [f for f in sorted(SOURCES.glob("*.c")) if kernels is not None or f.name != _THEIR_TYPE]
@@ -57,7 +59,9 @@ def command(output: Path, compiler: str | None = None, kernels: Path | None = No
 
 
 def kernels_command(output: Path) -> list[str]:
-    """The command line of the C++ compiler, the environment's ``CXX``, else ``c++``, for an object file."""
+    """Return the command line of the C++ compiler, the environment's ``CXX`` or ``c++``, for the object file
+    ``output``.
+    """
     compiler = shlex.split(os.environ.get("CXX") or "c++")
     return [*compiler, "-std=c++17", *_FLAGS, "-pthread", "-c", str(SOURCES / _KERNELS), "-o", str(output)]
 
@@ -65,10 +69,15 @@ def kernels_command(output: Path) -> list[str]:
 def build(
     folder: Path = PACKAGE, compiler: str | None = None, report: Callable[[str], None] = lambda line: None
 ) -> Path:
-    """Compile the extension into ``folder``; the file appears whole or not at all. ``report``: hears what is left out.
+    """Compile the extension into a folder and return its path; the file appears whole or not at all.
+
+    Args:
+        folder: the folder.
+        compiler: as for :func:`command`.
+        report: receives a line on each part that is left out.
 
     Raises:
-        ToolchainMissing: no compiler, no Python.h, or a Python that the stable ABI does not serve; with the
+        ToolchainMissing: no compiler, no Python.h, or a Python that the stable ABI does not serve. The error has the
             compiler's first error.
     """
     if sysconfig.get_config_var("Py_GIL_DISABLED"):
@@ -95,7 +104,7 @@ def build(
 
 
 def main() -> int:
-    """Build in place; exit 2 with one line where that fails."""
+    """Build the extension in the package's folder. Return 0, or 2 with one line on standard error if that fails."""
     try:
         print(f"built {build(report=print)}")
     except ToolchainMissing as error:

@@ -21,7 +21,7 @@ is_compiling: Callable[[], bool] = bool
 
 
 def table_product(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor | None:
-    """``a @ b`` by the native table; None for what it does not know or must not see."""
+    """Return ``a @ b`` by the native table; None if the table does not know the call or must not see it."""
     return None if table_matmul is None or is_compiling() else table_matmul(a, b, out, None)
 
 

@@ -43,7 +43,11 @@ def decide_and_run(
 
 
 def run_product(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, option: int | None) -> torch.Tensor | None:
-    """:func:`decide_and_run`, by the native table where that knows the call."""
+    """Run ``a @ b`` by the native table if it knows the call, else by :func:`decide_and_run`, whose arguments it takes.
+
+    Returns:
+        The product; None if torch must compute it.
+    """
     result = None if native_table.table is None else native_table.table.ours(a, b, out, option)
     if result is None:
         return decide_and_run(a, b, out, option)
@@ -53,13 +57,16 @@ def run_product(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, opti
 def run_below_autograd(
     a: torch.Tensor, b: torch.Tensor, option: int = 0, call: NativeCall | None = None
 ) -> torch.Tensor | None:
-    """:func:`run_product` for kernels that torch calls below autograd, where nobody has asked yet whose the product is.
+    """Run :func:`run_product` for kernels that torch calls below autograd, after a check whose product it is.
 
     Args:
         a: (M, K).
         b: (K, N).
-        option: as of :func:`decide_and_run`; the environment is not asked.
-        call: as of :func:`decide_and_run`; with one the native table is not asked.
+        option: as for :func:`decide_and_run`; the environment is not asked.
+        call: as for :func:`decide_and_run`; with one the native table is not asked.
+
+    Returns:
+        The product; None if torch must compute it.
     """
     if native_table.table is not None and call is None:
         result = native_table.table.ours(a, b, None, option)

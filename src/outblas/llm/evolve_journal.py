@@ -126,9 +126,9 @@ class EvolveJournal:
         self, chain: int, turn: int, problem: str, island: int, model: str, purpose: str, parents: Sequence[str],
         messages: Sequence[Message],
     ) -> Question:  # fmt: skip
-        """Record a question before it is sent and return it, with its new number. The arguments are its fields.
+        """Record a question before it is sent and return it, with its new number. Its texts are cleaned.
 
-        Control characters in its texts are removed.
+        The arguments are the fields of :class:`Question`.
         """
         parents, messages = tuple(map(clean_text, parents)), _clean_messages(messages)
         row = (chain, turn, problem, island, model, purpose, json.dumps(parents), json.dumps(messages), _now())
@@ -207,7 +207,7 @@ class EvolveJournal:
                 yield number, Reply(outcome, text, finish, Cost(1, prompt, answer, usd), seconds, thought)
 
     def outcomes(self) -> dict[int, AnswerOutcome]:
-        """Return number of a question -> its outcome, in the order of the outcomes. Questions without one are missing."""
+        """Return number of a question -> its outcome, in the order of the outcomes; open questions are missing."""
         columns = "question, kind, answer, name, us, ratio, gain, words"
         return {row[0]: AnswerOutcome(*row) for row in self._rows(f"SELECT {columns} FROM outcomes ORDER BY id")}
 

@@ -56,13 +56,15 @@ def published_us(row: Mapping[str, Any]) -> float:
 
 
 def figures_of(rows: Sequence[Row]) -> Row:
-    """Return the main figures of a set of result rows. A fall-back row counts with its published 1.0.
+    """Return the main figures of a set of result rows. A fall-back row counts with what it publishes.
 
     Args:
         rows: at least one row.
 
     Returns:
-        ``{n, geomean, flop_weighted, losses, fallbacks, min, by_regime: {regime: {n, geomean}}}``.
+        ``{n, geomean, flop_weighted, losses, fallbacks, min, by_regime: {regime: {n, geomean}}}``. ``losses`` counts
+        rows
+        below 0.99; ``min`` is the lowest published speed-up.
     """
     published = [r["published"] for r in rows]
     return {
@@ -116,10 +118,7 @@ def extended_figures(rows: Sequence[Row], suite: str) -> Row:
 
 
 def torch_ratio(rows: Iterable[Row]) -> float | None:
-    """Return the geometric mean of (torch.matmul's time / time of the implementation that the library runs).
-
-    A fall-back row counts with the time of the fastest baseline. ``outblas.matmul`` runs that baseline, or autotuned
-    cuBLASLt's algorithm if it is within 1% of it (:attr:`outblas.records.library.LibraryRow.fallback`).
+    """Return the geometric mean of (torch.matmul's time / time of what ``outblas.matmul`` runs, :func:`published_us`).
 
     Returns:
         The mean; None if torch was not timed in any row.

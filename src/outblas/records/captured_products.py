@@ -146,7 +146,7 @@ class CapturedProducts:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> CapturedProducts:
-        """Read a file.
+        """Read a file that :meth:`save` or ``outblas capture`` wrote.
 
         Raises:
             RecordError: the file is missing, damaged, of another format, or holds invalid products.

@@ -205,12 +205,12 @@ class Recording:
         return _rows(self, [self.row(p) for p in problems])
 
     def baselines_of(self, problem: Problem) -> dict[str, float]:
-        """Return baseline name -> microseconds for every baseline that was measured for a problem."""
+        """Return baseline name -> microseconds of a problem's measured baselines; UsageError as :meth:`row`."""
         row = self.row(problem)
         return {name: float(us[row]) for name, us in self.baselines.items() if np.isfinite(us[row])}
 
     def best_baseline(self, problem: Problem) -> tuple[str, float]:
-        """Return the name and the microseconds of *the* baseline (:func:`outblas.core.rivals.fastest_baseline`)."""
+        """Return name and microseconds of *the* baseline (:func:`outblas.core.rivals.fastest_baseline`)."""
         found = self.baselines_of(problem)
         name = fastest_baseline(found)
         return name, found[name]

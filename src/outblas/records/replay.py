@@ -72,7 +72,10 @@ class ReplayEvaluator(Evaluator):
         return self.recording.baselines_of(problem)
 
     def baseline_detail(self, problem: Problem, name: str) -> str:
-        """Return one line on a baseline, e.g. the chosen algorithm; empty if it was not measured for the problem."""
+        """Return one line on a baseline, e.g. the chosen algorithm; empty if it was not measured for the problem.
+
+        A name that the recording lacks raises KeyError.
+        """
         return self.recording.baseline_detail[name][self.recording.row(problem)]
 
     def _cell(self, problem: Problem, config: KernelConfig) -> Evaluation:

@@ -91,7 +91,7 @@ class capture:
         return CapturedProducts(dict(self._copy()), (self._about(),))
 
     def write(self) -> None:
-        """Write the file now, if there is one to be written; a forked child never does."""
+        """Write the file with all products so far. Do nothing without a path or in a forked child."""
         self._write(wait=True)
 
     def _write(self, wait: bool) -> None:

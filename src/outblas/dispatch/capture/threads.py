@@ -21,7 +21,11 @@ _wrapped: list[tuple[Callable[..., None], Callable[..., None]]] = []
 
 
 def wrap_new_threads(maker: Maker) -> None:
-    """From now on, threads that are started run inside what ``maker`` makes, too."""
+    """Run each thread that is started from now on inside a context manager of its own.
+
+    Args:
+        maker: function without arguments that returns a context manager.
+    """
     with _lock:
         _makers.append(maker)
         if not _wrapped or threading.Thread.start is not _wrapped[-1][0]:
@@ -29,7 +33,10 @@ def wrap_new_threads(maker: Maker) -> None:
 
 
 def unwrap_new_threads(maker: Maker) -> None:
-    """No longer; threads that run already keep what they have."""
+    """Undo one :func:`wrap_new_threads` with the same ``maker``. Threads that run already keep their context managers.
+
+    A ``maker`` that was not added raises ValueError.
+    """
     with _lock:
         _makers.remove(maker)
         if not _makers and threading.Thread.start is _wrapped[-1][0]:
@@ -38,7 +45,7 @@ def unwrap_new_threads(maker: Maker) -> None:
 
 
 def replace_lock() -> None:
-    """In a forked child: who held the lock is not there to give it back."""
+    """Make a new lock in a forked child, where the thread that held the old one does not exist."""
     global _lock
     _lock = threading.RLock()
 

@@ -27,7 +27,12 @@ _HALF = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 
 
 class ProductMode(TorchDispatchMode):
-    """Calls ``note`` with every half-precision product, after it was enqueued. One instance per thread."""
+    """A torch dispatch mode that reports every half-precision product of its thread. Use one instance per thread.
+
+    Args:
+        note: function that is called with each :class:`outblas.records.captured_products.CapturedProduct`, after the
+            product was enqueued.
+    """
 
     supports_higher_order_operators = True
 
