@@ -60,13 +60,13 @@ RECORDED, BENCHED = 1, 2
 
 
 def near_layers(rng: random.Random) -> tuple[int, int, int]:
-    """A layer of a real model with any number of tokens."""
+    """Return (M, N, K): a layer of a real model, and a log-uniform M from 1 to 8192."""
     n, k = rng.choice([nk for model in LLM_LAYERS.values() for nk in model])
     return _log_uniform(rng, 1, 8192), n, k
 
 
 def multiples_of_8(rng: random.Random) -> tuple[int, int, int]:
-    """Layers of no model: N and K multiples of 8."""
+    """Return (M, N, K): N and K multiples of 8 from 32 to 16384, and any M up to 16384, all log-uniform."""
     n, k = (8 * _log_uniform(rng, 4, GRID_EXTENTS[-1] // 8) for _ in range(2))
     return _log_uniform(rng, 1, GRID_EXTENTS[-1]), n, k
 
@@ -84,7 +84,12 @@ EXTENT_GENERATORS: tuple[Callable[[random.Random], tuple[int, int, int]], ...] =
 
 
 def shapes(count: int, seed: int) -> list[Problem]:
-    """``count`` different problems, of the three kinds in turns, three of four TN, none of a suite."""
+    """Return ``count`` different fp16 problems that are in no suite.
+
+    Extents come from :data:`EXTENT_GENERATORS` in turns. Layout TN has probability 3/4. The same arguments give the
+    same
+    problems.
+    """
     rng = random.Random(seed)
     known = {(p.m, p.n, p.k) for name in SUITES for p in suite(name)}
     found: dict[Problem, None] = {}
@@ -188,7 +193,16 @@ def bench(problems: Sequence[Problem], out: Path, summary_file: Path) -> dict[st
 
 
 def summarize_rows(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the figures of benched problems: over torch.matmul, and for served ones over autotuned cuBLASLt."""
+    """Return the figures of benched problems.
+
+    Args:
+        rows: result rows with ``fallback``, ``torch_us``, ``ours_us`` and ``lt_auto_us``. A fall-back counts as 1.
+
+    Returns:
+        ``shapes`` and ``ours`` (numbers of all and of served problems), ``over_torch``, ``worst_over_torch`` and
+        ``slower``
+        of all, ``ours_over_torch`` and ``ours_over_lt_auto`` of the served ones. Means are geometric.
+    """
     over = [1.0 if row["fallback"] else row["torch_us"] / row["ours_us"] for row in rows]
     ours = [row for row in rows if not row["fallback"]]
     return {

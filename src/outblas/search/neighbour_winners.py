@@ -29,14 +29,16 @@ SWAPPED = 0.25
 def neighbour_winners(
     problem: Problem, won: Mapping[Problem, Mapping[Launch, KernelConfig]], known: Collection[KernelConfig], gpu: Gpu
 ) -> list[KernelConfig]:
-    """Return legal configs outside ``known``: winners of nearby shapes, launch options in turns.
+    """Return legal configs outside ``known``: winners of nearby shapes, heaviest first, launch options in turns.
 
     A winner's weight is the sum of ``1 / (1 + distance)²`` over its shapes within :data:`MAX_LOG2_DISTANCE`. A shape
     with M and N swapped counts with its winner for the transposed product.
 
     Args:
+        problem: the problem.
         won: winners of problems of the same layout, dtype and accumulator, by :func:`outblas.search.refine.winners`.
         known: configs that were tried before.
+        gpu: the GPU.
     """
     weights: dict[Launch, dict[KernelConfig, float]] = {launch: {} for launch in launch_options(problem, gpu)}
     for other, configs in won.items():

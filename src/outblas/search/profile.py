@@ -77,13 +77,14 @@ def run_profile(request: ProfileRequest, progress: Progress | None = None) -> Pr
 
     Args:
         request: which candidates, and by what.
-        progress: called with how many candidates are done, and of how many.
+        progress: called with the number of candidates done, and of all.
 
     Raises:
         RecordError: no run is there, another process works in it, its store cannot be read or written, or ncu's output
             cannot be read.
         UsageError: no such problem or candidate in the run, or its figures are of another GPU.
-        ToolchainMissing: no ncu. DeviceError: no GPU, no permission to read counters, or a launch that failed.
+        ToolchainMissing: ncu is not installed.
+        DeviceError: no GPU, no permission to read counters, or a launch that failed.
     """
     path, gpu_index = request.path, request.gpu_index
     if request.top < 1:
@@ -114,16 +115,16 @@ def run_profile(request: ProfileRequest, progress: Progress | None = None) -> Pr
 def select_pairs(
     evaluations: Iterator[Evaluation], top: int, mnk: Sequence[str], config: KernelConfig | None
 ) -> list[Pair]:
-    """Return the pairs to profile.
+    """Return the (problem, config) pairs to profile: of each problem the fastest candidates that passed, fastest first.
 
     Args:
-        evaluations: evaluations of the run.
-        top: candidates of each problem, the fastest that passed.
+        evaluations: evaluations of the run; of a repeated pair the first counts.
+        top: largest number of candidates of each problem.
         mnk: ``M_N_K`` of the problems; empty: all.
-        config: this candidate in place of the fastest; None: the fastest.
+        config: take only this candidate, on each problem on which it passed; None: the fastest.
 
     Raises:
-        UsageError: no problem of the run has such an extent, or no candidate of it passed.
+        UsageError: the run has no problem of such extents, or no such candidate passed.
     """
     asked = {Problem.from_mnk(one).mnk for one in mnk}
     first: dict[Pair, Evaluation] = {}

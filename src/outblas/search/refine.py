@@ -15,7 +15,15 @@ from outblas.search.agents.base import Agent, group_by_launch, interleave, unexp
 
 
 class UntriedAgent(Agent):
-    """The ranking model's order of what was not tried; launch options in turns, no PDL where a launch is nothing."""
+    """An agent that proposes untried candidates in the ranking model's order, launch options in turns.
+
+    Options that cannot matter on a problem are left out (:func:`outblas.kernels.catalogue.launch_options`).
+
+    Args:
+        seed: unused.
+        gpu: the GPU.
+        tried: problem -> configs that are not proposed; must have every problem.
+    """
 
     name = "untried"
 
@@ -35,7 +43,7 @@ class UntriedAgent(Agent):
 
 
 class InOrderAgent(Agent):
-    """The candidates as they are offered."""
+    """An agent that proposes the candidates in the order in which they are offered."""
 
     name = "in_order"
 
@@ -46,7 +54,14 @@ class InOrderAgent(Agent):
 
 
 class PreferredFirstAgent(Agent):
-    """Propose known good configs of a problem first, then those of another agent, under that agent's name."""
+    """An agent that proposes known good configs of a problem first, then those of another agent.
+
+    Its name, seed and GPU are the other agent's.
+
+    Args:
+        first: problem -> configs; those that are not offered are ignored.
+        then: the other agent.
+    """
 
     def __init__(self, first: Mapping[Problem, Sequence[KernelConfig]], then: Agent) -> None:
         super().__init__(then.seed, then.gpu)
@@ -62,7 +77,7 @@ class PreferredFirstAgent(Agent):
 
 
 def tried_by_problem(evaluations: Iterable[Evaluation]) -> dict[Problem, list[Evaluation]]:
-    """Evaluations of every problem, in their order."""
+    """Return problem -> its evaluations, in their order."""
     found: dict[Problem, list[Evaluation]] = {}
     for evaluation in evaluations:
         found.setdefault(evaluation.problem, []).append(evaluation)
@@ -70,7 +85,10 @@ def tried_by_problem(evaluations: Iterable[Evaluation]) -> dict[Problem, list[Ev
 
 
 def winners(tried: Sequence[Evaluation]) -> dict[Launch, KernelConfig]:
-    """The fastest proven candidate of each launch option, against the fastest baseline of its own rounds."""
+    """Return launch option -> the proven candidate with the highest speed-up. Options without one are missing.
+
+    A candidate counts for the option that it needs itself, see :func:`outblas.core.config.launch_of`.
+    """
     best: dict[Launch, tuple[float, KernelConfig]] = {}
     for e in tried:
         if e.status is Status.PASSED and e.timing and e.speedup:
@@ -81,7 +99,13 @@ def winners(tried: Sequence[Evaluation]) -> dict[Launch, KernelConfig]:
 
 
 def neighbours_of_winners(problem: Problem, tried: Sequence[Evaluation], gpu: Gpu) -> list[KernelConfig]:
-    """Neighbours of the fastest proven candidate of each launch option that were not tried, options in turns."""
+    """Return untried neighbours of the :func:`winners` of a problem, launch options in turns.
+
+    Args:
+        problem: the problem.
+        tried: its evaluations so far.
+        gpu: the GPU.
+    """
     known, options = {e.config for e in tried}, launch_options(problem, gpu)
     best, turns = winners(tried), []
     for launch in options:

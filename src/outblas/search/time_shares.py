@@ -22,7 +22,14 @@ MIN_MEASUREMENTS_PER_PROBLEM = 4
 
 @dataclass(frozen=True)
 class TimeShare:
-    """A problem, how often it ran, microseconds of one product, and the share of all products' time (0 to 1)."""
+    """A problem and its share of a program's time.
+
+    Attributes:
+        problem: the problem.
+        count: number of products.
+        us: microseconds of one product.
+        share: part of the time of all products, 0 to 1.
+    """
 
     problem: Problem
     count: int
@@ -31,10 +38,11 @@ class TimeShare:
 
 
 def time_shares(counts: Mapping[Problem, int], time_us: Callable[[Problem], float]) -> list[TimeShare]:
-    """Count times microseconds over the sum of them, the largest first.
+    """Return the share of each problem: count times microseconds over the sum of them, the largest first.
 
     Args:
-        time_us: microseconds of one product, measured or predicted.
+        counts: problem -> number of products.
+        time_us: function that returns the microseconds of one product, measured or predicted.
     """
     times = {problem: time_us(problem) for problem in counts}
     total = sum(counts[p] * us for p, us in times.items())
@@ -86,8 +94,16 @@ def captured_time_shares(file: Path, device: Device) -> tuple[list[TimeShare], s
 
 
 def budgets(ranked: Sequence[TimeShare], budget: int) -> dict[Problem, int]:
-    """Measurements per problem: ``budget`` on average, of which :data:`MIN_MEASUREMENTS_PER_PROBLEM` are everybody's
-    and the rest goes by share (rounded down)."""
+    """Return problem -> number of measurements, ``budget`` on average.
+
+    Each problem gets :data:`MIN_MEASUREMENTS_PER_PROBLEM`, or ``budget`` if that is less. The rest is distributed by
+    the
+    shares of time, rounded down.
+
+    Args:
+        ranked: problems with their shares.
+        budget: average number per problem.
+    """
     least = min(MIN_MEASUREMENTS_PER_PROBLEM, budget)
     spare = (budget - least) * len(ranked)
     return {one.problem: least + int(one.share * spare) for one in ranked}

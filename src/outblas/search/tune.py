@@ -52,7 +52,7 @@ class SearchOptions:
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C in the middle of a run; the message says what is safe and how to go on."""
+    """An error: Ctrl-C in the middle of a run. The message says what is safe and how to go on."""
 
 
 def tune(

@@ -17,10 +17,16 @@ from outblas.records.store import Store
 
 
 def result_rows(library: Library, store: Store, run_id: str, evaluator: Evaluator) -> Iterator[Row]:
-    """Return two rows per problem (without PDL, with PDL), in the library's order.
+    """Yield the result rows of a tuned library: one for each problem and launch option, in the library's order.
 
     The times come from the evaluations that chose the library, so a row carries the bias of selection.
     ``outblas bench`` times the winners again on fresh inputs.
+
+    Args:
+        library: the tuned library.
+        store: store of the run's evaluations.
+        run_id: name of the run.
+        evaluator: evaluator of the run, for baselines that the store lacks.
 
     Raises:
         RecordError: a problem has no baseline, or the store lacks an evaluation that was installed.

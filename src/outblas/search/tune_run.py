@@ -45,7 +45,14 @@ RANKED_AT_ONCE = 8
 class TuneSettings:
     """Settings that identify a tune run.
 
-    The field ``device`` is the command line's name, ``gpu`` the kind of GPU.
+    Attributes:
+        suite: as in :class:`TuneRequest`.
+        problems: keys of the problems.
+        agent: name of the agent.
+        budget: measurements per problem at most.
+        seed: seed of the agent.
+        device: the device as the command line names it.
+        gpu: short name of the GPU.
     """
 
     suite: str
@@ -107,23 +114,25 @@ class TuneRequest:
 
 
 def default_agent(device: Device) -> str:
-    """Name of the agent that won where agents were compared; on a GPU the policy has not been compared yet."""
+    """Return the name of the agent for a device: ``ppo`` on a recording, ``heuristic`` on a GPU."""
     return "heuristic" if device.recording is None else "ppo"
 
 
 def folder_name(
     suite: str, problems: Sequence[Problem], agent: str, seed: int, budget: str, place: str, sample: int | None = None
 ) -> str:
-    """Name of a run's directory that says its settings.
+    """Return the name of a run's directory, which states its settings.
+
+    Example: ``grid1000-sample40-tn-fp16-fp32-ppo-8-replay-h200``. A seed other than 0 adds ``seed<N>``.
 
     Args:
         suite: as in :class:`TuneRequest`.
         problems: all of one layout, dtype and accumulator unless ``captured``.
         agent: name of the search agent.
-        seed: of the agent and the sample.
-        budget: as the user wrote it.
-        place: who evaluates, in words.
-        sample: how many problems were drawn from the suite, or None.
+        seed: seed of the agent and the sample.
+        budget: the budget as the user wrote it.
+        place: the evaluator, e.g. ``replay:h200``.
+        sample: number of problems drawn from the suite, or None.
     """
     if suite == "captured":
         kind: tuple[str, ...] = (_hash(problems),)
@@ -212,7 +221,13 @@ def _search_options(request: TuneRequest, clock: Callable[[], float]) -> SearchO
 
 @contextmanager
 def open_evaluator(device: Device, recording: Recording | None, workers: WorkerPlan | None) -> Iterator[Evaluator]:
-    """The pool of ``workers``, or the evaluator of a device: its recording, or the live GPU with its worker process."""
+    """Open the evaluator of a run; it is closed at the end of the context.
+
+    Args:
+        device: the device.
+        recording: recording to replay; None: the live GPU of ``device``.
+        workers: workers that evaluate in place of the others; None: none.
+    """
     if workers is not None:
         from outblas.bench.pool.worker_plan import open_pool
 
@@ -230,7 +245,14 @@ def open_evaluator(device: Device, recording: Recording | None, workers: WorkerP
 
 @contextmanager
 def open_store(path: Path) -> Iterator[tuple[Store, str]]:
-    """The store of a run directory, and the run's name in it: the directory's, or the only one if that was renamed.
+    """Open the store of a run directory; it is closed at the end of the context.
+
+    Args:
+        path: the directory.
+
+    Yields:
+        (store, name of the run in it). The name is the directory's, or that of the only run if the directory was
+        renamed.
 
     Raises:
         RecordError: there is no store, it cannot be read, or it has several runs of other names.
@@ -262,7 +284,14 @@ def measurements_kept(path: Path) -> int:
 
 
 def provenance_of(path: Path) -> dict[str, Any]:
-    """Provenance of a finished run's figures, from its ``run.json``; raises RecordError where that cannot be read."""
+    """Return the provenance of a finished run's figures, from its ``run.json``.
+
+    Args:
+        path: directory of the run.
+
+    Raises:
+        RecordError: ``run.json`` cannot be read.
+    """
     return dict(_read(RunFiles(path).run)["provenance"])
 
 

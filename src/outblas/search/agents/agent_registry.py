@@ -56,7 +56,10 @@ def agent_summaries() -> dict[str, str]:
 
 
 def agent_preparations() -> dict[str, str]:
-    """Return name -> how long the agent prepares itself, in words, for the agents that learn before they search."""
+    """Return name -> time of its preparation in words, e.g. ``about 60 s on one core of a server``.
+
+    Agents that do not learn before they search are missing.
+    """
     return {name: f"about {seconds} s on one core of a server" for name, seconds in PREPARATION_S.items()}
 
 

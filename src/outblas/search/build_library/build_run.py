@@ -56,7 +56,16 @@ def jobs(
     steps: Sequence[str], tables: Sequence[Table], modes: Sequence[str], extra: Sequence[Table],
     recorded: Sequence[Table] = TABLES[:1],
 ) -> list[list[str]]:  # fmt: skip
-    """``[step, table]`` or ``["bench", table, mode]``, in the order in which they are to run."""
+    """Return the jobs of some steps in the order in which they are to run: ``[step, table]`` or ``["bench", table,
+    mode]``.
+
+    Args:
+        steps: names of the steps.
+        tables: the tables.
+        modes: modes of step ``bench``.
+        extra: tables that are benched in the modes other than ``offline``, too.
+        recorded: tables that step ``record`` measures.
+    """
     found: list[list[str]] = []
     for step in steps:
         if step == "record":
@@ -76,7 +85,11 @@ def run_job(work: BuildFolder, job: Sequence[str]) -> None:
 
 
 def run_jobs(work: BuildFolder, listed: Sequence[Sequence[str]]) -> None:
-    """The jobs one after the other, each in a fresh process; prints the seconds of each."""
+    """Run the jobs one after the other, each in a fresh process, and print the seconds of each.
+
+    Raises:
+        OutblasError: a job failed. The jobs after it are not run.
+    """
     seconds: dict[str, float] = {}
     for job in listed:
         begin = monotonic()
@@ -96,7 +109,7 @@ def run_jobs(work: BuildFolder, listed: Sequence[Sequence[str]]) -> None:
 
 
 def command_of_job(work: BuildFolder, job: Sequence[str]) -> list[str]:
-    """Return the arguments of a process that runs one job."""
+    """Return the arguments of a process that runs one job, the Python interpreter first."""
     command = [sys.executable, "-m", "outblas", "build-library", "--work", str(work.path)]
     command += ["--gpu-device-id", str(work.gpu_index)]
     command += ["--from-nothing"] if work.from_nothing else []
@@ -104,7 +117,13 @@ def command_of_job(work: BuildFolder, job: Sequence[str]) -> list[str]:
 
 
 def add_seconds(work: BuildFolder, job: Sequence[str], seconds: float) -> dict[str, float]:
-    """Add to the seconds of a job, over all times that it was begun; returns those of every job."""
+    """Add seconds to a job in ``<work>/seconds.json`` and return job -> seconds over all times that it was begun.
+
+    Args:
+        work: directory of the build.
+        job: the job; its words joined by blanks are its name.
+        seconds: seconds to add.
+    """
     path = work.path / "seconds.json"
     known = json.loads(path.read_text()) if path.exists() else {}
     name = " ".join(job)
@@ -114,7 +133,15 @@ def add_seconds(work: BuildFolder, job: Sequence[str], seconds: float) -> dict[s
 
 
 def publish_seconds(work: BuildFolder, seconds: dict[str, float]) -> str:
-    """Write the seconds into the library's provenance, and a record of it if it is from nothing; returns the totals."""
+    """Write the seconds into the library's provenance and return the totals as a line of text.
+
+    A library that was made from nothing also gets the record ``retune.json`` beside it. Without a library nothing is
+    written.
+
+    Args:
+        work: directory of the build.
+        seconds: job -> seconds.
+    """
     made_in = {name: s for name, s in seconds.items() if name.split()[0] in LIBRARY_STEPS}
     making = sum(made_in.values())
     if work.library.exists():
@@ -130,7 +157,16 @@ def publish_seconds(work: BuildFolder, seconds: dict[str, float]) -> str:
 
 
 def parse_names(text: str, known: Sequence[str], option: str) -> list[str]:
-    """Words separated by commas, each one of ``known``; raises UsageError."""
+    """Return the words of a text, separated by commas, in order.
+
+    Args:
+        text: the text.
+        known: the allowed words.
+        option: the option, for the error.
+
+    Raises:
+        UsageError: a word is not in ``known``.
+    """
     words = text.split(",")
     unknown = [word for word in words if word not in known]
     if unknown:

@@ -55,7 +55,10 @@ NEIGHBOUR_WINNERS_BUDGET = 5
 
 
 def tune_table(work: BuildFolder, table: Table) -> None:
-    """Rows of the problems that have none yet; a problem of two tables is tuned in the first."""
+    """Search the problems of a table that have no row yet and add their rows to the library in the work directory.
+
+    A problem of two tables is tuned in the first.
+    """
     library, problems = work.load(), table.problems()
     todo = [p for p in problems if library.lookup(p) is None]
     if not todo:
@@ -86,7 +89,7 @@ def tune_table(work: BuildFolder, table: Table) -> None:
 
 
 def command_of(step: str, table: Table) -> str:
-    """The command that makes one step of a table again, for provenance."""
+    """Return the command that runs one step again, e.g. ``outblas build-library --steps tune --tables TABLE``."""
     return f"outblas build-library --steps {step} --tables {table}"
 
 
@@ -108,7 +111,10 @@ def judge_options(work: BuildFolder, table: Table, step: str) -> Options:
 
 
 def agent_and_budget(work: BuildFolder, table: Table, library: Library, gpu: Gpu) -> tuple[Agent, int]:
-    """Return the agent that proposes for a table and its measurements per problem."""
+    """Return the agent that proposes for a table, and its number of measurements per problem.
+
+    The agent is ``recorded`` if the work's recording has all problems of the table, else ``transfer``.
+    """
     recordings = work.recorded()
     if recordings and set(table.problems()) <= set(recordings[0].problems):
         agent: Agent = RecordedAgent(0, gpu, recordings[0])
@@ -125,7 +131,7 @@ def agent_and_budget(work: BuildFolder, table: Table, library: Library, gpu: Gpu
 
 
 def search_weak_rows_again(work: BuildFolder, table: Table) -> None:
-    """A second search of the weak rows, in the store beside the first; the better kernel of the two stays."""
+    """Search the rows below 1.03 of a tuned table once more, among untried candidates. The better kernel stays."""
     weak = [
         row.problem for row in rows_of_table(work.load(), table).rows if any(map(_is_weak, map(row.choice, LAUNCHES)))
     ]
@@ -136,7 +142,10 @@ def search_weak_rows_again(work: BuildFolder, table: Table) -> None:
 
 
 def refine_table(work: BuildFolder, table: Table) -> None:
-    """Neighbours of the best candidates of every row (hints, order of tiles, parts of K); the better kernel stays."""
+    """Try neighbours of the best candidates of every row: hints, order of tiles, parts of K. The better kernel stays.
+
+    Only the first table and suite llm are refined. A table that was refined before is left as it is.
+    """
     if "refined" in rows_of_table(work.load(), table).provenance:
         print(f"refine {table}: done before", flush=True)
         return
@@ -154,7 +163,7 @@ def refine_table(work: BuildFolder, table: Table) -> None:
 
 
 def try_neighbour_winners(work: BuildFolder, table: Table) -> None:
-    """Try the winners of nearby shapes; the better kernel stays."""
+    """Try the winners of nearby shapes on every row; the better kernel stays. A second call does nothing."""
     if "borrowed" in rows_of_table(work.load(), table).provenance:
         print(f"borrow {table}: done before", flush=True)
         return

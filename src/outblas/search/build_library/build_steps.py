@@ -47,7 +47,11 @@ def record(work: BuildFolder, table: Table) -> None:
 
 
 def confirm(work: BuildFolder, table: Table) -> None:
-    """Drop the choices that won by little in tuning and do not win in a run of their own."""
+    """Time the rows that won by less than 1.04 in tuning again, in a process of its own; drop the kernels that do not
+    win.
+
+    A second call does nothing.
+    """
     library = work.load()
     part = rows_of_table(library, table)
     if "confirmed" in part.provenance:
@@ -89,7 +93,19 @@ def benched(
     mode: str,
     **more: Any,
 ) -> None:
-    """A bench that goes on where it was killed, but begins anew where the library has changed since."""
+    """Run a bench of a table's library, or continue one that was killed. It begins anew if the library has changed
+    since.
+
+    Args:
+        what: name of the work in progress lines.
+        work: directory of the build.
+        table: the table.
+        problems: problems to time.
+        part: library of the table's rows.
+        out: result file.
+        mode: mode of the bench.
+        more: further fields of :class:`outblas.bench.run_bench.BenchRequest`.
+    """
 
     def bench_once(resume: bool) -> None:
         run_bench(

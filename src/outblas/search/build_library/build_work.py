@@ -164,10 +164,10 @@ def _filled(library: Library, other: Library) -> tuple[tuple[LibraryRow, ...], i
 
 
 def proved(work: BuildFolder, table: Table) -> frozenset[str]:
-    """Kernels of a table's layout, dtype and accumulator that passed every gate in this work before.
+    """Return the names of kernels that passed every gate before, in this work, its recording or its library.
 
-    The sources and the compiler are the same (see :meth:`BuildFolder.check`), hence the cubins. A recording proves what
-    it measures, and a library that says of which kernels it is (from another directory, perhaps) was proved with them.
+    Only kernels for the table's layout, dtype and accumulator count. The sources and the compiler are the same (see
+    :meth:`BuildFolder.check`), hence the cubins.
     """
     names: set[str] = set()
     kind = (table.layout, table.dtype, table.acc)
@@ -191,7 +191,10 @@ def _passed_all(e: Evaluation) -> bool:
 
 
 def printer(what: str) -> Callable[..., None]:
-    """Progress in one line about every 5 seconds, with an estimate of the rest."""
+    """Return a function ``progress(done, total, note="")`` that prints a line at most every 5 seconds, and at the end.
+
+    The line has the counts, an estimate of the seconds left, and the note.
+    """
     begin = monotonic()
     last = [begin]
 

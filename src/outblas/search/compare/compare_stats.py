@@ -25,7 +25,16 @@ OVERALL_BUDGETS = (1, 16)
 
 @dataclass(frozen=True)
 class Figure:
-    """Quality of one agent at one budget: geometric mean with its 95% interval; share of runs that found anything."""
+    """The quality of one agent at one budget.
+
+    Attributes:
+        agent: name of the agent.
+        budget: number of measurements.
+        quality: geometric mean of the quality, in (0, 1].
+        low: lower end of its 95% interval.
+        high: upper end.
+        found: share of runs that found a kernel that passed.
+    """
 
     agent: str
     budget: int
@@ -48,7 +57,13 @@ class Figure:
 
 
 def figures(comparison: Comparison, split: str, seed: int = 0) -> dict[tuple[str, int], Figure]:
-    """(agent, budget) -> figure, of one split."""
+    """Return (agent, budget) -> figure of one split. Intervals come from resampled problems.
+
+    Args:
+        comparison: the comparison.
+        split: name of the split.
+        seed: seed of the resampling.
+    """
     sums, counts, found = _by_problem(comparison, split)
     problems = sums.shape[1]
     drawn = np.random.default_rng(seed).integers(0, problems, (RESAMPLES, problems))
@@ -65,7 +80,13 @@ def figures(comparison: Comparison, split: str, seed: int = 0) -> dict[tuple[str
 
 
 def best_agents(made: dict[tuple[str, int], Figure], budget: int) -> tuple[Figure, list[Figure]]:
-    """The best agent after ``budget`` measurements, and the others whose interval overlaps its interval."""
+    """Return the figure with the highest quality at a budget, and those of other agents whose intervals overlap its
+    own.
+
+    Args:
+        made: figures of one split, see :func:`figures`.
+        budget: number of measurements; must be one of the figures'.
+    """
     ranked = sorted((f for f in made.values() if f.budget == budget), key=lambda f: -f.quality)
     return ranked[0], [f for f in ranked[1:] if f.overlaps(ranked[0])]
 
@@ -78,14 +99,26 @@ def mean_regret(made: dict[tuple[str, int], Figure], agent: str) -> float:
 
 
 def overall_regret(of_splits: Sequence[dict[tuple[str, int], Figure]]) -> list[tuple[str, float]]:
-    """Agents and their mean regret over all splits, the best agent first."""
+    """Return (agent, mean regret over all splits), the agent with the smallest regret first.
+
+    Args:
+        of_splits: figures of each split, see :func:`figures`; all with the same agents.
+    """
     agents = dict.fromkeys(agent for agent, _ in of_splits[0])
     regrets = {agent: sum(mean_regret(made, agent) for made in of_splits) / len(of_splits) for agent in agents}
     return sorted(regrets.items(), key=lambda item: item[1])
 
 
 def regime_qualities(comparison: Comparison, split: str, gpu: Gpu = H200) -> list[tuple[str, int, str, list[float]]]:
-    """(regime, problems, agent, geometric mean of quality at each budget), of one split, in the order of regimes."""
+    """Return (regime, number of problems, agent, geometric mean of the quality at each budget) of one split.
+
+    Regimes come in order, and each has a row for every agent.
+
+    Args:
+        comparison: the comparison.
+        split: name of the split.
+        gpu: GPU that decides the regimes.
+    """
     sums, counts, _ = _by_problem(comparison, split)
     held = np.unique(comparison.problem[comparison.split == comparison.splits.index(split)])
     names = np.array([regime(comparison.problems[p], gpu) for p in held])

@@ -38,6 +38,9 @@ class HeldOutTask:
     """A search among the recorded candidates of one problem and one launch option.
 
     Attributes:
+        problem: the problem.
+        launch: the launch option.
+        candidates: its recorded candidates, passed or failed.
         best_us: time of the fastest candidate that passed, microseconds.
         worst_us: time of the slowest candidate that passed, microseconds.
     """
@@ -55,7 +58,14 @@ class HeldOutTask:
 
 @dataclass(frozen=True)
 class CompareUnit:
-    """All tasks of one split for one agent and seed, less those ``done`` before."""
+    """The work of one process: all tasks of one split for one agent and seed.
+
+    Attributes:
+        split: name of the split.
+        agent: name of the agent.
+        seed: seed of the agent.
+        done: (key of the problem, launch option) of the tasks that are left out, because they were done before.
+    """
 
     split: str
     agent: str
@@ -83,7 +93,11 @@ class Plan:
 
 
 def check_agents(agents: Sequence[str]) -> None:
-    """Raises UsageError for an unknown agent, one given twice, or one that would read the answers."""
+    """Check the names of agents for a comparison; return None.
+
+    Raises:
+        UsageError: an agent is unknown, is given twice, or would read the answers.
+    """
     for name in agents:
         if name not in AGENTS:
             raise unknown_name("agent", name, AGENTS, "pass some of them as --agents")
@@ -96,9 +110,14 @@ def check_agents(agents: Sequence[str]) -> None:
 
 
 def held_out_tasks(plan: Plan, recording: Recording, name: str) -> tuple[Split, list[HeldOutTask]]:
-    """A split of the recording, and the tasks of its held-out problems (of the plan's sample).
+    """Return a split of the recording, and the tasks of its held-out problems (of the plan's sample).
 
-    A launch option of which no candidate passed is no task.
+    A launch option without a candidate that passed is no task.
+
+    Args:
+        plan: share, seed and sample.
+        recording: the recording.
+        name: name of the split.
 
     Raises:
         UsageError: the recording cannot be split so.
@@ -114,7 +133,7 @@ def held_out_tasks(plan: Plan, recording: Recording, name: str) -> tuple[Split, 
 
 
 def tasks_of(recording: Recording, problem: Problem) -> list[HeldOutTask]:
-    """The tasks of one recorded problem."""
+    """Return the tasks of one recorded problem: one for each launch option with a candidate that passed."""
     row = recording.row(problem)
     tasks = []
     for launch, columns in recording.by_launch(problem).items():
@@ -166,12 +185,18 @@ def search_task(
 def run_unit(unit: CompareUnit, plan: Plan, recording: Recording) -> Iterator[dict[str, Any]]:
     """Prepare the agent on the training problems and search the held-out tasks.
 
+    Args:
+        unit: split, agent and seed.
+        plan: settings of the comparison.
+        recording: the recording.
+
     Yields:
         Journal entries: the unit, ``prepare_s`` (CPU seconds; None after the first), ``seconds`` (of CPU, searching),
         ``tasks``: [problem key, launch, qualities, found] of each that was finished.
 
     Raises:
-        UsageError: the agent breaks its contract. ToolchainMissing: it needs a package that is not there.
+        UsageError: the agent breaks its contract.
+        ToolchainMissing: it needs a package that is not installed.
     """
     split, tasks = held_out_tasks(plan, recording, unit.split)
     tasks = [task for task in tasks if task.key not in unit.done]

@@ -22,7 +22,13 @@ _GROUP: dict[str, Callable[[Problem], Hashable]] = {
 
 @dataclass(frozen=True)
 class Split:
-    """Training and held-out problems, both in the order of the recording; together all of it."""
+    """A division of a recording's problems.
+
+    Attributes:
+        name: name of the split.
+        training: problems to learn from, in the order of the recording.
+        held_out: all other problems, in the same order.
+    """
 
     name: str
     training: tuple[Problem, ...]

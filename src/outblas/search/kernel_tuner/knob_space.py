@@ -26,16 +26,19 @@ Point = tuple[Value, ...]
 
 
 def point(config: KernelConfig, parameters: Sequence[str] = PARAMETERS) -> Point:
-    """A config's values of the parameters."""
+    """Return a config's values of the parameters, in their order; :data:`ABSENT` for a knob that its family lacks."""
     values = {"family": config.family, **config.knobs()}
     return tuple(values.get(name, ABSENT) for name in parameters)
 
 
 def config_at(values: Mapping[str, Any]) -> KernelConfig:
-    """The config with these values, inverse of :func:`point`.
+    """Return the config with these values, the inverse of :func:`point`.
+
+    Args:
+        values: parameter -> value; :data:`ABSENT` is ignored.
 
     Raises:
-        ConfigError: for an unknown family, a knob that is missing or unknown, or a value that it cannot have.
+        ConfigError: an unknown parameter or family, a missing knob, or a value that a knob cannot have.
     """
     unknown = sorted(set(values) - set(PARAMETERS))
     if unknown:
@@ -46,21 +49,22 @@ def config_at(values: Mapping[str, Any]) -> KernelConfig:
 
 
 def tunable(configs: Sequence[KernelConfig], parameters: Sequence[str] = PARAMETERS) -> dict[str, list[Value]]:
-    """Parameter -> the values that it has among the configs: :data:`ABSENT` first, then in ascending order.
+    """Return parameter -> the values that it has among the configs: :data:`ABSENT` first, then in ascending order.
 
-    Kernel Tuner calls values adjacent that follow each other in these lists.
+    Kernel Tuner calls neighbours in these lists adjacent.
     """
     columns = zip(*(point(config, parameters) for config in configs), strict=True)
     return {name: sorted(dict.fromkeys(column), key=_order) for name, column in zip(parameters, columns, strict=True)}
 
 
 def varying(configs: Sequence[KernelConfig]) -> tuple[str, ...]:
-    """The parameters that have more than one value among the configs."""
+    """Return the names of the parameters that have more than one value among the configs."""
     return tuple(name for name, values in tunable(configs).items() if len(values) > 1)
 
 
 def restriction(configs: Sequence[KernelConfig]) -> Any:
-    """A restriction for ``kernel_tuner.tune_kernel`` and ``tune_cache``: the points of these configs, and no others.
+    """Return a restriction for ``kernel_tuner.tune_kernel`` and ``tune_cache`` that allows the points of these configs
+    alone.
 
     It is asked while a point is put together value by value, and refuses what leads to none of them. Without it Kernel
     Tuner goes through the product of all values of all knobs, some 10^11 points.
@@ -81,7 +85,11 @@ def restriction(configs: Sequence[KernelConfig]) -> Any:
 
 
 def need_kernel_tuner() -> None:
-    """Raises :class:`ToolchainMissing` where Kernel Tuner is not installed."""
+    """Check that Kernel Tuner can be imported; return None.
+
+    Raises:
+        ToolchainMissing: it cannot.
+    """
     try:
         import kernel_tuner  # noqa: F401
     except ImportError as error:

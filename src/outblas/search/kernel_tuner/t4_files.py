@@ -62,11 +62,12 @@ _UNKNOWN_TIMES = dict.fromkeys(
 
 @dataclass(frozen=True)
 class T4Entry:
-    """Measurement of one config, as in :class:`Recording`; the figures exist only if it passed.
+    """The measurement of one config. The figures exist only if it passed.
 
     Attributes:
-        median_us: GPU time per call, microseconds, a float32's value.
-        spread: (p75 - p25) / median.
+        status: outcome.
+        median_us: GPU time per call, microseconds; None without a measurement.
+        spread: (p75 - p25) / median; None without a measurement or if unknown.
         rounds: interleaved rounds of the median; 0 if unknown.
     """
 
@@ -81,10 +82,11 @@ class T4Task:
     """The measured configs of one problem.
 
     Attributes:
-        cells: config -> what was measured, in catalogue order.
-        gpu: name of the GPU, empty where it is not known.
-        baselines_us: name -> microseconds, empty where they are not known.
-        provenance: of the recording.
+        problem: the problem.
+        cells: config -> measurement, in catalogue order.
+        gpu: name of the GPU; empty if unknown.
+        baselines_us: name -> microseconds; empty if unknown.
+        provenance: provenance of the recording.
     """
 
     problem: Problem
@@ -99,12 +101,15 @@ class T4Task:
         return max((launch_of(config) for config in self.cells), key=LAUNCHES.index)
 
     def best(self) -> tuple[KernelConfig, float] | None:
-        """Fastest config and its microseconds, None if none passed."""
+        """Return the fastest config and its microseconds; None if none passed."""
         timed = [(c, cell.median_us) for c, cell in self.cells.items() if cell.median_us is not None]
         return min(timed, key=lambda one: one[1]) if timed else None
 
     def evaluations(self) -> list[Evaluation]:
-        """Evaluations of all configs, without a speed-up: neither format has paired samples. An unknown spread is 0."""
+        """Return evaluations of all configs, in the order of the cells, without a speed-up.
+
+        Neither format has paired samples. An unknown spread counts as 0.
+        """
         return [self._evaluation(config, cell) for config, cell in self.cells.items()]
 
     def _evaluation(self, config: KernelConfig, cell: T4Entry) -> Evaluation:
@@ -122,7 +127,7 @@ class T4Task:
 
 
 def task_of(recording: Recording, problem: Problem, launch: Launch) -> T4Task:
-    """The recorded cells of a problem whose configs need exactly that launch option.
+    """Return the recorded cells of a problem whose configs need exactly one launch option.
 
     Raises:
         UsageError: the problem was not recorded, or no such config was.
@@ -145,7 +150,7 @@ def task_of(recording: Recording, problem: Problem, launch: Launch) -> T4Task:
 
 
 def to_t4(task: T4Task) -> dict[str, Any]:
-    """The task as a T4 results file, to be written as JSON."""
+    """Return a task as the content of a T4 results file, JSON values."""
     results = []
     for config, cell in task.cells.items():
         invalidity = "correct" if cell.status is Status.PASSED else _ERRORS[cell.status][0]
@@ -168,7 +173,7 @@ def to_t4(task: T4Task) -> dict[str, Any]:
 
 
 def to_cache(task: T4Task) -> str:
-    """The task as text of a cache file, for ``kernel_tuner.tune_cache`` and ``simulation_mode=True``.
+    """Return a task as the text of a cache file, for ``kernel_tuner.tune_cache`` and ``simulation_mode=True``.
 
     The product of all values of all knobs is far too large to be filtered: Kernel Tuner needs
     :func:`outblas.search.kernel_tuner.knob_space.restriction` with it.
