@@ -43,6 +43,15 @@ def run_eval(
 ) -> dict[str, Any]:
     """Evaluate one problem; write ``<base_dir>/eval_<problem>_<mode>.json`` and return its content.
 
+    Args:
+        problem: the product to compute.
+        mode: ``offline`` or ``server``.
+        target_qps: requests per second, in server mode; else None.
+        warmup_seconds: seconds of untimed rounds or requests.
+        benchmark_seconds: least seconds of timed ones.
+        base_dir: folder of the result.
+        gpu_index: CUDA ordinal.
+
     Returns:
         ``rows`` (one per callable: name, us or p50_us/p99_us, tflops, floor_percent, speedup, low, high,
         detail) and scalars to print.
@@ -80,7 +89,14 @@ def run_eval(
 
 
 def shortlist_candidates(problem: Problem, gpu: Gpu, tried: int = CANDIDATES_TRIED) -> list[KernelConfig]:
-    """The library's kernels for the problem, then the ranking model's first choices, plain and PDL alike.
+    """Return the library's kernels for the problem, then the ranking model's first choices, without repetition.
+
+    Each choice without PDL is followed by its twin with PDL, or the other way round, if that is legal.
+
+    Args:
+        problem: the product to compute.
+        gpu: the GPU.
+        tried: number of configs to return at most.
 
     Raises:
         DeviceError: no kernel of ours is legal for the problem on this GPU.
@@ -140,7 +156,13 @@ def _offline(
 
 
 def one_row_library(problem: Problem, best: Mapping[str, Evaluation], gpu: Gpu) -> Library:
-    """A library that makes ``outblas.matmul`` use the kernel found here, whether the packaged one would or not."""
+    """Return a library with one row, by which ``outblas.matmul`` runs the first kernel of ``best`` on the problem.
+
+    Args:
+        problem: the product to compute.
+        best: names of entries -> evaluations, at least one.
+        gpu: the GPU.
+    """
     plain = next(iter(best.values())).template
     row = LibraryRow(problem, source="outblas eval", plain=LibraryChoice(plain, 1.0, 1.0, 1.0))
     return Library(gpu.name, (row,))

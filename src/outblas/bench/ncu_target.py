@@ -24,7 +24,12 @@ from outblas.runtime import ncu
 
 @dataclass(frozen=True)
 class ProfiledAlgorithm:
-    """An algorithm of cuBLASLt, as :meth:`outblas.judge.baselines.LtAuto.choice` names it."""
+    """An algorithm of cuBLASLt to profile, as :meth:`outblas.judge.baselines.LtAuto.choice` returns it.
+
+    Attributes:
+        algo: bytes of the cublasLtMatmulAlgo_t.
+        detail: its description.
+    """
 
     algo: bytes
     detail: str
@@ -32,7 +37,13 @@ class ProfiledAlgorithm:
 
 @dataclass(frozen=True)
 class ProfileWork:
-    """Entries to profile on one problem; ``l2``: what each of ncu's passes finds in L2."""
+    """The entries to profile on one problem.
+
+    Attributes:
+        problem: the problem.
+        entries: kernels and algorithms.
+        l2: content of L2 before each of ncu's passes, see :data:`outblas.runtime.ncu.CacheControl`.
+    """
 
     problem: Problem
     entries: tuple[KernelConfig | ProfiledAlgorithm, ...]

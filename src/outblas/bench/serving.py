@@ -26,10 +26,12 @@ WARMUP_SECONDS, BENCHMARK_SECONDS = 0.2, 2.0
 
 
 class PublicApi:
-    """``outblas.matmul(a, b, out=c)`` as users call it. It runs on torch's current stream, which must be the one
-    passed.
+    """The entry ``outblas.matmul(a, b, out=c)`` of a server's clock, named ``ours``.
+
+    It runs on torch's current stream, which must be the one passed to a bound call.
 
     Args:
+        gpu_index: CUDA ordinal.
         library: library of matmul from the first ``bind`` to :meth:`close`; None: unchanged.
     """
 

@@ -24,7 +24,7 @@ def encode_map(address: int, rows: int, cols: int, box_rows: int, box_cols: int,
         rows: rows of the matrix.
         cols: columns of the matrix.
         box_rows: rows of a box.
-        box_cols: columns of a box; its row must have 16, 32, 64 or 128 bytes.
+        box_cols: columns of a box; its row must have 16, 32, 64 or 128 bytes, else KeyError is raised.
         dtype: ``fp16`` or ``bf16``.
 
     Raises:

@@ -19,10 +19,10 @@ MAX_UNITS_TOGETHER = 8
 
 
 class CompileQueue:
-    """Takes units, gives them back compiled, in their order.
+    """A queue that compiles the kernels of units in a background thread and gives the units back in their order.
 
     Args:
-        compile: fills the cache that the workers share.
+        compile: function that fills the compile cache that the workers share.
     """
 
     def __init__(self, compile: Compile) -> None:

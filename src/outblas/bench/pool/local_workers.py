@@ -13,7 +13,11 @@ from outblas.core.child_process import ChildProcess
 
 
 class LocalTransport:
-    """A transport with one spawned process per spec (the contract of outblas.bench.pool.transport)."""
+    """A transport with one spawned process per spec (the contract of outblas.bench.pool.transport).
+
+    Args:
+        specs: spec of each worker; worker numbers are indices of it.
+    """
 
     def __init__(self, specs: Sequence[EvaluatorSpec]) -> None:
         self._specs = tuple(specs)

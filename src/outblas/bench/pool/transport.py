@@ -17,7 +17,12 @@ Pair = tuple[Problem, KernelConfig]
 
 
 class EvaluatorSpec(NamedTuple):
-    """A factory of an evaluator, as ``module:callable``, and its picklable arguments. The worker calls it."""
+    """The evaluator of a worker, which the worker makes itself.
+
+    Attributes:
+        factory: function that returns it, as ``module:callable``.
+        args: picklable arguments of the function.
+    """
 
     factory: str
     args: tuple[Any, ...] = ()
@@ -25,9 +30,10 @@ class EvaluatorSpec(NamedTuple):
 
 @dataclass(frozen=True)
 class EvaluateTask:
-    """Pairs of one problem, timed together.
+    """A task: evaluate pairs of one problem, timed together.
 
     Attributes:
+        pairs: (problem, config) pairs of one problem.
         expected: problems that come next, at this worker or at another.
         proved: kernels, by :func:`outblas.kernels.source.kernel_kind`, that workers have proved in full since the
             worker's last task of this kind.
@@ -40,7 +46,12 @@ class EvaluateTask:
 
 @dataclass(frozen=True)
 class QuestionTask:
-    """A question: a method of :class:`outblas.bench.pool.worker_host.WorkerHost` and its arguments."""
+    """A task: call a method of :class:`outblas.bench.pool.worker_host.WorkerHost` and send its result.
+
+    Attributes:
+        method: name of the method.
+        args: its arguments.
+    """
 
     method: str
     args: tuple[Any, ...] = ()
@@ -51,7 +62,14 @@ Task = Union[EvaluateTask, QuestionTask]
 
 @dataclass(frozen=True)
 class WorkerAbout:
-    """A worker's first message: its GPU, its evaluator's source, its place and its build of OutBLAS."""
+    """The content of a worker's first message.
+
+    Attributes:
+        gpu: its GPU.
+        source: its evaluator's source, e.g. ``cuda:0``.
+        place: its machine and device, in words.
+        build: its build of OutBLAS; workers of one run must agree in it.
+    """
 
     gpu: Gpu
     source: str
@@ -61,7 +79,13 @@ class WorkerAbout:
 
 @dataclass(frozen=True)
 class BaselineNotes:
-    """Baselines of one problem: name -> microseconds, and name -> one line on it."""
+    """The baselines of one problem.
+
+    Attributes:
+        problem: the problem.
+        times: name -> microseconds.
+        details: name -> one line on it.
+    """
 
     problem: Problem
     times: Mapping[str, float]
@@ -79,7 +103,13 @@ EventKind = Literal["ready", "answer", "end", "error", "lost"]
 
 
 class Event(NamedTuple):
-    """A message of a worker, or the news that it was lost."""
+    """A message of a worker, or the news that it was lost.
+
+    Attributes:
+        worker: number of the worker.
+        kind: kind of the message, see :data:`EventKind`.
+        value: what belongs to the kind; None if nothing does.
+    """
 
     worker: int
     kind: EventKind

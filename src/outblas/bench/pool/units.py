@@ -18,7 +18,13 @@ _PLENTY = 4
 
 @dataclass
 class WorkUnit:
-    """Pairs of one problem that are not answered yet, and which workers they have cost."""
+    """The pairs of one problem that are not answered yet.
+
+    Attributes:
+        problem: the problem.
+        pairs: the pairs.
+        lost_by: numbers of the workers that were lost with it, in order.
+    """
 
     problem: Problem
     pairs: list[Pair]

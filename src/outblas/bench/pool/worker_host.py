@@ -44,7 +44,11 @@ def make_replay_evaluator(recording: str) -> Evaluator:
 
 
 class WorkerHost:
-    """Owns the evaluator; used by one process or one Ray actor."""
+    """The evaluator of a worker, and the answers to its tasks; used by one process or one Ray actor.
+
+    Args:
+        spec: the evaluator. :meth:`hello` makes it.
+    """
 
     def __init__(self, spec: EvaluatorSpec) -> None:
         self._spec = spec
@@ -53,7 +57,11 @@ class WorkerHost:
         self._messages: Iterator[Message] = iter(())
 
     def hello(self) -> Message:
-        """Make the evaluator, with what it has to start, and say what it is, or why it cannot be."""
+        """Make and start the evaluator; return the worker's first message.
+
+        Returns:
+            ``("ready", WorkerAbout)``, or ``("error", ...)`` if it cannot start.
+        """
         try:
             self._made = make_from_name(*self._spec)
             if (start := getattr(self._made, "start", None)) is not None:
@@ -63,13 +71,13 @@ class WorkerHost:
             return "error", _as_ours(error)
 
     def step(self, task: Task | None) -> Message:
-        """Begin ``task``, or go on with the one in hand (None): the next word on it."""
+        """Return the next message on a task: of a new one, or (None) of the one in hand."""
         if task is not None:
             self._messages = self.messages(task)
         return next(self._messages)
 
     def messages(self, task: Task) -> Iterator[Message]:
-        """The answers to a task, as they come, and its end, with what the worker's seconds went on so far."""
+        """Yield the messages on a task: its answers as they come, then its end with the worker's seconds by phase."""
         phase_timer: PhaseTimer = getattr(self._made, "phase_timer", self._phase_timer)
         try:
             with phase_timer.phase("task"):

@@ -26,10 +26,11 @@ REPLAYS = 2
 
 @dataclass(frozen=True)
 class WorkerPlan:
-    """Workers of a run. ``device``: what each works on; a GPU stands for any.
+    """The workers of a run.
 
     Attributes:
         kind: ``local`` or ``ray``.
+        device: what each worker works on; a GPU stands for any GPU.
         gpus: CUDA ordinals of local workers.
         count: number of workers of a replay or of a cluster; None: one per GPU of the cluster.
         ray_address: address of the cluster.
@@ -53,6 +54,13 @@ def make_plan(
     ray_address: str | None = None,
 ) -> WorkerPlan:
     """Check the options of the command line and return the plan of the pool.
+
+    Args:
+        kind: ``local`` or ``ray``.
+        device: text of ``--device``; None: GPUs.
+        gpus: CUDA ordinals of local workers; None: all.
+        count: number of workers of a replay or of a cluster; None: the default.
+        ray_address: address of the cluster; None: the running one.
 
     Raises:
         UsageError: the options contradict each other.
@@ -85,7 +93,7 @@ def make_plan(
 
 @contextmanager
 def open_pool(plan: WorkerPlan) -> Iterator[PoolEvaluator]:
-    """The pool of a plan; its workers end with it.
+    """Open the pool of a plan; its workers end with the context.
 
     Raises:
         DeviceError: a worker cannot start, or no cluster answers.

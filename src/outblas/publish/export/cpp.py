@@ -19,7 +19,9 @@ from outblas.runtime.tensor_map import KINDS, SWIZZLES
 
 
 def launch_header(target: Target) -> str:
-    """``<name>.h``: load, prepare and launch, header-only; needs cuda.h and the driver's library."""
+    """Return the text of ``<name>.h``: functions that load, prepare and launch the kernel. It needs cuda.h and the
+    driver.
+    """
     problem, config, gpu = target.problem, target.config, target.gpu
     shape, ctas = geometry(problem, config), grid(problem, config, gpu.sms)
     need = workspace_bytes(problem, config)
@@ -47,8 +49,10 @@ def launch_header(target: Target) -> str:
 
 
 def checking_program(target: Target) -> str:
-    """``<name>_test.cpp``: launches a cubin on random operands and compares sampled elements with a host reference, by
-    the error bound of :mod:`outblas.judge.reference`; prints PASS."""
+    """Return the text of ``<name>_test.cpp``, a program that launches a cubin on random operands and prints PASS.
+
+    It compares sampled elements with a host reference, by the error bound of :mod:`outblas.judge.reference`.
+    """
     p = target.problem
     if p.acc == "fp32":
         bound = f"{ERROR_C * math.sqrt(p.k) * 2.0**-24!r} * magnitude"
@@ -93,7 +97,12 @@ def _params(maps: bool, workspace: bool) -> str:
 
 
 def filled(template: str, **values: object) -> str:
-    """A file of ``templates/`` with ``@NAME@`` replaced by the values; every name is given, and none left."""
+    """Return a file of ``templates/`` with each ``@NAME@`` replaced.
+
+    Args:
+        template: name of the file.
+        values: NAME=value; every name of the file, and no other.
+    """
     text = (resources.files(__package__) / "templates" / template).read_text(encoding="utf-8")
     names = set(re.findall(r"@([A-Z0-9_]+)@", text))
     if names != set(values):

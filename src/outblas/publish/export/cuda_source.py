@@ -13,7 +13,7 @@ _ONCE = re.compile(r"\s*#\s*pragma\s+once")
 
 
 def standalone(target: Target) -> str:
-    """The kernel's source as one file, which ``nvcc -arch=sm_90a -std=c++17`` compiles alone."""
+    """Return the kernel's source as one file, which ``nvcc -arch=sm_90a -std=c++17`` compiles alone."""
     then = (
         f"Compile: nvcc -std=c++17 -arch=sm_90a -cubin -o {target.name}.cubin {target.name}.cu. (What was measured is "
         "NVRTC's code, as outblas export --format cubin has it; nvcc's may differ.) The kernel serves every M, N and K "

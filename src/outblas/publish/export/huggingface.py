@@ -15,7 +15,11 @@ from outblas.publish.export.target import Target
 
 
 def write_folder(target: Target, folder: Path) -> list[Path]:
-    """Write the files; returns their paths. Raises RecordError where one cannot be written."""
+    """Write a folder for the kernels of Hugging Face's hub and return the paths of its files.
+
+    Raises:
+        RecordError: a file cannot be written.
+    """
     p, package = target.problem, target.name
     b_shape = ", ".join(map(str, p.b_shape))
     accessor = (

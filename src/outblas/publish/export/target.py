@@ -17,7 +17,16 @@ from outblas.records.library import Library, LibraryChoice, LibraryRow
 
 @dataclass(frozen=True)
 class Target:
-    """A kernel on its problem: the library row that installs it, its GPU and the provenance of its figures."""
+    """A kernel of a library on its problem.
+
+    Attributes:
+        problem: the problem.
+        launch: the launch option that the caller allows.
+        row: the library row that installs it.
+        choice: the kernel and its figures.
+        gpu: the GPU of the figures.
+        provenance: provenance of the figures.
+    """
 
     problem: Problem
     launch: Launch

@@ -26,7 +26,16 @@ EMBEDDED = (
 
 @dataclass(frozen=True)
 class Group:
-    """Rows that may be averaged together: one layout, dtype, accumulator, mode and promise of constant weights."""
+    """Rows that may be averaged together.
+
+    Attributes:
+        layout: ``TN`` or ``NN``.
+        dtype: ``fp16`` or ``bf16``.
+        acc: ``fp32`` or ``fp16``.
+        mode: mode of the bench.
+        early: True if the rows need constant weights.
+        rows: the rows.
+    """
 
     layout: str
     dtype: str

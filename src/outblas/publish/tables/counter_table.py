@@ -38,7 +38,8 @@ def counters_text(path: Path) -> str:
 
 
 def read_counters(path: Path) -> dict[str, Any]:
-    """``{format, provenance, metrics_absent, rows}`` of a file of ``benchmarks/profile_regimes.py``.
+    """Return the content of a file of ``benchmarks/profile_regimes.py``: ``{format, provenance, metrics_absent,
+    rows}``.
 
     Raises:
         RecordError: it cannot be read, is damaged or of another version.
@@ -102,7 +103,7 @@ def _cells(row: Mapping[str, Any], number: int, kernel: Mapping[str, Any]) -> li
 
 
 def short_name(kernel: str) -> str:
-    """A kernel's name without its arguments; of CUTLASS' wrapper what it wraps."""
+    """Return a kernel's name without its arguments; for CUTLASS's wrapper, the name of the kernel in it."""
     wrapped = re.match(r"(?:void )?cutlass::\w+<(\w+)", kernel)
     return wrapped[1] if wrapped else re.split(r"[<(]", kernel.removeprefix("void "))[0]
 

@@ -53,10 +53,13 @@ def notes_of_replaced(directory: Path) -> list[str]:
 
 
 def note_of(path: Path, form: str, made_by: str, line: Callable[[dict[str, Any]], str]) -> list[str]:
-    """``line`` of what the file holds, as a list of one; an empty list where the file is not there.
+    """Return a note on a result file in JSON, as a list of one line; an empty list if the file is missing.
 
     Args:
-        form: what its key ``format`` has to be. made_by: the script that writes it, for the error.
+        path: the file.
+        form: what its key ``format`` has to be.
+        made_by: the script that writes it, for the error.
+        line: function of the file's content that returns the line.
 
     Raises:
         RecordError: the file is there and cannot be used.
