@@ -52,10 +52,10 @@ class AnyShapeModel:
 
     Attributes:
         kernels: the kernels on offer.
-        nets: predict the logarithms of the kernels' speed-ups over torch.matmul.
-        margin: least lower bound of a predicted speed-up for a choice.
+        nets: predicts the natural logarithm of each kernel's speed-up over torch.matmul.
+        margin: least lower bound of a predicted speed-up for a choice, as a ratio, e.g. 1.12.
         sure: number of standard deviations from the prediction down to that bound.
-        policy: the packaged policy, which selects the kernels to consider.
+        policy: the packaged policy. Its regressor selects the kernels to consider.
         about: data and date of the fit.
     """
 
@@ -71,6 +71,9 @@ class AnyShapeModel:
     def load(cls, gpu_name: str) -> AnyShapeModel:
         """Load the packaged model of a GPU.
 
+        Args:
+            gpu_name: name of a GPU description, e.g. ``"h200"``; case matters.
+
         Raises:
             UsageError: the package has no model for it.
             RecordError: the file has another version, or is truncated.
@@ -82,7 +85,16 @@ class AnyShapeModel:
 
     @classmethod
     def parse(cls, data: bytes, policy: Policy, name: str = "the data for any shape") -> AnyShapeModel:
-        """Read the bytes that :meth:`save` wrote; raise RecordError if they have another version or are truncated."""
+        """Read a model from the bytes of a file that :meth:`save` wrote.
+
+        Args:
+            data: content of the file.
+            policy: the policy to keep beside it. The file has none.
+            name: the data's name in an error.
+
+        Raises:
+            RecordError: the data have another version, are truncated, or hold nets of other inputs.
+        """
         try:
             with np.load(io.BytesIO(data), allow_pickle=False) as file:
                 a = {name: file[name] for name in file.files}
@@ -100,7 +112,13 @@ class AnyShapeModel:
             ) from error
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write atomically."""
+        """Write an .npz file that :meth:`parse` reads. A file at ``path`` is replaced as a whole or not at all.
+
+        The policy is not written. ``path`` is taken as it is, without an added suffix.
+
+        Raises:
+            RecordError: the disk refuses.
+        """
         buffer = io.BytesIO()
         np.savez_compressed(
             buffer,
@@ -118,8 +136,8 @@ class AnyShapeModel:
 
         Returns:
             The kernel, its predicted speed-up over torch.matmul, and the bounds ``sure`` standard deviations from it.
-            None: leave the product to torch. That includes all products that do not accumulate in fp32; none were
-                fitted.
+            None: leave the product to torch. No kernel is legal, or the best lower bound is below ``margin``. The same
+                holds for :func:`is_vector_product`, :func:`is_left_to_cublas`, and any accumulator but fp32.
         """
         if is_vector_product(problem) or is_left_to_cublas(problem, gpu) or problem.acc != "fp32":
             return None
@@ -151,16 +169,25 @@ def _check_widths(nets: Regressor) -> None:
 def most_promising(
     regressor: Regressor, problem: Problem, legal: Sequence[KernelConfig], gpu: Gpu
 ) -> list[KernelConfig]:
-    """The kernels that the policy would measure first. (The more are looked at, the more of what looks best is luck:
-    no more of them than the margin was chosen with.)"""
+    """Return the kernels of ``legal`` that the regressor predicts to be fastest, at most 6, fastest first.
+
+    A larger number would let luck choose: the margin was fitted with this one.
+
+    Args:
+        regressor: a policy's regressor.
+        problem: the problem.
+        legal: kernels that are legal for it, at least one.
+        gpu: the GPU.
+    """
     guess, _ = regressor(problem_features(problem, gpu), candidate_features(problem, legal, gpu))
     return [legal[i] for i in np.argsort(guess, kind="stable")[:MAX_KERNELS_RANKED]]
 
 
 def is_left_to_cublas(problem: Problem, gpu: Gpu) -> bool:
-    """Return True for shapes on which cuBLAS almost always wins: 2 of 433 such random problems had a chosen kernel.
+    """Return True if N and K are multiples of 64 and the roofline floor exceeds 10 us.
 
-    Prompts of any length in a model's layers are such shapes; the test saves host time.
+    cuBLAS almost always wins on such shapes: 2 of 433 random ones had a chosen kernel. Prompts of any length in a
+    model's layers are such shapes; the test saves host time.
     """
     return (
         problem.n % REGULAR_MULTIPLE == 0 and problem.k % REGULAR_MULTIPLE == 0 and floor_us(problem, gpu) > REGULAR_US
@@ -168,12 +195,19 @@ def is_left_to_cublas(problem: Problem, gpu: Gpu) -> bool:
 
 
 def is_vector_product(problem: Problem) -> bool:
-    """Return True for products with a vector: cuBLAS has other kernels for them, whose times are not predicted."""
+    """Return True if M or N is 1, or K is below 8.
+
+    cuBLAS has other kernels for such products, and their times are not predicted.
+    """
     return min(problem.m, problem.n) == 1 or problem.k < ROW_ALIGN_BYTES // ELEMENT_BYTES
 
 
 def network_inputs(problem: Problem, configs: Sequence[KernelConfig], gpu: Gpu) -> Features:
-    """float32[len(configs), F]: of the shape, of each kernel on it, and the ranking model's time over the floor."""
+    """Return the inputs of the nets, float32[len(configs), F], one row per kernel.
+
+    A row is :func:`shape_features`, then the kernel's ``candidate_features``. The last is the logarithm of the ranking
+    model's time over the roofline floor.
+    """
     shape = shape_features(problem, gpu)
     time = np.log(predict_many(problem, configs, gpu) / floor_us(problem, gpu))
     parts = (
@@ -185,7 +219,11 @@ def network_inputs(problem: Problem, configs: Sequence[KernelConfig], gpu: Gpu) 
 
 
 def shape_features(problem: Problem, gpu: Gpu) -> Features:
-    """float32[F]: what torch.matmul's time may depend on: extents, work, waves of likely tiles, alignment."""
+    """Return properties of the shape on which torch.matmul's time may depend, float32[36].
+
+    They are logarithms of extents, floor, FLOP and bytes, then waves of likely tiles, and alignment of the extents. M =
+    1 and M <= 16 have a flag each. A dtype or accumulator has none.
+    """
     p = problem
     values = [math.log2(p.m), math.log2(p.n), math.log2(p.k), math.log2(floor_us(p, gpu)), float(p.layout == "NN")]
     values += [math.log2(p.flops), math.log2(p.bytes), math.log2(p.flops / p.bytes)]

@@ -47,12 +47,20 @@ LOG_SPEEDUP_BOUND = 4.0
 class TuningEnv(gymnasium.Env[dict[str, NDArray[np.float32]], np.int64]):
     """Tune one problem per episode, one candidate per step.
 
-    Reward: the rise of the best :func:`outblas.learn.reward.reward` so far; the first measurement pays its own reward.
-    The sum over an episode of offered actions is thus the reward of the best candidate found. An action that was not
-    offered costs a measurement and pays the worst reward.
+    Reward: the rise of the best :func:`outblas.learn.reward.reward` so far, or 0. The first measurement of an offered
+    candidate pays its own reward. The sum over an episode of such actions is thus the reward of the best candidate
+    found.
+    An action that is not offered, or was tried before, costs a measurement. It pays the reward of an illegal candidate,
+    -2 by the preset ``gated``.
 
-    Observation, float32: ``candidates`` [C, features + belief + (offered,)], ``problem`` [P], ``search`` [2], ``state``
-    (:data:`STATE_INPUTS`), ``best`` and ``last`` (features of those candidates; 0 if none yet).
+    An episode ends (``terminated``) when the budget is spent or every offered candidate was tried. ``truncated`` is
+    always False.
+
+    Observation, float32, by name: ``candidates`` [C, features + posterior + 1], ``problem`` [15], ``search`` [2],
+    ``state`` (:data:`STATE_INPUTS`), ``best`` and ``last`` (features of those candidates; 0 if none yet). The last
+    column of ``candidates`` is 1 for offered ones; rows of others are 0.
+
+    ``info`` of a step has ``invalid_action``, ``status`` (a string), ``best_speedup`` and ``counters``.
 
     Args:
         evaluator: measures candidates; on a recording, a replay.
@@ -60,7 +68,7 @@ class TuningEnv(gymnasium.Env[dict[str, NDArray[np.float32]], np.int64]):
         sampler: draws the problems.
         budget: measurements per episode, at least 1.
         policy: its regressor provides the guesses; its scores are not used.
-        launches: launch options; each episode uses one of them.
+        launches: launch options. Each episode draws one of them.
         preset: preset of the reward.
 
     Raises:
@@ -96,10 +104,17 @@ class TuningEnv(gymnasium.Env[dict[str, NDArray[np.float32]], np.int64]):
     def reset(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
     ) -> tuple[dict[str, NDArray[np.float32]], dict[str, Any]]:
-        """Begin an episode; ``options`` may name its ``problem`` and ``launch``.
+        """Begin an episode.
+
+        Args:
+            seed: seeds the draws of problems and launch options from here on. None goes on with the old draws.
+            options: may have ``problem``, a Problem, and ``launch``, a launch option. What is absent is drawn.
+
+        Returns:
+            The observation, and ``{"problem": key of the problem, "launch": launch option}``.
 
         Raises:
-            UsageError: nothing is offered for the problem.
+            UsageError: nothing is offered for the problem with this launch option.
         """
         super().reset(seed=seed)
         if seed is not None:
@@ -115,8 +130,19 @@ class TuningEnv(gymnasium.Env[dict[str, NDArray[np.float32]], np.int64]):
         return self._observation(), {"problem": self.problem.key, "launch": launch}
 
     def step(self, action: np.int64) -> tuple[dict[str, NDArray[np.float32]], float, bool, bool, dict[str, Any]]:
-        """Measure a candidate. One that the mask forbids costs a measurement, pays the worst reward and tells so in
-        ``info["invalid_action"]``."""
+        """Measure a candidate.
+
+        One that the mask forbids is not run. It still costs a measurement, and ``info["invalid_action"]`` is True.
+
+        Args:
+            action: index into the catalogue.
+
+        Returns:
+            Observation, reward, terminated, False, info; see the class.
+
+        Raises:
+            IndexError: the action is outside the catalogue.
+        """
         place = self._place.get(int(action))
         if place is None or place in self._tried:
             evaluation = Evaluation(self.problem, self.catalogue[int(action)], Status.ILLEGAL, "not offered")
@@ -138,14 +164,18 @@ class TuningEnv(gymnasium.Env[dict[str, NDArray[np.float32]], np.int64]):
         return self._observation(), float(gain), done, False, info
 
     def action_masks(self) -> NDArray[np.bool_]:
-        """bool[C]: what may be tried now."""
+        """Return bool[C], one entry per config of the catalogue: True if it is offered and not tried yet in this
+        episode.
+        """
         mask = np.zeros(len(self.catalogue), dtype=bool)
         mask[self._columns] = True
         mask[self._columns[self._tried]] = False
         return mask
 
     def best_speedup(self) -> float:
-        """Speed-up of the best proven candidate so far over the fastest baseline; 0 if none is proven."""
+        """Return the best speed-up over the fastest baseline in this episode, a ratio; 0.0 if no candidate is proven
+        yet.
+        """
         return max((e.speedup.ratio for e in self.history if e.speedup is not None), default=0.0)
 
     def _seen(self, problem: Problem, launch: Launch) -> tuple[CandidateView, NDArray[np.intp]]:

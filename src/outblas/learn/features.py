@@ -68,7 +68,11 @@ CANDIDATE_FEATURES = (*(f"family_{family}" for family in LEARNED_FAMILIES), *_LO
 
 
 def problem_features(problem: Problem, gpu: Gpu) -> Features:
-    """float32[len(PROBLEM)], each of order one: extents, types, arithmetic intensity, floor, and facts of the GPU."""
+    """Return the features of a problem, float32[15], each of order one.
+
+    They are extents, layout, dtype, accumulator, FLOP, arithmetic intensity and roofline floor, then facts of the GPU.
+    ``PROBLEM_FEATURES`` has their names, in order.
+    """
     p = problem_columns(problem, gpu)
     return np.array(
         [
@@ -84,11 +88,13 @@ def problem_features(problem: Problem, gpu: Gpu) -> Features:
 
 
 def candidate_features(problem: Problem, configs: Sequence[KernelConfig], gpu: Gpu) -> Features:
-    """Return the features of candidates, float32[len(configs), len(CANDIDATE)], each of order one.
+    """Return the features of candidates, float32[len(configs), 47], each of order one.
 
-    ``rough`` is the log of a rough time over the floor. The time is ``outblas.kernels.cost.cost_model``'s formula with
-    the initial coefficients of its fit (physics, no measurement). ``rough_behind`` is the log of that time over the
-    best one of ``configs``.
+    ``CANDIDATE_FEATURES`` has their names, in order. The first are one flag per learned family; a kernel of another
+    family has none set.
+    ``rough`` is the natural log of a rough time over the floor. The time is ``outblas.kernels.cost.cost_model``'s
+    formula with the initial coefficients of its fit (physics, no measurement). ``rough_behind`` is ``rough`` less the
+    least one of ``configs``. A row thus depends on the other configs.
     """
     out = np.zeros((len(configs), len(CANDIDATE_FEATURES)), dtype=np.float32)
     if not configs:
@@ -122,5 +128,8 @@ def _made(problem: Problem, c: dict[str, NDArray[np.float64]], gpu: Gpu) -> list
 
 
 def knob_columns(features: Features) -> Features:
-    """float32[C, K]: of :func:`candidate_features`, those that tell kernels apart whatever the problem."""
+    """Return the first 30 of the 47 columns of :func:`candidate_features`, float32[C, 30], a view.
+
+    They are the family flags and the knobs themselves, so they are the same for every problem.
+    """
     return features[:, : len(LEARNED_FAMILIES) + len(_LOGS) + len(_SWITCHES)]

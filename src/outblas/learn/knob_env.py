@@ -133,6 +133,12 @@ class KnobEnv(gymnasium.Env):
     def step(self, action: NDArray[np.int64]) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """Try a config.
 
+        Args:
+            action: integers, one choice per knob, as :meth:`encode` returns them.
+
+        Returns:
+            Observation, reward, terminated, False, info; see the class.
+
         Raises:
             UsageError: the episode is over, the action is invalid, or the evaluation has no baselines and so no reward.
             DeviceError: as the evaluator.
@@ -169,20 +175,38 @@ class KnobEnv(gymnasium.Env):
         return self._observe(), paid, self._over, False, info
 
     def action_masks(self) -> NDArray[np.bool_]:
-        """bool[sum of nvec]: the choices that a legal config which was offered and is not tried yet makes.
+        """Return bool[sum of nvec], knob after knob: True for each choice that an untried offered config makes.
 
-        Once all are tried, those that any of them makes: the episode is over, and a mask must leave something.
+        Offered configs that are illegal for the problem do not count. Once all are tried, the choices of all count: the
+        episode is over, and a mask must leave something.
+
+        Raises:
+            UsageError: before the first :meth:`reset`.
         """
         if self.problem is None:
             raise UsageError("masks before the first episode", "a problem", "call reset first")
         return self.knobs.mask(self._vectors[self._untried] if self._untried.any() else self._vectors)
 
     def decode(self, action: NDArray[np.int64]) -> KernelConfig:
-        """See :meth:`outblas.kernels.knobs.Knobs.decode`."""
+        """Return the config of an action. It may be illegal for every problem.
+
+        Args:
+            action: integers, one per knob; entry i is in 0..nvec[i] - 1. Entries of knobs that the family lacks are
+                ignored.
+
+        Raises:
+            UsageError: wrong length, values that are not integers, or an entry out of range.
+        """
         return self.knobs.decode(action)
 
     def encode(self, config: KernelConfig) -> NDArray[np.int64]:
-        """See :meth:`outblas.kernels.knobs.Knobs.encode`."""
+        """Return the action of a config, int64[knobs]: per knob the index of the config's value.
+
+        Entry 0 is the family. A knob that the family lacks has 0. :meth:`decode` inverts it.
+
+        Raises:
+            UsageError: a value is not among the knob's.
+        """
         return self.knobs.encode(config)
 
     def _sample(self) -> Problem:

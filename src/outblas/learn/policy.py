@@ -49,7 +49,14 @@ LOG_TIME_UNIT = 0.05
 
 @dataclass(frozen=True)
 class Policy:
-    """A trained policy. ``scorer``: name -> array of the perceptron: ``w0, b0, w1, b1, w2, b2``, and ``greed``."""
+    """A trained policy.
+
+    Attributes:
+        regressor: predicts the candidates' times before any measurement.
+        scorer: arrays of the perceptron that scores, by name: ``w0, b0, w1, b1, w2, b2``, and ``greed``, a logarithm.
+            Empty: the regressor alone was kept, and :meth:`scores` raises KeyError.
+        about: JSON text on the training, or empty.
+    """
 
     regressor: Regressor
     scorer: Mapping[str, Features]
@@ -57,10 +64,13 @@ class Policy:
 
     @classmethod
     def load(cls, path_or_name: str | os.PathLike[str]) -> Policy:
-        """Read a policy: a path, or the name of a packaged one, e.g. ``h200`` or ``h200-oneshot``.
+        """Read a policy: the name of a packaged one, e.g. ``h200`` or ``h200-oneshot``, or the path of an .npz file.
+
+        A packaged name goes before a file of the same name.
 
         Raises:
-            UsageError: there is no such file. RecordError: it is of another version, or truncated.
+            UsageError: there is neither.
+            RecordError: the file has another version or other inputs, is truncated, or predicts no finite numbers.
         """
         text = os.fspath(path_or_name)
         packaged = resources.files("outblas") / "data" / "policies" / f"{text}.npz"
@@ -94,7 +104,11 @@ class Policy:
             raise ValueError("its networks say no finite number")
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write it by atomic rename; raises RecordError where the disk refuses."""
+        """Write an .npz file that :meth:`load` reads. A file at ``path`` is replaced as a whole or not at all.
+
+        Raises:
+            RecordError: the disk refuses.
+        """
         sink = io.BytesIO()
         np.savez_compressed(
             sink,
@@ -107,10 +121,10 @@ class Policy:
         write_atomic(Path(path), sink.getvalue())
 
     def view(self, problem: Problem, configs: Sequence[KernelConfig], gpu: Gpu) -> CandidateView:
-        """Return the inputs of a problem's candidates before any measurement.
+        """Return the inputs of a problem's candidates before any measurement, in the order of ``configs``.
 
-        Early loads of B are newer than the recordings: a candidate with them gets the view of the same kernel without
-        them.
+        Early loads of B (knob ``early``) are newer than the recordings: a candidate with them gets the view of the same
+        kernel without them.
         """
         known = [config.with_knobs(early=False) if config.early else config for config in configs]
         about, each = problem_features(problem, gpu), candidate_features(problem, known, gpu)
@@ -120,7 +134,14 @@ class Policy:
     def scores(
         self, view: CandidateView, tried: Sequence[int], proven: Sequence[int], log_us: Sequence[float]
     ) -> Floats:
-        """Return float64[C]: candidates with higher scores should be tried first; tried ones have -inf."""
+        """Return float64[C]: candidates with higher scores should be tried first; tried ones have -inf.
+
+        Args:
+            view: the candidates, from :meth:`view`.
+            tried: indices of the candidates that were tried.
+            proven: those of ``tried`` that passed.
+            log_us: natural logs of their times in us, in the order of ``proven``.
+        """
         x, search = view.inputs(tried, proven, log_us)
         wide = np.broadcast_to(np.concatenate([view.problem, search]), (len(x), len(view.problem) + len(search)))
         net, h = self.scorer, np.concatenate([x, wide], axis=1)
@@ -134,7 +155,15 @@ class Policy:
 
 @dataclass(frozen=True)
 class CandidateView:
-    """A problem and its candidates through a regressor: features, the guess and its spread, knobs alone."""
+    """A problem and its C candidates as a regressor sees them.
+
+    Attributes:
+        problem: ``problem_features``, float32[15].
+        candidates: ``candidate_features``, float32[C, 47].
+        guess: float64[C], predicted log time up to a constant; the mean over nets. Lower is faster.
+        spread: float64[C], its standard deviation over nets.
+        knobs: ``knob_columns`` of the candidates, float32[C, 30].
+    """
 
     problem: Features
     candidates: Features
@@ -143,10 +172,15 @@ class CandidateView:
     knobs: Features
 
     def inputs(self, tried: Sequence[int], proven: Sequence[int], log_us: Sequence[float]) -> tuple[Features, Features]:
-        """(float32[C, CANDIDATE + BELIEF], float32[SEARCH]): what the scorer sees after some measurements.
+        """Return what the scorer sees after some measurements.
 
         Args:
-            tried: indices of all that were tried. proven: those of them that passed. log_us: the log times of these.
+            tried: indices of all candidates that were tried.
+            proven: those of them that passed.
+            log_us: natural logs of their times in us, in the order of ``proven``.
+
+        Returns:
+            float32[C, 53], a candidate's features and then :data:`POSTERIOR_INPUTS`. float32[2], :data:`SEARCH_INPUTS`.
         """
         mean, deviation = posterior(self.guess, self.knobs, proven, log_us)
         left = np.ones(len(mean), dtype=bool)

@@ -29,7 +29,10 @@ CORRELATION_LENGTH = 0.5
 
 @dataclass(frozen=True)
 class Regressor:
-    """Perceptrons of equal shape, evaluated together.
+    """Perceptrons of equal shape, evaluated together, with SiLU between layers and one output.
+
+    A call with problem features [P] and candidate features [C, F] returns mean and standard deviation over the nets,
+    float64[C] each. Each net's mean over the C candidates is taken off first.
 
     Attributes:
         mean: float32[F], subtracted from the inputs.
@@ -45,13 +48,22 @@ class Regressor:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, Any], prefix: str = "") -> Regressor:
-        """Read the arrays that :meth:`to_arrays` returned; raise KeyError or ValueError for other arrays."""
+        """Make a regressor of the arrays that :meth:`to_arrays` returned with the same prefix. Other keys are ignored.
+
+        Raises:
+            KeyError: an array is missing, e.g. by another prefix.
+        """
         layers = range(int(arrays["layers"]))
         weights, biases = (tuple(arrays[f"{prefix}{letter}{i}"] for i in layers) for letter in "wb")
         return cls(arrays["mean"], arrays["scale"], weights, biases)
 
     def to_arrays(self, prefix: str = "") -> dict[str, Any]:
-        """Name -> array for an .npz file; ``prefix`` goes before the names of the layers."""
+        """Return the arrays for an .npz file: ``layers`` (their number), ``mean``, ``scale``, ``w0``, ``b0``, ``w1``
+        and so on.
+
+        Args:
+            prefix: put before the names of weights and biases, not before the other three.
+        """
         arrays: dict[str, Any] = {f"{prefix}w{i}": w for i, w in enumerate(self.weights)}
         arrays |= {f"{prefix}b{i}": b for i, b in enumerate(self.biases)}
         return {"layers": np.int64(len(self.weights)), "mean": self.mean, "scale": self.scale, **arrays}
@@ -64,12 +76,15 @@ class Regressor:
         return each.mean(axis=0), each.std(axis=0)
 
     def predict(self, inputs: Features) -> tuple[Floats, Floats]:
-        """float32[C, F] -> mean and standard deviation over the nets, constants and all: float64[C] each."""
+        """Return mean and standard deviation over the nets, float64[C] each, for inputs float32[C, F].
+
+        No mean over the candidates is taken off.
+        """
         each = self.predict_each(inputs)
         return each.mean(axis=0), each.std(axis=0)
 
     def predict_each(self, inputs: Features) -> Floats:
-        """float32[C, F] -> what every net says: float64[nets, C]."""
+        """Return the output of every net, float64[nets, C], for inputs float32[C, F]."""
         h = ((inputs - self.mean) * self.scale)[None]
         for layer, (w, b) in enumerate(zip(self.weights, self.biases, strict=True)):
             h = h @ w + b
@@ -79,20 +94,22 @@ class Regressor:
 
 
 def silu(x: Any) -> Any:
-    """x * sigmoid(x)."""
+    """Return x * sigmoid(x), elementwise; a number or an array. ``silu(0.0)`` is 0.0, ``silu(1.0)`` is 0.731."""
     return x / (1 + np.exp(-np.clip(x, -60, 60)))
 
 
 def posterior(
     guess: Floats, knobs: Features, measured: Sequence[int], log_us: Sequence[float]
 ) -> tuple[Floats, Floats]:
-    """Mean and standard deviation of the log time of every candidate, given some measurements.
+    """Return mean and standard deviation of the log time of every candidate, given some measurements: float64[C] each.
 
-    With none, the mean is the guess (up to a constant) and the deviation is that of what is shared.
+    Without measurements, the mean is ``guess`` itself, and every deviation is 0.05 (``SHARED_DEVIATION``).
 
     Args:
-        guess: float64[C]. knobs: float32[C, K]. measured: indices of candidates, each once.
-        log_us: their log times, by whatever unit.
+        guess: float64[C], log times up to a constant.
+        knobs: float32[C, K]; candidates with near rows share a part of the error.
+        measured: indices of candidates, each once.
+        log_us: their natural log times in that order, in whatever unit.
     """
     if not len(measured):
         return guess, np.full(len(guess), SHARED_DEVIATION)
@@ -107,10 +124,16 @@ def posterior(
 
 
 def expected_improvement(mean: Floats, deviation: Floats, best: float) -> Floats:
-    """Expected improvement of a minimum, E[max(best - y, 0)] of y ~ N(mean, deviation^2): float64[C].
+    """Return the expected improvement of a minimum, float64[C]: E[max(best - y, 0)] of y ~ N(mean, deviation^2).
 
-    Closed form of Jones, Schonlau and Welch, Efficient Global Optimization of Expensive Black-Box Functions, 1998,
-    eq. 15.
+    It is 0 or more. With deviation 0 it is max(best - mean, 0): for means [0, 1] and best 0.5 it is [0.5, 0].
+    Closed form of Jones, Schonlau and Welch, Efficient Global Optimization of Expensive Black-Box Functions, 1998, eq.
+    15.
+
+    Args:
+        mean: float64[C], expected values.
+        deviation: float64[C], their standard deviations.
+        best: the least value so far.
     """
     spread = np.maximum(deviation, 1e-12)
     z = (best - mean) / spread

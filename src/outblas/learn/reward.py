@@ -18,7 +18,16 @@ MAX_LOG_REWARD = 1.0
 
 
 def gated_reward(evaluation: Evaluation) -> float:
-    """Proven: log(speed-up lower bound) clipped to [-1, 1]. Failed: in [-2, -1), higher the later it failed."""
+    """Return the reward of the preset ``gated``, from -2 to 1.
+
+    A proven candidate gets the natural log of its speed-up's lower bound, clipped to [-1, 1]. A failed one gets -2 + i
+    / 11, where i is the place of its status in :data:`outblas.core.evaluation.FAILURES`. So ``illegal`` gets -2,
+    ``wrong`` -2 + 8/11.
+
+    Raises:
+        UsageError: a proven candidate has no speed-up.
+        ValueError: the candidate was left out.
+    """
     if evaluation.status is Status.PASSED:
         if evaluation.speedup is None:
             raise UsageError("an evaluation without a speed-up", "baselines timed in the same rounds", "time them too")
@@ -44,10 +53,10 @@ PRESETS: dict[str, Callable[[Evaluation], float]] = {"gated": gated_reward, "add
 
 
 def reward(evaluation: Evaluation, preset: str = "gated") -> float:
-    """The reward of one evaluation under a named preset.
+    """Return the reward of one evaluation under a named preset, ``gated`` or ``additive``.
 
     Raises:
-        UsageError: for an unknown preset, or a candidate that was left out and so never tried.
+        UsageError: an unknown preset, a candidate that was left out, or, by ``gated``, a proven one without a speed-up.
     """
     if preset not in PRESETS:
         raise unknown_name("reward", preset, PRESETS, "pass one of them")

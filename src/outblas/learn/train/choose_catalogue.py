@@ -38,11 +38,16 @@ UNSERVED_SLOWDOWN = 1.5
 
 @dataclass(frozen=True)
 class MeasuredTimes:
-    """Measured times of P problems and K kernels (without launch options), plain and with PDL.
+    """Measured times of P problems and K kernels, plain and with PDL.
+
+    A kernel here stands for all its launch options, so its config has ``pdl=False``. The last axis of the arrays is
+    (plain, PDL).
 
     Attributes:
+        problems: the P rows with the times.
+        kernels: the K kernels that may be chosen.
         times: [P, K, 2] microseconds; inf if unknown.
-        best: [P, 2] best known times of any kernel.
+        best: [P, 2] best known times of any kernel; inf if none.
         given: [P, 2] best times of kernels that are offered anyway; inf if none.
     """
 
@@ -54,7 +59,11 @@ class MeasuredTimes:
 
 
 def time_matrix(rows: Sequence[MeasuredRow]) -> MeasuredTimes:
-    """The rows as one matrix; kernels of the family for few tokens are given, not chosen."""
+    """Return the rows as one matrix, in their order.
+
+    Kernels with the knobs ``early`` or ``even`` are left out. Kernels for few tokens count in ``best`` and ``given``,
+    but cannot be chosen.
+    """
     kernels = tuple(dict.fromkeys(c.with_knobs(pdl=False) for row in rows for c in row.configs if _is_choosable(c)))
     where = {k: i for i, k in enumerate(kernels)}
     times = np.full((len(rows), len(kernels), 2), np.inf)
@@ -77,12 +86,29 @@ def _is_choosable(config: KernelConfig) -> bool:
 
 
 def log_gains(best: np.ndarray, times: np.ndarray) -> np.ndarray:
-    """Return per kernel the sum of log(best / time) over problems and launch options, float64[K]; 0 if slower."""
+    """Return what each kernel would gain, float64[K], each 0 or more.
+
+    It is the sum of log(best / time) over problems and launch options; a slower or unknown time adds 0.
+
+    Args:
+        best: [P, 2] times to beat.
+        times: [P, K, 2] times of the kernels, inf if unknown.
+    """
     return np.asarray(np.log(best[:, None, :] / np.minimum(best[:, None, :], times)).sum(axis=(0, 2)))
 
 
 def greedy_cover(times: np.ndarray, start: np.ndarray, taken: list[int], limit: int) -> list[int]:
-    """Indices of kernels, best gain first, none of ``taken``."""
+    """Return indices of kernels, the one of the largest gain first, none of ``taken``.
+
+    Each round adds the kernel that lowers the best times most. It ends at ``limit``, or if no kernel gains 0.001
+    (``MIN_GAIN``).
+
+    Args:
+        times: [P, K, 2] microseconds, inf if unknown.
+        start: [P, 2] best times before the first kernel.
+        taken: indices that must not be chosen.
+        limit: most indices to return.
+    """
     best, chosen = start.copy(), list[int]()
     while len(chosen) < limit:
         gain = log_gains(best, times)
@@ -96,7 +122,10 @@ def greedy_cover(times: np.ndarray, start: np.ndarray, taken: list[int], limit: 
 
 
 def choose_kernels(known: MeasuredTimes, limit: int) -> list[KernelConfig]:
-    """Covers upon covers, up to ``limit`` kernels or until no cover gains anything."""
+    """Return at most ``limit`` kernels: a greedy cover of the problems, then a cover without those kernels, and so on.
+
+    It ends early if a cover is empty. A problem that nothing serves counts 1.5 times its best known time.
+    """
     start, chosen = np.minimum(known.given, known.best * UNSERVED_SLOWDOWN), list[int]()
     start[~np.isfinite(start)] = 1.0  # a launch option of which nothing is known: no kernel gains
     while len(chosen) < limit:
@@ -108,7 +137,10 @@ def choose_kernels(known: MeasuredTimes, limit: int) -> list[KernelConfig]:
 
 
 def log_gaps(known: MeasuredTimes, kernels: Sequence[KernelConfig]) -> np.ndarray:
-    """[P, 2]: log of the best measured time among these kernels (and the given) over the best known; nan if unknown."""
+    """Return float64[P, 2]: log of the best measured time among these kernels and the given ones over the best known.
+
+    0 means that the best is among them; nan means unknown.
+    """
     own = [i for i, k in enumerate(known.kernels) if k in set(kernels)]
     reached = np.minimum(known.given, known.times[:, own].min(axis=1, initial=np.inf))
     with np.errstate(invalid="ignore"):
@@ -116,13 +148,19 @@ def log_gaps(known: MeasuredTimes, kernels: Sequence[KernelConfig]) -> np.ndarra
 
 
 def gaps_by_source(known: MeasuredTimes, kernels: Sequence[KernelConfig]) -> dict[str, float]:
-    """The geometric mean of :func:`log_gaps` over the problems and launch options of each source."""
+    """Return source -> geometric mean of its gaps as a ratio of 1 or more, rounded to 4 decimals."""
     gaps, sources = log_gaps(known, kernels), [row.source for row in known.problems]
     return {s: round(float(np.exp(np.nanmean(gaps[[s == own for own in sources]]))), 4) for s in dict.fromkeys(sources)}
 
 
 def report_gaps(name: str, known: MeasuredTimes, kernels: Sequence[KernelConfig]) -> str:
-    """The gaps to the best known, one line a source."""
+    """Return the gaps to the best known times as text, one line per source, without a newline at the end.
+
+    Args:
+        name: first words of each line.
+        known: the measured times.
+        kernels: the kernels to judge.
+    """
     gaps, sources = log_gaps(known, kernels), [row.source for row in known.problems]
     lines = []
     for source, mean in gaps_by_source(known, kernels).items():
@@ -137,7 +175,11 @@ def report_gaps(name: str, known: MeasuredTimes, kernels: Sequence[KernelConfig]
 
 
 def read_rows(recording: Path | None, stores: Sequence[Path]) -> list[MeasuredRow]:
-    """Return the measured rows of a recording and of stores of tunings.
+    """Return the measured rows of a recording, then those of stores of tunings.
+
+    Args:
+        recording: folder of a recording; None: without one.
+        stores: store files. A missing one is created and adds no row.
 
     Raises:
         RecordError: one of them cannot be read.

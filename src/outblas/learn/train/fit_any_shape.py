@@ -43,7 +43,15 @@ FOLDS = 4
 
 
 def general_kernels(name: str = "h200", seed: int = 0) -> tuple[KernelConfig, ...]:
-    """The kernels without PDL that are offered for any shape: by the packaged recording, library and ranking model."""
+    """Return the kernels without PDL that are offered for any shape, without repeats, at most 152.
+
+    First come those that add most to the recorded problems, then those that the packaged library installs most. Last
+    come those that the ranking model puts first on random problems.
+
+    Args:
+        name: name of the packaged recording and library.
+        seed: seed of the random problems.
+    """
     found = dict.fromkeys(_covering(Recording.load(name), BY_RECORDING))
     for wanted, among in (
         (BY_LIBRARY, (c for c in _installed(name) if not FAMILIES[c.family].few_rows_only)),
@@ -57,7 +65,14 @@ def general_kernels(name: str = "h200", seed: int = 0) -> tuple[KernelConfig, ..
 
 @dataclass(frozen=True)
 class OfferedCells:
-    """Measurements of a problem: log speed-up over torch.matmul of some kernels."""
+    """Measured kernels of one problem.
+
+    Attributes:
+        problem: the problem.
+        configs: the kernels.
+        gains: float32, natural log of each kernel's speed-up over torch.matmul.
+        outside: True if the problem is in no suite.
+    """
 
     problem: Problem
     configs: tuple[KernelConfig, ...]
@@ -66,7 +81,10 @@ class OfferedCells:
 
 
 def cells_of_recording(recording: Recording, seed: int = 0) -> list[OfferedCells]:
-    """Cells of a recording's kernels without PDL."""
+    """Return one :class:`OfferedCells` per recorded problem, in the recording's order, each with ``outside=False``.
+
+    It has the problem's 8 fastest kernels without PDL, and up to 8 others, drawn.
+    """
     rng, found = np.random.default_rng(seed), []
     plain = np.array([launch_of(c) == "plain" for c in recording.catalogue])
     for i, problem in enumerate(recording.problems):
@@ -80,7 +98,11 @@ def cells_of_recording(recording: Recording, seed: int = 0) -> list[OfferedCells
 
 
 def fit(cells: Sequence[OfferedCells], seed: int = 0) -> Regressor:
-    """Nets trained on the cells. Deterministic for a seed and a number of threads."""
+    """Return 5 nets trained on the cells: inputs of ``network_inputs``, output the log speed-up over torch.matmul.
+
+    Log speed-ups are clipped to [-1.5, 1.5]. A cell of a problem outside the suites counts twice. The result is the
+    same for the same seed and number of threads.
+    """
     x = np.concatenate([network_inputs(c.problem, c.configs, H200) for c in cells])
     y = torch.from_numpy(np.clip(np.concatenate([c.gains for c in cells]), -LOG_SPEEDUP_BOUND, LOG_SPEEDUP_BOUND))
     counts = torch.tensor(np.concatenate([np.full(len(c.gains), UNLISTED_WEIGHT if c.outside else 1.0) for c in cells]))
@@ -114,7 +136,13 @@ def _fit_one(x: torch.Tensor, y: torch.Tensor, counts: torch.Tensor) -> torch.nn
 
 @dataclass(frozen=True)
 class KeptOutResult:
-    """The result of a choice among measured kernels of a problem that the fit had not seen, as logarithms."""
+    """The choice for a problem that the fit had not seen.
+
+    Attributes:
+        gain: predicted natural log of the chosen kernel's speed-up over torch.matmul.
+        deviation: standard deviation of that prediction.
+        measured: measured natural log of the same speed-up.
+    """
 
     gain: float
     deviation: float
@@ -126,7 +154,15 @@ def cross_validate(
 ) -> list[tuple[float, list[KeptOutResult]]]:
     """Cross-validate the choices for each number of standard deviations (0 to 4) of the lower bound.
 
-    Each problem outside the suites is judged by nets that were fitted without its fold.
+    Four folds of the problems with ``outside=True`` are kept out in turn, vector products aside. All other cells are in every fit.
+
+    Args:
+        cells: measured kernels of problems.
+        report: called with ``"fold 1 of 4"`` and so on.
+        seed: seed of the folds and nets.
+
+    Returns:
+        (0.0, results), (1.0, results) and so on to 4.0; one result per problem kept out.
     """
     outside = [i for i, c in enumerate(cells) if c.outside and not is_vector_product(c.problem)]
     found: list[tuple[float, list[KeptOutResult]]] = [(float(sure), []) for sure in range(5)]
@@ -143,7 +179,19 @@ def cross_validate(
 
 
 def score_choices(outcomes: Sequence[KeptOutResult], sure: float, margin: float, slow: float) -> tuple[float, int]:
-    """(geometric mean over torch.matmul, problems below ``slow``) where the choices that clear the margin are taken."""
+    """Score the rule that takes a choice if its lower bound reaches the margin, and leaves the product to torch
+    otherwise.
+
+    Args:
+        outcomes: choices for problems that were kept out.
+        sure: number of standard deviations down to the bound.
+        margin: least lower bound, a ratio.
+        slow: ratio below which a product counts as slower.
+
+    Returns:
+        (geometric mean of the speed-ups over torch.matmul, number of problems below ``slow``). A product left to torch
+        counts as 1.
+    """
     taken = [o.measured if o.gain - sure * o.deviation >= np.log(margin) else 0.0 for o in outcomes]
     return float(np.exp(np.mean(taken))), sum(gain < np.log(slow) for gain in taken)
 

@@ -43,7 +43,17 @@ def packaged_path() -> Path:
 
 
 def export(store: Path, out: Path) -> str:
-    """Write what was recorded as a table: problem, kernel, its and torch.matmul's microseconds. Return it in words."""
+    """Write the timed kernels of a store's first run as a Parquet table.
+
+    Its columns are ``problem`` (key), ``kernel`` (config name), ``median_us`` and ``torch_us``; its metadata has the
+    provenance. Missing folders are made.
+
+    Returns:
+        The counts in words, e.g. ``"9600 cells of 1200 problems"``.
+
+    Raises:
+        IndexError: the store has no run.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -64,7 +74,14 @@ def export(store: Path, out: Path) -> str:
 
 
 def read_cells(path: Path) -> tuple[list[OfferedCells], dict[str, Any]]:
-    """(cells, provenance) of what :func:`export` wrote."""
+    """Read a file that :func:`export` wrote.
+
+    Returns:
+        (one :class:`OfferedCells` per problem with ``outside=True``, the provenance).
+
+    Raises:
+        FileNotFoundError: there is no such file.
+    """
     import pyarrow.parquet as pq
 
     table = pq.read_table(path)
@@ -84,7 +101,7 @@ def fit_all(cells: Path, proved: Path, out: Path, report: Callable[[str], None])
 
     Args:
         cells: file that :func:`export` wrote.
-        proved: file of proof results; kernels that failed are left out. It may be missing.
+        proved: JSON file of proof results; kernels under ``failed`` are left out. It may be missing.
         out: the file to write.
         report: receives one line for each part of the fit.
 
@@ -93,7 +110,7 @@ def fit_all(cells: Path, proved: Path, out: Path, report: Callable[[str], None])
 
     Raises:
         OutblasError: no margin keeps nearly all products from getting slower.
-        RecordError: ``cells`` is empty.
+        RecordError: the file ``cells`` is missing.
     """
     if not cells.is_file():
         raise RecordError(f"no file {cells}", "recorded cells", "make them: outblas fit any-shape record")

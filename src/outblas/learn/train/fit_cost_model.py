@@ -26,7 +26,9 @@ class MeasuredRow:
 
     Attributes:
         source: name of a recording, or of a file without its extension.
-        times: microseconds per call, one of each config.
+        problem: the problem.
+        configs: the kernels that were timed.
+        times: microseconds per call, float64, one of each config.
     """
 
     source: str
@@ -36,7 +38,7 @@ class MeasuredRow:
 
 
 def measured_row(source: str, problem: Problem, times: Mapping[KernelConfig, float]) -> MeasuredRow:
-    """The row of some times, without those that are none."""
+    """Return the row of some times, in the mapping's order. Times that are nan, inf, 0 or negative are left out."""
     kept = {c: t for c, t in times.items() if np.isfinite(t) and t > 0}
     return MeasuredRow(source, problem, tuple(kept), np.array(list(kept.values()), dtype=float))
 
@@ -44,7 +46,13 @@ def measured_row(source: str, problem: Problem, times: Mapping[KernelConfig, flo
 def rows_of_recording(
     recording: Recording, name: str, problems: Collection[Problem] | None = None
 ) -> list[MeasuredRow]:
-    """Rows of a recording's problems, or of some of them, without what was not measured."""
+    """Return one row per recorded problem, without cells that have no time. A row may be empty.
+
+    Args:
+        recording: the recording.
+        name: ``source`` of the rows.
+        problems: the problems to keep. None: all.
+    """
     return [
         measured_row(name, p, dict(zip(recording.catalogue, times, strict=True)))
         for p, times in zip(recording.problems, recording.median_us, strict=True)
@@ -53,7 +61,10 @@ def rows_of_recording(
 
 
 def launch_masks(configs: Iterable[KernelConfig]) -> list[np.ndarray]:
-    """Return bool[len(configs)] masks of the configs without PDL and of those with it; an empty mask is left out."""
+    """Return masks bool[len(configs)]: first of the configs without PDL, then of those with it.
+
+    An empty mask is left out, so there are 0 to 2.
+    """
     pdl = np.array([c.pdl for c in configs], dtype=bool)
     return [mask for mask in (~pdl, pdl) if mask.any()]
 
@@ -78,6 +89,8 @@ class FitColumns:
 
     Attributes:
         where: int[cells of the family], their places among all cells.
+        problem: name -> column of the problem's quantities, one value per cell.
+        config: name -> column of the kernel's quantities, one value per cell.
     """
 
     where: np.ndarray
@@ -87,7 +100,14 @@ class FitColumns:
 
 @dataclass(frozen=True)
 class FitCells:
-    """All cells of a fit, row after row: their row, log time, and weight (1 a row together)."""
+    """All cells of a fit, row after row.
+
+    Attributes:
+        row: int[cells], the number of each cell's row.
+        log_times: float64[cells], natural logs of microseconds.
+        weights: float64[cells]; those of one row sum to 1.
+        families: family -> its cells as columns.
+    """
 
     row: np.ndarray
     log_times: np.ndarray
@@ -95,16 +115,26 @@ class FitCells:
     families: dict[str, FitColumns]
 
     def centred(self, values: np.ndarray) -> np.ndarray:
-        """Less most of each row's weighted mean; ``values``: [cells] or [cells, any]."""
+        """Return ``values`` less 0.9 of the weighted mean of their row, in the same shape.
+
+        Args:
+            values: [cells] or [cells, any].
+        """
         weighted = values * (self.weights if values.ndim == 1 else self.weights[:, None])
         mean = np.add.reduceat(weighted, np.flatnonzero(np.diff(self.row, prepend=-1)), axis=0)
         return np.asarray(values - CENTRED_SHARE * mean[self.row])
 
 
 def fit(rows: Sequence[MeasuredRow], gpu: Gpu, steps: int = 60) -> Coefficients:
-    """Coefficients of every family: damped Gauss-Newton with numeric derivatives, all in logarithms.
+    """Return family -> coefficient name -> value, fitted to the rows.
 
-    A family without cells stays where the fit starts.
+    The fit is damped Gauss-Newton with numeric derivatives, in logarithms. A family without cells keeps the start
+    values.
+
+    Args:
+        rows: measured rows, at least one, none of them empty.
+        gpu: the GPU of the measurements.
+        steps: most iterations.
     """
     cells = _cells(rows, gpu)
     names = [(family, name) for family, start in cost_model.START_COEFFICIENTS.items() for name in start]
@@ -203,7 +233,8 @@ MAX_LOG_FACTOR = 0.25
 def fit_residual(rows: Sequence[MeasuredRow], coefficients: Mapping[str, Mapping[str, float]], gpu: Gpu) -> np.ndarray:
     """Return the residual's coefficients, in the order of :data:`outblas.kernels.cost.residual.FEATURE_NAMES`.
 
-    They are fitted to log(measured / formula), less 0.9 of its mean within each problem.
+    They are fitted to log(measured / formula), less 0.9 of its weighted mean within each problem. The fit is a ridge
+    regression.
     """
     size = len(residual.FEATURE_NAMES)
     hessian, gradient = RIDGE_WEIGHT * np.eye(size), np.zeros(size)

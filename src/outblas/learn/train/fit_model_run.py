@@ -36,14 +36,25 @@ NEAR_BEST_FACTOR = 3.0
 
 @dataclass(frozen=True)
 class Measurements:
-    """Sources of measured times: JSON lines, stores of tunings, and a recording by its name or folder."""
+    """Sources of measured times.
+
+    Attributes:
+        jsonl: files of JSON lines.
+        stores: stores of tunings.
+        recording: name of a packaged recording, or a recording's folder.
+    """
 
     jsonl: Sequence[Path] = ()
     stores: Sequence[Path] = ()
     recording: str | None = None
 
     def read(self) -> tuple[list[MeasuredRow], Gpu, dict[str, Any]]:
-        """(rows with times, their GPU, what the provenance says of the source)."""
+        """Read all sources: the recording, then the JSON lines, then the stores.
+
+        Returns:
+            (rows without empty ones, GPU, provenance). The GPU is the recording's, or the H200 without a recording. The
+            provenance has ``source``, and if they apply, ``measured`` and ``source_sha256``.
+        """
         rows: list[MeasuredRow] = []
         gpu, about = H200, dict[str, Any]()
         if self.recording:
@@ -63,14 +74,27 @@ class Measurements:
         return [r for r in rows if len(r.times)], gpu, {"source": source, **about}
 
     def arguments(self) -> list[str]:
-        """The arguments that name them, without the folders of one machine."""
+        """Return the command-line arguments that name the sources, without folders.
+
+        Example: ``["times.jsonl", "--recording", "h200", "--store", "tune.sqlite"]``.
+        """
         shown = [path.name for path in self.jsonl]
         shown += ["--recording", Path(self.recording).name] if self.recording else []
         return shown + [word for path in self.stores for word in ("--store", path.name)]
 
 
 def fit_model(measured: Measurements, folds: int) -> dict[str, Any]:
-    """The model's file: coefficients fitted on all problems, and figures of problems that were held out."""
+    """Fit the ranking model and return the content of its file; progress goes to standard output.
+
+    The coefficients are fitted on all problems. The figures under ``checks`` are for problems that were held out.
+
+    Args:
+        measured: the sources.
+        folds: number of folds, by shape.
+
+    Returns:
+        A dict with the keys ``format, gpu, coefficients, residual, checks, provenance``.
+    """
     rows, gpu, source = measured.read()
     print(f"{len(rows)} problems, {sum(len(r.times) for r in rows)} cells from {source['source']}", flush=True)
     held_out = _cross_validate(rows, gpu, folds)
@@ -182,7 +206,7 @@ def _round(value: Any) -> float:
 
 
 def print_report(report: dict[str, Any]) -> None:
-    """Coefficients and held-out figures, a line each."""
+    """Print coefficients and held-out figures of what :func:`fit_model` returned to standard output, a line each."""
     checks = report["checks"]
     for family, values in report["coefficients"].items():
         print(f"{family}: " + " ".join(f"{name}={value:.4g}" for name, value in values.items()))

@@ -29,10 +29,12 @@ DRIFT_SHARE, DRIFT_LIMIT = 0.6, 0.15
 
 
 def rows_of_store(path: Path) -> list[MeasuredRow]:
-    """Rows of the problems of a store, all runs brought to the clock of the oldest.
+    """Return one row per problem of a store that has a time. Times of all runs are brought to the clock of the oldest.
+
+    A config that several runs timed has the time of the most rounds. A missing store is created and gives no row.
 
     Raises:
-        RecordError: no such store, or one that cannot be read.
+        RecordError: the store cannot be read.
     """
     with Store(path) as store:
         runs = {run.run_id: list(store.evaluations(run.run_id)) for run in store.runs()}
@@ -57,13 +59,29 @@ def _together(runs: Sequence[Sequence[Evaluation]]) -> dict[KernelConfig, float]
 
 
 def clock_drift(before: Mapping[str, float], after: Mapping[str, float]) -> float:
-    """Log of how much slower the baselines became (median of those in both), within the limit believed."""
+    """Return the natural log of how much slower the baselines became, clipped to [-0.15, 0.15].
+
+    It is the median over the baselines in both; 0.0 without a common one.
+
+    Args:
+        before: baseline -> microseconds in the old run.
+        after: baseline -> microseconds in the new run.
+    """
     both = [np.log(after[name] / before[name]) for name in before if name in after]
     return float(np.clip(np.median(both), -DRIFT_LIMIT, DRIFT_LIMIT)) if both else 0.0
 
 
 def rows_of_jsonl(path: Path) -> list[MeasuredRow]:
-    """Rows of the lines of a file."""
+    """Return one row per line of a JSONL file.
+
+    A line is ``{"p": problem key, "first": {config name: us}, "med": {config name: us}}``. A median (``med``) wins over
+    a first sample, which is brought to the scale of the medians. Names without a colon are baselines and are left out.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: a line is not JSON.
+        KeyError: a line lacks ``p``, ``first`` or ``med``.
+    """
     return [_line(path.stem, json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
 
 

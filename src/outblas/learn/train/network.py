@@ -29,7 +29,14 @@ VALUED_CANDIDATES = 4
 
 
 class Scorer(BaseFeaturesExtractor):
-    """Observation -> [batch, C scores + VALUE_WIDTH]; rows that are not offered are not computed and score 0."""
+    """Features extractor: observation -> [batch, C scores + 64 units for the value].
+
+    Rows that are not offered are not computed and score 0.
+
+    Args:
+        observation_space: that of :class:`outblas.learn.env.TuningEnv`.
+        state: length of its entry ``state``.
+    """
 
     def __init__(self, observation_space: Any, state: int) -> None:
         self.columns = observation_space["candidates"].shape[0]
@@ -62,7 +69,11 @@ class Scorer(BaseFeaturesExtractor):
         return torch.cat([scores, self.value(seen)], dim=1)
 
     def arrays(self) -> dict[str, Features]:
-        """The scorer's parameters as ``outblas.learn.policy.Policy.scorer`` has them."""
+        """Return the scorer's parameters, float32: ``greed, w0, b0, w1, b1, w2, b2``, as
+        ``outblas.learn.policy.Policy.scorer`` has them.
+
+        Weights are [inputs, units]. The value's parameters are not among them.
+        """
         found = {"greed": self.greed.detach().numpy().astype(np.float32)}
         for i, layer in enumerate(self.layers):
             found[f"w{i}"] = layer.weight.detach().numpy().T.astype(np.float32)  # type: ignore[union-attr, operator]
@@ -70,7 +81,7 @@ class Scorer(BaseFeaturesExtractor):
         return found
 
     def load_arrays(self, arrays: Mapping[str, Features]) -> None:
-        """The inverse of :meth:`arrays`."""
+        """Take over in place the parameters that :meth:`arrays` returned."""
         with torch.no_grad():
             self.greed.copy_(torch.as_tensor(arrays["greed"]))
             for i, layer in enumerate(self.layers):
@@ -96,7 +107,16 @@ class _Split(nn.Module):
 
 
 class CandidatePolicy(MaskableActorCriticPolicy):
-    """sb3-contrib's maskable policy whose logits are the scorer's scores themselves."""
+    """sb3-contrib's maskable policy whose logits are the scorer's scores themselves.
+
+    It begins as the regressor's greedy order: the last layer of the scorer is 0.
+
+    Args:
+        observation_space: that of :class:`outblas.learn.env.TuningEnv`.
+        action_space: ``Discrete``, one action per candidate.
+        lr_schedule: remaining share of the training -> learning rate.
+        more: other arguments of ``MaskableActorCriticPolicy``.
+    """
 
     def __init__(self, observation_space: Any, action_space: Any, lr_schedule: Any, **more: Any) -> None:
         state = observation_space["state"].shape[0]

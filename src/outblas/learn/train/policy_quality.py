@@ -17,9 +17,10 @@ from outblas.records.recording_files import STATUS_CODES
 
 @dataclass(frozen=True)
 class RecordedSearch:
-    """The recorded candidates of one problem and launch option, as a policy sees them, with what they took.
+    """The C recorded candidates of one problem and launch option, as a policy sees them, with their times.
 
     Attributes:
+        view: their features and the regressor's guesses.
         us: float64[C], microseconds; inf where a candidate failed.
     """
 
@@ -28,9 +29,13 @@ class RecordedSearch:
 
 
 def recorded_searches(policy: Policy, recording: Recording, problems: Sequence[Problem]) -> list[RecordedSearch]:
-    """Every launch option of every problem, those without a proven cell left out.
+    """Return a search per problem and launch option that has a proven cell; order of ``problems``, then of launch
+    options.
 
-    They depend on the policy's regressor only: of policies that share one, the same serve all.
+    Of the policy only the regressor is used. Policies that share one can share the result.
+
+    Raises:
+        UsageError: a problem was not recorded.
     """
     found = []
     for problem in problems:
@@ -45,7 +50,8 @@ def recorded_searches(policy: Policy, recording: Recording, problems: Sequence[P
 
 
 def search_qualities(policy: Policy, among: Sequence[RecordedSearch], budget: int) -> NDArray[np.float64]:
-    """Return float64[searches, budget]: a search's best recorded time over the best time found so far.
+    """Return float64[searches, budget]: a search's best recorded time over the best time found so far, above 0, at most
+    1.
 
     The policy measures its highest score every time; failed cells count as measurements. The value is 1e-9 while every
     measurement failed. A search with fewer cells than the budget repeats its last value.

@@ -37,7 +37,7 @@ HELD_BACK_SHARE = 0.1
 
 @dataclass(frozen=True)
 class RegressSettings:
-    """Defaults of the recipe.
+    """Settings of the regressor's training.
 
     Attributes:
         nets: number of perceptrons.
@@ -45,6 +45,7 @@ class RegressSettings:
         epochs: passes over the tasks.
         batch: tasks per step.
         lr: highest rate of a one-cycle schedule (AdamW).
+        weight_decay: AdamW's weight decay.
     """
 
     nets: int = 3
@@ -57,14 +58,27 @@ class RegressSettings:
 
 @dataclass(frozen=True)
 class RegressionTask:
-    """Proven cells of one problem and launch option: inputs float32[n, F] and log times float64[n]."""
+    """Proven cells of one problem and launch option.
+
+    Attributes:
+        inputs: float32[n, 62], problem features and then candidate features of each cell.
+        log_us: float64[n], natural logs of microseconds.
+    """
 
     inputs: Features
     log_us: np.ndarray
 
 
 def split_problems(problems: Sequence[Problem], seed: int) -> tuple[list[Problem], list[Problem]]:
-    """(to learn from, to judge by), split by (N, K), so that whole families are new; both all of them where one is."""
+    """Split problems by (N, K) into those to learn from and those to judge by: (learn, check).
+
+    All problems of an (N, K) stay together. A tenth of the (N, K) is to judge by, at least one. If there is one (N, K)
+    only, both lists have all problems. Orders are kept.
+
+    Args:
+        problems: at least one problem.
+        seed: seed of the draw.
+    """
     families = sorted({(p.n, p.k) for p in problems})
     count = max(1, round(HELD_BACK_SHARE * len(families)))
     apart = {families[i] for i in np.random.default_rng(seed).permutation(len(families))[:count]}
@@ -74,7 +88,11 @@ def split_problems(problems: Sequence[Problem], seed: int) -> tuple[list[Problem
 
 
 def tasks_of(recording: Recording, problems: Sequence[Problem]) -> list[RegressionTask]:
-    """Every launch option of every problem that has two proven cells or more."""
+    """Return one task per problem and launch option that has two proven cells or more.
+
+    Raises:
+        UsageError: a problem was not recorded.
+    """
     found = []
     for problem in problems:
         row = recording.row(problem)
@@ -92,7 +110,10 @@ def tasks_of(recording: Recording, problems: Sequence[Problem]) -> list[Regressi
 def regressor_cache_path(
     recording: Recording, problems: Sequence[Problem], settings: RegressSettings, seed: int
 ) -> Path:
-    """Of the cache directory, where the regressor trained on these very problems is kept.
+    """Return the file in the cache directory for the regressor of these problems, settings and seed. Nothing is
+    created.
+
+    The path changes with the problems, their order, and the recorded times.
 
     Raises:
         UsageError: a problem was not recorded.
@@ -104,10 +125,21 @@ def cached_regressor(
     file: Path | None, recording: Recording, problems: Sequence[Problem], settings: RegressSettings, seed: int,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> Regressor:  # fmt: skip
-    """The regressor of a file; trained on ``problems`` and written there where it is not there yet (None: nowhere).
+    """Return the regressor of ``file`` if that exists. Otherwise train one on ``problems`` and write it there.
+
+    An existing file is not compared with the other arguments.
+
+    Args:
+        file: an .npz file. None: train, and write nothing.
+        recording: the recording.
+        problems: recorded problems.
+        settings: settings of the training.
+        seed: seed of the training.
+        progress: called after each epoch with (epoch, epochs, text).
 
     Raises:
-        UsageError: as :func:`train_regressor`. RecordError: the file cannot be read or written.
+        UsageError: as :func:`train_regressor`.
+        RecordError: the file cannot be read or written.
     """
     if file is not None and file.exists():
         return Policy.load(file).regressor
@@ -143,9 +175,15 @@ def train_regressor(
     recording: Recording, problems: Sequence[Problem], settings: RegressSettings | None = None, seed: int = 0,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> Regressor:  # fmt: skip
-    """A regressor trained on the recorded cells of ``problems``.
+    """Train a regressor on the recorded cells of ``problems``. The result is the same for the same seed and number of
+    threads.
 
-    Deterministic for a seed and a number of threads.
+    Args:
+        recording: the recording.
+        problems: recorded problems.
+        settings: settings of the training. None: the defaults.
+        seed: seed of the training.
+        progress: called after each epoch with (epoch, epochs, ``"loss 0.0123"``).
 
     Raises:
         UsageError: a problem was not recorded, or none has two proven cells.

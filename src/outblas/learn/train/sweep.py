@@ -29,7 +29,12 @@ Progress = Callable[[int, int, str], None]
 
 
 def trial_settings(trial: Any, base: PpoSettings) -> PpoSettings:
-    """The settings of a trial: discount, rate, entropy bonus and batch; the rest is the base's."""
+    """Return ``base`` with gamma, lr, entropy and batch as the trial suggests; the rest is unchanged.
+
+    Args:
+        trial: an Optuna trial. Each of the four is suggested under its own name.
+        base: the other settings.
+    """
     return replace(
         base,
         gamma=trial.suggest_float("gamma", *GAMMA),
@@ -43,11 +48,20 @@ def sweep(
     recording: Recording, problems: Sequence[Problem], trials: int, path: Path, base: PpoSettings | None = None,
     progress: Progress | None = None,
 ) -> tuple[PpoSettings, float]:  # fmt: skip
-    """Run a study of ``trials`` finished trials; return its best settings and their score.
+    """Run a study until it has ``trials`` finished trials; return its best settings and their score.
 
-    A trial's score is the mean log quality on the problems that training holds back. After every update a median
-    pruner compares it with earlier trials, and stops a poor one. All trials share one regressor.
+    A trial's score is the mean log quality on the problems that training holds back, so at most 0. After every update a
+    median pruner compares it with earlier trials, and stops a poor one. Stopped trials count as finished. All trials
+    share one regressor.
     The study is ``path/study.journal``. An interrupted study resumes; one with enough trials is only read.
+
+    Args:
+        recording: the recording.
+        problems: recorded problems, 10 or more.
+        trials: finished trials in all.
+        path: folder of the study; it is made if missing.
+        base: settings that are not searched. None: the defaults.
+        progress: called after each trial with (finished trials, trials, text).
 
     Raises:
         UsageError: too few problems, or one that was not recorded.

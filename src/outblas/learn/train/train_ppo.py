@@ -46,14 +46,25 @@ JUDGED_MEASUREMENTS = (1, 2, 4, 8)
 class PpoSettings:
     """Every hyper-parameter of the recipe.
 
-    Settings that nothing can be trained with raise UsageError.
-
     Attributes:
-        lr: Adam's rate. batch: transitions per minibatch. gamma: discount. entropy: bonus on it.
-        steps: transitions in all. rollout, envs: transitions per update of each of the environments side by side.
-        epochs: passes over an update's transitions. clip: PPO's ratio bound. gae: lambda.
-        budget: measurements of an episode (1: a contextual bandit). sampler: see ``outblas.learn.samplers``.
-        preset: of the reward. regress: the regressor's own.
+        lr: Adam's learning rate, above 0.
+        batch: transitions per minibatch, 2 or more.
+        gamma: discount, 0 to 1.
+        entropy: factor of the entropy bonus, 0 or more.
+        steps: transitions in all.
+        rollout: transitions per update of each environment.
+        envs: environments side by side.
+        epochs: passes over an update's transitions.
+        clip: PPO's bound of the probability ratio.
+        gae: lambda of the generalised advantage estimate.
+        budget: measurements per episode; 1 makes a contextual bandit.
+        sampler: name of a sampler of ``outblas.learn.samplers``.
+        preset: preset of the reward.
+        seed: seed of everything, 0 to 2**32 - 1.
+        regress: settings of the regressor's training.
+
+    Raises:
+        UsageError: a value is outside its range. ``clip`` and ``gae`` are not checked.
     """
 
     lr: float = 3e-4
@@ -103,7 +114,10 @@ class TrainingRun:
 
     Attributes:
         path: the folder; None: keep nothing.
-        regressor: file of the regressor, read if it exists; trainings of equal settings may share one.
+        regressor: file of the regressor, read if it exists. None: ``regressor.npz`` in ``path``. Trainings of equal
+            settings may share one.
+        tensorboard: True writes TensorBoard logs to ``path``.
+        wandb: True logs to Weights & Biases.
     """
 
     path: Path | None = None
@@ -127,12 +141,17 @@ def train(
     The result is the same for the same seed and number of threads.
 
     Args:
-        run: directory of the training; one that holds a training of the same settings is resumed.
-        on_update: called with (transitions, validation score); True ends the training (a sweep's pruner).
+        recording: the recording.
+        problems: recorded problems, 10 or more. The first one's layout, dtype and accumulator apply to drawn problems.
+        settings: hyper-parameters. None: the defaults.
+        run: place of checkpoints and logs. A folder with a training of the same settings is resumed. None: keep
+            nothing.
+        progress: called with (transitions done, transitions in all, text).
+        on_update: called after some updates with (transitions, validation score). True ends the training.
 
     Raises:
-        UsageError: a problem was not recorded, fewer than ten problems, or the directory is of other settings.
-        RecordError: the directory lacks a file, it cannot be read or written, or another process trains in it.
+        UsageError: a problem was not recorded, fewer than ten problems, or the folder has a training of other settings.
+        RecordError: the folder lacks a file, it cannot be read or written, or another process trains in it.
     """
     settings, run = settings or PpoSettings(), run or TrainingRun()
     if len(problems) < 10:
