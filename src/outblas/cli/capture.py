@@ -73,7 +73,17 @@ def _print_document(exit_code: int, file: Path) -> int:
 
 
 def python_command(program: list[str]) -> tuple[str, list[str], list[str]]:
-    """(interpreter, its options, script or -m or -c and what follows) of a command that runs a Python program.
+    """Split a command that runs a Python program.
+
+    Example: ``["python", "-O", "serve.py", "--port", "1"]`` gives ``("/usr/bin/python", ["-O"], ["serve.py", "--port",
+    "1"])``.
+    A console script gives the interpreter of its first line, ``[]``, and the script's path with its arguments.
+
+    Args:
+        program: the words of the command, at least one. The first is looked up on PATH.
+
+    Returns:
+        (path of the interpreter, its options, the script or -m or -c and all that follows).
 
     Raises:
         UsageError: there is no such command, it runs no Python, or Python without a program.

@@ -94,17 +94,25 @@ SUMMARIES = {name: summary for part in PARTS for name, summary in part.commands.
 
 
 class OutblasGroup(TyperGroup):
-    """The group of all commands. A known error is one line on stderr and exit 2; Ctrl-C is exit 130."""
+    """The group of all commands.
+
+    A known error is one line on stderr, which begins with ``error:``, and exit status 2. Ctrl-C is exit status 130. No
+    arguments print the help page.
+    """
 
     def make_context(self, *args: Any, **options: Any) -> Any:
-        """Parse the global options; a wrong one ends in the one line of any other error."""
+        """Parse the global options. A wrong one prints one line on stderr and raises ``typer.Exit(2)``."""
         try:
             return super().make_context(*args, **options)
         except _BadUsage as error:
             _fail(_usage_line(error))
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command that the arguments name."""
+        """Run the command that the arguments name, and return its result.
+
+        Raises:
+            typer.Exit: 2 after a known error was printed, 130 after Ctrl-C. Other errors pass.
+        """
         try:
             return super().invoke(ctx)
         except OutblasError as error:

@@ -65,19 +65,37 @@ QpsOption = Annotated[
 
 
 def command_line() -> str:
-    """The command as typed, for provenance."""
+    """Return the command as typed, shell-quoted, for provenance. It begins with ``outblas`` whatever the program's
+    path.
+    """
     return shlex.join(["outblas", *sys.argv[1:]])
 
 
 def positive(option: str, value: float) -> float:
-    """A finite number above zero, or :class:`UsageError`."""
+    """Return ``value`` unchanged.
+
+    Args:
+        option: name of the option for the error, e.g. ``"--timeout"``.
+        value: its value.
+
+    Raises:
+        UsageError: the value is 0, negative, infinite or NaN.
+    """
     if not (math.isfinite(value) and value > 0):
         raise UsageError(f"{option} is {value:g}", "a number above 0", f"pass a larger {option}")
     return value
 
 
 def not_negative(option: str, value: float) -> float:
-    """A finite number of zero or more, or :class:`UsageError`."""
+    """Return ``value`` unchanged; 0 is allowed.
+
+    Args:
+        option: name of the option for the error.
+        value: its value.
+
+    Raises:
+        UsageError: the value is negative, infinite or NaN.
+    """
     if not (math.isfinite(value) and value >= 0):
         raise UsageError(f"{option} is {value:g}", "a number of 0 or more", f"pass a larger {option}")
     return value
@@ -90,12 +108,16 @@ def at_least(option: str, value: int, least: int) -> int:
 
 
 def existing(path: Path) -> Path:
-    """The path, or the nearest folder above it that is there."""
+    """Return the absolute path if it exists, else the nearest folder above it that exists."""
     return next(one for one in (path.absolute(), *path.absolute().parents) if one.exists())
 
 
 def folder(option: str, path: Path) -> Path:
-    """A folder that can be written into, made later where it is missing, or :class:`UsageError`."""
+    """Return ``path`` unchanged if it is a writable folder, or can be made in a writable one. Nothing is made.
+
+    Raises:
+        UsageError: the path, or the nearest existing one above it, is no folder or is not writable.
+    """
     there = existing(path)
     if not there.is_dir() or not os.access(there, os.W_OK):
         raise UsageError(f"{option} {path}", "a folder that is writable, or can be made", "choose another path")
@@ -103,7 +125,15 @@ def folder(option: str, path: Path) -> Path:
 
 
 def files(option: str, paths: Sequence[Path] | None) -> list[Path]:
-    """The files that an option names, each of which is there, or :class:`UsageError`."""
+    """Return the paths as a list; ``[]`` for None.
+
+    Args:
+        option: name of the option for the error.
+        paths: the paths that it names.
+
+    Raises:
+        UsageError: one of them is missing or no file.
+    """
     for path in paths or ():
         if not path.is_file():
             raise UsageError(f"no file {path}", f"a file that can be read as {option}", "correct the path")
@@ -111,10 +141,11 @@ def files(option: str, paths: Sequence[Path] | None) -> list[Path]:
 
 
 def check_mode(mode: str, target_qps: float | None, modes: Sequence[str] = MODES) -> str:
-    """A known mode, with a target rate exactly where it means something.
+    """Return ``mode`` unchanged.
 
     Raises:
-        UsageError: for an unknown mode, a missing or non-positive rate, or a rate outside server mode.
+        UsageError: the mode is not among ``modes``, or the rate is not a finite number above 0. A rate outside mode
+            ``server`` is refused, and so is that mode without one.
     """
     if mode not in modes:
         raise unknown_name("mode", mode, modes, "pass one of them as --mode")
@@ -128,7 +159,13 @@ def check_mode(mode: str, target_qps: float | None, modes: Sequence[str] = MODES
 
 
 def parse_indices(option: str, text: str) -> tuple[int, ...]:
-    """``0`` or ``0,1,3`` as integers."""
+    """Return integers separated by commas: ``"0"`` gives ``(0,)`` and ``"0,1,3"`` gives ``(0, 1, 3)``.
+
+    Neither their range nor repeats are checked.
+
+    Raises:
+        UsageError: a part is no integer; so for the empty string.
+    """
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
@@ -138,7 +175,8 @@ def parse_indices(option: str, text: str) -> tuple[int, ...]:
 def suite_problems(
     suite: str, layouts: Sequence[str], dtype: str, acc: str, count: int | None = None, seed: int = 0
 ) -> list[Problem]:
-    """Return the problems of a suite in every given layout. Layout, dtype and accumulator may have any case.
+    """Return the problems of a suite in every given layout, layout after layout. Layout, dtype and accumulator may have
+    any case.
 
     Args:
         suite: name of the suite.
@@ -147,6 +185,9 @@ def suite_problems(
         acc: type of the sums.
         count: size of a stratified sample of each layout, the same shapes in each; None takes all.
         seed: number of the sample.
+
+    Raises:
+        UsageError: an unknown suite or a wrong size of the sample.
     """
     from outblas.core.suites import sample
     from outblas.core.suites import suite as problems_of
@@ -160,7 +201,14 @@ def suite_problems(
 
 @contextmanager
 def progress_bar(what: str) -> Iterator[ProgressFn]:
-    """A bar with ETA on stderr where that is a terminal, else a line every tenth of the work."""
+    """Show progress on stderr: a bar with ETA on a terminal, else a line for each tenth of the work.
+
+    Args:
+        what: words in front.
+
+    Yields:
+        A function to call with (done, total), or with a note as third argument. A float is shown as a geometric mean.
+    """
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
@@ -210,11 +258,14 @@ def _note(note: object) -> str:
 
 
 def print_table(table: Table) -> None:
-    """Print a table as wide as it is: figures are never cut, on a narrow terminal or in a pipe."""
+    """Print a table on stdout as wide as it needs: figures are never cut, on a narrow terminal or in a pipe."""
     wide = CleanConsole(width=MAX_TABLE_WIDTH, highlight=False, soft_wrap=True)
     CleanConsole(width=Measurement.get(wide, wide.options, table).maximum, highlight=False).print(table)
 
 
 def number(value: float | None, digits: int = 2) -> str:
-    """Return a figure as fixed-point text, ``-`` for None, infinity and NaN."""
+    """Return a figure as fixed-point text, or ``-`` for None, infinity and NaN.
+
+    Example: ``number(1.5)`` is ``"1.50"``, ``number(2.0, 0)`` is ``"2"``.
+    """
     return "-" if value is None or not math.isfinite(value) else f"{value:.{digits}f}"

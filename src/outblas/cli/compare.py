@@ -77,7 +77,7 @@ def compare(
 
 
 def print_comparison(comparison: Comparison) -> None:
-    """A table per split, the best agent of each budget, and the best overall."""
+    """Print a comparison on stdout: per split a table and the best agent of each budget, then the best of all."""
     from outblas.search.compare.compare_stats import best_agents, budget_words, figures, overall_regret
 
     of_splits = {split: figures(comparison, split) for split in comparison.splits}

@@ -93,7 +93,7 @@ def _answer(problem: Problem, result: Mapping[str, Any], json_out: bool) -> None
 
 
 def show(problem: Problem, result: Mapping[str, Any]) -> None:
-    """Print what ``run_eval`` returned: ``rows`` as a table with details below, every other entry as a line.
+    """Print the result of ``run_eval`` on stdout: ``rows`` as a table with details below, every other entry as a line.
 
     A row is a mapping; columns are taken from :data:`COLUMNS` in that order where any row has them.
     """

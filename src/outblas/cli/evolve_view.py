@@ -25,7 +25,15 @@ _TICK_S = 0.5
 
 @contextmanager
 def progress_view(title: str) -> Iterator[MakeProgress]:
-    """A view on stderr: live where that is a terminal, else plain lines."""
+    """Show the progress of ``outblas evolve`` on stderr: a live table on a terminal, else a line per outcome.
+
+    Args:
+        title: the first line.
+
+    Yields:
+        A function that the run calls once with (evolution, budget, account, client). It returns the function to call
+        after each outcome, with the outcome or None.
+    """
     if not err.is_terminal:
         yield lambda *watched: _plain(title, *watched)
         return
@@ -63,7 +71,11 @@ def _plain(
 
 
 def spent_words(budget: Budget, account: SpendingAccount, client: Client) -> str:
-    """Return the spent budget in words, with the time that the rest will last at this session's rate."""
+    """Return the spent budget in words, with the time that the rest will last at this session's rate.
+
+    Example: ``"spent 5 requests, 1200 tokens, 0.0300 USD (10% of the budget, about 90 s left)"``. Money is left out if
+    none was spent.
+    """
     spent, seconds = account.spent, client.seconds
     share = budget.share(spent, seconds)
     now = share - budget.share(account.before, 0.0)
@@ -73,7 +85,7 @@ def spent_words(budget: Budget, account: SpendingAccount, client: Client) -> str
 
 
 def table(title: str, evolution: Evolution, budget: Budget, account: SpendingAccount, client: Client) -> Group:
-    """Return the live view: a line per problem, outcomes by kind, and the spent budget."""
+    """Return the live view: the title, a line per problem, outcomes by kind, work under way, and the spent budget."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text

@@ -62,9 +62,10 @@ class _Gpu:
 
 
 def diagnose() -> list[Check]:
-    """Look at everything that OutBLAS uses; never raises, changes nothing but a file it removes again.
+    """Check everything that OutBLAS uses, in a fixed order.
 
-    Without a GPU its whole tool chain is optional: recordings can be tuned on and reported.
+    It never raises: a check that itself fails is a finding with ``ok=False``. It leaves no file behind. Without a GPU,
+    the tool chain for GPUs is optional: recordings can still be replayed.
     """
     gpus, cuda = _driver()
     need = bool(gpus)

@@ -12,7 +12,15 @@ from outblas.cli.common import EXIT_ERROR, JsonOption, errors, number, out, prin
 
 
 def summary_table(rows: Sequence[Mapping[str, Any]]) -> Any:
-    """Summary rows (see ``outblas.records.summary.summarise``) as a table."""
+    """Return summary rows as a ``rich.table.Table``, one line per row.
+
+    Args:
+        rows: rows of ``outblas.records.summary.summarise``. Keys such as ``suite``, ``geomean`` and ``losses`` are
+            required.
+
+    Raises:
+        KeyError: a row lacks one of them.
+    """
     from rich.table import Table
 
     from outblas.records.averages import launch_label

@@ -186,10 +186,12 @@ def _check_install(install: bool | None, where: Device) -> None:
 
 
 def parse_budget(text: str) -> tuple[int, float | None]:
-    """(measurements per problem, seconds in all or None) of ``16``, ``60s`` or ``32,60s``.
+    """Return (measurements per problem, seconds in all or None).
+
+    ``"16"`` gives ``(16, None)``, ``"60s"`` gives ``(16, 60.0)``, and ``"32,60s"`` gives ``(32, 60.0)``.
 
     Raises:
-        UsageError: anything else, or a number below 1.
+        UsageError: another form, less than 1 measurement, or 0 seconds.
     """
     match = re.fullmatch(r"(?:(-?\d{1,9})(?:,(?=.)|$))?(?:(\d{1,9}(?:\.\d+)?)s)?", text.strip())
     if match is None or not (match[1] or match[2]):

@@ -18,7 +18,7 @@ class MachineVerdict:
 
     Attributes:
         can: working abilities, in words.
-        cannot: missing abilities, each with its reason.
+        cannot: missing abilities, each with its reason in parentheses.
         next: the command to run next.
     """
 
@@ -36,6 +36,8 @@ class MachineVerdict:
 
 def verdict_of(checks: Sequence[Check]) -> MachineVerdict:
     """Return what a machine with these checks can do.
+
+    Only ``ok=True`` counts as working. Without checks, the machine can do nothing, and it cannot run kernels.
 
     Args:
         checks: of :func:`outblas.cli.health.diagnose`; a missing one counts as absent.

@@ -56,9 +56,11 @@ class TuningEnv(gymnasium.Env[dict[str, NDArray[np.float32]], np.int64]):
     An episode ends (``terminated``) when the budget is spent or every offered candidate was tried. ``truncated`` is
     always False.
 
-    Observation, float32, by name: ``candidates`` [C, features + posterior + 1], ``problem`` [15], ``search`` [2],
-    ``state`` (:data:`STATE_INPUTS`), ``best`` and ``last`` (features of those candidates; 0 if none yet). The last
-    column of ``candidates`` is 1 for offered ones; rows of others are 0.
+    Observation, float32, by name:
+
+    - ``candidates`` [C, features + posterior + 1]; the last column is 1 for offered ones, and rows of others are 0.
+    - ``problem`` [15], ``search`` [2], ``state`` (:data:`STATE_INPUTS`).
+    - ``best``, ``last``: features of those candidates; 0 if none yet.
 
     ``info`` of a step has ``invalid_action``, ``status`` (a string), ``best_speedup`` and ``counters``.
 
@@ -108,7 +110,7 @@ class TuningEnv(gymnasium.Env[dict[str, NDArray[np.float32]], np.int64]):
 
         Args:
             seed: seeds the draws of problems and launch options from here on. None goes on with the old draws.
-            options: may have ``problem``, a Problem, and ``launch``, a launch option. What is absent is drawn.
+            options: may have ``problem``, a Problem, and ``launch``, a launch option. The rest is drawn.
 
         Returns:
             The observation, and ``{"problem": key of the problem, "launch": launch option}``.

@@ -154,7 +154,8 @@ def cross_validate(
 ) -> list[tuple[float, list[KeptOutResult]]]:
     """Cross-validate the choices for each number of standard deviations (0 to 4) of the lower bound.
 
-    Four folds of the problems with ``outside=True`` are kept out in turn, vector products aside. All other cells are in every fit.
+    Four folds of the problems with ``outside=True`` are kept out in turn, vector products aside. All other
+    cells are in every fit.
 
     Args:
         cells: measured kernels of problems.
