@@ -41,7 +41,7 @@ def run_eval(
     base_dir: Path,
     gpu_index: int = 0,
 ) -> dict[str, Any]:
-    """Evaluate one problem; write ``<base_dir>/eval_<problem>_<mode>.json`` and return its content.
+    """Evaluate one problem; write ``<base_dir>/eval_<problem>_<mode>.json``.
 
     Args:
         problem: the product to compute.
@@ -54,7 +54,8 @@ def run_eval(
 
     Returns:
         ``rows`` (one per callable: name, us or p50_us/p99_us, tflops, floor_percent, speedup, low, high,
-        detail) and scalars to print.
+        detail), ``provenance``, and scalars to print. All that is in the file. The entry ``written``, the file's path
+        as text, is not.
 
     Raises:
         DeviceError: no GPU, or no candidate passes.
@@ -91,12 +92,14 @@ def run_eval(
 def shortlist_candidates(problem: Problem, gpu: Gpu, tried: int = CANDIDATES_TRIED) -> list[KernelConfig]:
     """Return the library's kernels for the problem, then the ranking model's first choices, without repetition.
 
-    Each choice without PDL is followed by its twin with PDL, or the other way round, if that is legal.
+    The choices are the best ``tried // 2`` without PDL, then the best ``tried // 2`` with PDL. Illegal configs are left
+    out.
 
     Args:
         problem: the product to compute.
         gpu: the GPU.
-        tried: number of configs to return at most.
+        tried: number of the model's choices, rounded down to an even one. The library's kernels, at most 2, come in
+            addition.
 
     Raises:
         DeviceError: no kernel of ours is legal for the problem on this GPU.

@@ -68,7 +68,7 @@ class ProfileWork:
 
 
 def cache_of(problem: Problem, gpu: Gpu) -> ncu.CacheControl:
-    """Return the state of L2 for ncu that matches a call of the offline clock; see roofline."""
+    """Return ``"warm"`` if all operand sets of the offline clock fit into L2 together, else ``"flushed"``."""
     rotated = problem.bytes * operand_sets(problem, floor_us(problem, gpu))
     return "warm" if rotated <= gpu.l2_bytes else "flushed"
 

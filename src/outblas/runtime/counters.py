@@ -85,10 +85,11 @@ def counters_of(launch: ProfiledLaunch) -> dict[str, float]:
 
 
 def main_stalls(counters: Mapping[str, float], most: int = MAIN_STALLS) -> list[tuple[str, float]]:
-    """Return (reason, stalled warps per issued instruction) of the worst stalls, worst first.
+    """Return (reason, stalled warps per issued instruction) of the worst stalls, worst first; equal ones by name.
 
     Args:
-        counters: name -> value, e.g. ``Evaluation.counters``.
+        counters: name -> value, e.g. ``Evaluation.counters``. Names with the prefix ``stall_`` count; a reason is such
+            a name without the prefix.
         most: maximum number of reasons. Reasons with the value 0 are left out.
     """
     stalls = {
@@ -103,7 +104,10 @@ COUNTER_COLUMNS = ("tensor pipe", "HBM", "L2 hits", "occupancy", "instructions, 
 
 
 def counter_cells(counters: Mapping[str, float]) -> Sequence[str]:
-    """Return the texts of :data:`COUNTER_COLUMNS` for one kernel; a dash stands for an unknown counter."""
+    """Return the texts of :data:`COUNTER_COLUMNS` for one kernel; an en dash stands for an unknown counter.
+
+    Shares are like ``93.1%``, instructions ``1.25`` (M), cycles ``80.3`` (k), and stalls ``wait 0.50, barrier 0.25``.
+    """
 
     def text(name: str, scale: float, form: str) -> str:
         return form.format(counters[name] * scale) if name in counters else "–"

@@ -130,7 +130,15 @@ class LtAlgorithms:
             return self._found.get(key)
 
     def fail(self, problem: Problem, algorithm: str, why: str) -> None:
-        """Give a product to torch from now on; ``why`` is one line."""
+        """Give a product to torch from now on.
+
+        ``failed`` gets the line ``"<problem>: cuBLASLt <algorithm> cannot be used: <why>"``.
+
+        Args:
+            problem: the product.
+            algorithm: the algorithm's description.
+            why: the reason, one line.
+        """
         self._found.pop((problem, algorithm), None)
         self.failed[problem, algorithm] = f"{problem.key}: cuBLASLt {algorithm} cannot be used: {why}"
         _LOG.info("outblas uses torch.matmul: %s", self.failed[problem, algorithm])

@@ -92,8 +92,8 @@ def parse_device(text: str | None) -> Device:
             recording.
 
     Raises:
-        UsageError: any other text.
-        DeviceError: the named GPU is missing.
+        UsageError: any other text, e.g. ``replay:`` or ``CUDA``.
+        DeviceError: the named GPU is missing. The name of a recording is not checked.
     """
     if text is None:
         return Device(gpu_index=0) if gpu_count() else Device(recording=DEFAULT_RECORDING)

@@ -203,8 +203,8 @@ def parse(output: str) -> list[ProfiledLaunch]:
     """Return the kernels in ncu's output (``--csv --page raw``); other lines are ignored.
 
     Raises:
-        DeviceError: the output has no kernels; the message has ncu's reason.
-        RecordError: the table is incomplete.
+        DeviceError: ncu said why it measured nothing, or the table has no kernel.
+        RecordError: there is no table, also for an empty text, or it is incomplete.
     """
     reason = refusal(output)
     if reason is not None:

@@ -115,7 +115,7 @@ def compile_many(
 ) -> Iterator[tuple[int, Cubin | CompileError]]:
     """Compile a batch in parallel; yield (index, cubin or CompileError) as each finishes, cached sources first.
 
-    A refused source does not end the batch, even if the compiler dies.
+    Work begins with the first item. A refused source does not end the batch, even if the compiler dies.
 
     Args:
         sources: the batch.
@@ -136,7 +136,7 @@ def compile_many(
 
 
 def cache_key(source: Source, arch: str) -> str:
-    """Return the SHA-256 (hex) of all that determines the cubin: NVRTC, architecture, options, source, headers."""
+    """Return the SHA-256 (hex) of NVRTC's version, arch, options, source, headers. ToolchainMissing without NVRTC."""
     parts = [FORMAT, nvrtc_version(), arch, *_options(source, arch), source.sha()]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
@@ -235,7 +235,7 @@ def _begin_process(parent: int, nice: int) -> None:
 
 
 def is_compiled(source: Source, arch: str) -> bool:
-    """Return whether the default cache has the cubin. False for a source that is never cached."""
+    """Return True if the default cache has the cubin, never for a source that is never cached."""
     return _self_contained(source) and DEFAULT_CACHE.get(cache_key(source, arch)) is not None
 
 

@@ -6,10 +6,11 @@ from typing import Any
 
 
 def may_overlap(x: Any, y: Any) -> bool:
-    """Return whether two tensors may share an element.
+    """Return True if two tensors may share an element.
 
     False is certain. The answer is exact for disjoint address ranges and for two 2-D views of equal row pitch, e.g.
-    blocks of columns of one matrix. Other tensors with overlapping address ranges give True.
+    blocks of columns of one matrix. Other tensors with overlapping address ranges give True. An empty tensor gives
+    False.
     """
     if not x.numel() or not y.numel():
         return False

@@ -66,7 +66,12 @@ def encode_boxes(address: int, extents: tuple[int, int], box: tuple[int, int], d
 
 
 def map_kinds(dtype: str, swizzle: str) -> tuple[Any, Any, Any]:
-    """Return (element type, swizzle, L2 promotion) of a TMA map as the driver's enumerations."""
+    """Return (element type, swizzle, L2 promotion) of a TMA map as the driver's enumerations.
+
+    Args:
+        dtype: ``fp16`` or ``bf16``; KeyError for another.
+        swizzle: suffix of the driver's enumeration, e.g. ``128B``; AttributeError for an unknown one.
+    """
     cu = driver()
     return (
         getattr(cu.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{KINDS[dtype]}"),

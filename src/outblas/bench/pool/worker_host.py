@@ -71,7 +71,14 @@ class WorkerHost:
             return "error", _as_ours(error)
 
     def step(self, task: Task | None) -> Message:
-        """Return the next message on a task: of a new one, or (None) of the one in hand."""
+        """Return the next message on a task.
+
+        Args:
+            task: a new task, or None to go on with the one in hand.
+
+        Raises:
+            StopIteration: None after the end of the task, or before any task.
+        """
         if task is not None:
             self._messages = self.messages(task)
         return next(self._messages)
