@@ -6,9 +6,9 @@ Command:
 
 Result file: results/h200/clock_study.json. Needs a GPU; about two minutes.
 
-Launch-bound problems of grid1000 TN are drawn by a seed. Each protocol times the same entries: four rivals, autotuned
-cuBLASLt with programmatic edges put on its captured nodes, and the library's kernels without and with PDL. A protocol
-differs from the bench's in one thing, except ``independent``, which differs in all.
+Launch-bound problems of grid1000 TN are drawn by a seed. Each protocol times the same entries: four rivals, and the
+library's kernels without and with PDL. Another entry is autotuned cuBLASLt with programmatic edges on its captured
+nodes. A protocol differs from the bench's in one thing, except ``independent``, which differs in all.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ PROTOCOLS = {
 
 
 class Entry:
-    """What one protocol launches for one way to multiply.
+    """The launches of one way to multiply under one protocol.
 
     Args:
         launch: enqueues the graph on the clock's stream.

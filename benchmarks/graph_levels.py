@@ -8,7 +8,7 @@ Result file: results/h200/graph_levels.json. Needs a GPU; about a minute.
 
 Three measurements of each problem, each with the frequency of the SMs:
 
-- One algorithm of cuBLASLt runs in graphs that differ in one thing: the capture alone, the memory of C, that of A, that
+- One algorithm of cuBLASLt runs in graphs that differ in one thing. It is the capture alone, the memory of C, of A or
   of all operands, or the call that captures (torch, cuBLAS). Rounds alternate them at random.
 - One graph runs alone for a second, after an idle time.
 - Two replays of that graph are timed, after an idle time and after half a second of load.
