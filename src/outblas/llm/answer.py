@@ -35,11 +35,12 @@ class Answer:
     Attributes:
         kind: ``candidate``, or the reason for having no candidate: ``contract``, ``illegal``, ``refusal``, ``empty``,
             ``malformed`` or ``cut`` (the answer stopped at the limit of tokens).
-        answer: ``code`` or ``config``; empty if it is neither.
+        answer: ``code`` or ``config``, the kind of the block that was read. It is "" if no single block was: for
+            ``refusal``, ``empty`` and ``cut``, and for a ``malformed`` answer with none or several.
         candidate: the kernel or config; None unless ``kind`` is ``candidate``.
         words: for ``contract``, ``illegal`` and ``malformed``, the mistake in words. For ``refusal``, the model's own
-            text on
-            one line of at most 500 characters. For ``empty``, why it may be empty, or "". Else "".
+            text, on one line of at most 500 characters. For ``empty``, ``the limit of tokens was reached`` or "". Else
+            "".
     """
 
     kind: str
@@ -51,12 +52,20 @@ class Answer:
 def read_answer(text: str, finish: str, problem: Problem, gpu: Gpu) -> Answer:
     """Return the one candidate of an answer, or the reason for its lack. No text raises an error.
 
+    Only closed fenced blocks count. Blocks of ``cuda``, ``cu``, ``cpp``, ``c++`` and ``c`` are code, and those of
+    ``json`` are configs. A block is a candidate if it contains ``outblas-launch`` (code) or ``"family"`` (config).
+    Equal candidates count once. A single block of these languages is read even if it is no candidate.
+
     Args:
-        text: the answer.
+        text: the answer. Blank text is ``empty``.
         finish: reason for the end of the answer, as the server says. ``refusal`` and ``content_filter`` make any text a
             refusal. With ``length`` (the limit of tokens) a text without exactly one candidate is ``cut``.
         problem: a config must be legal on this problem.
         gpu: a config must be legal on this GPU.
+
+    Returns:
+        An answer of kind ``malformed`` for several candidates, or none. A short text without such blocks is a
+        ``refusal`` if it has words of one, such as "I can't help".
     """
     if finish in ("refusal", "content_filter"):
         return Answer("refusal", words=_short(text))
@@ -81,9 +90,10 @@ def read_answer(text: str, finish: str, problem: Problem, gpu: Gpu) -> Answer:
 
 
 def fenced(text: str) -> list[tuple[str, str]]:
-    """Return (language, body) of every fenced code block that is closed, in order.
+    r"""Return (language, body) of every fenced code block that is closed, in order.
 
-    The language is in lower case, empty if none is named. The body ends with a line break.
+    A fence is three or more backticks or tildes. The language is in lower case, "" if none is named. The body has every
+    line between the fences, with its line break. Example: a block of ``CPP`` with the line ``x`` is ``("cpp", "x\n")``.
     """
     found = []
     fence, language, body = "", "", list[str]()

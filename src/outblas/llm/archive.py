@@ -44,10 +44,10 @@ class ArchiveShape:
     """Settings of an archive.
 
     Attributes:
-        islands: number of separate populations of a problem.
+        islands: number of separate populations of a problem, which are numbered from 0.
         width: width of a speed bucket, in natural log of the speed-up.
         temperature: temperature of the draw of buckets, in the same unit; less is greedier.
-        migrate_every: number of kernels inserted for a problem between two migrations.
+        migrate_every: number of kernels inserted for a problem from one migration to the next.
     """
 
     islands: int = 3
@@ -62,9 +62,11 @@ class Archive:
     Args:
         shape: its settings.
         seed: seed of the draws.
-        entries: first entries.
+        entries: first entries, migrants included. They are taken as they are, and cause no migration.
 
     Attributes:
+        shape: its settings.
+        seed: seed of the draws.
         entries: list of all entries, in the order of their insertion.
     """
 
@@ -75,9 +77,15 @@ class Archive:
     def insert(self, entry: Entry) -> list[Entry]:
         """Add a kernel, unless its problem has a kernel of that name on some island.
 
+        A migration is due at every ``migrate_every``-th kernel that is inserted for a problem. The best kernel of each
+        island is then copied to the next island, and from the last to the first. A kernel whose name the next island
+        has is not copied.
+
+        Args:
+            entry: the kernel, with its problem and island.
+
         Returns:
-            The added entries, in order: the kernel's own, then migrants if a migration is due. Empty if nothing was
-            added.
+            The added entries, in order: the kernel's own, then the migrants. Empty if nothing was added.
         """
         mine = self.of(entry.problem)
         if any(e.name == entry.name for e in mine):
@@ -89,7 +97,7 @@ class Archive:
         return added
 
     def of(self, problem: str, island: int | None = None) -> list[Entry]:
-        """Return a problem's entries in the order of their insertion, those of one island or (None) of all.
+        """Return a list of a problem's entries in the order of their insertion; empty for an unknown problem.
 
         Args:
             problem: key of the problem.
@@ -98,7 +106,12 @@ class Archive:
         return [e for e in self.entries if e.problem == problem and island in (None, e.island)]
 
     def best(self, problem: str) -> Entry | None:
-        """Return the entry with the highest score of a problem, the first of equal ones; None if it has no entry."""
+        """Return a problem's entry with the highest score on any island, the first of equal ones; None if it has no
+        entry.
+
+        Args:
+            problem: key of the problem.
+        """
         return max(self.of(problem), key=lambda e: e.score, default=None)
 
     def draw(self, problem: str, island: int, number: int) -> tuple[Entry, ...]:
@@ -107,10 +120,10 @@ class Archive:
         Args:
             problem: key of the problem.
             island: number of the island.
-            number: number of the draw; the same number and entries give the same draw.
+            number: number of the draw. The same number, entries and seed of the archive give the same draw.
 
         Returns:
-            Two entries, the slower first; one entry if the island has a single bucket; none if it is empty.
+            Two entries, the slower first; one entry if the island has a single bucket; ``()`` if it is empty.
         """
         rng = random.Random(f"{self.seed}/{problem}/{island}/{number}")
         buckets: dict[int, list[Entry]] = {}
@@ -134,7 +147,11 @@ class Archive:
         return math.floor(score / self.shape.width)
 
     def table(self, problem: str) -> dict[int, Counter[int]]:
-        """Return island -> bucket -> number of a problem's kernels there. Islands without kernels are in it, too."""
+        """Return island -> speed bucket (see :meth:`bucket`) -> number of a problem's kernels there.
+
+        Every island of the shape is a key, those without kernels with an empty Counter. Copies count on their island,
+        too.
+        """
         islands = range(self.shape.islands)
         return {i: Counter(self.bucket(e.score) for e in self.of(problem, i)) for i in islands}
 

@@ -18,7 +18,10 @@ Pair = tuple[str, str]
 
 
 class PairEvaluator(Protocol):
-    """The part of an evaluator that is needed here."""
+    """The part of an evaluator that is needed here.
+
+    Its ``evaluate`` takes (problem, candidate) pairs and returns one evaluation per pair, in any order.
+    """
 
     def evaluate(self, pairs: Iterable[tuple[Problem, Candidate]]) -> Iterable[Evaluation]: ...
 
@@ -26,9 +29,12 @@ class PairEvaluator(Protocol):
 class AsyncEvaluator:
     """Answer (problem, candidate) pairs in the running event loop, by an evaluator in one background thread.
 
+    Make it inside a running event loop; elsewhere RuntimeError is raised.
+
     Args:
         evaluator: the evaluator; only the background thread calls it.
-        record: called in the event loop's thread with every new evaluation, before anybody else sees it.
+        record: called in the event loop's thread with every new evaluation, before anybody else sees it. If it raises,
+            those who wait for the evaluation get its error.
         known: evaluations recorded before; they are not asked for again.
     """
 
@@ -46,14 +52,19 @@ class AsyncEvaluator:
 
     @property
     def under_way(self) -> int:
-        """Pairs that were asked for and have no answer yet."""
+        """Number of pairs that were asked for and have no answer yet."""
         return len(self._waiting)
 
     async def evaluate(self, problem: Problem, candidate: Candidate) -> Evaluation:
-        """Return the evaluation of a pair; a known or waiting pair is not evaluated twice.
+        """Return the evaluation of a pair; a known or waiting pair is not evaluated twice. After an error it is.
+
+        Args:
+            problem: the problem.
+            candidate: the candidate; equal ones have equal names (``config_name``).
 
         Raises:
-            Exception: whatever the evaluator raises.
+            DeviceError: the evaluator yields no evaluation of this pair.
+            Exception: whatever the evaluator or ``record`` raises.
         """
         pair = (problem.key, config_name(candidate))
         if pair in self._known:
@@ -64,7 +75,13 @@ class AsyncEvaluator:
         return await asyncio.shield(self._waiting[pair])
 
     async def call(self, function: Callable[[], Any]) -> Any:
-        """Call a function without arguments in the evaluator's thread and return its result, or raise its exception."""
+        """Call a function without arguments in the evaluator's thread and return its result, or raise its exception.
+
+        The thread calls it between two batches of pairs, so that it never runs beside an evaluation.
+
+        Args:
+            function: the function.
+        """
         future: asyncio.Future[Any] = self._loop.create_future()
 
         def job() -> None:
@@ -79,7 +96,10 @@ class AsyncEvaluator:
         return await future
 
     def close(self) -> None:
-        """Let the thread end after the calls that it has in hand. Questions that still wait get no answer."""
+        """End the thread after what was asked for before. Return at once, without waiting for it.
+
+        A later question or call is never answered: do not await one.
+        """
         self._jobs.put(None)
 
     def _work(self) -> None:

@@ -13,18 +13,19 @@ FAILURE_BYTES = 64 << 10
 
 
 class BodyRefused(Exception):
-    """An error: an answer is not read, because it is too long or packed."""
+    """An error: an answer is not read, because it is longer than 8 MiB or packed (has a content encoding)."""
 
 
 def bounded_http_client() -> Any:
-    """Return an HTTP client for the ``openai`` package that limits every answer and follows no redirect.
+    """Return an HTTP client for the ``openai`` package (an ``httpx.AsyncClient``) that limits every answer.
 
-    It unpacks nothing, keeps no cookie, and reads every text as UTF-8. Other encodings are named by the server, and
-    some of them unpack data. A body that is too long is cut while it is read.
+    It follows no redirect, unpacks nothing, keeps no cookie, and reads every text as UTF-8.
 
-    A request through it raises BodyRefused if a successful answer is too long or packed. The body of a failed request
-    is
-    cut without an error. This function itself raises ModuleNotFoundError without ``openai``.
+    A request through it raises BodyRefused if a successful answer is packed or has more than 8 MiB. The body of a
+    failed request is cut after 64 KiB, and dropped if it is packed, without an error.
+
+    Raises:
+        ModuleNotFoundError: ``openai`` is not installed.
     """
     import openai
 

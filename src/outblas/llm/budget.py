@@ -32,6 +32,8 @@ class BudgetSpent(OutblasError, RuntimeError):
 class Price:
     """The price of a model.
 
+    ``usd(prompt_tokens, answer_tokens)`` returns the price of these numbers of tokens in US dollars.
+
     Attributes:
         prompt: US dollars per million tokens of prompts.
         answer: US dollars per million tokens of answers.
@@ -46,7 +48,9 @@ class Price:
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of requests, or its upper bound. Costs can be added and subtracted.
+    """The cost of requests, or its upper bound. ``+`` and ``-`` add and subtract costs field by field.
+
+    The property ``tokens`` is the sum of ``prompt_tokens`` and ``answer_tokens``.
 
     Attributes:
         requests: number of requests.
@@ -90,9 +94,14 @@ class Budget:
     seconds: float | None = None
 
     def why_not(self, spent: Cost, seconds: float = 0.0) -> str | None:
-        """Return the first limit that is passed, in words such as ``50 requests``; None if the budget holds.
+        """Return the first limit that is passed, or None if the budget holds.
 
-        Requests, tokens and dollars may equal their limit. Seconds must be below theirs.
+        The text is one of ``50 requests``, ``2000000 tokens``, ``3 USD`` and ``600 s``, in this order of checks. It
+        names the limit, not the cost. Requests, tokens and dollars may equal their limit. Seconds must be below theirs.
+
+        Args:
+            spent: cost to compare with the limits.
+            seconds: seconds of the session so far.
         """
         if self.requests is not None and spent.requests > self.requests:
             return f"{self.requests} requests"
@@ -105,7 +114,9 @@ class Budget:
         return None
 
     def share(self, spent: Cost, seconds: float) -> float:
-        """Return the largest part of any limit that is spent, from 0 to 1; 0 without limits.
+        """Return the largest part of any limit that is spent, from 0 to 1; 0 without limits. More than 1 counts as 1.
+
+        Example: ``Budget(requests=5).share(Cost(2), 9.0)`` returns 0.4. A limit of 0 is ignored.
 
         Args:
             spent: cost so far.
@@ -136,7 +147,7 @@ class SpendingAccount:
         self.before = self.spent
 
     def reserve(self, most: Cost, seconds: float = 0.0) -> None:
-        """Set the largest cost of a request aside. Settle each reservation once.
+        """Set the largest cost of a request aside: add it to ``reserved``. Settle each reservation once.
 
         Args:
             most: the largest possible cost of the request.
@@ -144,8 +155,7 @@ class SpendingAccount:
 
         Raises:
             BudgetSpent: spent and reserved costs with ``most`` exceed a limit, or the seconds have reached theirs.
-                Nothing is
-                reserved then.
+                Nothing is reserved then.
         """
         passed = self.budget.why_not(self.spent + self.reserved + most, seconds)
         if passed is not None:
@@ -154,23 +164,39 @@ class SpendingAccount:
         self.reserved += most
 
     def settle(self, most: Cost, took: Cost) -> None:
-        """Replace the reserved cost ``most`` of a request by its true cost ``took``."""
+        """Replace the reserved cost of a request by its true cost: subtract one from ``reserved``, add the other to
+        ``spent``.
+
+        Args:
+            most: the cost given to :meth:`reserve`.
+            took: the true cost, which may be ``Cost()``. No limit is checked.
+        """
         self.reserved -= most
         self.spent += took
 
 
 def at_most(messages: Sequence[Message], answer_tokens: int, price: Price) -> Cost:
-    """Return the largest possible cost of a request: no tokeniser makes more tokens than bytes."""
+    """Return the largest possible cost of a request: no tokeniser makes more tokens than bytes.
+
+    ``prompt_tokens`` is the number of UTF-8 bytes of all contents, plus 16 for each message.
+
+    Args:
+        messages: dictionaries with ``role`` and ``content``.
+        answer_tokens: most tokens of the answer.
+        price: price of the model.
+    """
     prompt = sum(len(m["content"].encode(errors="replace")) + TOKENS_PER_MESSAGE for m in messages)
     return Cost(1, prompt, answer_tokens, price.usd(prompt, answer_tokens))
 
 
 def at_least(most: Cost, answer_bytes: int) -> Cost:
-    """Return the least that a request can have taken, whatever its server counts: a token for 16 bytes. Its ``usd`` is
-    0.
+    """Return the least that one request can have taken, whatever its server counts: a token for 16 bytes, rounded down.
+
+    The result's ``usd`` is 0. Example: of ``Cost(1, 160, 100)`` and 3200 bytes it is ``Cost(1, 10, 100)``.
 
     Args:
-        most: the most that it can have taken, of :func:`at_most`; the least is never more.
+        most: the most that it can have taken, of :func:`at_most`. One 16th of its ``prompt_tokens`` counts, and its
+            ``answer_tokens`` limit those of the result.
         answer_bytes: bytes of the answer and of the thoughts that came.
     """
     answer = min(answer_bytes // BYTES_PER_TOKEN, most.answer_tokens)
@@ -178,13 +204,17 @@ def at_least(most: Cost, answer_bytes: int) -> Cost:
 
 
 def parse_budget(text: str) -> Budget:
-    """Return the budget of a text: ``50 requests``, ``2M tokens``, ``3 USD``, ``600 s``, or several separated by
-    commas.
+    """Return the budget of a text: one limit, or several separated by commas.
 
-    ``k`` and ``M`` after a number mean thousand and million. Limits that are not named are None.
+    A limit is a number above 0, then ``requests``, ``tokens``, ``USD`` or ``s`` (``seconds``), in upper or lower case.
+    The singular is allowed, and so is no space. ``k`` and ``M`` after a number mean thousand and million. Limits that
+    are not named are None.
+
+    Example: ``2M tokens, 3 USD`` is ``Budget(tokens=2000000, usd=3.0)``.
 
     Raises:
-        UsageError: anything else, a limit of 0, or one given twice.
+        UsageError: anything else, an empty text, a limit of 0, a fraction of a request or token, or a limit given
+            twice.
     """
     found: dict[str, Any] = {}
     for part in text.split(","):

@@ -61,7 +61,12 @@ class RequestLog(Protocol):
         """
 
     def replied(self, send: int, reply: Reply) -> None:
-        """Record the reply to an attempt, whose number :meth:`sent` has returned."""
+        """Record the reply to an attempt.
+
+        Args:
+            send: number of the attempt, which :meth:`sent` has returned.
+            reply: the reply.
+        """
 
 
 @dataclass(frozen=True)
@@ -71,10 +76,10 @@ class RetryPolicy:
     Attributes:
         silence_s: seconds without a byte from the server after which a request is given up (120).
         stall_s: seconds after which a request is cut, even if bytes still arrive (300).
-        attempts: attempts per question.
-        first_s: base of the wait, seconds. Before attempt n + 1 the client waits min(longest_s, first_s * 2**(n - 1))
-            times
-            a random factor from 0.5 to 1. A longer ``Retry-After`` of the server, up to 300 s, counts instead.
+        attempts: most attempts per question, the first included.
+        first_s: base of the wait, seconds. Before attempt n + 1 (n from 1) the client waits min(longest_s, first_s *
+            2**(n - 1)) times a random factor from 0.5 to 1. A longer ``Retry-After`` of the server, up to 300 s, counts
+            instead.
         longest_s: limit of that base wait, seconds.
     """
 
@@ -91,8 +96,8 @@ class AnswerOptions:
 
     Attributes:
         max_tokens: most tokens of an answer.
-        temperature: of sampling; None: the server's default.
-        extra: more fields of the request.
+        temperature: temperature of sampling; None: the server's default.
+        extra: more fields of the request, by name.
     """
 
     max_tokens: int = 16384
@@ -116,12 +121,12 @@ class Timers:
 
 
 class Client:
-    """Ask questions of one server.
+    """Ask questions of one server. Nothing is sent before :meth:`ask`. Await ``close()`` at the end.
 
     Args:
         base_url: address of the server, with its ``/v1``; None: what the ``openai`` package takes (``OPENAI_BASE_URL``,
             else OpenAI's own). The key is ``OPENAI_API_KEY``.
-        account: the budget and what is spent of it.
+        account: the budget and what is spent of it. The client keeps it as its attribute ``account``.
         request_log: record of the attempts.
         options: options of every answer; None: the defaults.
         retry_policy: time limits and attempts; None: the defaults.
@@ -153,11 +158,14 @@ class Client:
 
     @property
     def seconds(self) -> float:
-        """Since this client was made."""
+        """Seconds since this client was made, by its clock."""
         return self._timers.clock() - self._started
 
     async def ask(self, question: int, messages: Sequence[Message], model: Model) -> Reply:
         """Send a conversation and return the reply whose outcome is ``answered``, after up to ``attempts`` attempts.
+
+        Another attempt follows a timeout, a lost connection, an unreadable answer, and the statuses 408, 409, 425, 429
+        and 5xx.
 
         Args:
             question: number of the question, for the log.
@@ -167,8 +175,9 @@ class Client:
         Raises:
             BudgetSpent: the next attempt could pass the budget; it was not sent.
             Unanswered: no answer after all attempts.
-            RequestRejected: the server refuses this question.
-            ServerError: the server refuses everybody (key, address, name of the model).
+            RequestRejected: the server refuses this question with another status, such as 400. It is not sent again.
+            ServerError: the server refuses everybody (key, address, name of the model): a redirect, or 401 to 405. The
+                question is not sent again.
         """
         reply = None
         for attempt in range(self._retry_policy.attempts):
@@ -258,10 +267,14 @@ class Client:
 
 
 def check_server(base_url: str | None = None) -> None:
-    """Check that an address or a key of a server is set; send nothing.
+    """Check that an address or a key of a server is set; send nothing, and return None.
+
+    Args:
+        base_url: address of the server; None or "": that of ``OPENAI_BASE_URL``. An own address needs no key.
 
     Raises:
-        UsageError: neither an address nor a key is set, or the address is invalid.
+        UsageError: neither an address nor ``OPENAI_API_KEY`` is set, or the address begins with neither ``http://`` nor
+            ``https://``.
         ToolchainMissing: the package ``openai`` is not installed.
     """
     _connect(base_url, 1.0)

@@ -19,12 +19,15 @@ _LISTED = 40
 def read_config(data: Any) -> KernelConfig:
     """Return the config of an object ``{"family": ..., knob: value, ...}``; knobs with a default may be missing.
 
-    The config need not be legal for any problem.
+    Example: ``{"family": "sm90_wgmma_gemm", "bm": 64, "bn": 64}`` suffices. The config need not be legal for any
+    problem.
+
+    Args:
+        data: values as ``json.loads`` returns them.
 
     Raises:
-        ConfigError: ``data`` is no dictionary, or has an unknown family or knob, a value that a knob cannot have, or
-            lacks a
-            knob without a default.
+        ConfigError: ``data`` is no dictionary, has an unknown family or knob, or a value that a knob cannot have. Or a
+            knob without a default (``bm``, ``bn``) is missing.
     """
     if not isinstance(data, dict):
         raise ConfigError(f"a config that is {type(data).__name__}", "an object of knobs", 'e.g. {"family": ...}')
@@ -33,8 +36,9 @@ def read_config(data: Any) -> KernelConfig:
 
 
 def write_config(config: KernelConfig) -> dict[str, Any]:
-    """Return the shortest dictionary from which :func:`read_config` makes the config: ``family`` and what has no
-    default value.
+    """Return the shortest dictionary from which :func:`read_config` makes the config.
+
+    It has ``family`` first, then the knobs without a default and those whose value is not the default.
     """
     defaults = config.defaults()
     return {
@@ -46,14 +50,20 @@ def write_config(config: KernelConfig) -> dict[str, Any]:
 def describe(families: Collection[str] = tuple(FAMILIES)) -> str:
     """Return text on kernel families for a prompt: the knobs with their meaning, usual values and defaults, one a line.
 
+    A knob has at most 40 values, evenly spaced. Knobs of the launch alone (such as ``pdl``) have no line of values.
+
     Args:
-        families: names of the families; by default all.
+        families: names of the families; by default all. Unknown names are ignored.
     """
     return "\n".join(line for family in FAMILIES if family in families for line in _family(family, None))
 
 
 def describe_offered(offered: Sequence[KernelConfig]) -> str:
-    """Return text as :func:`describe` does, for the families of some configs, with the values that occur among them."""
+    """Return text as :func:`describe` does, for the families of some configs, with the values that occur among them.
+
+    Args:
+        offered: the configs; if empty, the result is "". Every knob has its line of values here.
+    """
     lines: list[str] = []
     for family in FAMILIES:
         mine = [c for c in offered if c.family == family]
@@ -79,7 +89,7 @@ def _family(family: str, offered: Sequence[KernelConfig] | None) -> Iterator[str
 
 
 def _thinned(values: Sequence[Any]) -> list[Any]:
-    """Return at most ``count`` of the values, evenly spaced, with the first and the last."""
+    """Return at most 40 of the values, evenly spaced, with the first and the last."""
     if len(values) <= _LISTED:
         return list(values)
     return [values[round(i * (len(values) - 1) / (_LISTED - 1))] for i in range(_LISTED)]

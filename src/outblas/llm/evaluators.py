@@ -23,7 +23,7 @@ COMPILE_ONLY = "compile"
 
 @dataclass(frozen=True)
 class EvaluatorChoice:
-    """An evaluator as the command line names it.
+    """An evaluator as the command line names it. ``str()`` of it is its name.
 
     Attributes:
         name: ``cuda:N``, ``compile`` or the path of a file.
@@ -38,12 +38,11 @@ class EvaluatorChoice:
 
 
 def parse_evaluator(text: str | None) -> EvaluatorChoice:
-    """Return the evaluator that ``--device`` names.
+    """Return the evaluator that ``--device`` names. It is not opened, and a file is not read.
 
     Args:
         text: ``cuda:N``, ``compile`` or the path of a recording. None: ``cuda:0``, or ``compile`` on a machine without
-            a
-            GPU.
+            a GPU.
 
     Raises:
         UsageError: the text is none of these, or the file does not exist.
@@ -68,7 +67,11 @@ def open_chosen_evaluator(place: EvaluatorChoice, gpu: str = "h200") -> Iterator
 
     Args:
         place: result of :func:`parse_evaluator`.
-        gpu: GPU whose architecture is the target of ``compile``.
+        gpu: name of the GPU whose architecture is the target of ``compile``, a key of ``outblas.core.roofline.GPUS``.
+            It is ignored for the other places.
+
+    Yields:
+        A ``LiveEvaluator`` for ``cuda:N``, else a :class:`WithTemplates`.
 
     Raises:
         RecordError: the file is no recording of free kernels.
@@ -90,8 +93,11 @@ def open_chosen_evaluator(place: EvaluatorChoice, gpu: str = "h200") -> Iterator
 class WithTemplates:
     """An evaluator of free kernels that also answers for kernels of the template families.
 
-    Free kernels are passed on to the inner evaluator. A template kernel is answered from the recording. If it was not
-    recorded, it is compiled, its machine code is inspected, and it is not run.
+    Free kernels are passed on to the inner evaluator. A template kernel is answered from the recording, if it was
+    recorded for an equal problem. Else :func:`compiled_template` answers: the kernel is compiled, its machine code is
+    inspected, and it is not run.
+
+    Its ``gpu``, ``source`` and ``baselines(problem)`` are those of the inner evaluator.
 
     Args:
         inner: evaluator of free kernels.
@@ -112,11 +118,14 @@ class WithTemplates:
 
     @property
     def provenance(self) -> dict[str, Any]:
-        """Provenance of the recording; empty for any other evaluator."""
+        """Copy of the inner evaluator's provenance, which a recording has; empty for any other evaluator."""
         return dict(getattr(self._inner, "provenance", {}))
 
     def evaluate(self, pairs: Iterable[tuple[Problem, Candidate]]) -> Iterator[Evaluation]:
-        """Yield one evaluation per pair, in order.
+        """Yield one evaluation per pair, in order. Each pair is evaluated when the caller takes its result.
+
+        Args:
+            pairs: (problem, candidate) pairs.
 
         Raises:
             ToolchainMissing: a pair was not recorded, and a compiler is not installed.
@@ -135,7 +144,14 @@ class WithTemplates:
 def compiled_template(problem: Problem, config: KernelConfig, gpu: Gpu) -> Evaluation:
     """Return an evaluation of a template kernel from its compilation and machine code, without a run.
 
-    The status is LEFT_OUT if it passes, else ILLEGAL, COMPILE_ERROR or STATIC_REJECTED.
+    The status is ``LEFT_OUT`` with the detail ``compiled; not run`` if it passes. It is then not timed, but has
+    counters such as ``registers``, ``spill_bytes`` and ``hgmma``. A failure is ``ILLEGAL``, ``COMPILE_ERROR`` or
+    ``STATIC_REJECTED``, with its reason as the detail and without counters.
+
+    Args:
+        problem: the problem.
+        config: the kernel's config.
+        gpu: GPU whose architecture is the target.
 
     Raises:
         ToolchainMissing: NVRTC is not installed.

@@ -44,10 +44,10 @@ class EvolveSettings:
 
     Attributes:
         shape: shape of the archive.
-        seed: seed of the archive's draws.
+        seed: seed of the archive's draws, and of the draw of models with different weights.
         turns: most turns of a conversation, with the first question.
         parallel: number of conversations at once.
-        kinds: requested kinds of answers.
+        kinds: requested kinds of answers: ``code``, ``config`` or both.
         max_tokens: most tokens of an answer.
     """
 
@@ -66,10 +66,10 @@ class ProblemProgress:
     Attributes:
         problem: the problem.
         floor_us: least plausible time, microseconds.
-        baseline_us: time of the fastest baseline, microseconds; None if none was timed.
-        best_us: time of the best proven kernel, microseconds; None without one.
-        best_ratio: its speed-up; None without one.
-        chains: number of conversations begun.
+        baseline_us: time of the fastest baseline, microseconds; None if none was timed, or before the run.
+        best_us: median time of the best archived kernel, microseconds; None without one.
+        best_ratio: its speed-up, above 1 if it is faster than the baselines; None without one.
+        chains: number of conversations begun, earlier sessions included.
     """
 
     problem: Problem
@@ -105,7 +105,10 @@ class Evolution:
         record: record of the run.
         client: client of the server. Its account starts at ``record.journal.spent()``; its request log is the journal.
         settings: settings of the search.
-        watch: called after every outcome.
+        watch: called after every outcome, with it.
+
+    Attributes:
+        archive: the archive, from the record's entries and those of this run.
     """
 
     def __init__(
@@ -141,14 +144,17 @@ class Evolution:
     async def run(self) -> str:
         """Ask, judge and record until the budget is spent or every problem is near its floor. Close the client then.
 
+        Call it once. After an error, a new Evolution with the same record goes on.
+
         Returns:
-            The reason of the end, in words.
+            The reason of the end: ``every problem is within 2% of its floor``, or for example ``the next request could
+            pass the budget of 50 requests``.
 
         Raises:
-            ServerError: the server refuses, or does not answer any more.
+            ServerError: the server refuses, or did not answer three questions in a row.
             DeviceError: the evaluator cannot work.
             ToolchainMissing: the evaluator needs a package that is not installed.
-            RecordError: the disk refuses. After each error a new run with the same record goes on.
+            RecordError: the disk refuses.
         """
         self._ended = asyncio.Condition()  # told when a question under way has ended
         self._async_evaluator = AsyncEvaluator(self._evaluator, self._record, self._evaluations.values())
@@ -165,7 +171,9 @@ class Evolution:
         return self._stopping or "every problem is within 2% of its floor"
 
     def problem_progress(self) -> list[ProblemProgress]:
-        """Return the progress on every problem, in the order of the problems."""
+        """Return the progress on every problem, in the order of the problems. Baselines are known after :meth:`run` has
+        begun.
+        """
         begun = self._begun()
         return [
             ProblemProgress(p, floor_us(p, self._gpu), min(self._baselines.get(key, {}).values(), default=None),
@@ -174,12 +182,14 @@ class Evolution:
         ]  # fmt: skip
 
     def outcomes(self) -> Counter[str]:
-        """Return the number of outcomes of each kind in the whole run, earlier sessions included."""
+        """Return kind of outcome -> number of outcomes in the whole run, earlier sessions included. Kinds without one
+        are missing.
+        """
         return Counter(o.kind for chain in self._chains.values() for o in chain.outcomes.values())
 
     @property
     def evaluating(self) -> int:
-        """Candidates under evaluation."""
+        """Number of candidates under evaluation; 0 before :meth:`run`."""
         return self._async_evaluator.under_way if hasattr(self, "_async_evaluator") else 0
 
     async def _work(self) -> None:
@@ -269,7 +279,7 @@ class Evolution:
                 return reply
 
     async def _read(self, chain: Chain, question: Question, reply: Reply) -> None:
-        """Evaluate an answer, and record and return its outcome."""
+        """Read and evaluate an answer, and record its outcome in the chain and the journal. Return None."""
         problem = self._problems[question.problem]
         read = read_answer(reply.text, reply.finish, problem, self._gpu)
         if (
@@ -355,19 +365,28 @@ CLOSED_GAP = math.log(1.02)
 
 
 def log_gap(best_us: float | None, floor_us: float) -> float:
-    """Return the natural log of (best known time / floor), at least 0; 1 if no time is known."""
+    """Return the natural log of (best known time / floor), at least 0; 1.0 if no time is known.
+
+    Example: ``log_gap(4.0, 2.0)`` is log 2, about 0.693; ``log_gap(1.0, 2.0)`` is 0.0.
+
+    Args:
+        best_us: best known time, microseconds; None: none is known.
+        floor_us: least plausible time, microseconds.
+    """
     return 1.0 if best_us is None else max(0.0, math.log(best_us / floor_us))
 
 
 def next_problem(gaps: Mapping[str, float], tries: Mapping[str, int]) -> str | None:
-    """Return the problem of the next try: the largest gap / (tries + 1), the first of equals. None if all gaps are
-    closed.
+    """Return the key of the next try's problem: the largest gap / (tries + 1), the first of equals.
 
-    These are D'Hondt's divisors, so tries are shared in proportion to the gaps.
+    A gap below the log of 1.02 is closed. Return None if all gaps are closed, or ``gaps`` is empty. These are D'Hondt's
+    divisors, so tries are shared in proportion to the gaps.
+
+    Example: ``next_problem({"a": 0.5, "b": 0.9}, {"b": 1})`` returns ``"a"``.
 
     Args:
         gaps: problem key -> :func:`log_gap`.
-        tries: problem key -> chains begun so far.
+        tries: problem key -> chains begun so far; a missing key counts as 0.
     """
     open_gaps: Iterable[str] = [key for key, value in gaps.items() if value >= CLOSED_GAP]
     return max(open_gaps, key=lambda key: gaps[key] / (tries.get(key, 0) + 1), default=None)

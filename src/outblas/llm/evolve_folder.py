@@ -22,7 +22,13 @@ FORMAT, KIND = 1, "evolve"
 
 @dataclass(frozen=True)
 class EvolveFiles(RunDirectory):
-    """Paths of an evolution's files."""
+    """Paths of an evolution's files; :class:`outblas.records.run_directory.RunDirectory` has the others.
+
+    ``best`` is the folder ``best``, of the fastest kernels. ``transcript`` is ``transcript.jsonl``.
+
+    Args:
+        path: folder of the run.
+    """
 
     @property
     def best(self) -> Path:
@@ -34,19 +40,20 @@ class EvolveFiles(RunDirectory):
 
     @property
     def recording(self) -> Path:
-        """Recording of a run on a GPU, which another run can take as ``--device``."""
+        """Path of ``recorded.jsonl``: recording of a run on a GPU, which another run can take as ``--device``."""
         return self.path / "recorded.jsonl"
 
 
 def folder_name(problems: Sequence[Problem], model: str, place: str) -> str:
     """Return the name of a run's folder, which states its settings, in lower case.
 
-    Example: ``evolve-512_512_512_tn_fp16_fp32-gpt-cuda-0`` for place ``cuda:0``.
+    Characters except letters, digits, ``_``, ``.`` and ``-`` become ``-``, several in a row a single one. Example:
+    ``evolve-512_512_512_tn_fp16_fp32-gpt-cuda-0`` for place ``cuda:0``.
 
     Args:
-        problems: problems of the run; of several, the first and the number of the others count.
+        problems: problems of the run, at least one. Three of them are named ``<key of the first>-and-2-more``.
         model: name of the first model.
-        place: the evaluator; if it contains a slash, only the file's stem counts.
+        place: the evaluator. Of a text with a slash, such as ``runs/a.jsonl``, only the file's stem counts: ``a``.
     """
     first = problems[0].key if len(problems) == 1 else f"{problems[0].key}-and-{len(problems) - 1}-more"
     return re.sub(r"[^\w.-]+", "-", f"evolve-{first}-{model}-{Path(place).stem if '/' in place else place}").lower()
@@ -57,15 +64,16 @@ def open_folder(files: EvolveFiles, wanted: Mapping[str, Any], more: Mapping[str
 
     Args:
         files: paths of the run.
-        wanted: settings that must be the same.
-        more: further entries of a new run.json.
+        wanted: settings that must be the same, JSON values.
+        more: further entries of a new run.json. An existing one is not changed, whatever they are.
 
     Returns:
-        The content of run.json.
+        The content of run.json: ``format``, ``kind``, the settings, ``outblas`` (its version), the further entries and
+        ``started``. Of an earlier run it is what the file holds.
 
     Raises:
         UsageError: the folder has a run with other settings.
-        RecordError: run.json cannot be read, or is of another kind or format.
+        RecordError: run.json cannot be read or written, or is of another kind or format.
     """
     if files.run.exists():
         about = read_run(files.path)
@@ -86,7 +94,7 @@ def read_run(path: Path) -> dict[str, Any]:
         path: the folder.
 
     Raises:
-        RecordError: it cannot be read, or is of another kind or format.
+        RecordError: it is missing, cannot be read, or is of another kind or format.
     """
     file = EvolveFiles(path).run
     try:
@@ -99,7 +107,10 @@ def read_run(path: Path) -> dict[str, Any]:
 
 
 def is_evolution(path: Path) -> bool:
-    """Return whether a folder has a readable run.json of `outblas evolve`."""
+    """Return whether a folder has a readable run.json of `outblas evolve`, of any format.
+
+    Return False for a missing folder.
+    """
     try:
         data = read_json(EvolveFiles(path).run)
     except (OSError, ValueError):

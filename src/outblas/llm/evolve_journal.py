@@ -55,7 +55,7 @@ class Question:
     """A turn of a chain. A chain is a conversation about one problem that begins with turn 0.
 
     Attributes:
-        id: number of the question, unique in the run.
+        id: number of the question, unique in the run, from 1.
         chain: number of the chain.
         turn: number of the turn in it.
         problem: key of the problem.
@@ -63,8 +63,8 @@ class Question:
         model: name of the model.
         purpose: ``new``, or the kind of the outcome that the turn follows.
         parents: names of the kernels in the chain's first prompt.
-        messages: the whole conversation.
-        at: time of the record, UTC in ISO 8601.
+        messages: the whole conversation up to this question, without its answer.
+        at: time of the record, UTC in ISO 8601 with milliseconds, such as ``2026-11-23T15:42:42.605+00:00``.
     """
 
     id: int
@@ -87,9 +87,9 @@ class AnswerOutcome:
         question: number of the question.
         kind: kind of outcome, a key of :data:`outblas.llm.feedback.OUTCOME_KINDS`.
         answer: ``code``, ``config``, or empty for an answer without a candidate.
-        name: name of the candidate.
-        us: median time in microseconds of a passing candidate; else None.
-        ratio: speed-up of a passing candidate; else None.
+        name: name of the candidate; "" without one.
+        us: median time in microseconds of a candidate that was timed; else None.
+        ratio: speed-up of a candidate that was timed, above 1 if it is faster than the baselines; else None.
         gain: natural log of the factor by which the problem's best became faster; else 0.
         words: text for the next turn.
     """
@@ -107,11 +107,13 @@ class AnswerOutcome:
 class EvolveJournal:
     """The questions, replies, outcomes and archive of one run, in tables of its store. Missing tables are made.
 
+    It is a context manager: ``with`` yields the journal and closes it.
+
     Args:
         path: the store's file, which must exist.
 
     Raises:
-        RecordError: the tables cannot be made, read or written; earlier records are intact.
+        RecordError: the file is missing, or the tables cannot be made, read or written; earlier records are intact.
     """
 
     def __init__(self, path: Path) -> None:
@@ -129,6 +131,9 @@ class EvolveJournal:
         """Record a question before it is sent and return it, with its new number. Its texts are cleaned.
 
         The arguments are the fields of :class:`Question`.
+
+        Raises:
+            RecordError: the chain has a question of that turn, or the disk refuses.
         """
         parents, messages = tuple(map(clean_text, parents)), _clean_messages(messages)
         row = (chain, turn, problem, island, model, purpose, json.dumps(parents), json.dumps(messages), _now())
@@ -141,11 +146,11 @@ class EvolveJournal:
                         messages, row[-1])  # fmt: skip
 
     def sent(self, question: int, most: Cost) -> int:
-        """Record an attempt before it is sent and return its number.
+        """Record an attempt before it is sent and return the attempt's number, from 1.
 
         Args:
             question: number of the question.
-            most: the most that the attempt can cost.
+            most: the most that the attempt can cost. An attempt counts as one request, whatever ``most.requests`` is.
         """
         row = (question, most.prompt_tokens, most.answer_tokens, most.usd, _now())
         columns = "question, prompt_tokens, answer_tokens, usd, at"
@@ -153,7 +158,15 @@ class EvolveJournal:
             return int(self._db.execute(f"INSERT INTO sends ({columns}) VALUES (?, ?, ?, ?, ?)", row).lastrowid or 0)
 
     def replied(self, send: int, reply: Reply) -> None:
-        """Record the reply to an attempt, whose number :meth:`sent` has returned. An attempt has one reply."""
+        """Record the reply to an attempt. An attempt has one reply.
+
+        Args:
+            send: number of the attempt, which :meth:`sent` has returned.
+            reply: the reply.
+
+        Raises:
+            RecordError: the attempt has a reply, or the disk refuses.
+        """
         took = reply.took
         row = (send, reply.outcome, reply.text, reply.finish, took.prompt_tokens, took.answer_tokens, took.usd,
                reply.seconds, reply.reasoning, _now())  # fmt: skip
@@ -161,7 +174,15 @@ class EvolveJournal:
             self._db.execute("INSERT INTO replies VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", _clean(row))
 
     def settle(self, outcome: AnswerOutcome, entries: Sequence[Entry] = ()) -> None:
-        """Record the outcome of an answer and the archive's additions in one transaction."""
+        """Record the outcome of an answer and the archive's additions in one transaction.
+
+        Args:
+            outcome: the outcome.
+            entries: entries that the archive has gained by it.
+
+        Raises:
+            RecordError: the question has an outcome, or the disk refuses. Nothing is recorded then.
+        """
         o = outcome
         with self._transaction():
             self._db.execute(
@@ -207,7 +228,7 @@ class EvolveJournal:
                 yield number, Reply(outcome, text, finish, Cost(1, prompt, answer, usd), seconds, thought)
 
     def outcomes(self) -> dict[int, AnswerOutcome]:
-        """Return number of a question -> its outcome, in the order of the outcomes; open questions are missing."""
+        """Return number of a question -> its outcome, in the order of the recording; open questions are missing."""
         columns = "question, kind, answer, name, us, ratio, gain, words"
         return {row[0]: AnswerOutcome(*row) for row in self._rows(f"SELECT {columns} FROM outcomes ORDER BY id")}
 
@@ -220,7 +241,9 @@ class EvolveJournal:
         ]
 
     def spent(self) -> Cost:
-        """Return the cost of all attempts so far."""
+        """Return the cost of all attempts so far. An attempt without a recorded reply counts at the most that it can
+        cost.
+        """
         total = Cost()
         for _, reply in self.replies():
             total += reply.took
@@ -230,8 +253,7 @@ class EvolveJournal:
         """Yield every question as a dictionary, in order.
 
         Its keys are the fields of :class:`Question`, ``attempts`` (a list of replies as dictionaries) and ``outcome``
-        (a
-        dictionary or None).
+        (a dictionary or None).
         """
         outcomes = self.outcomes()
         for q in self.questions():

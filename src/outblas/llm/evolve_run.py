@@ -42,9 +42,9 @@ class ServerSettings:
     Attributes:
         base_url: address; None: see :class:`outblas.llm.client.Client`.
         retry_policy: time limits and attempts.
-        requests_per_minute: limit; None: none.
-        tokens_per_minute: limit; None: none.
-        temperature: of sampling; None: the server's default.
+        requests_per_minute: most requests per minute; None: no limit.
+        tokens_per_minute: most tokens per minute, of prompts and answers together; None: no limit.
+        temperature: temperature of sampling; None: the server's default.
     """
 
     base_url: str | None = None
@@ -59,10 +59,10 @@ class EvolveRequest:
     """Request for one call of :func:`run_evolve`.
 
     Attributes:
-        problems: problems to write kernels for, each once.
+        problems: problems of the requested kernels, each once.
         models: models that write them.
         server: server and its settings.
-        place: evaluator of the kernels.
+        place: evaluator of the kernels, of :func:`outblas.llm.evaluators.parse_evaluator`.
         budget: limits on what is spent.
         settings: settings of the search.
         path: folder of the run.
@@ -87,15 +87,17 @@ def run_evolve(request: EvolveRequest, make_progress: MakeProgress) -> tuple[str
         make_progress: called when the run begins; see :data:`MakeProgress`.
 
     Returns:
-        The reason of the end, and the paths of the files. The report is left to the caller.
+        The reason of the end in words, and the paths of the files. The report is left to the caller.
 
     Raises:
-        UsageError: the folder holds something else, a budget in USD lacks prices, or no server is set.
+        UsageError: the folder holds a run with other settings, a problem is given twice, a budget in USD lacks prices,
+            or no server is set.
         ServerError: the server refuses or is gone, or no request was answered within the budget. The same command
             resumes.
         DeviceError: the evaluator's GPU cannot be used. The same command resumes.
         ToolchainMissing: the evaluator needs a package that is not installed. The same command resumes.
         RecordError: the folder cannot be written, or another process works in it. The same command resumes.
+        KeyboardInterrupt: the user interrupts. The error says what is recorded.
     """
     _check(request)
     place, files = request.place, EvolveFiles(request.path)
@@ -182,11 +184,13 @@ def _identity(request: EvolveRequest) -> dict[str, Any]:
 
 
 def why_no_answer(journal: EvolveJournal, before: int = 0) -> str:
-    """Return in words that no request was answered; empty if one was, or none was sent.
+    """Return in words that no request of this session was answered; "" if one was, or none was ever sent.
+
+    Example: ``none of 3 requests was answered (the last: timeout, nothing within 300 s)``.
 
     Args:
         journal: the run's record.
-        before: number of requests of earlier sessions. They count only if this session sent none.
+        before: number of requests of earlier sessions, which are skipped. They count only if this session sent none.
     """
     replies = islice(journal.replies(), before if journal.spent().requests > before else 0, None)
     count, last = 0, None
@@ -225,6 +229,12 @@ def _write_transcript(path: Path, journal: EvolveJournal) -> None:
 def write_recording(path: Path, evaluations: Iterable[Evaluation], gpu: Gpu, provenance: dict[str, Any]) -> None:
     """Write evaluations to a new file as a recording (:mod:`outblas.jail.evaluation_file`). An earlier file is
     replaced.
+
+    Args:
+        path: the file.
+        evaluations: the evaluations, in the order of the file.
+        gpu: GPU of the figures.
+        provenance: provenance of the run, for the file's header.
 
     Raises:
         RecordError: the disk refuses it; an earlier file is kept.

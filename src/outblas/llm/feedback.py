@@ -48,7 +48,17 @@ MAX_LOG_CHARS = 4000
 def kind_of(evaluation: Evaluation, gpu: Gpu) -> str:
     """Return the kind of an outcome, one of :data:`OUTCOME_KINDS`.
 
-    A time below the floor counts as a cheat (outblas.core.plausibility), also for recorded kernels and kernel families.
+    A time below the floor counts as a ``cheat`` (outblas.core.plausibility), also for recorded kernels and kernel
+    families. Else the status decides:
+
+    - PASSED: ``proven``; LEFT_OUT: ``compiled``; RULE_BROKEN: ``cheat``;
+    - ILLEGAL: ``illegal``; COMPILE_ERROR: ``compile``; STATIC_REJECTED: ``static``;
+    - EXITED, HANG, FAULT, LAUNCH_ERROR: ``crash``;
+    - MEMORY_VIOLATION, WRONG, NOT_REPEATABLE: ``wrong``.
+
+    Args:
+        evaluation: the evaluation.
+        gpu: GPU whose floor counts.
     """
     if is_below_floor(evaluation, gpu):
         return "cheat"
@@ -56,13 +66,24 @@ def kind_of(evaluation: Evaluation, gpu: Gpu) -> str:
 
 
 def score_of(evaluation: Evaluation) -> float | None:
-    """Return the log of the speed-up's lower bound; None if no speed-up was measured."""
+    """Return the natural log of the lower bound of the speed-up (``speedup.low``).
+
+    Return None if no speed-up was measured, or its lower bound is not finite and above 0.
+    """
     low = None if evaluation.speedup is None else evaluation.speedup.low
     return None if low is None or not (math.isfinite(low) and low > 0) else math.log(low)
 
 
 def feedback_text(evaluation: Evaluation, gpu: Gpu) -> str:
-    """Return the feedback for the next turn: status, gate, error, log and counters."""
+    """Return the feedback for the next turn: lines of status, detail, gates, error, time, counters and log.
+
+    The first line is ``status: `` and the status, such as ``status: wrong``. What the evaluation lacks has no line. The
+    log comes last and is clipped by :func:`clipped`.
+
+    Args:
+        evaluation: the evaluation.
+        gpu: GPU whose floor is named.
+    """
     lines = [f"status: {evaluation.status.value}"]
     if evaluation.detail:
         lines.append(f"detail: {evaluation.detail}")
@@ -86,7 +107,10 @@ def feedback_text(evaluation: Evaluation, gpu: Gpu) -> str:
 
 
 def counters_text(evaluation: Evaluation) -> str:
-    """Return an evaluation's counters by name, such as ``hgmma 32, registers 168``, without ``compile_seconds``."""
+    """Return an evaluation's counters, sorted by name, without ``compile_seconds``; "" without counters.
+
+    Example: ``hgmma 32, registers 168``.
+    """
     return ", ".join(f"{k} {v:g}" for k, v in sorted(evaluation.counters.items()) if k != "compile_seconds")
 
 
@@ -94,7 +118,11 @@ def clipped(text: str, most: int = MAX_LOG_CHARS) -> str:
     """Return a text of at most ``most`` characters as it is; of a longer one the first two thirds and the last third.
 
     Between them stands a line with the number of characters left out. With it the result is a little longer than
-    ``most``.
+    ``most``. Example: ``clipped("abcdef", 3)`` is the three lines ``ab``, ``[3 characters left out]`` and ``f``.
+
+    Args:
+        text: the text.
+        most: number of its characters that are kept, above 0.
     """
     if len(text) <= most:
         return text

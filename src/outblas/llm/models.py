@@ -16,8 +16,8 @@ class Model:
 
     Attributes:
         name: its name at the server.
-        weight: its share of the questions, relative to the other models'.
-        price: its price.
+        weight: its share of the questions, relative to the other models'; above 0.
+        price: its price; 0 for both kinds of tokens if it is not given.
     """
 
     name: str
@@ -28,13 +28,17 @@ class Model:
 def parse_models(text: str, prices: Sequence[str]) -> list[Model]:
     """Return the models that the command line names, in order.
 
+    Example: ``parse_models("a=2,b", ["1,2", "b=3,4"])`` returns ``[Model("a", 2.0, Price(1.0, 2.0)), Model("b", 1.0,
+    Price(3.0, 4.0))]``.
+
     Args:
-        text: ``NAME[=WEIGHT],...``; a weight is 1 unless it is given.
+        text: ``NAME[=WEIGHT],...``; a weight is 1 unless it is given. If the text after ``=`` is no number, or has a
+            sign, it belongs to the name.
         prices: texts ``IN,OUT`` (for every model without its own) or ``NAME=IN,OUT``, US dollars per million tokens.
+            The last price of a name counts.
 
     Raises:
-        UsageError: a name is empty or given twice, a weight is not above 0, a price is no pair of numbers or of no
-            model.
+        UsageError: a name is empty or given twice, a weight is 0, a price is no pair of numbers or of no model.
     """
     by_name: dict[str, Price] = {}
     for one in prices:

@@ -51,14 +51,16 @@ def first_prompt(
 ) -> list[Message]:  # fmt: skip
     """Return the beginning of a conversation: a system message and a user message.
 
+    Each message is a dictionary with ``role`` and ``content``.
+
     Args:
         problem: the problem.
         gpu: the GPU of the requested kernels.
         baselines: baseline -> time in microseconds; may be empty.
         best_us: time in microseconds of the fastest proven kernel; None without one.
-        parents: kernels to show: the contrastive pair, the slower first; or one entry, or none.
-        counters: name of a kernel -> its counters as text.
-        kinds: requested kinds of answers, ``code`` and ``config``.
+        parents: kernels to show: two, the slower first; or one, or none.
+        counters: name of a kernel -> its counters as text. A missing name is a kernel without counters.
+        kinds: requested kinds of answers, ``code`` and ``config``, at least one.
     """
     floor = floor_us(problem, gpu)
     known = [us for us in (best_us, min(baselines.values(), default=None)) if us is not None]
@@ -91,13 +93,15 @@ def _task(problem: Problem, gpu: Gpu) -> dict[str, str]:
 def choice_prompt(
     problem: Problem, gpu: Gpu, offered: Sequence[KernelConfig], tried: Sequence[str], n: int
 ) -> list[Message]:
-    """Return one user message that asks for ``n`` of the offered configs.
+    """Return a list of one user message that asks for ``n`` of the offered configs.
+
+    The message is a dictionary with ``role`` and ``content``.
 
     Args:
         problem: the problem.
         gpu: the GPU.
         offered: the configs.
-        tried: one line for each tried config that is worth showing.
+        tried: one line for each tried config that is worth showing; if empty, the text says ``Nothing.``
         n: number of configs to choose.
     """
     text = _fill(
@@ -118,13 +122,14 @@ def follow_up(
     """Return the text of the next question after an outcome.
 
     Args:
-        kind: kind of the outcome, a key of :data:`FOLLOW_UPS`; another raises KeyError.
-        words: the outcome's words; empty: the text says that no more is known.
+        kind: kind of the outcome, a key of :data:`FOLLOW_UPS`; another (such as ``compiled``) raises KeyError.
+        words: the outcome's words; if empty, the text says ``no more is known``. The texts of ``cut``, ``empty`` and
+            ``refusal`` do not contain them.
         problem: the problem.
         gpu: the GPU.
         best_us: time in microseconds of the fastest proven kernel; None without one.
         max_tokens: most tokens of an answer.
-        kinds: requested kinds of answers.
+        kinds: requested kinds of answers, at least one.
     """
     return _fill(
         FOLLOW_UPS[kind],
@@ -140,7 +145,7 @@ def answer_rules(kinds: Sequence[str]) -> str:
     """Return text on the form of an answer: one block of code, of knobs, or either.
 
     Args:
-        kinds: ``code``, ``config`` or both.
+        kinds: ``code``, ``config`` or both, at least one.
     """
     name = "asked_both" if len(set(kinds)) > 1 else f"asked_{kinds[0]}"
     return _fill(name).strip()
@@ -170,9 +175,14 @@ def describe_gpu(gpu: Gpu) -> str:
 def notes_of(problem: Problem, gpu: Gpu) -> list[str]:
     """Return the names of the notes that fit a problem.
 
-    The first is the regime: ``launch``, ``memory`` or ``compute``. It may be followed by ``few_rows``, ``long_k``,
-    ``tails``
-    and ``ragged``, in this order.
+    The first is the regime: ``launch``, ``memory`` or ``compute``. These may follow, in this order:
+
+    - ``few_rows``: M is below 64.
+    - ``long_k``: K is over 8 times the larger of M and N. Also, C has fewer tiles of 128 x 128 than the GPU has SMs.
+    - ``tails``: C has more tiles than SMs, and a large part of the last wave is empty.
+    - ``ragged``: the rows of some matrix are no multiple of 16 bytes.
+
+    Example: ``["memory", "few_rows", "long_k"]`` for 8 x 4096 x 65536 (M, N, K) on an H200.
     """
     names = [regime(problem, gpu).partition("_")[0]]
     tiles = -(-problem.m // _TILE) * -(-problem.n // _TILE)

@@ -47,6 +47,9 @@ class RateLimiter:
         """Wait until a request with ``tokens`` tokens may be sent, and return its record. It counts for 60 seconds.
 
         Set the record's ``tokens`` when the true number is known.
+
+        Args:
+            tokens: most tokens of the request, prompt and answer together.
         """
         async with self._turn:
             while (wait := self._wait(tokens)) > 0:

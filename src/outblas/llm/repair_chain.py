@@ -18,6 +18,9 @@ from outblas.llm.reply import Reply
 class Chain:
     """A conversation so far.
 
+    ``last`` is its last question. ``unfinished(turns)`` is True if its last question has no outcome or wants a
+    follow-up.
+
     Attributes:
         number: number of the chain.
         questions: its questions, in order.
@@ -41,6 +44,8 @@ class Chain:
     def wants_follow_up(self, turns: int) -> bool:
         """Return whether another turn follows: the last question has an outcome that asks for one, and turns are left.
 
+        Every kind of outcome asks for one except ``compiled`` and ``unanswered``. Return False without questions.
+
         Args:
             turns: most turns of a conversation, the first question included.
         """
@@ -54,6 +59,8 @@ class Chain:
     def drop_texts(self, turns: int) -> None:
         """Drop messages and replies of a finished chain, in place, to free memory. An unfinished chain is unchanged.
 
+        The questions stay, with ``messages`` of ``()``.
+
         Args:
             turns: most turns of a conversation.
         """
@@ -64,7 +71,11 @@ class Chain:
     def conversation_with(self, text: str) -> list[Message]:
         """Return the last question's messages, its answer, and ``text`` as a new user message.
 
-        An empty or missing answer is left out, because servers refuse messages without content.
+        An empty or missing answer is left out, because servers refuse messages without content. The chain is not
+        changed.
+
+        Args:
+            text: content of the new message.
         """
         reply = self.replies.get(self.last.id)
         answer: list[Message] = [] if reply is None or not reply.text.strip() else [
@@ -79,12 +90,13 @@ def chains_of(
     replies: Iterable[tuple[int, Reply]],
     turns: int,
 ) -> dict[int, Chain]:
-    """Return number -> chain of every chain of a record. Finished chains have no texts.
+    """Return number -> chain of every chain of a record, in the order of their first questions. Finished chains have no
+    texts.
 
     Args:
         questions: all questions, in order.
         outcomes: number of a question -> outcome.
-        replies: (number of a question, reply) of all attempts.
+        replies: (number of a question, reply) of all attempts. Only answered ones of unfinished chains are kept.
         turns: most turns of a conversation.
     """
     chains: dict[int, Chain] = {}

@@ -25,16 +25,17 @@ _LEAST_KEY = 8
 
 @dataclass(frozen=True)
 class Reply:
-    """Reply to one attempt.
+    """Reply to one attempt. The property ``answered`` is True if the outcome is ``answered``.
 
     Attributes:
-        outcome: ``answered``, ``http <status>``, ``timeout``, ``dropped`` or ``unreadable``. A record that is read
-            back may say ``lost``: a process was killed before the reply came.
+        outcome: ``answered``, ``http <status>``, ``timeout``, ``dropped`` or ``unreadable``. A record that is read back
+            may say ``lost``: a process was killed before the reply came.
         text: the answer, or the server's explanation.
-        finish: the model's reason to stop, as the server says: ``stop``, ``length`` or ``content_filter``.
+        finish: the model's reason to stop, as the server says: ``stop``, ``length``, ``content_filter`` or the like;
+            ``refusal`` for a marked refusal. It is "" if unknown.
         took: charge to the budget: the server's own count, or the most that it can have been.
         seconds: time from sending to the outcome.
-        reasoning: the model's thoughts, if the server sends them.
+        reasoning: the model's thoughts, if the server sends them; else "".
     """
 
     outcome: str
@@ -50,7 +51,7 @@ class Reply:
 
 
 def read_completion(body: bytes, most: Cost, price: Price, seconds: float) -> Reply:
-    """Return the answer in a server's body. An answer that is too long is cut, as at a limit of tokens.
+    """Return the answer in a server's body. A text of over 2**20 characters is cut, with ``finish`` ``length``.
 
     Args:
         body: the server's body, of unknown content.
@@ -60,7 +61,9 @@ def read_completion(body: bytes, most: Cost, price: Price, seconds: float) -> Re
         seconds: time from sending to the answer.
 
     Returns:
-        A reply with the outcome ``answered``. Its ``finish`` is ``refusal`` if the server marks one.
+        A reply with the outcome ``answered``, even if its text is "". Its ``finish`` is ``refusal`` if the server marks
+        one. Too small a count of tokens is raised to the least that the texts can have cost
+        (:func:`outblas.llm.budget.at_least`).
 
     Raises:
         ValueError: the body has no answer.
@@ -97,11 +100,11 @@ def _parts(body: bytes) -> tuple[dict[str, Any], dict[str, Any], object]:
 
 
 def failed_reply(outcome: str, words: object, took: Cost, seconds: float) -> Reply:
-    """Return the reply of an attempt without an answer.
+    """Return the reply of an attempt without an answer. Its ``finish`` is "".
 
     Args:
         outcome: e.g. ``timeout``.
-        words: its explanation; cleaned and cut.
+        words: its explanation, which becomes the text: cleaned, on one line, of at most 2000 characters.
         took: its cost.
         seconds: time from sending to the outcome.
     """
@@ -132,7 +135,7 @@ def api_key() -> str:
 def _took(usage: object, most: Cost, price: Price, answer_bytes: int) -> Cost:
     """Return the server's count of tokens, raised to the least that the sent and received text can have cost.
 
-    A count that is no number becomes the most that it can have been.
+    Return ``most`` if the count is missing, no integer, negative or too large, or counts no prompt.
     """
     counts = usage if isinstance(usage, dict) else {}
     prompt, answer = counts.get("prompt_tokens"), counts.get("completion_tokens") or 0

@@ -29,7 +29,11 @@ _Key = tuple[str, str]
 
 
 class AnswerEvaluator(Protocol):
-    """Interface of an evaluator for training (:class:`outblas.core.evaluator.Evaluator`)."""
+    """Interface of an evaluator for training (:class:`outblas.core.evaluator.Evaluator`).
+
+    ``evaluate`` takes (problem, candidate) pairs and returns one evaluation per pair. ``gpu`` is its GPU. ``source`` is
+    a text that names it.
+    """
 
     @property
     def gpu(self) -> Gpu: ...
@@ -46,10 +50,11 @@ class JudgedAnswer:
 
     Attributes:
         name: canonical name of the candidate, empty for a refused answer.
-        outcome: a status, ``refused:<kind>``, or ``unjudged`` if the batch ran out of time.
+        outcome: a status such as ``passed`` or ``wrong``, or ``refused:<kind>`` such as ``refused:empty``. A kernel
+            faster than its problem's floor is ``rule_broken``. It is ``unjudged`` if the batch ran out of time.
         detail: one line on the outcome.
         parts: parts of the reward; None for an unjudged answer.
-        speedup: lower bound of the speed-up of a proven kernel that was timed beside a baseline.
+        speedup: lower bound of the speed-up of a proven kernel that was timed beside a baseline; else None.
     """
 
     name: str
@@ -66,14 +71,15 @@ class AnswerJudge:
         evaluator: evaluates their candidates.
         language: reads the answers.
         timed: whether the stage rewards speed.
-        store: store of evaluations under ``run_id``; None: none is kept on disk. A kernel is evaluated once per run.
+        store: store of evaluations under ``run_id``; None: none is kept on disk. A kernel is evaluated once per run,
+            except that ``launch_error`` in the store is tried again.
         run_id: name of the run in the store.
         batch_seconds: after this time no new candidate begins, and the rest stays unjudged. A candidate in progress
             ends within the sandbox's own limits.
         clock: time in seconds; tests replace it.
 
     Attributes:
-        evaluated: number of candidates that this process gave to the evaluator.
+        evaluated: number of candidates that the evaluator has answered in this process.
     """
 
     def __init__(
@@ -89,7 +95,11 @@ class AnswerJudge:
         self.evaluated = 0
 
     def judge(self, answers: Sequence[tuple[Problem, str]]) -> list[JudgedAnswer]:
-        """Return one verdict per answer, in order. Equal kernels of a problem are evaluated once.
+        """Return one verdict per answer, in order. Equal kernels of a problem are evaluated once, also over several
+        calls.
+
+        No verdict is an error: a refused answer gets ``refused:<kind>``, one that was out of time ``unjudged``. A later
+        call may judge that one.
 
         Args:
             answers: pairs (problem, text of the answer).
@@ -170,10 +180,13 @@ def evaluator_of(device: str, proof: str = "full") -> Iterator[AnswerEvaluator]:
 
     Args:
         device: ``compile``, ``cuda:<index>``, or the path of a recording of free kernels.
-        proof: on a GPU ``full`` or ``cell``, see :class:`outblas.judge.bench_cell.Options`.
+        proof: ``full`` or ``cell``, see :class:`outblas.judge.bench_cell.Options`. It counts on a GPU only.
+
+    Yields:
+        The evaluator.
 
     Raises:
-        UsageError: the device is none of these.
+        UsageError: the device is none of these, or ``proof`` is another word.
         DeviceError: the GPU does not exist.
         RecordError: the file is no recording.
     """

@@ -33,7 +33,15 @@ class Language(Protocol):
         """Return the prompt for a problem: text, or messages."""
 
     def read(self, problem: Problem, answer: str) -> Read:
-        """Return the candidate of an answer, or the reason for its lack. No text of a model raises an error."""
+        """Return the candidate of an answer, or the reason for its lack. No text of a model raises an error.
+
+        Args:
+            problem: the problem of the prompt.
+            answer: the model's text.
+
+        Returns:
+            The candidate, or a :class:`outblas.llm.train.rewards.RefusedAnswer`.
+        """
 
     def write(self, problem: Problem, candidate: Candidate) -> str | None:
         """Return an answer that reads as the candidate, for training; None if the language cannot express it."""

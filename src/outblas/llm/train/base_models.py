@@ -19,7 +19,9 @@ _ADAPTER = "adapter_config.json"
 
 
 def check_installed() -> None:
-    """Check that everything that training needs is installed; import nothing.
+    """Check that everything that training needs is installed; import nothing, and return None.
+
+    These are ``trl``, ``peft``, ``accelerate``, ``datasets``, ``transformers`` and ``torch``.
 
     Raises:
         ToolchainMissing: a package is missing; the error names all that are.
@@ -56,11 +58,11 @@ def starting_model(run: Path, stage: str, model: str) -> str:
 
     Args:
         run: folder of the run.
-        stage: name of the stage.
+        stage: name of the stage: ``supervised``, ``correctness`` or ``speed``, in this order.
         model: model for a run without an earlier finished stage.
 
     Returns:
-        The path of the last earlier stage's model as text, else ``model``.
+        The path ``<run>/<earlier stage>/final`` as text, of the last earlier stage that has it. Else ``model``.
     """
     for earlier in reversed(STAGES[: STAGES.index(stage)]):
         if (run / earlier / FINAL).is_dir():
@@ -72,7 +74,8 @@ def load_model(run: Path, settings: TrainSettings, bf16: bool) -> LoadedModel:
     """Load the model and the tokenizer of a stage.
 
     Weights are fp32, trained under bf16 autocast on a GPU: steps of 1e-6 vanish in bf16. With LoRA the base, which is
-    not trained, is bf16 there.
+    not trained, is bf16 there. An earlier stage's LoRA adapter is trained further with its own rank, whatever rank
+    above 0 ``settings.lora`` is.
 
     Args:
         run: folder of the run.
@@ -80,8 +83,7 @@ def load_model(run: Path, settings: TrainSettings, bf16: bool) -> LoadedModel:
         bf16: whether the device trains under bf16 autocast.
 
     Raises:
-        UsageError: the model cannot be loaded. Or an earlier stage left a LoRA adapter, and ``settings.lora`` is 0 or
-            another rank.
+        UsageError: the model cannot be loaded. Or an earlier stage left a LoRA adapter, and ``settings.lora`` is 0.
     """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer

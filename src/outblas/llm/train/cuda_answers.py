@@ -16,8 +16,12 @@ from outblas.llm.train.rewards import RefusedAnswer
 class CudaAnswers:
     """Prompts and answers of ``outblas evolve``, so that a model trained here can write there.
 
+    A prompt is a list of two messages. An answer is text with one code block: ``cuda`` with a free kernel, or ``json``
+    with a config. ``write`` returns such a block alone, or None if :meth:`read` refuses it. ``generation`` returns
+    ``{}``.
+
     Args:
-        gpu: GPU of the requested kernels.
+        gpu: GPU of the requested kernels. A config that is not legal there is refused.
     """
 
     name = "cuda"

@@ -25,7 +25,15 @@ _Known = tuple[Problem, Candidate]
 
 
 def prompt_messages(prompt: Text, chat: bool) -> Text:
-    """Return a prompt as messages if ``chat`` is true, else as text to which an answer is appended."""
+    r"""Return a prompt as messages if ``chat`` is true, else as text to which an answer is appended.
+
+    Text becomes one message of the user. Messages become their contents, with a blank line between two. The returned
+    text always ends with an added line break: ``prompt_messages("x", False)`` is ``"x\n"``.
+
+    Args:
+        prompt: text, or messages with ``role`` and ``content``.
+        chat: True returns messages.
+    """
     if chat:
         return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     return (prompt if isinstance(prompt, str) else "\n\n".join(message["content"] for message in prompt)) + "\n"
@@ -36,20 +44,27 @@ def answer_messages(text: str, chat: bool) -> Text:
 
 
 def completion_text(completion: Any) -> str:
-    """Return the text of a completion: the text itself, or the content of the last of its messages ("" for None)."""
+    """Return the text of a completion: the text itself, or the content of the last of its messages.
+
+    A content of None, or a missing one, is "".
+
+    Args:
+        completion: text, or at least one message.
+    """
     return completion if isinstance(completion, str) else str(completion[-1].get("content") or "")
 
 
 def prompt_rows(problems: Sequence[Problem], language: Language, chat: bool, least: int) -> list[dict[str, Any]]:
     """Return the rows of a prompt dataset, ``{"prompt": ..., "problem": index in problems}``.
 
-    All problems are repeated in turns until there are at least ``least`` rows.
+    All problems are repeated in turns until there are at least ``least`` rows. So the number of rows is a multiple of
+    the number of problems: 3 problems and a ``least`` of 4 give 6 rows.
 
     Args:
         problems: the problems, at least one.
         language: makes the prompts.
         chat: prompts are messages; False: text.
-        least: smallest number of rows.
+        least: smallest number of rows, above 0.
     """
     times = -(-least // len(problems))
     return [
@@ -62,15 +77,19 @@ def prompt_rows(problems: Sequence[Problem], language: Language, chat: bool, lea
 def supervised_rows(path: str | Path, language: Language, chat: bool) -> list[dict[str, Any]]:
     """Return rows ``{"prompt": ..., "completion": ...}`` from an archive of kernels that passed.
 
+    Of evaluations, the 8 fastest proven kernels of each problem are taken, the fastest first. Failed ones, and kernels
+    that the language cannot express, are left out. Every other line gives one row, before those of evaluations.
+
     Args:
-        path: a store (``.sqlite``) of evaluations, of which the fastest proven kernels of each problem are taken. Or
-            JSON lines, each ``{"prompt": ..., "completion": ...}``, ``{"problem": "512_512_512", "answer": ...}``,
-            ``{"problem": ..., "config": ...}`` or an evaluation (``Evaluation.to_json``). A header line is skipped.
-        language: makes prompts and answers; kernels that it cannot express are left out.
+        path: a store (SQLite) of evaluations. Or JSON lines, each ``{"prompt": ..., "completion": ...}``, ``{"problem":
+            "512_512_512", "answer": ...}``, ``{"problem": ..., "config": ...}`` or an evaluation
+            (``Evaluation.to_json``). A header line is skipped.
+        language: makes prompts and answers.
         chat: prompts and completions are messages; False: text.
 
     Raises:
-        RecordError: the file cannot be read, or a line is none of these.
+        RecordError: the file is missing or cannot be read, or a line is none of these. Also an answer that the language
+            refuses, and a config (without a status) that it cannot express.
         UsageError: the file holds no usable example.
     """
     path = Path(path)

@@ -20,9 +20,12 @@ class KnobWords:
     A toy for models that know no programming language. Sampling keeps to the sentence's grammar, but not to legal
     kernels. A random model's answers thus compile or fail, and are fast or slow.
 
+    A prompt is text such as ``problem TN fp16 fp32 m 5 1 2 n 5 1 2 k 5 1 2 answer``. Reading refuses a text that is not
+    one word per knob, in order, each a listed value. ``max_tokens`` is the number of knobs plus 1.
+
     Args:
         knobs: knob -> values, in the order of the sentence. A sentence describes the first family that has all of them
-            as numbers. Its other knobs keep their defaults.
+            as numbers. Its other knobs keep their defaults, but ``bm`` and ``bn`` are 64.
 
     Raises:
         UsageError: no family has all knobs as numbers, or a knob is without values.
@@ -76,7 +79,10 @@ class KnobWords:
         return said if self.read(problem, said) == candidate else None
 
     def generation(self, tokenizer: Any, vocabulary: int) -> dict[str, Any]:
-        """Return ``{"bad_words_ids": [[before, after], ...]}``: every pair of words that the grammar does not allow.
+        """Return ``{"bad_words_ids": [[before, after], ...]}``: every pair of ids that the grammar does not allow.
+
+        After the word ``answer``, and after each word of the sentence, only the words of the next place are allowed.
+        The end of text follows the last place.
 
         Args:
             tokenizer: the model's tokenizer.

@@ -36,8 +36,8 @@ def set_callbacks(trainer: Any, path: Path, say: Callable[[str], None], best: Ca
 
     Args:
         trainer: transformers Trainer, changed in place.
-        path: file to which lines of JSON are appended.
-        say: prints a line.
+        path: file to which lines of JSON are appended, see :func:`row_of`.
+        say: called with each line, see :func:`line_of`.
         best: returns the best speed-up so far, None if nothing was timed.
     """
     from transformers import PrinterCallback, ProgressCallback, TrainerCallback
@@ -64,13 +64,16 @@ def set_callbacks(trainer: Any, path: Path, say: Callable[[str], None], best: Ca
 def row_of(step: int, logs: dict[str, Any]) -> dict[str, Any]:
     """Return a line of the log as JSON values.
 
+    Example: ``row_of(3, {"loss": 0.5, "rewards/total/mean": -1.0})`` returns ``{"step": 3, "rewards": {"total":
+    {"mean": -1.0, "std": None}}, "loss": 0.5}``.
+
     Args:
         step: number of the step.
         logs: what the trainer logs, by its names.
 
     Returns:
-        ``step``; ``rewards`` (part -> ``{"mean", "std"}``) if rewards were logged; and the other known figures that
-        were.
+        ``step``; ``rewards`` (part, ``total`` or ``advantage`` -> ``{"mean", "std"}``) if rewards were logged; and the
+        other known figures that were. Unknown names are left out. A value that is no finite number is None.
     """
     row: dict[str, Any] = {"step": step}
     rewards = {
@@ -85,7 +88,16 @@ def row_of(step: int, logs: dict[str, Any]) -> dict[str, Any]:
 
 
 def line_of(row: dict[str, Any], steps: int, best: float | None) -> str:
-    """Return a logged step as one line for a person."""
+    """Return a logged step as one line for a person.
+
+    Example: ``step 3/100, reward -1.23 ± 0.5, loss 0.5, 25% passed, best 1.200x``. What ``row`` lacks is left out, and
+    so are parts of the reward and shares of 0.
+
+    Args:
+        row: result of :func:`row_of`. With a ``total`` it must have all parts of the reward.
+        steps: number of steps of the stage.
+        best: best speed-up so far; None: not said.
+    """
     said = [f"step {row['step']}/{steps}"]
     rewards = row.get("rewards", {})
     if "total" in rewards:

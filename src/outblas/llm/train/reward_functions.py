@@ -41,11 +41,11 @@ class RewardFunctions:
         group: answers per prompt.
         least_std: see :func:`outblas.llm.train.rewards.advantages`.
         clip: see :func:`outblas.llm.train.rewards.advantages`.
-        log: file of answers, which the first process writes; None: none.
+        log: file of answers, to which the first process appends; None: none.
         prepare: called before evaluations begin, on every process, to free GPU memory; None: nothing.
 
     Attributes:
-        best: largest lower bound of a speed-up so far; None before a proven kernel was timed.
+        best: largest lower bound of a speed-up so far; None before a proven kernel was timed, and on other processes.
     """
 
     def __init__(
@@ -61,11 +61,16 @@ class RewardFunctions:
         self.best: float | None = None
 
     def functions(self) -> list[RewardFunction]:
-        """Return the functions for trl: the advantage, then one for each part of the reward, then the total."""
+        """Return the seven functions for trl, by ``__name__``.
+
+        These are ``advantage``, ``format``, ``compiled``, ``static``, ``correct``, ``speed`` and ``total``. Each takes
+        keyword arguments (``completions``, ``problem``) and returns a list of floats. An answer that was not judged has
+        None. The first one must be called before the others, with the same answers.
+        """
         return [self._first(), *(self._part(name) for name in (*PART_NAMES, "total"))]
 
     def weights(self) -> list[float]:
-        """Return the weight of each function of :meth:`functions`: 1 for the first, 0 for the others."""
+        """Return the weight of each function of :meth:`functions`: 1.0 for the first, 0.0 for the six others."""
         return [1.0, *(0.0 for _ in (*PART_NAMES, "total"))]
 
     def _first(self) -> RewardFunction:

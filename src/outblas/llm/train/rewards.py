@@ -29,11 +29,11 @@ _NOT_COMPILED = (Status.ILLEGAL, Status.COMPILE_ERROR)
 
 @dataclass(frozen=True)
 class RefusedAnswer:
-    """An answer without a candidate: no code, a broken launch block, or a text outside the language.
+    """An answer without a candidate: no code, a broken launch block, an illegal config, or a text outside the language.
 
     Attributes:
-        reason: one line.
-        kind: ``empty``, ``refusal``, ``malformed`` or ``contract``.
+        reason: the reason in words; for ``refusal`` the model's own text. It may be "" for ``empty``.
+        kind: ``empty``, ``refusal``, ``malformed``, ``contract`` or ``illegal``.
     """
 
     reason: str
@@ -42,7 +42,7 @@ class RefusedAnswer:
 
 @dataclass(frozen=True)
 class RewardParts:
-    """A reward in parts; their sum is the reward.
+    """A reward in parts; their sum ``total`` is the reward.
 
     Attributes:
         format: 0 if the answer is a candidate, else -0.25.
@@ -72,7 +72,11 @@ def reward_parts(answer: Union[Evaluation, RefusedAnswer], timed: bool, gpu: Gpu
     Args:
         answer: an evaluation, or a refused answer, which gets -0.25 three times and ``correct`` -2.
         timed: the stage rewards speed; False: every proven kernel gets 0.
-        gpu: a time below this GPU's floor counts as a failure.
+        gpu: a proven time below this GPU's floor counts as a broken rule: ``correct`` is -2 + 10 / 11.
+
+    Returns:
+        Parts whose total is -2.75 for a refused answer and -1 for one that was compiled only (LEFT_OUT). A failure gets
+        less than -1, a proven kernel -1 to 1.
     """
     if isinstance(answer, RefusedAnswer):
         return RewardParts(-MISSED_STEP_COST, -MISSED_STEP_COST, -MISSED_STEP_COST, -2 * MAX_LOG_REWARD)
@@ -86,9 +90,11 @@ def reward_parts(answer: Union[Evaluation, RefusedAnswer], timed: bool, gpu: Gpu
 def speed_reward(evaluation: Evaluation) -> float:
     """Return tanh(log s) of the lower bound s of the speed-up: between -1 and 1, 0 at parity, slope 1 there.
 
-    The log is limited to [-3, 3]. The function is smooth, so that every gain in speed counts. It takes the lower bound,
-    so
-    that luck is not rewarded. It is 0 if no baseline was timed beside the kernel.
+    The natural log is limited to [-3, 3]. The function is smooth, so that every gain in speed counts. It takes the
+    lower bound, so that luck is not rewarded. It is 0 if no baseline was timed beside the kernel.
+
+    Args:
+        evaluation: evaluation of a proven kernel; its status is not checked.
     """
     if evaluation.speedup is None:
         return 0.0
@@ -105,12 +111,16 @@ def advantages(
     ``least_std`` counts as ``least_std``, so that timing noise in a group of equals is not scaled up. One outlier gets
     at most ``clip``.
 
+    Example: ``advantages([1.0, 2.0, 3.0, None], 2)`` is about ``[-0.707, 0.707, 0.0, None]``.
+
     Args:
         rewards: rewards; None for an unjudged answer, which gets None and counts in no mean.
-        group: answers per prompt.
+        group: answers per prompt, at least 2.
+        least_std: smallest standard deviation (of a sample, with n - 1) that counts.
+        clip: largest magnitude of a result.
 
     Raises:
-        ValueError: the number of rewards is no multiple of ``group``.
+        ValueError: the number of rewards is no multiple of ``group``, or ``group`` is below 2.
     """
     if group < 2 or len(rewards) % group:
         raise ValueError(f"{len(rewards)} rewards are not whole groups of {group}")

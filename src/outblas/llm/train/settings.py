@@ -29,25 +29,32 @@ class TrainSettings:
         problems: problems of the prompts, in this order; prompts are drawn from them.
         stage: ``supervised``, ``correctness`` (GRPO; every proven kernel is worth the same) or ``speed`` (GRPO).
         steps: optimiser steps in all, with those of an interrupted stage.
-        group: answers per prompt (GRPO).
+        group: answers per prompt, at least 2 (GRPO).
         prompts: prompts per step, over all processes.
         micro_batch: answers per forward and backward pass of a process; None takes its whole part of a step.
-        language: ``cuda`` (free kernels or configurations by an answer's code block) or ``knobs``.
-        device: see :func:`outblas.llm.train.answer_judge.evaluator_of`.
-        proof: see :func:`outblas.llm.train.answer_judge.evaluator_of`.
-        archive: JSON lines or a store of evaluations, for the supervised stage only.
-        lr: learning rate; None chooses by the kind of model.
+        language: ``cuda`` (free kernels or configurations by an answer's code block) or ``knobs``. It is not checked
+            here.
+        device: see :func:`outblas.llm.train.answer_judge.evaluator_of`. It is not checked here.
+        proof: see :func:`outblas.llm.train.answer_judge.evaluator_of`. It is not checked here.
+        archive: JSON lines or a store of evaluations, which the supervised stage needs. The others ignore it.
+        lr: learning rate; None chooses by the kind of model: 3e-3 for ``random:tiny``, 1e-5 with LoRA, else 1e-6.
         lora: rank of LoRA's matrices; 0 trains all weights.
         kl: weight of the KL divergence from the model at the beginning of the stage.
         temperature: temperature of sampling.
         max_tokens: most tokens of an answer; None takes the language's.
         least_std: see :func:`outblas.llm.train.rewards.advantages`.
         clip: see :func:`outblas.llm.train.rewards.advantages`.
-        batch_seconds: time limit of a step's evaluations.
-        memory_fraction: share of the GPU's memory for training, if candidates are timed on the same GPU.
+        seed: seed of the training, and of a random model's weights.
+        save_every: steps between two checkpoints.
+        batch_seconds: time limit of a step's evaluations, seconds.
+        memory_fraction: share of the GPU's memory for training, above 0 to 1, if candidates are timed on the same GPU.
+        tensorboard: report to TensorBoard.
+        wandb: report to Weights & Biases.
+        cpu: train on the CPU.
 
     Raises:
-        UsageError: the stage is unknown, or a figure is out of its range.
+        UsageError: the stage is unknown, a figure is out of its range, or the archive (supervised) or the problems
+            (GRPO) are missing.
     """
 
     model: str
@@ -130,10 +137,13 @@ def _begun_with(path: Path) -> dict[str, Any]:
 def claim_folder(folder: Path, settings: TrainSettings, resume: bool, begun: bool) -> None:
     """Write a stage's settings into ``folder/settings.json``, or compare them with those there if ``resume`` is true.
 
+    Lengths, intervals and limits may differ, such as ``steps``, ``save_every``, ``batch_seconds`` and ``micro_batch``.
+    A compared file is not changed. Without ``resume`` an existing file is overwritten if ``begun`` is False.
+
     Args:
         folder: the stage's folder, which exists.
         settings: the settings.
-        resume: continue a training that was begun there.
+        resume: continue a training that was begun there. A missing file is written then, too.
         begun: whether the folder holds a checkpoint or a trained model.
 
     Raises:

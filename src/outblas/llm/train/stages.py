@@ -38,8 +38,8 @@ class TrainedStage:
     Attributes:
         final: folder of the trained model.
         steps: steps in all.
-        taken: steps of this call.
-        best: best lower bound of a speed-up; None if nothing was timed.
+        taken: steps of this call; 0 if the stage was finished before.
+        best: best lower bound of a speed-up in this call; None if nothing was timed.
     """
 
     final: Path
@@ -58,13 +58,15 @@ def train(
     Args:
         run: folder of the run.
         settings: settings of the stage.
-        language: prompts and answers.
-        resume: go on from the last checkpoint of a killed training. Its kernels are not evaluated again.
+        language: prompts and answers. It is used whatever ``settings.language`` says.
+        resume: go on from the last checkpoint of a killed training. Its kernels are not evaluated again. Nothing is
+            trained if all steps were taken. Without a checkpoint the stage begins anew.
         say: prints a line.
 
     Raises:
         ToolchainMissing: a package is not installed.
-        UsageError: the folder is another training's, or settings make no sense together.
+        UsageError: the folder holds a training and ``resume`` is False, or one of other settings. Also if settings make
+            no sense together.
         DeviceError: the evaluator has no GPU, or lost it.
         RecordError: the disk refuses, or another process trains in the same run.
     """

@@ -16,15 +16,16 @@ _SPECIAL = ("<pad>", "<eos>", "<unk>")
 def make_tiny(folder: Path, language: Language, seed: int = 0) -> Path:
     """Write a tiny random Llama model and its tokenizer into a folder and return the folder. An existing one is kept.
 
-    It has two layers of width 64, with weights of a normal distribution. So it writes every word about as often.
+    It has two layers of width 64, with weights of a normal distribution. So it writes every word about as often. Its
+    vocabulary is that of the language, with ``<pad>``, ``<eos>`` and ``<unk>``.
 
     Args:
-        folder: the folder.
+        folder: the folder; if it exists, nothing in it is read or changed.
         language: language whose words it knows; must be :class:`outblas.llm.train.knob_words.KnobWords`.
         seed: seed of the weights.
 
     Raises:
-        UsageError: the language has no list of words.
+        UsageError: the language is another, even if the folder exists.
         RecordError: the folder cannot be written.
     """
     if not isinstance(language, KnobWords):

@@ -33,11 +33,11 @@ def publish_folder(folder: Path, save: Callable[[Path], None]) -> Path:
     replaced.
 
     Args:
-        folder: path of the result.
+        folder: path of the result; missing parents are made.
         save: function of the new folder's path that writes its files.
 
     Raises:
-        RecordError: the disk refuses it.
+        RecordError: the disk refuses it (an OSError). An earlier folder then stays, unless its removal had begun.
     """
     scratch = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     try:
@@ -56,10 +56,13 @@ def publish_folder(folder: Path, save: Callable[[Path], None]) -> Path:
 
 
 def last_checkpoint(stage: Path) -> Path | None:
-    """Return the latest complete checkpoint, None without one.
+    """Return the latest complete checkpoint (that of most steps), None without one.
 
     Its state is written last. A process that is killed while it saves leaves an incomplete checkpoint, which is
     removed.
+
+    Args:
+        stage: the stage's folder, which holds folders ``checkpoint-<step>``. A missing one gives None.
     """
     found = sorted((_step(path), path) for path in stage.glob("checkpoint-*") if _step(path) >= 0)
     whole = None
@@ -72,7 +75,11 @@ def last_checkpoint(stage: Path) -> Path | None:
 
 
 def trained_steps(checkpoint: Path) -> int | None:
-    """Return the number of steps of a checkpoint; None if its state is missing or cut off."""
+    """Return the number of steps of a checkpoint; None if its state is missing or cut off.
+
+    Args:
+        checkpoint: folder with ``trainer_state.json``, of which ``global_step`` is read.
+    """
     try:
         return int(json.loads((checkpoint / _STATE).read_text(encoding="utf-8"))["global_step"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -82,7 +89,11 @@ def trained_steps(checkpoint: Path) -> int | None:
 def drop_later_lines(path: Path, steps: int) -> None:
     """Remove the lines of a log with a step after ``steps``, because a resumed training takes those steps again.
 
-    A last line that was cut off by a kill is removed, too. A missing file is ignored.
+    A line that was cut off by a kill, or has no ``step``, is removed, too. A missing file is ignored.
+
+    Args:
+        path: the log, one JSON object with ``step`` a line.
+        steps: last step whose lines stay.
     """
     if not path.exists():
         return
@@ -93,7 +104,11 @@ def drop_later_lines(path: Path, steps: int) -> None:
 
 
 def append_line(path: Path, row: dict[str, Any]) -> None:
-    """Add one row of JSON and sync it.
+    """Append one row as a line of JSON and sync it to the disk. A missing file is made; its folder must exist.
+
+    Args:
+        path: the file.
+        row: the row; NaN and infinity raise ValueError.
 
     Raises:
         RecordError: the disk refuses it.
