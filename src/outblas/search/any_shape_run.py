@@ -60,13 +60,21 @@ RECORDED, BENCHED = 1, 2
 
 
 def near_layers(rng: random.Random) -> tuple[int, int, int]:
-    """Return (M, N, K): a layer of a real model, and a log-uniform M from 1 to 8192."""
+    """Return (M, N, K): N and K of a random layer of a real model, and a log-uniform M from 1 to 8192.
+
+    Args:
+        rng: generator of the draws.
+    """
     n, k = rng.choice([nk for model in LLM_LAYERS.values() for nk in model])
     return _log_uniform(rng, 1, 8192), n, k
 
 
 def multiples_of_8(rng: random.Random) -> tuple[int, int, int]:
-    """Return (M, N, K): N and K multiples of 8 from 32 to 16384, and any M up to 16384, all log-uniform."""
+    """Return (M, N, K): N and K multiples of 8 from 32 to 16384, and any M from 1 to 16384, all log-uniform.
+
+    Args:
+        rng: generator of the draws.
+    """
     n, k = (8 * _log_uniform(rng, 4, GRID_EXTENTS[-1] // 8) for _ in range(2))
     return _log_uniform(rng, 1, GRID_EXTENTS[-1]), n, k
 
@@ -84,11 +92,14 @@ EXTENT_GENERATORS: tuple[Callable[[random.Random], tuple[int, int, int]], ...] =
 
 
 def shapes(count: int, seed: int) -> list[Problem]:
-    """Return ``count`` different fp16 problems that are in no suite.
+    """Return ``count`` different fp16 problems with fp32 accumulation, whose (M, N, K) is in no suite.
 
-    Extents come from :data:`EXTENT_GENERATORS` in turns. Layout TN has probability 3/4. The same arguments give the
-    same
-    problems.
+    Extents come from :data:`EXTENT_GENERATORS` in turns; a product has at most 1e12 FLOP. Layout TN has probability
+    3/4, else it is NN. The same arguments give the same problems, in the same order. 0 gives ``[]``.
+
+    Args:
+        count: number of problems.
+        seed: seed of the draw.
     """
     rng = random.Random(seed)
     known = {(p.m, p.n, p.k) for name in SUITES for p in suite(name)}
@@ -105,16 +116,16 @@ def _log_uniform(rng: random.Random, low: int, high: int) -> int:
 
 
 def record(problems: Sequence[Problem], measurements: int, store: Path, cells: Path) -> str:
-    """Measure the kernels that the policy chooses, and write them as a table (GPU, resumable).
+    """Measure the kernels that the policy chooses beside torch, and write them as a table (GPU 0, resumable).
 
     Args:
         problems: problems to measure.
         measurements: kernels of each problem.
-        store: store of the evaluations, in which a stopped run resumes.
-        cells: path of the table.
+        store: file of the evaluations, in which a stopped run resumes.
+        cells: path of the Parquet table, which is replaced.
 
     Returns:
-        The outcome in words.
+        The counts in words, e.g. ``"9600 cells of 1200 problems"``.
     """
     gpu, general = gpu_of_device(0), general_kernels()
     options = Options(0, gpu, rounds=7, baselines=("torch",), drop_beyond=1.3, level="cell")
@@ -142,13 +153,17 @@ def record(problems: Sequence[Problem], measurements: int, store: Path, cells: P
 
 
 def prove(out: Path) -> bool:
-    """Put every offered kernel through all gates, on representative problems, too (GPU).
+    """Put every offered kernel through all gates, on representative problems, too (GPU 0).
+
+    Each kernel of the packaged model is tried in each layout and dtype, on the first of :data:`PROOF_EXTENTS` on which
+    it is legal.
 
     Args:
-        out: JSON file that is written: number of passing kernels, failed kernels with the reason, and provenance.
+        out: JSON file that is written. ``passed`` is the number of passing (problem, kernel) pairs. ``failed`` is a
+            dict: problem key and kernel name -> status and reason. ``provenance`` is the third key.
 
     Returns:
-        Whether all passed.
+        True if all passed.
     """
     gpu, pairs = gpu_of_device(0), []
     for config, layout, dtype in product(AnyShapeModel.load("h200").kernels, get_args(Layout), get_args(Dtype)):
@@ -174,10 +189,10 @@ def bench(problems: Sequence[Problem], out: Path, summary_file: Path) -> dict[st
     Args:
         problems: problems to bench.
         out: path of the result file.
-        summary_file: path of the figures of :func:`summarize_rows` with their provenance.
+        summary_file: path of the JSON file with the figures of :func:`summarize_rows`, ``provenance`` and ``fit``.
 
     Returns:
-        The figures.
+        The figures of :func:`summarize_rows`, and ``fit``, the description of the model's fit.
     """
     found = AnyShapeModel.load("h200")
     rows = [LibraryRow(p, "torch", source="any_shape", plain=found.choose(p, H200)) for p in problems]
@@ -195,13 +210,18 @@ def bench(problems: Sequence[Problem], out: Path, summary_file: Path) -> dict[st
 def summarize_rows(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the figures of benched problems.
 
+    A ratio ``over_torch`` is the time of torch over ours: above 1 we are faster. Means are geometric.
+
     Args:
         rows: result rows with ``fallback``, ``torch_us``, ``ours_us`` and ``lt_auto_us``. A fall-back counts as 1.
 
     Returns:
-        ``shapes`` and ``ours`` (numbers of all and of served problems), ``over_torch``, ``worst_over_torch`` and
-        ``slower``
-        of all, ``ours_over_torch`` and ``ours_over_lt_auto`` of the served ones. Means are geometric.
+        A dictionary. ``shapes`` and ``ours`` are the numbers of all and of served problems (no fall-backs).
+        ``over_torch`` (mean), ``worst_over_torch`` (minimum) and ``slower`` (number of ratios below 0.98) are of all.
+        ``ours_over_torch`` and ``ours_over_lt_auto`` are means of the served ones.
+
+    Raises:
+        UsageError: no problem is served.
     """
     over = [1.0 if row["fallback"] else row["torch_us"] / row["ours_us"] for row in rows]
     ours = [row for row in rows if not row["fallback"]]

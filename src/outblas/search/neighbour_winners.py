@@ -31,8 +31,10 @@ def neighbour_winners(
 ) -> list[KernelConfig]:
     """Return legal configs outside ``known``: winners of nearby shapes, heaviest first, launch options in turns.
 
-    A winner's weight is the sum of ``1 / (1 + distance)²`` over its shapes within :data:`MAX_LOG2_DISTANCE`. A shape
-    with M and N swapped counts with its winner for the transposed product.
+    Only options of :func:`outblas.kernels.catalogue.launch_options` for the problem count. A winner's weight is the sum
+    of ``1 / (1 + distance)²`` over its shapes within :data:`MAX_LOG2_DISTANCE`. The distance is about the sum of the
+    absolute log2 of the ratios of M, N and K. A shape with M and N swapped counts with its winner for the transposed
+    product. The problem's own winners do not count; equal weights are in the order of names.
 
     Args:
         problem: the problem.

@@ -39,7 +39,8 @@ class ProfileResult:
     """Result of :func:`run_profile`.
 
     Attributes:
-        counters: of every requested pair; problems in the run's order, each one's candidates fastest first.
+        counters: (problem, config) -> {name of the counter: value} of every requested pair, in the order of
+            :func:`select_pairs`.
         new: number of pairs profiled by this call; the store held the others.
     """
 
@@ -54,8 +55,8 @@ class ProfileRequest:
     Attributes:
         path: directory of a tune run.
         gpu_index: CUDA's index of the GPU.
-        top: number of candidates per problem, the fastest that passed.
-        mnk: ``M_N_K`` of the problems; empty takes all of the run.
+        top: number of candidates per problem, the fastest that passed; 1 or more. Unused with ``config``.
+        mnk: ``M_N_K`` of the problems, e.g. ``["64_4096_64"]``; empty takes all of the run.
         config: a candidate that replaces the fastest, on every problem on which it passed.
         tool: path of ncu; None searches the usual places.
         timeout_s: seconds for each start of ncu.
@@ -75,14 +76,16 @@ class ProfileRequest:
 def run_profile(request: ProfileRequest, progress: Progress | None = None) -> ProfileResult:
     """Profile candidates of a tune run; what its store holds is not profiled again.
 
+    If the store holds all of them, neither a GPU nor ncu is needed.
+
     Args:
         request: which candidates, and by what.
-        progress: called with the number of candidates done, and of all.
+        progress: called after each batch with the number of candidates done, those in the store included, and of all.
 
     Raises:
         RecordError: no run is there, another process works in it, its store cannot be read or written, or ncu's output
             cannot be read.
-        UsageError: no such problem or candidate in the run, or its figures are of another GPU.
+        UsageError: ``top`` is below 1, no such problem or candidate in the run, or its figures are of another GPU.
         ToolchainMissing: ncu is not installed.
         DeviceError: no GPU, no permission to read counters, or a launch that failed.
     """
@@ -117,14 +120,18 @@ def select_pairs(
 ) -> list[Pair]:
     """Return the (problem, config) pairs to profile: of each problem the fastest candidates that passed, fastest first.
 
+    The pairs are one flat list. Problems come in the order in which their first candidate passed; one on which none
+    passed is left out. Of equally fast candidates the first by name comes first.
+
     Args:
-        evaluations: evaluations of the run; of a repeated pair the first counts.
-        top: largest number of candidates of each problem.
-        mnk: ``M_N_K`` of the problems; empty: all.
-        config: take only this candidate, on each problem on which it passed; None: the fastest.
+        evaluations: evaluations of the run; of a repeated pair only the first counts, even if it failed.
+        top: largest number of candidates of each problem; unused with ``config``.
+        mnk: ``M_N_K`` of the problems, in any layout, dtype and accumulator; empty: all.
+        config: take only this candidate, on each problem on which it passed, however slow; None: the fastest.
 
     Raises:
-        UsageError: the run has no problem of such extents, or no such candidate passed.
+        UsageError: the run has no problem of one of the extents, or no such candidate passed on any problem.
+        ProblemError: an ``M_N_K`` does not parse.
     """
     asked = {Problem.from_mnk(one).mnk for one in mnk}
     first: dict[Pair, Evaluation] = {}

@@ -17,12 +17,13 @@ from outblas.search.agents.base import Agent, group_by_launch, interleave, unexp
 class UntriedAgent(Agent):
     """An agent that proposes untried candidates in the ranking model's order, launch options in turns.
 
-    Options that cannot matter on a problem are left out (:func:`outblas.kernels.catalogue.launch_options`).
+    Candidates of options that cannot matter on a problem are left out
+    (:func:`outblas.kernels.catalogue.launch_options`).
 
     Args:
         seed: unused.
         gpu: the GPU.
-        tried: problem -> configs that are not proposed; must have every problem.
+        tried: problem -> configs that are not proposed. A problem that is missing raises KeyError.
     """
 
     name = "untried"
@@ -43,7 +44,7 @@ class UntriedAgent(Agent):
 
 
 class InOrderAgent(Agent):
-    """An agent that proposes the candidates in the order in which they are offered."""
+    """An agent that proposes the candidates in the order in which they are offered, without those in the history."""
 
     name = "in_order"
 
@@ -54,12 +55,13 @@ class InOrderAgent(Agent):
 
 
 class PreferredFirstAgent(Agent):
-    """An agent that proposes known good configs of a problem first, then those of another agent.
+    """An agent that proposes known good configs of a problem first, then those of another agent, each once.
 
-    Its name, seed and GPU are the other agent's.
+    Its name, seed and GPU are the other agent's. It asks the other agent for all candidates, with an empty history. So
+    that agent's order does not follow the answers.
 
     Args:
-        first: problem -> configs; those that are not offered are ignored.
+        first: problem -> configs; those that are not offered are ignored. A problem may be missing.
         then: the other agent.
     """
 
@@ -87,7 +89,11 @@ def tried_by_problem(evaluations: Iterable[Evaluation]) -> dict[Problem, list[Ev
 def winners(tried: Sequence[Evaluation]) -> dict[Launch, KernelConfig]:
     """Return launch option -> the proven candidate with the highest speed-up. Options without one are missing.
 
-    A candidate counts for the option that it needs itself, see :func:`outblas.core.config.launch_of`.
+    A candidate counts only for the option that it needs itself, see :func:`outblas.core.config.launch_of`. The first
+    one wins a tie. Evaluations without a speed-up do not count.
+
+    Args:
+        tried: evaluations of one problem.
     """
     best: dict[Launch, tuple[float, KernelConfig]] = {}
     for e in tried:
@@ -100,6 +106,9 @@ def winners(tried: Sequence[Evaluation]) -> dict[Launch, KernelConfig]:
 
 def neighbours_of_winners(problem: Problem, tried: Sequence[Evaluation], gpu: Gpu) -> list[KernelConfig]:
     """Return untried neighbours of the :func:`winners` of a problem, launch options in turns.
+
+    Only options of :func:`outblas.kernels.catalogue.launch_options` count, for the winners and for their neighbours.
+    Without a winner the list is empty.
 
     Args:
         problem: the problem.

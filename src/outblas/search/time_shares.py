@@ -38,7 +38,9 @@ class TimeShare:
 
 
 def time_shares(counts: Mapping[Problem, int], time_us: Callable[[Problem], float]) -> list[TimeShare]:
-    """Return the share of each problem: count times microseconds over the sum of them, the largest first.
+    """Return the share of each problem, the largest first: count times microseconds over the sum of them.
+
+    Equal shares are in the order of problems. No problems give ``[]``.
 
     Args:
         counts: problem -> number of products.
@@ -61,15 +63,18 @@ def predicted_us(problem: Problem, gpu: Gpu) -> float:
 def captured_time_shares(file: Path, device: Device) -> tuple[list[TimeShare], str]:
     """Rank the problems of a captured file by their share of its time on a device.
 
+    The time of a product is that of the fastest recorded baseline on a recording, else :func:`predicted_us`.
+
     Args:
         file: record of ``outblas capture``.
         device: device on which the problems will be tuned. On a recording only recorded problems remain.
 
     Returns:
-        The shares, the largest first, and one line on the products that are left out, empty if none are.
+        The shares, the largest first, and one line on the products that are left out. Its form is
+        ``"3 products left out: REASON; ..."``; it is empty if none are.
 
     Raises:
-        UsageError: nothing to tune remains.
+        UsageError: nothing to tune remains, or the recording is unknown.
         RecordError: the file or the recording cannot be read.
     """
     captured = CapturedProducts.load(file)
@@ -94,11 +99,10 @@ def captured_time_shares(file: Path, device: Device) -> tuple[list[TimeShare], s
 
 
 def budgets(ranked: Sequence[TimeShare], budget: int) -> dict[Problem, int]:
-    """Return problem -> number of measurements, ``budget`` on average.
+    """Return problem -> number of measurements, ``budget`` on average or a little less.
 
-    Each problem gets :data:`MIN_MEASUREMENTS_PER_PROBLEM`, or ``budget`` if that is less. The rest is distributed by
-    the
-    shares of time, rounded down.
+    Each problem gets 4 (:data:`MIN_MEASUREMENTS_PER_PROBLEM`), or ``budget`` if that is less. The rest is distributed
+    by the shares of time, rounded down. Example: shares 0.75 and 0.25 with budget 10 give 13 and 7.
 
     Args:
         ranked: problems with their shares.
@@ -110,7 +114,15 @@ def budgets(ranked: Sequence[TimeShare], budget: int) -> dict[Problem, int]:
 
 
 def weighted_speedup(ranked: Sequence[TimeShare], library: Library, launch: Launch) -> float:
-    """Return the speed-up of all products: 1 / sum(share / speed-up); a problem without a kernel counts as 1."""
+    """Return the speed-up of all products: 1 / sum(share / speed-up); a problem without a kernel counts as 1.
+
+    Example: two problems of share 0.5, one with a speed-up of 2 and one without a kernel, give 1 / 0.75 = 1.33.
+
+    Args:
+        ranked: problems with their shares, which add up to 1.
+        library: the library; a problem without a row counts as 1.
+        launch: launch option that the caller allows.
+    """
     rows = ((one, library.lookup(one.problem)) for one in ranked)
     choices = ((one, None if row is None else row.choice(launch)) for one, row in rows)
     return 1.0 / sum(one.share / (choice.speedup if choice else 1.0) for one, choice in choices)

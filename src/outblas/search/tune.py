@@ -38,10 +38,10 @@ class SearchOptions:
     """Settings of a search: the distribution of its measurements and an early end.
 
     Attributes:
-        per_round: candidates asked of the agent at once for each problem. An agent that learns nothing may be asked
-            for the whole budget: each problem is then set up and its baselines timed once.
-        budgets: measurements of single problems, in place of the common budget.
-        stop: called after every measurement; True ends the search. The library then has the problems tried so far.
+        per_round: candidates asked of the agent at once for each problem. An agent that learns nothing may be asked for
+            the whole budget: each problem is then set up and its baselines timed once.
+        budgets: measurements of single problems, in place of the common budget; other problems keep the common one.
+        stop: called after every new measurement; True ends the search. The library then has the problems tried so far.
         at_once: problems searched side by side. A small number finishes the first ones before a stop.
     """
 
@@ -74,12 +74,17 @@ def tune(
         evaluator: answers the proposals; must be the same when a run is resumed.
         store: keeps every evaluation before the next is asked; recorded ones are not measured again.
         run_id: name of the run in the store; an existing run is resumed.
-        progress: called after every measurement.
+        progress: called after every measurement, recorded ones included. It gets the number done, the number of all,
+            and the geometric mean of the best speed-ups so far. A problem without a sure win counts as 1.
         options: settings of the search; None: the defaults of :class:`SearchOptions`.
 
+    Returns:
+        A library with one row a problem, in the order of ``problems``. A row without a winner falls back to the
+        baseline. After a stop, problems without an evaluation have no row.
+
     Raises:
-        UsageError: the budget is below 1, a problem is given twice, the run was started with other
-            settings, or the agent breaks its contract.
+        UsageError: a budget is below 1, a problem is given twice, the run was started with other settings, or the agent
+            breaks its contract.
         RecordError: the store cannot be written; earlier records are intact.
         Interrupted: Ctrl-C.
     """

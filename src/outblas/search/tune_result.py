@@ -19,8 +19,9 @@ from outblas.records.store import Store
 def result_rows(library: Library, store: Store, run_id: str, evaluator: Evaluator) -> Iterator[Row]:
     """Yield the result rows of a tuned library: one for each problem and launch option, in the library's order.
 
-    The times come from the evaluations that chose the library, so a row carries the bias of selection.
-    ``outblas bench`` times the winners again on fresh inputs.
+    The options are ``plain`` and ``pdl``, and ``weights`` if any problem has a kernel for it. A problem without a
+    winner has a row with ``fallback`` True. The times come from the evaluations that chose the library, so a row
+    carries the bias of selection. ``outblas bench`` times the winners again on fresh inputs.
 
     Args:
         library: the tuned library.

@@ -47,12 +47,12 @@ class TuneSettings:
 
     Attributes:
         suite: as in :class:`TuneRequest`.
-        problems: keys of the problems.
+        problems: keys of the problems. For a whole suite, instead its kinds, e.g. ``("TN_fp16_fp32",)``.
         agent: name of the agent.
         budget: measurements per problem at most.
         seed: seed of the agent.
-        device: the device as the command line names it.
-        gpu: short name of the GPU.
+        device: the device as the command line names it, e.g. ``cuda:0`` or ``replay:h200``; or the workers in words.
+        gpu: short name of the GPU, e.g. ``h200``.
     """
 
     suite: str
@@ -66,7 +66,11 @@ class TuneSettings:
 
 @dataclass(frozen=True)
 class RunFiles(RunDirectory):
-    """Paths inside the directory of a tune run."""
+    """Paths inside the directory of a tune run, as properties of ``RunFiles(path)``. No file is made or read.
+
+    ``library`` is ``library.json`` and ``result`` is ``result.parquet`` in it. Those of :class:`RunDirectory` are
+    ``run`` (``run.json``), ``store`` (``store.sqlite``) and ``report`` (``report.html``).
+    """
 
     @property
     def library(self) -> Path:
@@ -123,16 +127,18 @@ def folder_name(
 ) -> str:
     """Return the name of a run's directory, which states its settings.
 
-    Example: ``grid1000-sample40-tn-fp16-fp32-ppo-8-replay-h200``. A seed other than 0 adds ``seed<N>``.
+    Example: ``grid1000-sample40-tn-fp16-fp32-ppo-8-replay-h200``. A seed other than 0 adds ``seed<N>`` after the agent.
+    Suite ``custom`` adds the ``M_N_K`` of a single problem, e.g. ``custom-64_4096_64-tn-fp16-fp32-ppo-8-cuda-0``. For
+    several, it adds 8 hex digits of a hash instead. ``captured`` has a hash and no layout, dtype and accumulator.
 
     Args:
         suite: as in :class:`TuneRequest`.
-        problems: all of one layout, dtype and accumulator unless ``captured``.
+        problems: one or more; all of one layout, dtype and accumulator unless ``captured``.
         agent: name of the search agent.
         seed: seed of the agent and the sample.
-        budget: the budget as the user wrote it.
-        place: the evaluator, e.g. ``replay:h200``.
-        sample: number of problems drawn from the suite, or None.
+        budget: the budget as the user wrote it; a comma becomes ``-``.
+        place: the evaluator, e.g. ``replay:h200``; ``:`` and ``/`` become ``-``.
+        sample: number of problems drawn from the suite, or None; unused for ``custom`` and ``captured``.
     """
     if suite == "captured":
         kind: tuple[str, ...] = (_hash(problems),)
@@ -154,14 +160,16 @@ def run_tune(
 
     Args:
         request: settings of the run.
-        progress: called after every measurement.
+        progress: called after every measurement, as by :func:`outblas.search.tune.tune`.
         clock: time in seconds; only differences count.
 
     Returns:
-        The library, and the paths of its files. The report is left to the caller.
+        The library, and the paths of its files: ``library``, ``result``, ``run`` and ``store`` are written. The report
+        is left to the caller.
 
     Raises:
         UsageError: the agent or recording is unknown, a problem was not recorded, or the directory holds another run.
+            Also agent ``recorded`` or ``transfer`` on a recording, or a reason of :func:`outblas.search.tune.tune`.
         RecordError: the directory cannot be written, or another process works in it; earlier records are intact.
         DeviceError: the live GPU cannot be used.
         ToolchainMissing: pyarrow, or a package for the live GPU, is not installed.
@@ -221,12 +229,15 @@ def _search_options(request: TuneRequest, clock: Callable[[], float]) -> SearchO
 
 @contextmanager
 def open_evaluator(device: Device, recording: Recording | None, workers: WorkerPlan | None) -> Iterator[Evaluator]:
-    """Open the evaluator of a run; it is closed at the end of the context.
+    """Open the evaluator of a run; it is closed at the end of the ``with`` block.
 
     Args:
-        device: the device.
+        device: the device; its GPU is used only if both other arguments are None.
         recording: recording to replay; None: the live GPU of ``device``.
-        workers: workers that evaluate in place of the others; None: none.
+        workers: workers that evaluate in place of the others, even of a recording; None: none.
+
+    Yields:
+        The evaluator: a pool of the workers, a replay of the recording, or the live GPU.
     """
     if workers is not None:
         from outblas.bench.pool.worker_plan import open_pool
@@ -286,17 +297,29 @@ def measurements_kept(path: Path) -> int:
 def provenance_of(path: Path) -> dict[str, Any]:
     """Return the provenance of a finished run's figures, from its ``run.json``.
 
+    Its keys are ``gpu``, ``driver``, ``toolchain``, ``date``, ``commit`` and ``command``.
+
     Args:
         path: directory of the run.
 
     Raises:
-        RecordError: ``run.json`` cannot be read.
+        RecordError: ``run.json`` is missing, cannot be read or is of another format.
+        KeyError: the run is not finished.
     """
     return dict(_read(RunFiles(path).run)["provenance"])
 
 
 def measured_on(path: Path) -> list[str] | None:
-    """Return the names of the GPUs that measured a finished run; None if its ``run.json`` lacks them."""
+    """Return the names of the GPUs that measured a finished run, e.g. ``["NVIDIA H200"]``; None if they are not known.
+
+    They are not known if ``run.json`` is missing, or the run is not finished.
+
+    Args:
+        path: directory of the run.
+
+    Raises:
+        RecordError: ``run.json`` cannot be read or is of another format.
+    """
     files = RunFiles(path)
     origin = _read(files.run).get("provenance") if files.run.exists() else None
     name = origin.get("gpu") if isinstance(origin, dict) else None

@@ -56,9 +56,10 @@ def agent_summaries() -> dict[str, str]:
 
 
 def agent_preparations() -> dict[str, str]:
-    """Return name -> time of its preparation in words, e.g. ``about 60 s on one core of a server``.
+    """Return name -> time of its preparation in words, e.g. ``about 65 s on one core of a server`` for ``heuristic``.
 
-    Agents that do not learn before they search are missing.
+    The keys are ``ppo``, ``ppo-oneshot``, ``heuristic`` and ``surrogate``; the other agents do not learn before they
+    search.
     """
     return {name: f"about {seconds} s on one core of a server" for name, seconds in PREPARATION_S.items()}
 
@@ -66,15 +67,17 @@ def agent_preparations() -> dict[str, str]:
 def make_agent(name: str, seed: int = 0, gpu: Gpu = H200) -> Agent:
     """Make a new agent by its name.
 
+    Its attributes ``name``, ``seed`` and ``gpu`` are the arguments.
+
     Args:
-        name: a key of :data:`AGENTS`.
+        name: a key of :data:`AGENTS`, e.g. ``random``, ``ppo`` or ``kt-genetic``; case counts.
         seed: seed of the agent's random draws.
         gpu: GPU that the candidates run on.
 
     Raises:
-        UsageError: no agent has that name.
-        ToolchainMissing: the agent needs a package that is not installed. Some agents raise this at their first use
-            only.
+        UsageError: no agent has that name, or no model or server is set for ``llm``.
+        ToolchainMissing: Kernel Tuner (``kt-...``) or ``openai`` (``llm``) is not installed. Agents ``tpe`` and
+            ``nvmmh`` raise it at their first proposal only.
     """
     if name not in AGENTS:
         raise unknown_name("agent", name, AGENTS, "pass one of them as --agent")

@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 class Agent:
     """Base class of search agents: choose which candidates to evaluate next.
 
-    The search calls :meth:`propose` for configs, evaluates them and passes the results to :meth:`observe`.
-    To add an agent, write a file with a subclass and add a line to ``AGENTS`` in ``agent_registry.py``. The conformance
-    tests then include it.
+    The search calls :meth:`propose` for configs, evaluates them and passes the results to :meth:`observe`. To add an
+    agent, write a file with a subclass and add a line to ``AGENTS`` in ``agent_registry.py``. The conformance tests
+    then include it.
 
     A killed run is resumed by asking from the start again, with the recorded answers. So proposals may depend only on
     the arguments, the seed and the observed evaluations. Draw from :meth:`rng`; keep no generator between calls.
 
     Attributes:
-        name: the agent's name in the registry.
+        name: the agent's name in the registry; ``unnamed`` until ``make_agent`` sets it.
         seed: seed of its random draws.
         gpu: GPU that the candidates run on.
         draws: False if proposals do not depend on the seed, so that one run is enough.
@@ -47,6 +47,8 @@ class Agent:
     ) -> list[KernelConfig]:
         """Return up to ``n`` different members of ``candidates`` that are not in ``history``.
 
+        The base class raises NotImplementedError.
+
         Args:
             problem: the problem to search.
             candidates: every legal config of the problem, in a fixed order.
@@ -55,7 +57,7 @@ class Agent:
 
         Returns:
             Configs to evaluate, best guess first. Fewer than ``n`` only if no others are left or the agent has
-                finished.
+            finished.
         """
         raise NotImplementedError
 
@@ -71,7 +73,7 @@ class Agent:
         """
 
     def observe(self, evaluations: Sequence[Evaluation]) -> None:
-        """Learn from a finished batch, which may hold several problems; the default learns nothing."""
+        """Learn from a finished batch, which may hold several problems; the default does nothing and returns None."""
 
     def rng(self, problem: Problem, history: Sequence[Evaluation]) -> random.Random:
         """Return a new generator, seeded by the agent's seed, the problem and the length of ``history`` alone."""
@@ -79,7 +81,7 @@ class Agent:
 
 
 def unexplored(candidates: Sequence[KernelConfig], history: Sequence[Evaluation]) -> list[KernelConfig]:
-    """Return the candidates that no evaluation in ``history`` has, in their order."""
+    """Return the candidates whose config is in no evaluation of ``history``, in their order."""
     tried = {evaluation.config for evaluation in history}
     return [config for config in candidates if config not in tried]
 
@@ -87,7 +89,13 @@ def unexplored(candidates: Sequence[KernelConfig], history: Sequence[Evaluation]
 def group_by_launch(order: Iterable[KernelConfig], launches: Sequence[Launch] = LAUNCHES) -> list[list[KernelConfig]]:
     """Return one list per launch option, in the order of ``launches``; each keeps the order of its configs.
 
-    A launch option without configs has an empty list.
+    A config is in the list of the one option that it needs (:func:`outblas.core.config.launch_of`). A launch option
+    without configs has an empty list, so by default there are always three. Configs of an option outside ``launches``
+    are dropped.
+
+    Args:
+        order: configs.
+        launches: launch options; default ``("plain", "pdl", "weights")``.
     """
     listed = list(order)
     return [[config for config in listed if launch_of(config) == launch] for launch in launches]
@@ -99,13 +107,16 @@ def each_launch(
 ) -> list[KernelConfig]:  # fmt: skip
     """Return up to ``n`` proposals of one search per launch option; the searches take turns.
 
-    The next turn goes to the option with the fewest measurements and proposals; the first one wins ties.
+    The next turn goes to the option with the fewest measurements and proposals; the first one wins ties. Options are in
+    the order ``plain``, ``pdl``, ``weights``. So without history, four proposals are ``plain``, ``pdl``, ``weights``,
+    ``plain``.
 
     Args:
         candidates: legal configs of all launch options.
         history: the problem's evaluations so far.
         n: the largest number of configs to return.
-        order: function of one option's candidates and history. It returns that option's proposals, best guess first.
+        order: function of one option's candidates, tried ones included, and its part of the history. It returns that
+            option's untried configs, best guess first.
     """
     orders, made = [], []
     for group in group_by_launch(candidates):
@@ -122,5 +133,8 @@ def each_launch(
 
 
 def interleave(*orders: Sequence[KernelConfig]) -> list[KernelConfig]:
-    """Return the first of every order, then the second of every order, and so on; shorter orders just end."""
+    """Return the first of every order, then the second of every order, and so on; shorter orders just end.
+
+    Duplicates stay. Example: ``interleave([a, b, c], [d])`` returns ``[a, d, b, c]``. No orders give ``[]``.
+    """
     return [config for group in zip_longest(*orders) for config in group if config is not None]

@@ -28,9 +28,10 @@ _codes: dict[object, int] = {}
 class EvolutionAgent(Agent):
     """Evolution: mutate the best candidates found so far by few knobs.
 
-    Draw the first generation at random, until a candidate has passed. Then draw one of the best :data:`PARENTS` and
-    propose the untried candidate that differs from it in the fewest knobs. A share of :data:`RANDOM_SHARE` stays
-    random.
+    Until a candidate has passed, proposals are random. Then each proposal draws one of the best 4 passed candidates
+    (:data:`PARENTS`). The best has weight 1, the next 1/2, and so on; the reward decides the order. The proposal is the
+    untried candidate that differs from that parent in the fewest knobs; ties are drawn. A share of 0.15
+    (:data:`RANDOM_SHARE`) stays random.
     """
 
     def propose(
@@ -60,7 +61,11 @@ class EvolutionAgent(Agent):
 
 
 def knob_distance(a: KernelConfig, b: KernelConfig) -> int:
-    """Return the number of knobs that differ. The family counts as one; so does a knob that only one config has."""
+    """Return the number of knobs that differ; a different family counts as one of them.
+
+    A knob that only one config has counts as one, too. But some families fix a knob that they lack, e.g. ``split_k`` 1;
+    the fixed value is then compared.
+    """
     return int((encode(a) != encode(b)).sum())
 
 
@@ -68,7 +73,8 @@ def knob_distance(a: KernelConfig, b: KernelConfig) -> int:
 def encode(config: KernelConfig) -> NDArray[np.int32]:
     """Return int32[1 + knobs]: a code for the family, then one for each name in ``KNOBS``.
 
-    Equal values have equal codes within one process. A knob that the family lacks has the code of None.
+    Equal values have equal codes within one process; the codes mean nothing else. A knob that the family lacks has the
+    code of None, or of the value that the family fixes. The array is cached: do not change it.
     """
     values = [config.family, *(getattr(config, knob, None) for knob in KNOBS)]
     # The type is part of the key: True == 1 as a dictionary key.

@@ -23,8 +23,10 @@ class Greedy(Agent):
     """Greedy descent: try the nearest neighbours of the best candidate.
 
     Start at the candidate with the most common knob values. Neighbours that differ from the best in one knob come
-    first, then those that differ in two, up to :data:`MAX_KNOBS_APART`. Ties follow an order of knobs that is drawn
-    once per problem. If all neighbours were tried, start again from a random candidate far from all tried ones.
+    first, then those that differ in two, then three (:data:`MAX_KNOBS_APART`). Ties follow an order of knobs that is
+    drawn once per problem. The best is the passed candidate of the current descent with the highest reward. If nothing
+    of the descent has passed, or all neighbours were tried, a new descent starts. It starts at a random candidate far
+    from all tried ones, or at any random one if none is far.
     """
 
     def propose(

@@ -21,9 +21,10 @@ Fitted = tuple[dict[str, dict[str, float]], np.ndarray]
 class Heuristic(Agent):
     """Analytic cost model: fastest predicted candidate first.
 
-    Launch options take turns, since a library row needs a winner of each. PDL is nearly always predicted faster; a
-    single order would hide the others under a small budget. Equal predictions keep the order of the catalogue. Until
-    :meth:`prepare`, the packaged model ranks; it was fitted on all measurements.
+    Launch options take turns (``plain``, ``pdl``, ``weights``), since a library row needs a winner of each. PDL is
+    nearly always predicted faster; a single order would hide the others under a small budget. Equal predictions keep
+    the order of the candidates. The measurements of the problem change nothing. Until :meth:`prepare`, the packaged
+    model ranks; it was fitted on all measurements.
     """
 
     draws = False
@@ -33,7 +34,12 @@ class Heuristic(Agent):
         self._fitted: Fitted | None = None
 
     def prepare(self, recording: Recording, problems: Sequence[Problem]) -> None:
-        """Fit the model's coefficients on these problems (about a minute for 800); the fit is kept in the cache."""
+        """Fit the model's coefficients on these problems (about a minute for 800), or read the fit from the cache.
+
+        Args:
+            recording: measurements of ``problems``; other problems in it are not used.
+            problems: training problems.
+        """
         from outblas.core.files import write_atomic
         from outblas.learn.train.fit_cost_model import fit, fit_residual, rows_of_recording
         from outblas.learn.train.training_cache import training_cache_folder

@@ -37,15 +37,19 @@ POPULATION = 8
 class KernelTunerStrategy(Agent):
     """Base class: one strategy of Kernel Tuner behind the interface of agents.
 
-    Only the offered configs are legal points. Any other config that the strategy asks for gets Kernel Tuner's error
-    value and is never proposed.
+    Every proposal runs the strategy from its start with equal seeds; the history answers the configs that it holds. The
+    first configs beyond the history are the proposal. Only the offered configs are legal points. Any other config that
+    the strategy asks for gets Kernel Tuner's error value and is never proposed.
+
+    If the strategy ends early or asks too often (:data:`QUESTIONS`), the rest of the proposal is random. If at most
+    ``n`` candidates are left, all of them are proposed, in random order.
 
     Attributes:
-        strategy: module of ``kernel_tuner.strategies``.
+        strategy: module of ``kernel_tuner.strategies``; a subclass sets it.
         options: the strategy's options that differ from their defaults.
 
     Raises:
-        ToolchainMissing: Kernel Tuner is not installed.
+        ToolchainMissing: Kernel Tuner is not installed; the constructor raises it.
     """
 
     strategy: ClassVar[str]
@@ -99,8 +103,8 @@ class KernelTunerStrategy(Agent):
 class Genetic(KernelTunerStrategy):
     """Kernel Tuner's genetic algorithm.
 
-    A population has :data:`POPULATION` individuals (Kernel Tuner's default is 26). Kernel Tuner ends the run when the
-    individuals of all generations, repeated ones included, are as many as the candidates.
+    A population has 8 individuals (:data:`POPULATION`; Kernel Tuner's default is 26). Generations add no individuals
+    once all of them, repeated ones included, are as many as the candidates.
     """
 
     strategy = "genetic_algorithm"
@@ -136,7 +140,7 @@ class VariableNeighbourhood(KernelTunerStrategy):
 class DifferentialEvolution(KernelTunerStrategy):
     """Kernel Tuner's differential evolution.
 
-    A population has :data:`POPULATION` individuals (Kernel Tuner's default is 16 per parameter).
+    A population has 8 individuals (:data:`POPULATION`; Kernel Tuner's default is 16 per parameter).
     """
 
     strategy = "diff_evo"

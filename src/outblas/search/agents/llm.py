@@ -42,8 +42,11 @@ Ask = Callable[[Sequence["Message"], int], str]
 class LanguageModel(Agent):
     """A language model chooses among the candidates and learns from the outcomes.
 
+    The environment names the model (``OUTBLAS_LLM_MODEL``) and the server (``OPENAI_BASE_URL`` or ``OPENAI_API_KEY``).
+    The constructor sends nothing.
+
     Raises:
-        UsageError: no model or server is set.
+        UsageError: no model or server is set, or its address or ``OUTBLAS_LLM_BUDGET`` is invalid.
         ToolchainMissing: the package ``openai`` is not installed.
     """
 
@@ -56,7 +59,12 @@ class LanguageModel(Agent):
     ) -> list[KernelConfig]:
         """Return configs as :meth:`Agent.propose` does.
 
-        If the model gives no answer, one of these errors is raised; a repeated run resumes here.
+        If at most ``n`` candidates are left, all are returned in their order and nothing is asked. Otherwise there is
+        one question, answered from the cache if it was asked before. A choice that is not offered, or was tried,
+        becomes the untried candidate with the fewest different knobs. Missing choices are filled in the order of the
+        ranking model, launch options in turns. So an answer without a readable choice is no error.
+
+        If the server gives no answer, one of these errors is raised; a repeated run resumes here.
 
         Raises:
             Unanswered: no attempt was answered.
@@ -84,7 +92,15 @@ class LanguageModel(Agent):
 
 
 def read_choices(text: str) -> list[KernelConfig]:
-    """Return the configs of an answer in its order, without unreadable ones; empty if the answer has no list."""
+    """Return the configs of an answer in its order, each once, without unreadable ones.
+
+    Only the last fenced block of language ``json`` counts: a list of objects, or one object. An object is
+    ``{"family": ..., knob: value}``; knobs with a default may be missing. The result is ``[]`` if there is no such
+    block or it is no JSON. The configs need not be legal or offered.
+
+    Args:
+        text: the answer.
+    """
     from outblas.llm.answer import fenced
     from outblas.llm.compact import read_config
 
@@ -103,10 +119,14 @@ def read_choices(text: str) -> list[KernelConfig]:
 
 
 def connect() -> Ask:
-    """Return a function that asks the server of the environment, or answers from the cache.
+    """Return a function ``ask(messages, seed)`` that returns the text of the server's answer.
+
+    It answers from the cache folder if the same server, model, seed and messages were asked before. Nothing is sent
+    until it is called.
 
     Raises:
-        UsageError: OUTBLAS_LLM_MODEL is not set, or neither a server nor a key is.
+        UsageError: OUTBLAS_LLM_MODEL is not set, or neither a server nor a key is. Also if the server's address or
+            OUTBLAS_LLM_BUDGET is invalid.
         ToolchainMissing: the package ``openai`` is not installed.
     """
     from outblas.llm.budget import Budget, SpendingAccount, parse_budget

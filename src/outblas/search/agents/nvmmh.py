@@ -26,11 +26,14 @@ FOREIGN = 4.0
 class HeuristicsAgent(Agent):
     """NVIDIA nvMatmulHeuristics: nearest candidates to its choices first.
 
-    Each choice in turn takes the nearest free candidate. The other candidates follow by their distance to the first
-    choice. The distance sums |log2| of the ratios of bm, bn, bk, both extents of the cluster and split_k, and half that
-    of the stages. The choices are wgmma kernels; another family is :data:`FOREIGN` away. Other knobs do not count: ties
-    keep the candidates' order. Launch options take turns. Without a choice for a problem, all candidates keep their
-    order.
+    Each launch option has an order of its own, and the options take turns. In an order, each choice takes the nearest
+    candidate that is still free. The other candidates follow by their distance to the first choice.
+
+    The distance sums the absolute log2 ratios of bm, bn, bk, both cluster extents and split_k, and half that of the
+    stages. A family without clusters has extents of 1. A family without stages counts its ``unroll``. The choices are
+    wgmma kernels; a candidate of another family is 4 (:data:`FOREIGN`) further away. Other knobs do not count: ties
+    keep the candidates' order. Without a choice, candidates keep their order within each launch option. That is so for
+    a GPU other than the H200.
     """
 
     draws = False
@@ -42,7 +45,7 @@ class HeuristicsAgent(Agent):
     def propose(
         self, problem: Problem, candidates: Sequence[KernelConfig], history: Sequence[Evaluation], n: int
     ) -> list[KernelConfig]:
-        """Return configs as :meth:`Agent.propose` does.
+        """Return configs as :meth:`Agent.propose` does; ``[]`` without candidates.
 
         Raises:
             ToolchainMissing: nvMatmulHeuristics is not installed.

@@ -30,13 +30,14 @@ POLICY_VARIABLE = "OUTBLAS_POLICY"
 class Ppo(Agent):
     """Policy trained by PPO across shapes; it adapts to measurements.
 
-    Candidates with the highest score come first. Each launch option is a separate search, and they take turns.
+    Untried candidates with the highest score come first; the score depends on the problem's measurements so far. Each
+    launch option is a separate search, and they take turns (:func:`outblas.search.agents.base.each_launch`).
 
     Args:
-        seed: seed of a training in :meth:`prepare`.
+        seed: seed of a training in :meth:`prepare`; a loaded policy does not draw.
         gpu: GPU that the candidates run on.
-        policy: policy to follow. None: the one in ``OUTBLAS_POLICY``, else the packaged one of the GPU. It is loaded at
-            the first proposal, which raises UsageError if it does not exist.
+        policy: policy to follow. None: the name or path in ``OUTBLAS_POLICY``, else the packaged one of the GPU. It is
+            loaded at the first proposal, which raises UsageError if it does not exist.
     """
 
     draws, learns = False, True
@@ -49,9 +50,13 @@ class Ppo(Agent):
         self._views: dict[tuple[Problem, int], CandidateView] = {}
 
     def prepare(self, recording: Recording, problems: Sequence[Problem]) -> None:
-        """Train a policy on these problems, with the recipe of the packaged one and this agent's seed.
+        """Train a policy on these problems by :meth:`recipe` and follow it from now on; it replaces any other policy.
 
-        The trained policy is kept in the cache; an interrupted training resumes.
+        The trained policy is kept in the cache, and a second call reads it. An interrupted training resumes.
+
+        Args:
+            recording: measurements of ``problems``.
+            problems: training problems; a part of them is kept for validation.
         """
         from outblas.learn.train.regression import regressor_cache_path, split_problems
         from outblas.learn.train.train_ppo import TrainingRun, train
@@ -64,7 +69,7 @@ class Ppo(Agent):
         self._views.clear()
 
     def recipe(self) -> PpoSettings:
-        """Return the training settings of the packaged policy."""
+        """Return the training settings of the packaged policy, with this agent's seed in place of its seed."""
         from outblas.learn.train.train_ppo import RECIPE
 
         return replace(RECIPE, seed=self.seed)
@@ -105,7 +110,9 @@ class Ppo(Agent):
 class PpoOneshot(Ppo):
     """Policy trained on single measurements; it does not adapt.
 
-    A contextual bandit: one training episode is one measurement, so its order ignores the history.
+    A contextual bandit: one training episode is one measurement. It scores candidates as if nothing was measured and
+    leaves out the tried ones. Without ``policy`` and ``OUTBLAS_POLICY`` it follows the packaged policy
+    ``<gpu>-oneshot``. Arguments are those of :class:`Ppo`.
     """
 
     kind = "-oneshot"

@@ -11,7 +11,11 @@ from outblas.search.agents.base import Agent, unexplored
 
 
 class RandomSearch(Agent):
-    """Uniform random sampling without replacement."""
+    """Uniform random sampling without replacement.
+
+    The draw depends on the seed, the problem and the length of the history. If fewer than ``n`` are left, it proposes
+    them all.
+    """
 
     def propose(
         self, problem: Problem, candidates: Sequence[KernelConfig], history: Sequence[Evaluation], n: int
@@ -23,7 +27,8 @@ class RandomSearch(Agent):
 class Exhaustive(Agent):
     """Every candidate in catalogue order.
 
-    With a budget that covers all candidates, the result is the true best.
+    It proposes the first untried candidates in the order in which they are offered. With a budget that covers all
+    candidates, the result is the true best.
     """
 
     draws = False

@@ -20,17 +20,19 @@ RECORDING_VARIABLE = "OUTBLAS_RECORDING"
 class RecordedAgent(Agent):
     """Fastest recorded candidates first, for tuning a live GPU again.
 
-    The best without PDL and the best with PDL take turns, the latter followed by its variant with early loads if
-    offered. A library row has a winner of each kind, so a budget of 8 tries the best four of both. Unrecorded
-    candidates come next, in the order of the ranking model; those that failed in the recording come last. For an
-    unrecorded problem, the model alone decides. On a replay of its own recording, this agent knows the answers
-    beforehand.
+    The launch options take turns: the fastest without PDL, the fastest with PDL, the fastest with early loads, then the
+    second of each. So a budget of 6 tries the best two of each if all are offered. An unrecorded candidate with early
+    loads counts as fast as the same kernel without, if that one was recorded as passed.
+
+    Other unrecorded candidates come next, in the order of the ranking model; those that failed in the recording come
+    last. For an unrecorded problem, the model alone decides, without turns. On a replay of its own recording, this
+    agent knows the answers beforehand.
 
     Args:
         seed: unused, since proposals do not depend on it.
         gpu: GPU that the candidates run on.
-        recording: recording to follow. None: the one in ``OUTBLAS_RECORDING``, else the packaged one of the GPU. It is
-            loaded at the first proposal, which raises UsageError if it does not exist.
+        recording: recording to follow. None: the name or path in ``OUTBLAS_RECORDING``, else the packaged one of the
+            GPU. It is loaded at the first proposal, which raises UsageError if it does not exist.
     """
 
     draws = False

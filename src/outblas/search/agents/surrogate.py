@@ -26,9 +26,12 @@ class Surrogate(Agent):
 
     The objective is log time. Each launch option is a separate search, and they take turns. The prediction is that of
     the regressor trained in :meth:`prepare`, else of the packaged ranking model. This problem's measurements correct it
-    (:mod:`outblas.learn.posterior`). The candidate with the largest expected improvement on the best of its option is
-    next (Jones et al., Efficient Global Optimization, 1998). Within a batch, a chosen one counts as measured at its
-    expected time.
+    (:mod:`outblas.learn.posterior`).
+
+    The candidate with the largest expected improvement on the best of its option is next (Jones et al., Efficient
+    Global Optimization, 1998). Until one of its option has passed, the shortest expected time is next. A failed
+    candidate counts as 4 times slower than expected. Within a batch, a chosen one counts as measured at its expected
+    time.
     """
 
     draws, learns = False, True
@@ -38,7 +41,7 @@ class Surrogate(Agent):
         self._regressor: Regressor | None = None
 
     def prepare(self, recording: Recording, problems: Sequence[Problem]) -> None:
-        """Train the regressor of agent ``ppo`` with the same seed, or read it from the cache.
+        """Train the regressor of agent ``ppo`` with the same seed, or read it from the cache; return None.
 
         It uses the same part of the problems as the regressor of ``ppo``. So the two agents differ in their use of a
         prediction and not in the prediction.

@@ -26,12 +26,14 @@ _ABSENT = "-"
 class Tpe(Agent):
     """Tree-structured Parzen estimator (Optuna) over the knobs.
 
-    Source: Bergstra et al., Algorithms for Hyper-Parameter Optimization, 2011. It is multivariate; every knob is a
-    category. The family is a knob, too, and a knob that a family lacks has a value of its own. A suggested point need
-    not be offered:
-    the untried candidate with the fewest different knobs is proposed, and the seed breaks ties. Every proposal builds a
-    new study from the history, so that a resumed run asks the same. Points suggested in one batch count as running
-    (Optuna's ``constant_liar``). The objective is the reward (:mod:`outblas.learn.reward`).
+    Source: Bergstra et al., Algorithms for Hyper-Parameter Optimization, 2011. The first 6 proposals of a problem
+    (:data:`STARTUP`) are random. The estimator is multivariate; every knob is a category. The family is a knob, too,
+    and a knob that a family lacks has a value of its own.
+
+    A suggested point need not be offered: the untried candidate with the fewest different knobs is proposed, and the
+    seed breaks ties. Every proposal builds a new study from the history, so that a resumed run asks the same. Points
+    suggested in one batch count as running (Optuna's ``constant_liar``). The objective is the reward
+    (:mod:`outblas.learn.reward`).
     """
 
     def propose(

@@ -28,18 +28,21 @@ _TRANSLATED = ("bn", "stages", "vec", "even")
 class Transfer(Agent):
     """Fastest kernels of the same M, N, K in another layout or dtype.
 
-    A sister is a problem of the same M, N and K that was tuned or recorded. The nearest sister comes first: its
-    winners, then its recorded candidates, fastest first. A config that is not offered becomes the nearest offered one.
-    Only ``bn``, ``stages``, ``vec`` and ``even`` may differ (in NN, ``bn`` is a multiple of 16). Every second proposal
-    is the ranking model's; all are without a sister. The launch options take turns, as a library row has a winner of
-    each.
+    A sister is a problem of the same M, N and K, in any layout, dtype and accumulator, that was tuned or recorded. The
+    problem itself counts, too, and is first; the others follow in the order of :func:`sister_problems`. Each gives its
+    winners, then its recorded candidates that passed, fastest first. A config that is not offered becomes the nearest
+    offered one (:func:`translate`), or is left out. A config with PDL is followed by its variant with early loads, if
+    offered.
+
+    Every second proposal of a launch option is the ranking model's, the first is a sister's. All are the model's
+    without a sister. The launch options take turns, as a library row has a winner of each.
 
     Args:
         seed: unused, since proposals do not depend on it.
         gpu: GPU that the candidates run on.
-        recordings: measurements of sisters. None: the one in ``OUTBLAS_RECORDING``, else the packaged one of the GPU.
-            It is loaded at the first proposal, which raises UsageError if it does not exist.
-        winners: problem -> configs that the tables tuned so far would install.
+        recordings: measurements of sisters. None: the name or path in ``OUTBLAS_RECORDING``, else the packaged one of
+            the GPU. It is loaded at the first proposal, which raises UsageError if it does not exist.
+        winners: problem -> configs that the tables tuned so far would install; None: no winners.
     """
 
     draws = False
@@ -96,9 +99,11 @@ class Transfer(Agent):
 
 
 def sister_problems(problem: Problem) -> list[Problem]:
-    """Return eight problems of the same M, N and K by ascending difference; the problem itself is first.
+    """Return six problems of the same M, N and K by ascending difference; the problem itself is first.
 
-    A difference in layout weighs most, then one in accumulator, then one in dtype.
+    They are TN and NN, each in fp16 with fp32 accumulation, bf16 with fp32, and fp16 with fp16. The layout weighs 4,
+    the accumulator 2 and the dtype 1. So for TN, fp16, fp32 they are: itself, TN bf16 fp32, TN fp16 fp16, then the same
+    three in NN.
     """
 
     def distance(p: Problem) -> int:
@@ -111,11 +116,15 @@ def sister_problems(problem: Problem) -> list[Problem]:
 
 
 def translate(config: KernelConfig, by_core: Mapping[KernelConfig, Sequence[KernelConfig]]) -> KernelConfig | None:
-    """Return the offered config nearest to ``config`` that differs in knobs of a translation only; None if none does.
+    """Return the offered config nearest to ``config`` that differs in ``bn``, ``stages``, ``vec`` or ``even`` only;
+    None if none does.
+
+    An equal offered config is the nearest. Otherwise the smallest difference of ``bn`` decides, and the larger ``bn``
+    wins a tie. The difference of ``stages``, then ``even``, decides among equal ones.
 
     Args:
         config: a config of a sister problem.
-        by_core: offered configs, grouped by their form with ``bn``, ``stages``, ``vec`` and ``even`` set to 0.
+        by_core: offered configs, grouped by their form in which those of the four knobs that the family has are 0.
     """
 
     def difference(c: KernelConfig) -> tuple[int, ...]:

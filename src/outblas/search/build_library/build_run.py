@@ -32,14 +32,14 @@ def build(
     libraries: Sequence[Path] = (),
     fillers: Sequence[Path] = (),
 ) -> None:
-    """Run the jobs in the directory, which this process alone may use meanwhile.
+    """Lock the directory, take over and fill tables, then run the jobs.
 
     Args:
         work: the directory, made if it is missing.
         listed: the jobs, see :func:`jobs`.
         tables: tables whose rows may take kernels of ``fillers``.
-        libraries: files of libraries whose tables a new directory takes over.
-        fillers: files of libraries whose kernels fill rows that fall back.
+        libraries: files of libraries whose tables a new directory takes over (:func:`copy_tables_from`).
+        fillers: files of libraries whose kernels fill rows that fall back (:func:`fill_from`).
 
     Raises:
         OutblasError: a job failed; the same call resumes.
@@ -56,15 +56,19 @@ def jobs(
     steps: Sequence[str], tables: Sequence[Table], modes: Sequence[str], extra: Sequence[Table],
     recorded: Sequence[Table] = TABLES[:1],
 ) -> list[list[str]]:  # fmt: skip
-    """Return the jobs of some steps in the order in which they are to run: ``[step, table]`` or ``["bench", table,
-    mode]``.
+    """Return the jobs of some steps in the order in which they are to run: ``[step, table]`` or
+    ``["bench", table, mode]``.
+
+    The table is a text. The order is that of ``steps``, and within a step that of ``tables``; for ``bench`` it is by
+    mode, then by table. Example: ``jobs(["tune"], [table], [], [])`` returns ``[["tune", "grid1000:TN:fp16:fp32"]]``
+    for that table.
 
     Args:
-        steps: names of the steps.
+        steps: names of the steps, which are not checked.
         tables: the tables.
-        modes: modes of step ``bench``.
-        extra: tables that are benched in the modes other than ``offline``, too.
-        recorded: tables that step ``record`` measures.
+        modes: modes of step ``bench``. Mode ``offline`` benches every table.
+        extra: tables that are benched in the modes other than ``offline``, too, if they are in ``tables``.
+        recorded: tables that step ``record`` measures, if they are in ``tables``. Default: grid1000 in TN, fp16, fp32.
     """
     found: list[list[str]] = []
     for step in steps:
@@ -78,7 +82,17 @@ def jobs(
 
 
 def run_job(work: BuildFolder, job: Sequence[str]) -> None:
-    """Run one job in this process."""
+    """Run one job in this process.
+
+    Args:
+        work: the directory.
+        job: ``(step, table)`` or ``("bench", table, mode)``, see :func:`jobs`.
+
+    Raises:
+        UsageError: the directory is of other kernels or another GPU (:meth:`BuildFolder.check`), or the table is
+            unknown.
+        KeyError: no step has that name.
+    """
     step, table, *mode = job
     work.check()
     STEPS[step](work, Table.parse(table), *mode)
@@ -86,6 +100,13 @@ def run_job(work: BuildFolder, job: Sequence[str]) -> None:
 
 def run_jobs(work: BuildFolder, listed: Sequence[Sequence[str]]) -> None:
     """Run the jobs one after the other, each in a fresh process, and print the seconds of each.
+
+    The seconds go to ``seconds.json``, those of a failed job included. At the end, the line of :func:`publish_seconds`
+    is printed.
+
+    Args:
+        work: the directory.
+        listed: the jobs, see :func:`jobs`.
 
     Raises:
         OutblasError: a job failed. The jobs after it are not run.
@@ -109,7 +130,15 @@ def run_jobs(work: BuildFolder, listed: Sequence[Sequence[str]]) -> None:
 
 
 def command_of_job(work: BuildFolder, job: Sequence[str]) -> list[str]:
-    """Return the arguments of a process that runs one job, the Python interpreter first."""
+    """Return the arguments of a process that runs one job, the Python interpreter first.
+
+    After ``-m outblas build-library`` come ``--work PATH``, ``--gpu-device-id N`` and ``--job``. The last argument is
+    the job, e.g. ``"tune llm:TN:fp16:fp32"``. With ``work.from_nothing``, ``--from-nothing`` stands before ``--job``.
+
+    Args:
+        work: the directory.
+        job: the job; its words are joined by blanks.
+    """
     command = [sys.executable, "-m", "outblas", "build-library", "--work", str(work.path)]
     command += ["--gpu-device-id", str(work.gpu_index)]
     command += ["--from-nothing"] if work.from_nothing else []
@@ -117,7 +146,10 @@ def command_of_job(work: BuildFolder, job: Sequence[str]) -> list[str]:
 
 
 def add_seconds(work: BuildFolder, job: Sequence[str], seconds: float) -> dict[str, float]:
-    """Add seconds to a job in ``<work>/seconds.json`` and return job -> seconds over all times that it was begun.
+    """Add seconds to a job in ``<work>/seconds.json`` and return job -> seconds of all jobs in that file.
+
+    A job that ran several times has the sum, rounded to 0.1 s. The file is made if it is missing; its folder must
+    exist.
 
     Args:
         work: directory of the build.
@@ -135,8 +167,12 @@ def add_seconds(work: BuildFolder, job: Sequence[str], seconds: float) -> dict[s
 def publish_seconds(work: BuildFolder, seconds: dict[str, float]) -> str:
     """Write the seconds into the library's provenance and return the totals as a line of text.
 
-    A library that was made from nothing also gets the record ``retune.json`` beside it. Without a library nothing is
-    written.
+    Example: ``{"tune A": 60.0, "bench A offline": 60.0}`` gives
+    ``tune 60 s, bench 60 s; the library took 1.0 GPU minutes, all 2.0``. Steps ``bench``, ``demote`` and ``settle`` do
+    not count as making the library.
+
+    The provenance gets ``seconds`` and ``seconds_of_making``. A library that was made from nothing also gets the record
+    ``retune.json`` beside it. Without a library nothing is written.
 
     Args:
         work: directory of the build.
@@ -157,12 +193,14 @@ def publish_seconds(work: BuildFolder, seconds: dict[str, float]) -> str:
 
 
 def parse_names(text: str, known: Sequence[str], option: str) -> list[str]:
-    """Return the words of a text, separated by commas, in order.
+    """Return the words of a text, separated by commas, as a list in order.
+
+    Duplicates stay. Blanks are part of a word: ``"a, b"`` has the word ``" b"``. An empty text is one empty word.
 
     Args:
-        text: the text.
+        text: the text, e.g. ``"tune,bench"``.
         known: the allowed words.
-        option: the option, for the error.
+        option: the option, for the error, e.g. ``--steps``.
 
     Raises:
         UsageError: a word is not in ``known``.

@@ -57,7 +57,11 @@ NEIGHBOUR_WINNERS_BUDGET = 5
 def tune_table(work: BuildFolder, table: Table) -> None:
     """Search the problems of a table that have no row yet and add their rows to the library in the work directory.
 
-    A problem of two tables is tuned in the first.
+    If all have a row, it only prints so. A problem of two tables is tuned in the first.
+
+    Args:
+        work: directory of the build.
+        table: the table.
     """
     library, problems = work.load(), table.problems()
     todo = [p for p in problems if library.lookup(p) is None]
@@ -89,12 +93,28 @@ def tune_table(work: BuildFolder, table: Table) -> None:
 
 
 def command_of(step: str, table: Table) -> str:
-    """Return the command that runs one step again, e.g. ``outblas build-library --steps tune --tables TABLE``."""
+    """Return the command that runs one step again.
+
+    Example: ``outblas build-library --steps tune --tables grid1000:TN:fp16:fp32``.
+
+    Args:
+        step: name of the step, not checked.
+        table: the table.
+    """
     return f"outblas build-library --steps {step} --tables {table}"
 
 
 def packaged_kernels(work: BuildFolder, gpu: Gpu) -> dict[Problem, list[KernelConfig]]:
-    """Return problem -> legal configs that the packaged library installs; empty for a search from nothing."""
+    """Return problem -> configs that the packaged library of a GPU installs and that are legal there.
+
+    A problem's list has at most one config per launch option, in their order. It may repeat a config, and is empty if
+    the row falls back or no config is legal. The dictionary is empty if ``work.from_nothing`` or the package has no
+    library for the GPU.
+
+    Args:
+        work: directory of the build; only ``from_nothing`` counts.
+        gpu: the GPU.
+    """
     if work.from_nothing:
         return {}
     installed = Library.packaged(gpu.name, missing_ok=True).installed()
@@ -102,7 +122,14 @@ def packaged_kernels(work: BuildFolder, gpu: Gpu) -> dict[Problem, list[KernelCo
 
 
 def judge_options(work: BuildFolder, table: Table, step: str) -> Options:
-    """Return the options of evaluation for one step of a table."""
+    """Return the options of evaluation for one step of a table: 11 rounds, all rivals as baselines, known proofs
+    reused.
+
+    Args:
+        work: directory of the build; its GPU is asked for its kind.
+        table: the table.
+        step: ``tune``, ``again``, ``refine`` or ``borrow``; it decides the seed. An unknown name raises KeyError.
+    """
     gpu = gpu_of_device(work.gpu_index)
     return Options(
         work.gpu_index, gpu, rounds=TUNE_ROUNDS, seed=SEEDS[step], baselines=RIVALS, proved=proved(work, table),
@@ -113,7 +140,15 @@ def judge_options(work: BuildFolder, table: Table, step: str) -> Options:
 def agent_and_budget(work: BuildFolder, table: Table, library: Library, gpu: Gpu) -> tuple[Agent, int]:
     """Return the agent that proposes for a table, and its number of measurements per problem.
 
-    The agent is ``recorded`` if the work's recording has all problems of the table, else ``transfer``.
+    The agent is ``recorded`` (budget 6) if the work's recording has all problems of the table, else ``transfer``. The
+    budget of ``transfer`` is 16 for the first table. It is 6 for a table not in fp16 whose fp16 twin was tuned.
+    Otherwise it is 15 for suite llm and 10 for another.
+
+    Args:
+        work: directory of the build.
+        table: the table.
+        library: the library so far; its kernels are the winners that ``transfer`` follows.
+        gpu: the GPU.
     """
     recordings = work.recorded()
     if recordings and set(table.problems()) <= set(recordings[0].problems):
@@ -131,7 +166,17 @@ def agent_and_budget(work: BuildFolder, table: Table, library: Library, gpu: Gpu
 
 
 def search_weak_rows_again(work: BuildFolder, table: Table) -> None:
-    """Search the rows below 1.03 of a tuned table once more, among untried candidates. The better kernel stays."""
+    """Search the weak rows of a tuned table once more, among untried candidates. The better kernel stays.
+
+    A row is weak if for any launch option it has no kernel or a speed-up below 1.03. Each gets 16 measurements.
+
+    Args:
+        work: directory of the build.
+        table: the table.
+
+    Raises:
+        UsageError: the table is not tuned.
+    """
     weak = [
         row.problem for row in rows_of_table(work.load(), table).rows if any(map(_is_weak, map(row.choice, LAUNCHES)))
     ]
@@ -144,7 +189,15 @@ def search_weak_rows_again(work: BuildFolder, table: Table) -> None:
 def refine_table(work: BuildFolder, table: Table) -> None:
     """Try neighbours of the best candidates of every row: hints, order of tiles, parts of K. The better kernel stays.
 
-    Only the first table and suite llm are refined. A table that was refined before is left as it is.
+    Only the first table (3 neighbours a row) and suite llm (4) are refined; for others it only prints so. A table that
+    was refined before is left as it is.
+
+    Args:
+        work: directory of the build.
+        table: the table.
+
+    Raises:
+        UsageError: the table is not tuned.
     """
     if "refined" in rows_of_table(work.load(), table).provenance:
         print(f"refine {table}: done before", flush=True)
@@ -163,7 +216,15 @@ def refine_table(work: BuildFolder, table: Table) -> None:
 
 
 def try_neighbour_winners(work: BuildFolder, table: Table) -> None:
-    """Try the winners of nearby shapes on every row; the better kernel stays. A second call does nothing."""
+    """Try up to 5 winners of nearby shapes on every row; the better kernel stays. A second call only prints so.
+
+    Args:
+        work: directory of the build.
+        table: the table.
+
+    Raises:
+        UsageError: the table is not tuned.
+    """
     if "borrowed" in rows_of_table(work.load(), table).provenance:
         print(f"borrow {table}: done before", flush=True)
         return
@@ -179,7 +240,16 @@ def try_neighbour_winners(work: BuildFolder, table: Table) -> None:
 
 
 def earlier_searches(work: BuildFolder, table: Table, but: str) -> dict[Problem, list[Evaluation]]:
-    """Return problem -> evaluations of all searches of a table except step ``but``."""
+    """Return problem -> evaluations of all searches of a table except step ``but``.
+
+    The searches are ``tune``, ``again``, ``refine`` and ``borrow``, in this order; a step that was not run adds
+    nothing.
+
+    Args:
+        work: directory of the build.
+        table: the table.
+        but: name of the step that is left out.
+    """
     with Store(work.store(table)) as store:
         runs = (run for run in ("tune", *PROVENANCE_KEYS) if run != but)
         return tried_by_problem(e for run in runs for e in store.evaluations(run))
@@ -191,11 +261,15 @@ def second_search(
 ) -> None:  # fmt: skip
     """Search some problems of a tuned table once more and keep the better of the old and the new kernel.
 
+    For each launch option, the kernel with the higher lower end of its interval is better; the old one wins a tie. The
+    library is saved at the end. The table's provenance then has the number of problems (e.g. ``refined``). It loses
+    ``confirmed``, so that step ``confirm`` runs again.
+
     Args:
         work: directory of the build.
         table: the table.
-        step: name of the run in the table's store.
-        problems: problems to search.
+        step: ``again``, ``refine`` or ``borrow``: name of the run in the table's store. Another raises KeyError.
+        problems: problems to search; each must have a row.
         agent: proposes candidates.
         budget: measurements per problem.
         offered: returns a problem's candidates.
@@ -224,13 +298,19 @@ def second_search(
 
 
 def failure_counts(evaluations: Iterable[Evaluation]) -> str:
-    """Return the number of failed candidates by kind, in words. If a whole family fails, it has a bug."""
+    """Return the number of failed candidates by kind, in words, most frequent first, e.g. ``3 wrong, 1 hang``.
+
+    Without failures it is ``no candidate failed``. If a whole family fails, it has a bug.
+    """
     counts = Counter(e.status.value for e in evaluations if e.status is not Status.PASSED)
     return ", ".join(f"{count} {name}" for name, count in counts.most_common()) or "no candidate failed"
 
 
 def seconds_spent(evaluator: LiveEvaluator) -> str:
-    """Return the seconds of a search by phase (outblas.core.phase_times), in words, longest first."""
+    """Return the seconds of a search by phase (outblas.core.phase_times), in words, longest first.
+
+    The form is ``gpu: PHASE 12 s, PHASE 3 s; host: PHASE 4 s``. Phases under 1 s are left out.
+    """
     lines = []
     for process, account in evaluator.accounts().items():
         seconds = account.to_json()["seconds"]

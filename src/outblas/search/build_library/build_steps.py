@@ -47,10 +47,17 @@ def record(work: BuildFolder, table: Table) -> None:
 
 
 def confirm(work: BuildFolder, table: Table) -> None:
-    """Time the rows that won by less than 1.04 in tuning again, in a process of its own; drop the kernels that do not
-    win.
+    """Time close winners of a tuned table again, in a process of its own, and drop the kernels that do not win.
 
-    A second call does nothing.
+    A row is timed if a kernel of any launch option won by less than 1.04. A second call does nothing, until a second
+    search changes the table.
+
+    Args:
+        work: directory of the build.
+        table: the table.
+
+    Raises:
+        UsageError: the table is not tuned.
     """
     library = work.load()
     part = rows_of_table(library, table)
@@ -124,12 +131,18 @@ def benched(
 
 
 def demote(work: BuildFolder, table: Table) -> None:
-    """Drop the kernels that were not surely ahead in every bench so far. The bench must then be repeated (needs no
-    GPU).
+    """Drop the kernels that were not surely ahead in the table's offline bench from the library (needs no GPU).
+
+    If any was dropped, the bench file is renamed to ``..._1.parquet``, then ``..._2.parquet`` and so on. The bench must
+    then be repeated, so that repeated calls keep what was ahead in every bench. Without a bench file nothing is
+    dropped. The other modes do not count.
 
     Some kernels are 3 to 6% faster or slower from process to process, depending on the addresses of their operands. No
-    interval from one process shows that. A bench in which a kernel was lost stays beside the new one, numbered. Only
-    offline benches count, because they chose the kernels. In the other modes a loss is shown.
+    interval from one process shows that.
+
+    Args:
+        work: directory of the build.
+        table: the table.
     """
     path = work.result(table, "offline")
     lost = slower_kernels(path) if path.exists() else []
@@ -143,7 +156,16 @@ def demote(work: BuildFolder, table: Table) -> None:
 def settle_by_offline_bench(work: BuildFolder, table: Table) -> None:
     """Drop the kernels that were not surely ahead in the last offline bench, from the library and from its rows.
 
-    Such a row counts as 1, like a fall-back. It keeps its kernel, times and speed-up (needs no GPU).
+    A dropped row in the bench files counts as 1, like a fall-back. It keeps its kernel, times and speed-up (needs no
+    GPU). Offline benches of other tables with the same problems are marked, too. Slow cuBLASLt algorithms are dropped,
+    too.
+
+    Args:
+        work: directory of the build.
+        table: the table.
+
+    Raises:
+        RecordError: the table has no offline bench, or it is damaged.
     """
     path = work.result(table, "offline")
     lost = set(slower_kernels(path))

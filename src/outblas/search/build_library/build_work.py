@@ -45,7 +45,15 @@ TABLES = tuple(
 
 @dataclass(frozen=True)
 class BuildFolder:
-    """The directory of one build: one kind of kernels, one toolchain."""
+    """The directory of one build: one kind of kernels, one toolchain. The constructor makes and checks nothing.
+
+    Properties: ``library`` is the path ``library.json`` in it, ``recording`` the path of its folder ``recording``.
+
+    Attributes:
+        path: the directory.
+        gpu_index: CUDA's index of the GPU.
+        from_nothing: True if the searches must not begin with packaged kernels.
+    """
 
     path: Path
     gpu_index: int = 0
@@ -66,17 +74,19 @@ class BuildFolder:
         return self.path / f"{table.stem}_tune.sqlite"
 
     def recorded(self) -> tuple[Recording, ...]:
-        """The recording of this work, if there is one yet."""
+        """Return the recording of this work as a tuple of one. The tuple is empty before step ``record``."""
         return (Recording.load(self.recording),) if any(self.recording.glob("*_cells.parquet")) else ()
 
     def load(self) -> Library:
-        """The library so far; it begins empty."""
+        """Return the library of ``library.json``; without that file, a library of this GPU without rows."""
         if self.library.exists():
             return Library.load(self.library)
         return Library(gpu_of_device(self.gpu_index).name, (), {"tables": {}})
 
     def check(self) -> None:
-        """Proofs and figures are of these kernels, on this kind of GPU: refuse a directory of others.
+        """Refuse a directory of other kernels: write ``work.json``, or compare with it if it is there; return None.
+
+        It holds the hash of the kernel sources, the version of NVRTC and the name of the GPU.
 
         Raises:
             UsageError: the directory is of other kernels, another compiler or another kind of GPU.
@@ -90,14 +100,22 @@ class BuildFolder:
 
 
 def built_by() -> dict[str, str | None]:
-    """Return the kernel sources' hash and the compiler's version: equal values give equal cubins."""
+    """Return ``{"kernels": HASH, "nvrtc": VERSION}``: equal values give equal cubins.
+
+    HASH is the SHA-256 of the kernel sources, 64 hex digits. VERSION is that of the compiler, e.g.
+    ``13.0 (wheel 13.0.88)``, or None if it is not installed.
+    """
     return {"kernels": kernels_sha(), "nvrtc": toolchain()["nvrtc"]}
 
 
 def copy_tables_from(work: BuildFolder, files: Sequence[Path]) -> None:
     """Give a new directory the tables of other libraries; of a problem the row of the first that has one.
 
-    A directory that has these tables already is left as it is.
+    Without files nothing is done. A directory whose library has these tables already is left as it is.
+
+    Args:
+        work: directory of the build, which must exist.
+        files: library files.
 
     Raises:
         UsageError: it has a library without them, or they are of different kernels or kinds of GPU.
@@ -126,10 +144,16 @@ def copy_tables_from(work: BuildFolder, files: Sequence[Path]) -> None:
 
 
 def fill_from(work: BuildFolder, files: Sequence[Path], tables: Sequence[Table]) -> None:
-    """Fill rows that fall back with the kernel of another library, once per table.
+    """Fill rows that fall back with the kernel of another library, once per table and other library.
 
-    Two searches of the same shapes end with different kernels, if these are level. A bench and ``settle`` of the table
-    must follow: they decide which kernels stay.
+    Each launch option without a kernel takes the other library's, if it has one. Two searches of the same shapes end
+    with different kernels, if these are level. A bench and ``settle`` of the table must follow: they decide which
+    kernels stay.
+
+    Args:
+        work: directory of the build; its library is saved.
+        files: library files, in the order in which they may fill.
+        tables: tables whose rows are filled.
 
     Raises:
         UsageError: a library lacks these tables, or the libraries are of different kernels or kinds of GPU.
@@ -164,10 +188,14 @@ def _filled(library: Library, other: Library) -> tuple[tuple[LibraryRow, ...], i
 
 
 def proved(work: BuildFolder, table: Table) -> frozenset[str]:
-    """Return the names of kernels that passed every gate before, in this work, its recording or its library.
+    """Return the names of kernels that passed every gate before, in this work's searches, its recording or its library.
 
-    Only kernels for the table's layout, dtype and accumulator count. The sources and the compiler are the same (see
-    :meth:`BuildFolder.check`), hence the cubins.
+    Only kernels for the table's layout, dtype and accumulator count. Those of the library count only if it was made
+    with the same sources and compiler (:func:`built_by`).
+
+    Args:
+        work: directory of the build.
+        table: the table.
     """
     names: set[str] = set()
     kind = (table.layout, table.dtype, table.acc)
@@ -193,7 +221,11 @@ def _passed_all(e: Evaluation) -> bool:
 def printer(what: str) -> Callable[..., None]:
     """Return a function ``progress(done, total, note="")`` that prints a line at most every 5 seconds, and at the end.
 
-    The line has the counts, an estimate of the seconds left, and the note.
+    Nothing is printed in the first 5 seconds unless ``done == total``. A line is e.g.
+    ``tune: 3/10, about 14 s left NOTE``.
+
+    Args:
+        what: start of the line, e.g. ``tune``.
     """
     begin = monotonic()
     last = [begin]

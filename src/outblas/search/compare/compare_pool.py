@@ -25,8 +25,8 @@ class Watch(NamedTuple):
 
     Attributes:
         begun: called with a unit when a process begins it.
-        waiting: called each :data:`HEARTBEAT_S` without an answer, with the units at work and the seconds since the
-            start.
+        waiting: called after each 30 s (:data:`HEARTBEAT_S`) without an answer. It gets the list of units at work and
+            the seconds since the start.
     """
 
     begun: Callable[[CompareUnit], None]
@@ -36,15 +36,16 @@ class Watch(NamedTuple):
 def run_units(
     units: Sequence[CompareUnit], plan: Plan, jobs: int, watch: Watch | None = None
 ) -> Iterator[dict[str, Any]]:
-    """Yield entries of :func:`outblas.search.compare.held_out.run_unit` as they finish.
+    """Yield entries of :func:`outblas.search.compare.held_out.run_unit` as they finish, in any order of units.
 
-    The answers do not depend on ``jobs``: packages that use threads of their own get one.
+    A generator: it starts processes at the first ``next``, and ends them when it is closed. The answers do not depend
+    on ``jobs``: packages that use threads of their own get one.
 
     Args:
         units: the work.
         plan: the recording and what is held out.
-        jobs: processes, one unit each at a time.
-        watch: hears of begun units and of silence.
+        jobs: processes, one unit each at a time; at most one a unit is started.
+        watch: hears of begun units and of silence; None: nobody does.
 
     Raises:
         OutblasError: as a unit raised it.

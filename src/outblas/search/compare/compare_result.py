@@ -39,18 +39,23 @@ _AGAIN = "restore the file or run `outblas compare --no-resume`"
 class Comparison:
     """A comparison, read and checked: in every split all agents searched the same tasks, with the same budgets.
 
+    The arrays have one element a row. A row is the quality of one agent and seed on one task after one budget.
+    Properties ``provenance`` and ``measured`` are dictionaries: that of the comparison, and that of the recording.
+
     Attributes:
+        path: the file.
+        meta: metadata of the file, see :func:`write_comparison`.
         splits: names of the splits; ``split`` holds indices of it.
-        agents: names of the agents; ``agent`` holds indices of it.
-        launches: names of the launch options; ``launch`` holds indices of it.
-        budgets: measurements; ``budget`` holds indices of it.
-        problems: keys of the problems; ``problem`` holds indices of it.
+        agents: names of the agents, in the order to show them; ``agent`` holds indices of it.
+        launches: names of the launch options, sorted by name; ``launch`` holds indices of it.
+        problems: the problems, sorted by key; ``problem`` holds indices of it.
+        budgets: numbers of measurements, ascending; ``budget`` holds indices of it.
         split: int[rows].
         agent: int[rows].
         launch: int[rows].
         problem: int[rows].
         budget: int[rows].
-        seed: int[rows], the agent's seed.
+        seed: int[rows], the agent's seed itself.
         quality: float64[rows], in (0, 1]: best recorded time of the task over the best time found.
         found: bool[rows], whether any candidate had passed within the budget.
     """
@@ -82,15 +87,18 @@ class Comparison:
 
 
 def write_comparison(rows: Sequence[Sequence[Any]], meta: Mapping[str, Any], path: str | os.PathLike[str]) -> Path:
-    """Write a result file atomically: ``path`` is either the old file or the whole new one.
+    """Write a result file atomically: ``path`` is either the old file or the whole new one. Return its path.
 
     Args:
-        rows: values in the order of :data:`COLUMNS`.
+        rows: values in the order of :data:`COLUMNS`: split, agent, seed, problem key, launch option, budget, quality,
+            found.
         meta: ``provenance``, ``suite``, ``agents`` (in the order to show them), ``splits``, ``seeds``, ``costs``,
             ``device`` and ``recording``; ``format`` and ``kind`` are set here.
+        path: the file.
 
     Raises:
-        RecordError: the rows contradict themselves, or the disk refuses the file.
+        RecordError: there are no rows, the rows contradict themselves or the metadata, a field of ``meta`` is missing,
+            or the disk refuses.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq

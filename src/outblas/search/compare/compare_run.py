@@ -32,9 +32,10 @@ class CompareRequest:
 
     Attributes:
         plan: the recording, the held-out share and the budgets.
-        splits: names of the splits.
-        agents: names of the agents.
-        seeds: every agent runs with the seeds 0 .. ``seeds`` - 1; one that does not draw, with 0 only.
+        splits: names of the splits, each once: ``shapes``, ``families`` or ``layout``.
+        agents: names of the agents, each once; not ``recorded`` or ``transfer``.
+        seeds: every agent runs with the seeds 0 .. ``seeds`` - 1; one that neither draws nor learns, with 0 only. 1 to
+            1000.
         out_path: the result file to write.
         command: the command line, for provenance.
         jobs: processes that search side by side.
@@ -57,21 +58,22 @@ def run_compare(
     """Compare agents on the held-out problems of every split and write the result file.
 
     A killed run resumes from the journal ``<out_path>.jsonl``. Agents, splits, seeds and sample may then differ:
-    missing tasks are run, and recorded tasks outside the request are left out. A finished result is replaced only by
-    one of the same settings.
+    missing tasks are run, and recorded tasks outside the request are left out. With ``resume``, a finished result is
+    replaced only by one of the same settings.
 
     Args:
         request: settings of the comparison.
-        progress: called after every unit of work.
+        progress: called with (tasks done, all tasks, ``"SPLIT AGENT"``) about once a second of each process.
         say: called with one line on the kept part of a resumed run, on an agent's preparation, and on each 30 s of
             silence.
 
     Returns:
-        The result file.
+        The result file, ``request.out_path``.
 
     Raises:
-        UsageError: names are unknown or repeated, budgets do not ascend, or the recording cannot be split so. Also if
-            ``out_path`` or the journal holds other settings or another kind of file, or an agent breaks its contract.
+        UsageError: names are unknown or repeated, budgets do not ascend, a number is below 1, or the recording is
+            unknown or cannot be split so. Also if ``out_path`` or the journal holds other settings or another kind of
+            file, or an agent breaks its contract.
         RecordError: the recording or the journal cannot be read, or the disk refuses.
         DeviceError: a process died.
         ToolchainMissing: an agent needs a package that is not installed.

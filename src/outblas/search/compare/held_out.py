@@ -37,10 +37,12 @@ ENTRY_S = 1.0
 class HeldOutTask:
     """A search among the recorded candidates of one problem and one launch option.
 
+    Property ``key`` is (key of the problem, launch option).
+
     Attributes:
         problem: the problem.
-        launch: the launch option.
-        candidates: its recorded candidates, passed or failed.
+        launch: the launch option, ``plain`` or ``pdl``.
+        candidates: recorded candidates that need exactly this option, passed or failed.
         best_us: time of the fastest candidate that passed, microseconds.
         worst_us: time of the slowest candidate that passed, microseconds.
     """
@@ -95,8 +97,12 @@ class Plan:
 def check_agents(agents: Sequence[str]) -> None:
     """Check the names of agents for a comparison; return None.
 
+    Args:
+        agents: the names.
+
     Raises:
-        UsageError: an agent is unknown, is given twice, or would read the answers.
+        UsageError: the list is empty, or a name is unknown or given twice. Also for ``recorded`` and ``transfer``,
+            which would read the answers.
     """
     for name in agents:
         if name not in AGENTS:
@@ -112,7 +118,7 @@ def check_agents(agents: Sequence[str]) -> None:
 def held_out_tasks(plan: Plan, recording: Recording, name: str) -> tuple[Split, list[HeldOutTask]]:
     """Return a split of the recording, and the tasks of its held-out problems (of the plan's sample).
 
-    A launch option without a candidate that passed is no task.
+    The split is whole: the sample limits the tasks only. See :func:`tasks_of` for the tasks of a problem.
 
     Args:
         plan: share, seed and sample.
@@ -120,7 +126,7 @@ def held_out_tasks(plan: Plan, recording: Recording, name: str) -> tuple[Split, 
         name: name of the split.
 
     Raises:
-        UsageError: the recording cannot be split so.
+        UsageError: the recording cannot be split so, or no held-out problem has a task.
     """
     split = make_split(name, recording.problems, plan.share, plan.split_seed)
     problems: Sequence[Problem] = split.held_out
@@ -133,7 +139,14 @@ def held_out_tasks(plan: Plan, recording: Recording, name: str) -> tuple[Split, 
 
 
 def tasks_of(recording: Recording, problem: Problem) -> list[HeldOutTask]:
-    """Return the tasks of one recorded problem: one for each launch option with a candidate that passed."""
+    """Return the tasks of one recorded problem: one for each of ``plain`` and ``pdl`` with a candidate that passed.
+
+    Kernels with early loads (option ``weights``) are in no task. The list may be empty.
+
+    Args:
+        recording: the recording.
+        problem: the problem; UsageError is raised if it was not recorded.
+    """
     row = recording.row(problem)
     tasks = []
     for launch, columns in recording.by_launch(problem).items():
@@ -149,11 +162,20 @@ def tasks_of(recording: Recording, problem: Problem) -> list[HeldOutTask]:
 def search_task(
     agent: Agent, task: HeldOutTask, evaluator: ReplayEvaluator, budgets: Sequence[int]
 ) -> tuple[list[float], list[bool]]:
-    """Ask for one candidate at a time; tell the answer before asking for the next.
+    """Search one task: ask for one candidate at a time; tell the answer before asking for the next.
+
+    The search ends at the last budget, or when the agent proposes nothing. Later budgets then repeat the last figure.
+
+    Args:
+        agent: proposes candidates.
+        task: the task.
+        evaluator: answers from the recording.
+        budgets: numbers of measurements, ascending. 0 counts as 1.
 
     Returns:
-        For each of the ascending ``budgets``: the quality, best time of the task / best time found by then, and
-        whether anything was found. While nothing has passed, the quality is that of the slowest candidate.
+        Two lists, with an element for each budget. The first is the quality: best time of the task / best time found by
+        then, at most 1. The second is whether any candidate had passed. While none has, the best time found is that of
+        the slowest candidate.
 
     Raises:
         UsageError: the agent breaks its contract.
@@ -186,16 +208,17 @@ def run_unit(unit: CompareUnit, plan: Plan, recording: Recording) -> Iterator[di
     """Prepare the agent on the training problems and search the held-out tasks.
 
     Args:
-        unit: split, agent and seed.
+        unit: split, agent and seed, and the tasks to leave out.
         plan: settings of the comparison.
         recording: the recording.
 
     Yields:
-        Journal entries: the unit, ``prepare_s`` (CPU seconds; None after the first), ``seconds`` (of CPU, searching),
-        ``tasks``: [problem key, launch, qualities, found] of each that was finished.
+        Journal entries, about one a second; none if no task is left. Keys: ``split``, ``agent``, ``seed``,
+        ``prepare_s`` (CPU seconds; None after the first), ``seconds`` (of CPU, searching) and ``tasks``. ``tasks`` has
+        [problem key, launch, qualities, found] of each that was finished since the entry before.
 
     Raises:
-        UsageError: the agent breaks its contract.
+        UsageError: the agent breaks its contract, or the recording cannot be split so.
         ToolchainMissing: it needs a package that is not installed.
     """
     split, tasks = held_out_tasks(plan, recording, unit.split)

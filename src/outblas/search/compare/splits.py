@@ -40,12 +40,13 @@ def make_split(name: str, problems: Sequence[Problem], share: float = 0.2, seed:
 
     ``shapes`` holds out a seeded ``share`` of the (M, N, K), each in all its layouts, dtypes and accumulators.
     ``families`` holds out a seeded ``share`` of the (N, K), each with all its M. ``layout`` holds out every layout but
-    TN. The draw depends on the seed and the set of shapes, not on their order.
+    TN. The number of groups is rounded, but at least one is on each side. The draw depends on the seed and the set of
+    shapes, not on their order.
 
     Args:
         name: ``shapes``, ``families`` or ``layout``.
         problems: all problems of the recording.
-        share: held-out share of the groups, between 0 and 1; unused by ``layout``.
+        share: held-out share of the groups, above 0 and below 1; unused by ``layout``.
         seed: seed of the draw; unused by ``layout``.
 
     Raises:

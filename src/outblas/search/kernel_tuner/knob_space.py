@@ -26,7 +26,14 @@ Point = tuple[Value, ...]
 
 
 def point(config: KernelConfig, parameters: Sequence[str] = PARAMETERS) -> Point:
-    """Return a config's values of the parameters, in their order; :data:`ABSENT` for a knob that its family lacks."""
+    """Return a config's values of the parameters, in their order, as a tuple.
+
+    A knob that its family lacks, or an unknown name, has the value ``"none"`` (:data:`ABSENT`).
+
+    Args:
+        config: the config.
+        parameters: names; default: ``family`` and every knob of any family.
+    """
     values = {"family": config.family, **config.knobs()}
     return tuple(values.get(name, ABSENT) for name in parameters)
 
@@ -35,7 +42,7 @@ def config_at(values: Mapping[str, Any]) -> KernelConfig:
     """Return the config with these values, the inverse of :func:`point`.
 
     Args:
-        values: parameter -> value; :data:`ABSENT` is ignored.
+        values: parameter -> value, ``family`` included; a knob with value ``"none"`` (:data:`ABSENT`) is ignored.
 
     Raises:
         ConfigError: an unknown parameter or family, a missing knob, or a value that a knob cannot have.
@@ -49,16 +56,25 @@ def config_at(values: Mapping[str, Any]) -> KernelConfig:
 
 
 def tunable(configs: Sequence[KernelConfig], parameters: Sequence[str] = PARAMETERS) -> dict[str, list[Value]]:
-    """Return parameter -> the values that it has among the configs: :data:`ABSENT` first, then in ascending order.
+    """Return parameter -> the values that it has among the configs: ``"none"`` first, then in ascending order, each
+    once.
 
     Kernel Tuner calls neighbours in these lists adjacent.
+
+    Args:
+        configs: one or more configs; none raises ValueError.
+        parameters: names; default: ``family`` and every knob of any family.
     """
     columns = zip(*(point(config, parameters) for config in configs), strict=True)
     return {name: sorted(dict.fromkeys(column), key=_order) for name, column in zip(parameters, columns, strict=True)}
 
 
 def varying(configs: Sequence[KernelConfig]) -> tuple[str, ...]:
-    """Return the names of the parameters that have more than one value among the configs."""
+    """Return the names of the parameters that have more than one value among the configs, in the order of
+    ``PARAMETERS``.
+
+    A knob that only some of the families have varies, too. One config gives ``()``; none raises ValueError.
+    """
     return tuple(name for name, values in tunable(configs).items() if len(values) > 1)
 
 

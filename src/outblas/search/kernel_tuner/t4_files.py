@@ -81,12 +81,14 @@ class T4Entry:
 class T4Task:
     """The measured configs of one problem.
 
+    Property ``launch`` is the launch option that allows all of the configs.
+
     Attributes:
         problem: the problem.
-        cells: config -> measurement, in catalogue order.
+        cells: config -> measurement, in catalogue order; from a file, in its order.
         gpu: name of the GPU; empty if unknown.
         baselines_us: name -> microseconds; empty if unknown.
-        provenance: provenance of the recording.
+        provenance: provenance of the recording; empty if unknown.
     """
 
     problem: Problem
@@ -101,14 +103,15 @@ class T4Task:
         return max((launch_of(config) for config in self.cells), key=LAUNCHES.index)
 
     def best(self) -> tuple[KernelConfig, float] | None:
-        """Return the fastest config and its microseconds; None if none passed."""
+        """Return the fastest config that passed and its microseconds; None if none passed. The first one wins a tie."""
         timed = [(c, cell.median_us) for c, cell in self.cells.items() if cell.median_us is not None]
         return min(timed, key=lambda one: one[1]) if timed else None
 
     def evaluations(self) -> list[Evaluation]:
         """Return evaluations of all configs, in the order of the cells, without a speed-up.
 
-        Neither format has paired samples. An unknown spread counts as 0.
+        Neither format has paired samples, so ``speedup`` is None. An unknown spread counts as 0. A failed one has the
+        detail ``imported``, and ``timing`` None.
         """
         return [self._evaluation(config, cell) for config, cell in self.cells.items()]
 
@@ -127,7 +130,12 @@ class T4Task:
 
 
 def task_of(recording: Recording, problem: Problem, launch: Launch) -> T4Task:
-    """Return the recorded cells of a problem whose configs need exactly one launch option.
+    """Return the recorded cells of a problem whose configs need exactly one launch option, passed or failed.
+
+    Args:
+        recording: the recording.
+        problem: the problem.
+        launch: ``plain``, ``pdl`` or ``weights``. ``pdl`` does not include the configs of ``plain``.
 
     Raises:
         UsageError: the problem was not recorded, or no such config was.
@@ -150,7 +158,11 @@ def task_of(recording: Recording, problem: Problem, launch: Launch) -> T4Task:
 
 
 def to_t4(task: T4Task) -> dict[str, Any]:
-    """Return a task as the content of a T4 results file, JSON values."""
+    """Return a task as the content of a T4 results file, a dictionary of JSON values.
+
+    Its keys are ``results``, ``schema_version`` (``"1.0.0"``) and ``metadata``. A result has ``configuration``,
+    ``objectives``, ``times``, ``invalidity``, ``correctness`` and ``measurements``; times are milliseconds.
+    """
     results = []
     for config, cell in task.cells.items():
         invalidity = "correct" if cell.status is Status.PASSED else _ERRORS[cell.status][0]
@@ -175,8 +187,8 @@ def to_t4(task: T4Task) -> dict[str, Any]:
 def to_cache(task: T4Task) -> str:
     """Return a task as the text of a cache file, for ``kernel_tuner.tune_cache`` and ``simulation_mode=True``.
 
-    The product of all values of all knobs is far too large to be filtered: Kernel Tuner needs
-    :func:`outblas.search.kernel_tuner.knob_space.restriction` with it.
+    The text is JSON; times are milliseconds. The product of all values of all knobs is far too large to be filtered. So
+    Kernel Tuner needs :func:`outblas.search.kernel_tuner.knob_space.restriction` with it.
     """
     configs = list(task.cells)
     cache: dict[str, Any] = {}
@@ -201,14 +213,14 @@ def to_cache(task: T4Task) -> str:
 
 
 def read_task(path: Path, problem: Problem | None = None) -> T4Task:
-    """Read a T4 results file or a cache, of OutBLAS or of Kernel Tuner.
+    """Read a T4 results file or a cache, of OutBLAS or of Kernel Tuner. A file with the key ``cache`` is a cache.
 
     Args:
-        path: path of the file.
+        path: path of the file. A cache that a killed Kernel Tuner left open can be read.
         problem: the measured problem, if the file does not name it (T4 files of Kernel Tuner).
 
     Raises:
-        RecordError: the file is missing, truncated, of neither format, or holds impossible values.
+        RecordError: the file is missing, truncated, of neither format, without results, or holds impossible values.
         ConfigError: a configuration belongs to no kernel family.
         UsageError: the file does not name its problem and none was given, or it names another one.
     """
