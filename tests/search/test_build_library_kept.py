@@ -99,7 +99,7 @@ def test_settling_keeps_what_was_measured_and_counts_it_as_a_fall_back(
     run(script, work, "settle")
     after = read_result(work.result(table, "offline")).rows
     for old, new in zip(before, after, strict=True):
-        assert new == {**old, "fallback": True, "published": 1.0}
+        assert old["ran"] == old["config"] and new == {**old, "fallback": True, "published": 1.0, "ran": None}
     library = Library.load(work.library)
     assert library.fallbacks("plain") == library.fallbacks("pdl") == len(library.rows)
 

@@ -142,14 +142,14 @@ def _with_choices(old: LibraryRow, new: LibraryRow, picks: dict[str, LibraryChoi
 def mark_fallbacks(path: Path, lost: Collection[tuple[Problem, Launch]]) -> None:
     """Mark rows of a bench file as fall-backs with a published value of 1; keep their measured figures.
 
+    Their entry ``ran`` becomes None, because the library runs something else from now on, which was not timed.
+
     Args:
         path: the bench file; rewritten if a row changes.
         lost: (problem, launch option) of the rows.
     """
     result = read_result(path)
-    rows = [
-        {**row, "fallback": True, "published": 1.0} if (Problem.from_json(row), launch_of_row(row)) in lost else row
-        for row in result.rows
-    ]
+    marks = {"fallback": True, "published": 1.0, "ran": None}
+    rows = [{**row, **marks} if (Problem.from_json(row), launch_of_row(row)) in lost else row for row in result.rows]
     if rows != result.rows:
         write_result(rows, result.meta, path)
