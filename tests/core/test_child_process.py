@@ -1,12 +1,17 @@
-"""Descriptors of a process that is not trusted: which lead nowhere from its beginning on."""
+"""Child processes: their end, and the descriptors of one that is not trusted."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import subprocess
 import sys
+from multiprocessing.connection import Connection
 
 import pytest
+
+from outblas.core.child_process import ChildProcess
 
 PROGRAM = """
 import json, os, sys
@@ -38,3 +43,19 @@ def test_descriptors_lead_nowhere_but_the_connection_and_what_cuda_has_open(tmp_
     done = subprocess.run([sys.executable, "-c", PROGRAM, told], capture_output=True, text=True, check=True)
     found, leaked = done.stdout.splitlines()
     assert json.loads(found) == left and leaked == "False"
+
+
+def _until_the_pipe_closes(connection: Connection) -> None:
+    with contextlib.suppress(EOFError):
+        connection.recv()
+
+
+@pytest.mark.parametrize("kill", [True, False])
+def test_a_process_can_be_ended_twice(kill: bool) -> None:
+    child = ChildProcess(_until_the_pipe_closes, ())
+    pid = child.pid
+    child.end(kill)
+    child.end(kill)
+    child.end(not kill)
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid or 0, 0)

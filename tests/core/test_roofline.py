@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from outblas.core.errors import UsageError
 from outblas.core.problem import Problem
 from outblas.core.roofline import (
     GPUS,
@@ -99,6 +100,12 @@ def test_operand_sets_rotate_over_200_mb_unless_the_calls_run_out(problem: Probl
 def test_resident_clusters_of_an_h200_are_what_the_driver_answers(size: int, most: int) -> None:
     """cuOccupancyMaxActiveClusters with one CTA per SM: a cluster stays in one GPC, and GPCs are uneven."""
     assert H200.most_clusters(size) == most
+
+
+@pytest.mark.parametrize("size", [0, -1])
+def test_a_cluster_has_a_cta(size: int) -> None:
+    with pytest.raises(UsageError, match=f"clusters of {size} CTAs; expected 1 or more"):
+        H200.most_clusters(size)
 
 
 def test_larger_clusters_are_never_more() -> None:

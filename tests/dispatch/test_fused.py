@@ -16,6 +16,7 @@ pytest.importorskip("torch")
 
 import torch
 
+from outblas.core.errors import UsageError
 from outblas.core.evaluation import Status
 from outblas.core.problem import Problem
 from outblas.judge.fused_gates import apply_activation, prove_fused
@@ -209,3 +210,20 @@ WRONG: dict[str, Callable[[Any, Any, Any], Any]] = {
 def test_the_proof_rejects_what_is_wrong(name: str) -> None:
     verdict = prove_fused(OnTheHost(ALL, WRONG[name]), SMALL, "cpu")
     assert verdict.status is (Status.MEMORY_VIOLATION if "changes" in name else Status.WRONG), verdict
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"activation": "relu"}, "activation 'relu'; expected none or silu or gelu or gelu_tanh"),
+        ({"activation": None}, "activation None"),
+        ({"bias": None}, "bias=None of an epilogue; expected True or False"),
+        ({"residual": 1}, "residual=1 of an epilogue"),
+        ({"gated": "no"}, "gated='no' of an epilogue"),
+    ],
+)
+def test_an_epilogue_takes_known_values_only(values: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        Epilogue(**values)
+    with pytest.raises(UsageError, match=words):
+        replace(ALL, **values)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from outblas.core import rivals
-from outblas.core.errors import DeviceError, ToolchainMissing
+from outblas.core.errors import DeviceError, ToolchainMissing, UsageError
 from outblas.core.journal import Journal
 from outblas.core.problem import Problem
 from outblas.judge import baselines, matmul_heuristics
@@ -154,6 +154,16 @@ def test_choices_of_another_cublaslt_gpu_or_driver_are_forgotten(tmp_path, chang
     AlgorithmCache(path, ABOUT).add(Problem(64, 128, 256), bytes(64), "index=0/1")
     assert list(AlgorithmCache(path, {**ABOUT, changed: "other"})) == []
     assert list(AlgorithmCache(path, ABOUT)) == [], "begun anew"
+
+
+@pytest.mark.parametrize("size", [0, 63, 65])
+def test_a_choice_of_another_length_is_refused_and_empties_nothing(tmp_path, size):
+    path = tmp_path / "algorithms.jsonl"
+    kept = AlgorithmCache(path, ABOUT)
+    kept.add(Problem(64, 128, 256), bytes(64), "index=0/1")
+    with pytest.raises(UsageError, match=f"an algorithm of {size} bytes; expected 64 bytes"):
+        kept.add(Problem(128, 128, 256), bytes(size), "index=0/1")
+    assert [problem.m for problem, _, _ in AlgorithmCache(path, ABOUT)] == [64]
 
 
 def test_a_line_that_a_kill_cut_short_is_dropped(tmp_path):

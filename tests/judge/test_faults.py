@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from outblas.judge.faults import ContextLost, first_line, raise_if_context_lost
@@ -32,3 +34,14 @@ def test_a_lost_context_is_told_with_what_was_seen_of_it(monkeypatch: pytest.Mon
     with pytest.raises(ContextLost) as told:
         raise_if_context_lost(error)
     assert str(told.value) == "CUDA_ERROR_ILLEGAL_ADDRESS: launch failed" and told.value.__cause__ is error
+
+
+def test_without_a_driver_there_is_no_context_to_lose(monkeypatch: pytest.MonkeyPatch) -> None:
+    """cuda.bindings looks for libcuda at the first call and raises RuntimeError where there is none."""
+
+    def no_library() -> None:
+        raise RuntimeError("Failed to dlopen libcuda.so.1")
+
+    monkeypatch.setattr("outblas.runtime.driver.driver", lambda: SimpleNamespace(cuCtxSynchronize=no_library))
+    error = ValueError("the mistake itself")
+    assert raise_if_context_lost(error) is error

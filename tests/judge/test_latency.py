@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from outblas.core.errors import UsageError
+from outblas.core.evaluation import Timing
 from outblas.judge import latency
 from outblas.judge.rounds import timing_of_samples
 
@@ -245,3 +246,13 @@ def test_arrivals_are_in_seconds_to_the_nanosecond():
     served = []
     latency.time_server_blocks({"one": lambda: served.append(clock.now)}, 50.0, 0.0, 0.0, rng, clock)
     assert served[16:] == begun and len(begun) == 2
+
+
+def test_no_entries_are_not_served():
+    with pytest.raises(UsageError, match="no entries to serve; expected at least one"):
+        latency.time_server_blocks({}, 50.0, 0.0, 0.1, random.Random(1), Clock(1000))
+
+
+def test_a_percentile_of_no_samples_is_refused():
+    with pytest.raises(UsageError, match="a percentile of a server timing without samples"):
+        latency.percentile(Timing("server", (), 1.0, 0.0), 50)

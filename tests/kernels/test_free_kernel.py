@@ -197,6 +197,21 @@ def test_a_scan_loses_nothing_and_sees_no_comment_in_a_literal():
     assert canonical('"unclosed') and canonical("/* unclosed") == ""
 
 
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("/* open", [" open"]),
+        ("/* a */ b /* open *", [" a ", " open *"]),
+        ("/*/", ["/"]),
+        ("/*", [""]),
+        ("/**/", [""]),
+        ("/***/", ["*"]),
+    ],
+)
+def test_an_unclosed_comment_is_whole(text, found):
+    assert comments(text) == found
+
+
 def test_a_block_in_a_literal_or_a_line_comment_is_none():
     hidden = 'const char* s = "' + block(form="host", acc="fp32").strip().replace('"', '\\"') + '";'
     assert parse(device_text() + hidden).launch.form == "device"

@@ -9,6 +9,7 @@ from functools import cache
 import pytest
 
 from outblas.core.config import KernelConfig
+from outblas.core.errors import UsageError
 from outblas.core.problem import Problem
 from outblas.kernels.geometry import geometry, workspace_bytes
 from outblas.kernels.geometry_terms import MAX_GRID_YZ, SMEM_LIMIT, divisor_up_to
@@ -64,6 +65,12 @@ def test_divisors() -> None:
             found = divisor_up_to(value, limit)
             assert value % found == 0 and found <= limit
             assert not any(value % d == 0 for d in range(found + 1, min(value, limit) + 1))
+
+
+@pytest.mark.parametrize(("value", "limit"), [(12, 0), (0, 3), (4, -1)])
+def test_divisors_need_positive_numbers(value: int, limit: int) -> None:
+    with pytest.raises(UsageError, match=f"a divisor of {value} up to {limit}; expected two numbers of 1 or more"):
+        divisor_up_to(value, limit)
 
 
 def test_limits_are_hoppers() -> None:

@@ -26,7 +26,7 @@ from outblas.records.provenance import collect_provenance, gpu_state
 from outblas.runtime.device import gpu_of_device
 from outblas.workers.sandbox import STEP_TIMEOUT_S
 
-#: Candidates tried for a problem, the library's winners and the ranking model's first choices.
+#: The ranking model's first choices that are tried for a problem, beside the library's kernels, at most two.
 CANDIDATES_TRIED = 24
 
 Row = dict[str, Any]

@@ -42,6 +42,7 @@ class ChildProcess:
         self._process = context.Process(target=_live, args=(theirs, target, args, os.getpid()), daemon=daemon)
         self._process.start()
         theirs.close()
+        self._ended = False
 
     @property
     def pid(self) -> int | None:
@@ -75,11 +76,13 @@ class ChildProcess:
             self._process.kill()
 
     def end(self, kill: bool) -> None:
-        """Close the pipe and end the process. Call it once: a second call raises ValueError.
+        """Close the pipe and end the process. A second call does nothing if the process has ended.
 
         Args:
             kill: True kills the process at once. False waits up to 5 s for it to return, then kills it.
         """
+        if self._ended:
+            return
         with contextlib.suppress(OSError):
             self.connection.close()  # a process that reads its pipe then returns
         if not kill:
@@ -89,6 +92,7 @@ class ChildProcess:
             self._wait()
         if not self._process.is_alive():
             self._process.close()
+            self._ended = True
 
     def _wait(self) -> None:
         """Wait for the process to end, at most JOIN_TIMEOUT_S.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from outblas.core.errors import UsageError
 from outblas.core.problem import Problem
 
 #: Maximum calls in a timed graph; work per timed graph, us; and bytes over which the operands rotate.
@@ -57,7 +58,12 @@ class Gpu:
 
         Args:
             size: CTAs of a cluster, 1 or more.
+
+        Raises:
+            UsageError: ``size`` is below 1.
         """
+        if size < 1:
+            raise UsageError(f"clusters of {size} CTAs", "1 or more", "pass 1 for a kernel without clusters")
         known = self.clusters[size - 1] if size <= len(self.clusters) else 0
         return known or max(1, self.sms // size)
 

@@ -138,14 +138,20 @@ def unpaired_speedup(
     means that ours is faster. The order of samples can change the interval.
 
     Args:
-        ours: samples, microseconds; one is enough. They are not checked: no samples give NaN.
+        ours: samples, microseconds; one is enough.
         baseline: samples, microseconds; the number may differ.
         seed: seed of the resampling.
         resamples: number of resamples.
 
+    Raises:
+        UsageError: a side has no samples.
+
     Source:
         Efron & Tibshirani, An Introduction to the Bootstrap, section 13.3.
     """
+    if not len(ours) or not len(baseline):
+        what = f"a speed-up of {len(ours)} samples of ours and {len(baseline)} of the baseline"
+        raise UsageError(what, "at least one of each", "time both")
     rng = np.random.default_rng(seed)
     x, y = np.asarray(ours), np.asarray(baseline)
     medians = [(np.median(rng.choice(y, y.size)), np.median(rng.choice(x, x.size))) for _ in range(resamples)]

@@ -198,7 +198,7 @@ def epilogue_of(
         raise UsageError(f"activation {activation!r}", " or ".join(ACTIVATIONS[1:]), "use one of them, or None")
     if residual is not None:
         check_like_result("residual", residual, x, w)
-    return Extra(bias, residual), Epilogue(bias is not None, activation or "none", residual is not None, gated)
+    return Extra(bias, residual), Epilogue(bias is not None, activation or "none", residual is not None, bool(gated))
 
 
 def check_like_result(name: str, t: torch.Tensor, x: torch.Tensor, w: torch.Tensor, gated: bool = False) -> None:

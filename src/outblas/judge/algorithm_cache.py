@@ -57,13 +57,17 @@ class AlgorithmCache:
 
         Args:
             problem: the problem.
-            algorithm: the 64 bytes of the cublasLtMatmulAlgo_t. The length is not checked here; a file with another
-                length is begun anew when it is next opened.
+            algorithm: the 64 bytes of the cublasLtMatmulAlgo_t.
             detail: its description.
 
         Raises:
+            UsageError: the algorithm has another length. Nothing is written.
             RecordError: the disk refuses.
         """
+        if len(algorithm) != ALGORITHM_BYTES:  # one such line would empty the file when it is next opened
+            raise UsageError(
+                f"an algorithm of {len(algorithm)} bytes", f"{ALGORITHM_BYTES} bytes", "pass a cublasLtMatmulAlgo_t"
+            )
         self._journal.append({"problem": problem.key, "algorithm": algorithm.hex(), "detail": detail})
 
     @classmethod

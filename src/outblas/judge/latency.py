@@ -46,7 +46,7 @@ def time_server(
         Name -> Timing of mode ``server``, with one sample per request, in microseconds.
 
     Raises:
-        UsageError: ``target_qps`` is None, not finite or not above 0.
+        UsageError: ``target_qps`` is None, not finite or not above 0, or there are no entries.
         DeviceError: no GPU, or a call failed.
         ToolchainMissing: torch is not installed.
     """
@@ -80,7 +80,12 @@ def time_server_blocks(
         benchmark_seconds: seconds of requests that count; at least one request per entry.
         rng: source of the order and of the arrivals.
         clock_ns: function that returns nanoseconds.
+
+    Raises:
+        UsageError: ``serve`` is empty.
     """
+    if not serve:
+        raise UsageError("no entries to serve", "at least one kernel or baseline", "pass one")
     for one in serve.values():
         for _ in range(SERVER_BLOCK):
             one()
@@ -125,7 +130,12 @@ def percentile(timing: Timing, q: float) -> float:
     Args:
         timing: at least one sample.
         q: 0 to 100, e.g. 50 for the median or 99; another number raises ValueError.
+
+    Raises:
+        UsageError: the timing has no samples.
     """
+    if not timing.samples_us:
+        raise UsageError(f"a percentile of a {timing.mode} timing without samples", "at least one", "time it again")
     return float(np.percentile(np.asarray(timing.samples_us), q))
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from outblas.core.config import KernelConfig
+from outblas.core.errors import UsageError
 from outblas.core.problem import ELEMENT_BYTES, Problem
 from outblas.kernels.families.registry import FAMILIES
 
@@ -26,7 +27,7 @@ LOADS_AT_ONCE, OUTPUTS_AT_ONCE = 8, 2
 class Epilogue:
     """The operations after the sums, in this order. By default it does nothing.
 
-    The values are not checked; :func:`why_not_fused` says which combinations a kernel can have.
+    Each value is checked alone; :func:`why_not_fused` says which combinations a kernel can have.
 
     Attributes:
         bias: add a vector of N elements of the output's dtype to every row.
@@ -35,12 +36,23 @@ class Epilogue:
         residual: add a matrix (M, N) of the output's dtype.
         gated: C is (M, N/2). Its column j is act(gate) * up, with gate and up the columns 2j and 2j + 1 of A B + bias.
             With ``silu`` this is SwiGLU (Shazeer, GLU Variants Improve Transformer, 2020).
+
+    Raises:
+        UsageError: the activation is unknown, or another value is neither True nor False.
     """
 
     bias: bool = False
     activation: Activation = "none"
     residual: bool = False
     gated: bool = False
+
+    def __post_init__(self) -> None:
+        if self.activation not in ACTIVATIONS:
+            raise UsageError(f"activation {self.activation!r}", " or ".join(ACTIVATIONS), "pass one of them")
+        for name in ("bias", "residual", "gated"):
+            value = getattr(self, name)
+            if type(value) is not bool:  # a tensor or a number here is a mistake: it becomes text of a source
+                raise UsageError(f"{name}={value!r} of an epilogue", "True or False", "pass whether there is one")
 
     @property
     def on(self) -> bool:
@@ -74,9 +86,6 @@ def prelude(epilogue: Epilogue) -> list[str]:
     ``FUSED_BIAS``, ``FUSED_RESIDUAL``, ``FUSED_ACTIVATION``, ``FUSED_GATED``, and ``FUSED_BATCH`` with
     ``FUSED_AT_ONCE``. The second is, e.g., ``constexpr bool FUSED_BIAS = true;``. ``FUSED_ACTIVATION`` is an index into
     :data:`ACTIVATIONS`.
-
-    Raises:
-        ValueError: the activation is unknown.
     """
     if not epilogue.on:
         return []

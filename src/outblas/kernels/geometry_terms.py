@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from outblas.core.errors import UsageError
+
 SMEM_LIMIT = 232448  # dynamic shared memory per block on sm_90, bytes.
 #: Size of the counters at the head of a split-K workspace, and the largest workspace, bytes.
 COUNTERS_BYTES, WORKSPACE_LIMIT = 64 * 1024, 64 * 1024 * 1024
@@ -102,7 +104,12 @@ def divisor_up_to(value: int, limit: int) -> int:
     """Return the largest divisor of ``value`` that is at most ``limit``. Both are 1 or more.
 
     Examples: ``divisor_up_to(12, 5)`` is 4, and ``divisor_up_to(7, 100)`` is 7.
+
+    Raises:
+        UsageError: one of them is below 1.
     """
+    if min(value, limit) < 1:
+        raise UsageError(f"a divisor of {value} up to {limit}", "two numbers of 1 or more", "pass larger ones")
     return next(d for d in range(min(value, limit), 0, -1) if value % d == 0)
 
 

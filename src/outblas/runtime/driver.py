@@ -47,11 +47,15 @@ def check(call: str, result: tuple[Any, ...]) -> Any:
 def sticky_error() -> str:
     """Return the name of the error that has made the current context unusable; empty if it is usable or does not exist.
 
+    Without a driver on the machine there is no context, so the name is empty.
     After an illegal address, a trap or a device assertion, every further call of the context fails until the process
     ends. Waits for the GPU.
     """
     cu = driver()
-    (status,) = cu.cuCtxSynchronize()
+    try:
+        (status,) = cu.cuCtxSynchronize()
+    except RuntimeError:  # cuda.bindings finds no libcuda, which it loads at the first call
+        return ""
     no_context = (cu.CUresult.CUDA_ERROR_NOT_INITIALIZED, cu.CUresult.CUDA_ERROR_INVALID_CONTEXT)
     return "" if int(status) in (0, *map(int, no_context)) else str(status.name)
 

@@ -97,9 +97,10 @@ def without_comments(text: str) -> str:
 def comments(text: str) -> list[str]:
     """Return the texts of the block comments, without ``/*`` and ``*/``, in order. ``//`` comments are left out.
 
-    Example: ``"/* a */ // b"`` gives ``[" a "]``. An unclosed comment loses its last two characters.
+    Example: ``"/* a */ // b"`` gives ``[" a "]``. An unclosed comment extends to the end of the text.
     """
-    return [p.text[2:-2] for p in split_text(text) if p.kind == "comment" and p.text.startswith("/*")]
+    found = [p.text[2:] for p in split_text(text) if p.kind == "comment" and p.text.startswith("/*")]
+    return [each.removesuffix("*/") for each in found]  # "/*/" is unclosed: its star is part of the opening mark
 
 
 def join_continued_lines(text: str) -> str:
