@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
+import math
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -115,3 +118,25 @@ def test_a_folder_that_cannot_be_made_is_one_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(RecordError, match="cannot be written"):
         lock_run_folder(tmp_path / "file" / "run").__enter__()
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ({"a": [1.0, {"b": math.nan}]}, r"data\['a'\]\[1\]\['b'\] is nan; expected finite numbers"),
+        ([0, (math.inf,)], r"data\[1\]\[0\] is inf"),
+        (-math.inf, "data is -inf"),
+    ],
+)
+def test_numbers_that_json_does_not_know_are_not_written(tmp_path: Path, data: Any, words: str) -> None:
+    path = files.write_json(tmp_path / "a.json", {"old": 1.5})
+    with pytest.raises(UsageError, match=words):
+        files.write_json(path, data)
+    assert json.loads(path.read_text()) == {"old": 1.5} and list(tmp_path.iterdir()) == [path]
+
+
+def test_data_that_hold_themselves_are_no_json() -> None:
+    data: list[Any] = [1.0]
+    data.append(data)
+    with pytest.raises(UsageError, match="no JSON: Circular reference"):
+        files.json_text(data)

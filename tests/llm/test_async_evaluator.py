@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 import pytest
 
 from outblas.core.config import Candidate
-from outblas.core.errors import DeviceError, RecordError, ToolchainMissing
+from outblas.core.errors import DeviceError, RecordError, ToolchainMissing, UsageError
 from outblas.core.evaluation import Evaluation, Status
 from outblas.core.problem import Problem
 from outblas.kernels.custom.free_kernel import FreeKernel
@@ -122,5 +122,27 @@ def test_errors_reach_those_who_wait_and_only_them() -> None:
         with pytest.raises(RecordError):  # nobody acts on what is not on record
             await unwritten.evaluate(PROBLEM, kernel(0))
         unwritten.close()
+
+    asyncio.run(run())
+
+
+def test_after_the_end_only_what_is_known_or_under_way_is_answered() -> None:
+    async def run() -> None:
+        evaluator = Scripted()
+        evaluator_queue = AsyncEvaluator(evaluator, lambda evaluation: None)
+        known = await evaluator_queue.evaluate(PROBLEM, kernel(0))
+        evaluator.let.clear()
+        waiting = asyncio.ensure_future(evaluator_queue.evaluate(PROBLEM, kernel(1)))
+        await asyncio.sleep(0)
+        evaluator_queue.close()
+        evaluator_queue.close()
+        for question in (evaluator_queue.evaluate(PROBLEM, kernel(2)), evaluator_queue.call(lambda: 7)):
+            with pytest.raises(UsageError, match="the evaluator was closed"):
+                await asyncio.wait_for(question, 20)
+        assert await evaluator_queue.evaluate(PROBLEM, kernel(0)) is known and evaluator_queue.under_way == 1
+        also = asyncio.ensure_future(evaluator_queue.evaluate(PROBLEM, kernel(1)))
+        await asyncio.sleep(0)
+        evaluator.let.set()
+        assert await waiting is await also
 
     asyncio.run(run())

@@ -95,6 +95,28 @@ def test_models_with_weights_and_prices() -> None:
             parse_models(text, prices)
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a, ", "names separated by commas"),
+        (" ,a", "names separated by commas"),
+        (" =2", "names separated by commas"),
+        ("a=-1", "'a=-1' has no weight; expected a weight above 0"),
+        ("a=+0", "has no weight"),
+        ("a=nan", "has no weight"),
+        ("a=inf", "has no weight"),
+    ],
+)
+def test_a_model_has_a_name_and_a_weight_above_0(text: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        parse_models(text, [])
+
+
+def test_text_that_is_no_weight_belongs_to_the_name() -> None:
+    assert parse_models("a=b", []) == [Model("a=b")]
+    assert parse_models("a=b=2 ,c = 0.5", []) == [Model("a=b", 2.0), Model("c", 0.5)]
+
+
 def test_the_rate_is_kept_in_every_minute() -> None:
     now, sent = [0.0], []
 

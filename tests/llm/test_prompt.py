@@ -6,6 +6,7 @@ import re
 import pytest
 
 from outblas.core.config import config_to_json
+from outblas.core.errors import UsageError
 from outblas.core.evaluation import Evaluation, Speedup, Status, Timing
 from outblas.core.problem import Problem
 from outblas.core.roofline import H200, floor_us
@@ -16,7 +17,7 @@ from outblas.llm.answer import CODE, CONFIG
 from outblas.llm.archive import Entry
 from outblas.llm.feedback import OUTCOME_KINDS, clipped, feedback_text, kind_of, score_of
 from outblas.llm.header_notes import LISTED_HEADERS, header_listing
-from outblas.llm.prompt import FOLLOW_UPS, first_prompt, follow_up, notes_of
+from outblas.llm.prompt import FOLLOW_UPS, answer_rules, first_prompt, follow_up, notes_of
 from support.helpers import ROOT
 from support.llm_kernels import PROBLEM, failed, kernel, passed
 
@@ -168,3 +169,11 @@ def test_a_figure_without_baseline_has_no_score() -> None:
 def test_long_logs_keep_both_ends() -> None:
     text = clipped("a" * 5000 + "END", 300)
     assert len(text) < 400 and text.startswith("aaa") and text.endswith("END") and "left out" in text
+
+
+@pytest.mark.parametrize(
+    ("kinds", "words"), [((), "no kind of answer; expected code, config or both"), ((CODE, "prose"), "prose")]
+)
+def test_an_answer_of_no_known_kind_is_not_asked_for(kinds: tuple[str, ...], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        answer_rules(kinds)

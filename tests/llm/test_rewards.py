@@ -11,6 +11,7 @@ from outblas.core.evaluation import FAILURES, Evaluation, Speedup, Status, Timin
 from outblas.core.problem import Problem
 from outblas.core.roofline import floor_us
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.llm.train.logs import line_of, row_of
 from outblas.llm.train.rewards import (
     PART_NAMES,
     UNPROVEN_REWARD,
@@ -151,3 +152,10 @@ def test_what_nobody_judged_counts_in_no_mean() -> None:
 def test_only_whole_groups(count: int, group: int) -> None:
     with pytest.raises(ValueError, match="whole groups"):
         advantages([0.0] * count, group)
+
+
+def test_a_step_is_one_line_whatever_was_logged() -> None:
+    total = row_of(3, {"rewards/total/mean": -1.234, "rewards/total/std": 0.5, "loss": 0.5})
+    assert line_of(total, 100, 1.2) == "step 3/100, reward -1.23 \u00b1 0.5, loss 0.5, best 1.200x"
+    part = row_of(3, {"rewards/total/mean": 1.0, f"rewards/{PART_NAMES[0]}/mean": 0.25})
+    assert line_of(part, 100, None) == f"step 3/100, reward 1 \u00b1 -, {PART_NAMES[0]} 0.25"

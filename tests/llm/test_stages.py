@@ -217,8 +217,16 @@ def test_stages_go_on_from_each_other_and_a_stage_may_be_prolonged(tmp_path: Pat
     assert starting_model(run, "speed", RANDOM_TINY) == str(run / "correctness" / "final")
     with pytest.raises(UsageError, match="--lora"):
         go(run, stage="speed", steps=1)
+    with pytest.raises(UsageError, match="--lora 8 for .* a LoRA adapter of rank 4; expected --lora 4"):
+        go(run, stage="speed", steps=1, lora=8)
     go(run, stage="speed", steps=1, lora=4)
     assert (run / "speed" / "final" / "adapter_config.json").exists()
+
+
+def test_the_settings_name_the_language_that_is_trained(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="language 'knobs', and 'cuda' in the settings"):
+        go(tmp_path / "run", language="cuda")
+    assert not (tmp_path / "run").exists()
 
 
 def test_answers_that_cannot_be_shared_out(tmp_path: Path) -> None:

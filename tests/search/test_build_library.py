@@ -21,7 +21,7 @@ from outblas.publish.tables.notes import notes_of_retune
 from outblas.records.library import Library
 from outblas.records.recording import Recording
 from outblas.records.results import read_result
-from outblas.search.build_library.build_run import jobs, publish_seconds, run_job
+from outblas.search.build_library.build_run import jobs, publish_seconds, run_job, run_jobs
 from outblas.search.build_library.build_work import BuildFolder, copy_tables_from, fill_from
 from support.build_library_fixture import (  # noqa: F401
     ALL,
@@ -212,6 +212,15 @@ def test_bad_arguments_are_one_line(script: Any, work: Any, arguments: list[str]
     assert done.exit_code == 2
     (line,) = done.stderr.splitlines()
     assert line.startswith("error:")
+
+
+def test_without_jobs_the_library_keeps_its_seconds(script: Any, work: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    run(script, work, "tune")
+    publish_seconds(work, {"tune A": 60.0})
+    before = work.library.read_bytes()
+    capsys.readouterr()
+    run_jobs(work, [])
+    assert work.library.read_bytes() == before and capsys.readouterr().out == ""
 
 
 def test_from_nothing_begins_without_the_packaged_library(

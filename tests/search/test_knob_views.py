@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal
 import pytest
 
 from outblas.core.config import KernelConfig, config_name, config_to_json, knob_schema
+from outblas.core.errors import UsageError
 from outblas.core.evaluation import Status
 from outblas.core.problem import Problem
 from outblas.core.roofline import H200
@@ -130,6 +131,12 @@ def test_kernel_tuner_has_it(load: Load, tmp_path: Path) -> None:
     for text in (json.dumps(files.to_t4(task)), files.to_cache(task)):
         (tmp_path / "task.json").write_text(text)
         assert files.read_task(tmp_path / "task.json") == task
+
+
+@pytest.mark.parametrize("view", [knob_space.tunable, knob_space.varying])
+def test_a_search_space_has_configs(view: Callable[[list[KernelConfig]], object]) -> None:
+    with pytest.raises(UsageError, match="a search space of no configs; expected at least one"):
+        view([])
 
 
 def test_what_models_read_and_write_has_it(load: Load) -> None:

@@ -34,7 +34,7 @@ from outblas.search import profile
 from outblas.search.agents.base import Agent
 from outblas.search.profile import ProfileRequest, ProfileResult, Progress, run_profile, select_pairs
 from outblas.search.tune import SearchOptions, tune
-from outblas.search.tune_run import TuneRequest, run_tune
+from outblas.search.tune_run import TuneRequest, provenance_of, run_tune
 from support.fake_gpu import PROVENANCE
 from support.helpers import ROOT, failed_evaluation, passed_evaluation, synthetic_recording
 
@@ -200,6 +200,15 @@ def test_problems_and_a_candidate_can_be_named(tool: Tool, run: Path) -> None:
         profiled(run, config=Sm80DirectConfig(32, 64), tool=tool.path)
     with pytest.raises(UsageError, match="--top is 0"):
         profiled(run, top=0, tool=tool.path)
+
+
+def test_only_a_finished_run_has_a_provenance(run: Path) -> None:
+    assert provenance_of(run)["command"] == "outblas tune"
+    about = json.loads((run / "run.json").read_text())
+    del about["provenance"]  # it is written at the end
+    (run / "run.json").write_text(json.dumps(about))
+    with pytest.raises(RecordError, match="run is not finished; expected a run that ended; repeat its command"):
+        provenance_of(run)
 
 
 def test_what_failed_is_never_launched() -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -67,6 +68,7 @@ def write_json(path: Path, data: Any) -> Path:
 
     Raises:
         RecordError: the disk refuses. The old file at ``path`` is kept.
+        UsageError: ``data`` has a NaN or an infinity. Nothing is written.
         TypeError: ``data`` has a value that JSON does not know, e.g. a set. Nothing is written.
     """
     return write_atomic(path, json_text(data))
@@ -75,10 +77,32 @@ def write_json(path: Path, data: Any) -> Path:
 def json_text(data: Any) -> bytes:
     """Return data as JSON bytes: indented by one space, one value a line, newline at the end.
 
-    Keys keep their order. Characters outside ASCII become escapes such as ``\\u00e9``. A value that JSON does not know
-    raises TypeError. Example: ``json_text({"a": [1]})`` returns ``b'{\\n "a": [\\n  1\\n ]\\n}\\n'``.
+    Keys keep their order. Characters outside ASCII become escapes such as ``\\u00e9``. Example:
+    ``json_text({"a": [1]})`` returns ``b'{\\n "a": [\\n  1\\n ]\\n}\\n'``.
+
+    Raises:
+        UsageError: there is a NaN or an infinity, which only some readers of JSON know. The message says where.
+        TypeError: there is a value that JSON does not know, e.g. a set.
     """
-    return (json.dumps(data, indent=1) + "\n").encode()
+    try:
+        return (json.dumps(data, indent=1, allow_nan=False) + "\n").encode()
+    except ValueError as error:
+        found = "" if "Circular" in str(error) else _odd_number(data, "data")
+        raise UsageError(
+            found or f"no JSON: {error}", "finite numbers in JSON", "write None for a missing figure"
+        ) from error
+
+
+def _odd_number(data: Any, place: str) -> str:
+    """Return the first NaN or infinity of JSON values as text, e.g. ``data['a'][0] is nan``; empty without one."""
+    if isinstance(data, float):
+        return "" if math.isfinite(data) else f"{place} is {data}"
+    inner: Iterable[tuple[Any, Any]] = ()
+    if isinstance(data, dict):
+        inner = data.items()
+    elif isinstance(data, (list, tuple)):
+        inner = enumerate(data)
+    return next(filter(None, (_odd_number(value, f"{place}[{key!r}]") for key, value in inner)), "")
 
 
 def lock_file(file: IO[bytes], what: str) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from outblas.core.config import Candidate, config_name
-from outblas.core.errors import DeviceError, ToolchainMissing
+from outblas.core.errors import DeviceError, ToolchainMissing, UsageError
 from outblas.core.evaluation import Evaluation
 from outblas.core.problem import Problem
 from outblas.kernels.custom.free_kernel import FAMILY as FREE
@@ -45,6 +45,7 @@ class AsyncEvaluator:
         self._known = {(e.problem.key, config_name(e.config)): e for e in known}
         self._waiting: dict[Pair, asyncio.Future[Evaluation]] = {}
         self._jobs: queue.SimpleQueue[tuple[Problem, Candidate] | Callable[[], None] | None] = queue.SimpleQueue()
+        self._closed = False
         self._loop = asyncio.get_running_loop()
         # A daemon: what hangs in a compiler or on a GPU must not keep an interrupted program alive.
         self._thread = threading.Thread(target=self._work, name="judge", daemon=True)
@@ -63,6 +64,7 @@ class AsyncEvaluator:
             candidate: the candidate; equal ones have equal names (``config_name``).
 
         Raises:
+            UsageError: the pair is new, and :meth:`close` was called before.
             DeviceError: the evaluator yields no evaluation of this pair.
             Exception: whatever the evaluator or ``record`` raises.
         """
@@ -70,6 +72,7 @@ class AsyncEvaluator:
         if pair in self._known:
             return self._known[pair]
         if pair not in self._waiting:
+            self._check_open()
             self._waiting[pair] = self._loop.create_future()
             self._jobs.put((problem, candidate))
         return await asyncio.shield(self._waiting[pair])
@@ -81,7 +84,11 @@ class AsyncEvaluator:
 
         Args:
             function: the function.
+
+        Raises:
+            UsageError: :meth:`close` was called before.
         """
+        self._check_open()
         future: asyncio.Future[Any] = self._loop.create_future()
 
         def job() -> None:
@@ -98,9 +105,16 @@ class AsyncEvaluator:
     def close(self) -> None:
         """End the thread after what was asked for before. Return at once, without waiting for it.
 
-        A later question or call is never answered: do not await one.
+        Later questions are answered only if the answer is known or under way. A second call does nothing.
         """
-        self._jobs.put(None)
+        if not self._closed:
+            self._closed = True
+            self._jobs.put(None)
+
+    def _check_open(self) -> None:
+        """Raise UsageError after :meth:`close`: nobody would answer."""
+        if self._closed:
+            raise UsageError("the evaluator was closed", "an open one", "ask before close(), or make another one")
 
     def _work(self) -> None:
         while True:

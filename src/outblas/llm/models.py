@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,13 +33,14 @@ def parse_models(text: str, prices: Sequence[str]) -> list[Model]:
     Price(3.0, 4.0))]``.
 
     Args:
-        text: ``NAME[=WEIGHT],...``; a weight is 1 unless it is given. If the text after ``=`` is no number, or has a
-            sign, it belongs to the name.
+        text: ``NAME[=WEIGHT],...``; a weight is 1 unless it is given. If the text after the last ``=`` is no number,
+            it belongs to the name. Blanks around a name and a weight do not count.
         prices: texts ``IN,OUT`` (for every model without its own) or ``NAME=IN,OUT``, US dollars per million tokens.
             The last price of a name counts.
 
     Raises:
-        UsageError: a name is empty or given twice, a weight is 0, a price is no pair of numbers or of no model.
+        UsageError: a name is empty or given twice, a weight is not finite or not above 0, a price is no pair of numbers
+            or of no model.
     """
     by_name: dict[str, Price] = {}
     for one in prices:
@@ -49,16 +51,26 @@ def parse_models(text: str, prices: Sequence[str]) -> list[Model]:
         by_name[name] = Price(float(match[1]), float(match[2]))
     models = []
     for part in text.split(","):
-        match = re.fullmatch(r"\s*(.+?)(?:=(\d+(?:\.\d+)?))?\s*", part)
-        if match is None:
+        name, weight = _name_and_weight(part)
+        if not name:
             raise UsageError(f"--model {text!r}", "names separated by commas", "leave out the empty one")
-        weight = float(match[2] or 1)
-        if not weight > 0:
+        if not 0 < weight < math.inf:
             raise UsageError(f"--model {part.strip()!r} has no weight", "a weight above 0", "leave the model out")
-        models.append(Model(match[1], weight, by_name.get(match[1], by_name.get("", Price()))))
+        models.append(Model(name, weight, by_name.get(name, by_name.get("", Price()))))
     names = [m.name for m in models]
     if len(set(names)) != len(names):
         raise UsageError(f"--model {text!r} names a model twice", "every model once", "use NAME=WEIGHT")
     if odd := sorted(set(by_name) - {"", *names}):
         raise UsageError(f"--price of {odd[0]!r}", f"a price of {' or '.join(names)}", "correct the name")
     return models
+
+
+def _name_and_weight(part: str) -> tuple[str, float]:
+    """Return the name of ``NAME[=WEIGHT]`` and its weight; what follows ``=`` is a name's end if it is no number."""
+    name, is_given, weight = part.rpartition("=")
+    if is_given:
+        try:
+            return name.strip(), float(weight)
+        except ValueError:
+            pass
+    return part.strip(), 1.0

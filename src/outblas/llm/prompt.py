@@ -11,6 +11,7 @@ from string import Template
 from typing import Any
 
 from outblas.core.config import KernelConfig
+from outblas.core.errors import UsageError
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu, floor_us, regime
 from outblas.llm.answer import CODE, CONFIG
@@ -146,7 +147,14 @@ def answer_rules(kinds: Sequence[str]) -> str:
 
     Args:
         kinds: ``code``, ``config`` or both, at least one.
+
+    Raises:
+        UsageError: there is no kind, or an unknown one.
     """
+    odd = sorted(set(kinds) - {CODE, CONFIG})
+    if odd or not kinds:
+        what = f"kinds of answers {odd}" if odd else "no kind of answer"
+        raise UsageError(what, f"{CODE}, {CONFIG} or both", "pass at least one of them")
     name = "asked_both" if len(set(kinds)) > 1 else f"asked_{kinds[0]}"
     return _fill(name).strip()
 

@@ -303,10 +303,12 @@ def provenance_of(path: Path) -> dict[str, Any]:
         path: directory of the run.
 
     Raises:
-        RecordError: ``run.json`` is missing, cannot be read or is of another format.
-        KeyError: the run is not finished.
+        RecordError: ``run.json`` is missing, cannot be read or is of another format, or the run is not finished.
     """
-    return dict(_read(RunFiles(path).run)["provenance"])
+    found = _read(RunFiles(path).run).get("provenance")
+    if not isinstance(found, dict):
+        raise RecordError(f"the run in {path} is not finished", "a run that ended", "repeat its command: it resumes")
+    return dict(found)
 
 
 def measured_on(path: Path) -> list[str] | None:

@@ -74,8 +74,8 @@ def load_model(run: Path, settings: TrainSettings, bf16: bool) -> LoadedModel:
     """Load the model and the tokenizer of a stage.
 
     Weights are fp32, trained under bf16 autocast on a GPU: steps of 1e-6 vanish in bf16. With LoRA the base, which is
-    not trained, is bf16 there. An earlier stage's LoRA adapter is trained further with its own rank, whatever rank
-    above 0 ``settings.lora`` is.
+    not trained, is bf16 there. An earlier stage's LoRA adapter is trained further, so ``settings.lora`` must be its
+    rank.
 
     Args:
         run: folder of the run.
@@ -83,7 +83,8 @@ def load_model(run: Path, settings: TrainSettings, bf16: bool) -> LoadedModel:
         bf16: whether the device trains under bf16 autocast.
 
     Raises:
-        UsageError: the model cannot be loaded. Or an earlier stage left a LoRA adapter, and ``settings.lora`` is 0.
+        UsageError: the model cannot be loaded. Or an earlier stage left a LoRA adapter, and ``settings.lora`` is 0 or
+            another rank.
     """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -93,7 +94,15 @@ def load_model(run: Path, settings: TrainSettings, bf16: bool) -> LoadedModel:
         source = str(run / "base")  # made by the first process
     adapter = Path(source) / _ADAPTER
     trained = adapter.is_file()
-    base = str(json.loads(adapter.read_text(encoding="utf-8"))["base_model_name_or_path"]) if trained else source
+    about = json.loads(adapter.read_text(encoding="utf-8")) if trained else {}
+    if trained and about.get("r") != settings.lora:
+        rank = about.get("r")
+        raise UsageError(
+            f"--lora {settings.lora} for {source}, a LoRA adapter of rank {rank}",
+            f"--lora {rank}, as in the stage before",
+            "pass it, or begin another run",
+        )
+    base = str(about["base_model_name_or_path"]) if trained else source
     dtype = torch.bfloat16 if bf16 and settings.lora else torch.float32
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, padding_side="left", truncation_side="left")
@@ -107,8 +116,6 @@ def load_model(run: Path, settings: TrainSettings, bf16: bool) -> LoadedModel:
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     if not settings.lora:
-        if trained:
-            raise UsageError(f"{source} is a LoRA adapter", "--lora, with its rank", "pass it, or begin another run")
         return LoadedModel(model, tokenizer)
     from peft import LoraConfig, PeftModel
 

@@ -94,7 +94,7 @@ def line_of(row: dict[str, Any], steps: int, best: float | None) -> str:
     so are parts of the reward and shares of 0.
 
     Args:
-        row: result of :func:`row_of`. With a ``total`` it must have all parts of the reward.
+        row: result of :func:`row_of`.
         steps: number of steps of the stage.
         best: best speed-up so far; None: not said.
     """
@@ -102,7 +102,8 @@ def line_of(row: dict[str, Any], steps: int, best: float | None) -> str:
     rewards = row.get("rewards", {})
     if "total" in rewards:
         said.append(f"reward {_text(rewards['total']['mean'])} ± {_text(rewards['total']['std'])}")
-        said += [f"{name} {_text(rewards[name]['mean'])}" for name in PART_NAMES if rewards[name]["mean"]]
+        means = [(name, rewards.get(name, {}).get("mean")) for name in PART_NAMES]
+        said += [f"{name} {_text(mean)}" for name, mean in means if mean]
     said += [f"{name} {_text(row[name])}" for name in ("loss", "kl") if name in row]
     said += [f"{row[f'share_{name}']:.0%} {name}" for name in ("compiled", "passed") if row.get(f"share_{name}")]
     if best is not None:

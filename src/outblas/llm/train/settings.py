@@ -33,7 +33,7 @@ class TrainSettings:
         prompts: prompts per step, over all processes.
         micro_batch: answers per forward and backward pass of a process; None takes its whole part of a step.
         language: ``cuda`` (free kernels or configurations by an answer's code block) or ``knobs``. It is not checked
-            here.
+            here; :func:`outblas.llm.train.stages.train` compares it with its own language.
         device: see :func:`outblas.llm.train.answer_judge.evaluator_of`. It is not checked here.
         proof: see :func:`outblas.llm.train.answer_judge.evaluator_of`. It is not checked here.
         archive: JSON lines or a store of evaluations, which the supervised stage needs. The others ignore it.

@@ -58,7 +58,7 @@ def train(
     Args:
         run: folder of the run.
         settings: settings of the stage.
-        language: prompts and answers. It is used whatever ``settings.language`` says.
+        language: prompts and answers, of the name ``settings.language``.
         resume: go on from the last checkpoint of a killed training. Its kernels are not evaluated again. Nothing is
             trained if all steps were taken. Without a checkpoint the stage begins anew.
         say: prints a line.
@@ -66,10 +66,16 @@ def train(
     Raises:
         ToolchainMissing: a package is not installed.
         UsageError: the folder holds a training and ``resume`` is False, or one of other settings. Also if settings make
-            no sense together.
+            no sense together, or ``language`` has another name than ``settings.language``.
         DeviceError: the evaluator has no GPU, or lost it.
         RecordError: the disk refuses, or another process trains in the same run.
     """
+    if language.name != settings.language:  # a resumed run would compare the settings, and train something else
+        raise UsageError(
+            f"language {language.name!r}, and {settings.language!r} in the settings",
+            "the same language in both",
+            "set TrainSettings.language to its name",
+        )
     check_installed()
     _check_loggers(settings)
     if settings.stage != "supervised":

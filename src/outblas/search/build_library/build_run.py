@@ -102,7 +102,7 @@ def run_jobs(work: BuildFolder, listed: Sequence[Sequence[str]]) -> None:
     """Run the jobs one after the other, each in a fresh process, and print the seconds of each.
 
     The seconds go to ``seconds.json``, those of a failed job included. At the end, the line of :func:`publish_seconds`
-    is printed.
+    is printed. Without jobs nothing happens.
 
     Args:
         work: the directory.
@@ -126,7 +126,8 @@ def run_jobs(work: BuildFolder, listed: Sequence[Sequence[str]]) -> None:
             spent = monotonic() - begin
             seconds = add_seconds(work, job, spent)
             print(f"{' '.join(job)}: {spent:.0f} s", flush=True)
-    print(publish_seconds(work, seconds), flush=True)
+    if listed:  # without jobs the library keeps the seconds that it has
+        print(publish_seconds(work, seconds), flush=True)
 
 
 def command_of_job(work: BuildFolder, job: Sequence[str]) -> list[str]:

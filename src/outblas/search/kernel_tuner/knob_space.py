@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from outblas.core.config import KernelConfig
-from outblas.core.errors import ConfigError, ToolchainMissing
+from outblas.core.errors import ConfigError, ToolchainMissing, UsageError
 from outblas.core.install_hint import install_hint
 from outblas.kernels.config_text import template_from_json
 from outblas.kernels.families.registry import knobs_by_name
@@ -62,9 +62,14 @@ def tunable(configs: Sequence[KernelConfig], parameters: Sequence[str] = PARAMET
     Kernel Tuner calls neighbours in these lists adjacent.
 
     Args:
-        configs: one or more configs; none raises ValueError.
+        configs: one or more configs.
         parameters: names; default: ``family`` and every knob of any family.
+
+    Raises:
+        UsageError: there are no configs.
     """
+    if not configs:
+        raise UsageError("a search space of no configs", "at least one", "pass the candidates of a problem")
     columns = zip(*(point(config, parameters) for config in configs), strict=True)
     return {name: sorted(dict.fromkeys(column), key=_order) for name, column in zip(parameters, columns, strict=True)}
 
@@ -73,7 +78,10 @@ def varying(configs: Sequence[KernelConfig]) -> tuple[str, ...]:
     """Return the names of the parameters that have more than one value among the configs, in the order of
     ``PARAMETERS``.
 
-    A knob that only some of the families have varies, too. One config gives ``()``; none raises ValueError.
+    A knob that only some of the families have varies, too. One config gives ``()``.
+
+    Raises:
+        UsageError: there are no configs.
     """
     return tuple(name for name, values in tunable(configs).items() if len(values) > 1)
 
