@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from outblas.core.errors import CompileError, DeviceError
+import outblas
+from outblas.core.errors import CompileError, DeviceError, ToolchainMissing
 from outblas.core.problem import Problem
 from outblas.core.roofline import H200
-from outblas.dispatch import device_registry, device_state
+from outblas.dispatch import device_registry, device_state, enable, native_table
 from outblas.dispatch.decide import Decision, Operand
 from outblas.dispatch.device_state import DeviceState
 from outblas.kernels.source import kernel_kind
@@ -182,3 +185,57 @@ def test_decisions_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
         device.decide(operand, WEIGHT, None, False)
     device.decide(A, WEIGHT, None, True)
     assert len(asked) == 3
+
+
+@pytest.fixture(name="bare")
+def bare_fixture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with an H200 and torch, but without cuda-bindings; its tensors are on the CPU."""
+
+    def missing() -> Any:
+        raise ToolchainMissing("cuda.bindings cannot be loaded (gone)", "the cuda-bindings wheel", "pip install it")
+
+    monkeypatch.setenv("OUTBLAS_LIBRARY", "")
+    for module in ("outblas.dispatch.device_registry", "outblas.runtime.launch", "outblas.runtime.driver"):
+        monkeypatch.setattr(f"{module}.driver", missing)
+    monkeypatch.setattr(device_registry, "gpu_of_device", lambda index: H200)
+    monkeypatch.setattr(device_registry, "DEVICE_TYPE", "cpu")
+    for name in ("devices", "libraries"):
+        monkeypatch.setattr(device_registry, name, {})
+    for name, value in (("table", None), ("why_no_table", "left out"), ("table_matmul", None)):
+        monkeypatch.setattr(native_table, name, value)
+
+
+@pytest.mark.usefixtures("bare")
+def test_without_the_drivers_bindings_torch_computes_all_with_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    a, w = torch.ones(64, 64, dtype=torch.float16), torch.ones(4096, 64, dtype=torch.float16)
+    with pytest.warns(RuntimeWarning, match="outblas uses torch.matmul: cuda.bindings cannot be loaded") as told:
+        for _ in range(2):
+            assert torch.equal(outblas.matmul(a, w.t()), a @ w.t())
+    assert len(told) == 1
+    words = "cuda.bindings cannot be loaded (gone); pip install it"
+    assert outblas.explain(a, w.t()) == f"torch.matmul: {words}"
+    assert device_registry.devices[None].status()["failures"] == [words]  # type: ignore[index]
+    assert torch.equal(outblas.linear(a, w, activation="silu"), torch.nn.functional.silu(a @ w.t()))
+    assert not outblas.warm(a, w, activation="silu")
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setitem(device_registry.devices, 0, device_registry.devices[None])  # type: ignore[index]
+    assert enable.why_not() == words
+
+
+@pytest.mark.usefixtures("bare")
+def test_a_library_given_without_the_drivers_bindings_is_left_to_torch_too() -> None:
+    with pytest.warns(RuntimeWarning, match="outblas uses torch.matmul: cuda.bindings cannot be loaded"):
+        outblas.use_library(LIBRARY)
+    device = device_registry.device_state(0)
+    assert device.decide(A, WEIGHT, None, "plain").problem is None and not device_registry.has_library(0)
+
+
+@pytest.mark.usefixtures("bare")
+def test_a_gpu_without_a_library_needs_no_bindings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_registry, "gpu_of_device", lambda index: replace(H200, name="other"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert device_registry.device_state(0).absent == ""

@@ -10,14 +10,16 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from outblas.core.errors import DeviceError, OutblasError, UsageError
+from outblas.core.errors import DeviceError, OutblasError, ToolchainMissing, UsageError
 from outblas.dispatch import native_table
+from outblas.dispatch.decide import Choose
 from outblas.dispatch.device_state import DeviceState, load_kernel
 from outblas.dispatch.promises import promise_free_option
 from outblas.dispatch.unlisted_shapes import any_shape_chooser, choices_id
 from outblas.records.library import Library
 from outblas.records.user_library import library_for_device
 from outblas.runtime.device import gpu_of_device
+from outblas.runtime.driver import driver
 
 #: Where our kernels run; the tests' are elsewhere.
 DEVICE_TYPE = "cuda"
@@ -42,9 +44,9 @@ def device_state(index: int) -> DeviceState:
 
 
 def has_library(index: int) -> bool:
-    """Return True if a library exists for the CUDA device."""
+    """Return True if a library exists for the CUDA device, and its kernels can be launched."""
     device = device_state(index)
-    return device.gpu is not None and bool(device.library.rows)
+    return device.gpu is not None and bool(device.library.rows) and not device.absent
 
 
 def replace_library(library: Library | str | os.PathLike[str] | None, index: int) -> None:
@@ -71,8 +73,9 @@ def replace_library(library: Library | str | os.PathLike[str] | None, index: int
         used = (f"{named} ({len(chosen.rows)} rows)",)
     if chosen.rows and chosen.gpu != gpu.name:
         raise UsageError(f"a library of {chosen.gpu} for {gpu.name}", "a library tuned on this GPU", "tune on it")
+    absent = _absent(chosen, any_shape)
     with lock:
-        devices[index] = DeviceState(gpu, chosen, load_kernel, any_shape=any_shape)
+        devices[index] = DeviceState(gpu, chosen, load_kernel, any_shape=any_shape, absent=absent)
         libraries[index] = used
         native_table.clear_table()
         for forget in on_library_replaced:
@@ -111,4 +114,18 @@ def _new_device(index: int) -> DeviceState:
     else:
         any_shape = any_shape_chooser(gpu.name)
     library, libraries[index] = library_for_device(library, index)
-    return DeviceState(gpu, library, load_kernel, any_shape=any_shape)
+    return DeviceState(gpu, library, load_kernel, any_shape=any_shape, absent=_absent(library, any_shape))
+
+
+def _absent(library: Library, any_shape: Choose | None) -> str:
+    """Return what is needed to launch kernels and is not installed, with one warning; else an empty text.
+
+    Without rows and without a chooser nothing is needed: torch computes every product.
+    """
+    try:
+        if library.rows or any_shape is not None:
+            driver()
+    except ToolchainMissing as error:
+        warnings.warn(f"outblas uses torch.matmul: {error}", RuntimeWarning, stacklevel=4)
+        return f"{error.wrong}; {error.do}"
+    return ""

@@ -47,6 +47,7 @@ class DeviceState:
             DeviceError.
         lt: finds algorithms; None: cuBLASLt.
         any_shape: as for :func:`outblas.dispatch.decide.decide`.
+        absent: what is not installed, so that torch computes every product; empty: nothing.
     """
 
     def __init__(
@@ -56,9 +57,10 @@ class DeviceState:
         loader: Callable[[Problem, KernelConfig], tuple[Any, float]],
         lt: LtAlgorithms | None = None,
         any_shape: Choose | None = None,
+        absent: str = "",
     ) -> None:
         self.gpu, self.library, self._loader, self.lt = gpu, library, loader, LtAlgorithms() if lt is None else lt
-        self.any_shape = any_shape
+        self.any_shape, self.absent = any_shape, absent
         self.failed: dict[KernelKind, str] = {}
         self._kernels: dict[KernelKind, Any] = {}
         self._decisions: OrderedDict[_Asked, Decision] = OrderedDict()
@@ -73,6 +75,8 @@ class DeviceState:
         """Return :func:`outblas.dispatch.decide.decide` for this GPU and library. Repeated questions are answered from
         a cache.
         """
+        if self.absent:
+            return Decision(None, None, self.absent)
         key = (a, b, out, launch)
         with self._lock:
             found = self._decisions.get(key)
@@ -286,7 +290,7 @@ class DeviceState:
             "algorithms_found": self.lt.count,
             "calls_bound": len(self._calls),
             "compile_seconds": round(self._compile_seconds, 3),
-            "failures": sorted({*self.failed.values(), *self.lt.failed.values()}),
+            "failures": sorted({*filter(None, [self.absent]), *self.failed.values(), *self.lt.failed.values()}),
         }
 
     def _load(self, kind: KernelKind, problem: Problem, config: KernelConfig) -> None:

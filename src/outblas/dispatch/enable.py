@@ -188,6 +188,9 @@ def why_not() -> str:
     gpus = range(torch.cuda.device_count())
     if any(device_registry.has_library(index) for index in gpus):
         return ""
+    for index in gpus:
+        if device_registry.device_state(index).absent:
+            return device_registry.device_state(index).absent
     names = ", ".join(sorted({torch.cuda.get_device_name(index) for index in gpus}))
     return f"no library serves {names}; tune one (outblas tune) and give it to outblas.use_library"
 

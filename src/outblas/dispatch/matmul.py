@@ -2,8 +2,9 @@
 
 A kernel is loaded at its first product. It comes from the shipped cubins, else from the compile cache on disk, else it
 is compiled (about 0.2 s). The logger ``outblas.dispatch.device_state`` reports each compilation at INFO, and
-:func:`status` counts them. If a kernel cannot be compiled, one warning says so and torch serves its products. An
-algorithm of cuBLASLt is looked up at its first product (milliseconds, logged by ``outblas.runtime.cublaslt``).
+:func:`status` counts them. If a kernel cannot be compiled, one warning says so and torch serves its products. Without
+cuda.bindings, one warning says so and torch serves all products. An algorithm of cuBLASLt is looked up at its first
+product (milliseconds, logged by ``outblas.runtime.cublaslt``).
 
 If ``outblas.dispatch._native`` is built, it repeats each decision without Python. A call with the same shapes,
 strides, dtypes, alignments and device then costs a few microseconds of host time.
