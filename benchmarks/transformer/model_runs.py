@@ -141,6 +141,10 @@ class Work:
 
     Args:
         context: tokens in the cache before a decode step; their keys and values are N(0, 1).
+
+    Attributes:
+        pool: memory pool of the graphs that are captured from now on; None without CUDA.
+        stream: stream on which compiled steps are warmed up and captured; None without CUDA.
     """
 
     def __init__(self, model: Any, step: Step, context: int, seed: int = 0) -> None:
@@ -153,12 +157,21 @@ class Work:
         self.cache = llama.Cache(model, batch, self.begin + tokens)
         for layer in self.cache.layers:
             layer.normal_(generator=generator)
-        self.pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self.renew_pool()
         self.reset()
 
     def run(self, parts: Sequence[Callable[..., Any]] = llama.PARTS) -> Any:
         """Logits (batch, 1, vocabulary) of the last token; the cache is one step further, by Python's count of it."""
         return self.model(self.ids, self.cache, parts=parts)
+
+    def renew_pool(self) -> None:
+        """Give later graphs a memory pool of their own.
+
+        torch refuses a capture into a pool whose graphs are all gone and whose memory is not: ``use_count > 0 INTERNAL
+        ASSERT FAILED``. A workspace of cuBLAS, for instance, outlives the graph of its first use.
+        """
+        self.pool = None if self.stream is None else torch.cuda.graph_pool_handle()
 
     def reset(self) -> None:
         """The cache is as long as before the step."""
@@ -199,6 +212,7 @@ def entry(work: Work, mode: str, variant: Variant, backend: str = "inductor") ->
 
     Raises:
         DeviceError: OutBLAS cannot be on.
+        Exception: whatever torch raises where it cannot compile or capture the step.
     """
 
     def around() -> contextlib.AbstractContextManager[None]:
@@ -211,7 +225,8 @@ def entry(work: Work, mode: str, variant: Variant, backend: str = "inductor") ->
         if mode.startswith("compiled"):
             run = compiled(work, backend)
         before = outblas.status()["torch"]["compiled"]
-        with inductor_config.patch(force_disable_caches=True):  # what comes from its cache is not counted
+        # What comes from Inductor's cache is not counted.
+        with inductor_config.patch(force_disable_caches=True), compiled_stream(work, mode):
             for _ in range(WARM_UPS):
                 work.reset()
                 run()
@@ -221,15 +236,50 @@ def entry(work: Work, mode: str, variant: Variant, backend: str = "inductor") ->
             if not mode.endswith("graph"):
                 run()
             else:
-                torch.cuda.synchronize()
-                graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graph, pool=work.pool):
-                    logits = run()
+                graph, logits = captured(work, mode, run)
     if mode.startswith("compiled") and variant.ours:
         products = {"compiled": in_graph}
     if mode.endswith("graph"):
         return Entry(graph.replay, work.reset, products=products, keeps=(graph, logits, run))
     return Entry(run, work.reset, around, products)
+
+
+@contextlib.contextmanager
+def compiled_stream(work: Work, mode: str) -> Iterator[None]:
+    """Run a block on the stream of its later capture if the mode is a graph of a compiled step.
+
+    Code that was compiled for another current stream might be compiled anew during the capture, which CUDA refuses.
+    """
+    if mode != "compiled_graph" or work.stream is None:
+        yield
+        return
+    work.stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(work.stream):
+        yield
+    torch.cuda.current_stream().wait_stream(work.stream)
+
+
+def captured(work: Work, mode: str, run: Callable[[], Any]) -> tuple[Any, Any]:
+    """Return (CUDA graph of a warmed-up run, its logits).
+
+    Raises:
+        Exception: torch cannot capture it, or would compile during the capture. The current stream is as before.
+    """
+    graph, compiles = torch.cuda.CUDAGraph(), mode.startswith("compiled")
+    torch.cuda.synchronize()
+    # Where the end of a capture fails, torch.cuda.graph leaves its own stream current: the outer context undoes that.
+    with (
+        torch.cuda.stream(torch.cuda.current_stream()),
+        no_recompilation() if compiles else contextlib.nullcontext(),
+        torch.cuda.graph(graph, pool=work.pool, stream=work.stream if compiles else None),
+    ):
+        logits = run()
+    return graph, logits
+
+
+def no_recompilation() -> contextlib.AbstractContextManager[Any]:
+    """Let torch.compile fail meanwhile where it would compile anew, with an error that says why."""
+    return torch.compiler.set_stance("fail_on_recompile")
 
 
 def compiled(work: Work, backend: str) -> Callable[[], Any]:

@@ -32,6 +32,8 @@ Variants:
   step is queued, so the promise holds.
 
 torch.compile takes no promise, and traced code is not fused, so compiled modes leave the last variants out.
+Where torch cannot compile or capture a step, that mode of the step is left out. A line says so, and the result file
+has the reason under ``left_out``.
 Greedy tokens and logits: see model_rounding.py.
 
 ``--tune``: before any step is timed, the products of all steps are captured and tuned for that time (model_tune.py).
@@ -52,10 +54,12 @@ import model_explained
 import model_greedy
 import model_runs
 import model_tune
+import torch
 
-from outblas.core.errors import DeviceError
+from outblas.core.errors import DeviceError, OutblasError
 from outblas.core.files import write_json
 from outblas.core.stats import MIN_ROUNDS, bootstrap_median, geomean, paired_speedup
+from outblas.judge.faults import first_line
 from outblas.records.provenance import collect_provenance
 
 MODES = ("eager", "graph", "compiled", "compiled_graph")
@@ -104,8 +108,17 @@ def measure(
     rounds: int,
     context: int,
     backend: str = "inductor",
+    left_out: dict[str, str] | None = None,
 ) -> list[dict[str, Any]]:
-    """A row per mode and step: figures of all variants, and by whom the products of one step are computed."""
+    """A row per mode and step: figures of all variants, and by whom the products of one step are computed.
+
+    Args:
+        left_out: receives ``step/mode`` -> the reason, of each mode that cannot run. It has no row then.
+
+    Raises:
+        OutblasError: OutBLAS itself cannot run.
+        Exception: an eager step fails, or the GPU is lost.
+    """
     rows = []
     for step in steps:
         work = model_runs.Work(model, step, context)
@@ -113,8 +126,21 @@ def measure(
             kept = [name for name in variants if model_runs.VARIANTS[name].compiles or not mode.startswith("compiled")]
             if not kept:
                 continue
-            entries = {name: model_runs.entry(work, mode, model_runs.VARIANTS[name], backend) for name in kept}
-            times = model_runs.time_rounds(entries, rounds, alone=not mode.endswith("graph"))
+            work.renew_pool()  # the graphs of the mode before are gone
+            try:
+                entries = {name: model_runs.entry(work, mode, model_runs.VARIANTS[name], backend) for name in kept}
+                times = model_runs.time_rounds(entries, rounds, alone=not mode.endswith("graph"))
+            except OutblasError:
+                raise
+            except Exception as error:  # hours of other modes are worth more than this one
+                if mode == "eager":
+                    raise
+                print(f"{step.name:<14} {mode:<15} left out: {first_line(error)}", flush=True)
+                if left_out is not None:
+                    left_out[f"{step.name}/{mode}"] = first_line(error)
+                if work.pool is not None:
+                    torch.cuda.synchronize()  # raises where the GPU is lost: then nothing more can run
+                continue
             row = {"mode": mode, "step": step.name, "tokens": step.tokens, "variants": figures(times)}
             for name, entry in entries.items():
                 found = row["variants"][name]
@@ -183,7 +209,6 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parsed(arguments)
-    import torch
     from llama_example import llama
 
     if not torch.cuda.is_available():
@@ -200,7 +225,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         folder = options.out.with_name(f"{options.out.stem}_tuned")
         result["tuned"] = model_tune.tuned(model, steps, options.context, options.tune, folder)
         print(model_tune.line(result["tuned"]), flush=True)
-    result["steps"] = measure(model, steps, options.modes, options.variants, options.rounds, options.context)
+    result["left_out"] = {}
+    result["steps"] = measure(
+        model, steps, options.modes, options.variants, options.rounds, options.context, left_out=result["left_out"]
+    )
     result["bars"] = bars(result["steps"])
     save(result, options.out)
     result["explained"] = [each for step in steps for each in model_explained.explained(model, step, options.variants)]

@@ -123,6 +123,48 @@ def test_rows_have_all_variants_in_the_same_rounds(
     assert len(capsys.readouterr().out.splitlines()) == 2 * (len(variants) + len(compiled))
 
 
+def test_a_mode_that_torch_cannot_run_is_left_out_with_a_line(
+    code: SimpleNamespace, model: Any, ours: Served, monkeypatch: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    entry, renew = code.model_runs.entry, code.model_runs.Work.renew_pool
+    broken: dict[str, Exception] = {"compiled_graph": RuntimeError("no capture\nat all")}
+    pools, left_out = list[Any](), dict[str, str]()
+
+    def fails(work: Any, mode: str, variant: Any, backend: str) -> Any:
+        if mode in broken and variant.ours:
+            raise broken[mode]
+        return entry(work, mode.removesuffix("_graph"), variant, backend)
+
+    monkeypatch.setattr(code.model_runs, "entry", fails)
+    monkeypatch.setattr(code.model_runs.Work, "renew_pool", lambda work: (pools.append(work), renew(work)))
+    modes, steps = ["eager", "compiled_graph", "compiled"], [code.model_runs.Step("decode", 2)]
+    arguments: Any = (model, steps, modes, ["torch", "outblas"], 3, 4, "eager")
+    rows = code.model_steps.measure(*arguments, left_out=left_out)
+    assert [row["mode"] for row in rows] == ["eager", "compiled"]
+    assert left_out == {"decode_2/compiled_graph": "no capture"}
+    assert "decode_2       compiled_graph  left out: no capture\n" in capsys.readouterr().out
+    assert len(pools) == 1 + len(modes), "no graph shares the pool of graphs that are gone"
+    for mode, error in (("eager", RuntimeError("not even so")), ("compiled", DeviceError("not on", "a GPU", "look"))):
+        broken[mode] = error
+        with pytest.raises(RuntimeError, match=str(error)):
+            code.model_steps.measure(*arguments)
+        del broken[mode]
+
+
+def test_a_step_that_is_warmed_up_is_not_compiled_again(code: SimpleNamespace, model: Any) -> None:
+    """Compilation amid a capture is refused by CUDA in words that nobody understands."""
+    work = code.model_runs.Work(model, code.model_runs.Step("decode", 2), context=4)
+    run = code.model_runs.compiled(work, "aot_eager")
+    expected = run()
+    with code.model_runs.no_recompilation():
+        work.reset()
+        assert torch.equal(run(), expected)
+        work.cache.filled = work.begin - 1  # a constant of the code
+        with pytest.raises(RuntimeError, match="recompile"):
+            run()
+
+
 def test_entries_are_run_once_a_round_in_changing_orders(code: SimpleNamespace, monkeypatch: Any) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     order: list[str] = []
