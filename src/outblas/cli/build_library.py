@@ -32,6 +32,12 @@ ModesOption = Annotated[
 ExtraOption = Annotated[
     str | None, typer.Option(help="Tables that are benched in the modes beside offline, too; by default the first.")
 ]
+StartsOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Starts of the machine that steps trial and judge make now: some of 1, 2, 3, block; by default all."
+    ),
+]
 RecordedOption = Annotated[str | None, typer.Option(help="Tables that step record measures; by default the first.")]
 FromNothingOption = Annotated[
     bool, typer.Option("--from-nothing", help="Begin without the packaged library's kernels.")
@@ -89,6 +95,7 @@ def build_library(
     modes: ModesOption = None,
     extra: ExtraOption = None,
     recorded: RecordedOption = None,
+    starts: StartsOption = None,
     from_nothing: FromNothingOption = False,
     begin_with: BeginOption = None,
     fill_from: FillOption = None,
@@ -98,6 +105,7 @@ def build_library(
     from outblas.search.build_library.build_run import build, jobs, parse_names
     from outblas.search.build_library.build_steps import DEFAULT_STEPS, STEPS
     from outblas.search.build_library.build_work import TABLES, BuildFolder
+    from outblas.search.build_library.trials import ALL_STARTS
 
     place = BuildFolder(common.folder("--work", work), gpu_device_id, from_nothing)
     if job is not None:
@@ -110,6 +118,7 @@ def build_library(
         MODES if modes is None else parse_names(modes, MODES, "--modes"),
         _tables(extra, TABLES[:1]),
         _tables(recorded, TABLES[:1]),
+        ALL_STARTS if starts is None else parse_names(starts, ALL_STARTS, "--starts"),
     )
     libraries, fillers = common.files("--begin-with", begin_with), common.files("--fill-from", fill_from)
     build(place, listed, chosen, libraries, fillers)
@@ -123,11 +132,12 @@ def _run_alone(work: BuildFolder, job: str) -> None:
     """Run one job in this process. The parent process reports how to resume."""
     from outblas.search.build_library.build_run import run_job
     from outblas.search.build_library.build_steps import STEPS
+    from outblas.search.build_library.trials import ALL_STARTS
 
     step, *rest = job.split() or [""]
-    modes = MODES if step == "bench" else ()
-    if step not in STEPS or len(rest) != 1 + bool(modes) or (modes and rest[1] not in modes):
-        raise UsageError(f"--job {job!r}", "a step, a table and, of a bench, a mode", "leave it out")
+    third = {"bench": MODES, "trial": ALL_STARTS, "judge": ALL_STARTS}.get(step, ())
+    if step not in STEPS or len(rest) != 1 + bool(third) or (third and rest[1] not in third):
+        raise UsageError(f"--job {job!r}", "a step, a table and, of some, a mode or a start", "leave it out")
     work.path.mkdir(parents=True, exist_ok=True)
     try:
         run_job(work, [step, *rest])

@@ -31,6 +31,7 @@ from outblas.search.build_library.build_searches import (
     tune_table,
 )
 from outblas.search.build_library.build_work import SEEDS, TABLES, BuildFolder, printer, proved
+from outblas.search.build_library.trials import run_trial
 
 BENCH_ROUNDS = 11
 #: A win below this in tuning is measured again before it is installed.
@@ -68,9 +69,7 @@ def confirm(work: BuildFolder, table: Table) -> None:
     lost: list[tuple[Problem, Launch]] = []
     if doubtful:
         path = work.path / f"{table.stem}_confirm.parquet"
-        benched(
-            f"confirm {table}", work, table, doubtful, part, path, "offline", seed=SEEDS["confirm"], baselines=RIVALS
-        )
+        benched(f"confirm {table}", work, table, doubtful, part, path, "offline", seed=3, baselines=RIVALS)
         lost = slower_kernels(path)
     about = {**part.provenance, "confirmed": len(doubtful), "not_confirmed": len(lost)}
     with_table_rows(library.without_kernels(lost), (), table, about).save(work.library)
@@ -194,6 +193,7 @@ STEPS: dict[str, Step] = {
     "demote": demote,
     "settle": settle_by_offline_bench,
     "again": search_weak_rows_again,
+    "trial": run_trial,
 }
 #: What makes the library; the rest looks at it.
 LIBRARY_STEPS = ("record", "tune", "borrow", "refine", "again", "confirm")

@@ -25,7 +25,7 @@ from outblas.records.store import Store
 from outblas.runtime.device import gpu_of_device
 
 #: Of every step that draws something at random.
-SEEDS = {"tune": 2, "confirm": 3, "bench": 4, "again": 5, "refine": 6, "borrow": 7}
+SEEDS = {"tune": 2, "bench": 4, "again": 5, "refine": 6, "borrow": 7, "trial": 100, "judge": 200}
 #: What a second search leaves in the table's provenance, with the number of problems.
 PROVENANCE_KEYS = {"again": "searched_again", "refine": "refined", "borrow": "borrowed"}
 

@@ -1,0 +1,71 @@
+"""The finalists of a tuned table: the kernels among which the trials decide."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from outblas.core.config import LAUNCHES, KernelConfig, Launch, config_name, launch_of
+from outblas.core.evaluation import Evaluation, Status
+from outblas.core.problem import Problem
+from outblas.core.roofline import Gpu
+from outblas.core.suites import BLOCK_FLOP, Table
+from outblas.kernels.catalogue import launch_options
+from outblas.records.library import LibraryRow
+from outblas.records.library_tables import rows_of_table
+from outblas.runtime.device import gpu_of_device
+from outblas.search.build_library.build_searches import earlier_searches
+from outblas.search.build_library.build_work import BuildFolder
+
+#: Finalists of each launch option, at most, and how far behind the best of them, as a factor of speed.
+PER_LAUNCH, WITHIN = 2, 0.97
+#: Finalists of a problem that blocks time, at most: each takes about a second there.
+PER_BLOCK_PROBLEM = 3
+
+
+def finalists(work: BuildFolder, table: Table) -> dict[Problem, list[KernelConfig]]:
+    """Return problem -> its finalists, for all problems of a tuned table.
+
+    For each launch option, these are the two fastest kernels of the table's searches, if they are within 3% of each
+    other. Kernels that the library installs are finalists, too. A product of mode ``block`` has the three fastest of
+    these. The list is empty if no search found a kernel that passed.
+
+    Args:
+        work: directory of the build.
+        table: the table.
+
+    Raises:
+        UsageError: the table is not tuned.
+    """
+    gpu, tried = gpu_of_device(work.gpu_index), earlier_searches(work, table, but="")
+    return {
+        row.problem: _of_row(row, tried.get(row.problem, []), gpu) for row in rows_of_table(work.load(), table).rows
+    }
+
+
+def _of_row(row: LibraryRow, tried: Sequence[Evaluation], gpu: Gpu) -> list[KernelConfig]:
+    """Return the finalists of one problem, fastest first within a launch option."""
+    speed = _speed_by_kernel(tried)
+    for launch in LAUNCHES:
+        choice = row.choice(launch)
+        if choice is not None:
+            speed[choice.config] = max(choice.speedup, speed.get(choice.config, 0.0))
+    ranked = sorted(speed, key=lambda config: (-speed[config], config_name(config)))
+    if row.problem.flops >= BLOCK_FLOP:
+        return ranked[:PER_BLOCK_PROBLEM]
+    return [c for launch in launch_options(row.problem, gpu) for c in _near_the_best(ranked, launch, speed)]
+
+
+def _near_the_best(
+    ranked: Sequence[KernelConfig], launch: Launch, speed: dict[KernelConfig, float]
+) -> list[KernelConfig]:
+    mine = [config for config in ranked if launch_of(config) == launch][:PER_LAUNCH]
+    return [config for config in mine if speed[config] >= WITHIN * speed[mine[0]]]
+
+
+def _speed_by_kernel(tried: Iterable[Evaluation]) -> dict[KernelConfig, float]:
+    """Return kernel -> its highest speed-up over the fastest rival, of those that passed."""
+    found: dict[KernelConfig, float] = {}
+    for e in tried:
+        if e.status is Status.PASSED and e.speedup is not None:
+            found[e.template] = max(e.speedup.ratio, found.get(e.template, 0.0))
+    return found
