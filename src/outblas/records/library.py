@@ -133,7 +133,9 @@ def is_nearly_fastest(auto_us: float | None, fastest_us: float | None) -> bool:
     return auto_us is not None and fastest_us is not None and auto_us <= NEARLY_FASTEST_WITHIN * fastest_us
 
 
-def choose_kernel(evaluations: Iterable[Evaluation], launch: Launch) -> LibraryChoice | None:
+def choose_kernel(
+    evaluations: Iterable[Evaluation], launch: Launch, above: float = INSTALL_ABOVE
+) -> LibraryChoice | None:
     """Return the kernel to install for callers who allow ``launch``; None if no kernel qualifies.
 
     Candidates are the passed evaluations that the launch option allows and that meet the rule in the module's
@@ -142,13 +144,14 @@ def choose_kernel(evaluations: Iterable[Evaluation], launch: Launch) -> LibraryC
     Args:
         evaluations: evaluations of template candidates on one problem.
         launch: the launch option.
+        above: least lower bound, in place of :data:`INSTALL_ABOVE`.
     """
     best: LibraryChoice | None = None
     for e in evaluations:
         if e.status is not Status.PASSED or e.speedup is None or not launch_allows(launch, e.template):
             continue
         found = LibraryChoice(e.template, e.speedup.ratio, e.speedup.low, e.speedup.high)
-        worth = found.low > INSTALL_ABOVE or (found.low > LEVEL_ABOVE and _over_torch(e) > INSTALL_ABOVE)
+        worth = found.low > above or (found.low > LEVEL_ABOVE and _over_torch(e) > INSTALL_ABOVE)
         if worth and (best is None or _rank(found) > _rank(best)):
             best = found
     return best

@@ -33,6 +33,20 @@ def with_table_rows(library: Library, rows: Sequence[LibraryRow], table: Table, 
     return replace(library, rows=(*library.rows, *rows), provenance=provenance)
 
 
+def replace_rows(library: Library, rows: Sequence[LibraryRow], table: Table, about: dict[str, Any]) -> Library:
+    """Return the library with other rows for some of its problems, and another provenance of their table.
+
+    Args:
+        library: the library so far.
+        rows: the new rows; their problems must be in the library.
+        table: their table.
+        about: provenance of the table.
+    """
+    new = {row.problem: row for row in rows}
+    merged = tuple(new.get(row.problem, row) for row in library.rows)
+    return with_table_rows(replace(library, rows=merged), (), table, about)
+
+
 def rows_of_table(library: Library, table: Table) -> Library:
     """Return a library with the rows of one table only. Its hash does not depend on other tables.
 
