@@ -16,6 +16,10 @@ from outblas.core.stats import flop_weighted, geomean, losses
 
 Row = dict[str, Any]
 
+#: Mode -> its way of timing: rounds in which all entries alternate, blocks of one entry alone, or single requests.
+PROTOCOLS = {"offline": "rounds", "offline_cold": "rounds", "block": "blocks", "server": "requests"}
+#: A row below this is far behind: beyond the noise between starts.
+FAR_BELOW = 0.98
 #: In the llm suite, rows with M up to this count as decode: one token of each request in a batch.
 MAX_DECODE_M = 64
 
@@ -127,6 +131,27 @@ def torch_ratio(rows: Iterable[Row]) -> float | None:
     return _mean(ratios) if ratios else None
 
 
+def figures_by_start(rows: Sequence[Row]) -> Row:
+    """Return the figures that say how far a mean can be trusted.
+
+    Args:
+        rows: at least one row, all of the same mode.
+
+    Returns:
+        ``{protocol, starts, below_098, interval}``. ``protocol`` is the way of timing, see :data:`PROTOCOLS`.
+        ``starts`` is the number of starts of the machine. ``below_098`` counts rows that publish less than 0.98.
+        ``interval`` is the least and the greatest geometric mean of a start; None if there was one.
+    """
+    each = list(zip(*(row["by_start"] for row in rows), strict=True)) if all(r.get("by_start") for r in rows) else []
+    means = [_mean(start) for start in each]
+    return {
+        "protocol": PROTOCOLS[rows[0]["mode"]],
+        "starts": len(means) or 1,
+        "below_098": losses((row["published"] for row in rows), FAR_BELOW),
+        "interval": [min(means), max(means)] if means else None,
+    }
+
+
 def figures_by_key(
     rows: Iterable[Row], key: Callable[[Row], str], order: Callable[[str], Any] = lambda name: name
 ) -> dict[str, Row]:
@@ -187,6 +212,7 @@ def _best_of(pair: tuple[Row, Row]) -> Row:
         "ours_us": None if ours["fallback"] else ours["ours_us"],
         "torch_us": min(torch, default=None),
         "published": base["baseline_us"] / published_us(ours),
+        "by_start": None,
     }
 
 

@@ -10,6 +10,7 @@ from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
 from outblas.core.suites import BLOCK_FLOP, Table
 from outblas.kernels.catalogue import launch_options
+from outblas.kernels.legality import why_illegal
 from outblas.records.library import LibraryRow
 from outblas.records.library_tables import rows_of_table
 from outblas.runtime.device import gpu_of_device
@@ -26,8 +27,9 @@ def finalists(work: BuildFolder, table: Table) -> dict[Problem, list[KernelConfi
     """Return problem -> its finalists, for all problems of a tuned table.
 
     For each launch option, these are the two fastest kernels of the table's searches, if they are within 3% of each
-    other. Kernels that the library installs are finalists, too. A product of mode ``block`` has the three fastest of
-    these. The list is empty if no search found a kernel that passed.
+    other. Kernels that the library installs are finalists, too. Where no kernel with PDL was searched, the best plain
+    one with PDL is. A product of mode ``block`` has the three fastest of these. The list is empty if no search found
+    a kernel that passed.
 
     Args:
         work: directory of the build.
@@ -52,7 +54,19 @@ def _of_row(row: LibraryRow, tried: Sequence[Evaluation], gpu: Gpu) -> list[Kern
     ranked = sorted(speed, key=lambda config: (-speed[config], config_name(config)))
     if row.problem.flops >= BLOCK_FLOP:
         return ranked[:PER_BLOCK_PROBLEM]
-    return [c for launch in launch_options(row.problem, gpu) for c in _near_the_best(ranked, launch, speed)]
+    near = [c for launch in launch_options(row.problem, gpu) for c in _near_the_best(ranked, launch, speed)]
+    return list(dict.fromkeys((*near, *_with_pdl(row.problem, near, gpu))))
+
+
+def _with_pdl(problem: Problem, near: Sequence[KernelConfig], gpu: Gpu) -> list[KernelConfig]:
+    """Return the best plain finalist with PDL, for a problem too long for a search among kernels with PDL.
+
+    PDL saves it half a microsecond at least, which decides where it is level with its rivals.
+    """
+    if "pdl" in launch_options(problem, gpu) or not near or "pdl" not in near[0].knobs():
+        return []
+    twin = near[0].with_knobs(pdl=True)
+    return [twin] if why_illegal(problem, twin, gpu) is None else []
 
 
 def _near_the_best(

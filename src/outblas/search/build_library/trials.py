@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from outblas.core.rivals import RIVALS
 from outblas.core.suites import BLOCK_FLOP, Table
 from outblas.judge.bench_cell import Options
 from outblas.judge.rounds import timing_of_samples
-from outblas.records.provenance import collect_provenance
+from outblas.records.provenance import collect_provenance, start_of_machine
 from outblas.runtime.device import gpu_of_device
 from outblas.search.build_library.build_work import SEEDS, BuildFolder, built_by, printer, proved
 from outblas.search.build_library.finalists import finalists
@@ -132,13 +131,6 @@ def read_trial(work: BuildFolder, table: Table, start: str) -> dict[Problem, Tri
             f"run `outblas build-library --work {work.path} --tables {table} --steps trial --starts {start}`",
         )
     return {Problem.from_key(line["problem"]): _entry(line) for line in lines[:-1]}
-
-
-def start_of_machine() -> str:
-    """Return an identifier of the running system's start; empty if the system has none."""
-    with suppress(OSError):
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    return ""
 
 
 def _journal(work: BuildFolder, table: Table, start: str, chosen: Mapping[Problem, Sequence[KernelConfig]]) -> Journal:
