@@ -23,7 +23,7 @@ from outblas.publish.tables.all_rows_table import markdown_table
 from outblas.publish.tables.publish_results import Measured, picture_text
 from outblas.records.averages import launch_columns, launch_label, launch_of_row
 from outblas.records.library import Library, LibraryChoice, LibraryRow, choose_kernel
-from outblas.records.library_tables import is_bench_of, merge_rows, slower_kernels
+from outblas.records.library_tables import is_bench_of, merge_rows
 from outblas.records.results import Result, read_result, write_result
 from outblas.records.summary import summarise
 from outblas.search.agents.recorded import RecordedAgent
@@ -138,18 +138,7 @@ def test_a_bench_has_a_row_per_launch_option_of_the_library(gpu: FakeGpu, tmp_pa
     assert {**rows[4], "early": True} == rows[5], "measured once"
     assert is_bench_of(path, LIBRARY, (PROBLEM, OTHER))
     assert not is_bench_of(path, LIBRARY.without_kernels([(PROBLEM, "weights")]), (PROBLEM, OTHER))
-    lost = [(Problem.from_json(r), launch_of_row(r)) for r in rows if r["low"] <= 1.0]
-    assert slower_kernels(path) == lost
     assert [(launch_of_row(s), s["n"]) for s in summarise(path)] == [(n, 2) for n in LAUNCHES]
-
-
-def test_a_row_without_an_interval_is_not_surely_ahead(tmp_path: Path) -> None:
-    rows = [{**row, "low": None, "high": None} for row in make_rows((64, 128)) if not row["fallback"]]
-    level = [{**row, "torch_us": 2 * row["ours_us"]} for row in rows[:1]]
-    slower = [{**row, "torch_us": None} for row in rows[1:]]
-    assert level[0]["published"] > 1 and slower
-    path = write_result([*level, *slower], META, tmp_path / "r.parquet")
-    assert slower_kernels(path) == [(Problem.from_json(r), launch_of_row(r)) for r in slower]
 
 
 def with_early(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

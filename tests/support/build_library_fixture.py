@@ -12,13 +12,13 @@ from outblas.bench import record_suite, run_bench
 from outblas.core.problem import Problem
 from outblas.core.roofline import H200
 from outblas.core.suites import Table
-from outblas.search.build_library import build_run, build_searches, build_steps, build_work, finalists, trials
+from outblas.search.build_library import benching, build_run, build_searches, build_steps, build_work, finalists, trials
 from support.fake_gpu import install
 
 SHAPES = [(64 * m, 128, 512) for m in (1, 2, 4, 8)]
 #: Of suite llm: one shape is of the other suite too.
 LLM_SHAPES = [SHAPES[0], (16, 256, 512)]
-MADE = ("record", "tune", "confirm", "bench")
+MADE = ("record", "tune", "bench")
 ALL = "grid1000:TN:fp16:fp32,grid1000:NN:fp16:fp32,grid1000:TN:fp16:fp16,llm:TN:fp16:fp32"
 
 
@@ -33,7 +33,7 @@ def script_fixture(monkeypatch: pytest.MonkeyPatch) -> Any:
     for target in (run_bench, record_suite):
         install(monkeypatch, target)
     fake, trial = install(monkeypatch, build_searches), install(monkeypatch, trials)
-    for module in (build_steps, build_work, finalists):
+    for module in (benching, build_work, finalists):
         monkeypatch.setattr(module, "gpu_of_device", lambda index: H200)
     monkeypatch.setattr("outblas.core.suites.suite", problems_of)
     packaged = build_searches.packaged_kernels
@@ -44,6 +44,8 @@ def script_fixture(monkeypatch: pytest.MonkeyPatch) -> Any:
         packaged_kernels=packaged,
         runs=build_run,
         steps=build_steps,
+        benching=benching,
+        trials=trials,
         search=build_searches,
         directory=build_work,
         TABLES=build_work.TABLES,

@@ -205,14 +205,13 @@ def _best_of(pair: tuple[Row, Row]) -> Row:
     ours, base = min(pair, key=published_us), min(pair, key=lambda r: r["baseline_us"])
     torch = [r["torch_us"] for r in pair if r.get("torch_us") is not None]
     return {
-        **base,
+        **{name: value for name, value in base.items() if name != "by_start"},
         "config": ours["config"],
         "fallback": ours["fallback"],
         "speedup": base["speedup"] if base["fallback"] else None,  # only demoted kernels keep their measured speed-up
         "ours_us": None if ours["fallback"] else ours["ours_us"],
         "torch_us": min(torch, default=None),
         "published": base["baseline_us"] / published_us(ours),
-        "by_start": None,
     }
 
 

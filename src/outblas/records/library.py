@@ -41,8 +41,6 @@ FORMAT = 1
 INSTALL_ABOVE = 1.01
 #: A kernel with a lower bound above this is level with the fastest baseline.
 LEVEL_ABOVE = 0.99
-#: A row names autotuned cuBLASLt beside the fastest baseline if its time is within this factor.
-NEARLY_FASTEST_WITHIN = 1.01
 
 
 @dataclass(frozen=True)
@@ -69,11 +67,12 @@ class LibraryRow:
     Attributes:
         problem: the problem.
         baseline: name of the fastest baseline; empty if none was timed.
-        baseline_detail: algorithm of that baseline.
+        baseline_detail: algorithm of that baseline. Empty if it is a cuBLASLt one that is level with torch.matmul.
         source: source of the times, e.g. ``cuda:0`` or ``replay:h200``.
         plain: winner without PDL; None: use the baseline.
         pdl: winner if PDL is allowed; None: use the baseline.
-        lt_auto_detail: algorithm of autotuned cuBLASLt, if another baseline was faster by at most 1%; else empty.
+        lt_auto_detail: algorithm of autotuned cuBLASLt, if that was faster than torch.matmul, and another baseline was
+            the fastest; else empty.
         weights: winner if B is also promised to be constant (:data:`outblas.core.config.Launch`); None: use ``pdl``.
 
     Raises:
@@ -106,8 +105,8 @@ class LibraryRow:
 
     @property
     def algorithm(self) -> str:
-        """Return the algorithm that autotuning cuBLASLt chose. Empty if it is more than 1% slower than the fastest
-        baseline, or not timed.
+        """Return the algorithm that autotuning cuBLASLt chose. Empty if it is not faster than torch.matmul, or not
+        timed.
         """
         return self.baseline_detail if self.baseline == LT_AUTO else self.lt_auto_detail
 
@@ -116,21 +115,22 @@ class LibraryRow:
         """Return the cuBLASLt algorithm that runs if no kernel is used; an empty string means torch.matmul.
 
         The text is in the form of :func:`outblas.runtime.cublas.describe`. If the fastest baseline is a cuBLASLt one,
-        it is that baseline's algorithm. Otherwise it is :attr:`algorithm`, because a native call costs the host less
-        than torch.matmul.
+        it is that baseline's algorithm. Otherwise it is :attr:`algorithm`. Where torch.matmul was level, it is empty.
         """
         detail = self.baseline_detail if self.baseline == LT_HEURISTIC else self.algorithm
         return re.sub(r"^index=\S+ ", "", detail)  # drop the list index: it depends on the version
 
 
-def is_nearly_fastest(auto_us: float | None, fastest_us: float | None) -> bool:
-    """Return whether autotuned cuBLASLt is within 1% of the fastest baseline. False if either time is None.
+def runs_instead_of_torch(algorithm_us: float | None, torch_us: float | None) -> bool:
+    """Return whether a fall-back runs an algorithm of cuBLASLt: if that is over 1% faster than torch.matmul.
+
+    Where both are level, torch.matmul runs. False if ``algorithm_us`` is None, else True if ``torch_us`` is.
 
     Args:
-        auto_us: time of autotuned cuBLASLt, microseconds.
-        fastest_us: time of the fastest baseline, microseconds.
+        algorithm_us: time of the algorithm, microseconds.
+        torch_us: time of torch.matmul, microseconds.
     """
-    return auto_us is not None and fastest_us is not None and auto_us <= NEARLY_FASTEST_WITHIN * fastest_us
+    return algorithm_us is not None and (torch_us is None or torch_us > INSTALL_ABOVE * algorithm_us)
 
 
 def choose_kernel(

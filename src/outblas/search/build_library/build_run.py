@@ -172,8 +172,8 @@ def publish_seconds(work: BuildFolder, seconds: dict[str, float]) -> str:
     """Write the seconds into the library's provenance and return the totals as a line of text.
 
     Example: ``{"tune A": 60.0, "bench A offline": 60.0}`` gives
-    ``tune 60 s, bench 60 s; the library took 1.0 GPU minutes, all 2.0``. Steps ``bench``, ``demote`` and ``settle`` do
-    not count as making the library.
+    ``tune 60 s, bench 60 s; the library took 1.0 GPU minutes, all 2.0``. Steps ``judge``, ``merge`` and ``bench``
+    do not count as making the library.
 
     The provenance gets ``seconds`` and ``seconds_of_making``. A library that was made from nothing also gets the record
     ``retune.json`` beside it. Without a library nothing is written.

@@ -238,7 +238,7 @@ def try_neighbour_winners(work: BuildFolder, table: Table) -> None:
 
 @dataclass(frozen=True)
 class KnownKernels:
-    """What the library and the searches of a work know of one problem.
+    """The kernels of one problem that the library and the searches of a work know.
 
     Attributes:
         winners: launch option -> the best kernel, see :func:`outblas.search.refine.winners`.
@@ -252,8 +252,8 @@ class KnownKernels:
 def known_kernels(work: BuildFolder, table: Table, but: str) -> dict[Problem, KnownKernels]:
     """Return problem -> what is known of it, for all problems of a tuned table.
 
-    The searches' winners come first. For an option without one it is the library's kernel, e.g. of a library that the
-    work began with.
+    The searches' winners come first. For an option without one it is the library's kernel. So a library counts
+    with which the work began.
 
     Args:
         work: directory of the build.
@@ -293,8 +293,8 @@ def second_search(
     """Search some problems of a tuned table once more and keep the better of the old and the new kernel.
 
     For each launch option, the kernel with the higher lower end of its interval is better; the old one wins a tie. The
-    library is saved at the end. The table's provenance then has the number of problems (e.g. ``refined``). It loses
-    ``confirmed``, so that step ``confirm`` runs again.
+    library is saved at the end. The table's provenance then has the number of problems (e.g. ``refined``). Its list of
+    finalists is deleted, so that the next trial makes it anew.
 
     Args:
         work: directory of the build.
@@ -320,10 +320,8 @@ def second_search(
             progress(start + len(group), len(problems), f"{better} better")
         failed = f"{failure_counts(store.evaluations(step))}; {seconds_spent(evaluator)}"
     library = work.load()
-    about = {
-        k: v for k, v in rows_of_table(library, table).provenance.items() if k not in ("confirmed", "not_confirmed")
-    }
-    about |= {PROVENANCE_KEYS[step]: len(problems)}
+    about = {**rows_of_table(library, table).provenance, PROVENANCE_KEYS[step]: len(problems)}
+    work.finalists(table).unlink(missing_ok=True)
     with_table_rows(replace(library, rows=tuple(rows.values())), (), table, about).save(work.library)
     print(f"{step} {table}: {len(problems)} problems, {better} have a better kernel; {failed}", flush=True)
 

@@ -10,7 +10,7 @@ from outblas.core.evaluation import Evaluation, Speedup, Status, Timing
 from outblas.core.problem import Problem
 from outblas.core.rivals import LT_AUTO, LT_HEURISTIC, RIVALS, fastest_baseline
 from outblas.core.stats import paired_speedup
-from outblas.core.suites import BLOCK_FLOP, Table
+from outblas.core.suites import Table, block_problems
 from outblas.judge.rounds import speedup, timing_of_samples
 from outblas.kernels.config_text import config_from_name
 from outblas.records.library import LibraryRow, choose_kernel
@@ -43,7 +43,8 @@ def choose(work: BuildFolder, table: Table) -> None:
     part = rows_of_table(library, table)
     found = pooled_trials(work, table)
     rows = [chosen_row(row.problem, found[row.problem], row.source) for row in part.rows]
-    begun = {start: finished_trial(work, table, start)[-1]["provenance"] for start in (*STARTS, BLOCK)}
+    starts = (*STARTS, BLOCK) if block_problems(table.problems()) else STARTS
+    begun = {start: finished_trial(work, table, start)[-1]["provenance"] for start in starts}
     about = {**part.provenance, "chosen_from": {s: {k: p[k] for k in ("date", "commit")} for s, p in begun.items()}}
     replace_rows(library, rows, table, about).save(work.library)
     fall = {launch: sum(row.choice(launch) is None for row in rows) for launch in LAUNCHES}
@@ -63,7 +64,7 @@ def pooled_trials(work: BuildFolder, table: Table) -> dict[Problem, TrialEntry]:
     """
     starts = [read_trial(work, table, start) for start in STARTS]
     found = {problem: pooled([trial[problem] for trial in starts]) for problem in starts[0]}
-    if any(problem.flops >= BLOCK_FLOP for problem in table.problems()):
+    if block_problems(table.problems()):
         found |= read_trial(work, table, BLOCK)
     return found
 

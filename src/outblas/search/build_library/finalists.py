@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 
 from outblas.core.config import LAUNCHES, KernelConfig, Launch, config_name, launch_of
 from outblas.core.evaluation import Evaluation, Status
+from outblas.core.files import write_json
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
 from outblas.core.suites import BLOCK_FLOP, Table
 from outblas.kernels.catalogue import launch_options
+from outblas.kernels.config_text import config_from_name
 from outblas.kernels.legality import why_illegal
 from outblas.records.library import LibraryRow
 from outblas.records.library_tables import rows_of_table
@@ -31,6 +34,9 @@ def finalists(work: BuildFolder, table: Table) -> dict[Problem, list[KernelConfi
     one with PDL is. A product of mode ``block`` has the three fastest of these. The list is empty if no search found
     a kernel that passed.
 
+    The first call writes the lists to ``<stem>_finalists.json``, so that all trials time the same. A later search
+    deletes that file.
+
     Args:
         work: directory of the build.
         table: the table.
@@ -38,10 +44,15 @@ def finalists(work: BuildFolder, table: Table) -> dict[Problem, list[KernelConfi
     Raises:
         UsageError: the table is not tuned.
     """
+    path = work.finalists(table)
+    if path.exists():
+        known = json.loads(path.read_text(encoding="utf-8"))
+        return {Problem.from_key(key): [config_from_name(name) for name in names] for key, names in known.items()}
     gpu, tried = gpu_of_device(work.gpu_index), earlier_searches(work, table, but="")
-    return {
-        row.problem: _of_row(row, tried.get(row.problem, []), gpu) for row in rows_of_table(work.load(), table).rows
-    }
+    rows = rows_of_table(work.load(), table).rows
+    found = {row.problem: _of_row(row, tried.get(row.problem, []), gpu) for row in rows}
+    write_json(path, {problem.key: [config_name(c) for c in configs] for problem, configs in found.items()})
+    return found
 
 
 def _of_row(row: LibraryRow, tried: Sequence[Evaluation], gpu: Gpu) -> list[KernelConfig]:

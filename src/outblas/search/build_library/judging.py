@@ -13,7 +13,7 @@ from outblas.core.suites import Table
 from outblas.records.library_tables import is_bench_of, rows_of_table
 from outblas.records.median_rows import median_rows
 from outblas.records.results import Result, read_result, write_result
-from outblas.search.build_library.build_steps import bench, benched
+from outblas.search.build_library.benching import bench, benched
 from outblas.search.build_library.build_work import SEEDS, BuildFolder
 from outblas.search.build_library.trials import BLOCK, STARTS
 

@@ -39,7 +39,7 @@ MANY = 64
 
 @dataclass(frozen=True)
 class TrialEntry:
-    """What one trial found of one problem.
+    """Times of one problem in one trial.
 
     Attributes:
         timings: name of a rival or of a kernel -> its time; all of the same rounds.
@@ -60,8 +60,8 @@ def trial_path(work: BuildFolder, table: Table, start: str) -> Path:
 def run_trial(work: BuildFolder, table: Table, start: str) -> None:
     """Time the finalists of a table beside all rivals, and keep every round in the file of :func:`trial_path`.
 
-    A finished trial is left as it is. One that was killed goes on where it was, if the machine was not started anew
-    since; otherwise it begins again, because its rounds must be of one start.
+    A finished trial is left as it is. A killed one goes on where it was, if the machine was not started anew since.
+    Otherwise it begins again, because its rounds must be of one start.
 
     Args:
         work: directory of the build.
