@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from outblas.core.config import config_name, launch_of
 from outblas.core.errors import UsageError
+from outblas.core.problem import Problem
 from outblas.core.rivals import RIVALS
+from outblas.core.roofline import H200
+from outblas.kernels.catalogue import launch_options
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.records.library import LibraryChoice, LibraryRow
 from outblas.search.build_library import trials
 from outblas.search.build_library.finalists import PER_LAUNCH, finalists
+from outblas.search.build_library.finalists import _of_row as of_row
 from support.build_library_fixture import run, script_fixture, work_fixture  # noqa: F401
+from support.helpers import passed_evaluation
 
 
 def test_finalists_are_the_fastest_of_each_launch_option(script: Any, work: Any) -> None:
@@ -59,3 +67,29 @@ def test_a_killed_trial_goes_on_within_its_start_and_begins_anew_in_another(
         trials.run_trial(work, table, "2")
         assert len({p for _, p, _ in script.trial.asked}) == left
     assert "begins anew" in capsys.readouterr().out
+
+
+def test_finalists_of_a_large_product_are_its_three_fastest_plain_kernels(script: Any) -> None:
+    problem = Problem(8192, 8192, 8192)
+    plain = [Sm90WgmmaConfig(128, 128, stages=stages) for stages in (3, 4, 5, 6)]
+    configs = [*plain, replace(plain[0], pdl=True)]
+    tried = [passed_evaluation(problem, config, ratio=1 + 0.01 * i) for i, config in enumerate(configs)]
+    row = LibraryRow(problem, "torch", "", "cuda:0", LibraryChoice(plain[0], 1.5, 1.4, 1.6))
+    assert of_row(row, tried, H200) == [plain[0], plain[3], plain[2]]
+
+
+def test_a_product_too_long_for_a_search_with_pdl_has_its_best_kernel_with_pdl(script: Any) -> None:
+    problem = Problem(2048, 2048, 4096)
+    assert "pdl" not in launch_options(problem, H200)
+    best, other = Sm90WgmmaConfig(128, 128), Sm90WgmmaConfig(128, 64)
+    tried = [passed_evaluation(problem, best, ratio=1.02), passed_evaluation(problem, other, ratio=1.0)]
+    assert of_row(LibraryRow(problem), tried, H200) == [best, other, replace(best, pdl=True)]
+
+
+def test_a_search_after_the_finalists_lets_them_be_chosen_anew(script: Any, work: Any) -> None:
+    run(script, work, "tune")
+    table = script.TABLES[0]
+    first = finalists(work, table)
+    assert work.finalists(table).exists() and finalists(work, table) == first
+    run(script, work, "borrow")
+    assert not work.finalists(table).exists()
