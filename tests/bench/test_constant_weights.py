@@ -30,7 +30,7 @@ from outblas.search.agents.recorded import RecordedAgent
 from outblas.search.agents.transfer import Transfer
 from support.bench_fixture import META, make_rows
 from support.fake_gpu import FakeGpu, install, time_us
-from support.helpers import passed_evaluation, synthetic_recording
+from support.helpers import passed_evaluation, synthetic_recording, without_kernels
 
 PROBLEM, OTHER = Problem(64, 4096, 4096), Problem(128, 4096, 4096)
 PLAIN = Sm90WgmmaConfig(64, 64)
@@ -104,9 +104,9 @@ def test_a_decision_keeps_to_what_is_allowed(launch: Launch) -> None:
 
 
 def test_a_kernel_that_is_lost_leaves_the_next() -> None:
-    left = LIBRARY.without_kernels([(PROBLEM, "weights"), (OTHER, "weights")])
+    left = without_kernels(LIBRARY, [(PROBLEM, "weights"), (OTHER, "weights")])
     assert left.rows == (replace(ROW, weights=None), OLDER)
-    (row,) = LIBRARY.restricted_to([PROBLEM]).without_kernels([(PROBLEM, "pdl")]).rows
+    (row,) = without_kernels(LIBRARY.restricted_to([PROBLEM]), [(PROBLEM, "pdl")]).rows
     assert (row.choice("pdl"), row.choice("weights")) == (None, choice(EARLY))
 
 
@@ -137,7 +137,7 @@ def test_a_bench_has_a_row_per_launch_option_of_the_library(gpu: FakeGpu, tmp_pa
     assert rows[2]["ours_us"] == pytest.approx(time_us(PROBLEM, EARLY))
     assert {**rows[4], "early": True} == rows[5], "measured once"
     assert is_bench_of(path, LIBRARY, (PROBLEM, OTHER))
-    assert not is_bench_of(path, LIBRARY.without_kernels([(PROBLEM, "weights")]), (PROBLEM, OTHER))
+    assert not is_bench_of(path, without_kernels(LIBRARY, [(PROBLEM, "weights")]), (PROBLEM, OTHER))
     assert [(launch_of_row(s), s["n"]) for s in summarise(path)] == [(n, 2) for n in LAUNCHES]
 
 

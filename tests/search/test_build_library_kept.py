@@ -13,8 +13,8 @@ from outblas.core.journal import Journal
 from outblas.records.library_tables import is_bench_of
 from outblas.records.provenance import start_of_machine
 from outblas.records.results import read_result
+from outblas.search.build_library.finalist_trials import STARTS
 from outblas.search.build_library.judging import judge_path
-from outblas.search.build_library.trials import STARTS
 from support.build_library_fixture import (  # noqa: F401
     ALL,
     LLM_SHAPES,
@@ -25,6 +25,7 @@ from support.build_library_fixture import (  # noqa: F401
     script_fixture,
     work_fixture,
 )
+from support.helpers import without_kernels
 
 
 @pytest.mark.parametrize("step", ["trial", "choose", "judge", "merge", "bench"])
@@ -97,6 +98,6 @@ def test_benches_of_an_earlier_library_are_not_merged(script: Any, work: Any) ->
     run(script, work, "tune", "trial", "choose", "judge")
     library = work.load()
     first = library.rows[0].problem
-    library.without_kernels([(first, "plain"), (first, "pdl"), (first, "weights")]).save(work.library)
+    without_kernels(library, [(first, "plain"), (first, "pdl"), (first, "weights")]).save(work.library)
     with pytest.raises(UsageError, match="is of another library"):
         run(script, work, "merge")

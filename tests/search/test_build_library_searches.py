@@ -32,6 +32,7 @@ from support.build_library_fixture import (  # noqa: F401
     work_fixture,
 )
 from support.fake_gpu import FakeGpu
+from support.helpers import without_kernels
 
 
 def test_the_other_tables_begin_with_what_the_recording_found_best(script: Any, work: Any) -> None:
@@ -114,7 +115,7 @@ def test_weak_rows_are_searched_again_among_what_was_not_tried(
     table = script.TABLES[0]
     before = Library.load(work.library)
     weak, *others = [row.problem for row in before.rows]
-    before.without_kernels([(weak, "plain"), (weak, "pdl"), (weak, "weights")]).save(work.library)
+    without_kernels(before, [(weak, "plain"), (weak, "pdl"), (weak, "weights")]).save(work.library)
     monkeypatch.setattr(script.search, "AGAIN_BELOW", 0.5)  # only what falls back
     run(script, work, "again")
     after = Library.load(work.library)

@@ -15,7 +15,7 @@ from outblas.core.roofline import H200
 from outblas.kernels.catalogue import launch_options
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.records.library import LibraryChoice, LibraryRow
-from outblas.search.build_library import trials
+from outblas.search.build_library import finalist_trials as trials
 from outblas.search.build_library.finalists import PER_LAUNCH, finalists
 from outblas.search.build_library.finalists import _of_row as of_row
 from support.build_library_fixture import run, script_fixture, work_fixture  # noqa: F401

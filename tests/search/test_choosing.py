@@ -10,7 +10,7 @@ from outblas.core.problem import Problem
 from outblas.judge.rounds import timing_of_samples
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.search.build_library.choosing import chosen_row, pooled, surely_faster
-from outblas.search.build_library.trials import TrialEntry
+from outblas.search.build_library.finalist_trials import TrialEntry
 
 PROBLEM = Problem(512, 512, 512)
 PLAIN = Sm90WgmmaConfig(128, 128)

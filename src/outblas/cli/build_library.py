@@ -107,7 +107,7 @@ def build_library(
     from outblas.search.build_library.build_run import build, jobs, parse_names
     from outblas.search.build_library.build_steps import DEFAULT_STEPS, STEPS
     from outblas.search.build_library.build_work import TABLES, BuildFolder
-    from outblas.search.build_library.trials import ALL_STARTS
+    from outblas.search.build_library.finalist_trials import ALL_STARTS
 
     place = BuildFolder(common.folder("--work", work), gpu_device_id, from_nothing)
     if job is not None:
@@ -134,7 +134,7 @@ def _run_alone(work: BuildFolder, job: str) -> None:
     """Run one job in this process. The parent process reports how to resume."""
     from outblas.search.build_library.build_run import run_job
     from outblas.search.build_library.build_steps import STEPS
-    from outblas.search.build_library.trials import ALL_STARTS
+    from outblas.search.build_library.finalist_trials import ALL_STARTS
 
     step, *rest = job.split() or [""]
     third = {"bench": MODES, "trial": ALL_STARTS, "judge": ALL_STARTS}.get(step, ())

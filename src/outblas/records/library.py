@@ -214,21 +214,6 @@ class Library:
         """Return the library with only the rows of some problems, in their order; those without a row are skipped."""
         return replace(self, rows=tuple(row for p in problems if (row := self.lookup(p)) is not None))
 
-    def without_kernels(self, kernels: Iterable[tuple[Problem, Launch]]) -> Library:
-        """Return the library without some kernels.
-
-        Args:
-            kernels: (problem, launch option) pairs. Such a row then uses the baseline; for ``weights`` it uses its
-                kernel for PDL.
-        """
-        lost = set(kernels)
-
-        def rest(row: LibraryRow) -> LibraryRow:
-            left: dict[str, Any] = {n: None for n in LAUNCHES if (row.problem, n) in lost}
-            return replace(row, **left)
-
-        return replace(self, rows=tuple(map(rest, self.rows)))
-
     def sha(self) -> str:
         """Return the SHA-256 (hex) of the content; equal libraries have equal hashes."""
         return self._sha

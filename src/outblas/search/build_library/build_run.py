@@ -23,7 +23,7 @@ from outblas.records.retuning import RETUNE_FILE as RETUNE
 from outblas.records.retuning import retune_record, seconds_by_step
 from outblas.search.build_library.build_steps import LIBRARY_STEPS, STEPS
 from outblas.search.build_library.build_work import TABLES, BuildFolder, copy_tables_from, fill_from
-from outblas.search.build_library.trials import ALL_STARTS
+from outblas.search.build_library.finalist_trials import ALL_STARTS
 
 
 def build(

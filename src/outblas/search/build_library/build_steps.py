@@ -16,8 +16,8 @@ from outblas.search.build_library.build_searches import (
 )
 from outblas.search.build_library.build_work import BuildFolder, printer
 from outblas.search.build_library.choosing import choose
+from outblas.search.build_library.finalist_trials import run_trial
 from outblas.search.build_library.judging import judge, merge
-from outblas.search.build_library.trials import run_trial
 
 
 def record(work: BuildFolder, table: Table) -> None:

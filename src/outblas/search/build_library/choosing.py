@@ -16,7 +16,7 @@ from outblas.kernels.config_text import config_from_name
 from outblas.records.library import LibraryRow, choose_kernel
 from outblas.records.library_tables import replace_rows, rows_of_table
 from outblas.search.build_library.build_work import BuildFolder
-from outblas.search.build_library.trials import BLOCK, STARTS, TrialEntry, finished_trial, read_trial
+from outblas.search.build_library.finalist_trials import BLOCK, STARTS, TrialEntry, finished_trial, read_trial
 
 #: A kernel is installed if the lower bound of its pooled speed-up is above this: the pooled rounds hold the noise
 #: between starts.

@@ -15,7 +15,7 @@ from outblas.records.median_rows import median_rows
 from outblas.records.results import Result, read_result, write_result
 from outblas.search.build_library.benching import bench, benched
 from outblas.search.build_library.build_work import SEEDS, BuildFolder
-from outblas.search.build_library.trials import BLOCK, STARTS
+from outblas.search.build_library.finalist_trials import BLOCK, STARTS
 
 
 def judge_path(work: BuildFolder, table: Table, start: str) -> Path:
