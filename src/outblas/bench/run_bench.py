@@ -73,16 +73,17 @@ class BenchRequest:
 
 
 def run_bench(request: BenchRequest, progress: Progress | None = None) -> Path:
-    """Bench the problems and write the result file.
+    """Bench the problems and write the result file, a Parquet file that ``read_result`` reads.
 
-    A killed run resumes from the journal ``<out_path>.jsonl``; several GPUs share the problems.
+    A killed run resumes from the journal ``<out_path>.jsonl``, which is deleted once the file is written. Several GPUs
+    share the problems.
 
     Args:
         request: what to time, against what and how.
-        progress: called after every problem.
+        progress: called after every newly timed problem with (problems done, all problems, geometric mean so far).
 
     Returns:
-        The result file.
+        The path of the result file.
 
     Raises:
         RecordError: the library does not exist, or a file cannot be written.
