@@ -40,7 +40,10 @@ def launch_columns(launch: Launch) -> Row:
 
 
 def launch_label(row: Mapping[str, Any]) -> str:
-    """Return a row's launch option as the column PDL shows it: ``off``, ``on`` or ``on, constant weights``."""
+    """Return a row's launch option as the column PDL shows it: ``off``, ``on`` or ``on, constant weights``.
+
+    The row needs the keys ``pdl`` and ``early``: ``{"pdl": True, "early": True}`` gives ``on, constant weights``.
+    """
     return {"plain": "off", "pdl": "on", "weights": "on, constant weights"}[launch_of_row(row)]
 
 

@@ -64,7 +64,7 @@ class EqualKernels:
             ) from error
 
     def save(self, path: str | os.PathLike[str] = TABLE_PATH) -> None:
-        """Write the table.
+        """Write the table as JSON; by default in place of the package's own.
 
         Raises:
             RecordError: the disk refuses.

@@ -211,7 +211,9 @@ class Library:
         return {row.problem: [c.config for c in map(row.choice, LAUNCHES) if c] for row in self.rows}
 
     def restricted_to(self, problems: Iterable[Problem]) -> Library:
-        """Return the library with only the rows of some problems, in their order; those without a row are skipped."""
+        """Return the library with only the rows of some problems, in the order of ``problems``; those without a row are
+        skipped.
+        """
         return replace(self, rows=tuple(row for p in problems if (row := self.lookup(p)) is not None))
 
     def sha(self) -> str:

@@ -161,7 +161,10 @@ def kernel_words(name: str) -> str:
 
 
 def top_wins(group: Group, count: int = 10) -> list[Row]:
-    """Return the fastest row of each problem for the `count` problems with the largest speed-ups."""
+    """Return the fastest row of each problem for the ``count`` problems with the largest speed-ups, largest first.
+
+    Rows that fall back or publish 1 or less are left out, so fewer may be returned.
+    """
     best: dict[tuple[int, int, int], Row] = {}
     for row in group.rows:
         problem = (row["m"], row["n"], row["k"])

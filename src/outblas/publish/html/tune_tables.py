@@ -92,7 +92,7 @@ def regimes_table(group: Group) -> str:
 
 
 def losses_table(group: Group) -> str:
-    """Return every loss, worst first, or a sentence if no row is one."""
+    """Return an HTML table of every loss (published below 0.99), worst first; a paragraph if no row is one."""
     rows = group.losses
     if not rows:
         return f"<p class='note'>Losses: none of {len(group.rows)} rows is below 0.99×.</p>"
