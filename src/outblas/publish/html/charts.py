@@ -107,7 +107,10 @@ class Chart:
     labels: Sequence[tuple[float, float, str]] = ()
 
     def payload(self) -> dict[str, Any]:
-        """Return the part of the chart that the page's script reads: texts under the pointer, by series."""
+        """Return the part of the chart that the page's script reads: texts under the pointer, by series.
+
+        It is ``{"series": [{"name": ..., "tips": [...], "rows": [...]}, ...]}``.
+        """
         return {"series": [{"name": s.name, "tips": list(s.tips), "rows": list(s.rows)} for s in self.series]}
 
 

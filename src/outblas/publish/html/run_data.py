@@ -52,7 +52,11 @@ class Group:
         )
 
     def launch_name(self, pdl: bool) -> str:
-        """Return the name of a launch option in this group."""
+        """Return the name of a launch option in this group: ``"with PDL"``, ``"without PDL"`` or ``"with constant
+        weights"``.
+
+        A group with ``early`` always gives the last.
+        """
         return "with constant weights" if self.early else PDL_NAMES[pdl]
 
     @property
@@ -153,7 +157,10 @@ def embedded_rows(group: Group) -> tuple[list[list[Any]], list[str]]:
 
 
 def kernel_words(name: str) -> str:
-    """Return a kernel's family, tile and changed knobs; the name itself if no family knows it."""
+    """Return a kernel's family, tile and changed knobs, e.g. ``"sm90_wgmma_gemm 128x256 pdl=True"``.
+
+    A name that no family knows is returned as it is.
+    """
     try:
         return short_config(config_from_name(name))
     except ConfigError:
@@ -191,7 +198,7 @@ def regime_rows(group: Group) -> list[dict[str, Any]]:
 
 
 def tflops(row: Row, us: float) -> float:
-    """Return the TFLOP/s of a row's problem in `us` microseconds: 2MNK / time."""
+    """Return the TFLOP/s of a row's problem in ``us`` microseconds: 2MNK / time / 10⁶, e.g. 137.4 for 4096³ in 1000 µs."""
     return problem_of(row).flops / us / 1e6
 
 
