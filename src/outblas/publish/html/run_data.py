@@ -203,7 +203,7 @@ def tflops(row: Row, us: float) -> float:
 
 
 def shape(row: Row) -> str:
-    """Return M×N×K of a row."""
+    """Return M×N×K of a row, e.g. ``"64×4096×64"``."""
     return f"{row['m']}×{row['n']}×{row['k']}"
 
 

@@ -25,7 +25,9 @@ _EVERY = ("Problem", "PDL", "Speed-up", "Interval", "OutBLAS µs", "Baseline µs
 
 
 def group_cards(group: Group) -> str:
-    """Return three large cards: geometric mean, FLOP-weighted mean, losses; then a table of the other figures."""
+    """Return three large cards: geometric mean, FLOP-weighted mean, losses; then a table of the other figures. All is
+    HTML.
+    """
     figures = {pdl: figures_of(group.of_pdl(pdl)) for pdl in group.pdls}
     first, *others = group.pdls
     shown = (
@@ -44,7 +46,9 @@ def group_cards(group: Group) -> str:
 
 
 def top_wins_table(group: Group) -> str:
-    """Return the ten problems with the largest speed-ups and their kernels."""
+    """Return the ten problems with the largest speed-ups and their kernels as an HTML table; a paragraph if none is
+    above 1.
+    """
     rows = top_wins(group)
     if not rows:
         return "<p class='note'>Top wins: no row is above 1×.</p>"
@@ -70,7 +74,7 @@ def top_wins_table(group: Group) -> str:
 
 
 def regimes_table(group: Group) -> str:
-    """Return the figures by regime."""
+    """Return the figures by regime as an HTML table: a row per regime and launch option, after the rows of all regimes."""
     head = ("Regime", "PDL", "Geometric mean", "Problems", "Worst", "Losses", "Fall-backs")
     head_floor = ("OutBLAS, % of floor", "Baseline, % of floor")
     lines = [
@@ -117,7 +121,7 @@ def losses_table(group: Group) -> str:
 
 
 def fallbacks_table(group: Group) -> str:
-    """Return every row that runs the baseline, or a sentence if no row does."""
+    """Return an HTML table of every row that falls back, or a paragraph if no row does."""
     rows = group.fallbacks
     if not rows:
         return f"<p class='note'>Fall-backs: none of {len(group.rows)} rows.</p>"
@@ -134,7 +138,9 @@ def every_problem(group: Group, index: int) -> str:
 
 
 def counters_section(run: ReportedRun) -> str:
-    """Return the counters of ``outblas profile``, a row per candidate; nothing if the run was not profiled."""
+    """Return the counters of ``outblas profile`` as HTML, a row per candidate; an empty text if the run was not
+    profiled.
+    """
     if not run.counters:
         return ""
     lines = [
