@@ -30,7 +30,10 @@ def problem_of(row: Mapping[str, Any]) -> Problem:
 
 
 def launch_of_row(row: Mapping[str, Any]) -> Launch:
-    """Return the launch option of a result row: ``weights`` if early, ``pdl`` if only pdl, else ``plain``."""
+    """Return the launch option of a result row: ``weights`` if early, ``pdl`` if only pdl, else ``plain``.
+
+    Only the keys ``pdl`` and ``early`` are read: ``{"pdl": True, "early": False}`` gives ``"pdl"``.
+    """
     return "weights" if row["early"] else "pdl" if row["pdl"] else "plain"
 
 
@@ -48,7 +51,12 @@ def launch_label(row: Mapping[str, Any]) -> str:
 
 
 def table_label(suite: str, row: Mapping[str, Any]) -> str:
-    """Return the name of a row's table for notes, e.g. ``llm TN fp16/fp32, offline``."""
+    """Return the name of a row's table for notes, e.g. ``llm TN fp16/fp32, offline``.
+
+    Args:
+        suite: name of the suite.
+        row: mapping with ``layout``, ``dtype``, ``acc`` and ``mode``.
+    """
     return f"{suite} {row['layout']} {row['dtype']}/{row['acc']}, {row['mode']}"
 
 
@@ -70,8 +78,7 @@ def figures_of(rows: Sequence[Row]) -> Row:
 
     Returns:
         ``{n, geomean, flop_weighted, losses, fallbacks, min, by_regime: {regime: {n, geomean}}}``. ``losses`` counts
-        rows
-        below 0.99; ``min`` is the lowest published speed-up.
+        rows below 0.99; ``min`` is the lowest published speed-up.
     """
     published = [r["published"] for r in rows]
     return {
@@ -172,17 +179,20 @@ def figures_by_key(
 
 
 def flop_decade(row: Mapping[str, Any]) -> str:
-    """Return the decade of a row's FLOP, e.g. ``1e9`` for 1e9 up to 1e10."""
+    """Return the decade of a row's FLOP, e.g. ``1e9`` for 1e9 up to 1e10. The row needs the problem's six columns."""
     return f"1e{math.floor(math.log10(problem_of(row).flops))}"
 
 
 def decade_order(name: str) -> int:
-    """Return the exponent in a name of :func:`flop_decade`, as a sort key."""
+    """Return the exponent in a name of :func:`flop_decade`, as a sort key: ``"1e9"`` gives 9."""
     return int(name.removeprefix("1e"))
 
 
 def regime_order(name: str) -> tuple[int, int, str]:
-    """Return a sort key for regimes: launch, then memory, then compute; each by decade of FLOP."""
+    """Return a sort key for regimes: launch, then memory, then compute; each by decade of FLOP.
+
+    Example: ``"memory_1e9"`` gives ``(1, 9, "memory_1e9")``. Other names come last.
+    """
     kind, _, power = name.partition("_1e")
     kinds = ("launch", "memory", "compute")
     return (kinds.index(kind) if kind in kinds else len(kinds), int(power) if power.isdigit() else 0, name)

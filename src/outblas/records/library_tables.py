@@ -38,9 +38,9 @@ def replace_rows(library: Library, rows: Sequence[LibraryRow], table: Table, abo
 
     Args:
         library: the library so far.
-        rows: the new rows; their problems must be in the library.
+        rows: the new rows. A row of a problem that is not in the library is ignored.
         table: their table.
-        about: provenance of the table.
+        about: provenance of the table, as for :func:`with_table_rows`.
     """
     new = {row.problem: row for row in rows}
     merged = tuple(new.get(row.problem, row) for row in library.rows)

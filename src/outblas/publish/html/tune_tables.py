@@ -46,8 +46,9 @@ def group_cards(group: Group) -> str:
 
 
 def top_wins_table(group: Group) -> str:
-    """Return the ten problems with the largest speed-ups and their kernels as an HTML table; a paragraph if none is
-    above 1.
+    """Return the ten problems with the largest speed-ups and their kernels as an HTML table.
+
+    If no speed-up is above 1 it is a paragraph.
     """
     rows = top_wins(group)
     if not rows:
