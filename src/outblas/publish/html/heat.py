@@ -60,7 +60,7 @@ def heat_level(published: float, limit: float) -> int:
 
 
 def heat_css() -> str:
-    """Return CSS, a rule a line per step of colour: ``.heat .h0{background:...}`` for the slowest, to ``.heat .h20``."""
+    """Return CSS, a rule a line per step of colour: from ``.heat .h0{background:...}`` (slowest) to ``.heat .h20``."""
     return "\n".join(
         f".heat .h{level + STEPS}{{background:{_colour(level)}{';color:#fff' if abs(level) >= 8 else ''}}}"
         for level in range(-STEPS, STEPS + 1)

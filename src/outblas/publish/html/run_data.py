@@ -198,7 +198,7 @@ def regime_rows(group: Group) -> list[dict[str, Any]]:
 
 
 def tflops(row: Row, us: float) -> float:
-    """Return the TFLOP/s of a row's problem in ``us`` microseconds: 2MNK / time / 10⁶, e.g. 137.4 for 4096³ in 1000 µs."""
+    """Return the TFLOP/s of a row's problem in ``us`` microseconds: 2MNK / time, e.g. 137.4 for 4096³ in 1000 µs."""
     return problem_of(row).flops / us / 1e6
 
 

@@ -75,7 +75,7 @@ def top_wins_table(group: Group) -> str:
 
 
 def regimes_table(group: Group) -> str:
-    """Return the figures by regime as an HTML table: a row per regime and launch option, after the rows of all regimes."""
+    """Return the figures by regime as an HTML table: a row per regime and launch option, those of all regimes first."""
     head = ("Regime", "PDL", "Geometric mean", "Problems", "Worst", "Losses", "Fall-backs")
     head_floor = ("OutBLAS, % of floor", "Baseline, % of floor")
     lines = [
@@ -128,7 +128,8 @@ def fallbacks_table(group: Group) -> str:
         return f"<p class='note'>Fall-backs: none of {len(group.rows)} rows.</p>"
     head = ("Problem", "PDL", "Baseline", "Baseline µs", "Baseline TFLOP/s", "% of floor", "Regime", "Why")
     lines = [_fallback_line(r) for r in rows]
-    return table(f"Fall-backs: {len(rows)} of {len(group.rows)} rows run the baseline and count as 1.000×", head, lines)
+    counted = "count as measured" if any(row["ran"] for row in rows) else "count as 1.000×"
+    return table(f"Fall-backs: {len(rows)} of {len(group.rows)} rows run a rival and {counted}", head, lines)
 
 
 def every_problem(group: Group, index: int) -> str:
