@@ -8,8 +8,8 @@ Command:
 Result file: results/h200/new_shapes_tn_fp16_fp32_offline.parquet, a row of the published table. Needs a GPU.
 
 M, N and K are drawn log-uniformly; none is a multiple of 64. Every launch option is a search of its own with
-``--measurements`` measurements. The chosen kernels are benched against every baseline in a process of their own. A
-kernel that is not ahead there falls back (``outblas.records.library_tables.slower_kernels``), as in the library.
+``--measurements`` measurements. The chosen kernels are benched against every baseline in a process of their own.
+That bench takes none of them back.
 An interrupted run of either part resumes.
 """
 
@@ -34,7 +34,6 @@ from outblas.kernels.catalogue import first_search_candidates
 from outblas.learn.samplers import sampler
 from outblas.records.averages import launch_of_row, published_us
 from outblas.records.library import Library
-from outblas.records.library_tables import mark_fallbacks, slower_kernels
 from outblas.records.results import read_result, write_result
 from outblas.records.store import Store
 from outblas.runtime.device import gpu_of_device
@@ -73,10 +72,9 @@ def search(arguments: argparse.Namespace, work: Path) -> Library:
 
 
 def bench(arguments: argparse.Namespace, work: Path) -> None:
-    """Bench the library against every baseline, to ``--out``; slower kernels fall back."""
+    """Bench the library against every baseline, to ``--out``."""
     problems = shapes(arguments.count, arguments.seed)
     run_bench(BenchRequest(problems, "new_shapes", work / "library.json", arguments.out, rounds=11))
-    mark_fallbacks(arguments.out, slower_kernels(arguments.out))
     result = read_result(arguments.out)
     write_result(
         result.rows, {**result.meta, "agent": arguments.agent, "measurements": arguments.measurements}, arguments.out

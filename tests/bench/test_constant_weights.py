@@ -23,14 +23,14 @@ from outblas.publish.tables.all_rows_table import markdown_table
 from outblas.publish.tables.publish_results import Measured, picture_text
 from outblas.records.averages import launch_columns, launch_label, launch_of_row
 from outblas.records.library import Library, LibraryChoice, LibraryRow, choose_kernel
-from outblas.records.library_tables import is_bench_of, merge_rows, slower_kernels
+from outblas.records.library_tables import is_bench_of, merge_rows
 from outblas.records.results import Result, read_result, write_result
 from outblas.records.summary import summarise
 from outblas.search.agents.recorded import RecordedAgent
 from outblas.search.agents.transfer import Transfer
 from support.bench_fixture import META, make_rows
 from support.fake_gpu import FakeGpu, install, time_us
-from support.helpers import passed_evaluation, synthetic_recording
+from support.helpers import passed_evaluation, synthetic_recording, without_kernels
 
 PROBLEM, OTHER = Problem(64, 4096, 4096), Problem(128, 4096, 4096)
 PLAIN = Sm90WgmmaConfig(64, 64)
@@ -104,9 +104,9 @@ def test_a_decision_keeps_to_what_is_allowed(launch: Launch) -> None:
 
 
 def test_a_kernel_that_is_lost_leaves_the_next() -> None:
-    left = LIBRARY.without_kernels([(PROBLEM, "weights"), (OTHER, "weights")])
+    left = without_kernels(LIBRARY, [(PROBLEM, "weights"), (OTHER, "weights")])
     assert left.rows == (replace(ROW, weights=None), OLDER)
-    (row,) = LIBRARY.restricted_to([PROBLEM]).without_kernels([(PROBLEM, "pdl")]).rows
+    (row,) = without_kernels(LIBRARY.restricted_to([PROBLEM]), [(PROBLEM, "pdl")]).rows
     assert (row.choice("pdl"), row.choice("weights")) == (None, choice(EARLY))
 
 
@@ -137,19 +137,8 @@ def test_a_bench_has_a_row_per_launch_option_of_the_library(gpu: FakeGpu, tmp_pa
     assert rows[2]["ours_us"] == pytest.approx(time_us(PROBLEM, EARLY))
     assert {**rows[4], "early": True} == rows[5], "measured once"
     assert is_bench_of(path, LIBRARY, (PROBLEM, OTHER))
-    assert not is_bench_of(path, LIBRARY.without_kernels([(PROBLEM, "weights")]), (PROBLEM, OTHER))
-    lost = [(Problem.from_json(r), launch_of_row(r)) for r in rows if r["low"] <= 1.0]
-    assert slower_kernels(path) == lost
+    assert not is_bench_of(path, without_kernels(LIBRARY, [(PROBLEM, "weights")]), (PROBLEM, OTHER))
     assert [(launch_of_row(s), s["n"]) for s in summarise(path)] == [(n, 2) for n in LAUNCHES]
-
-
-def test_a_row_without_an_interval_is_not_surely_ahead(tmp_path: Path) -> None:
-    rows = [{**row, "low": None, "high": None} for row in make_rows((64, 128)) if not row["fallback"]]
-    level = [{**row, "torch_us": 2 * row["ours_us"]} for row in rows[:1]]
-    slower = [{**row, "torch_us": None} for row in rows[1:]]
-    assert level[0]["published"] > 1 and slower
-    path = write_result([*level, *slower], META, tmp_path / "r.parquet")
-    assert slower_kernels(path) == [(Problem.from_json(r), launch_of_row(r)) for r in slower]
 
 
 def with_early(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -38,9 +38,20 @@ def test_help_names_every_step_and_option() -> None:
     lines = [line.strip() for line in text.splitlines()]
     for step in build_steps.STEPS:
         assert any(line.startswith(f"{step} ") for line in lines), step
-    for option in ("work", "tables", "steps", "modes", "extra", "recorded", "from-nothing", "begin-with", "fill-from"):
+    for option in (
+        "work",
+        "tables",
+        "steps",
+        "modes",
+        "extra",
+        "recorded",
+        "starts",
+        "from-nothing",
+        "begin-with",
+        "fill-from",
+    ):
         assert f"--{option}" in text
-    assert ",".join(build_steps.DEFAULT_STEPS) in text
+
     assert "--job" not in text, "it is for the command itself"
 
 
@@ -57,6 +68,8 @@ def test_help_names_every_step_and_option() -> None:
         (["--job", f"bench {TABLE}"], "--job"),
         (["--job", f"bench {TABLE} hot"], "--job"),
         (["--job", f"tune {TABLE} offline"], "--job"),
+        (["--job", f"trial {TABLE} 4"], "--job"),
+        (["--starts", "4"], "--starts"),
         (["--begin-with", "missing.json"], "missing.json"),
         (["--fill-from", "missing.json"], "missing.json"),
     ],
@@ -67,18 +80,18 @@ def test_what_makes_no_sense_is_refused(arguments: list[str], told: str, tmp_pat
 
 
 def test_a_work_directory_is_wanted() -> None:
-    done = command("--steps", "settle")
+    done = command("--steps", "merge")
     assert done.exit_code == 2 and "--work" in done.stderr
 
 
 def test_a_file_is_no_work_directory(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    assert "--work" in refused(command("--work", str(tmp_path / "file"), "--steps", "settle"))
+    assert "--work" in refused(command("--work", str(tmp_path / "file"), "--steps", "merge"))
 
 
 def test_two_builds_do_not_share_a_directory(tmp_path: Path) -> None:
     with lock_folder(tmp_path):
-        line = refused(command("--work", str(tmp_path), "--steps", "settle"))
+        line = refused(command("--work", str(tmp_path), "--steps", "merge"))
     assert f"{tmp_path} is in use by another process" in line
 
 
@@ -118,7 +131,7 @@ def test_an_interrupted_build_says_how_to_go_on(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr(build_run.subprocess, "run", interrupted)
     monkeypatch.setattr("sys.argv", ["outblas", "build-library", "--work", str(tmp_path)])
-    done = command("--work", str(tmp_path), "--steps", "settle")
+    done = command("--work", str(tmp_path), "--steps", "merge")
     assert done.exit_code == 130
     assert f"resume with: outblas build-library --work {tmp_path}" in done.stderr
 
@@ -127,8 +140,8 @@ def test_a_job_is_a_process_of_its_own(tmp_path: Path, monkeypatch: pytest.Monke
     """A real process: it is refused, as the directory says that it is of other kernels."""
     (tmp_path / "work.json").write_text('{"kernels": "others", "nvrtc": "none", "gpu": "none"}')
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    done = command("--work", str(tmp_path), "--steps", "settle", "--tables", TABLE)
-    assert done.exit_code == 2 and f"settle {TABLE} failed with status 2" in done.stderr
+    done = command("--work", str(tmp_path), "--steps", "merge", "--tables", TABLE)
+    assert done.exit_code == 2 and f"merge {TABLE} failed with status 2" in done.stderr
     assert capfd.readouterr().err.startswith("error: "), "the job's own error"
     assert (tmp_path / "seconds.json").exists()
 
@@ -139,7 +152,9 @@ def test_the_default_is_every_published_table(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr("outblas.core.suites.suite", lambda *_: [Problem(64, 64, 64)])
     assert command("--work", str(tmp_path), "--modes", "offline,server").exit_code == 0
     jobs = [words[-1] for words in commands]
-    each = [f"{step} {table}" for step in ("tune", "borrow", "refine", "confirm") for table in TABLES]
+    steps = ("tune", "borrow", "refine", "trial", "choose", "judge", "merge")
+    starts = {"trial": (" 1", " 2", " 3", " block"), "judge": (" 1", " 2", " 3", " block")}
+    each = [f"{step} {t}{start}" for step in steps for start in starts.get(step, ("",)) for t in TABLES]
     benches = [*(f"bench {table} offline" for table in TABLES), f"bench {TABLE} server"]
     assert jobs == [f"record {TABLE}", *each, *benches]
 

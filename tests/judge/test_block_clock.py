@@ -113,12 +113,12 @@ def test_the_speed_up_has_a_rival_and_an_interval(board: Board) -> None:
     assert found.low <= found.ratio <= found.high
 
 
-def test_the_two_fastest_rivals_are_timed_and_every_entry_that_is_no_baseline() -> None:
+def test_torch_and_the_two_fastest_rivals_are_timed_and_every_entry_that_is_no_baseline() -> None:
     us = {"torch": 3.0, "cublas": 1.0, "lt_heuristic": 4.0, "lt_auto": 2.0}
     graphs = {name: graph(name) for name in ("7", "nvmmh", *us, "fallback")}
     clock = Clock(us)
     names = entries_to_time(clock, graphs, ["nvmmh"])  # type: ignore[arg-type]
-    assert names == ["7", "cublas", "lt_auto", "fallback"]
+    assert names == ["7", "torch", "cublas", "lt_auto", "fallback"]
     assert clock.timed == [(sorted(us), 3)]
 
 

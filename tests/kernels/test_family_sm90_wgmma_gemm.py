@@ -22,7 +22,7 @@ from outblas.kernels.geometry import geometry, grid, workspace_bytes
 from outblas.kernels.legality import why_illegal
 from outblas.kernels.neighbours import neighbours
 from outblas.kernels.pool import pool
-from outblas.search.refine import neighbours_of_winners
+from outblas.search.refine import neighbours_of_winners, winners
 from support.family_tools import device_constants
 
 P = Problem(4096, 4096, 4096)
@@ -210,17 +210,19 @@ def test_a_split_may_move_to_a_workspace_and_back() -> None:
 def test_near_the_best_takes_the_options_in_turns_and_nothing_twice() -> None:
     problem = Problem(512, 512, 512)
     slow, best, wrong = replace(TILE, group=4), TILE, replace(TILE, raster="n")
+    with_pdl = replace(slow, pdl=True)
     tried = [
         evaluation(problem, slow, 0.9),
         evaluation(problem, best, 1.1),
         Evaluation(problem, wrong, Status.WRONG),
+        evaluation(problem, with_pdl, 1.3),
     ]
-    tried += [evaluation(problem, replace(slow, pdl=True), 1.3)]
-    found = neighbours_of_winners(problem, tried, H200)
+    known = {slow, best, wrong, with_pdl}
+    found = neighbours_of_winners(problem, winners(tried), known, H200)
     assert [c.pdl for c in found[:4]] == [False, True, False, True]
-    assert not {e.config for e in tried} & set(found)
-    assert set(found) <= {*neighbours(problem, best), *neighbours(problem, replace(slow, pdl=True))}
-    assert neighbours_of_winners(problem, [], H200) == []
+    assert not known & set(found)
+    assert set(found) <= {*neighbours(problem, best), *neighbours(problem, with_pdl)}
+    assert neighbours_of_winners(problem, {}, known, H200) == []
 
 
 def test_more_work_takes_longer() -> None:

@@ -10,7 +10,13 @@ import pytest
 from outblas.core.errors import RecordError
 from outblas.records import library as module
 from outblas.records.library import Library, LibraryChoice, LibraryRow, choose_kernel
-from support.helpers import failed_evaluation, passed_evaluation, synthetic_catalogue, synthetic_problems
+from support.helpers import (
+    failed_evaluation,
+    passed_evaluation,
+    synthetic_catalogue,
+    synthetic_problems,
+    without_kernels,
+)
 
 PROBLEMS, CONFIGS = synthetic_problems(), synthetic_catalogue()
 PLAIN, PDL = CONFIGS[0], CONFIGS[1]
@@ -58,7 +64,7 @@ def test_lookup() -> None:
 def test_some_problems_and_less_some_kernels() -> None:
     part = LIBRARY.restricted_to([PROBLEMS[2], PROBLEMS[5], PROBLEMS[0]])
     assert [row.problem for row in part.rows] == [PROBLEMS[2], PROBLEMS[0]] and part.gpu == "h200"
-    left = LIBRARY.without_kernels([(PROBLEMS[0], "plain"), (PROBLEMS[1], "pdl"), (PROBLEMS[5], "pdl")])
+    left = without_kernels(LIBRARY, [(PROBLEMS[0], "plain"), (PROBLEMS[1], "pdl"), (PROBLEMS[5], "pdl")])
     assert [row.problem for row in left.rows] == [row.problem for row in LIBRARY.rows]
     assert left.rows[0] == LibraryRow(PROBLEMS[0], "torch", "", "replay:h200", None, LIBRARY.rows[0].pdl)
     assert left.rows[1].pdl is None and left.rows[1].baseline_detail == "algo 7" and left.rows[2] == LIBRARY.rows[2]

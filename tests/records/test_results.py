@@ -34,6 +34,7 @@ SUMMARY_FIELDS = [
     ),
     *("by_regime", "file", "gpu", "driver", "toolchain", "date", "commit"),
     *("by_decade", "geomean_torch"),
+    *("protocol", "starts", "below_098", "interval"),
 ]
 
 
@@ -200,6 +201,7 @@ def test_summary_rows_are_the_files_own_figures(bench):
     summary = summarise(path)
     assert [list(r) for r in summary] == [SUMMARY_FIELDS] * 2
     assert [r["pdl"] for r in summary] == [False, True]
+    assert sum(r["below_098"] for r in summary) > 0
     for got in summary:
         mine = [r for r in rows if r["pdl"] is got["pdl"]]
         published = [r["published"] for r in mine]
@@ -217,6 +219,8 @@ def test_summary_rows_are_the_files_own_figures(bench):
         ran = [r["baseline_us"] if r["fallback"] else r["ours_us"] for r in mine]
         ratios = [r["torch_us"] / us for r, us in zip(mine, ran, strict=True)]
         assert got["geomean_torch"] == pytest.approx(geomean(ratios), abs=1e-6)
+        assert got["below_098"] == sum(p < 0.98 for p in published)
+        assert (got["protocol"], got["starts"], got["interval"]) == ("rounds", 1, None)
         assert (got["file"], got["gpu"], got["commit"]) == ("grid.parquet", META["provenance"]["gpu"], "0000000")
 
 

@@ -91,7 +91,7 @@ def test_what_is_done_is_not_done_again(script: Any, work: Any, capsys: pytest.C
     capsys.readouterr()
     run(script, work, *MADE, tables=ALL)
     said = capsys.readouterr().out
-    assert script.fake.asked == [] and said.count("done before") == 1 + 3 * 4
+    assert script.fake.asked == [] and said.count("done before") == 1 + 2 * 4
     assert before == {path: path.read_bytes() for path in work.path.iterdir() if path.suffix in (".json", ".parquet")}
 
 
@@ -165,8 +165,9 @@ def test_a_work_directory_of_other_kernels_is_refused(script: Any, work: Any, mo
 def test_each_job_has_a_process_and_the_seconds_are_published(
     script: Any, work: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(script.runs, "monotonic", iter(range(0, 2000, 60)).__next__)
-    monkeypatch.setattr(script.steps, "printer", lambda what: lambda *_: None)
+    monkeypatch.setattr(script.runs, "monotonic", iter(range(0, 9000, 60)).__next__)
+    for module in (script.search, script.benching, script.trials):
+        monkeypatch.setattr(module, "printer", lambda what: lambda *_: None)
     commands: list[list[str]] = []
 
     def here(words: list[str], check: bool) -> None:
@@ -177,13 +178,15 @@ def test_each_job_has_a_process_and_the_seconds_are_published(
     tables = "grid1000:TN:fp16:fp32,grid1000:NN:fp16:fp32"
     done = command("--work", str(work.path), "--tables", tables, "--modes", "offline")
     assert done.exit_code == 0, (done.stderr, done.exception)
-    twice = [step for step in ("tune", "borrow", "refine", "confirm", "bench") for _ in range(2)]
+    starts = {"trial": 8, "judge": 8}
+    steps = ("tune", "borrow", "refine", "trial", "choose", "judge", "merge", "bench")
+    twice = [step for step in steps for _ in range(starts.get(step, 2))]
     assert [job_of(words)[0] for words in commands] == ["record", *twice]
     assert {tuple(words[1:6]) for words in commands} == {("-m", "outblas", "build-library", "--work", str(work.path))}
     provenance = Library.load(work.library).provenance
-    assert provenance["seconds"]["tune grid1000:NN:fp16:fp32"] == 60.0 and len(provenance["seconds"]) == 11
-    assert provenance["seconds_of_making"] == 540.0 and provenance["kernels"] == kernels_sha()
-    assert "the library took 9.0 GPU minutes, all 11.0" in done.stdout
+    assert provenance["seconds"]["tune grid1000:NN:fp16:fp32"] == 60.0 and len(provenance["seconds"]) == 29
+    assert provenance["seconds_of_making"] == 17 * 60.0 and provenance["kernels"] == kernels_sha()
+    assert "the library took 17.0 GPU minutes, all 29.0" in done.stdout
     assert f"library: {work.library}" in done.stdout
     assert f"bench: {work.result(script.TABLES[0], 'offline')}" in done.stdout
     assert json.loads((work.path / "seconds.json").read_text()) == provenance["seconds"]

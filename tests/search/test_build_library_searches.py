@@ -32,6 +32,7 @@ from support.build_library_fixture import (  # noqa: F401
     work_fixture,
 )
 from support.fake_gpu import FakeGpu
+from support.helpers import without_kernels
 
 
 def test_the_other_tables_begin_with_what_the_recording_found_best(script: Any, work: Any) -> None:
@@ -114,7 +115,7 @@ def test_weak_rows_are_searched_again_among_what_was_not_tried(
     table = script.TABLES[0]
     before = Library.load(work.library)
     weak, *others = [row.problem for row in before.rows]
-    before.without_kernels([(weak, "plain"), (weak, "pdl"), (weak, "weights")]).save(work.library)
+    without_kernels(before, [(weak, "plain"), (weak, "pdl"), (weak, "weights")]).save(work.library)
     monkeypatch.setattr(script.search, "AGAIN_BELOW", 0.5)  # only what falls back
     run(script, work, "again")
     after = Library.load(work.library)
@@ -136,8 +137,7 @@ def test_winners_nearby_are_tried_once_and_the_better_kernel_stays(
     run(script, work, *MADE)
     table, gpu = script.TABLES[0], script.gpu
     problem = table.problems()[0]
-    tried = script.search.earlier_searches(work, table, "borrow")
-    known = {e.config for e in tried[problem]}
+    known = script.search.known_kernels(work, table, "borrow")[problem].tried
     unknown = next(c for c in candidates(problem, gpu) if c not in known and not c.pdl)
     monkeypatch.setattr(
         script.search, "neighbour_winners", lambda p, won, known, gpu: [unknown] if p == problem else []
@@ -148,7 +148,7 @@ def test_winners_nearby_are_tried_once_and_the_better_kernel_stays(
     row = Library.load(work.library).lookup(problem)
     assert row is not None and row.plain is not None and row.plain.config == unknown
     provenance = Library.load(work.library).provenance["tables"][str(table)]
-    assert provenance["borrowed"] == len(tried) and "confirmed" not in provenance
+    assert provenance["borrowed"] == len(table.problems()) and "confirmed" not in provenance
     with script.search.Store(work.store(table)) as store:
         assert [(e.problem, e.config) for e in store.evaluations("borrow")] == [(problem, unknown)]
     run(script, work, "borrow")
@@ -175,8 +175,8 @@ def test_neighbours_of_the_best_are_tried_once_and_the_better_kernel_stays(
     run(script, work, "tune")
     before = Library.load(work.library)
     table, gpu = script.TABLES[0], script.gpu
-    tried = script.search.earlier_searches(work, table, "refine")
-    fast = {p: neighbours_of_winners(p, tried[p], gpu)[1] for p in table.problems()}
+    known = script.search.known_kernels(work, table, "refine")
+    fast = {p: neighbours_of_winners(p, known[p].winners, known[p].tried, gpu)[1] for p in table.problems()}
     usual = fake_gpu.time_us
     monkeypatch.setattr(fake_gpu, "time_us", lambda p, c: 0.5 if fast[p] == c else usual(p, c))
     run(script, work, "refine")
@@ -189,6 +189,21 @@ def test_neighbours_of_the_best_are_tried_once_and_the_better_kernel_stays(
     asked = len(script.fake.asked)
     run(script, work, "refine")
     assert len(script.fake.asked) == asked and "done before" in capsys.readouterr().out
+
+
+def test_a_library_that_a_work_begins_with_counts_as_what_won(
+    script: Any, work: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(script, work, "tune")
+    table = script.TABLES[0]
+    searched = script.search.known_kernels(work, table, "borrow")
+    work.store(table).unlink()
+    begun = script.search.known_kernels(work, table, "borrow")
+    library = work.load()
+    for problem in table.problems():
+        configs = set(library.restricted_to([problem]).installed().get(problem, ()))
+        assert begun[problem].tried == configs < searched[problem].tried
+        assert set(begun[problem].winners.values()) == configs <= set(searched[problem].winners.values())
 
 
 def test_a_family_that_fails_is_told(script: Any, work: Any, capsys: pytest.CaptureFixture[str]) -> None:

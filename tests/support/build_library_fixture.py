@@ -12,13 +12,14 @@ from outblas.bench import record_suite, run_bench
 from outblas.core.problem import Problem
 from outblas.core.roofline import H200
 from outblas.core.suites import Table
-from outblas.search.build_library import build_run, build_searches, build_steps, build_work
+from outblas.search.build_library import benching, build_run, build_searches, build_steps, build_work, finalists
+from outblas.search.build_library import finalist_trials as trials
 from support.fake_gpu import install
 
 SHAPES = [(64 * m, 128, 512) for m in (1, 2, 4, 8)]
 #: Of suite llm: one shape is of the other suite too.
 LLM_SHAPES = [SHAPES[0], (16, 256, 512)]
-MADE = ("record", "tune", "confirm", "bench")
+MADE = ("record", "tune", "bench")
 ALL = "grid1000:TN:fp16:fp32,grid1000:NN:fp16:fp32,grid1000:TN:fp16:fp16,llm:TN:fp16:fp32"
 
 
@@ -32,17 +33,20 @@ def script_fixture(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The modules of the build, and the fake that they ask."""
     for target in (run_bench, record_suite):
         install(monkeypatch, target)
-    fake = install(monkeypatch, build_searches)
-    for module in (build_steps, build_work):
+    fake, trial = install(monkeypatch, build_searches), install(monkeypatch, trials)
+    for module in (benching, build_work, finalists):
         monkeypatch.setattr(module, "gpu_of_device", lambda index: H200)
     monkeypatch.setattr("outblas.core.suites.suite", problems_of)
     packaged = build_searches.packaged_kernels
     monkeypatch.setattr(build_searches, "packaged_kernels", lambda work, gpu: {})
     return SimpleNamespace(
         fake=fake,
+        trial=trial,
         packaged_kernels=packaged,
         runs=build_run,
         steps=build_steps,
+        benching=benching,
+        trials=trials,
         search=build_searches,
         directory=build_work,
         TABLES=build_work.TABLES,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from outblas.core.config import KernelConfig
+from outblas.core.config import LAUNCHES, KernelConfig, Launch
 from outblas.core.evaluation import Evaluation, Speedup, Status, Timing, Verdict
 from outblas.core.problem import Problem
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
@@ -14,6 +16,7 @@ from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.learn.features import CANDIDATE_FEATURES, PROBLEM_FEATURES
 from outblas.learn.policy import POSTERIOR_INPUTS, SEARCH_INPUTS, Policy
 from outblas.learn.posterior import Regressor
+from outblas.records.library import Library
 from outblas.records.recording import Recording
 from outblas.records.recording_files import STATUS_CODES
 
@@ -108,3 +111,10 @@ def running(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+def without_kernels(library: Library, kernels: Iterable[tuple[Problem, Launch]]) -> Library:
+    """Return a library without some kernels, given as (problem, launch option)."""
+    lost = set(kernels)
+    rows = (replace(row, **{n: None for n in LAUNCHES if (row.problem, n) in lost}) for row in library.rows)
+    return replace(library, rows=tuple(rows))

@@ -187,7 +187,11 @@ class LiveEvaluator(Evaluator):
                 self._listed[problem] = self.candidates(problem)
 
     def baselines(self, problem: Problem) -> Mapping[str, float]:
-        """Return baseline name -> microseconds from the problem's last rounds; measure now if it has none."""
+        """Return baseline name -> median microseconds from the problem's last rounds; measure now if it has none.
+
+        Names are those of :data:`outblas.core.rivals.BASELINE_NAMES`, e.g. ``lt_auto``. It is empty if the worker was
+        lost.
+        """
         return {name: t.median_us for name, t in self.baseline_report(problem).timings.items()}
 
     def baseline_detail(self, problem: Problem, name: str) -> str:
@@ -277,14 +281,15 @@ def evaluate(problem: Problem, config: Candidate, gpu_index: int = 0, level: Pro
         problem: the product to compute.
         config: a template's config, or a free kernel.
         gpu_index: CUDA ordinal.
-        level: extent of the proof (outblas.judge.gates).
+        level: extent of the proof: ``"full"`` or ``"cell"``, see :class:`outblas.judge.bench_cell.Options`.
 
     Returns:
-        The evaluation; a candidate that fails has the status of its failure and no figures.
+        The evaluation; a candidate that fails has the status of its failure, and None as timing and speed-up.
 
     Raises:
         DeviceError: the worker cannot start.
-        ToolchainMissing: a required package is not installed.
+        ModuleNotFoundError: torch is not installed.
+        ToolchainMissing: another required package is not installed.
     """
     with LiveEvaluator(gpu_index, Options(gpu_index, _gpu_of(gpu_index), level=level)) as evaluator:
         return next(iter(evaluator.evaluate([(problem, config)])))

@@ -24,10 +24,11 @@ from outblas.runtime import ncu
 
 @dataclass(frozen=True)
 class ProfiledAlgorithm:
-    """An algorithm of cuBLASLt to profile, as :meth:`outblas.judge.baselines.LtAuto.choice` returns it.
+    """An algorithm of cuBLASLt to profile. A frozen dataclass, made of the pair
+    :meth:`outblas.judge.baselines.LtAuto.choice`.
 
     Attributes:
-        algo: bytes of the cublasLtMatmulAlgo_t.
+        algo: the 64 bytes of the cublasLtMatmulAlgo_t.
         detail: its description.
     """
 
@@ -68,7 +69,10 @@ class ProfileWork:
 
 
 def cache_of(problem: Problem, gpu: Gpu) -> ncu.CacheControl:
-    """Return ``"warm"`` if all operand sets of the offline clock fit into L2 together, else ``"flushed"``."""
+    """Return ``"warm"`` if all operand sets of the offline clock fit into L2 together, else ``"flushed"``.
+
+    On the H200 it is ``"warm"`` for 128 x 128 x 128, and ``"flushed"`` for 8192 x 8192 x 8192.
+    """
     rotated = problem.bytes * operand_sets(problem, floor_us(problem, gpu))
     return "warm" if rotated <= gpu.l2_bytes else "flushed"
 

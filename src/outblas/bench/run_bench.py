@@ -30,7 +30,7 @@ from outblas.kernels.kernel_hash import kernels_sha
 from outblas.records.averages import launch_columns
 from outblas.records.library import Library
 from outblas.records.parquet import check_parquet
-from outblas.records.provenance import collect_provenance, gpu_state
+from outblas.records.provenance import collect_provenance, gpu_state, start_of_machine
 from outblas.records.results import COLUMNS, Row, write_result
 from outblas.runtime.device import gpu_of_device
 
@@ -73,16 +73,17 @@ class BenchRequest:
 
 
 def run_bench(request: BenchRequest, progress: Progress | None = None) -> Path:
-    """Bench the problems and write the result file.
+    """Bench the problems and write the result file, a Parquet file that ``read_result`` reads.
 
-    A killed run resumes from the journal ``<out_path>.jsonl``; several GPUs share the problems.
+    A killed run resumes from the journal ``<out_path>.jsonl``, which is deleted once the file is written. Several GPUs
+    share the problems.
 
     Args:
         request: what to time, against what and how.
-        progress: called after every problem.
+        progress: called after every newly timed problem with (problems done, all problems, geometric mean so far).
 
     Returns:
-        The result file.
+        The path of the result file.
 
     Raises:
         RecordError: the library does not exist, or a file cannot be written.
@@ -108,7 +109,7 @@ def run_bench(request: BenchRequest, progress: Progress | None = None) -> Path:
         by_key = {entry["problem"]: entry["rows"] for entry in journal.entries}
         rows = [row for p in problems for row in by_key[p.key]]
         about = collect_provenance(f"outblas bench --suite {request.suite}", request.gpu_indices[0])
-        provenance = {**about, "library": dict(library.provenance)}
+        provenance = {**about, "machine": start_of_machine(), "library": dict(library.provenance)}
         write_result(rows, {"suite": request.suite, "provenance": provenance}, request.out_path)
         written = True
     finally:

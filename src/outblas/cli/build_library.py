@@ -23,14 +23,18 @@ GpuOption = Annotated[int, typer.Option(help="CUDA index of the GPU.")]
 TablesOption = Annotated[
     str | None, typer.Option(help="Tables as SUITE:LAYOUT:DTYPE:ACC, separated by commas; by default all published.")
 ]
-StepsOption = Annotated[
-    str | None, typer.Option(help="Steps, separated by commas; by default record,tune,borrow,refine,confirm,bench.")
-]
+StepsOption = Annotated[str | None, typer.Option(help="Steps, separated by commas; by default all but again.")]
 ModesOption = Annotated[
     str | None, typer.Option(help="Modes of step bench, separated by commas; by default all: " + ", ".join(MODES) + ".")
 ]
 ExtraOption = Annotated[
     str | None, typer.Option(help="Tables that are benched in the modes beside offline, too; by default the first.")
+]
+StartsOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Starts of the machine that steps trial and judge make now: some of 1, 2, 3, block; by default all."
+    ),
 ]
 RecordedOption = Annotated[str | None, typer.Option(help="Tables that step record measures; by default the first.")]
 FromNothingOption = Annotated[
@@ -62,15 +66,19 @@ record   measures the catalogue                                            -> WO
 tune     searches the problems that have no row yet                        -> WORK/library.json
 borrow   tries what won on shapes nearby; the better kernel stays
 refine   tries neighbours of the best candidates; the better kernel stays
-confirm  times what won by little again, and drops what does not win
-bench    times the library against every baseline                          -> WORK/STEM_MODE.parquet
+trial    times the fastest kernels of every row, in one start of the machine -> WORK/STEM_trial_START.jsonl
+choose   chooses each row's kernels from the pooled rounds of the trials
+judge    times the library against every baseline, in one start      -> WORK/STEM_judge_START.parquet
+merge    publishes the median of three judging starts for each row   -> WORK/STEM_offline.parquet
+bench    times the library in the other modes, in one start          -> WORK/STEM_MODE.parquet
 
-These run only when --steps names them:
+This runs only when --steps names it:
 
 \b
-again    searches the problems that fall back or win by little once more; then confirm and bench
-demote   drops what was not surely ahead in the offline bench; then bench again
-settle   drops the same, and lets its rows of that bench fall back, instead of another bench
+again    searches the problems that fall back or win by little once more; then trial
+
+Starts 1 to 3 of trial and judge are interleaved rounds; start "block" times large products alone, each at its
+settled clock. Figures differ from start to start, so give each start a freshly started machine (--starts).
 
 A recorded table begins with the recording's best. Another one begins with what won on the same M, N, K in the
 tables before it, and with the ranking model's choices. The packaged library's kernels are tried, too.
@@ -89,15 +97,17 @@ def build_library(
     modes: ModesOption = None,
     extra: ExtraOption = None,
     recorded: RecordedOption = None,
+    starts: StartsOption = None,
     from_nothing: FromNothingOption = False,
     begin_with: BeginOption = None,
     fill_from: FillOption = None,
     job: JobOption = None,
 ) -> None:
-    """Record, tune, confirm and bench the published tables, into one library (GPU, hours, resumable)."""
+    """Record, tune, choose and judge the published tables, into one library (GPU, hours, resumable)."""
     from outblas.search.build_library.build_run import build, jobs, parse_names
     from outblas.search.build_library.build_steps import DEFAULT_STEPS, STEPS
     from outblas.search.build_library.build_work import TABLES, BuildFolder
+    from outblas.search.build_library.finalist_trials import ALL_STARTS
 
     place = BuildFolder(common.folder("--work", work), gpu_device_id, from_nothing)
     if job is not None:
@@ -110,6 +120,7 @@ def build_library(
         MODES if modes is None else parse_names(modes, MODES, "--modes"),
         _tables(extra, TABLES[:1]),
         _tables(recorded, TABLES[:1]),
+        ALL_STARTS if starts is None else parse_names(starts, ALL_STARTS, "--starts"),
     )
     libraries, fillers = common.files("--begin-with", begin_with), common.files("--fill-from", fill_from)
     build(place, listed, chosen, libraries, fillers)
@@ -123,11 +134,12 @@ def _run_alone(work: BuildFolder, job: str) -> None:
     """Run one job in this process. The parent process reports how to resume."""
     from outblas.search.build_library.build_run import run_job
     from outblas.search.build_library.build_steps import STEPS
+    from outblas.search.build_library.finalist_trials import ALL_STARTS
 
     step, *rest = job.split() or [""]
-    modes = MODES if step == "bench" else ()
-    if step not in STEPS or len(rest) != 1 + bool(modes) or (modes and rest[1] not in modes):
-        raise UsageError(f"--job {job!r}", "a step, a table and, of a bench, a mode", "leave it out")
+    third = {"bench": MODES, "trial": ALL_STARTS, "judge": ALL_STARTS}.get(step, ())
+    if step not in STEPS or len(rest) != 1 + bool(third) or (third and rest[1] not in third):
+        raise UsageError(f"--job {job!r}", "a step, a table and, of some, a mode or a start", "leave it out")
     work.path.mkdir(parents=True, exist_ok=True)
     try:
         run_job(work, [step, *rest])

@@ -41,7 +41,8 @@ class Part:
 
     Attributes:
         title: its heading.
-        commands: name of each command -> summary of at most 50 characters.
+        commands: name of each command -> summary of at most 50 characters, in the page's order. The length is not
+            checked.
     """
 
     title: str
@@ -101,7 +102,9 @@ class OutblasGroup(TyperGroup):
     """
 
     def make_context(self, *args: Any, **options: Any) -> Any:
-        """Parse the global options. A wrong one prints one line on stderr and raises ``typer.Exit(2)``."""
+        """Parse the global options, with click's arguments and result. A wrong one prints one line and raises
+        ``typer.Exit(2)``.
+        """
         try:
             return super().make_context(*args, **options)
         except _BadUsage as error:

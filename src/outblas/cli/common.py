@@ -159,9 +159,13 @@ def check_mode(mode: str, target_qps: float | None, modes: Sequence[str] = MODES
 
 
 def parse_indices(option: str, text: str) -> tuple[int, ...]:
-    """Return integers separated by commas: ``"0"`` gives ``(0,)`` and ``"0,1,3"`` gives ``(0, 1, 3)``.
+    """Return integers separated by commas: ``"0"`` gives ``(0,)`` and ``"0, 1,3"`` gives ``(0, 1, 3)``.
 
     Neither their range nor repeats are checked.
+
+    Args:
+        option: name of the option for the message, e.g. ``--gpus``.
+        text: the integers; blanks around them are allowed.
 
     Raises:
         UsageError: a part is no integer; so for the empty string.

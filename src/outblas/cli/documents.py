@@ -88,7 +88,7 @@ class ListDocument(Document):
 
 
 class TunedLaunch(BaseModel, extra="forbid"):
-    """The outcome for one launch option."""
+    """The outcome for one launch option. All fields are required (``weighted`` may be None); others are refused."""
 
     launch: str = Field(description="plain, pdl or weights")
     geomean: float = Field(description="geometric mean of the speed-ups; a fall-back counts as 1")

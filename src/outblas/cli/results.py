@@ -15,8 +15,9 @@ def summary_table(rows: Sequence[Mapping[str, Any]]) -> Any:
     """Return summary rows as a ``rich.table.Table``, one line per row.
 
     Args:
-        rows: rows of ``outblas.records.summary.summarise``. Keys such as ``suite``, ``geomean`` and ``losses`` are
-            required.
+        rows: rows of ``outblas.records.summary.summarise``. Required keys are ``suite``, ``layout``, ``dtype``,
+            ``acc``,
+            ``mode``, ``pdl``, ``early``, ``n``, ``geomean``, ``flop_weighted``, ``min``, ``losses`` and ``fallbacks``.
 
     Raises:
         KeyError: a row lacks one of them.

@@ -58,9 +58,11 @@ class PhaseTimer:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Attribute the time of the ``with`` block to the phase ``name``, except the time of phases within it.
+        """Attribute the seconds of the ``with`` block to the phase ``name``, except those of phases within it.
 
-        The same name adds up over several blocks. The time of a block that raises counts, too.
+        The same name adds up over several blocks; :meth:`totals` returns the sums. The time of a block that raises
+        counts, too.
+        It is for one thread.
 
         Yields:
             None.

@@ -25,7 +25,7 @@ def why_too_fast(median_us: float, baselines_us: Mapping[str, float], floor: flo
     ``"faster than the floor: 0.900 us, the machine needs 1.000 us: suspected cheat"``.
 
     Args:
-        median_us: the time, microseconds per call. NaN is rejected.
+        median_us: the time, microseconds per call. NaN counts as too fast: a text is returned.
         baselines_us: baseline name -> microseconds per call; may be empty.
         floor: roofline floor, microseconds per call.
     """

@@ -118,11 +118,13 @@ class Problem:
         """Return the problem of :meth:`to_json`; further keys are ignored.
 
         Args:
-            data: all six keys: m, n, k (integers), layout, dtype, acc.
+            data: all six keys, spelled exactly: ``m``, ``n``, ``k`` (integers), ``layout`` (``"TN"`` or ``"NN"``),
+                ``dtype``
+                (``"fp16"`` or ``"bf16"``), ``acc`` (``"fp32"`` or ``"fp16"``).
 
         Raises:
             KeyError: a key is missing, even one whose field has a default.
-            ProblemError: the problem is invalid.
+            ProblemError: the problem is invalid, e.g. its layout is ``"nn"``.
         """
         return cls(**{f: data[f] for f in ("m", "n", "k", "layout", "dtype", "acc")})
 
@@ -170,8 +172,9 @@ def _one_of(what: str, value: object, allowed: tuple[str, ...]) -> None:
 def row_major(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
     """Return True if a matrix is stored by rows without gaps.
 
-    As in torch's ``is_contiguous``, the stride of an extent of 1 does not matter. Example:
-    ``row_major((2, 3), (3, 1))`` is True, ``row_major((2, 3), (4, 1))`` and ``row_major((2, 3), (1, 2))`` are False.
+    The stride of an extent of 1 does not matter, as in torch's ``is_contiguous``. An extent of 0 is not special here.
+    Example: ``row_major((2, 3), (3, 1))`` is True, ``row_major((2, 3), (4, 1))`` and ``row_major((2, 3), (1, 2))`` are
+    False.
 
     Args:
         shape: (rows, columns).

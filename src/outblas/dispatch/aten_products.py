@@ -62,7 +62,10 @@ def torch_bmm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def torch_addmm(bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Call torch's own kernel of ``aten::addmm``, which adds the bias before it rounds; raise torch's errors."""
+    """Call torch's own kernel of ``aten::addmm``, which adds the bias before it rounds; raise torch's errors.
+
+    Call it below autograd or under ``torch.no_grad()``: operands that require a gradient raise RuntimeError otherwise.
+    """
     return _unwatched(torch.addmm, (bias, a, b), (a.shape[0], b.shape[1]) if a.dim() == 2 == b.dim() else (0,))
 
 

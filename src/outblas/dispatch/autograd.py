@@ -25,6 +25,8 @@ def compute_mm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Return the product of (M, K) and (K, N), by a kernel of the library or by torch's own; autograd does not record
     it.
 
+    Call it below autograd or under ``torch.no_grad()``: operands that require a gradient may raise RuntimeError
+    otherwise.
     Operands that do not fit raise torch.mm's errors.
     """
     result = our_mm(a, b, promise_free_option())

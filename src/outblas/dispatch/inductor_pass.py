@@ -84,7 +84,10 @@ class ProductPass(CustomGraphPass):  # type: ignore[misc]
             self._counts.replaced += replace_products(graph, self._predicate)
 
     def uuid(self) -> Any:
-        """Return the key for Inductor's cache; None (do not cache) if an earlier pass has no key."""
+        """Return the key for Inductor's cache: a tuple of this file's hash, the libraries' and the switches' state.
+
+        It also has the keys of earlier passes. It is None (do not cache) if one of these has no key.
+        """
         before = [each.uuid() if isinstance(each, CustomGraphPass) else None for each in _passes(self.before)]
         if any(each is None for each in before):
             return None

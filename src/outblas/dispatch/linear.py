@@ -237,7 +237,12 @@ def _autocasts(device_type: str) -> bool:
 
 
 def apply_activation(y: torch.Tensor, activation: Activation) -> torch.Tensor:
-    """Return torch's own activation of ``y``; ``y`` itself for ``none``."""
+    """Return torch's own activation of ``y`` as a new tensor; ``y`` itself for ``"none"``.
+
+    Args:
+        y: the tensor.
+        activation: ``"silu"``, ``"gelu"`` (exact), ``"gelu_tanh"`` or ``"none"``; not checked.
+    """
     import torch
 
     if activation == "silu":

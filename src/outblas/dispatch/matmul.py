@@ -95,7 +95,9 @@ def matmul(
 
 
 def mm(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
-    """Return :func:`matmul` of two matrices, (M, K) and (K, N). Other operands raise the errors of :func:`torch.mm`.
+    """Return :func:`matmul` of two matrices, (M, K) and (K, N): the new product, or ``out`` if it was given.
+
+    torch computes what no kernel fits, e.g. on the CPU. Other operands raise the errors of :func:`torch.mm`.
 
     Raises:
         RuntimeError: the operands are not two matrices that fit.

@@ -45,7 +45,8 @@ def command(output: Path, compiler: str | None = None, kernels: Path | None = No
 
     Args:
         output: file to write.
-        compiler: the compiler; None: the environment's ``CC``, else ``cc``.
+        compiler: the compiler, split as a shell does: ``"ccache gcc"`` gives two arguments. None: the environment's
+            ``CC`` if it is not empty, else ``cc``.
         kernels: object file of the C++ kernels; None: they are left out.
     """
     include = sysconfig.get_paths()["include"]

@@ -81,9 +81,10 @@ def run_below_autograd(
 
 
 def has_kernel(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Return True if the library has a kernel for the product of two matrices; an algorithm of cuBLASLt does not count.
+    """Return True if the library has a kernel for the product of two matrices, or the chooser for unlisted shapes has.
 
-    The tensors may lack an address (fake tensors); aligned operands are assumed.
+    An algorithm of cuBLASLt does not count. The tensors must be of a device with a library (:func:`may_have_kernel`).
+    They may lack an address (fake tensors); aligned operands are assumed.
     """
     device = device_registry.device_state(a.device.index)
     decision = device.decide(aligned_operand(a), aligned_operand(b), None, launch_of_option(promise_free_option()))

@@ -24,8 +24,12 @@ MAX_CACHED_CHOICES = 4096
 def any_shape_chooser(gpu_name: str) -> Choose | None:
     """Return the chooser of :mod:`outblas.learn.any_shape` for a GPU, which reads its data at its first call.
 
-    Return None if the package has no data for this GPU, or if ``OUTBLAS_ANY_SHAPE=0``. If the data cannot be read or
-    numpy cannot be imported, the chooser warns once and returns None from then on.
+    Return None if the package has no data for this GPU, or if ``OUTBLAS_ANY_SHAPE`` is 0, false, no or off. If the data
+    cannot be read or numpy cannot be imported, the chooser warns once and returns None from then on.
+
+    Args:
+        gpu_name: name in this package (:attr:`outblas.core.roofline.Gpu.name`), e.g. ``"h200"``; not torch's device
+            name.
     """
     if is_off(ANY_SHAPE_VARIABLE) or not _data(gpu_name).is_file():
         return None

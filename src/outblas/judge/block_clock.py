@@ -84,7 +84,7 @@ class BlockClock:
 
 
 def entries_to_time(clock: GpuClock, graphs: Mapping[str, GraphEntry], untimed: Sequence[str]) -> list[str]:
-    """Return the names to time in blocks: the fastest rivals, and all entries that are no baselines.
+    """Return the names to time in blocks: the fastest rivals, torch.matmul, and all entries that are no baselines.
 
     Args:
         clock: clock that captured the entries.
@@ -93,5 +93,5 @@ def entries_to_time(clock: GpuClock, graphs: Mapping[str, GraphEntry], untimed: 
     """
     rivals = {name: graph for name, graph in graphs.items() if name in RIVALS}
     quick = clock.measure(rivals, QUICK_ROUNDS)
-    fastest = sorted(quick, key=lambda name: quick[name].median_us)[:RIVALS_TIMED]
-    return [name for name in graphs if name in fastest or (name not in rivals and name not in untimed)]
+    timed = {"torch", *sorted(quick, key=lambda name: quick[name].median_us)[:RIVALS_TIMED]}
+    return [name for name in graphs if name in timed or (name not in rivals and name not in untimed)]

@@ -78,8 +78,9 @@ class RetryPolicy:
         stall_s: seconds after which a request is cut, even if bytes still arrive (300).
         attempts: most attempts per question, the first included.
         first_s: base of the wait, seconds. Before attempt n + 1 (n from 1) the client waits min(longest_s, first_s *
-            2**(n - 1)) times a random factor from 0.5 to 1. A longer ``Retry-After`` of the server, up to 300 s, counts
-            instead.
+            2**(n - 1)) times a random factor from 0.5 to 1. A longer ``Retry-After`` of the server counts instead, but
+            at
+            most 300 s.
         longest_s: limit of that base wait, seconds.
     """
 

@@ -22,7 +22,10 @@ def shown_agents(agents: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def ratio_ticks(low: float, high: float) -> list[float]:
-    """Return at most about eight round ratios within [low, high] for a logarithmic axis; 1.0 is one of them."""
+    """Return at most about eight round ratios within [low, high] for a logarithmic axis, in ascending order.
+
+    1.0 is one of them if it is within. Example: ``ratio_ticks(0.9, 1.1)`` gives ``[0.9, 0.95, 1.0, 1.05, 1.1]``.
+    """
     if high / low <= 2.2:
         step = 0.05 if high / low <= 1.35 else 0.1
         ticks = [round(1 + i * step, 2) for i in range(-15, 16)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from outblas.core.config import KernelConfig
@@ -92,3 +93,14 @@ def date_words(date: Any) -> str:
 
 def _day(day: tuple[int, int, int]) -> str:
     return f"{day[2]} {_MONTHS[day[1] - 1]} {day[0]}"
+
+
+def mean_in_words(geomean: float, interval: Sequence[float] | None) -> str:
+    """Return a mean with the interval between starts, e.g. ``1.126× (1.125–1.127)``; without an interval ``1.126×``.
+
+    Args:
+        geomean: the geometric mean.
+        interval: least and greatest mean of a start; None: there was one start.
+    """
+    mean = f"{geomean:.3f}×"
+    return mean if interval is None else f"{mean} ({interval[0]:.3f}–{interval[1]:.3f})"

@@ -16,6 +16,10 @@ from outblas.core.stats import flop_weighted, geomean, losses
 
 Row = dict[str, Any]
 
+#: Mode -> its way of timing: rounds in which all entries alternate, blocks of one entry alone, or single requests.
+PROTOCOLS = {"offline": "rounds", "offline_cold": "rounds", "block": "blocks", "server": "requests"}
+#: A row below this is far behind: beyond the noise between starts.
+FAR_BELOW = 0.98
 #: In the llm suite, rows with M up to this count as decode: one token of each request in a batch.
 MAX_DECODE_M = 64
 
@@ -26,7 +30,10 @@ def problem_of(row: Mapping[str, Any]) -> Problem:
 
 
 def launch_of_row(row: Mapping[str, Any]) -> Launch:
-    """Return the launch option of a result row: ``weights`` if early, ``pdl`` if only pdl, else ``plain``."""
+    """Return the launch option of a result row: ``weights`` if early, ``pdl`` if only pdl, else ``plain``.
+
+    Only the keys ``pdl`` and ``early`` are read: ``{"pdl": True, "early": False}`` gives ``"pdl"``.
+    """
     return "weights" if row["early"] else "pdl" if row["pdl"] else "plain"
 
 
@@ -36,12 +43,20 @@ def launch_columns(launch: Launch) -> Row:
 
 
 def launch_label(row: Mapping[str, Any]) -> str:
-    """Return a row's launch option as the column PDL shows it: ``off``, ``on`` or ``on, constant weights``."""
+    """Return a row's launch option as the column PDL shows it: ``off``, ``on`` or ``on, constant weights``.
+
+    The row needs the keys ``pdl`` and ``early``: ``{"pdl": True, "early": True}`` gives ``on, constant weights``.
+    """
     return {"plain": "off", "pdl": "on", "weights": "on, constant weights"}[launch_of_row(row)]
 
 
 def table_label(suite: str, row: Mapping[str, Any]) -> str:
-    """Return the name of a row's table for notes, e.g. ``llm TN fp16/fp32, offline``."""
+    """Return the name of a row's table for notes, e.g. ``llm TN fp16/fp32, offline``.
+
+    Args:
+        suite: name of the suite.
+        row: mapping with ``layout``, ``dtype``, ``acc`` and ``mode``.
+    """
     return f"{suite} {row['layout']} {row['dtype']}/{row['acc']}, {row['mode']}"
 
 
@@ -63,8 +78,7 @@ def figures_of(rows: Sequence[Row]) -> Row:
 
     Returns:
         ``{n, geomean, flop_weighted, losses, fallbacks, min, by_regime: {regime: {n, geomean}}}``. ``losses`` counts
-        rows
-        below 0.99; ``min`` is the lowest published speed-up.
+        rows below 0.99; ``min`` is the lowest published speed-up.
     """
     published = [r["published"] for r in rows]
     return {
@@ -127,6 +141,27 @@ def torch_ratio(rows: Iterable[Row]) -> float | None:
     return _mean(ratios) if ratios else None
 
 
+def figures_by_start(rows: Sequence[Row]) -> Row:
+    """Return the figures that say how far a mean can be trusted.
+
+    Args:
+        rows: at least one row, all of the same mode.
+
+    Returns:
+        ``{protocol, starts, below_098, interval}``. ``protocol`` is the way of timing, see :data:`PROTOCOLS`.
+        ``starts`` is the number of starts of the machine. ``below_098`` counts rows that publish less than 0.98.
+        ``interval`` is the least and the greatest geometric mean of a start; None if there was one.
+    """
+    each = list(zip(*(row["by_start"] for row in rows), strict=True)) if all(r.get("by_start") for r in rows) else []
+    means = [_mean(start) for start in each]
+    return {
+        "protocol": PROTOCOLS[rows[0]["mode"]],
+        "starts": len(means) or 1,
+        "below_098": losses((row["published"] for row in rows), FAR_BELOW),
+        "interval": [min(means), max(means)] if means else None,
+    }
+
+
 def figures_by_key(
     rows: Iterable[Row], key: Callable[[Row], str], order: Callable[[str], Any] = lambda name: name
 ) -> dict[str, Row]:
@@ -144,17 +179,20 @@ def figures_by_key(
 
 
 def flop_decade(row: Mapping[str, Any]) -> str:
-    """Return the decade of a row's FLOP, e.g. ``1e9`` for 1e9 up to 1e10."""
+    """Return the decade of a row's FLOP, e.g. ``1e9`` for 1e9 up to 1e10. The row needs the problem's six columns."""
     return f"1e{math.floor(math.log10(problem_of(row).flops))}"
 
 
 def decade_order(name: str) -> int:
-    """Return the exponent in a name of :func:`flop_decade`, as a sort key."""
+    """Return the exponent in a name of :func:`flop_decade`, as a sort key: ``"1e9"`` gives 9."""
     return int(name.removeprefix("1e"))
 
 
 def regime_order(name: str) -> tuple[int, int, str]:
-    """Return a sort key for regimes: launch, then memory, then compute; each by decade of FLOP."""
+    """Return a sort key for regimes: launch, then memory, then compute; each by decade of FLOP.
+
+    Example: ``"memory_1e9"`` gives ``(1, 9, "memory_1e9")``. Other names come last.
+    """
     kind, _, power = name.partition("_1e")
     kinds = ("launch", "memory", "compute")
     return (kinds.index(kind) if kind in kinds else len(kinds), int(power) if power.isdigit() else 0, name)
@@ -180,7 +218,7 @@ def _best_of(pair: tuple[Row, Row]) -> Row:
     ours, base = min(pair, key=published_us), min(pair, key=lambda r: r["baseline_us"])
     torch = [r["torch_us"] for r in pair if r.get("torch_us") is not None]
     return {
-        **base,
+        **{name: value for name, value in base.items() if name != "by_start"},
         "config": ours["config"],
         "fallback": ours["fallback"],
         "speedup": base["speedup"] if base["fallback"] else None,  # only demoted kernels keep their measured speed-up

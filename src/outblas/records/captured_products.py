@@ -116,7 +116,7 @@ class CapturedProducts:
         return dict(found)
 
     def not_served(self) -> dict[str, int]:
-        """Return reason -> number of calls of products that the library cannot serve."""
+        """Return reason -> number of calls of products that the library cannot serve, e.g. ``{"layout NT": 12}``."""
         found: Counter[str] = Counter()
         for product, count in self.counts.items():
             if product.why_not:

@@ -64,7 +64,7 @@ class EqualKernels:
             ) from error
 
     def save(self, path: str | os.PathLike[str] = TABLE_PATH) -> None:
-        """Write the table.
+        """Write the table as JSON; by default in place of the package's own.
 
         Raises:
             RecordError: the disk refuses.
@@ -73,7 +73,10 @@ class EqualKernels:
         write_json(Path(path), data)
 
     def are_equal(self, there: KernelRelease, here: KernelRelease) -> bool:
-        """Return whether a library made with the kernels ``there`` is valid with the kernels ``here``."""
+        """Return whether a library made with the kernels ``there`` is valid with the kernels ``here``.
+
+        It is if both are the same release, or if ``here`` is ``now`` and ``there`` is one of ``before``.
+        """
         return there == here or (here == self.now and there in self.before)
 
     def extended_by(self, now: KernelRelease, proved: KernelRelease, compared: str) -> EqualKernels:

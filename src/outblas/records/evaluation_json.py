@@ -12,7 +12,11 @@ from outblas.kernels.config_text import config_from_json
 
 
 def evaluation_to_json(evaluation: Evaluation) -> dict[str, Any]:
-    """Return an evaluation as JSON values. The key ``log`` is absent if the log is empty."""
+    """Return an evaluation as JSON values.
+
+    Keys are the fields: ``problem``, ``config``, ``status``, ``detail``, ``verdict``, ``timing``, ``baselines_us``,
+    ``speedup``, ``counters`` and ``log``. ``log`` is absent if it is empty. What an evaluation lacks is None.
+    """
     e, verdict = evaluation, evaluation.verdict
     log = {"log": e.log} if e.log else {}
     return {

@@ -41,8 +41,6 @@ FORMAT = 1
 INSTALL_ABOVE = 1.01
 #: A kernel with a lower bound above this is level with the fastest baseline.
 LEVEL_ABOVE = 0.99
-#: A row names autotuned cuBLASLt beside the fastest baseline if its time is within this factor.
-NEARLY_FASTEST_WITHIN = 1.01
 
 
 @dataclass(frozen=True)
@@ -69,11 +67,12 @@ class LibraryRow:
     Attributes:
         problem: the problem.
         baseline: name of the fastest baseline; empty if none was timed.
-        baseline_detail: algorithm of that baseline.
+        baseline_detail: algorithm of that baseline. Empty if it is a cuBLASLt one that is level with torch.matmul.
         source: source of the times, e.g. ``cuda:0`` or ``replay:h200``.
         plain: winner without PDL; None: use the baseline.
         pdl: winner if PDL is allowed; None: use the baseline.
-        lt_auto_detail: algorithm of autotuned cuBLASLt, if another baseline was faster by at most 1%; else empty.
+        lt_auto_detail: algorithm of autotuned cuBLASLt, if that was faster than torch.matmul, and another baseline was
+            the fastest; else empty.
         weights: winner if B is also promised to be constant (:data:`outblas.core.config.Launch`); None: use ``pdl``.
 
     Raises:
@@ -106,8 +105,8 @@ class LibraryRow:
 
     @property
     def algorithm(self) -> str:
-        """Return the algorithm that autotuning cuBLASLt chose. Empty if it is more than 1% slower than the fastest
-        baseline, or not timed.
+        """Return the algorithm that autotuning cuBLASLt chose. Empty if it is not faster than torch.matmul, or not
+        timed.
         """
         return self.baseline_detail if self.baseline == LT_AUTO else self.lt_auto_detail
 
@@ -116,24 +115,27 @@ class LibraryRow:
         """Return the cuBLASLt algorithm that runs if no kernel is used; an empty string means torch.matmul.
 
         The text is in the form of :func:`outblas.runtime.cublas.describe`. If the fastest baseline is a cuBLASLt one,
-        it is that baseline's algorithm. Otherwise it is :attr:`algorithm`, because a native call costs the host less
-        than torch.matmul.
+        it is that baseline's algorithm. Otherwise it is :attr:`algorithm`. Where torch.matmul was level, it is empty.
         """
         detail = self.baseline_detail if self.baseline == LT_HEURISTIC else self.algorithm
         return re.sub(r"^index=\S+ ", "", detail)  # drop the list index: it depends on the version
 
 
-def is_nearly_fastest(auto_us: float | None, fastest_us: float | None) -> bool:
-    """Return whether autotuned cuBLASLt is within 1% of the fastest baseline. False if either time is None.
+def runs_instead_of_torch(algorithm_us: float | None, torch_us: float | None) -> bool:
+    """Return whether a fall-back runs an algorithm of cuBLASLt: if that is over 1% faster than torch.matmul.
+
+    Where both are level, torch.matmul runs. False if ``algorithm_us`` is None, else True if ``torch_us`` is.
 
     Args:
-        auto_us: time of autotuned cuBLASLt, microseconds.
-        fastest_us: time of the fastest baseline, microseconds.
+        algorithm_us: time of the algorithm, microseconds.
+        torch_us: time of torch.matmul, microseconds.
     """
-    return auto_us is not None and fastest_us is not None and auto_us <= NEARLY_FASTEST_WITHIN * fastest_us
+    return algorithm_us is not None and (torch_us is None or torch_us > INSTALL_ABOVE * algorithm_us)
 
 
-def choose_kernel(evaluations: Iterable[Evaluation], launch: Launch) -> LibraryChoice | None:
+def choose_kernel(
+    evaluations: Iterable[Evaluation], launch: Launch, above: float = INSTALL_ABOVE
+) -> LibraryChoice | None:
     """Return the kernel to install for callers who allow ``launch``; None if no kernel qualifies.
 
     Candidates are the passed evaluations that the launch option allows and that meet the rule in the module's
@@ -142,13 +144,14 @@ def choose_kernel(evaluations: Iterable[Evaluation], launch: Launch) -> LibraryC
     Args:
         evaluations: evaluations of template candidates on one problem.
         launch: the launch option.
+        above: least lower bound, in place of :data:`INSTALL_ABOVE`.
     """
     best: LibraryChoice | None = None
     for e in evaluations:
         if e.status is not Status.PASSED or e.speedup is None or not launch_allows(launch, e.template):
             continue
         found = LibraryChoice(e.template, e.speedup.ratio, e.speedup.low, e.speedup.high)
-        worth = found.low > INSTALL_ABOVE or (found.low > LEVEL_ABOVE and _over_torch(e) > INSTALL_ABOVE)
+        worth = found.low > above or (found.low > LEVEL_ABOVE and _over_torch(e) > INSTALL_ABOVE)
         if worth and (best is None or _rank(found) > _rank(best)):
             best = found
     return best
@@ -208,23 +211,10 @@ class Library:
         return {row.problem: [c.config for c in map(row.choice, LAUNCHES) if c] for row in self.rows}
 
     def restricted_to(self, problems: Iterable[Problem]) -> Library:
-        """Return the library with only the rows of some problems, in their order; those without a row are skipped."""
-        return replace(self, rows=tuple(row for p in problems if (row := self.lookup(p)) is not None))
-
-    def without_kernels(self, kernels: Iterable[tuple[Problem, Launch]]) -> Library:
-        """Return the library without some kernels.
-
-        Args:
-            kernels: (problem, launch option) pairs. Such a row then uses the baseline; for ``weights`` it uses its
-                kernel for PDL.
+        """Return the library with only the rows of some problems, in the order of ``problems``; those without a row are
+        skipped.
         """
-        lost = set(kernels)
-
-        def rest(row: LibraryRow) -> LibraryRow:
-            left: dict[str, Any] = {n: None for n in LAUNCHES if (row.problem, n) in lost}
-            return replace(row, **left)
-
-        return replace(self, rows=tuple(map(rest, self.rows)))
+        return replace(self, rows=tuple(row for p in problems if (row := self.lookup(p)) is not None))
 
     def sha(self) -> str:
         """Return the SHA-256 (hex) of the content; equal libraries have equal hashes."""

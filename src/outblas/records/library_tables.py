@@ -1,21 +1,21 @@
-"""Build a library table by table: add rows, take the rows of one table, and apply the results of a bench."""
+"""Build a library table by table: add, replace and merge rows, and compare them with a bench."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from outblas.core.config import LAUNCHES, Launch, config_name
+from outblas.core.config import LAUNCHES, config_name
 from outblas.core.errors import UsageError
 from outblas.core.evaluation import Status
 from outblas.core.problem import Problem
 from outblas.core.suites import Table
 from outblas.records.averages import launch_of_row
-from outblas.records.library import LEVEL_ABOVE, Library, LibraryChoice, is_nearly_fastest
+from outblas.records.library import Library, LibraryChoice
 from outblas.records.library import LibraryRow as LibraryRow
-from outblas.records.results import read_result, write_result
+from outblas.records.results import read_result
 
 
 def with_table_rows(library: Library, rows: Sequence[LibraryRow], table: Table, measured: dict[str, Any]) -> Library:
@@ -33,6 +33,20 @@ def with_table_rows(library: Library, rows: Sequence[LibraryRow], table: Table, 
     return replace(library, rows=(*library.rows, *rows), provenance=provenance)
 
 
+def replace_rows(library: Library, rows: Sequence[LibraryRow], table: Table, about: dict[str, Any]) -> Library:
+    """Return the library with other rows for some of its problems, and another provenance of their table.
+
+    Args:
+        library: the library so far.
+        rows: the new rows. A row of a problem that is not in the library is ignored.
+        table: their table.
+        about: provenance of the table, as for :func:`with_table_rows`.
+    """
+    new = {row.problem: row for row in rows}
+    merged = tuple(new.get(row.problem, row) for row in library.rows)
+    return with_table_rows(replace(library, rows=merged), (), table, about)
+
+
 def rows_of_table(library: Library, table: Table) -> Library:
     """Return a library with the rows of one table only. Its hash does not depend on other tables.
 
@@ -45,50 +59,11 @@ def rows_of_table(library: Library, table: Table) -> Library:
     return replace(part, provenance=library.provenance["tables"][str(table)])
 
 
-def slower_kernels(path: Path) -> list[tuple[Problem, Launch]]:
-    """Return (problem, launch option) of the kernels in a bench file that should be demoted.
-
-    A kernel is kept if its interval lies above 1. It is also kept if its speed-up is at least
-    :data:`outblas.records.library.LEVEL_ABOVE` and it is faster than torch. A row without an interval does not meet the
-    first rule.
-    """
-
-    def kept(row: dict[str, Any]) -> bool:
-        if row["low"] is not None and row["low"] > 1.0:
-            return True
-        return bool(
-            row["published"] >= LEVEL_ABOVE and row["torch_us"] is not None and row["torch_us"] > row["ours_us"]
-        )
-
-    rows = (r for r in read_result(path).rows if not r["fallback"])
-    return [(Problem.from_json(r), launch_of_row(r)) for r in rows if not kept(r)]
-
-
-def without_slow_algorithms(library: Library, path: Path) -> Library:
-    """Return the library without the autotuned cuBLASLt algorithms that a bench did not find within 1% of torch.matmul.
-
-    Only rows whose baseline is torch lose theirs. A row whose algorithm the bench did not time loses it, too.
-
-    Args:
-        library: the library.
-        path: a bench file.
-    """
-    slower = {
-        Problem.from_json(row)
-        for row in read_result(path).rows
-        if row["torch_us"] is not None and not is_nearly_fastest(row["lt_auto_us"], row["torch_us"])
-    }
-    rows = tuple(
-        replace(row, lt_auto_detail="") if row.problem in slower and row.baseline == "torch" else row
-        for row in library.rows
-    )
-    return replace(library, rows=rows)
-
-
 def is_bench_of(path: Path, library: Library, problems: Sequence[Problem]) -> bool:
     """Return whether a bench file is of exactly these problems and of the kernels that the library installs now.
 
-    A row that :func:`mark_fallbacks` changed still names its kernel. It matches a library that has no kernel there.
+    In older files, a row that falls back may name the kernel that fell behind in that bench. It matches a library that
+    has no kernel there.
 
     Raises:
         RecordError: the file is missing or damaged.
@@ -137,19 +112,3 @@ def _with_choices(old: LibraryRow, new: LibraryRow, picks: dict[str, LibraryChoi
     if all(getattr(old, launch) == pick for launch, pick in picks.items()):
         return old
     return replace(new, plain=picks["plain"], pdl=picks["pdl"], weights=picks["weights"])
-
-
-def mark_fallbacks(path: Path, lost: Collection[tuple[Problem, Launch]]) -> None:
-    """Mark rows of a bench file as fall-backs with a published value of 1; keep their measured figures.
-
-    Their entry ``ran`` becomes None, because the library runs something else from now on, which was not timed.
-
-    Args:
-        path: the bench file; rewritten if a row changes.
-        lost: (problem, launch option) of the rows.
-    """
-    result = read_result(path)
-    marks = {"fallback": True, "published": 1.0, "ran": None}
-    rows = [{**row, **marks} if (Problem.from_json(row), launch_of_row(row)) in lost else row for row in result.rows]
-    if rows != result.rows:
-        write_result(rows, result.meta, path)

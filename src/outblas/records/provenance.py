@@ -8,6 +8,7 @@ import platform
 import re
 import subprocess
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
@@ -55,6 +56,13 @@ def provenance_field(provenance: Mapping[str, Any], field: str) -> Any:
     if all(value == values[0] for value in values):
         return values[0]
     return "; ".join(dict.fromkeys(map(str, values)))
+
+
+def start_of_machine() -> str:
+    """Return an identifier of the running system's start, which Linux draws at random; empty on other systems."""
+    with suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return ""
 
 
 def utc_now(precision: str = "seconds") -> str:

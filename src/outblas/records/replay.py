@@ -74,7 +74,9 @@ class ReplayEvaluator(Evaluator):
     def baseline_detail(self, problem: Problem, name: str) -> str:
         """Return one line on a baseline, e.g. the chosen algorithm; empty if it was not measured for the problem.
 
-        A name that the recording lacks raises KeyError.
+        Args:
+            problem: a recorded problem.
+            name: a name of :data:`outblas.core.rivals.BASELINE_NAMES`, e.g. ``lt_auto``. Another raises KeyError.
         """
         return self.recording.baseline_detail[name][self.recording.row(problem)]
 

@@ -46,7 +46,8 @@ PROVENANCE_FIELDS = ("gpu", "driver", "toolchain", "date", "commit", "command")
 #: Older files lack ``ran``. There a row that falls back publishes 1.0; if it has a speed-up, this very bench demoted
 #: its kernel. ``lt_auto_detail`` is the algorithm that autotuning cuBLASLt chose, whether or not it was the fastest
 #: baseline. ``torch_full_us`` and ``lt_edges_us`` are of :data:`outblas.core.rivals.BENCH_BASELINES`, and no rivals.
-#: ``ours_mhz`` and ``baseline_mhz`` are the frequencies of the SMs in mode ``block``.
+#: ``ours_mhz`` and ``baseline_mhz`` are the frequencies of the SMs in mode ``block``. ``by_start`` has the published
+#: speed-ups of several starts of the machine, of which the row is the median one (:mod:`outblas.records.median_rows`).
 #: The 99th percentiles are for server mode. ``pdl``: PDL was allowed. ``early``: early loads of a constant B, too.
 COLUMNS: dict[str, tuple[str, bool]] = {
     **{c: ("int32", False) for c in ("m", "n", "k")},
@@ -72,12 +73,13 @@ COLUMNS: dict[str, tuple[str, bool]] = {
     "early": ("bool", False),
     **{c: ("double", True) for c in ("torch_full_us", "lt_edges_us", "ours_mhz", "baseline_mhz")},
     "ran": ("string", True),
+    "by_start": ("doubles", True),
 }
 #: Columns that older files lack -> the value that is read for them. Rows to write may omit them, too.
 LATER_COLUMN_DEFAULTS: dict[str, Any] = {
     **dict.fromkeys(("lt_auto_detail", "ours_p99_us", "baseline_p99_us", "torch_p99_us")),
     "early": False,
-    **dict.fromkeys(("torch_full_us", "lt_edges_us", "ours_mhz", "baseline_mhz", "ran")),
+    **dict.fromkeys(("torch_full_us", "lt_edges_us", "ours_mhz", "baseline_mhz", "ran", "by_start")),
 }
 
 
@@ -250,6 +252,7 @@ def _schema() -> pa.Schema:
     import pyarrow as pa
 
     kinds = {"int32": pa.int32(), "double": pa.float64(), "string": pa.string(), "bool": pa.bool_()}
+    kinds["doubles"] = pa.list_(pa.float64())
     return pa.schema([pa.field(name, kinds[kind], nullable) for name, (kind, nullable) in COLUMNS.items()])
 
 
@@ -303,6 +306,8 @@ def _contradiction(row: Row) -> str | None:
             return f"{name} is null"
         if kind == "double" and row[name] is not None and not math.isfinite(row[name]):
             return f"{name} is {row[name]!r}"
+    if row["by_start"] is not None and sorted(row["by_start"])[len(row["by_start"]) // 2] != row["published"]:
+        return f"published {row['published']!r} is not the median of {row['by_start']!r}"
     if row["fallback"]:
         measured = row["ran"] is not None or row["mode"] == "server"
         counts = row["speedup"] if measured and row["speedup"] is not None else 1.0

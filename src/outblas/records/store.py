@@ -53,7 +53,7 @@ class StoredRun:
 
     Attributes:
         run_id: its name.
-        started: UTC time of its start, ISO 8601.
+        started: UTC time of its start, ISO 8601, e.g. ``2026-11-22T16:57:26.123+00:00``.
         settings: its settings; JSON values.
         evaluations: number of recorded evaluations.
     """
@@ -66,6 +66,8 @@ class StoredRun:
 
 class Store:
     """A store file, opened for appending. It is created with its folders if it does not exist.
+
+    Use it as a context manager, or call :meth:`close`.
 
     Args:
         path: the file.

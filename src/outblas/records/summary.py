@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from outblas.core.files import write_atomic
-from outblas.records.averages import Row, best_of_layouts, extended_figures, figures_of
+from outblas.records.averages import Row, best_of_layouts, extended_figures, figures_by_start, figures_of
 from outblas.records.results import Result, bench_files, read_result
 
 #: Columns that identify a table within a suite. Rows that agree in them may be averaged together.
@@ -34,6 +34,8 @@ def summarise_result(result: Result) -> list[Row]:
 def best_rows(results: Iterable[Result]) -> list[Row]:
     """Return summary rows of layout ``best``, for every table that was measured in both TN and NN.
 
+    They have no ``interval``: their rows join medians of two benches.
+
     Server mode is left out, because the host dominates its latencies. If several files have the same table, the one
     with most rows counts.
     """
@@ -50,7 +52,8 @@ def best_rows(results: Iterable[Result]) -> list[Row]:
             rows = best_of_layouts(tn_rows, nn_rows)
             if rows:
                 sources = [tn] if tn.path == nn.path else [tn, nn]
-                found.append(_summary_row(sources, ("best", *kind), rows))
+                starts = min(figures_by_start(each)["starts"] for each in (tn_rows, nn_rows))
+                found.append({**_summary_row(sources, ("best", *kind), rows), "starts": starts})
     return found
 
 
@@ -76,6 +79,7 @@ def _summary_row(sources: Sequence[Result], key: tuple[Any, ...], rows: list[Row
         "file": "; ".join(source.path.name for source in sources),
         **{field: joined(field) for field in ("gpu", "driver", "toolchain", "date", "commit")},
         **extended_figures(rows, sources[0].suite),
+        **figures_by_start(rows),
     }
 
 

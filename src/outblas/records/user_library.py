@@ -59,7 +59,9 @@ def stamp_of(provenance: Mapping[str, Any]) -> dict[str, str | None]:
         provenance: of the figures, see :func:`outblas.records.provenance.collect_provenance`.
 
     Returns:
-        ``gpu``, ``driver`` (major version), ``nvrtc``, ``outblas`` (release) and ``kernels`` (hash); None if unknown.
+        ``gpu`` (product name), ``driver`` (major version), ``nvrtc`` and ``outblas`` (release), each None if unknown,
+        and
+        ``kernels``, the hash of the present kernels.
     """
     from outblas.kernels.kernel_hash import kernels_sha
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from outblas.core.config import KernelConfig, Launch, launch_of
 from outblas.core.evaluation import Evaluation, Status
@@ -104,21 +104,24 @@ def winners(tried: Sequence[Evaluation]) -> dict[Launch, KernelConfig]:
     return {launch: config for launch, (_, config) in best.items()}
 
 
-def neighbours_of_winners(problem: Problem, tried: Sequence[Evaluation], gpu: Gpu) -> list[KernelConfig]:
-    """Return untried neighbours of the :func:`winners` of a problem, launch options in turns.
+def neighbours_of_winners(
+    problem: Problem, best: Mapping[Launch, KernelConfig], known: Collection[KernelConfig], gpu: Gpu
+) -> list[KernelConfig]:
+    """Return neighbours of the winners of a problem that are not known, launch options in turns.
 
     Only options of :func:`outblas.kernels.catalogue.launch_options` count, for the winners and for their neighbours.
     Without a winner the list is empty.
 
     Args:
         problem: the problem.
-        tried: its evaluations so far.
+        best: its winners, as :func:`winners` returns them.
+        known: configs that were tried before.
         gpu: the GPU.
     """
-    known, options = {e.config for e in tried}, launch_options(problem, gpu)
-    best, turns = winners(tried), []
-    for launch in options:
-        if launch in best:
-            near = neighbours(problem, best[launch], gpu)
-            turns.append([c for c in near if c not in known and launch_of(c) in options])
+    options = launch_options(problem, gpu)
+    turns = [
+        [c for c in neighbours(problem, best[launch], gpu) if c not in known and launch_of(c) in options]
+        for launch in options
+        if launch in best
+    ]
     return list(dict.fromkeys(interleave(*turns)))

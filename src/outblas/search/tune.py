@@ -15,8 +15,8 @@ from outblas.core.errors import UsageError
 from outblas.core.evaluation import Evaluation, Status
 from outblas.core.evaluator import Evaluator
 from outblas.core.problem import Problem
-from outblas.core.rivals import LT_AUTO, fastest_baseline
-from outblas.records.library import Library, LibraryRow, choose_kernel, is_nearly_fastest
+from outblas.core.rivals import LT_AUTO, LT_HEURISTIC, fastest_baseline
+from outblas.records.library import Library, LibraryRow, choose_kernel, runs_instead_of_torch
 from outblas.records.store import Store
 from outblas.search.agents.base import Agent
 
@@ -251,7 +251,9 @@ def _row(search: _Search, evaluator: Evaluator) -> LibraryRow:
     else:
         name = fastest_baseline(times) if times else ""
     detail, auto = (evaluator.baseline_detail(search.problem, one) if one in times else "" for one in (name, LT_AUTO))
-    if name == LT_AUTO or not is_nearly_fastest(times.get(LT_AUTO), times.get(name)):
+    if name in (LT_AUTO, LT_HEURISTIC):
+        detail, auto = detail if runs_instead_of_torch(times.get(name), times.get("torch")) else "", ""
+    elif not runs_instead_of_torch(times.get(LT_AUTO), times.get("torch")):
         auto = ""
     return LibraryRow(
         search.problem, name, detail, evaluator.source, plain, pdl, auto, None if weights == pdl else weights

@@ -147,7 +147,10 @@ class PoolEvaluator(Evaluator):
         }
 
     def expect(self, problems: Iterable[Problem]) -> None:
-        """Announce problems that come next; each worker receives them with its next unit."""
+        """Announce problems that come next; each worker receives them with its next unit.
+
+        A further call adds to the problems of earlier ones. Nothing is sent at once.
+        """
         self._expected += problems
 
     def evaluate(self, pairs: Iterable[Pair]) -> Generator[Evaluation, None, None]:

@@ -130,10 +130,17 @@ class Transport(Protocol):
         """Give a task to a worker that has none. If it is gone, ``lost`` follows."""
 
     def wait(self, timeout_s: float) -> list[Event]:
-        """Return the events since the last call; an empty list if nothing happened within ``timeout_s`` seconds."""
+        """Return some events, at most one per worker, as soon as there is one; later calls return the rest.
+
+        An empty list means that nothing happened within ``timeout_s`` seconds. The loss of a worker is an event of kind
+        ``lost``.
+        """
 
     def stop(self, worker: int) -> None:
-        """Kill a worker, even a busy one; :meth:`wait` returns no more of its events."""
+        """Kill a worker, even a busy one; :meth:`wait` returns no more of its events, nor its loss.
+
+        A worker that does not run is no error.
+        """
 
     def close(self) -> None:
         """End all workers: idle ones may end by themselves, busy ones are killed. A second call does nothing."""

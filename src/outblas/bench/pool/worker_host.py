@@ -104,7 +104,10 @@ class WorkerHost:
         return BaselineNotes(problem, times, {name: self._evaluator.baseline_detail(problem, name) for name in times})
 
     def provenance(self, command: str) -> dict[str, Any]:
-        """Return the provenance of the first GPU that this worker sees; all GPUs of a pool are of one kind."""
+        """Return :func:`outblas.records.provenance.collect_provenance` of the first GPU that this worker sees.
+
+        All GPUs of a pool are of one kind. ``command`` becomes its entry ``command``.
+        """
         from outblas.records.provenance import collect_provenance
 
         return collect_provenance(command)

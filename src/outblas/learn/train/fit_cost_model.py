@@ -38,7 +38,13 @@ class MeasuredRow:
 
 
 def measured_row(source: str, problem: Problem, times: Mapping[KernelConfig, float]) -> MeasuredRow:
-    """Return the row of some times, in the mapping's order. Times that are nan, inf, 0 or negative are left out."""
+    """Return the row of some times, in the mapping's order. Times that are nan, inf, 0 or negative are left out.
+
+    Args:
+        source: source of the times, e.g. a file's name.
+        problem: the problem.
+        times: kernel -> microseconds. If none is left, the row is empty.
+    """
     kept = {c: t for c, t in times.items() if np.isfinite(t) and t > 0}
     return MeasuredRow(source, problem, tuple(kept), np.array(list(kept.values()), dtype=float))
 

@@ -74,9 +74,10 @@ class Measurements:
         return [r for r in rows if len(r.times)], gpu, {"source": source, **about}
 
     def arguments(self) -> list[str]:
-        """Return the command-line arguments that name the sources, without folders.
+        """Return the command-line arguments that name the sources, without folders; ``--store`` is repeated for each
+        store.
 
-        Example: ``["times.jsonl", "--recording", "h200", "--store", "tune.sqlite"]``.
+        Example: ``["times.jsonl", "--recording", "h200", "--store", "a.sqlite", "--store", "b.sqlite"]``.
         """
         shown = [path.name for path in self.jsonl]
         shown += ["--recording", Path(self.recording).name] if self.recording else []

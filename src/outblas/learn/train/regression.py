@@ -88,7 +88,9 @@ def split_problems(problems: Sequence[Problem], seed: int) -> tuple[list[Problem
 
 
 def tasks_of(recording: Recording, problems: Sequence[Problem]) -> list[RegressionTask]:
-    """Return one task per problem and launch option that has two proven cells or more.
+    """Return one task per problem and launch option that has two proven cells or more, in the order of the problems.
+
+    The options of a problem are up to three: ``plain``, ``pdl`` and ``weights``.
 
     Raises:
         UsageError: a problem was not recorded.

@@ -63,7 +63,7 @@ def prompt_rows(problems: Sequence[Problem], language: Language, chat: bool, lea
     Args:
         problems: the problems, at least one.
         language: makes the prompts.
-        chat: prompts are messages; False: text.
+        chat: a prompt is a list of messages, ``{"role": ..., "content": ...}``; False: a text.
         least: smallest number of rows, above 0.
     """
     times = -(-least // len(problems))

@@ -67,16 +67,17 @@ PART_NAMES: tuple[str, ...] = tuple(field.name for field in fields(RewardParts))
 
 
 def reward_parts(answer: Union[Evaluation, RefusedAnswer], timed: bool, gpu: Gpu = H200) -> RewardParts:
-    """Return the reward of one answer.
+    """Return the reward of one answer in parts: ``format``, ``compiled``, ``static``, ``correct``, ``speed``; ``total``
+    sums them.
 
     Args:
-        answer: an evaluation, or a refused answer, which gets -0.25 three times and ``correct`` -2.
+        answer: an evaluation, or a refused answer, which gets -0.25 in the first three and ``correct`` -2.
         timed: the stage rewards speed; False: every proven kernel gets 0.
         gpu: a proven time below this GPU's floor counts as a broken rule: ``correct`` is -2 + 10 / 11.
 
     Returns:
         Parts whose total is -2.75 for a refused answer and -1 for one that was compiled only (LEFT_OUT). A failure gets
-        less than -1, a proven kernel -1 to 1.
+        less than -1, a proven kernel -1 to 1. Parts that are not named here are 0.
     """
     if isinstance(answer, RefusedAnswer):
         return RewardParts(-MISSED_STEP_COST, -MISSED_STEP_COST, -MISSED_STEP_COST, -2 * MAX_LOG_REWARD)

@@ -19,7 +19,7 @@ from outblas.runtime.tensor_map import KINDS, SWIZZLES
 
 
 def launch_header(target: Target) -> str:
-    """Return the text of ``<name>.h``: functions that load, prepare and launch the kernel. It needs cuda.h and the
+    """Return the C++ text of ``<name>.h``: functions that load, prepare and launch the kernel. It needs cuda.h and the
     driver.
     """
     problem, config, gpu = target.problem, target.config, target.gpu
@@ -97,11 +97,15 @@ def _params(maps: bool, workspace: bool) -> str:
 
 
 def filled(template: str, **values: object) -> str:
-    """Return a file of ``templates/`` with each ``@NAME@`` replaced.
+    """Return a file of ``templates/`` with each ``@NAME@`` replaced by ``str(value)``.
 
     Args:
-        template: name of the file.
+        template: name of the file, e.g. ``launch.h``.
         values: NAME=value; every name of the file, and no other.
+
+    Raises:
+        KeyError: a name is missing or not in the file.
+        FileNotFoundError: no such file.
     """
     text = (resources.files(__package__) / "templates" / template).read_text(encoding="utf-8")
     names = set(re.findall(r"@([A-Z0-9_]+)@", text))

@@ -19,10 +19,15 @@ FORMATS = ("cu", "ptx", "cubin", "cpp")
 
 
 def export(target: Target, formats: Sequence[str], folder: Path) -> list[Path]:
-    """Write a target in some formats and return the files.
+    """Write a target in some formats and return the files, in the order of the formats.
+
+    Args:
+        target: the kernel.
+        formats: some of ``cu``, ``ptx``, ``cubin``, ``cpp``, ``all`` (these four) and ``hf``; duplicates count once.
+        folder: folder of the files, which are named after ``target.name``. It is made if it is missing.
 
     Raises:
-        UsageError: a format is unknown; nothing is written.
+        UsageError: a format is unknown, or ``formats`` is empty; nothing is written.
         CompileError: NVRTC refuses the kernel (``ptx`` and ``cubin``).
         ToolchainMissing: NVRTC is not installed (``ptx`` and ``cubin``).
         RecordError: a file cannot be written.

@@ -37,7 +37,10 @@ class Axis:
     grid: bool = True
 
     def at(self, value: float) -> float:
-        """Return the place of a value along the axis, from 0 to 1 within its range."""
+        """Return the place of a value along the axis, from 0 to 1 within its range, by logarithms if ``log``.
+
+        Values out of the range give less than 0 or more than 1. Example: 5 on a linear axis from 0 to 10 gives 0.5.
+        """
         if self.log:
             return math.log(value / self.low) / math.log(self.high / self.low)
         return (value - self.low) / (self.high - self.low)
@@ -104,19 +107,22 @@ class Chart:
     labels: Sequence[tuple[float, float, str]] = ()
 
     def payload(self) -> dict[str, Any]:
-        """Return the part of the chart that the page's script reads: texts under the pointer, by series."""
+        """Return the part of the chart that the page's script reads: texts under the pointer, by series.
+
+        It is ``{"series": [{"name": ..., "tips": [...], "rows": [...]}, ...]}``.
+        """
         return {"series": [{"name": s.name, "tips": list(s.tips), "rows": list(s.rows)} for s in self.series]}
 
 
 def chart_html(chart: Chart, index: int, name: str, title: str, note: str) -> str:
-    """Return a figure with its legend, axes, SVG and caption.
+    """Return a figure with its legend, axes, SVG and caption, as HTML with the id ``NAME-INDEX``.
 
     Args:
         chart: axes and series.
         index: number of the group whose rows the chart shows.
         name: name of the figure, unique in its group.
-        title: first words of the caption.
-        note: the rest of the caption.
+        title: first words of the caption, plain text without a full stop, which is added.
+        note: the rest of the caption, plain text.
     """
     x_labels = "".join(
         f"<span class='xt' style='left:{100 * chart.x.at(v):.2f}%'>{escape(text)}</span>"

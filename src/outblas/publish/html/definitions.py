@@ -18,7 +18,8 @@ SPEEDUP: Definition = (
 LOSS: Definition = ("Loss", f"A problem with a speed-up below {LOSS_BELOW:g}×.")
 FALLBACK: Definition = (
     "Fall-back",
-    "The library has no faster kernel for this problem, so it runs the baseline. The row counts as exactly 1×.",
+    "The library has no faster kernel for this problem, so it runs a rival. The row counts as measured, or as 1× if it "
+    "was not timed.",
 )
 FLOP_WEIGHTED: Definition = (
     "FLOP-weighted mean",

@@ -32,7 +32,7 @@ class LineageNode:
     Attributes:
         name: name of the candidate.
         outcome: outcome of its first answer.
-        generation: length of the longest path from a shown candidate without parents.
+        generation: number of steps of the longest path from a candidate without shown parents; 0 for such a one.
         parents: names of the candidates that the model was shown, or that this one corrects.
     """
 
@@ -132,7 +132,7 @@ class EvolveRun:
         return self._sides(lambda question, outcome: outcome.answer or "neither", ("code", "config", "neither"))
 
     def by_model(self) -> list[GroupTotals]:
-        """Return the totals of each model."""
+        """Return the totals of each model, in the order in which the run first asked them."""
         names = dict.fromkeys(q.model for q in self.questions)
         return self._sides(lambda question, outcome: question.model, names)
 
@@ -184,7 +184,10 @@ def load_evolution(path: Path) -> EvolveRun:
 
 
 def text_of(candidate: Candidate) -> str:
-    """Return the CUDA C++ of a free kernel, or the knobs of a configuration, one a line."""
+    """Return the CUDA C++ of a free kernel, or a configuration as indented JSON: ``family`` and the knobs, one a line.
+
+    Nothing is escaped for HTML.
+    """
     if isinstance(candidate, FreeKernel):
         return candidate.text
     return json.dumps(config_to_json(candidate), indent=1)

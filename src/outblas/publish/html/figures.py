@@ -173,12 +173,16 @@ def roofline(group: Group, gpu: Gpu | None) -> Chart:
 
 
 def find_gpu(name: str) -> Gpu | None:
-    """Return the GPU record whose short name occurs in a marketing name, or None."""
+    """Return the GPU record whose short name occurs in a product name, or None: ``"NVIDIA H200"`` gives that of
+    ``h200``.
+    """
     return next((gpu for short, gpu in GPUS.items() if short in name.lower()), None)
 
 
 def round_ticks(low: float, high: float) -> list[float]:
-    """Return three to eight round values from `low` to `high` on a linear axis."""
+    """Return three to eight round values from ``low`` to ``high`` on a linear axis: 0 to 10 gives ``[0.0, 2.0, 4.0,
+    ...]``.
+    """
     rough = (high - low) / 6
     step = 10.0 ** math.floor(math.log10(rough))
     step *= next(factor for factor in (1, 2, 5, 10) if factor * step >= rough * 0.999)

@@ -18,7 +18,12 @@ MIN_PROBLEMS_PER_K = 4
 
 
 def heat_html(group: Group, index: int) -> str:
-    """Return the heat maps of a group with their controls, or a sentence if the problems form no grid."""
+    """Return the heat maps of a group with their controls, as HTML; a paragraph if the problems form no grid.
+
+    Args:
+        group: rows of one table.
+        index: number of the group on the page.
+    """
     ks = sorted({r["k"] for r in group.rows})
     once = group.of_pdl(group.pdls[0])
     if len(once) < MIN_PROBLEMS_PER_K * len(ks):
@@ -37,18 +42,25 @@ def heat_html(group: Group, index: int) -> str:
 
 
 def heat_limit(group: Group) -> float:
-    """Return the ratio at which the colour scale ends."""
+    """Return the ratio at which the colour scale ends: the largest of p and 1 / p over the rows, within 1.1 to 2.0."""
     return max(SCALE_LEAST, min(SCALE_MOST, max(max(r["published"], 1 / r["published"]) for r in group.rows)))
 
 
 def heat_level(published: float, limit: float) -> int:
-    """Return the step of colour of a speed-up: from -:data:`STEPS` to :data:`STEPS`, 0 at 1."""
+    """Return the step of colour of a speed-up: from -10 to 10, 0 at 1, by its logarithm.
+
+    Example: ``heat_level(2.0, 2.0)`` is 10, ``heat_level(0.5, 2.0)`` is -10. Beyond the limit it stays there.
+
+    Args:
+        published: the speed-up.
+        limit: ratio of the last step, above 1.
+    """
     level = round(STEPS * math.log(published) / math.log(limit))
     return max(-STEPS, min(STEPS, level))
 
 
 def heat_css() -> str:
-    """Return a CSS rule per step of colour."""
+    """Return CSS, a rule a line per step of colour: from ``.heat .h0{background:...}`` (slowest) to ``.heat .h20``."""
     return "\n".join(
         f".heat .h{level + STEPS}{{background:{_colour(level)}{';color:#fff' if abs(level) >= 8 else ''}}}"
         for level in range(-STEPS, STEPS + 1)

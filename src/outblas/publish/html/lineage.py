@@ -65,7 +65,11 @@ def lineage_chart(nodes: Sequence[LineageNode]) -> Chart:
 
 
 def node_label(node: LineageNode) -> str:
-    """Return the time and the speed-up of a candidate, or its outcome if it was not proven."""
+    """Return the time and the speed-up of a candidate, e.g. ``"12.50 µs, 1.043×"``, or its outcome if it was not
+    proven.
+
+    An outcome is a kind such as ``"wrong"``. Without a ratio the text is the time alone.
+    """
     o = node.outcome
     if o.kind != "proven" or o.us is None:
         return o.kind
@@ -103,7 +107,13 @@ def progress_chart(points: Sequence[tuple[int, float, str]], floor_ratio: float 
 
 
 def difference_html(before: str, after: str, names: tuple[str, str]) -> str:
-    """Return a unified difference as HTML with marked lines, or a sentence if the texts are equal."""
+    """Return a unified difference as HTML with marked lines, or a paragraph if the texts are equal.
+
+    Args:
+        before: the old text.
+        after: the new text.
+        names: their names in the difference's head.
+    """
     lines = list(difflib.unified_diff(before.splitlines(), after.splitlines(), *names, lineterm="", n=2))
     if not lines:
         return "<p class='note'>The texts are the same.</p>"
@@ -112,11 +122,11 @@ def difference_html(before: str, after: str, names: tuple[str, str]) -> str:
 
 
 def code_html(text: str, marked: bool = False) -> str:
-    """Return a block of code.
+    """Return a block of code as HTML, ``<pre class='code' ...>``; the text is escaped.
 
     Args:
         text: the code or the difference.
-        marked: mark the lines that a difference adds or removes.
+        marked: mark the lines that a difference adds (``<ins>``) or removes (``<del>``).
     """
     lines = []
     for line in text.splitlines():

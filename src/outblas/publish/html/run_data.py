@@ -52,7 +52,11 @@ class Group:
         )
 
     def launch_name(self, pdl: bool) -> str:
-        """Return the name of a launch option in this group."""
+        """Return the name of a launch option in this group: ``"with PDL"``, ``"without PDL"`` or ``"with constant
+        weights"``.
+
+        A group with ``early`` always gives the last.
+        """
         return "with constant weights" if self.early else PDL_NAMES[pdl]
 
     @property
@@ -153,7 +157,10 @@ def embedded_rows(group: Group) -> tuple[list[list[Any]], list[str]]:
 
 
 def kernel_words(name: str) -> str:
-    """Return a kernel's family, tile and changed knobs; the name itself if no family knows it."""
+    """Return a kernel's family, tile and changed knobs, e.g. ``"sm90_wgmma_gemm 128x256 pdl=True"``.
+
+    A name that no family knows is returned as it is.
+    """
     try:
         return short_config(config_from_name(name))
     except ConfigError:
@@ -161,7 +168,10 @@ def kernel_words(name: str) -> str:
 
 
 def top_wins(group: Group, count: int = 10) -> list[Row]:
-    """Return the fastest row of each problem for the `count` problems with the largest speed-ups."""
+    """Return the fastest row of each problem for the ``count`` problems with the largest speed-ups, largest first.
+
+    Rows that fall back or publish 1 or less are left out, so fewer may be returned.
+    """
     best: dict[tuple[int, int, int], Row] = {}
     for row in group.rows:
         problem = (row["m"], row["n"], row["k"])
@@ -188,12 +198,12 @@ def regime_rows(group: Group) -> list[dict[str, Any]]:
 
 
 def tflops(row: Row, us: float) -> float:
-    """Return the TFLOP/s of a row's problem in `us` microseconds: 2MNK / time."""
+    """Return the TFLOP/s of a row's problem in ``us`` microseconds: 2MNK / time, e.g. 137.4 for 4096³ in 1000 µs."""
     return problem_of(row).flops / us / 1e6
 
 
 def shape(row: Row) -> str:
-    """Return M×N×K of a row."""
+    """Return M×N×K of a row, e.g. ``"64×4096×64"``."""
     return f"{row['m']}×{row['n']}×{row['k']}"
 
 

@@ -79,10 +79,10 @@ def html_page(title: str, header: str, body: str, data: Mapping[str, Any]) -> st
 
 
 def cards_html(cards: Iterable[Card]) -> str:
-    """Return large cards.
+    """Return large cards as an HTML list, ``<ul class='cards'>``.
 
     Args:
-        cards: (name, figure, label, a second line as HTML or an empty text) each.
+        cards: (name, figure, label, a second line as HTML or an empty text) each. The first three are escaped.
     """
     items = "".join(
         f"<li class='card {name}' data-figure='{name}'><span>{escape(label)}</span><strong>{escape(value)}</strong>"
@@ -93,7 +93,7 @@ def cards_html(cards: Iterable[Card]) -> str:
 
 
 def copy_html(words: str, line: str) -> str:
-    """Return a line of code to copy, under a sentence."""
+    """Return a line of code with a button that copies it, under a sentence, as HTML. Both texts are escaped."""
     return (
         f"<p class='note'>{escape(words)}</p><div class='copy'><code tabindex='0'>{escape(line)}</code>"
         "<button type='button' data-copy>Copy</button></div>"
@@ -101,7 +101,11 @@ def copy_html(words: str, line: str) -> str:
 
 
 def fact_text(value: Any) -> str:
-    """Return a fact in words: of a mapping `key value` pairs, of a list its first items."""
+    """Return a fact in words: of a mapping ``key value`` pairs joined by commas, of a list its first items.
+
+    Examples: ``{"torch": "2.11", "n": 3}`` gives ``"torch 2.11, n 3"``, ``[1, 2]`` gives ``"1, 2"``, None gives
+    ``"None"``.
+    """
     if isinstance(value, dict):
         return ", ".join(f"{key} {fact_text(v)}" for key, v in value.items())
     if not isinstance(value, list):

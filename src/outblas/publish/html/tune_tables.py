@@ -25,7 +25,9 @@ _EVERY = ("Problem", "PDL", "Speed-up", "Interval", "OutBLAS µs", "Baseline µs
 
 
 def group_cards(group: Group) -> str:
-    """Return three large cards: geometric mean, FLOP-weighted mean, losses; then a table of the other figures."""
+    """Return three large cards: geometric mean, FLOP-weighted mean, losses; then a table of the other figures. All is
+    HTML.
+    """
     figures = {pdl: figures_of(group.of_pdl(pdl)) for pdl in group.pdls}
     first, *others = group.pdls
     shown = (
@@ -44,7 +46,10 @@ def group_cards(group: Group) -> str:
 
 
 def top_wins_table(group: Group) -> str:
-    """Return the ten problems with the largest speed-ups and their kernels."""
+    """Return the ten problems with the largest speed-ups and their kernels as an HTML table.
+
+    If no speed-up is above 1 it is a paragraph.
+    """
     rows = top_wins(group)
     if not rows:
         return "<p class='note'>Top wins: no row is above 1×.</p>"
@@ -70,7 +75,7 @@ def top_wins_table(group: Group) -> str:
 
 
 def regimes_table(group: Group) -> str:
-    """Return the figures by regime."""
+    """Return the figures by regime as an HTML table: a row per regime and launch option, those of all regimes first."""
     head = ("Regime", "PDL", "Geometric mean", "Problems", "Worst", "Losses", "Fall-backs")
     head_floor = ("OutBLAS, % of floor", "Baseline, % of floor")
     lines = [
@@ -92,7 +97,7 @@ def regimes_table(group: Group) -> str:
 
 
 def losses_table(group: Group) -> str:
-    """Return every loss, worst first, or a sentence if no row is one."""
+    """Return an HTML table of every loss (published below 0.99), worst first; a paragraph if no row is one."""
     rows = group.losses
     if not rows:
         return f"<p class='note'>Losses: none of {len(group.rows)} rows is below 0.99×.</p>"
@@ -117,13 +122,14 @@ def losses_table(group: Group) -> str:
 
 
 def fallbacks_table(group: Group) -> str:
-    """Return every row that runs the baseline, or a sentence if no row does."""
+    """Return an HTML table of every row that falls back, or a paragraph if no row does."""
     rows = group.fallbacks
     if not rows:
         return f"<p class='note'>Fall-backs: none of {len(group.rows)} rows.</p>"
     head = ("Problem", "PDL", "Baseline", "Baseline µs", "Baseline TFLOP/s", "% of floor", "Regime", "Why")
     lines = [_fallback_line(r) for r in rows]
-    return table(f"Fall-backs: {len(rows)} of {len(group.rows)} rows run the baseline and count as 1.000×", head, lines)
+    counted = "count as measured" if any(row["ran"] for row in rows) else "count as 1.000×"
+    return table(f"Fall-backs: {len(rows)} of {len(group.rows)} rows run a rival and {counted}", head, lines)
 
 
 def every_problem(group: Group, index: int) -> str:
@@ -134,7 +140,9 @@ def every_problem(group: Group, index: int) -> str:
 
 
 def counters_section(run: ReportedRun) -> str:
-    """Return the counters of ``outblas profile``, a row per candidate; nothing if the run was not profiled."""
+    """Return the counters of ``outblas profile`` as HTML, a row per candidate; an empty text if the run was not
+    profiled.
+    """
     if not run.counters:
         return ""
     lines = [

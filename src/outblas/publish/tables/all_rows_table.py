@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from outblas.publish.words import mean_in_words
 from outblas.records.averages import launch_label, launch_of_row, table_label
 from outblas.records.results import MODES
 
@@ -26,13 +27,13 @@ def markdown_table(rows: Sequence[dict[str, Any]], more_notes: Sequence[str] = (
         more_notes: lines of Markdown that follow the table's own notes.
     """
     head = ["suite", "layout", "types", "mode", "PDL", "problems", "geometric mean", "FLOP-weighted", "worst"]
-    head += ["losses", "fall-backs", "over torch"]
-    lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * 5 + " ---: |" * 7]
+    head += ["losses", "below 0.98", "fall-backs", "over torch"]
+    lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * 5 + " ---: |" * 8]
     for r in sorted(rows, key=_order):
         cells = [r["suite"], r["layout"], f"{r['dtype']}/{r['acc']}", r["mode"], launch_label(r), r["n"]]
-        cells += [f"{r[f]:.3f}×" for f in ("geomean", "flop_weighted", "min")]
+        cells += [mean_in_words(r["geomean"], r["interval"]), *(f"{r[f]:.3f}×" for f in ("flop_weighted", "min"))]
         torch = r.get("geomean_torch")
-        cells += [r["losses"], r["fallbacks"], "–" if torch is None else f"{torch:.3f}×"]
+        cells += [r["losses"], r["below_098"], r["fallbacks"], "–" if torch is None else f"{torch:.3f}×"]
         lines.append("| " + " | ".join(_cell(c) for c in cells) + " |")
     notes = [*_notes(rows), *more_notes]
     return "\n".join([*lines, "", *notes, *([""] if notes else []), f"Measured on {_cell(_measured_on(rows))}."])

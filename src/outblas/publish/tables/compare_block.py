@@ -15,7 +15,8 @@ FIRST = "families"
 
 
 def compare_block(comparison: Comparison, picture: str | None) -> str:
-    """Return a table of agents and budgets for every split, the best agent, and the source of the figures.
+    """Return, in Markdown, a table of agents and budgets for every split, the best agent, and the source of the
+    figures.
 
     Args:
         comparison: the content of a result file of ``outblas compare``.

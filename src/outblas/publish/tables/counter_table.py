@@ -75,7 +75,7 @@ def _check(data: Mapping[str, Any]) -> None:
 
 
 def counters_table(data: Mapping[str, Any]) -> str:
-    """Return a line of Markdown for each kernel, and the provenance. One side may launch several kernels."""
+    """Return a Markdown table with a line for each kernel, and the provenance. One side may launch several kernels."""
     lines = ["| " + " | ".join(_HEAD) + " |"]
     lines.append("|" + "|".join(" ---: " if name in _NUMERIC else " --- " for name in _HEAD) + "|")
     for row in data["rows"]:
@@ -103,7 +103,10 @@ def _cells(row: Mapping[str, Any], number: int, kernel: Mapping[str, Any]) -> li
 
 
 def short_name(kernel: str) -> str:
-    """Return a kernel's name without its arguments; for CUTLASS's wrapper, the name of the kernel in it."""
+    """Return a kernel's name without its arguments; for CUTLASS's wrapper, the name of the kernel in it.
+
+    Example: ``"void gemm<int>(float*)"`` gives ``"gemm"``.
+    """
     wrapped = re.match(r"(?:void )?cutlass::\w+<(\w+)", kernel)
     return wrapped[1] if wrapped else re.split(r"[<(]", kernel.removeprefix("void "))[0]
 

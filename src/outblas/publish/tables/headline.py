@@ -10,7 +10,8 @@ from typing import Any
 from outblas.core.errors import RecordError
 from outblas.core.plain_files import read_json
 from outblas.core.stats import geomean
-from outblas.records.averages import MAX_DECODE_M, figures_of
+from outblas.publish.words import mean_in_words
+from outblas.records.averages import MAX_DECODE_M, figures_by_start, figures_of
 from outblas.records.results import Result, read_result
 
 SITE = "https://outblas.github.io/outblas"
@@ -29,13 +30,14 @@ class HeadlineRow:
         gpu: product name of the GPU.
         use: the use, in words.
         problems: number of problems, or of steps of a model.
-        geomean: geometric mean of the speed-ups; a fall-back counts as 1.
+        geomean: geometric mean of the speed-ups; a fall-back counts as 1 in older files, and as measured in others.
         flop_weighted: mean weighted by FLOP; None if the file has no FLOP.
         rival: the rival, in words.
-        dropped: kernels that this bench found behind, which count as fall-backs since; None if it drops none by design.
+        dropped: kernels that an older bench found behind, which count as fall-backs since; None in other files.
         driver: version of the GPU's driver.
         date: day of the measurement, ISO 8601.
         page: page of the site that has the details.
+        interval: least and greatest geometric mean of a start of the machine; None if there was one.
     """
 
     gpu: str
@@ -48,6 +50,7 @@ class HeadlineRow:
     driver: str
     date: str
     page: str
+    interval: tuple[float, float] | None = None
 
 
 def headline_rows(folder: Path, results: Sequence[Result]) -> list[HeadlineRow]:
@@ -72,18 +75,28 @@ def headline_table(rows: Sequence[HeadlineRow]) -> str:
     for row in rows:
         weighted = "–" if row.flop_weighted is None else f"{row.flop_weighted:.3f}×"
         use = f"[{row.use}]({SITE}/{row.page})"
-        lines.append(f"| {row.gpu} | {use} | {row.problems} | {row.geomean:.3f}× | {weighted} | {row.rival} |")
+        mean = mean_in_words(row.geomean, row.interval)
+        lines.append(f"| {row.gpu} | {use} | {row.problems} | {mean} | {weighted} | {row.rival} |")
     days = sorted({row.date for row in rows})
     when = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
-    dropped = ", ".join(f"{row.dropped} of {row.problems}" for row in rows if row.dropped is not None)
     drivers = ", ".join(sorted({row.driver for row in rows}))
     lines += [
         "",
-        "fp16 with fp32 sums, without PDL. grid1000 and the layers have B stored as (N, K). A fall-back counts as 1. "
-        f"So does a kernel that the same bench found slower: {dropped} problems. "
+        f"fp16 with fp32 sums, without PDL. grid1000 and the layers have B stored as (N, K). {_how_counted(rows)} "
         f"Weighted by FLOP, large products dominate, and they gain least. Measured {when}, driver {drivers}.",
     ]
     return "\n".join(lines)
+
+
+def _how_counted(rows: Sequence[HeadlineRow]) -> str:
+    """Return the sentences on fall-backs and on the noise between starts."""
+    dropped = ", ".join(f"{row.dropped} of {row.problems}" for row in rows if row.dropped is not None)
+    said = ["A fall-back counts as measured."]
+    if dropped:
+        said = ["A fall-back counts as 1.", f"So does a kernel that the same bench found slower: {dropped} problems."]
+    if any(row.interval for row in rows):
+        said.append("In brackets: the least and the greatest mean of one start of the machine.")
+    return " ".join(said)
 
 
 def _listed(results: Sequence[Result]) -> Iterator[HeadlineRow]:
@@ -113,7 +126,8 @@ def _unlisted(folder: Path) -> Iterator[HeadlineRow]:
 
 
 def _row(result: Result, use: str, rows: Sequence[dict[str, Any]], page: str) -> HeadlineRow:
-    figures, made = figures_of(rows), result.provenance
+    figures, made, interval = figures_of(rows), result.provenance, figures_by_start(rows)["interval"]
+    dropped = sum(row["fallback"] and row["speedup"] is not None for row in rows)
     return HeadlineRow(
         str(made["gpu"]),
         use,
@@ -121,10 +135,11 @@ def _row(result: Result, use: str, rows: Sequence[dict[str, Any]], page: str) ->
         figures["geomean"],
         figures["flop_weighted"],
         ALL_RIVALS,
-        sum(row["fallback"] and row["speedup"] is not None for row in rows),
+        None if any(row["ran"] for row in rows) else dropped,
         str(made["driver"]),
         str(made["date"])[:10],
         page,
+        (interval[0], interval[1]) if interval else None,
     )
 
 

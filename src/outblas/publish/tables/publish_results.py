@@ -145,6 +145,9 @@ def _wanted(folder: Path, root: Path) -> dict[Path, str]:
 def with_block(page: str, name: str, text: str, where: str) -> str:
     """Return a page's text with a block's new text between its markers.
 
+    The markers are lines ``<!-- NAME:begin -->`` and ``<!-- NAME:end -->``; they stay, and the text has lines of its
+    own.
+
     Args:
         page: the page's text.
         name: the block's name.

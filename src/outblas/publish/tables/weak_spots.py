@@ -19,10 +19,11 @@ LARGE_FLOP = 1e11
 
 
 def weak_spots(folder: Path, results: Sequence[Result]) -> str:
-    """Return the generated part of *When not to use it*, in Markdown.
+    """Return the generated part of *When not to use it*, in Markdown: GPUs, modes, large products and the ten worst
+    rows.
 
     Args:
-        folder: folder of a GPU's result files, e.g. ``results/h200``.
+        folder: folder of a GPU's result files, e.g. ``results/h200``; it is named at the end.
         results: its bench files, read.
     """
     parts = [_gpus(), *(_mode(results, mode) for mode in _TITLES), _large(results), _worst(results)]

@@ -23,6 +23,7 @@ from outblas.records.retuning import RETUNE_FILE as RETUNE
 from outblas.records.retuning import retune_record, seconds_by_step
 from outblas.search.build_library.build_steps import LIBRARY_STEPS, STEPS
 from outblas.search.build_library.build_work import TABLES, BuildFolder, copy_tables_from, fill_from
+from outblas.search.build_library.finalist_trials import ALL_STARTS
 
 
 def build(
@@ -54,10 +55,10 @@ def build(
 
 def jobs(
     steps: Sequence[str], tables: Sequence[Table], modes: Sequence[str], extra: Sequence[Table],
-    recorded: Sequence[Table] = TABLES[:1],
+    recorded: Sequence[Table] = TABLES[:1], starts: Sequence[str] = ALL_STARTS,
 ) -> list[list[str]]:  # fmt: skip
-    """Return the jobs of some steps in the order in which they are to run: ``[step, table]`` or
-    ``["bench", table, mode]``.
+    """Return the jobs of some steps in the order in which they are to run: ``[step, table]``,
+    ``["bench", table, mode]``, or ``[step, table, start]`` for ``trial`` and ``judge``.
 
     The table is a text. The order is that of ``steps``, and within a step that of ``tables``; for ``bench`` it is by
     mode, then by table. Example: ``jobs(["tune"], [table], [], [])`` returns ``[["tune", "grid1000:TN:fp16:fp32"]]``
@@ -69,11 +70,14 @@ def jobs(
         modes: modes of step ``bench``. Mode ``offline`` benches every table.
         extra: tables that are benched in the modes other than ``offline``, too, if they are in ``tables``.
         recorded: tables that step ``record`` measures, if they are in ``tables``. Default: grid1000 in TN, fp16, fp32.
+        starts: starts of the machine that steps ``trial`` and ``judge`` make, e.g. ``["1", "block"]``. Default: all.
     """
     found: list[list[str]] = []
     for step in steps:
         if step == "record":
             found += [[step, str(table)] for table in tables if table in recorded]
+        elif step in ("trial", "judge"):
+            found += [[step, str(table), start] for start in starts for table in tables]
         elif step == "bench":
             found += [[step, str(t), mode] for mode in modes for t in tables if mode == "offline" or t in extra]
         else:
@@ -86,16 +90,16 @@ def run_job(work: BuildFolder, job: Sequence[str]) -> None:
 
     Args:
         work: the directory.
-        job: ``(step, table)`` or ``("bench", table, mode)``, see :func:`jobs`.
+        job: the words of a job, see :func:`jobs`.
 
     Raises:
         UsageError: the directory is of other kernels or another GPU (:meth:`BuildFolder.check`), or the table is
             unknown.
         KeyError: no step has that name.
     """
-    step, table, *mode = job
+    step, table, *which = job
     work.check()
-    STEPS[step](work, Table.parse(table), *mode)
+    STEPS[step](work, Table.parse(table), *which)
 
 
 def run_jobs(work: BuildFolder, listed: Sequence[Sequence[str]]) -> None:
@@ -169,8 +173,8 @@ def publish_seconds(work: BuildFolder, seconds: dict[str, float]) -> str:
     """Write the seconds into the library's provenance and return the totals as a line of text.
 
     Example: ``{"tune A": 60.0, "bench A offline": 60.0}`` gives
-    ``tune 60 s, bench 60 s; the library took 1.0 GPU minutes, all 2.0``. Steps ``bench``, ``demote`` and ``settle`` do
-    not count as making the library.
+    ``tune 60 s, bench 60 s; the library took 1.0 GPU minutes, all 2.0``. Steps ``judge``, ``merge`` and ``bench``
+    do not count as making the library.
 
     The provenance gets ``seconds`` and ``seconds_of_making``. A library that was made from nothing also gets the record
     ``retune.json`` beside it. Without a library nothing is written.

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from outblas.bench.live_evaluator import LiveEvaluator
-from outblas.core.config import LAUNCHES, KernelConfig
+from outblas.core.config import LAUNCHES, KernelConfig, Launch, launch_of
 from outblas.core.evaluation import Evaluation, Status
 from outblas.core.problem import Problem
 from outblas.core.rivals import RIVALS
@@ -202,17 +202,16 @@ def refine_table(work: BuildFolder, table: Table) -> None:
     if "refined" in rows_of_table(work.load(), table).provenance:
         print(f"refine {table}: done before", flush=True)
         return
-    gpu, tried = gpu_of_device(work.gpu_index), earlier_searches(work, table, "refine")
+    gpu, known = gpu_of_device(work.gpu_index), known_kernels(work, table, "refine")
     budget = REFINE_BUDGET if table == TABLES[0] else REFINE_LLM_BUDGET if table.suite == "llm" else 0
     if not budget:
         print(f"refine {table}: left to the tables that it begins with", flush=True)
         return
-    problems = [p for p in table.problems() if p in tried]
 
     def offered(problem: Problem) -> Sequence[KernelConfig]:
-        return neighbours_of_winners(problem, tried[problem], gpu)[:budget]
+        return neighbours_of_winners(problem, known[problem].winners, known[problem].tried, gpu)[:budget]
 
-    second_search(work, table, "refine", problems, InOrderAgent(0, gpu), budget, offered)
+    second_search(work, table, "refine", table.problems(), InOrderAgent(0, gpu), budget, offered)
 
 
 def try_neighbour_winners(work: BuildFolder, table: Table) -> None:
@@ -228,15 +227,47 @@ def try_neighbour_winners(work: BuildFolder, table: Table) -> None:
     if "borrowed" in rows_of_table(work.load(), table).provenance:
         print(f"borrow {table}: done before", flush=True)
         return
-    gpu, tried = gpu_of_device(work.gpu_index), earlier_searches(work, table, "borrow")
-    won = {p: winners(known) for p, known in tried.items()}
+    gpu, known = gpu_of_device(work.gpu_index), known_kernels(work, table, "borrow")
+    won = {p: found.winners for p, found in known.items()}
 
     def offered(problem: Problem) -> Sequence[KernelConfig]:
-        known = {e.template for e in tried[problem]}
-        return neighbour_winners(problem, won, known, gpu)[:NEIGHBOUR_WINNERS_BUDGET]
+        return neighbour_winners(problem, won, known[problem].tried, gpu)[:NEIGHBOUR_WINNERS_BUDGET]
 
-    problems = [p for p in table.problems() if p in tried]
-    second_search(work, table, "borrow", problems, InOrderAgent(0, gpu), NEIGHBOUR_WINNERS_BUDGET, offered)
+    second_search(work, table, "borrow", table.problems(), InOrderAgent(0, gpu), NEIGHBOUR_WINNERS_BUDGET, offered)
+
+
+@dataclass(frozen=True)
+class KnownKernels:
+    """The kernels of one problem that the library and the searches of a work know.
+
+    Attributes:
+        winners: launch option -> the best kernel, see :func:`outblas.search.refine.winners`.
+        tried: all kernels that were tried.
+    """
+
+    winners: Mapping[Launch, KernelConfig]
+    tried: frozenset[KernelConfig]
+
+
+def known_kernels(work: BuildFolder, table: Table, but: str) -> dict[Problem, KnownKernels]:
+    """Return problem -> what is known of it, for all problems of a tuned table.
+
+    The searches' winners come first. For an option without one it is the library's kernel. So a library counts
+    with which the work began.
+
+    Args:
+        work: directory of the build.
+        table: the table.
+        but: name of the step whose own search is left out.
+    """
+    library, tried = work.load(), earlier_searches(work, table, but)
+    installed = library.restricted_to(table.problems()).installed()
+    found = {}
+    for problem in table.problems():
+        evaluations, configs = tried.get(problem, []), installed.get(problem, [])
+        best = {launch_of(config): config for config in configs} | winners(evaluations)
+        found[problem] = KnownKernels(best, frozenset((*configs, *(e.template for e in evaluations))))
+    return found
 
 
 def earlier_searches(work: BuildFolder, table: Table, but: str) -> dict[Problem, list[Evaluation]]:
@@ -262,8 +293,8 @@ def second_search(
     """Search some problems of a tuned table once more and keep the better of the old and the new kernel.
 
     For each launch option, the kernel with the higher lower end of its interval is better; the old one wins a tie. The
-    library is saved at the end. The table's provenance then has the number of problems (e.g. ``refined``). It loses
-    ``confirmed``, so that step ``confirm`` runs again.
+    library is saved at the end. The table's provenance then has the number of problems (e.g. ``refined``). Its list of
+    finalists is deleted, so that the next trial makes it anew.
 
     Args:
         work: directory of the build.
@@ -289,10 +320,8 @@ def second_search(
             progress(start + len(group), len(problems), f"{better} better")
         failed = f"{failure_counts(store.evaluations(step))}; {seconds_spent(evaluator)}"
     library = work.load()
-    about = {
-        k: v for k, v in rows_of_table(library, table).provenance.items() if k not in ("confirmed", "not_confirmed")
-    }
-    about |= {PROVENANCE_KEYS[step]: len(problems)}
+    about = {**rows_of_table(library, table).provenance, PROVENANCE_KEYS[step]: len(problems)}
+    work.finalists(table).unlink(missing_ok=True)
     with_table_rows(replace(library, rows=tuple(rows.values())), (), table, about).save(work.library)
     print(f"{step} {table}: {len(problems)} problems, {better} have a better kernel; {failed}", flush=True)
 

@@ -25,7 +25,7 @@ from outblas.records.store import Store
 from outblas.runtime.device import gpu_of_device
 
 #: Of every step that draws something at random.
-SEEDS = {"tune": 2, "confirm": 3, "bench": 4, "again": 5, "refine": 6, "borrow": 7}
+SEEDS = {"tune": 2, "bench": 4, "again": 5, "refine": 6, "borrow": 7, "trial": 100, "judge": 200}
 #: What a second search leaves in the table's provenance, with the number of problems.
 PROVENANCE_KEYS = {"again": "searched_again", "refine": "refined", "borrow": "borrowed"}
 
@@ -72,6 +72,9 @@ class BuildFolder:
 
     def store(self, table: Table) -> Path:
         return self.path / f"{table.stem}_tune.sqlite"
+
+    def finalists(self, table: Table) -> Path:
+        return self.path / f"{table.stem}_finalists.json"
 
     def recorded(self) -> tuple[Recording, ...]:
         """Return the recording of this work as a tuple of one. The tuple is empty before step ``record``."""
@@ -147,7 +150,7 @@ def fill_from(work: BuildFolder, files: Sequence[Path], tables: Sequence[Table])
     """Fill rows that fall back with the kernel of another library, once per table and other library.
 
     Each launch option without a kernel takes the other library's, if it has one. Two searches of the same shapes end
-    with different kernels, if these are level. A bench and ``settle`` of the table must follow: they decide which
+    with different kernels, if these are level. Trials and ``choose`` of the table must follow: they decide which
     kernels stay.
 
     Args:

@@ -1,0 +1,199 @@
+"""Trials: the finalists of a table, timed in several starts of the machine. Their pooled rounds choose the kernels.
+
+A kernel is 3 to 6% faster or slower from start to start, and no interval from one start shows that. So kernels are
+chosen from three, and judged in three others (outblas.search.build_library.judging).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from outblas.bench.live_evaluator import LiveEvaluator
+from outblas.core.config import KernelConfig, config_name
+from outblas.core.errors import RecordError, UsageError
+from outblas.core.evaluation import Timing
+from outblas.core.journal import Journal
+from outblas.core.problem import Problem
+from outblas.core.rivals import RIVALS
+from outblas.core.suites import BLOCK_FLOP, Table
+from outblas.judge.bench_cell import Options
+from outblas.judge.rounds import timing_of_samples
+from outblas.records.provenance import collect_provenance, start_of_machine
+from outblas.runtime.device import gpu_of_device
+from outblas.search.build_library.build_work import SEEDS, BuildFolder, built_by, printer, proved
+from outblas.search.build_library.finalists import finalists
+
+#: Starts of the machine whose rounds choose the kernels; as many others judge them. Fixed before the first.
+STARTS = ("1", "2", "3")
+#: The one start in which blocks choose the kernels of large products.
+BLOCK = "block"
+ALL_STARTS = (*STARTS, BLOCK)
+TRIAL_ROUNDS = 9
+#: All finalists of a problem share its rounds.
+MANY = 64
+
+
+@dataclass(frozen=True)
+class TrialEntry:
+    """Times of one problem in one trial.
+
+    Attributes:
+        timings: name of a rival or of a kernel -> its time; all of the same rounds.
+        details: name of a rival -> one line, e.g. its algorithm.
+        failed: name of a kernel that has no time -> its status.
+    """
+
+    timings: Mapping[str, Timing]
+    details: Mapping[str, str]
+    failed: Mapping[str, str]
+
+
+def trial_path(work: BuildFolder, table: Table, start: str) -> Path:
+    """Return the file of one trial, ``<stem>_trial_<start>.jsonl``."""
+    return work.path / f"{table.stem}_trial_{start}.jsonl"
+
+
+def run_trial(work: BuildFolder, table: Table, start: str) -> None:
+    """Time the finalists of a table beside all rivals, and keep every round in the file of :func:`trial_path`.
+
+    A finished trial is left as it is. A killed one goes on where it was, if the machine was not started anew since.
+    Otherwise it begins again, because its rounds must be of one start.
+
+    Args:
+        work: directory of the build.
+        table: the table; it must be tuned.
+        start: ``1``, ``2`` or ``3``: interleaved rounds of the products that mode ``block`` does not time; ``block``:
+            blocks of those that it does.
+
+    Raises:
+        UsageError: the table is not tuned, or changed since the trial began.
+    """
+    chosen = {p: c for p, c in finalists(work, table).items() if (p.flops >= BLOCK_FLOP) == (start == BLOCK)}
+    done = finished_trial(work, table, start, chosen)
+    if done:
+        print(f"trial {table} {start}: done before", flush=True)
+        return
+    journal = _journal(work, table, start, chosen)
+    known = {entry["problem"] for entry in journal.entries}
+    todo = [p for p in chosen if p.key not in known]
+    progress = printer(f"trial {table} {start}")
+    try:
+        with LiveEvaluator(work.gpu_index, _options(work, table, start)) as evaluator:
+            evaluator.compile_soon((p, c) for p in todo for c in chosen[p])
+            for count, problem in enumerate(todo, len(journal.entries) + 1):
+                journal.append(_timed(problem, chosen[problem], evaluator))
+                progress(count, len(chosen))
+        journal.append({"problem": "", "provenance": collect_provenance(f"trial {table} {start}", work.gpu_index)})
+    finally:
+        journal.close()
+
+
+def finished_trial(
+    work: BuildFolder, table: Table, start: str, chosen: Mapping[Problem, Sequence[KernelConfig]] | None = None
+) -> list[dict[str, Any]]:
+    """Return the lines of a finished trial without its settings; an empty list if it is not finished.
+
+    Args:
+        work: directory of the build.
+        table: the table.
+        start: as for :func:`run_trial`.
+        chosen: the finalists that it must have timed; None: any.
+
+    Raises:
+        UsageError: it timed other finalists.
+    """
+    path = trial_path(work, table, start)
+    if not path.exists():
+        return []
+    settings, *lines = _lines(path)
+    if not lines or lines[-1]["problem"]:
+        return []
+    if chosen is not None and settings["finalists"] != _names(chosen):
+        raise UsageError(f"{path} timed other finalists", "the table as it was then", "delete it to time these")
+    return lines
+
+
+def read_trial(work: BuildFolder, table: Table, start: str) -> dict[Problem, TrialEntry]:
+    """Return problem -> what a finished trial found.
+
+    Raises:
+        UsageError: the trial is not finished.
+    """
+    lines = finished_trial(work, table, start)
+    if not lines:
+        raise UsageError(
+            f"trial {start} of {table} is not finished",
+            f"the trials {', '.join(STARTS)} and {BLOCK}",
+            f"run `outblas build-library --work {work.path} --tables {table} --steps trial --starts {start}`",
+        )
+    return {Problem.from_key(line["problem"]): _entry(line) for line in lines[:-1]}
+
+
+def _journal(work: BuildFolder, table: Table, start: str, chosen: Mapping[Problem, Sequence[KernelConfig]]) -> Journal:
+    path = trial_path(work, table, start)
+    about = {"table": str(table), "start": start, "machine": start_of_machine(), **built_by(), "rounds": TRIAL_ROUNDS}
+    settings = {**about, "gpu": gpu_of_device(work.gpu_index).name, "finalists": _names(chosen)}
+    try:
+        return Journal(path, settings)
+    except UsageError:
+        print(f"trial {table} {start}: begins anew, for it was of another start or other kernels", flush=True)
+        return Journal(path, settings, resume=False)
+
+
+def _names(chosen: Mapping[Problem, Sequence[KernelConfig]]) -> dict[str, list[str]]:
+    return {problem.key: [config_name(c) for c in configs] for problem, configs in chosen.items()}
+
+
+def _options(work: BuildFolder, table: Table, start: str) -> Options:
+    return Options(
+        work.gpu_index, gpu_of_device(work.gpu_index), rounds=TRIAL_ROUNDS, baselines=RIVALS, chunk=MANY,
+        seed=SEEDS["trial"] + (0 if start == BLOCK else int(start)), proved=proved(work, table),
+        mode="block" if start == BLOCK else "offline", algorithms=str(work.path / "algorithms.jsonl"),
+    )  # fmt: skip
+
+
+def _timed(problem: Problem, configs: Sequence[KernelConfig], evaluator: LiveEvaluator) -> dict[str, Any]:
+    """Return the line of one problem."""
+    found = list(evaluator.evaluate([(problem, config) for config in configs]))
+    report = evaluator.baseline_report(problem)
+    return {
+        "problem": problem.key,
+        "rivals": {name: _samples(timing) for name, timing in report.timings.items()},
+        "details": report.details,
+        "left_out": report.left_out,
+        "kernels": {config_name(e.config): _samples(e.timing) for e in found if e.timing is not None},
+        "failed": {config_name(e.config): e.status.value for e in found if e.timing is None},
+    }
+
+
+def _samples(timing: Timing) -> dict[str, Any]:
+    figures = {"us": [round(us, 4) for us in timing.samples_us], "repeats": timing.repeats, "sets": timing.operand_sets}
+    return figures if timing.sm_mhz is None else {**figures, "mhz": timing.sm_mhz}
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    """Return the whole lines of a trial's file, its settings first.
+
+    Raises:
+        RecordError: the file is damaged.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+    except (OSError, ValueError) as error:
+        raise RecordError(f"{path} cannot be read ({error})", "one JSON value per line", "delete it") from error
+
+
+def _entry(line: Mapping[str, Any]) -> TrialEntry:
+    measured = {**line["rivals"], **line["kernels"]}
+    return TrialEntry({n: _timing(s) for n, s in measured.items()}, line["details"], line["failed"])
+
+
+def _timing(samples: Mapping[str, Any]) -> Timing:
+    mode = "offline" if "mhz" not in samples else "block"
+    found = timing_of_samples(mode, samples["us"], samples["repeats"], samples["sets"])
+    return replace(found, sm_mhz=samples.get("mhz"))

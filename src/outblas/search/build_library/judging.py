@@ -1,0 +1,80 @@
+"""Judge a table's library in three starts of the machine, and publish the median of each row.
+
+The starts are others than those of the trials, so no figure is of the rounds that chose the kernel. All are kept, and
+none takes a kernel back.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from outblas.core.errors import UsageError
+from outblas.core.suites import Table
+from outblas.records.library_tables import is_bench_of, rows_of_table
+from outblas.records.median_rows import median_rows
+from outblas.records.results import Result, read_result, write_result
+from outblas.search.build_library.benching import bench, benched
+from outblas.search.build_library.build_work import SEEDS, BuildFolder
+from outblas.search.build_library.finalist_trials import BLOCK, STARTS
+
+
+def judge_path(work: BuildFolder, table: Table, start: str) -> Path:
+    """Return the file of one judging bench, ``<stem>_judge_<start>.parquet``."""
+    return work.path / f"{table.stem}_judge_{start}.parquet"
+
+
+def judge(work: BuildFolder, table: Table, start: str) -> None:
+    """Bench a table's library in mode offline in one start of the machine, or in mode ``block``.
+
+    A finished bench is left as it is.
+
+    Args:
+        work: directory of the build.
+        table: the table; its kernels must be chosen.
+        start: ``1``, ``2`` or ``3``: mode offline; ``block``: large products in blocks, into the table's result file.
+
+    Raises:
+        UsageError: the table is not tuned.
+    """
+    if start == BLOCK:
+        bench(work, table, "block")
+        return
+    out, part, problems = judge_path(work, table, start), rows_of_table(work.load(), table), table.problems()
+    if out.exists() and is_bench_of(out, part, problems):
+        print(f"judge {table} {start}: done before", flush=True)
+        return
+    seed = SEEDS["judge"] + int(start)
+    benched(f"judge {table} {start}", work, table, problems, part, out, "offline", seed=seed)
+
+
+def merge(work: BuildFolder, table: Table) -> None:
+    """Write the table's offline result file: each row is that of the start whose speed-up is the median of three.
+
+    Args:
+        work: directory of the build.
+        table: the table.
+
+    Raises:
+        UsageError: a judging bench is missing, or is of another library.
+        RecordError: a file is damaged.
+    """
+    part = rows_of_table(work.load(), table)
+    results = [_judged(work, table, start) for start in STARTS]
+    for result in results:
+        if not is_bench_of(result.path, part, table.problems()):
+            raise UsageError(f"{result.path} is of another library", "a bench of this one", "delete it and judge again")
+    starts = [{key: result.provenance[key] for key in ("date", "commit", "driver", "machine")} for result in results]
+    meta = {**results[0].meta, "provenance": {**results[0].provenance, "starts": starts}}
+    write_result(median_rows([result.rows for result in results]), meta, work.result(table, "offline"))
+    print(f"merge {table}: the medians of {len(results)} starts", flush=True)
+
+
+def _judged(work: BuildFolder, table: Table, start: str) -> Result:
+    path = judge_path(work, table, start)
+    if not path.exists():
+        raise UsageError(
+            f"judging bench {start} of {table} is missing",
+            f"those of {', '.join(STARTS)}",
+            f"run `outblas build-library --work {work.path} --tables {table} --steps judge --starts {start}`",
+        )
+    return read_result(path)

@@ -1,0 +1,55 @@
+"""benchmarks/torch_accuracy.py on a CPU: its products, and what it counts."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outblas.core.suites import suite
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> Any:
+    pytest.importorskip("torch")
+    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[2] / "benchmarks"))
+    return importlib.import_module("torch_accuracy")
+
+
+def test_half_of_the_products_are_of_the_grid(script: Any) -> None:
+    drawn = list(script.products(64, 0))
+    assert drawn == list(script.products(64, 0)) != list(script.products(64, 1))
+    grid = {(p.m, p.n, p.k) for p in suite("grid1000")}
+    assert all((p.m, p.n, p.k) in grid for p in drawn[1::2])
+    kinds = {(p.layout, p.dtype, p.rows_aligned) for p in drawn[::2]}
+    assert len(kinds) == 8 and max(max(p.m, p.n, p.k) for p in drawn) <= script.MOST
+
+
+def test_a_result_has_every_switch_and_the_worst_of_each(
+    script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = script.error_ratios
+
+    def with_one_outside(problem: Any, device: str, seed: int) -> dict[str, float]:
+        found = real(problem, device, seed)
+        return {**found, "torch": 7.25} if seed == 3 else found
+
+    monkeypatch.setattr(script, "error_ratios", with_one_outside)
+    out = tmp_path / "new" / "r.json"
+    script.main(["--device", "cpu", "--count", "16", "--most", "128", "--out", str(out)])
+    result = json.loads(out.read_text())
+    assert set(result["switches"]["torch_full"].values()) == {False}
+    assert set(result["by_dtype"]) == {"fp16", "bf16"} and result["provenance"]["commit"]
+    for rows in result["by_dtype"].values():
+        assert set(rows) == {"torch", "outblas_fallback", "torch_full"} and {r["n"] for r in rows.values()} == {8}
+    rows = result["by_dtype"]["fp16"]
+    assert (rows["torch"]["outside"], rows["torch"]["worst"]) == (1, 7.25)
+    assert rows["torch_full"]["outside"] == 0 and 0 < rows["torch_full"]["worst"] <= 1
+
+
+def test_without_a_gpu_it_says_so_in_one_line(script: Any, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="^error: "):
+        script.main(["--count", "1", "--out", str(tmp_path / "r.json")])

@@ -1,0 +1,44 @@
+"""The README's table: what a fall-back counts as, and the interval between starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outblas.publish.tables.headline import headline_rows, headline_table
+from outblas.publish.words import mean_in_words
+from outblas.records.results import read_result, write_result
+from support.bench_fixture import META, make_rows
+
+
+@pytest.mark.parametrize(
+    ("interval", "words"),
+    [(None, "1.126×"), ((1.125, 1.1274), "1.126× (1.125–1.127)"), ([1.1, 1.2], "1.126× (1.100–1.200)")],
+)
+def test_a_mean_has_its_interval_in_brackets(interval: Any, words: str) -> None:
+    assert mean_in_words(1.1264, interval) == words
+
+
+def table_of(rows: list[dict[str, Any]], folder: Path) -> str:
+    path = write_result(rows, META, folder / "grid.parquet")
+    return headline_table(headline_rows(folder, [read_result(path)]))
+
+
+def test_older_files_count_a_fall_back_as_1(tmp_path: Path) -> None:
+    rows = make_rows((64, 128), pdls=(False,))
+    dropped = sum(row["fallback"] and row["speedup"] is not None for row in rows)
+    text = table_of(rows, tmp_path)
+    assert f"A fall-back counts as 1. So does a kernel that the same bench found slower: {dropped} of" in text
+    assert "In brackets" not in text
+
+
+def test_measured_fall_backs_and_starts_are_told(tmp_path: Path) -> None:
+    rows = [{**row, "ran": "torch 2"} for row in make_rows((64, 128), pdls=(False,)) if not row["fallback"]]
+    one = table_of(rows, tmp_path)
+    assert "A fall-back counts as measured." in one and "counts as 1" not in one and "In brackets" not in one
+    three = table_of([{**row, "by_start": [row["published"]] * 3} for row in rows], tmp_path)
+    assert "In brackets: the least and the greatest mean of one start" in three
+    (line,) = [line for line in three.splitlines() if "grid1000*" in line]
+    assert line.count("–") == 1 and "× (" in line

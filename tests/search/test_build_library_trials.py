@@ -1,0 +1,95 @@
+"""Trials of a tuned table: its finalists, timed in several starts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from outblas.core.config import config_name, launch_of
+from outblas.core.errors import UsageError
+from outblas.core.problem import Problem
+from outblas.core.rivals import RIVALS
+from outblas.core.roofline import H200
+from outblas.kernels.catalogue import launch_options
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.records.library import LibraryChoice, LibraryRow
+from outblas.search.build_library import finalist_trials as trials
+from outblas.search.build_library.finalists import PER_LAUNCH, finalists
+from outblas.search.build_library.finalists import _of_row as of_row
+from support.build_library_fixture import run, script_fixture, work_fixture  # noqa: F401
+from support.helpers import passed_evaluation
+
+
+def test_finalists_are_the_fastest_of_each_launch_option(script: Any, work: Any) -> None:
+    run(script, work, "tune")
+    table = script.TABLES[0]
+    found, tried = finalists(work, table), script.search.earlier_searches(work, table, but="")
+    for problem, configs in found.items():
+        assert configs and len(configs) == len(set(configs))
+        speed = {e.config: e.speedup.ratio for e in tried[problem]}
+        for config in configs:
+            same = [c for c in speed if launch_of(c) == launch_of(config)]
+            better = [c for c in same if speed[c] > speed[config]]
+            assert len(better) < PER_LAUNCH and speed[config] >= 0.97 * max(speed[c] for c in same)
+
+
+def test_a_trial_keeps_every_round_and_is_not_repeated(script: Any, work: Any, capsys: Any) -> None:
+    run(script, work, "tune")
+    table = script.TABLES[0]
+    trials.run_trial(work, table, "1")
+    found, chosen = trials.read_trial(work, table, "1"), finalists(work, table)
+    assert list(found) == list(chosen)
+    for problem, entry in found.items():
+        assert set(entry.timings) == {*RIVALS, *map(config_name, chosen[problem])}
+        assert {len(t.samples_us) for t in entry.timings.values()} == {trials.TRIAL_ROUNDS}
+    asked = len(script.trial.asked)
+    trials.run_trial(work, table, "1")
+    assert 0 < len(script.trial.asked) == asked and "done before" in capsys.readouterr().out
+
+
+def test_a_killed_trial_goes_on_within_its_start_and_begins_anew_in_another(
+    script: Any, work: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    run(script, work, "tune")
+    table = script.TABLES[0]
+    trials.run_trial(work, table, "2")
+    path = trials.trial_path(work, table, "2")
+    lines = path.read_text().splitlines(keepends=True)
+    for machine, left in ((trials.start_of_machine(), len(lines) - 3), ("another", len(lines) - 2)):
+        path.write_text("".join(lines[:2]))
+        assert trials.finished_trial(work, table, "2") == []
+        with pytest.raises(UsageError, match="--steps trial --starts 2"):
+            trials.read_trial(work, table, "2")
+        monkeypatch.setattr(trials, "start_of_machine", lambda machine=machine: machine)
+        script.trial.asked.clear()
+        trials.run_trial(work, table, "2")
+        assert len({p for _, p, _ in script.trial.asked}) == left
+    assert "begins anew" in capsys.readouterr().out
+
+
+def test_finalists_of_a_large_product_are_its_three_fastest_plain_kernels(script: Any) -> None:
+    problem = Problem(8192, 8192, 8192)
+    plain = [Sm90WgmmaConfig(128, 128, stages=stages) for stages in (3, 4, 5, 6)]
+    configs = [*plain, replace(plain[0], pdl=True)]
+    tried = [passed_evaluation(problem, config, ratio=1 + 0.01 * i) for i, config in enumerate(configs)]
+    row = LibraryRow(problem, "torch", "", "cuda:0", LibraryChoice(plain[0], 1.5, 1.4, 1.6))
+    assert of_row(row, tried, H200) == [plain[0], plain[3], plain[2]]
+
+
+def test_a_product_too_long_for_a_search_with_pdl_has_its_best_kernel_with_pdl(script: Any) -> None:
+    problem = Problem(2048, 2048, 4096)
+    assert "pdl" not in launch_options(problem, H200)
+    best, other = Sm90WgmmaConfig(128, 128), Sm90WgmmaConfig(128, 64)
+    tried = [passed_evaluation(problem, best, ratio=1.02), passed_evaluation(problem, other, ratio=1.0)]
+    assert of_row(LibraryRow(problem), tried, H200) == [best, other, replace(best, pdl=True)]
+
+
+def test_a_search_after_the_finalists_lets_them_be_chosen_anew(script: Any, work: Any) -> None:
+    run(script, work, "tune")
+    table = script.TABLES[0]
+    first = finalists(work, table)
+    assert work.finalists(table).exists() and finalists(work, table) == first
+    run(script, work, "borrow")
+    assert not work.finalists(table).exists()
