@@ -37,7 +37,7 @@ def test_a_lost_context_is_told_with_what_was_seen_of_it(monkeypatch: pytest.Mon
 
 
 def test_without_a_driver_there_is_no_context_to_lose(monkeypatch: pytest.MonkeyPatch) -> None:
-    """cuda.bindings looks for libcuda at the first call and raises RuntimeError where there is none."""
+    """cuda.bindings looks for libcuda at the first call, and raises RuntimeError without it."""
 
     def no_library() -> None:
         raise RuntimeError("Failed to dlopen libcuda.so.1")

@@ -47,7 +47,7 @@ class DeviceState:
             DeviceError.
         lt: finds algorithms; None: cuBLASLt.
         any_shape: as for :func:`outblas.dispatch.decide.decide`.
-        absent: what is not installed, so that torch computes every product; empty: nothing.
+        absent: a missing wheel in one line, for lack of which torch computes every product; empty: none is missing.
     """
 
     def __init__(

@@ -39,8 +39,8 @@ def parse_models(text: str, prices: Sequence[str]) -> list[Model]:
             The last price of a name counts.
 
     Raises:
-        UsageError: a name is empty or given twice, a weight is not finite or not above 0, a price is no pair of numbers
-            or of no model.
+        UsageError: a name is empty or given twice, or a weight is not finite or not above 0. Or a price is no pair of
+            numbers, or of no model.
     """
     by_name: dict[str, Price] = {}
     for one in prices:
