@@ -32,7 +32,8 @@ def write_atomic(path: Path, data: bytes) -> Path:
         ``path`` itself.
 
     Raises:
-        RecordError: the disk refuses (no space, no permission). The old file at ``path`` is kept.
+        RecordError: the disk refuses (no space, no permission). The old file at ``path`` is kept, and the temporary
+            file is removed.
     """
     scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:

@@ -47,7 +47,7 @@ class PhaseTimer:
     Read it by :meth:`totals`. It is for one thread.
 
     Args:
-        rest: name of the phase outside of all others, e.g. ``other``.
+        rest: name of the phase outside of all others, e.g. ``other``. It is a key of the totals, too.
         clock: function that returns seconds.
     """
 
@@ -61,8 +61,7 @@ class PhaseTimer:
         """Attribute the seconds of the ``with`` block to the phase ``name``, except those of phases within it.
 
         The same name adds up over several blocks; :meth:`totals` returns the sums. The time of a block that raises
-        counts, too.
-        It is for one thread.
+        counts, too. It is for one thread.
 
         Yields:
             None.

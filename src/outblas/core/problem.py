@@ -119,8 +119,7 @@ class Problem:
 
         Args:
             data: all six keys, spelled exactly: ``m``, ``n``, ``k`` (integers), ``layout`` (``"TN"`` or ``"NN"``),
-                ``dtype``
-                (``"fp16"`` or ``"bf16"``), ``acc`` (``"fp32"`` or ``"fp16"``).
+                ``dtype`` (``"fp16"`` or ``"bf16"``), ``acc`` (``"fp32"`` or ``"fp16"``).
 
         Raises:
             KeyError: a key is missing, even one whose field has a default.
@@ -172,7 +171,8 @@ def _one_of(what: str, value: object, allowed: tuple[str, ...]) -> None:
 def row_major(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
     """Return True if a matrix is stored by rows without gaps.
 
-    The stride of an extent of 1 does not matter, as in torch's ``is_contiguous``. An extent of 0 is not special here.
+    The stride of an extent of 1 does not matter, as in torch's ``is_contiguous``. An extent of 0 is not special here,
+    unlike in torch: ``row_major((0, 3), (99, 1))`` is False.
     Example: ``row_major((2, 3), (3, 1))`` is True, ``row_major((2, 3), (4, 1))`` and ``row_major((2, 3), (1, 2))`` are
     False.
 

@@ -34,7 +34,7 @@ def flop_weighted(speedups: Sequence[float], flops: Sequence[float]) -> float:
     """Return the geometric mean of speed-ups weighted by work: exp(sum(flop * ln s) / sum(flop)).
 
     It gives the speed-up of a random FLOP of a suite; :func:`geomean` gives that of a random problem. One huge problem
-    weighs as much as thousands of small ones.
+    weighs as much as thousands of small ones. Example: ``flop_weighted([2.0, 1.0], [1.0, 1.0])`` is 1.414....
 
     Args:
         speedups: one ratio per problem.

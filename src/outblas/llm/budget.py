@@ -33,6 +33,7 @@ class Price:
     """The price of a model.
 
     ``usd(prompt_tokens, answer_tokens)`` returns the price of these numbers of tokens in US dollars.
+    Example: ``Price(1.0, 2.0).usd(1_000_000, 500_000)`` is 2.0.
 
     Attributes:
         prompt: US dollars per million tokens of prompts.

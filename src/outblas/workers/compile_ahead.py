@@ -40,8 +40,7 @@ class CompileAhead:
         """Compile the legal kernels that no earlier call named, in parallel processes.
 
         If fewer than ``least`` kernels are new, nothing is compiled and nothing is yielded. Those kernels count as
-        named from
-        then on, so a later call leaves them out, too.
+        named from then on, so a later call leaves them out, too. It is a generator: iterate it, or nothing happens.
 
         Args:
             pairs: (problem, config) of each kernel. Illegal pairs are ignored.
@@ -176,8 +175,7 @@ class BaselineKernels:
 
         Returns:
             (problem, config) for each problem with a choice that can be built here. Empty if all were named before, or
-            if the
-            package nvMatmulHeuristics is not installed.
+                if the package nvMatmulHeuristics is not installed.
         """
         from outblas.judge.matmul_heuristics import nvmmh_configs
 

@@ -58,8 +58,7 @@ class WorkItem(NamedTuple):
         problem: the problem.
         config: kernel to evaluate; None: only the problem's baselines.
         nvmmh: config that baseline ``nvmmh`` runs; None: it is left out. Consecutive items of one problem share the
-            first
-            one's.
+            first one's.
         proved: True if another worker has proved this kernel in full. It is still proved on the timed operands.
         built: machine code of a free kernel, which a jailed worker cannot compile itself.
         fallback: algorithm of cuBLASLt that ``outblas.matmul`` would run, to be timed as one more baseline; empty:
@@ -85,9 +84,8 @@ class Handler:
     """The evaluator inside a worker. Call it with a batch to evaluate its items.
 
     A call takes a list of (index, :class:`WorkItem`) and an :class:`outblas.workers.sandbox.Emit`. Through the latter
-    it
-    sends one answer for each item: a pair (Evaluation or None, Baselines or None). The evaluation is None for an item
-    without a config. The baselines are None if the candidate failed before it was timed.
+    it sends one answer for each item: a pair (Evaluation or None, Baselines or None). The evaluation is None for an
+    item without a config. The baselines are None if the candidate failed before it was timed.
 
     Args:
         options: GPU, proof and timing.

@@ -44,8 +44,7 @@ class WorkerLoss:
 
     Attributes:
         status: ``HANG`` (silence, or the batch's time was over), ``FAULT`` (context lost, fatal signal, too much
-            memory) or
-            ``EXITED`` (any other end).
+            memory) or ``EXITED`` (any other end).
         detail: one line on it.
     """
 
@@ -123,14 +122,12 @@ class Sandbox:
         """Yield the answers to a batch as (index, value), in the order of arrival.
 
         Every item is answered exactly once. If an item costs its worker, its value is a :class:`WorkerLoss` and the
-        others go
-        to a new worker. Closing the iterator early kills the worker.
+        others go to a new worker. Closing the iterator early kills the worker.
 
         Args:
             items: the batch; ``index`` counts its items from 0. An item must be picklable.
             meanwhile: function without arguments, called each time a worker was given items; its exception kills the
-                worker
-                and is raised.
+                worker and is raised.
 
         Raises:
             DeviceError: a worker cannot start, or a worker without a codec reports an error of the handler.
@@ -290,12 +287,15 @@ class Sandbox:
 
 
 def factory_name(factory: Callable[..., Any]) -> str:
-    """Return the name of a module's function or class for :func:`make_from_name`, ``module:name``."""
+    """Return the name of a module's function or class for :func:`make_from_name`, ``module:name``.
+
+    Example: ``factory_name(make_handler)`` returns ``"outblas.workers.handler:make_handler"``.
+    """
     return f"{factory.__module__}:{factory.__qualname__}"
 
 
 def make_from_name(factory: str, args: tuple[Any, ...]) -> Any:
-    """Import ``module`` of ``module:name``, call ``name(*args)`` and return its result."""
+    """Import ``module`` of ``module:name``, return ``name(*args)``. ``("math:sqrt", (4.0,))`` gives 2.0."""
     module, _, name = factory.partition(":")
     return getattr(importlib.import_module(module), name)(*args)
 
