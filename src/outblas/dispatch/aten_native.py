@@ -85,12 +85,15 @@ class NativeCall(NamedTuple):
 def open_products(key: str, libcuda: str | None = None) -> tuple[Any, str]:
     """Open the C++ kernels of a dispatch key.
 
+    Example: without a C++ compiler at the build, it returns ``(None, "outblas.dispatch._native was built without a C++
+    compiler")``.
+
     Args:
-        key: ``CPU`` or ``CUDA``.
+        key: ``"CPU"`` or ``"CUDA"``.
         libcuda: file name of the driver's library; None: the default one.
 
     Returns:
-        (kernels, ""), or (None, the reason) if they cannot be used.
+        (kernels, ""), or (None, the reason in one line) if they cannot be used. It does not raise for lack of them.
     """
     reason = native.why_not()
     if reason:
@@ -115,7 +118,11 @@ def ask_python_keys() -> int:
 
 
 def current_call(products: Any) -> NativeCall | None:
-    """Return the call that C++ passed to this thread's Python kernel; None if C++ did not make it."""
+    """Return the call that C++ passed to this thread's Python kernel; None if C++ did not make it.
+
+    Args:
+        products: the kernels of :func:`open_products`.
+    """
     sent = products.sent()
     return None if sent is None else NativeCall(products, sent)
 

@@ -47,8 +47,12 @@ def as_plain_tensor(tensor: torch.Tensor) -> torch.Tensor:
 class Override:
     """The replacement of torch's kernels, active from :meth:`install` to :meth:`remove`.
 
+    Example: ``o = Override("CPU")``, ``o.install()``, ``a @ b``, then ``o.counts()`` returns ``{"ours": 0, "torchs":
+    1}``,
+    as no library is for a CPU. The constructor changes nothing.
+
     Args:
-        key: dispatch key of the device whose kernels are replaced, ``CUDA`` or ``CPU``.
+        key: dispatch key of the device whose kernels are replaced, ``"CUDA"`` or ``"CPU"``.
     """
 
     def __init__(self, key: str = "CUDA") -> None:
@@ -84,7 +88,7 @@ class Override:
         self._library = None
 
     def counts(self) -> dict[str, int]:
-        """Return the number of products so far: ``ours`` (by this package) and ``torchs`` (by torch)."""
+        """Return the products so far as ``{"ours": n, "torchs": m}``: those by this package, and those by torch."""
         native = {} if self._products is None else self._products.counts()
         with self._lock:
             return {"ours": self._ours + native.get("ours", 0), "torchs": self._torchs + native.get("torchs", 0)}

@@ -24,11 +24,13 @@ HALF_DTYPES = (torch.float16, torch.bfloat16)
 def our_mm(a: torch.Tensor, b: torch.Tensor, option: int, call: NativeCall | None = None) -> torch.Tensor | None:
     """Compute a product of two half-precision matrices. Return None if torch must compute it.
 
+    Example: fp32 matrices, a batch, and matrices on a CPU give None.
+
     Args:
-        a: (M, K).
+        a: (M, K), fp16 or bf16.
         b: (K, N).
-        option: as for :func:`outblas.dispatch.product.run_below_autograd`.
-        call: as for :func:`outblas.dispatch.product.run_below_autograd`.
+        option: index of the launch option: 0 plain, 1 PDL, 2 constant weights.
+        call: the call if C++ asked, which then learns the answer; None otherwise.
     """
     return run_below_autograd(a, b, option, call) if a.dtype in HALF_DTYPES and a.dim() == 2 == b.dim() else None
 
@@ -36,7 +38,8 @@ def our_mm(a: torch.Tensor, b: torch.Tensor, option: int, call: NativeCall | Non
 def our_bmm(a: torch.Tensor, b: torch.Tensor, option: int, call: NativeCall | None = None) -> torch.Tensor | None:
     """Compute a batched product that is one product of two matrices: a batch of 1, or one ``b`` for all.
 
-    Return None if torch must compute it. The arguments are those of :func:`our_mm`, with a batch as first dimension.
+    Return (B, M, N), or None if torch must compute it. The arguments are those of :func:`our_mm`, but (B, M, K) and
+    (B, K, N). One ``b`` for all means that its stride along B is 0, as ``expand`` makes it.
     """
     if a.dtype not in HALF_DTYPES or a.dim() != 3 or b.dim() != 3 or a.shape[0] != b.shape[0]:
         return None

@@ -34,9 +34,11 @@ def compute_mm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def multiply(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Compute as :func:`compute_mm`, with gradients.
+    """Compute as :func:`compute_mm`, with gradients: the result has a ``grad_fn`` if an operand requires a gradient.
 
-    torch does it instead if a batch of gradients is asked for, or if gradients are compiled.
+    torch.mm does it instead within torch.func, while torch.compile traces, or for tensors without memory, such as a
+    batch
+    of gradients.
     """
     if torch._C._are_functorch_transforms_active() or torch.compiler.is_compiling():
         return torch.mm(a, b)
@@ -55,7 +57,10 @@ def multiply_for_gradient(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def save_operands(ctx: Any, a: torch.Tensor, b: torch.Tensor, wants: tuple[bool, bool]) -> None:
-    """Save in ``ctx`` the operands that the wanted gradients need, and no other.
+    """Save in ``ctx`` the operands that the wanted gradients need, and no other; ``ctx.by_columns`` says how each is
+    stored.
+
+    Example: with ``wants=(True, False)``, ``ctx.saved_tensors`` is ``(None, b)``.
 
     Args:
         ctx: context of the autograd function.
@@ -70,13 +75,15 @@ def save_operands(ctx: Any, a: torch.Tensor, b: torch.Tensor, wants: tuple[bool,
 def gradients(
     ctx: Any, grad: torch.Tensor, wants: tuple[bool, bool], mm: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """Return the gradients of (a, b); None for each one that is not wanted.
+    """Return the gradients of (a, b) as a tuple; None for each one that is not wanted.
+
+    They are ``mm(grad, b.t())`` and ``mm(a.t(), grad)``, or the transposes of products that give the same.
 
     Args:
         ctx: context in which :func:`save_operands` has saved the operands.
         grad: gradient of the product, (M, N).
         wants: whether the gradients of ``a`` and of ``b`` are wanted.
-        mm: function that multiplies two matrices.
+        mm: function of two matrices that returns their product, e.g. ``torch.mm``.
     """
     a, b = ctx.saved_tensors
     grad_a = grad_b = None
@@ -95,9 +102,9 @@ def _is_by_columns(t: torch.Tensor) -> bool:
 class ProductFunction(torch.autograd.Function):  # type: ignore[misc]
     """The autograd function of ``a @ b`` for two matrices.
 
-    Its ``apply`` takes (a, b, asked) and returns the product. ``asked`` is True if it is known that torch need not
-    compute
-    it.
+    ``ProductFunction.apply(a, b, asked)`` returns the product, (M, N). ``asked`` is True if torch need not compute it
+    for
+    another reason than a gradient; False asks again.
     """
 
     @staticmethod
@@ -116,7 +123,7 @@ class ProductFunction(torch.autograd.Function):  # type: ignore[misc]
 class BiasedProductFunction(torch.autograd.Function):  # type: ignore[misc]
     """The autograd function of ``bias + a @ b``, rounded as torch.addmm does.
 
-    Its ``apply`` takes (bias, a, b) with shapes (N), (M, K) and (K, N).
+    ``BiasedProductFunction.apply(bias, a, b)`` takes shapes (N), (M, K) and (K, N), and returns (M, N).
     """
 
     @staticmethod

@@ -63,7 +63,10 @@ class BuiltPack:
 
 
 def packaged_libraries() -> dict[str, bytes]:
-    """Return GPU -> content of the library file that comes with the package, as bytes."""
+    """Return GPU -> content of the library file that comes with the package, as bytes.
+
+    Example: the keys are ``["h200"]``; the bytes are JSON.
+    """
     folder = resources.files("outblas") / "data" / "libraries"
     found = {entry.name: entry for entry in folder.iterdir() if entry.name.endswith(".json")}
     return {name.removesuffix(".json"): found[name].read_bytes() for name in sorted(found)}
@@ -76,7 +79,10 @@ def sources_of(libraries: Sequence[Library]) -> list[Source]:
 
 
 def any_shape_files() -> dict[str, bytes]:
-    """Return GPU -> content of the packaged file with the kernels for problems of no library, as bytes."""
+    """Return GPU -> content of the packaged file with the kernels for problems of no library, as bytes.
+
+    Example: the keys are ``["h200"]``; the bytes are an .npz file.
+    """
     folder = resources.files("outblas") / "data" / "any_shape"
     entries = list(folder.iterdir()) if folder.is_dir() else []
     found = {entry.name: entry for entry in entries if entry.name.endswith(".npz")}
@@ -176,7 +182,10 @@ def build_for_wheel(path: Path = PACK, report: Callable[[str], None] = lambda li
 def is_current(path: Path) -> bool:
     """Return True if a pack has this package's version, kernel files and libraries.
 
-    False if it is missing or damaged.
+    False if it is missing or damaged; nothing is raised.
+
+    Args:
+        path: the pack.
     """
     try:
         about = CubinPack(path).about
@@ -219,10 +228,12 @@ class _Progress:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Build the pack at its place in the package and print lines of progress.
+    """Build the pack at its place in the package and print lines of progress: ``python -m
+    outblas.dispatch.cubin_build``.
 
     Args:
-        arguments: command line without the program; None: the process's.
+        arguments: command line without the program, e.g. ``["--jobs", "4", "--out", "kernels.pack"]``; None: the
+            process's. A wrong option ends the process with status 2.
 
     Returns:
         0, or 2 with one line on standard error if it fails.

@@ -24,10 +24,12 @@ Choose = Callable[[Problem, Gpu], LibraryChoice | None]
 class Operand(NamedTuple):
     """The properties of a tensor on which a decision depends.
 
+    Example: ``Operand((64, 128), (128, 1), "fp16", "cuda:0")`` is a row-major matrix.
+
     Attributes:
         shape: extents.
         strides: in elements.
-        dtype: ``fp16``, ``bf16``, or torch's name of another dtype.
+        dtype: ``fp16``, ``bf16``, or torch's name of another dtype, e.g. ``float32``.
         device: torch's name, for example ``cuda:0``.
         offset: address modulo 16 bytes.
     """

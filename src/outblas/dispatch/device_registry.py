@@ -35,7 +35,15 @@ on_library_replaced: list[Callable[[], None]] = []
 
 
 def device_state(index: int) -> DeviceState:
-    """Return the state of a CUDA device: its library, its decisions and its loaded kernels."""
+    """Return the state of a CUDA device: its library, its decisions and its loaded kernels.
+
+    The state is made at the first call and kept; later calls return the same object. A GPU without a library has a
+    state
+    with an empty one. An unsupported GPU has ``gpu=None``.
+
+    Args:
+        index: CUDA index of the device.
+    """
     found = devices.get(index)
     if found is None:
         with lock:
@@ -83,13 +91,21 @@ def replace_library(library: Library | str | os.PathLike[str] | None, index: int
 
 
 def libraries_id() -> str:
-    """Digest of what decides: the libraries in use, and the data for shapes that no library has."""
+    """Return a SHA-256 (64 hex digits) of what decides: the libraries in use, the launch option, and the data for
+    shapes that
+    no library has.
+    """
     used = [(i, device.library.sha(), _any_shape_id(device)) for i, device in sorted(devices.items())]
     return hashlib.sha256(repr((promise_free_option(), used)).encode()).hexdigest()
 
 
 def status() -> dict[str, dict[str, Any]]:
-    """Return ``cuda:<index>`` -> state, for each device used so far; :func:`outblas.status` shows it."""
+    """Return ``cuda:<index>`` -> state, for each device used so far; :func:`outblas.status` shows it.
+
+    Example: ``{}`` before the first product. A state has the keys ``gpu``, ``library_rows``, ``kernels_loaded``,
+    ``kernels_shipped``, ``algorithms_found``, ``calls_bound``, ``compile_seconds``, ``failures``, ``libraries`` and
+    ``host_path``.
+    """
     path = native_table.host_path()
     return {
         f"cuda:{i}": {**device.status(), "libraries": list(libraries.get(i, ())), "host_path": path}

@@ -25,8 +25,11 @@ from outblas.dispatch import device_registry
 class Switch:
     """The state of the replacement, and the number of its users.
 
+    :meth:`enable` and :meth:`disable` set what the process wants; :meth:`enter` and :meth:`leave` count users. The
+    replacement is on while it is wanted or has a user. Property ``on`` says whether it is.
+
     Args:
-        key: dispatch key whose kernels are replaced.
+        key: dispatch key whose kernels are replaced, ``"CUDA"`` or ``"CPU"``.
         why_not: returns one line that says why nothing can be gained; empty if something can.
     """
 
@@ -53,7 +56,10 @@ class Switch:
             self._settle()
 
     def enter(self) -> bool:
-        """Add one user; return whether the replacement is on."""
+        """Add one user if the replacement can be on; return True if it is on.
+
+        If it cannot be, no user is added, one RuntimeWarning says why, and the result is False.
+        """
         with self._lock:
             entered = self._may_be_on()
             self._users += entered
@@ -174,7 +180,10 @@ def status() -> dict[str, dict[str, Any]]:
 
 
 def why_not() -> str:
-    """Return in one line why nothing would be gained here, and the remedy; empty if something may be."""
+    """Return in one line why nothing would be gained here, and the remedy; empty if something may be.
+
+    Example: with a torch for CPUs it ends in ``is not built for CUDA; install one that is``.
+    """
     if is_on("OUTBLAS_DISABLE"):
         return "OUTBLAS_DISABLE is set; unset it to let OutBLAS in"
     try:

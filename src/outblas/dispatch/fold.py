@@ -29,7 +29,14 @@ def fold(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None) -> F
 
     A vector ``a`` becomes a matrix of one row, a vector ``b`` one of one column. The rows of a batched ``a`` are
     stacked; ``b`` may then have a batch of at most 1. Return None for a matrix times a batch, too: torch computes it
-    transposed, and results must have torch's strides. Return None if an operand has no element.
+    transposed, and results must have torch's strides. Return None if an operand of another rank than 2 has no element.
+
+    Example: shapes (2, 3, 8) and (8, 5) give views (6, 8) and (8, 5), ``out`` None and ``shape`` (2, 3, 5).
+
+    Args:
+        a: first operand.
+        b: second operand.
+        out: contiguous output of the product's shape; None: none.
     """
     if a.dim() == 2 == b.dim():
         return Folded(a, b, out, (a.shape[0], b.shape[1]))
@@ -54,9 +61,10 @@ def fold(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None) -> F
 
 
 def unfold(c: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-    """Return the product of two matrices in the shape of a folded product, e.g. (2, 3, N) for (6, N).
+    """Return the product of two matrices in the shape of a folded product.
 
-    The result is no view in autograd's sense, because torch's is none.
+    The result is no view in autograd's sense, because torch's is none. Example: ``unfold(c, (2, 3, 5))`` of a (6, 5)
+    tensor has shape (2, 3, 5). A ``c`` of that shape is returned itself.
     """
     import torch
 
@@ -64,7 +72,10 @@ def unfold(c: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
 
 
 def leading_dims_collapse(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """Return True if all dimensions but the last can be viewed as one; strides of extents of 1 do not count."""
+    """Return True if all dimensions but the last can be viewed as one; strides of extents of 1 do not count.
+
+    Example: ``leading_dims_collapse((2, 3, 8), (24, 8, 1))`` is True, with strides ``(48, 8, 1)`` it is False.
+    """
     rows = [(extent, stride) for extent, stride in zip(shape[:-1], strides[:-1], strict=True) if extent != 1]
     return all(outer[1] == inner[0] * inner[1] for outer, inner in zip(rows[:-1], rows[1:], strict=True))
 

@@ -73,6 +73,9 @@ class FusedState:
     ) -> bool:
         """Return True if the kernel is loaded; otherwise start its compilation and return False.
 
+        With ``wait`` the first call compiles and returns True, unless that fails. A kernel that failed once is not
+        tried again.
+
         Args:
             problem: the product.
             config: kernel without the epilogue.
@@ -151,8 +154,11 @@ class FusedState:
     def status(self) -> dict[str, Any]:
         """Return counts of fused kernels and the reasons of failures.
 
+        Example: a new state gives ``{"kernels_loaded": 0, "being_compiled": 0, "failures": [], "launched": 0}``.
+
         Returns:
-            ``kernels_loaded`` and ``being_compiled`` (numbers), ``failures`` (list of reasons), and ``launched``:
+            ``kernels_loaded`` and ``being_compiled`` (numbers), ``failures`` (sorted list of reasons), and
+            ``launched``:
             products so far, launched or put into a graph.
         """
         return {
@@ -267,7 +273,7 @@ def compile_fused(problem: Problem, config: KernelConfig, epilogue: Epilogue) ->
 
 
 def status() -> dict[str, dict[str, Any]]:
-    """Return ``cuda:<index>`` -> :meth:`FusedState.status`, for each device used so far."""
+    """Return ``cuda:<index>`` -> :meth:`FusedState.status`, for each device used so far; ``{}`` before the first."""
     return {f"cuda:{index}": state.status() for index, state in list(_states.items())}
 
 

@@ -77,6 +77,8 @@ def gated_linear(
 def interleave_gate_up(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     """Interleave the rows of gate and up; return a contiguous copy.
 
+    Example: gates ``[g0, g1]`` and ups ``[u0, u1]`` give ``[g0, u0, g1, u1]``.
+
     Args:
         gate: (H, K) weights or (H) biases.
         up: same shape, dtype and device as ``gate``.

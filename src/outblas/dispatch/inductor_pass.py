@@ -70,7 +70,7 @@ class ProductPass(CustomGraphPass):  # type: ignore[misc]
         return made
 
     def is_same_pass(self, other: ProductPass) -> bool:
-        """Return True if ``other`` is this pass, possibly run after other passes."""
+        """Return True if ``other`` is this pass or one that :meth:`after` made of it."""
         return self._counts is other._counts
 
     def __deepcopy__(self, memo: Any) -> ProductPass:
@@ -100,7 +100,14 @@ class ProductPass(CustomGraphPass):  # type: ignore[misc]
 
 
 def replace_products(graph: Any, predicate: Callable[[Any, Any], bool]) -> int:
-    """Replace the products of an FX graph that ``predicate`` accepts; return their number."""
+    """Replace the products of an FX graph that ``predicate`` accepts; return their number.
+
+    Only nodes of ``torch.ops.aten.mm.default`` count; each becomes ``outblas::mm`` in place.
+
+    Args:
+        graph: a ``torch.fx.Graph``, which is changed.
+        predicate: function of the values (``node.meta["val"]``, or None) of the two operands.
+    """
     nodes = [
         node
         for node in graph.find_nodes(op="call_function", target=torch.ops.aten.mm.default)

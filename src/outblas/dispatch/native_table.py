@@ -45,7 +45,10 @@ def clear_table() -> None:
 
 
 def host_path() -> str:
-    """Return the host path of repeated calls: ``native`` with its counts, or ``python`` and the reason."""
+    """Return the host path of repeated calls: ``native`` with its counts, or ``python`` and the reason.
+
+    Example: ``python: no product was asked for yet`` in a new process.
+    """
     if table is not None:
         return "native: {remembered} calls remembered, read by {reads_by}, {launches} launched".format(**table.counts())
     return f"python: {why_no_table or 'no product was asked for yet'}"

@@ -29,10 +29,10 @@ def decide_and_run(
     """Decide and run ``a @ b``, and cache the decision. Return None if torch must compute it.
 
     Args:
-        a: (M, K).
+        a: (M, K), on a CUDA device.
         b: (K, N).
-        out: (M, N), the output; None: a new tensor.
-        option: index of the launch option in :data:`outblas.core.config.LAUNCHES`; None: the environment's.
+        out: (M, N), the output, which is returned; None: a new tensor.
+        option: index of the launch option: 0 plain, 1 PDL, 2 constant weights; None: the environment's.
         call: a call from the C++ kernels, which cache the decision, too.
     """
     device, launch = device_registry.device_state(a.device.index), launch_of_option(option)
@@ -92,7 +92,10 @@ def has_kernel(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def may_have_kernel(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Return True if the operands are half precision on a device with a library, so a kernel may exist."""
+    """Return True if the operands are both fp16 or both bf16, and ``a`` is on a CUDA device with a library.
+
+    Shapes do not count: :func:`has_kernel` asks about them.
+    """
     return is_half(a, b) and device_registry.has_library(a.device.index)
 
 

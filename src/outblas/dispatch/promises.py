@@ -11,7 +11,9 @@ from outblas.core.switches import is_on
 
 
 def option_of(pdl: bool | None, weights: bool) -> int:
-    """Return the index in :data:`outblas.core.config.LAUNCHES` of the launch option that the arguments allow.
+    """Return the index of the launch option that the arguments allow: 0 plain, 1 PDL, 2 constant weights.
+
+    Example: ``option_of(None, True)`` returns 2; ``option_of(True, False)`` is ``True``, which is 1.
 
     Args:
         pdl: allow programmatic dependent launch; None: as the environment says.
@@ -28,15 +30,20 @@ def option_of(pdl: bool | None, weights: bool) -> int:
 
 
 def launch_of_option(option: int | None) -> Launch:
-    """Return the launch option at an index of ``LAUNCHES``; None: the environment's."""
+    """Return the launch option at an index: 0 ``"plain"``, 1 ``"pdl"``, 2 ``"weights"``.
+
+    None: the environment's: ``"weights"`` if ``OUTBLAS_WEIGHTS`` is on, else ``"pdl"`` if ``OUTBLAS_PDL`` is on, else
+    ``"plain"``. Another index raises IndexError.
+    """
     if option is not None:
         return LAUNCHES[int(option)]
     return "weights" if is_on("OUTBLAS_WEIGHTS") else "pdl" if is_on("OUTBLAS_PDL") else "plain"
 
 
 def promise_free_option() -> int:
-    """Return the launch option of calls without an explicit promise: 0 (plain) or 1 (PDL).
+    """Return the launch option of calls without an explicit promise: 0 (plain), or 1 (PDL).
 
-    It is never ``weights``: ``b`` may still be being written.
+    It is 1 if ``OUTBLAS_PDL`` or ``OUTBLAS_WEIGHTS`` is on. It is never 2 (constant weights): ``b`` may still be being
+    written.
     """
     return int(launch_of_option(None) != "plain")

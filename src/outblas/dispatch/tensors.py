@@ -31,9 +31,15 @@ def import_torch() -> Any:
 
 
 def why_left_to_torch(a: torch.Tensor, b: torch.Tensor | None, out: torch.Tensor | None) -> str:
-    """Return why torch must see this call regardless of its shapes; empty if it need not.
+    """Return in one line why torch must see this call regardless of its shapes; empty if it need not.
 
-    :data:`GRADIENT_WANTED` is returned only if no other reason holds.
+    Example: ``"an operand is not a plain torch.Tensor"`` for a subclass; empty for two plain tensors under
+    ``torch.no_grad()``. :data:`GRADIENT_WANTED` is returned only if no other reason holds.
+
+    Args:
+        a: first operand.
+        b: second operand; None: it does not count.
+        out: the output; None: a new one.
     """
     import torch
 
@@ -112,11 +118,16 @@ def _device_name(device: torch.device) -> str:
 
 
 def operand(t: torch.Tensor) -> Operand:
-    """Return the properties of a torch tensor on which a decision depends."""
+    """Return the properties of a torch tensor on which a decision depends.
+
+    Example: for ``torch.empty(2, 3, dtype=torch.half)`` it is ``Operand((2, 3), (3, 1), "fp16", "cpu", 0)`` (the last
+    is
+    the address modulo 16).
+    """
     offset = t.data_ptr() % ROW_ALIGN_BYTES
     return Operand(tuple(t.shape), tuple(t.stride()), _dtype_name(t.dtype), _device_name(t.device), offset)
 
 
 def aligned_operand(t: torch.Tensor) -> Operand:
-    """Return :func:`operand` of a tensor that has no address yet and will be aligned to 16 bytes."""
+    """Return :func:`operand` of a tensor that has no address yet, such as a fake one: its ``offset`` is 0."""
     return Operand(tuple(t.shape), tuple(t.stride()), _dtype_name(t.dtype), _device_name(t.device))
