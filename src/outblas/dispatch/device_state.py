@@ -131,17 +131,7 @@ class DeviceState:
     def kernel_ready(
         self, problem: Problem, config: KernelConfig, capturing: Callable[[], bool] = lambda: False
     ) -> bool:
-        """Load the kernel unless a CUDA graph is being captured; return True if it is available.
-
-        False if its load failed now or earlier, or if it is not loaded and a capture goes on. Nothing is raised for
-        that; the
-        reason is in :meth:`why_not`.
-
-        Args:
-            problem: the product.
-            config: the kernel.
-            capturing: returns True while the current stream captures.
-        """
+        """Load the kernel unless a CUDA graph is being captured; return whether it is available."""
         kind = kernel_kind(problem, config)
         if kind in self._kernels:
             return True
@@ -167,8 +157,7 @@ class DeviceState:
     ) -> torch.Tensor | CapturedWorkspace | None:
         """Return the workspace for calls on a raw stream, which is the current stream of torch.
 
-        It is a uint8 tensor of ``nbytes`` or more, kept for the stream. While the stream captures, it is the capture's
-        workspace. Return None if the capture can have none.
+        While the stream captures, it is the capture's workspace. Return None if the capture can have none.
         """
         capture = capture_id(stream) if capturing() else 0
         with self._lock:
@@ -260,14 +249,8 @@ class DeviceState:
     def workspace_of(self, stream: int, capturing: Callable[[], bool] = lambda: False) -> tuple[Any, int]:
         """Return the present workspace of a raw stream and the id of its capture.
 
-        Args:
-            stream: raw stream.
-            capturing: returns True while the stream captures.
-
         Returns:
-            (workspace, or None if no call has needed one yet; id of the capture in progress, or 0). ``(None, 0)`` for a
-            new
-            stream.
+            (workspace, or None if no call has needed one yet; id of the capture in progress, or 0).
         """
         capture = capture_id(stream) if capturing() else 0
         if capture == 0:
@@ -275,9 +258,7 @@ class DeviceState:
         return (None, 0) if capture is None else (self._captured.get(stream, capture), capture)
 
     def is_left_to_torch(self, decision: Decision) -> bool:
-        """Return True if torch computes such products permanently: by the library, or because of an earlier failure.
-
-        """
+        """Return True if torch computes such products permanently: by the library, or because of an earlier failure."""
         return decision.problem is None or bool(self._failure(decision))
 
     def why_not(self, decision: Decision, index: int) -> str:

@@ -53,12 +53,12 @@ class AlgorithmCache:
             yield Problem.from_key(problem), bytes.fromhex(algorithm), detail
 
     def add(self, problem: Problem, algorithm: bytes, detail: str) -> None:
-        """Append one choice to the file. A second choice for a problem is appended, too.
+        """Append one choice to the file. A second choice for a problem is appended, too; both are iterated over.
 
         Args:
             problem: the problem.
             algorithm: the 64 bytes of the cublasLtMatmulAlgo_t.
-            detail: its description.
+            detail: its description, e.g. ``"index=0/8 id=66 tile=20"``.
 
         Raises:
             UsageError: the algorithm has another length. Nothing is written.

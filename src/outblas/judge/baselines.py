@@ -244,14 +244,22 @@ class LtEdges:
         self._auto = auto
 
     def prepare(self, bench: GpuClock) -> None:
-        """Choose as the baseline does, once per problem."""
+        """Choose the algorithm as ``auto.prepare(bench)`` does, once per problem; return None.
+
+        Raises:
+            DeviceError: no algorithm runs.
+        """
         self._auto.prepare(bench)
 
     def bind(self, problem: Problem, a: Any, b: Any, c: Any) -> BaselineCall:
         return self._auto.bind(problem, a, b, c)
 
     def change_graph(self, graph: Any) -> None:
-        """Make the edges between kernels of a captured graph programmatic, in place."""
+        """Make the edges between kernels of a captured graph programmatic, in place; return None.
+
+        Args:
+            graph: the CUgraph, before it is instantiated.
+        """
         make_edges_programmatic(graph)
 
     def detail(self, problem: Problem) -> str:

@@ -116,7 +116,7 @@ class LaunchableKernel(Protocol):
         """The compiler's words."""
 
     def counters(self) -> dict[str, float]:
-        """Return name -> figure of the compiled kernel, as in :attr:`outblas.core.evaluation.Evaluation.counters`."""
+        """Return name -> figure of the compiled kernel, e.g. ``{"registers": 168.0, "spill_bytes": 0.0}``."""
 
 
 class BenchCell:

@@ -31,7 +31,7 @@ RIVALS_TIMED = 2
 
 
 class BlockClock:
-    """The stamps of one problem's entries.
+    """The stamps of one problem's entries; :meth:`measure` times these in blocks.
 
     Args:
         clock: clock that captured the entries.
@@ -43,11 +43,15 @@ class BlockClock:
         self._stamps = SmClock(clock.gpu_index, PARTS + 1, arch)
 
     def measure(self, graphs: Mapping[str, GraphEntry]) -> dict[str, Timing]:
-        """Time captured entries alone, in the given order and in reverse.
+        """Time captured entries alone, in the given order and in reverse. Each visit lasts about half a second.
+
+        Args:
+            graphs: name -> captured entry.
 
         Returns:
-            Timing by name, in mode ``block``, with the frequency of the SMs. Samples of the same index are of the same
-            part of the same visit.
+            Name -> Timing in mode ``block``: 10 samples, microseconds per call, five of each visit. ``sm_mhz`` is the
+            median
+            frequency of the SMs. Samples of the same index are of the same part of the same visit.
         """
         samples: dict[str, list[float]] = {name: [] for name in graphs}
         frequencies: dict[str, list[float]] = {name: [] for name in graphs}
@@ -84,12 +88,15 @@ class BlockClock:
 
 
 def entries_to_time(clock: GpuClock, graphs: Mapping[str, GraphEntry], untimed: Sequence[str]) -> list[str]:
-    """Return the names to time in blocks: the fastest rivals, torch.matmul, and all entries that are no baselines.
+    """Return the names to time in blocks: the two fastest rivals, ``torch``, and all entries that are no baselines.
+
+    The names are a list in the order of ``graphs``. Example: of torch, cublas, lt_heuristic, lt_auto and a kernel "x",
+    with cublas and lt_auto the fastest, it returns ``["torch", "cublas", "lt_auto", "x"]``.
 
     Args:
-        clock: clock that captured the entries.
+        clock: clock that captured the entries; it times the rivals in a few rounds.
         graphs: all entries by name.
-        untimed: names of baselines that are no rivals.
+        untimed: names of baselines that are no rivals, e.g. ``["nvmmh"]``; they are left out.
     """
     rivals = {name: graph for name, graph in graphs.items() if name in RIVALS}
     quick = clock.measure(rivals, QUICK_ROUNDS)

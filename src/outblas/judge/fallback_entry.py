@@ -13,7 +13,9 @@ FALLBACK = "fallback"
 
 
 class FallbackEntry:
-    """torch.matmul, or the algorithm of cuBLASLt that a library names for a problem.
+    """torch.matmul, or the algorithm of cuBLASLt that a library names for a problem, as an entry for the clock.
+
+    :meth:`name_algorithm` comes first; without it torch.matmul runs. :meth:`bind` then gives the call.
 
     Args:
         gpu_index: CUDA ordinal.
@@ -27,11 +29,25 @@ class FallbackEntry:
         self._named: dict[Problem, str] = {}
 
     def name_algorithm(self, problem: Problem, algorithm: str) -> None:
-        """Name what runs a problem: a description of :func:`outblas.runtime.cublas.describe`; empty: torch.matmul."""
+        """Name what runs a problem; return None. A later name replaces an earlier one.
+
+        Args:
+            problem: the problem.
+            algorithm: a description of :func:`outblas.runtime.cublas.describe`, e.g. ``"id=66 tile=20 splitk=1 ..."``;
+                empty:
+                torch.matmul.
+        """
         self._named[problem] = algorithm
 
     def bind(self, problem: Problem, a: Any, b: Any, c: Any) -> BaselineCall:
-        """Return a call of the named algorithm; of torch.matmul if none is named or this cuBLASLt lacks it."""
+        """Return ``call(stream)`` of the named algorithm; of torch.mm if none is named or this cuBLASLt lacks it.
+
+        Args:
+            problem: the problem.
+            a: (M, K).
+            b: B as stored.
+            c: (M, N), the output.
+        """
         from outblas.runtime.workspace import allocate
 
         found = self._find(problem)
@@ -41,7 +57,7 @@ class FallbackEntry:
         return lambda stream: found(a, b, c, stream, space)
 
     def detail(self, problem: Problem) -> str:
-        """Return the description of what runs the problem."""
+        """Return the description of what runs the problem: the algorithm's name, or :meth:`TorchMm.detail` of torch."""
         found = self._find(problem)
         return self._torch.detail(problem) if found is None else self._named[problem]
 

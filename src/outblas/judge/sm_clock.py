@@ -27,7 +27,10 @@ extern "C" __global__ void sm_stamp(unsigned long long* out) {
 
 
 class SmClock:
-    """Stamps of every SM's clock.
+    """Stamps of every SM's clock: each holds the cycles and the nanoseconds at which the GPU reached it.
+
+    Example: ``s.stamp(0, stream)``, work, ``s.stamp(1, stream)``, synchronise, then ``s.between(0, 1)`` returns e.g.
+    ``(180000.0, 100000.0)``: 100 us at 1800 MHz.
 
     Args:
         gpu_index: CUDA ordinal.
@@ -51,7 +54,12 @@ class SmClock:
         self._parameters = [(ctypes.c_void_p * 1)(ctypes.addressof(address)) for address in self._addresses]
 
     def stamp(self, slot: int, stream: int) -> None:
-        """Enqueue a stamp on a raw stream; it overwrites the slot's last one."""
+        """Enqueue a stamp on a raw stream; it overwrites the slot's last one. Return None.
+
+        Args:
+            slot: 0 to ``slots`` - 1.
+            stream: raw stream, an integer.
+        """
         parameters = ctypes.addressof(self._parameters[slot])
         grid, block = (self._sms, 1, 1), (1, 1, 1)
         launched = driver().cuLaunchKernel(self._function, *grid, *block, 0, stream, parameters, 0)

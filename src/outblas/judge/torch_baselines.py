@@ -15,7 +15,11 @@ REDUCTIONS = ("allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_prec
 
 
 def reduction_switches() -> dict[str, bool]:
-    """Return the present value of each switch in :data:`REDUCTIONS`."""
+    """Return the present value of each of torch's two switches of reduced precision.
+
+    Example: torch's defaults are ``{"allow_fp16_reduced_precision_reduction": True,
+    "allow_bf16_reduced_precision_reduction": True}``.
+    """
     import torch
 
     return {name: bool(getattr(torch.backends.cuda.matmul, name)) for name in REDUCTIONS}
@@ -71,7 +75,11 @@ class TorchMm:
         return call
 
     def detail(self, problem: Problem) -> str:
-        """Return torch's version and its switches of precision."""
+        """Return torch's version and its switches of precision in one line.
+
+        Example: ``torch 2.11.0 allow_fp16_reduced_precision_reduction=True
+        allow_bf16_reduced_precision_reduction=True``.
+        """
         import torch
 
         return f"torch {torch.__version__} {' '.join(f'{name}={on}' for name, on in self._switches().items())}"
@@ -124,7 +132,8 @@ class TorchOnCurrentStream(TorchMm):
 
 @contextlib.contextmanager
 def full_precision_reductions() -> Iterator[None]:
-    """Switch torch's reduced-precision reductions off while the context lasts."""
+    """Switch torch's two reduced-precision reductions off while the context lasts, then restore them. It yields None.
+    """
     import torch
 
     settings, before = torch.backends.cuda.matmul, reduction_switches()
