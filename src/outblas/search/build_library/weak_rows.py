@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from outblas.core.config import LAUNCHES, KernelConfig, Launch
+from outblas.core.config import LAUNCHES, KernelConfig, Launch, launch_of
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
 from outblas.core.suites import Table
@@ -52,21 +52,17 @@ def search_again(work: BuildFolder, table: Table, rows: Sequence[LibraryRow]) ->
     """
     gpu, library = gpu_of_device(work.gpu_index), work.load()
     known, packaged = known_kernels(work, table, "again"), packaged_kernels(work, gpu)
-    first = {
-        row.problem: [
-            config
-            for config in dict.fromkeys((*twins(row, gpu), *packaged.get(row.problem, ())))
-            if config not in known[row.problem].tried
-        ]
-        for row in rows
-    }
+
+    def worth_trying(problem: Problem, configs: Iterable[KernelConfig]) -> list[KernelConfig]:
+        tried, options = known[problem].tried, launch_options(problem, gpu)
+        return [c for c in dict.fromkeys(configs) if c not in tried and launch_of(c) in options]
+
+    first = {row.problem: worth_trying(row.problem, (*twins(row, gpu), *packaged.get(row.problem, ()))) for row in rows}
     then = Transfer(0, gpu, work.recorded(), library.installed())
     budget = WEAK_BUDGET + max(map(len, first.values()), default=0)
 
     def offered(problem: Problem) -> Sequence[KernelConfig]:
-        tried = known[problem].tried
-        untried = [c for c in first_search_candidates(problem, gpu) if c not in tried]
-        return list(dict.fromkeys((*first[problem], *untried)))
+        return worth_trying(problem, (*first[problem], *first_search_candidates(problem, gpu)))
 
     second_search(work, table, "again", list(first), PreferredFirstAgent(first, then), budget, offered)
 
