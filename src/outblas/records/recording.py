@@ -7,8 +7,6 @@ different runs are never mixed. The matrix is dense: each cell has a verdict, or
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import sys
 from collections.abc import Iterable, Sequence
@@ -153,14 +151,6 @@ class Recording:
             if gpu.name in name.lower():
                 return gpu
         raise RecordError(f"the recording is of GPU {name!r}", " or ".join(GPUS), "use a newer release")
-
-    def sha(self) -> str:
-        """Return the SHA-256 of the matrix, 64 hex digits: problems, candidates, statuses, times, spreads, rounds."""
-        names = [[p.key for p in self.problems], [config_name(c) for c in self.catalogue]]
-        digest = hashlib.sha256(json.dumps(names).encode())
-        for array in (self.status, self.median_us, self.spread, self.rounds):
-            digest.update(np.nan_to_num(array, nan=-1.0).tobytes())
-        return digest.hexdigest()
 
     def row(self, problem: Problem) -> int:
         """Return the row index of a problem. Raises UsageError if it was not recorded."""

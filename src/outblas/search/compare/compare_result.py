@@ -57,7 +57,7 @@ class Comparison:
         budget: int[rows].
         seed: int[rows], the agent's seed itself.
         quality: float64[rows], in (0, 1]: best recorded time of the task over the time of the choice.
-        found: bool[rows], whether the choice after so many measurements passes.
+        found: bool[rows], whether the choice after that number of measurements passes.
     """
 
     path: Path

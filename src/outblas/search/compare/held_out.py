@@ -186,10 +186,10 @@ def search_task(
         budgets: numbers of measurements, ascending.
 
     Returns:
-        Two lists, with an element for each budget. The first is the quality of the choice after so many measurements:
-        best time of the task / time of the choice, at most 1. The choice is the fastest that passed, or the next
-        proposal while none has. So with budget 0 it is the first proposal, unmeasured. A choice that failed, or none,
-        counts as the slowest candidate. The second list says whether the choice had passed or would pass.
+        Two lists, with an element for each budget. The first is the quality of the choice after that number of
+        measurements: best time of the task / time of the choice, at most 1. The choice is the fastest that passed, or
+        the next proposal while none has. So with budget 0 it is the first proposal, unmeasured. A choice that failed,
+        or none, counts as the slowest candidate. The second list says whether the choice passes.
 
     Raises:
         UsageError: the agent breaks its contract.
@@ -219,7 +219,7 @@ def _only(
     proposed: Sequence[KernelConfig], agent: Agent, task: HeldOutTask, offered: Sequence[KernelConfig],
     history: Sequence[Evaluation],
 ) -> KernelConfig:  # fmt: skip
-    """Return the one proposed candidate. Raises UsageError unless it is one, offered and untried."""
+    """Return the only proposed candidate. Raises UsageError unless it is alone, offered and untried."""
     tried = {evaluation.config for evaluation in history}
     if len(proposed) > 1 or proposed[0] in tried or proposed[0] not in offered:
         raise UsageError(
@@ -231,7 +231,7 @@ def _only(
 
 
 def _answer(task: HeldOutTask, config: KernelConfig, evaluator: ReplayEvaluator) -> tuple[Evaluation, float | None]:
-    """Return the evaluation of a candidate, and the time that it counts with; None if it failed."""
+    """Return the evaluation of a candidate, and its time in the comparison; None if it failed."""
     if config in task.left_out:
         return Evaluation(task.problem, config, Status.LEFT_OUT, "left out of the recording"), task.left_out_us
     (evaluation,) = evaluator.evaluate([(task.problem, config)])
@@ -239,7 +239,7 @@ def _answer(task: HeldOutTask, config: KernelConfig, evaluator: ReplayEvaluator)
 
 
 def _choice(times: Sequence[float | None], budget: int) -> float | None:
-    """Return the time of the choice after so many measurements; None if it failed or there is none."""
+    """Return the time of the choice after ``budget`` measurements; None if it failed or nothing is left."""
     passed = [us for us in times[:budget] if us is not None]
     if passed:
         return min(passed)

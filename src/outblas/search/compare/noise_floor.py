@@ -20,8 +20,8 @@ def noise_floor(recording: Recording, tasks: Sequence[HeldOutTask], seed: int = 
 
     It is a geometric mean over tasks, below 1. Recorded medians are taken as the truth. Other recordings are drawn
     around them: normal in log time, with the standard error that follows from a cell's spread and rounds. Each
-    recording's fastest candidate is then judged by the truth. Agents whose qualities are all above this floor cannot be
-    told apart by the recording.
+    recording's fastest candidate is then judged by the truth. The recording hides differences of agents above this
+    floor.
 
     Args:
         recording: the recording.
@@ -30,7 +30,8 @@ def noise_floor(recording: Recording, tasks: Sequence[HeldOutTask], seed: int = 
     """
     rng, losses = np.random.default_rng(seed), []
     for task in tasks:
-        row, columns = recording.row(task.problem), [recording.catalogue_index(c) for c in task.candidates]
+        row = recording.row(task.problem)
+        columns = [column for c in task.candidates if (column := recording.catalogue_index(c)) is not None]
         passed = [column for column in columns if np.isfinite(recording.median_us[row, column])]
         log_us = np.log(recording.median_us[row, passed].astype(np.float64))
         errors = [
