@@ -18,11 +18,14 @@ _WORDS, _NAME, _GATES, _BASELINES, _SAMPLES, _LARGE = 600, 60, 16, 64, 100_000, 
 def encode(value: tuple[Evaluation | None, Baselines | None]) -> dict[str, Any]:
     """Return the answer of a worker's handler as JSON types.
 
+    Example: ``encode((None, None))`` returns ``{"evaluation": None, "baselines": None}``.
+
     Args:
         value: (evaluation or None, baselines or None).
 
     Returns:
-        ``{"evaluation": ..., "baselines": {"timings": ..., "details": ..., "left_out": ...}}``; None for what is None.
+        A new ``{"evaluation": ..., "baselines": {"timings": ..., "details": ..., "left_out": ...}}``. Both keys are
+        always there; None stands for what is None.
     """
     evaluation, baselines = value
     return {
@@ -38,9 +41,12 @@ def encode(value: tuple[Evaluation | None, Baselines | None]) -> dict[str, Any]:
 
 
 def decode(data: dict[str, Any]) -> tuple[Evaluation | None, Baselines | None]:
-    """Return the pair that :func:`encode` was given, checked, because the worker is not trusted.
+    """Return the pair (evaluation, baselines) that :func:`encode` was given, checked, because the worker is not
+    trusted.
 
     Names and words are cut. The evaluation's ``counters`` are empty and its ``log`` is "", whatever the worker sent.
+    Example: ``decode({"evaluation": None, "baselines": None})`` returns ``(None, None)``; ``decode({})`` raises
+    KeyError.
 
     Raises:
         ValueError: the data are no answer, or inconsistent: a time that is not positive, or a status that contradicts

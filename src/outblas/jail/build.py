@@ -45,7 +45,9 @@ _NVCC = (
 
 @dataclass(frozen=True)
 class BuiltKernel:
-    """A compiled free kernel.
+    """A compiled free kernel, as :func:`build` returns it. ``counters()`` has its figures as a dictionary.
+
+    Its property ``log`` is the compiler's output as text.
 
     Attributes:
         kernel: the source.
@@ -64,12 +66,14 @@ class BuiltKernel:
         return self.cubin.log
 
     def counters(self) -> dict[str, float]:
-        """Return the figures of the compiled kernel that an evaluation reports, as floats.
+        """Return a new dictionary of the compiled kernel's figures that an evaluation reports, as floats.
+
+        Example: ``built.counters()["registers"]`` is ``32.0``.
 
         Returns:
-            ``registers``, ``spill_bytes``, ``stack_bytes``, ``static_shared`` (bytes), ``compile_seconds``, and how
-            often the
-            machine code has ``hgmma``, ``hmma``, ``ldl``, ``stl`` and ``utmaldg``.
+            Ten keys: ``registers``, ``spill_bytes``, ``stack_bytes``, ``static_shared`` (bytes) and
+            ``compile_seconds``. The keys ``hgmma``, ``hmma``, ``ldl``, ``stl`` and ``utmaldg`` say how often the
+            machine code has each.
         """
         cubin, facts = self.cubin, self.cubin.facts
         return {
@@ -90,6 +94,8 @@ def build(
     kernel: FreeKernel, problem: Problem, gpu: Gpu = H200, cache: CubinCache | None = DEFAULT_CACHE
 ) -> BuiltKernel:
     """Compile a free kernel for a problem's layout and dtype, or take it from the cache. M, N and K do not matter.
+
+    Example: ``build(FreeKernel.parse(text), Problem(512, 512, 512)).counters()``. No GPU is needed.
 
     Args:
         kernel: the source.
@@ -115,9 +121,10 @@ def build(
 
 
 def macro_definitions(problem: Problem) -> tuple[str, ...]:
-    """Return the compiler options that define the macros of a problem.
+    """Return the compiler options that define the macros of a problem: a tuple of two texts.
 
-    Example: ``("-DOUTBLAS_BF16=1", "-DOUTBLAS_NN=0")`` for bf16 and layout TN.
+    The first ends in 1 for bf16 and 0 for fp16, the second in 1 for layout NN and 0 for TN. Example:
+    ``("-DOUTBLAS_BF16=1", "-DOUTBLAS_NN=0")`` for bf16 and layout TN.
     """
     return f"-DOUTBLAS_BF16={int(problem.dtype == 'bf16')}", f"-DOUTBLAS_NN={int(problem.layout == 'NN')}"
 

@@ -39,10 +39,12 @@ _COLUMN = 1 if os.uname().machine == "aarch64" else 0
 class AttackOutcome(NamedTuple):
     """The result of one attack.
 
+    Example: ``AttackOutcome("read a file", True, "Permission denied")``.
+
     Attributes:
-        attack: the attempted attack.
+        attack: the attempted attack, a key of :data:`ATTACKS`.
         held: True if it was blocked; False if it got through; None if it could not be tried here.
-        words: the system's error message if it was blocked.
+        words: the system's error message if it was blocked; "" if it got through.
     """
 
     attack: str
@@ -51,11 +53,11 @@ class AttackOutcome(NamedTuple):
 
 
 def run_canary() -> list[AttackOutcome]:
-    """Let a jailed worker try each attack of :data:`ATTACKS`.
+    """Let a jailed worker try each attack of :data:`ATTACKS`. No GPU is needed.
 
     Returns:
-        One outcome for each attack, in the order of :data:`ATTACKS`. If an attack cost the worker, its ``held`` is
-        None.
+        A list of one :class:`AttackOutcome` for each attack, in the order of :data:`ATTACKS`. The first is of ``"read a
+        file"``. If an attack cost the worker, its ``held`` is None. An attack that got through raises no error.
 
     Raises:
         DeviceError: the worker cannot start.
@@ -76,6 +78,8 @@ def run_canary() -> list[AttackOutcome]:
 def make_canary(folder: str, victim: str) -> Callable[[list[tuple[int, str]], Emit], None]:
     """Put this process into a jail like that of free kernels and return the handler of a canary's worker.
 
+    The handler is that of :func:`attack_handler`. The jail stays for good.
+
     Args:
         folder: the jail's own folder.
         victim: path of a file outside.
@@ -95,8 +99,9 @@ def attack_handler(folder: str, victim: str) -> Callable[[list[tuple[int, str]],
         victim: path of a file outside.
 
     Returns:
-        A function of (items, emit). An item is (index, name of an attack). Its answer is (held, words). True means that
-        the system refused, False that the attack got through, None that it failed for another reason.
+        A function of (items, emit) that returns None. An item is (index, name of an attack), such as ``(0, "read a
+        file")``. For each item it calls ``emit.begin(index)``, then ``emit.done(index, (held, words))``. ``held`` is
+        True if the system refused, False if the attack got through, None if it failed for another reason.
     """
 
     def handler(items: list[tuple[int, str]], emit: Emit) -> None:
@@ -117,12 +122,16 @@ def _tried(name: str, folder: str, victim: str) -> tuple[bool | None, str]:
 
 
 def encode(value: tuple[bool | None, str]) -> list[object]:
-    """Return a canary's answer (held, words) as a JSON list of two values."""
+    """Return a canary's answer (held, words) as a JSON list of two values. Example: ``encode((True, "x"))`` returns
+    ``[True, "x"]``.
+    """
     return list(value)
 
 
 def decode(data: object) -> tuple[bool | None, str]:
-    """Return the pair (held, words) of a list of :func:`encode`; the words are cut.
+    """Return the pair (held, words) of a list of :func:`encode`; the words are cut to 120 characters.
+
+    Example: ``decode([None, "x"])`` returns ``(None, "x")``.
 
     Raises:
         ValueError: the data are no such list.
@@ -133,14 +142,16 @@ def decode(data: object) -> tuple[bool | None, str]:
 
 
 def system_call(number: int, *arguments: object) -> int:
-    """Make a Linux system call by its number and return its result, 0 or more.
+    """Make a Linux system call by its number and return its result, an integer of 0 or more.
+
+    Example: ``system_call(39)`` returns the id of the process on x86_64.
 
     Args:
         number: the call's number on this machine.
         arguments: integers, bytes or ctypes objects.
 
     Raises:
-        OSError: the call fails.
+        OSError: the call fails. ``errno`` says why: ENOSYS for an unknown number.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     found = int(libc.syscall(ctypes.c_long(number), *arguments))

@@ -25,8 +25,9 @@ from outblas.runtime.cubin import decode, encode
 class CarriedBuilds:
     """A folder of compiled free kernels: one checksummed file per kernel, layout, dtype and architecture.
 
-    A kernel that includes the package's kernel files is kept for their present version. Unlike the compile cache's
-    keys, these do not depend on this machine's compiler or CUTLASS.
+    ``get`` reads a kernel, ``put`` writes one, and ``build`` reads it or else compiles and writes it. The attribute
+    ``folder`` is a Path. A kernel that includes the package's kernel files is kept for their present version. Unlike
+    the compile cache's keys, these do not depend on this machine's compiler or CUTLASS.
 
     Args:
         folder: the folder; :meth:`put` creates it.
@@ -39,6 +40,8 @@ class CarriedBuilds:
     def path(self, kernel: FreeKernel, problem: Problem) -> Path:
         """Return the path of a kernel's file, ``<folder>/<kernel name>_<layout>_<dtype>.kernel``, whether it exists or
         not.
+
+        Example: ``CarriedBuilds("c").path(kernel, problem)`` is ``Path("c/free_94f32d2f23c6ea37_TN_fp16.kernel")``.
         """
         return self.folder / f"{kernel.name}_{problem.layout}_{problem.dtype}.kernel"
 
@@ -61,7 +64,8 @@ class CarriedBuilds:
             return None
 
     def put(self, built: BuiltKernel, problem: Problem) -> None:
-        """Write a compiled kernel to the folder; an earlier file of it is replaced.
+        """Write a compiled kernel to the folder; an earlier file of it is replaced. Return None; its path is
+        :meth:`path`.
 
         Args:
             built: the compiled kernel.
@@ -98,8 +102,11 @@ class CarriedBuilds:
 class CarriedLiveEvaluator(JailedEvaluator):
     """A :class:`outblas.jail.jailed_evaluator.JailedEvaluator` that compiles only what a folder does not have.
 
+    Its constructor's arguments are those of that class. Example: ``evaluator.carried = CarriedBuilds("builds")`` before
+    the first ``evaluate``.
+
     Attributes:
-        carried: the folder; set it after the constructor. None: everything is compiled.
+        carried: the folder; set it after the constructor. None, the default: everything is compiled.
     """
 
     carried: CarriedBuilds | None = None

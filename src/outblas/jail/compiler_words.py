@@ -19,12 +19,13 @@ def own_words(said: str, text: str, limit: int) -> str:
     """Return a compiler's output without lines quoted from other files.
 
     File names in the output are not trusted, because a text can make a compiler print any name. A quoted line stays if
-    it occurs in the text.
+    it occurs in the text. Example: of the lines ``a.cu(1): error``, ``1 | int x`` and ``2 | root:x:0``, the last is
+    left out for the text ``int x``.
 
     Args:
         said: the compiler's whole output.
         text: the compiled text.
-        limit: most characters to keep.
+        limit: most characters of ``said`` that are read, from its beginning.
     """
     own = {line.strip() for line in clean_text(text).split("\n")}
     kept: list[str] = []

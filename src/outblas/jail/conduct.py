@@ -20,11 +20,11 @@ _MOST_BYTES = 256 << 20
 
 
 def snapshot() -> dict[str, object]:
-    """Return the present state of this process that a candidate must not change.
+    """Return the present state of this process that a candidate must not change. Pass it to :func:`what_changed` later.
 
     Returns:
-        Four entries, deed -> state: ``set a timer``, ``handles signals``, ``opened files`` and
-        ``changed the code that measures it``.
+        A new dictionary of four entries, deed -> state: ``set a timer``, ``handles signals``, ``opened files`` and
+        ``changed the code that measures it``. ``opened files`` is a frozenset of paths.
     """
     return {
         "set a timer": tuple(signal.getitimer(which)[0] > 0 for which in (0, 1, 2)),
@@ -35,9 +35,10 @@ def snapshot() -> dict[str, object]:
 
 
 def what_changed(before: Mapping[str, object]) -> str:
-    """Return the first deed since an earlier :func:`snapshot`, in words; empty if nothing changed.
+    """Return the first deed since an earlier :func:`snapshot`, in words; "" if nothing changed.
 
-    Example: ``"it opened files (/tmp/x)"``. Files that were closed since do not count.
+    Example: ``"it opened files (/tmp/x)"`` or ``"it set a timer"``. Only one deed is named. Files that were closed
+    since do not count.
     """
     for what, state in snapshot().items():
         was = before[what]

@@ -43,16 +43,20 @@ class CompileLimits:
 def run_confined(
     job: Mapping[str, Any], folder: Path, readable: Sequence[str], limits: CompileLimits
 ) -> tuple[int, str]:
-    """Run a compiler in a confined process of its own and wait for it.
+    r"""Run a compiler in a confined process of its own and wait for it.
+
+    Example: the job ``{"program": ["/bin/echo", "hi"]}`` returns ``(0, "hi\n")``. An exit code other than 0 raises no
+    error.
 
     Args:
-        job: ``{"program": [...]}`` or ``{"nvrtc": {...}}`` (see :func:`main`).
-        folder: the process's own folder, where it leaves its results.
+        job: ``{"program": [...]}`` or ``{"nvrtc": {...}}`` (see :func:`main`). A program is named by its whole path.
+        folder: the process's own folder, where it leaves its results. It must exist. The output is kept there in the
+            file ``said``.
         readable: further paths that it may read.
         limits: time and memory.
 
     Returns:
-        (exit code, output as text, at most 256 KiB).
+        (exit code, output as text, at most 256 KiB). The output is that of both standard streams.
 
     Raises:
         CompileError: it takes longer than allowed; ``log`` has the output so far.

@@ -39,6 +39,8 @@ _DEVICES = ("/dev/nvidia*", "/dev/nvidia-caps", "/dev/null", "/dev/zero")
 class ConfinementLine(NamedTuple):
     """A line of a report on the jail.
 
+    Example: ``ConfinementLine("side channels", False, "timing, caches, power: not covered")``.
+
     Attributes:
         part: name of the part.
         on: True if it holds here.
@@ -55,7 +57,8 @@ class Jail:
     """The limits that a process puts on itself. Call :meth:`environment`, :meth:`files` and :meth:`calls`, in this
     order.
 
-    No call can be undone.
+    The constructor limits nothing. No call can be undone, and it is no context manager. Then :meth:`report` says what
+    holds. Example: ``Jail("/tmp/cell", cpu_seconds=60)``.
 
     Attributes:
         folder: its own folder, the only writable one.
@@ -122,17 +125,28 @@ class Jail:
             self._on["calls"] = "seccomp"
 
     def report(self) -> list[ConfinementLine]:
-        """Return the parts of the jail, and for each whether it holds in this process now."""
+        """Return the parts of the jail as a list of 13 lines, and for each whether it holds in this process now.
+
+        Before :meth:`files`, the line ``files`` is off. The lines are those of :func:`lines`.
+        """
         return lines("files" in self._on, "calls" in self._on, landlock.abi() if "files" in self._on else 0)
 
 
 def report() -> list[ConfinementLine]:
-    """Return the parts that a jail will have on this machine, and the dangers that none covers."""
+    """Return the parts that a jail will have on this machine, and the dangers that none covers. Nothing is confined.
+
+    The result is a list of 13 lines, in the order of :func:`lines`. The first has the part ``"files"``.
+    """
     return lines(landlock.abi() > 0, seccomp.available(), landlock.abi())
 
 
 def lines(files: bool, calls: bool, version: int) -> list[ConfinementLine]:
-    """Return the report for a system with given limits.
+    """Return the report for a system with given limits: a list of 13 lines.
+
+    Their parts are ``files``, ``signals and abstract sockets``, ``calls``, ``environment``, ``limits``,
+    ``descriptors``, ``answers``, ``older threads``, ``names``, ``address space``, ``GPU memory``, ``the judge`` and
+    ``side channels``. From ``older threads`` on, ``on`` is False always. ``signals and abstract sockets`` needs
+    ``version`` 6.
 
     Args:
         files: landlock is available.
@@ -180,10 +194,10 @@ def lines(files: bool, calls: bool, version: int) -> list[ConfinementLine]:
 
 
 def readable_roots(more: tuple[str, ...] = ()) -> list[str]:
-    """Return the paths that a worker may read.
+    """Return a list of the paths that a worker may read, such as ``["/usr", "/bin", ...]``.
 
     These are the system's libraries, Python's, every folder of modules, those that environment variables name, and
-    ``more``. The root, a home, and a folder that holds one are left out.
+    ``more``. The root, a home, and a folder that holds one are left out. They need not exist.
     """
     prefixes = {sys.prefix, sys.base_prefix, sys.exec_prefix, os.path.dirname(os.path.realpath(sys.executable))}
     modules = {os.path.abspath(path) for path in sys.path if path and os.path.exists(path)}
@@ -213,7 +227,10 @@ def _home() -> str:
 
 
 def devices() -> list[str]:
-    """Return the paths of the device files of CUDA that exist on this machine."""
+    """Return a list of the paths of the device files of CUDA that exist on this machine.
+
+    Example: ``["/dev/null", "/dev/zero"]`` on a machine without a GPU.
+    """
     return [path for pattern in _DEVICES for path in glob.glob(pattern)]
 
 

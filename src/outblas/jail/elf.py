@@ -36,8 +36,11 @@ class Section(NamedTuple):
 def sections(image: bytes, at: int = 0) -> list[Section]:
     """Return the sections of the 64-bit little-endian ELF file that begins at offset ``at``, in the order of its table.
 
+    The result is a list of :class:`Section`. The first one has the name "" as a rule. Without a table of names the list
+    is empty.
+
     Raises:
-        CompileError: no such file begins there.
+        CompileError: no such file begins there. Empty bytes are no such file.
     """
     try:
         if image[at : at + 6] != _MAGIC:
@@ -57,7 +60,8 @@ def dynamic_symbols(image: bytes) -> tuple[list[str], list[str]]:
     """Return the dynamic symbols of a shared object.
 
     Returns:
-        (names that it needs from other libraries, names that it offers). Hidden symbols are not offered.
+        (names that it needs from other libraries, names that it offers), two lists of text. Hidden symbols are not
+        offered. Example: ``(["malloc"], ["outblas_launch"])``.
 
     Raises:
         CompileError: the object cannot be read, or has more than 65,536 symbols.
@@ -90,6 +94,8 @@ def cubins(image: bytes) -> list[bytes]:
     """Return every CUDA ELF file in the bytes, in order: a cubin itself, or those inside a shared object; empty if
     none.
 
+    Example: ``cubins(b"abc")`` returns ``[]``, without an error.
+
     Raises:
         CompileError: one cannot be read, two overlap, or there are more than 64.
     """
@@ -105,7 +111,7 @@ def cubins(image: bytes) -> list[bytes]:
 
 
 def fat_binaries(image: bytes) -> int:
-    """Return the number of fat binaries (magic 0xBA55ED50) in an ELF file that nvcc has not put there.
+    """Return the number of fat binaries (magic 0xBA55ED50) in an ELF file that nvcc has not put there; 0 as a rule.
 
     The one at the beginning of section ``.nv_fatbin`` or ``__nv_relfatbin`` is nvcc's own and does not count.
 
@@ -122,7 +128,7 @@ def fat_binaries(image: bytes) -> int:
 
 
 def global_bytes(cubin: bytes) -> int:
-    """Return the bytes of ``__device__`` variables of a cubin, which live from call to call.
+    """Return the bytes of ``__device__`` variables of a cubin, which live from call to call; 0 without any.
 
     Raises:
         CompileError: it cannot be read.

@@ -32,10 +32,12 @@ FORMAT = "outblas-free-1"
 class RecordedEvaluations:
     """A recording of free kernels in memory, as :func:`load` returns it.
 
+    ``find(problem, kernel)`` returns one evaluation or None. ``of(problem)`` returns a list.
+
     Attributes:
-        gpu: the GPU of the figures.
-        provenance: provenance of the run.
-        evaluations: all evaluations in the file's order.
+        gpu: the GPU of the figures, a ``Gpu``.
+        provenance: provenance of the run, a dictionary.
+        evaluations: a tuple of all evaluations in the file's order.
     """
 
     gpu: Gpu
@@ -58,7 +60,10 @@ class RecordedEvaluations:
 
 
 def load(path: str | Path) -> RecordedEvaluations:
-    """Read a recording from a file. A last line without an end is ignored.
+    """Read a recording from a file, as :class:`Recorder` writes it. A last line without an end is ignored.
+
+    The first line is a header, such as ``{"format":"outblas-free-1","gpu":"h200","provenance":{}}``. Every other line
+    is an evaluation. A header alone gives no evaluations, without an error.
 
     Raises:
         RecordError: it is missing, not of this format and version, of an unknown GPU, or damaged elsewhere than at its
@@ -78,7 +83,9 @@ def load(path: str | Path) -> RecordedEvaluations:
 class Recorder:
     """A file to which evaluations are appended. Use it as a context manager, or call ``close``.
 
-    A new file gets a header. An existing one is continued if its GPU is the same, and keeps its own provenance.
+    The constructor opens the file. A new file gets a header. An existing one is continued if its GPU is the same, and
+    keeps its own provenance. Example: ``with Recorder("runs/a.jsonl", H200, {}) as recorder:
+    recorder.append(evaluation)``.
 
     Args:
         path: the file; missing folders are created.
@@ -109,7 +116,9 @@ class Recorder:
         self._file: IO[bytes] = io.BufferedRandom(open_plain(self._path))
 
     def append(self, evaluation: Evaluation) -> None:
-        """Write one evaluation to the file; it is on the disk when this returns.
+        """Write one evaluation to the file as a line of JSON; it is on the disk when this returns. Return None.
+
+        Nothing is replaced: a pair that was recorded before is then there twice.
 
         Raises:
             RecordError: the disk refuses. The file keeps its earlier content.

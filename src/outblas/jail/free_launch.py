@@ -30,9 +30,12 @@ _ALIGN = 256
 class GuardedWorkspace:
     """Device memory, zero at first, between two guards.
 
+    The property ``address`` is that of its first byte, a multiple of 256. The method ``broken()`` tells an overwritten
+    guard. The attribute ``nbytes`` is its size.
+
     Args:
-        nbytes: size without the guards.
-        device: a torch device.
+        nbytes: size without the guards, bytes.
+        device: a torch device, such as ``"cuda:0"``.
     """
 
     def __init__(self, nbytes: int, device: Any) -> None:
@@ -52,7 +55,7 @@ class GuardedWorkspace:
         return int(self._words.data_ptr()) + _GUARD_BYTES
 
     def broken(self) -> bool:
-        """Return whether a guard was overwritten."""
+        """Return True if a guard was overwritten, before or behind the memory; else False. Nothing is repaired."""
         guards = (self._words[: self._first], self._words[self._behind :])
         return any(bool((guard != CANARY).any()) for guard in guards)
 
@@ -113,7 +116,11 @@ class _Loaded:
 
 
 class DeviceKernel(_Loaded):
-    """A kernel of form ``device``, loaded into the current CUDA context. Bind it as a kernel of the package.
+    """A kernel of form ``device``, loaded into the current CUDA context when it is made.
+
+    ``bind(problem, a, b, c)`` returns a call of a raw CUstream, as for a kernel of the package. ``broken_workspace()``
+    tells an overwritten guard. ``release()`` lets go of its workspaces. ``name`` and ``config`` are the kernel's name
+    and the kernel.
 
     Args:
         built: the compiled kernel.
@@ -156,7 +163,9 @@ class DeviceKernel(_Loaded):
 
 
 class HostKernel(_Loaded):
-    """A kernel of form ``host``, whose shared object is loaded into this process. Bind it as a kernel of the package.
+    """A kernel of form ``host``, whose shared object is loaded into this process when it is made.
+
+    ``bind(problem, a, b, c)`` returns a :class:`HostCall`. Its other methods are those of :class:`DeviceKernel`.
 
     Args:
         built: the compiled kernel.

@@ -29,12 +29,12 @@ _DETAIL = 600
 
 @dataclass(frozen=True)
 class FreeOptions:
-    """Limits that keep free kernels apart.
+    """Limits that keep free kernels apart. Example: ``FreeOptions(batch=1)``.
 
     Attributes:
         batch: number of kernels of form ``device`` that share a worker. A kernel of form ``host`` is alone, because its
             code could see others.
-        memory_bytes: host memory of a worker, in bytes.
+        memory_bytes: host memory of a worker, in bytes (48 GiB).
         candidate_s: seconds for one candidate of a batch, however often the worker reports.
         jailed: False in tests only.
     """
@@ -47,6 +47,8 @@ class FreeOptions:
 
 class JailedEvaluator:
     """Evaluate free kernels on one GPU, in jailed workers that live for one batch.
+
+    The constructor starts nothing; a worker starts in :meth:`evaluate`. It is no context manager.
 
     Args:
         options: settings of the workers. Baseline ``nvmmh`` and the file of algorithms are left out.
@@ -70,7 +72,9 @@ class JailedEvaluator:
     ) -> Iterator[tuple[Evaluation, Baselines | None]]:
         """Compile all kernels, then run those that pass the static gate; yield one answer per kernel.
 
-        Kernels that fail before they run come first, in their order. Their baselines are None.
+        It is a generator: nothing happens before the first answer is taken. Kernels that fail before they run come
+        first, in their order. Their baselines are None. A kernel that fails raises no error; its evaluation has the
+        status, such as ``COMPILE_ERROR``.
 
         Args:
             problem: the problem.

@@ -43,7 +43,9 @@ class JailedCell:
 
 
 def make_handler(options: Options, cell: JailedCell) -> FreeHandler:
-    """Return the handler of a jailed worker. With ``cell.jailed`` this process is confined when it returns.
+    """Return the handler of a jailed worker. With ``cell.jailed`` this process is confined, for good, when it returns.
+
+    CUDA and torch are started before the files are confined, so that a GPU is needed.
 
     Args:
         options: GPU, proof and timing.

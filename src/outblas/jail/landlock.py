@@ -42,7 +42,8 @@ def abi() -> int:
 def restrict(readable: Iterable[str], writable: Iterable[str], devices: Iterable[str] = ()) -> int:
     """Let this thread, and what it starts, open only these paths and what lies beneath them, for good.
 
-    Paths that do not exist are ignored.
+    Paths that do not exist are ignored. A second call restricts further. Example: ``restrict(["/usr"], ["/tmp/cell"])``
+    returns ``7`` on a new Linux.
 
     Args:
         readable: paths to read and execute.

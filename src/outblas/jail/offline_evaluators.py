@@ -46,7 +46,9 @@ class FreeEvaluator(Protocol):
 class CompileOnlyEvaluator:
     """An evaluator that compiles, applies the static gate and runs nothing. It needs no GPU.
 
-    A kernel that passes has the status LEFT_OUT and the detail ``compiled; not run``.
+    A kernel that passes has the status LEFT_OUT and the detail ``compiled; not run``. ``evaluate(pairs)`` answers,
+    ``baselines(problem)`` is empty, and ``candidates(problem)`` is ``()``. The properties are ``gpu`` and ``source``,
+    such as ``compile:h200``.
 
     Args:
         gpu: target of the compilations.
@@ -71,10 +73,13 @@ class CompileOnlyEvaluator:
         return None
 
     def evaluate(self, pairs: Iterable[tuple[Problem, Candidate]]) -> Iterator[Evaluation]:
-        """Yield one evaluation per pair, in order.
+        """Yield one evaluation per pair, in order. Each is compiled when the caller takes its result.
+
+        A kernel that fails has the status ILLEGAL, STATIC_REJECTED or COMPILE_ERROR, without an error.
 
         Raises:
             ToolchainMissing: a compiler or CUTLASS is not installed.
+            UsageError: a candidate is a config of a kernel family, not a free kernel.
         """
         from outblas.jail.static_gate import examine
 
@@ -94,6 +99,9 @@ class CompileOnlyEvaluator:
 
 class RecordedFreeEvaluator:
     """An evaluator that returns recorded answers, and treats other pairs as :class:`CompileOnlyEvaluator` does.
+
+    The constructor reads the file. ``source`` is ``recorded:<file name>``, such as ``recorded:r.jsonl``; ``gpu`` is the
+    recording's. ``provenance`` is that of its header.
 
     Args:
         path: file of :class:`outblas.jail.evaluation_file.Recorder`.
@@ -121,19 +129,23 @@ class RecordedFreeEvaluator:
         return dict(self._recorded.provenance)
 
     def candidates(self, problem: Problem) -> Sequence[FreeKernel]:
-        """Return the kernels recorded on a problem, in the file's order; a kernel recorded twice occurs twice."""
+        """Return a list of the kernels recorded on a problem, in the file's order; empty if none was.
+
+        A kernel recorded twice occurs twice.
+        """
         return [e.config for e in self._recorded.of(problem) if isinstance(e.config, FreeKernel)]
 
     def expect(self, problems: Iterable[Problem]) -> None:
         return None
 
     def evaluate(self, pairs: Iterable[tuple[Problem, Candidate]]) -> Iterator[Evaluation]:
-        """Yield one evaluation per pair, in order: the recorded one, else a compiled one.
+        """Yield one evaluation per pair, in order: the recorded one, else a compiled one (LEFT_OUT if it passes).
 
         If a pair was recorded twice, the last evaluation counts.
 
         Raises:
             ToolchainMissing: a pair was not recorded, and the compiler is not installed.
+            UsageError: a candidate is a config of a kernel family, not a free kernel.
         """
         for problem, kernel in pairs:
             found = self._recorded.find(problem, _free(kernel))
@@ -143,9 +155,9 @@ class RecordedFreeEvaluator:
                 yield from self._other.evaluate([(problem, kernel)])
 
     def baselines(self, problem: Problem) -> Mapping[str, float]:
-        """Return the baselines of the problem's last recorded evaluation, name -> microseconds.
+        """Return the baselines of the problem's last recorded evaluation that has some, name -> microseconds.
 
-        Empty if it has none.
+        Empty if none has. Example: ``{"lt_auto": 4.0}``.
         """
         timed = [e for e in self._recorded.of(problem) if e.baselines_us]
         return dict(timed[-1].baselines_us) if timed else {}
@@ -185,7 +197,9 @@ class _Recording:
 def recording_evaluator(inner: FreeEvaluator, path: str | Path, provenance: dict[str, Any]) -> Iterator[FreeEvaluator]:
     """Wrap ``inner`` so that its answers on free kernels are appended to a file for :class:`RecordedFreeEvaluator`.
 
-    Each answer is written before it is returned. Kernels that were not run (LEFT_OUT) are not written.
+    It is a context manager: ``with recording_evaluator(inner, "r.jsonl", {}) as evaluator:``. The file is opened on
+    entry and closed at the end. An existing file is continued. Each answer is written before it is returned. Kernels
+    that were not run (LEFT_OUT) are not written.
 
     Args:
         inner: gives the answers.

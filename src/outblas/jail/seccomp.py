@@ -47,7 +47,7 @@ def available() -> bool:
 
 
 def restrict() -> bool:
-    """Put the filter on every thread of this process, for good.
+    """Put the filter on every thread of this process, for good. A second call adds another filter.
 
     Returns:
         True; False if it is not available and nothing was changed.
@@ -74,7 +74,9 @@ def restrict() -> bool:
 
 
 def program(machine: str, pid: int) -> bytes:
-    """Return the filter as BPF code, 8 bytes an instruction.
+    """Return the filter as BPF code, 8 bytes an instruction. Nothing is installed.
+
+    Example: ``program("x86_64", os.getpid())`` returns bytes whose length is a multiple of 8.
 
     Args:
         machine: ``x86_64`` or ``aarch64``; another one raises KeyError.

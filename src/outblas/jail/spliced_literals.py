@@ -17,11 +17,15 @@ Run = Sequence[tuple[bool, str]]
 
 
 def literal_macros(directives: Iterable[str], plain: Callable[[str], str]) -> dict[str, list[Run]]:
-    """Return the macros without arguments that stand for literals and names alone, each with all of its texts.
+    """Return the macros without arguments that stand for literals and names, each with all of its texts.
+
+    A macro with several runs in one definition, and one with arguments, is left out. Example:
+    ``literal_macros(['#define X "in"'], plain)`` returns ``{"X": [[(True, "in")]]}`` if ``plain`` takes the quotes
+    away.
 
     Args:
-        directives: of a text, without comments.
-        plain: what a literal says, without its quotes.
+        directives: lines such as ``#define X "in"``, without comments.
+        plain: called with each literal; returns what it says, without its quotes.
     """
     found: dict[str, list[Run]] = {}
     opaque = set[str]()
@@ -37,9 +41,12 @@ def literal_macros(directives: Iterable[str], plain: Callable[[str], str]) -> di
 def runs_of(text: str, plain: Callable[[str], str]) -> list[Run]:
     """Return what lies side by side in a text: literals and names, with nothing else between them.
 
+    Example: ``runs_of('"ab" X "c", "d"', plain)`` returns ``[[(True, "ab"), (False, "X"), (True, "c")], [(True,
+    "d")]]``. True stands for a literal, False for a name. The list has no empty run.
+
     Args:
         text: with its continued lines joined.
-        plain: what a literal says, without its quotes.
+        plain: called with each literal; returns what it says, without its quotes.
     """
     runs: list[list[tuple[bool, str]]] = [[]]
     for kind, part in split_text(text):
@@ -59,6 +66,8 @@ def runs_of(text: str, plain: Callable[[str], str]) -> list[Run]:
 
 def can_say(word: str, runs: Iterable[Run], macros: dict[str, list[Run]]) -> bool:
     """Return whether some run says a word, in capitals or not, with some texts of its macros.
+
+    Example: ``can_say("abc", [[(True, "a"), (False, "X")]], {"X": [[(True, "BC")]]})`` returns True.
 
     Args:
         word: in small letters.

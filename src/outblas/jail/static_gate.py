@@ -21,7 +21,11 @@ MAX_GLOBAL_BYTES = 64 * 1024
 def examine(
     problem: Problem, kernel: FreeKernel, gpu: Gpu = H200, cache: CubinCache | None = DEFAULT_CACHE
 ) -> BuiltKernel | Evaluation:
-    """The compiled kernel, or why it is not run: ILLEGAL, COMPILE_ERROR or STATIC_REJECTED, with the words in ``log``.
+    """Return the compiled kernel, or the evaluation that says why it is not run.
+
+    Its status is then ILLEGAL, COMPILE_ERROR or STATIC_REJECTED, with the words in ``detail`` and ``log``. Nothing is
+    run. Example: a kernel with ``#include "/etc/passwd"`` gives the status STATIC_REJECTED and the detail ``#include
+    "/etc/passwd": only headers that are given``.
 
     Raises:
         ToolchainMissing: a compiler, headers or CUTLASS is not installed.
@@ -55,7 +59,7 @@ def check_built(built: BuiltKernel) -> str | None:
     """Return why the machine code is rejected without a run; None if it is accepted.
 
     Matrix instructions must accumulate as claimed. Having none is allowed: the numeric gates judge plain arithmetic.
-    Spills are allowed and counted.
+    Spills are allowed and counted. Example: ``the SASS accumulates in fp16, the kernel claims fp32``.
 
     Raises:
         CompileError: the object cannot be read.

@@ -55,7 +55,11 @@ _ENTRIES = ("outblas_launch", "outblas_workspace")
 
 
 def why_refused(asked: Iterable[str], offered: Iterable[str]) -> str | None:
-    """Return why a library with these dynamic symbols is not loaded; None if it may be."""
+    """Return why a library with these dynamic symbols is not loaded; None if it may be.
+
+    A version after ``@`` is ignored. ``offered`` must contain ``outblas_launch``. Example: ``why_refused(["system"],
+    ["outblas_launch"])`` returns ``"it calls system, which a launch has no need of"``.
+    """
     strange = sorted({name for name in (each.split("@")[0] for each in asked) if not allowed(name)})
     if strange:
         return f"it calls {', '.join(strange[:5])}, which a launch has no need of"
@@ -69,7 +73,10 @@ def why_refused(asked: Iterable[str], offered: Iterable[str]) -> str | None:
 
 
 def allowed(name: str) -> bool:
-    """Return True if a library may import a function or variable of this name."""
+    """Return True if a library may import a function or variable of this name.
+
+    Example: ``allowed("malloc")`` and ``allowed("cudaLaunchKernel")`` are True, ``allowed("socket")`` is False.
+    """
     if name in _CUDART or name in _LIBC or _LIBGCC.fullmatch(name):
         return True
     return bool(_CPP.match(name)) and not _CPP_NOT.search(name)

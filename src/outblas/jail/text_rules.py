@@ -69,7 +69,10 @@ _DRIVER = re.compile(r"\b(?:cu(?:Module|Library|Link)\w+|nvrtc\w+)\b")
 
 
 def refusal(text: str, host: bool = True) -> str | None:
-    """Return why a text is not given to a compiler; None: it is.
+    """Return why a text is not given to a compiler; None: it is. Nothing is compiled, and no error is raised.
+
+    Example: ``refusal('#include "/etc/passwd"')`` returns ``'#include "/etc/passwd": only headers that are given'``,
+    and ``refusal("int x;")`` returns None.
 
     Args:
         text: CUDA C++.

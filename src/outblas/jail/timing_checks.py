@@ -30,8 +30,10 @@ _CLOCKS, _CLOCKS_US = 1.5, 30.0
 
 
 def check_fresh(bench: GpuClock, graph: GraphEntry, timing: Timing, seed: int) -> Verdict:
-    """Return PASSED, or the reason why the time is not credible. The operands of ``bench`` have other values
-    afterwards.
+    """Return a ``Verdict``: PASSED, or the reason why the time is not credible. The operands of ``bench`` have other
+    values afterwards.
+
+    A time that is not credible raises no error. The verdict's detail then begins with ``on fresh operands: ``.
 
     Args:
         bench: the clock with its operands.
@@ -57,7 +59,10 @@ def check_fresh(bench: GpuClock, graph: GraphEntry, timing: Timing, seed: int) -
 
 
 def repetitions(graph_us: float) -> tuple[int, int]:
-    """(trials, launches) for a graph that takes so long: fewer for a slow one, which has little to hide."""
+    """Return (trials, launches) for a graph that takes so long: fewer for a slow one, which has little to hide.
+
+    Example: ``repetitions(10.0)`` returns ``(7, 20)``, the most; ``repetitions(1e6)`` returns ``(3, 1)``, the least.
+    """
     affordable = BUDGET_US / max(graph_us, 1.0)
     return max(3, min(TRIALS, int(affordable))), max(1, min(LAUNCHES, int(affordable)))
 

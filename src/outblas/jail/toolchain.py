@@ -22,7 +22,14 @@ _DO = f"{install_hint('free')}, or set CUDA_HOME"
 
 @dataclass(frozen=True)
 class Nvcc:
-    """A CUDA compiler: the program, its release as text, and the folder with libcudart and the library's name."""
+    """A CUDA compiler, as :func:`find_nvcc` returns it.
+
+    Attributes:
+        path: the program.
+        version: its release as text, such as ``Build cuda_13.0.r13.0/compiler.36424714_0``.
+        library_folder: folder of libcudart.
+        cudart: file name of the library, such as ``libcudart.so.13``.
+    """
 
     path: Path
     version: str
@@ -32,7 +39,9 @@ class Nvcc:
 
 @functools.cache
 def include_folders() -> tuple[Path, ...]:
-    """Folders of CUDA's own headers, for NVRTC and nvcc.
+    """Return a tuple of the folders of CUDA's own headers, for NVRTC and nvcc.
+
+    Example: ``(Path(".../nvidia/cu13/include"), Path(".../nvidia/cu13/include/cccl"))``.
 
     Raises:
         ToolchainMissing: no cuda_fp16.h in the wheels, in CUDA_HOME or in /usr/local/cuda.
@@ -112,7 +121,7 @@ def _located_cutlass(directory: str | None) -> tuple[Path, str]:
 
 
 def locate_cutlass() -> tuple[Path, str]:
-    """(include folder, version) of CUTLASS.
+    """Return (include folder, version) of CUTLASS, such as ``(Path(".../source/include"), "4.2.0")``.
 
     Raises:
         ToolchainMissing: not installed, or of another version than 3.5 to 4.x.
@@ -125,7 +134,7 @@ def locate_cutlass() -> tuple[Path, str]:
 
 
 def cutlass_folders() -> list[Path]:
-    """Folders to include from: the library's, and that of its utilities where it is there.
+    """Return a list of the folders to include from: the library's, then that of its utilities where it is there.
 
     Raises:
         ToolchainMissing: as :func:`locate_cutlass`.

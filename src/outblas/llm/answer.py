@@ -30,7 +30,7 @@ _REFUSAL = re.compile(
 
 @dataclass(frozen=True)
 class Answer:
-    """An answer, read.
+    """An answer, read by :func:`read_answer`. Example: a text without words is ``Answer("empty")``.
 
     Attributes:
         kind: ``candidate``, or the reason for having no candidate: ``contract``, ``illegal``, ``refusal``, ``empty``,
@@ -56,10 +56,15 @@ def read_answer(text: str, finish: str, problem: Problem, gpu: Gpu) -> Answer:
     ``json`` are configs. A block is a candidate if it contains ``outblas-launch`` (code) or ``"family"`` (config).
     Equal candidates count once. A single block of these languages is read even if it is no candidate.
 
+    Example: a ``json`` block of ``{"family": "sm90_wgmma_gemm", "bm": 64, "bn": 64}`` gives the kind ``candidate`` and
+    the answer ``config``. The text ``hello`` gives ``malformed`` with ``stop``, and ``cut`` with ``length``. A ``cuda``
+    block without a launch block gives ``contract``.
+
     Args:
         text: the answer. Blank text is ``empty``.
-        finish: reason for the end of the answer, as the server says. ``refusal`` and ``content_filter`` make any text a
-            refusal. With ``length`` (the limit of tokens) a text without exactly one candidate is ``cut``.
+        finish: reason for the end of the answer, as the server says; ``stop`` as a rule. ``refusal`` and
+            ``content_filter`` make any text a refusal. With ``length`` (the limit of tokens) a text without exactly one
+            candidate is ``cut``.
         problem: a config must be legal on this problem.
         gpu: a config must be legal on this GPU.
 

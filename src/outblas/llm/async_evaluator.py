@@ -29,7 +29,9 @@ class PairEvaluator(Protocol):
 class AsyncEvaluator:
     """Answer (problem, candidate) pairs in the running event loop, by an evaluator in one background thread.
 
-    Make it inside a running event loop; elsewhere RuntimeError is raised.
+    Make it inside a running event loop; elsewhere RuntimeError is raised. The constructor starts the thread. Await
+    ``evaluate(problem, candidate)`` and ``call(function)``. Then call ``close()``, which is not awaited. It is no
+    context manager.
 
     Args:
         evaluator: the evaluator; only the background thread calls it.
@@ -59,6 +61,8 @@ class AsyncEvaluator:
     async def evaluate(self, problem: Problem, candidate: Candidate) -> Evaluation:
         """Return the evaluation of a pair; a known or waiting pair is not evaluated twice. After an error it is.
 
+        Example: ``evaluation = await async_evaluator.evaluate(problem, candidate)``.
+
         Args:
             problem: the problem.
             candidate: the candidate; equal ones have equal names (``config_name``).
@@ -80,7 +84,8 @@ class AsyncEvaluator:
     async def call(self, function: Callable[[], Any]) -> Any:
         """Call a function without arguments in the evaluator's thread and return its result, or raise its exception.
 
-        The thread calls it between two batches of pairs, so that it never runs beside an evaluation.
+        The thread calls it between two batches of pairs, so that it never runs beside an evaluation. Example: ``await
+        async_evaluator.call(lambda: 3)`` returns 3.
 
         Args:
             function: the function.

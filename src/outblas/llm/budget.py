@@ -51,7 +51,8 @@ class Price:
 class Cost:
     """The cost of requests, or its upper bound. ``+`` and ``-`` add and subtract costs field by field.
 
-    The property ``tokens`` is the sum of ``prompt_tokens`` and ``answer_tokens``.
+    The property ``tokens`` is the sum of ``prompt_tokens`` and ``answer_tokens``. Example: ``Cost(1, 2, 3, 0.5) +
+    Cost(1)`` is ``Cost(2, 2, 3, 0.5)``, and ``Cost(1, 2, 3).tokens`` is 5.
 
     Attributes:
         requests: number of requests.
@@ -100,6 +101,9 @@ class Budget:
         The text is one of ``50 requests``, ``2000000 tokens``, ``3 USD`` and ``600 s``, in this order of checks. It
         names the limit, not the cost. Requests, tokens and dollars may equal their limit. Seconds must be below theirs.
 
+        Example: for ``Budget(requests=50)``, ``why_not(Cost(50))`` is None and ``why_not(Cost(51))`` is ``"50
+        requests"``.
+
         Args:
             spent: cost to compare with the limits.
             seconds: seconds of the session so far.
@@ -130,6 +134,9 @@ class Budget:
 
 class SpendingAccount:
     """Costs spent, and costs reserved for requests under way.
+
+    Call ``reserve(most)`` before a request and ``settle(most, took)`` after it. Example:
+    ``SpendingAccount(Budget(requests=5))`` has ``spent`` and ``reserved`` of ``Cost()``.
 
     Args:
         budget: the limits.
@@ -179,7 +186,8 @@ class SpendingAccount:
 def at_most(messages: Sequence[Message], answer_tokens: int, price: Price) -> Cost:
     """Return the largest possible cost of a request: no tokeniser makes more tokens than bytes.
 
-    ``prompt_tokens`` is the number of UTF-8 bytes of all contents, plus 16 for each message.
+    ``prompt_tokens`` is the number of UTF-8 bytes of all contents, plus 16 for each message. Example: one message
+    ``hello``, 100 and ``Price(1.0, 2.0)`` give ``Cost(1, 21, 100, 0.000221)``.
 
     Args:
         messages: dictionaries with ``role`` and ``content``.

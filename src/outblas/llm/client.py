@@ -79,8 +79,7 @@ class RetryPolicy:
         attempts: most attempts per question, the first included.
         first_s: base of the wait, seconds. Before attempt n + 1 (n from 1) the client waits min(longest_s, first_s *
             2**(n - 1)) times a random factor from 0.5 to 1. A longer ``Retry-After`` of the server counts instead, but
-            at
-            most 300 s.
+            at most 300 s.
         longest_s: limit of that base wait, seconds.
     """
 
@@ -94,6 +93,8 @@ class RetryPolicy:
 @dataclass(frozen=True)
 class AnswerOptions:
     """Options of every request.
+
+    Example: ``AnswerOptions(max_tokens=4096, extra={"top_p": 0.9})``.
 
     Attributes:
         max_tokens: most tokens of an answer.
@@ -165,8 +166,9 @@ class Client:
     async def ask(self, question: int, messages: Sequence[Message], model: Model) -> Reply:
         """Send a conversation and return the reply whose outcome is ``answered``, after up to ``attempts`` attempts.
 
-        Another attempt follows a timeout, a lost connection, an unreadable answer, and the statuses 408, 409, 425, 429
-        and 5xx.
+        Await it: ``reply = await client.ask(1, [{"role": "user", "content": "hi"}], Model("gpt"))``. Then
+        ``reply.text`` is the answer. Another attempt follows a timeout, a lost connection, an unreadable answer, and
+        the statuses 408, 409, 425, 429 and 5xx.
 
         Args:
             question: number of the question, for the log.
@@ -269,6 +271,9 @@ class Client:
 
 def check_server(base_url: str | None = None) -> None:
     """Check that an address or a key of a server is set; send nothing, and return None.
+
+    Example: ``check_server("http://localhost:8000/v1")`` returns None, and ``check_server("localhost:80")`` raises
+    UsageError.
 
     Args:
         base_url: address of the server; None or "": that of ``OPENAI_BASE_URL``. An own address needs no key.

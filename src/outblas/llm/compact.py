@@ -38,7 +38,8 @@ def read_config(data: Any) -> KernelConfig:
 def write_config(config: KernelConfig) -> dict[str, Any]:
     """Return the shortest dictionary from which :func:`read_config` makes the config.
 
-    It has ``family`` first, then the knobs without a default and those whose value is not the default.
+    It has ``family`` first, then the knobs without a default and those whose value is not the default. Example:
+    ``{"family": "sm90_wgmma_gemm", "bm": 64, "bn": 64}``.
     """
     defaults = config.defaults()
     return {
@@ -50,7 +51,8 @@ def write_config(config: KernelConfig) -> dict[str, Any]:
 def describe(families: Collection[str] = tuple(FAMILIES)) -> str:
     """Return text on kernel families for a prompt: the knobs with their meaning, usual values and defaults, one a line.
 
-    A knob has at most 40 values, evenly spaced. Knobs of the launch alone (such as ``pdl``) have no line of values.
+    A family begins with a line such as ``family sm90_wgmma_gemm. Knobs of ...``. A knob has at most 40 values, evenly
+    spaced. Knobs of the launch alone (such as ``pdl``) have no line of values.
 
     Args:
         families: names of the families; by default all. Unknown names are ignored.

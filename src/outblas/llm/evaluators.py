@@ -25,6 +25,8 @@ COMPILE_ONLY = "compile"
 class EvaluatorChoice:
     """An evaluator as the command line names it. ``str()`` of it is its name.
 
+    Example: ``EvaluatorChoice("cuda:0", 0)`` and ``EvaluatorChoice("compile")``.
+
     Attributes:
         name: ``cuda:N``, ``compile`` or the path of a file.
         gpu_index: N of ``cuda:N``; else None.
@@ -39,6 +41,9 @@ class EvaluatorChoice:
 
 def parse_evaluator(text: str | None) -> EvaluatorChoice:
     """Return the evaluator that ``--device`` names. It is not opened, and a file is not read.
+
+    Example: ``parse_evaluator("compile")`` returns ``EvaluatorChoice("compile", None)``, and
+    ``parse_evaluator("cuda:0")`` returns ``EvaluatorChoice("cuda:0", 0)`` on a machine with a GPU.
 
     Args:
         text: ``cuda:N``, ``compile`` or the path of a recording. None: ``cuda:0``, or ``compile`` on a machine without
@@ -64,6 +69,8 @@ def parse_evaluator(text: str | None) -> EvaluatorChoice:
 @contextmanager
 def open_chosen_evaluator(place: EvaluatorChoice, gpu: str = "h200") -> Iterator[FreeEvaluator]:
     """Open the evaluator of a place; it is closed at the end of the context.
+
+    It is a context manager: ``with open_chosen_evaluator(parse_evaluator("compile")) as evaluator:``.
 
     Args:
         place: result of :func:`parse_evaluator`.

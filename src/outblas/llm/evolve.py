@@ -144,7 +144,8 @@ class Evolution:
     async def run(self) -> str:
         """Ask, judge and record until the budget is spent or every problem is near its floor. Close the client then.
 
-        Call it once. After an error, a new Evolution with the same record goes on.
+        Call it once: ``reason = asyncio.run(evolution.run())``. After an error, a new Evolution with the same record
+        goes on.
 
         Returns:
             The reason of the end: ``every problem is within 2% of its floor``, or for example ``the next request could
@@ -182,8 +183,9 @@ class Evolution:
         ]  # fmt: skip
 
     def outcomes(self) -> Counter[str]:
-        """Return kind of outcome -> number of outcomes in the whole run, earlier sessions included. Kinds without one
-        are missing.
+        """Return a Counter: kind of outcome -> number of outcomes in the whole run, earlier sessions included.
+
+        Kinds without one are missing. Example: ``Counter({"proven": 3, "compile": 1})``.
         """
         return Counter(o.kind for chain in self._chains.values() for o in chain.outcomes.values())
 

@@ -24,7 +24,10 @@ FORMAT, KIND = 1, "evolve"
 class EvolveFiles(RunDirectory):
     """Paths of an evolution's files; :class:`outblas.records.run_directory.RunDirectory` has the others.
 
-    ``best`` is the folder ``best``, of the fastest kernels. ``transcript`` is ``transcript.jsonl``.
+    ``best`` is the folder ``best``, of the fastest kernels. ``transcript`` is ``transcript.jsonl``. The others are
+    ``run`` (``run.json``), ``store`` (``store.sqlite``), ``recording`` (``recorded.jsonl``) and ``report``
+    (``report.html``). Nothing is made or read. Example: ``EvolveFiles(Path("runs/a")).run`` is
+    ``Path("runs/a/run.json")``.
 
     Args:
         path: folder of the run.
@@ -61,6 +64,9 @@ def folder_name(problems: Sequence[Problem], model: str, place: str) -> str:
 
 def open_folder(files: EvolveFiles, wanted: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
     """Write run.json into a run's folder, or check that the one there has the same settings.
+
+    Example: ``open_folder(files, {"seed": 0}, {"command": "x"})`` returns ``{"format": 1, "kind": "evolve", "seed": 0,
+    "outblas": "0.1.0", "command": "x", "started": "2026-11-23T22:15:37+00:00"}``.
 
     Args:
         files: paths of the run.

@@ -81,7 +81,8 @@ class Question:
 
 @dataclass(frozen=True)
 class AnswerOutcome:
-    """The outcome of an answer.
+    """The outcome of an answer. Example: ``AnswerOutcome(1, "compile", "code", "free_2ccfcf104ac59b39", words="error:
+    x")``.
 
     Attributes:
         question: number of the question.
@@ -107,7 +108,9 @@ class AnswerOutcome:
 class EvolveJournal:
     """The questions, replies, outcomes and archive of one run, in tables of its store. Missing tables are made.
 
-    It is a context manager: ``with`` yields the journal and closes it.
+    It is a context manager: ``with`` yields the journal and closes it. ``ask``, ``sent``, ``replied`` and ``settle``
+    write, in this order for a question. ``questions``, ``replies``, ``outcomes``, ``entries``, ``spent`` and
+    ``transcript`` read.
 
     Args:
         path: the store's file, which must exist.
@@ -130,7 +133,8 @@ class EvolveJournal:
     ) -> Question:  # fmt: skip
         """Record a question before it is sent and return it, with its new number. Its texts are cleaned.
 
-        The arguments are the fields of :class:`Question`.
+        The arguments are the fields of :class:`Question`. Example: ``ask(1, 0, problem.key, 0, "gpt", "new", [],
+        [{"role": "user", "content": "hi"}])`` returns a Question whose ``id`` is 1 in a new store.
 
         Raises:
             RecordError: the chain has a question of that turn, or the disk refuses.
@@ -228,7 +232,10 @@ class EvolveJournal:
                 yield number, Reply(outcome, text, finish, Cost(1, prompt, answer, usd), seconds, thought)
 
     def outcomes(self) -> dict[int, AnswerOutcome]:
-        """Return number of a question -> its outcome, in the order of the recording; open questions are missing."""
+        """Return number of a question -> its outcome, in the order of the recording; open questions are missing.
+
+        Example: ``{1: AnswerOutcome(question=1, kind="malformed", words="...")}``.
+        """
         columns = "question, kind, answer, name, us, ratio, gain, words"
         return {row[0]: AnswerOutcome(*row) for row in self._rows(f"SELECT {columns} FROM outcomes ORDER BY id")}
 

@@ -37,7 +37,7 @@ MakeProgress = Callable[[Evolution, Budget, SpendingAccount, Client], Callable[[
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """Settings of the server.
+    """Settings of the server. Example: ``ServerSettings("http://localhost:8000/v1", requests_per_minute=10)``.
 
     Attributes:
         base_url: address; None: see :class:`outblas.llm.client.Client`.
@@ -84,7 +84,8 @@ def run_evolve(request: EvolveRequest, make_progress: MakeProgress) -> tuple[str
 
     Args:
         request: settings of the run.
-        make_progress: called when the run begins; see :data:`MakeProgress`.
+        make_progress: called once, when the run begins, with (evolution, budget, account, client). It returns a
+            function that is called after every outcome with that outcome.
 
     Returns:
         The reason of the end in words, and the paths of the files. The report is left to the caller.

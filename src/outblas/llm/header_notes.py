@@ -20,7 +20,10 @@ _FUNCTION = re.compile(
 
 @cache
 def header_listing() -> str:
-    """Return text on all listed headers of the package's kernel files, one after the other, for a prompt."""
+    """Return text on all listed headers of the package's kernel files, one after the other, for a prompt.
+
+    Each begins with its name, such as ``ptx/types.cuh:``. The lines of its declarations follow, indented by two blanks.
+    """
     return "\n".join(line for name in LISTED_HEADERS for line in _header(name))
 
 

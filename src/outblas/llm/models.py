@@ -13,7 +13,7 @@ from outblas.llm.budget import Price
 
 @dataclass(frozen=True)
 class Model:
-    """A language model.
+    """A language model. Example: ``Model("qwen", price=Price(1.0, 2.0))``.
 
     Attributes:
         name: its name at the server.

@@ -50,9 +50,10 @@ def first_prompt(
     problem: Problem, gpu: Gpu, baselines: Mapping[str, float], best_us: float | None, parents: Sequence[Entry],
     counters: Mapping[str, str], kinds: Sequence[str] = (CODE, CONFIG),
 ) -> list[Message]:  # fmt: skip
-    """Return the beginning of a conversation: a system message and a user message.
+    """Return the beginning of a conversation: a list of a system message and a user message.
 
-    Each message is a dictionary with ``role`` and ``content``.
+    Each message is a dictionary with ``role`` and ``content``. Example: ``first_prompt(problem, H200, {"lt_auto": 4.0},
+    None, [], {})[0]["role"]`` is ``"system"``. The user's text begins with ``# Problem``.
 
     Args:
         problem: the problem.
@@ -122,6 +123,9 @@ def follow_up(
 ) -> str:  # fmt: skip
     """Return the text of the next question after an outcome.
 
+    Example: the kind ``compile`` with the words ``error: x`` gives a text that begins with ``Your kernel does not
+    compile:``, a blank line and ``error: x``. Near its end stands the text of :func:`answer_rules`.
+
     Args:
         kind: kind of the outcome, a key of :data:`FOLLOW_UPS`; another (such as ``compiled``) raises KeyError.
         words: the outcome's words; if empty, the text says ``no more is known``. The texts of ``cut``, ``empty`` and
@@ -144,6 +148,9 @@ def follow_up(
 
 def answer_rules(kinds: Sequence[str]) -> str:
     """Return text on the form of an answer: one block of code, of knobs, or either.
+
+    Example: the text for ``["config"]`` begins with ``exactly one fenced block`` and ends with ``json with one object
+    of knobs``. It has no line break at its end.
 
     Args:
         kinds: ``code``, ``config`` or both, at least one.

@@ -28,6 +28,9 @@ class SentRequest:
 class RateLimiter:
     """Delay requests so that no minute has more requests or tokens than allowed. The order of the calls is kept.
 
+    Before each request, await ``acquire(tokens)``. Example: ``RateLimiter(requests=10)``; ``RateLimiter()`` never
+    waits.
+
     Args:
         requests: requests per minute; None sets no limit.
         tokens: tokens per minute; None sets no limit. A single larger request goes alone.
@@ -46,7 +49,7 @@ class RateLimiter:
     async def acquire(self, tokens: int) -> SentRequest:
         """Wait until a request with ``tokens`` tokens may be sent, and return its record. It counts for 60 seconds.
 
-        Set the record's ``tokens`` when the true number is known.
+        Await it: ``sent = await limiter.acquire(500)``. Set ``sent.tokens`` when the true number is known.
 
         Args:
             tokens: most tokens of the request, prompt and answer together.

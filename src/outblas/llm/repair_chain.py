@@ -72,7 +72,8 @@ class Chain:
         """Return the last question's messages, its answer, and ``text`` as a new user message.
 
         An empty or missing answer is left out, because servers refuse messages without content. The chain is not
-        changed.
+        changed. Example: ``chain.conversation_with("next")`` ends with ``{"role": "assistant", "content": "hey"},
+        {"role": "user", "content": "next"}``.
 
         Args:
             text: content of the new message.

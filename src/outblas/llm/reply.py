@@ -53,6 +53,9 @@ class Reply:
 def read_completion(body: bytes, most: Cost, price: Price, seconds: float) -> Reply:
     """Return the answer in a server's body. A text of over 2**20 characters is cut, with ``finish`` ``length``.
 
+    Example: the body ``b'{"choices": [{"message": {"content": "hi"}, "finish_reason": "stop"}]}'`` gives a reply whose
+    ``text`` is ``"hi"`` and whose ``finish`` is ``"stop"``.
+
     Args:
         body: the server's body, of unknown content.
         most: the most that the request can have cost. It is charged if the server's count of tokens is missing, no
@@ -101,6 +104,9 @@ def _parts(body: bytes) -> tuple[dict[str, Any], dict[str, Any], object]:
 
 def failed_reply(outcome: str, words: object, took: Cost, seconds: float) -> Reply:
     """Return the reply of an attempt without an answer. Its ``finish`` is "".
+
+    Example: ``failed_reply("timeout", "nothing within 300 s", Cost(1), 3.0)`` returns ``Reply("timeout", "nothing
+    within 300 s", "", Cost(1), 3.0)``.
 
     Args:
         outcome: e.g. ``timeout``.

@@ -18,11 +18,12 @@ STALL_PREFIX = "stall_"
 
 @dataclass(frozen=True)
 class Counter:
-    """A hardware counter.
+    """A hardware counter. :data:`COUNTERS` holds them all, e.g. ``l2_hit_rate``, ``dram_read_bytes`` and
+    ``stall_wait``.
 
     Attributes:
         name: key in ``Evaluation.counters``.
-        unit: unit of its value.
+        unit: unit of its value, e.g. ``0 to 1``, ``bytes`` or ``SM cycles``.
         metrics: ncu's names; the first one that ncu reports counts.
         scale: factor from ncu's value (percent or a plain count) to the counter's value.
         meaning: description.
@@ -67,7 +68,9 @@ PROFILED_COUNTERS: tuple[str, ...] = tuple(counter.name for counter in COUNTERS)
 
 
 def counters_of(launch: ProfiledLaunch) -> dict[str, float]:
-    """Return name -> value of the counters that ncu reported for a profiled kernel.
+    """Return name -> value of the counters that ncu reported for a profiled kernel. Others are absent.
+
+    Example: ncu's ``{"lts__t_sector_hit_rate.pct": 50.0}`` gives ``{"l2_hit_rate": 0.5}``.
 
     Raises:
         RecordError: ncu reported none of them.
@@ -87,10 +90,13 @@ def counters_of(launch: ProfiledLaunch) -> dict[str, float]:
 def main_stalls(counters: Mapping[str, float], most: int = MAIN_STALLS) -> list[tuple[str, float]]:
     """Return (reason, stalled warps per issued instruction) of the worst stalls, worst first; equal ones by name.
 
+    Example: ``main_stalls({"stall_barrier": 0.25, "stall_wait": 0.5, "cycles": 80300})`` returns
+    ``[("wait", 0.5), ("barrier", 0.25)]``.
+
     Args:
         counters: name -> value, e.g. ``Evaluation.counters``. Names with the prefix ``stall_`` count; a reason is such
             a name without the prefix.
-        most: maximum number of reasons. Reasons with the value 0 are left out.
+        most: maximum number of reasons, by default 3. Reasons with the value 0 are left out.
     """
     stalls = {
         name.removeprefix(STALL_PREFIX): value for name, value in counters.items() if name.startswith(STALL_PREFIX)
@@ -107,6 +113,7 @@ def counter_cells(counters: Mapping[str, float]) -> Sequence[str]:
     """Return the texts of :data:`COUNTER_COLUMNS` for one kernel; an en dash stands for an unknown counter.
 
     Shares are like ``93.1%``, instructions ``1.25`` (M), cycles ``80.3`` (k), and stalls ``wait 0.50, barrier 0.25``.
+    Example: ``counter_cells({"tensor_pipe": 0.931})`` returns ``["93.1%", "–", "–", "–", "–", "–", "–"]``.
     """
 
     def text(name: str, scale: float, form: str) -> str:

@@ -81,11 +81,12 @@ class Cubin:
 
 
 class CubinCache:
-    """Cache of cubins on disk, one checksummed file per key.
+    """Cache of cubins on disk, one checksummed file per key. :meth:`put` stores a cubin, :meth:`get` reads it.
 
+    A key is the text of :func:`outblas.runtime.nvrtc.cache_key`. The folder is made at the first write.
     The cache never causes a failure. A damaged file counts as absent. An unwritable directory or a full disk costs one
-    warning. So does a file that another user may have written: a link, or a file or directory that another user owns or
-    may change.
+    warning (RuntimeWarning). So does a file that another user may have written: a link, or a file or directory that
+    another user owns or may change.
 
     Args:
         directory: folder of the cache; None: :func:`default_directory`, read at each use.
@@ -108,11 +109,14 @@ class CubinCache:
         return default_directory() if self._directory is None else self._directory
 
     def path(self, key: str) -> Path:
-        """Return the path of the file for a key."""
+        """Return the path of the file for a key, which need not exist.
+
+        Example: ``CubinCache("/tmp/c").path("abcd")`` is ``/tmp/c/cubin/ab/abcd``.
+        """
         return self.directory / "cubin" / key[:2] / key
 
     def get(self, key: str) -> Cubin | None:
-        """Return the cubin of a key; None if the cache lacks it or its file is damaged."""
+        """Return the cubin of a key; None if the cache lacks it or its file is damaged. Its ``from_cache`` is True."""
         try:
             data = read_own_file(self.path(key))
         except FileNotFoundError:
@@ -123,8 +127,9 @@ class CubinCache:
         return decode(data, key)
 
     def put(self, key: str, cubin: Cubin) -> None:
-        """Store a cubin atomically: other processes see the whole file or none. After the first failure it does
-        nothing.
+        """Store a cubin atomically: other processes see the whole file or none.
+
+        A cubin of the same key is replaced. After the first failure the method does nothing.
         """
         if self.trouble:
             return
@@ -136,10 +141,10 @@ class CubinCache:
 
     @contextlib.contextmanager
     def locked(self, key: str) -> Iterator[None]:
-        """Hold the lock of a key; wait while another process has it.
+        """Hold the lock of a key for a ``with`` block; wait while another process has it.
 
         Keys share 256 lock files, so no lock file needs to be removed. If the cache cannot be written, there is no lock
-        and no wait.
+        and no wait. Example: ``with cache.locked(key): ...``.
         """
         with contextlib.ExitStack() as held:
             if not self.trouble:
@@ -168,7 +173,9 @@ class CubinCache:
             self.stop_writing(f"cannot be {what}: {error}")
 
     def stop_writing(self, trouble: str) -> None:
-        """Stop writing to the cache. The first call sets :attr:`trouble` and warns unless ``quiet``."""
+        """Stop writing to the cache. The first call sets :attr:`trouble` and warns unless ``quiet``; later ones do
+        nothing.
+        """
         if self.trouble:
             return
         self.trouble = trouble
@@ -182,7 +189,10 @@ class CubinCache:
 
 
 def default_directory() -> Path:
-    """Return ``$OUTBLAS_CACHE_DIR``, else ``$XDG_CACHE_HOME/outblas``, else ``~/.cache/outblas``."""
+    """Return ``$OUTBLAS_CACHE_DIR``, else ``$XDG_CACHE_HOME/outblas``, else ``~/.cache/outblas``, as a Path.
+
+    An empty variable counts as not set. The folder is not made.
+    """
     if named := os.environ.get("OUTBLAS_CACHE_DIR"):
         return Path(named)
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
@@ -190,7 +200,10 @@ def default_directory() -> Path:
 
 
 def encode(cubin: Cubin, key: str) -> bytes:
-    """Return a cubin as the bytes of a cache file: magic, SHA-256 of the rest, a JSON line, the image."""
+    """Return a cubin as the bytes of a cache file: magic, SHA-256 of the rest, a JSON line, the image.
+
+    They begin with ``outblas-cubin-3`` and a newline. :func:`decode` with the same key reads them.
+    """
     record = asdict(cubin)
     image = record.pop("image")
     record["key"] = key
@@ -199,7 +212,10 @@ def encode(cubin: Cubin, key: str) -> bytes:
 
 
 def decode(data: bytes, key: str) -> Cubin | None:
-    """Return the cubin in the bytes of a cache file; None if they are damaged, of another key, or have wrong fields."""
+    """Return the cubin in the bytes of a cache file; None if they are damaged, of another key, or have wrong fields.
+
+    Its ``from_cache`` is True. No data raise an error: ``decode(b"", key)`` returns None.
+    """
     start = len(_MAGIC) + _DIGEST
     body = data[start:]
     if data[: len(_MAGIC)] != _MAGIC or data[len(_MAGIC) : start] != hashlib.sha256(body).digest():

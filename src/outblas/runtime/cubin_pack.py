@@ -47,7 +47,7 @@ _LEFT_OUT = ("image", "compile_seconds", "from_cache", "log")
 
 
 def pack_key(source: Source, arch: str) -> bytes:
-    """Return the key (16 bytes) of a kernel in a pack.
+    """Return the key (16 bytes) of a kernel in a pack. ``arch`` is a text such as ``"sm_90a"``; it is not checked.
 
     It covers the architecture and all of the source except the kernel files, which are the same for the whole pack.
     """
@@ -57,16 +57,22 @@ def pack_key(source: Source, arch: str) -> bytes:
 class CubinPack:
     """A pack, opened for reading. Opening reads the table only; ``len()`` is the number of kernels.
 
+    :meth:`get` looks a kernel up, by a key and not by ``[]``. The file is not kept open, so there is nothing to close.
+
+    Example: ``CubinPack("kernels.pack").get(pack_key(source, "sm_90a"))`` returns a Cubin or None.
+
     Args:
         path: the file.
 
     Attributes:
-        about: origin of the cubins, see :mod:`outblas.dispatch.cubin_build`.
+        path: the file, as a Path.
+        about: origin of the cubins, a dict of JSON values such as ``"nvrtc": "13.0 (wheel 13.0.88)"``. Other keys:
+            ``outblas``, ``kernels``, ``libraries``, ``any_shape``, ``architectures``.
         bytes: size of the file.
         images: number of different cubins.
 
     Raises:
-        RecordError: the file cannot be read, is truncated, damaged, or of another format.
+        RecordError: the file is missing, cannot be read, is truncated, damaged, or of another format.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -85,6 +91,8 @@ class CubinPack:
 
     def get(self, key: bytes) -> Cubin | None:
         """Return the cubin of a :func:`pack_key`; None if the pack lacks it.
+
+        Its ``from_cache`` is True, its ``compile_seconds`` 0.0 and its ``log`` empty.
 
         Raises:
             RecordError: the file is damaged or has changed.
@@ -147,7 +155,9 @@ class CubinPack:
 
 
 def pack_bytes(cubins: Mapping[bytes, Cubin], about: Mapping[str, Any]) -> bytes:
-    """Return the content of a pack file. Equal arguments give equal bytes.
+    """Return the content of a pack file. Equal arguments give equal bytes. Nothing is written.
+
+    Example: ``path.write_bytes(pack_bytes({pack_key(source, "sm_90a"): cubin}, {"nvrtc": "13.0"}))``.
 
     Args:
         cubins: :func:`pack_key` -> cubin.

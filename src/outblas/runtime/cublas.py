@@ -88,7 +88,12 @@ class BlasShape:
 
     @classmethod
     def of(cls, problem: Problem) -> BlasShape:
-        """Return the arguments for a problem."""
+        """Return the arguments for a problem.
+
+        Example: of ``Problem(128, 256, 64, "TN", "fp16", "fp32")``, m is 256, n 128, k 64, op_first 1 (transposed),
+        ld_first
+        and ld_second 64, ld_out 256, dtype 2, compute 68, scale 0. For NN, op_first is 0 and ld_first 256.
+        """
         transposed = problem.layout == "TN"
         half = problem.acc == "fp16"
         return cls(
@@ -105,17 +110,21 @@ class BlasShape:
         )
 
     def scalars(self) -> tuple[Any, Any]:
-        """Return (alpha, beta) = (1, 0) in the scale type, as ctypes objects."""
+        """Return (alpha, beta) = (1, 0) in the scale type, as ctypes objects.
+
+        They are ``(c_float(1.0), c_float(0.0))``; with fp16 accumulation ``(c_uint16(0x3C00), c_uint16(0))``.
+        """
         if self.scale == _R_16F:
             return c_uint16(0x3C00), c_uint16(0)
         return c_float(1.0), c_float(0.0)
 
 
 class Cublas:
-    """A cublasHandle_t with a workspace.
+    """A cublasHandle_t with a workspace. :meth:`gemm` enqueues a product; :meth:`close` ends it. It is no context
+    manager.
 
     Args:
-        workspace: address of :data:`WORKSPACE_BYTES` bytes on the current device; must outlive this object.
+        workspace: address of :data:`WORKSPACE_BYTES` bytes (32 MiB) on the current device; must outlive this object.
 
     Raises:
         ToolchainMissing: libcublas is not installed.
@@ -167,7 +176,10 @@ class Cublas:
 
 
 class CublasLt:
-    """A cublasLtHandle_t.
+    """A cublasLtHandle_t. :meth:`plan` describes a problem; :meth:`close` ends the handle. It is no context manager.
+
+    Example: ``plan = CublasLt(workspace).plan(problem)``, then
+    ``plan.matmul(plan.heuristic(1)[0].algo, a.data_ptr(), b.data_ptr(), c.data_ptr(), stream)``.
 
     Args:
         workspace: address of :data:`WORKSPACE_BYTES` bytes on the current device, which must outlive this object. With
@@ -196,7 +208,15 @@ class CublasLt:
 
 
 class LtPlan:
-    """The matmul descriptor and the layout descriptors of one problem."""
+    """The matmul descriptor and the layout descriptors of one problem, made by :meth:`CublasLt.plan`.
+
+    :meth:`heuristic` lists algorithms, :meth:`matmul` enqueues a product, :meth:`numbers` is for C, :meth:`close` ends
+    it.
+    It is no context manager. Close it before its :class:`CublasLt`.
+
+    Attributes:
+        shape: the problem as a :class:`BlasShape`.
+    """
 
     def __init__(self, owner: CublasLt, shape: BlasShape) -> None:
         self._owner, self._lib = owner, owner._lib
@@ -217,7 +237,10 @@ class LtPlan:
         self._layout(self._out, shape.m, shape.n, shape.ld_out)
 
     def heuristic(self, count: int, alignment: int = 256) -> list[HeuristicResult]:
-        """Return algorithms that cuBLASLt proposes, best first by its own estimate; at least one.
+        """Return a list of algorithms that cuBLASLt proposes, best first by its own estimate; at least one.
+
+        The algorithm is ``result.algo``; ``result.workspace`` is what it needs, bytes. A result is a
+        :class:`outblas.runtime.cublas_loading.HeuristicResult`.
 
         Args:
             count: maximum number of algorithms.
@@ -281,11 +304,14 @@ class LtPlan:
         )  # fmt: skip
 
     def numbers(self) -> tuple[int, ...]:
-        """Return what a caller in C needs; valid while this object lives.
+        """Return what a caller in C needs: eight ints, valid while this object lives.
+
+        Alpha and beta are bit patterns: 0x3F800000 (1.0 in fp32) and 0; with fp16 accumulation 0x3C00 and 0.
 
         Returns:
-            (address of cublasLtMatmul, handle, descriptor, layout of the first operand, of the second, of the output,
-                bits of alpha, bits of beta).
+            (address of cublasLtMatmul, handle, descriptor, layout of our B, layout of our A, layout of the output,
+            alpha,
+                beta).
         """
         function = ctypes.cast(self._lib.cublasLtMatmul, c_void_p)
         handles = (function, self._owner._handle, self._desc, self._first, self._second, self._out)
@@ -310,7 +336,14 @@ class LtPlan:
 
 
 def describe(algo: Algo) -> str:
-    """Return an algorithm's configuration, e.g. ``id=66 tile=20 splitk=1 ...``. Fields that it lacks are left out."""
+    """Return an algorithm's configuration as text. Fields that it lacks are left out.
+
+    Example: ``id=66 tile=10 splitk=1 reduction=0 swizzle=0 custom=1 stages=35 inner=0 cluster=4``, always in this
+    order.
+
+    Raises:
+        ToolchainMissing: libcublasLt is not installed.
+    """
     words, written = [], c_size_t()
     for name, (number, kind) in _ALGO_FIELDS.items():
         value = kind()
@@ -323,14 +356,17 @@ def describe(algo: Algo) -> str:
 
 
 def version() -> str:
-    """Return the version of the loaded cuBLASLt, e.g. ``13.1.0``."""
+    """Return the version of the loaded cuBLASLt, e.g. ``13.1.0``. Raises ToolchainMissing if it is not installed."""
     number = int(open_cublaslt().cublasLtGetVersion())
     # cublasLtGetVersion counts 10000 to a major version, since 11 (110000).
     return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
 
 
 def check_status(call: str, status: int) -> None:
-    """Raise DeviceError unless a cublasStatus_t is CUBLAS_STATUS_SUCCESS; ``call`` names the function."""
+    """Raise DeviceError unless a cublasStatus_t is CUBLAS_STATUS_SUCCESS (0); ``call`` names the function.
+
+    Example: ``check_status("cublasCreate", 7)`` raises it with "cublasCreate failed with CUBLAS_STATUS_INVALID_VALUE".
+    """
     if status:
         raise DeviceError(
             f"{call} failed with CUBLAS_STATUS_{_STATUS.get(status, status)}",

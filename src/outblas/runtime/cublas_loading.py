@@ -21,7 +21,10 @@ class Algo(ctypes.Structure):
 
 
 class HeuristicResult(ctypes.Structure):
-    """A cublasLtMatmulHeuristicResult_t, 96 bytes."""
+    """A cublasLtMatmulHeuristicResult_t, 96 bytes.
+
+    Its fields: ``algo`` (an :class:`Algo`), ``workspace`` (bytes that it needs), ``state`` (0: usable), ``waves``.
+    """
 
     _fields_ = [
         ("algo", Algo),

@@ -49,7 +49,10 @@ class PreparedAlgorithm(NamedTuple):
 
 
 class LtAlgorithm:
-    """The cuBLASLt algorithm of one problem on one device.
+    """The cuBLASLt algorithm of one problem on one device. Call it to enqueue a product: ``algorithm(a, b, c,
+    stream)``.
+
+    :meth:`LtAlgorithms.find` makes it. :meth:`prepared` returns the call as numbers.
 
     Attributes:
         workspace_bytes: size of the stream's workspace: the kernels' counters, then ``WORKSPACE_BYTES`` as when it was
@@ -87,13 +90,15 @@ class LtAlgorithm:
 
 
 class LtAlgorithms:
-    """The cuBLASLt handle of one device, with the algorithms that were looked up.
+    """The cuBLASLt handle of one device, with the algorithms that were looked up. It is opened by the first
+    :meth:`find`.
 
+    :meth:`find` looks an algorithm up, :meth:`get` only remembers, and :meth:`fail` gives a product to torch.
     Its methods need the device's context to be current. Descriptors are kept: a few hundred bytes per problem.
 
     Args:
-        make: function that opens cuBLASLt.
-        context: function that returns the current CUcontext.
+        make: function without arguments that opens cuBLASLt.
+        context: function without arguments that returns the current CUcontext.
 
     Attributes:
         failed: (problem, algorithm) -> one line on why torch computes the product instead.
@@ -117,7 +122,12 @@ class LtAlgorithms:
         return self._found.get((problem, algorithm))
 
     def find(self, problem: Problem, algorithm: str) -> LtAlgorithm | None:
-        """Return the algorithm with a description; None if it cannot be used (see :attr:`failed`). Looked up once."""
+        """Return the algorithm with a description; None if it cannot be used (see :attr:`failed`). Looked up once.
+
+        It raises neither DeviceError nor ToolchainMissing: without cuBLAS it returns None, too. The description is a
+        text of
+        :func:`outblas.runtime.cublas.describe`, whole: ``id=66 tile=10 splitk=1 ...``.
+        """
         key = (problem, algorithm)
         with self._lock:
             if key not in self._found and key not in self.failed:
@@ -130,9 +140,11 @@ class LtAlgorithms:
             return self._found.get(key)
 
     def fail(self, problem: Problem, algorithm: str, why: str) -> None:
-        """Give a product to torch from now on.
+        """Give a product to torch from now on: :meth:`find` and :meth:`get` then return None.
 
-        ``failed`` gets the line ``"<problem>: cuBLASLt <algorithm> cannot be used: <why>"``.
+        ``failed`` gets the line ``"<problem>: cuBLASLt <algorithm> cannot be used: <why>"``. For the problem it has the
+        key,
+        e.g. ``64_64_64_TN_fp16_fp32``.
 
         Args:
             problem: the product.

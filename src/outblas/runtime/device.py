@@ -15,7 +15,10 @@ DEFAULT_RECORDING = "h200"
 
 @dataclass(frozen=True)
 class Device:
-    """A GPU or a recording; exactly one attribute is set.
+    """A GPU or a recording; exactly one attribute is set. This is not checked.
+
+    Its text is what :func:`parse_device` reads: ``str(Device(gpu_index=1))`` is ``"cuda:1"``,
+    ``str(Device(recording="h200"))`` is ``"replay:h200"``.
 
     Attributes:
         gpu_index: CUDA index.
@@ -33,7 +36,7 @@ class Device:
 def gpu_count() -> int:
     """Return the number of CUDA GPUs visible to this process; 0 without a driver.
 
-    It asks the driver only: no context is made and no Python package is needed.
+    It asks the driver only: no context is made and no Python package is needed. It asks once per process.
     """
     try:
         driver = ctypes.CDLL("libcuda.so.1")
@@ -49,6 +52,8 @@ def gpu_count() -> int:
 def pci_bus_id(gpu_index: int) -> str | None:
     """Return the PCI address of a GPU, for tools that ignore ``CUDA_VISIBLE_DEVICES``; None if there is no such GPU.
 
+    Its form is domain:bus:device.function in hexadecimal digits, as the driver writes it, e.g. ``0000:65:00.0``.
+
     Args:
         gpu_index: CUDA index.
     """
@@ -61,7 +66,9 @@ def pci_bus_id(gpu_index: int) -> str | None:
 
 
 def require_gpus(indices: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the indices if each is a GPU of this machine.
+    """Return the indices, the same tuple, if each is a GPU of this machine.
+
+    Example: ``require_gpus((0, 1))`` returns ``(0, 1)`` with two GPUs and raises DeviceError with fewer.
 
     Raises:
         UsageError: no index, a negative one, or one given twice.
@@ -87,9 +94,11 @@ def require_gpus(indices: tuple[int, ...]) -> tuple[int, ...]:
 def parse_device(text: str | None) -> Device:
     """Return the device of a text.
 
+    Example: ``parse_device("replay:h200")`` returns ``Device(gpu_index=None, recording="h200")``.
+
     Args:
         text: ``cuda`` (GPU 0), ``cuda:N`` or ``replay:NAME``. None: GPU 0 if there is a GPU, else the packaged
-            recording.
+            recording, ``h200``.
 
     Raises:
         UsageError: any other text, e.g. ``replay:`` or ``CUDA``.
@@ -109,6 +118,8 @@ def parse_device(text: str | None) -> Device:
 
 def gpu_of_device(index: int) -> Gpu:
     """Return the :class:`Gpu` record of a CUDA device. On unknown GPUs, the roofline rates are those of the H200.
+
+    A GPU whose name contains ``H200`` gives :data:`outblas.core.roofline.H200` itself.
 
     Raises:
         DeviceError: no such device, or one older than sm_80.

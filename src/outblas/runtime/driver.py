@@ -29,9 +29,13 @@ def driver() -> Any:
 def check(call: str, result: tuple[Any, ...]) -> Any:
     """Return the value in a driver call's result tuple: None, one value, or a tuple of several.
 
+    Example: ``check("cuCtxGetCurrent", driver().cuCtxGetCurrent())`` returns the context. With a status 0,
+    ``(status,)``
+    gives None, ``(status, 7)`` gives 7 and ``(status, 7, 8)`` gives ``(7, 8)``.
+
     Args:
         call: name of the function, for the error.
-        result: (status, values...).
+        result: (status, values...). The status is an enumeration member, with an int value and ``name``.
 
     Raises:
         DeviceError: the status is not CUDA_SUCCESS.
@@ -47,9 +51,12 @@ def check(call: str, result: tuple[Any, ...]) -> Any:
 def sticky_error() -> str:
     """Return the name of the error that has made the current context unusable; empty if it is usable or does not exist.
 
-    Without a driver on the machine there is no context, so the name is empty.
+    Such a name is ``CUDA_ERROR_ILLEGAL_ADDRESS``. Without a driver on the machine there is no context, so it is empty.
     After an illegal address, a trap or a device assertion, every further call of the context fails until the process
     ends. Waits for the GPU.
+
+    Raises:
+        ToolchainMissing: cuda.bindings is not installed.
     """
     cu = driver()
     try:
@@ -63,12 +70,16 @@ def sticky_error() -> str:
 def capture_graph(calls: Sequence[Callable[[int], Any]], stream: int) -> Any:
     """Capture calls on a stream (thread-local mode) and return the CUgraph. The caller must destroy it.
 
+    Each function is called once, in order, with the raw ``stream``; its result is ignored and no kernel runs. Example:
+    ``capture_graph([call], stream)`` for a :class:`outblas.runtime.launch.KernelCall`.
+
     Args:
         calls: functions of a raw stream.
-        stream: raw CUstream.
+        stream: raw CUstream; not the default stream 0, which cannot be captured.
 
     Raises:
-        DeviceError: a call is not allowed under capture. The stream is usable again.
+        DeviceError: a call is not allowed under capture. The stream is usable again. So it is after any other exception
+            of a call, which is raised as it is.
     """
     cu = driver()
     mode = cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
@@ -88,8 +99,8 @@ def capture_id(stream: int) -> int | None:
     """Return a number that identifies the graph capture in progress on a raw stream.
 
     Returns:
-        The capture's id, unique in the process; 0 if nothing is captured; None if the capture has failed or the driver
-            does not say.
+        The capture's id, unique in the process; 0 if nothing is captured; None if the capture has failed or the
+            driver does not say.
     """
     cu = driver()
     status, kind, number, *_ = cu.cuStreamGetCaptureInfo(stream)
@@ -118,5 +129,9 @@ def new_stream() -> int:
 
 
 def zero(address: int, nbytes: int, stream: int) -> None:
-    """Enqueue a memset to zero of ``nbytes`` at a device address on a raw stream. Raises DeviceError if refused."""
+    """Enqueue a memset to zero of ``nbytes`` at a device address on a raw stream; return at once.
+
+    Raises:
+        DeviceError: the driver refused it.
+    """
     check("cuMemsetD8Async", driver().cuMemsetD8Async(address, 0, nbytes, stream))

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 class Extra(NamedTuple):
     """Operands of an epilogue; None for an operand that the epilogue does not take.
 
+    Example: ``Extra(bias=bias)`` fits ``Epilogue(bias=True)``; ``Extra()`` is for an epilogue without operands.
+
     Attributes:
         bias: tensor of shape (N,).
         residual: tensor of shape (M, N) whose columns are adjacent in memory.
@@ -37,7 +39,11 @@ class Extra(NamedTuple):
 
 
 def why_no_gated_output(problem: Problem, a: torch.Tensor, out: torch.Tensor) -> str:
-    """Return why a gated output of a product with ``a`` cannot be written to ``out``; an empty string if it can."""
+    """Return why a gated output of a product with ``a`` cannot be written to ``out``; an empty string if it can.
+
+    ``out`` must be contiguous, of shape (M, N // 2), and of the dtype and on the device of ``a``. Example of an answer:
+    ``out is (4, 4) of torch.float16 on cpu, expected (4, 2) as the product's, contiguous``.
+    """
     shape = (problem.m, problem.n // 2)
     if tuple(out.shape) != shape or out.dtype != a.dtype or out.device != a.device or not out.is_contiguous():
         return (
@@ -50,6 +56,9 @@ def why_unfit(
     problem: Problem, config: KernelConfig, extra: Extra, a: torch.Tensor, out: torch.Tensor | None = None
 ) -> str:
     """Return why a kernel cannot take these operands; an empty string if it can.
+
+    It does not check that the epilogue takes them (see :meth:`Extra.fits`). Example of an answer:
+    ``bias has shape (4,), expected (8,)``.
 
     Args:
         problem: the problem.
@@ -85,12 +94,16 @@ def row_stride(residual: torch.Tensor) -> int:
 
 
 class FusedKernel:
-    """A kernel with an epilogue, loaded into the current context.
+    """A kernel with an epilogue, loaded into the current context. :meth:`bind` gives a call: ``call(stream)`` enqueues
+    it.
 
     Args:
         cubin: compiled from ``make_source(problem, config, epilogue)``.
         config: the kernel.
         epilogue: the epilogue.
+
+    Attributes:
+        name: ``<config name> with <epilogue name>``, e.g. ending in ``with bias+gelu``.
 
     Raises:
         DeviceError: the driver cannot load the cubin.
@@ -110,13 +123,13 @@ class FusedKernel:
     ) -> KernelCall:
         """Return a call that computes ``c = act(a @ b + bias) + residual``.
 
-        The call keeps all tensors alive until it is released.
+        The call keeps all tensors alive until it is released. Nothing runs before ``call(stream)``.
 
         Args:
             problem: the problem.
             operands: (a, b, c) as in :meth:`outblas.runtime.launch.LoadedKernel.bind`. For a gated epilogue, c is (M,
                 N/2).
-            extra: bias and residual.
+            extra: bias and residual; ``Extra()`` if the epilogue takes neither.
             workspace: as in :meth:`outblas.runtime.launch.LoadedKernel.bind`.
 
         Raises:

@@ -44,6 +44,9 @@ _lock = threading.RLock()
 class CapturedWorkspace(NamedTuple):
     """Memory of a graph's pool, for the calls of one stream in one capture. It does not keep the memory alive.
 
+    :meth:`CaptureWorkspaces.take` makes it; pass it as ``workspace`` to
+    :meth:`outblas.runtime.launch.LoadedKernel.bind`.
+
     Attributes:
         capture: id of the capture.
         address: device address; 0 if this capture can have no workspace.
@@ -132,6 +135,8 @@ class CaptureWorkspaces:
     """The workspaces of one device by capture and stream. Streams do not share: two of one capture may run at the same
     time.
 
+    :meth:`take` returns a workspace and makes it if needed; :meth:`get` makes none. Nothing is freed by the caller.
+
     Args:
         allocator: function (bytes, device) -> address in the current capture, 0 if impossible; see :func:`from_pool`.
     """
@@ -145,11 +150,13 @@ class CaptureWorkspaces:
     def take(self, stream: int, capture: int, nbytes: int, device: torch.device | str) -> CapturedWorkspace | None:
         """Return a workspace of at least ``nbytes`` for a capture; None if it can have none.
 
-        A call that needs more gets another workspace; calls captured before keep theirs. Raises as the allocator.
+        A second call of the same stream and capture returns the same one if it is large enough. A call that needs more
+        gets
+        another workspace; calls captured before keep theirs. Raises as the allocator.
 
         Args:
             stream: raw stream that is captured; must be torch's current stream.
-            capture: id of the capture.
+            capture: id of the capture, from :func:`outblas.runtime.driver.capture_id`.
             nbytes: size, bytes.
             device: the device.
         """

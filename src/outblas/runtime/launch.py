@@ -38,7 +38,7 @@ PORTABLE_CLUSTER = 8
 
 
 class StreamConfigs(dict[int, Any]):
-    """Launch configurations by raw stream, each made at the first launch on its stream. At most 64 are kept.
+    """Launch configurations by raw stream: ``configs[stream]`` makes one at its first use. At most 64 are kept.
 
     Args:
         make: function that returns a new configuration.
@@ -60,7 +60,7 @@ class StreamConfigs(dict[int, Any]):
 
 
 class KernelCall:
-    """A GEMM on fixed operands. Call it with a raw CUstream handle to enqueue it.
+    """A GEMM on fixed operands. ``call(torch.cuda.current_stream().cuda_stream)`` enqueues it and returns None.
 
     Calls of one kernel and problem share their launch configurations, one per stream, which are never changed. So
     threads and signal handlers can launch on their own streams at the same time.
@@ -142,7 +142,7 @@ class _Plan:
 
 
 class LoadedKernel:
-    """A cubin loaded into the current context.
+    """A cubin loaded into the current context. ``kernel.bind(problem, a, b, c)(stream)`` enqueues one product.
 
     Args:
         cubin: compiled from ``make_source(problem, config)`` for a problem of the same layout, dtype and accumulator.
@@ -205,7 +205,7 @@ class LoadedKernel:
         c: torch.Tensor,
         workspace: torch.Tensor | CapturedWorkspace | None = None,
     ) -> KernelCall:
-        """Return a call that computes ``c = a @ b``.
+        """Return a call that computes ``c = a @ b`` (TN: ``a @ b.T``). Nothing runs before ``call(stream)``.
 
         Args:
             problem: the problem.
@@ -232,7 +232,7 @@ class LoadedKernel:
         held: tuple[Any, ...] = (),
         columns: int | None = None,
     ) -> KernelCall:
-        """Bind as :meth:`bind`, for a kernel with further parameters.
+        """Return a call as :meth:`bind`, for a kernel with further parameters. Raises as :meth:`bind`.
 
         Args:
             problem: the problem.
@@ -263,8 +263,8 @@ class LoadedKernel:
     def bind_many(
         self, problem: Problem, operands: Sequence[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
     ) -> list[KernelCall]:
-        """Return :meth:`bind` of each (a, b, c), for calls that run one after the other on one stream, with one
-        workspace.
+        """Return a list: :meth:`bind` of each (a, b, c). The calls share one workspace, so they must run one after the
+        other on one stream.
         """
         need = workspace_bytes(problem, self.config)
         if not need or not operands:
@@ -328,15 +328,15 @@ def _any_alignment() -> str:
 
 
 def load(cubin: Cubin, config: KernelConfig) -> LoadedKernel:
-    """Load ``cubin`` into the current CUDA context; see :class:`LoadedKernel`."""
+    """Return ``LoadedKernel(cubin, config)``, loaded into the current CUDA context. Raises DeviceError if refused."""
     return LoadedKernel(cubin, config)
 
 
 def check_operands(
     problem: Problem, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, columns: int | None = None
 ) -> None:
-    """Raise TensorError unless a, b and c are as :meth:`LoadedKernel.bind` requires; c has ``columns`` columns (None:
-    N).
+    """Check operands, or raise TensorError: a is (M, K), b ``problem.b_shape``, c (M, N) or (M, ``columns``). All are
+    contiguous, of the problem's dtype, on one CUDA device; c overlaps neither. Alignment is not checked.
     """
     output = (problem.m, problem.n if columns is None else columns)
     shapes = {"a": (problem.m, problem.k), "b": problem.b_shape, "c": output}

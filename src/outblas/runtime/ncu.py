@@ -79,8 +79,8 @@ class ProfiledLaunch:
         kernel: its name as ncu writes it.
         block: extents of a block as text, e.g. ``(128, 1, 1)``.
         grid: extents of the grid as text.
-        metrics: ncu's name -> value in nanoseconds, bytes, percent, or a plain count. Metrics without a value are
-            absent.
+        metrics: ncu's name -> value in nanoseconds, bytes, percent, or a plain count, e.g.
+            ``{"gpu__time_duration.sum": 1234500.0}``. Metrics without a value are absent.
     """
 
     kernel: str
@@ -90,10 +90,11 @@ class ProfiledLaunch:
 
 
 def find_ncu(named: str | None = None) -> str:
-    """Return the path of ncu: ``named``, else on the PATH, else the newest in the usual folders.
+    """Return the path of ncu: ``named``, else on the PATH, else the newest in the usual folders, e.g.
+    ``/usr/local/cuda/bin/ncu``.
 
     Raises:
-        ToolchainMissing: ncu was not found.
+        ToolchainMissing: ncu was not found; also if ``named`` is no program, for then no other is sought.
     """
     there = shutil.which(named or "ncu")
     if there is None and named is None:
@@ -109,20 +110,26 @@ def find_ncu(named: str | None = None) -> str:
 
 
 def version(ncu: str) -> str:
-    """Return ncu's version, e.g. ``2025.3.1.0``; "unknown" if its output does not have one."""
+    """Return ncu's version, e.g. ``2025.3.1.0``; "unknown" if its output does not have one.
+
+    Raises:
+        OSError: there is no such program (FileNotFoundError), or it cannot be run.
+    """
     said = subprocess.run([ncu, "--version"], capture_output=True, text=True).stdout
     found = re.search(r"Version (\S+)", said)
     return found[1] if found else "unknown"
 
 
 def command(ncu: str, target: Sequence[str], metrics: Sequence[str], cache: CacheControl, log: Path) -> list[str]:
-    """Return the command line that profiles a program and writes CSV.
+    """Return the command line that profiles a program and writes CSV, as a list of words. The first is ``ncu``.
+
+    It ends with ``--log-file``, the log and the words of ``target``. Nothing is run.
 
     Args:
         ncu: path of ncu.
-        target: the program and its arguments.
+        target: the program and its arguments, e.g. ``["python", "t.py"]``.
         metrics: ncu's names.
-        cache: content of the caches before each replay.
+        cache: content of the caches before each replay: ``flushed`` or ``warm``; KeyError for another.
         log: file for the CSV.
     """
     options = ["--profile-from-start", "off", "--clock-control", "none", "--cache-control", _CACHE_CONTROL[cache]]
@@ -136,18 +143,22 @@ def profile(
 ) -> list[ProfiledLaunch]:  # fmt: skip
     """Run a program under ncu and return its profiled kernels in order.
 
+    The program must call ``cudaProfilerStart`` before the kernels (``torch.cuda.profiler.start()``). Kernels outside of
+    start and stop are not profiled.
+
     Args:
         ncu: path of ncu.
         target: the program and its arguments.
-        metrics: ncu's names.
-        cache: content of the caches before each replay.
+        metrics: ncu's names, e.g. ``["dram__bytes_read.sum"]``.
+        cache: content of the caches before each replay: ``flushed``, or ``warm``, as the replay before left them.
         timeout_s: time limit, seconds.
-        log: file for ncu's own output, written also after a failure; None: none.
+        log: file for ncu's own output, written also after a failure, but not at a timeout; None: none.
 
     Raises:
         DeviceError: ncu lacks permission, or does not know a metric, the GPU or the driver. Also if the target fails,
             exceeds the time limit, or profiles no kernel.
         RecordError: ncu's output cannot be read.
+        OSError: there is no program ``ncu``, or it cannot be run.
     """
     text = _run(ncu, target, metrics, cache, timeout_s, log)
     unknown = unknown_metrics(text)
@@ -163,7 +174,7 @@ def profile(
 def known_metrics(
     ncu: str, target: Sequence[str], metrics: Sequence[str] = METRICS, timeout_s: float = 600.0, log: Path | None = None
 ) -> tuple[str, ...]:
-    """Return the metrics that ncu has on this GPU.
+    """Return the metrics that ncu has on this GPU, in the order given.
 
     ncu does not list them; it refuses a profile with an unknown one. So the target runs again without the unknown ones.
 
@@ -194,13 +205,18 @@ def known_metrics(
 
 
 def unknown_metrics(output: str) -> list[str]:
-    """Return the sorted names, without suffix, of metrics that ncu's output calls unknown."""
+    """Return the sorted names, without suffix, of metrics that ncu's output calls unknown.
+
+    Example: ``unknown_metrics("==ERROR== Failed to find metric dram__nope.sum")`` returns ``["dram__nope"]``.
+    """
     lines = re.findall(r"Failed to find metrics?:? (.*)", output)
     return sorted({name for line in lines for name in re.findall(r"[a-z0-9]+__[a-z0-9_]+", line)})
 
 
 def parse(output: str) -> list[ProfiledLaunch]:
     """Return the kernels in ncu's output (``--csv --page raw``); other lines are ignored.
+
+    Times become nanoseconds: ``1,234.5`` in a column of unit ``us`` becomes 1234500.0.
 
     Raises:
         DeviceError: ncu said why it measured nothing, or the table has no kernel.
@@ -231,7 +247,10 @@ def parse(output: str) -> list[ProfiledLaunch]:
 
 
 def refusal(output: str) -> OutblasError | None:
-    """Return the error for the reason that ncu's output gives for profiling nothing; None if it gives no reason."""
+    """Return the error for the reason that ncu's output gives for profiling nothing; None if it gives no reason.
+
+    The error is a DeviceError that is returned and not raised. ``refusal("")`` returns None.
+    """
     if "ERR_NVGPUCTRPERM" in output:
         return DeviceError(
             "ncu may not read the performance counters of this GPU (ERR_NVGPUCTRPERM)",
@@ -250,9 +269,11 @@ def refusal(output: str) -> OutblasError | None:
 def between_marks(launches: Iterable[ProfiledLaunch], mark: str = MARK_KERNEL) -> list[list[ProfiledLaunch]]:
     """Return the kernels after each marking kernel, one list per mark.
 
+    Example: the kernels spin_kernel, gemm, spin_kernel give ``[[gemm], []]``. No kernel at all gives ``[]``.
+
     Args:
         launches: kernels in order.
-        mark: text that a marking kernel's name contains.
+        mark: text that a marking kernel's name contains, by default ``spin_kernel``.
 
     Raises:
         RecordError: a kernel precedes the first mark.
@@ -269,16 +290,22 @@ def between_marks(launches: Iterable[ProfiledLaunch], mark: str = MARK_KERNEL) -
 
 
 def stall_metric(reason: str) -> str:
-    """Return ncu's name of the metric for one of :data:`STALL_REASONS`: stalled warps per issued instruction."""
+    """Return ncu's name of the metric for one of :data:`STALL_REASONS`: stalled warps per issued instruction.
+
+    Example: ``stall_metric("wait")`` is ``"smsp__average_warps_issue_stalled_wait_per_issue_active.ratio"``.
+    """
     return _STALL.format(reason)
 
 
 def figures(launch: ProfiledLaunch) -> dict[str, Any]:
     """Return a kernel's counters by plain name, as JSON values.
 
+    Example: ``figures(launch)["l2_hit_pct"]`` is 50.0 (percent), ``figures(launch)["stalls"]`` ``[["wait", 0.5]]``.
+
     Returns:
         ``kernel``, ``grid`` and ``block`` as text. Each key of :data:`FIGURE_METRICS`: a number, or None if not
-            reported. ``stalls``: [reason, stalled warps per issued instruction] of the main reasons, worst first.
+            reported. ``stalls``: [reason, stalled warps per issued instruction] of the main reasons (at most 3), worst
+            first.
     """
     found: dict[str, Any] = {"kernel": launch.kernel, "grid": launch.grid, "block": launch.block}
     for plain, names in FIGURE_METRICS.items():

@@ -54,14 +54,14 @@ def compile_source(source: Source, arch: str = "sm_90a", cache: CubinCache | Non
     If processes with a common cache ask for the same source at once, one compiles and the others wait.
 
     Args:
-        source: the source.
-        arch: one of :data:`ARCHITECTURES`.
+        source: the source, e.g. of :func:`outblas.kernels.source.make_source`.
+        arch: ``sm_80``, ``sm_86``, ``sm_89``, ``sm_90`` or ``sm_90a``.
         cache: cache of cubins; None: compile and store nothing.
 
     Raises:
         CompileError: unknown architecture; NVRTC or ptxas refuses (see ``log``); a warning of FATAL_WARNINGS; no
             ``entry``.
-        ToolchainMissing: cuda.bindings or NVRTC is not installed.
+        ToolchainMissing: cuda.bindings or NVRTC is not installed, even if the cubin is in the cache.
     """
     _check_arch(arch)
     if not _self_contained(source):
@@ -95,7 +95,7 @@ def compile_tuned(source: Source, arch: str = "sm_90a") -> Cubin:
 
 
 def compile_ptx(source: Source, arch: str = "sm_90a") -> str:
-    """Return the PTX of a source for the virtual architecture of ``arch``, without a cache. Raises as
+    """Return the PTX, a text, of a source for the virtual architecture of ``arch``, without a cache. Raises as
     :func:`compile_source`.
     """
     _check_arch(arch)
@@ -121,10 +121,10 @@ def compile_many(
         sources: the batch.
         arch: one of :data:`ARCHITECTURES`.
         jobs: number of processes; None: one per usable core.
-        progress: called as ``progress(done, total)`` after each source.
+        progress: called as ``progress(done, total)`` after each source, also a cached one; ``(1, 2)`` first of two.
         cache: as for :func:`compile_source`.
 
-    Raises CompileError for an unknown architecture, and ToolchainMissing as :func:`compile_source`.
+    Raises CompileError for an unknown architecture, or ToolchainMissing, both at the first item.
     """
     _check_arch(arch)
     nvrtc_version()  # a missing wheel is one error of the caller, not one per source
@@ -136,7 +136,7 @@ def compile_many(
 
 
 def cache_key(source: Source, arch: str) -> str:
-    """Return the SHA-256 (hex) of NVRTC's version, arch, options, source, headers. ToolchainMissing without NVRTC."""
+    """Return the SHA-256 (64 hex digits) of NVRTC's version, arch, options, source. ToolchainMissing without NVRTC."""
     parts = [FORMAT, nvrtc_version(), arch, *_options(source, arch), source.sha()]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
@@ -235,12 +235,12 @@ def _begin_process(parent: int, nice: int) -> None:
 
 
 def is_compiled(source: Source, arch: str) -> bool:
-    """Return True if the default cache has the cubin, never for a source that is never cached."""
+    """Return True if the default cache has the cubin; False if it is never cached. ToolchainMissing without NVRTC."""
     return _self_contained(source) and DEFAULT_CACHE.get(cache_key(source, arch)) is not None
 
 
 def fill_cache(source: Source, arch: str) -> None:
-    """Compile into the default cache; ignore errors, because the next use reports them."""
+    """Compile into the default cache; ignore a CompileError, because the next use raises it."""
     _or_error(source, arch, DEFAULT_CACHE)
 
 

@@ -11,6 +11,8 @@ def may_overlap(x: Any, y: Any) -> bool:
     False is certain. The answer is exact for disjoint address ranges and for two 2-D views of equal row pitch, e.g.
     blocks of columns of one matrix. Other tensors with overlapping address ranges give True. An empty tensor gives
     False.
+
+    Example: ``may_overlap(a, a)`` is True; ``may_overlap(a[:, :2], a[:, 2:])`` is False.
     """
     if not x.numel() or not y.numel():
         return False

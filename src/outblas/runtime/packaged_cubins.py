@@ -22,10 +22,13 @@ DRIVER_FAMILIES = {12: "R525", 13: "R580"}
 
 
 class PackagedCubins:
-    """A pack of cubins, opened at first use.
+    """A pack of cubins, opened at first use. :data:`PACKAGED` is that of this package.
 
-    The pack never causes a failure. If it is absent, damaged or made from other kernel sources, kernels are compiled.
-    All but absence costs one warning. Packed cubins have passed :func:`outblas.runtime.sass.check_static`.
+    :meth:`get` returns a cubin or None, and :meth:`why_not` says why the pack is not used. ``OUTBLAS_CUBINS=0``
+    switches
+    it off. The pack never causes a failure. If it is absent, damaged or made from other kernel sources, kernels are
+    compiled. All but absence costs one warning (RuntimeWarning). Packed cubins have passed
+    :func:`outblas.runtime.sass.check_static`.
 
     Args:
         path: the pack.
@@ -41,7 +44,10 @@ class PackagedCubins:
         self._cuda_major, self._refused = 0, False
 
     def get(self, source: Source, arch: str) -> Cubin | None:
-        """Return the packed cubin of exactly this source; None if the pack lacks it or is not used."""
+        """Return the packed cubin of exactly this source; None if the pack lacks it or is not used.
+
+        Example: ``PACKAGED.get(make_source(problem, config), "sm_90a")``. It never compiles and raises no RecordError.
+        """
         pack = self.pack()
         if pack is None:
             return None
@@ -63,7 +69,10 @@ class PackagedCubins:
         return self._pack
 
     def why_not(self) -> str:
-        """Return why the pack is not used, with the remedy; an empty string if it is used."""
+        """Return why the pack is not used, with the remedy; an empty string if it is used.
+
+        Example: ``switched off by OUTBLAS_CUBINS; unset it to use them``. The first call opens the pack.
+        """
         if is_off("OUTBLAS_CUBINS"):
             return "switched off by OUTBLAS_CUBINS; unset it to use them"
         self.pack()
@@ -76,16 +85,24 @@ class PackagedCubins:
 
     @property
     def cuda_major(self) -> int:
-        """Return the CUDA major version of the NVRTC that made the cubins; 0 if no pack was used."""
+        """Return the CUDA major version of the NVRTC that made the cubins, e.g. 13; 0 before the first use or without a
+        pack.
+        """
         return self._cuda_major
 
     def driver_needed(self) -> str:
-        """Return the drivers that load the pack's cubins, e.g. ``CUDA 13.0 or later (Linux: R580 or later)``."""
+        """Return the drivers that load the pack's cubins, e.g. ``CUDA 13.0 or later (Linux: R580 or later)``.
+
+        Without a pack, or before it is opened, the text is ``CUDA 0.0 or later``.
+        """
         family = DRIVER_FAMILIES.get(self._cuda_major)
         return f"CUDA {self._cuda_major}.0 or later" + (f" (Linux: {family} or later)" if family else "")
 
     def warn_refused(self, reason: str) -> None:
-        """Warn once that the driver refused a packed cubin and that kernels are compiled instead."""
+        """Warn once (RuntimeWarning) that the driver refused a packed cubin and that kernels are compiled instead.
+
+        It warns even if ``quiet`` is set. ``reason`` stands in the warning. The pack stays in use.
+        """
         with self._lock:
             said, self._refused = self._refused, True
         if not said:

@@ -51,8 +51,9 @@ _SHF_EXECINSTR = 4
 
 
 def sass_facts(image: bytes) -> SassFacts:
-    """Return the facts of a cubin for sm_80 to sm_90a, decoded from its code sections.
+    """Return the facts of a cubin for sm_80 to sm_90a, decoded from its code sections. Needs no tool and no GPU.
 
+    Example: ``sass_facts(cubin.image).accumulators`` is ``("fp32",)``, or ``()`` without matrix instructions.
     The encodings are not published; they were read off nvdisasm's output (``-hex``). Tests compare this function with
     :func:`disassembled_facts` for every kind of instruction that it counts.
 
@@ -83,7 +84,11 @@ def disassembled_facts(image: bytes) -> SassFacts:
 
 
 def facts_of_opcodes(opcodes: Iterable[str]) -> SassFacts:
-    """Return the facts of a sequence of opcodes such as ``HMMA.16816.F32.BF16``."""
+    """Return the facts of a sequence of opcodes such as ``HMMA.16816.F32.BF16``.
+
+    Example: ``["HGMMA.64x128x16.F32", "LDL.64"]`` gives ``hgmma`` 1, ``ldl`` 1, all other counts 0 and ``accumulators``
+    ``("fp32",)``. A matrix instruction without ``F32`` counts as ``fp16``.
+    """
     counts: Counter[str] = Counter()
     widths: set[str] = set()
     for opcode in opcodes:
@@ -98,7 +103,10 @@ def check_static(facts: SassFacts, source: Source, cubin: Cubin) -> str | None:
     """Return why gate 1 rejects a cubin without running it; None if it passes.
 
     The accumulator in the SASS must be ``source.acc``. The SASS must have matrix instructions (HGMMA or HMMA, no
-    QGMMA). Nothing may use local memory.
+    QGMMA). Nothing may use local memory. Only the first reason is returned, e.g.
+    ``the SASS accumulates in fp16, the source claims fp32``.
+
+    Example: ``check_static(cubin.facts, source, cubin)``.
     """
     if facts.qgmma:
         return f"the SASS multiplies in 8 bits ({facts.qgmma} QGMMA)"
@@ -169,7 +177,7 @@ def _disassemble(image: bytes) -> list[str]:
 
 
 def disassemble(image: bytes) -> str:
-    """Return nvdisasm's output, one label or instruction per line. Raises as :func:`disassembled_facts`."""
+    """Return nvdisasm's output, a text with one label or instruction per line. Raises as :func:`disassembled_facts`."""
     tool = find_nvdisasm()
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(image)

@@ -15,16 +15,18 @@ SWIZZLES = {16: "NONE", 32: "32B", 64: "64B", 128: "128B"}
 
 @functools.lru_cache(maxsize=8192)
 def encode_map(address: int, rows: int, cols: int, box_rows: int, box_cols: int, dtype: str) -> Any:
-    """Return the descriptor of a row-major matrix that is accessed in boxes whose row is one swizzle span.
+    """Return the descriptor (CUtensorMap) of a row-major matrix that is accessed in boxes whose row is one swizzle
+    span.
 
-    It depends only on the arguments, so it is cached.
+    It depends only on the arguments, so it is cached. Example: ``encode_map(a.data_ptr(), m, k, 128, 64, "fp16")`` has
+    boxes of 128 rows of 64 elements, which are 128 bytes.
 
     Args:
         address: device address.
         rows: rows of the matrix.
         cols: columns of the matrix.
         box_rows: rows of a box.
-        box_cols: columns of a box; its row must have 16, 32, 64 or 128 bytes, else KeyError is raised.
+        box_cols: columns of a box: 8, 16, 32 or 64. Its row then has 16, 32, 64 or 128 bytes. KeyError for another.
         dtype: ``fp16`` or ``bf16``.
 
     Raises:
@@ -34,14 +36,14 @@ def encode_map(address: int, rows: int, cols: int, box_rows: int, box_cols: int,
 
 
 def encode_boxes(address: int, extents: tuple[int, int], box: tuple[int, int], dtype: str, swizzle: str) -> Any:
-    """Return the descriptor of a row-major matrix.
+    """Return the descriptor (CUtensorMap) of a row-major matrix.
 
     Args:
         address: device address.
         extents: (rows, columns) of the matrix.
         box: (rows, columns) of a box.
         dtype: ``fp16`` or ``bf16``.
-        swizzle: suffix of the driver's enumeration, e.g. ``128B``.
+        swizzle: suffix of the driver's enumeration: ``NONE``, ``32B``, ``64B`` or ``128B``.
 
     Raises:
         DeviceError: the driver refused it.
@@ -67,6 +69,8 @@ def encode_boxes(address: int, extents: tuple[int, int], box: tuple[int, int], d
 
 def map_kinds(dtype: str, swizzle: str) -> tuple[Any, Any, Any]:
     """Return (element type, swizzle, L2 promotion) of a TMA map as the driver's enumerations.
+
+    Example: ``map_kinds("fp16", "128B")`` returns members with the values 6, 3 and 3.
 
     Args:
         dtype: ``fp16`` or ``bf16``; KeyError for another.

@@ -23,11 +23,13 @@ if TYPE_CHECKING:
 def allocate(nbytes: int, device: torch.device | str) -> torch.Tensor:
     """Return a workspace: uint8[nbytes] on a CUDA device, with zeroed counters, ready for any stream.
 
+    The counters are its first 64 KiB; the rest is not set. Example: ``allocate(1 << 20, "cuda:0")``.
     It is allocated on a separate thread. The caller's thread may allocate from a temporary pool, as while Inductor
     warms up a CUDA graph (``torch/_inductor/cudagraph_trees.py``, CUDAWarmupNode).
 
     Raises:
         DeviceError: a graph is being captured on the current stream; the memory would belong to the graph.
+        torch.OutOfMemoryError: no memory.
     """
     import torch
 
@@ -45,6 +47,7 @@ def allocate(nbytes: int, device: torch.device | str) -> torch.Tensor:
 def run_on_own_thread(function: Callable[..., Any], *arguments: Any) -> Any:
     """Return the result of a function that runs on a separate thread, or raise its exception.
 
+    The caller waits. ``run_on_own_thread(max, 1, 2)`` returns 2.
     During interpreter exit no thread can be started (as in handlers of :mod:`atexit`); the function then runs on this
     one.
     """
@@ -68,7 +71,8 @@ def _zeroed(nbytes: int, device: torch.device | str) -> Any:
 
 
 class StreamWorkspaces:
-    """The workspaces of one device, one per stream.
+    """The workspaces of one device, one per stream, kept and used again. :meth:`take` makes one if needed, :meth:`get`
+    never.
 
     A stream that needs more gets a larger one. Calls bound to the smaller one keep it alive and go on with it.
 
@@ -81,7 +85,11 @@ class StreamWorkspaces:
         self._of: dict[int, Any] = {}
 
     def take(self, stream: int, nbytes: int, device: torch.device | str) -> Any:
-        """Return a workspace of at least ``nbytes`` for calls on the raw ``stream``. Raises as :func:`allocate`."""
+        """Return a workspace of at least ``nbytes`` for calls on the raw ``stream``, a uint8 tensor.
+
+        After ``take(stream, 2048, device)``, ``take(stream, 1024, device)`` returns the same tensor. Raises as
+        :func:`allocate`.
+        """
         found = self._of.get(stream)
         if found is None or found.numel() < nbytes:
             found = self._of[stream] = self._allocator(nbytes, device)

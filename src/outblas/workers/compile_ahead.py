@@ -22,9 +22,11 @@ MAX_IDLE_COMPILERS = 16
 
 
 class CompileAhead:
-    """Fill the compile cache ahead of use.
+    """Fill the compile cache ahead of use. The one method is :meth:`compile`; there is nothing to close.
 
     Compile errors are not reported. The later use of a kernel raises them.
+
+    Example: ``for _ in CompileAhead(H200).compile(pairs): pass`` compiles the kernels of ``pairs`` and waits for them.
 
     Args:
         gpu: target of the compilation.
@@ -60,9 +62,14 @@ class CompileAhead:
 
 
 class BackgroundCompiler:
-    """Compile kernels in background processes while other kernels are measured. Close it after use.
+    """Compile kernels in background processes while other kernels are measured.
 
+    :meth:`begin` hands kernels over and returns at once. :meth:`wait` waits for some of them. :meth:`close` ends the
+    processes; call it after use, for this is no context manager. The first :meth:`begin` with enough kernels starts
+    them.
     Compile errors are not reported. The later use of a kernel raises them.
+
+    Example: ``compiler.begin(pairs)``, other work, then ``compiler.wait(pairs[:1])`` before the first kernel is used.
 
     Args:
         gpu: target of the compilation.
@@ -158,6 +165,8 @@ def _unseen(
 
 class BaselineKernels:
     """Kernels of this package that are timed as baseline ``nvmmh``: the choices of nvMatmulHeuristics.
+
+    The one method is :meth:`of`; a second call with the same problems returns an empty list.
 
     Args:
         gpu: GPU of the choices.

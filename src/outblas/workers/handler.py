@@ -52,7 +52,7 @@ _WARM_UP = Problem(256, 256, 256)
 
 
 class WorkItem(NamedTuple):
-    """A request to a worker.
+    """A request to a worker. ``WorkItem(problem, None)`` asks for the problem's baselines only.
 
     Attributes:
         problem: the problem.
@@ -61,8 +61,10 @@ class WorkItem(NamedTuple):
             first one's.
         proved: True if another worker has proved this kernel in full. It is still proved on the timed operands.
         built: machine code of a free kernel, which a jailed worker cannot compile itself.
-        fallback: algorithm of cuBLASLt that ``outblas.matmul`` would run, to be timed as one more baseline; empty:
-            torch.matmul; None: nothing more is timed.
+        fallback: algorithm of cuBLASLt that ``outblas.matmul`` would run, to be timed as one more baseline,
+            ``fallback``.
+            Its form is that of :func:`outblas.runtime.cublas.describe`: ``id=66 tile=10 splitk=1 ...``. Empty:
+            torch.matmul; None: nothing more is timed. Consecutive items of one problem share the first one's.
     """
 
     problem: Problem
@@ -74,7 +76,10 @@ class WorkItem(NamedTuple):
 
 
 def make_handler(options: Options) -> Handler:
-    """Return a new :class:`Handler` after its :meth:`Handler.warm_up`, whose errors it raises."""
+    """Return a new :class:`Handler` after its :meth:`Handler.warm_up`, whose errors it raises.
+
+    It is the factory of a sandbox: ``Sandbox("outblas.workers.handler:make_handler", (Options(gpu_index=0),))``.
+    """
     handler = Handler(options)
     handler.warm_up()
     return handler
@@ -83,9 +88,13 @@ def make_handler(options: Options) -> Handler:
 class Handler:
     """The evaluator inside a worker. Call it with a batch to evaluate its items.
 
-    A call takes a list of (index, :class:`WorkItem`) and an :class:`outblas.workers.sandbox.Emit`. Through the latter
-    it sends one answer for each item: a pair (Evaluation or None, Baselines or None). The evaluation is None for an
-    item without a config. The baselines are None if the candidate failed before it was timed.
+    A call takes a list of (index, :class:`WorkItem`) and an :class:`outblas.workers.sandbox.Emit`, and returns None.
+    Through the latter it sends one answer for each item: a pair (Evaluation or None, Baselines or None). The evaluation
+    is None for an item without a config. The baselines are None if the candidate failed before it was timed. A bad
+    candidate raises nothing: ``evaluation.status`` tells.
+
+    Example: ``handler([(0, WorkItem(problem, config))], emit)`` calls ``emit.done(0, (evaluation, baselines))`` at
+    last.
 
     Args:
         options: GPU, proof and timing.

@@ -19,11 +19,16 @@ _C = TypeVar("_C")
 class Lookahead(Generic[_C]):
     """Groups of consecutive pairs (problem, candidate) with the same problem, drawn some groups ahead.
 
-    A problem that returns after another one makes a new group.
+    :meth:`next` returns a group; :meth:`more` draws groups ahead. Nothing is drawn before the first of these calls. A
+    problem that returns after another one makes a new group.
+
+    Example: with the pairs (p, 1), (p, 2), (q, 3), the calls of :meth:`next` return ``[(p, 1), (p, 2)]``, ``[(q, 3)]``,
+    then None.
 
     Args:
         pairs: the pairs, drawn lazily and never by two threads at once.
-        drawn: function that is called with each group at the moment when it is drawn.
+        drawn: function that is called once with each group, a list of pairs, at the moment when it is drawn. Its result
+            is ignored.
     """
 
     def __init__(self, pairs: Iterable[tuple[Problem, _C]], drawn: Callable[[list[tuple[Problem, _C]]], None]) -> None:

@@ -3,12 +3,11 @@
 The driver sends a batch of items. The worker's handler announces each item as it begins it, and answers each when it is
 done. If the worker is lost, the item announced last is to blame; the others go to its successor. If none was
 announced, each item goes alone, so that the next loss names its cause.
-
-The handler is made in the worker by a module-level factory, so that everything crosses as plain pickles:
+A module-level factory makes the handler in the worker, so that everything crosses as plain pickles:
 
     handler = factory(*args)
-    handler(items, emit)      # calls emit.begin(i), emit.done(i, value), any number of times
-    handler.phase_timer       # optional: its seconds per phase (outblas.core.phase_times)
+    handler([(index, item), ...], emit)  # calls emit.begin(index), emit.done(index, value), any number of times
+    handler.phase_timer                  # optional: its seconds per phase (outblas.core.phase_times)
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ class WorkerLoss:
     """The answer for an item that cost its worker.
 
     Attributes:
-        status: ``HANG`` (silence, or the batch's time was over), ``FAULT`` (context lost, fatal signal, too much
+        status: ``Status.HANG`` (silence, or the batch's time was over), ``FAULT`` (context lost, fatal signal, too much
             memory) or ``EXITED`` (any other end).
         detail: one line on it.
     """
@@ -53,7 +52,7 @@ class WorkerLoss:
 
 
 class Emit:
-    """Send messages from the worker to the driver.
+    """Send messages from the worker to the driver: ``emit.begin(0)`` before item 0, ``emit.done(0, value)`` after it.
 
     Args:
         connection: object with a method ``send``, such as a multiprocessing Connection. A message is a tuple.
@@ -74,6 +73,8 @@ class Emit:
 class Sandbox:
     """A worker process that is replaced each time it is lost. Use it as a context manager, or call :meth:`close`.
 
+    :meth:`run`, or :meth:`start` before it, starts it. ``dict(box.run(items))``: index -> value or WorkerLoss.
+
     Args:
         factory: ``module:function`` that makes the handler in the worker.
         args: arguments of the factory, picklable.
@@ -82,8 +83,8 @@ class Sandbox:
         codec: module for a worker that is not trusted. Its ``encode(value)`` makes JSON in the worker; its
             ``decode(data)`` reads it here. Nothing is unpickled, the worker's errors count as losses, and it is killed
             at the end. None: answers are pickled.
-        memory_bytes: host memory that the worker may fill, watched every second; None: no limit.
-        batch_timeout_s: seconds for a whole batch, however often the worker reports; None: no limit.
+        memory_bytes: host memory, watched every second; above it the worker is lost. None: no limit.
+        batch_timeout_s: seconds for a batch, despite reports; after them the worker is lost. None: no limit.
 
     Attributes:
         lost: number of workers lost so far.
@@ -110,7 +111,7 @@ class Sandbox:
 
     @property
     def pid(self) -> int | None:
-        """Process id of the worker; None before the first batch and after a loss."""
+        """Process id of the worker; None before it starts, after a loss and after :meth:`close`."""
         return self._child.pid if self._child is not None else None
 
     @property
@@ -119,7 +120,7 @@ class Sandbox:
         return self._past + self._present
 
     def run(self, items: Sequence[Any], meanwhile: Callable[[], None] | None = None) -> Iterator[tuple[int, Any]]:
-        """Yield the answers to a batch as (index, value), in the order of arrival.
+        """Yield the answers to a batch as (index, value), in the order of arrival. Nothing runs until it is iterated.
 
         Every item is answered exactly once. If an item costs its worker, its value is a :class:`WorkerLoss` and the
         others go to a new worker. Closing the iterator early kills the worker.
@@ -156,7 +157,7 @@ class Sandbox:
         """Start the worker now and wait until it is ready; do nothing if it runs already.
 
         Raises:
-            DeviceError: it cannot start.
+            DeviceError: it cannot start: any error of the factory (also ToolchainMissing), its end, or the time limit.
         """
         try:
             self._ready()
@@ -301,7 +302,7 @@ def make_from_name(factory: str, args: tuple[Any, ...]) -> Any:
 
 
 def resident_bytes(pid: int | None) -> int:
-    """Return the resident host memory of a process in bytes; 0 if the system does not report it."""
+    """Return the resident host memory of a process in bytes, e.g. 290308096; 0 for None, or if it is not known."""
     try:
         with open(f"/proc/{pid}/statm", encoding="ascii") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -310,18 +311,18 @@ def resident_bytes(pid: int | None) -> int:
 
 
 class UnreadableMessage(Exception):
-    """An error: a worker with a codec sent something that is no message of that form."""
+    """An error: a worker with a codec sent something that is no message of that form. It is no OutblasError."""
 
 
 def receive(connection: Connection, codec: str | None, left: Collection[int]) -> Sequence[Any]:
-    """Return a worker's next message as a sequence: its kind, then what belongs to it.
+    """Return a worker's next message as a tuple: its kind, then what belongs to it, e.g. ``("done", 0, value)``.
 
     Kinds: ``ready``, ``begin`` (index or None), ``done`` (index, value), ``fault`` (text), ``error`` (text), ``end``.
 
     Args:
-        connection: pipe to the worker; the call waits for a message.
+        connection: pipe to the worker; the call waits for one. Without a codec ``ready`` and ``end`` have PhaseTotals.
         codec: module whose ``decode`` reads a value of ``done``; None: the message is unpickled and not checked.
-        left: with a codec, indices that ``begin`` and ``done`` may name.
+        left: with a codec, indices that ``begin`` (or None) and ``done`` may name.
 
     Raises:
         UnreadableMessage: with a codec, the message has another form or names another index.

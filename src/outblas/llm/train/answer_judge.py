@@ -46,7 +46,10 @@ class AnswerEvaluator(Protocol):
 
 @dataclass(frozen=True)
 class JudgedAnswer:
-    """A judged answer.
+    """A judged answer, as :meth:`AnswerJudge.judge` returns it.
+
+    Example: ``JudgedAnswer("", "refused:malformed", "...", RewardParts(-0.25, -0.25, -0.25, -2.0))`` for an answer
+    without a candidate.
 
     Attributes:
         name: canonical name of the candidate, empty for a refused answer.
@@ -65,7 +68,7 @@ class JudgedAnswer:
 
 
 class AnswerJudge:
-    """Judge batches of answers.
+    """Judge batches of answers with ``judge(answers)``. The constructor evaluates nothing. It is no context manager.
 
     Args:
         evaluator: evaluates their candidates.
@@ -95,11 +98,12 @@ class AnswerJudge:
         self.evaluated = 0
 
     def judge(self, answers: Sequence[tuple[Problem, str]]) -> list[JudgedAnswer]:
-        """Return one verdict per answer, in order. Equal kernels of a problem are evaluated once, also over several
-        calls.
+        """Return a list of one verdict per answer, in order.
 
-        No verdict is an error: a refused answer gets ``refused:<kind>``, one that was out of time ``unjudged``. A later
-        call may judge that one.
+        Equal kernels of a problem are evaluated once, also over several calls. No verdict is an error: a refused answer
+        gets ``refused:<kind>``, one that was out of time ``unjudged``. A later call may judge that one.
+
+        Example: ``judge.judge([(problem, "hello")])[0].outcome`` is ``"refused:malformed"``.
 
         Args:
             answers: pairs (problem, text of the answer).
@@ -176,7 +180,8 @@ __all__ = ["COMPILE_ONLY", "evaluator_of"]
 def evaluator_of(device: str, proof: str = "full") -> Iterator[AnswerEvaluator]:
     """Open the evaluator of ``--device``; it is closed at the end of the context.
 
-    A GPU's worker starts at once, so that the first candidate does not pay for imports and a CUDA context.
+    It is a context manager: ``with evaluator_of("compile") as evaluator:``. A GPU's worker starts at once, so that the
+    first candidate does not pay for imports and a CUDA context.
 
     Args:
         device: ``compile``, ``cuda:<index>``, or the path of a recording of free kernels.

@@ -16,9 +16,12 @@ Text = Union[str, list[dict[str, str]]]
 class Language(Protocol):
     """The prompts and answers of one language.
 
+    ``prompt(problem)`` makes a prompt, ``read(problem, answer)`` reads an answer, and ``write(problem, candidate)``
+    makes one. :func:`outblas.llm.train.languages.language_of` returns a language by its name.
+
     Attributes:
-        name: the name that ``--language`` takes.
-        max_tokens: most tokens of an answer.
+        name: the name that ``--language`` takes, ``cuda`` or ``knobs``.
+        max_tokens: most tokens of an answer, unless the run says otherwise.
     """
 
     @property
@@ -44,7 +47,10 @@ class Language(Protocol):
         """
 
     def write(self, problem: Problem, candidate: Candidate) -> str | None:
-        """Return an answer that reads as the candidate, for training; None if the language cannot express it."""
+        """Return an answer that reads as the candidate, for training; None if the language cannot express it.
+
+        Example: ``"bm=64 bn=64 stages=4 consumers=1"`` in the language ``knobs``.
+        """
 
     def generation(self, tokenizer: Any, vocabulary: int) -> dict[str, Any]:
         """Return options of transformers' GenerationConfig that keep answers inside the language; mostly empty.

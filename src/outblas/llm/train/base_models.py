@@ -54,7 +54,10 @@ class LoadedModel:
 
 
 def starting_model(run: Path, stage: str, model: str) -> str:
-    """Return the model with which a stage begins.
+    """Return the model with which a stage begins, as text.
+
+    Example: ``starting_model(Path("runs/t"), "speed", "m")`` returns ``"runs/t/correctness/final"`` if that folder
+    exists. If no earlier stage has one, it returns ``"m"``. Another name of a stage raises ValueError.
 
     Args:
         run: folder of the run.

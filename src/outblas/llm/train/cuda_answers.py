@@ -17,8 +17,10 @@ class CudaAnswers:
     """Prompts and answers of ``outblas evolve``, so that a model trained here can write there.
 
     A prompt is a list of two messages. An answer is text with one code block: ``cuda`` with a free kernel, or ``json``
-    with a config. ``write`` returns such a block alone, or None if :meth:`read` refuses it. ``generation`` returns
-    ``{}``.
+    with a config. ``prompt(problem)`` and ``read(problem, answer)`` make and read them. ``write`` returns such a block
+    alone, or None if ``read`` refuses it. ``generation`` returns ``{}``. ``name`` is ``cuda``.
+
+    Example: ``CudaAnswers().read(problem, "")`` returns ``RefusedAnswer("", "empty")``.
 
     Args:
         gpu: GPU of the requested kernels. A config that is not legal there is refused.

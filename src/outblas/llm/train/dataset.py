@@ -46,7 +46,8 @@ def answer_messages(text: str, chat: bool) -> Text:
 def completion_text(completion: Any) -> str:
     """Return the text of a completion: the text itself, or the content of the last of its messages.
 
-    A content of None, or a missing one, is "".
+    A content of None, or a missing one, is "". Example: ``completion_text([{"role": "assistant", "content": "a"}])``
+    and ``completion_text("a")`` return ``"a"``.
 
     Args:
         completion: text, or at least one message.
@@ -55,10 +56,10 @@ def completion_text(completion: Any) -> str:
 
 
 def prompt_rows(problems: Sequence[Problem], language: Language, chat: bool, least: int) -> list[dict[str, Any]]:
-    """Return the rows of a prompt dataset, ``{"prompt": ..., "problem": index in problems}``.
+    """Return a list of the rows of a prompt dataset, ``{"prompt": ..., "problem": index in problems}``.
 
     All problems are repeated in turns until there are at least ``least`` rows. So the number of rows is a multiple of
-    the number of problems: 3 problems and a ``least`` of 4 give 6 rows.
+    the number of problems. Example: 3 problems and a ``least`` of 4 give 6 rows, with the indices 0, 1, 2, 0, 1 and 2.
 
     Args:
         problems: the problems, at least one.
@@ -75,15 +76,18 @@ def prompt_rows(problems: Sequence[Problem], language: Language, chat: bool, lea
 
 
 def supervised_rows(path: str | Path, language: Language, chat: bool) -> list[dict[str, Any]]:
-    """Return rows ``{"prompt": ..., "completion": ...}`` from an archive of kernels that passed.
+    r"""Return rows ``{"prompt": ..., "completion": ...}`` from an archive of kernels that passed.
 
     Of evaluations, the 8 fastest proven kernels of each problem are taken, the fastest first. Failed ones, and kernels
     that the language cannot express, are left out. Every other line gives one row, before those of evaluations.
 
+    Example: the line ``{"prompt": "a", "completion": "b"}`` gives ``{"prompt": "a\n", "completion": "b"}`` if ``chat``
+    is False.
+
     Args:
         path: a store (SQLite) of evaluations. Or JSON lines, each ``{"prompt": ..., "completion": ...}``, ``{"problem":
             "512_512_512", "answer": ...}``, ``{"problem": ..., "config": ...}`` or an evaluation
-            (``Evaluation.to_json``). A header line is skipped.
+            (``Evaluation.to_json``). A config is that of ``to_json``, with every knob. A header line is skipped.
         language: makes prompts and answers.
         chat: prompts and completions are messages; False: text.
 

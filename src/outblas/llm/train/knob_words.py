@@ -21,7 +21,11 @@ class KnobWords:
     kernels. A random model's answers thus compile or fail, and are fast or slow.
 
     A prompt is text such as ``problem TN fp16 fp32 m 5 1 2 n 5 1 2 k 5 1 2 answer``. Reading refuses a text that is not
-    one word per knob, in order, each a listed value. ``max_tokens`` is the number of knobs plus 1.
+    one word per knob, in order, each a listed value. ``max_tokens`` is the number of knobs plus 1. ``name`` is
+    ``knobs``.
+
+    Example: ``KnobWords().read(problem, "bm=64")`` returns ``RefusedAnswer("'bm=64' is no sentence of bm, bn, stages,
+    consumers", "malformed")``.
 
     Args:
         knobs: knob -> values, in the order of the sentence. A sentence describes the first family that has all of them

@@ -11,7 +11,10 @@ LANGUAGES = ("cuda", "knobs")
 
 
 def language_of(name: str) -> Language:
-    """Return a new language object by its name, ``cuda`` or ``knobs``.
+    """Return a new language object by its name, ``cuda`` or ``knobs``, in lower case.
+
+    Example: ``language_of("knobs")`` returns a :class:`outblas.llm.train.knob_words.KnobWords`, ``language_of("cuda")``
+    a :class:`outblas.llm.train.cuda_answers.CudaAnswers`.
 
     Raises:
         UsageError: no such language.

@@ -32,13 +32,14 @@ _FIGURES = {
 def set_callbacks(trainer: Any, path: Path, say: Callable[[str], None], best: Callable[[], float | None]) -> None:
     """Make a trainer write a log file and print a line for each logged step, on the first process.
 
-    The trainer's own lines of figures are switched off; its progress bar stays.
+    Return None. The trainer's own lines of figures are switched off; its progress bar stays.
 
     Args:
         trainer: transformers Trainer, changed in place.
         path: file to which lines of JSON are appended, see :func:`row_of`.
-        say: called with each line, see :func:`line_of`.
-        best: returns the best speed-up so far, None if nothing was timed.
+        say: called with each line, see :func:`line_of`; ``print`` will do.
+        best: called without arguments for each logged step; returns the best speed-up so far, None if nothing was
+            timed.
     """
     from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 

@@ -31,9 +31,10 @@ class _Row:
 class RewardFunctions:
     """Judge the answers of all processes on the first one, and return each process its own.
 
-    trl asks several functions about the same answers, in order, and adds their values by weights. The first is the
-    group's normalised, clipped advantage with weight 1; trl's own normalisation is off. The parts of the reward and
-    their sum have weight 0: they are logged by name and change nothing.
+    ``functions()`` and ``weights()`` are the arguments ``reward_funcs`` and ``reward_weights`` of trl. trl asks several
+    functions about the same answers, in order, and adds their values by weights. The first is the group's normalised,
+    clipped advantage with weight 1; trl's own normalisation is off. The parts of the reward and their sum have weight
+    0: they are logged by name and change nothing.
 
     Args:
         judge: judge of answers; None on every process except the first.

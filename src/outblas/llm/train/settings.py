@@ -137,8 +137,9 @@ def _begun_with(path: Path) -> dict[str, Any]:
 def claim_folder(folder: Path, settings: TrainSettings, resume: bool, begun: bool) -> None:
     """Write a stage's settings into ``folder/settings.json``, or compare them with those there if ``resume`` is true.
 
-    Lengths, intervals and limits may differ, such as ``steps``, ``save_every``, ``batch_seconds`` and ``micro_batch``.
-    A compared file is not changed. Without ``resume`` an existing file is overwritten if ``begun`` is False.
+    Return None. Lengths, intervals and limits may differ, such as ``steps``, ``save_every``, ``batch_seconds`` and
+    ``micro_batch``. A compared file is not changed. Without ``resume`` an existing file is overwritten if ``begun`` is
+    False.
 
     Args:
         folder: the stage's folder, which exists.

@@ -33,7 +33,7 @@ SUPERVISED_ROWS_PER_STEP = 8
 
 @dataclass(frozen=True)
 class TrainedStage:
-    """The result of a stage.
+    """The result of a stage. Example: ``TrainedStage(Path("runs/t/speed/final"), 100, 100, 1.2)``.
 
     Attributes:
         final: folder of the trained model.
@@ -53,7 +53,11 @@ def train(
 ) -> TrainedStage:
     """Train one stage in ``run/<stage>``; called by every process of an ``accelerate launch``.
 
-    A stage begins with the model that the last earlier one has left in the same run, else with ``settings.model``.
+    A stage begins with the model that the last earlier one has left in the same run, else with ``settings.model``. The
+    model is left in ``run/<stage>/final``.
+
+    Example: ``train(Path("runs/t"), TrainSettings("random:tiny", (Problem(512, 512, 512),), language="knobs"),
+    language_of("knobs"))`` trains the stage ``correctness``.
 
     Args:
         run: folder of the run.
@@ -61,7 +65,7 @@ def train(
         language: prompts and answers, of the name ``settings.language``.
         resume: go on from the last checkpoint of a killed training. Its kernels are not evaluated again. Nothing is
             trained if all steps were taken. Without a checkpoint the stage begins anew.
-        say: prints a line.
+        say: called with each line of text; prints it.
 
     Raises:
         ToolchainMissing: a package is not installed.

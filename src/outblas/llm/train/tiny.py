@@ -17,7 +17,10 @@ def make_tiny(folder: Path, language: Language, seed: int = 0) -> Path:
     """Write a tiny random Llama model and its tokenizer into a folder and return the folder. An existing one is kept.
 
     It has two layers of width 64, with weights of a normal distribution. So it writes every word about as often. Its
-    vocabulary is that of the language, with ``<pad>``, ``<eos>`` and ``<unk>``.
+    vocabulary is that of the language, with ``<pad>``, ``<eos>`` and ``<unk>``. The folder is as ``save_pretrained``
+    writes it, with ``config.json`` and ``model.safetensors``.
+
+    Example: ``make_tiny(Path("tiny"), KnobWords())`` returns ``Path("tiny")``.
 
     Args:
         folder: the folder; if it exists, nothing in it is read or changed.

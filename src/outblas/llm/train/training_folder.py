@@ -32,9 +32,13 @@ def publish_folder(folder: Path, save: Callable[[Path], None]) -> Path:
     """Let ``save`` fill a new folder beside ``folder``, then move it there and return ``folder``. An earlier one is
     replaced.
 
+    Example: ``publish_folder(Path("x/y"), lambda new: (new / "a").write_text("b"))`` returns ``Path("x/y")``, which has
+    the file ``a``.
+
     Args:
         folder: path of the result; missing parents are made.
-        save: function of the new folder's path that writes its files.
+        save: called once with the new folder's path, which exists and is empty; writes its files. Its result is
+            ignored.
 
     Raises:
         RecordError: the disk refuses it (an OSError). An earlier folder then stays, unless its removal had begun.
@@ -59,7 +63,7 @@ def last_checkpoint(stage: Path) -> Path | None:
     """Return the latest complete checkpoint (that of most steps), None without one.
 
     Its state is written last. A process that is killed while it saves leaves an incomplete checkpoint, which is
-    removed.
+    removed. Example: ``last_checkpoint(Path("t/speed"))`` returns ``Path("t/speed/checkpoint-50")``.
 
     Args:
         stage: the stage's folder, which holds folders ``checkpoint-<step>``. A missing one gives None.
@@ -77,6 +81,8 @@ def last_checkpoint(stage: Path) -> Path | None:
 def trained_steps(checkpoint: Path) -> int | None:
     """Return the number of steps of a checkpoint; None if its state is missing or cut off.
 
+    Example: 5 if ``trainer_state.json`` has ``{"global_step": 5}``. The folder's name does not matter.
+
     Args:
         checkpoint: folder with ``trainer_state.json``, of which ``global_step`` is read.
     """
@@ -89,7 +95,8 @@ def trained_steps(checkpoint: Path) -> int | None:
 def drop_later_lines(path: Path, steps: int) -> None:
     """Remove the lines of a log with a step after ``steps``, because a resumed training takes those steps again.
 
-    A line that was cut off by a kill, or has no ``step``, is removed, too. A missing file is ignored.
+    A line that was cut off by a kill, or has no ``step``, is removed, too. A missing file is ignored. Example: of the
+    steps 1, 2 and 3, ``drop_later_lines(path, 2)`` keeps 1 and 2.
 
     Args:
         path: the log, one JSON object with ``step`` a line.
@@ -106,12 +113,14 @@ def drop_later_lines(path: Path, steps: int) -> None:
 def append_line(path: Path, row: dict[str, Any]) -> None:
     """Append one row as a line of JSON and sync it to the disk. A missing file is made; its folder must exist.
 
+    Example: ``append_line(path, {"step": 1, "loss": 0.5})`` adds the line ``{"step": 1, "loss": 0.5}``.
+
     Args:
         path: the file.
         row: the row; NaN and infinity raise ValueError.
 
     Raises:
-        RecordError: the disk refuses it.
+        RecordError: the disk refuses it, or the folder is missing.
     """
     try:
         with io.BufferedRandom(open_plain(path)) as file:
