@@ -68,7 +68,7 @@ def search_again(work: BuildFolder, table: Table, rows: Sequence[LibraryRow]) ->
 
 
 def is_weak(row: LibraryRow) -> bool:
-    """Return True if a row is to be searched again: it falls back, or its plain kernel barely wins."""
+    """Return True if a row needs another search: it falls back, or its plain kernel barely wins."""
     return row.plain is None or row.plain.speedup < WEAK_BELOW or row.choice("pdl") is None
 
 
