@@ -30,7 +30,7 @@ help:
 	@echo "make clean   remove .venv, caches and builds"
 
 demo: $(VENV)/.base
-	$(BIN)/outblas tune --suite grid1000 --agent ppo --budget 8 --device replay:h200 --run $(RUN)
+	$(BIN)/outblas tune --suite grid1000 --agent regressor --budget 8 --device replay:h200 --run $(RUN)
 	$(BIN)/outblas report $(RUN)
 	@echo "Report: $(abspath $(RUN))/report.html"
 

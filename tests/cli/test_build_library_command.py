@@ -98,15 +98,15 @@ def test_two_builds_do_not_share_a_directory(tmp_path: Path) -> None:
 def test_a_job_runs_in_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[Any] = []
     monkeypatch.setattr(build_run, "run_job", lambda work, job: ran.append((work, job)))
-    words = ["--work", str(tmp_path), "--gpu-device-id", "3", "--from-nothing", "--job", f"bench {TABLE} server"]
+    words = ["--work", str(tmp_path), "--gpus", "3", "--from-nothing", "--job", f"bench {TABLE} server"]
     assert command(*words).exit_code == 0
-    assert ran == [(BuildFolder(tmp_path, 3, True), ["bench", TABLE, "server"])]
+    assert ran == [(BuildFolder(tmp_path, (3,), True), ["bench", TABLE, "server"])]
 
 
 def test_a_job_is_started_by_a_command_that_means_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[Any] = []
     monkeypatch.setattr(build_run, "run_job", lambda work, job: ran.append((work, job)))
-    work, job = BuildFolder(tmp_path, 1, True), ["bench", TABLE, "offline"]
+    work, job = BuildFolder(tmp_path, (1, 0), True), ["bench", TABLE, "offline"]
     python, *module, name = build_run.command_of_job(work, job)[:4]
     assert (python, module, name) == (sys.executable, ["-m", "outblas"], "build-library")
     assert command(*build_run.command_of_job(work, job)[4:]).exit_code == 0

@@ -72,7 +72,7 @@ def test_on_a_recording_the_policy_proposes_unless_another_agent_is_named(record
     arguments = tune_arguments(recording, tmp_path / "one")
     at = arguments.index("--agent")
     assert outblas(*arguments[:at], *arguments[at + 2 :]).exit_code == 0
-    assert json.loads((tmp_path / "one" / "run.json").read_text())["agent"] == "ppo"
+    assert json.loads((tmp_path / "one" / "run.json").read_text())["agent"] == "regressor"
 
 
 def test_a_directory_that_is_no_run_is_left_alone(recording: str, tmp_path: Path) -> None:

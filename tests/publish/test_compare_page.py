@@ -12,10 +12,11 @@ import pytest
 from outblas.core.errors import RecordError
 from outblas.publish.html.compare_page import curves, render_comparison
 from outblas.publish.html.tune_page import write_report
+from outblas.publish.tables.compare_block import compare_block
 from outblas.publish.tables.compare_picture import NAME_STEP, compare_svg
 from outblas.publish.tables.publish_results import check_published, publish
 from outblas.search.agents.agent_registry import AGENTS
-from outblas.search.compare.compare_stats import figures
+from outblas.search.compare.compare_stats import figures, noise_regret, paired_gains
 from support.bench_fixture import write_bench, write_made
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -44,10 +45,10 @@ def test_the_page_has_every_figure_and_asks_for_nothing(tmp_path: Path) -> None:
 
 
 def test_the_page_defines_first_and_shows_four_agents_until_asked(tmp_path: Path) -> None:
-    levels = {"greedy": 0.5, "ppo": 0.05, "heuristic": 0.1, "tpe": 0.8, "random": 1.0}
+    levels = {"greedy": 0.5, "regressor": 0.05, "heuristic": 0.1, "tpe": 0.8, "random": 1.0}
     page = render_comparison(write_made(tmp_path / "c.parquet", levels))
     assert page.index("How to read this") < page.index("Best agent") < page.index("<svg")
-    assert "<strong>ppo</strong>" in page and "outblas tune --agent ppo" in page
+    assert "<strong>regressor</strong>" in page and "outblas tune --agent regressor" in page
     boxes = re.findall(r"data-toggles='[\d ]+'( checked)?><i[^>]*></i>(\w+)", page)[: len(levels)]
     assert {name: bool(ticked) for ticked, name in boxes} == {name: name != "greedy" for name in levels}
 
@@ -55,7 +56,7 @@ def test_the_page_defines_first_and_shows_four_agents_until_asked(tmp_path: Path
 def test_the_curve_draws_the_interval_of_every_agent(tmp_path: Path) -> None:
     c = write_made(tmp_path / "c.parquet", LEVEL)
     made = figures(c, "shapes")
-    chart = curves(c, made)
+    chart = curves(c, "shapes", made)
     bands = {s.name: s for s in chart.series if s.kind == "band"}
     assert set(bands) == set(LEVEL)
     for agent, band in bands.items():
@@ -68,7 +69,7 @@ def drawn(svg: str) -> ElementTree.Element:
 
 
 def test_the_picture_draws_four_agents_in_colour_and_the_rest_in_grey(tmp_path: Path) -> None:
-    levels = {**LEVEL, "random": 1.0, "tpe": 0.8, "heuristic": 0.1, "ppo": 0.02}
+    levels = {**LEVEL, "random": 1.0, "tpe": 0.8, "heuristic": 0.1, "regressor": 0.02}
     c = write_made(tmp_path / "c.parquet", levels)
     svg = compare_svg(c)
     assert svg == compare_svg(c)
@@ -88,20 +89,53 @@ def test_the_picture_draws_four_agents_in_colour_and_the_rest_in_grey(tmp_path: 
 
 
 def test_the_picture_names_its_axes_and_the_ends_of_its_lines(tmp_path: Path) -> None:
-    c = write_made(tmp_path / "c.parquet", {"random": 1.0, "tpe": 0.8, "greedy": 0.5, "heuristic": 0.1, "ppo": 0.02})
+    c = write_made(
+        tmp_path / "c.parquet", {"random": 1.0, "tpe": 0.8, "greedy": 0.5, "heuristic": 0.1, "regressor": 0.02}
+    )
     root = drawn(compare_svg(c))
     texts = [t.text for t in root.iter(f"{SVG}text")]
-    assert {"split shapes", "split families", "measurements", "best time / found time"} <= set(texts)
+    assert {"split shapes", "split families", "measurements", "best time / time of the choice"} <= set(texts)
     assert any(text.endswith("grey: 1 other agent") for text in texts)
     names = [t for t in root.iter(f"{SVG}text") if t.get("class") == "name"]
-    assert sorted(t.text for t in names) == sorted(["ppo", "heuristic", "tpe", "random"] * 2)
+    assert sorted(t.text for t in names) == sorted(["regressor", "heuristic", "tpe", "random"] * 2)
     for panel in (names[:4], names[4:]):
-        assert [t.text for t in panel] == ["ppo", "heuristic", "tpe", "random"], "the best ends highest"
+        assert [t.text for t in panel] == ["regressor", "heuristic", "tpe", "random"], "the best ends highest"
         heights = [float(t.get("y")) for t in panel]
         assert all(b - a >= NAME_STEP - 0.2 for a, b in zip(heights, heights[1:], strict=False))
     ends = [e.get("points").split()[-1].split(",") for e in root.iter(f"{SVG}polyline") if e.get("class") == "line"]
     starts = [(e.get("x1"), e.get("y1")) for e in root.iter(f"{SVG}line") if e.get("class") == "lead"]
     assert sorted(map(tuple, ends)) == sorted(starts), "a leader begins at the end of each line"
+
+
+def test_the_noise_floor_is_drawn_and_named(tmp_path: Path) -> None:
+    c = write_made(tmp_path / "c.parquet", LEVEL)
+    before = drawn(compare_svg(c))
+    assert not [e for e in before.iter(f"{SVG}line") if e.get("class") == "noise"]
+    assert "noise floor" not in [s.name for s in curves(c, "shapes", figures(c, "shapes")).series]
+    assert noise_regret(c) is None and "Not told apart" not in compare_block(c, None)
+    for about in c.meta["splits"].values():
+        about["noise_floor"] = 0.995
+    root = drawn(compare_svg(c))
+    assert len([e for e in root.iter(f"{SVG}line") if e.get("class") == "noise"]) == len(c.splits)
+    assert any("noise floor" in (t.text or "") for t in root.iter(f"{SVG}text"))
+    (line,) = [s for s in curves(c, "shapes", figures(c, "shapes")).series if s.name == "noise floor"]
+    assert set(line.y) == {0.995}
+    assert noise_regret(c) == pytest.approx(1 / 0.995 - 1, abs=1e-6)
+    assert "The noise floor is a regret of 0.50%" in compare_block(c, None)
+
+
+def test_the_block_credits_a_method_with_what_its_ablation_shows(tmp_path: Path) -> None:
+    c = write_made(tmp_path / "c.parquet", {"ppo": 0.1, "regressor": 0.1, "random": 0.3, "random-legal": 0.6})
+    block = compare_block(c, None)
+    lines = [line for line in block.splitlines() if line.startswith(("| reinforcement", "| the ranking"))]
+    assert len(lines) == 2 * len(c.splits)
+    for line in lines:
+        split = line.split("|")[2].strip()
+        agent, without = ("ppo", "regressor") if "ppo" in line else ("random", "random-legal")
+        cells = [cell.strip() for cell in line.split("|")[3:-1]]
+        gains = paired_gains(c, split, agent, without)
+        assert cells == [f"{100 * g.mean:+.2f} [{100 * g.low:+.2f}, {100 * g.high:+.2f}]" for g in gains]
+    assert "What a method adds" not in compare_block(write_made(tmp_path / "d.parquet", LEVEL), None)
 
 
 def test_without_the_four_agents_the_first_ones_stand_out(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.records.library import Library
 from outblas.records.recording import Recording
 from outblas.search.agents.base import Agent
+from outblas.search.build_library import weak_rows
 from outblas.search.build_library.build_run import publish_seconds
 from outblas.search.build_library.build_work import BuildFolder, proved
 from outblas.search.refine import neighbours_of_winners
@@ -116,7 +117,7 @@ def test_weak_rows_are_searched_again_among_what_was_not_tried(
     before = Library.load(work.library)
     weak, *others = [row.problem for row in before.rows]
     without_kernels(before, [(weak, "plain"), (weak, "pdl"), (weak, "weights")]).save(work.library)
-    monkeypatch.setattr(script.search, "AGAIN_BELOW", 0.5)  # only what falls back
+    monkeypatch.setattr(weak_rows, "WEAK_BELOW", 0.5)  # only what falls back
     run(script, work, "again")
     after = Library.load(work.library)
     assert [after.lookup(p) for p in others] == [before.lookup(p) for p in others]
@@ -128,7 +129,19 @@ def test_weak_rows_are_searched_again_among_what_was_not_tried(
     found = after.lookup(weak)
     assert found is not None and found.plain is not None
     assert found.plain.config in {e.config for e in second}
-    assert "confirmed" not in after.provenance["tables"][str(table)], "it is to be confirmed anew"
+    assert not work.finalists(table).exists(), "the next trial lists its finalists anew"
+
+
+def test_twins_of_a_row_have_its_other_launch_options(script: Any, work: Any) -> None:
+    run(script, work, "tune")
+    row = work.load().rows[0]
+    assert row.plain is not None
+    found = weak_rows.twins(row, script.gpu)
+    assert len(found) == len(set(found)) >= 3, "a small product: plain, PDL and constant weights matter"
+    assert {launch_of(config) for config in found} == {"plain", "pdl", "weights"}
+    plain = weak_rows.twins(replace(row, pdl=None, weights=None), script.gpu)
+    assert [launch_of(config) for config in plain] == ["plain", "pdl", "weights"]
+    assert plain[0] == row.plain.config
 
 
 def test_winners_nearby_are_tried_once_and_the_better_kernel_stays(

@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 from outblas.cli.main import app
 from outblas.core.errors import DeviceError, UsageError
 from outblas.records.recording import Recording
+from outblas.records.recording_hash import recording_sha
 from outblas.records.replay import ReplayEvaluator
 from outblas.search.agents.agent_registry import make_agent
 from outblas.search.agents.base import Agent
@@ -25,6 +26,7 @@ from outblas.search.compare import compare_pool, compare_run, held_out
 from outblas.search.compare.compare_result import read_comparison
 from outblas.search.compare.compare_run import CompareRequest, run_compare
 from outblas.search.compare.held_out import CompareUnit, Plan, held_out_tasks, run_unit, search_task
+from outblas.search.compare.noise_floor import noise_floor
 from outblas.search.tune import Interrupted
 from support.helpers import synthetic_recording
 
@@ -66,7 +68,9 @@ def test_a_run_writes_what_a_search_finds_whatever_the_jobs(folder: str, tmp_pat
         assert [r["quality"] for r in mine] == want
     comparison = read_comparison(tmp_path / "one.parquet")
     size = {"training": len(split.training), "held_out": len(split.held_out), "searched": len(split.held_out)}
-    assert comparison.meta["splits"] == {"shapes": {**size, "tasks": len(tasks)}}
+    floor = noise_floor(recording, tasks)
+    assert comparison.meta["splits"] == {"shapes": {**size, "tasks": len(tasks), "noise_floor": floor}}
+    assert comparison.meta["recording"]["sha256"] == recording_sha(recording)
     assert comparison.provenance["command"] == "test" and comparison.measured["gpu"] == "NVIDIA H200"
     assert comparison.meta["costs"].keys() == {"random", "exhaustive"}
     assert not (tmp_path / "one.parquet.jsonl").exists()

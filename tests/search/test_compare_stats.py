@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,13 @@ from outblas.search.compare.compare_stats import (
     figures,
     mean_regret,
     overall_regret,
+    paired_gains,
     regime_qualities,
 )
+from outblas.search.compare.held_out import tasks_of
+from outblas.search.compare.noise_floor import noise_floor
 from support.bench_fixture import PROBLEMS, made_meta, made_rows, write_bench, write_made
+from support.helpers import synthetic_recording
 
 LEVEL = {"good": 0.1, "level": 0.102, "bad": 1.0}
 
@@ -167,3 +172,27 @@ def test_regimes_are_those_of_the_problems(tmp_path: Path) -> None:
             r[6] for r in made_rows(LEVEL) if r[:2] == ("shapes", "good") and r[3] in keys and r[5] == budget
         )
         assert launch[place] == pytest.approx(want, abs=1e-6)
+
+
+def test_a_gain_is_paired_by_problem(tmp_path: Path) -> None:
+    c = write_made(tmp_path / "c.parquet", {"a": 0.2, "b": 0.4})
+    first = paired_gains(c, "shapes", "a", "b")
+    back = paired_gains(c, "shapes", "b", "a")
+    assert [g.budget for g in first] == list(c.budgets)
+    for g, other in zip(first, back, strict=True):
+        assert g.low <= g.mean <= g.high and g.mean == -other.mean
+    made = figures(c, "shapes")
+    ratio = math.log(made["a", c.budgets[0]].quality / made["b", c.budgets[0]].quality)
+    assert first[0].mean == pytest.approx(ratio, abs=1e-4), "all problems have as many rows"
+    assert all(g.mean == g.low == g.high == 0 for g in paired_gains(c, "shapes", "a", "a"))
+    with pytest.raises(ValueError):
+        paired_gains(c, "shapes", "a", "none")
+
+
+def test_the_noise_floor_is_lower_for_a_noisier_recording() -> None:
+    recording = synthetic_recording()
+    tasks = [task for problem in recording.problems for task in tasks_of(recording, problem)]
+    found = noise_floor(recording, tasks)
+    noisy = noise_floor(replace(recording, spread=10 * recording.spread), tasks)
+    exact = noise_floor(replace(recording, spread=0 * recording.spread), tasks)
+    assert noisy < found <= exact == 1.0 and found == noise_floor(recording, tasks)

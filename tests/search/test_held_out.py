@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from outblas.bench.record_suite import left_out_beyond
 from outblas.core.config import KernelConfig, launch_of
 from outblas.core.errors import UsageError
 from outblas.core.evaluation import Evaluation, Status
@@ -16,6 +17,7 @@ from outblas.core.problem import Problem
 from outblas.records.recording import Recording
 from outblas.records.recording_files import STATUS_CODES
 from outblas.records.replay import ReplayEvaluator
+from outblas.search.agents.agent_registry import make_agent
 from outblas.search.agents.base import Agent, unexplored
 from outblas.search.compare import held_out
 from outblas.search.compare.held_out import (
@@ -102,13 +104,34 @@ def test_quality_is_best_over_found_after_each_budget() -> None:
     assert found == ([1 / 9, 1 / 9, 1 / 7, 1 / 3, 1.0], [True] * 5)
 
 
-def test_a_failure_takes_a_measurement_and_until_something_passed_the_slowest_counts() -> None:
+def test_a_failure_takes_a_measurement_and_a_choice_that_fails_counts_as_the_slowest() -> None:
     recording = recording_with({8: Status.WRONG, 6: Status.HANG})
     qualities, found = search_task(
         agent_of(Backwards), plain_task(recording), ReplayEvaluator(recording), (0, 1, 2, 3, 4)
     )
     assert qualities == [1 / 5, 1 / 5, 1 / 5, 1 / 5, 1 / 3]  # the slowest that passed takes 5
-    assert found == [False, False, False, True, True]
+    assert found == [False, False, True, True, True], "the choice after two is the next proposal, which passes"
+
+
+def test_an_agent_of_every_legal_candidate_is_offered_what_the_recording_left_out() -> None:
+    recording = recording_with({2: Status.LEFT_OUT, 8: Status.LEFT_OUT, 6: Status.ILLEGAL})
+    task = plain_task(recording)
+    assert task.left_out == (recording.catalogue[2], recording.catalogue[8])
+    assert task.left_out_us == left_out_beyond(task.problem, recording.gpu) * task.best_us > task.best_us
+    asked: list[set[KernelConfig]] = []
+
+    class Every(Backwards):
+        every_legal = True
+
+        def propose(self, problem: Any, candidates: Any, history: Any, n: int) -> list[KernelConfig]:
+            asked.append(set(candidates))
+            return super().propose(problem, candidates, history, n)
+
+    qualities, found = search_task(agent_of(Every), task, ReplayEvaluator(recording), (0, 2, 5))
+    assert asked[0] == {*task.candidates, *task.left_out}
+    assert qualities == [task.best_us / task.left_out_us, task.best_us / task.left_out_us, 1.0] and all(found)
+    search_task(agent_of(Backwards), task, ReplayEvaluator(recording), (5,))
+    assert make_agent("random-legal").every_legal and not make_agent("random").every_legal
 
 
 def test_an_agent_that_stops_keeps_what_it_has() -> None:

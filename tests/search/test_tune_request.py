@@ -34,4 +34,4 @@ def test_a_recording_in_a_folder_is_one_name() -> None:
 
 def test_the_policy_searches_on_recordings_only() -> None:
     assert default_agent(Device(gpu_index=0)) == "heuristic"
-    assert default_agent(Device(recording="h200")) == "ppo"
+    assert default_agent(Device(recording="h200")) == "regressor"

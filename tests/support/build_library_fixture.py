@@ -12,7 +12,15 @@ from outblas.bench import record_suite, run_bench
 from outblas.core.problem import Problem
 from outblas.core.roofline import H200
 from outblas.core.suites import Table
-from outblas.search.build_library import benching, build_run, build_searches, build_steps, build_work, finalists
+from outblas.search.build_library import (
+    benching,
+    build_run,
+    build_searches,
+    build_steps,
+    build_work,
+    finalists,
+    weak_rows,
+)
 from outblas.search.build_library import finalist_trials as trials
 from support.fake_gpu import install
 
@@ -34,11 +42,12 @@ def script_fixture(monkeypatch: pytest.MonkeyPatch) -> Any:
     for target in (run_bench, record_suite):
         install(monkeypatch, target)
     fake, trial = install(monkeypatch, build_searches), install(monkeypatch, trials)
-    for module in (benching, build_work, finalists):
+    for module in (benching, build_work, finalists, weak_rows):
         monkeypatch.setattr(module, "gpu_of_device", lambda index: H200)
     monkeypatch.setattr("outblas.core.suites.suite", problems_of)
     packaged = build_searches.packaged_kernels
-    monkeypatch.setattr(build_searches, "packaged_kernels", lambda work, gpu: {})
+    for module in (build_searches, weak_rows):
+        monkeypatch.setattr(module, "packaged_kernels", lambda work, gpu: {})
     return SimpleNamespace(
         fake=fake,
         trial=trial,

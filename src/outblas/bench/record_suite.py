@@ -20,7 +20,7 @@ from outblas.core.config import KernelConfig, config_name
 from outblas.core.evaluation import Evaluation, Status
 from outblas.core.journal import Journal
 from outblas.core.problem import Problem
-from outblas.core.roofline import floor_us, repeats
+from outblas.core.roofline import Gpu, floor_us, repeats
 from outblas.judge.bench_cell import Options
 from outblas.kernels.cost.cost_model import pruned_mask
 from outblas.kernels.kernel_hash import kernels_sha
@@ -127,6 +127,14 @@ def run_record(
     return recording.write(out_dir)
 
 
+def left_out_beyond(problem: Problem, gpu: Gpu) -> float:
+    """Return the factor beyond which a cell is left out: 1.35, or 1.2 for a problem whose calls are long.
+
+    The factor is of the predicted time over the best prediction of the cell's launch option.
+    """
+    return LONG_LEAVE_OUT_BEYOND if repeats(floor_us(problem, gpu)) == 1 else LEAVE_OUT_BEYOND
+
+
 def _measure(evaluator: LiveEvaluator, problem: Problem, catalogue: Sequence[KernelConfig]) -> dict[str, Any]:
     """Measure all cells of a problem; return a journal entry: a row of the matrix and its baselines."""
     cells: dict[int, list[Any]] = {}
@@ -137,7 +145,7 @@ def _measure(evaluator: LiveEvaluator, problem: Problem, catalogue: Sequence[Ker
             legal.append(column)
         else:
             cells[column] = [Status.ILLEGAL.value, None, None, 0]
-    within = LONG_LEAVE_OUT_BEYOND if repeats(floor_us(problem, evaluator.gpu)) == 1 else LEAVE_OUT_BEYOND
+    within = left_out_beyond(problem, evaluator.gpu)
     skipped = pruned_mask(problem, [catalogue[c] for c in legal], evaluator.gpu, within)
     for column, skip in zip(legal, skipped, strict=True):
         if skip:

@@ -7,14 +7,14 @@ rounds.
 
 from __future__ import annotations
 
-import queue
-import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from outblas.bench.live_evaluator import Baselines, LiveEvaluator
+from outblas.bench.share_gpus import entries_of_gpus
 from outblas.core.config import LAUNCHES, Launch, config_name
 from outblas.core.errors import UsageError
 from outblas.core.evaluation import Evaluation, Status
@@ -100,7 +100,7 @@ def run_bench(request: BenchRequest, progress: Progress | None = None) -> Path:
     todo = [p for p in problems if p.key not in done]
     written = False
     try:
-        for entry in _on_gpus(todo, library, request, _options(request, gpu)):
+        for entry in _entries(todo, library, request, _options(request, gpu)):
             journal.append(entry)
             if progress is not None:
                 # The last row of a problem: PDL allowed, or the only one (server mode).
@@ -160,63 +160,20 @@ def _options(request: BenchRequest, gpu: Gpu) -> Options:
     )
 
 
-def _on_gpus(
+def _entries(
     todo: Sequence[Problem], library: Library, request: BenchRequest, options: Options
 ) -> Iterator[dict[str, Any]]:
     """Yield journal entries as they finish; each GPU has a thread and a sandboxed worker."""
-    work: queue.SimpleQueue[Problem] = queue.SimpleQueue()
-    for problem in todo:
-        work.put(problem)
-    results: queue.SimpleQueue[dict[str, Any] | BaseException | None] = queue.SimpleQueue()
-    stop = threading.Event()
 
-    def serve(index: int) -> None:
-        try:
-            with _Station(index, library, request.mode, request.target_qps, options) as station:
-                station.expect(todo)
-                if index == request.gpu_indices[0]:
-                    station.compile_soon(todo)
-                while not stop.is_set():
-                    try:
-                        problem = work.get_nowait()
-                    except queue.Empty:
-                        break
-                    results.put({"problem": problem.key, "rows": station.rows(problem)})
-            results.put(None)
-        except BaseException as error:  # handed to the main thread, which raises it
-            results.put(error)
+    @contextmanager
+    def station(index: int) -> Iterator[Callable[[Problem], dict[str, Any]]]:
+        with _Station(index, library, request.mode, request.target_qps, options) as opened:
+            opened.expect(todo)
+            if index == request.gpu_indices[0]:
+                opened.compile_soon(todo)
+            yield lambda problem: {"problem": problem.key, "rows": opened.rows(problem)}
 
-    threads = [threading.Thread(target=serve, args=(index,), daemon=True) for index in request.gpu_indices]
-    for thread in threads:
-        thread.start()
-
-    def end() -> None:
-        stop.set()
-        for thread in threads:
-            thread.join(timeout=30)
-
-    try:
-        running = len(threads)
-        while running:
-            item = results.get()
-            if item is None:
-                running -= 1
-            elif isinstance(item, BaseException):
-                end()
-                yield from _finished(results)
-                raise item
-            else:
-                yield item
-    finally:
-        end()
-
-
-def _finished(results: queue.SimpleQueue[dict[str, Any] | BaseException | None]) -> Iterator[dict[str, Any]]:
-    """Yield the results that the other GPUs finished after one GPU had failed; a resumed run then keeps them."""
-    while not results.empty():
-        item = results.get()
-        if isinstance(item, dict):
-            yield item
+    return entries_of_gpus(todo, request.gpu_indices, station)
 
 
 class _Station:

@@ -19,7 +19,12 @@ if TYPE_CHECKING:
 WorkOption = Annotated[
     Path, typer.Option(help="Directory of everything that is made; the same command goes on where it stopped.")
 ]
-GpuOption = Annotated[int, typer.Option(help="CUDA index of the GPU.")]
+GpusOption = Annotated[
+    str,
+    typer.Option(
+        help="CUDA indices of the GPUs, separated by commas. They share trials and benches; the first searches."
+    ),
+]
 TablesOption = Annotated[
     str | None, typer.Option(help="Tables as SUITE:LAYOUT:DTYPE:ACC, separated by commas; by default all published.")
 ]
@@ -75,7 +80,7 @@ bench    times the library in the other modes, in one start          -> WORK/STE
 This runs only when --steps names it:
 
 \b
-again    searches the problems that fall back or win by little once more; then trial
+again    searches rows that fall back or barely win once more; then trial
 
 Starts 1 to 3 of trial and judge are interleaved rounds; start "block" times large products alone, each at its
 settled clock. Figures differ from start to start, so give each start a freshly started machine (--starts).
@@ -91,7 +96,7 @@ into results/h200, and run `outblas results --write`.
 
 def build_library(
     work: WorkOption,
-    gpu_device_id: GpuOption = 0,
+    gpus: GpusOption = "0",
     tables: TablesOption = None,
     steps: StepsOption = None,
     modes: ModesOption = None,
@@ -109,7 +114,7 @@ def build_library(
     from outblas.search.build_library.build_work import TABLES, BuildFolder
     from outblas.search.build_library.finalist_trials import ALL_STARTS
 
-    place = BuildFolder(common.folder("--work", work), gpu_device_id, from_nothing)
+    place = BuildFolder(common.folder("--work", work), common.parse_indices("--gpus", gpus), from_nothing)
     if job is not None:
         _run_alone(place, job)
         return

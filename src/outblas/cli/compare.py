@@ -23,7 +23,7 @@ def compare(
         "random,heuristic,evolution"
     ),
     budgets: Annotated[
-        str, typer.Option(help="Measurements after which to compare; 0: the first proposal, unmeasured.")
+        str, typer.Option(help="Measurements after which to compare the choices; 0: the first proposal, unmeasured.")
     ] = "0,1,2,4,8,16,32",
     seeds: Annotated[int, typer.Option(help="Seeds of every agent that draws.")] = 5,
     held_out: Annotated[float, typer.Option(help="Share of shapes or families that is held out.")] = 0.2,
@@ -85,7 +85,7 @@ def print_comparison(comparison: Comparison) -> None:
         size = comparison.meta["splits"][split]
         out.print(
             f"split {split}: {size['training']} problems to learn from, {size['searched']} of {size['held_out']} held "
-            "out searched; geometric mean of best time / found time, half of its 95% interval; CPU time",
+            "out searched; geometric mean of best time / time of the choice, half of its 95% interval; CPU time",
             markup=False,
         )
         for line in _lines(comparison, made):

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 AgentOption = Annotated[
     str | None,
-    typer.Option(help="Search agent, see `outblas list agents`; by default ppo on a recording, else heuristic."),
+    typer.Option(help="Search agent, see `outblas list agents`; by default regressor on a recording, else heuristic."),
 ]
 BudgetOption = Annotated[
     str,

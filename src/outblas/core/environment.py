@@ -92,7 +92,7 @@ VARIABLES = (
         "OUTBLAS_POLICY",
         "a file of `outblas train`",
         "the packaged policy of the GPU",
-        "The policy of agents `ppo` and `ppo-oneshot`.",
+        "The policy of agents `ppo` and `ppo-oneshot`; the regressor in it, of agent `regressor`.",
         "when the agent is made",
     ),
     Variable(

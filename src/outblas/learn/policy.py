@@ -47,6 +47,16 @@ MEASUREMENTS_SCALE = 16.0
 LOG_TIME_UNIT = 0.05
 
 
+def greedy_scorer() -> dict[str, Features]:
+    """Return a scorer whose order is that of the believed times: its perceptron gives 0, and ``greed`` is 0.
+
+    A training begins with this order.
+    """
+    inputs = len(CANDIDATE_FEATURES) + len(POSTERIOR_INPUTS) + len(PROBLEM_FEATURES) + len(SEARCH_INPUTS)
+    shapes = {"w0": (inputs, 1), "b0": (1,), "w1": (1, 1), "b1": (1,), "w2": (1, 1), "b2": (1,), "greed": ()}
+    return {name: np.zeros(shape, dtype=np.float32) for name, shape in shapes.items()}
+
+
 @dataclass(frozen=True)
 class Policy:
     """A trained policy.

@@ -9,7 +9,7 @@ AGENT_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00
 #: Dashes of the first, second and third use of the colours, in pixels.
 AGENT_DASHES = ("", "7 4", "2 4")
 #: Agents whose lines stand out: learned, ranked by a model, Optuna's, and chance.
-SHOWN_AGENTS = ("ppo", "heuristic", "tpe", "random")
+SHOWN_AGENTS = ("regressor", "heuristic", "tpe", "random")
 
 
 def shown_agents(agents: tuple[str, ...]) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""A second search of searched problems: untried candidates, and neighbours of the best ones."""
+"""A second search of searched problems: neighbours of the best candidates, and agents of such searches."""
 
 from __future__ import annotations
 
@@ -9,38 +9,8 @@ from outblas.core.evaluation import Evaluation, Status
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
 from outblas.kernels.catalogue import launch_options
-from outblas.kernels.cost.cost_model import rank
 from outblas.kernels.neighbours import neighbours
-from outblas.search.agents.base import Agent, group_by_launch, interleave, unexplored
-
-
-class UntriedAgent(Agent):
-    """An agent that proposes untried candidates in the ranking model's order, launch options in turns.
-
-    Candidates of options that cannot matter on a problem are left out
-    (:func:`outblas.kernels.catalogue.launch_options`).
-
-    Args:
-        seed: unused.
-        gpu: the GPU.
-        tried: problem -> configs that are not proposed. A problem that is missing raises KeyError.
-    """
-
-    name = "untried"
-
-    def __init__(self, seed: int, gpu: Gpu, tried: Mapping[Problem, set[KernelConfig]]) -> None:
-        super().__init__(seed, gpu)
-        self._tried = tried
-
-    def propose(
-        self, problem: Problem, candidates: Sequence[KernelConfig], history: Sequence[Evaluation], n: int
-    ) -> list[KernelConfig]:
-        left = [c for c in candidates if c not in self._tried[problem]]
-        if not left:
-            return []
-        ranked = [left[i] for i in rank(problem, left, self.gpu)]
-        turns = group_by_launch(ranked, launch_options(problem, self.gpu))
-        return unexplored(interleave(*turns), history)[:n]
+from outblas.search.agents.base import Agent, interleave, unexplored
 
 
 class InOrderAgent(Agent):

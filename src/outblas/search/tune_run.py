@@ -118,8 +118,8 @@ class TuneRequest:
 
 
 def default_agent(device: Device) -> str:
-    """Return the name of the agent for a device: ``ppo`` on a recording, ``heuristic`` on a GPU."""
-    return "heuristic" if device.recording is None else "ppo"
+    """Return the name of the agent for a device: ``regressor`` on a recording, ``heuristic`` on a GPU."""
+    return "heuristic" if device.recording is None else "regressor"
 
 
 def folder_name(

@@ -12,7 +12,7 @@ from outblas.publish.html.charts import Axis, Chart, Series, chart_html
 from outblas.publish.html.definitions import Definition, definitions_html
 from outblas.publish.html.figures import round_ticks
 from outblas.publish.html.shell import cards_html, copy_html, html_page, provenance_section, table
-from outblas.publish.palette import AGENT_COLOURS, AGENT_DASHES, shown_agents
+from outblas.publish.palette import AGENT_COLOURS, AGENT_DASHES, GREY, shown_agents
 from outblas.publish.words import date_words, regime_words, split_words
 from outblas.records.results import PROVENANCE_FIELDS
 from outblas.search.compare.compare_result import Comparison
@@ -32,7 +32,7 @@ FigureByAgent = dict[tuple[str, int], Figure]
 def render_comparison(comparison: Comparison) -> str:
     """Return the whole page as text; the same file gives the same text."""
     of_splits = {split: figures(comparison, split) for split in comparison.splits}
-    charts = {split: curves(comparison, made) for split, made in of_splits.items()}
+    charts = {split: curves(comparison, split, made) for split, made in of_splits.items()}
     gpu = str(comparison.measured.get("gpu", "unknown"))
     date = date_words(comparison.measured.get("date", "unknown"))
     origin = (
@@ -52,8 +52,11 @@ def render_comparison(comparison: Comparison) -> str:
     return html_page(title, origin, body, {"provenance": comparison.provenance, "groups": groups})
 
 
-def curves(comparison: Comparison, made: FigureByAgent) -> Chart:
-    """Return quality against budget: a line and a band of the 95% interval per agent, four of them shown first."""
+def curves(comparison: Comparison, split: str, made: FigureByAgent) -> Chart:
+    """Return quality against budget: a line and a band of the 95% interval per agent, four of them shown first.
+
+    The noise floor of the split is a line, too, if the comparison has it.
+    """
     budgets = comparison.budgets
     places = [float(i) for i in range(len(budgets))]
     shown = shown_agents(comparison.agents)
@@ -71,11 +74,19 @@ def curves(comparison: Comparison, made: FigureByAgent) -> Chart:
         lines.append(
             Series(agent, "line", colour, places, [f.quality for f in mine], tips=tips, dash=dash, shown=drawn)
         )
+    floor = comparison.meta["splits"][split].get("noise_floor")
+    if floor is not None:
+        lines.append(Series("noise floor", "line", GREY, places, [floor] * len(places), dash="2 4", shown=True))
     lowest = min(f.low for f in made.values())
     bottom = max(0.0, math.floor(20 * lowest) / 20)
     return Chart(
         Axis("measurements", -0.3, len(budgets) - 0.7, [(p, str(b)) for p, b in zip(places, budgets, strict=True)]),
-        Axis("best time / found time (geometric mean)", bottom, 1.0, [(t, f"{t:g}") for t in round_ticks(bottom, 1.0)]),
+        Axis(
+            "best time / time of the choice (geometric mean)",
+            bottom,
+            1.0,
+            [(t, f"{t:g}") for t in round_ticks(bottom, 1.0)],
+        ),
         [*bands, *lines],
     )
 
@@ -158,9 +169,19 @@ def _definitions(comparison: Comparison) -> list[Definition]:
         ),
         (
             "Quality",
-            "Best recorded time of the task / best time found so far. At b = 0 it is that of the first proposal, "
-            "before any measurement. A failed candidate counts as a measurement. Until one passes, the quality is that "
-            "of the slowest recorded candidate.",
+            "Best recorded time of the task / time of the agent's choice after b measurements. The choice is the "
+            "fastest that passed. While none has, it is the next proposal; so at b = 0 it is the first proposal, "
+            "before any measurement. A choice that fails counts as the slowest recorded candidate.",
+        ),
+        (
+            "Noise floor",
+            "The quality of choosing the fastest recorded candidate, if the recording and the truth differ by the "
+            "recorded noise. Agents above it cannot be told apart by this recording.",
+        ),
+        (
+            "Every legal candidate",
+            "Agent random-legal is also offered the candidates that the recording left out, since a model predicted "
+            "them to be slow. Each counts as 1.35 times the fastest (1.2 on long calls), which flatters the agent.",
         ),
         ("Regret", "1 / geometric mean of the quality - 1: the time that is lost against the best recorded candidate."),
         (
@@ -195,7 +216,7 @@ def _provenance(comparison: Comparison) -> str:
     meta = comparison.meta
     facts: dict[str, Any] = {"suite": meta["suite"], "result file": comparison.path.name}
     facts |= {field: comparison.provenance.get(field) for field in PROVENANCE_FIELDS}
-    facts |= {"recording": meta["recording"]["name"]}
+    facts |= {"recording": meta["recording"]["name"], "recording: sha256": meta["recording"].get("sha256")}
     facts |= {f"recording: {f}": v for f, v in comparison.measured.items() if comparison.provenance.get(f) != v}
     facts |= {key: meta[key] for key in ("seeds", "held_out", "split_seed", "sample", "splits") if key in meta}
     return provenance_section(facts)

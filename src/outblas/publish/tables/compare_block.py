@@ -1,4 +1,8 @@
-"""The block of the agents' page on their comparison, from its result file alone."""
+"""The block of the agents' page on their comparison, from its result file alone.
+
+A method is credited only with what its ablation shows: the agent with it over the agent without it, on the same
+problems.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +10,24 @@ from pathlib import Path
 
 from outblas.publish.words import split_words
 from outblas.search.compare.compare_result import Comparison
-from outblas.search.compare.compare_stats import best_agents, budget_words, figures, overall_regret
+from outblas.search.compare.compare_stats import (
+    best_agents,
+    budget_words,
+    figures,
+    noise_regret,
+    overall_regret,
+    paired_gains,
+)
 
 #: Beside the bench files; without it nothing is published of a comparison.
 COMPARISON, PICTURE = "compare.parquet", "compare.svg"
 #: The split whose table is the first; the others follow in the order of the file.
 FIRST = "families"
+#: (agent, the same agent without one part, that part in words).
+ABLATIONS = (
+    ("ppo", "regressor", "reinforcement learning"),
+    ("random", "random-legal", "the ranking model's cut of the recording"),
+)
 
 
 def compare_block(comparison: Comparison, picture: str | None) -> str:
@@ -23,24 +39,68 @@ def compare_block(comparison: Comparison, picture: str | None) -> str:
         picture: address of the picture, seen from the page; None leaves it out.
     """
     lines = [
-        "Each figure is the best recorded time over the best time that the agent found, so 1 is perfect.",
-        "A column is a number of measurements per problem; 0 is the first proposal, unmeasured.",
+        "Each figure is the best recorded time over the time of the agent's choice, so 1 is perfect.",
+        "A column is a number of measurements per problem. Column 0 is the choice before any measurement, column 1 the "
+        "choice after one: that kernel if it passed, else the next proposal.",
         "It is a geometric mean over problems, launch options and seeds, with half of its 95% interval over problems.",
         "Bold marks the best of each column, and every agent whose interval overlaps the best one's.",
     ]
     for split in sorted(comparison.splits, key=lambda name: name != FIRST):
         lines += ["", f"Split *{split}*: {split_words(comparison, split)}.", "", *_table(comparison, split)]
-    (name, regret), *_ = overall_regret([figures(comparison, s) for s in comparison.splits])
     lines += [
-        "",
-        f"Lowest mean regret (1 / geometric mean - 1) over budgets {budget_words(comparison.budgets)} and all splits "
-        f"({', '.join(comparison.splits)}): `{name}`, {regret:.2%}.",
+        "", *_overall(comparison), *_ablations(comparison),
         *(["", f"![Quality of every agent by measurements]({picture})"] if picture else []),
-        "",
-        f"Recording of {comparison.measured['gpu']}, {str(comparison.measured['date'])[:10]}; agents of commit "
-        f"{comparison.provenance['commit']}.",
-    ]
+        "", _source(comparison),
+    ]  # fmt: skip
     return "\n".join(lines)
+
+
+def _overall(comparison: Comparison) -> list[str]:
+    """Return the agent with the lowest mean regret, and those that the noise does not tell apart from it."""
+    ranked = overall_regret([figures(comparison, s) for s in comparison.splits])
+    (name, regret), noise = ranked[0], noise_regret(comparison)
+    lines = [
+        f"Lowest mean regret (1 / geometric mean - 1) over budgets {budget_words(comparison.budgets)} and all splits "
+        f"({', '.join(comparison.splits)}): `{name}`, {regret:.2%}."
+    ]
+    if noise is not None:
+        level = [f"`{other}`" for other, found in ranked[1:] if found - regret < noise]
+        told = f"Not told apart from it: {', '.join(level)}." if level else "All others are further behind than that."
+        lines.append(
+            f"The noise floor is a regret of {noise:.2%}: so far from the truth is the choice of the fastest recorded "
+            f"candidate, since recorded times are noisy. {told}"
+        )
+    return lines
+
+
+def _ablations(comparison: Comparison) -> list[str]:
+    """Return a table of what single methods add, each over the agent without it; empty without such pairs."""
+    pairs = [found for found in ABLATIONS if {found[0], found[1]} <= set(comparison.agents)]
+    if not pairs:
+        return []
+    lines = [
+        "",
+        "What a method adds: the mean gain of the agent with it over the same agent without it, problem by problem, "
+        "and its 95% interval, in percent.",
+        "",
+        "| method | split | " + " | ".join(f"{b}" for b in comparison.budgets) + " |",
+        "| --- | --- |" + " ---: |" * len(comparison.budgets),
+    ]
+    for agent, without, method in pairs:
+        for split in sorted(comparison.splits, key=lambda name: name != FIRST):
+            gains = paired_gains(comparison, split, agent, without)
+            cells = [f"{100 * g.mean:+.2f} [{100 * g.low:+.2f}, {100 * g.high:+.2f}]" for g in gains]
+            lines.append(f"| {method}: `{agent}` over `{without}` | {split} | {' | '.join(cells)} |")
+    return lines
+
+
+def _source(comparison: Comparison) -> str:
+    sha = comparison.meta["recording"].get("sha256")
+    named = f" (SHA-256 {sha[:16]})" if sha else ""
+    return (
+        f"Recording of {comparison.measured['gpu']}, {str(comparison.measured['date'])[:10]}{named}; agents of commit "
+        f"{comparison.provenance['commit']}."
+    )
 
 
 def _table(comparison: Comparison, split: str) -> list[str]:

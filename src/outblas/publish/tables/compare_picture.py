@@ -17,12 +17,15 @@ WIDTH, HEIGHT, TOP, LEFT, RIGHT, BOTTOM, GAP = 960, 440, 100, 78, 16, 52, 14
 #: Room for the names at the right of each panel, and the least distance of two names, in pixels.
 NAME_ROOM, NAME_STEP = 66, 15
 
+#: Name of the vertical axis.
+QUALITY = "best time / time of the choice"
 _STYLE = """
 text { font-family: system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-serif; font-size: 13px; fill: #1f2328; }
 .title { font-size: 17px; font-weight: 600; } .soft { fill: #57606a; } .end { text-anchor: end; }
 .mid { text-anchor: middle; } .name { font-weight: 600; }
 .card { fill: #ffffff; stroke: #d0d7de; } .grid { stroke: #e3e7eb; } .lead { stroke: #8c959f; }
 .line { fill: none; stroke-width: 2.5; stroke-linejoin: round; } .band { stroke: none; opacity: 0.15; }
+.noise { stroke: #57606a; stroke-dasharray: 3 3; }
 .quiet { fill: none; stroke: #c4cad0; stroke-width: 1.3; stroke-linejoin: round; }
 @media (prefers-color-scheme: dark) {
   text { fill: #e6edf3; } .soft { fill: #9da7b3; } .card { fill: #0d1117; stroke: #30363d; } .grid { stroke: #262c34; }
@@ -51,7 +54,7 @@ def compare_svg(comparison: Comparison) -> str:
         f'<rect class="card" x="0.5" y="0.5" width="{WIDTH - 1}" height="{HEIGHT - 1}" rx="10"/>',
         f'<text class="title" x="20" y="32">{escape(title)}</text>',
         f'<text class="soft" x="20" y="54">{escape(f"{where}; {_key(comparison)}")}</text>',
-        f'<text class="soft mid" transform="translate(24 {middle:.1f}) rotate(-90)">best time / found time</text>',
+        f'<text class="soft mid" transform="translate(24 {middle:.1f}) rotate(-90)">{QUALITY}</text>',
     ]
     for index, (split, of_split) in enumerate(made.items()):
         box = (LEFT + index * (width + GAP), TOP, width - NAME_ROOM, HEIGHT - BOTTOM - TOP)
@@ -77,6 +80,11 @@ def _panel(comparison: Comparison, split: str, made: Made, box: Box, low: float,
             parts.append(f'<text class="soft end" x="{x0 - 8:.1f}" y="{y(tick) + 4:.1f}">{tick:g}</text>')
     for place, budget in enumerate(budgets):
         parts.append(f'<text class="soft mid" x="{x(place):.1f}" y="{top + height + 18:.1f}">{budget}</text>')
+    floor = comparison.meta["splits"][split].get("noise_floor")
+    if floor is not None:
+        parts.append(
+            f'<line class="noise" x1="{x0:.1f}" x2="{x0 + width:.1f}" y1="{y(floor):.1f}" y2="{y(floor):.1f}"/>'
+        )
     shown = shown_agents(comparison.agents)
     bands, quiet, lines = list[str](), list[str](), list[str]()
     for agent in comparison.agents:
@@ -112,7 +120,8 @@ def _key(comparison: Comparison) -> str:
     """Return the meaning of bands and grey lines in words."""
     others = len(comparison.agents) - len(shown_agents(comparison.agents))
     grey = f"; grey: {others} other agent{'' if others == 1 else 's'}" if others else ""
-    return f"bands: 95% intervals{grey}"
+    floors = all("noise_floor" in about for about in comparison.meta["splits"].values())
+    return f"bands: 95% intervals{grey}{'; dashed: the noise floor of the recording' if floors else ''}"
 
 
 def _describe(comparison: Comparison, made: dict[str, Made]) -> str:

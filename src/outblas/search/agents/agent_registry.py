@@ -15,9 +15,11 @@ _PACKAGE = Agent.__module__.rpartition(".")[0]
 #: name -> "module:class"; imported on request, since some agents need heavy packages.
 AGENTS: dict[str, str] = {
     "random": "random_search:RandomSearch",
+    "random-legal": "random_search:RandomLegal",
     "exhaustive": "random_search:Exhaustive",
     "heuristic": "heuristic:Heuristic",
     "evolution": "evolution:EvolutionAgent",
+    "regressor": "regressor:RegressorAgent",
     "ppo": "ppo:Ppo",
     "ppo-oneshot": "ppo:PpoOneshot",
     "greedy": "greedy:Greedy",
@@ -40,7 +42,7 @@ EXTRAS = {"tpe": "rl", "nvmmh": "gpu", "llm": "llm"} | dict.fromkeys(
     (name for name in AGENTS if name.startswith("kt-")), "kernel-tuner"
 )
 #: Seconds that an agent prepared itself on one split of the recording h200, on one core (results/h200/compare.parquet).
-PREPARATION_S = {"ppo": 130, "ppo-oneshot": 130, "heuristic": 65, "surrogate": 65}
+PREPARATION_S = {"ppo": 130, "ppo-oneshot": 130, "regressor": 65, "heuristic": 65, "surrogate": 65}
 
 
 def agent_summaries() -> dict[str, str]:
@@ -58,8 +60,8 @@ def agent_summaries() -> dict[str, str]:
 def agent_preparations() -> dict[str, str]:
     """Return name -> time of its preparation in words, e.g. ``about 65 s on one core of a server`` for ``heuristic``.
 
-    The keys are ``ppo``, ``ppo-oneshot``, ``heuristic`` and ``surrogate``; the other agents do not learn before they
-    search.
+    The keys are ``ppo``, ``ppo-oneshot``, ``regressor``, ``heuristic`` and ``surrogate``; the other agents do not learn
+    before they search.
     """
     return {name: f"about {seconds} s on one core of a server" for name, seconds in PREPARATION_S.items()}
 

@@ -32,11 +32,13 @@ class Agent:
         gpu: GPU that the candidates run on.
         draws: False if proposals do not depend on the seed, so that one run is enough.
         learns: True if the result of :meth:`prepare` depends on the seed.
+        every_legal: True if a comparison also offers the candidates that its recording left out.
     """
 
     name = "unnamed"
     draws: bool = True
     learns: bool = False
+    every_legal: bool = False
 
     def __init__(self, seed: int, gpu: Gpu) -> None:
         self.seed = seed

@@ -103,7 +103,7 @@ class Ppo(Agent):
 
     def _load(self) -> Policy:
         if self._policy is None:
-            self._policy = _loaded(os.environ.get(POLICY_VARIABLE) or self.gpu.name + self.kind)
+            self._policy = loaded_policy(os.environ.get(POLICY_VARIABLE) or self.gpu.name + self.kind)
         return self._policy
 
 
@@ -127,5 +127,6 @@ class PpoOneshot(Ppo):
 
 
 @lru_cache(maxsize=4)
-def _loaded(name: str) -> Policy:
+def loaded_policy(name: str) -> Policy:
+    """Return a policy as :meth:`outblas.learn.policy.Policy.load`, read once. A name with a separator is a path."""
     return Policy.load(Path(name) if os.sep in name else name)

@@ -1,4 +1,4 @@
-"""Two agents that learn nothing, as a reference for the others."""
+"""Agents that learn nothing, as a reference for the others."""
 
 from __future__ import annotations
 
@@ -22,6 +22,16 @@ class RandomSearch(Agent):
     ) -> list[KernelConfig]:
         left = unexplored(candidates, history)
         return self.rng(problem, history).sample(left, min(n, len(left)))
+
+
+class RandomLegal(RandomSearch):
+    """Uniform random sampling of every legal candidate, those that a model ruled out included.
+
+    The other agents of a comparison draw from what a ranking model left in the recording, so they begin with its
+    knowledge. On a live GPU it is the same as :class:`RandomSearch`.
+    """
+
+    every_legal = True
 
 
 class Exhaustive(Agent):

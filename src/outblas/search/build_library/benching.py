@@ -74,7 +74,7 @@ def benched(
     def bench_once(resume: bool) -> None:
         run_bench(
             BenchRequest(
-                problems, table.suite, part, out, (work.gpu_index,), mode, BENCH_ROUNDS, resume,
+                problems, table.suite, part, out, work.gpus, mode, BENCH_ROUNDS, resume,
                 proved=proved(work, table), **more,
             ),
             printer(what),

@@ -137,7 +137,7 @@ def run_jobs(work: BuildFolder, listed: Sequence[Sequence[str]]) -> None:
 def command_of_job(work: BuildFolder, job: Sequence[str]) -> list[str]:
     """Return the arguments of a process that runs one job, the Python interpreter first.
 
-    After ``-m outblas build-library`` come ``--work PATH``, ``--gpu-device-id N`` and ``--job``. The last argument is
+    After ``-m outblas build-library`` come ``--work PATH``, ``--gpus N,N`` and ``--job``. The last argument is
     the job, e.g. ``"tune llm:TN:fp16:fp32"``. With ``work.from_nothing``, ``--from-nothing`` stands before ``--job``.
 
     Args:
@@ -145,7 +145,7 @@ def command_of_job(work: BuildFolder, job: Sequence[str]) -> list[str]:
         job: the job; its words are joined by blanks.
     """
     command = [sys.executable, "-m", "outblas", "build-library", "--work", str(work.path)]
-    command += ["--gpu-device-id", str(work.gpu_index)]
+    command += ["--gpus", ",".join(map(str, work.gpus))]
     command += ["--from-nothing"] if work.from_nothing else []
     return [*command, "--job", " ".join(job)]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from outblas.bench.live_evaluator import LiveEvaluator
-from outblas.core.config import LAUNCHES, KernelConfig, Launch, launch_of
+from outblas.core.config import KernelConfig, Launch, launch_of
 from outblas.core.evaluation import Evaluation, Status
 from outblas.core.problem import Problem
 from outblas.core.rivals import RIVALS
@@ -16,7 +16,7 @@ from outblas.core.suites import Table
 from outblas.judge.bench_cell import Options
 from outblas.kernels.catalogue import first_search_candidates
 from outblas.kernels.legality import why_illegal
-from outblas.records.library import Library, LibraryChoice
+from outblas.records.library import Library
 from outblas.records.library_tables import merge_rows, rows_of_table, with_table_rows
 from outblas.records.provenance import collect_provenance
 from outblas.records.store import Store
@@ -29,7 +29,6 @@ from outblas.search.neighbour_winners import neighbour_winners
 from outblas.search.refine import (
     InOrderAgent,
     PreferredFirstAgent,
-    UntriedAgent,
     neighbours_of_winners,
     tried_by_problem,
     winners,
@@ -45,8 +44,6 @@ TUNE_ROUNDS = 11
 SINGLE_LOOK_BEYOND = 1.06
 #: Candidates in the same rounds: all of a problem, so that its baselines are timed once.
 CANDIDATES_PER_ROUNDS = 24
-#: Searches that are repeated, with their numbers of measurements.
-AGAIN_BELOW, AGAIN_BUDGET = 1.03, 16
 #: Neighbours of a row's best candidates that are tried: in the first table and in suite llm. Sister tables begin where
 #: those led; most of the cost is proving configs that are new. Of 6 in the first table the last three brought 0.05%.
 REFINE_BUDGET, REFINE_LLM_BUDGET = 3, 4
@@ -163,27 +160,6 @@ def agent_and_budget(work: BuildFolder, table: Table, library: Library, gpu: Gpu
     if table.dtype != "fp16" and str(replace(table, dtype="fp16")) in tuned:
         return agent, TWIN_BUDGET
     return agent, LLM_BUDGET if table.suite == "llm" else TRANSFER_BUDGET
-
-
-def search_weak_rows_again(work: BuildFolder, table: Table) -> None:
-    """Search the weak rows of a tuned table once more, among untried candidates. The better kernel stays.
-
-    A row is weak if for any launch option it has no kernel or a speed-up below 1.03. Each gets 16 measurements.
-
-    Args:
-        work: directory of the build.
-        table: the table.
-
-    Raises:
-        UsageError: the table is not tuned.
-    """
-    weak = [
-        row.problem for row in rows_of_table(work.load(), table).rows if any(map(_is_weak, map(row.choice, LAUNCHES)))
-    ]
-    tried = {p: {e.template for e in known} for p, known in earlier_searches(work, table, "again").items()}
-    gpu = gpu_of_device(work.gpu_index)
-    agent = UntriedAgent(0, gpu, tried)
-    second_search(work, table, "again", weak, agent, AGAIN_BUDGET, lambda p: first_search_candidates(p, gpu))
 
 
 def refine_table(work: BuildFolder, table: Table) -> None:
@@ -345,7 +321,3 @@ def seconds_spent(evaluator: LiveEvaluator) -> str:
         seconds = account.to_json()["seconds"]
         lines.append(f"{process}: " + ", ".join(f"{phase} {s:.0f} s" for phase, s in seconds.items() if s >= 1))
     return "; ".join(lines)
-
-
-def _is_weak(choice: LibraryChoice | None) -> bool:
-    return choice is None or choice.speedup < AGAIN_BELOW

@@ -10,7 +10,6 @@ from outblas.kernels.catalogue import catalogue
 from outblas.search.build_library.benching import bench
 from outblas.search.build_library.build_searches import (
     refine_table,
-    search_weak_rows_again,
     try_neighbour_winners,
     tune_table,
 )
@@ -18,6 +17,7 @@ from outblas.search.build_library.build_work import BuildFolder, printer
 from outblas.search.build_library.choosing import choose
 from outblas.search.build_library.finalist_trials import run_trial
 from outblas.search.build_library.judging import judge, merge
+from outblas.search.build_library.weak_rows import search_weak_rows_again
 
 
 def record(work: BuildFolder, table: Table) -> None:

@@ -48,16 +48,21 @@ class BuildFolder:
     """The directory of one build: one kind of kernels, one toolchain. The constructor makes and checks nothing.
 
     Properties: ``library`` is the path ``library.json`` in it, ``recording`` the path of its folder ``recording``.
+    ``gpu_index`` is the first of ``gpus``; searches run there.
 
     Attributes:
         path: the directory.
-        gpu_index: CUDA's index of the GPU.
+        gpus: CUDA's indices of the GPUs, all of one kind. They share the problems of trials and benches.
         from_nothing: True if the searches must not begin with packaged kernels.
     """
 
     path: Path
-    gpu_index: int = 0
+    gpus: tuple[int, ...] = (0,)
     from_nothing: bool = False
+
+    @property
+    def gpu_index(self) -> int:
+        return self.gpus[0]
 
     @property
     def library(self) -> Path:
@@ -92,9 +97,15 @@ class BuildFolder:
         It holds the hash of the kernel sources, the version of NVRTC and the name of the GPU.
 
         Raises:
-            UsageError: the directory is of other kernels, another compiler or another kind of GPU.
+            UsageError: the directory is of other kernels, another compiler or another kind of GPU, or the GPUs are of
+                several kinds.
         """
-        about = {**built_by(), "gpu": gpu_of_device(self.gpu_index).name}
+        kinds = sorted({gpu_of_device(index).name for index in self.gpus})
+        if len(kinds) > 1:
+            raise UsageError(
+                f"GPUs of several kinds: {', '.join(kinds)}", "one kind", "choose GPUs of one kind as --gpus"
+            )
+        about = {**built_by(), "gpu": kinds[0]}
         path = self.path / "work.json"
         if not path.exists():
             write_json(path, about)

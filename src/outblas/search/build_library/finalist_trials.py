@@ -7,12 +7,14 @@ chosen from three, and judged in three others (outblas.search.build_library.judg
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from outblas.bench.live_evaluator import LiveEvaluator
+from outblas.bench.share_gpus import entries_of_gpus
 from outblas.core.config import KernelConfig, config_name
 from outblas.core.errors import RecordError, UsageError
 from outblas.core.evaluation import Timing
@@ -60,6 +62,8 @@ def trial_path(work: BuildFolder, table: Table, start: str) -> Path:
 def run_trial(work: BuildFolder, table: Table, start: str) -> None:
     """Time the finalists of a table beside all rivals, and keep every round in the file of :func:`trial_path`.
 
+    The GPUs of the work share the problems; all entries of a problem are timed on one.
+
     A finished trial is left as it is. A killed one goes on where it was, if the machine was not started anew since.
     Otherwise it begins again, because its rounds must be of one start.
 
@@ -80,13 +84,19 @@ def run_trial(work: BuildFolder, table: Table, start: str) -> None:
     journal = _journal(work, table, start, chosen)
     known = {entry["problem"] for entry in journal.entries}
     todo = [p for p in chosen if p.key not in known]
-    progress = printer(f"trial {table} {start}")
+    progress, options = printer(f"trial {table} {start}"), _options(work, table, start)
+
+    @contextmanager
+    def station(index: int) -> Iterator[Callable[[Problem], dict[str, Any]]]:
+        with LiveEvaluator(index, replace(options, gpu_index=index)) as evaluator:
+            if index == work.gpu_index:  # the GPUs of a host share the compile cache
+                evaluator.compile_soon((p, c) for p in todo for c in chosen[p])
+            yield lambda problem: _timed(problem, chosen[problem], evaluator)
+
     try:
-        with LiveEvaluator(work.gpu_index, _options(work, table, start)) as evaluator:
-            evaluator.compile_soon((p, c) for p in todo for c in chosen[p])
-            for count, problem in enumerate(todo, len(journal.entries) + 1):
-                journal.append(_timed(problem, chosen[problem], evaluator))
-                progress(count, len(chosen))
+        for entry in entries_of_gpus(todo, work.gpus, station):
+            journal.append(entry)
+            progress(len(journal.entries), len(chosen))
         journal.append({"problem": "", "provenance": collect_provenance(f"trial {table} {start}", work.gpu_index)})
     finally:
         journal.close()

@@ -31,8 +31,8 @@ def finalists(work: BuildFolder, table: Table) -> dict[Problem, list[KernelConfi
 
     For each launch option, these are the two fastest kernels of the table's searches, if they are within 3% of each
     other. Kernels that the library installs are finalists, too. Where no kernel with PDL was searched, the best plain
-    one with PDL is. A product of mode ``block`` has the three fastest plain ones. The list is empty if no search found
-    a kernel that passed.
+    one with PDL is. A product of mode ``block`` has up to three plain ones, within 3% as well. The list is empty if no
+    search found a kernel that passed.
 
     The first call writes the lists to ``<stem>_finalists.json``, so that all trials time the same. A later search
     deletes that file.
@@ -64,7 +64,7 @@ def _of_row(row: LibraryRow, tried: Sequence[Evaluation], gpu: Gpu) -> list[Kern
             speed[choice.config] = max(choice.speedup, speed.get(choice.config, 0.0))
     ranked = sorted(speed, key=lambda config: (-speed[config], config_name(config)))
     if row.problem.flops >= BLOCK_FLOP:
-        return [config for config in ranked if launch_of(config) == "plain"][:PER_BLOCK_PROBLEM]
+        return _near_the_best(ranked, "plain", speed, PER_BLOCK_PROBLEM)
     near = [c for launch in launch_options(row.problem, gpu) for c in _near_the_best(ranked, launch, speed)]
     return list(dict.fromkeys((*near, *_with_pdl(row.problem, near, gpu))))
 
@@ -81,9 +81,9 @@ def _with_pdl(problem: Problem, near: Sequence[KernelConfig], gpu: Gpu) -> list[
 
 
 def _near_the_best(
-    ranked: Sequence[KernelConfig], launch: Launch, speed: dict[KernelConfig, float]
+    ranked: Sequence[KernelConfig], launch: Launch, speed: dict[KernelConfig, float], most: int = PER_LAUNCH
 ) -> list[KernelConfig]:
-    mine = [config for config in ranked if launch_of(config) == launch][:PER_LAUNCH]
+    mine = [config for config in ranked if launch_of(config) == launch][:most]
     return [config for config in mine if speed[config] >= WITHIN * speed[mine[0]]]
 
 

@@ -18,9 +18,9 @@ from outblas.core.problem import Problem
 from outblas.records.results import FORMAT, PROVENANCE_FIELDS, read_meta
 
 KIND = "compare"
-#: Column -> Arrow type. ``quality``: best recorded time of the task / best time found after ``budget`` measurements.
-#: Budget 0 is the first proposal, unmeasured. ``found``: whether any candidate had passed by then. While none has, the
-#: quality is that of the slowest recorded candidate.
+#: Column -> Arrow type. ``quality``: best recorded time of the task / time of the choice after ``budget`` measurements.
+#: The choice is the fastest that passed, or the next proposal while none has; with budget 0 it is the first proposal,
+#: unmeasured. ``found``: whether the choice passes. One that does not counts as the slowest recorded candidate.
 COLUMNS = {
     "split": "string",
     "agent": "string",
@@ -56,8 +56,8 @@ class Comparison:
         problem: int[rows].
         budget: int[rows].
         seed: int[rows], the agent's seed itself.
-        quality: float64[rows], in (0, 1]: best recorded time of the task over the best time found.
-        found: bool[rows], whether any candidate had passed within the budget.
+        quality: float64[rows], in (0, 1]: best recorded time of the task over the time of the choice.
+        found: bool[rows], whether the choice after that number of measurements passes.
     """
 
     path: Path

@@ -12,11 +12,13 @@ from outblas.core.journal import Journal, check_same_settings
 from outblas.core.roofline import Gpu
 from outblas.records.provenance import collect_provenance, provenance_field, source_commit
 from outblas.records.recording import Recording
+from outblas.records.recording_hash import recording_sha
 from outblas.records.results import PROVENANCE_FIELDS
 from outblas.search.agents.agent_registry import agent_preparations, make_agent
 from outblas.search.compare.compare_pool import Watch, run_units
 from outblas.search.compare.compare_result import read_comparison, write_comparison
 from outblas.search.compare.held_out import CompareUnit, HeldOutTask, Plan, check_agents, held_out_tasks
+from outblas.search.compare.noise_floor import noise_floor
 from outblas.search.compare.splits import SPLITS
 from outblas.search.tune import Interrupted
 
@@ -241,6 +243,7 @@ def _settings(plan: Plan, recording: Recording) -> dict[str, Any]:
     """Return the settings that decide the answer of a task, besides its agent and seed."""
     return {
         "recording": recording.provenance,
+        "sha256": recording_sha(recording),
         "problems": [p.key for p in recording.problems],
         "budgets": list(plan.budgets),
         "held_out": plan.share,
@@ -262,7 +265,7 @@ def _meta(
     return {
         "suite": recording.suite,
         "device": f"replay:{plan.recording}",
-        "recording": {"name": plan.recording, "provenance": measured},
+        "recording": {"name": plan.recording, "provenance": measured, "sha256": recording_sha(recording)},
         "provenance": {**measured, "date": run["date"], "commit": commits, "command": command},
         "held_out": plan.share,
         "split_seed": plan.split_seed,
@@ -273,6 +276,7 @@ def _meta(
                 "held_out": out,
                 "searched": len({t.problem for t in tasks}),
                 "tasks": len(tasks),
+                "noise_floor": noise_floor(recording, tasks),
             }
             for name, (training, out, tasks) in sizes.items()
         },

@@ -8,12 +8,14 @@ tasks nor on interruptions.
 from __future__ import annotations
 
 import copy
+import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from outblas.core.config import KernelConfig, Launch, config_name
+from outblas.bench.record_suite import left_out_beyond
+from outblas.core.config import KernelConfig, Launch, config_name, launch_of
 from outblas.core.errors import UsageError, unknown_name
 from outblas.core.evaluation import Evaluation, Status
 from outblas.core.problem import Problem
@@ -45,6 +47,9 @@ class HeldOutTask:
         candidates: recorded candidates that need exactly this option, passed or failed.
         best_us: time of the fastest candidate that passed, microseconds.
         worst_us: time of the slowest candidate that passed, microseconds.
+        left_out: legal candidates that the recording left out, because a model predicted them to be slow.
+        left_out_us: time that each of these counts with: the fastest time by the factor beyond which they were left
+            out. That flatters an agent that proposes them.
     """
 
     problem: Problem
@@ -52,6 +57,8 @@ class HeldOutTask:
     candidates: tuple[KernelConfig, ...]
     best_us: float
     worst_us: float
+    left_out: tuple[KernelConfig, ...] = ()
+    left_out_us: float = math.nan
 
     @property
     def key(self) -> tuple[str, str]:
@@ -81,7 +88,7 @@ class Plan:
 
     Attributes:
         recording: name or path.
-        budgets: numbers of measurements, ascending; the quality is noted after each. 0: the first proposal, unmeasured.
+        budgets: numbers of measurements, ascending; the quality of the choice is noted after each.
         share: held-out share of the groups, see :func:`outblas.search.compare.splits.make_split`.
         split_seed: seed of the splits.
         sample: number of held-out problems of each split, stratified by regime; None: all. Training is the same.
@@ -148,6 +155,8 @@ def tasks_of(recording: Recording, problem: Problem) -> list[HeldOutTask]:
         problem: the problem; UsageError is raised if it was not recorded.
     """
     row = recording.row(problem)
+    beyond = left_out_beyond(problem, recording.gpu)
+    skipped = recording.status[row] == STATUS_CODES[Status.LEFT_OUT]
     tasks = []
     for launch, columns in recording.by_launch(problem).items():
         if launch not in LAUNCHES:
@@ -155,7 +164,11 @@ def tasks_of(recording: Recording, problem: Problem) -> list[HeldOutTask]:
         times = recording.median_us[row, columns][recording.status[row, columns] == STATUS_CODES[Status.PASSED]]
         if len(times):
             candidates = tuple(recording.catalogue[i] for i in columns)
-            tasks.append(HeldOutTask(problem, launch, candidates, float(times.min()), float(times.max())))
+            left_out = tuple(
+                c for c, out in zip(recording.catalogue, skipped, strict=True) if out and launch_of(c) == launch
+            )
+            best_us, worst_us = float(times.min()), float(times.max())
+            tasks.append(HeldOutTask(problem, launch, candidates, best_us, worst_us, left_out, beyond * best_us))
     return tasks
 
 
@@ -167,41 +180,70 @@ def search_task(
     The search ends at the last budget, or when the agent proposes nothing. Later budgets then repeat the last figure.
 
     Args:
-        agent: proposes candidates.
+        agent: proposes candidates. One whose ``every_legal`` is True is offered those that the recording left out, too.
         task: the task.
         evaluator: answers from the recording.
-        budgets: numbers of measurements, ascending. 0 counts as 1.
+        budgets: numbers of measurements, ascending.
 
     Returns:
-        Two lists, with an element for each budget. The first is the quality: best time of the task / best time found by
-        then, at most 1. The second is whether any candidate had passed. While none has, the best time found is that of
-        the slowest candidate.
+        Two lists, with an element for each budget. The first is the quality of the choice after that number of
+        measurements: best time of the task / time of the choice, at most 1. The choice is the fastest that passed, or
+        the next proposal while none has. So with budget 0 it is the first proposal, unmeasured. A choice that failed,
+        or none, counts as the slowest candidate. The second list says whether the choice passes.
 
     Raises:
         UsageError: the agent breaks its contract.
     """
-    allowed, tried = set(task.candidates), set[KernelConfig]()
+    offered = (*task.candidates, *task.left_out) if agent.every_legal else task.candidates
     history: list[Evaluation] = []
-    best: list[float | None] = []  # after the first measurement, the second, ...
-    while len(best) < min(max(1, budgets[-1]), len(task.candidates)):
-        proposed = agent.propose(task.problem, task.candidates, history, 1)
+    times: list[float | None] = []  # of the first proposal, the second, ...
+    while len(times) < min(_most_proposals(times, budgets[-1]), len(offered)):
+        proposed = agent.propose(task.problem, offered, history, 1)
         if not proposed:
             break
-        config = proposed[0]
-        if len(proposed) > 1 or config in tried or config not in allowed:
-            raise UsageError(
-                f"agent {agent.name!r} proposed {[config_name(c) for c in proposed]} for {task.problem.key}",
-                "one candidate that is offered and not tried yet",
-                "correct the agent",
-            )
-        tried.add(config)
-        (evaluation,) = evaluator.evaluate([(task.problem, config)])
+        config = _only(proposed, agent, task, offered, history)
+        evaluation, us = _answer(task, config, evaluator)
         history.append(evaluation)
-        times = [best[-1] if best else None, evaluation.timing.median_us if evaluation.timing else None]
-        best.append(min((t for t in times if t is not None), default=None))
+        times.append(us)
         agent.observe([evaluation])
-    found = [best[min(max(1, budget), len(best)) - 1] if best else None for budget in budgets]
+    found = [_choice(times, budget) for budget in budgets]
     return [task.best_us / (task.worst_us if us is None else us) for us in found], [us is not None for us in found]
+
+
+def _most_proposals(times: Sequence[float | None], budget: int) -> int:
+    """Return how many proposals the choice after ``budget`` measurements needs: one more while none has passed."""
+    return budget + all(us is None for us in times)
+
+
+def _only(
+    proposed: Sequence[KernelConfig], agent: Agent, task: HeldOutTask, offered: Sequence[KernelConfig],
+    history: Sequence[Evaluation],
+) -> KernelConfig:  # fmt: skip
+    """Return the only proposed candidate. Raises UsageError unless it is alone, offered and untried."""
+    tried = {evaluation.config for evaluation in history}
+    if len(proposed) > 1 or proposed[0] in tried or proposed[0] not in offered:
+        raise UsageError(
+            f"agent {agent.name!r} proposed {[config_name(c) for c in proposed]} for {task.problem.key}",
+            "one candidate that is offered and not tried yet",
+            "correct the agent",
+        )
+    return proposed[0]
+
+
+def _answer(task: HeldOutTask, config: KernelConfig, evaluator: ReplayEvaluator) -> tuple[Evaluation, float | None]:
+    """Return the evaluation of a candidate, and its time in the comparison; None if it failed."""
+    if config in task.left_out:
+        return Evaluation(task.problem, config, Status.LEFT_OUT, "left out of the recording"), task.left_out_us
+    (evaluation,) = evaluator.evaluate([(task.problem, config)])
+    return evaluation, evaluation.timing.median_us if evaluation.timing else None
+
+
+def _choice(times: Sequence[float | None], budget: int) -> float | None:
+    """Return the time of the choice after ``budget`` measurements; None if it failed or nothing is left."""
+    passed = [us for us in times[:budget] if us is not None]
+    if passed:
+        return min(passed)
+    return times[budget] if budget < len(times) else None
 
 
 def run_unit(unit: CompareUnit, plan: Plan, recording: Recording) -> Iterator[dict[str, Any]]:

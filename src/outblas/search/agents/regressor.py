@@ -1,0 +1,53 @@
+"""The network of agent ``ppo`` without reinforcement learning: its ablation."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from outblas.core.problem import Problem
+from outblas.learn.policy import Policy, greedy_scorer
+from outblas.search.agents.ppo import POLICY_VARIABLE, Ppo, loaded_policy
+
+if TYPE_CHECKING:
+    from outblas.records.recording import Recording
+
+
+class RegressorAgent(Ppo):
+    """Network that predicts times, corrected by measurements; no reinforcement learning.
+
+    The untried candidate with the shortest believed time comes first. That is where a training of agent ``ppo`` begins.
+    Arguments are those of :class:`outblas.search.agents.ppo.Ppo`; of a policy, only the regressor counts.
+    """
+
+    def prepare(self, recording: Recording, problems: Sequence[Problem]) -> None:
+        """Train the regressor of agent ``ppo`` with the same seed, or read it from the cache; return None.
+
+        Args:
+            recording: measurements of ``problems``.
+            problems: training problems.
+
+        Raises:
+            UsageError: a problem is not in the recording, or none has two proven cells.
+            ToolchainMissing: torch is not installed; proposals do not need it.
+        """
+        from outblas.learn.train.regression import (
+            RegressSettings,
+            cached_regressor,
+            regressor_cache_path,
+            split_problems,
+        )
+
+        settings, learn = RegressSettings(), split_problems(problems, self.seed)[0]
+        file = regressor_cache_path(recording, learn, settings, self.seed)
+        regressor = cached_regressor(file, recording, learn, settings, self.seed)
+        self._policy = Policy(regressor, greedy_scorer())
+        self._views.clear()
+
+    def _load(self) -> Policy:
+        if self._policy is None:
+            trained = loaded_policy(os.environ.get(POLICY_VARIABLE) or self.gpu.name)
+            self._policy = replace(trained, scorer=greedy_scorer(), about="")
+        return self._policy

@@ -1,0 +1,85 @@
+"""Search the weak rows of a tuned table once more: step ``again`` of `outblas build-library`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from outblas.core.config import LAUNCHES, KernelConfig, Launch, launch_of
+from outblas.core.problem import Problem
+from outblas.core.roofline import Gpu
+from outblas.core.suites import Table
+from outblas.kernels.catalogue import first_search_candidates, launch_options
+from outblas.kernels.families.registry import FAMILIES
+from outblas.kernels.legality import why_illegal
+from outblas.records.library import LibraryRow
+from outblas.records.library_tables import rows_of_table
+from outblas.runtime.device import gpu_of_device
+from outblas.search.agents.transfer import Transfer
+from outblas.search.build_library.build_searches import known_kernels, packaged_kernels, second_search
+from outblas.search.build_library.build_work import BuildFolder
+from outblas.search.refine import PreferredFirstAgent
+
+#: A search's winner is about 1% slower when it is timed again, so a row below this is about level with its rivals.
+WEAK_BELOW = 1.01
+#: Measurements of a weak row, beside those of packaged kernels and of twins.
+WEAK_BUDGET = 16
+
+
+def search_weak_rows_again(work: BuildFolder, table: Table) -> None:
+    """Search the weak rows of a tuned table once more, among untried candidates. The better kernel stays.
+
+    A row is weak if it has no kernel for plain calls or for PDL, or if its plain kernel's speed-up is below
+    :data:`WEAK_BELOW`. First come packaged kernels, their neighbours, and the row's kernels with the other launch
+    options. Then come what won on sister problems and the model's choices, in turns, 16 of them.
+
+    Args:
+        work: directory of the build.
+        table: the table.
+
+    Raises:
+        UsageError: the table is not tuned.
+    """
+    search_again(work, table, [row for row in rows_of_table(work.load(), table).rows if is_weak(row)])
+
+
+def search_again(work: BuildFolder, table: Table, rows: Sequence[LibraryRow]) -> None:
+    """Search some rows of a tuned table once more, as :func:`search_weak_rows_again` does.
+
+    Args:
+        work: directory of the build.
+        table: the table.
+        rows: rows of the table in the work's library.
+    """
+    gpu, library = gpu_of_device(work.gpu_index), work.load()
+    known, packaged = known_kernels(work, table, "again"), packaged_kernels(work, gpu)
+
+    def worth_trying(problem: Problem, configs: Iterable[KernelConfig]) -> list[KernelConfig]:
+        tried, options = known[problem].tried, launch_options(problem, gpu)
+        return [c for c in dict.fromkeys(configs) if c not in tried and launch_of(c) in options]
+
+    first = {row.problem: worth_trying(row.problem, (*twins(row, gpu), *packaged.get(row.problem, ()))) for row in rows}
+    then = Transfer(0, gpu, work.recorded(), library.installed())
+    budget = WEAK_BUDGET + max(map(len, first.values()), default=0)
+
+    def offered(problem: Problem) -> Sequence[KernelConfig]:
+        return worth_trying(problem, (*first[problem], *first_search_candidates(problem, gpu)))
+
+    second_search(work, table, "again", list(first), PreferredFirstAgent(first, then), budget, offered)
+
+
+def is_weak(row: LibraryRow) -> bool:
+    """Return True if a row needs another search: it falls back, or its plain kernel barely wins."""
+    return row.plain is None or row.plain.speedup < WEAK_BELOW or row.choice("pdl") is None
+
+
+def twins(row: LibraryRow, gpu: Gpu) -> list[KernelConfig]:
+    """Return the kernels of a row with each launch option that matters for the problem, legal ones only, each once."""
+    options = launch_options(row.problem, gpu)
+    installed = [choice.config for launch in LAUNCHES if (choice := row.choice(launch)) is not None]
+    found = (_with_launch(config, launch) for config in installed for launch in options)
+    return [config for config in dict.fromkeys(found) if why_illegal(row.problem, config, gpu) is None]
+
+
+def _with_launch(config: KernelConfig, launch: Launch) -> KernelConfig:
+    plain = FAMILIES[config.family].without_early(config).with_knobs(pdl=False)
+    return plain if launch == "plain" else plain.with_knobs(pdl=True, early=launch == "weights")
