@@ -46,7 +46,10 @@ PREPARATION_S = {"ppo": 130, "ppo-oneshot": 130, "regressor": 65, "heuristic": 6
 
 
 def agent_summaries() -> dict[str, str]:
-    """Return name -> the first sentence of the agent's docstring. No agent is imported: some need heavy packages."""
+    """Return name -> the first sentence of the agent's docstring. No agent is imported: some need heavy packages.
+
+    Example: ``random`` has ``"Uniform random sampling without replacement."``.
+    """
     found = {}
     for name, place in AGENTS.items():
         module, _, cls = place.partition(":")

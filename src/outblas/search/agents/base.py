@@ -78,7 +78,10 @@ class Agent:
         """Learn from a finished batch, which may hold several problems; the default does nothing and returns None."""
 
     def rng(self, problem: Problem, history: Sequence[Evaluation]) -> random.Random:
-        """Return a new generator, seeded by the agent's seed, the problem and the length of ``history`` alone."""
+        """Return a new ``random.Random``, seeded by the agent's seed, the problem and the length of ``history`` alone.
+
+        Two calls with the same arguments return generators that draw the same.
+        """
         return random.Random(f"{self.seed}/{problem.key}/{len(history)}")
 
 

@@ -55,7 +55,15 @@ class TrialEntry:
 
 
 def trial_path(work: BuildFolder, table: Table, start: str) -> Path:
-    """Return the file of one trial, ``<stem>_trial_<start>.jsonl``."""
+    """Return the file of one trial, ``<stem>_trial_<start>.jsonl`` in the work's directory.
+
+    Example: ``build/h200/grid1000_tn_fp16_fp32_trial_block.jsonl``. The file need not exist.
+
+    Args:
+        work: directory of the build.
+        table: the table.
+        start: ``1``, ``2``, ``3`` or ``block``.
+    """
     return work.path / f"{table.stem}_trial_{start}.jsonl"
 
 

@@ -19,7 +19,15 @@ from outblas.search.build_library.finalist_trials import BLOCK, STARTS
 
 
 def judge_path(work: BuildFolder, table: Table, start: str) -> Path:
-    """Return the file of one judging bench, ``<stem>_judge_<start>.parquet``."""
+    """Return the file of one judging bench, ``<stem>_judge_<start>.parquet`` in the work's directory.
+
+    Example: ``build/h200/grid1000_tn_fp16_fp32_judge_1.parquet``. The file need not exist.
+
+    Args:
+        work: directory of the build.
+        table: the table.
+        start: ``1``, ``2`` or ``3``.
+    """
     return work.path / f"{table.stem}_judge_{start}.parquet"
 
 
