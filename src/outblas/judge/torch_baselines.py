@@ -132,7 +132,7 @@ class TorchOnCurrentStream(TorchMm):
 
 @contextlib.contextmanager
 def full_precision_reductions() -> Iterator[None]:
-    """Switch torch's two reduced-precision reductions off while the context lasts, then restore them. It yields None."""
+    """Switch torch's two reduced-precision reductions off while the context lasts, then restore them. Yield None."""
     import torch
 
     settings, before = torch.backends.cuda.matmul, reduction_switches()
