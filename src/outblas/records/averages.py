@@ -25,7 +25,11 @@ MAX_DECODE_M = 64
 
 
 def problem_of(row: Mapping[str, Any]) -> Problem:
-    """Return the problem of a result row. Raises ProblemError for an invalid one."""
+    """Return the problem of a result row, from its six columns ``m``, ``n``, ``k``, ``layout``, ``dtype`` and ``acc``.
+
+    Raises:
+        ProblemError: they are no valid problem.
+    """
     return Problem.from_json(dict(row))
 
 
@@ -38,7 +42,10 @@ def launch_of_row(row: Mapping[str, Any]) -> Launch:
 
 
 def launch_columns(launch: Launch) -> Row:
-    """Return the columns ``pdl`` and ``early`` of a launch option; the inverse of :func:`launch_of_row`."""
+    """Return the columns ``pdl`` and ``early`` of a launch option; the inverse of :func:`launch_of_row`.
+
+    Example: ``launch_columns("weights")`` returns ``{"pdl": True, "early": True}``; for ``"pdl"``, ``early`` is False.
+    """
     return {"pdl": launch != "plain", "early": launch == "weights"}
 
 

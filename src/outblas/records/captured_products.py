@@ -124,7 +124,11 @@ class CapturedProducts:
         return dict(found)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the file atomically, most frequent products first. Raises RecordError if the disk refuses."""
+        """Write a JSON file atomically, most frequent products first. :meth:`load` reads it.
+
+        Raises:
+            RecordError: the disk refuses.
+        """
         ordered = sorted(self.counts.items(), key=lambda item: (-item[1], item[0]))
         products = [
             {**asdict(p), "count": count, "served": not p.why_not, "why_not": p.why_not} for p, count in ordered

@@ -73,9 +73,11 @@ class EqualKernels:
         write_json(Path(path), data)
 
     def are_equal(self, there: KernelRelease, here: KernelRelease) -> bool:
-        """Return whether a library made with the kernels ``there`` is valid with the kernels ``here``.
+        """Return True if a library made with the kernels ``there`` is valid with the kernels ``here``.
 
-        It is if both are the same release, or if ``here`` is ``now`` and ``there`` is one of ``before``.
+        It is if both are the same release, or if ``here`` is ``now`` and ``there`` is one of ``before``. The reverse is
+        not
+        enough: an old release does not know a later one.
         """
         return there == here or (here == self.now and there in self.before)
 

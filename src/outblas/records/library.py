@@ -98,7 +98,11 @@ class LibraryRow:
                 )
 
     def choice(self, launch: Launch) -> LibraryChoice | None:
-        """Return the winner for a caller who allows ``launch``; None: use the baseline."""
+        """Return the winner for a caller who allows ``launch``; None: use the baseline.
+
+        Example: ``choice("weights")`` is ``weights``, or ``pdl`` if that is None. ``choice("pdl")`` is ``pdl``, and
+        ``choice("plain")`` is ``plain``.
+        """
         if launch == "weights" and self.weights is not None:
             return self.weights
         return self.plain if launch == "plain" else self.pdl
@@ -203,11 +207,15 @@ class Library:
         return math.exp(sum(math.log(c.speedup) for c in choices if c) / len(self.rows))
 
     def fallbacks(self, launch: Launch) -> int:
-        """Return the number of rows that use the baseline."""
+        """Return the number of rows without a kernel for a launch option; they use the baseline."""
         return sum(row.choice(launch) is None for row in self.rows)
 
     def installed(self) -> dict[Problem, list[KernelConfig]]:
-        """Return problem -> installed kernels in the order of the launch options; a kernel may occur several times."""
+        """Return problem -> installed kernels, plain, PDL and constant weights in this order; a kernel may occur
+        several times.
+
+        A row that falls back has an empty list.
+        """
         return {row.problem: [c.config for c in map(row.choice, LAUNCHES) if c] for row in self.rows}
 
     def restricted_to(self, problems: Iterable[Problem]) -> Library:
@@ -217,7 +225,7 @@ class Library:
         return replace(self, rows=tuple(row for p in problems if (row := self.lookup(p)) is not None))
 
     def sha(self) -> str:
-        """Return the SHA-256 (hex) of the content; equal libraries have equal hashes."""
+        """Return the SHA-256 (64 hex digits) of the content; equal libraries have equal hashes."""
         return self._sha
 
     @cached_property

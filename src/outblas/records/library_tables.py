@@ -87,8 +87,13 @@ def is_bench_of(path: Path, library: Library, problems: Sequence[Problem]) -> bo
 
 
 def merge_rows(old: LibraryRow, new: LibraryRow) -> LibraryRow:
-    """Return, for each launch option, the kernel with the higher lower bound. If any kernel changes, the baseline is
-    that of ``new``.
+    """Return, for each launch option, the kernel with the higher lower bound; ``old`` wins a tie.
+
+    If any kernel changes, the baseline is that of ``new``. A row without a kernel loses to one with a kernel.
+
+    Args:
+        old: row of a problem.
+        new: another row of the same problem.
     """
     picks: dict[str, LibraryChoice | None] = {}
     for launch in LAUNCHES:

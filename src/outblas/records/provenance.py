@@ -75,7 +75,12 @@ def utc_now(precision: str = "seconds") -> str:
 
 
 def toolchain() -> dict[str, str | None]:
-    """Return the versions of outblas, python, nvrtc, torch, cublas and cuda_bindings; None if not installed."""
+    """Return the versions of outblas, python, nvrtc, torch, cublas and cuda_bindings by these names; None if not
+    installed.
+
+    Example: ``{"outblas": "0.2.0", "python": "3.12.3", "nvrtc": "13.0 (wheel 13.0.88)", "torch": "2.11.0+cu130",
+    ...}``.
+    """
     return {
         "outblas": __version__,
         "python": platform.python_version(),
@@ -104,7 +109,8 @@ def gpu_and_driver(index: int = 0) -> tuple[str | None, str | None]:
 
 
 def gpu_state(index: int = 0) -> dict[str, int | None]:
-    """Return the present ``sm_clock_mhz`` (MHz) and ``temperature_c`` (degrees Celsius); None if unknown.
+    """Return the present state of a GPU, e.g. ``{"sm_clock_mhz": 1980, "temperature_c": 41}``; None for what is
+    unknown.
 
     Args:
         index: as for :func:`gpu_and_driver`.

@@ -153,7 +153,7 @@ class Recording:
         raise RecordError(f"the recording is of GPU {name!r}", " or ".join(GPUS), "use a newer release")
 
     def row(self, problem: Problem) -> int:
-        """Return the row index of a problem. Raises UsageError if it was not recorded."""
+        """Return the row index of a problem, from 0. Raises UsageError if it was not recorded."""
         index = self._row.get(problem)
         if index is None:
             kinds = sorted({"_".join((p.layout, p.dtype, p.acc)) for p in self.problems})
@@ -165,7 +165,7 @@ class Recording:
         return index
 
     def catalogue_index(self, config: KernelConfig) -> int | None:
-        """Return the column index of a config; None if it is not in the catalogue."""
+        """Return the column index of a config, from 0; None if it is not in the catalogue."""
         return self._column.get(config)
 
     def recorded_mask(self, problem: Problem) -> NDArray[np.bool_]:
@@ -183,7 +183,7 @@ class Recording:
         return {launch: columns for launch, columns in found.items() if len(columns)}
 
     def best(self, problem: Problem, pdl: bool = True) -> tuple[KernelConfig, float] | None:
-        """Return the fastest passed config and its microseconds; None if no cell passed. ``pdl=False`` leaves out PDL
+        """Return (fastest passed config, its microseconds); None if no cell passed. ``pdl=False`` leaves out PDL
         kernels.
         """
         row = self.row(problem)
@@ -210,7 +210,7 @@ class Recording:
         return {name: float(us[row]) for name, us in self.baselines.items() if np.isfinite(us[row])}
 
     def best_baseline(self, problem: Problem) -> tuple[str, float]:
-        """Return name and microseconds of *the* baseline (:func:`outblas.core.rivals.fastest_baseline`)."""
+        """Return (name, microseconds) of the fastest rival (:func:`outblas.core.rivals.fastest_baseline`)."""
         found = self.baselines_of(problem)
         name = fastest_baseline(found)
         return name, found[name]
@@ -253,13 +253,13 @@ class Recording:
 
 
 def stem_of(suite: str, problems: Sequence[Problem]) -> str:
-    """Return the start of the files' names: suite, then layout, dtype and accumulator of the first problem."""
+    """Return the start of the files' names, of the suite and the first problem: e.g. ``"grid1000_TN_fp16_fp32"``."""
     first = problems[0]
     return "_".join((suite, first.layout, first.dtype, first.acc))
 
 
 def packaged() -> list[str]:
-    """Return the sorted names of the recordings that come with the package."""
+    """Return the sorted names of the recordings that come with the package: ``["h200"]``."""
     root = _package_root()
     return sorted(d.name for d in root.iterdir() if d.is_dir()) if root.is_dir() else []
 

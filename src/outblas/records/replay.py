@@ -68,7 +68,9 @@ class ReplayEvaluator(Evaluator):
         return [self._cell(problem, config) for problem, config in pairs]
 
     def baselines(self, problem: Problem) -> dict[str, float]:
-        """Return baseline name -> microseconds, as measured in the recording's run."""
+        """Return baseline name -> microseconds, as measured in the recording's run, e.g. ``{"torch": 8.3, "lt_auto":
+        7.9}``.
+        """
         return self.recording.baselines_of(problem)
 
     def baseline_detail(self, problem: Problem, name: str) -> str:

@@ -8,7 +8,9 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """Paths in a run's directory.
+    """Paths in a run's directory; nothing is made or checked.
+
+    Example: ``RunDirectory(Path("runs/a"))``.
 
     Attributes:
         path: the directory itself.

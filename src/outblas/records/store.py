@@ -174,7 +174,7 @@ class Store:
         return {(p, c): values for (_, p, c), values in self._profiled(run_id).items()}
 
     def recorded_pairs(self, run_id: str) -> set[tuple[str, str]]:
-        """Return (problem key, config name) of every evaluation of a run."""
+        """Return the set of (problem key, config name) of every evaluation of a run; empty for an unknown run."""
         with self._guard("read"):
             found = self._db.execute("SELECT DISTINCT problem, config FROM evaluations WHERE run = ?", (run_id,))
             return set(found.fetchall())
