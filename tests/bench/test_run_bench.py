@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -178,8 +179,10 @@ def test_kernels_are_proved_in_full_and_timed_for_the_rounds_asked(gpu: FakeGpu,
 
 @pytest.mark.parametrize("stop", [KeyboardInterrupt(), RecordError("x", "y", "z"), RuntimeError("a worker")])
 def test_a_run_that_was_stopped_goes_on_and_ends_in_the_same_rows(
-    gpu: FakeGpu, library: Path, tmp_path: Path, stop: BaseException
+    gpu: FakeGpu, library: Path, tmp_path: Path, stop: BaseException, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    ticks = itertools.count()
+    monkeypatch.setattr(run_bench, "monotonic", lambda: float(next(ticks)))  # each problem takes a second
     whole = run(library, tmp_path / "whole.parquet")
     out = tmp_path / "resumed.parquet"
     gpu.interrupt[ONE] = stop
@@ -188,7 +191,10 @@ def test_a_run_that_was_stopped_goes_on_and_ends_in_the_same_rows(
     assert not out.exists() and gpu.closed == 2
     gpu.interrupt.clear()
     gpu.asked.clear()
-    assert run(library, out).rows == whole.rows
+    resumed = run(library, out)
+    assert resumed.rows == whole.rows
+    problems = len({(row["m"], row["n"], row["k"]) for row in whole.rows})
+    assert resumed.provenance["gpu_seconds"] == whole.provenance["gpu_seconds"] == problems, "of both processes"
     assert [problem for _, problem, configs in gpu.asked] == [ONE]  # the others have no kernel or are done
     assert list(tmp_path.glob("*.jsonl")) == []
 

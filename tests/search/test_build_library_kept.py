@@ -72,6 +72,8 @@ def test_the_steps_choose_and_judge_in_starts_of_their_own(script: Any, work: An
         assert row["by_start"] == [one["published"] for one in each]
         assert row["published"] == sorted(row["by_start"])[1] and not row["fallback"]
     assert [start["machine"] for start in merged.provenance["starts"]] == [start_of_machine()] * 3
+    spent = [read_result(judge_path(work, table, start)).provenance["gpu_seconds"] for start in STARTS]
+    assert merged.provenance["gpu_seconds"] == round(sum(spent), 1)
 
 
 def test_what_loses_in_a_judging_bench_stays_and_is_published(

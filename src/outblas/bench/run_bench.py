@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 from outblas.bench.live_evaluator import Baselines, LiveEvaluator
@@ -109,7 +110,13 @@ def run_bench(request: BenchRequest, progress: Progress | None = None) -> Path:
         by_key = {entry["problem"]: entry["rows"] for entry in journal.entries}
         rows = [row for p in problems for row in by_key[p.key]]
         about = collect_provenance(f"outblas bench --suite {request.suite}", request.gpu_indices[0])
-        provenance = {**about, "machine": start_of_machine(), "library": dict(library.provenance)}
+        seconds = round(sum(entry.get("gpu_seconds", 0.0) for entry in journal.entries), 1)
+        provenance = {
+            **about,
+            "machine": start_of_machine(),
+            "gpu_seconds": seconds,
+            "library": dict(library.provenance),
+        }
         write_result(rows, {"suite": request.suite, "provenance": provenance}, request.out_path)
         written = True
     finally:
@@ -171,9 +178,16 @@ def _entries(
             opened.expect(todo)
             if index == request.gpu_indices[0]:
                 opened.compile_soon(todo)
-            yield lambda problem: {"problem": problem.key, "rows": opened.rows(problem)}
+            yield lambda problem: _entry(problem, opened)
 
     return entries_of_gpus(todo, request.gpu_indices, station)
+
+
+def _entry(problem: Problem, station: _Station) -> dict[str, Any]:
+    """Return the journal's entry of a problem, with the seconds that it took of its GPU."""
+    begin = monotonic()
+    rows = station.rows(problem)
+    return {"problem": problem.key, "rows": rows, "gpu_seconds": round(monotonic() - begin, 3)}
 
 
 class _Station:

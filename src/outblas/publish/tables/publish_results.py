@@ -16,6 +16,7 @@ from outblas.core.errors import RecordError
 from outblas.core.files import write_atomic
 from outblas.kernels.families.registry import FAMILIES
 from outblas.publish.tables import reference_blocks
+from outblas.publish.tables.again_table import again_table
 from outblas.publish.tables.all_rows_table import markdown_table
 from outblas.publish.tables.compare_block import PICTURE as COMPARE_PICTURE
 from outblas.publish.tables.compare_block import compare_block, comparison_of
@@ -99,6 +100,7 @@ def generated_blocks(measured: Measured) -> dict[tuple[str, str], Callable[[], s
         ("README.md", "results"): lambda: _headline(folder),
         ("docs/results/index.md", "results"): lambda: _headline(folder),
         ("docs/results/tables.md", "tables"): lambda: markdown_table(measured.summary, _notes(folder)),
+        ("docs/results/method.md", "again"): lambda: again_table(measured.results),
         ("docs/results/transformer.md", "transformer"): lambda: transformer_table(folder),
         ("docs/results/cutlass.md", "cutlass"): lambda: cutlass_table(folder),
         ("docs/use/when-not.md", "weak"): lambda: weak_spots(folder, measured.results),

@@ -72,7 +72,8 @@ def merge(work: BuildFolder, table: Table) -> None:
         if not is_bench_of(result.path, part, table.problems()):
             raise UsageError(f"{result.path} is of another library", "a bench of this one", "delete it and judge again")
     starts = [{key: result.provenance[key] for key in ("date", "commit", "driver", "machine")} for result in results]
-    meta = {**results[0].meta, "provenance": {**results[0].provenance, "starts": starts}}
+    spent = round(sum(result.provenance.get("gpu_seconds", 0.0) for result in results), 1)
+    meta = {**results[0].meta, "provenance": {**results[0].provenance, "starts": starts, "gpu_seconds": spent}}
     write_result(median_rows([result.rows for result in results]), meta, work.result(table, "offline"))
     print(f"merge {table}: the medians of {len(results)} starts", flush=True)
 

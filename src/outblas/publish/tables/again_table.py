@@ -1,0 +1,54 @@
+"""The table of commands that make the published tables again, with the GPU minutes that they took."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from outblas.core.suites import Table
+from outblas.records.results import Result
+
+#: The library whose tables are benched, from the root of the repository.
+LIBRARY = "src/outblas/data/libraries/h200.json"
+#: Start of the commands for the tables that `outblas build-library` makes.
+BUILD = f"outblas build-library --work build/h200 --begin-with {LIBRARY}"
+#: Suites of these tables; a script of ``benchmarks/`` makes the others.
+BUILT = ("grid1000", "llm")
+
+
+def again_table(results: Sequence[Result]) -> str:
+    """Return Markdown: the common command, then a table of file, further options and GPU minutes.
+
+    Minutes are those of the GPU, all starts together. A dash stands for a file that was made before they were kept.
+
+    Args:
+        results: the published bench files, in the order of the rows.
+    """
+    lines = [
+        f"`BUILD` stands for `{BUILD}`.",
+        "",
+        "| file | command | GPU minutes |",
+        "| --- | --- | ---: |",
+    ]
+    for result in results:
+        seconds = result.provenance.get("gpu_seconds")
+        minutes = "–" if seconds is None else f"{seconds / 60:.1f}"
+        lines.append(f"| {result.path.stem} | `{command_of_file(result)}` | {minutes} |")
+    return "\n".join(lines)
+
+
+def command_of_file(result: Result) -> str:
+    """Return the command that makes a bench file again, ``BUILD`` standing for the start of a build's command.
+
+    Example: ``BUILD --tables grid1000:TN:fp16:fp32 --steps bench --modes server``, or ``--steps judge,merge`` for a
+    file of three starts. A suite that no build makes has ``python benchmarks/SUITE.py``.
+
+    Args:
+        result: the file.
+    """
+    if result.suite not in BUILT:
+        return f"python benchmarks/{result.suite}.py"
+    row = result.rows[0]
+    table = Table(result.suite, row["layout"], row["dtype"], row["acc"])
+    judged = all(each.get("by_start") for each in result.rows)
+    steps = "judge,merge" if judged else f"bench --modes {row['mode']}"
+    return f"BUILD --tables {table} --steps {steps}"

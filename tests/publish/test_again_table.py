@@ -1,0 +1,44 @@
+"""The table of commands that make the published tables again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outblas.publish.tables.again_table import BUILD, again_table, command_of_file
+from outblas.records.results import Result
+from support.helpers import ROOT
+
+
+def made(suite: str, mode: str = "offline", **more: Any) -> Result:
+    row = {"layout": "TN", "dtype": "fp16", "acc": "fp32", "mode": mode, **more}
+    return Result(Path(f"{suite}_{mode}.parquet"), {"suite": suite, "provenance": {}}, [row])
+
+
+@pytest.mark.parametrize(
+    ("result", "command"),
+    [
+        (made("grid1000"), "BUILD --tables grid1000:TN:fp16:fp32 --steps bench --modes offline"),
+        (made("llm", "server"), "BUILD --tables llm:TN:fp16:fp32 --steps bench --modes server"),
+        (made("grid1000", by_start=[1.0, 1.1, 1.2]), "BUILD --tables grid1000:TN:fp16:fp32 --steps judge,merge"),
+        (made("new_shapes"), "python benchmarks/new_shapes.py"),
+    ],
+)
+def test_each_file_has_its_command(result: Result, command: str) -> None:
+    assert command_of_file(result) == command
+
+
+def test_the_scripts_and_the_library_that_commands_name_exist() -> None:
+    assert (ROOT / "benchmarks" / "new_shapes.py").is_file()
+    assert (ROOT / BUILD.split()[-1]).is_file()
+
+
+def test_minutes_are_of_the_file_and_a_dash_without() -> None:
+    timed = made("grid1000")
+    timed.meta["provenance"]["gpu_seconds"] = 174.0
+    table = again_table([timed, made("llm")])
+    assert table.startswith(f"`BUILD` stands for `{BUILD}`.")
+    assert "| grid1000_offline | `BUILD --tables grid1000:TN:fp16:fp32 --steps bench --modes offline` | 2.9 |" in table
+    assert table.splitlines()[-1].endswith("| – |")
