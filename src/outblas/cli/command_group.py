@@ -153,7 +153,7 @@ class OutblasGroup(TyperGroup):
                 formatter.write_dl(list(part.commands.items()), col_max=20)
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Return the names in the order of the help page."""
+        """Return the names of all commands in the order of the help page, ``doctor`` first."""
         return [name for name in SUMMARIES if name in self.commands]
 
 

@@ -182,5 +182,5 @@ DOCUMENTS: tuple[type[Document], ...] = (
 
 
 def print_document(document: Document) -> None:
-    """Print a document on stdout, as one line of JSON."""
+    """Print a document on stdout, as one line of JSON that begins with ``{"version":1``."""
     out.file.write(document.model_dump_json(by_alias=True) + "\n")

@@ -85,7 +85,10 @@ def spent_words(budget: Budget, account: SpendingAccount, client: Client) -> str
 
 
 def table(title: str, evolution: Evolution, budget: Budget, account: SpendingAccount, client: Client) -> Group:
-    """Return the live view: the title, a line per problem, outcomes by kind, work under way, and the spent budget."""
+    """Return the live view, an object that rich prints: the title, then a line per problem.
+
+    Outcomes by kind, work under way, and the spent budget follow.
+    """
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text

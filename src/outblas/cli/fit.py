@@ -35,7 +35,10 @@ def fit_catalogue(
     store: StoreOption = None,
     kernels: Annotated[int, typer.Option(help="The most kernels to choose.")] = 190,
 ) -> None:
-    """Choose the catalogue: few kernels that cover what was measured, several deep (no GPU)."""
+    """Choose the catalogue: few kernels that cover what was measured, several deep (no GPU).
+
+    Example: ``outblas fit catalogue --recording recordings/h200 --out catalogue.json``.
+    """
     stores = common.files("--store", store)
     if recording is None and not stores:
         raise UsageError("no measurements", "a recording, stores or both", "give a recording, --store or both")
@@ -60,7 +63,10 @@ def fit_model(
         Path | None, typer.Option("--out", help="File to write; by default the package's own for that GPU.")
     ] = None,
 ) -> None:
-    """Fit the ranking model's coefficients, and report how it ranks shapes that it has not seen (no GPU)."""
+    """Fit the ranking model's coefficients, and report how it ranks shapes that it has not seen (no GPU).
+
+    Example: ``outblas fit model --recording h200 --out model.json``.
+    """
     lines, stores = common.files("JSONL", jsonl), common.files("--store", store)
     if not (lines or stores or recording):
         raise UsageError(
