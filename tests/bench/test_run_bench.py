@@ -246,6 +246,7 @@ def test_gpus_share_the_problems(gpu: FakeGpu, library: Path, tmp_path: Path, mo
     assert sorted(index for index, _, _ in gpu.asked) == [0, 3]
     assert sorted(options.gpu_index for options in gpu.options) == [0, 3] and gpu.closed == 2
     assert [Problem.from_json(row) for row in result.rows] == [BOTH, BOTH, ONE, ONE]
+    assert result.provenance["gpus"] == 2
 
 
 def test_a_gpu_that_fails_ends_the_run_and_keeps_what_the_others_did(

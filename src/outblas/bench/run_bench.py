@@ -114,6 +114,7 @@ def run_bench(request: BenchRequest, progress: Progress | None = None) -> Path:
         provenance = {
             **about,
             "machine": start_of_machine(),
+            "gpus": len(request.gpu_indices),
             "gpu_seconds": seconds,
             "library": dict(library.provenance),
         }
