@@ -96,8 +96,7 @@ def show(problem: Problem, result: Mapping[str, Any]) -> None:
     """Print the result of ``run_eval`` on stdout: the problem's key, ``rows`` as a table, and details below.
 
     Every other entry is a line ``key: value``. Entries that are None, empty or containers are left out. A row is a
-    mapping;
-    columns are taken from :data:`COLUMNS` in that order where any row has them.
+    mapping; columns are taken from :data:`COLUMNS` in that order where any row has them.
     """
     rows: Sequence[Mapping[str, Any]] = result.get("rows", ())
     out.print(f"{problem.key}", markup=False)

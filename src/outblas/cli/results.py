@@ -16,8 +16,8 @@ def summary_table(rows: Sequence[Mapping[str, Any]]) -> Any:
 
     Args:
         rows: rows of ``outblas.records.summary.summarise``. Required keys are ``suite``, ``layout``, ``dtype``,
-            ``acc``,
-            ``mode``, ``pdl``, ``early``, ``n``, ``geomean``, ``flop_weighted``, ``min``, ``losses`` and ``fallbacks``.
+            ``acc``, ``mode``, ``pdl``, ``early``, ``n``, ``geomean``, ``flop_weighted``, ``min``, ``losses`` and
+            ``fallbacks``.
 
     Raises:
         KeyError: a row lacks one of them.

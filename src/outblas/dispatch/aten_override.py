@@ -48,8 +48,7 @@ class Override:
     """The replacement of torch's kernels, active from :meth:`install` to :meth:`remove`.
 
     Example: ``o = Override("CPU")``, ``o.install()``, ``a @ b``, then ``o.counts()`` returns ``{"ours": 0, "torchs":
-    1}``,
-    as no library is for a CPU. The constructor changes nothing.
+    1}``, as no library is for a CPU. The constructor changes nothing.
 
     Args:
         key: dispatch key of the device whose kernels are replaced, ``"CUDA"`` or ``"CPU"``.

@@ -37,8 +37,7 @@ def multiply(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Compute as :func:`compute_mm`, with gradients: the result has a ``grad_fn`` if an operand requires a gradient.
 
     torch.mm does it instead within torch.func, while torch.compile traces, or for tensors without memory, such as a
-    batch
-    of gradients.
+    batch of gradients.
     """
     if torch._C._are_functorch_transforms_active() or torch.compiler.is_compiling():
         return torch.mm(a, b)
@@ -103,8 +102,7 @@ class ProductFunction(torch.autograd.Function):  # type: ignore[misc]
     """The autograd function of ``a @ b`` for two matrices.
 
     ``ProductFunction.apply(a, b, asked)`` returns the product, (M, N). ``asked`` is True if torch need not compute it
-    for
-    another reason than a gradient; False asks again.
+    for another reason than a gradient; False asks again.
     """
 
     @staticmethod

@@ -16,9 +16,8 @@ def in_graph(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor | None:
     """Return the product as an operator that torch.compile keeps.
 
     A batch (..., M, K) times one matrix (K, N) counts as a single product; a batch times a batch does not. Return None
-    if
-    torch must trace it: outside of compilation, in an export, under autocast, or unless both are half precision on one
-    GPU.
+    if torch must trace it: outside of compilation, in an export, under autocast, or unless both are half precision on
+    one GPU.
     """
     if not _is_kept(a, b):
         return None

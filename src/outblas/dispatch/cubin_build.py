@@ -51,8 +51,7 @@ class BuiltPack:
         images: number of distinct cubins.
         bytes: size of the file.
         left_out: one line for each kernel that does not compile or fails the static check. Such a kernel is compiled,
-            or
-            refused, where it is used.
+            or refused, where it is used.
     """
 
     path: Path

@@ -38,8 +38,7 @@ def device_state(index: int) -> DeviceState:
     """Return the state of a CUDA device: its library, its decisions and its loaded kernels.
 
     The state is made at the first call and kept; later calls return the same object. A GPU without a library has a
-    state
-    with an empty one. An unsupported GPU has ``gpu=None``.
+    state with an empty one. An unsupported GPU has ``gpu=None``.
 
     Args:
         index: CUDA index of the device.
@@ -92,8 +91,7 @@ def replace_library(library: Library | str | os.PathLike[str] | None, index: int
 
 def libraries_id() -> str:
     """Return a SHA-256 (64 hex digits) of what decides: the libraries in use, the launch option, and the data for
-    shapes that
-    no library has.
+    shapes that no library has.
     """
     used = [(i, device.library.sha(), _any_shape_id(device)) for i, device in sorted(devices.items())]
     return hashlib.sha256(repr((promise_free_option(), used)).encode()).hexdigest()

@@ -121,8 +121,7 @@ def operand(t: torch.Tensor) -> Operand:
     """Return the properties of a torch tensor on which a decision depends.
 
     Example: for ``torch.empty(2, 3, dtype=torch.half)`` it is ``Operand((2, 3), (3, 1), "fp16", "cpu", 0)`` (the last
-    is
-    the address modulo 16).
+    is the address modulo 16).
     """
     offset = t.data_ptr() % ROW_ALIGN_BYTES
     return Operand(tuple(t.shape), tuple(t.stride()), _dtype_name(t.dtype), _device_name(t.device), offset)

@@ -80,7 +80,7 @@ class Baselines:
 
     Attributes:
         timings: name -> time, for the baselines that were timed.
-        details: name -> one line, e.g. the algorithm, for the same names.
+        details: name -> one line, e.g. the algorithm, for every captured baseline.
         left_out: name -> why it was not timed, for the others.
     """
 
@@ -192,10 +192,10 @@ class BenchCell:
             graphs: name -> captured entry; ``self.graphs`` are the baselines' own.
             options: ``mode`` (``offline_cold`` evicts L2 before every call), ``rounds``, ``long_rounds``, ``seed``,
                 ``warmup_seconds`` and ``benchmark_seconds``. ``drop_beyond`` is not used here.
-            prune: drops entries after some rounds; None: all stay.
+            prune: drops entries after some rounds; None: all stay. Mode ``block`` ignores it.
 
         Returns:
-            Name -> time, for every entry.
+            Name -> time, for every entry. In mode ``block``, only the fastest rivals of the baselines are timed.
         """
         rounds = options.rounds
         if options.long_rounds is not None and self.bench.repeats == 1:
@@ -220,7 +220,7 @@ class BenchCell:
 
         Args:
             timings: name -> time, as :meth:`measure` returns it. Names of other entries are ignored. A captured
-                baseline that is missing is missing in the report, too.
+                baseline that is missing has details in the report, but no time.
         """
         found = {name: timings[name] for name in self.graphs if name in timings}
         details = {name: self._entries[name].detail(self.problem) for name in self.graphs}

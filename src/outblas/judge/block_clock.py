@@ -50,8 +50,7 @@ class BlockClock:
 
         Returns:
             Name -> Timing in mode ``block``: 10 samples, microseconds per call, five of each visit. ``sm_mhz`` is the
-            median
-            frequency of the SMs. Samples of the same index are of the same part of the same visit.
+            median frequency of the SMs. Samples of the same index are of the same part of the same visit.
         """
         samples: dict[str, list[float]] = {name: [] for name in graphs}
         frequencies: dict[str, list[float]] = {name: [] for name in graphs}

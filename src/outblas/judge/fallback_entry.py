@@ -34,8 +34,7 @@ class FallbackEntry:
         Args:
             problem: the problem.
             algorithm: a description of :func:`outblas.runtime.cublas.describe`, e.g. ``"id=66 tile=20 splitk=1 ..."``;
-                empty:
-                torch.matmul.
+                empty: torch.matmul.
         """
         self._named[problem] = algorithm
 

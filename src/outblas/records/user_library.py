@@ -60,8 +60,7 @@ def stamp_of(provenance: Mapping[str, Any]) -> dict[str, str | None]:
 
     Returns:
         ``gpu`` (product name), ``driver`` (major version), ``nvrtc`` and ``outblas`` (release), each None if unknown,
-        and
-        ``kernels``, the hash of the present kernels.
+        and ``kernels``, the hash of the present kernels.
     """
     from outblas.kernels.kernel_hash import kernels_sha
 

@@ -91,8 +91,7 @@ class BlasShape:
         """Return the arguments for a problem.
 
         Example: of ``Problem(128, 256, 64, "TN", "fp16", "fp32")``, m is 256, n 128, k 64, op_first 1 (transposed),
-        ld_first
-        and ld_second 64, ld_out 256, dtype 2, compute 68, scale 0. For NN, op_first is 0 and ld_first 256.
+        ld_first and ld_second 64, ld_out 256, dtype 2, compute 68, scale 0. For NN, op_first is 0 and ld_first 256.
         """
         transposed = problem.layout == "TN"
         half = problem.acc == "fp16"

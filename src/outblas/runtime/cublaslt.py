@@ -125,8 +125,7 @@ class LtAlgorithms:
         """Return the algorithm with a description; None if it cannot be used (see :attr:`failed`). Looked up once.
 
         It raises neither DeviceError nor ToolchainMissing: without cuBLAS it returns None, too. The description is a
-        text of
-        :func:`outblas.runtime.cublas.describe`, whole: ``id=66 tile=10 splitk=1 ...``.
+        text of :func:`outblas.runtime.cublas.describe`, whole: ``id=66 tile=10 splitk=1 ...``.
         """
         key = (problem, algorithm)
         with self._lock:
@@ -143,8 +142,7 @@ class LtAlgorithms:
         """Give a product to torch from now on: :meth:`find` and :meth:`get` then return None.
 
         ``failed`` gets the line ``"<problem>: cuBLASLt <algorithm> cannot be used: <why>"``. For the problem it has the
-        key,
-        e.g. ``64_64_64_TN_fp16_fp32``.
+        key, e.g. ``64_64_64_TN_fp16_fp32``.
 
         Args:
             problem: the product.

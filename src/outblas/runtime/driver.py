@@ -30,8 +30,7 @@ def check(call: str, result: tuple[Any, ...]) -> Any:
     """Return the value in a driver call's result tuple: None, one value, or a tuple of several.
 
     Example: ``check("cuCtxGetCurrent", driver().cuCtxGetCurrent())`` returns the context. With a status 0,
-    ``(status,)``
-    gives None, ``(status, 7)`` gives 7 and ``(status, 7, 8)`` gives ``(7, 8)``.
+    ``(status,)`` gives None, ``(status, 7)`` gives 7 and ``(status, 7, 8)`` gives ``(7, 8)``.
 
     Args:
         call: name of the function, for the error.

@@ -151,8 +151,7 @@ class CaptureWorkspaces:
         """Return a workspace of at least ``nbytes`` for a capture; None if it can have none.
 
         A second call of the same stream and capture returns the same one if it is large enough. A call that needs more
-        gets
-        another workspace; calls captured before keep theirs. Raises as the allocator.
+        gets another workspace; calls captured before keep theirs. Raises as the allocator.
 
         Args:
             stream: raw stream that is captured; must be torch's current stream.

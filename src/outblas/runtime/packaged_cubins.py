@@ -25,9 +25,8 @@ class PackagedCubins:
     """A pack of cubins, opened at first use. :data:`PACKAGED` is that of this package.
 
     :meth:`get` returns a cubin or None, and :meth:`why_not` says why the pack is not used. ``OUTBLAS_CUBINS=0``
-    switches
-    it off. The pack never causes a failure. If it is absent, damaged or made from other kernel sources, kernels are
-    compiled. All but absence costs one warning (RuntimeWarning). Packed cubins have passed
+    switches it off. The pack never causes a failure. If it is absent, damaged or made from other kernel sources,
+    kernels are compiled. All but absence costs one warning (RuntimeWarning). Packed cubins have passed
     :func:`outblas.runtime.sass.check_static`.
 
     Args:
