@@ -215,6 +215,8 @@ def test_stages_go_on_from_each_other_and_a_stage_may_be_prolonged(tmp_path: Pat
     go(run, steps=1, lora=4)
     assert all("bn=128 stages=4" in text for _, text in answers(run))  # what both that it was taught have
     assert starting_model(run, "speed", RANDOM_TINY) == str(run / "correctness" / "final")
+    with pytest.raises(UsageError, match="unknown stage 'sped'; .*did you mean speed"):
+        starting_model(run, "sped", RANDOM_TINY)
     with pytest.raises(UsageError, match="--lora"):
         go(run, stage="speed", steps=1)
     with pytest.raises(UsageError, match="--lora 8 for .* a LoRA adapter of rank 4; expected --lora 4"):

@@ -78,7 +78,12 @@ class Override:
             self._begin(products)
 
     def remove(self) -> None:
-        """Restore torch's own kernels; as for :meth:`install`, no other thread may compute a product meanwhile."""
+        """Restore torch's own kernels; as for :meth:`install`, no other thread may compute a product meanwhile.
+
+        It does nothing before :meth:`install`, or a second time.
+        """
+        if self._library is None:
+            return
         if self._products is not None:
             self._products.remove()
         if self._forget in device_registry.on_library_replaced:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from outblas.core.errors import ToolchainMissing, UsageError
+from outblas.core.errors import ToolchainMissing, UsageError, unknown_name
 from outblas.core.install_hint import install_hint
 from outblas.llm.train.settings import TrainSettings
 from outblas.llm.train.tiny import RANDOM_TINY
@@ -57,7 +57,7 @@ def starting_model(run: Path, stage: str, model: str) -> str:
     """Return the model with which a stage begins, as text.
 
     Example: ``starting_model(Path("runs/t"), "speed", "m")`` returns ``"runs/t/correctness/final"`` if that folder
-    exists. If no earlier stage has one, it returns ``"m"``. Another name of a stage raises ValueError.
+    exists. If no earlier stage has one, it returns ``"m"``.
 
     Args:
         run: folder of the run.
@@ -66,7 +66,12 @@ def starting_model(run: Path, stage: str, model: str) -> str:
 
     Returns:
         The path ``<run>/<earlier stage>/final`` as text, of the last earlier stage that has it. Else ``model``.
+
+    Raises:
+        UsageError: no stage has that name.
     """
+    if stage not in STAGES:
+        raise unknown_name("stage", stage, STAGES, "pass one of them as stage")
     for earlier in reversed(STAGES[: STAGES.index(stage)]):
         if (run / earlier / FINAL).is_dir():
             return str(run / earlier / FINAL)
