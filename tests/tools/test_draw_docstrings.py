@@ -24,3 +24,9 @@ def test_a_body_is_never_shown() -> None:
     text = drawn("--count", "3")
     assert "\n    return " not in text
     assert not [line for line in text.splitlines() if line.startswith("## ") and "._" in line]
+
+
+def test_a_class_shows_the_constructor_that_it_inherits_and_a_function_its_decorators() -> None:
+    text = drawn("--count", "10000")
+    assert "class DifferentialEvolution(KernelTunerStrategy):\n    def __init__(self, seed: int, gpu: Gpu)\n" in text
+    assert "@contextlib.contextmanager\ndef lock_for_update(" in text

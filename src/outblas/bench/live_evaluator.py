@@ -109,7 +109,11 @@ class LiveEvaluator(Evaluator):
         return f"cuda:{self.options.gpu_index}"
 
     def candidates(self, problem: Problem) -> Sequence[KernelConfig]:
-        """Return the configs that the evaluator offers for the problem: those of ``offered``, or of the catalogue."""
+        """Return the configs that the evaluator offers for the problem, in the order in which they are listed.
+
+        These are ``offered(problem)`` if the constructor got ``offered``; else
+        :func:`outblas.kernels.catalogue.candidates` of the problem and the GPU. An empty list is possible.
+        """
         if problem in self._listed:
             return self._listed.pop(problem)
         from outblas.kernels.catalogue import candidates
@@ -227,11 +231,14 @@ class LiveEvaluator(Evaluator):
         return evaluation  # type: ignore[no-any-return]
 
     def time_fallbacks(self, fallbacks: Mapping[Problem, str]) -> None:
-        """Time from now on, as baseline ``fallback``, what ``outblas.matmul`` runs without a kernel.
+        """Time from now on what ``outblas.matmul`` runs without a kernel, as baseline ``fallback``.
+
+        Example: ``{problem: "id=66 tile=10 splitk=1 ..."}`` times that algorithm of cuBLASLt; ``{problem: ""}`` times
+        torch.matmul.
 
         Args:
-            fallbacks: problem -> algorithm of cuBLASLt (:attr:`outblas.records.library.LibraryRow.fallback`); empty:
-                torch.matmul. Other problems have no such baseline.
+            fallbacks: problem -> algorithm (:attr:`outblas.records.library.LibraryRow.fallback`), or an empty text. A
+                problem that is in no call has no such baseline.
         """
         self._fallbacks.update(fallbacks)
 
@@ -256,10 +263,10 @@ class LiveEvaluator(Evaluator):
                 self._nvmmh.update(dict.fromkeys(new))
 
     def list_ahead(self, problems: Iterable[Problem]) -> None:
-        """List the candidates of these problems while the worker measures others.
+        """List the candidates of these problems later, while this thread waits for the worker. Return at once.
 
-        The call is optional: it saves 0.02 s per problem in a later call of :meth:`candidates`. It replaces the
-        problems of an earlier call.
+        The call is optional: it saves 0.02 s per problem in a later call of :meth:`candidates`, whose result is the
+        same. It replaces the problems of an earlier call.
         """
         self._to_list = deque(problems)
         self._listed = {p: self._listed[p] for p in self._to_list if p in self._listed}

@@ -84,9 +84,10 @@ class ProductPass(CustomGraphPass):  # type: ignore[misc]
             self._counts.replaced += replace_products(graph, self._predicate)
 
     def uuid(self) -> Any:
-        """Return the key for Inductor's cache: a tuple of this file's hash, the libraries' and the switches' state.
+        """Return the key for Inductor's cache: ``("outblas", hash of this file, libraries, switches, earlier keys)``.
 
-        It also has the keys of earlier passes. It is None (do not cache) if one of these has no key.
+        ``libraries`` tells the installed libraries, ``switches`` whether the pass acts, and the last part is a tuple of
+        the earlier passes' keys. Return None, which means "do not cache", if an earlier pass has no key.
         """
         before = [each.uuid() if isinstance(each, CustomGraphPass) else None for each in _passes(self.before)]
         if any(each is None for each in before):

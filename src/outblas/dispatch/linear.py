@@ -177,13 +177,23 @@ def epilogue_of(
     residual: torch.Tensor | None,
     gated: bool = False,
 ) -> tuple[Extra, Epilogue]:
-    """Return the tensors and the description of the operations that follow the product.
+    """Return the tensors and the description of the operations that follow the product ``x @ w.t()``.
 
-    If ``gated`` and ``activation`` is None, the activation is ``silu``.
+    Example: with a bias and ``"silu"`` the result is ``(Extra(bias, None), Epilogue(bias=True, activation="silu",
+    residual=False, gated=False))``. Without an activation the description has ``"none"``, and ``"silu"`` if ``gated``.
+
+    Args:
+        x: (..., K).
+        w: (N, K); if ``gated``, (2H, K), rows of gate and up by turns.
+        bias: (N), or None.
+        activation: ``silu``, ``gelu`` or ``gelu_tanh``; None: none.
+        residual: shape, dtype and device of the result, or None.
+        gated: the result is the activated gate times up.
 
     Raises:
         UsageError: the activation is unknown, or a residual comes with ``gated``.
-        TensorError: ``w`` of a gated product has an odd number of rows, or the residual is not like the result.
+        TensorError: ``w`` of a gated product has an odd number of rows, or the residual has another shape, dtype or
+            device.
     """
     import torch
 

@@ -70,12 +70,12 @@ def kernels_command(output: Path) -> list[str]:
 def build(
     folder: Path = PACKAGE, compiler: str | None = None, report: Callable[[str], None] = lambda line: None
 ) -> Path:
-    """Compile the extension into a folder and return its path; the file appears whole or not at all.
+    """Compile the extension and return its path ``folder/_native.abi3.so``; the file appears whole or not at all.
 
     Args:
-        folder: the folder.
-        compiler: as for :func:`command`.
-        report: receives a line on each part that is left out.
+        folder: where it is written, an existing directory; by default the installed package, which finds it there.
+        compiler: command of the C compiler, e.g. ``"ccache gcc"``; None: the environment's ``CC``, else ``cc``.
+        report: receives a line if the kernels in C++ are left out, e.g. because no C++ compiler is there.
 
     Raises:
         ToolchainMissing: no compiler, no Python.h, or a Python that the stable ABI does not serve. The error has the

@@ -55,7 +55,11 @@ def any_shape_chooser(gpu_name: str) -> Choose | None:
 
 @functools.cache
 def choices_id(gpu_name: str) -> str:
-    """Return a SHA-256 digest of all data on which the choices for a GPU depend; missing files count as empty."""
+    """Return a SHA-256 digest, 64 hexadecimal digits, of all data on which the choices for a GPU depend.
+
+    Args:
+        gpu_name: short name of the GPU, e.g. ``h200``. Missing files count as empty ones, without an error.
+    """
     files = (_data(gpu_name), resources.files("outblas") / "data" / "policies" / f"{gpu_name}.npz")
     return hashlib.sha256(b"".join(hashlib.sha256(_bytes(file)).digest() for file in files)).hexdigest()
 

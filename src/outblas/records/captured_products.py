@@ -106,8 +106,9 @@ class CapturedProducts:
         return tuple(sorted({product.device for product in self.counts}))
 
     def problems(self) -> dict[Problem, int]:
-        """Return problem -> number of calls over all devices and operators, for the products that the library can
-        serve.
+        """Return problem -> number of calls over all devices and operators, in the order of capture.
+
+        Only products that the library can serve are in it.
         """
         found: Counter[Problem] = Counter()
         for product, count in self.counts.items():

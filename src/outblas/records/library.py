@@ -142,13 +142,14 @@ def choose_kernel(
 ) -> LibraryChoice | None:
     """Return the kernel to install for callers who allow ``launch``; None if no kernel qualifies.
 
-    Candidates are the passed evaluations that the launch option allows and that meet the rule in the module's
-    docstring. The highest lower bound wins.
+    Only evaluations that passed and that the launch option allows are candidates. One qualifies if the lower bound of
+    its speed-up is above (not equal to) ``above``. A bound above :data:`LEVEL_ABOVE` is enough if the kernel is also
+    faster than torch.matmul by more than 1%. The highest lower bound wins.
 
     Args:
         evaluations: evaluations of template candidates on one problem.
-        launch: the launch option.
-        above: least lower bound, in place of :data:`INSTALL_ABOVE`.
+        launch: ``plain``, ``pdl`` or ``weights``.
+        above: the bound; 1.01 by default (:data:`INSTALL_ABOVE`).
     """
     best: LibraryChoice | None = None
     for e in evaluations:
@@ -207,7 +208,11 @@ class Library:
         return math.exp(sum(math.log(c.speedup) for c in choices if c) / len(self.rows))
 
     def fallbacks(self, launch: Launch) -> int:
-        """Return the number of rows without a kernel for a launch option; they use the baseline."""
+        """Return the number of rows without a kernel for a launch option; they use the baseline.
+
+        Args:
+            launch: ``plain``, ``pdl`` or ``weights``.
+        """
         return sum(row.choice(launch) is None for row in self.rows)
 
     def installed(self) -> dict[Problem, list[KernelConfig]]:

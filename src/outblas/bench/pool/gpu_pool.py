@@ -134,11 +134,11 @@ class PoolEvaluator(Evaluator):
         return self.candidates_of([problem])[problem]
 
     def candidates_of(self, problems: Sequence[Problem]) -> Mapping[Problem, Sequence[KernelConfig]]:
-        """Return problem -> its :meth:`candidates`; the workers share the listing.
+        """Return problem -> its :meth:`candidates`, in the order of ``problems``; the workers share the listing.
 
         Raises:
             DeviceError: no worker is left.
-            UsageError: a problem was not recorded.
+            UsageError: the workers replay a recording that lacks a problem.
         """
         parts = [tuple(problems[first : first + _LISTED]) for first in range(0, len(problems), _LISTED)]
         found = self._ask("candidates", parts)

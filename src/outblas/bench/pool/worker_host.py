@@ -46,8 +46,11 @@ def make_replay_evaluator(recording: str) -> Evaluator:
 class WorkerHost:
     """The evaluator of a worker, and the answers to its tasks; used by one process or one Ray actor.
 
+    Call :meth:`hello` first. It makes the evaluator and returns ``("ready", WorkerAbout)``, or ``("error", ...)``. Then
+    :meth:`messages` or :meth:`step` answers the tasks, one after the other.
+
     Args:
-        spec: the evaluator. :meth:`hello` makes it.
+        spec: name of a factory and its arguments. The constructor does not call it; :meth:`hello` does.
     """
 
     def __init__(self, spec: EvaluatorSpec) -> None:

@@ -59,7 +59,11 @@ class KnobWords:
         return [tuple(f"{knob}={value}" for value in values) for knob, values in self.knobs.items()]
 
     def vocabulary(self) -> list[str]:
-        """Return every word of prompts and answers, without special tokens. A word may occur twice."""
+        """Return every word of prompts and answers, without special tokens: first those of prompts, then those of
+        answers.
+
+        A word may occur twice. The list begins with ``["problem", "m", "n", "k", "answer", "TN", "NN"]``.
+        """
         asked = ["problem", "m", "n", "k", "answer", "TN", "NN", "fp16", "bf16", "fp32", *"0123456789"]
         return [*asked, *itertools.chain.from_iterable(self.words())]
 

@@ -133,7 +133,12 @@ def fallbacks_table(group: Group) -> str:
 
 
 def every_problem(group: Group, index: int) -> str:
-    """Return a folded table of all rows, which the page's script fills when a reader opens it."""
+    """Return a folded HTML table of all rows, which the page's script fills when a reader opens it.
+
+    Args:
+        group: rows of one table.
+        index: number of the group on the page, from 0. The script finds the rows by it (attribute ``data-every``).
+    """
     count = len(group.rows)
     found = table(f"All {count} rows", (*_EVERY, "Kernel"), (), searched=True, attributes=f" data-every='{index}'")
     return f"<details class='every'><summary>Show and search all {count} rows</summary>{found}</details>"

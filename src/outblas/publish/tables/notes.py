@@ -129,10 +129,15 @@ def _cutlass_line(data: dict[str, Any]) -> str:
 
 
 def notes_of_retune(directory: Path) -> list[str]:
-    """Return a line of Markdown for the table's notes; an empty list if no library was built from nothing.
+    """Return the time that a library from nothing took, as one line of Markdown in a list.
+
+    The list is empty if the directory has no file ``retune.json``, i.e. no library was built from nothing.
+
+    Args:
+        directory: result files of one GPU, e.g. ``results/h200``.
 
     Raises:
-        RecordError: the file is there and cannot be used.
+        RecordError: ``retune.json`` is there and cannot be used.
     """
     return note_of(Path(directory) / RETUNE_FILE, RETUNE_FORMAT, "outblas build-library --from-nothing", _retune_line)
 

@@ -176,7 +176,10 @@ def _read(path: Path) -> str:
 
 
 def picture_text(measured: Measured) -> str:
-    """Return the picture of grid1000 TN fp16 fp32 offline; without it, of the first bench. The largest file counts."""
+    """Return the SVG picture of the speed-ups of grid1000 TN fp16 fp32 offline; without that bench, of the first bench.
+
+    Of several files with it the one with most rows counts.
+    """
     best: Any = None
     for result in measured.results:
         for row in result.rows:

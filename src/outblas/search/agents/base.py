@@ -64,10 +64,10 @@ class Agent:
         raise NotImplementedError
 
     def prepare(self, recording: Recording, problems: Sequence[Problem]) -> None:
-        """Learn from recorded problems before any search; the default learns nothing.
+        """Learn from recorded problems before any search; the default learns nothing. Return None.
 
-        A comparison passes only the problems that are not held out. An agent that learns across shapes must not use
-        other fitted measurements afterwards.
+        A comparison passes only the problems that are not held out. What an agent learns across shapes must come from
+        these alone, never from a file that was fitted to others.
 
         Args:
             recording: measurements of ``problems`` and possibly of others, which the agent must not read.

@@ -128,5 +128,9 @@ class PpoOneshot(Ppo):
 
 @lru_cache(maxsize=4)
 def loaded_policy(name: str) -> Policy:
-    """Return a policy as :meth:`outblas.learn.policy.Policy.load`, read once. A name with a separator is a path."""
+    """Return a policy as :meth:`outblas.learn.policy.Policy.load`, which raises its errors; each is read once.
+
+    Args:
+        name: a packaged policy, e.g. ``h200``; with a path separator a file, e.g. ``runs/ppo/policy.npz``.
+    """
     return Policy.load(Path(name) if os.sep in name else name)

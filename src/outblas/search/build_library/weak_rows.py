@@ -68,7 +68,11 @@ def search_again(work: BuildFolder, table: Table, rows: Sequence[LibraryRow]) ->
 
 
 def is_weak(row: LibraryRow) -> bool:
-    """Return True if a row needs another search: it falls back, or its plain kernel barely wins."""
+    """Return True if a row needs another search.
+
+    It does without a kernel for ``plain`` or ``pdl``. It does, too, if the plain one's speed-up over the fastest
+    baseline is below 1.01 (:data:`WEAK_BELOW`).
+    """
     return row.plain is None or row.plain.speedup < WEAK_BELOW or row.choice("pdl") is None
 
 
