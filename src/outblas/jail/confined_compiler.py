@@ -29,11 +29,11 @@ _FILE_BYTES = 1 << 30
 
 @dataclass(frozen=True)
 class CompileLimits:
-    """Limits of one compilation.
+    """Limits of one compilation. A compiler that passes one is killed, and the kernel has status COMPILE_ERROR.
 
     Attributes:
         seconds: limit of elapsed time, and of processor time.
-        memory_bytes: address space.
+        memory_bytes: limit of address space.
     """
 
     seconds: float

@@ -237,11 +237,13 @@ class CellProver:
 
 
 def wrong_result_text(ratio: float) -> str:
-    """Return one line about a result outside the bound, e.g. ``"error 3.2 times the bound"``.
+    """Return one line about a result outside the bound.
+
+    Example: 3.2 gives ``"error 3.2 times the bound"``, 1234.5 gives ``"error 1.23e+03 times the bound"``. NaN gives
+    ``"C holds a NaN: an element not written, or an operand read out of bounds"``.
 
     Args:
-        ratio: the error divided by the bound, written with three digits. NaN gives
-            ``"C holds a NaN: an element not written, or an operand read out of bounds"``.
+        ratio: the error divided by the bound, written with at most three significant digits.
     """
     if math.isnan(ratio):
         return "C holds a NaN: an element not written, or an operand read out of bounds"

@@ -121,12 +121,15 @@ class Operands:
         self.fill_normal(self._seed)
 
     def set_inputs(self, index: int, a: Any, b: Any) -> None:
-        """Copy values into A and B of one set, and fill its C with :data:`CANARY`, a NaN.
+        """Copy values into A and B of one set, and fill its C with :data:`CANARY`, a NaN. Other sets stay.
 
         Args:
-            index: the set.
-            a: values of A, (M, K); another dtype is converted.
-            b: values of B as stored (``problem.b_shape``).
+            index: the set, from 0.
+            a: tensor of A's values, (M, K); another dtype is converted.
+            b: tensor of B's values as stored (``problem.b_shape``); another dtype is converted.
+
+        Raises:
+            RuntimeError: a shape does not fit.
         """
         self[index][0].copy_(a)
         self[index][1].copy_(b)

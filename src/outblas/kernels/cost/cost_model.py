@@ -180,10 +180,13 @@ def time_us(x: Mapping[str, float], family: str, p: Columns, c: Columns, gpu: Gp
 
     Args:
         x: coefficients of the family: name -> value.
-        family: name of the family.
+        family: name of the family, a key of :data:`FAMILIES`, e.g. ``"sm90_wgmma_gemm"``.
         p: columns of the problem, as from :func:`outblas.kernels.cost.columns.problem_columns`.
         c: columns of the configs, as from :func:`outblas.kernels.cost.columns.config_columns`.
         gpu: the GPU.
+
+    Raises:
+        KeyError: no family has that name.
     """
     return FAMILIES[family].time_us(x, p, c, gpu)
 

@@ -69,12 +69,12 @@ def launch_us(x: Mapping[str, float], c: Columns) -> Floats:
 
 
 def admitted_ctas(c: Columns, ctas: Floats, gpu: Gpu) -> Floats:
-    """Return the CTAs that an SM may hold: as many as fit, but with ``even`` at most those of an even distribution.
+    """Return the CTAs that an SM may hold: ``occupancy``, but with ``even`` at most those of an even distribution.
 
     An even distribution gives ceil(``ctas`` / ``gpu.sms``). Example: with ``even``, 133 CTAs on 132 SMs are at most 2.
 
     Args:
-        c: columns of the configs; ``even`` and ``occupancy`` are read.
+        c: columns of the configs; ``even`` and ``occupancy`` (CTAs that fit on an SM) are read.
         ctas: CTAs of the launch.
         gpu: the GPU.
     """

@@ -66,9 +66,12 @@ def benched(
         table: the table.
         problems: problems to time.
         part: library of the table's rows.
-        out: result file.
-        mode: mode of the bench.
+        out: result file, a ``.parquet``.
+        mode: ``offline``, ``offline_cold``, ``server`` or ``block``.
         more: further fields of :class:`outblas.bench.run_bench.BenchRequest`.
+
+    Raises:
+        UsageError: a problem or the mode does not fit.
     """
 
     def bench_once(resume: bool) -> None:
