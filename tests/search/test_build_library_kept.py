@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from outblas.bench.run_bench import BenchRequest
-from outblas.core.errors import UsageError
+from outblas.core.errors import DeviceError, UsageError
 from outblas.core.journal import Journal
 from outblas.records.library_tables import is_bench_of
 from outblas.records.provenance import start_of_machine
@@ -74,6 +74,25 @@ def test_the_steps_choose_and_judge_in_starts_of_their_own(script: Any, work: An
     assert [start["machine"] for start in merged.provenance["starts"]] == [start_of_machine()] * 3
     spent = [read_result(judge_path(work, table, start)).provenance["gpu_seconds"] for start in STARTS]
     assert merged.provenance["gpu_seconds"] == round(sum(spent), 1)
+
+
+def test_choose_and_merge_need_no_gpu_but_the_same_kernels(
+    script: Any, work: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(script, work, "tune", "trial", "choose", "judge", "merge")
+
+    def absent(index: int) -> None:
+        raise DeviceError(f"no CUDA device {index}", "an NVIDIA GPU", "run outblas doctor")
+
+    monkeypatch.setattr(script.directory, "gpu_of_device", absent)
+    before = work.load().rows
+    run(script, work, "choose", "merge")
+    assert work.load().rows == before
+    with pytest.raises(DeviceError):
+        run(script, work, "judge")
+    monkeypatch.setattr(script.directory, "kernels_sha", lambda: "f" * 64)
+    with pytest.raises(UsageError, match="is of kernels "):
+        run(script, work, "choose")
 
 
 def test_what_loses_in_a_judging_bench_stays_and_is_published(

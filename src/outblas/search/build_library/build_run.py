@@ -21,7 +21,7 @@ from outblas.kernels.kernel_hash import kernels_sha
 from outblas.records.library import Library
 from outblas.records.retuning import RETUNE_FILE as RETUNE
 from outblas.records.retuning import retune_record, seconds_by_step
-from outblas.search.build_library.build_steps import LIBRARY_STEPS, STEPS
+from outblas.search.build_library.build_steps import LIBRARY_STEPS, STEPS, STEPS_WITHOUT_GPU
 from outblas.search.build_library.build_work import TABLES, BuildFolder, copy_tables_from, fill_from
 from outblas.search.build_library.finalist_trials import ALL_STARTS
 
@@ -86,7 +86,7 @@ def jobs(
 
 
 def run_job(work: BuildFolder, job: Sequence[str]) -> None:
-    """Run one job in this process.
+    """Run one job in this process. ``choose`` and ``merge`` need no GPU.
 
     Args:
         work: the directory.
@@ -98,7 +98,10 @@ def run_job(work: BuildFolder, job: Sequence[str]) -> None:
         KeyError: no step has that name.
     """
     step, table, *which = job
-    work.check()
+    if step in STEPS_WITHOUT_GPU:
+        work.check_kernels()
+    else:
+        work.check()
     STEPS[step](work, Table.parse(table), *which)
 
 

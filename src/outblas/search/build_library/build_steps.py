@@ -41,5 +41,7 @@ DEFAULT_STEPS: dict[str, Step] = {
     "bench": bench,
 }
 STEPS: dict[str, Step] = {**DEFAULT_STEPS, "again": search_weak_rows_again}
+#: Steps that only read what others measured.
+STEPS_WITHOUT_GPU = ("choose", "merge")
 #: What makes the library; the rest looks at it.
 LIBRARY_STEPS = ("record", "tune", "borrow", "refine", "again", "trial", "choose")

@@ -112,6 +112,17 @@ class BuildFolder:
         elif (found := {"gpu": about["gpu"], **json.loads(path.read_text())}) != about:
             raise UsageError(f"{self.path} is of {found}", str(about), "choose another --work")
 
+    def check_kernels(self) -> None:
+        """Refuse a directory of other kernel sources, without a GPU; return None.
+
+        Raises:
+            UsageError: ``work.json`` names other kernels, or is missing.
+        """
+        path = self.path / "work.json"
+        found = json.loads(path.read_text())["kernels"] if path.exists() else "nothing"
+        if found != kernels_sha():
+            raise UsageError(f"{self.path} is of kernels {found}", kernels_sha(), "choose another --work")
+
 
 def built_by() -> dict[str, str | None]:
     """Return ``{"kernels": HASH, "nvrtc": VERSION}``: equal values give equal cubins.
