@@ -38,7 +38,7 @@ def _shown(node: ast.stmt, classes: Mapping[str, ast.ClassDef]) -> str:
 
     Args:
         node: the definition.
-        classes: name -> class, where an inherited constructor is looked for.
+        classes: name -> class; it may have the inherited constructor.
     """
     if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
         return ""
