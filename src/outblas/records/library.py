@@ -208,11 +208,7 @@ class Library:
         return math.exp(sum(math.log(c.speedup) for c in choices if c) / len(self.rows))
 
     def fallbacks(self, launch: Launch) -> int:
-        """Return the number of rows without a kernel for a launch option; they use the baseline.
-
-        Args:
-            launch: ``plain``, ``pdl`` or ``weights``.
-        """
+        """Return the number of rows without a kernel for ``plain``, ``pdl`` or ``weights``; they use the baseline."""
         return sum(row.choice(launch) is None for row in self.rows)
 
     def installed(self) -> dict[Problem, list[KernelConfig]]:
