@@ -214,6 +214,7 @@ def test_launch_options_are_opted_into_by_argument_or_environment(monkeypatch: p
         assert [allowed(*each) for each in asked] == expected, variable
     with pytest.raises(UsageError, match="weights=True with pdl=False"):
         option_of(False, True)
+    assert option_of(True, False) == 1 and type(option_of(True, False)) is int
 
 
 def test_status_is_empty_before_the_first_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

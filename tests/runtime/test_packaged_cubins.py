@@ -252,3 +252,9 @@ def test_the_doctor_without_a_pack_that_can_be_used(path: Path, monkeypatch: pyt
         )
         path.unlink()
         assert doctors_line(None).ok is None and "outblas.dispatch.cubin_build" in doctors_line(None).do
+
+
+def test_the_driver_that_is_needed_is_known_before_the_first_kernel(tmp_path: Path) -> None:
+    from outblas.runtime.packaged_cubins import PackagedCubins
+
+    assert PackagedCubins(tmp_path / "absent.pack").driver_needed() == "any CUDA"

@@ -13,7 +13,7 @@ from outblas.core.switches import is_on
 def option_of(pdl: bool | None, weights: bool) -> int:
     """Return the index of the launch option that the arguments allow: 0 plain, 1 PDL, 2 constant weights.
 
-    Example: ``option_of(None, True)`` returns 2; ``option_of(True, False)`` is ``True``, which is 1.
+    Example: ``option_of(None, True)`` returns 2; ``option_of(True, False)`` returns 1.
 
     Args:
         pdl: allow programmatic dependent launch; None: as the environment says.
@@ -26,7 +26,7 @@ def option_of(pdl: bool | None, weights: bool) -> int:
         raise UsageError("weights=True with pdl=False", "pdl=True, or none", "leave pdl out: constant weights imply it")
     if weights:
         return LAUNCHES.index("weights")
-    return promise_free_option() if pdl is None else pdl
+    return promise_free_option() if pdl is None else int(pdl)
 
 
 def launch_of_option(option: int | None) -> Launch:

@@ -92,8 +92,11 @@ class PackagedCubins:
     def driver_needed(self) -> str:
         """Return the drivers that load the pack's cubins, e.g. ``CUDA 13.0 or later (Linux: R580 or later)``.
 
-        Without a pack, or before it is opened, the text is ``CUDA 0.0 or later``.
+        The call opens the pack. Without a usable one the text is ``any CUDA``.
         """
+        self.pack()
+        if not self._cuda_major:
+            return "any CUDA"
         family = DRIVER_FAMILIES.get(self._cuda_major)
         return f"CUDA {self._cuda_major}.0 or later" + (f" (Linux: {family} or later)" if family else "")
 
