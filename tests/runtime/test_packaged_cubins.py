@@ -254,7 +254,6 @@ def test_the_doctor_without_a_pack_that_can_be_used(path: Path, monkeypatch: pyt
         assert doctors_line(None).ok is None and "outblas.dispatch.cubin_build" in doctors_line(None).do
 
 
-def test_the_driver_that_is_needed_is_known_before_the_first_kernel(tmp_path: Path) -> None:
-    from outblas.runtime.packaged_cubins import PackagedCubins
-
+def test_the_driver_that_is_needed_is_known_before_the_first_kernel(path: Path, tmp_path: Path) -> None:
+    assert PackagedCubins(path).driver_needed().startswith("CUDA 13.0 or later")
     assert PackagedCubins(tmp_path / "absent.pack").driver_needed() == "any CUDA"

@@ -47,7 +47,8 @@ TABLES = tuple(
 class BuildFolder:
     """The directory of one build: one kind of kernels, one toolchain. The constructor makes and checks nothing.
 
-    Properties: ``library`` is the path ``library.json`` in it, ``recording`` the path of its folder ``recording``.
+    Properties: ``library`` is the path ``library.json`` in it, ``stamp`` that of ``work.json``, ``recording`` that of
+    its folder ``recording``.
     ``gpu_index`` is the first of ``gpus``; searches run there.
 
     Attributes:
@@ -67,6 +68,10 @@ class BuildFolder:
     @property
     def library(self) -> Path:
         return self.path / "library.json"
+
+    @property
+    def stamp(self) -> Path:
+        return self.path / "work.json"
 
     @property
     def recording(self) -> Path:
@@ -106,10 +111,9 @@ class BuildFolder:
                 f"GPUs of several kinds: {', '.join(kinds)}", "one kind", "choose GPUs of one kind as --gpus"
             )
         about = {**built_by(), "gpu": kinds[0]}
-        path = self.path / "work.json"
-        if not path.exists():
-            write_json(path, about)
-        elif (found := {"gpu": about["gpu"], **json.loads(path.read_text())}) != about:
+        if not self.stamp.exists():
+            write_json(self.stamp, about)
+        elif (found := {"gpu": about["gpu"], **json.loads(self.stamp.read_text())}) != about:
             raise UsageError(f"{self.path} is of {found}", str(about), "choose another --work")
 
     def check_kernels(self) -> None:
@@ -118,8 +122,7 @@ class BuildFolder:
         Raises:
             UsageError: ``work.json`` names other kernels, or is missing.
         """
-        path = self.path / "work.json"
-        found = json.loads(path.read_text())["kernels"] if path.exists() else "nothing"
+        found = json.loads(self.stamp.read_text())["kernels"] if self.stamp.exists() else "nothing"
         if found != kernels_sha():
             raise UsageError(f"{self.path} is of kernels {found}", kernels_sha(), "choose another --work")
 
