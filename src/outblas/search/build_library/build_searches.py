@@ -14,14 +14,15 @@ from outblas.core.rivals import RIVALS
 from outblas.core.roofline import Gpu
 from outblas.core.suites import Table
 from outblas.judge.bench_cell import Options
-from outblas.kernels.catalogue import first_search_candidates
+from outblas.kernels.catalogue import first_search_candidates, launch_options
 from outblas.kernels.legality import why_illegal
+from outblas.kernels.neighbours import neighbours
 from outblas.records.library import Library
 from outblas.records.library_tables import merge_rows, rows_of_table, with_table_rows
 from outblas.records.provenance import collect_provenance
 from outblas.records.store import Store
 from outblas.runtime.device import gpu_of_device
-from outblas.search.agents.base import Agent
+from outblas.search.agents.base import Agent, interleave
 from outblas.search.agents.recorded import RecordedAgent
 from outblas.search.agents.transfer import Transfer
 from outblas.search.build_library.build_work import PROVENANCE_KEYS, SEEDS, TABLES, BuildFolder, printer, proved
@@ -47,6 +48,8 @@ CANDIDATES_PER_ROUNDS = 24
 #: Neighbours of a row's best candidates that are tried: in the first table and in suite llm. Sister tables begin where
 #: those led; most of the cost is proving configs that are new. Of 6 in the first table the last three brought 0.05%.
 REFINE_BUDGET, REFINE_LLM_BUDGET = 3, 4
+#: Neighbours of packaged kernels that are tried with them.
+NEAR_PACKAGED = 6
 #: Winners of shapes nearby that are tried; most of them are proved already.
 NEIGHBOUR_WINNERS_BUDGET = 5
 
@@ -102,11 +105,11 @@ def command_of(step: str, table: Table) -> str:
 
 
 def packaged_kernels(work: BuildFolder, gpu: Gpu) -> dict[Problem, list[KernelConfig]]:
-    """Return problem -> configs that the packaged library of a GPU installs and that are legal there.
+    """Return problem -> configs that the packaged library of a GPU installs and that are legal there, then neighbours.
 
-    A problem's list has at most one config per launch option, in their order. It may repeat a config, and is empty if
-    the row falls back or no config is legal. The dictionary is empty if ``work.from_nothing`` or the package has no
-    library for the GPU.
+    The neighbours are the nearest of those configs, at most six, legal and of a launch option worth trying. No config
+    is repeated. A list is empty if the row falls back. The dictionary is empty if ``work.from_nothing`` or the package
+    has no library for the GPU.
 
     Args:
         work: directory of the build; only ``from_nothing`` counts.
@@ -115,7 +118,15 @@ def packaged_kernels(work: BuildFolder, gpu: Gpu) -> dict[Problem, list[KernelCo
     if work.from_nothing:
         return {}
     installed = Library.packaged(gpu.name, missing_ok=True).installed()
-    return {p: [c for c in configs if why_illegal(p, c, gpu) is None] for p, configs in installed.items()}
+    legal = {p: [c for c in configs if why_illegal(p, c, gpu) is None] for p, configs in installed.items()}
+    return {p: list(dict.fromkeys((*known, *_nearest(p, known, gpu)))) for p, known in legal.items()}
+
+
+def _nearest(problem: Problem, known: Sequence[KernelConfig], gpu: Gpu) -> list[KernelConfig]:
+    """Return the first neighbours of known kernels that keep to launch options worth trying, kernels in turns."""
+    options = launch_options(problem, gpu)
+    near = interleave(*(neighbours(problem, config, gpu) for config in known))
+    return [c for c in dict.fromkeys(near) if launch_of(c) in options][:NEAR_PACKAGED]
 
 
 def judge_options(work: BuildFolder, table: Table, step: str) -> Options:
