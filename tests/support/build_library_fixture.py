@@ -19,6 +19,8 @@ from outblas.search.build_library import (
     build_steps,
     build_work,
     finalists,
+    open_rows,
+    second_finalists,
     weak_rows,
 )
 from outblas.search.build_library import finalist_trials as trials
@@ -42,7 +44,7 @@ def script_fixture(monkeypatch: pytest.MonkeyPatch) -> Any:
     for target in (run_bench, record_suite):
         install(monkeypatch, target)
     fake, trial = install(monkeypatch, build_searches), install(monkeypatch, trials)
-    for module in (benching, build_work, finalists, weak_rows):
+    for module in (benching, build_work, finalists, open_rows, second_finalists, weak_rows):
         monkeypatch.setattr(module, "gpu_of_device", lambda index: H200)
     monkeypatch.setattr("outblas.core.suites.suite", problems_of)
     packaged = build_searches.packaged_kernels

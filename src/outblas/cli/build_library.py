@@ -28,7 +28,9 @@ GpusOption = Annotated[
 TablesOption = Annotated[
     str | None, typer.Option(help="Tables as SUITE:LAYOUT:DTYPE:ACC, separated by commas; by default all published.")
 ]
-StepsOption = Annotated[str | None, typer.Option(help="Steps, separated by commas; by default all but again.")]
+StepsOption = Annotated[
+    str | None, typer.Option(help="Steps, separated by commas; by default all but again and reopen.")
+]
 ModesOption = Annotated[
     str | None, typer.Option(help="Modes of step bench, separated by commas; by default all: " + ", ".join(MODES) + ".")
 ]
@@ -38,7 +40,8 @@ ExtraOption = Annotated[
 StartsOption = Annotated[
     str | None,
     typer.Option(
-        help="Starts of the machine that steps trial and judge make now: some of 1, 2, 3, block; by default all."
+        help="Starts of the machine that steps trial and judge make now: some of 1 to 6 and block; by default 1, 2, "
+        "3, block. Step trial alone has 4 to 6."
     ),
 ]
 RecordedOption = Annotated[str | None, typer.Option(help="Tables that step record measures; by default the first.")]
@@ -77,10 +80,11 @@ judge    times the library against every baseline, in one start      -> WORK/STE
 merge    publishes the median of three judging starts for each row   -> WORK/STEM_offline.parquet
 bench    times the library in the other modes, in one start          -> WORK/STEM_MODE.parquet
 
-This runs only when --steps names it:
+These run only when --steps names them:
 
 \b
 again    searches rows that fall back or barely win once more; then trial
+reopen   searches rows that trials 1 to 3 leave open; then trial with --starts 4, 5 and 6
 
 Starts 1 to 3 of trial and judge are interleaved rounds; start "block" times large products alone, each at its
 settled clock. Figures differ from start to start, so give each start a freshly started machine (--starts).
@@ -112,7 +116,7 @@ def build_library(
     from outblas.search.build_library.build_run import build, jobs, parse_names
     from outblas.search.build_library.build_steps import DEFAULT_STEPS, STEPS
     from outblas.search.build_library.build_work import TABLES, BuildFolder
-    from outblas.search.build_library.finalist_trials import ALL_STARTS
+    from outblas.search.build_library.finalist_trials import ALL_STARTS, DEFAULT_STARTS
 
     place = BuildFolder(common.folder("--work", work), common.parse_indices("--gpus", gpus), from_nothing)
     if job is not None:
@@ -125,7 +129,7 @@ def build_library(
         MODES if modes is None else parse_names(modes, MODES, "--modes"),
         _tables(extra, TABLES[:1]),
         _tables(recorded, TABLES[:1]),
-        ALL_STARTS if starts is None else parse_names(starts, ALL_STARTS, "--starts"),
+        DEFAULT_STARTS if starts is None else parse_names(starts, ALL_STARTS, "--starts"),
     )
     libraries, fillers = common.files("--begin-with", begin_with), common.files("--fill-from", fill_from)
     build(place, listed, chosen, libraries, fillers)
@@ -139,10 +143,10 @@ def _run_alone(work: BuildFolder, job: str) -> None:
     """Run one job in this process. The parent process reports how to resume."""
     from outblas.search.build_library.build_run import run_job
     from outblas.search.build_library.build_steps import STEPS
-    from outblas.search.build_library.finalist_trials import ALL_STARTS
+    from outblas.search.build_library.finalist_trials import ALL_STARTS, DEFAULT_STARTS
 
     step, *rest = job.split() or [""]
-    third = {"bench": MODES, "trial": ALL_STARTS, "judge": ALL_STARTS}.get(step, ())
+    third = {"bench": MODES, "trial": ALL_STARTS, "judge": DEFAULT_STARTS}.get(step, ())
     if step not in STEPS or len(rest) != 1 + bool(third) or (third and rest[1] not in third):
         raise UsageError(f"--job {job!r}", "a step, a table and, of some, a mode or a start", "leave it out")
     work.path.mkdir(parents=True, exist_ok=True)

@@ -162,3 +162,21 @@ def check_same_settings(what: str, was: Mapping[str, Any], wanted: Mapping[str, 
     odd = sorted(key for key in {*was, *wanted} if was.get(key) != wanted.get(key))
     if odd:
         raise UsageError(f"{what} ({', '.join(odd)})", ", ".join(f"{key}={was.get(key)!r}" for key in odd), do)
+
+
+def read_journal(path: Path) -> list[dict[str, Any]]:
+    """Return the whole lines of a journal without opening it for writing; its settings are first.
+
+    A last line without a newline at its end, cut short by a crash, is left out. An empty file gives an empty list.
+
+    Args:
+        path: the file.
+
+    Raises:
+        RecordError: the file cannot be read or is damaged.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+    except (OSError, ValueError) as error:
+        raise RecordError(f"{path} cannot be read ({error})", "one JSON value per line", "delete it") from error

@@ -51,7 +51,8 @@ class Options:
         algorithms: file of ``lt_auto``'s choices for later processes (outblas.judge.algorithm_cache). None: each
             process chooses for itself, as published figures require.
         drop_beyond: factor. A candidate slower than this times the fastest baseline, or the fastest candidate with its
-            launch option, gets no further round. By default infinity: none is dropped.
+            launch option, gets no further round. In mode ``block``, an entry slower than this times the fastest gets no
+            second visit. By default infinity: none is dropped.
         rounds_before_drop: number of timed rounds after which ``drop_beyond`` is applied; by default 3.
     """
 
@@ -213,7 +214,7 @@ class BenchCell:
 
         names = entries_to_time(self.bench, graphs, [n for n in self.graphs if n not in (*RIVALS, FALLBACK)])
         blocks = BlockClock(self.bench, architecture(options.gpu))
-        return blocks.measure({name: graphs[name] for name in names})
+        return blocks.measure({name: graphs[name] for name in names}, options.drop_beyond)
 
     def report(self, timings: Mapping[str, Timing]) -> Baselines:
         """Return the baselines' part of some rounds, with their details and the reasons of those left out.

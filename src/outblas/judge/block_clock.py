@@ -5,7 +5,8 @@ frequency, so the ratio of their times is one of cycles and hides energy. Here e
 in a program that runs one large product again and again.
 
 Each visit launches an entry's graph for :data:`SETTLE_SECONDS`, untimed, then for :data:`PARTS` timed parts. All
-entries are visited once in order and once in reverse. Times and cycles come from stamps of the SMs' own clocks.
+entries are visited once in order and once in reverse. The entry at the turn has settled at its second visit. Times
+and cycles come from stamps of the SMs' own clocks.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from dataclasses import replace
 from outblas.core.evaluation import Timing
 from outblas.core.rivals import RIVALS
 from outblas.judge.gpu_clock import QUICK_ROUNDS, GpuClock, GraphEntry
-from outblas.judge.rounds import timing_of_samples
+from outblas.judge.rounds import slower_than_the_fastest, timing_of_samples
 from outblas.judge.sm_clock import SmClock
 from outblas.runtime.driver import check, driver
 
 #: Seconds that an entry runs alone before it is timed. On an H200 the frequency settles in 0.1 s.
 SETTLE_SECONDS = 0.25
 #: Timed parts of a visit, and seconds of each.
-PARTS, PART_SECONDS = 5, 0.04
+PARTS, PART_SECONDS = 5, 0.02
 #: Rivals that are timed: the fastest in a few interleaved rounds.
 RIVALS_TIMED = 2
 
@@ -42,22 +43,36 @@ class BlockClock:
         self._clock = clock
         self._stamps = SmClock(clock.gpu_index, PARTS + 1, arch)
 
-    def measure(self, graphs: Mapping[str, GraphEntry]) -> dict[str, Timing]:
-        """Time captured entries alone, in the given order and in reverse. Each visit lasts about half a second.
+    def measure(self, graphs: Mapping[str, GraphEntry], drop_beyond: float = math.inf) -> dict[str, Timing]:
+        """Time captured entries alone, in the given order and in reverse. Each visit lasts about 0.4 seconds.
 
         Args:
             graphs: name -> captured entry.
+            drop_beyond: factor. An entry that took longer than this times the fastest at its first visit gets no second
+                one. By default infinity: none is dropped.
 
         Returns:
-            Name -> Timing in mode ``block``: 10 samples, microseconds per call, five of each visit. ``sm_mhz`` is the
-            median frequency of the SMs. Samples of the same index are of the same part of the same visit.
+            Name -> Timing in mode ``block``: 10 samples, microseconds per call, five of each visit; a dropped entry has
+            5. ``sm_mhz`` is the median frequency of the SMs. Samples of the same index are of the same part of the same
+            visit.
         """
         samples: dict[str, list[float]] = {name: [] for name in graphs}
         frequencies: dict[str, list[float]] = {name: [] for name in graphs}
-        for name in (*graphs, *reversed(list(graphs))):
-            for us, mhz in self._visit(graphs[name]):
+        last = ""
+
+        def visit(name: str) -> None:
+            nonlocal last
+            for us, mhz in self._visit(graphs[name], settled=name == last):
                 samples[name].append(us)
                 frequencies[name].append(mhz)
+            last = name
+
+        for name in graphs:
+            visit(name)
+        to_drop = slower_than_the_fastest(drop_beyond)({n: statistics.median(us) for n, us in samples.items()})
+        for name in reversed(list(graphs)):
+            if name not in to_drop:
+                visit(name)
         return {
             name: replace(
                 timing_of_samples("block", samples[name], graph.repeats, self._clock.sets),
@@ -66,11 +81,12 @@ class BlockClock:
             for name, graph in graphs.items()
         }
 
-    def _visit(self, graph: GraphEntry) -> list[tuple[float, float]]:
+    def _visit(self, graph: GraphEntry, settled: bool) -> list[tuple[float, float]]:
         """Return (microseconds per call, MHz) of each timed part."""
         stream = self._clock.stream
         seconds = 1e-6 * graph.repeats * self._clock.round([graph], [0])[0]
-        self._launch(graph, math.ceil(SETTLE_SECONDS / seconds))
+        if not settled:
+            self._launch(graph, math.ceil(SETTLE_SECONDS / seconds))
         each = math.ceil(PART_SECONDS / seconds)
         for part in range(PARTS):
             self._stamps.stamp(part, stream)

@@ -23,7 +23,7 @@ from outblas.records.retuning import RETUNE_FILE as RETUNE
 from outblas.records.retuning import retune_record, seconds_by_step
 from outblas.search.build_library.build_steps import LIBRARY_STEPS, STEPS, STEPS_WITHOUT_GPU
 from outblas.search.build_library.build_work import TABLES, BuildFolder, copy_tables_from, fill_from
-from outblas.search.build_library.finalist_trials import ALL_STARTS
+from outblas.search.build_library.finalist_trials import DEFAULT_STARTS, SECOND_STARTS
 
 
 def build(
@@ -55,7 +55,7 @@ def build(
 
 def jobs(
     steps: Sequence[str], tables: Sequence[Table], modes: Sequence[str], extra: Sequence[Table],
-    recorded: Sequence[Table] = TABLES[:1], starts: Sequence[str] = ALL_STARTS,
+    recorded: Sequence[Table] = TABLES[:1], starts: Sequence[str] = DEFAULT_STARTS,
 ) -> list[list[str]]:  # fmt: skip
     """Return the jobs of some steps in the order in which they are to run: ``[step, table]``,
     ``["bench", table, mode]``, or ``[step, table, start]`` for ``trial`` and ``judge``.
@@ -70,14 +70,16 @@ def jobs(
         modes: modes of step ``bench``. Mode ``offline`` benches every table.
         extra: tables that are benched in the modes other than ``offline``, too, if they are in ``tables``.
         recorded: tables that step ``record`` measures, if they are in ``tables``. Default: grid1000 in TN, fp16, fp32.
-        starts: starts of the machine that steps ``trial`` and ``judge`` make, e.g. ``["1", "block"]``. Default: all.
+        starts: starts of the machine that steps ``trial`` and ``judge`` make, e.g. ``["1", "block"]``. By default 1 to
+            3 and ``block``. Only ``trial`` has 4 to 6.
     """
     found: list[list[str]] = []
     for step in steps:
         if step == "record":
             found += [[step, str(table)] for table in tables if table in recorded]
         elif step in ("trial", "judge"):
-            found += [[step, str(table), start] for start in starts for table in tables]
+            mine = [start for start in starts if step == "trial" or start not in SECOND_STARTS]
+            found += [[step, str(table), start] for start in mine for table in tables]
         elif step == "bench":
             found += [[step, str(t), mode] for mode in modes for t in tables if mode == "offline" or t in extra]
         else:

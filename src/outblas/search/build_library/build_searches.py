@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from outblas.bench.live_evaluator import LiveEvaluator
 from outblas.core.config import KernelConfig, Launch, launch_of
@@ -133,14 +134,18 @@ def judge_options(work: BuildFolder, table: Table, step: str) -> Options:
     """Return the options of evaluation for one step of a table: 11 rounds, all rivals as baselines, known proofs
     reused.
 
+    Step ``reopen`` proves its many candidates on the timed operands only; the trials prove its finalists in full.
+
     Args:
         work: directory of the build; its GPU is asked for its kind.
         table: the table.
-        step: ``tune``, ``again``, ``refine`` or ``borrow``; it decides the seed. An unknown name raises KeyError.
+        step: ``tune``, ``again``, ``refine``, ``borrow`` or ``reopen``; it decides the seed. An unknown name raises
+            KeyError.
     """
     gpu = gpu_of_device(work.gpu_index)
     return Options(
-        work.gpu_index, gpu, rounds=TUNE_ROUNDS, seed=SEEDS[step], baselines=RIVALS, proved=proved(work, table),
+        work.gpu_index, gpu, rounds=TUNE_ROUNDS, seed=SEEDS[step], level="cell" if step == "reopen" else "full",
+        baselines=RIVALS, proved=proved(work, table),
         chunk=CANDIDATES_PER_ROUNDS, drop_beyond=SINGLE_LOOK_BEYOND, algorithms=str(work.path / "algorithms.jsonl"),
     )  # fmt: skip
 
@@ -275,7 +280,7 @@ def earlier_searches(work: BuildFolder, table: Table, but: str) -> dict[Problem,
 
 def second_search(
     work: BuildFolder, table: Table, step: str, problems: Sequence[Problem], agent: Agent, budget: int,
-    offered: Callable[[Problem], Sequence[KernelConfig]],
+    offered: Callable[[Problem], Sequence[KernelConfig]], stale: Path | None = None,
 ) -> None:  # fmt: skip
     """Search some problems of a tuned table once more and keep the better of the old and the new kernel.
 
@@ -286,11 +291,13 @@ def second_search(
     Args:
         work: directory of the build.
         table: the table.
-        step: ``again``, ``refine`` or ``borrow``: name of the run in the table's store. Another raises KeyError.
+        step: ``again``, ``refine``, ``borrow`` or ``reopen``: name of the run in the table's store. Another raises
+            KeyError.
         problems: problems to search; each must have a row.
         agent: proposes candidates.
         budget: measurements per problem.
         offered: returns a problem's candidates.
+        stale: list of finalists that is deleted; None: that of the first trials.
     """
     progress, better, rows = printer(f"{step} {table}"), 0, {row.problem: row for row in work.load().rows}
     with (
@@ -308,7 +315,7 @@ def second_search(
         failed = f"{failure_counts(store.evaluations(step))}; {seconds_spent(evaluator)}"
     library = work.load()
     about = {**rows_of_table(library, table).provenance, PROVENANCE_KEYS[step]: len(problems)}
-    work.finalists(table).unlink(missing_ok=True)
+    (stale or work.finalists(table)).unlink(missing_ok=True)
     with_table_rows(replace(library, rows=tuple(rows.values())), (), table, about).save(work.library)
     print(f"{step} {table}: {len(problems)} problems, {better} have a better kernel; {failed}", flush=True)
 

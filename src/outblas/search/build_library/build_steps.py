@@ -17,6 +17,7 @@ from outblas.search.build_library.build_work import BuildFolder, printer
 from outblas.search.build_library.choosing import choose
 from outblas.search.build_library.finalist_trials import run_trial
 from outblas.search.build_library.judging import judge, merge
+from outblas.search.build_library.open_rows import search_open_rows
 from outblas.search.build_library.weak_rows import search_weak_rows_again
 
 
@@ -40,8 +41,8 @@ DEFAULT_STEPS: dict[str, Step] = {
     "merge": merge,
     "bench": bench,
 }
-STEPS: dict[str, Step] = {**DEFAULT_STEPS, "again": search_weak_rows_again}
+STEPS: dict[str, Step] = {**DEFAULT_STEPS, "again": search_weak_rows_again, "reopen": search_open_rows}
 #: Steps that only read what others measured.
 STEPS_WITHOUT_GPU = ("choose", "merge")
 #: What makes the library; the rest looks at it.
-LIBRARY_STEPS = ("record", "tune", "borrow", "refine", "again", "trial", "choose")
+LIBRARY_STEPS = ("record", "tune", "borrow", "refine", "again", "trial", "reopen", "choose")

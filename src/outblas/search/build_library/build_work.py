@@ -13,6 +13,7 @@ from outblas.core.config import config_name
 from outblas.core.errors import UsageError
 from outblas.core.evaluation import Evaluation, Status
 from outblas.core.files import write_json
+from outblas.core.journal import read_journal
 from outblas.core.problem import Problem
 from outblas.core.suites import Table
 from outblas.kernels.kernel_hash import kernels_sha
@@ -25,9 +26,9 @@ from outblas.records.store import Store
 from outblas.runtime.device import gpu_of_device
 
 #: Of every step that draws something at random.
-SEEDS = {"tune": 2, "bench": 4, "again": 5, "refine": 6, "borrow": 7, "trial": 100, "judge": 200}
+SEEDS = {"tune": 2, "bench": 4, "again": 5, "refine": 6, "borrow": 7, "reopen": 8, "trial": 100, "judge": 200}
 #: What a second search leaves in the table's provenance, with the number of problems.
-PROVENANCE_KEYS = {"again": "searched_again", "refine": "refined", "borrow": "borrowed"}
+PROVENANCE_KEYS = {"again": "searched_again", "refine": "refined", "borrow": "borrowed", "reopen": "reopened"}
 
 TABLES = tuple(
     Table(*text.split(":"))
@@ -85,6 +86,9 @@ class BuildFolder:
 
     def finalists(self, table: Table) -> Path:
         return self.path / f"{table.stem}_finalists.json"
+
+    def second_finalists(self, table: Table) -> Path:
+        return self.path / f"{table.stem}_second_finalists.json"
 
     def recorded(self) -> tuple[Recording, ...]:
         """Return the recording of this work as a tuple of one. The tuple is empty before step ``record``."""
@@ -217,10 +221,10 @@ def _filled(library: Library, other: Library) -> tuple[tuple[LibraryRow, ...], i
 
 
 def proved(work: BuildFolder, table: Table) -> frozenset[str]:
-    """Return the names of kernels that passed every gate before, in this work's searches, its recording or its library.
+    """Return the names of kernels that passed every gate before, in this work's searches, trials, recording or library.
 
-    Only kernels for the table's layout, dtype and accumulator count. Those of the library count only if it was made
-    with the same sources and compiler (:func:`built_by`).
+    Only kernels for the table's layout, dtype and accumulator count. Those of the library and of trials count only if
+    these were made with the same sources and compiler (:func:`built_by`).
 
     Args:
         work: directory of the build.
@@ -240,7 +244,17 @@ def proved(work: BuildFolder, table: Table) -> frozenset[str]:
         with Store(path) as store:
             runs = ("tune", *PROVENANCE_KEYS)
             names |= {config_name(e.config) for run in runs for e in store.evaluations(run) if _passed_all(e)}
+    for path in work.path.glob(f"*_{'_'.join(kind)}_trial_*.jsonl".lower()):
+        names |= _timed_in_trial(path)
     return frozenset(names)
+
+
+def _timed_in_trial(path: Path) -> set[str]:
+    """Return the names of the kernels that a trial of the same sources and compiler timed: it proves them first."""
+    settings, *lines = read_journal(path) or [{}]
+    if not settings.items() >= built_by().items():
+        return set()
+    return {name for line in lines for name in line.get("kernels", ())}
 
 
 def _passed_all(e: Evaluation) -> bool:

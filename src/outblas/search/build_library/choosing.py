@@ -5,18 +5,26 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from outblas.core.config import LAUNCHES
+from outblas.core.config import LAUNCHES, KernelConfig
 from outblas.core.evaluation import Evaluation, Speedup, Status, Timing
 from outblas.core.problem import Problem
 from outblas.core.rivals import LT_AUTO, LT_HEURISTIC, RIVALS, fastest_baseline
 from outblas.core.stats import paired_speedup
-from outblas.core.suites import Table, block_problems
+from outblas.core.suites import Table
 from outblas.judge.rounds import speedup, timing_of_samples
 from outblas.kernels.config_text import config_from_name
 from outblas.records.library import LibraryRow, choose_kernel
 from outblas.records.library_tables import replace_rows, rows_of_table
 from outblas.search.build_library.build_work import BuildFolder
-from outblas.search.build_library.finalist_trials import BLOCK, STARTS, TrialEntry, finished_trial, read_trial
+from outblas.search.build_library.finalist_trials import (
+    ALL_STARTS,
+    BLOCK,
+    SECOND_STARTS,
+    STARTS,
+    TrialEntry,
+    finished_trial,
+    read_trial,
+)
 
 #: A kernel is installed if the lower bound of its pooled speed-up is above this: the pooled rounds hold the noise
 #: between starts.
@@ -29,8 +37,9 @@ SURELY_FASTER_ABOVE = 1.005
 def choose(work: BuildFolder, table: Table) -> None:
     """Choose the kernels and the fall-backs of a tuned table, and save them in the work's library.
 
-    Products below :data:`outblas.core.suites.BLOCK_FLOP` are chosen from three trials, the others from the trial in
-    blocks.
+    Products below :data:`outblas.core.suites.BLOCK_FLOP` are chosen from three trials. Those that step ``reopen``
+    searched are chosen from the trials 4 to 6 instead. Larger products are chosen from the trial in blocks; without it
+    they keep the kernels of the search.
 
     Args:
         work: directory of the build.
@@ -42,31 +51,49 @@ def choose(work: BuildFolder, table: Table) -> None:
     library = work.load()
     part = rows_of_table(library, table)
     found = pooled_trials(work, table)
-    rows = [chosen_row(row.problem, found[row.problem], row.source) for row in part.rows]
-    starts = (*STARTS, BLOCK) if block_problems(table.problems()) else STARTS
-    begun = {start: finished_trial(work, table, start)[-1]["provenance"] for start in starts}
+    rows = [chosen_row(r.problem, found[r.problem], r.source) if r.problem in found else r for r in part.rows]
+    trials = {start: finished_trial(work, table, start) for start in ALL_STARTS}
+    begun = {start: lines[-1]["provenance"] for start, lines in trials.items() if len(lines) > 1}
     about = {**part.provenance, "chosen_from": {s: {k: p[k] for k in ("date", "commit")} for s, p in begun.items()}}
     replace_rows(library, rows, table, about).save(work.library)
     fall = {launch: sum(row.choice(launch) is None for row in rows) for launch in LAUNCHES}
-    unnamed = sum(_only_cublas(found[row.problem]) for row in rows if row.plain is None)
+    unnamed = sum(_only_cublas(found[row.problem]) for row in rows if row.plain is None and row.problem in found)
     print(
-        f"choose {table}: {len(rows)} problems; fall back: {fall['plain']} plain, {fall['pdl']} with PDL, "
-        f"{fall['weights']} with constant weights; on {unnamed} plain cuBLAS alone was surely the fastest",
+        f"choose {table}: {len(found)} of {len(rows)} problems by trials; fall back: {fall['plain']} plain, "
+        f"{fall['pdl']} with PDL, {fall['weights']} with constant weights; on {unnamed} plain cuBLAS alone was surely "
+        "the fastest",
         flush=True,
     )
 
 
 def pooled_trials(work: BuildFolder, table: Table) -> dict[Problem, TrialEntry]:
-    """Return problem -> the rounds of all its trials, one after the other.
+    """Return problem -> the rounds of the trials that choose its kernel, one after the other.
+
+    Large products are missing without a trial in blocks.
 
     Raises:
         UsageError: a trial is missing, or timed other problems.
     """
-    starts = [read_trial(work, table, start) for start in STARTS]
-    found = {problem: pooled([trial[problem] for trial in starts]) for problem in starts[0]}
-    if block_problems(table.problems()):
+    found = first_trials(work, table)
+    if work.second_finalists(table).exists():
+        found |= _pooled_starts(work, table, SECOND_STARTS)
+    if finished_trial(work, table, BLOCK):
         found |= read_trial(work, table, BLOCK)
     return found
+
+
+def first_trials(work: BuildFolder, table: Table) -> dict[Problem, TrialEntry]:
+    """Return problem -> the rounds of the trials 1 to 3, one after the other, for products below 1e11 FLOP.
+
+    Raises:
+        UsageError: a trial is missing, or timed other problems.
+    """
+    return _pooled_starts(work, table, STARTS)
+
+
+def _pooled_starts(work: BuildFolder, table: Table, starts: Sequence[str]) -> dict[Problem, TrialEntry]:
+    trials = [read_trial(work, table, start) for start in starts]
+    return {problem: pooled([trial[problem] for trial in trials]) for problem in trials[0]}
 
 
 def pooled(entries: Sequence[TrialEntry]) -> TrialEntry:
@@ -111,6 +138,13 @@ def chosen_row(problem: Problem, entry: TrialEntry, source: str) -> LibraryRow:
     return LibraryRow(problem, best, detail, source, plain, pdl, auto, weights)
 
 
+def kernel_ratios(entry: TrialEntry) -> dict[KernelConfig, float]:
+    """Return kernel -> its speed-up over the fastest rival, the ratio of medians, for the kernels of a trial."""
+    rivals = min(entry.timings[name].median_us for name in RIVALS if name in entry.timings)
+    kernels = {name: timing for name, timing in entry.timings.items() if name not in RIVALS}
+    return {config_from_name(name): rivals / timing.median_us for name, timing in kernels.items()}
+
+
 def _algorithm(entry: TrialEntry, name: str) -> str:
     """Return the algorithm of a cuBLASLt rival if that was surely faster than torch.matmul; else an empty text."""
     return entry.details.get(name, "") if surely_faster(entry.timings, name) else ""
@@ -126,7 +160,9 @@ def surely_faster(timings: Mapping[str, Timing], name: str, than: str = "torch")
     """
     if name not in timings or than not in timings:
         return False
-    low = paired_speedup(timings[name].samples_us, timings[than].samples_us)[1]
+    mine, theirs = timings[name].samples_us, timings[than].samples_us
+    both = min(len(mine), len(theirs))  # one that was dropped has fewer
+    low = paired_speedup(mine[:both], theirs[:both])[1]
     return low > SURELY_FASTER_ABOVE
 
 

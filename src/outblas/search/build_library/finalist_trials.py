@@ -6,7 +6,7 @@ chosen from three, and judged in three others (outblas.search.build_library.judg
 
 from __future__ import annotations
 
-import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -16,9 +16,9 @@ from typing import Any
 from outblas.bench.live_evaluator import LiveEvaluator
 from outblas.bench.share_gpus import entries_of_gpus
 from outblas.core.config import KernelConfig, config_name
-from outblas.core.errors import RecordError, UsageError
+from outblas.core.errors import UsageError
 from outblas.core.evaluation import Timing
-from outblas.core.journal import Journal
+from outblas.core.journal import Journal, read_journal
 from outblas.core.problem import Problem
 from outblas.core.rivals import RIVALS
 from outblas.core.suites import BLOCK_FLOP, Table
@@ -28,13 +28,21 @@ from outblas.records.provenance import collect_provenance, start_of_machine
 from outblas.runtime.device import gpu_of_device
 from outblas.search.build_library.build_work import SEEDS, BuildFolder, built_by, printer, proved
 from outblas.search.build_library.finalists import finalists
+from outblas.search.build_library.second_finalists import second_finalists
 
 #: Starts of the machine whose rounds choose the kernels; as many others judge them. Fixed before the first.
 STARTS = ("1", "2", "3")
+#: Starts that time the finalists of rows that the first three leave open (outblas.search.build_library.open_rows).
+SECOND_STARTS = ("4", "5", "6")
 #: The one start in which blocks choose the kernels of large products.
 BLOCK = "block"
-ALL_STARTS = (*STARTS, BLOCK)
-TRIAL_ROUNDS = 9
+DEFAULT_STARTS = (*STARTS, BLOCK)
+ALL_STARTS = (*STARTS, *SECOND_STARTS, BLOCK)
+#: Rounds of a trial. Rows are open where three times 9 rounds do not tell level kernels apart, so they get 27.
+TRIAL_ROUNDS, SECOND_ROUNDS = 9, 27
+#: In blocks, an entry this much slower than the fastest at its first visit gets no second one. Two visits of a kernel
+#: differ by less than 0.5%.
+BLOCK_DROP_BEYOND = 1.015
 #: All finalists of a problem share its rounds.
 MANY = 64
 
@@ -62,7 +70,7 @@ def trial_path(work: BuildFolder, table: Table, start: str) -> Path:
     Args:
         work: directory of the build.
         table: the table.
-        start: ``1``, ``2``, ``3`` or ``block``.
+        start: ``1`` to ``6`` or ``block``.
     """
     return work.path / f"{table.stem}_trial_{start}.jsonl"
 
@@ -78,13 +86,13 @@ def run_trial(work: BuildFolder, table: Table, start: str) -> None:
     Args:
         work: directory of the build.
         table: the table; it must be tuned.
-        start: ``1``, ``2`` or ``3``: interleaved rounds of the products that mode ``block`` does not time; ``block``:
-            blocks of those that it does.
+        start: ``1``, ``2`` or ``3``: interleaved rounds of the products that mode ``block`` does not time; ``4``, ``5``
+            or ``6``: more rounds of the rows that step ``reopen`` searched; ``block``: blocks of large products.
 
     Raises:
         UsageError: the table is not tuned, or changed since the trial began.
     """
-    chosen = {p: c for p, c in finalists(work, table).items() if (p.flops >= BLOCK_FLOP) == (start == BLOCK)}
+    chosen = finalists_of_start(work, table, start)
     done = finished_trial(work, table, start, chosen)
     if done:
         print(f"trial {table} {start}: done before", flush=True)
@@ -110,6 +118,22 @@ def run_trial(work: BuildFolder, table: Table, start: str) -> None:
         journal.close()
 
 
+def finalists_of_start(work: BuildFolder, table: Table, start: str) -> dict[Problem, list[KernelConfig]]:
+    """Return problem -> the finalists that a trial times.
+
+    Args:
+        work: directory of the build.
+        table: the table.
+        start: as for :func:`run_trial`.
+
+    Raises:
+        UsageError: the table is not tuned; for starts 4 to 6, step ``reopen`` was not run.
+    """
+    if start in SECOND_STARTS:
+        return second_finalists(work, table)
+    return {p: c for p, c in finalists(work, table).items() if (p.flops >= BLOCK_FLOP) == (start == BLOCK)}
+
+
 def finished_trial(
     work: BuildFolder, table: Table, start: str, chosen: Mapping[Problem, Sequence[KernelConfig]] | None = None
 ) -> list[dict[str, Any]]:
@@ -127,7 +151,7 @@ def finished_trial(
     path = trial_path(work, table, start)
     if not path.exists():
         return []
-    settings, *lines = _lines(path)
+    settings, *lines = read_journal(path)
     if not lines or lines[-1]["problem"]:
         return []
     if chosen is not None and settings["finalists"] != _names(chosen):
@@ -153,7 +177,7 @@ def read_trial(work: BuildFolder, table: Table, start: str) -> dict[Problem, Tri
 
 def _journal(work: BuildFolder, table: Table, start: str, chosen: Mapping[Problem, Sequence[KernelConfig]]) -> Journal:
     path = trial_path(work, table, start)
-    about = {"table": str(table), "start": start, "machine": start_of_machine(), **built_by(), "rounds": TRIAL_ROUNDS}
+    about = {"table": str(table), "start": start, "machine": start_of_machine(), **built_by(), "rounds": _rounds(start)}
     settings = {**about, "gpu": gpu_of_device(work.gpu_index).name, "finalists": _names(chosen)}
     try:
         return Journal(path, settings)
@@ -166,11 +190,16 @@ def _names(chosen: Mapping[Problem, Sequence[KernelConfig]]) -> dict[str, list[s
     return {problem.key: [config_name(c) for c in configs] for problem, configs in chosen.items()}
 
 
+def _rounds(start: str) -> int:
+    return SECOND_ROUNDS if start in SECOND_STARTS else TRIAL_ROUNDS
+
+
 def _options(work: BuildFolder, table: Table, start: str) -> Options:
     return Options(
-        work.gpu_index, gpu_of_device(work.gpu_index), rounds=TRIAL_ROUNDS, baselines=RIVALS, chunk=MANY,
+        work.gpu_index, gpu_of_device(work.gpu_index), rounds=_rounds(start), baselines=RIVALS, chunk=MANY,
         seed=SEEDS["trial"] + (0 if start == BLOCK else int(start)), proved=proved(work, table),
         mode="block" if start == BLOCK else "offline", algorithms=str(work.path / "algorithms.jsonl"),
+        drop_beyond=BLOCK_DROP_BEYOND if start == BLOCK else math.inf,
     )  # fmt: skip
 
 
@@ -191,19 +220,6 @@ def _timed(problem: Problem, configs: Sequence[KernelConfig], evaluator: LiveEva
 def _samples(timing: Timing) -> dict[str, Any]:
     figures = {"us": [round(us, 4) for us in timing.samples_us], "repeats": timing.repeats, "sets": timing.operand_sets}
     return figures if timing.sm_mhz is None else {**figures, "mhz": timing.sm_mhz}
-
-
-def _lines(path: Path) -> list[dict[str, Any]]:
-    """Return the whole lines of a trial's file, its settings first.
-
-    Raises:
-        RecordError: the file is damaged.
-    """
-    try:
-        text = path.read_text(encoding="utf-8")
-        return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
-    except (OSError, ValueError) as error:
-        raise RecordError(f"{path} cannot be read ({error})", "one JSON value per line", "delete it") from error
 
 
 def _entry(line: Mapping[str, Any]) -> TrialEntry:

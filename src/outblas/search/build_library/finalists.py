@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from outblas.core.config import LAUNCHES, KernelConfig, Launch, config_name, launch_of
 from outblas.core.evaluation import Evaluation, Status
@@ -57,15 +57,15 @@ def finalists(work: BuildFolder, table: Table) -> dict[Problem, list[KernelConfi
 
 def _of_row(row: LibraryRow, tried: Sequence[Evaluation], gpu: Gpu) -> list[KernelConfig]:
     """Return the finalists of one problem, fastest first within a launch option."""
-    speed = _speed_by_kernel(tried)
+    speed = speed_by_kernel(tried)
     for launch in LAUNCHES:
         choice = row.choice(launch)
         if choice is not None:
             speed[choice.config] = max(choice.speedup, speed.get(choice.config, 0.0))
     ranked = sorted(speed, key=lambda config: (-speed[config], config_name(config)))
     if row.problem.flops >= BLOCK_FLOP:
-        return _near_the_best(ranked, "plain", speed, PER_BLOCK_PROBLEM)
-    near = [c for launch in launch_options(row.problem, gpu) for c in _near_the_best(ranked, launch, speed)]
+        return near_the_best(ranked, "plain", speed, PER_BLOCK_PROBLEM)
+    near = [c for launch in launch_options(row.problem, gpu) for c in near_the_best(ranked, launch, speed)]
     return list(dict.fromkeys((*near, *_with_pdl(row.problem, near, gpu))))
 
 
@@ -80,14 +80,27 @@ def _with_pdl(problem: Problem, near: Sequence[KernelConfig], gpu: Gpu) -> list[
     return [twin] if why_illegal(problem, twin, gpu) is None else []
 
 
-def _near_the_best(
-    ranked: Sequence[KernelConfig], launch: Launch, speed: dict[KernelConfig, float], most: int = PER_LAUNCH
+def near_the_best(
+    ranked: Sequence[KernelConfig],
+    launch: Launch,
+    speed: Mapping[KernelConfig, float],
+    most: int = PER_LAUNCH,
+    within: float = WITHIN,
 ) -> list[KernelConfig]:
+    """Return the first kernels of a launch option that are near its best.
+
+    Args:
+        ranked: kernels, fastest first.
+        launch: the launch option.
+        speed: kernel -> speed-up over the fastest rival.
+        most: number of kernels, at most.
+        within: least speed, as a factor of the best one's.
+    """
     mine = [config for config in ranked if launch_of(config) == launch][:most]
-    return [config for config in mine if speed[config] >= WITHIN * speed[mine[0]]]
+    return [config for config in mine if speed[config] >= within * speed[mine[0]]]
 
 
-def _speed_by_kernel(tried: Iterable[Evaluation]) -> dict[KernelConfig, float]:
+def speed_by_kernel(tried: Iterable[Evaluation]) -> dict[KernelConfig, float]:
     """Return kernel -> its highest speed-up over the fastest rival, of those that passed."""
     found: dict[KernelConfig, float] = {}
     for e in tried:

@@ -1,0 +1,135 @@
+"""Search the rows again that three trials leave open: step ``reopen`` of `outblas build-library`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from outblas.core.config import LAUNCHES, KernelConfig, Launch, launch_of
+from outblas.core.problem import Problem
+from outblas.core.roofline import Gpu
+from outblas.core.suites import Table
+from outblas.kernels.catalogue import first_search_candidates
+from outblas.kernels.cost.cost_model import rank
+from outblas.kernels.families.registry import FAMILIES
+from outblas.kernels.legality import why_illegal
+from outblas.kernels.neighbours import neighbours
+from outblas.kernels.pool import pool
+from outblas.records.library import LibraryRow
+from outblas.runtime.device import gpu_of_device
+from outblas.search.agents.base import interleave
+from outblas.search.build_library.build_searches import second_search
+from outblas.search.build_library.build_work import BuildFolder
+from outblas.search.build_library.choosing import chosen_row, first_trials, kernel_ratios
+from outblas.search.neighbour_winners import neighbour_winners
+from outblas.search.refine import InOrderAgent
+
+#: A row with a kernel is open from this FLOP on, if its speed-up over the fastest rival is below this. A choice among
+#: more finalists brings 0.2% there, and less than 0.05% for shorter products.
+OPEN_FLOP, OPEN_BELOW = 1e9, 1.10
+#: Untried candidates of a row that falls back, and of one with a kernel.
+WIDE_BUDGET, NEAR_BUDGET = 96, 10
+#: Kernels of the trials that are tried again: how many of a launch option, and how far behind the best of them.
+PER_LAUNCH, WITHIN = 2, 0.985
+
+
+def search_open_rows(work: BuildFolder, table: Table) -> None:
+    """Search the rows again that the first trials leave open; the starts 4 to 6 of step ``trial`` then time the best.
+
+    A row is open if it falls back, or if it wins by less than 10% from 1e9 FLOP on. The best kernels of its trials come
+    first, so that all are compared in the same rounds. A row that falls back then gets 96 plain candidates, those
+    that the cost model ranks first. Another row gets neighbours of its best and winners of nearby shapes, 10 in all.
+
+    Args:
+        work: directory of the build.
+        table: the table.
+
+    Raises:
+        UsageError: one of the first three trials is missing.
+    """
+    gpu, trials = gpu_of_device(work.gpu_index), first_trials(work, table)
+    rows = {problem: chosen_row(problem, entry, "") for problem, entry in trials.items()}
+    ratios = {problem: kernel_ratios(entry) for problem, entry in trials.items()}
+    won = {problem: _best_by_launch(found) for problem, found in ratios.items()}
+    offers: dict[Problem, list[KernelConfig]] = {}
+
+    def offered(problem: Problem) -> Sequence[KernelConfig]:
+        if problem not in offers:
+            known = contenders(ratios[problem])
+            if falls_back(rows[problem]):
+                more = wide_candidates(problem, known, gpu)[:WIDE_BUDGET]
+            else:
+                more = near_candidates(problem, won, gpu)[:NEAR_BUDGET]
+            offers[problem] = list(dict.fromkeys((*known, *more)))
+        return offers[problem]
+
+    todo = [problem for problem, row in rows.items() if is_open(row)]
+    budget = WIDE_BUDGET + PER_LAUNCH * len(LAUNCHES)
+    stale = work.second_finalists(table)
+    second_search(work, table, "reopen", todo, InOrderAgent(0, gpu), budget, offered, stale)
+
+
+def is_open(row: LibraryRow) -> bool:
+    """Return whether a row falls back, for plain calls or with PDL, or wins by less than 10% from 1e9 FLOP on."""
+    if row.plain is None or falls_back(row):
+        return True
+    return row.problem.flops >= OPEN_FLOP and row.plain.speedup < OPEN_BELOW
+
+
+def falls_back(row: LibraryRow) -> bool:
+    """Return whether a row has no kernel for plain calls, or none with PDL."""
+    return row.plain is None or row.choice("pdl") is None
+
+
+def contenders(ratios: Mapping[KernelConfig, float]) -> list[KernelConfig]:
+    """Return up to two kernels of each launch option, within 1.5% of its best, options in turns.
+
+    Args:
+        ratios: kernel -> speed-up over the fastest rival.
+    """
+    turns = []
+    for launch in LAUNCHES:
+        mine = sorted((c for c in ratios if launch_of(c) == launch), key=lambda c: -ratios[c])[:PER_LAUNCH]
+        turns.append([c for c in mine if ratios[c] >= WITHIN * ratios[mine[0]]])
+    return list(interleave(*turns))
+
+
+def wide_candidates(problem: Problem, known: Sequence[KernelConfig], gpu: Gpu) -> list[KernelConfig]:
+    """Return the legal plain kernels of the whole pool and of special kinds, outside ``known``, best prediction first.
+
+    Neighbours of the best plain known kernels are among them.
+
+    Args:
+        problem: the problem.
+        known: kernels that are tried anyhow.
+        gpu: the GPU.
+    """
+    plain = [c for c in known if launch_of(c) == "plain"]
+    listed = (*first_search_candidates(problem, gpu), *pool(), *(n for c in plain for n in neighbours(problem, c, gpu)))
+    adapted = (FAMILIES[config.family].adapted_to_problem(problem, config) for config in listed)
+    fresh = [c for c in dict.fromkeys(adapted) if launch_of(c) == "plain" and c not in known]
+    legal = [c for c in fresh if why_illegal(problem, c, gpu) is None]
+    return [legal[i] for i in rank(problem, legal, gpu)]
+
+
+def near_candidates(
+    problem: Problem, won: Mapping[Problem, Mapping[Launch, KernelConfig]], gpu: Gpu
+) -> list[KernelConfig]:
+    """Return neighbours of a problem's best plain kernel and winners of nearby shapes, in turns, without its own best.
+
+    Args:
+        problem: the problem.
+        won: problem -> launch option -> its best kernel.
+        gpu: the GPU.
+    """
+    best = won[problem]
+    near = neighbours(problem, best["plain"], gpu) if "plain" in best else []
+    plain_only = {p: {"plain": found["plain"]} for p, found in won.items() if "plain" in found}
+    winners = neighbour_winners(problem, plain_only, tuple(best.values()), gpu)  # type: ignore[arg-type]
+    return [c for c in dict.fromkeys(interleave(near, winners)) if c not in best.values()]
+
+
+def _best_by_launch(ratios: Mapping[KernelConfig, float]) -> dict[Launch, KernelConfig]:
+    found: dict[Launch, KernelConfig] = {}
+    for config in sorted(ratios, key=lambda c: -ratios[c]):
+        found.setdefault(launch_of(config), config)
+    return found

@@ -1,0 +1,88 @@
+"""The finalists of rows that step ``reopen`` searched: the kernels among which the trials 4 to 6 decide."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from outblas.core.config import LAUNCHES, KernelConfig, Launch, config_name, launch_of
+from outblas.core.errors import UsageError
+from outblas.core.evaluation import Evaluation
+from outblas.core.files import write_json
+from outblas.core.problem import Problem
+from outblas.core.roofline import Gpu
+from outblas.core.suites import Table
+from outblas.kernels.catalogue import launch_options
+from outblas.kernels.config_text import config_from_name
+from outblas.kernels.families.registry import FAMILIES
+from outblas.kernels.legality import why_illegal
+from outblas.records.store import Store
+from outblas.runtime.device import gpu_of_device
+from outblas.search.build_library.build_work import BuildFolder
+from outblas.search.build_library.finalists import near_the_best, speed_by_kernel
+from outblas.search.refine import tried_by_problem
+
+#: Finalists of a launch option, at most, and how far behind the best of them, as a factor of speed.
+PER_LAUNCH, WITHIN = {"plain": 3, "pdl": 2, "weights": 1}, 0.98
+#: Plain finalists whose twins with PDL are finalists, too.
+TWINS = 2
+
+
+def second_finalists(work: BuildFolder, table: Table) -> dict[Problem, list[KernelConfig]]:
+    """Return problem -> its finalists, for the rows that step ``reopen`` searched.
+
+    These are up to three plain kernels, two with PDL and one for constant weights, within 2% of the fastest by that
+    search. The two fastest plain kernels are finalists with PDL, too. The first call writes the lists to
+    ``<stem>_second_finalists.json``, so that all trials time the same.
+
+    Args:
+        work: directory of the build.
+        table: the table.
+
+    Raises:
+        UsageError: step ``reopen`` was not run.
+    """
+    path = work.second_finalists(table)
+    if path.exists():
+        known = json.loads(path.read_text(encoding="utf-8"))
+        return {Problem.from_key(key): [config_from_name(name) for name in names] for key, names in known.items()}
+    with Store(work.store(table)) as store:
+        tried = tried_by_problem(store.evaluations("reopen"))
+    if not tried:
+        raise UsageError(
+            f"no row of {table} was searched again",
+            "a search of the rows that the first trials leave open",
+            f"run `outblas build-library --work {work.path} --tables {table} --steps reopen`",
+        )
+    gpu = gpu_of_device(work.gpu_index)
+    found = {problem: finalists_of_search(problem, evaluations, gpu) for problem, evaluations in tried.items()}
+    write_json(path, {problem.key: [config_name(c) for c in configs] for problem, configs in found.items()})
+    return found
+
+
+def finalists_of_search(problem: Problem, tried: Sequence[Evaluation], gpu: Gpu) -> list[KernelConfig]:
+    """Return the finalists of one problem, each once: plain ones first, fastest first within a launch option.
+
+    Args:
+        problem: the problem.
+        tried: its evaluations in step ``reopen``.
+        gpu: the GPU.
+    """
+    speed = speed_by_kernel(tried)
+    ranked = sorted(speed, key=lambda config: (-speed[config], config_name(config)))
+    near = {launch: near_the_best(ranked, launch, speed, PER_LAUNCH[launch], WITHIN) for launch in LAUNCHES}
+    twins = [_twin(config, launch) for launch in _worth_a_twin(problem, gpu) for config in near["plain"][:TWINS]]
+    legal = [twin for twin in twins if why_illegal(problem, twin, gpu) is None]
+    return list(dict.fromkeys((*near["plain"], *near["pdl"], *near["weights"], *legal)))
+
+
+def _worth_a_twin(problem: Problem, gpu: Gpu) -> list[Launch]:
+    """PDL saves half a microsecond, which decides where a long product is level; early loads need a short one."""
+    return ["pdl", "weights"] if "weights" in launch_options(problem, gpu) else ["pdl"]
+
+
+def _twin(config: KernelConfig, launch: Launch) -> KernelConfig:
+    if launch_of(config) != "plain" or "pdl" not in config.knobs():
+        return config
+    with_pdl = config.with_knobs(pdl=True)
+    return with_pdl if launch == "pdl" else FAMILIES[config.family].without_early(with_pdl).with_knobs(early=True)

@@ -1,0 +1,129 @@
+"""Step ``reopen`` of `outblas build-library`: rows that three trials leave open are searched and timed again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from outblas.core.config import config_name, launch_of
+from outblas.core.errors import UsageError
+from outblas.core.problem import Problem
+from outblas.core.roofline import H200
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.kernels.legality import why_illegal
+from outblas.records.library import Library, LibraryChoice, LibraryRow
+from outblas.search.build_library import finalist_trials as trials
+from outblas.search.build_library import open_rows
+from outblas.search.build_library.build_work import proved
+from outblas.search.build_library.choosing import pooled_trials
+from outblas.search.build_library.open_rows import (
+    WIDE_BUDGET,
+    contenders,
+    is_open,
+    near_candidates,
+    wide_candidates,
+)
+from outblas.search.build_library.second_finalists import finalists_of_search, second_finalists
+from support.build_library_fixture import run, script_fixture, work_fixture  # noqa: F401
+from support.helpers import passed_evaluation
+
+LARGE, SMALL = Problem(2048, 2048, 2048), Problem(64, 64, 64)
+TILE = Sm90WgmmaConfig(128, 128)
+
+
+def row(problem: Problem, plain: float | None, pdl: float | None = 2.0) -> LibraryRow:
+    def choice(ratio: float | None) -> LibraryChoice | None:
+        return None if ratio is None else LibraryChoice(TILE, ratio, ratio - 0.01, ratio + 0.01)
+
+    return LibraryRow(problem, "torch", "", "cuda:0", choice(plain), choice(pdl))
+
+
+def tried_trials(script: Any, work: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The table after its first trials; its two longer products are open."""
+    monkeypatch.setattr(open_rows, "OPEN_FLOP", 3e7)
+    monkeypatch.setattr(open_rows, "OPEN_BELOW", 100.0)
+    run(script, work, "tune")
+    table = script.TABLES[0]
+    for start in trials.STARTS:
+        trials.run_trial(work, table, start)
+    return table
+
+
+def test_rows_that_fall_back_or_barely_win_are_open() -> None:
+    assert is_open(row(SMALL, None)) and is_open(row(SMALL, 1.5, None))
+    assert is_open(row(LARGE, 1.09)) and not is_open(row(LARGE, 1.11))
+    assert not is_open(row(SMALL, 1.01)), "a choice among more finalists brings little to a short product"
+
+
+def test_the_best_of_the_trials_are_tried_again_in_turns() -> None:
+    plain = [replace(TILE, stages=stages) for stages in (3, 4, 5, 6)]
+    with_pdl = replace(TILE, pdl=True)
+    ratios = {plain[0]: 1.0, plain[1]: 1.02, plain[2]: 1.01, plain[3]: 0.9, with_pdl: 0.8}
+    assert contenders(ratios) == [plain[1], with_pdl, plain[2]]
+    assert contenders({plain[0]: 1.0, plain[3]: 0.9}) == [plain[0]], "1.5% behind is too far"
+
+
+def test_a_row_that_falls_back_gets_kernels_of_the_whole_pool() -> None:
+    found = wide_candidates(LARGE, [TILE], H200)
+    assert len(found) > 2 * WIDE_BUDGET and len(set(found)) == len(found) and TILE not in found
+    assert all(launch_of(c) == "plain" and why_illegal(LARGE, c, H200) is None for c in found)
+    assert any(c.ctas for c in found if c.family == "sm90_wgmma_gemm") is False, "not a neighbour of a persistent one"
+    walking = replace(TILE, persistent=True, consumers=2, schedule="pingpong")
+    assert any(c.ctas for c in wide_candidates(LARGE, [walking], H200) if c.family == "sm90_wgmma_gemm")
+
+
+def test_another_row_gets_neighbours_and_winners_of_nearby_shapes() -> None:
+    near = Problem(2048, 2048, 4096)
+    elsewhere = replace(TILE, consumers=2)
+    found = near_candidates(LARGE, {LARGE: {"plain": TILE}, near: {"plain": elsewhere}}, H200)
+    assert found[1] == elsewhere and TILE not in found and len(found) > 3
+    without_own = near_candidates(LARGE, {LARGE: {}, near: {"plain": elsewhere}}, H200)
+    assert without_own[0] == elsewhere and len(without_own) == 2, "and its transpose"
+
+
+def test_finalists_are_few_near_the_best_and_have_twins_with_pdl() -> None:
+    plain = [replace(TILE, stages=stages) for stages in (3, 4, 5, 6)]
+    tried = [passed_evaluation(LARGE, config, ratio=1 - 0.005 * i) for i, config in enumerate(plain)]
+    tried += [passed_evaluation(LARGE, replace(TILE, bn=64), ratio=0.9)]
+    found = finalists_of_search(LARGE, tried, H200)
+    assert found == [*plain[:3], *(replace(c, pdl=True) for c in plain[:2])]
+
+
+def test_reopened_rows_are_chosen_from_three_further_trials(
+    script: Any, work: Any, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = tried_trials(script, work, monkeypatch)
+    with pytest.raises(UsageError, match="--steps reopen"):
+        trials.run_trial(work, table, "4")
+    first = work.finalists(table).read_text()
+    run(script, work, "reopen")
+    assert work.finalists(table).read_text() == first, "the first trials keep their finalists"
+    assert script.fake.options[-1].level == "cell", "many candidates; the trials prove the finalists in full"
+    for start in trials.SECOND_STARTS:
+        trials.run_trial(work, table, start)
+    assert script.trial.options[-1].level == "full"
+    second, found = second_finalists(work, table), pooled_trials(work, table)
+    assert len(second) == 2
+    for problem, configs in second.items():
+        assert set(map(config_name, configs)) <= set(found[problem].timings)
+        assert len(found[problem].timings["torch"].samples_us) == 3 * trials.SECOND_ROUNDS
+    others = [problem for problem in table.problems() if problem not in second]
+    assert all(len(found[p].timings["torch"].samples_us) == 3 * trials.TRIAL_ROUNDS for p in others)
+    run(script, work, "choose")
+    chosen = Library.load(work.library).provenance["tables"][str(table)]["chosen_from"]
+    assert list(chosen) == ["1", "2", "3", "4", "5", "6"]
+    assert "4 of 4 problems by trials" in capsys.readouterr().out
+
+
+def test_what_a_trial_timed_is_proved(script: Any, work: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = tried_trials(script, work, monkeypatch)
+    run(script, work, "reopen")
+    new = {config_name(c) for configs in second_finalists(work, table).values() for c in configs} - proved(work, table)
+    assert new, "the search proved them on the timed operands only"
+    trials.run_trial(work, table, "4")
+    assert new <= proved(work, table)
+    path = trials.trial_path(work, table, "4")
+    path.write_text(path.read_text().replace('"kernels": "', '"kernels": "0', 1))
+    assert not new & proved(work, table), "by other sources"
