@@ -21,8 +21,9 @@ from outblas.publish.tables.notes import notes_of_retune
 from outblas.records.library import Library
 from outblas.records.recording import Recording
 from outblas.records.results import read_result
+from outblas.search.build_library.begin_with import copy_tables_from, fill_from
 from outblas.search.build_library.build_run import jobs, publish_seconds, run_job, run_jobs
-from outblas.search.build_library.build_work import BuildFolder, copy_tables_from, fill_from
+from outblas.search.build_library.build_work import BuildFolder
 from support.build_library_fixture import (  # noqa: F401
     ALL,
     LLM_SHAPES,
@@ -114,10 +115,11 @@ def test_tables_tuned_elsewhere_are_benched_here(script: Any, work: Any, tmp_pat
     before = out.library.read_bytes()
     copy_tables_from(out, [one.library, other.library])
     assert out.library.read_bytes() == before, "the same command goes on"
-    with pytest.raises(UsageError, match="a new directory"):
-        copy_tables_from(one, [one.library, other.library])
-    replace(libraries[1], provenance={**libraries[1].provenance, "kernels": "others"}).save(other.library)
-    with pytest.raises(UsageError, match="the same kernels"):
+    copy_tables_from(one, [other.library])
+    assert set(libraries[0].rows) <= set(one.load().rows), "rows that a directory has stay"
+    assert one.load().provenance["tables"].keys() == made.provenance["tables"].keys()
+    replace(libraries[1], gpu="h100").save(other.library)
+    with pytest.raises(UsageError, match="one kind of GPU"):
         copy_tables_from(BuildFolder(tmp_path / "new"), [one.library, other.library])
     assert not (tmp_path / "new").exists()
 

@@ -41,8 +41,7 @@ def problems_of(name: str, layout: str = "TN", dtype: str = "fp16", acc: str = "
 @pytest.fixture(name="script")
 def script_fixture(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The modules of the build, and the fake that they ask."""
-    for target in (run_bench, record_suite):
-        install(monkeypatch, target)
+    benched, _ = install(monkeypatch, run_bench), install(monkeypatch, record_suite)
     fake, trial = install(monkeypatch, build_searches), install(monkeypatch, trials)
     for module in (benching, build_work, finalists, open_rows, second_finalists, weak_rows):
         monkeypatch.setattr(module, "gpu_of_device", lambda index: H200)
@@ -53,6 +52,7 @@ def script_fixture(monkeypatch: pytest.MonkeyPatch) -> Any:
     return SimpleNamespace(
         fake=fake,
         trial=trial,
+        fake_bench=benched,
         packaged_kernels=packaged,
         runs=build_run,
         steps=build_steps,

@@ -113,6 +113,7 @@ def run_bench(request: BenchRequest, progress: Progress | None = None) -> Path:
         seconds = round(sum(entry.get("gpu_seconds", 0.0) for entry in journal.entries), 1)
         provenance = {
             **about,
+            "kernels": kernels_sha(),
             "machine": start_of_machine(),
             "gpus": len(request.gpu_indices),
             "gpu_seconds": seconds,

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from outblas.bench.run_bench import BenchRequest, run_bench
 from outblas.core.errors import UsageError
+from outblas.core.evaluation import Status
 from outblas.core.problem import Problem
 from outblas.core.suites import Table, block_problems, sample
+from outblas.kernels.kernel_hash import kernels_sha
 from outblas.records.library import Library
 from outblas.records.library_tables import is_bench_of, rows_of_table
+from outblas.records.results import Result, read_result
 from outblas.runtime.device import gpu_of_device
-from outblas.search.build_library.build_work import SEEDS, BuildFolder, printer, proved
+from outblas.search.build_library.build_work import SEEDS, BuildFolder, printer, proved, unproved_tables
 
 BENCH_ROUNDS = 11
 SERVER_SAMPLE, SERVER_QPS = 100, 200.0
@@ -22,7 +26,8 @@ SERVER_SAMPLE, SERVER_QPS = 100, 200.0
 def bench(work: BuildFolder, table: Table, mode: str) -> None:
     """Bench a table's library in one start of the machine, and write its result file; a finished bench is kept.
 
-    Mode ``server`` times a sample of 100 problems, mode ``block`` the products from 1e11 FLOP on.
+    Mode ``server`` times a sample of 100 problems, mode ``block`` the products from 1e11 FLOP on. Mode ``offline`` also
+    proves a table that was made with other kernel sources (:func:`note_proof`).
 
     Args:
         work: directory of the build.
@@ -30,7 +35,7 @@ def bench(work: BuildFolder, table: Table, mode: str) -> None:
         mode: mode of the bench.
 
     Raises:
-        UsageError: the table is not tuned.
+        UsageError: the table is not tuned, or it is of other kernel sources and a kernel failed its proof.
     """
     out, part, problems = work.result(table, mode), rows_of_table(work.load(), table), table.problems()
     if mode == "server":
@@ -42,9 +47,42 @@ def bench(work: BuildFolder, table: Table, mode: str) -> None:
             return
     if out.exists() and is_bench_of(out, part, problems):
         print(f"bench {table} {mode}: done before", flush=True)
-        return
-    rate = SERVER_QPS if mode == "server" else None
-    benched(f"bench {table} {mode}", work, table, problems, part, out, mode, seed=SEEDS["bench"], target_qps=rate)
+    else:
+        rate = SERVER_QPS if mode == "server" else None
+        benched(f"bench {table} {mode}", work, table, problems, part, out, mode, seed=SEEDS["bench"], target_qps=rate)
+    if mode == "offline" and table in unproved_tables(work.load()):
+        note_proof(work, table, read_result(out))
+
+
+def note_proof(work: BuildFolder, table: Table, result: Result) -> None:
+    """Note in the work's library that a bench proved all kernels of a table with today's sources.
+
+    The library itself is of today's sources once all its tables are.
+
+    Args:
+        work: directory of the build.
+        table: the table.
+        result: its bench in mode ``offline``, which proves every kernel before it is timed.
+
+    Raises:
+        UsageError: a kernel failed, or the bench is of other sources. The table stays as it is.
+    """
+    today = kernels_sha()
+    failed = [row for row in result.rows if row["fallback"] and row["status"] != Status.LEFT_OUT.value]
+    if failed or result.provenance.get("kernels") != today:
+        raise UsageError(
+            f"{result.path} does not prove the kernels of {table} ({len(failed)} failed)",
+            f"a bench with the sources {today} in which every kernel passes",
+            f"search the failed rows again, delete {result.path.name} and bench again",
+        )
+    library = work.load()
+    known = library.provenance["tables"]
+    tables = {**known, str(table): {**known[str(table)], "kernels": today}}
+    library = replace(library, provenance={**library.provenance, "tables": tables})
+    if not unproved_tables(library):
+        library = replace(library, provenance={**library.provenance, "kernels": today})
+    library.save(work.library)
+    print(f"bench {table}: all its kernels are proved with today's sources", flush=True)
 
 
 def benched(

@@ -21,8 +21,9 @@ from outblas.kernels.kernel_hash import kernels_sha
 from outblas.records.library import Library
 from outblas.records.retuning import RETUNE_FILE as RETUNE
 from outblas.records.retuning import retune_record, seconds_by_step
+from outblas.search.build_library.begin_with import copy_tables_from, fill_from
 from outblas.search.build_library.build_steps import LIBRARY_STEPS, STEPS, STEPS_WITHOUT_GPU
-from outblas.search.build_library.build_work import TABLES, BuildFolder, copy_tables_from, fill_from
+from outblas.search.build_library.build_work import TABLES, BuildFolder
 from outblas.search.build_library.finalist_trials import DEFAULT_STARTS, SECOND_STARTS
 
 
@@ -39,7 +40,7 @@ def build(
         work: the directory, made if it is missing.
         listed: the jobs, see :func:`jobs`.
         tables: tables whose rows may take kernels of ``fillers``.
-        libraries: files of libraries whose tables a new directory takes over (:func:`copy_tables_from`).
+        libraries: files of libraries whose tables the directory takes over if it lacks them (:func:`copy_tables_from`).
         fillers: files of libraries whose kernels fill rows that fall back (:func:`fill_from`).
 
     Raises:

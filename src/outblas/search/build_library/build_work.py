@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
-from typing import Any
 
 from outblas.core.config import config_name
 from outblas.core.errors import UsageError
 from outblas.core.evaluation import Evaluation, Status
 from outblas.core.files import write_json
 from outblas.core.journal import read_journal
-from outblas.core.problem import Problem
 from outblas.core.suites import Table
 from outblas.kernels.kernel_hash import kernels_sha
-from outblas.records.library import Library, LibraryRow
-from outblas.records.library_tables import fill_fallbacks, rows_of_table
+from outblas.records.library import Library
 from outblas.records.provenance import toolchain
 from outblas.records.recording import Recording
 from outblas.records.recording_files import STATUS_CODES
@@ -140,84 +137,22 @@ def built_by() -> dict[str, str | None]:
     return {"kernels": kernels_sha(), "nvrtc": toolchain()["nvrtc"]}
 
 
-def copy_tables_from(work: BuildFolder, files: Sequence[Path]) -> None:
-    """Give a new directory the tables of other libraries; of a problem the row of the first that has one.
+def unproved_tables(library: Library) -> list[Table]:
+    """Return the tables of a library whose kernels were proved with other sources than today's.
 
-    Without files nothing is done. A directory whose library has these tables already is left as it is.
-
-    Args:
-        work: directory of the build, which must exist.
-        files: library files.
-
-    Raises:
-        UsageError: it has a library without them, or they are of different kernels or kinds of GPU.
-    """
-    libraries = [Library.load(file) for file in files]
-    if not libraries:
-        return
-    if work.library.exists():
-        named = {name for library in libraries for name in library.provenance["tables"]}
-        if named <= Library.load(work.library).provenance["tables"].keys():
-            return
-        raise UsageError(
-            f"--begin-with, and {work.library} has other tables",
-            "a new directory",
-            "leave it out, or choose another --work",
-        )
-    _check_one_kind(libraries)
-    rows: dict[Problem, LibraryRow] = {}
-    tables: dict[str, Any] = {}
-    for library in libraries:
-        rows = {row.problem: row for row in library.rows} | rows
-        tables = library.provenance["tables"] | tables
-    replace(libraries[0], rows=tuple(rows.values()), provenance={**libraries[0].provenance, "tables": tables}).save(
-        work.library
-    )
-
-
-def fill_from(work: BuildFolder, files: Sequence[Path], tables: Sequence[Table]) -> None:
-    """Fill rows that fall back with the kernel of another library, once per table and other library.
-
-    A row of work without a kernel for ``plain``, ``pdl`` or ``weights`` takes the other row's kernel for that launch
-    option, if it has one. Kernels that work has stay. Each table is one printed line, e.g. ``fill
-    grid1000:TN:fp16:fp32: 86 rows have a kernel where they had none``. The filled kernels are not chosen yet: the steps
-    ``trial`` and ``choose`` must follow.
+    A table's provenance names the hash of its sources as ``kernels``; without it that of the library counts. A library
+    without any is of today's.
 
     Args:
-        work: directory of the build; its library is saved.
-        files: files ``library.json`` of other libraries, in the order in which they may fill.
-        tables: tables whose rows are filled.
-
-    Raises:
-        UsageError: a library lacks these tables, or the libraries are of different kernels or kinds of GPU.
+        library: the library; its provenance has ``tables``.
     """
-    for file in files:
-        library, other = work.load(), Library.load(file)
-        parts = {table: (rows_of_table(library, table), rows_of_table(other, table)) for table in tables}
-        _check_one_kind((library, other))
-        source = {key: other.provenance[key] for key in ("date", "commit")}
-        for table, (part, found) in parts.items():
-            about = part.provenance
-            done = about.get("filled", [])
-            if source in [before["from"] for before in done]:
-                continue
-            rows, count = _filled(library, found)
-            about = {**about, "filled": [*done, {"from": source, "rows": count}]}
-            known = {**library.provenance["tables"], str(table): about}
-            library = replace(library, rows=rows, provenance={**library.provenance, "tables": known})
-            print(f"fill {table}: {count} rows have a kernel where they had none", flush=True)
-        library.save(work.library)
-
-
-def _check_one_kind(libraries: Sequence[Library]) -> None:
-    about = {(library.gpu, library.provenance.get("kernels")) for library in libraries}
-    if len(about) > 1:
-        raise UsageError(f"libraries of {about}", "one kind of GPU and the same kernels", "leave the others out")
-
-
-def _filled(library: Library, other: Library) -> tuple[tuple[LibraryRow, ...], int]:
-    rows = tuple(fill_fallbacks(row, found) if (found := other.lookup(row.problem)) else row for row in library.rows)
-    return rows, sum(new != old for new, old in zip(rows, library.rows, strict=True))
+    today = kernels_sha()
+    common = library.provenance.get("kernels") or today
+    return [
+        Table.parse(name)
+        for name, about in library.provenance["tables"].items()
+        if about.get("kernels", common) != today
+    ]
 
 
 def proved(work: BuildFolder, table: Table) -> frozenset[str]:
@@ -233,9 +168,11 @@ def proved(work: BuildFolder, table: Table) -> frozenset[str]:
     names: set[str] = set()
     kind = (table.layout, table.dtype, table.acc)
     library = work.load()
-    if {**library.provenance.get("toolchain", {}), **library.provenance}.items() >= built_by().items():
-        installed = (configs for p, configs in library.installed().items() if (p.layout, p.dtype, p.acc) == kind)
-        names |= {config_name(c) for configs in installed for c in configs}
+    if library.provenance.get("toolchain", {}).get("nvrtc") == built_by()["nvrtc"] and "kernels" in library.provenance:
+        unproved = {problem for each in unproved_tables(library) for problem in each.problems()}
+        installed = library.installed().items()
+        same_kind = (c for p, c in installed if (p.layout, p.dtype, p.acc) == kind and p not in unproved)
+        names |= {config_name(c) for configs in same_kind for c in configs}
     for recording in work.recorded():
         same = [i for i, p in enumerate(recording.problems) if (p.layout, p.dtype, p.acc) == kind]
         passed = (recording.status[same] == STATUS_CODES[Status.PASSED]).any(axis=0)
