@@ -107,6 +107,25 @@ def test_an_entry_settles_before_its_first_stamp_and_every_part_lasts(board: Boa
     assert settle * graph_s >= 0.25 and part * graph_s >= PART_SECONDS
 
 
+def test_the_entry_at_the_turn_has_settled(board: Board) -> None:
+    measured(board)
+    graph_s = 1e-6 * SPEEDS["lt_auto"][0] * REPEATS
+    settle, part = math.ceil(SETTLE_SECONDS / graph_s), math.ceil(PART_SECONDS / graph_s)
+    assert board.log.count("lt_auto") == settle + 2 * PARTS * part
+
+
+def test_what_is_far_behind_gets_no_second_visit(board: Board) -> None:
+    graphs = {name: graph(name) for name in SPEEDS}
+    found = BlockClock(Clock({}), "sm_90a").measure(graphs, drop_beyond=1.07)  # type: ignore[arg-type]
+    assert {name: len(timing.samples_us) for name, timing in found.items()} == {
+        "ours": 2 * PARTS,
+        "torch": PARTS,
+        "lt_auto": 2 * PARTS,
+    }
+    assert found["torch"].sm_mhz == pytest.approx(SPEEDS["torch"][1])
+    assert rounds.speedup(found, "ours", ["torch"]).ratio == pytest.approx(1.1)
+
+
 def test_the_speed_up_has_a_rival_and_an_interval(board: Board) -> None:
     found = rounds.speedup(measured(board), "ours", ["torch", "lt_auto"])
     assert found.baseline == "lt_auto" and found.ratio == pytest.approx(1.05)
