@@ -5,6 +5,7 @@ code.
 
     python tools/restamp.py --since e8eefce
     python tools/restamp.py --rehash
+    python tools/restamp.py --new
 
 One NVRTC compiles every kernel that a packaged library installs or that is offered for any shape. It compiles the
 sources of an older commit (its generator and its kernel files) and the present ones. All cubins must be the same, byte
@@ -20,6 +21,10 @@ stamp says nothing on changes between its measurements and that commit.
 
 ``--rehash`` is for a new rule of hashing. It compiles nothing. Every recorded hash must be that of the present kernel
 files by the old rule, comments and blanks included. Otherwise it writes nothing.
+
+``--new`` is for kernels that differ and were proved and timed again. It compiles nothing. It begins the table of equal
+kernels anew, so that libraries of earlier kernels are no longer valid. Every table of the packaged libraries must have
+been proved with the present kernels.
 """
 
 from __future__ import annotations
@@ -54,6 +59,7 @@ from outblas.records.results import TABLE_KIND, read_meta, read_result, write_re
 from outblas.runtime.cubin import Cubin
 from outblas.runtime.nvrtc import compile_many, nvrtc_version
 from outblas.runtime.sass import _code_sections
+from outblas.search.build_library.build_work import unproved_tables
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA, RESULTS = ROOT / "src" / "outblas" / "data", ROOT / "results"
@@ -321,17 +327,42 @@ def _report(written: Sequence[Path]) -> None:
         print(f"wrote {path.relative_to(ROOT)}")
 
 
+def begin_table(libraries: Sequence[Library], path: Path) -> None:
+    """Write a table of equal kernels without earlier ones.
+
+    Args:
+        libraries: the packaged libraries.
+        path: the table.
+
+    Raises:
+        UsageError: a table of a library was proved with other kernels.
+    """
+    unproved = [str(table) for library in libraries for table in unproved_tables(library)]
+    if unproved:
+        raise UsageError(
+            f"{', '.join(unproved)} were proved with other kernels",
+            "packaged libraries that were proved with the present ones",
+            "bench these tables in mode offline by `outblas build-library`, and package its library",
+        )
+    EqualKernels(KernelRelease(__version__, kernels_sha())).save(path)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--since", metavar="COMMIT", help="whose kernels are known to be right")
     what.add_argument("--rehash", action="store_true", help="the files are the same, the rule of hashing is new")
+    what.add_argument("--new", action="store_true", help="the kernels differ and were proved again: forget equal ones")
     parser.add_argument("--jobs", type=int, help="processes (default: one per core)")
     parser.add_argument("--check", action="store_true", help="compare only, write nothing")
     options = parser.parse_args(arguments)
     try:
         if options.rehash:
             _report(rehash(kernel_headers(), DATA, RESULTS))
+            return 0
+        if options.new:
+            begin_table([Library.packaged(gpu) for gpu in packaged_libraries()], TABLE_PATH)
+            _report([TABLE_PATH])
             return 0
         pairs = packaged_pairs()
         past = older(options.since, pairs)

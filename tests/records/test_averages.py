@@ -178,3 +178,17 @@ def test_the_best_of_both_layouts_is_our_best_over_their_best():
         **tn[4], "config": "nn", "fallback": False, "ours_us": 4.5, "torch_us": 6.0, "published": 5 / 4.5,
         "speedup": 0.6,
     }  # fmt: skip
+
+
+def test_what_is_no_rival_has_a_mean_only_where_it_was_timed():
+    timed = [row(ours_us=2.0, torch_full_us=6.0, lt_edges_us=3.0), row(ours_us=2.0, torch_full_us=24.0)]
+    found = extended_figures(timed, "grid1000")
+    assert found["geomean_torch_full"] == mean(3.0, 12.0) and "geomean_lt_edges" not in found, "no rival without PDL"
+    with_pdl = [{**each, "pdl": True} for each in timed]
+    assert extended_figures(with_pdl, "grid1000")["geomean_lt_edges"] == 1.5, "of the row that has it"
+    assert not {"geomean_torch_full", "geomean_lt_edges"} & extended_figures([row()], "grid1000").keys()
+
+
+def test_the_best_of_both_layouts_keeps_no_time_of_one():
+    (one,) = best_of_layouts([row(torch_full_us=5.0)], [row(layout="NN", torch_full_us=6.0)])
+    assert "torch_full_us" not in one and "geomean_torch_full" not in extended_figures([one], "grid1000")

@@ -103,3 +103,17 @@ def test_of_two_kernels_the_one_with_the_higher_lower_bound_stays_and_the_older_
     assert merged.plain == (other if newer else CHOICE)
     assert library_tables.merge_rows(row(0), row(0, other)).plain == other
     assert library_tables.merge_rows(row(0, CHOICE), row(0)).plain == CHOICE
+
+
+def test_figures_are_of_these_kernels_from_the_first_search_on() -> None:
+    tables = {
+        "a": {"date": "2026-02-02", "kernels": "new"},
+        "b": {"date": "2026-02-01"},
+        "c": {"date": "2025-01-01", "kernels": "old", "proved": {"kernels": "new", "date": "2026-03-01"}},
+    }
+    assert library_tables.kernels_since(Library("h200", (), {"kernels": "new", "tables": tables})) == "2026-02-01"
+    assert library_tables.kernels_since(Library("h200", (), {"kernels": "other", "tables": {"a": tables["a"]}})) == ""
+    assert (
+        library_tables.kernels_since(Library("h200", (), {})) == ""
+        and library_tables.kernels_since(Library("h200", (), {"tables": tables})) == ""
+    )

@@ -34,6 +34,7 @@ from outblas.records.library import LEVEL_ABOVE, Library
 from outblas.records.recording import Recording
 from outblas.records.recording_files import STATUS_CODES
 from outblas.records.results import PROVENANCE_FIELDS, bench_files, read_result, write_result
+from outblas.search.build_library.build_work import unproved_tables
 from support.helpers import ROOT
 
 DATA = ROOT / "src" / "outblas" / "data"
@@ -157,6 +158,7 @@ def test_the_library_is_of_these_kernels(library: Library) -> None:
     again.
     """
     assert library.provenance["kernels"] == kernels_sha(), "python tools/restamp.py --since <commit before the change>"
+    assert unproved_tables(library) == [], "outblas build-library --steps bench --modes offline"
     for last in library.provenance.get("restamped", [])[-1:]:  # none: made by these very files
         assert last["compared"] == last["identical_cubins"] + last["identical_code_sections_only"] > 1000
 

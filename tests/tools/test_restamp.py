@@ -236,3 +236,16 @@ def test_the_table_keeps_what_was_equal(script: Any, tmp_path: Path) -> None:
     assert path == tmp_path / "equal_kernels.json"
     script.write_table(tmp_path, now, old, "old")
     assert EqualKernels.load(path) == EqualKernels(now, (KernelRelease("0.0.9", "older"), old))
+
+
+def test_new_kernels_begin_a_table_if_all_was_proved_with_them(script: Any, tmp_path: Path) -> None:
+    path, name = tmp_path / "equal_kernels.json", "grid1000:TN:fp16:fp32"
+    EqualKernels(KernelRelease("0.1.0", "old"), (KernelRelease("0.0.9", "older"),)).save(path)
+    before = path.read_bytes()
+    other = Library("h200", (), {"kernels": "old", "tables": {name: {}}})
+    with pytest.raises(UsageError, match=f"{name} were proved with other kernels"):
+        script.begin_table([other], path)
+    assert path.read_bytes() == before
+    proved = {name: {"proved": {"kernels": kernels_sha()}}}
+    script.begin_table([replace(other, provenance={**other.provenance, "tables": proved})], path)
+    assert EqualKernels.load(path) == EqualKernels(KernelRelease(__version__, kernels_sha()))

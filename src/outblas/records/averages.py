@@ -110,6 +110,9 @@ def extended_figures(rows: Sequence[Row], suite: str) -> Row:
         A dictionary of these entries.
         ``by_decade``: ``{"1eD": {n, geomean}}`` by decade of FLOP.
         ``geomean_torch``: see :func:`torch_ratio`.
+        ``geomean_torch_full``: not in server mode, and only if timed; the same over torch without reduced-precision
+            reductions.
+        ``geomean_lt_edges``: with PDL, and only if timed; the same over cuBLASLt with programmatic edges.
         ``by_m``: suite llm only; ``{"<=64": ..., ">64": ...}``, each ``{n, geomean}``.
         ``p50``: server mode only; ``{geomean, ours_us, baseline_us}`` of the median latency. The last two are geometric
             means in microseconds. None if no row has the latency.
@@ -132,6 +135,10 @@ def extended_figures(rows: Sequence[Row], suite: str) -> Row:
         native = [r["lt_auto_us"] / published_us(r) for r in rows if r.get("lt_auto_us") is not None]
         found["geomean_lt_auto"] = _mean(native) if native else None
         return found
+    if (full := ratio_over(rows, "torch_full_us")) is not None:
+        found["geomean_torch_full"] = full
+    if rows[0]["pdl"] and (edges := ratio_over(rows, "lt_edges_us")) is not None:
+        found["geomean_lt_edges"] = edges
     demoted = [r["speedup"] for r in rows if r["fallback"] and r.get("ran") is None and r.get("speedup") is not None]
     if demoted:
         found["demoted"] = {"n": len(demoted), "min": round(min(demoted), 6)}
@@ -144,7 +151,20 @@ def torch_ratio(rows: Iterable[Row]) -> float | None:
     Returns:
         The mean; None if torch was not timed in any row.
     """
-    ratios = [r["torch_us"] / published_us(r) for r in rows if r.get("torch_us") is not None]
+    return ratio_over(rows, "torch_us")
+
+
+def ratio_over(rows: Iterable[Row], column: str) -> float | None:
+    """Return the geometric mean of (another's time / time of what ``outblas.matmul`` runs, :func:`published_us`).
+
+    Args:
+        rows: result rows.
+        column: column of the other's time, microseconds, e.g. ``torch_us``. Rows without it are left out.
+
+    Returns:
+        The mean; None if no row has the column.
+    """
+    ratios = [r[column] / published_us(r) for r in rows if r.get(column) is not None]
     return _mean(ratios) if ratios else None
 
 
@@ -225,7 +245,7 @@ def _best_of(pair: tuple[Row, Row]) -> Row:
     ours, base = min(pair, key=published_us), min(pair, key=lambda r: r["baseline_us"])
     torch = [r["torch_us"] for r in pair if r.get("torch_us") is not None]
     return {
-        **{name: value for name, value in base.items() if name != "by_start"},
+        **{name: value for name, value in base.items() if name not in ("by_start", "torch_full_us", "lt_edges_us")},
         "config": ours["config"],
         "fallback": ours["fallback"],
         "speedup": base["speedup"] if base["fallback"] else None,  # only demoted kernels keep their measured speed-up

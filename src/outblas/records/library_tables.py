@@ -59,6 +59,20 @@ def rows_of_table(library: Library, table: Table) -> Library:
     return replace(part, provenance=library.provenance["tables"][str(table)])
 
 
+def kernels_since(library: Library) -> str:
+    """Return the date from which on figures are of the library's kernels, ISO 8601; empty if it is not known.
+
+    It is the earliest date of a table that was searched with the library's kernel sources. A table that was searched
+    with others names these as ``kernels`` in its provenance.
+
+    Args:
+        library: the library.
+    """
+    common, tables = library.provenance.get("kernels"), library.provenance.get("tables", {}).values()
+    dates = [about["date"] for about in tables if about.get("date") and about.get("kernels", common) == common]
+    return min(dates, default="") if common else ""
+
+
 def is_bench_of(path: Path, library: Library, problems: Sequence[Problem]) -> bool:
     """Return whether a bench file is of exactly these problems and of the kernels that the library installs now.
 

@@ -17,6 +17,11 @@ _SERVED_OVER = {
     "geomean_torch": "over torch.matmul",
     "geomean_lt_auto": "over a native call of cuBLASLt with the algorithm chosen",
 }
+#: Figures over what is no rival, and how the table's notes name it.
+_UNRANKED = {
+    "geomean_torch_full": "torch.matmul with its two switches of reduced-precision reductions off",
+    "geomean_lt_edges": "cuBLASLt with programmatic edges on its captured nodes, which is not safe",
+}
 
 
 def markdown_table(rows: Sequence[dict[str, Any]], more_notes: Sequence[str] = ()) -> str:
@@ -62,6 +67,7 @@ def _notes(rows: Sequence[dict[str, Any]]) -> list[str]:
         if r.get("by_m"):
             parts = [f"M {m.replace('<=', '≤ ').replace('>', '> ')} {f['geomean']:.3f}×" for m, f in r["by_m"].items()]
             notes.append(f"- {name}, {flag}: {', '.join(parts)}")
+        notes += [f"- {name}, {flag}: {r[f]:.3f}× over {whom}" for f, whom in _UNRANKED.items() if r.get(f) is not None]
         if r.get("demoted"):
             demoted.setdefault(name, []).append((r["demoted"]["n"], r["demoted"]["min"], flag))
         if r.get("p99"):

@@ -13,6 +13,7 @@ from outblas.core.stats import geomean
 from outblas.core.suites import SUITES, Table
 from outblas.records.averages import launch_of_row, problem_of, table_label
 from outblas.records.library import Library
+from outblas.records.library_tables import kernels_since
 from outblas.records.results import Result, bench_files, read_result
 from outblas.records.retuning import RETUNE_FILE, RETUNE_FORMAT, seconds_by_step
 
@@ -50,6 +51,34 @@ def notes_of_replaced(directory: Path) -> list[str]:
                 f"- {table}: of an earlier library; {count} of {len(result.rows)} rows have another kernel now"
             )
     return notes
+
+
+def notes_of_earlier_kernels(directory: Path) -> list[str]:
+    """Return one line of Markdown that names the result files older than the kernels of the packaged library.
+
+    Args:
+        directory: result files of a GPU, whose name it has, e.g. ``results/h200``.
+
+    Returns:
+        An empty list if there are none, or if no library is packaged for the GPU.
+    """
+    library = Library.packaged(Path(directory).name, missing_ok=True)
+    since = kernels_since(library)
+    older = [path.stem for path, date in _dated_files(directory) if since and date < since]
+    if not older:
+        return []
+    return [f"- measured with earlier kernels, before {since[:10]}: {', '.join(f'`{name}`' for name in sorted(older))}"]
+
+
+def _dated_files(directory: Path) -> list[tuple[Path, str]]:
+    """Return (file, date of its provenance) of the benches and of the JSON files that have one."""
+    found = [(path, str(read_result(path).provenance["date"])) for path in bench_files(directory)]
+    for path in sorted(Path(directory).glob("*.json")):
+        data = read_json(path)
+        made = data.get("provenance", {}) if isinstance(data, dict) else {}
+        if made.get("date"):
+            found.append((path, str(made["date"])))
+    return found
 
 
 def note_of(path: Path, form: str, made_by: str, line: Callable[[dict[str, Any]], str]) -> list[str]:

@@ -23,7 +23,12 @@ from outblas.publish.tables.compare_block import compare_block, comparison_of
 from outblas.publish.tables.compare_picture import compare_svg
 from outblas.publish.tables.counter_table import counters_text
 from outblas.publish.tables.headline import ANY_SHAPES, headline_rows, headline_table
-from outblas.publish.tables.notes import notes_of_cutlass, notes_of_replaced, notes_of_retune
+from outblas.publish.tables.notes import (
+    notes_of_cutlass,
+    notes_of_earlier_kernels,
+    notes_of_replaced,
+    notes_of_retune,
+)
 from outblas.publish.tables.peer_tables import cutlass_table, transformer_table
 from outblas.publish.tables.speedup_picture import speedup_svg
 from outblas.publish.tables.weak_spots import weak_spots
@@ -127,7 +132,8 @@ def _headline(folder: Path) -> str:
 
 
 def _notes(folder: Path) -> list[str]:
-    return [*notes_of_replaced(folder), *notes_of_retune(folder), *notes_of_cutlass(folder)]
+    about_library = [*notes_of_replaced(folder), *notes_of_earlier_kernels(folder)]
+    return [*about_library, *notes_of_retune(folder), *notes_of_cutlass(folder)]
 
 
 def _wanted(folder: Path, root: Path) -> dict[Path, str]:

@@ -77,7 +77,8 @@ def note_proof(work: BuildFolder, table: Table, result: Result) -> None:
         )
     library = work.load()
     known = library.provenance["tables"]
-    tables = {**known, str(table): {**known[str(table)], "kernels": today}}
+    proof = {"kernels": today, **{key: result.provenance[key] for key in ("date", "commit")}}
+    tables = {**known, str(table): {**known[str(table)], "proved": proof}}
     library = replace(library, provenance={**library.provenance, "tables": tables})
     if not unproved_tables(library):
         library = replace(library, provenance={**library.provenance, "kernels": today})

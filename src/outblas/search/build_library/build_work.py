@@ -140,19 +140,17 @@ def built_by() -> dict[str, str | None]:
 def unproved_tables(library: Library) -> list[Table]:
     """Return the tables of a library whose kernels were proved with other sources than today's.
 
-    A table's provenance names the hash of its sources as ``kernels``; without it that of the library counts. A library
-    without any is of today's.
+    A table's provenance names the hash of its sources as ``kernels``, and of those of a later proof as ``proved``.
+    Without the first, that of the library counts. A library without any is of today's.
 
     Args:
         library: the library; its provenance has ``tables``.
     """
     today = kernels_sha()
     common = library.provenance.get("kernels") or today
-    return [
-        Table.parse(name)
-        for name, about in library.provenance["tables"].items()
-        if about.get("kernels", common) != today
-    ]
+    tables = library.provenance["tables"].items()
+    sources = {name: (about.get("kernels", common), about.get("proved", {}).get("kernels")) for name, about in tables}
+    return [Table.parse(name) for name, known in sources.items() if today not in known]
 
 
 def proved(work: BuildFolder, table: Table) -> frozenset[str]:

@@ -1,0 +1,57 @@
+"""Notes below the published table: files of earlier kernels, and means over what is no rival."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from outblas.publish.tables import notes
+from outblas.publish.tables.all_rows_table import markdown_table
+from outblas.records.library import Library
+from outblas.records.results import read_result, write_result
+from outblas.records.summary import summarise_result
+from support.bench_fixture import META, make_rows
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Result files of a GPU whose library's kernels are of 2026-02-01."""
+    tables = {"t": {"date": "2026-02-01T00:00:00+00:00"}}
+    library = Library("h200", (), {"kernels": "new", "tables": tables})
+    monkeypatch.setattr(Library, "packaged", lambda gpu, missing_ok=False: library)
+    return tmp_path / "h200"
+
+
+def bench(folder: Path, name: str, date: str) -> None:
+    folder.mkdir(exist_ok=True)
+    meta = {**META, "provenance": {**META["provenance"], "date": date}}
+    write_result(make_rows((64,)), meta, folder / f"{name}.parquet")
+
+
+def test_files_of_earlier_kernels_are_named(folder: Path) -> None:
+    bench(folder, "new", "2026-02-01T00:00:00+00:00")
+    assert notes.notes_of_earlier_kernels(folder) == []
+    bench(folder, "old", "2026-01-31T00:00:00+00:00")
+    (folder / "ncu.json").write_text(json.dumps({"provenance": {"date": "2026-01-01T00:00:00+00:00"}}))
+    (folder / "host_cost.json").write_text(json.dumps({"provenance": {"date": "2026-03-01T00:00:00+00:00"}}))
+    (folder / "summary.json").write_text("[]")
+    line = "- measured with earlier kernels, before 2026-02-01: `ncu`, `old`"
+    assert notes.notes_of_earlier_kernels(folder) == [line]
+
+
+def test_without_a_library_of_known_kernels_no_file_is_older(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench(folder, "old", "2026-01-31T00:00:00+00:00")
+    monkeypatch.setattr(Library, "packaged", lambda gpu, missing_ok=False: Library("h200", (), {}))
+    assert notes.notes_of_earlier_kernels(folder) == []
+
+
+def test_what_is_no_rival_stands_below_the_table(folder: Path) -> None:
+    bench(folder, "a", "2026-03-01T00:00:00+00:00")
+    result = read_result(folder / "a.parquet")
+    row = {**summarise_result(result)[0], "geomean_torch_full": 1.25, "geomean_lt_edges": 1.5}
+    text = markdown_table([row])
+    assert "1.250× over torch.matmul with its two switches of reduced-precision reductions off" in text
+    assert "1.500× over cuBLASLt with programmatic edges on its captured nodes, which is not safe" in text
+    assert "switches" not in markdown_table(summarise_result(result))
