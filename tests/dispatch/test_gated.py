@@ -62,13 +62,13 @@ def test_gated_kernels_multiply_as_before_store_no_tile_and_spill_nothing(name: 
 
 @pytest.mark.parametrize("m", [1, 8, 64, 512, 4096])
 def test_the_packaged_library_has_a_gated_kernel_for_every_step_of_the_example(m: int) -> None:
-    """Gate and up of Llama 3 8B; with 64 rows the library leaves the product alone to cuBLASLt."""
+    """Gate and up of Llama 3 8B. Where the library leaves a product to cuBLASLt, another launch option's kernel runs."""
     pytest.importorskip("cuda.bindings")
     from outblas.runtime.nvrtc import compile_source
 
     library, problem = Library.packaged("h200"), replace(WIDE, m=m)
     row = library.lookup(problem)
-    assert row is not None and (row.plain is None) == (m == 64)
+    assert row is not None
     config = (
         row.plain.config
         if row.plain

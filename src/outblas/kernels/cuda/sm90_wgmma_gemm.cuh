@@ -41,8 +41,7 @@ constexpr int A_BYTES = A_ROWS * BK * ELEM;
 constexpr int B_BYTES = BN * BK * ELEM;
 constexpr int STAGE_BYTES = A_BYTES + B_BYTES;
 
-// A, and B of TN: blocks of 64 elements of K (one 128-byte swizzle row). B of NN is N-major: blocks
-// of B_WIDTH elements of N, whose rows run along K.
+// A, and B of TN: blocks of 64 of K (one 128-byte swizzle row). B of NN: blocks of B_WIDTH of N, whose rows are K.
 constexpr int K_BLOCKS = BK / 64;
 // K-major: 8 rows of 128 bytes are 1024 apart; 16 of K are 32 bytes inside the swizzle row.
 // N-major: B_WIDTH columns are BK rows apart (leading), 8 of K are 8 rows apart (stride).
@@ -62,7 +61,6 @@ constexpr int EMPTY_OFFSET = FULL_OFFSET + 8 * STAGES;
 constexpr int REDUCE_BAR_OFFSET = EMPTY_OFFSET + 8 * STAGES;
 constexpr int A_READ_END = (STAGES - 1) * STAGE_BYTES + (K_BLOCKS - 1) * A_ROWS * 128 + (A_ROWS < 64 ? 64 : A_ROWS) * 128;
 constexpr int SMEM_BYTES = REDUCE_BAR_OFFSET + 8 > A_READ_END ? REDUCE_BAR_OFFSET + 8 : A_READ_END;
-
 constexpr int START_BARRIER = 1;     // named barrier: mbarriers are initialised
 constexpr int EPILOGUE_BARRIER = 2;  // + warpgroup
 constexpr int ORDER_BARRIER = 5;     // + warpgroup: its turn to run the K loop
@@ -301,8 +299,7 @@ __device__ __forceinline__ void consume(const Work& w, const TensorMap* map_c, u
   const int wg_row = PINGPONG ? 0 : warpgroup * WG_ROWS;
   const Descriptors descriptors(smem, wg_row);
   int turn = 0;
-  // Pingpong: the K loops take turns. A warpgroup that ran ahead would see the parity of an older
-  // fill and take it for its own.
+  // Pingpong: the K loops take turns. One that ran ahead would take the parity of an older fill for its own.
   if (PINGPONG && warpgroup == 1) named_arrive(ORDER_BARRIER, 256);
   if (STAGGER && warpgroup == 1 && w.first < w.tiles) named_sync(ORDER_BARRIER, 256);
   for (int tile = w.first; tile < w.tiles; tile += w.step, ++turn) {
@@ -372,7 +369,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
   const int warpgroup = __shfl_sync(0xFFFFFFFF, static_cast<int>(threadIdx.x) / 128, 0);
   const int wg_thread = threadIdx.x % 128;
   const bool producer_warp = threadIdx.x / 32 == 4 * CONSUMERS;
-
   if (PDL) pdl_launch_dependents();
   const Work work(SWAP ? n : m, SWAP ? m : n, k);  // here, once for all roles: instruction fetches are felt
   if (threadIdx.x == 128 * CONSUMERS) init_barriers(smem);
@@ -384,10 +380,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
   }
   __syncwarp();
   if constexpr (CLUSTER > 1) cluster_arrive();
-  // Multicast writes into peers: they must be ready before the first load. Split-K writes into them
-  // only at the end, so its wait is left to the consumers.
+  // Multicast writes into peers: they must be ready before the first load. Split-K's wait is left to the consumers.
   if constexpr (MULTICAST > 1) cluster_wait();
-
   if (warpgroup == CONSUMERS) {
     if constexpr (CONSUMERS > 1) setmaxnreg_dec<PRODUCER_REGS>();
     if (producer_warp) {

@@ -60,7 +60,7 @@ def notes_of_earlier_kernels(directory: Path) -> list[str]:
         directory: result files of a GPU, whose name it has, e.g. ``results/h200``.
 
     Returns:
-        An empty list if there are none, or if no library is packaged for the GPU.
+        An empty list if no file is older, or if no library is packaged for the GPU.
     """
     library = Library.packaged(Path(directory).name, missing_ok=True)
     since = kernels_since(library)
