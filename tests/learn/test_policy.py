@@ -10,7 +10,6 @@ import pytest
 
 from outblas.core.errors import RecordError, UsageError
 from outblas.core.problem import Problem
-from outblas.core.roofline import H200
 from outblas.learn.policy import LOG_TIME_UNIT, POSTERIOR_INPUTS, CandidateView, Policy
 from outblas.learn.posterior import (
     CONSTANT_DEVIATION,
@@ -20,6 +19,7 @@ from outblas.learn.posterior import (
     expected_improvement,
     posterior,
 )
+from support.gpus.known import H200
 from support.helpers import random_policy, synthetic_catalogue
 
 PROBLEM_ = Problem(512, 512, 512)

@@ -12,7 +12,6 @@ import pytest
 
 from outblas.core.errors import RecordError
 from outblas.core.problem import Problem
-from outblas.core.roofline import H200
 from outblas.publish.html.figures import group_charts
 from outblas.publish.html.heat import heat_level
 from outblas.publish.html.run_data import ReportedRun, load_run
@@ -22,6 +21,7 @@ from outblas.publish.words import regime_words
 from outblas.records.results import Result, read_result, write_result
 from outblas.records.summary import summarise
 from support.bench_fixture import META, make_rows, write_bench
+from support.gpus.known import H200
 
 RESULTS = Path(__file__).parents[2] / "results" / "h200"
 

@@ -34,6 +34,7 @@ from outblas.records.library import LEVEL_ABOVE, Library
 from outblas.records.recording import Recording
 from outblas.records.recording_files import STATUS_CODES
 from outblas.records.results import PROVENANCE_FIELDS, bench_files, read_result, write_result
+from support.gpus.known import H200
 from support.helpers import ROOT
 
 DATA = ROOT / "src" / "outblas" / "data"
@@ -103,7 +104,7 @@ def test_every_cell_passed_or_was_not_tried(recording: Recording) -> None:
 
 def test_the_recordings_verdict_of_legality_is_the_predicates(recording: Recording) -> None:
     for i in range(0, len(recording.problems), 37):
-        illegal = [why_illegal(recording.problems[i], c) is not None for c in recording.catalogue]
+        illegal = [why_illegal(recording.problems[i], c, H200) is not None for c in recording.catalogue]
         assert illegal == (recording.status[i] == STATUS_CODES[Status.ILLEGAL]).tolist(), recording.problems[i].key
 
 
@@ -119,7 +120,7 @@ def test_the_library_decides_grid1000_with_legal_kernels(library: Library) -> No
     packaged = set(catalogue("h200"))
     assert any(config in packaged for _, config in installed(library))
     for problem, config in installed(library):
-        assert why_illegal(problem, config) is None, f"{problem.key}: {config_name(config)}"
+        assert why_illegal(problem, config, H200) is None, f"{problem.key}: {config_name(config)}"
 
 
 def test_the_library_installs_what_is_ahead_or_level_only(library: Library) -> None:

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from outblas.cli.health import Check
+from outblas.core.gpu_records import packaged_records
 from outblas.core.install_hint import install_hint
-from outblas.core.roofline import GPUS
+from outblas.runtime.device import default_recording
 
-REPLAY = "outblas tune --device replay:h200 --sample 40"
+REPLAY = f"outblas tune --device replay:{default_recording()} --sample 40"
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ def verdict_of(checks: Sequence[Check]) -> MachineVerdict:
     if not (compiles or works("shipped cubins")):
         cannot.append("load kernels (neither NVRTC nor shipped cubins)")
         return MachineVerdict((*can, "call torch through outblas.matmul"), tuple(cannot), install_hint("gpu"))
-    if not any(name.upper() in state["gpu"].found.upper() for name in GPUS):
+    if not any(name.upper() in state["gpu"].found.upper() for name in packaged_records()):
         cannot.append("run faster than torch yet (no library for this GPU)")
         return MachineVerdict((*can, "call torch through outblas.matmul"), tuple(cannot), REPLAY)
     can += ["run outblas.matmul and outblas.enable() with the packaged library", "tune, eval and bench"]

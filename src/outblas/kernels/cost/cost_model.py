@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from outblas.core.config import KernelConfig
 from outblas.core.errors import DeviceError, RecordError
 from outblas.core.problem import Problem
-from outblas.core.roofline import H200, Gpu
+from outblas.core.roofline import Gpu
 from outblas.kernels.cost.columns import columns_by_family, problem_columns
 from outblas.kernels.cost.residual import FEATURE_NAMES as RESIDUAL
 from outblas.kernels.cost.residual import residual_factor
@@ -38,7 +38,7 @@ FORMAT = 2
 START_COEFFICIENTS = {name: dict(family.start) for name, family in FAMILIES.items()}
 
 
-def predict_us(problem: Problem, config: KernelConfig, gpu: Gpu = H200) -> float:
+def predict_us(problem: Problem, config: KernelConfig, gpu: Gpu) -> float:
     """Return the predicted GPU time per call of a legal (problem, config), microseconds.
 
     Legality is not checked: an illegal config gets a meaningless number.
@@ -50,7 +50,7 @@ def predict_us(problem: Problem, config: KernelConfig, gpu: Gpu = H200) -> float
     return float(predict_many(problem, (config,), gpu)[0])
 
 
-def predict_many(problem: Problem, configs: Sequence[KernelConfig], gpu: Gpu = H200) -> Floats:
+def predict_many(problem: Problem, configs: Sequence[KernelConfig], gpu: Gpu) -> Floats:
     """Return :func:`predict_us` of each config: float64[len(configs)], microseconds, in the order of ``configs``.
 
     Raises:
@@ -87,7 +87,7 @@ def predict_with(
     return out
 
 
-def rank(problem: Problem, configs: Sequence[KernelConfig], gpu: Gpu = H200) -> NDArray[np.intp]:
+def rank(problem: Problem, configs: Sequence[KernelConfig], gpu: Gpu) -> NDArray[np.intp]:
     """Return indices of ``configs``, fastest prediction first; equal predictions keep their order.
 
     Example: ``configs[rank(problem, configs)[0]]`` is predicted fastest. Without configs, the array is empty.
@@ -99,9 +99,7 @@ def rank(problem: Problem, configs: Sequence[KernelConfig], gpu: Gpu = H200) -> 
     return np.argsort(predict_many(problem, configs, gpu), kind="stable")
 
 
-def pruned_mask(
-    problem: Problem, configs: Sequence[KernelConfig], gpu: Gpu = H200, factor: float = 3.0
-) -> NDArray[np.bool_]:
+def pruned_mask(problem: Problem, configs: Sequence[KernelConfig], gpu: Gpu, factor: float = 3.0) -> NDArray[np.bool_]:
     """Return bool[len(configs)]: True for configs that a recording may leave out.
 
     They are predicted slower than ``factor`` times the best prediction among configs with the same value of ``pdl``.
