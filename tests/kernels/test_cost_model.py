@@ -139,7 +139,9 @@ def test_fitting_script_recovers_a_world_made_by_the_formula(tmp_path: Path) -> 
         times: dict[str, float] = {}
         for family, x in world.items():
             mine = [c for c in configs if c.family == family]
-            us = cost_model.time_us(x, family, cost_model.problem_columns(problem, H200), config_columns(mine), H200)
+            us = cost_model.time_us(
+                x, family, cost_model.problem_columns(problem, H200), config_columns(mine, H200), H200
+            )
             times.update(zip(map(config_name, mine), map(float, us), strict=True))
         lines.append(json.dumps({"p": problem.key, "first": {}, "med": {**times, "torch": 1.0}}))
     data, out = tmp_path / "times.jsonl", tmp_path / "model.json"

@@ -199,7 +199,7 @@ def test_its_cost_is_finite_and_positive_and_its_columns_have_a_place(family: Fa
         math.isfinite(value) for value in START_COEFFICIENTS[family.name].values()
     )
     configs = [config for _, config in legal_pairs(family.name)]
-    assert set(config_columns(configs)) == {*COLUMN_DEFAULTS, *family.own_columns}
+    assert set(config_columns(configs, H200)) == {*COLUMN_DEFAULTS, *family.own_columns}
     for problem, config in legal_pairs(family.name):
         (us,) = predict_many(problem, [config], H200)
         assert 0 < us < 1e6

@@ -184,7 +184,7 @@ def test_a_longer_k_takes_the_direct_family_more_batches() -> None:
 )
 def test_even_ctas_do_not_stack_and_keep_what_pdl_saves(few: KernelConfig) -> None:
     pdl, x = replace(few, pdl=True), {"stacked": 0.5}
-    c = config_columns([few, pdl, replace(pdl, even=True)])
+    c = config_columns([few, pdl, replace(pdl, even=True)], H200)
     for ctas in (100.0, 132.0 * 2, 132.0 * 99):
         busiest = ctas_on_busiest_sm(x, c, np.array(ctas), admitted_ctas(c, np.array(ctas), H200), H200)
         assert busiest[2] == busiest[0] <= busiest[1]

@@ -194,7 +194,7 @@ def test_a_cta_with_little_in_flight_is_predicted_slower() -> None:
 
 def test_under_pdl_ctas_stack_where_more_fit_on_an_sm_than_are_needed() -> None:
     few, x = Sm80GemvConfig(8, 32, 1, 8, 2), {"stacked": 0.5}
-    c = config_columns([few, replace(few, pdl=True)])
+    c = config_columns([few, replace(few, pdl=True)], H200)
     assert (c["occupancy"] >= 2).all()
     fit = c["occupancy"][0]
     assert ctas_on_busiest_sm(x, c, np.array(100.0), c["occupancy"], H200).tolist() == [1.0, 1 + 0.5 * (fit - 1)]

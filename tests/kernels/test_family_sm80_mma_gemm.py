@@ -175,7 +175,7 @@ def test_unknown_gpu_is_an_error_of_ours() -> None:
 )
 def test_even_ctas_do_not_stack_and_keep_what_pdl_saves(few: KernelConfig) -> None:
     pdl, x = replace(few, pdl=True), {"stacked": 0.5}
-    c = config_columns([few, pdl, replace(pdl, even=True)])
+    c = config_columns([few, pdl, replace(pdl, even=True)], H200)
     for ctas in (100.0, 132.0 * 2, 132.0 * 99):
         busiest = ctas_on_busiest_sm(x, c, np.array(ctas), admitted_ctas(c, np.array(ctas), H200), H200)
         assert busiest[2] == busiest[0] <= busiest[1]

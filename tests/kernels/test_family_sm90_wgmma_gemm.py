@@ -250,7 +250,7 @@ def test_a_split_over_a_workspace_uses_all_sms_and_pays_for_its_sums() -> None:
     assert cost_model.predict_us(problem, replace(cluster, split_kind="workspace"), H200) < 0.8 * cost_model.predict_us(
         problem, replace(cluster, stages=10), H200
     )
-    c = config_columns([replace(cluster, split_kind="workspace", split_k=s) for s in (2, 4, 16)] + [cluster])
+    c = config_columns([replace(cluster, split_kind="workspace", split_k=s) for s in (2, 4, 16)] + [cluster], H200)
     x = cost_model.load("h200")[0][Sm90WgmmaConfig.family]
     sums = workspace_us(x, c, np.array(32.0))
     assert x["workspace"] < sums[0] < sums[1] < sums[2] and sums[3] == 0.0

@@ -79,7 +79,7 @@ def test_it_stays_within_its_limit_and_times_above_the_floor() -> None:
 def test_features_are_finite_and_of_order_one() -> None:
     for problem in (Problem(1, 128256, 4096), Problem(16384, 16384, 16384), Problem(64, 64, 64)):
         configs = [c for c in candidates(problem, H200) if isinstance(c, Sm90WgmmaConfig)]
-        columns = config_columns(configs)
+        columns = config_columns(configs, H200)
         found = residual.residual_features(
             Sm90WgmmaConfig.family, cost_model.problem_columns(problem, H200), columns, H200.sms
         )

@@ -54,6 +54,7 @@ PARTS = (
         "Use",
         {
             "doctor": "Say what works on this machine, and what next",
+            "calibrate": "Measure this GPU for floors and ranking",
             "eval": "Prove and time one problem beside its rivals",
             "capture": "Record the matrix products of a program",
             "tune": "Find the fastest proven kernel of each problem",

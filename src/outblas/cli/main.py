@@ -11,6 +11,7 @@ import typer
 
 from outblas.cli.bench import bench
 from outblas.cli.build_library import STEPS_HELP, build_library
+from outblas.cli.calibrate import calibrate
 from outblas.cli.capture import capture
 from outblas.cli.command_group import SUMMARIES, OutblasGroup
 from outblas.cli.common import err, out
@@ -64,6 +65,7 @@ def main(
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "doctor": doctor,
+    "calibrate": calibrate,
     "eval": evaluate,
     "capture": capture,
     "tune": tune,

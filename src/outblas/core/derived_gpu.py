@@ -116,7 +116,20 @@ def _architecture_row(found: DeviceAttributes) -> dict[str, Any]:
     return next(fitting)
 
 
+def never_ran_on(arch: int) -> bool:
+    """Return True if no kernel of this release was run on GPUs of an architecture; they only compile for it.
+
+    Args:
+        arch: compute capability times ten.
+    """
+    return arch not in _architectures()["ran"]
+
+
+def _architecture_rows() -> list[dict[str, Any]]:
+    return list(_architectures()["rows"])
+
+
 @functools.cache
-def _architecture_rows() -> tuple[dict[str, Any], ...]:
+def _architectures() -> dict[str, Any]:
     text = (resources.files("outblas") / "data" / "gpus" / "architectures.json").read_text("utf-8")
-    return tuple(json.loads(text)["rows"])
+    return dict(json.loads(text))
