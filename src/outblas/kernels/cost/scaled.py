@@ -26,8 +26,10 @@ CYCLES = ("issue", "stage", "copy")
 TIMES = (
     *("cluster", "cluster_log", "latency_l2", "latency_hbm", "loaded_l2", "loaded_hbm", "wave", "tile"),
     *("epilogue_tma", "epilogue_direct", "split", "split_peer", "multicast", "workspace", "hint", "outside", "edge"),
-    *("epilogue", "chunk", "mma", "warp_sum"),
+    *("epilogue", "chunk", "warp_sum"),
 )
+#: Times of tensor instructions, microseconds, that shrink as their rate per SM rises.
+TENSOR_TIMES = ("mma",)
 #: Numbers that do not depend on the GPU.
 UNSCALED = (
     *("queue", "apart", "stacked", "quantum", "once_b", "again_b", "once_c", "broken_atom", "broken_sector", "narrow"),
@@ -71,4 +73,5 @@ def scaled(family: str, coefficients: Mapping[str, float], gpu: Gpu, base: Gpu) 
     by = ratios(family, gpu, base)
     factors = {name: by[ratio] for ratio, names in MULTIPLIED.items() for name in names}
     factors |= dict.fromkeys(CYCLES, by["tensor"] / by["clock"]) | dict.fromkeys(TIMES, 1 / by["clock"])
+    factors |= dict.fromkeys(TENSOR_TIMES, 1 / by["tensor"])
     return {name: value * factors.get(name, 1.0) for name, value in coefficients.items()}
