@@ -80,6 +80,7 @@ PARTS = (
         {
             "bench": "Time the library over a suite (GPU)",
             "record": "Time all candidates over a suite (GPU)",
+            "contribute": "Pack your GPU's results into one file (GPU)",
             "profile": "Read hardware counters of a run's best (GPU)",
             "results": "Summarise, write and check published figures",
         },

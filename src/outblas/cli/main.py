@@ -16,6 +16,7 @@ from outblas.cli.capture import capture
 from outblas.cli.command_group import SUMMARIES, OutblasGroup
 from outblas.cli.common import err, out
 from outblas.cli.compare import compare
+from outblas.cli.contribute import contribute
 from outblas.cli.doctor import doctor
 from outblas.cli.eval import evaluate
 from outblas.cli.evolve import evolve
@@ -81,6 +82,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "import-t4": import_t4,
     "bench": bench,
     "record": record,
+    "contribute": contribute,
     "profile": profile,
     "results": results,
     "build-library": build_library,
