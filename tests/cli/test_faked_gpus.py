@@ -15,6 +15,7 @@ import pytest
 from outblas.bench import eval_problem, live_evaluator
 from outblas.core.config import config_name
 from outblas.core.evaluation import Evaluation, Status
+from outblas.core.gpu_records import user_record_path
 from outblas.core.plausibility import is_below_floor
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
@@ -121,6 +122,19 @@ def test_dispatch_takes_no_foreign_data(fake: FakeDevice, monkeypatch: pytest.Mo
     state = device_registry._new_device(0)
     assert state.gpu == device.gpu_of_device(0)
     assert state.library.rows == () and state.any_shape is None
+
+
+def test_a_damaged_record_leaves_products_to_torch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    plug_in(monkeypatch, DEVICES["A100"])
+    monkeypatch.setattr(device_registry, "gpu_of_device", device.gpu_of_device)
+    path = user_record_path("a100-sxm4-80gb")
+    path.parent.mkdir(parents=True)
+    path.write_text("{}")
+    device.forget_records()
+    with pytest.warns(RuntimeWarning, match="outblas uses torch.matmul: GPU record .* cannot be read"):
+        state = device_registry._new_device(0)
+    assert state.gpu is None
 
 
 def test_the_model_of_the_nearest_gpu_is_scaled_by_the_rates(fake: FakeDevice) -> None:

@@ -22,7 +22,7 @@ def calibrate(
 
     Floors, regimes, ranking and policy then use the measured rates in place of estimates.
     """
-    from outblas.runtime.device import require_gpus
+    from outblas.runtime.device import forget_records, require_gpus
 
     (index,) = require_gpus((gpu_device_id,))
 
@@ -34,6 +34,7 @@ def calibrate(
     provenance = collect_provenance(common.command_line(), index)
     record = calibration.calibrate(index, provenance, lambda line: err.print(line, markup=False))
     path = save_user_record(record) if out_file is None else write_json(out_file, record.to_json())
+    forget_records()
     if json_out:
         from outblas.cli.documents import CalibrateDocument, print_document
 

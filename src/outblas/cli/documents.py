@@ -184,6 +184,7 @@ class CaptureDocument(Document):
 
 DOCUMENTS: tuple[type[Document], ...] = (
     DoctorDocument,
+    CalibrateDocument,
     ListDocument,
     TuneDocument,
     EvalDocument,

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from outblas.core.config import KernelConfig
-from outblas.core.errors import DeviceError, OutblasError, ToolchainMissing, UsageError
+from outblas.core.errors import DeviceError, OutblasError, RecordError, ToolchainMissing, UsageError
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu, architecture
 from outblas.dispatch import native_table
@@ -123,6 +123,9 @@ def _new_device(index: int) -> DeviceState:
     try:
         gpu = gpu_of_device(index)
     except DeviceError:  # older than sm_80: torch's
+        return DeviceState(None, Library("", ()), load_kernel)
+    except RecordError as error:  # a damaged record in the user's folder
+        warnings.warn(f"outblas uses torch.matmul: {error}", RuntimeWarning, stacklevel=4)
         return DeviceState(None, Library("", ()), load_kernel)
     try:
         library = Library.packaged(gpu.name, missing_ok=True)

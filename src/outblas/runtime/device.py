@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import re
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import lru_cache
 
 from outblas.core.derived_gpu import find_record
 from outblas.core.errors import DeviceError, UsageError
@@ -132,15 +132,27 @@ def gpu_of_device(index: int) -> Gpu:
     return record_of_device(index).gpu
 
 
-@cache
+#: CUDA index -> record that was found.
+_records: dict[int, GpuRecord] = {}
+
+
 def record_of_device(index: int) -> GpuRecord:
     """Return the record of a CUDA device: the user's own, else the packaged one, else one derived from the driver.
+
+    Each device is looked up once, until :func:`forget_records`.
 
     Raises:
         DeviceError: no such device, or one older than sm_80.
         RecordError: a record in the user's folder is damaged.
     """
-    found = device_attributes(index)
-    if found.arch < OLDEST_ARCH:
-        raise DeviceError(f"{found.product} is sm_{found.arch}", "sm_80 or newer", "use torch on this GPU")
-    return find_record(found)
+    if index not in _records:
+        found = device_attributes(index)
+        if found.arch < OLDEST_ARCH:
+            raise DeviceError(f"{found.product} is sm_{found.arch}", "sm_80 or newer", "use torch on this GPU")
+        _records[index] = find_record(found)
+    return _records[index]
+
+
+def forget_records() -> None:
+    """Look every device up again from now on: a record was written."""
+    _records.clear()

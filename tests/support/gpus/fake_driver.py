@@ -6,7 +6,6 @@ Attributes are those of the data sheets and of the CUDA programming guide.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 
@@ -88,9 +87,5 @@ def plug_in(monkeypatch: pytest.MonkeyPatch, fake: FakeDevice) -> Gpu:
     monkeypatch.setattr(device, "gpu_count", lambda: 1)
     monkeypatch.setattr(device, "device_attributes", answer)
     monkeypatch.setattr(provenance, "gpu_and_driver", lambda index=0: (fake.attributes.product, "580.0"))
-    monkeypatch.setattr(device, "record_of_device", _uncached(device.record_of_device))
+    monkeypatch.setattr(device, "_records", {})
     return device.gpu_of_device(0)
-
-
-def _uncached(cached: Any) -> Any:
-    return cached.__wrapped__
