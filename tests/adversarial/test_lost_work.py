@@ -48,7 +48,7 @@ if limit:
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 try:
     with Store(path) as store:
-        tune(replay.recording.problems, make_agent("evolution", 1), 6, replay, store, "r",
+        tune(replay.recording.problems, make_agent("evolution", 1, replay.gpu), 6, replay, store, "r",
              lambda done, *_: print(done, flush=True))
 except OutblasError as error:
     print(error, file=sys.stderr)

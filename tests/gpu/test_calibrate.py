@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from outblas.bench.calibrate.calibration import base_record, calibrate
 from outblas.records.provenance import collect_provenance
 from outblas.runtime.device_attributes import device_attributes
+
+pytestmark = pytest.mark.gpu
 
 
 def test_a_calibration_measures_every_rate() -> None:

@@ -162,9 +162,12 @@ def test_pdl_saves_time_on_a_tiny_problem() -> None:
     assert cost_model.predict_us(TINY, replace(config, pdl=True), H200) < cost_model.predict_us(TINY, config, H200)
 
 
-def test_unknown_gpu_is_an_error_of_ours() -> None:
-    with pytest.raises(DeviceError, match="no model of GPU"):
-        cost_model.predict_us(TINY, Sm80MmaConfig(32, 32), replace(H200, name="abacus"))
+def test_a_gpu_without_a_model_is_predicted_by_its_rates() -> None:
+    config = Sm80MmaConfig(32, 32)
+    same = cost_model.predict_us(TINY, config, replace(H200, name="abacus"))
+    assert same == cost_model.predict_us(TINY, config, H200)
+    with pytest.raises(DeviceError, match="no model of GPU 'abacus'"):
+        cost_model.load("abacus")
 
 
 @pytest.mark.parametrize(

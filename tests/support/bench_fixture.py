@@ -22,7 +22,7 @@ SMALL = (64, 512, 4096, 16384)
 META: dict[str, Any] = {
     "suite": "grid1000",
     "provenance": {
-        "gpu": "Synthetic H200 (test fixture)",
+        "gpu": "NVIDIA H200 (test fixture)",
         "driver": "0.0",
         "toolchain": "none",
         "date": "2000-01-02",
@@ -91,7 +91,7 @@ def write_bench(path: Path, sizes: Sequence[int] = SMALL, **kwargs: Any) -> list
 
 
 PROVENANCE = {
-    "gpu": "Synthetic H200 (test fixture)",
+    "gpu": "NVIDIA H200 (test fixture)",
     "driver": "0.0",
     "toolchain": "none",
     "date": "2000-01-02",
