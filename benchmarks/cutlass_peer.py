@@ -29,10 +29,11 @@ from outblas.core.config import config_name
 from outblas.core.errors import CompileError, OutblasError
 from outblas.core.evaluation import Status
 from outblas.core.files import write_json
+from outblas.core.gpu_records import packaged_gpu
 from outblas.core.journal import Journal
 from outblas.core.problem import Problem
 from outblas.core.rivals import RIVALS, fastest_baseline
-from outblas.core.roofline import H200, regime
+from outblas.core.roofline import regime
 from outblas.core.suites import sample, suite
 from outblas.jail import build as free_build
 from outblas.jail.carried_builds import CarriedBuilds
@@ -42,6 +43,8 @@ from outblas.kernels.custom.templates.fill import CutlassSm90
 from outblas.publish.tables.notes import CUTLASS_FORMAT, cutlass_means
 from outblas.records.library import Library
 from outblas.records.provenance import collect_provenance
+
+H200 = packaged_gpu("h200")
 
 #: What CUTLASS' own profiler would try first on Hopper: the usual tiles, with and without clusters and stream-K.
 INSTANCES = (
@@ -210,7 +213,7 @@ def measure(arguments: argparse.Namespace) -> None:
     """All problems that the journal does not have, then the result file."""
     from outblas.kernels.kernel_hash import kernels_sha
 
-    problems = sample(suite("grid1000"), arguments.count, SEED)
+    problems = sample(suite("grid1000"), arguments.count, SEED, gpu=H200)
     settings = {
         "problems": [p.key for p in problems], "instances": [i.kernel().name for i in INSTANCES], "rounds": ROUNDS,
         "library": Library.packaged("h200").sha(), "kernels": kernels_sha(),

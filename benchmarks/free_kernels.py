@@ -29,9 +29,9 @@ from typing import Any
 from outblas.core.errors import CompileError, OutblasError
 from outblas.core.evaluation import Evaluation, Speedup, Status, Timing
 from outblas.core.files import write_json
+from outblas.core.gpu_records import packaged_gpu
 from outblas.core.problem import Problem
 from outblas.core.rivals import LT_AUTO, RIVALS
-from outblas.core.roofline import H200
 from outblas.core.stats import bootstrap_median
 from outblas.jail import build as free_build
 from outblas.jail.carried_builds import CarriedBuilds, CarriedLiveEvaluator
@@ -41,6 +41,8 @@ from outblas.judge.baselines import make_baselines
 from outblas.kernels.custom.examples.example_kernels import all_examples
 from outblas.kernels.custom.free_kernel import FreeKernel
 from outblas.records.provenance import collect_provenance
+
+H200 = packaged_gpu("h200")
 
 PROBLEMS = ("512_512_512", "1024_4096_4096", "16_4096_4096", "4096_4096_4096")
 #: Rounds of the recorded evaluations, and of the direct run.

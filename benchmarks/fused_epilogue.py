@@ -32,6 +32,7 @@ from outblas.core.config import KernelConfig, Launch, config_name
 from outblas.core.errors import CompileError, OutblasError, UsageError
 from outblas.core.evaluation import Status
 from outblas.core.files import write_json
+from outblas.core.gpu_records import packaged_gpu
 from outblas.core.problem import Problem
 from outblas.core.suites import suite
 from outblas.judge.baselines import TorchMm
@@ -49,6 +50,8 @@ from outblas.runtime.fused_launch import Extra, FusedKernel
 from outblas.runtime.launch import load
 from outblas.runtime.nvrtc import compile_source, compile_tuned
 from outblas.runtime.workspace import allocate
+
+H200 = packaged_gpu("h200")
 
 DEFAULT = ("bias", "bias+gelu", "bias+silu", "bias+residual", "residual", "bias+gelu_tanh+residual")
 SIDES = ("fused", "ours", "torch", "plain")
@@ -146,7 +149,7 @@ def measure(problem: Problem, config: KernelConfig, epilogue: Epilogue, rounds: 
         "torch": Followed("torch", None, extra, epilogue),
         "plain": plain,
     }
-    with GpuClock(problem) as bench:
+    with GpuClock(problem, gpu=H200) as bench:
         graphs = {name: bench.capture(entry) for name, entry in entries.items()}
         try:
             times = bench.measure(graphs, rounds)

@@ -26,6 +26,7 @@ from outblas.core.config import config_name
 from outblas.core.errors import OutblasError, ToolchainMissing
 from outblas.core.evaluation import Status
 from outblas.core.files import write_json
+from outblas.core.gpu_records import packaged_gpu
 from outblas.core.journal import Journal
 from outblas.core.problem import Problem
 from outblas.core.rivals import RIVALS, BaselineCall, fastest_baseline
@@ -37,6 +38,8 @@ from outblas.judge.reference import b_as_k_by_n
 from outblas.judge.rounds import speedup
 from outblas.records.library import Library, LibraryRow
 from outblas.records.provenance import collect_provenance
+
+H200 = packaged_gpu("h200")
 
 FORMAT = "outblas-inductor-rival-1"
 COUNT, SEED, ROUNDS = 20, 0, 11
@@ -87,7 +90,7 @@ class InductorProduct:
 
 def problems_of(count: int) -> dict[str, list[Problem]]:
     """Return suite -> the problems that are timed."""
-    return {name: sample(suite(name), count, SEED) for name in ("grid1000", "llm")}
+    return {name: sample(suite(name), count, SEED, gpu=H200) for name in ("grid1000", "llm")}
 
 
 def measure_one(problem: Problem, row: LibraryRow | None, baselines: Mapping[str, Any], gpu: Any) -> dict[str, Any]:

@@ -36,7 +36,7 @@ from typing import Any
 from outblas.bench.pool.worker_plan import WORKER_KINDS, make_plan, open_pool
 from outblas.core.evaluation import Status
 from outblas.core.files import write_json
-from outblas.core.roofline import H200
+from outblas.core.gpu_records import packaged_gpu
 from outblas.core.suites import sample, suite
 from outblas.kernels.catalogue import candidates
 from outblas.kernels.source import make_source
@@ -46,10 +46,12 @@ from outblas.search.agents.agent_registry import make_agent
 from outblas.search.tune import tune
 from outblas.workers.compile_ahead import BaselineKernels
 
+H200 = packaged_gpu("h200")
+
 
 def timed(arguments: argparse.Namespace, gpus: tuple[int, ...], command: str) -> dict[str, Any]:
     """Run one tuning on ``gpus``; return the seconds of start and of tuning, its outcome and its place."""
-    problems = sample(suite(arguments.suite), arguments.sample, arguments.seed)
+    problems = sample(suite(arguments.suite), arguments.sample, arguments.seed, gpu=H200)
     if arguments.workers == "ray":
         plan = make_plan("ray", count=len(gpus), ray_address="local")
     else:
@@ -107,11 +109,11 @@ def _visible(count: int) -> list[str]:
 
 def fill(arguments: argparse.Namespace) -> None:
     """Compile the candidates that an agent which learns nothing will propose, and the baselines' kernels."""
-    problems = sample(suite(arguments.suite), arguments.sample, arguments.seed)
+    problems = sample(suite(arguments.suite), arguments.sample, arguments.seed, gpu=H200)
     sources = dict.fromkeys(make_source(*pair) for pair in BaselineKernels(H200).of(problems))
     agent = make_agent(arguments.agent, arguments.seed, H200)
     for problem in problems:
-        for config in agent.propose(problem, candidates(problem), [], arguments.budget):
+        for config in agent.propose(problem, candidates(problem, H200), [], arguments.budget):
             sources[make_source(problem, config)] = None
     for done, _ in enumerate(compile_many(list(sources), "sm_90a"), 1):
         if done % 100 == 0 or done == len(sources):

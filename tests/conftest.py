@@ -51,7 +51,7 @@ def libraries_are_read_once() -> None:
     """A library is frozen, and reading the packaged one takes half a second, in hundreds of tests."""
     from outblas.records import library
 
-    library._parse = lru_cache(maxsize=32)(library._parse)  # by the file's text
+    library.parse_library = lru_cache(maxsize=32)(library.parse_library)  # by the file's text
 
 
 @pytest.fixture(scope="session")

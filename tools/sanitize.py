@@ -20,6 +20,7 @@ os.environ.setdefault("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
 
 from outblas.core.config import KernelConfig
 from outblas.core.errors import OutblasError
+from outblas.core.gpu_records import packaged_gpu
 from outblas.core.problem import Problem
 from outblas.judge.reference import Reference
 from outblas.kernels.families.registry import FAMILIES
@@ -27,6 +28,8 @@ from outblas.kernels.proof_shapes import proof_shapes
 from outblas.kernels.source import make_source
 from outblas.runtime.launch import load
 from outblas.runtime.nvrtc import compile_source
+
+H200 = packaged_gpu("h200")
 
 WHOLE, RAGGED, ODD = (128, 128, 256), (136, 72, 200), (67, 45, 131)
 #: At most 16 rows of A: whole steps; ragged everywhere (NN wants N a multiple of 8).
@@ -147,7 +150,7 @@ CASES: list[tuple[str, Extents, str, str, str, KernelConfig]] = [
 for _family in FAMILIES.values():
     if all(case[-1].family != _family.name for case in CASES):  # one of its kernels, on small problems
         _config: KernelConfig = next(iter(_family.pool()))
-        _small = [p for p in proof_shapes(Problem(64, 64, 64), _config) if p.flops < 2**28]
+        _small = [p for p in proof_shapes(Problem(64, 64, 64), _config, H200) if p.flops < 2**28]
         CASES.append((_family.name, tuple((p.m, p.n, p.k) for p in _small), "TN", "fp16", "fp32", _config))
 
 

@@ -16,6 +16,7 @@ from outblas.jail.text_rules import refusal
 from outblas.kernels.custom.examples.example_kernels import all_examples
 from outblas.kernels.custom.free_kernel import FreeKernel
 from support.free_fixture import BODY, EXPLOITS, device_text, host_text, missing
+from support.gpus.known import H200
 
 P = Problem(64, 64, 64)
 NEEDS_COMPILERS = pytest.mark.skipif(missing() is not None, reason=str(missing()))
@@ -151,13 +152,13 @@ def test_compilers_quote_the_candidate_and_nobody_else(monkeypatch: pytest.Monke
     from outblas.jail import static_gate
 
     host = host_text("#include <cuda_fp16.h>\nint extra() { __half h; return h.mine + sizeof(__half2::theirs); }")
-    found = examine(P, FreeKernel.parse(host), cache=None)
+    found = examine(P, FreeKernel.parse(host), H200, cache=None)
     assert isinstance(found, Evaluation) and "return h.mine" in found.log
     monkeypatch.setattr(static_gate, "refusal", lambda *_: None)  # as if it got past the rules
     secret = Path("/usr/lib/os-release").resolve()
     if secret.exists():
         text = host_text(f'#line 3 "{secret}"\n#warning hello\n')
-        logged = examine(P, FreeKernel.parse(text), cache=None).log
+        logged = examine(P, FreeKernel.parse(text), H200, cache=None).log
         lines = [line.strip() for line in secret.read_text().splitlines() if len(line) > 8]
         assert "hello" in logged and not [line for line in lines if line in logged]
 
@@ -222,20 +223,20 @@ def test_other_texts_still_have_the_name_of_their_tokens() -> None:
 def test_what_is_kept_of_one_text_does_not_answer_for_another(tmp_path: Path) -> None:
     write = "if (m == 12345) c[0] = __float2half((float)(__LINE__ * 1000));"
     one, other = (FreeKernel.parse(device_text(body(text))) for text in (f"\n{write}", write))
-    built = [build(kernel, P, cache=None) for kernel in (one, other)]
+    built = [build(kernel, P, H200, cache=None) for kernel in (one, other)]
     assert built[0].cubin.image != built[1].cubin.image, "they are two kernels"
-    carried = CarriedBuilds(tmp_path)
+    carried = CarriedBuilds(tmp_path, H200)
     carried.put(built[0], P)
     assert carried.get(one, P) is not None and carried.get(other, P) is None
-    same = [build(FreeKernel.parse(device_text(body(text))), P, cache=None) for text in ("int x;\n\n", "int x;")]
+    same = [build(FreeKernel.parse(device_text(body(text))), P, H200, cache=None) for text in ("int x;\n\n", "int x;")]
     assert same[0].cubin.image == same[1].cubin.image, "equal names, equal kernels"
 
 
 @NEEDS_COMPILERS
 def test_a_recording_does_not_answer_for_a_text_that_was_never_measured(tmp_path: Path) -> None:
     from outblas.core.evaluation import Evaluation as Found
-    from outblas.core.roofline import H200
     from outblas.jail.evaluation_file import Recorder, load
+    from support.gpus.known import H200
 
     one, other = (FreeKernel.parse(device_text(body(text))) for text in TWINS["the line"])
     with Recorder(tmp_path / "r.jsonl", H200, {}) as recorder:

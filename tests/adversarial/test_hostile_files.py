@@ -22,6 +22,7 @@ from outblas.records.captured_products import CapturedProducts
 from outblas.records.library import Library
 from outblas.records.store import Store
 from outblas.runtime.cubin import FORMAT, Cubin, CubinCache, SassFacts, decode, encode
+from support.gpus.known import H200
 from support.helpers import ROOT
 
 KEY = "ab" * 32
@@ -267,7 +268,7 @@ def test_a_carried_kernel_whose_image_is_none_counts_as_absent(tmp_path: Path) -
     from outblas.jail.carried_builds import CarriedBuilds
     from outblas.kernels.custom.examples.example_kernels import example
 
-    carried, kernel, problem = CarriedBuilds(tmp_path), example("naive"), Problem(64, 64, 64)
+    carried, kernel, problem = CarriedBuilds(tmp_path, H200), example("naive"), Problem(64, 64, 64)
     path = carried.path(kernel, problem)
     half_a_header = b"x\x7fELF\x02\x01" + b"\0" * 12 + (190).to_bytes(2, "little") + b"\0" * 20
     path.write_bytes(encode(replace(CUBIN, image=half_a_header), carried._key(kernel, problem)))

@@ -153,8 +153,8 @@ def test_a_store_whose_table_is_a_view_without_an_end_is_refused(tmp_path: Path)
 
 
 def test_a_pipe_in_the_place_of_a_recording_is_not_waited_for(tmp_path: Path) -> None:
-    from outblas.core.roofline import H200
     from outblas.jail.evaluation_file import Recorder
+    from support.gpus.known import H200
 
     os.mkfifo(tmp_path / "r")
     with pytest.raises(RecordError, match="no plain file"):

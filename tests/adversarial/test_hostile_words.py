@@ -17,7 +17,6 @@ import pytest
 from outblas.core.clean_text import clean_text
 from outblas.core.evaluation import Evaluation, Status, Verdict
 from outblas.core.problem import Problem
-from outblas.core.roofline import H200
 from outblas.jail import answers
 from outblas.jail.jailed_evaluator import FreeOptions, JailedEvaluator
 from outblas.judge.bench_cell import Options
@@ -31,6 +30,7 @@ from support.evolve_fixture import evolve
 from support.free_fixture import BODY, cache_fixture, compiles, device_text  # noqa: F401
 from support.free_workers import ESCAPES, with_hostile_words
 from support.free_workers import answer as worker_answer
+from support.gpus.known import H200
 from support.llm_kernels import PROBLEM, answer, failed, kernel, passed, record
 from support.llm_server import Say, evolve_by_command, serving
 
@@ -156,7 +156,7 @@ class Taken:
 
     def __init__(self) -> None:
         factory = "support.free_workers:make_handler"
-        self._inner = JailedEvaluator(Options(baselines=("cublas",)), 20.0, FreeOptions(), factory)
+        self._inner = JailedEvaluator(Options(0, H200, baselines=("cublas",)), 20.0, FreeOptions(), factory)
 
     def evaluate(self, pairs: Iterable[tuple[Problem, FreeKernel]]) -> Iterator[Evaluation]:
         for problem, one in pairs:

@@ -20,6 +20,7 @@ from outblas.records.replay import ReplayEvaluator
 from outblas.records.store import Store
 from outblas.search.agents.agent_registry import make_agent
 from outblas.search.tune import tune
+from support.gpus.known import H200
 from support.helpers import ROOT, failed_evaluation, synthetic_catalogue, synthetic_problems, synthetic_recording
 
 #: The driver of a run. It prints a line per finished measurement. With a delay it takes
@@ -47,7 +48,7 @@ if limit:
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 try:
     with Store(path) as store:
-        tune(replay.recording.problems, make_agent("evolution", 1), 6, replay, store, "r",
+        tune(replay.recording.problems, make_agent("evolution", 1, replay.gpu), 6, replay, store, "r",
              lambda done, *_: print(done, flush=True))
 except OutblasError as error:
     print(error, file=sys.stderr)
@@ -90,7 +91,7 @@ def stop_after(process: subprocess.Popen[str], lines: int, sign: signal.Signals)
 
 def resume(recording: Recording, path: Path) -> Library:
     with Store(path) as store:
-        return tune(recording.problems, make_agent("evolution", 1), 6, ReplayEvaluator(recording), store, "r")
+        return tune(recording.problems, make_agent("evolution", 1, H200), 6, ReplayEvaluator(recording), store, "r")
 
 
 def assert_resumes(recording: Recording, path: Path, tmp_path: Path) -> None:

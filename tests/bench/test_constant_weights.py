@@ -14,7 +14,6 @@ from outblas.core.config import LAUNCHES, KernelConfig, Launch, config_name, lau
 from outblas.core.errors import ConfigError, RecordError
 from outblas.core.evaluation import Evaluation
 from outblas.core.problem import Problem
-from outblas.core.roofline import H200
 from outblas.dispatch.decide import Operand, decide
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.publish.html.run_data import ReportedRun
@@ -30,6 +29,7 @@ from outblas.search.agents.recorded import RecordedAgent
 from outblas.search.agents.transfer import Transfer
 from support.bench_fixture import META, make_rows
 from support.fake_gpu import FakeGpu, install, time_us
+from support.gpus.known import H200
 from support.helpers import passed_evaluation, synthetic_recording, without_kernels
 
 PROBLEM, OTHER = Problem(64, 4096, 4096), Problem(128, 4096, 4096)

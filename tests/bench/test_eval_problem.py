@@ -14,13 +14,14 @@ from outblas.core.errors import DeviceError, UsageError
 from outblas.core.evaluation import Speedup, Status
 from outblas.core.problem import Problem
 from outblas.core.rivals import BASELINE_NAMES
-from outblas.core.roofline import H200, floor_us
+from outblas.core.roofline import floor_us
 from outblas.kernels.catalogue import candidates
 from outblas.kernels.cost.cost_model import rank
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.legality import why_illegal
 from outblas.records.library import Library, LibraryChoice, LibraryRow
 from support.fake_gpu import BASELINES_US, FakeGpu, install, time_us, timing
+from support.gpus.known import H200
 
 PROBLEM = Problem(64, 128, 256)
 UNALIGNED = Problem(127, 1001, 333)

@@ -142,9 +142,9 @@ def test_the_driver_leaves_each_gpu_two_cores(
     monkeypatch: pytest.MonkeyPatch, cores: int, gpus: int, left: int
 ) -> None:
     from outblas.bench.pool import worker_plan
-    from outblas.core.roofline import H200
     from outblas.runtime import nvrtc
     from outblas.workers import compile_ahead
+    from support.gpus.known import H200
 
     taken: list[int] = []
     monkeypatch.setattr(nvrtc, "usable_cores", lambda: cores)

@@ -14,10 +14,10 @@ from outblas.bench import ncu_target
 from outblas.bench.ncu_target import ProfiledAlgorithm, Profiler, ProfileWork, cache_of
 from outblas.core.errors import RecordError
 from outblas.core.problem import Problem
-from outblas.core.roofline import H200
 from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.runtime import ncu
+from support.gpus.known import H200
 from support.helpers import ROOT
 
 LAUNCHES = ncu.parse((ROOT / "tests" / "support" / "golden" / "ncu_raw.csv").read_text())

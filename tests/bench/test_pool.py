@@ -30,6 +30,7 @@ from outblas.search import tune as tuning
 from outblas.search.agents.agent_registry import make_agent
 from outblas.search.tune import Interrupted, tune
 from support import pool_workers
+from support.gpus.known import H200
 from support.helpers import ROOT, running, synthetic_recording
 from support.pool_workers import VirtualTransport
 
@@ -46,7 +47,7 @@ def surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def run(evaluator: Evaluator, store: Path, agent: str = "evolution") -> Library:
     with Store(store) as opened:
-        return tune(RECORDING.problems, make_agent(agent, 1), BUDGET, evaluator, opened, "r")
+        return tune(RECORDING.problems, make_agent(agent, 1, H200), BUDGET, evaluator, opened, "r")
 
 
 def stored(path: Path) -> list[tuple[str, str, str]]:
@@ -156,7 +157,7 @@ def test_an_interrupted_run_resumes_with_another_number_of_workers(tmp_path: Pat
             raise KeyboardInterrupt
 
     with Store(path) as opened, pool("Logged", tmp_path, count=2) as evaluator, pytest.raises(Interrupted):
-        tune(RECORDING.problems, make_agent("evolution", 1), BUDGET, evaluator, opened, "r", interrupt)
+        tune(RECORDING.problems, make_agent("evolution", 1, H200), BUDGET, evaluator, opened, "r", interrupt)
     with pool("Logged", tmp_path, count=1) as evaluator:
         assert run(evaluator, path) == library
     assert stored(path) == store
@@ -282,6 +283,7 @@ from pathlib import Path
 from outblas.bench.pool.gpu_pool import PoolEvaluator
 from outblas.bench.pool.local_workers import LocalTransport
 from outblas.bench.pool.transport import EvaluatorSpec
+from outblas.core.gpu_records import packaged_gpu
 from outblas.records.store import Store
 from outblas.search.agents.agent_registry import make_agent
 from outblas.search.tune import tune
@@ -293,7 +295,8 @@ if __name__ == "__main__":
     try:
         with PoolEvaluator(LocalTransport([EvaluatorSpec("support.pool_workers:Slow", (folder,))] * 2)) as pool:
             with Store(folder + "/s.sqlite") as store:
-                tune(problems, make_agent("random", 1), 6, pool, store, "r", lambda *_: print("one", flush=True))
+                agent = make_agent("random", 1, packaged_gpu("h200"))
+                tune(problems, agent, 6, pool, store, "r", lambda *_: print("one", flush=True))
     except KeyboardInterrupt as stop:
         print(stop, flush=True)
         sys.exit(130)

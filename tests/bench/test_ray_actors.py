@@ -22,6 +22,7 @@ from outblas.records.replay import ReplayEvaluator
 from outblas.records.store import Store
 from outblas.search.agents.agent_registry import make_agent
 from outblas.search.tune import tune
+from support.gpus.known import H200
 from support.helpers import ROOT, synthetic_recording
 
 pytestmark = pytest.mark.long
@@ -46,7 +47,7 @@ def cluster() -> Iterator[Any]:
 
 def run(evaluator: Any, path: Path) -> Library:
     with Store(path) as store:
-        return tune(RECORDING.problems, make_agent("evolution", 1), 6, evaluator, store, "r")
+        return tune(RECORDING.problems, make_agent("evolution", 1, H200), 6, evaluator, store, "r")
 
 
 def stored(path: Path) -> list[str]:

@@ -11,7 +11,7 @@ import pytest
 from outblas.bench.pool import ray_actors
 from outblas.bench.pool.transport import EvaluateTask, EvaluatorSpec, Event, QuestionTask, WorkerAbout
 from outblas.core.errors import DeviceError, UsageError
-from outblas.core.roofline import H200
+from support.gpus.known import H200
 
 
 class FakeRay:

@@ -13,7 +13,6 @@ from outblas.core.config import KernelConfig, config_name
 from outblas.core.errors import DeviceError, RecordError, UsageError
 from outblas.core.evaluation import Status
 from outblas.core.problem import Problem
-from outblas.core.roofline import H200
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.kernels.legality import why_illegal
@@ -21,6 +20,7 @@ from outblas.records.recording import Recording
 from outblas.records.recording_files import STATUS_CODES
 from outblas.records.replay import ReplayEvaluator
 from support.fake_gpu import BASELINES_US, FakeGpu, install, time_us
+from support.gpus.known import H200
 
 CATALOGUE: tuple[KernelConfig, ...] = (
     Sm90WgmmaConfig(64, 64),
@@ -61,7 +61,7 @@ def test_a_record_is_a_recording_that_loads_with_every_figure_in_its_cell(gpu: F
     assert found.problems == PROBLEMS and found.catalogue == CATALOGUE and found.suite == "grid1000"
     for row, problem in enumerate(PROBLEMS):
         for column, config in enumerate(CATALOGUE):
-            if why_illegal(problem, config) is None:
+            if why_illegal(problem, config, H200) is None:
                 assert found.status[row, column] == STATUS_CODES[Status.PASSED]
                 assert found.median_us[row, column] == pytest.approx(time_us(problem, config))
                 assert found.rounds[row, column] == record_suite.ROUNDS
@@ -82,7 +82,7 @@ def test_a_record_can_be_replayed(gpu: FakeGpu, tmp_path: Path) -> None:
 def test_illegal_cells_are_marked_and_never_tried(gpu: FakeGpu, tmp_path: Path) -> None:
     run(tmp_path)
     found = Recording.load(tmp_path)
-    illegal = [column for column, config in enumerate(CATALOGUE) if why_illegal(ODD, config) is not None]
+    illegal = [column for column, config in enumerate(CATALOGUE) if why_illegal(ODD, config, H200) is not None]
     assert illegal == [0, 1, 2]
     assert (found.status[3, illegal] == STATUS_CODES[Status.ILLEGAL]).all() and np.isnan(
         found.median_us[3, illegal]

@@ -16,7 +16,6 @@ from outblas.core.errors import DeviceError, RecordError, UsageError
 from outblas.core.evaluation import Status
 from outblas.core.problem import Problem
 from outblas.core.rivals import RIVALS
-from outblas.core.roofline import H200
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.records.averages import published_us
@@ -24,6 +23,7 @@ from outblas.records.library import Library, LibraryChoice, LibraryRow
 from outblas.records.results import Result, read_result
 from outblas.records.summary import summarise
 from support.fake_gpu import BASELINES_US, STATE, FakeEvaluator, FakeGpu, install, time_us
+from support.gpus.known import H200
 
 PLAIN, DEPENDENT, SMALL = Sm90WgmmaConfig(64, 64), Sm90WgmmaConfig(64, 64, pdl=True), Sm80MmaConfig(16, 64)
 BOTH, ONE, NONE, UNKNOWN = Problem(64, 128, 256), Problem(128, 128, 256), Problem(256, 64, 64), Problem(64, 64, 64)

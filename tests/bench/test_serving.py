@@ -11,13 +11,13 @@ from outblas.bench import serving
 from outblas.core.config import config_name
 from outblas.core.evaluation import Speedup
 from outblas.core.problem import Problem
-from outblas.core.roofline import H200
 from outblas.judge.baselines import make_baselines
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.records.library import Library, LibraryChoice, LibraryRow
 from outblas.records.results import read_result, write_result
 from outblas.records.summary import summarise
 from support.fake_gpu import PROVENANCE, timing
+from support.gpus.known import H200
 
 TUNED, OTHER = Problem(64, 128, 256), Problem(128, 128, 256)
 CONFIG = Sm90WgmmaConfig(64, 64)

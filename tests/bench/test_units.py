@@ -22,6 +22,7 @@ from outblas.search import tune as tuning
 from outblas.search.agents.agent_registry import make_agent
 from outblas.search.tune import tune
 from support import pool_workers
+from support.gpus.known import H200
 from support.helpers import ROOT, synthetic_problems, synthetic_recording
 from support.pool_workers import VirtualTransport
 
@@ -42,18 +43,18 @@ def test_workers_are_busy_until_the_end_of_a_batch(monkeypatch: pytest.MonkeyPat
     less than a tenth of the time of two workers, and of four."""
     monkeypatch.setattr(tuning, "PROBLEMS_AT_ONCE", 64)
     monkeypatch.setattr(pool_workers, "Many", lambda: ReplayEvaluator(synthetic_recording(100)), raising=False)
-    most = max(work_us(p) for p in synthetic_problems(100))
+    most = max(work_us(p, H200) for p in synthetic_problems(100))
 
     def seconds(task: Task) -> float:
         if not isinstance(task, EvaluateTask):
             return 0.0
-        return len(task.pairs) * (0.1 + work_us(task.pairs[0][0]) / most)
+        return len(task.pairs) * (0.1 + work_us(task.pairs[0][0], H200) / most)
 
     took, libraries = {}, []
     for size in (1, 2, 4):
         transport = VirtualTransport(size, seconds)
         with PoolEvaluator(transport) as evaluator, Store(tmp_path / f"{size}.sqlite") as store:
-            libraries.append(tune(synthetic_problems(100), make_agent("evolution"), 8, evaluator, store, "r"))
+            libraries.append(tune(synthetic_problems(100), make_agent("evolution", 0, H200), 8, evaluator, store, "r"))
         took[size] = transport.now
     assert libraries[0] == libraries[1] == libraries[2]
     assert took[1] / took[2] >= 1.8 and took[1] / took[4] >= 3.6
@@ -83,7 +84,7 @@ def test_a_problem_stays_with_the_worker_that_has_prepared_it(monkeypatch: pytes
         prepared.clear()
         transport = Preparing(size, lambda task: 0.0)
         with PoolEvaluator(transport) as evaluator, Store(tmp_path / f"{size}.sqlite") as store:
-            tune(problems, make_agent("evolution"), 16, evaluator, store, "r")
+            tune(problems, make_agent("evolution", 0, H200), 16, evaluator, store, "r")
         took[size] = transport.now
     assert len(prepared) <= 1.05 * len(problems)
     assert took[1] / took[2] >= 1.9
@@ -156,7 +157,7 @@ def test_what_one_worker_proved_the_others_are_told(monkeypatch: pytest.MonkeyPa
 def test_kernels_that_another_worker_has_are_begun_last() -> None:
     """A second worker loads a kernel again, and proves it again if the first has not answered yet."""
     first, other = synthetic_recording(100).catalogue[:2]
-    problems = sorted(synthetic_problems(100), key=work_us, reverse=True)[:6]
+    problems = sorted(synthetic_problems(100), key=lambda p: work_us(p, H200), reverse=True)[:6]
     pairs = [(p, other if p == problems[3] else first) for p in problems]
 
     def handed_out(elsewhere: set[Any]) -> list[Problem]:

@@ -15,10 +15,11 @@ from outblas.cli.main import app
 from outblas.core.config import KernelConfig
 from outblas.core.errors import DeviceError, ToolchainMissing, UsageError
 from outblas.core.problem import Problem
-from outblas.core.roofline import H200, Gpu
+from outblas.core.roofline import Gpu
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.runtime.device import Device
 from outblas.workers.compile_ahead import BaselineKernels, CompileAhead
+from support.gpus.known import H200
 from support.helpers import synthetic_recording
 
 

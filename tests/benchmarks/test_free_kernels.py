@@ -14,11 +14,11 @@ import pytest
 from outblas.core.errors import RecordError
 from outblas.core.evaluation import Evaluation, Speedup, Status, Timing, Verdict
 from outblas.core.problem import Problem
-from outblas.core.roofline import H200
 from outblas.jail.evaluation_file import load
 from outblas.kernels.custom.examples.example_kernels import example
 from outblas.kernels.custom.free_kernel import FreeKernel
 from outblas.publish.tables.notes import CUTLASS_FILE, CUTLASS_FORMAT, cutlass_means, notes_of_cutlass
+from support.gpus.known import H200
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def test_instances_of_cutlass_are_different_and_take_the_ragged_problem(scripts:
     assert (
         len({i.name for i in peer.INSTANCES}) == len({i.kernel().name for i in peer.INSTANCES}) == len(peer.INSTANCES)
     )
-    assert all(i.kernel().launch.why_not(peer.RAGGED) is None for i in peer.INSTANCES)
+    assert all(i.kernel().launch.why_not(peer.RAGGED, H200) is None for i in peer.INSTANCES)
     assert all(peer.RAGGED.m % i.tile[0] and peer.RAGGED.n % i.tile[1] and peer.RAGGED.k % 32 for i in peer.INSTANCES)
 
 
@@ -185,7 +185,7 @@ def test_the_peer_resumes_and_writes_what_the_note_reads(
     assert len(calls) == 4 and len(set(calls)) == 3, "the first problem is not measured again"
     written = json.loads(arguments.out.read_text())
     assert [found["problem"] for found in written["rows"]] == [p.key for p in sorted(set(calls), key=peer.sample(
-        peer.suite("grid1000"), 3, 0).index)]  # fmt: skip
+        peer.suite("grid1000"), 3, 0, gpu=H200).index)]  # fmt: skip
     first = written["rows"][0]
     assert first["instance"] == "x" and first["baseline"] == "lt_auto" and first["ours"] is None
     assert first["cutlass"]["ratio"] == pytest.approx(0.8) and first["ours_over_cutlass"]["ratio"] == pytest.approx(

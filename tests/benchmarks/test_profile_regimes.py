@@ -14,7 +14,7 @@ import pytest
 from outblas.core.config import config_name
 from outblas.core.errors import DeviceError, RecordError
 from outblas.core.problem import Problem
-from outblas.core.roofline import H200, regime
+from outblas.core.roofline import regime
 from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.kernels.legality import why_illegal
@@ -23,6 +23,7 @@ from outblas.publish.tables.publish_results import check_published, publish
 from outblas.records.library import Library, LibraryChoice, LibraryRow
 from outblas.runtime import ncu
 from support.fake_gpu import PROVENANCE
+from support.gpus.known import H200
 from support.helpers import ROOT
 
 GOLDEN = ROOT / "tests" / "support" / "golden"
@@ -31,7 +32,7 @@ ALGO = "index=3/8 id=66 tile=64x32"
 
 def item(mnk: tuple[int, int, int], config: Any, chosen_by: str, l2: str) -> dict[str, Any]:
     problem = Problem(*mnk)
-    head = {"group": "memory | HBM", "problem": problem.key, "regime": regime(problem), "l2": l2}
+    head = {"group": "memory | HBM", "problem": problem.key, "regime": regime(problem, H200), "l2": l2}
     return {**head, "config": config_name(config), "chosen_by": chosen_by, "algo": "00" * 64, "detail": ALGO}
 
 
@@ -71,10 +72,10 @@ def run(script: Any, monkeypatch: pytest.MonkeyPatch, out: Path, *more: str) -> 
 
 def test_the_problems_are_of_their_regimes(script: Any) -> None:
     of_group = {
-        "launch": lambda p: regime(p) == "launch",
-        "memory, 10⁹ FLOP": lambda p: regime(p) == "memory_1e9",
-        "compute, 10⁹–10¹⁰ FLOP": lambda p: regime(p) in ("compute_1e9", "compute_1e10"),
-        "≥ 10¹¹ FLOP": lambda p: p.flops >= 1e11 and regime(p).startswith("compute"),
+        "launch": lambda p: regime(p, H200) == "launch",
+        "memory, 10⁹ FLOP": lambda p: regime(p, H200) == "memory_1e9",
+        "compute, 10⁹–10¹⁰ FLOP": lambda p: regime(p, H200) in ("compute_1e9", "compute_1e10"),
+        "≥ 10¹¹ FLOP": lambda p: p.flops >= 1e11 and regime(p, H200).startswith("compute"),
     }
     assert list(script.REGIMES) == list(of_group)
     for group, shapes in script.REGIMES.items():

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from outblas.cli.command_group import PARTS, SUMMARIES
 from outblas.cli.common import err
+from outblas.cli.gpu_data import TUNE
 from outblas.cli.health import Check
 from outblas.cli.main import app
 from outblas.cli.verdict import REPLAY, verdict_of
@@ -113,8 +114,9 @@ GPU, TORCH, NVRTC = (
         ([Check("recording", None, "pyarrow is absent")], "nothing yet", "pyarrow is absent", "pip install '.[tune]'"),
         ([GPU], "nothing yet", "torch: absent", "pip install '.[gpu]'"),
         ([GPU, TORCH], "torch through", "neither NVRTC nor", "pip install '.[gpu]'"),
-        ([Check("gpu", True, "0: NVIDIA A100"), TORCH, NVRTC], "torch through", "no library for this GPU", REPLAY),
-        ([GPU, TORCH, NVRTC], "outblas.enable()", "", "outblas eval"),
+        ([GPU, TORCH, NVRTC], "torch through", "no library for this GPU", TUNE),
+        ([GPU, TORCH, NVRTC, Check("gpu library", None, "none", TUNE)], "tune", "no library for this GPU", TUNE),
+        ([GPU, TORCH, NVRTC, Check("gpu library", True, "2000")], "outblas.enable()", "", "outblas eval"),
     ],
 )
 def test_the_verdict_says_what_works_and_the_next_command(

@@ -25,6 +25,8 @@ NAMES = {
     "free disk (here)",
     "driver",
     "gpu",
+    "gpu record",
+    "gpu library",
     "torch",
     "cuda.bindings",
     "nvrtc",

@@ -16,6 +16,7 @@ from outblas.cli.documents import DOCUMENTS
 from outblas.cli.health import Check
 from outblas.cli.main import app
 from support.bench_fixture import write_bench
+from support.gpus.fake_driver import DEVICES, plug_in
 from support.helpers import synthetic_recording
 
 SCHEMAS = {model.model_fields["schema_"].default: model for model in DOCUMENTS}
@@ -39,7 +40,20 @@ def assert_schema(found: dict[str, Any]) -> None:
 
 
 def test_there_is_a_document_for_each_command_that_prints_one() -> None:
-    assert set(SCHEMAS) == {f"outblas-{name}" for name in ("doctor", "list", "tune", "eval", "results", "capture")}
+    names = ("doctor", "calibrate", "list", "tune", "eval", "results", "capture")
+    assert set(SCHEMAS) == {f"outblas-{name}" for name in names}
+
+
+def test_calibrate(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from outblas.bench.calibrate import calibration
+    from outblas.core.gpu_records import packaged_records
+
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    plug_in(monkeypatch, DEVICES["A100"])
+    monkeypatch.setattr(calibration, "calibrate", lambda *_: packaged_records()["h200"])
+    found = document("calibrate", "--json")
+    assert found["gpu"] == "h200" and found["record"]["figures"]["sms"] == 132
+    assert json.loads(Path(found["path"]).read_text()) == found["record"]
 
 
 def test_doctor(monkeypatch: pytest.MonkeyPatch) -> None:

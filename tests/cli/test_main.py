@@ -20,6 +20,7 @@ from outblas.core.errors import RecordError
 from outblas.core.problem import Problem
 from outblas.runtime import device
 from support.cli_fixture import assert_refused, outblas, two_gpus_fixture  # noqa: F401
+from support.gpus.known import H200
 from support.helpers import ROOT
 
 EVAL = ["eval", "--mnk", "64_4096_64"]
@@ -312,6 +313,7 @@ def test_tune_of_other_problems_or_another_seed_has_a_directory_of_its_own(
 def test_record_passes_its_arguments_on(two_gpus: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     calls = calls_of(monkeypatch, "outblas.bench.record_suite", "run_record")
     monkeypatch.setattr("outblas.kernels.catalogue.catalogue", lambda name: (f"all of {name}",))
+    monkeypatch.setattr("outblas.runtime.device.gpu_of_device", lambda index: H200)
     result = outblas("record", "--layout", "nn", "--out", str(tmp_path), "--gpu-device-id", "1")
     assert result.exit_code == 0, result.stderr
     call = calls[0]

@@ -10,13 +10,13 @@ import pytest
 
 from outblas.core.files import lock_run_folder
 from outblas.core.problem import Problem
-from outblas.core.roofline import H200
 from outblas.records.averages import launch_of_row
 from outblas.records.library import Library
 from outblas.records.replay import ReplayEvaluator
 from outblas.records.results import read_result
 from outblas.search import tune_run
 from support.cli_fixture import assert_refused, outblas, recording_fixture  # noqa: F401
+from support.gpus.known import H200
 
 # The whole of tune, on a synthetic recording
 

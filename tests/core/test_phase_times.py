@@ -16,7 +16,6 @@ from outblas.bench.pool.transport import EvaluateTask, EvaluatorSpec, Task
 from outblas.core.evaluation import Status
 from outblas.core.phase_times import PhaseTimer, PhaseTotals, sum_totals
 from outblas.core.problem import Problem
-from outblas.core.roofline import H200
 from outblas.core.suites import sample, suite
 from outblas.judge.bench_cell import Options
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
@@ -26,6 +25,7 @@ from outblas.search.tune import tune
 from outblas.workers.compile_ahead import BackgroundCompiler
 from outblas.workers.sandbox import Sandbox, WorkerLoss
 from support import pool_workers
+from support.gpus.known import H200
 from support.helpers import ROOT, synthetic_recording
 from support.pool_workers import VirtualTransport
 
@@ -79,7 +79,7 @@ def test_a_sandbox_remembers_what_its_lost_workers_did(monkeypatch: pytest.Monke
 @pytest.fixture(scope="module")
 def counted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int, PhaseTotals]]:
     """Return the counts of one, two and four workers on 64 problems x 8 proposals of the heuristic."""
-    problems = sample(suite("grid1000"), 64, 0)
+    problems = sample(suite("grid1000"), 64, 0, gpu=H200)
     offered = {problem: pool_workers.candidates(problem, H200) for problem in problems}
     found = {}
     with pytest.MonkeyPatch.context() as patch:
@@ -117,7 +117,7 @@ def test_a_live_evaluator_accounts_for_both_processes(monkeypatch: pytest.Monkey
     )
     compiled: list[Any] = []
     monkeypatch.setattr(BackgroundCompiler, "begin", lambda self, pairs: compiled.extend(pairs))
-    with LiveEvaluator(0, Options(), 20.0, "support.sandbox_handlers:evaluations") as evaluator:
+    with LiveEvaluator(0, Options(0, H200), 20.0, "support.sandbox_handlers:evaluations") as evaluator:
         assert [e.status for e in evaluator.evaluate([(problem, mine)])] == [Status.PASSED]
         accounts = evaluator.accounts()
     assert compiled == [(problem, mine), (problem, theirs)]

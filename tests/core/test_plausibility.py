@@ -9,13 +9,14 @@ import pytest
 from outblas.core.evaluation import Evaluation, Speedup, Status, Timing
 from outblas.core.plausibility import PLAUSIBLE_SHARE_OF_FLOOR, is_below_floor, why_too_fast
 from outblas.core.problem import Problem
-from outblas.core.roofline import H200, floor_us
+from outblas.core.roofline import floor_us
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.llm.feedback import feedback_text, kind_of
 from outblas.llm.train.rewards import reward_parts
+from support.gpus.known import H200
 
 PROBLEM = Problem(512, 512, 512)
-FLOOR = floor_us(PROBLEM)
+FLOOR = floor_us(PROBLEM, H200)
 
 
 def timed(us: float, baseline_us: float = 5.0) -> Evaluation:
@@ -47,7 +48,7 @@ def test_archive_and_rewards_believe_the_same(us: float, baseline_us: float, che
     assert is_below_floor(found, H200) is cheats
     assert (kind_of(found, H200) == "cheat") is cheats
     assert ("faster than the hardware" in feedback_text(found, H200)) is cheats
-    assert (reward_parts(found, timed=True).total < -1) is cheats
+    assert (reward_parts(found, timed=True, gpu=H200).total < -1) is cheats
 
 
 def test_what_was_not_timed_is_not_too_fast() -> None:

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from outblas.core.errors import UsageError
+from outblas.core.gpu_records import packaged_gpu, packaged_records
 from outblas.core.problem import Problem
 from outblas.core.roofline import (
-    GPUS,
-    H200,
     MAX_REPEATS,
     ROTATE_BYTES,
     floor_us,
@@ -26,48 +25,50 @@ hypothesis = pytest.importorskip("hypothesis")
 from hypothesis import given  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
+from support.gpus.known import H200  # noqa: E402
+
 shapes = st.builds(Problem, *(st.integers(1, 16384) for _ in range(3)))
 
 
 def test_compute_bound_floor_is_flops_over_the_peak() -> None:
-    assert floor_us(Problem(4096, 4096, 4096)) == pytest.approx(2 * 4096**3 / 800e12 * 1e6)
+    assert floor_us(Problem(4096, 4096, 4096), H200) == pytest.approx(2 * 4096**3 / 800e12 * 1e6)
 
 
 def test_memory_bound_floor_is_bytes_over_hbm_bandwidth_when_the_sets_exceed_l2() -> None:
     problem = Problem(64, 16384, 16384)  # B alone is 537 MB
-    assert floor_us(problem) == pytest.approx(problem.bytes / 4.2e12 * 1e6)
+    assert floor_us(problem, H200) == pytest.approx(problem.bytes / 4.2e12 * 1e6)
 
 
 def test_small_problems_are_bound_by_the_launch() -> None:
-    assert floor_us(Problem(64, 64, 64)) == H200.launch_us
-    assert regime(Problem(64, 64, 64)) == "launch"
-    assert work_us(Problem(64, 64, 64)) < H200.launch_us
+    assert floor_us(Problem(64, 64, 64), H200) == H200.launch_us
+    assert regime(Problem(64, 64, 64), H200) == "launch"
+    assert work_us(Problem(64, 64, 64), H200) < H200.launch_us
 
 
 def test_what_fits_in_l2_with_all_its_sets_moves_at_l2_bandwidth() -> None:
     problem = Problem(64, 64, 1024)  # 0.27 MB a set, 32 sets
     assert problem.bytes * operand_sets(problem, 1.0) < H200.l2_bytes
-    assert work_us(problem) == pytest.approx(problem.bytes / 6e12 * 1e6)
+    assert work_us(problem, H200) == pytest.approx(problem.bytes / 6e12 * 1e6)
 
 
 @given(shapes)
 def test_the_floor_is_never_below_any_of_its_three_limits(problem: Problem) -> None:
-    floor = floor_us(problem)
+    floor = floor_us(problem, H200)
     assert floor >= H200.launch_us
     assert floor >= problem.flops / (H200.tflops * 1e6)
     assert floor >= problem.bytes / (H200.l2_tbs * 1e6)
-    assert floor == max(H200.launch_us, work_us(problem))
+    assert floor == max(H200.launch_us, work_us(problem, H200))
 
 
 @given(shapes)
 def test_a_slower_gpu_has_no_lower_floor(problem: Problem) -> None:
     slower = replace(H200, tflops=H200.tflops / 2, hbm_tbs=H200.hbm_tbs / 2, l2_tbs=H200.l2_tbs / 2)
-    assert floor_us(problem, slower) >= floor_us(problem)
+    assert floor_us(problem, slower) >= floor_us(problem, H200)
 
 
 @given(shapes)
 def test_a_regime_is_launch_or_a_limit_with_the_decade_of_flop(problem: Problem) -> None:
-    name = regime(problem)
+    name = regime(problem, H200)
     if name != "launch":
         kind, _, decade = name.partition("_1e")
         assert kind in ("memory", "compute")
@@ -75,7 +76,7 @@ def test_a_regime_is_launch_or_a_limit_with_the_decade_of_flop(problem: Problem)
 
 
 def test_regimes_split_the_grid_and_none_is_empty() -> None:
-    kinds = {regime(p).partition("_")[0] for p in suite("grid1000")}
+    kinds = {regime(p, H200).partition("_")[0] for p in suite("grid1000")}
     assert kinds == {"launch", "memory", "compute"}
 
 
@@ -121,6 +122,6 @@ def test_where_the_driver_was_not_asked_the_sms_are_shared_out() -> None:
     assert replace(H200, clusters=(132, 66)).most_clusters(4) == 33, "beyond what was asked"
 
 
-@pytest.mark.parametrize("name", GPUS)
+@pytest.mark.parametrize("name", packaged_records())
 def test_a_gpu_is_registered_under_its_own_name(name: Any) -> None:
-    assert GPUS[name].name == name
+    assert packaged_gpu(name).name == name

@@ -9,6 +9,7 @@ import pytest
 from outblas.core.errors import ProblemError, UsageError
 from outblas.core.roofline import regime
 from outblas.core.suites import GRID_EXTENTS, LLM_LAYERS, LLM_M, SUITES, Table, sample, suite
+from support.gpus.known import H200
 
 
 def test_grid1000_is_the_whole_cube_once_each() -> None:
@@ -55,26 +56,26 @@ def test_an_unsupported_combination_is_refused() -> None:
 @pytest.mark.parametrize("count", [1, 7, 100])
 def test_a_sample_has_each_regimes_share_in_the_suites_order(name: str, count: int) -> None:
     problems = suite(name)
-    drawn = sample(problems, count)
+    drawn = sample(problems, count, gpu=H200)
     assert len(drawn) == len(set(drawn)) == count
     assert [p for p in problems if p in set(drawn)] == drawn
-    whole, part = (Counter(regime(p) for p in some) for some in (problems, drawn))
+    whole, part = (Counter(regime(p, H200) for p in some) for some in (problems, drawn))
     for where, size in whole.items():
         assert abs(part[where] - count * size / len(problems)) < 1
 
 
 def test_a_sample_is_the_same_every_time_and_in_every_layout() -> None:
-    drawn = [p.mnk for p in sample(suite("grid1000"), 100)]
-    assert drawn == [p.mnk for p in sample(suite("grid1000"), 100, seed=0)]
-    assert drawn == [p.mnk for p in sample(suite("grid1000", "NN", "bf16"), 100)]
-    assert drawn != [p.mnk for p in sample(suite("grid1000"), 100, seed=1)]
-    assert sample(suite("llm"), len(suite("llm"))) == suite("llm")
+    drawn = [p.mnk for p in sample(suite("grid1000"), 100, gpu=H200)]
+    assert drawn == [p.mnk for p in sample(suite("grid1000"), 100, seed=0, gpu=H200)]
+    assert drawn == [p.mnk for p in sample(suite("grid1000", "NN", "bf16"), 100, gpu=H200)]
+    assert drawn != [p.mnk for p in sample(suite("grid1000"), 100, seed=1, gpu=H200)]
+    assert sample(suite("llm"), len(suite("llm")), gpu=H200) == suite("llm")
 
 
 @pytest.mark.parametrize("count", [0, -1, 1001])
 def test_a_sample_of_another_size_than_there_is_is_refused(count: int) -> None:
     with pytest.raises(UsageError, match="1 to 1000 problems"):
-        sample(suite("grid1000"), count)
+        sample(suite("grid1000"), count, gpu=H200)
 
 
 def test_a_table_is_named_in_four_words() -> None:

@@ -14,7 +14,6 @@ import pytest
 import outblas
 from outblas.core.errors import CompileError, DeviceError, ToolchainMissing
 from outblas.core.problem import Problem
-from outblas.core.roofline import H200
 from outblas.dispatch import device_registry, device_state, enable, native_table
 from outblas.dispatch.decide import Decision, Operand
 from outblas.dispatch.device_state import DeviceState
@@ -31,6 +30,7 @@ from support.dispatch_fixture import (  # noqa: F401
     kernel_fixture,
     launches_fixture,
 )
+from support.gpus.known import H200
 
 
 def run(device: DeviceState, a: int, b: int, c: int, stream: int = 7) -> None:

@@ -17,7 +17,6 @@ from outblas.core.config import KernelConfig
 from outblas.core.errors import TensorError, UsageError
 from outblas.core.evaluation import Status
 from outblas.core.problem import Problem
-from outblas.core.roofline import H200
 from outblas.dispatch import device_registry, fused, linear
 from outblas.dispatch.decide import Decision, kernel_despite_fallback
 from outblas.judge.fused_gates import apply_activation, prove_fused
@@ -30,6 +29,7 @@ from outblas.records.library import Library, LibraryChoice, LibraryRow
 from outblas.runtime.cubin import CubinCache
 from outblas.runtime.fused_launch import Extra, FusedKernel
 from support.fused_fixture import KERNELS, OnTheHost, host_fixture
+from support.gpus.known import H200
 from support.served_fixture import ANY, Served, numbers, served_fixture
 
 pytestmark = pytest.mark.long
@@ -62,7 +62,7 @@ def test_gated_kernels_multiply_as_before_store_no_tile_and_spill_nothing(name: 
 
 @pytest.mark.parametrize("m", [1, 8, 64, 512, 4096])
 def test_the_packaged_library_has_a_gated_kernel_for_every_step_of_the_example(m: int) -> None:
-    """Gate and up of Llama 3 8B. Where the library leaves a product to cuBLASLt, another launch option's kernel runs."""
+    """Gate and up of Llama 3 8B. Where the library leaves one to cuBLASLt, another launch option's kernel runs."""
     pytest.importorskip("cuda.bindings")
     from outblas.runtime.nvrtc import compile_source
 

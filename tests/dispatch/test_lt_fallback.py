@@ -11,7 +11,6 @@ from outblas.core.config import Launch
 from outblas.core.errors import DeviceError, OutblasError, ToolchainMissing
 from outblas.core.problem import Problem
 from outblas.core.rivals import AUTO_REQUEST
-from outblas.core.roofline import H200
 from outblas.dispatch.decide import Decision, Operand, decide
 from outblas.dispatch.device_state import DeviceState
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
@@ -23,6 +22,7 @@ from outblas.runtime.cublas import WORKSPACE_BYTES
 from outblas.runtime.cublaslt import LtAlgorithms
 from outblas.runtime.graph_workspace import CaptureWorkspaces
 from outblas.runtime.workspace import StreamWorkspaces
+from support.gpus.known import H200
 
 PROBLEM = Problem(64, 128, 256)
 FIRST, SECOND = "id=66 tile=20 splitk=1", "id=66 tile=15 splitk=4"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from outblas.core.config import Launch
 from outblas.core.errors import DeviceError, TensorError, UsageError
 from outblas.core.problem import Problem
-from outblas.core.roofline import H200, Gpu
+from outblas.core.roofline import Gpu
 from outblas.dispatch import device_registry
 from outblas.dispatch import matmul as dispatch
 from outblas.dispatch.decide import Decision, Operand, decide
@@ -30,6 +31,7 @@ from support.dispatch_fixture import (
     rows,
     transposed,
 )
+from support.gpus.known import H200
 
 
 def choose(
@@ -84,8 +86,8 @@ def test_a_single_column_is_both_layouts() -> None:
         ({"out": rows(64, 128, "bf16")}, "of bf16"),
         ({"out": transposed(rows(128, 64))}, "out has strides"),
         ({"a": rows(2**20, 2**12), "b": transposed(rows(128, 2**12))}, "4294967296 elements"),
-        ({"gpu": None}, "not sm_90"),
-        ({"gpu": Gpu("a100", 80, 108, 166912, 1, 300.0, 1.5, 4.0)}, "not sm_90"),
+        ({"gpu": None}, "older than sm_80"),
+        ({"gpu": replace(H200, name="a100", arch=75)}, "older than sm_80"),
     ],
 )
 def test_all_else_is_torchs(changed: dict[str, Any], why: str) -> None:

@@ -10,7 +10,6 @@ import pytest
 
 from outblas.core.errors import ToolchainMissing
 from outblas.core.problem import Problem
-from outblas.core.roofline import H200
 from outblas.dispatch import device_registry, device_state, native, native_build, native_table, product
 from outblas.dispatch import matmul as dispatch
 from outblas.dispatch.decide import Decision
@@ -21,6 +20,7 @@ from outblas.kernels.source import kernel_kind
 from outblas.records.library import Library, LibraryChoice, LibraryRow
 from outblas.runtime import launch
 from outblas.runtime.launch import PreparedLaunch
+from support.gpus.known import H200
 from support.native_fixture import (  # noqa: F401
     MAPPED,
     FakeCuda,

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from outblas.core.problem import Problem
-from outblas.core.roofline import H200
 from outblas.dispatch import device_registry, matmul, native, native_table, product
 from outblas.dispatch.decide import Decision
 from outblas.dispatch.device_state import DeviceState
@@ -20,6 +19,7 @@ from outblas.records.library import Library
 from outblas.runtime.cublas import Algo
 from outblas.runtime.cublaslt import LtAlgorithm, LtAlgorithms
 from outblas.runtime.workspace import StreamWorkspaces
+from support.gpus.known import H200
 from support.native_fixture import (  # noqa: F401
     ADDRESS,
     MAPPED,

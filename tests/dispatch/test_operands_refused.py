@@ -10,7 +10,6 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from outblas.core.problem import Problem  # noqa: E402
-from outblas.core.roofline import H200  # noqa: E402
 from outblas.dispatch import decide, device_registry, product  # noqa: E402
 from outblas.dispatch.capture.torch_mode import ProductMode  # noqa: E402
 from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig  # noqa: E402
@@ -19,6 +18,7 @@ from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig  # noqa: E4
 from outblas.kernels.legality import why_illegal  # noqa: E402
 from outblas.runtime import launch  # noqa: E402
 from support.dispatch_fixture import rows  # noqa: E402
+from support.gpus.known import H200  # noqa: E402
 
 
 @pytest.mark.parametrize(

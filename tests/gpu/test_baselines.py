@@ -13,6 +13,7 @@ from outblas.judge import baselines  # noqa: E402
 from outblas.judge.gpu_clock import GpuClock  # noqa: E402
 from outblas.judge.operands import torch_dtype  # noqa: E402
 from outblas.judge.reference import fp64_product  # noqa: E402
+from support.gpus.known import H200  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 KINDS = [("fp16", "fp32"), ("bf16", "fp32"), ("fp16", "fp16")]
@@ -51,7 +52,7 @@ def test_the_product_is_right(made, name, layout, dtype, acc, mnk):
 @pytest.mark.parametrize("name", rivals.BASELINE_NAMES)
 def test_it_can_be_captured_and_replayed(made, name):
     problem = Problem(256, 256, 512)
-    with GpuClock(problem) as bench:
+    with GpuClock(problem, gpu=H200) as bench:
         try:
             graph = bench.capture(made[name])
         except OutblasError as error:
@@ -69,7 +70,7 @@ def test_it_can_be_captured_and_replayed(made, name):
 
 def test_auto_is_chosen_once_among_what_the_heuristic_returns(made):
     problem = Problem(512, 512, 512)
-    with GpuClock(problem) as bench:
+    with GpuClock(problem, gpu=H200) as bench:
         made["lt_auto"].prepare(bench)
         detail = made["lt_auto"].detail(problem)
         made["lt_auto"].prepare(bench)

@@ -27,6 +27,7 @@ from outblas.kernels.legality import why_illegal
 from outblas.records.library import Library, LibraryChoice, LibraryRow
 from outblas.runtime.cublas import CublasLt, describe
 from outblas.runtime.device import gpu_of_device
+from support.gpus.known import H200
 
 pytestmark = pytest.mark.gpu
 
@@ -66,7 +67,7 @@ def rows() -> dict[Problem, LibraryRow]:
     torch.cuda.init()
     torch.zeros(1, device="cuda")
     torch.mm(torch.zeros(8, 8, device="cuda"), torch.zeros(8, 8, device="cuda"))  # torch has loaded its cuBLAS
-    assert workspace_bytes(KERNEL_ROW, KERNEL) and why_illegal(KERNEL_ROW, KERNEL) is None
+    assert workspace_bytes(KERNEL_ROW, KERNEL) and why_illegal(KERNEL_ROW, KERNEL, H200) is None
     found = {p: LibraryRow(p, "lt_auto", f"index=3/8 {proposed(p, False)}", "test") for p in PLAIN}
     found[DEEP] = LibraryRow(DEEP, "lt_auto", f"index=0/8 {proposed(DEEP, True)}", "test")
     found[UNKNOWN] = LibraryRow(UNKNOWN, "lt_auto", "index=0/8 id=9999 tile=9999", "test")

@@ -13,6 +13,7 @@ from outblas.core.rivals import RIVALS  # noqa: E402
 from outblas.judge.bench_cell import Options  # noqa: E402
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig  # noqa: E402
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig  # noqa: E402
+from support.gpus.known import H200
 
 pytestmark = pytest.mark.gpu
 GOOD, ALSO, ILLEGAL = Sm90WgmmaConfig(64, 64), Sm80MmaConfig(64, 64), Sm90WgmmaConfig(64, 7)
@@ -21,7 +22,7 @@ GOOD, ALSO, ILLEGAL = Sm90WgmmaConfig(64, 64), Sm80MmaConfig(64, 64), Sm90WgmmaC
 def test_a_batch_is_evaluated_and_a_bad_config_is_only_a_status():
     problem, odd = Problem(256, 256, 512), Problem(127, 1001, 333)
     pairs = [(problem, GOOD), (problem, ILLEGAL), (problem, ALSO), (odd, GOOD)]
-    with LiveEvaluator(0, Options(level="cell", rounds=3)) as evaluator:
+    with LiveEvaluator(0, Options(0, H200, level="cell", rounds=3)) as evaluator:
         found = {(e.problem, e.config): e for e in evaluator.evaluate(pairs)}
         assert set(found) == set(pairs)
         for config in (GOOD, ALSO):
@@ -37,7 +38,7 @@ def test_a_batch_is_evaluated_and_a_bad_config_is_only_a_status():
 
 
 def test_the_full_level_proves_on_representatives():
-    with LiveEvaluator(0, Options(level="full", rounds=3, baselines=("cublas",))) as evaluator:
+    with LiveEvaluator(0, Options(0, H200, level="full", rounds=3, baselines=("cublas",))) as evaluator:
         evaluator.start()
         warm = evaluator.accounts()["gpu"]
         assert warm.seconds["start"] > 0 and warm.counts == {"workers lost": 0}, "nothing was asked yet"

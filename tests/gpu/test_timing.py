@@ -13,6 +13,7 @@ from outblas.core.problem import Problem  # noqa: E402
 from outblas.judge import gpu_clock, latency, rounds  # noqa: E402
 from outblas.judge.baselines import make_baselines  # noqa: E402
 from outblas.judge.time_offline import TimingEffort, time_offline  # noqa: E402
+from support.gpus.known import H200  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 
@@ -69,7 +70,7 @@ def test_a_failed_capture_leaves_the_bench_usable(rivals):
         def bind(self, problem, a, b, c):
             return lambda stream: torch.cuda.synchronize()
 
-    with gpu_clock.GpuClock(Problem(64, 64, 64)) as bench:
+    with gpu_clock.GpuClock(Problem(64, 64, 64), gpu=H200) as bench:
         with pytest.raises((DeviceError, RuntimeError)):
             bench.capture(Waits())
         graph = bench.capture(rivals["cublas"])
@@ -78,7 +79,7 @@ def test_a_failed_capture_leaves_the_bench_usable(rivals):
 
 
 def test_many_graphs_are_captured_and_freed_without_keeping_memory(rivals):
-    with gpu_clock.GpuClock(Problem(256, 256, 256)) as bench:
+    with gpu_clock.GpuClock(Problem(256, 256, 256), gpu=H200) as bench:
         bench.capture(rivals["cublas"]).free()
         torch.cuda.synchronize()
         free = torch.cuda.mem_get_info()[0]
@@ -89,11 +90,11 @@ def test_many_graphs_are_captured_and_freed_without_keeping_memory(rivals):
 
 
 def test_cold_rounds_are_of_single_calls(rivals):
-    with gpu_clock.GpuClock(Problem(512, 512, 512)) as bench:
+    with gpu_clock.GpuClock(Problem(512, 512, 512), gpu=H200) as bench:
         calls = [bench.bind(rivals[name]) for name in ("cublas", "lt_heuristic")]
         assert all(us > 0 for us in bench.cold_round(calls, random.Random(0)))
 
 
 def test_no_such_gpu():
     with pytest.raises(DeviceError, match="GPU 99"):
-        gpu_clock.GpuClock(Problem(64, 64, 64), gpu_index=99)
+        gpu_clock.GpuClock(Problem(64, 64, 64), gpu_index=99, gpu=H200)

@@ -18,6 +18,7 @@ from outblas.kernels.proof_shapes import proof_shapes  # noqa: E402
 from outblas.kernels.source import make_source  # noqa: E402
 from outblas.runtime.launch import load  # noqa: E402
 from outblas.runtime.nvrtc import compile_source  # noqa: E402
+from support.gpus.known import H200  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 KINDS = [("TN", "fp16", "fp32"), ("NN", "bf16", "fp32"), ("TN", "fp16", "fp16")]
@@ -37,7 +38,7 @@ CONFIGS = [
 def test_our_families_pass_every_gate(config, layout, dtype, acc):
     problem = Problem(64, 64, 64, layout, dtype, acc)
     kernel = load(compile_source(make_source(problem, config)), config)
-    shapes = proof_shapes(problem, config)
+    shapes = proof_shapes(problem, config, H200)
     assert shapes
     for shape in shapes:
         verdict = prove(kernel, shape)
@@ -50,7 +51,7 @@ def test_our_families_pass_every_gate(config, layout, dtype, acc):
 def test_cublas_itself_needs_less_than_the_bound_allows(dtype, k):
     """Large M and N, where cuBLAS does not split K (its half-precision partial sums are another matter)."""
     problem = Problem(2048, 2048, k, "TN", dtype)
-    with GpuClock(problem) as bench:
+    with GpuClock(problem, gpu=H200) as bench:
         a, b, c = bench.operands(0)
         CublasGemm().bind(problem, a, b, c)(bench.stream)
         bench.synchronize()
@@ -61,7 +62,7 @@ def test_a_cell_is_proved_on_the_timed_operands():
     problem = Problem(512, 512, 512)
     config = CONFIGS[0]
     kernel = load(compile_source(make_source(problem, config)), config)
-    with GpuClock(problem) as bench:
+    with GpuClock(problem, gpu=H200) as bench:
         prover = CellProver(bench.data, bench.torch_stream)
         assert prover.call(kernel.bind(problem, *bench.operands(0))).status is Status.PASSED
         assert prover.call(lambda stream: None).status is Status.WRONG
@@ -72,7 +73,7 @@ def test_a_cell_is_proved_on_the_timed_operands():
 
 def test_the_largest_of_the_grid_is_checked():
     problem = Problem(16384, 16384, 16384)
-    with GpuClock(problem) as bench:
+    with GpuClock(problem, gpu=H200) as bench:
         prover = CellProver(bench.data, bench.torch_stream)
         verdict = prover.call(CublasGemm().bind(problem, *bench.operands(0)))
         assert verdict.status is Status.PASSED and verdict.max_err_ratio < 1

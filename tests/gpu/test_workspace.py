@@ -26,6 +26,7 @@ from outblas.runtime.driver import capture_graph, check, driver
 from outblas.runtime.launch import load
 from outblas.runtime.nvrtc import compile_source
 from outblas.runtime.workspace import allocate
+from support.gpus.known import H200
 from support.workspace_gpu_fixture import (  # noqa: F401
     BASE,
     CONFIGS,
@@ -40,7 +41,7 @@ pytestmark = pytest.mark.gpu
 
 
 def kernel(problem: Problem, config: KernelConfig) -> Any:
-    assert why_illegal(problem, config) is None
+    assert why_illegal(problem, config, H200) is None
     return load(compile_source(make_source(problem, config)), config)
 
 

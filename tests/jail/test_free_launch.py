@@ -16,7 +16,6 @@ import torch
 from outblas.core.errors import DeviceError, TensorError
 from outblas.core.evaluation import Status, Timing
 from outblas.core.problem import Problem
-from outblas.core.roofline import H200
 from outblas.jail import conduct, free_launch, timing_checks
 from outblas.jail.build import BuiltKernel
 from outblas.jail.free_launch import GuardedWorkspace
@@ -26,6 +25,7 @@ from outblas.runtime import launch as launching
 from outblas.runtime import tensor_map
 from outblas.runtime.cubin import Cubin, SassFacts
 from support.free_fixture import BODY, block, device_text, exploit
+from support.gpus.known import H200
 
 P = Problem(128, 64, 96)
 NO_FACTS = SassFacts(0, 0, 0, 0, 0, 0, 0, 0, ())
@@ -376,4 +376,4 @@ def test_slow_kernels_are_tried_less_often():
 
 
 def test_exploits_of_the_workspace_are_what_the_guards_see():
-    assert FreeKernel.parse(exploit("past_its_workspace")).launch.workspace_of(P) == 1024
+    assert FreeKernel.parse(exploit("past_its_workspace")).launch.workspace_of(P, H200) == 1024

@@ -23,6 +23,7 @@ from outblas.jail.text_rules import refusal
 from outblas.judge.bench_cell import Baselines, Options
 from outblas.kernels.custom.free_kernel import FreeKernel
 from support.free_fixture import BODY, device_text, host_text, missing
+from support.gpus.known import H200
 
 P = Problem(64, 64, 64)
 HERE = str(Path(__file__).resolve().parents[1])
@@ -30,7 +31,7 @@ pytestmark = [pytest.mark.long, pytest.mark.skipif(missing() is not None, reason
 
 
 def examined(text):
-    return examine(P, FreeKernel.parse(text), cache=None)
+    return examine(P, FreeKernel.parse(text), H200, cache=None)
 
 
 def host_only(text):
@@ -96,7 +97,7 @@ def test_what_host_code_says_of_baselines_does_not_replace_what_is_known(monkeyp
     monkeypatch.syspath_prepend(HERE)
     known = Timing("offline", (9.0,), 9.0, 0.0)
     host, device = (FreeKernel.parse("// order: pass\n" + text) for text in (host_text(""), device_text(BODY)))
-    with LiveEvaluator(0, Options(baselines=("cublas",)), compile_ahead=False) as evaluator:
+    with LiveEvaluator(0, Options(0, H200, baselines=("cublas",)), compile_ahead=False) as evaluator:
         evaluator._baselines[P] = Baselines({"cublas": known})
         assert [e.status for e in evaluator.evaluate([(P, host)])] == [Status.PASSED]
         assert evaluator.baselines(P) == {"cublas": 9.0}
@@ -132,7 +133,7 @@ def test_who_leaves_in_the_middle_leaves_no_worker_and_no_folder(monkeypatch, tm
     monkeypatch.syspath_prepend(HERE)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     kernels = [FreeKernel.parse(f"// order: pid\n{device_text(BODY + f'int x{i};')}") for i in range(2)]
-    live = JailedEvaluator(Options(baselines=()), 20.0, factory="support.free_workers:make_handler")
+    live = JailedEvaluator(Options(0, H200, baselines=()), 20.0, factory="support.free_workers:make_handler")
     coming = live.evaluate(P, kernels)
     pid = next(coming)[0].detail.split()[0]
     assert list(tmp_path.glob("outblas-free-*")) and Path(f"/proc/{pid}").exists()

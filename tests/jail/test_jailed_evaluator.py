@@ -14,6 +14,7 @@ from outblas.judge.bench_cell import Options
 from outblas.kernels.custom.free_kernel import FreeKernel
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from support.free_fixture import BODY, cache_fixture, compiles, device_text  # noqa: F401
+from support.gpus.known import H200
 
 P = Problem(64, 64, 64)
 HERE = str(Path(__file__).resolve().parents[1])
@@ -22,7 +23,7 @@ HERE = str(Path(__file__).resolve().parents[1])
 @pytest.fixture
 def live(monkeypatch):
     monkeypatch.syspath_prepend(HERE)
-    options = Options(baselines=("cublas", "nvmmh"))
+    options = Options(0, H200, baselines=("cublas", "nvmmh"))
 
     def make(step=20.0, **keys):
         return JailedEvaluator(options, step, FreeOptions(**keys), factory="support.free_workers:make_handler")
@@ -31,7 +32,7 @@ def live(monkeypatch):
 
 
 def test_no_file_of_the_search_lies_open_where_strangers_run():
-    assert JailedEvaluator(Options(algorithms="algorithms.jsonl"), 20.0)._options.algorithms is None
+    assert JailedEvaluator(Options(0, H200, algorithms="algorithms.jsonl"), 20.0)._options.algorithms is None
 
 
 def ordered(order, number=0):
@@ -79,7 +80,7 @@ def test_a_live_evaluator_keeps_the_two_kinds_apart(live, monkeypatch):
     monkeypatch.setattr("outblas.jail.jailed_evaluator.HANDLER_FACTORY", "support.free_workers:make_handler")
     monkeypatch.setattr(JailedEvaluator.__init__, "__defaults__", (None, "support.free_workers:make_handler"))
     monkeypatch.syspath_prepend(HERE)
-    options = Options(baselines=("cublas",))
+    options = Options(0, H200, baselines=("cublas",))
     with LiveEvaluator(0, options, factory="support.free_workers:templates", compile_ahead=False) as evaluator:
         template = Sm90WgmmaConfig(64, 64)
         found = {e.config: e for e in evaluator.evaluate([(P, template), (P, ordered("pid")), (P, template)])}

@@ -16,6 +16,7 @@ from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.workers import handler as plain
 from outblas.workers.handler import WorkItem
 from support.free_fixture import BODY, device_text, host_text
+from support.gpus.known import H200
 
 P = Problem(64, 64, 64)
 PASSED = Verdict(Status.PASSED, ("static", "memory", "bound"), "", 0.5)
@@ -100,7 +101,7 @@ def world(monkeypatch, tmp_path):
     monkeypatch.setattr(free.timing_checks, "check_fresh", lambda *a: made.fresh)
     monkeypatch.setattr(free.conduct, "snapshot", lambda: {"x": 1})
     monkeypatch.setattr(free.conduct, "what_changed", lambda before: made.offence)
-    handler = free.FreeHandler(Options(baselines=(), rounds=3), free.JailedCell(str(tmp_path), None, False))
+    handler = free.FreeHandler(Options(0, H200, baselines=(), rounds=3), free.JailedCell(str(tmp_path), None, False))
 
     def ask(kernel, problem=P):
         voice = Voice()
@@ -169,7 +170,7 @@ def test_a_time_below_the_floor_is_not_believed(world, monkeypatch):
 
 def test_template_candidates_are_not_run_there(world):
     voice = Voice()
-    handler = free.FreeHandler(Options(baselines=(), rounds=3), free.JailedCell(".", None, False))
+    handler = free.FreeHandler(Options(0, H200, baselines=(), rounds=3), free.JailedCell(".", None, False))
     handler([(0, WorkItem(P, Sm90WgmmaConfig(64, 64)))], voice)
     assert voice.answers[0][0].status is Status.ILLEGAL
 

@@ -12,7 +12,6 @@ import pytest
 from outblas.core.errors import CompileError, RecordError, ToolchainMissing, UsageError
 from outblas.core.evaluation import Evaluation, Status
 from outblas.core.problem import Problem
-from outblas.core.roofline import H200
 from outblas.jail import build as building
 from outblas.jail import landlock, toolchain
 from outblas.jail.build import build
@@ -28,6 +27,7 @@ from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.records.evaluation_json import evaluation_from_json, evaluation_to_json
 from outblas.runtime.cubin import CubinCache
 from support.free_fixture import BODY, cache_fixture, compiles, device_text, exploit, host_text  # noqa: F401
+from support.gpus.known import H200
 from support.helpers import passed_evaluation
 
 P = Problem(64, 64, 64)
@@ -42,7 +42,7 @@ def one(evaluator, kernel, problem=P):
 
 @compiles
 def test_a_kernel_that_compiles_is_left_out_with_what_the_compiler_saw():
-    found = one(CompileOnlyEvaluator(), GOOD)
+    found = one(CompileOnlyEvaluator(H200), GOOD)
     assert (found.status, found.detail, found.timing) == (Status.LEFT_OUT, NOT_RUN, None)
     assert list(found.counters) == [
         "registers", "spill_bytes", "stack_bytes", "static_shared", "hgmma", "hmma", "ldl", "stl", "utmaldg",
@@ -56,14 +56,17 @@ def test_a_kernel_that_compiles_is_left_out_with_what_the_compiler_saw():
 @compiles
 def test_layout_and_dtype_reach_the_text_as_macros():
     text = device_text("#if OUTBLAS_NN != 1 || OUTBLAS_BF16 != 1\n#error wrong\n#endif\n" + BODY)
-    assert one(CompileOnlyEvaluator(), FreeKernel.parse(text), Problem(8, 8, 8, "NN", "bf16")).status is Status.LEFT_OUT
-    assert one(CompileOnlyEvaluator(), FreeKernel.parse(text)).status is Status.COMPILE_ERROR
+    assert (
+        one(CompileOnlyEvaluator(H200), FreeKernel.parse(text), Problem(8, 8, 8, "NN", "bf16")).status
+        is Status.LEFT_OUT
+    )
+    assert one(CompileOnlyEvaluator(H200), FreeKernel.parse(text)).status is Status.COMPILE_ERROR
 
 
 @compiles
 def test_the_packages_own_parts_can_be_included():
     text = device_text('#include "ptx/mbarrier.cuh"\n#include "ptx/wgmma.cuh"\n' + BODY)
-    assert one(CompileOnlyEvaluator(), FreeKernel.parse(text)).status is Status.LEFT_OUT
+    assert one(CompileOnlyEvaluator(H200), FreeKernel.parse(text)).status is Status.LEFT_OUT
 
 
 @compiles
@@ -73,7 +76,7 @@ def test_headers_that_are_included_by_habit_are_there_and_so_is_a_tensor_map():
         "int k, void*)", "int k, void*, const __grid_constant__ CUtensorMap map)"
     ).replace("float sum = 0.0f;", "float sum = sizeof(map) == 128 && alignof(CUtensorMap) == 64 ? (uint32_t)0 : 1;")
     text = device_text(body, tensor_maps=[{"operand": "A", "box": [8, 8]}])
-    assert one(CompileOnlyEvaluator(), FreeKernel.parse(text)).detail == NOT_RUN
+    assert one(CompileOnlyEvaluator(H200), FreeKernel.parse(text)).detail == NOT_RUN
 
 
 @compiles
@@ -90,7 +93,7 @@ def test_headers_that_are_included_by_habit_are_there_and_so_is_a_tensor_map():
     ],
 )  # fmt: skip
 def test_a_bad_kernel_is_a_status_with_words(kernel, problem, status, words):
-    found = one(CompileOnlyEvaluator(), FreeKernel.parse(kernel), problem)
+    found = one(CompileOnlyEvaluator(H200), FreeKernel.parse(kernel), problem)
     assert found.status is status and words in found.detail + found.log
     assert HERE not in found.log and "site-packages" not in found.log
 
@@ -99,7 +102,7 @@ def test_a_bad_kernel_is_a_status_with_words(kernel, problem, status, words):
 def test_a_compiler_that_takes_too_long_is_ended(monkeypatch):
     monkeypatch.setattr(building, "PLAIN_LIMITS", CompileLimits(0.05, 1 << 34))
     with pytest.raises(CompileError, match="takes over 0.05 s"):
-        build(GOOD, P, cache=None)
+        build(GOOD, P, H200, cache=None)
 
 
 def test_a_compilers_process_is_shut_in(tmp_path):
@@ -116,13 +119,13 @@ def test_a_compilers_process_is_shut_in(tmp_path):
 @compiles
 def test_a_compiled_kernel_is_kept_and_known_by_all_that_it_depends_on(tmp_path, monkeypatch):
     cache = CubinCache(tmp_path)
-    first = build(GOOD, P, cache=cache)
-    assert not first.cubin.from_cache and build(GOOD, P, cache=cache).cubin.from_cache
-    assert not build(GOOD, Problem(64, 64, 64, "NN"), cache=cache).cubin.from_cache
-    assert not build(FreeKernel.parse(device_text(BODY + "// x")), P, cache=cache).cubin.from_cache
+    first = build(GOOD, P, H200, cache=cache)
+    assert not first.cubin.from_cache and build(GOOD, P, H200, cache=cache).cubin.from_cache
+    assert not build(GOOD, Problem(64, 64, 64, "NN"), H200, cache=cache).cubin.from_cache
+    assert not build(FreeKernel.parse(device_text(BODY + "// x")), P, H200, cache=cache).cubin.from_cache
     for path in (tmp_path / "cubin").glob("*/*"):
         path.write_bytes(path.read_bytes()[:-1])
-    assert not build(GOOD, P, cache=cache).cubin.from_cache, "a damaged file counts as absent"
+    assert not build(GOOD, P, H200, cache=cache).cubin.from_cache, "a damaged file counts as absent"
 
 
 @compiles
@@ -136,7 +139,7 @@ def test_a_compilers_child_gets_no_secret(monkeypatch):
         return real(*args, **keys)
 
     monkeypatch.setattr(building.run_confined.__globals__["subprocess"], "Popen", spy)
-    build(GOOD, P, cache=None)
+    build(GOOD, P, H200, cache=None)
     assert seen and "OPENAI_API_KEY" not in seen and seen["HOME"] == seen["TMPDIR"]
 
 
@@ -196,16 +199,16 @@ def test_libraries_ask_for_launches_and_little_else():
 
 def test_a_proof_is_of_the_problem_or_a_sister_and_of_neighbours():
     launch = GOOD.launch
-    found = free_proof_shapes(Problem(64, 72, 80), launch)
+    found = free_proof_shapes(Problem(64, 72, 80), launch, H200)
     assert found[0] == Problem(64, 72, 80) and len(found) == len(set(found)) >= 10
     assert any(p.k % 8 for p in found) and any(p.m == 1 for p in found) and any(p.n == p.k for p in found)
-    big = free_proof_shapes(Problem(8192, 8192, 8192, "NN", "bf16"), launch)
+    big = free_proof_shapes(Problem(8192, 8192, 8192, "NN", "bf16"), launch, H200)
     assert all(p.flops <= MAX_FLOPS and (p.layout, p.dtype) == ("NN", "bf16") for p in big)
     strict = FreeKernel.parse(device_text(requires=["M % 128 == 0", "N % 128 == 0", "K % 64 == 0"])).launch
-    few = free_proof_shapes(Problem(4096, 4096, 4096), strict)
-    assert len(few) >= 4 and all(strict.why_not(p) is None for p in few)
+    few = free_proof_shapes(Problem(4096, 4096, 4096), strict, H200)
+    assert len(few) >= 4 and all(strict.why_not(p, H200) is None for p in few)
     only = FreeKernel.parse(device_text(requires=["M == 8192 and N == 8192"])).launch
-    assert free_proof_shapes(Problem(8192, 8192, 64), only) == []
+    assert free_proof_shapes(Problem(8192, 8192, 64), only, H200) == []
 
 
 def recorded(tmp_path, *evaluations):
@@ -298,7 +301,7 @@ def test_foreign_and_damaged_recordings_are_refused_and_left_alone(tmp_path, dat
 
 def test_only_free_kernels_are_taken():
     with pytest.raises(UsageError):
-        one(CompileOnlyEvaluator(), Sm90WgmmaConfig(64, 64))
+        one(CompileOnlyEvaluator(H200), Sm90WgmmaConfig(64, 64))
 
 
 def test_cutlass_is_of_a_known_version_or_refused_aloud(tmp_path, monkeypatch):
@@ -320,7 +323,7 @@ def test_cutlass_is_of_a_known_version_or_refused_aloud(tmp_path, monkeypatch):
         toolchain.locate_cutlass()
     monkeypatch.setenv("CUTLASS_DIR", str(tmp_path / "none"))
     with pytest.raises(ToolchainMissing, match="not found"):
-        one(CompileOnlyEvaluator(), FreeKernel.parse(device_text(uses=["cutlass"])))
+        one(CompileOnlyEvaluator(H200), FreeKernel.parse(device_text(uses=["cutlass"])))
     toolchain._located_cutlass.cache_clear()
 
 
@@ -329,7 +332,7 @@ def test_an_examined_library_is_refused_by_name_and_told_how(tmp_path):
     kernel = FreeKernel.parse(
         host_text("#include <cstdlib>\n", requires=["M > 0"]).replace("return 0;", "return system(0);")
     )
-    found = examine(P, kernel, cache=CubinCache(tmp_path))
+    found = examine(P, kernel, H200, cache=CubinCache(tmp_path))
     assert isinstance(found, Evaluation) and found.status is Status.STATIC_REJECTED and "system" in found.detail
 
 

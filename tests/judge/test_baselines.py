@@ -17,6 +17,7 @@ from outblas.judge import baselines, matmul_heuristics
 from outblas.judge.algorithm_cache import ALGORITHM_BYTES, AlgorithmCache
 from outblas.kernels.families.family import TileChoice
 from outblas.runtime import cublas, cublas_loading
+from support.gpus.known import H200
 
 
 def column_major(memory, rows, cols, ld):
@@ -89,27 +90,29 @@ for m, n, k, layout, precision in problems:
 
 
 def test_a_problem_that_kills_the_package_costs_only_itself():
-    found = matmul_heuristics.heuristic_choices([Problem(m, 8, 8) for m in (1, 13, 2, 14, 13, 3)], script=FAKE)
+    found = matmul_heuristics.heuristic_choices([Problem(m, 8, 8) for m in (1, 13, 2, 14, 13, 3)], H200, script=FAKE)
     assert [c is not None for c in found] == [True, False, True, False, False, True]
     assert found[0] == TileChoice(64, 64, 64, 8, 1, 1, 2, 0)
 
 
 def test_no_problem_no_process():
-    assert matmul_heuristics.heuristic_choices([], script=FAKE) == []
+    assert matmul_heuristics.heuristic_choices([], H200, script=FAKE) == []
 
 
 def test_the_mapping_is_legal_and_near():
     pytest.importorskip("outblas.kernels.legality")
-    from outblas.core.roofline import H200
     from outblas.kernels.legality import why_illegal
+    from support.gpus.known import H200
 
     problem = Problem(4096, 4096, 4096)
-    config = matmul_heuristics.nearest_config(problem, TileChoice(128, 256, 64, 4, 1, 2, 1, 1))
+    config = matmul_heuristics.nearest_config(problem, TileChoice(128, 256, 64, 4, 1, 2, 1, 1), H200)
     assert why_illegal(problem, config, H200) is None
     assert (config.bm, config.bn, config.bk) == (128, 256, 64)
-    odd = matmul_heuristics.nearest_config(problem, TileChoice(64, 60, 100, 99, 12, 1, 1, 0))
+    odd = matmul_heuristics.nearest_config(problem, TileChoice(64, 60, 100, 99, 12, 1, 1, 0), H200)
     assert odd is not None and why_illegal(problem, odd, H200) is None
-    assert matmul_heuristics.nearest_config(Problem(127, 1001, 333), TileChoice(64, 64, 64, 4, 1, 1, 1, 0)) is None
+    assert (
+        matmul_heuristics.nearest_config(Problem(127, 1001, 333), TileChoice(64, 64, 64, 4, 1, 1, 1, 0), H200) is None
+    )
 
 
 @pytest.mark.skipif(
@@ -121,7 +124,7 @@ def test_the_real_package_answers_every_kind():
         for layout in ("TN", "NN")
         for dtype, acc in (("fp16", "fp32"), ("bf16", "fp32"), ("fp16", "fp16"))
     ]
-    assert all(c is not None for c in matmul_heuristics.heuristic_choices(problems))
+    assert all(c is not None for c in matmul_heuristics.heuristic_choices(problems, H200))
 
 
 def test_an_algorithm_is_handed_from_process_to_process_as_bytes():

@@ -12,9 +12,9 @@ from outblas.core.errors import DeviceError, OutblasError
 from outblas.core.evaluation import Status, Timing, Verdict
 from outblas.core.phase_times import PhaseTimer
 from outblas.core.problem import Problem
-from outblas.core.roofline import H200
 from outblas.judge import gates, gpu_clock
 from outblas.judge.bench_cell import Baselines, BenchCell, Options
+from support.gpus.known import H200
 
 P = Problem(64, 32, 16)
 TIME = Timing("offline", (2.0, 2.0, 2.0), 2.0, 0.0)
@@ -90,11 +90,11 @@ def fakes_fixture(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def cell(timer: PhaseTimer | None = None, **entries: Entry) -> Any:
-    return BenchCell(P, Options(gpu_index=3, seed=11), entries, timer or PhaseTimer("idle"))
+    return BenchCell(P, Options(gpu_index=3, seed=11, gpu=H200), entries, timer or PhaseTimer("idle"))
 
 
 def test_how_a_worker_evaluates_unless_it_is_told_otherwise() -> None:
-    assert vars(Options()) == {
+    assert vars(Options(0, H200)) == {
         "gpu_index": 0,
         "gpu": H200,
         "rounds": 7,
@@ -114,7 +114,7 @@ def test_how_a_worker_evaluates_unless_it_is_told_otherwise() -> None:
         "rounds_before_drop": 3,
     }
     with pytest.raises(AttributeError):
-        Options().rounds = 8  # type: ignore[misc]
+        Options(0, H200).rounds = 8  # type: ignore[misc]
     with pytest.raises(AttributeError):
         Baselines().details = {}  # type: ignore[misc]
 
@@ -135,7 +135,7 @@ def test_operands_prover_and_graphs_are_of_the_problem() -> None:
 @pytest.mark.parametrize("error", [RuntimeError("no room\nmore"), OutblasError("no room", "room", "make some")])
 def test_a_baseline_that_cannot_be_captured_is_left_out_and_the_next_is_not(error: Exception) -> None:
     made = cell(torch=Entry(error), cublas=Entry())
-    found = made.measure_baselines(Options())
+    found = made.measure_baselines(Options(0, H200))
     assert found.timings == {"cublas": TIME} and found.details == {"cublas": "algo 7"}
     assert list(found.left_out) == ["torch"] and found.left_out["torch"].startswith("no room")
     assert "\n" not in found.left_out["torch"]
@@ -170,7 +170,7 @@ def test_a_choice_of_algorithms_is_counted_once_it_is_made() -> None:
 def test_rounds_are_those_of_the_options(mode: str, repeats: int, long_rounds: int | None, rounds: int) -> None:
     made = cell(cublas=Entry())
     made.bench.repeats = repeats
-    options = Options(
+    options = Options(0, H200, 
         rounds=9, seed=5, mode=mode, long_rounds=long_rounds, warmup_seconds=0.5, benchmark_seconds=1.5
     )  # fmt: skip
     prune: Any = object()

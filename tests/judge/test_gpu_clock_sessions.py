@@ -11,12 +11,13 @@ torch = pytest.importorskip("torch")
 
 from outblas.core.errors import DeviceError, ToolchainMissing  # noqa: E402
 from outblas.core.problem import Problem  # noqa: E402
-from outblas.core.roofline import H200, floor_us  # noqa: E402
+from outblas.core.roofline import floor_us  # noqa: E402
 from outblas.judge import gpu_clock, operands  # noqa: E402
 from outblas.judge import time_offline as time_offline_module  # noqa: E402
 from outblas.judge.gpu_clock import GpuClock, GraphEntry  # noqa: E402
 from outblas.judge.rounds import Prune, timing_of_samples  # noqa: E402
 from outblas.judge.time_offline import TimingEffort, time_offline  # noqa: E402
+from support.gpus.known import H200  # noqa: E402
 
 PROBLEM = Problem(64, 64, 64)
 
@@ -30,7 +31,7 @@ class Session:
 
     log: list
 
-    def __init__(self, *arguments):
+    def __init__(self, *arguments, gpu):
         self.log.append(("clock", *arguments))
 
     def __enter__(self):
@@ -60,6 +61,7 @@ class Session:
 def log(monkeypatch):
     monkeypatch.setattr(Session, "log", [], raising=False)
     monkeypatch.setattr(time_offline_module, "GpuClock", Session)
+    monkeypatch.setattr(time_offline_module, "gpu_of_device", lambda index: H200)
     return Session.log
 
 
@@ -136,7 +138,7 @@ def test_a_clock_has_as_many_operand_sets_as_200_mb_and_its_repeats_allow(on_hos
     problem = Problem(*mnk)
     assert round(300 / floor_us(problem, H200)) >= 32 and -(-200_000_000 // problem.bytes) >= sets
     index, seed = arguments.get("gpu_index", 0), arguments.get("seed", 0)
-    with GpuClock(problem, **arguments) as clock:
+    with GpuClock(problem, **arguments, gpu=H200) as clock:
         assert on_host.made == [(problem, sets, f"cuda:{index}", arguments.get("guard_bytes", 4096))]
         assert on_host.log == [("set", index), ("stream", index), ("wait", index)]
         assert (clock.repeats, clock.sets, clock.stream, clock.gpu_index) == (repeats, sets, 9, index)

@@ -13,6 +13,7 @@ from outblas.core.errors import UsageError
 from outblas.core.evaluation import Timing
 from outblas.judge import latency
 from outblas.judge.rounds import timing_of_samples
+from support.gpus.known import H200
 
 
 @pytest.mark.parametrize("qps", [None, 0, -1.0, float("nan"), float("inf")])
@@ -165,7 +166,7 @@ def test_server_mode_prepares_binds_waits_and_serves_in_that_order(monkeypatch, 
     class Bench:
         stream, sets = 5, 3
 
-        def __init__(self, problem, gpu_index, seed):
+        def __init__(self, problem, gpu_index, seed, gpu):
             log.append(("clock", problem, gpu_index, seed))
 
         def __enter__(self):
@@ -194,6 +195,7 @@ def test_server_mode_prepares_binds_waits_and_serves_in_that_order(monkeypatch, 
         return {name: [1.0, 3.0, 2.0] for name in serve}
 
     monkeypatch.setattr(latency, "GpuClock", Bench)
+    monkeypatch.setattr(latency, "gpu_of_device", lambda index: H200)
     monkeypatch.setattr(latency, "time_server_blocks", blocks)
     cu = SimpleNamespace(cuStreamSynchronize=lambda stream: log.append(("done", stream)) or (0,))
     monkeypatch.setattr(latency, "driver", lambda: cu)

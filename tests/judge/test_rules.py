@@ -17,6 +17,7 @@ from outblas.judge.proof_context import ProofContext  # noqa: E402
 from outblas.judge.reference import b_as_k_by_n  # noqa: E402
 from outblas.judge.trials import ProofTrials  # noqa: E402
 from support.fake_streams import FakeDevice  # noqa: E402
+from support.gpus.known import H200  # noqa: E402
 
 PROBLEM = Problem(8, 16, 32)
 #: N = K, and A, B and C of one shape: results may be A or B of the next call.
@@ -57,6 +58,11 @@ class Queued:
             self.gpu.put(stream, *(lambda step=step: step(problem, a, b, c) for step in self._steps))
 
         return call
+
+
+@pytest.fixture(autouse=True)
+def known_gpu(monkeypatch):
+    monkeypatch.setattr(rules, "gpu_of_device", lambda index: H200)
 
 
 def check(gpu, entry, problem=PROBLEM):
@@ -170,7 +176,7 @@ def test_early_loads_of_b_are_held_to_the_order_of_a(gpu):
 
     early, original = Early(gpu), rules.why_illegal
     try:
-        rules.why_illegal = lambda problem, config: None
+        rules.why_illegal = lambda problem, config, gpu: None
         early.reads = "B"
         check(gpu, early)
         check(gpu, early, SQUARE)

@@ -17,6 +17,7 @@ from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
 from outblas.kernels.geometry import geometry, grid
 from outblas.kernels.geometry_terms import SM80_GROUP
 from outblas.kernels.legality import why_illegal
+from support.gpus.known import H200
 from support.lanes import mma, movmatrix_trans
 
 CHUNK = 32
@@ -141,7 +142,7 @@ def test_all_is_read_every_output_is_stored_once_and_the_product_is_right(name: 
     config = CONFIGS[name]
     for shape in SHAPES:
         problem = Problem(*shape, layout)  # type: ignore[arg-type]
-        assert why_illegal(problem, config) is None
+        assert why_illegal(problem, config, H200) is None
         rng = np.random.default_rng(1)
         a = rng.integers(-4, 5, (problem.m, problem.k)).astype(float)
         b = rng.integers(-4, 5, problem.b_shape).astype(float)

@@ -21,6 +21,7 @@ from outblas.runtime.cubin import Cubin
 from outblas.runtime.nvrtc import compile_source
 from outblas.runtime.sass import check_static
 from support.disassembly import Together, cases
+from support.gpus.known import H200
 
 pytestmark = pytest.mark.long
 LAYOUTS: tuple[Layout, ...] = ("TN", "NN")
@@ -53,7 +54,7 @@ Kernel = tuple[Problem, KernelConfig]
 
 def build(kernel: Kernel) -> Cubin:
     problem, config = kernel
-    assert why_illegal(problem, config) is None
+    assert why_illegal(problem, config, H200) is None
     source = make_source(problem, config)
     cubin = compile_source(source, "sm_90a", cache=None)
     assert check_static(cubin.facts, source, cubin) is None
@@ -135,17 +136,17 @@ def test_l2_is_warmed_before_the_wait_and_by_nobody_else(opcodes: Callable[[Kern
     assert count(cold, ("UBLKPF",)) == 0
     assert count(warmed, ("UBLKPF",)) == count(start(warmed), ("UBLKPF",)) == early.bn // early.wn // 8
     assert count(start(warmed), READS) == count(start(cold), READS)
-    assert "early" in str(why_illegal(problem, replace(CONFIGS[name], warm_k=2048)))
+    assert "early" in str(why_illegal(problem, replace(CONFIGS[name], warm_k=2048), H200))
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_early_needs_pdl(name: str) -> None:
     problem = Problem(8, 1024, 4096)
-    assert why_illegal(problem, replace(CONFIGS[name], pdl=True, early=True)) is None
-    assert why_illegal(problem, replace(CONFIGS[name], early=True)) == "early needs pdl"
+    assert why_illegal(problem, replace(CONFIGS[name], pdl=True, early=True), H200) is None
+    assert why_illegal(problem, replace(CONFIGS[name], early=True), H200) == "early needs pdl"
 
 
 def test_scalar_loads_are_never_early() -> None:
     narrow = Sm80MmaConfig(32, 32, vec=1, pdl=True)
-    assert why_illegal(Problem(7, 33, 63), narrow) is None
-    assert "vec" in str(why_illegal(Problem(7, 33, 63), replace(narrow, early=True)))
+    assert why_illegal(Problem(7, 33, 63), narrow, H200) is None
+    assert "vec" in str(why_illegal(Problem(7, 33, 63), replace(narrow, early=True), H200))

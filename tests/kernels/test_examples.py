@@ -20,6 +20,7 @@ from outblas.jail.static_gate import examine
 from outblas.kernels.custom.examples.example_kernels import all_examples, example, example_names
 from outblas.kernels.custom.free_kernel import FreeKernel
 from support.emulation import emulate
+from support.gpus.known import H200
 
 pytestmark = pytest.mark.long
 BAD = Path(__file__).parents[1] / "support" / "free_kernels"
@@ -65,7 +66,7 @@ def test_there_are_at_least_fourteen_and_none_is_another() -> None:
 def test_it_compiles_and_multiplies_as_it_says(name: str) -> None:
     kernel = example(name)
     try:
-        built = examine(Problem(48, 512, 512), kernel)
+        built = examine(Problem(48, 512, 512), kernel, H200)
     except ToolchainMissing as error:
         pytest.skip(str(error))
     assert not isinstance(built, Evaluation), built.log
@@ -80,7 +81,7 @@ def test_it_is_right_on_ragged_extents(name: str, tmp_path: Path) -> None:
     layout = "NN" if name in BOTH_LAYOUTS else "TN"
     problem = Problem(130, 136, 392 if name in WGMMA else 200, layout) if name != "few_rows" else Problem(6, 40, 264)
     kernel = example(name)
-    assert kernel.launch.why_not(problem) is None
+    assert kernel.launch.why_not(problem, H200) is None
     for late in (False, True):  # asynchronous work as early, and as late, as it may be done; more steps than stages
         got, want = computed(kernel, problem, tmp_path, late)
         np.testing.assert_array_equal(got, want)
@@ -90,7 +91,7 @@ def test_it_is_right_on_ragged_extents(name: str, tmp_path: Path) -> None:
 def test_a_split_k_call_leaves_its_counters_as_it_found_them(tmp_path: Path) -> None:
     """Two calls share a workspace in the emulation: what the first left would be the second's."""
     problem = Problem(65, 66, 520)
-    assert example("split_k").launch.grid_of(problem)[2] > 1
+    assert example("split_k").launch.grid_of(problem, H200)[2] > 1
     got, want = computed(example("split_k"), problem, tmp_path, False)
     np.testing.assert_array_equal(got, want)
 
@@ -131,7 +132,7 @@ def test_the_deliberately_wrong_one_is_wrong_and_the_slow_one_is_right(tmp_path:
 
 def test_what_does_not_compile_is_a_status() -> None:
     try:
-        found = examine(Problem(32, 16, 64), bad("does_not_compile"))
+        found = examine(Problem(32, 16, 64), bad("does_not_compile"), H200)
     except ToolchainMissing as error:
         pytest.skip(str(error))
     assert isinstance(found, Evaluation) and found.status is Status.COMPILE_ERROR
@@ -139,7 +140,7 @@ def test_what_does_not_compile_is_a_status() -> None:
 
 
 def test_a_carried_kernel_is_of_the_headers_that_it_includes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    problem, folder = Problem(48, 64, 64), CarriedBuilds(tmp_path)
+    problem, folder = Problem(48, 64, 64), CarriedBuilds(tmp_path, H200)
     try:
         for name in ("naive", "mma_direct"):
             folder.build(example(name), problem)

@@ -23,7 +23,6 @@ from outblas.core.config import (
 )
 from outblas.core.errors import ConfigError
 from outblas.core.problem import ROW_ALIGN_BYTES, Problem
-from outblas.core.roofline import H200
 from outblas.kernels.catalogue import candidates, even_twin
 from outblas.kernels.config_text import config_from_json, config_from_name
 from outblas.kernels.cost.columns import COLUMN_DEFAULTS, config_columns
@@ -39,6 +38,7 @@ from outblas.kernels.pool import pool
 from outblas.kernels.proof_shapes import proof_shapes
 from outblas.kernels.source import kernel_headers, make_source
 from support.family_tools import device_constants
+from support.gpus.known import H200
 from support.helpers import ROOT
 
 PACKAGE = ROOT / "src" / "outblas"
@@ -53,7 +53,9 @@ every_family = pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES
 def legal_pairs(name: str) -> tuple[tuple[Problem, KernelConfig], ...]:
     """Legal pairs of a family: a part of its pool, each on the first problem that it can run."""
     mine = [config for config in pool() if config.family == name]
-    pairs = ((next((p for p in PROBLEMS if why_illegal(p, c) is None), None), c) for c in mine[:: len(mine) // 12 or 1])
+    pairs = (
+        (next((p for p in PROBLEMS if why_illegal(p, c, H200) is None), None), c) for c in mine[:: len(mine) // 12 or 1]
+    )
     return tuple((problem, config) for problem, config in pairs if problem is not None)
 
 
@@ -107,7 +109,7 @@ def test_whatever_its_knobs_are_there_is_an_answer_and_a_reason(family: Family[K
     reasons = set()
     for config in mutants(family):
         for problem in (PROBLEMS[0], PROBLEMS[4], PROBLEMS[6], PROBLEMS[10]):
-            reason = why_illegal(problem, config)
+            reason = why_illegal(problem, config, H200)
             assert reason is None or (isinstance(reason, str) and reason)
             if reason is None:
                 shape = geometry(problem, config)
@@ -115,7 +117,7 @@ def test_whatever_its_knobs_are_there_is_an_answer_and_a_reason(family: Family[K
             reasons.add(reason)
     assert None in reasons and len(reasons) > 4
     problem, config = legal_pairs(family.name)[0]
-    assert why_illegal(problem, config.with_knobs(early=True, pdl=False)) is not None
+    assert why_illegal(problem, config.with_knobs(early=True, pdl=False), H200) is not None
     assert why_illegal(problem, config, replace(H200, arch=75)) is not None
 
 
@@ -165,18 +167,18 @@ def test_one_of_its_kernels_compiles_and_passes_the_static_gate(family: Family[K
 def test_what_is_near_is_legal_and_another_config(family: Family[KernelConfig]) -> None:
     for problem, config in legal_pairs(family.name)[::3]:
         for start in (config, config.with_knobs(pdl=True)):
-            found = neighbours(problem, start)
+            found = neighbours(problem, start, H200)
             assert found and start not in found and len(set(found)) == len(found)
-            assert all(why_illegal(problem, c) is None and c.family == family.name for c in found)
-        twin = even_twin(problem, config.with_knobs(pdl=True))
+            assert all(why_illegal(problem, c, H200) is None and c.family == family.name for c in found)
+        twin = even_twin(problem, config.with_knobs(pdl=True), H200)
         assert twin is None or (family.has_even and twin.even)
 
 
 @every_family
 def test_it_is_proved_on_problems_that_it_can_run(family: Family[KernelConfig]) -> None:
     for problem, config in legal_pairs(family.name)[::3]:
-        found = proof_shapes(problem, config)
-        assert len(found) >= 2 and all(why_illegal(p, config) is None for p in found)
+        found = proof_shapes(problem, config, H200)
+        assert len(found) >= 2 and all(why_illegal(p, config, H200) is None for p in found)
         assert {(p.layout, p.dtype, p.acc) for p in found} == {(problem.layout, problem.dtype, problem.acc)}
 
 
@@ -185,7 +187,7 @@ def test_what_it_offers_beside_the_catalogue_is_its_own(family: Family[KernelCon
     for problem in (*PROBLEMS, Problem(127, 1001, 333)):
         found = [*family.special_candidates(problem, H200), *family.unaligned_candidates(problem, H200, ())]
         assert all(type(config) is family.config for config in found)
-        assert all(c.family in FAMILIES for c in candidates(problem)[:50])
+        assert all(c.family in FAMILIES for c in candidates(problem, H200)[:50])
     assert all(c.family == family.name for _, c in family.special_kernel_kinds())
     near = [c for c, _ in zip(family.near_tile_choice(TileChoice(128, 128, 64, 4, 1, 1, 1, 0)), range(3), strict=False)]
     assert bool(near) is family.follows_heuristics
@@ -197,9 +199,9 @@ def test_its_cost_is_finite_and_positive_and_its_columns_have_a_place(family: Fa
         math.isfinite(value) for value in START_COEFFICIENTS[family.name].values()
     )
     configs = [config for _, config in legal_pairs(family.name)]
-    assert set(config_columns(configs)) == {*COLUMN_DEFAULTS, *family.own_columns}
+    assert set(config_columns(configs, H200)) == {*COLUMN_DEFAULTS, *family.own_columns}
     for problem, config in legal_pairs(family.name):
-        (us,) = predict_many(problem, [config])
+        (us,) = predict_many(problem, [config], H200)
         assert 0 < us < 1e6
         assert family.transposed(family.transposed(config)) == config
     assert {f"{kind}.one" for kind in family.kinds} <= set(FEATURE_NAMES)

@@ -25,6 +25,7 @@ from outblas.kernels.geometry import geometry, launch_smem, may_exceed_even_shar
 from outblas.kernels.geometry_terms import SMEM_LIMIT
 from outblas.kernels.legality import why_illegal
 from outblas.kernels.pool import pool
+from support.gpus.known import H200
 from support.helpers import synthetic_recording
 
 W = Sm90WgmmaConfig(128, 128, consumers=2)
@@ -46,7 +47,7 @@ SOURCES = Path(__file__).resolve().parents[2] / "src"
 
 
 def legal(problem: Problem) -> list[KernelConfig]:
-    found = [c for c in pool() if why_illegal(problem, c) is None]
+    found = [c for c in pool() if why_illegal(problem, c, H200) is None]
     return found + [replace(c, pdl=True) for c in found]
 
 
@@ -56,7 +57,7 @@ DECODE = Problem(1, 4096, 4096)
 @needs_catalogue
 def test_every_grid_problem_has_candidates_of_both_tiled_families() -> None:
     for m, n, k in ((m, n, k) for m in GRID_EXTENTS[::4] for n in GRID_EXTENTS[::4] for k in GRID_EXTENTS[::4]):
-        legal = [c for c in catalogue() if why_illegal(Problem(m, n, k), c) is None]
+        legal = [c for c in catalogue("h200") if why_illegal(Problem(m, n, k), c, H200) is None]
         assert {c.family for c in legal} >= {W.family, M.family} and len(legal) >= 32
 
 
@@ -84,9 +85,9 @@ def test_ctas_may_stack_where_more_fit_than_come() -> None:
 
 def test_many_agrees_with_one_and_keeps_the_order_of_mixed_families() -> None:
     configs: list[KernelConfig] = [Sm80MmaConfig(32, 32), Sm90WgmmaConfig(64, 64), Sm80MmaConfig(64, 64)]
-    together = cost_model.predict_many(TINY_COST, configs)
-    assert together == pytest.approx([cost_model.predict_us(TINY_COST, c) for c in configs])
-    assert together[::-1] == pytest.approx(cost_model.predict_many(TINY_COST, configs[::-1]))
+    together = cost_model.predict_many(TINY_COST, configs, H200)
+    assert together == pytest.approx([cost_model.predict_us(TINY_COST, c, H200) for c in configs])
+    assert together[::-1] == pytest.approx(cost_model.predict_many(TINY_COST, configs[::-1], H200))
 
 
 def test_big_tiles_win_the_large_problem_and_lose_the_tiny_one() -> None:
@@ -94,14 +95,14 @@ def test_big_tiles_win_the_large_problem_and_lose_the_tiny_one() -> None:
         Sm80MmaConfig(16, 16, wm=1, wn=1, wk=4),
         Sm90WgmmaConfig(128, 256, consumers=2, persistent=True),
     ]
-    assert list(cost_model.rank(TINY_COST, configs)) == [0, 1]
-    assert list(cost_model.rank(LARGE, configs)) == [1, 0]
+    assert list(cost_model.rank(TINY_COST, configs, H200)) == [0, 1]
+    assert list(cost_model.rank(LARGE, configs, H200)) == [1, 0]
 
 
 def test_a_tiny_product_is_predicted_faster_without_shared_memory() -> None:
     configs: list[KernelConfig] = [Sm80DirectConfig(16, 8, wk=1, unroll=2), Sm90WgmmaConfig(128, 128, consumers=2)]
-    assert list(cost_model.rank(TINY_COST, configs)) == [0, 1]
-    assert list(cost_model.rank(LARGE, configs)) == [1, 0]
+    assert list(cost_model.rank(TINY_COST, configs, H200)) == [0, 1]
+    assert list(cost_model.rank(LARGE, configs, H200)) == [1, 0]
 
 
 def test_fitting_script_takes_a_recording_and_times_together(tmp_path: Path) -> None:
@@ -134,6 +135,7 @@ def test_fitting_script_takes_a_recording_and_times_together(tmp_path: Path) -> 
 def test_early_loads_of_b_save_time_on_top_of_pdl() -> None:
     for config in (Sm80GemvConfig(8, 16), Sm90WgmmaConfig(64, 64), Sm80MmaConfig(16, 32)):
         times = [
-            cost_model.predict_us(DECODE, c) for c in (replace(config, pdl=True), replace(config, pdl=True, early=True))
+            cost_model.predict_us(DECODE, c, H200)
+            for c in (replace(config, pdl=True), replace(config, pdl=True, early=True))
         ]
         assert times[1] < times[0]

@@ -10,7 +10,6 @@ import pytest
 
 from outblas.core.config import KernelConfig
 from outblas.core.problem import Problem
-from outblas.core.roofline import H200
 from outblas.kernels.catalogue import candidates
 from outblas.kernels.cost import cost_model
 from outblas.kernels.cost.columns import config_columns
@@ -21,6 +20,7 @@ from outblas.kernels.legality import why_illegal
 from outblas.kernels.neighbours import neighbours
 from outblas.kernels.pool import pool
 from support.family_tools import device_constants
+from support.gpus.known import H200
 
 D, DECODE = Problem(8, 4096, 4096), Problem(16, 4096, 4096)
 
@@ -37,7 +37,7 @@ DECODE_COST = Problem(1, 4096, 4096)
 
 
 def legal(problem: Problem) -> list[KernelConfig]:
-    found = [c for c in pool() if why_illegal(problem, c) is None]
+    found = [c for c in pool() if why_illegal(problem, c, H200) is None]
     return found + [replace(c, pdl=True) for c in found]
 
 
@@ -85,17 +85,17 @@ def test_each_rule_refuses_its_case(problem: Problem, config: KernelConfig, gpu:
 @pytest.mark.parametrize("config", [G, replace(G, split_k=8, pdl=True), replace(G, ring="shared")])
 @pytest.mark.parametrize("problem", [D, DECODE, DECODE_NN, replace(DECODE_NN, dtype="bf16"), Problem(1, 8, 4096)])
 def test_the_gemv_family_serves_few_tokens(problem: Problem, config: KernelConfig) -> None:
-    assert why_illegal(problem, config) is None
+    assert why_illegal(problem, config, H200) is None
 
 
 def test_few_tokens_are_offered_gemv_kernels_of_their_size_and_many_tokens_none() -> None:
     for m, bm in ((1, 8), (8, 8), (9, 16), (16, 16)):
         for layout in ("TN", "NN"):
-            offered = candidates(Problem(m, 4096, 4096, layout))  # type: ignore[arg-type]
+            offered = candidates(Problem(m, 4096, 4096, layout), H200)  # type: ignore[arg-type]
             found = [c for c in offered if isinstance(c, Sm80GemvConfig)]
             assert len(found) >= 16 and {c.bm for c in found} == {bm} and {c.pdl for c in found} == {False, True}
             assert len(set(offered)) == len(offered)
-    assert not any(isinstance(c, Sm80GemvConfig) for c in candidates(Problem(17, 4096, 4096)))
+    assert not any(isinstance(c, Sm80GemvConfig) for c in candidates(Problem(17, 4096, 4096), H200))
     old = [c for c in candidates(Problem(4, 4096, 4096), A100) if isinstance(c, Sm80GemvConfig)]
     assert old and not any(c.pdl or c.split_k > 1 for c in old)
 
@@ -123,7 +123,7 @@ def test_shared_memory_and_threads_are_the_device_codes(problem: Problem, config
     pytest.importorskip("cuda.bindings")
     if workspace_bytes(problem, config):
         problem = replace(problem, m=512, n=512)
-    assert why_illegal(problem, config) is None
+    assert why_illegal(problem, config, H200) is None
     shape = geometry(problem, config)
     assert device_constants(problem, config) == (shape.smem_bytes, shape.threads)
 
@@ -157,10 +157,10 @@ def test_ctas_may_walk_keep_their_tokens_and_go_back() -> None:
     still = Sm80GemvConfig(8, 16, 1, 8, 4)
     walking = replace(still, persistent=True)
     for config in (still, walking):
-        found = neighbours(problem, config)
+        found = neighbours(problem, config, H200)
         assert {replace(walking, kept_k=4096), replace(config, l2="stream_b")} <= set(found)
         assert not any(isinstance(c, Sm80GemvConfig) and c.kept_k == 2048 for c in found)
-    assert still in neighbours(problem, walking) and walking in neighbours(problem, still)
+    assert still in neighbours(problem, walking, H200) and walking in neighbours(problem, still, H200)
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_ctas_may_walk_keep_their_tokens_and_go_back() -> None:
     ],
 )
 def test_every_family_has_some(config: KernelConfig) -> None:
-    assert len(neighbours(Problem(8, 1024, 4096), config)) >= 3
+    assert len(neighbours(Problem(8, 1024, 4096), config, H200)) >= 3
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def test_every_family_has_some(config: KernelConfig) -> None:
 def test_few_tokens_are_the_gemv_familys(problem: Problem) -> None:
     """Predicted near the bandwidth of HBM, ahead of families that load whole tiles or near, none absurdly slow."""
     configs = [c for c in legal(problem) if not getattr(c, "a_rows", 0)]
-    times = cost_model.predict_many(problem, configs)
+    times = cost_model.predict_many(problem, configs, H200)
     own = [t for t, c in zip(times, configs, strict=True) if isinstance(c, Sm80GemvConfig)]
     assert len(own) > 100 and max(own) < 20 * min(own)
     assert min(own) < 1.15 * times.min()
@@ -188,13 +188,13 @@ def test_few_tokens_are_the_gemv_familys(problem: Problem) -> None:
 
 def test_a_cta_with_little_in_flight_is_predicted_slower() -> None:
     base = Sm80GemvConfig(8, 16, 1, 4, 4, "shared")
-    few, many = (cost_model.predict_us(Problem(1, 2048, 16384), replace(base, unroll=u)) for u in (1, 6))
+    few, many = (cost_model.predict_us(Problem(1, 2048, 16384), replace(base, unroll=u), H200) for u in (1, 6))
     assert few > 1.3 * many
 
 
 def test_under_pdl_ctas_stack_where_more_fit_on_an_sm_than_are_needed() -> None:
     few, x = Sm80GemvConfig(8, 32, 1, 8, 2), {"stacked": 0.5}
-    c = config_columns([few, replace(few, pdl=True)])
+    c = config_columns([few, replace(few, pdl=True)], H200)
     assert (c["occupancy"] >= 2).all()
     fit = c["occupancy"][0]
     assert ctas_on_busiest_sm(x, c, np.array(100.0), c["occupancy"], H200).tolist() == [1.0, 1 + 0.5 * (fit - 1)]

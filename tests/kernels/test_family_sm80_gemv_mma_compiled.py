@@ -20,6 +20,7 @@ from outblas.kernels.source import make_source
 from outblas.runtime.nvrtc import compile_source
 from outblas.runtime.sass import _code_sections, check_static, disassembled_facts
 from support.disassembly import Together, cases, disassembled
+from support.gpus.known import H200
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -53,7 +54,7 @@ GEMV = {
 
 @cache
 def build(problem: Problem, config: KernelConfig, arch: str = "sm_90a") -> Cubin:
-    assert why_illegal(problem, config) is None
+    assert why_illegal(problem, config, H200) is None
     source = make_source(problem, config)
     cubin = compile_source(source, arch, cache=None)
     assert check_static(cubin.facts, source, cubin) is None
@@ -110,7 +111,7 @@ def test_gemv_loads_are_all_in_flight_before_the_first_product(layout: str) -> N
     """Bandwidth depends on it: every weight of ``unroll`` steps is requested first, 16 bytes at a time."""
     problem = Problem(8, 4096, 4096, layout)  # type: ignore[arg-type]
     kernels = [c for c in GEMV_FAMILY.pool() if isinstance(c, Sm80GemvConfig) and c.ring == "registers" and c.bm == 8]
-    legal = [c for c in kernels if why_illegal(problem, c) is None and c.split_k == 1][::2]
+    legal = [c for c in kernels if why_illegal(problem, c, H200) is None and c.split_k == 1][::2]
     for config, code in zip(legal, disassembled("sm_90a", [build(problem, c).image for c in legal]), strict=True):
         opcodes = code.opcodes
         first = next(i for i, text in enumerate(opcodes) if text.startswith("HMMA"))
@@ -120,7 +121,7 @@ def test_gemv_loads_are_all_in_flight_before_the_first_product(layout: str) -> N
 
 def walked(config: Sm80GemvConfig, layout: str) -> Problem:
     problem = Problem(config.bm, 8192, config.kept_k or 8192, layout)  # type: ignore[arg-type]
-    if why_illegal(problem, config) is not None:
+    if why_illegal(problem, config, H200) is not None:
         pytest.skip("16-byte loads along N need 64 rows per warp")
     return problem
 

@@ -11,7 +11,6 @@ import pytest
 from outblas.core.config import KernelConfig
 from outblas.core.errors import DeviceError
 from outblas.core.problem import Problem
-from outblas.core.roofline import H200
 from outblas.kernels.cost import cost_model
 from outblas.kernels.cost.columns import config_columns
 from outblas.kernels.cost.terms import admitted_ctas, ctas_on_busiest_sm
@@ -21,6 +20,7 @@ from outblas.kernels.geometry_terms import CTA_SMEM, SM_SMEM, SMEM_LIMIT
 from outblas.kernels.legality import why_illegal
 from outblas.kernels.neighbours import neighbours
 from support.family_tools import device_constants
+from support.gpus.known import H200
 
 P = Problem(4096, 4096, 4096)
 
@@ -81,7 +81,7 @@ def test_each_rule_refuses_its_case(problem: Problem, config: KernelConfig, gpu:
 )
 @pytest.mark.parametrize("problem", [P, NN, replace(P, acc="fp16"), replace(NN, dtype="bf16"), Problem(1, 8, 4096)])
 def test_what_the_rules_start_from_is_legal(problem: Problem, config: KernelConfig) -> None:
-    assert why_illegal(problem, config) is None
+    assert why_illegal(problem, config, H200) is None
 
 
 def test_scalar_loads_serve_every_extent_on_every_gpu() -> None:
@@ -109,7 +109,7 @@ def test_shared_memory_and_threads_are_the_device_codes(problem: Problem, config
     pytest.importorskip("cuda.bindings")
     if workspace_bytes(problem, config):
         problem = replace(problem, m=512, n=512)
-    assert why_illegal(problem, config) is None
+    assert why_illegal(problem, config, H200) is None
     shape = geometry(problem, config)
     assert device_constants(problem, config) == (shape.smem_bytes, shape.threads)
 
@@ -137,7 +137,7 @@ def test_k_tiles_round_up() -> None:
     ],
 )
 def test_every_family_has_some(config: KernelConfig) -> None:
-    assert len(neighbours(Problem(8, 1024, 4096), config)) >= 3
+    assert len(neighbours(Problem(8, 1024, 4096), config, H200)) >= 3
 
 
 @pytest.mark.parametrize(
@@ -149,22 +149,25 @@ def test_every_family_has_some(config: KernelConfig) -> None:
 def test_ctas_may_be_spread_evenly_and_stack_again(config: KernelConfig) -> None:
     problem, pdl = Problem(16, 4096, 4096), replace(config, pdl=True)
     even = replace(pdl, even=True)
-    assert even in neighbours(problem, pdl)[:3] and pdl in neighbours(problem, even)[:3]
-    assert sum(c.even for c in neighbours(problem, pdl)) == 1
-    assert replace(even, early=True) in neighbours(problem, replace(pdl, early=True))
-    assert not any(c.even for c in neighbours(problem, config)), "without PDL they spread by themselves"
+    assert even in neighbours(problem, pdl, H200)[:3] and pdl in neighbours(problem, even, H200)[:3]
+    assert sum(c.even for c in neighbours(problem, pdl, H200)) == 1
+    assert replace(even, early=True) in neighbours(problem, replace(pdl, early=True), H200)
+    assert not any(c.even for c in neighbours(problem, config, H200)), "without PDL they spread by themselves"
     many = Problem(4096, 4096, 4096)
-    assert not any(c.even for c in neighbours(many, pdl)), "an SM's share is more than fits"
+    assert not any(c.even for c in neighbours(many, pdl, H200)), "an SM's share is more than fits"
 
 
 def test_pdl_saves_time_on_a_tiny_problem() -> None:
     config = Sm80MmaConfig(16, 16, wm=1, wn=1, wk=4)
-    assert cost_model.predict_us(TINY, replace(config, pdl=True)) < cost_model.predict_us(TINY, config)
+    assert cost_model.predict_us(TINY, replace(config, pdl=True), H200) < cost_model.predict_us(TINY, config, H200)
 
 
-def test_unknown_gpu_is_an_error_of_ours() -> None:
-    with pytest.raises(DeviceError, match="no model of GPU"):
-        cost_model.predict_us(TINY, Sm80MmaConfig(32, 32), replace(H200, name="abacus"))
+def test_a_gpu_without_a_model_is_predicted_by_its_rates() -> None:
+    config = Sm80MmaConfig(32, 32)
+    same = cost_model.predict_us(TINY, config, replace(H200, name="abacus"))
+    assert same == cost_model.predict_us(TINY, config, H200)
+    with pytest.raises(DeviceError, match="no model of GPU 'abacus'"):
+        cost_model.load("abacus")
 
 
 @pytest.mark.parametrize(
@@ -175,16 +178,16 @@ def test_unknown_gpu_is_an_error_of_ours() -> None:
 )
 def test_even_ctas_do_not_stack_and_keep_what_pdl_saves(few: KernelConfig) -> None:
     pdl, x = replace(few, pdl=True), {"stacked": 0.5}
-    c = config_columns([few, pdl, replace(pdl, even=True)])
+    c = config_columns([few, pdl, replace(pdl, even=True)], H200)
     for ctas in (100.0, 132.0 * 2, 132.0 * 99):
         busiest = ctas_on_busiest_sm(x, c, np.array(ctas), admitted_ctas(c, np.array(ctas), H200), H200)
         assert busiest[2] == busiest[0] <= busiest[1]
         assert (busiest[1] > busiest[2]) == (c["occupancy"][1] > np.ceil(ctas / 132))
     for problem in (TINY, Problem(16, 2048, 4096)):
-        plain, stacked, even = cost_model.predict_many(problem, [few, pdl, replace(pdl, even=True)])
+        plain, stacked, even = cost_model.predict_many(problem, [few, pdl, replace(pdl, even=True)], H200)
         assert even < plain and even <= stacked
     large = Problem(4096, 4096, 4096)
-    assert cost_model.predict_us(large, replace(pdl, even=True)) == cost_model.predict_us(large, pdl), (
+    assert cost_model.predict_us(large, replace(pdl, even=True), H200) == cost_model.predict_us(large, pdl, H200), (
         "an SM's share is more"
     )
 
@@ -194,7 +197,7 @@ def test_clusters_find_fewer_places_where_an_sm_lets_in_one_cta() -> None:
     split = Sm80MmaConfig(16, 32, 64, 4, 1, 1, 4, split_k=4, pdl=True)
 
     def two_more(config: KernelConfig) -> float:
-        times = [cost_model.predict_us(Problem(16, 32 * clusters, 4096), config) for clusters in (30, 32)]
+        times = [cost_model.predict_us(Problem(16, 32 * clusters, 4096), config, H200) for clusters in (30, 32)]
         return times[1] / times[0]
 
     assert two_more(split) < 1.05 and two_more(replace(split, even=True)) > 1.2

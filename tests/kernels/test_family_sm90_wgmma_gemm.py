@@ -12,7 +12,6 @@ from outblas.core.config import KernelConfig, config_name, config_to_json
 from outblas.core.errors import ConfigError
 from outblas.core.evaluation import Evaluation, Speedup, Status, Timing
 from outblas.core.problem import Problem
-from outblas.core.roofline import H200
 from outblas.kernels.config_text import config_from_json, config_from_name
 from outblas.kernels.cost import cost_model
 from outblas.kernels.cost.columns import config_columns
@@ -24,6 +23,7 @@ from outblas.kernels.neighbours import neighbours
 from outblas.kernels.pool import pool
 from outblas.search.refine import neighbours_of_winners, winners
 from support.family_tools import device_constants
+from support.gpus.known import H200
 
 P = Problem(4096, 4096, 4096)
 
@@ -132,7 +132,7 @@ def test_each_rule_refuses_its_case(problem: Problem, config: KernelConfig, gpu:
 )
 @pytest.mark.parametrize("problem", [P, NN, replace(P, acc="fp16"), replace(NN, dtype="bf16"), Problem(1, 8, 4096)])
 def test_what_the_rules_start_from_is_legal(problem: Problem, config: KernelConfig) -> None:
-    assert why_illegal(problem, config) is None
+    assert why_illegal(problem, config, H200) is None
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_shared_memory_and_threads_are_the_device_codes(problem: Problem, config
     pytest.importorskip("cuda.bindings")
     if workspace_bytes(problem, config):
         problem = replace(problem, m=512, n=512)
-    assert why_illegal(problem, config) is None
+    assert why_illegal(problem, config, H200) is None
     shape = geometry(problem, config)
     assert device_constants(problem, config) == (shape.smem_bytes, shape.threads)
 
@@ -187,7 +187,7 @@ def test_persistent_grids_fill_whole_clusters_of_the_gpu() -> None:
 
 
 def test_a_short_list_has_something_of_every_idea() -> None:
-    first = neighbours(Problem(4096, 4096, 4096), TILE)[:4]
+    first = neighbours(Problem(4096, 4096, 4096), TILE, H200)[:4]
     assert {c.l2 for c in first} >= {"stream_b"}  # type: ignore[union-attr]
     assert any(c.raster != TILE.raster for c in first)  # type: ignore[union-attr]
     assert any((c.cluster_m, c.cluster_n) != (2, 1) for c in first)  # type: ignore[union-attr]
@@ -195,16 +195,16 @@ def test_a_short_list_has_something_of_every_idea() -> None:
 
 def test_the_larger_operand_is_the_one_that_streams() -> None:
     for problem, once in ((Problem(4096, 64, 4096), "a"), (Problem(64, 4096, 4096), "b")):
-        hints = [c.l2 for c in neighbours(problem, Sm90WgmmaConfig(64, 64)) if c.l2 != "plain"]  # type: ignore[union-attr]
+        hints = [c.l2 for c in neighbours(problem, Sm90WgmmaConfig(64, 64), H200) if c.l2 != "plain"]  # type: ignore[union-attr]
         assert hints[0] == f"stream_{once}" and f"stream_{once}c" in hints and "stream_c" in hints
-        direct = neighbours(problem, Sm90WgmmaConfig(64, 64, store="direct"))
+        direct = neighbours(problem, Sm90WgmmaConfig(64, 64, store="direct"), H200)
         assert not {c.l2 for c in direct} & {"stream_c", f"stream_{once}c"}  # type: ignore[union-attr]
 
 
 def test_a_split_may_move_to_a_workspace_and_back() -> None:
     problem = Problem(256, 512, 12288)
     there = replace(SPLIT_NEAR, split_kind="workspace")
-    assert there in neighbours(problem, SPLIT_NEAR) and SPLIT_NEAR in neighbours(problem, there)
+    assert there in neighbours(problem, SPLIT_NEAR, H200) and SPLIT_NEAR in neighbours(problem, there, H200)
 
 
 def test_near_the_best_takes_the_options_in_turns_and_nothing_twice() -> None:
@@ -221,13 +221,13 @@ def test_near_the_best_takes_the_options_in_turns_and_nothing_twice() -> None:
     found = neighbours_of_winners(problem, winners(tried), known, H200)
     assert [c.pdl for c in found[:4]] == [False, True, False, True]
     assert not known & set(found)
-    assert set(found) <= {*neighbours(problem, best), *neighbours(problem, with_pdl)}
+    assert set(found) <= {*neighbours(problem, best, H200), *neighbours(problem, with_pdl, H200)}
     assert neighbours_of_winners(problem, {}, known, H200) == []
 
 
 def test_more_work_takes_longer() -> None:
     config = Sm90WgmmaConfig(128, 128, consumers=2)
-    times = [cost_model.predict_us(Problem(4096, 4096, k), config) for k in (512, 2048, 8192)]
+    times = [cost_model.predict_us(Problem(4096, 4096, k), config, H200) for k in (512, 2048, 8192)]
     assert times[0] < times[1] < times[2]
 
 
@@ -247,10 +247,10 @@ def test_a_split_over_a_workspace_uses_all_sms_and_pays_for_its_sums() -> None:
     """256x512x12288 in 64x64 tiles by four: in clusters two waves, anywhere one. Sums grow with tile and parts."""
     problem = Problem(256, 512, 12288)
     cluster = Sm90WgmmaConfig(64, 64, 64, 12, split_k=4, store="direct")
-    assert cost_model.predict_us(problem, replace(cluster, split_kind="workspace")) < 0.8 * cost_model.predict_us(
-        problem, replace(cluster, stages=10)
+    assert cost_model.predict_us(problem, replace(cluster, split_kind="workspace"), H200) < 0.8 * cost_model.predict_us(
+        problem, replace(cluster, stages=10), H200
     )
-    c = config_columns([replace(cluster, split_kind="workspace", split_k=s) for s in (2, 4, 16)] + [cluster])
+    c = config_columns([replace(cluster, split_kind="workspace", split_k=s) for s in (2, 4, 16)] + [cluster], H200)
     x = cost_model.load("h200")[0][Sm90WgmmaConfig.family]
     sums = workspace_us(x, c, np.array(32.0))
     assert x["workspace"] < sums[0] < sums[1] < sums[2] and sums[3] == 0.0
@@ -260,26 +260,26 @@ def test_streaming_b_pays_where_it_is_read_once_and_costs_where_it_is_read_again
     config = Sm90WgmmaConfig(64, 128, consumers=1)
     hinted = replace(config, l2="stream_b")
     once, again = Problem(64, 8192, 8192), Problem(16384, 16384, 64)
-    assert cost_model.predict_us(once, hinted) < cost_model.predict_us(once, config)
-    assert cost_model.predict_us(again, hinted) > cost_model.predict_us(again, config)
+    assert cost_model.predict_us(once, hinted, H200) < cost_model.predict_us(once, config, H200)
+    assert cost_model.predict_us(again, hinted, H200) > cost_model.predict_us(again, config, H200)
 
 
 def test_rows_of_c_cut_within_an_atom_of_hbm_cost_where_writing_binds() -> None:
     writing, computing = Problem(16384, 16384, 64), Problem(4096, 4096, 8192)
     base = Sm90WgmmaConfig(128, 128, consumers=2, schedule="pingpong", persistent=True)
     whole, cut, sector = (replace(base, bn=bn) for bn in (128, 112, 120))
-    times = [cost_model.predict_us(writing, c) for c in (whole, cut, sector)]
+    times = [cost_model.predict_us(writing, c, H200) for c in (whole, cut, sector)]
     assert times[1] > 1.3 * times[0] and times[2] > 1.3 * times[1]
-    assert cost_model.predict_us(computing, cut) < 1.25 * cost_model.predict_us(computing, whole)
-    assert cost_model.predict_us(Problem(16384, 112, 64), cut) < 1.1 * cost_model.predict_us(
-        Problem(16384, 112, 64), whole
+    assert cost_model.predict_us(computing, cut, H200) < 1.25 * cost_model.predict_us(computing, whole, H200)
+    assert cost_model.predict_us(Problem(16384, 112, 64), cut, H200) < 1.1 * cost_model.predict_us(
+        Problem(16384, 112, 64), whole, H200
     )
 
 
 def test_narrow_boxes_of_b_cost_nn_only() -> None:
     times = {
         layout: [
-            cost_model.predict_us(Problem(4096, 4096, 4096, layout), Sm90WgmmaConfig(128, bn, consumers=2))
+            cost_model.predict_us(Problem(4096, 4096, 4096, layout), Sm90WgmmaConfig(128, bn, consumers=2), H200)
             for bn in (112, 128)
         ]  # type: ignore[arg-type]
         for layout in ("TN", "NN")

@@ -17,6 +17,7 @@ from outblas.kernels.source import make_source
 from outblas.runtime.nvrtc import compile_source
 from outblas.runtime.sass import check_static, disassembled_facts
 from support.disassembly import Code, Together, cases
+from support.gpus.known import H200
 
 if TYPE_CHECKING:
     from outblas.runtime.cubin import Cubin
@@ -48,7 +49,7 @@ WGMMA = {
 
 @cache
 def build(problem: Problem, config: KernelConfig, arch: str = "sm_90a") -> Cubin:
-    assert why_illegal(problem, config) is None
+    assert why_illegal(problem, config, H200) is None
     source = make_source(problem, config)
     cubin = compile_source(source, arch, cache=None)
     assert check_static(cubin.facts, source, cubin) is None

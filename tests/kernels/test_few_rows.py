@@ -20,6 +20,7 @@ from outblas.kernels.proof_shapes import proof_shapes
 from outblas.kernels.source import make_source
 from outblas.runtime.cubin import Cubin
 from outblas.runtime.nvrtc import compile_source
+from support.gpus.known import H200
 
 PROBLEM = Problem(16, 4096, 4096)
 ALL = Sm90WgmmaConfig(64, 32, 128, stages=9)
@@ -55,37 +56,37 @@ def test_what_wgmma_reads_past_the_last_stage_is_shared_memory_of_the_cta(config
 
 @pytest.mark.parametrize("m", [9, 16, 33, 56])
 def test_searches_are_offered_kernels_with_no_more_rows_than_needed(m: int) -> None:
-    offered = [c for c in candidates(Problem(m, 4096, 4096)) if isinstance(c, Sm90WgmmaConfig) and c.a_rows]
+    offered = [c for c in candidates(Problem(m, 4096, 4096), H200) if isinstance(c, Sm90WgmmaConfig) and c.a_rows]
     assert {c.a_rows for c in offered} == {-(-m // 8) * 8} and {c.pdl for c in offered} == {False, True}
     assert {c.bk for c in offered} == {64, 128} and {c.persistent for c in offered} == {False, True}
 
 
 @pytest.mark.parametrize("m", [1, 8, 57, 64, 4096])
 def test_elsewhere_they_are_not_offered(m: int) -> None:
-    assert not [c for c in candidates(Problem(m, 4096, 4096)) if getattr(c, "a_rows", 0)]
+    assert not [c for c in candidates(Problem(m, 4096, 4096), H200) if getattr(c, "a_rows", 0)]
 
 
 def test_near_a_kernel_of_whole_tiles_is_one_of_few_rows_with_more_stages() -> None:
-    found = [c for c in neighbours(PROBLEM, ALL) if isinstance(c, Sm90WgmmaConfig) and c.a_rows]
+    found = [c for c in neighbours(PROBLEM, ALL, H200) if isinstance(c, Sm90WgmmaConfig) and c.a_rows]
     assert replace(ALL, a_rows=16, stages=16) in found and FEW in found
-    assert not [c for c in neighbours(Problem(64, 4096, 4096), ALL) if getattr(c, "a_rows", 0)]
+    assert not [c for c in neighbours(Problem(64, 4096, 4096), ALL, H200) if getattr(c, "a_rows", 0)]
 
 
 def test_the_proof_has_ragged_problems_of_no_more_rows() -> None:
-    found = proof_shapes(PROBLEM, FEW)
-    assert all(p.m <= 16 and why_illegal(p, FEW) is None for p in found)
+    found = proof_shapes(PROBLEM, FEW, H200)
+    assert all(p.m <= 16 and why_illegal(p, FEW, H200) is None for p in found)
     assert {1, 15, 16} <= {p.m for p in found} and max(p.k for p in found) > 4096 and any(p.k % 64 for p in found)
 
 
 def test_boxes_that_reach_past_m_are_predicted_slow() -> None:
-    assert predict_us(PROBLEM, ALL) > 1.2 * predict_us(PROBLEM, FEW)
-    assert predict_us(Problem(64, 4096, 4096), ALL) < predict_us(Problem(32, 4096, 4096), ALL)
+    assert predict_us(PROBLEM, ALL, H200) > 1.2 * predict_us(PROBLEM, FEW, H200)
+    assert predict_us(Problem(64, 4096, 4096), ALL, H200) < predict_us(Problem(32, 4096, 4096), ALL, H200)
 
 
 @pytest.mark.parametrize("kind", [("TN", "fp16", "fp32"), ("NN", "bf16", "fp32"), ("TN", "fp16", "fp16")])
 def test_a_sample_of_the_pool_compiles_without_spills(kind: tuple[str, str, str]) -> None:
     problem = Problem(24, 4096, 4096, *kind)  # type: ignore[arg-type]
-    legal = [c for c in few_rows_kernels(24) if why_illegal(problem, c) is None]
+    legal = [c for c in few_rows_kernels(24) if why_illegal(problem, c, H200) is None]
     assert len(legal) > 60
     for config in legal[::23]:
         built = compile_source(make_source(problem, config))

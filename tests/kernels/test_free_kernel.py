@@ -11,7 +11,6 @@ from outblas.core.config import config_name, config_to_json
 from outblas.core.errors import ContractError, OutblasError
 from outblas.core.evaluation import LOG_BYTES, Evaluation, Status
 from outblas.core.problem import Problem
-from outblas.core.roofline import H200
 from outblas.kernels.config_text import config_from_json
 from outblas.kernels.custom.contract import MAX_WORKSPACE_BYTES
 from outblas.kernels.custom.cuda_text import canonical, comments, split_text
@@ -21,6 +20,7 @@ from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.records.evaluation_json import evaluation_from_json, evaluation_to_json
 from outblas.records.store import Store
 from support.free_fixture import BODY, block, device_text, host_text
+from support.gpus.known import H200
 
 P = Problem(128, 256, 512)
 
@@ -33,14 +33,14 @@ def test_a_launch_block_is_read_with_its_defaults():
     launch = parse(device_text(shared=1024, requires=["K % 64 == 0"], workspace="4 * M * N")).launch
     assert (launch.form, launch.entry, launch.acc, launch.shared) == ("device", "gemm", "fp32", 1024)
     assert launch.cluster == (1, 1, 1) and launch.tensor_maps == () and launch.uses == ()
-    assert launch.grid_of(P) == (16, 8, 1)
-    assert launch.workspace_of(P) == 4 * 128 * 256
+    assert launch.grid_of(P, H200) == (16, 8, 1)
+    assert launch.workspace_of(P, H200) == 4 * 128 * 256
 
 
 def test_the_host_form_needs_no_grid():
     launch = parse(host_text("", uses=["cutlass"])).launch
     assert (launch.form, launch.entry, launch.uses) == ("host", "outblas_launch", ("cutlass",))
-    assert launch.why_not(P) is None
+    assert launch.why_not(P, H200) is None
 
 
 def test_tensor_maps_name_an_operand_a_box_and_a_swizzle():

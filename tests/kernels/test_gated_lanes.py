@@ -17,7 +17,6 @@ import pytest
 
 from outblas.core.config import KernelConfig
 from outblas.core.problem import Problem
-from outblas.core.roofline import H200
 from outblas.kernels.epilogue import Epilogue
 from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
 from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
@@ -25,6 +24,7 @@ from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.kernels.legality import why_illegal
 from outblas.kernels.source import make_source
+from support.gpus.known import H200
 
 ROOT = Path(__file__).resolve().parents[2]
 STUB, KERNELS = ROOT / "tests" / "support" / "cuda_stub", ROOT / "src" / "outblas" / "kernels" / "cuda"

@@ -16,6 +16,7 @@ from outblas.core.problem import Problem
 from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
 from outblas.kernels.geometry import geometry, grid, k_tiles
 from outblas.kernels.legality import why_illegal
+from support.gpus.known import H200
 from support.lanes import mma
 
 CONFIGS = {
@@ -169,7 +170,7 @@ def test_every_weight_is_read_once_and_the_product_is_right(name: str, layout: s
     config, ran = CONFIGS[name], 0
     for shape in SHAPES:
         problem = Problem(*shape, layout)  # type: ignore[arg-type]
-        if why_illegal(problem, config) is not None:
+        if why_illegal(problem, config, H200) is not None:
             continue
         ran += 1
         rng = np.random.default_rng(1)

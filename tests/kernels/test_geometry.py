@@ -16,6 +16,7 @@ from outblas.kernels.geometry_terms import MAX_GRID_YZ, SMEM_LIMIT, divisor_up_t
 from outblas.kernels.legality import why_illegal
 from outblas.kernels.pool import pool
 from support.family_tools import device_constants
+from support.gpus.known import H200
 
 KINDS = [
     ("TN", "fp16", "fp32"),
@@ -41,7 +42,7 @@ def sample(count: int) -> list[tuple[Problem, KernelConfig]]:
 
 @cache
 def legal(problem: Problem) -> list[KernelConfig]:
-    return [c for c in pool() if why_illegal(problem, c) is None]
+    return [c for c in pool() if why_illegal(problem, c, H200) is None]
 
 
 @pytest.mark.parametrize(
@@ -54,7 +55,7 @@ def test_shared_memory_and_threads_are_the_device_codes(problem: Problem, config
     pytest.importorskip("cuda.bindings")
     if workspace_bytes(problem, config):
         problem = replace(problem, m=512, n=512)
-    assert why_illegal(problem, config) is None
+    assert why_illegal(problem, config, H200) is None
     shape = geometry(problem, config)
     assert device_constants(problem, config) == (shape.smem_bytes, shape.threads)
 

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from outblas.core.errors import UsageError
 from outblas.core.problem import Problem
-from outblas.core.roofline import H200
 from outblas.kernels.catalogue import candidates, catalogue
 from outblas.kernels.families.registry import FAMILIES
 from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
@@ -24,6 +23,7 @@ from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.kernels.knobs import FAMILY, all_knobs, all_legal_configs, knobs_of
 from outblas.kernels.legality import why_illegal
+from support.gpus.known import H200
 
 KNOBS = all_knobs()
 #: Few tokens, few rows, odd rows, no tiling that fits, large, long K; layouts and types.

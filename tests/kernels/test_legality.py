@@ -14,7 +14,6 @@ import pytest
 from outblas.core.config import KernelConfig, config_name, knob_schema
 from outblas.core.errors import DeviceError, UsageError
 from outblas.core.problem import Problem
-from outblas.core.roofline import H200
 from outblas.core.suites import suite
 from outblas.kernels.catalogue import catalogue
 from outblas.kernels.families.registry import FAMILIES
@@ -24,6 +23,7 @@ from outblas.kernels.legality import why_illegal
 from outblas.kernels.pool import pool
 from outblas.kernels.source import make_source
 from outblas.runtime.device import gpu_of_device
+from support.gpus.known import H200
 from support.helpers import ROOT
 
 
@@ -35,7 +35,7 @@ def test_every_pool_config_is_legal_somewhere() -> None:
             problem = replace(large, m=config.bm, k=getattr(config, "kept_k", 0) or large.k)
         problem = replace(large, m=512, n=512) if getattr(config, "split_kind", "") == "workspace" else problem
         kinds = [replace(problem, acc=acc) for acc in ("fp32", "fp16")] + [replace(problem, layout="NN")]
-        reasons = {why_illegal(kind, config) for kind in kinds}
+        reasons = {why_illegal(kind, config, H200) for kind in kinds}
         assert None in reasons, (config_name(config), reasons)
 
 
@@ -63,7 +63,7 @@ def test_the_predicate_answers_for_any_knobs() -> None:
         layout, dtype, acc = rng.choice([("TN", "fp16", "fp32"), ("NN", "bf16", "fp32"), ("NN", "fp16", "fp16")])
         problem = Problem(*(rng.choice((1, 7, 64, 1000, 4096)) for _ in range(3)), layout, dtype, acc)  # type: ignore[arg-type]
         config = random_config(rng)
-        reason = why_illegal(problem, config)
+        reason = why_illegal(problem, config, H200)
         assert reason is None or (isinstance(reason, str) and reason)
         if reason is None:
             legal += 1
@@ -83,7 +83,7 @@ def compiled_sample() -> list[tuple[Problem, KernelConfig]]:
         family = families[i // 3 % len(families)]
         if family.few_rows_only:
             problem = replace(problem, m=8 + 8 * (i % 2), acc="fp32")
-        legal = [c for c in pool() if c.family == family.name and why_illegal(problem, c) is None]
+        legal = [c for c in pool() if c.family == family.name and why_illegal(problem, c, H200) is None]
         found.append((problem, rng.choice(legal)))
     return found
 
@@ -109,7 +109,7 @@ def test_what_the_sanitizer_runs_is_legal_and_of_every_family(monkeypatch: pytes
     assert {config.family for *_, config in cases} == set(FAMILIES)
     for name, extents, layout, dtype, acc, config in cases:
         for mnk in extents:
-            assert why_illegal(Problem(*mnk, layout, dtype, acc), config) is None, name
+            assert why_illegal(Problem(*mnk, layout, dtype, acc), config, H200) is None, name
 
 
 needs_catalogue = pytest.mark.skipif(
@@ -120,9 +120,9 @@ needs_catalogue = pytest.mark.skipif(
 @needs_catalogue
 def test_every_catalogue_config_is_legal_on_the_grid() -> None:
     problems = suite("grid1000")
-    assert len(catalogue()) >= 128 and len(set(catalogue())) == len(catalogue())
-    for config in catalogue():
-        assert any(why_illegal(p, config) is None for p in reversed(problems)), config_name(config)
+    assert len(catalogue("h200")) >= 128 and len(set(catalogue("h200"))) == len(catalogue("h200"))
+    for config in catalogue("h200"):
+        assert any(why_illegal(p, config, H200) is None for p in reversed(problems)), config_name(config)
 
 
 def test_an_unknown_catalogue_is_refused() -> None:

@@ -7,7 +7,6 @@ import pytest
 
 from outblas.core.config import KernelConfig
 from outblas.core.problem import Problem
-from outblas.core.roofline import H200
 from outblas.kernels.catalogue import candidates
 from outblas.kernels.cost import cost_model, residual
 from outblas.kernels.cost.columns import config_columns
@@ -16,6 +15,7 @@ from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.learn.train.fit_cost_model import MeasuredRow, fit_residual
+from support.gpus.known import H200
 
 ZERO = np.zeros(len(residual.FEATURE_NAMES))
 P = Problem(2048, 2048, 512)
@@ -64,7 +64,7 @@ def test_extents_and_waves_tilt_it() -> None:
 
 
 def test_it_stays_within_its_limit_and_times_above_the_floor() -> None:
-    configs = candidates(Problem(64, 64, 64))
+    configs = candidates(Problem(64, 64, 64), H200)
     for sign in (-1, 1):
         found = factors(np.full(len(residual.FEATURE_NAMES), 50.0 * sign), *configs, problem=Problem(64, 64, 64))
         assert (
@@ -78,8 +78,8 @@ def test_it_stays_within_its_limit_and_times_above_the_floor() -> None:
 
 def test_features_are_finite_and_of_order_one() -> None:
     for problem in (Problem(1, 128256, 4096), Problem(16384, 16384, 16384), Problem(64, 64, 64)):
-        configs = [c for c in candidates(problem) if isinstance(c, Sm90WgmmaConfig)]
-        columns = config_columns(configs)
+        configs = [c for c in candidates(problem, H200) if isinstance(c, Sm90WgmmaConfig)]
+        columns = config_columns(configs, H200)
         found = residual.residual_features(
             Sm90WgmmaConfig.family, cost_model.problem_columns(problem, H200), columns, H200.sms
         )
@@ -94,7 +94,7 @@ def test_a_fit_finds_what_was_put_in() -> None:
     rows = []
     for m, n, k in [(1024, 1024, 256), (2048, 4096, 512), (4096, 4096, 1024), (512, 8192, 2048), (8192, 8192, 128)]:
         problem = Problem(m, n, k)
-        configs = tuple(c for c in candidates(problem) if not c.pdl)
+        configs = tuple(c for c in candidates(problem, H200) if not c.pdl)
         times = cost_model.predict_with(by, truth, problem, configs, H200)
         rows.append(MeasuredRow("synthetic", problem, configs, times))
     found = fit_residual(rows, by, H200)

@@ -19,6 +19,7 @@ from outblas.kernels.neighbours import neighbours
 from outblas.kernels.source import make_source
 from outblas.runtime.cubin import Cubin
 from outblas.runtime.nvrtc import compile_source
+from support.gpus.known import H200
 
 RAGGED = Problem(1000, 1000, 4096)
 TILE = Sm90WgmmaConfig(128, 96, stages=4, consumers=2)
@@ -29,7 +30,7 @@ def test_the_name_tells_it_and_names_of_before_stay() -> None:
     assert config_name(SHIFTED).endswith(",shift=true") and config_from_name(config_name(SHIFTED)) == SHIFTED
     assert "shift" not in config_name(TILE)
     assert dict(geometry(RAGGED, SHIFTED).constants)["SHIFT"] == "true"
-    assert why_illegal(RAGGED, SHIFTED) is None
+    assert why_illegal(RAGGED, SHIFTED, H200) is None
 
 
 @pytest.mark.parametrize(
@@ -48,22 +49,22 @@ def test_a_kernel_is_shifted_where_a_tile_reaches_past_an_edge(mnk: tuple[int, i
 
 
 def test_shapes_that_no_tile_divides_are_offered_shifted_kernels_only() -> None:
-    offered = [c for c in candidates(RAGGED) if isinstance(c, Sm90WgmmaConfig)]
+    offered = [c for c in candidates(RAGGED, H200) if isinstance(c, Sm90WgmmaConfig)]
     assert offered and all(c.shift or c.bm >= 1000 or c.bn >= 1000 or 1000 % c.bn == 0 == 1000 % c.bm for c in offered)
 
 
 def test_shapes_of_whole_tiles_are_offered_what_they_were() -> None:
     for mnk in ((1024, 4096, 512), (64, 4096, 4096), (1, 2112, 7168), (16, 4096, 4096)):
-        assert not any(getattr(c, "shift", False) for c in candidates(Problem(*mnk)))
+        assert not any(getattr(c, "shift", False) for c in candidates(Problem(*mnk), H200))
 
 
 def test_near_a_kernel_with_edges_is_its_other_way_with_them() -> None:
-    assert SHIFTED in neighbours(RAGGED, TILE) and TILE in neighbours(RAGGED, SHIFTED)
-    assert not any(getattr(c, "shift", False) for c in neighbours(Problem(1024, 960, 4096), TILE))
+    assert SHIFTED in neighbours(RAGGED, TILE, H200) and TILE in neighbours(RAGGED, SHIFTED, H200)
+    assert not any(getattr(c, "shift", False) for c in neighbours(Problem(1024, 960, 4096), TILE, H200))
 
 
 def test_edges_in_place_are_not_predicted_slower() -> None:
-    assert predict_us(RAGGED, SHIFTED) <= predict_us(RAGGED, TILE)
+    assert predict_us(RAGGED, SHIFTED, H200) <= predict_us(RAGGED, TILE, H200)
 
 
 @pytest.mark.parametrize("layout", ["TN", "NN"])

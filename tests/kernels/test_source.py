@@ -133,9 +133,9 @@ def test_even_is_another_launch_of_the_same_cubin(config: KernelConfig) -> None:
 
 def test_a_batch_compiles_the_source_of_even_twins_once(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("cuda.bindings")
-    from outblas.core.roofline import H200
     from outblas.runtime import nvrtc
     from outblas.workers.compile_ahead import CompileAhead
+    from support.gpus.known import H200
 
     asked: list[Source] = []
     monkeypatch.setattr(nvrtc, "compile_many", lambda sources, arch, jobs: asked.extend(sources) or ())

@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 
 from outblas.core.problem import Problem
-from outblas.core.roofline import H200
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.kernels.families.sm90_wgmma_launch import as_computed, geometry, grid, tensor_boxes
 from outblas.kernels.families.sm90_wgmma_pool import paired_candidates
 from outblas.kernels.legality import why_illegal
 from outblas.kernels.proof_shapes import proof_shapes
 from outblas.kernels.source import make_source
+from support.gpus.known import H200
 
 P = Problem(100, 512, 512)
 #: Tiles of 24 rows of C, which no kernel of C itself can have: wgmma has 64 rows.

@@ -16,6 +16,7 @@ from outblas.jail.carried_builds import CarriedBuilds
 from outblas.jail.confined_compiler import CompileLimits
 from outblas.jail.static_gate import check_built
 from outblas.kernels.custom.templates.fill import CuteSm80, CutlassSm90, template_text
+from support.gpus.known import H200
 
 pytestmark = pytest.mark.long
 SMALL = Problem(72, 136, 200)
@@ -82,15 +83,15 @@ def test_every_place_is_filled_and_different_values_are_different_kernels() -> N
     cute = CuteSm80((64, 128, 32), 3, (2, 2))
     launch = cute.kernel().launch
     assert launch.block == (128, 1, 1) and launch.shared == 3 * 2 * 32 * (64 + 128)
-    assert launch.grid_of(Problem(65, 129, 64)) == (2, 2, 1)
+    assert launch.grid_of(Problem(65, 129, 64), H200) == (2, 2, 1)
 
 
 def test_extents_that_tma_and_vectors_cannot_read_are_refused_by_the_launch_block() -> None:
     for kernel in (CutlassSm90().kernel(), CuteSm80().kernel()):
-        assert kernel.launch.why_not(SMALL) is None
-        assert kernel.launch.why_not(Problem(72, 136, 204)) is not None
-        assert kernel.launch.why_not(Problem(72, 132, 200)) is not None
-        assert kernel.launch.why_not(Problem(1, 8, 8)) is None
+        assert kernel.launch.why_not(SMALL, H200) is None
+        assert kernel.launch.why_not(Problem(72, 136, 204), H200) is not None
+        assert kernel.launch.why_not(Problem(72, 132, 200), H200) is not None
+        assert kernel.launch.why_not(Problem(1, 8, 8), H200) is None
 
 
 def test_the_workspace_and_the_stream_are_the_callers() -> None:
@@ -118,14 +119,14 @@ def test_cutlass_compiles_to_wgmma_in_fp32_and_travels(monkeypatch: pytest.Monke
     monkeypatch.setattr(build, "CUTLASS_LIMITS", CompileLimits(280.0, 48 << 30))  # a busy machine takes minutes
     kernel = CutlassSm90((64, 64, 64), schedule="warp_specialized").kernel()
     try:
-        built = build.build(kernel, SMALL)
+        built = build.build(kernel, SMALL, H200)
     except ToolchainMissing as error:
         pytest.skip(str(error))
     assert check_built(built) is None, "it asks for nothing that a launch has no need of"
     facts = built.cubin.facts
     assert facts.hgmma > 0 and facts.accumulators == ("fp32",) and facts.utmaldg > 0
     assert built.counters()["spill_bytes"] == 0 and facts.ldl == facts.stl == 0
-    carried = CarriedBuilds(tmp_path)
+    carried = CarriedBuilds(tmp_path, H200)
     assert carried.get(kernel, SMALL) is None
     carried.put(built, SMALL)
     found = carried.get(kernel, SMALL)

@@ -13,7 +13,7 @@ import pytest
 from outblas.core.config import KernelConfig
 from outblas.core.errors import RecordError, UsageError
 from outblas.core.problem import Problem
-from outblas.core.roofline import H200, Gpu
+from outblas.core.roofline import Gpu
 from outblas.dispatch import device_registry, unlisted_shapes
 from outblas.dispatch.decide import Operand, decide
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
@@ -24,6 +24,7 @@ from outblas.learn.any_shape import AnyShapeModel, is_left_to_cublas, is_vector_
 from outblas.learn.policy import Policy
 from outblas.learn.posterior import Regressor
 from outblas.records.library import Library, LibraryChoice, LibraryRow
+from support.gpus.known import H200
 
 FAST, SCALAR = Sm90WgmmaConfig(128, 128, stages=4, consumers=2), Sm80MmaConfig(64, 64, 64, 3, 2, 4, vec=1)
 KERNELS: tuple[KernelConfig, ...] = (SCALAR, FAST)

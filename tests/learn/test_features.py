@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from outblas.core.problem import Problem
-from outblas.core.roofline import H200
 from outblas.kernels.catalogue import candidates
 from outblas.kernels.cost import cost_model
 from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
@@ -20,6 +19,7 @@ from outblas.learn.features import (
     knob_columns,
     problem_features,
 )
+from support.gpus.known import H200
 
 SHAPES = ((64, 64, 64), (16384, 16384, 16384), (1, 28672, 4096), (127, 1001, 333), (64, 64, 16384))
 WGMMA = Sm90WgmmaConfig(128, 128, stages=4, consumers=2)

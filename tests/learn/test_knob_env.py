@@ -20,13 +20,13 @@ from outblas.core.errors import UsageError
 from outblas.core.evaluation import Status
 from outblas.core.install_hint import install_hint
 from outblas.core.problem import Problem
-from outblas.core.roofline import H200
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.kernels.knobs import all_legal_configs
 from outblas.kernels.legality import why_illegal
 from outblas.learn.knob_env import COUNTER_NAMES, MAX_LOG_SPEEDUP, KnobEnv
 from outblas.learn.reward import reward
 from support.fake_gpu import FakeGpu, time_us
+from support.gpus.known import H200
 from support.helpers import ROOT
 
 PROBLEMS = (Problem(64, 4096, 64), Problem(8, 512, 1024, "NN"), Problem(512, 512, 512, "TN", "bf16"))
@@ -74,7 +74,7 @@ def test_an_illegal_action_is_flagged_paid_as_illegal_and_costs_a_measurement() 
     state = FakeGpu()
     env = make(3, state)
     env.reset(seed=0, options={"problem": PROBLEMS[0]})
-    assert why_illegal(PROBLEMS[0], ILLEGAL) is not None
+    assert why_illegal(PROBLEMS[0], ILLEGAL, H200) is not None
     for left in (2 / 3, 1 / 3):
         observation, paid, over, _, info = env.step(env.encode(ILLEGAL))
         assert info["invalid_action"] and info["evaluation"].status is Status.ILLEGAL and info["best"] is None

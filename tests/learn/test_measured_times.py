@@ -22,6 +22,7 @@ from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.learn.train import choose_catalogue, measured_times
 from outblas.learn.train.fit_cost_model import MeasuredRow
 from outblas.records.store import Store
+from support.gpus.known import H200
 from support.helpers import failed_evaluation, passed_evaluation
 
 PROBLEM, OTHER = Problem(512, 512, 512), Problem(1024, 512, 512)
@@ -76,7 +77,7 @@ def row(problem: Problem, times: dict[KernelConfig, float]) -> MeasuredRow:
 def test_a_cover_takes_what_gains_most_and_unknown_is_not_bad() -> None:
     """B is never the best, but near it on both; A and C win one each and were not timed on the other."""
     rows = [row(PROBLEM, {A: 1.0, B: 1.1}), row(OTHER, {B: 1.1, C: 1.0})]
-    known = choose_catalogue.time_matrix(rows)
+    known = choose_catalogue.time_matrix(rows, H200)
     assert choose_catalogue.choose_kernels(known, 1) == [B]
     assert set(choose_catalogue.choose_kernels(known, 3)) == {A, B, C}
     assert choose_catalogue.log_gaps(known, [A, C])[:, 0] == pytest.approx([0.0, 0.0])
@@ -86,7 +87,7 @@ def test_a_cover_takes_what_gains_most_and_unknown_is_not_bad() -> None:
 
 def test_both_launch_options_of_a_kernel_count() -> None:
     times = {A: 1.0, replace(A, pdl=True): 1.0, B: 0.9, replace(C, pdl=True): 0.99, D: 1.4}
-    known = choose_catalogue.time_matrix([row(PROBLEM, times)])
+    known = choose_catalogue.time_matrix([row(PROBLEM, times)], H200)
     assert choose_catalogue.choose_kernels(known, 1) == [A]
     assert choose_catalogue.log_gaps(known, [A]) == pytest.approx(np.log([[1 / 0.9, 1 / 0.99]]))
 
@@ -94,11 +95,11 @@ def test_both_launch_options_of_a_kernel_count() -> None:
 def test_what_is_offered_beside_the_catalogue_is_not_chosen_but_counts() -> None:
     problem = Problem(1, 4096, 4096)
     beside = next(
-        c for c in choose_catalogue.special_candidates(problem) if isinstance(c, Sm80GemvConfig) and not c.pdl
+        c for c in choose_catalogue.special_candidates(problem, H200) if isinstance(c, Sm80GemvConfig) and not c.pdl
     )
     early = replace(Sm80MmaConfig(16, 32), pdl=True, early=True)
     even = replace(early, early=False, even=True)
-    known = choose_catalogue.time_matrix([row(problem, {beside: 1.0, A: 2.0, early: 0.5, even: 0.5})])
+    known = choose_catalogue.time_matrix([row(problem, {beside: 1.0, A: 2.0, early: 0.5, even: 0.5})], H200)
     assert known.kernels == (A,)
     assert choose_catalogue.choose_kernels(known, 5) == []
     assert choose_catalogue.log_gaps(known, [])[0, 0] == 0.0

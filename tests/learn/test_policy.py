@@ -10,7 +10,8 @@ import pytest
 
 from outblas.core.errors import RecordError, UsageError
 from outblas.core.problem import Problem
-from outblas.core.roofline import H200
+from outblas.kernels.catalogue import candidates
+from outblas.learn.features import GPU_FEATURES, problem_features
 from outblas.learn.policy import LOG_TIME_UNIT, POSTERIOR_INPUTS, CandidateView, Policy
 from outblas.learn.posterior import (
     CONSTANT_DEVIATION,
@@ -20,6 +21,7 @@ from outblas.learn.posterior import (
     expected_improvement,
     posterior,
 )
+from support.gpus.known import H200
 from support.helpers import random_policy, synthetic_catalogue
 
 PROBLEM_ = Problem(512, 512, 512)
@@ -134,3 +136,14 @@ def test_what_is_believed_is_told_against_the_best_untried_and_the_best_measured
     assert column["tried"].tolist() == [1, 0, 0, 1] and search.tolist() == [2 / 16, 1]
     x, search = view.inputs([], [], [])
     assert x[:, POSTERIOR_INPUTS.index("over_best")].tolist() == [0] * 4 and search.tolist() == [0, 0]
+
+
+def test_figures_of_a_gpu_that_training_never_saw_do_not_reach_the_networks() -> None:
+    policy = Policy.load("h200")
+    other = replace(H200, name="other", sms=108, l2_bytes=40_000_000, smem_optin=166912, hbm_tbs=2.0, tflops=300.0)
+    problem = Problem(512, 512, 512)
+    view = policy.view(problem, candidates(problem, H200)[:4], other)
+    assert np.all(view.problem[GPU_FEATURES] == 0) and np.any(problem_features(problem, other)[GPU_FEATURES] != 0)
+    varied = replace(policy, regressor=replace(policy.regressor, scale=np.ones_like(policy.regressor.scale)))
+    seen = varied.view(problem, candidates(problem, H200)[:4], other)
+    assert np.array_equal(seen.problem, problem_features(problem, other))

@@ -20,7 +20,6 @@ from outblas.core.errors import RecordError, UsageError  # noqa: E402
 from outblas.core.evaluation import Status  # noqa: E402
 from outblas.core.files import lock_folder  # noqa: E402
 from outblas.core.problem import Problem  # noqa: E402
-from outblas.core.roofline import H200  # noqa: E402
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig  # noqa: E402
 from outblas.learn.env import TuningEnv  # noqa: E402
 from outblas.learn.policy import Policy  # noqa: E402
@@ -35,6 +34,7 @@ from outblas.records.recording_files import STATUS_CODES  # noqa: E402
 from outblas.records.replay import ReplayEvaluator  # noqa: E402
 from outblas.search.agents.ppo import Ppo  # noqa: E402
 from outblas.search.agents.surrogate import Surrogate  # noqa: E402
+from support.gpus.known import H200  # noqa: E402
 from support.helpers import synthetic_recording  # noqa: E402
 
 SMALL = PpoSettings(

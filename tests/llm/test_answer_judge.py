@@ -13,7 +13,7 @@ from outblas.core.config import config_name
 from outblas.core.errors import DeviceError, RecordError, UsageError
 from outblas.core.evaluation import Evaluation, Speedup, Status, Timing
 from outblas.core.problem import Problem
-from outblas.core.roofline import H200, floor_us
+from outblas.core.roofline import floor_us
 from outblas.kernels.custom.free_kernel import FreeKernel
 from outblas.llm.train.answer_judge import AnswerJudge, evaluator_of
 from outblas.llm.train.cuda_answers import CudaAnswers
@@ -25,6 +25,7 @@ from outblas.llm.train.rewards import RefusedAnswer
 from outblas.llm.train.settings import TrainSettings, claim_folder
 from outblas.llm.train.training_folder import drop_later_lines, last_checkpoint, publish_folder
 from outblas.records.store import Store
+from support.gpus.known import H200
 
 PROBLEM = Problem(512, 512, 512)
 FAST, SLOW = "bm=128 bn=128 stages=4 consumers=2", "bm=64 bn=32 stages=2 consumers=1"
@@ -114,7 +115,7 @@ def test_what_was_answered_before_the_gpu_was_lost_is_stored(tmp_path: Path) -> 
 
 
 def test_a_time_below_the_floor_is_called_a_broken_rule() -> None:
-    (found,) = AnswerJudge(Scripted(us=floor_us(PROBLEM) / 2), KnobWords(), True).judge([(PROBLEM, FAST)])
+    (found,) = AnswerJudge(Scripted(us=floor_us(PROBLEM, H200) / 2), KnobWords(), True).judge([(PROBLEM, FAST)])
     assert found.outcome == "rule_broken" and found.parts is not None and found.parts.total < -1
     assert found.speedup is None
 
@@ -136,7 +137,7 @@ def test_reward_functions_agree_with_each_other_and_write_every_answer(tmp_path:
 
 
 def test_only_what_passed_counts_as_the_best() -> None:
-    rewards = RewardFunctions(AnswerJudge(Scripted(us=floor_us(PROBLEM) / 2), KnobWords(), True), (PROBLEM,), 2)
+    rewards = RewardFunctions(AnswerJudge(Scripted(us=floor_us(PROBLEM, H200) / 2), KnobWords(), True), (PROBLEM,), 2)
     rewards.functions()[0](completions=[FAST, SLOW], problem=[0, 0])
     assert rewards.best is None
 
@@ -175,7 +176,7 @@ def test_sentences_are_read_as_they_are_written() -> None:
 
 
 def test_answers_with_a_block_are_read_as_they_are_written() -> None:
-    language = CudaAnswers()
+    language = CudaAnswers(H200)
     config = KnobWords().read(PROBLEM, FAST)
     written = language.write(PROBLEM, config)
     assert written is not None and language.read(PROBLEM, f"Here it is.\n{written}\nDone.") == config

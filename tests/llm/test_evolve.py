@@ -27,6 +27,7 @@ from outblas.llm.models import Model
 from outblas.publish.html.tune_page import write_report
 from outblas.records.store import Store
 from support.evolve_fixture import QUICK, evolve, in_turn, key_fixture, last_user, outcomes, recording_fixture  # noqa: F401
+from support.gpus.known import H200
 from support.llm_kernels import PROBLEM, answer, config_answer, kernel, passed, record
 from support.llm_server import Say, serving
 
@@ -113,7 +114,7 @@ def test_what_was_proven_is_improved_in_the_same_conversation(recording: Path, t
     with serving(lambda request, number: Say(answer(kernel(number).text))) as server:
         evolve(server, recording, tmp_path / "run", 4, turns=2)
         follow_up = last_user(server.requests[1])
-    assert "4.20 us" in follow_up and f"the floor is {floor_us(PROBLEM):.2f} us" in follow_up
+    assert "4.20 us" in follow_up and f"the floor is {floor_us(PROBLEM, H200):.2f} us" in follow_up
 
 
 class Counting:
@@ -273,7 +274,9 @@ def test_the_budget_is_never_passed(parallel: int, recording: Path, tmp_path: Pa
 
 def test_problems_far_from_their_floor_are_tried_more(tmp_path: Path) -> None:
     near, far = Problem(512, 512, 512), Problem(512, 512, 1024)
-    recording = record(tmp_path / "r.jsonl", passed(kernel(1), 1.1 * floor_us(near), near), passed(kernel(1), 4, far))
+    recording = record(
+        tmp_path / "r.jsonl", passed(kernel(1), 1.1 * floor_us(near, H200), near), passed(kernel(1), 4, far)
+    )
 
     with serving(lambda request, number: Say("Hm.")) as server:
         evolve(server, recording, tmp_path / "run", 10, turns=1, problems=(near, far))

@@ -20,7 +20,6 @@ import pytest
 from outblas.core.config import config_name
 from outblas.core.errors import RecordError, UsageError
 from outblas.core.evaluation import Status
-from outblas.core.roofline import H200
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.llm.archive import ArchiveShape
 from outblas.llm.budget import Budget
@@ -30,6 +29,7 @@ from outblas.llm.evolve_journal import EvolveJournal
 from outblas.llm.evolve_run import write_recording
 from outblas.records.store import Store
 from support.evolve_fixture import evolve, key_fixture, recording_fixture  # noqa: F401
+from support.gpus.known import H200
 from support.llm_kernels import PROBLEM, answer, failed, kernel, passed
 from support.llm_server import Say, ScriptedServer, serving
 

@@ -9,7 +9,7 @@ from outblas.core.config import config_to_json
 from outblas.core.errors import UsageError
 from outblas.core.evaluation import Evaluation, Speedup, Status, Timing
 from outblas.core.problem import Problem
-from outblas.core.roofline import H200, floor_us
+from outblas.core.roofline import floor_us
 from outblas.jail.offline_evaluators import CompileOnlyEvaluator
 from outblas.kernels.custom.contract import _Device, _Host, _Map
 from outblas.kernels.custom.free_kernel import FreeKernel
@@ -18,6 +18,7 @@ from outblas.llm.archive import Entry
 from outblas.llm.feedback import OUTCOME_KINDS, clipped, feedback_text, kind_of, score_of
 from outblas.llm.header_notes import LISTED_HEADERS, header_listing
 from outblas.llm.prompt import FOLLOW_UPS, answer_rules, first_prompt, follow_up, notes_of
+from support.gpus.known import H200
 from support.helpers import ROOT
 from support.llm_kernels import PROBLEM, failed, kernel, passed
 
@@ -82,7 +83,7 @@ def test_the_contract_of_prompts_is_that_of_the_parser() -> None:
     blocks = [device[0], f"/* outblas-launch {host[1]} */"]
     launches = [FreeKernel.parse(block + ' extern "C"').launch for block in blocks]
     assert [launch.form for launch in launches] == ["device", "host"]
-    assert launches[0].why_not(PROBLEM) is None and len(launches[0].tensor_maps) == 1
+    assert launches[0].why_not(PROBLEM, H200) is None and len(launches[0].tensor_maps) == 1
     keys = [set(json.loads(block[block.index("{") : -2])) for block in blocks]
     assert keys[0] | {"uses"} == set(_Device.model_fields) and keys[1] == set(_Host.model_fields)
     assert set(json.loads(device[0][20:-2])["tensor_maps"][0]) == set(_Map.model_fields)

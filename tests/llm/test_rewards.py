@@ -20,6 +20,7 @@ from outblas.llm.train.rewards import (
     reward_parts,
     speed_reward,
 )
+from support.gpus.known import H200
 
 PROBLEM = Problem(512, 512, 512)
 CONFIG = Sm90WgmmaConfig(64, 64)
@@ -37,41 +38,41 @@ def failed(status: Status) -> Evaluation:
 
 def test_parts_add_up_to_the_total() -> None:
     for answer in (RefusedAnswer("x"), failed(Status.WRONG), passed(1.3)):
-        found = reward_parts(answer, timed=True)
+        found = reward_parts(answer, timed=True, gpu=H200)
         assert found.total == pytest.approx(sum(getattr(found, name) for name in PART_NAMES))
 
 
 def test_the_further_an_answer_came_the_more_it_gets_and_nothing_that_failed_reaches_what_is_proven() -> None:
-    ladder = [reward_parts(RefusedAnswer("no code"), timed=True).total]
-    ladder += [reward_parts(failed(status), timed=True).total for status in FAILURES]
-    ladder.append(reward_parts(failed(Status.LEFT_OUT), timed=True).total)
-    ladder.append(reward_parts(passed(1e-9), timed=True).total)
-    ladder.append(reward_parts(passed(1.0), timed=True).total)
-    ladder.append(reward_parts(passed(2.0), timed=True).total)
+    ladder = [reward_parts(RefusedAnswer("no code"), timed=True, gpu=H200).total]
+    ladder += [reward_parts(failed(status), timed=True, gpu=H200).total for status in FAILURES]
+    ladder.append(reward_parts(failed(Status.LEFT_OUT), timed=True, gpu=H200).total)
+    ladder.append(reward_parts(passed(1e-9), timed=True, gpu=H200).total)
+    ladder.append(reward_parts(passed(1.0), timed=True, gpu=H200).total)
+    ladder.append(reward_parts(passed(2.0), timed=True, gpu=H200).total)
     assert ladder == sorted(ladder) and len(set(ladder)) == len(ladder)
 
 
 def test_no_kernel_that_failed_is_paid_as_much_as_any_that_was_proven() -> None:
     """Over all statuses, with whatever times and speed-ups an evaluation can carry."""
     lows = (None, -1.0, 0.0, 1e-300, 0.9, 1.0, 1e300, math.inf, math.nan)
-    times = (None, 0.0, floor_us(PROBLEM) * 0.94, floor_us(PROBLEM) * 0.96, 5.0, 1e9, math.nan)
+    times = (None, 0.0, floor_us(PROBLEM, H200) * 0.94, floor_us(PROBLEM, H200) * 0.96, 5.0, 1e9, math.nan)
     for timed in (False, True):
-        right, wrong = [], [reward_parts(RefusedAnswer("x"), timed).total]
+        right, wrong = [], [reward_parts(RefusedAnswer("x"), timed, H200).total]
         for status, low, us in itertools.product(Status, lows, times):
             if (us is None) is (status is Status.PASSED) or (us is None and low is not None):
                 continue  # an evaluation of a failure that has figures, or of a proven kernel that has none, is refused
             timing = None if us is None else Timing("offline", (us,), us, 0.0)
             ratio = None if low is None else Speedup("torch", low, low, low)
-            total = reward_parts(Evaluation(PROBLEM, CONFIG, status, timing=timing, speedup=ratio), timed).total
+            total = reward_parts(Evaluation(PROBLEM, CONFIG, status, timing=timing, speedup=ratio), timed, H200).total
             assert math.isfinite(total)
-            plausible = us is None or us >= 0.95 * floor_us(PROBLEM)
+            plausible = us is None or us >= 0.95 * floor_us(PROBLEM, H200)
             (right if status is Status.PASSED and plausible else wrong).append(total)
         assert max(wrong) < min(right)
 
 
 def test_each_missed_step_is_a_part_of_its_own() -> None:
     refused, broken, spilled, wrong = (
-        reward_parts(a, timed=False)
+        reward_parts(a, timed=False, gpu=H200)
         for a in (
             RefusedAnswer("x"),
             failed(Status.COMPILE_ERROR),
@@ -87,13 +88,13 @@ def test_each_missed_step_is_a_part_of_its_own() -> None:
 
 
 def test_compiled_but_not_run_is_never_paid_as_proven() -> None:
-    found = reward_parts(failed(Status.LEFT_OUT), timed=True)
+    found = reward_parts(failed(Status.LEFT_OUT), timed=True, gpu=H200)
     assert found.correct == UNPROVEN_REWARD < 0
-    assert found.total < reward_parts(passed(math.exp(-10)), timed=True).total
+    assert found.total < reward_parts(passed(math.exp(-10)), timed=True, gpu=H200).total
 
 
 def test_without_timing_every_proven_kernel_is_worth_the_same() -> None:
-    assert reward_parts(passed(0.2), timed=False) == reward_parts(passed(3.0), timed=False)
+    assert reward_parts(passed(0.2), timed=False, gpu=H200) == reward_parts(passed(3.0), timed=False, gpu=H200)
 
 
 def test_speed_is_the_smoothed_log_of_the_lower_bound() -> None:
@@ -113,15 +114,15 @@ def test_luck_is_not_paid() -> None:
         timing=Timing("offline", (5.0,), 5.0, 0.0),
         speedup=Speedup("torch", 2.0, 0.9, 4.0),
     )
-    assert reward_parts(lucky, timed=True).total < 0
+    assert reward_parts(lucky, timed=True, gpu=H200).total < 0
 
 
 def test_faster_than_the_floor_is_a_broken_rule_whatever_it_claims() -> None:
-    floor = floor_us(PROBLEM)
+    floor = floor_us(PROBLEM, H200)
     cheat, honest = passed(50.0, floor * 0.9), passed(1.5, floor * 0.975)
-    assert reward_parts(cheat, timed=True) == reward_parts(failed(Status.RULE_BROKEN), timed=True)
-    assert reward_parts(cheat, timed=False).total < -1
-    assert reward_parts(honest, timed=True).total > 0
+    assert reward_parts(cheat, timed=True, gpu=H200) == reward_parts(failed(Status.RULE_BROKEN), timed=True, gpu=H200)
+    assert reward_parts(cheat, timed=False, gpu=H200).total < -1
+    assert reward_parts(honest, timed=True, gpu=H200).total > 0
 
 
 def test_advantages_are_normalised_within_each_group() -> None:

@@ -16,7 +16,6 @@ from outblas.cli.main import app
 from outblas.core.config import config_name
 from outblas.core.errors import UsageError
 from outblas.core.problem import Problem
-from outblas.core.roofline import H200
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.kernels.families.sm90_wgmma_launch import tensor_boxes
@@ -29,6 +28,7 @@ from outblas.publish.export.target import Target, find_target
 from outblas.records.library import Library, LibraryChoice, LibraryRow
 from outblas.runtime.nvrtc import compile_source
 from outblas.runtime.sass import _code_sections
+from support.gpus.known import H200
 
 pytestmark = pytest.mark.long
 PACKAGED = Library.packaged("h200")

@@ -12,7 +12,6 @@ import pytest
 
 from outblas.core.errors import RecordError
 from outblas.core.problem import Problem
-from outblas.core.roofline import H200
 from outblas.publish.html.figures import group_charts
 from outblas.publish.html.heat import heat_level
 from outblas.publish.html.run_data import ReportedRun, load_run
@@ -22,6 +21,7 @@ from outblas.publish.words import regime_words
 from outblas.records.results import Result, read_result, write_result
 from outblas.records.summary import summarise
 from support.bench_fixture import META, make_rows, write_bench
+from support.gpus.known import H200
 
 RESULTS = Path(__file__).parents[2] / "results" / "h200"
 
@@ -302,21 +302,21 @@ def test_provenance_is_in_words_and_says_nothing_twice(tmp_path):
 def test_a_time_of_day_is_readable(tmp_path):
     provenance = {**META["provenance"], "date": "2026-01-02T03:04:05+00:00"}
     write_result(make_rows((64,)), {**META, "provenance": provenance}, tmp_path / "r.parquet")
-    assert "Measured on Synthetic H200 (test fixture), 2 January 2026, 03:04 UTC." in render(
+    assert "Measured on NVIDIA H200 (test fixture), 2 January 2026, 03:04 UTC." in render(
         load_run(tmp_path / "r.parquet")
     )
 
 
 def test_a_live_run_does_not_claim_a_replay(tmp_path, page):
     html = render(load_run(run_directory(tmp_path, {"device": "cuda:0"})))
-    assert "replayed" not in html and "Measured on Synthetic H200" in html
+    assert "replayed" not in html and "Measured on NVIDIA H200" in html
     assert "replayed" not in page and "the search chose" not in page
 
 
 def test_a_replayed_result_file_says_so_without_its_run(tmp_path):
     write_result(make_rows((64,)), {**META, "device": "replay:h200"}, tmp_path / "r.parquet")
     html = render(load_run(tmp_path / "r.parquet"))
-    assert "replayed recorded measurements of Synthetic H200 (test fixture), 2 January 2000" in html
+    assert "replayed recorded measurements of NVIDIA H200 (test fixture), 2 January 2000" in html
 
 
 def test_a_run_that_is_not_finished_or_damaged_is_one_line(tmp_path):

@@ -35,6 +35,7 @@ from outblas.records.recording import Recording
 from outblas.records.recording_files import STATUS_CODES
 from outblas.records.results import PROVENANCE_FIELDS, bench_files, read_result, write_result
 from outblas.search.build_library.build_work import unproved_tables
+from support.gpus.known import H200
 from support.helpers import ROOT
 
 DATA = ROOT / "src" / "outblas" / "data"
@@ -104,7 +105,7 @@ def test_every_cell_passed_or_was_not_tried(recording: Recording) -> None:
 
 def test_the_recordings_verdict_of_legality_is_the_predicates(recording: Recording) -> None:
     for i in range(0, len(recording.problems), 37):
-        illegal = [why_illegal(recording.problems[i], c) is not None for c in recording.catalogue]
+        illegal = [why_illegal(recording.problems[i], c, H200) is not None for c in recording.catalogue]
         assert illegal == (recording.status[i] == STATUS_CODES[Status.ILLEGAL]).tolist(), recording.problems[i].key
 
 
@@ -120,7 +121,7 @@ def test_the_library_decides_grid1000_with_legal_kernels(library: Library) -> No
     packaged = set(catalogue("h200"))
     assert any(config in packaged for _, config in installed(library))
     for problem, config in installed(library):
-        assert why_illegal(problem, config) is None, f"{problem.key}: {config_name(config)}"
+        assert why_illegal(problem, config, H200) is None, f"{problem.key}: {config_name(config)}"
 
 
 def test_the_library_installs_what_is_ahead_or_level_only(library: Library) -> None:

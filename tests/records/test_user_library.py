@@ -16,7 +16,6 @@ from outblas.cli.main import app
 from outblas.cli.tune import parse_budget
 from outblas.core.errors import DeviceError, RecordError, UsageError
 from outblas.core.problem import Problem
-from outblas.core.roofline import H200
 from outblas.dispatch import device_registry, matmul
 from outblas.dispatch.decide import Operand, decide
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
@@ -27,6 +26,7 @@ from outblas.records.equal_kernels import EqualKernels, KernelRelease
 from outblas.records.library import Library, LibraryChoice, LibraryRow
 from outblas.records.user_library import install, load, merge_user_row, stamp_differences, stamp_of, user_library_path
 from outblas.search.time_shares import budgets, predicted_us, time_shares, weighted_speedup
+from support.gpus.known import H200
 
 FIRST, SECOND = Problem(64, 64, 64), Problem(8, 64, 64)
 SLOW, FAST = (LibraryChoice(Sm80MmaConfig(16, n, wm=1, wn=1), 1.2, low, 1.3) for n, low in ((16, 1.1), (32, 1.15)))

@@ -16,7 +16,6 @@ import pytest
 from outblas.core.config import KernelConfig
 from outblas.core.errors import DeviceError
 from outblas.core.problem import Problem
-from outblas.core.roofline import H200
 from outblas.dispatch.device_state import DeviceState
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.kernels.geometry import workspace_bytes
@@ -26,6 +25,7 @@ from outblas.runtime import graph_workspace
 from outblas.runtime.driver import capture_id
 from outblas.runtime.graph_workspace import CapturedWorkspace, CaptureWorkspaces, from_pool
 from outblas.runtime.workspace import StreamWorkspaces
+from support.gpus.known import H200
 
 PROBLEM = Problem(256, 512, 12288)
 SPLIT = Sm90WgmmaConfig(64, 64, 64, 8, split_k=4, store="direct", split_kind="workspace")

@@ -16,13 +16,13 @@ import torch
 from outblas.core.config import KernelConfig
 from outblas.core.errors import DeviceError, TensorError
 from outblas.core.problem import Problem
-from outblas.core.roofline import H200
 from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.geometry import geometry, grid, launch_smem
 from outblas.runtime import launch, tensor_map
 from outblas.runtime.launch import check_operands
 from outblas.runtime.tensor_map import encode_map
+from support.gpus.known import H200
 
 P = Problem(16, 24, 32)
 

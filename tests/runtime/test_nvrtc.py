@@ -133,7 +133,7 @@ def test_ptxas_warnings_are_failures(code: str, monkeypatch: pytest.MonkeyPatch)
     assert caught.value.log == log
 
 
-@pytest.mark.parametrize("arch", ["sm_70", "sm_100a", "90", "", "compute_90"])
+@pytest.mark.parametrize("arch", ["sm_70", "sm_100", "90", "", "compute_90"])
 def test_unknown_architecture_is_refused_before_the_compiler(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
     no_compiler(monkeypatch)
     with pytest.raises(CompileError, match="sm_80 or sm_86 or sm_89 or sm_90 or sm_90a"):

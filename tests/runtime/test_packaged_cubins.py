@@ -15,7 +15,6 @@ from outblas.cli import health
 from outblas.core.config import KernelConfig
 from outblas.core.errors import ToolchainMissing
 from outblas.core.problem import Problem
-from outblas.core.roofline import H200
 from outblas.dispatch.device_state import ARCHITECTURE, DeviceState, load_kernel
 from outblas.kernels.kernel_hash import kernels_sha
 from outblas.kernels.source import Source, make_source
@@ -25,6 +24,7 @@ from outblas.runtime import nvrtc as compiling
 from outblas.runtime.cubin import Cubin
 from outblas.runtime.cubin_pack import pack_bytes
 from outblas.runtime.packaged_cubins import PackagedCubins
+from support.gpus.known import H200
 from support.packed_fixture import ABOUT, OTHER, PACKED, PROBLEM, cubin, path_fixture  # noqa: F401
 
 

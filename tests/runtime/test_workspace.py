@@ -24,6 +24,7 @@ from outblas.kernels.legality import why_illegal
 from outblas.kernels.source import make_source
 from outblas.runtime.launch import LoadedKernel
 from outblas.runtime.workspace import StreamWorkspaces, run_on_own_thread
+from support.gpus.known import H200
 
 pytestmark = pytest.mark.long
 PAIRS = Sm90WgmmaConfig(64, 64, 64, 8, cluster_m=2, split_k=5, store="direct", split_kind="workspace")
@@ -56,7 +57,7 @@ def ctas(problem: Problem, c: Sm90WgmmaConfig) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize(("problem", "config"), CASES)
 def test_every_part_of_every_tile_has_a_slot_of_its_own(problem: Problem, config: Sm90WgmmaConfig) -> None:
-    assert why_illegal(problem, config) is None
+    assert why_illegal(problem, config, H200) is None
     found = ctas(problem, config)
     slots = sorted(tile * config.split_k + part for tile, part in found)
     part_bytes = config.bm * config.bn * 4
@@ -122,10 +123,10 @@ def test_a_workspace_is_needed_by_its_kind_alone() -> None:
 def test_few_tiles_with_a_long_k_are_offered_workspaces(mnk: tuple[int, int, int], wanted: bool) -> None:
     """Beside the catalogue, which has some of its own."""
     problem = Problem(*mnk)
-    offered, beside = candidates(problem), special_candidates(problem)
+    offered, beside = candidates(problem, H200), special_candidates(problem, H200)
     assert len(offered) == len(set(offered))
     assert any(getattr(c, "split_kind", "") == "workspace" for c in beside) == wanted
-    assert {c for c in beside if why_illegal(problem, c) is None} <= set(offered)
+    assert {c for c in beside if why_illegal(problem, c, H200) is None} <= set(offered)
 
 
 # --- machine code ------------------------------------------------------------------------------------

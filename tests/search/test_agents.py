@@ -19,7 +19,6 @@ from outblas.core.config import KernelConfig
 from outblas.core.errors import UsageError
 from outblas.core.evaluation import FAILURES, Evaluation, Status
 from outblas.core.problem import Problem
-from outblas.core.roofline import H200
 from outblas.kernels.families.family import TileChoice as Choice
 from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
 from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
@@ -37,6 +36,7 @@ from outblas.search.agents.agent_registry import AGENTS, make_agent
 from outblas.search.agents.evolution import knob_distance
 from outblas.search.agents.transfer import Transfer, sister_problems, translate
 from outblas.search.tune import tune
+from support.gpus.known import H200
 from support.helpers import (
     failed_evaluation,
     passed_evaluation,
@@ -117,7 +117,7 @@ def answer(config: KernelConfig) -> Evaluation:
 
 
 def search(name: str, seed: int, budget: int, n: int = 4) -> list[Evaluation]:
-    agent, history = make_agent(name, seed), list[Evaluation]()
+    agent, history = make_agent(name, seed, H200), list[Evaluation]()
     while len(history) < budget:
         proposed = agent.propose(PROBLEM, CANDIDATES, tuple(history), min(n, budget - len(history)))
         if not proposed:
@@ -145,7 +145,7 @@ def test_is_deterministic_for_a_seed(name: str) -> None:
 @every_agent
 def test_asking_twice_gives_the_same_answer(name: str) -> None:
     """Resuming asks again, so no agent may keep a generator between calls."""
-    agent, history = make_agent(name, 5), search(name, 5, 8)
+    agent, history = make_agent(name, 5, H200), search(name, 5, 8)
     first = agent.propose(PROBLEM, CANDIDATES, history, 4)
     agent.propose(synthetic_problems()[1], CANDIDATES, (), 4)
     assert agent.propose(PROBLEM, CANDIDATES, history, 4) == first
@@ -159,7 +159,7 @@ def test_solves_the_trivial_environment(name: str) -> None:
 
 @every_agent
 def test_handles_one_candidate_and_none(name: str) -> None:
-    agent = make_agent(name, 0)
+    agent = make_agent(name, 0, H200)
     assert agent.propose(PROBLEM, CANDIDATES[:1], (), 4) == [CANDIDATES[0]]
     assert agent.propose(PROBLEM, CANDIDATES[:1], [answer(CANDIDATES[0])], 4) == []
     assert agent.propose(PROBLEM, (), (), 4) == []
@@ -168,14 +168,14 @@ def test_handles_one_candidate_and_none(name: str) -> None:
 @every_agent
 def test_goes_on_when_everything_fails(name: str) -> None:
     history = [failed_evaluation(PROBLEM, c, Status.HANG) for c in CANDIDATES[:20]]
-    assert len(make_agent(name, 0).propose(PROBLEM, CANDIDATES, history, 4)) == 4
+    assert len(make_agent(name, 0, H200).propose(PROBLEM, CANDIDATES, history, 4)) == 4
 
 
 @every_agent
 def test_respects_budget_and_mask_under_tune(name: str, tmp_path: Path) -> None:
     replay = ReplayEvaluator(synthetic_recording())
     with Store(tmp_path / "s.sqlite") as store:
-        tune(replay.recording.problems, make_agent(name, 4), 5, replay, store, "r")
+        tune(replay.recording.problems, make_agent(name, 4, H200), 5, replay, store, "r")
         for problem in replay.recording.problems:
             tried = store.recorded("r", problem)
             assert len(tried) == 5 and set(tried) <= set(replay.candidates(problem))
@@ -186,13 +186,13 @@ def test_respects_budget_and_mask_under_tune(name: str, tmp_path: Path) -> None:
 def test_says_whether_the_seed_matters(name: str) -> None:
     """A single run of an agent that does not draw shows all."""
     tried = [[e.config for e in search(name, seed, 24)] for seed in range(6)]
-    assert any(other != tried[0] for other in tried) == make_agent(name).draws
+    assert any(other != tried[0] for other in tried) == make_agent(name, 0, H200).draws
 
 
 def test_seeds_and_problems_differ_for_random() -> None:
     first = [e.config for e in search("random", 0, 8)]
     assert first != [e.config for e in search("random", 1, 8)]
-    agent = make_agent("random", 0)
+    agent = make_agent("random", 0, H200)
     asked = [agent.propose(p, CANDIDATES, (), 8) for p in synthetic_problems(3)]
     assert asked[0] != asked[1] != asked[2]
 
@@ -226,7 +226,7 @@ def test_recorded_leaves_unmeasured_and_failed_candidates_to_the_end(recording: 
     row = recording.row(PROBLEM)
     passed = {c for c, code in zip(CANDIDATES, recording.status[row], strict=True) if STATUSES[code] is Status.PASSED}
     stranger = Sm90WgmmaConfig(256, 8, stages=2)
-    proposed = make_agent("recorded").propose(PROBLEM, (stranger, *CANDIDATES), (), 99)
+    proposed = make_agent("recorded", 0, H200).propose(PROBLEM, (stranger, *CANDIDATES), (), 99)
     assert set(proposed[: len(passed)]) == passed and len(passed) < len(CANDIDATES)
     assert stranger in proposed[len(passed) :]
     wrong = [c for c, code in zip(CANDIDATES, recording.status[row], strict=True) if STATUSES[code] in FAILURES]
@@ -235,16 +235,16 @@ def test_recorded_leaves_unmeasured_and_failed_candidates_to_the_end(recording: 
 
 def test_recorded_goes_by_the_model_where_nothing_was_recorded() -> None:
     elsewhere = Problem(8, 8, 8)
-    proposed = make_agent("recorded").propose(elsewhere, CANDIDATES, (), 12)
-    assert proposed == make_agent("heuristic").propose(elsewhere, CANDIDATES, (), 12)
+    proposed = make_agent("recorded", 0, H200).propose(elsewhere, CANDIDATES, (), 12)
+    assert proposed == make_agent("heuristic", 0, H200).propose(elsewhere, CANDIDATES, (), 12)
 
 
 def test_recorded_follows_the_recording_that_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     monkeypatch.setattr(Recording, "load", classmethod(lambda cls, name: asked.append(name) or synthetic_recording()))
-    make_agent("recorded").propose(PROBLEM, CANDIDATES, (), 1)
+    make_agent("recorded", 0, H200).propose(PROBLEM, CANDIDATES, (), 1)
     monkeypatch.setenv("OUTBLAS_RECORDING", "runs/mine")
-    agent = make_agent("recorded")
+    agent = make_agent("recorded", 0, H200)
     assert asked == ["h200"]  # nothing is read before it is needed
     agent.propose(PROBLEM, CANDIDATES, (), 1)
     agent.propose(PROBLEM, CANDIDATES, (), 1)
@@ -256,7 +256,7 @@ def test_evolution_stays_near_its_best() -> None:
     good, bad = Sm90WgmmaConfig(128, 40), Sm80MmaConfig(16, 64)
     history = [passed_evaluation(PROBLEM, good, 1.4), failed_evaluation(PROBLEM, bad)]
     problems = [Problem(m, 64, 64) for m in range(1, 41)]
-    agent = make_agent("evolution", 0)
+    agent = make_agent("evolution", 0, H200)
     children = [agent.propose(p, CANDIDATES, history, 1)[0] for p in problems]
     nearest = min(knob_distance(good, c) for c in CANDIDATES if c != good)
     assert sum(knob_distance(good, c) == nearest for c in children) >= 30
@@ -272,7 +272,7 @@ def test_evolution_beats_random_where_knobs_matter_one_by_one() -> None:
         return (1 + c.bm / 128) * (1 - abs(c.bn - 64) / 512) * (1 + c.stages / 10) / c.split_k * (1 + c.pdl / 10)
 
     def best_of(name: str, seed: int) -> float:
-        agent, history = make_agent(name, seed), list[Evaluation]()
+        agent, history = make_agent(name, seed, H200), list[Evaluation]()
         while len(history) < 24:
             proposed = agent.propose(PROBLEM, space, history, 4)
             history += [passed_evaluation(PROBLEM, c, speed(c), speed(c)) for c in proposed]  # type: ignore[arg-type]
@@ -292,7 +292,7 @@ def test_knob_distance_counts_knobs() -> None:
 
 def test_unknown_agent() -> None:
     with pytest.raises(UsageError, match="unknown agent 'oracle'.*random"):
-        make_agent("oracle")
+        make_agent("oracle", 0, H200)
 
 
 # What a sister knows
@@ -341,7 +341,7 @@ def test_transfer_goes_by_the_model_where_there_is_no_sister(recording: Recordin
     elsewhere = Problem(8, 8, 8)
     for pdl, order in order_of(Transfer(0, H200, []), elsewhere, CANDIDATES).items():
         alike = [c for c in CANDIDATES if c.pdl is pdl]
-        assert order == make_agent("heuristic").propose(elsewhere, alike, (), 99)
+        assert order == make_agent("heuristic", 0, H200).propose(elsewhere, alike, (), 99)
 
 
 def test_a_config_that_is_not_offered_becomes_the_nearest_that_is() -> None:
@@ -359,7 +359,9 @@ def test_transfer_translates_what_nn_cannot_have() -> None:
     """bn = 8 is legal in TN only: of the same kernel NN is offered bn = 16."""
     tn, nn = Problem(64, 128, 512), Problem(64, 128, 512, "NN")
     narrow, wide, far = (Sm90WgmmaConfig(64, bn, stages=4) for bn in (8, 16, 128))
-    assert why_illegal(tn, narrow) is None and why_illegal(nn, narrow) and why_illegal(nn, wide) is None
+    assert (
+        why_illegal(tn, narrow, H200) is None and why_illegal(nn, narrow, H200) and why_illegal(nn, wide, H200) is None
+    )
     agent = Transfer(0, H200, [], {tn: [narrow]})
     assert agent.propose(nn, [far, wide], (), 1) == [wide]
 

@@ -14,7 +14,6 @@ from typer.testing import CliRunner
 from outblas.cli.main import app
 from outblas.core.errors import RecordError, UsageError
 from outblas.core.problem import Problem
-from outblas.core.roofline import H200
 from outblas.core.suites import Table
 from outblas.kernels.kernel_hash import kernels_sha
 from outblas.publish.tables.notes import notes_of_retune
@@ -34,6 +33,7 @@ from support.build_library_fixture import (  # noqa: F401
     script_fixture,
     work_fixture,
 )
+from support.gpus.known import H200
 
 
 def command(*arguments: str) -> Any:

@@ -33,6 +33,7 @@ from support.build_library_fixture import (  # noqa: F401
     work_fixture,
 )
 from support.fake_gpu import FakeGpu
+from support.gpus.known import H200
 from support.helpers import without_kernels
 
 
@@ -221,7 +222,7 @@ def test_a_library_that_a_work_begins_with_counts_as_what_won(
 
 def test_a_family_that_fails_is_told(script: Any, work: Any, capsys: pytest.CaptureFixture[str]) -> None:
     problem = script.TABLES[0].problems()[0]
-    for config in candidates(problem, early=True, even=True):
+    for config in candidates(problem, H200, early=True, even=True):
         script.fake.statuses[problem, config] = Status.WRONG
     run(script, work, "tune")
     assert f"{script.search.UNRECORDED_BUDGET} wrong" in capsys.readouterr().out

@@ -11,7 +11,6 @@ from outblas.core.config import config_name, launch_of
 from outblas.core.errors import UsageError
 from outblas.core.problem import Problem
 from outblas.core.rivals import RIVALS
-from outblas.core.roofline import H200
 from outblas.kernels.catalogue import launch_options
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.records.library import LibraryChoice, LibraryRow
@@ -19,6 +18,7 @@ from outblas.search.build_library import finalist_trials as trials
 from outblas.search.build_library.finalists import PER_LAUNCH, finalists
 from outblas.search.build_library.finalists import _of_row as of_row
 from support.build_library_fixture import run, script_fixture, work_fixture  # noqa: F401
+from support.gpus.known import H200
 from support.helpers import passed_evaluation
 
 

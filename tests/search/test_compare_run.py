@@ -28,6 +28,7 @@ from outblas.search.compare.compare_run import CompareRequest, run_compare
 from outblas.search.compare.held_out import CompareUnit, Plan, held_out_tasks, run_unit, search_task
 from outblas.search.compare.noise_floor import noise_floor
 from outblas.search.tune import Interrupted
+from support.gpus.known import H200
 from support.helpers import synthetic_recording
 
 BUDGETS = (0, 1, 2, 4, 32)
@@ -64,7 +65,7 @@ def test_a_run_writes_what_a_search_finds_whatever_the_jobs(folder: str, tmp_pat
     replay = ReplayEvaluator(recording)
     for seed in (0, 1):
         mine = [r for r in rows if r["agent"] == "random" and r["seed"] == seed]
-        want = [q for task in tasks for q in search_task(make_agent("random", seed), task, replay, BUDGETS)[0]]
+        want = [q for task in tasks for q in search_task(make_agent("random", seed, H200), task, replay, BUDGETS)[0]]
         assert [r["quality"] for r in mine] == want
     comparison = read_comparison(tmp_path / "one.parquet")
     size = {"training": len(split.training), "held_out": len(split.held_out), "searched": len(split.held_out)}

@@ -27,6 +27,7 @@ from outblas.search.compare.compare_stats import (
 from outblas.search.compare.held_out import tasks_of
 from outblas.search.compare.noise_floor import noise_floor
 from support.bench_fixture import PROBLEMS, made_meta, made_rows, write_bench, write_made
+from support.gpus.known import H200
 from support.helpers import synthetic_recording
 
 LEVEL = {"good": 0.1, "level": 0.102, "bad": 1.0}
@@ -162,10 +163,10 @@ def test_without_a_budget_of_1_to_16_all_count(tmp_path: Path) -> None:
 
 def test_regimes_are_those_of_the_problems(tmp_path: Path) -> None:
     c = write_made(tmp_path / "c.parquet", LEVEL)
-    rows = regime_qualities(c, "shapes")
-    names = [regime(p) for p in PROBLEMS]
+    rows = regime_qualities(c, "shapes", H200)
+    names = [regime(p, H200) for p in PROBLEMS]
     assert {(name, n) for name, n, _, _ in rows} == {(name, names.count(name)) for name in names}
-    keys = {p.key for p in PROBLEMS if regime(p) == "launch"}
+    keys = {p.key for p in PROBLEMS if regime(p, H200) == "launch"}
     (launch,) = [q for name, _, agent, q in rows if (name, agent) == ("launch", "good")]
     for place, budget in enumerate(c.budgets):
         want = geomean(

@@ -29,6 +29,7 @@ from outblas.search.compare.held_out import (
     search_task,
     tasks_of,
 )
+from support.gpus.known import H200
 from support.helpers import synthetic_recording
 
 BUDGETS = (0, 1, 2, 4, 32)
@@ -131,7 +132,7 @@ def test_an_agent_of_every_legal_candidate_is_offered_what_the_recording_left_ou
     assert asked[0] == {*task.candidates, *task.left_out}
     assert qualities == [task.best_us / task.left_out_us, task.best_us / task.left_out_us, 1.0] and all(found)
     search_task(agent_of(Backwards), task, ReplayEvaluator(recording), (5,))
-    assert make_agent("random-legal").every_legal and not make_agent("random").every_legal
+    assert make_agent("random-legal", 0, H200).every_legal and not make_agent("random", 0, H200).every_legal
 
 
 def test_an_agent_that_stops_keeps_what_it_has() -> None:

@@ -27,6 +27,7 @@ from outblas.search.agents import kernel_tuner as kernel_tuner_strategy
 from outblas.search.agents.agent_registry import make_agent
 from outblas.search.kernel_tuner.knob_space import ABSENT, PARAMETERS, config_at, point, restriction, tunable, varying
 from outblas.search.kernel_tuner.t4_files import T4Task, read_task, task_of, to_cache, to_t4
+from support.gpus.known import H200
 from support.helpers import (
     failed_evaluation,
     passed_evaluation,
@@ -295,7 +296,7 @@ def smooth(config: KernelConfig) -> Evaluation:
 
 
 def searched(name: str, candidates: list[KernelConfig], budget: int, seed: int = 0, n: int = 1) -> list[Evaluation]:
-    agent, history = make_agent(name, seed), list[Evaluation]()
+    agent, history = make_agent(name, seed, H200), list[Evaluation]()
     while len(history) < budget:
         history += [smooth(c) for c in agent.propose(synthetic_problems()[0], candidates, history, n)]
     return history
@@ -329,7 +330,7 @@ def test_one_at_a_time_a_strategy_measures_what_kernel_tuner_would(name: str, mo
 
     proposed = [e.config for e in searched(name, GRID, 24)]
     monkeypatch.setattr(kernel_tuner_strategy, "_Runner", Watched)
-    agent: Any = make_agent(name)
+    agent: Any = make_agent(name, 0, H200)
     seed = agent.rng(synthetic_problems()[0], ()).getrandbits(32)
     assert agent._asked(GRID, [smooth(c) for c in GRID], 1, seed) == []
     assert len(order) >= 16
@@ -352,7 +353,7 @@ def test_strategies_learn(name: str) -> None:
 def test_strategies_choose_by_what_was_measured(name: str) -> None:
     """Histories of the same configs with other outcomes lead elsewhere: it is not a fixed order."""
     pytest.importorskip("kernel_tuner")
-    agent, problem = make_agent(name, 3), synthetic_problems()[0]
+    agent, problem = make_agent(name, 3, H200), synthetic_problems()[0]
     tried = [e.config for e in searched(name, GRID, 20, 3)]
     asked = set()
     for shift in range(5):
@@ -368,13 +369,13 @@ def test_a_strategy_that_asks_for_nothing_new_is_ended() -> None:
     left = set(GRID[::64])
     history = [smooth(c) for c in GRID if c not in left]
     for name in STRATEGIES:
-        proposed = make_agent(name).propose(synthetic_problems()[0], GRID, history, 5)
+        proposed = make_agent(name, 0, H200).propose(synthetic_problems()[0], GRID, history, 5)
         assert len(set(proposed)) == 5 and set(proposed) <= left
 
 
 def test_without_kernel_tuner_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "kernel_tuner", None)
     with pytest.raises(ToolchainMissing, match=r"'\.\[kernel-tuner\]'"):
-        make_agent("kt-local")
+        make_agent("kt-local", 0, H200)
     with pytest.raises(ToolchainMissing, match=r"'\.\[kernel-tuner\]'"):
         restriction([Sm80DirectConfig(16, 8)])

@@ -17,7 +17,6 @@ from outblas.core.config import KernelConfig, config_name, config_to_json, knob_
 from outblas.core.errors import UsageError
 from outblas.core.evaluation import Status
 from outblas.core.problem import Problem
-from outblas.core.roofline import H200
 from outblas.kernels.config_text import config_from_json, config_from_name
 from outblas.kernels.families.learned_families import LEARNED_FAMILIES
 from outblas.kernels.families.registry import FAMILIES, knobs_by_name
@@ -30,6 +29,7 @@ from outblas.llm.train.knob_words import KnobWords
 from outblas.publish.tables.counter_table import short_config
 from outblas.search.agents import evolution, tpe, transfer
 from outblas.search.kernel_tuner import knob_space, t4_files
+from support.gpus.known import H200
 
 PROBLEM = Problem(512, 512, 512)
 

@@ -21,6 +21,7 @@ from outblas.records.store import Store
 from outblas.search.agents.agent_registry import make_agent
 from outblas.search.agents.llm import read_choices
 from outblas.search.tune import SearchOptions, tune
+from support.gpus.known import H200
 from support.helpers import (
     failed_evaluation,
     passed_evaluation,
@@ -50,12 +51,12 @@ def listed(*configs: Any) -> str:
 def test_without_a_server_it_says_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OUTBLAS_LLM_MODEL", raising=False)
     with pytest.raises(UsageError, match="OUTBLAS_LLM_MODEL"):
-        make_agent("llm")
+        make_agent("llm", 0, H200)
     monkeypatch.setenv("OUTBLAS_LLM_MODEL", "m")
     monkeypatch.delenv("OPENAI_API_KEY")
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
     with pytest.raises(UsageError, match="OPENAI_BASE_URL"):
-        make_agent("llm")
+        make_agent("llm", 0, H200)
 
 
 def test_it_follows_the_answer_and_bends_it_to_what_is_offered(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,7 +65,7 @@ def test_it_follows_the_answer_and_bends_it_to_what_is_offered(monkeypatch: pyte
     monkeypatch.setenv("OUTBLAS_LLM_MODEL", "m")
     with serving(lambda request, number: Say(listed(offered[2], stranger))) as server:
         monkeypatch.setenv("OPENAI_BASE_URL", server.url)
-        proposed = make_agent("llm", 7).propose(PROBLEM, offered, (), 4)
+        proposed = make_agent("llm", 7, H200).propose(PROBLEM, offered, (), 4)
         (request,) = server.requests
     assert proposed[0] == offered[2] and isinstance(proposed[1], Sm80MmaConfig) and proposed[1].bm == 64
     assert len(set(proposed)) == 4 and set(proposed) <= set(offered)
@@ -77,7 +78,7 @@ def test_it_is_told_what_was_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     history = [passed_evaluation(PROBLEM, CANDIDATES[0]), failed_evaluation(PROBLEM, CANDIDATES[2]), alone]
     with serving(lambda request, number: Say("no idea")) as server:
         monkeypatch.setenv("OPENAI_BASE_URL", server.url)
-        proposed = make_agent("llm").propose(PROBLEM, CANDIDATES, history, 3)
+        proposed = make_agent("llm", 0, H200).propose(PROBLEM, CANDIDATES, history, 3)
         prompt = server.requests[0]["messages"][-1]["content"]
     assert "1.200x of the fastest baseline" in prompt and "wrong gate 3" in prompt
     assert f"{config_name(CANDIDATES[3])}: passed, {alone.timing.median_us:.2f} us" in prompt
@@ -99,7 +100,7 @@ def test_a_killed_tuning_is_resumed_without_asking_again(monkeypatch: pytest.Mon
             with Store(tmp_path / f"{len(names)}.sqlite") as store:
                 tune(
                     replay.recording.problems,
-                    make_agent("llm"),
+                    make_agent("llm", 0, H200),
                     5,
                     replay,
                     store,
@@ -116,10 +117,10 @@ def test_a_damaged_cache_is_asked_again(monkeypatch: pytest.MonkeyPatch, tmp_pat
     monkeypatch.setenv("OUTBLAS_LLM_MODEL", "m")
     with serving(lambda request, number: Say(listed(CANDIDATES[5]))) as server:
         monkeypatch.setenv("OPENAI_BASE_URL", server.url)
-        first = make_agent("llm").propose(PROBLEM, CANDIDATES, (), 2)
+        first = make_agent("llm", 0, H200).propose(PROBLEM, CANDIDATES, (), 2)
         (kept,) = (tmp_path / "cache" / "llm").iterdir()
         kept.write_text("{")
-        assert make_agent("llm").propose(PROBLEM, CANDIDATES, (), 2) == first
+        assert make_agent("llm", 0, H200).propose(PROBLEM, CANDIDATES, (), 2) == first
         assert len(server.requests) == 2
 
 
@@ -128,13 +129,13 @@ def test_a_budget_and_a_server_that_refuses_are_errors(monkeypatch: pytest.Monke
     monkeypatch.setenv("OUTBLAS_LLM_BUDGET", "1 request")
     with serving(lambda request, number: Say("", status=401 if number else 200)) as server:
         monkeypatch.setenv("OPENAI_BASE_URL", server.url)
-        agent = make_agent("llm")
+        agent = make_agent("llm", 0, H200)
         agent.propose(PROBLEM, CANDIDATES, (), 2)
         with pytest.raises(BudgetSpent):
             agent.propose(PROBLEM, CANDIDATES, (), 3)
         monkeypatch.delenv("OUTBLAS_LLM_BUDGET")
         with pytest.raises(ServerError):
-            make_agent("llm").propose(PROBLEM, CANDIDATES, (), 3)
+            make_agent("llm", 0, H200).propose(PROBLEM, CANDIDATES, (), 3)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ from dataclasses import replace
 from outblas.core.config import Launch
 from outblas.core.evaluation import Evaluation, Speedup, Status, Timing
 from outblas.core.problem import Problem
-from outblas.core.roofline import H200
 from outblas.kernels.families.registry import FAMILIES
 from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
@@ -15,6 +14,7 @@ from outblas.records.library import Library, LibraryChoice
 from outblas.records.library import LibraryRow as LibraryRow
 from outblas.search.neighbour_winners import neighbour_winners
 from outblas.search.refine import winners
+from support.gpus.known import H200
 
 HERE = Problem(1024, 1024, 1024)
 WIDE, NARROW, TALL = (Sm90WgmmaConfig(128, n, 64, 4, 2) for n in (128, 64, 192))

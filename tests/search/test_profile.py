@@ -20,7 +20,6 @@ from outblas.core.errors import DeviceError, RecordError, ToolchainMissing, Usag
 from outblas.core.evaluation import Evaluation, Status
 from outblas.core.files import lock_folder
 from outblas.core.problem import Problem
-from outblas.core.roofline import H200
 from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
 from outblas.learn.reward import reward
 from outblas.publish.html.tune_page import write_report
@@ -36,6 +35,7 @@ from outblas.search.profile import ProfileRequest, ProfileResult, Progress, run_
 from outblas.search.tune import SearchOptions, tune
 from outblas.search.tune_run import TuneRequest, provenance_of, run_tune
 from support.fake_gpu import PROVENANCE
+from support.gpus.known import H200
 from support.helpers import ROOT, failed_evaluation, passed_evaluation, synthetic_recording
 
 #: A fake ncu. It writes its launches to $OUTBLAS_ASKED, and a table with a mark and a kernel for each entry. The L2 hit

@@ -10,7 +10,6 @@ import pytest
 from outblas.core.config import config_name, launch_of
 from outblas.core.errors import UsageError
 from outblas.core.problem import Problem
-from outblas.core.roofline import H200
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.kernels.legality import why_illegal
 from outblas.records.library import Library, LibraryChoice, LibraryRow
@@ -27,6 +26,7 @@ from outblas.search.build_library.open_rows import (
 )
 from outblas.search.build_library.second_finalists import finalists_of_search, second_finalists
 from support.build_library_fixture import run, script_fixture, work_fixture  # noqa: F401
+from support.gpus.known import H200
 from support.helpers import passed_evaluation
 
 LARGE, SMALL = Problem(2048, 2048, 2048), Problem(64, 64, 64)

@@ -20,6 +20,7 @@ from outblas.search.agents import greedy
 from outblas.search.agents import nvmmh as agents_nvmmh
 from outblas.search.agents.agent_registry import make_agent
 from outblas.search.agents.evolution import knob_distance
+from support.gpus.known import H200
 from support.helpers import failed_evaluation, passed_evaluation, synthetic_catalogue
 
 PROBLEM = Problem(256, 256, 256)
@@ -37,7 +38,7 @@ def speed(c: KernelConfig) -> float:
 
 
 def search(name: str, seed: int, budget: int, n: int, space: Sequence[KernelConfig] = SPACE) -> list[Evaluation]:
-    agent, history = make_agent(name, seed), list[Evaluation]()
+    agent, history = make_agent(name, seed, H200), list[Evaluation]()
     while len(history) < budget:
         proposed = agent.propose(PROBLEM, space, history, n)
         history += [passed_evaluation(PROBLEM, c, speed(c), speed(c)) for c in proposed]
@@ -72,14 +73,14 @@ def test_greedy_goes_from_the_best_by_one_knob() -> None:
 def test_greedy_begins_with_the_commonest_knobs() -> None:
     odd = [Sm80MmaConfig(16, 64), Sm90WgmmaConfig(64, 8, stages=9)]
     for seed in range(4):
-        assert make_agent("greedy", seed).propose(PROBLEM, [*odd, *SPACE], (), 1)[0] in SPACE
+        assert make_agent("greedy", seed, H200).propose(PROBLEM, [*odd, *SPACE], (), 1)[0] in SPACE
 
 
 def test_greedy_starts_anew_where_all_neighbours_were_tried() -> None:
     """Two clusters of kernels far apart: when the first is used up, the other is found, and its best followed."""
     here = [Sm90WgmmaConfig(64, 64, stages=s) for s in (2, 3, 4)]
     there = [Sm80MmaConfig(16, 64, stages=s, wm=wm) for s in (2, 3, 4) for wm in (1, 2)]
-    agent = make_agent("greedy", 0)
+    agent = make_agent("greedy", 0, H200)
     history = [passed_evaluation(PROBLEM, c, 1.5) for c in here]
     start = agent.propose(PROBLEM, [*here, *there], history, 1)[0]
     assert start in there
@@ -98,7 +99,7 @@ def test_a_batch_of_neighbours_is_one_descent() -> None:
     assert knob_distance(*around) > greedy.MAX_KNOBS_APART
     history = [passed_evaluation(PROBLEM, c, low) for c, low in ((start, 1.0), (around[0], 1.5), (around[1], 0.8))]
     far, near = Sm90WgmmaConfig(64, 64, split_k=2, persistent=True, stages=6), Sm90WgmmaConfig(64, 128, stages=6)
-    assert make_agent("greedy").propose(PROBLEM, [start, *around, far, near], history, 1) == [near]
+    assert make_agent("greedy", 0, H200).propose(PROBLEM, [start, *around, far, near], history, 1) == [near]
 
 
 # TPE
@@ -107,7 +108,7 @@ def test_a_batch_of_neighbours_is_one_descent() -> None:
 def test_tpe_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(ToolchainMissing, match=r"Optuna.*pip install '\.\[rl\]'"):
-        make_agent("tpe").propose(PROBLEM, SPACE, (), 1)
+        make_agent("tpe", 0, H200).propose(PROBLEM, SPACE, (), 1)
 
 
 def test_tpe_is_silent(capfd: pytest.CaptureFixture[str], recwarn: pytest.WarningsRecorder) -> None:
@@ -120,7 +121,7 @@ def test_tpe_turns_to_what_was_good() -> None:
     """All that was fast has bm = 128 and no split: most proposals have, too."""
     pytest.importorskip("optuna")
     history = [passed_evaluation(PROBLEM, c, speed(c), speed(c)) for c in SPACE[::5]]
-    proposed = [make_agent("tpe", seed).propose(PROBLEM, SPACE, history, 1)[0] for seed in range(20)]
+    proposed = [make_agent("tpe", seed, H200).propose(PROBLEM, SPACE, history, 1)[0] for seed in range(20)]
     assert sum(c.bm == 128 and c.split_k == 1 for c in proposed) >= 12  # of all candidates, one in six
 
 
@@ -137,14 +138,14 @@ for m, *_ in problems:
 
 def test_choices_come_ranked_and_each_once() -> None:
     one, other = Problem(1, 64, 64), Problem(64, 64, 64)
-    found = matmul_heuristics.ranked_choices([one, other], count=64, script=RANKED)
+    found = matmul_heuristics.ranked_choices([one, other], H200, count=64, script=RANKED)
     assert found[one] == [] and [c.bn for c in found[other]] == [32, 16, 8]
-    assert [c.bn for c in matmul_heuristics.ranked_choices([other], count=1, script=RANKED)[other]] == [32]
+    assert [c.bn for c in matmul_heuristics.ranked_choices([other], H200, count=1, script=RANKED)[other]] == [32]
 
 
 def proposals(monkeypatch: pytest.MonkeyPatch, choices: list[Choice], offered: Sequence[KernelConfig]) -> list:
     monkeypatch.setattr(agents_nvmmh, "ranked_choices", lambda problems, gpu, count: dict.fromkeys(problems, choices))
-    return make_agent("nvmmh").propose(PROBLEM, offered, (), len(offered))
+    return make_agent("nvmmh", 0, H200).propose(PROBLEM, offered, (), len(offered))
 
 
 def test_nvmmh_follows_the_choices_then_the_first_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,4 +171,4 @@ def test_nvmmh_takes_launch_options_in_turns_and_does_without_choices(monkeypatc
 def test_nvmmh_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(matmul_heuristics.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ToolchainMissing, match="nvMatmulHeuristics"):
-        make_agent("nvmmh").propose(PROBLEM, SPACE, (), 1)
+        make_agent("nvmmh", 0, H200).propose(PROBLEM, SPACE, (), 1)

@@ -21,6 +21,7 @@ from outblas.records.recording import Recording
 from outblas.records.recording_files import STATUS_CODES
 from outblas.search.agents.agent_registry import make_agent
 from outblas.search.agents.base import Agent
+from support.gpus.known import H200
 from support.helpers import (
     failed_evaluation,
     passed_evaluation,
@@ -55,13 +56,13 @@ def first(problem: Problem, candidates: Sequence[KernelConfig], agent: Agent) ->
 
 
 def test_without_prepare_it_begins_with_what_the_ranking_model_says() -> None:
-    agent = make_agent("surrogate")
+    agent = make_agent("surrogate", 0, H200)
     for problem in (Problem(64, 4096, 4096), Problem(4096, 4096, 4096)):
         assert first(problem, PLAIN, agent) == PLAIN[cost_model.rank(problem, PLAIN, agent.gpu)[0]]
 
 
 def test_the_launch_options_take_turns_whatever_the_batch() -> None:
-    agent = make_agent("surrogate")
+    agent = make_agent("surrogate", 0, H200)
     for n in (1, 3, 8):
         history: list[Evaluation] = []
         while len(history) < 8:
@@ -72,7 +73,7 @@ def test_the_launch_options_take_turns_whatever_the_batch() -> None:
 
 def test_measurements_spread_to_similar_candidates() -> None:
     """Far apart kernels, each with a twin: the twin of the one that was faster is next, whatever was expected."""
-    problem, agent = Problem(1024, 1024, 1024), make_agent("surrogate")
+    problem, agent = Problem(1024, 1024, 1024), make_agent("surrogate", 0, H200)
     pairs = [[Sm90WgmmaConfig(64, 64, stages=s) for s in (4, 5)], [Sm90WgmmaConfig(128, 192, stages=s) for s in (4, 5)]]
     offered = [config for pair in pairs for config in pair]
     for good in (0, 1):
@@ -82,7 +83,7 @@ def test_measurements_spread_to_similar_candidates() -> None:
 
 def test_the_scale_of_times_is_all_one() -> None:
     """Whatever the size of all times: the guess is up to a constant."""
-    agent = make_agent("surrogate")
+    agent = make_agent("surrogate", 0, H200)
     rng = np.random.default_rng(2)
     ratios = np.exp(rng.normal(0, 0.1, 4))
     orders = []
@@ -93,7 +94,7 @@ def test_the_scale_of_times_is_all_one() -> None:
 
 
 def test_what_failed_speaks_against_its_like() -> None:
-    problem, agent = Problem(1024, 1024, 1024), make_agent("surrogate")
+    problem, agent = Problem(1024, 1024, 1024), make_agent("surrogate", 0, H200)
     best = first(problem, PLAIN, agent)
     good = passed_evaluation(problem, PLAIN[-1])
     agree = agent.propose(problem, PLAIN, [good, passed_evaluation(problem, best)], len(PLAIN))
@@ -105,7 +106,7 @@ def test_learns_across_shapes_what_the_ranking_model_does_not_know() -> None:
     """And more than chance: on problems held out it loses less than half of what the model and any order lose."""
     pytest.importorskip("torch", reason="needs torch")
     recording, held = structured_recording(), PROBLEMS[5::6]
-    agents = {name: make_agent(name.split()[0]) for name in ("surrogate", "surrogate unprepared", "random")}
+    agents = {name: make_agent(name.split()[0], 0, H200) for name in ("surrogate", "surrogate unprepared", "random")}
     agents["surrogate"].prepare(recording, [p for p in PROBLEMS if p not in held])
     lost = dict.fromkeys(agents, 0.0)
     for problem, (name, agent) in ((p, item) for p in held for item in agents.items()):
@@ -123,7 +124,7 @@ def test_prepared_it_knows_only_what_it_was_given(monkeypatch: pytest.MonkeyPatc
     doctored = replace(recording, median_us=recording.median_us.copy())
     for problem in PROBLEMS[18:]:
         doctored.median_us[doctored.row(problem)] **= -1
-    agents = [make_agent("surrogate", 1) for _ in range(2)]
+    agents = [make_agent("surrogate", 1, H200) for _ in range(2)]
     for i, source in enumerate((recording, doctored)):
         monkeypatch.setenv("OUTBLAS_CACHE_DIR", str(tmp_path / str(i)))  # each trains for itself
         agents[i].prepare(source, given)
@@ -147,7 +148,7 @@ def test_a_training_is_kept_and_is_of_its_problems_and_seed(monkeypatch: pytest.
     monkeypatch.setattr(regression, "train_regressor", lambda *a: trained.append(list(a[1])) or train(*a))
 
     def prepared(seed: int, problems: Sequence[Problem]) -> list[str]:
-        agent = make_agent("surrogate", seed)
+        agent = make_agent("surrogate", seed, H200)
         agent.prepare(recording, problems)
         return [config_name(c) for c in agent.propose(PROBLEMS[0], CANDIDATES, (), 40)]
 
@@ -163,7 +164,7 @@ def test_a_training_is_kept_and_is_of_its_problems_and_seed(monkeypatch: pytest.
 
 def test_nothing_to_learn_from_is_an_error() -> None:
     pytest.importorskip("torch", reason="needs torch")
-    agent = make_agent("surrogate")
+    agent = make_agent("surrogate", 0, H200)
     with pytest.raises(UsageError, match="no recorded cells"):
         agent.prepare(structured_recording(), [])
     with pytest.raises(UsageError, match="not in the recording"):
@@ -173,7 +174,7 @@ def test_nothing_to_learn_from_is_an_error() -> None:
 def test_without_torch_it_can_only_propose(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     monkeypatch.delitem(sys.modules, "outblas.learn.train.regression", raising=False)
-    agent = make_agent("surrogate")
+    agent = make_agent("surrogate", 0, H200)
     with pytest.raises(ToolchainMissing, match="torch"):
         agent.prepare(structured_recording(), PROBLEMS)
     assert len(agent.propose(PROBLEMS[0], CANDIDATES, (), 4)) == 4

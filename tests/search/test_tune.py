@@ -10,7 +10,6 @@ from outblas.core.config import LAUNCHES, KernelConfig
 from outblas.core.errors import RecordError, UsageError
 from outblas.core.evaluation import Evaluation, Status
 from outblas.core.problem import Problem
-from outblas.core.roofline import H200
 from outblas.records.library import Library
 from outblas.records.replay import ReplayEvaluator
 from outblas.records.store import Store
@@ -18,6 +17,7 @@ from outblas.search import tune as module
 from outblas.search.agents.agent_registry import make_agent
 from outblas.search.agents.base import Agent
 from outblas.search.tune import Interrupted, SearchOptions, tune
+from support.gpus.known import H200
 from support.helpers import synthetic_recording
 
 RECORDING = synthetic_recording()
@@ -42,7 +42,7 @@ class Counting(ReplayEvaluator):
 
 def run(path: Path, evaluator: Counting, agent: str = "evolution", budget: int = 6) -> Library:
     with Store(path) as store:
-        return tune(RECORDING.problems, make_agent(agent, 1), budget, evaluator, store, "r")
+        return tune(RECORDING.problems, make_agent(agent, 1, H200), budget, evaluator, store, "r")
 
 
 @pytest.fixture(autouse=True)
@@ -118,7 +118,7 @@ def test_the_whole_budget_may_be_asked_for_at_once(tmp_path: Path) -> None:
         with Store(tmp_path / f"{per_round}.sqlite") as store:
             tune(
                 RECORDING.problems[:5],
-                make_agent("exhaustive"),
+                make_agent("exhaustive", 0, H200),
                 6,
                 Noting(),
                 store,
@@ -155,7 +155,7 @@ def test_progress_counts_every_measurement(tmp_path: Path) -> None:
     with Store(tmp_path / "s.sqlite") as store:
         library = tune(
             RECORDING.problems,
-            make_agent("random"),
+            make_agent("random", 0, H200),
             3,
             Counting(),
             store,
@@ -187,7 +187,7 @@ def test_a_problem_that_always_fails_uses_the_baseline(tmp_path: Path) -> None:
 
 def test_bad_arguments(tmp_path: Path) -> None:
     with Store(tmp_path / "s.sqlite") as store:
-        agent, replay = make_agent("random"), Counting()
+        agent, replay = make_agent("random", 0, H200), Counting()
         with pytest.raises(UsageError, match="budget is 0"):
             tune(RECORDING.problems, agent, 0, replay, store, "r")
         with pytest.raises(UsageError, match="given twice"):
@@ -237,7 +237,7 @@ def test_a_stop_ends_the_search_with_what_was_reached_and_a_later_run_goes_on(tm
 
     def search(limit: int, evaluator: Counting) -> Library:
         with Store(path) as store:
-            agent = make_agent("evolution", 1)
+            agent = make_agent("evolution", 1, H200)
             stop = lambda: len(evaluator.asked) >= limit  # noqa: E731
             return tune(
                 RECORDING.problems, agent, 6, evaluator, store, "r", options=SearchOptions(stop=stop, at_once=2)
@@ -259,7 +259,7 @@ def test_problems_may_have_budgets_of_their_own(tmp_path: Path) -> None:
     with Store(tmp_path / "s.sqlite") as store:
         tune(
             [first, second],
-            make_agent("random", 1),
+            make_agent("random", 1, H200),
             3,
             evaluator,
             store,
@@ -269,4 +269,6 @@ def test_problems_may_have_budgets_of_their_own(tmp_path: Path) -> None:
     asked = [problem for problem, _ in evaluator.asked]
     assert (asked.count(first), asked.count(second)) == (5, 3)
     with Store(tmp_path / "t.sqlite") as store, pytest.raises(UsageError, match="budget is 0"):
-        tune([first], make_agent("random", 1), 3, evaluator, store, "r", options=SearchOptions(budgets={first: 0}))
+        tune(
+            [first], make_agent("random", 1, H200), 3, evaluator, store, "r", options=SearchOptions(budgets={first: 0})
+        )

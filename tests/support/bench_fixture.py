@@ -16,12 +16,13 @@ from outblas.core.suites import suite
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.records.results import write_result
 from outblas.search.compare.compare_result import Comparison, read_comparison, write_comparison
+from support.gpus.known import H200
 
 SMALL = (64, 512, 4096, 16384)
 META: dict[str, Any] = {
     "suite": "grid1000",
     "provenance": {
-        "gpu": "Synthetic H200 (test fixture)",
+        "gpu": "NVIDIA H200 (test fixture)",
         "driver": "0.0",
         "toolchain": "none",
         "date": "2000-01-02",
@@ -47,11 +48,11 @@ def make_rows(
 
 def make_row(problem: Problem, pdl: bool, rng: random.Random) -> dict[str, Any]:
     """Return an invented row: small problems win more, and PDL helps if launch time matters."""
-    where = regime(problem)
+    where = regime(problem, H200)
     centre = 0.03 + (0.25 if where == "launch" else 0.06) * (1 + pdl) / 2
     speedup = 2.718281828 ** rng.gauss(centre, 0.05)
     fallback = speedup < 1.0 and rng.random() < 0.9
-    base_us = floor_us(problem) * (1.5 + rng.random())
+    base_us = floor_us(problem, H200) * (1.5 + rng.random())
     config = Sm90WgmmaConfig(128, 128, pdl=pdl)
     return {
         **problem.to_json(),
@@ -70,7 +71,7 @@ def make_row(problem: Problem, pdl: bool, rng: random.Random) -> dict[str, Any]:
         "low": None if fallback else speedup * 0.99,
         "high": None if fallback else speedup * 1.01,
         "published": 1.0 if fallback else speedup,
-        "floor_us": floor_us(problem),
+        "floor_us": floor_us(problem, H200),
         "regime": where,
         "torch_us": base_us * 1.05,
         "lt_auto_us": base_us,
@@ -90,7 +91,7 @@ def write_bench(path: Path, sizes: Sequence[int] = SMALL, **kwargs: Any) -> list
 
 
 PROVENANCE = {
-    "gpu": "Synthetic H200 (test fixture)",
+    "gpu": "NVIDIA H200 (test fixture)",
     "driver": "0.0",
     "toolchain": "none",
     "date": "2000-01-02",

@@ -10,7 +10,6 @@ import pytest
 
 from outblas.bench import record_suite, run_bench
 from outblas.core.problem import Problem
-from outblas.core.roofline import H200
 from outblas.core.suites import Table
 from outblas.search.build_library import (
     benching,
@@ -25,6 +24,7 @@ from outblas.search.build_library import (
 )
 from outblas.search.build_library import finalist_trials as trials
 from support.fake_gpu import install
+from support.gpus.known import H200
 
 SHAPES = [(64 * m, 128, 512) for m in (1, 2, 4, 8)]
 #: Of suite llm: one shape is of the other suite too.
@@ -43,7 +43,7 @@ def script_fixture(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The modules of the build, and the fake that they ask."""
     benched, _ = install(monkeypatch, run_bench), install(monkeypatch, record_suite)
     fake, trial = install(monkeypatch, build_searches), install(monkeypatch, trials)
-    for module in (benching, build_work, finalists, open_rows, second_finalists, weak_rows):
+    for module in (benching, build_steps, build_work, finalists, open_rows, second_finalists, weak_rows):
         monkeypatch.setattr(module, "gpu_of_device", lambda index: H200)
     monkeypatch.setattr("outblas.core.suites.suite", problems_of)
     packaged = build_searches.packaged_kernels

@@ -21,6 +21,7 @@ from outblas.llm.evolve_folder import EvolveFiles
 from outblas.llm.evolve_journal import EvolveJournal
 from outblas.llm.evolve_run import EvolveRequest, ServerSettings, run_evolve
 from outblas.llm.models import Model
+from support.gpus.known import H200
 from support.llm_kernels import PROBLEM, failed, kernel, passed, record
 from support.llm_server import Say, ScriptedServer
 
@@ -74,7 +75,7 @@ def recording_fixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
         *(passed(kernel(i), 4.2 - 0.1 * i) for i in range(20)),
         failed(kernel(50), Status.WRONG, "exact: 3 of 4096 elements", log="C[63, 5] is 7, not 8"),
         failed(kernel(51), Status.RULE_BROKEN, "the answer is the last call's, keyed by address"),
-        passed(kernel(52), 0.5 * floor_us(PROBLEM)),
+        passed(kernel(52), 0.5 * floor_us(PROBLEM, H200)),
         failed(kernel(53), Status.COMPILE_ERROR, "gemm does not compile", log='error: identifier "oops" is undefined'),
         passed(config, 3.1),  # type: ignore[arg-type]
     )

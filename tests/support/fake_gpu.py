@@ -12,9 +12,9 @@ from outblas.core.evaluation import Evaluation, Speedup, Status, Timing, Verdict
 from outblas.core.phase_times import PhaseTotals
 from outblas.core.problem import Problem
 from outblas.core.rivals import BENCH_BASELINES, RIVALS
-from outblas.core.roofline import H200
 from outblas.judge.bench_cell import Options
 from outblas.kernels.catalogue import candidates
+from support.gpus.known import H200
 
 PROVENANCE = {
     "gpu": "NVIDIA H200 (a fake)",
@@ -73,7 +73,7 @@ class FakeGpu:
         offered: Callable[[Problem], Sequence[KernelConfig]] | None = None, **_: Any,
     ) -> FakeEvaluator:  # fmt: skip
         """In place of the class LiveEvaluator."""
-        options = options or Options(gpu_index)
+        options = options or Options(gpu_index, H200)
         self.options.append(options)
         return FakeEvaluator(self, gpu_index, options, offered)
 

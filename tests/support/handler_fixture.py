@@ -12,6 +12,7 @@ from outblas.judge.bench_cell import Options
 from outblas.judge.trials import TrialCache
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.workers import handler as ev
+from support.gpus.known import H200
 
 PROBLEM = Problem(64, 64, 64)
 GOOD, SLOW, BAD = Sm90WgmmaConfig(64, 64), Sm90WgmmaConfig(64, 128), Sm90WgmmaConfig(64, 32)
@@ -69,7 +70,7 @@ def handler_fixture(monkeypatch):
     monkeypatch.setattr(ev, "BenchCell", FakeBenchCell)
     monkeypatch.setattr("outblas.kernels.legality.why_illegal", lambda p, c, g: None)
     monkeypatch.setattr("outblas.judge.faults.raise_if_context_lost", lambda error: error)
-    made = ev.Handler(Options(level="cell", rounds=3, baselines=("cublas",)))
+    made = ev.Handler(Options(0, H200, level="cell", rounds=3, baselines=("cublas",)))
     made.kernels = {}
     made._trials = TrialCache()
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from outblas.core.evaluation import Evaluation, Speedup, Status, Timing, Verdict
 from outblas.core.problem import Problem
-from outblas.core.roofline import H200
 from outblas.jail.evaluation_file import Recorder
 from outblas.kernels.custom.free_kernel import FreeKernel
+from support.gpus.known import H200
 
 PROBLEM = Problem(512, 512, 512)
 BASELINE_US = 4.0

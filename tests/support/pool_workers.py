@@ -21,11 +21,12 @@ from outblas.core.evaluation import Evaluation, Status, Timing
 from outblas.core.evaluator import Evaluator
 from outblas.core.phase_times import PhaseTimer, PhaseTotals
 from outblas.core.problem import Problem
-from outblas.core.roofline import H200, Gpu
+from outblas.core.roofline import Gpu
 from outblas.judge.bench_cell import Options
 from outblas.kernels.catalogue import candidates
 from outblas.kernels.source import kernel_kind
 from outblas.records.replay import ReplayEvaluator
+from support.gpus.known import H200
 from support.helpers import synthetic_recording
 
 Pair = tuple[Problem, KernelConfig]
@@ -181,7 +182,9 @@ def unable(folder: str) -> Logged:
 
 def live_without_gpu() -> LiveEvaluator:
     """The live evaluator with its sandbox, whose worker answers without a GPU."""
-    return LiveEvaluator(0, Options(baselines=()), 1.5, "support.sandbox_handlers:evaluations", compile_ahead=False)
+    return LiveEvaluator(
+        0, Options(0, H200, baselines=()), 1.5, "support.sandbox_handlers:evaluations", compile_ahead=False
+    )
 
 
 class VirtualTransport:

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from outblas.core.problem import Problem
-from outblas.core.roofline import H200
 from outblas.dispatch import device_registry, native_table
 from outblas.dispatch.decide import Decision
 from outblas.dispatch.device_state import DeviceState
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.records.library import Library, LibraryChoice, LibraryRow
+from support.gpus.known import H200
 
 torch = pytest.importorskip("torch")
 

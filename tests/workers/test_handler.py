@@ -13,6 +13,7 @@ from outblas.judge.bench_cell import CANDIDATES_PER_ROUNDS, Options
 from outblas.judge.faults import ContextLost
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.workers import handler as ev
+from support.gpus.known import H200
 from support.handler_fixture import (  # noqa: F401
     BAD,
     GOOD,
@@ -125,7 +126,8 @@ def test_a_kernel_that_cannot_be_loaded_is_a_status(handler):
 
 
 def test_architectures():
-    from outblas.core.roofline import H200, architecture
+    from outblas.core.roofline import architecture
+    from support.gpus.known import H200
 
     assert architecture(H200) == "sm_90a"
 
@@ -146,7 +148,9 @@ def test_a_worker_is_warm_before_it_is_asked(monkeypatch):
             done.append("closed")
 
     monkeypatch.setattr(ev, "BenchCell", Small)
-    handler = ev.make_handler(Options(baselines=("cublas", "nvmmh"), warmup_seconds=5.0, benchmark_seconds=5.0))
+    handler = ev.make_handler(
+        Options(0, H200, baselines=("cublas", "nvmmh"), warmup_seconds=5.0, benchmark_seconds=5.0)
+    )
     assert done == [("made", True, 0.0), ("timed", 0.0), "closed"]
     account = handler.phase_timer.totals()
     assert account.seconds["start"] > 0 and not account.counts, "and counts as no work"
@@ -159,7 +163,7 @@ def test_a_gpu_that_cannot_be_used_is_told_at_the_start(monkeypatch):
 
     monkeypatch.setattr(ev, "BenchCell", refuse)
     with pytest.raises(DeviceError, match="no CUDA device"):
-        ev.make_handler(Options(baselines=()))
+        ev.make_handler(Options(0, H200, baselines=()))
 
 
 def test_operands_overwritten_while_they_are_timed_cost_all_that_were_timed(handler, monkeypatch):
@@ -170,7 +174,7 @@ def test_operands_overwritten_while_they_are_timed_cost_all_that_were_timed(hand
 
 
 def test_the_ledger_counts_what_was_done(handler, monkeypatch):
-    monkeypatch.setattr(handler, "_options", Options(level="full", rounds=3, baselines=("cublas",), chunk=2))
+    monkeypatch.setattr(handler, "_options", Options(0, H200, level="full", rounds=3, baselines=("cublas",), chunk=2))
     monkeypatch.setattr("outblas.judge.gates.prove_on_all", lambda *a: PASSED)
     run(handler, GOOD, SLOW, BAD)
     run(handler, GOOD)
@@ -199,7 +203,7 @@ def test_the_desk_accounts_for_its_parts(monkeypatch):
     monkeypatch.setattr("outblas.judge.gates.CellProver", lambda *a: Prover())
     phase_timer, auto = PhaseTimer("idle"), Auto()
     for _ in range(2):
-        assert ev.BenchCell(PROBLEM, Options(), {"lt_auto": auto}, phase_timer).graphs.keys() == {"lt_auto"}
+        assert ev.BenchCell(PROBLEM, Options(0, H200), {"lt_auto": auto}, phase_timer).graphs.keys() == {"lt_auto"}
     account = phase_timer.totals()
     assert account.counts == {"algorithms chosen": 1}
     assert {"idle", "operands", "autotune", "baselines"} == account.seconds.keys()

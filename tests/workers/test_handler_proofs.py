@@ -15,12 +15,13 @@ from outblas.kernels.families.sm80_direct_gemm import FAMILY as DIRECT
 from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.workers import handler as ev
+from support.gpus.known import H200
 from support.handler_fixture import BAD, GOOD, PASSED, PROBLEM, Bench, Emit, FakeBenchCell, Prover, handler_fixture, run  # noqa: F401
 
 
 def test_a_full_proof_is_made_once_per_config_and_kind(handler, monkeypatch):
     proved = []
-    monkeypatch.setattr(handler, "_options", Options(level="full", rounds=3, baselines=("cublas",)))
+    monkeypatch.setattr(handler, "_options", Options(0, H200, level="full", rounds=3, baselines=("cublas",)))
 
     def prove_each(kernel, problems, gpu, trial_cache):
         proved.extend(problems)
@@ -37,7 +38,7 @@ def test_a_full_proof_is_made_once_per_config_and_kind(handler, monkeypatch):
 
 
 def test_what_kernels_are_proved_with_is_kept_from_one_to_the_next(handler, monkeypatch):
-    monkeypatch.setattr(handler, "_options", Options(level="full", rounds=3, baselines=("cublas",)))
+    monkeypatch.setattr(handler, "_options", Options(0, H200, level="full", rounds=3, baselines=("cublas",)))
     shelves = []
     monkeypatch.setattr("outblas.judge.gates.prove_on_all", lambda *a: shelves.append(a[-1]) or PASSED)
     run(handler, GOOD)
@@ -46,7 +47,7 @@ def test_what_kernels_are_proved_with_is_kept_from_one_to_the_next(handler, monk
 
 
 def test_a_kernel_without_representatives_is_proved_on_the_problem_itself(handler, monkeypatch):
-    monkeypatch.setattr(handler, "_options", Options(level="full", rounds=3, baselines=("cublas",)))
+    monkeypatch.setattr(handler, "_options", Options(0, H200, level="full", rounds=3, baselines=("cublas",)))
     monkeypatch.setattr(ev, "proof_shapes", lambda problem, config, gpu: [])
     asked = []
     monkeypatch.setattr(
@@ -57,7 +58,7 @@ def test_a_kernel_without_representatives_is_proved_on_the_problem_itself(handle
 
 
 def test_every_proof_has_a_sign_of_life_of_its_own(handler, monkeypatch):
-    monkeypatch.setattr(handler, "_options", Options(level="full", rounds=3, baselines=("cublas",)))
+    monkeypatch.setattr(handler, "_options", Options(0, H200, level="full", rounds=3, baselines=("cublas",)))
     log = []
 
     def prove_each(kernel, problems, gpu, trial_cache):
@@ -71,7 +72,7 @@ def test_every_proof_has_a_sign_of_life_of_its_own(handler, monkeypatch):
 
 
 def test_what_another_worker_proved_in_full_is_proved_on_the_timed_operands_only(handler, monkeypatch):
-    monkeypatch.setattr(handler, "_options", Options(level="full", rounds=3, baselines=("cublas",)))
+    monkeypatch.setattr(handler, "_options", Options(0, H200, level="full", rounds=3, baselines=("cublas",)))
     full = []
     monkeypatch.setattr("outblas.judge.gates.prove_on_all", lambda *a: full.append(a) or PASSED)
     cells = []
@@ -84,7 +85,9 @@ def test_what_another_worker_proved_in_full_is_proved_on_the_timed_operands_only
 
 
 def test_a_long_problem_has_rounds_of_its_own(handler, monkeypatch):
-    monkeypatch.setattr(handler, "_options", Options(level="cell", rounds=4, long_rounds=3, baselines=("cublas",)))
+    monkeypatch.setattr(
+        handler, "_options", Options(0, H200, level="cell", rounds=4, long_rounds=3, baselines=("cublas",))
+    )
     ((one, _),), _ = run(handler, GOOD)
     assert len(one.timing.samples_us) == 4
     monkeypatch.setattr(Bench, "repeats", 1)
@@ -93,7 +96,7 @@ def test_a_long_problem_has_rounds_of_its_own(handler, monkeypatch):
 
 
 def test_a_config_that_fails_the_full_proof_fails_everywhere(handler, monkeypatch):
-    monkeypatch.setattr(handler, "_options", Options(level="full", rounds=3, baselines=("cublas",)))
+    monkeypatch.setattr(handler, "_options", Options(0, H200, level="full", rounds=3, baselines=("cublas",)))
     failed = Verdict(Status.NOT_REPEATABLE, ("static",), "on 1_8_8: differs")
     monkeypatch.setattr("outblas.judge.gates.prove_on_all", lambda *a: failed)
     ((one, _),), _ = run(handler, GOOD)
@@ -106,7 +109,7 @@ def test_a_config_that_fails_the_full_proof_fails_everywhere(handler, monkeypatc
 def test_the_direct_family_is_proved_at_every_edge(layout):
     """Tails of M, of N and of K, K of less than a chunk, and K past the first round of all warps."""
     for config in [*DIRECT.pool(), Sm80DirectConfig(64, 64, 2, 2, 4, 1)]:
-        found = ev.proof_shapes(Problem(64, 64, 64, layout), config)
+        found = ev.proof_shapes(Problem(64, 64, 64, layout), config, H200)
         together = config.wk * config.unroll * config.bk
         assert any(p.m % config.bm and p.n % config.bn and p.k % config.bk for p in found) or config.bn == 8, (
             "N is a multiple of 8"
@@ -121,7 +124,7 @@ def test_the_direct_family_is_proved_at_every_edge(layout):
 def test_multicast_is_proved_with_less_k_than_the_ring_holds():
     """A CTA leaves only when its peers have given its stages back, those that nobody filled, too."""
     config = Sm90WgmmaConfig(64, 64, stages=6, cluster_m=2, persistent=True)
-    found = ev.proof_shapes(Problem(64, 64, 64), config)
+    found = ev.proof_shapes(Problem(64, 64, 64), config, H200)
     assert any(p.k <= config.bk * (config.stages - 1) and p.m > config.bm for p in found)
 
 

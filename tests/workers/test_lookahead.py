@@ -18,13 +18,13 @@ from outblas.core.config import KernelConfig
 from outblas.core.errors import ToolchainMissing, UsageError
 from outblas.core.evaluation import Status
 from outblas.core.problem import Problem
-from outblas.core.roofline import H200
 from outblas.judge.bench_cell import Options
 from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.workers.compile_ahead import BackgroundCompiler
 from outblas.workers.lookahead import MAX_PROBLEMS_AHEAD, PROBLEMS_AT_A_TIME, Lookahead
 from support import sandbox_handlers
+from support.gpus.known import H200
 from support.helpers import running
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -35,7 +35,7 @@ CONFIGS: list[KernelConfig] = [Sm90WgmmaConfig(64, 64), Sm90WgmmaConfig(64, 128)
 @pytest.fixture
 def live(monkeypatch: pytest.MonkeyPatch) -> Iterator[LiveEvaluator]:
     monkeypatch.syspath_prepend(str(TESTS))
-    options = Options(baselines=())
+    options = Options(0, H200, baselines=())
     with LiveEvaluator(0, options, 20.0, "support.sandbox_handlers:evaluations", compile_ahead=False) as evaluator:
         yield evaluator
 
@@ -98,7 +98,7 @@ def test_candidates_are_listed_ahead_once(monkeypatch: pytest.MonkeyPatch) -> No
         listed.append(problem)
         return CONFIGS
 
-    options, factory = Options(baselines=()), "support.sandbox_handlers:evaluations"
+    options, factory = Options(0, H200, baselines=()), "support.sandbox_handlers:evaluations"
     with LiveEvaluator(0, options, 20.0, factory, offered, compile_ahead=False) as live:
         live.list_ahead(PROBLEMS[2:6])
         list(live.evaluate((p, CONFIGS[0]) for p in PROBLEMS[:2]))
@@ -115,9 +115,9 @@ def test_kernels_of_a_bench_are_begun_at_once_and_one_that_nobody_compiles_is_le
     begun: list[tuple[Problem, KernelConfig]] = []
     monkeypatch.setattr(BackgroundCompiler, "begin", lambda self, pairs: begun.extend(pairs))
     pairs = [(problem, CONFIGS[0]) for problem in PROBLEMS]
-    with LiveEvaluator(0, Options(baselines=())) as live:
+    with LiveEvaluator(0, Options(0, H200, baselines=())) as live:
         live.compile_soon(pairs)
-    with LiveEvaluator(0, Options(baselines=()), compile_ahead=False) as live:
+    with LiveEvaluator(0, Options(0, H200, baselines=()), compile_ahead=False) as live:
         live.compile_soon(pairs)
     assert begun == pairs
 

@@ -14,6 +14,7 @@ import pytest
 from outblas.core.errors import DeviceError
 from outblas.core.evaluation import Status
 from outblas.workers.sandbox import Sandbox, WorkerLoss
+from support.gpus.known import H200
 from support.helpers import running
 
 HERE = Path(__file__).resolve().parents[1]
@@ -206,7 +207,7 @@ def test_a_live_evaluator_reports_losses_as_evaluations():
         Sm90WgmmaConfig(64, 64), Sm90WgmmaConfig(64, 64, split_k=2), Sm90WgmmaConfig(64, 64, stages=6),
     )  # fmt: skip
     pairs = [(problem, good), (problem, hangs), (problem, exits), (other, good)]
-    with LiveEvaluator(0, Options(baselines=()), 1.5, f"{HANDLERS}:evaluations") as evaluator:
+    with LiveEvaluator(0, Options(0, H200, baselines=()), 1.5, f"{HANDLERS}:evaluations") as evaluator:
         found = {(e.problem, e.config): e for e in evaluator.evaluate(pairs)}
         assert [found[p].status for p in pairs] == [Status.PASSED, Status.HANG, Status.EXITED, Status.PASSED]
         assert found[problem, hangs].timing is None and found[problem, hangs].detail
@@ -219,19 +220,19 @@ def test_a_live_evaluator_reports_losses_as_evaluations():
 def test_representatives_are_ragged_legal_and_of_the_same_kind():
     pytest.importorskip("outblas.kernels.legality")
     from outblas.core.problem import Problem
-    from outblas.core.roofline import H200
     from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
     from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig, gemv_blocks_per_sm
     from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
     from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
     from outblas.kernels.legality import why_illegal
     from outblas.kernels.proof_shapes import proof_shapes
+    from support.gpus.known import H200
 
     problem = Problem(64, 64, 64, "NN", "bf16")
     gemv = Sm80GemvConfig(16, 64, 1, 8, 2), Sm80GemvConfig(8, 64, 1, 8, 2, split_k=8)
     walks = replace(gemv[0], wk=4, persistent=True), replace(gemv[1], split_k=1, persistent=True, kept_k=8192)
     for config in (Sm90WgmmaConfig(64, 64), Sm80MmaConfig(64, 64, vec=1), Sm80DirectConfig(16, 16), *gemv, *walks):
-        found = proof_shapes(problem, config)
+        found = proof_shapes(problem, config, H200)
         assert any(p.m % config.bm and p.n % config.bn and p.k % config.bk for p in found)
         assert any(p.k >= 4096 for p in found)
         for p in found:

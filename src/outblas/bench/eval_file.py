@@ -8,6 +8,7 @@ from typing import Any
 from outblas.core.errors import ContractError, UsageError
 from outblas.core.evaluation import Evaluation, Status
 from outblas.core.files import write_json
+from outblas.core.gpu_records import reference_gpu
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu, floor_us
 from outblas.jail.offline_evaluators import CompileOnlyEvaluator
@@ -58,7 +59,7 @@ def eval_file(problem: Problem, path: Path, gpu_index: int | None, base_dir: Pat
 
 def _evaluated(problem: Problem, kernel: FreeKernel, gpu_index: int | None) -> tuple[Evaluation, str, Gpu]:
     if gpu_index is None:
-        by = CompileOnlyEvaluator()
+        by = CompileOnlyEvaluator(reference_gpu())
         (found,) = by.evaluate([(problem, kernel)])
         return found, by.source, by.gpu
     from outblas.bench.live_evaluator import LiveEvaluator

@@ -18,6 +18,7 @@ import numpy as np
 from outblas.bench.live_evaluator import LiveEvaluator
 from outblas.core.config import KernelConfig, config_name
 from outblas.core.evaluation import Evaluation, Status
+from outblas.core.gpu_records import packaged_records
 from outblas.core.journal import Journal
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu, floor_us, repeats
@@ -29,7 +30,7 @@ from outblas.records.parquet import check_parquet
 from outblas.records.provenance import collect_provenance
 from outblas.records.recording import Recording, stem_of
 from outblas.records.recording_files import STATUS_CODES
-from outblas.runtime.device import gpu_of_device
+from outblas.runtime.device import gpu_of_device, record_of_device
 
 #: Interleaved rounds per cell; of a problem whose calls are long (``roofline.repeats`` is 1).
 ROUNDS, LONG_ROUNDS = 5, 3
@@ -123,8 +124,17 @@ def run_record(
     finally:
         journal.close()
     entries = {entry["problem"]: entry for entry in journal.entries}
-    recording = _matrix(problems, suite, catalogue, entries, collect_provenance("outblas record", gpu_index))
+    recording = _matrix(problems, suite, catalogue, entries, _provenance(gpu_index, gpu))
     return recording.write(out_dir)
+
+
+def _provenance(gpu_index: int, gpu: Gpu) -> dict[str, Any]:
+    """Return the provenance of the recording, with the GPU's record if the package has none with these figures."""
+    about = collect_provenance("outblas record", gpu_index)
+    packaged = packaged_records().get(gpu.name)
+    if packaged is not None and packaged.gpu == gpu:
+        return about
+    return {**about, "gpu_record": record_of_device(gpu_index).to_json()}
 
 
 def left_out_beyond(problem: Problem, gpu: Gpu) -> float:

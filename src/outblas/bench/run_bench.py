@@ -159,7 +159,8 @@ def _settings(request: BenchRequest, library: Library, gpu: Gpu) -> dict[str, ob
 
 def _options(request: BenchRequest, gpu: Gpu) -> Options:
     return Options(
-        gpu=gpu,
+        0,
+        gpu,
         rounds=request.rounds,
         seed=request.seed,
         level="full",

@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 
 WorkOption = Annotated[
-    Path, typer.Option(help="Directory of everything that is made; the same command goes on where it stopped.")
+    Path | None, typer.Option(help="Directory of everything that is made; the same command goes on where it stopped.")
+]
+CheckOption = Annotated[
+    Path | None, typer.Option(help="Only verify a file of `outblas contribute`; needs no GPU and no --work.")
 ]
 GpusOption = Annotated[
     str,
@@ -99,7 +102,7 @@ into results/h200, and run `outblas results --write`.
 
 
 def build_library(
-    work: WorkOption,
+    work: WorkOption = None,
     gpus: GpusOption = "0",
     tables: TablesOption = None,
     steps: StepsOption = None,
@@ -110,9 +113,17 @@ def build_library(
     from_nothing: FromNothingOption = False,
     begin_with: BeginOption = None,
     fill_from: FillOption = None,
+    check: CheckOption = None,
     job: JobOption = None,
 ) -> None:
     """Record, tune, choose and judge the published tables, into one library (GPU, hours, resumable)."""
+    if check is not None:
+        from outblas.cli.contribute import check_contribution
+
+        check_contribution(check)
+        return
+    if work is None:
+        raise UsageError("no --work", "a directory of everything that is made", "e.g. --work build/library")
     from outblas.search.build_library.build_run import build, jobs, parse_names
     from outblas.search.build_library.build_steps import DEFAULT_STEPS, STEPS
     from outblas.search.build_library.build_work import TABLES, BuildFolder

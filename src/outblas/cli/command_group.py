@@ -54,6 +54,7 @@ PARTS = (
         "Use",
         {
             "doctor": "Say what works on this machine, and what next",
+            "calibrate": "Measure this GPU for floors and ranking",
             "eval": "Prove and time one problem beside its rivals",
             "capture": "Record the matrix products of a program",
             "tune": "Find the fastest proven kernel of each problem",
@@ -79,6 +80,7 @@ PARTS = (
         {
             "bench": "Time the library over a suite (GPU)",
             "record": "Time all candidates over a suite (GPU)",
+            "contribute": "Pack your GPU's results into one file (GPU)",
             "profile": "Read hardware counters of a run's best (GPU)",
             "results": "Summarise, write and check published figures",
         },

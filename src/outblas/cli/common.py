@@ -20,6 +20,7 @@ from rich.text import Text
 from outblas.core.clean_text import clean_text
 from outblas.core.errors import UsageError, unknown_name
 from outblas.core.problem import Problem
+from outblas.runtime.device import default_recording
 
 
 class CleanConsole(Console):
@@ -43,6 +44,8 @@ ProgressFn = Callable[..., None]
 #: Columns of the widest table.
 MAX_TABLE_WIDTH = 1000
 MODES = ("offline", "offline_cold", "block", "server")
+#: The packaged recording that commands replay by default.
+DEFAULT_RECORDING = default_recording()
 EXIT_ERROR = 2
 EXIT_INTERRUPT = 130
 
@@ -198,13 +201,15 @@ def suite_problems(
     Raises:
         UsageError: an unknown suite or a wrong size of the sample.
     """
+    from outblas.core.gpu_records import reference_gpu
     from outblas.core.suites import sample
     from outblas.core.suites import suite as problems_of
 
     found: list[Problem] = []
+    shapes_of = reference_gpu()  # a sample has the same shapes on every GPU
     for layout in layouts:
         problems = problems_of(suite, layout.upper(), dtype.lower(), acc.lower())
-        found += problems if count is None else sample(problems, count, seed)
+        found += problems if count is None else sample(problems, count, seed, gpu=shapes_of)
     return found
 
 

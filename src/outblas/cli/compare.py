@@ -11,7 +11,7 @@ import typer
 from outblas.cli import common
 from outblas.cli.common import err, out
 from outblas.core.errors import UsageError
-from outblas.runtime.device import DEFAULT_RECORDING, parse_device
+from outblas.runtime.device import parse_device
 
 if TYPE_CHECKING:
     from outblas.search.compare.compare_result import Comparison
@@ -36,7 +36,7 @@ def compare(
     ] = None,
     device: Annotated[
         str, typer.Option(help="replay:NAME: the recording that answers.")
-    ] = f"replay:{DEFAULT_RECORDING}",
+    ] = f"replay:{common.DEFAULT_RECORDING}",
     out_file: Annotated[Path, typer.Option("--out", help="Result file (Parquet) to write.")] = Path("compare.parquet"),
     jobs: Annotated[int, typer.Option(help="Processes that search side by side.")] = 1,
     resume: Annotated[
@@ -48,7 +48,9 @@ def compare(
     where = parse_device(device)
     if where.recording is None:
         raise UsageError(
-            f"--device {device}", "a recording, which knows the best of every problem", "e.g. --device replay:h200"
+            f"--device {device}",
+            "a recording, which knows the best of every problem",
+            f"e.g. --device replay:{common.DEFAULT_RECORDING}",
         )
 
     from outblas.search.compare.compare_result import read_comparison

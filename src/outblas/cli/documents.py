@@ -43,6 +43,17 @@ class DoctorDocument(Document):
     next: str = Field(description="the next command")
 
 
+class CalibrateDocument(Document):
+    """``outblas calibrate --json``: the record of this GPU."""
+
+    schema_: Literal["outblas-calibrate"] = Field(
+        default="outblas-calibrate", serialization_alias="schema", description="name of the schema"
+    )
+    gpu: str = Field(description="short name of the GPU")
+    path: str = Field(description="path of the record")
+    record: dict[str, Any] = Field(description="content of the record, see file formats")
+
+
 class ListedSuite(BaseModel, extra="forbid"):
     """A suite of problems."""
 
@@ -173,6 +184,7 @@ class CaptureDocument(Document):
 
 DOCUMENTS: tuple[type[Document], ...] = (
     DoctorDocument,
+    CalibrateDocument,
     ListDocument,
     TuneDocument,
     EvalDocument,

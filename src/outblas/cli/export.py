@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
+from outblas.cli import common
 from outblas.cli.common import AccOption, DtypeOption, LayoutOption, out
 from outblas.core.config import LAUNCHES
 from outblas.core.errors import unknown_name
 from outblas.core.problem import Problem
-from outblas.runtime.device import DEFAULT_RECORDING
 
 
 def export(
@@ -40,7 +40,7 @@ def export(
     from outblas.publish.export.target import find_target
     from outblas.records.library import Library
 
-    rows = Library.packaged(DEFAULT_RECORDING) if library is None else Library.load(library)
+    rows = Library.packaged(common.DEFAULT_RECORDING) if library is None else Library.load(library)
     target = find_target(problem, launch, rows)
     wanted = [word.strip() for one in formats or ["all"] for word in one.split(",")]
     for path in write(target, wanted, out_dir):

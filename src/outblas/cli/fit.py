@@ -99,10 +99,13 @@ def fit_any_shape(
     work: Annotated[Path, typer.Option(help="Directory of the recording's store; a stopped run goes on there.")] = Path(
         "build/any_shapes"
     ),
-    cells: Annotated[Path, typer.Option(help="Table of what was recorded.")] = RESULTS / "h200_cells.parquet",
-    proved: Annotated[Path, typer.Option(help="Which kernels passed all gates.")] = RESULTS / "h200_proved.json",
-    out_file: Annotated[Path, typer.Option("--out", help="Result file of the bench.")] = RESULTS / "h200_bench.parquet",
-    summary: Annotated[Path, typer.Option(help="Figures of the bench.")] = RESULTS / "h200.json",
+    cells: Annotated[Path, typer.Option(help="Table of what was recorded.")] = RESULTS
+    / f"{common.DEFAULT_RECORDING}_cells.parquet",
+    proved: Annotated[Path, typer.Option(help="Which kernels passed all gates.")] = RESULTS
+    / f"{common.DEFAULT_RECORDING}_proved.json",
+    out_file: Annotated[Path, typer.Option("--out", help="Result file of the bench.")] = RESULTS
+    / f"{common.DEFAULT_RECORDING}_bench.parquet",
+    summary: Annotated[Path, typer.Option(help="Figures of the bench.")] = RESULTS / f"{common.DEFAULT_RECORDING}.json",
 ) -> None:
     """Choose kernels for shapes of no library: ``outblas fit any-shape STEP``.
 

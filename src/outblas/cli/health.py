@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+from outblas.cli.gpu_data import GpuPart, gpu_library_part, gpu_record_part
 from outblas.core.errors import OutblasError, ToolchainMissing
 from outblas.core.install_hint import install_hint
 from outblas.dispatch.native import extension, why_not
@@ -77,6 +78,8 @@ def diagnose() -> list[Check]:
         lambda: _free_disk("free disk (here)", Path.cwd()),
         lambda: _driver_check(cuda),
         lambda: _gpu_check(gpus),
+        lambda: _gpu_part("gpu record", gpus, gpu_record_part),
+        lambda: _gpu_part("gpu library", gpus, gpu_library_part),
         lambda: _torch(need),
         lambda: _wheel("cuda.bindings", "cuda-bindings", need),
         lambda: _nvrtc(need),
@@ -164,9 +167,21 @@ def _gpu_check(gpus: list[_Gpu]) -> Check:
     if not gpus:
         return Check("gpu", None, "none", "use --device replay:NAME, or a machine with an NVIDIA GPU")
     found = "; ".join(f"{i}: {gpu.name} (sm_{gpu.capability[0]}{gpu.capability[1]})" for i, gpu in enumerate(gpus))
-    foreign = [gpu for gpu in gpus if "sm_{}{}".format(*gpu.capability) not in ARCHITECTURES]
+    known = {arch.rstrip("a") for arch in ARCHITECTURES}
+    foreign = [gpu for gpu in gpus if "sm_{}{}".format(*gpu.capability) not in known]
     do = f"supported: {', '.join(ARCHITECTURES)}" if foreign else ""
     return Check("gpu", len(foreign) < len(gpus), found, do)
+
+
+def _gpu_part(name: str, gpus: list[_Gpu], look: Callable[[int], GpuPart]) -> Check:
+    """Check a part of the data for GPU 0; without a GPU nothing is missing."""
+    if not gpus:
+        return Check(name, None, "no GPU", "none is needed to tune on a recording")
+    try:
+        part = look(0)
+    except OutblasError as error:
+        return Check(name, False, error.wrong, error.do)
+    return Check(name, None if part.missing else True, part.found, part.missing)
 
 
 def _torch(need: bool) -> Check:

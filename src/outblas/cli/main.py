@@ -11,10 +11,12 @@ import typer
 
 from outblas.cli.bench import bench
 from outblas.cli.build_library import STEPS_HELP, build_library
+from outblas.cli.calibrate import calibrate
 from outblas.cli.capture import capture
 from outblas.cli.command_group import SUMMARIES, OutblasGroup
 from outblas.cli.common import err, out
 from outblas.cli.compare import compare
+from outblas.cli.contribute import contribute
 from outblas.cli.doctor import doctor
 from outblas.cli.eval import evaluate
 from outblas.cli.evolve import evolve
@@ -64,6 +66,7 @@ def main(
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "doctor": doctor,
+    "calibrate": calibrate,
     "eval": evaluate,
     "capture": capture,
     "tune": tune,
@@ -79,6 +82,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "import-t4": import_t4,
     "bench": bench,
     "record": record,
+    "contribute": contribute,
     "profile": profile,
     "results": results,
     "build-library": build_library,

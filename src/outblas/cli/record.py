@@ -17,7 +17,9 @@ def record(
     layout: LayoutOption = "tn",
     dtype: DtypeOption = "fp16",
     acc: AccOption = "fp32",
-    catalogue: Annotated[str, typer.Option(help="Named set of candidates to measure.")] = "h200",
+    catalogue: Annotated[
+        str | None, typer.Option(help="Named set of candidates to measure; by default that of the most similar GPU.")
+    ] = None,
     out_dir: Annotated[Path, typer.Option("--out", help="Directory of the recording.")] = Path("./recordings"),
     gpu_device_id: Annotated[int, typer.Option(help="CUDA index of the GPU.")] = 0,
 ) -> None:
@@ -27,12 +29,14 @@ def record(
 
     from outblas.bench.record_suite import run_record
     from outblas.kernels.catalogue import catalogue as candidates_of
+    from outblas.kernels.catalogue import catalogue_of
+    from outblas.runtime.device import gpu_of_device
 
     with common.progress_bar(f"record {suite}") as progress:
         run_record(
             problems=problems,
             suite=suite,
-            catalogue=candidates_of(catalogue),
+            catalogue=catalogue_of(gpu_of_device(gpu)) if catalogue is None else candidates_of(catalogue),
             out_dir=out_dir,
             gpu_index=gpu,
             progress=progress,

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from outblas.cli import common
 from outblas.cli.common import EXIT_ERROR, JsonOption, errors, number, out, print_table
 
 
@@ -45,7 +46,9 @@ def results(
         typer.Option("--write", help="Write summary.json, pictures and generated blocks of README and docs."),
     ] = False,
     check: Annotated[bool, typer.Option("--check", help="Exit 2 if one of them is not what the files say.")] = False,
-    directory: Annotated[Path, typer.Option("--dir", help="Directory of the result files.")] = Path("results/h200"),
+    directory: Annotated[Path, typer.Option("--dir", help="Directory of the result files.")] = Path(
+        "results", common.DEFAULT_RECORDING
+    ),
     json_out: JsonOption = False,
 ) -> None:
     """Summarise committed result files; every published figure is a row of this table."""

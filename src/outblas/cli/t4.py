@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from outblas.cli import common
 from outblas.cli.common import AccOption, DtypeOption, LayoutOption, out
 from outblas.core.config import LAUNCHES, config_name
 from outblas.core.errors import UsageError, unknown_name
 from outblas.core.problem import Problem
-from outblas.runtime.device import DEFAULT_RECORDING, parse_device
+from outblas.runtime.device import parse_device
 
 if TYPE_CHECKING:
     from outblas.records.recording import Recording
@@ -22,7 +23,7 @@ def export_t4(
     mnk: Annotated[str, typer.Option(help="Recorded problem, M_N_K.")],
     out_file: Annotated[Path, typer.Option("--out", help="JSON file to write.")],
     launch: Annotated[str, typer.Option(help="Candidates of one launch option: plain, pdl or weights.")] = "plain",
-    device: Annotated[str, typer.Option(help="Recording, replay:NAME.")] = f"replay:{DEFAULT_RECORDING}",
+    device: Annotated[str, typer.Option(help="Recording, replay:NAME.")] = f"replay:{common.DEFAULT_RECORDING}",
     layout: LayoutOption = "tn",
     dtype: DtypeOption = "fp16",
     acc: AccOption = "fp32",
@@ -78,5 +79,5 @@ def _recording(device: str) -> Recording:
 
     where = parse_device(device)
     if where.recording is None:
-        raise UsageError(f"device {device}", "a recording", f"e.g. --device replay:{DEFAULT_RECORDING}")
+        raise UsageError(f"device {device}", "a recording", f"e.g. --device replay:{common.DEFAULT_RECORDING}")
     return Recording.load(where.recording)

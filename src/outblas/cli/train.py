@@ -26,7 +26,7 @@ SeedOption = Annotated[int, typer.Option(help="Seed of the training.")]
 
 
 def train(
-    recording: RecordingOption = "h200",
+    recording: RecordingOption = common.DEFAULT_RECORDING,
     run: Annotated[Path, typer.Option(help="Directory of checkpoints and logs; resumed if it exists.")] = Path(
         "runs/train"
     ),
@@ -66,7 +66,7 @@ def train(
 
 
 def sweep(
-    recording: RecordingOption = "h200",
+    recording: RecordingOption = common.DEFAULT_RECORDING,
     run: Annotated[Path, typer.Option(help="Directory of the study; resumed if it exists.")] = Path("runs/sweep"),
     trials: Annotated[int, typer.Option(help="Trials in all, pruned ones included.")] = 20,
     steps: StepsOption = None,

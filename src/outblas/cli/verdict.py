@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from outblas.cli.gpu_data import TUNE
 from outblas.cli.health import Check
 from outblas.core.install_hint import install_hint
-from outblas.core.roofline import GPUS
+from outblas.runtime.device import default_recording
 
-REPLAY = "outblas tune --device replay:h200 --sample 40"
+REPLAY = f"outblas tune --device replay:{default_recording()} --sample 40"
 
 
 @dataclass(frozen=True)
@@ -59,8 +60,9 @@ def verdict_of(checks: Sequence[Check]) -> MachineVerdict:
     if not (compiles or works("shipped cubins")):
         cannot.append("load kernels (neither NVRTC nor shipped cubins)")
         return MachineVerdict((*can, "call torch through outblas.matmul"), tuple(cannot), install_hint("gpu"))
-    if not any(name.upper() in state["gpu"].found.upper() for name in GPUS):
+    can += ["call torch through outblas.matmul", "tune, eval and bench"]
+    if not works("gpu library"):
         cannot.append("run faster than torch yet (no library for this GPU)")
-        return MachineVerdict((*can, "call torch through outblas.matmul"), tuple(cannot), REPLAY)
-    can += ["run outblas.matmul and outblas.enable() with the packaged library", "tune, eval and bench"]
+        return MachineVerdict(tuple(can), tuple(cannot), TUNE)
+    can[-2] = "run outblas.matmul and outblas.enable() with this GPU's library"
     return MachineVerdict(tuple(can), tuple(cannot), "outblas eval --mnk 64_4096_4096")

@@ -1,8 +1,8 @@
 """The roofline floor of a problem on a GPU, and its regime (launch, memory or compute bound).
 
-Floor = max(launch floor, 2 M N K / peak, bytes / bandwidth); the launch floor of the H200 is 1 us. The bandwidth is
-HBM's if the rotating operand sets exceed L2, else L2's. Rates are what was sustained on N(0, 1) data, not datasheet
-values.
+Floor = max(launch floor, 2 M N K / peak, bytes / bandwidth). The bandwidth is HBM's if the rotating operand sets exceed
+L2, else L2's. The peak is that of the problem's accumulator. All rates are those of the GPU's record
+(:mod:`outblas.core.gpu_records`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 
 from outblas.core.errors import UsageError
-from outblas.core.problem import Problem
+from outblas.core.problem import Acc, Problem
 
 #: Maximum calls in a timed graph; work per timed graph, us; and bytes over which the operands rotate.
 MAX_REPEATS = 32
@@ -19,11 +19,15 @@ TARGET_GRAPH_US = 300.0
 ROTATE_BYTES = 200e6
 #: Below this much work, microseconds, launch latency dominates on every known GPU.
 LAUNCH_BOUND_US = 3.0
+#: Compute capability, times ten, of the oldest GPUs that the kernels run on.
+OLDEST_ARCH = 80
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """The properties of a GPU that the floor and the legality predicate need. :data:`H200` is one.
+    """The properties of a GPU that floor, legality, cost model and policy need.
+
+    :mod:`outblas.core.gpu_records` has the record of each known GPU.
 
     Attributes:
         name: short name, e.g. ``h200``.
@@ -31,12 +35,20 @@ class Gpu:
         sms: number of streaming multiprocessors.
         smem_optin: dynamic shared memory that a block may request, bytes.
         l2_bytes: L2 capacity, bytes.
-        tflops: sustained dense half-precision rate, TFLOP/s.
-        hbm_tbs: sustained bandwidth of HBM, TB/s.
+        tflops: sustained dense half-precision rate with fp32 accumulators, TFLOP/s, by the fastest instructions.
+        hbm_tbs: sustained bandwidth of the GPU's memory, TB/s.
         l2_tbs: sustained bandwidth of L2, TB/s.
         launch_us: least time of one kernel node in a graph, microseconds.
         clusters: entry i is the maximum of resident clusters of i + 1 CTAs at one CTA per SM, as
             cuOccupancyMaxActiveClusters returned it. The SMs of a cluster belong to one GPC, so some SMs may stay idle.
+            Empty: not known.
+        clock_mhz: highest clock of an SM, MHz.
+        memory_bytes: size of the GPU's memory, bytes.
+        sm_smem: shared memory of an SM, bytes.
+        sm_threads: threads that an SM can hold.
+        wgmma_tflops: rate of wgmma with fp32 accumulators, TFLOP/s; 0 if the GPU lacks it.
+        mma_tflops: rate of mma.sync with fp32 accumulators, TFLOP/s.
+        acc16_tflops: as ``tflops``, with fp16 accumulators.
     """
 
     name: str
@@ -47,8 +59,19 @@ class Gpu:
     tflops: float
     hbm_tbs: float
     l2_tbs: float
-    launch_us: float = 1.0
-    clusters: tuple[int, ...] = ()
+    launch_us: float
+    clusters: tuple[int, ...]
+    clock_mhz: float
+    memory_bytes: int
+    sm_smem: int
+    sm_threads: int
+    wgmma_tflops: float
+    mma_tflops: float
+    acc16_tflops: float
+
+    def peak_tflops(self, acc: Acc) -> float:
+        """Return the sustained rate with an accumulator, TFLOP/s: ``acc16_tflops`` for fp16, else ``tflops``."""
+        return self.acc16_tflops if acc == "fp16" else self.tflops
 
     def most_clusters(self, size: int) -> int:
         """Return the maximum of resident clusters of ``size`` CTAs at one CTA per SM.
@@ -68,18 +91,16 @@ class Gpu:
         return known or max(1, self.sms // size)
 
 
-#: Sizes 5, 7, 9-11 and 13-15 were not queried; their entries are interpolated.
-_H200_CLUSTERS = (132, 66, 39, 30, 22, 17, 15, 15, 11, 9, 8, 7, 7, 7, 7, 7)
-H200 = Gpu("h200", 90, 132, 232448, 60_000_000, 800.0, 4.2, 6.0, clusters=_H200_CLUSTERS)
-GPUS = {"h200": H200}
-
-
 def architecture(gpu: Gpu) -> str:
-    """Return the compile target: ``"sm_90a"`` on Hopper, because wgmma needs the suffix, else e.g. ``"sm_80"``."""
-    return "sm_90a" if gpu.arch == 90 else f"sm_{gpu.arch}"
+    """Return the compile target of a GPU, e.g. ``"sm_80"``.
+
+    Hopper gives ``"sm_90a"`` because wgmma needs the suffix. Data-centre Blackwell gives ``"sm_100a"`` and consumer
+    Blackwell ``"sm_120a"``.
+    """
+    return f"sm_{gpu.arch}a" if gpu.arch >= 90 else f"sm_{gpu.arch}"
 
 
-def floor_us(problem: Problem, gpu: Gpu = H200) -> float:
+def floor_us(problem: Problem, gpu: Gpu) -> float:
     """Return the least plausible GPU time per call, microseconds: ``max(gpu.launch_us, work_us(problem, gpu))``.
 
     Small problems give the launch floor, 1.0 us on the H200. 4096 x 4096 x 4096 gives 171.8 us on the H200.
@@ -87,11 +108,11 @@ def floor_us(problem: Problem, gpu: Gpu = H200) -> float:
     return max(gpu.launch_us, work_us(problem, gpu))
 
 
-def work_us(problem: Problem, gpu: Gpu = H200) -> float:
+def work_us(problem: Problem, gpu: Gpu) -> float:
     """Return the larger of arithmetic time and memory time per call, microseconds, without the launch floor.
 
-    Arithmetic time is 2 M N K / ``gpu.tflops``. Memory time is ``problem.bytes`` / bandwidth: HBM's if
-    ``problem.bytes`` times the :func:`operand_sets` exceeds ``gpu.l2_bytes``, else that of L2.
+    Arithmetic time is 2 M N K / ``gpu.peak_tflops(problem.acc)``. Memory time is ``problem.bytes`` / bandwidth.
+    That is HBM's if ``problem.bytes`` times the :func:`operand_sets` exceeds ``gpu.l2_bytes``, else that of L2.
     """
     return max(*_parts_us(problem, gpu))
 
@@ -119,7 +140,7 @@ def repeats(est_us: float) -> int:
     return max(1, min(MAX_REPEATS, round(TARGET_GRAPH_US / max(est_us, 1e-3))))
 
 
-def regime(problem: Problem, gpu: Gpu = H200) -> str:
+def regime(problem: Problem, gpu: Gpu) -> str:
     """Return the regime of a problem on a GPU, a string.
 
     It is ``"launch"`` if :func:`work_us` is below 3. Otherwise it is ``memory_1eD`` if memory time exceeds arithmetic
@@ -134,7 +155,7 @@ def regime(problem: Problem, gpu: Gpu = H200) -> str:
 
 def _parts_us(problem: Problem, gpu: Gpu) -> tuple[float, float]:
     """Return (arithmetic time, memory time) per call, microseconds."""
-    compute = problem.flops / (gpu.tflops * 1e6)
+    compute = problem.flops / (gpu.peak_tflops(problem.acc) * 1e6)
     sets = operand_sets(problem, max(compute, problem.bytes / (gpu.hbm_tbs * 1e6), gpu.launch_us))
     bandwidth = gpu.hbm_tbs if problem.bytes * sets > gpu.l2_bytes else gpu.l2_tbs
     return compute, problem.bytes / (bandwidth * 1e6)

@@ -9,7 +9,7 @@ from itertools import product
 
 from outblas.core.errors import UsageError, unknown_name
 from outblas.core.problem import Problem
-from outblas.core.roofline import H200, Gpu, regime
+from outblas.core.roofline import Gpu, regime
 
 #: Valid names for :func:`suite`.
 SUITES = ("grid1000", "llm")
@@ -130,7 +130,7 @@ def block_problems(problems: Iterable[Problem]) -> list[Problem]:
     return [problem for problem in problems if problem.flops >= BLOCK_FLOP]
 
 
-def sample(problems: Sequence[Problem], count: int, seed: int = 0, gpu: Gpu = H200) -> list[Problem]:
+def sample(problems: Sequence[Problem], count: int, seed: int = 0, *, gpu: Gpu) -> list[Problem]:
     """Draw ``count`` problems, stratified by regime, and return them in the order of ``problems``.
 
     Each regime gets its share of the draw, rounded by largest remainder. The draw depends only on the seed and on the

@@ -21,8 +21,8 @@ from typing import Any, get_args
 from outblas.core.config import KernelConfig
 from outblas.core.errors import CompileError, OutblasError, RecordError, ToolchainMissing
 from outblas.core.files import write_atomic
+from outblas.core.gpu_records import packaged_gpu
 from outblas.core.problem import Dtype, Layout, Problem
-from outblas.core.roofline import GPUS
 from outblas.core.version import __version__
 from outblas.kernels.kernel_hash import kernels_sha
 from outblas.kernels.legality import why_illegal
@@ -108,7 +108,7 @@ def pairs_for_any_shape(files: Mapping[str, bytes]) -> list[tuple[Problem, Kerne
             AnyShapeModel.parse(data, Policy.load(gpu), gpu).kernels, product(get_args(Layout), get_args(Dtype))
         ):
             problems = (Problem(*mnk, layout, dtype) for mnk in _ASKED)
-            found += [(p, config) for p in problems if not why_illegal(p, config, GPUS[gpu])][:1]
+            found += [(p, config) for p in problems if not why_illegal(p, config, packaged_gpu(gpu))][:1]
     return found
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from outblas.core.config import KernelConfig, Launch, config_name
 from outblas.core.errors import ProblemError
 from outblas.core.problem import ROW_ALIGN_BYTES, Problem, row_major
-from outblas.core.roofline import Gpu
+from outblas.core.roofline import OLDEST_ARCH, Gpu
 from outblas.kernels.families.registry import FAMILIES
 from outblas.kernels.legality import why_illegal
 from outblas.records.library import Library, LibraryChoice, LibraryRow
@@ -85,8 +85,8 @@ def decide(
     wrong = _why_not_gemm(a, b, out)
     if wrong:
         return Decision(None, None, wrong)
-    if gpu is None or gpu.arch != 90:
-        return Decision(None, None, "the GPU is not sm_90")
+    if gpu is None or gpu.arch < OLDEST_ARCH:
+        return Decision(None, None, "the GPU is older than sm_80")
     kept = Decision(None, None, "b is neither contiguous nor the transpose of a contiguous weight")
     stored = {"TN": (b.shape[::-1], b.strides[::-1]), "NN": (b.shape, b.strides)}
     for layout, (shape, strides) in stored.items():  # a B of one row or column is both: the data is the same

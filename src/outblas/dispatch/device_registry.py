@@ -3,6 +3,7 @@ product."""
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import threading
@@ -10,7 +11,10 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from outblas.core.errors import DeviceError, OutblasError, ToolchainMissing, UsageError
+from outblas.core.config import KernelConfig
+from outblas.core.errors import DeviceError, OutblasError, RecordError, ToolchainMissing, UsageError
+from outblas.core.problem import Problem
+from outblas.core.roofline import Gpu, architecture
 from outblas.dispatch import native_table
 from outblas.dispatch.decide import Choose
 from outblas.dispatch.device_state import DeviceState, load_kernel
@@ -82,7 +86,7 @@ def replace_library(library: Library | str | os.PathLike[str] | None, index: int
         raise UsageError(f"a library of {chosen.gpu} for {gpu.name}", "a library tuned on this GPU", "tune on it")
     absent = _absent(chosen, any_shape)
     with lock:
-        devices[index] = DeviceState(gpu, chosen, load_kernel, any_shape=any_shape, absent=absent)
+        devices[index] = DeviceState(gpu, chosen, _loader(gpu), any_shape=any_shape, absent=absent)
         libraries[index] = used
         native_table.clear_table()
         for forget in on_library_replaced:
@@ -120,6 +124,9 @@ def _new_device(index: int) -> DeviceState:
         gpu = gpu_of_device(index)
     except DeviceError:  # older than sm_80: torch's
         return DeviceState(None, Library("", ()), load_kernel)
+    except RecordError as error:  # a damaged record in the user's folder
+        warnings.warn(f"outblas uses torch.matmul: {error}", RuntimeWarning, stacklevel=4)
+        return DeviceState(None, Library("", ()), load_kernel)
     try:
         library = Library.packaged(gpu.name, missing_ok=True)
     except OutblasError as error:
@@ -128,7 +135,12 @@ def _new_device(index: int) -> DeviceState:
     else:
         any_shape = any_shape_chooser(gpu.name)
     library, libraries[index] = library_for_device(library, index)
-    return DeviceState(gpu, library, load_kernel, any_shape=any_shape, absent=_absent(library, any_shape))
+    return DeviceState(gpu, library, _loader(gpu), any_shape=any_shape, absent=_absent(library, any_shape))
+
+
+def _loader(gpu: Gpu) -> Callable[[Problem, KernelConfig], tuple[Any, float]]:
+    """Return the function that loads kernels for a GPU's architecture."""
+    return functools.partial(load_kernel, arch=architecture(gpu))
 
 
 def _absent(library: Library, any_shape: Choose | None) -> str:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from outblas.kernels.source import Source
 
-#: What kernels are compiled for: decisions name one on sm_90 only.
+#: Architecture of the shipped kernels. The registry compiles for the architecture of each device.
 ARCHITECTURE = "sm_90a"
 #: Decisions and bound calls kept per device; the least recently used go first.
 KEPT_DECISIONS, KEPT_CALLS = 4096, 4096
@@ -320,11 +320,16 @@ class DeviceState:
             self._threads.ready = True
 
 
-def load_kernel(problem: Problem, config: KernelConfig) -> tuple[Any, float]:
+def load_kernel(problem: Problem, config: KernelConfig, arch: str = ARCHITECTURE) -> tuple[Any, float]:
     """Load a kernel on the current CUDA device.
 
     The shipped cubin is used if it was built from exactly this source. Otherwise, or if the driver refuses it, the
     kernel is compiled here.
+
+    Args:
+        problem: the problem.
+        config: the kernel.
+        arch: architecture of that device.
 
     Returns:
         (bindable kernel, seconds of compilation); 0 seconds if it was shipped or cached.
@@ -339,13 +344,13 @@ def load_kernel(problem: Problem, config: KernelConfig) -> tuple[Any, float]:
     from outblas.runtime.packaged_cubins import PACKAGED
 
     source = make_source(problem, config)
-    packaged = PACKAGED.get(source, ARCHITECTURE)
+    packaged = PACKAGED.get(source, arch)
     if packaged is None:
-        return _compiled(source, config)
+        return _compiled(source, config, arch)
     try:
         kernel = load(packaged, config)
     except DeviceError as refused:
-        found = _compiled_instead(source, config, refused)
+        found = _compiled_instead(source, config, arch, refused)
         PACKAGED.warn_refused(refused.wrong)
         return found
     kernel.packaged = True
@@ -353,12 +358,12 @@ def load_kernel(problem: Problem, config: KernelConfig) -> tuple[Any, float]:
     return kernel, 0.0
 
 
-def _compiled_instead(source: Source, config: KernelConfig, refused: DeviceError) -> tuple[Any, float]:
+def _compiled_instead(source: Source, config: KernelConfig, arch: str, refused: DeviceError) -> tuple[Any, float]:
     """Compile a kernel whose shipped cubin the driver refused; an error names both failures in one line."""
     from outblas.runtime.packaged_cubins import PACKAGED
 
     try:
-        return _compiled(source, config)
+        return _compiled(source, config, arch)
     except (CompileError, ToolchainMissing, DeviceError) as error:
         raise DeviceError(
             f"the driver refuses the shipped cubin ({refused.wrong}) and it cannot be compiled here ({error.wrong})",
@@ -367,13 +372,13 @@ def _compiled_instead(source: Source, config: KernelConfig, refused: DeviceError
         ) from error
 
 
-def _compiled(source: Source, config: KernelConfig) -> tuple[Any, float]:
+def _compiled(source: Source, config: KernelConfig, arch: str) -> tuple[Any, float]:
     """Compile by NVRTC, or take the cubin from the compile cache; returns and raises as :func:`load_kernel`."""
     from outblas.runtime.launch import load
     from outblas.runtime.nvrtc import compile_tuned
 
     start = time.perf_counter()
-    cubin = compile_tuned(source, ARCHITECTURE)
+    cubin = compile_tuned(source, arch)
     seconds = 0.0 if cubin.from_cache else time.perf_counter() - start
     _LOG.info("%s %s", config_name(config), f"compiled in {seconds:.2f} s" if seconds else "taken from the cache")
     return load(cubin, config), seconds

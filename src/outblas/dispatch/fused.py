@@ -15,6 +15,7 @@ request: :func:`outblas.linear` with an activation or a residual, ``OUTBLAS_FUSE
 
 from __future__ import annotations
 
+import functools
 import threading
 import warnings
 from collections import OrderedDict
@@ -27,6 +28,7 @@ from outblas.core.background import BackgroundQueue
 from outblas.core.config import KernelConfig, config_name
 from outblas.core.errors import CompileError, DeviceError, ToolchainMissing
 from outblas.core.problem import Problem
+from outblas.core.roofline import architecture
 from outblas.dispatch import device_registry
 from outblas.dispatch.decide import Decision, kernel_despite_fallback
 from outblas.dispatch.device_state import ARCHITECTURE, KEPT_CALLS
@@ -260,8 +262,14 @@ def _decide(
     return decision, reason or why_unfit(decision.problem, decision.config, extra, a, out)
 
 
-def compile_fused(problem: Problem, config: KernelConfig, epilogue: Epilogue) -> Cubin:
+def compile_fused(problem: Problem, config: KernelConfig, epilogue: Epilogue, arch: str = ARCHITECTURE) -> Cubin:
     """Return the cubin of a fused kernel, from NVRTC or the compile cache; no CUDA is called.
+
+    Args:
+        problem: the problem.
+        config: the kernel.
+        epilogue: the fused operations.
+        arch: architecture of the device.
 
     Raises:
         CompileError: it does not compile, or spills.
@@ -269,7 +277,7 @@ def compile_fused(problem: Problem, config: KernelConfig, epilogue: Epilogue) ->
     """
     from outblas.runtime.nvrtc import compile_tuned
 
-    return compile_tuned(make_source(problem, config, epilogue), ARCHITECTURE)
+    return compile_tuned(make_source(problem, config, epilogue), arch)
 
 
 def status() -> dict[str, dict[str, Any]]:
@@ -287,7 +295,9 @@ def _state(index: int) -> FusedState:
     with _lock:
         found = _states.get(index)
         if found is None:
-            found = _states[index] = FusedState()
+            gpu = device_registry.device_state(index).gpu
+            arch = ARCHITECTURE if gpu is None else architecture(gpu)
+            found = _states[index] = FusedState(functools.partial(compile_fused, arch=arch))
         return found
 
 

@@ -9,6 +9,7 @@ from importlib import resources
 from typing import Any
 
 from outblas.core.errors import OutblasError
+from outblas.core.gpu_records import packaged_records
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
 from outblas.core.switches import is_off
@@ -48,7 +49,9 @@ def any_shape_chooser(gpu_name: str) -> Choose | None:
             broken = True
             warnings.warn(f"outblas leaves shapes of no library to torch: {error}", RuntimeWarning, stacklevel=2)
             return None
-        return found.choose(problem, gpu)
+        # The bounds were fitted with the packaged record; a calibration would move them.
+        fitted = packaged_records().get(gpu_name)
+        return found.choose(problem, gpu if fitted is None else fitted.gpu)
 
     return choose
 

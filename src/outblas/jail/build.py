@@ -18,7 +18,7 @@ from typing import Any
 
 from outblas.core.errors import CompileError, ToolchainMissing
 from outblas.core.problem import Problem
-from outblas.core.roofline import H200, Gpu, architecture
+from outblas.core.roofline import Gpu, architecture
 from outblas.core.scratch_folder import scratch_folder
 from outblas.jail.compiler_words import own_words
 from outblas.jail.confined_compiler import LOG_BYTES, CompileLimits, memory_limit, run_confined
@@ -90,9 +90,7 @@ class BuiltKernel:
         }
 
 
-def build(
-    kernel: FreeKernel, problem: Problem, gpu: Gpu = H200, cache: CubinCache | None = DEFAULT_CACHE
-) -> BuiltKernel:
+def build(kernel: FreeKernel, problem: Problem, gpu: Gpu, cache: CubinCache | None = DEFAULT_CACHE) -> BuiltKernel:
     """Compile a free kernel for a problem's layout and dtype, or take it from the cache. M, N and K do not matter.
 
     Example: ``build(FreeKernel.parse(text), Problem(512, 512, 512)).counters()``. No GPU is needed.

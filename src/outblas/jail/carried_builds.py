@@ -12,7 +12,7 @@ from outblas.core.evaluation import Evaluation, Status, Verdict
 from outblas.core.files import write_atomic
 from outblas.core.plain_files import read_own_file
 from outblas.core.problem import Problem
-from outblas.core.roofline import H200, Gpu, architecture
+from outblas.core.roofline import Gpu, architecture
 from outblas.jail.build import BuiltKernel, build
 from outblas.jail.elf import cubins, global_bytes
 from outblas.jail.jailed_evaluator import JailedEvaluator
@@ -34,7 +34,7 @@ class CarriedBuilds:
         gpu: target of the compilations.
     """
 
-    def __init__(self, folder: str | Path, gpu: Gpu = H200) -> None:
+    def __init__(self, folder: str | Path, gpu: Gpu) -> None:
         self.folder, self._gpu = Path(folder), gpu
 
     def path(self, kernel: FreeKernel, problem: Problem) -> Path:

@@ -19,9 +19,10 @@ from typing import IO, Any
 
 from outblas.core.errors import OutblasError, RecordError
 from outblas.core.evaluation import Evaluation
+from outblas.core.gpu_records import gpu_of_product
 from outblas.core.plain_files import open_plain, read_plain_file
 from outblas.core.problem import Problem
-from outblas.core.roofline import GPUS, Gpu
+from outblas.core.roofline import Gpu
 from outblas.kernels.custom.free_kernel import FreeKernel
 from outblas.records.evaluation_json import evaluation_from_json, evaluation_to_json
 
@@ -170,7 +171,7 @@ def _head(path: Path, line: bytes) -> dict[str, Any]:
 
 
 def _gpu(path: Path, head: dict[str, Any]) -> Gpu:
-    gpu = GPUS.get(str(head.get("gpu")))
+    gpu = gpu_of_product(str(head.get("gpu")))
     if gpu is None:
         raise _refused(path, f"is of the GPU {head.get('gpu')!r}")
     return gpu

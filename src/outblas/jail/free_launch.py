@@ -13,7 +13,7 @@ from typing import Any
 
 from outblas.core.errors import DeviceError
 from outblas.core.problem import Problem
-from outblas.core.roofline import H200, Gpu
+from outblas.core.roofline import Gpu
 from outblas.jail.build import BuiltKernel
 from outblas.jail.elf import dynamic_symbols
 from outblas.judge.operands import CANARY
@@ -130,7 +130,7 @@ class DeviceKernel(_Loaded):
         DeviceError: the driver cannot load it.
     """
 
-    def __init__(self, built: BuiltKernel, gpu: Gpu = H200) -> None:
+    def __init__(self, built: BuiltKernel, gpu: Gpu) -> None:
         super().__init__(built, gpu)
         self._launch: LaunchBlock = built.kernel.launch
         cu = driver()
@@ -177,7 +177,7 @@ class HostKernel(_Loaded):
         DeviceError: it cannot be loaded.
     """
 
-    def __init__(self, built: BuiltKernel, folder: str | Path, cudart: str | None, gpu: Gpu = H200) -> None:
+    def __init__(self, built: BuiltKernel, folder: str | Path, cudart: str | None, gpu: Gpu) -> None:
         super().__init__(built, gpu)
         path = Path(folder) / f"{self.name}.so"
         path.write_bytes(built.cubin.image)
@@ -236,7 +236,7 @@ class HostCall:
             raise DeviceError(f"outblas_launch returned {status}", "0", "look at its launch")
 
 
-def load(built: BuiltKernel, folder: str | Path, cudart: str | None, gpu: Gpu = H200) -> DeviceKernel | HostKernel:
+def load(built: BuiltKernel, folder: str | Path, cudart: str | None, gpu: Gpu) -> DeviceKernel | HostKernel:
     """Load a built kernel into this process, which must be a sandboxed worker.
 
     Args:

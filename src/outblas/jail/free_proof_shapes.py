@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from outblas.core.errors import ProblemError
 from outblas.core.problem import Problem
-from outblas.core.roofline import H200, Gpu
+from outblas.core.roofline import Gpu
 from outblas.kernels.custom.contract import LaunchBlock
 
 #: A full proof's references cost some 40 products in fp64: larger problems are proved on a smaller sister, FLOP.
@@ -21,7 +21,7 @@ _ALWAYS = (
 )  # fmt: skip
 
 
-def free_proof_shapes(problem: Problem, launch: LaunchBlock, gpu: Gpu = H200) -> list[Problem]:
+def free_proof_shapes(problem: Problem, launch: LaunchBlock, gpu: Gpu) -> list[Problem]:
     """Return a list of up to 14 problems on which a free kernel is proved in full.
 
     All have the layout, dtype and accumulator of ``problem``, at most 2 * 1024**3 FLOP, and are allowed by the launch

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from outblas.core.config import Candidate
 from outblas.core.evaluation import Evaluation, Status, Verdict
 from outblas.core.problem import Problem
-from outblas.core.roofline import H200, Gpu
+from outblas.core.roofline import Gpu
 from outblas.jail.evaluation_file import RecordedEvaluations, Recorder, load
 from outblas.kernels.custom.free_kernel import FreeKernel
 
@@ -54,7 +54,7 @@ class CompileOnlyEvaluator:
         gpu: target of the compilations.
     """
 
-    def __init__(self, gpu: Gpu = H200) -> None:
+    def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
 
     @property

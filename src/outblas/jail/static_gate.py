@@ -5,7 +5,7 @@ from __future__ import annotations
 from outblas.core.errors import CompileError, ContractError
 from outblas.core.evaluation import Evaluation, Status, Verdict
 from outblas.core.problem import Problem
-from outblas.core.roofline import H200, Gpu
+from outblas.core.roofline import Gpu
 from outblas.jail.build import BuiltKernel, build
 from outblas.jail.elf import dynamic_symbols, fat_binaries
 from outblas.jail.symbols import why_refused
@@ -19,7 +19,7 @@ MAX_GLOBAL_BYTES = 64 * 1024
 
 
 def examine(
-    problem: Problem, kernel: FreeKernel, gpu: Gpu = H200, cache: CubinCache | None = DEFAULT_CACHE
+    problem: Problem, kernel: FreeKernel, gpu: Gpu, cache: CubinCache | None = DEFAULT_CACHE
 ) -> BuiltKernel | Evaluation:
     """Return the compiled kernel, or the evaluation that says why it is not run.
 

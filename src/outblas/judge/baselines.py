@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any
 from outblas.core.errors import DeviceError, RecordError
 from outblas.core.problem import Problem
 from outblas.core.rivals import AUTO_REQUEST, BASELINE_NAMES, LT_AUTO, LT_EDGES, TORCH_FULL, BaselineCall
+from outblas.core.roofline import architecture
 from outblas.judge.matmul_heuristics import nvmmh_config, nvmmh_configs
 from outblas.judge.programmatic_edges import make_edges_programmatic
 from outblas.judge.torch_baselines import TorchFull, TorchMm, TorchOnCurrentStream, on_current_stream
+from outblas.runtime.device import gpu_of_device
 
 if TYPE_CHECKING:
     from outblas.core.config import KernelConfig
@@ -220,7 +222,7 @@ class LtAuto:
         if problem not in self._chosen:
             from outblas.judge.gpu_clock import GpuClock
 
-            with GpuClock(problem, self._gpu) as bench:
+            with GpuClock(problem, self._gpu, gpu=gpu_of_device(self._gpu)) as bench:
                 self.prepare(bench)
         return self._lt.call(problem, self._chosen[problem][0], a, b, c)
 
@@ -286,6 +288,7 @@ class NvMatmulHeuristics:
     name = "nvmmh"
 
     def __init__(self, gpu_index: int = 0) -> None:
+        self._gpu = gpu_index
         self._loaded: dict[KernelKind, Any] = {}
         self._configs: dict[Problem, KernelConfig | None] = {}
 
@@ -320,7 +323,9 @@ class NvMatmulHeuristics:
             )
         key = kernel_kind(problem, config)
         if key not in self._loaded:
-            self._loaded[key] = load(compile_source(make_source(problem, config)), config)
+            self._loaded[key] = load(
+                compile_source(make_source(problem, config), architecture(gpu_of_device(self._gpu))), config
+            )
         return self._loaded[key].bind(problem, a, b, c)
 
     def detail(self, problem: Problem) -> str:
@@ -331,7 +336,7 @@ class NvMatmulHeuristics:
 
     def _config(self, problem: Problem) -> KernelConfig | None:
         if problem not in self._configs:
-            self._configs.update(nvmmh_configs([problem]))
+            self._configs.update(nvmmh_configs([problem], gpu_of_device(self._gpu)))
         return self._configs[problem]
 
 

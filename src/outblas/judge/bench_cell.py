@@ -12,7 +12,7 @@ from outblas.core.evaluation import Status, Timing
 from outblas.core.phase_times import PhaseTimer
 from outblas.core.problem import Problem
 from outblas.core.rivals import BASELINE_NAMES, LT_AUTO, RIVALS
-from outblas.core.roofline import H200, Gpu, architecture
+from outblas.core.roofline import Gpu, architecture
 from outblas.core.stats import MIN_ROUNDS
 from outblas.judge import faults
 from outblas.judge.fallback_entry import FALLBACK
@@ -56,8 +56,8 @@ class Options:
         rounds_before_drop: number of timed rounds after which ``drop_beyond`` is applied; by default 3.
     """
 
-    gpu_index: int = 0
-    gpu: Gpu = H200
+    gpu_index: int
+    gpu: Gpu
     rounds: int = 7
     seed: int = 0
     level: ProofLevel = "full"

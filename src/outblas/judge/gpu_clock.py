@@ -28,7 +28,7 @@ from outblas.core.evaluation import Timing
 from outblas.core.install_hint import install_hint
 from outblas.core.problem import Problem
 from outblas.core.rivals import BaselineCall, Bindable
-from outblas.core.roofline import H200, Gpu, floor_us, operand_sets, repeats
+from outblas.core.roofline import Gpu, floor_us, operand_sets, repeats
 from outblas.judge.operands import GUARD_BYTES, Operands
 from outblas.judge.rounds import Prune, slower_than_the_fastest, time_in_rounds, timing_of_samples
 from outblas.runtime.driver import capture_graph, check, driver
@@ -81,7 +81,7 @@ class GpuClock:
     """
 
     def __init__(
-        self, problem: Problem, gpu_index: int = 0, seed: int = 0, guard_bytes: int = GUARD_BYTES, gpu: Gpu = H200
+        self, problem: Problem, gpu_index: int = 0, seed: int = 0, guard_bytes: int = GUARD_BYTES, *, gpu: Gpu
     ) -> None:
         torch = _cuda_torch(gpu_index)
         self.problem, self.gpu_index = problem, gpu_index

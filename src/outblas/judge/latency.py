@@ -20,6 +20,7 @@ from outblas.core.problem import Problem
 from outblas.core.rivals import BaselineCall, Bindable
 from outblas.judge.gpu_clock import GpuClock, choose_algorithm
 from outblas.judge.rounds import timing_of_samples
+from outblas.runtime.device import gpu_of_device
 from outblas.runtime.driver import check, driver
 
 #: Requests of one entry before another has its turn.
@@ -52,7 +53,7 @@ def time_server(
     """
     check_qps(target_qps)
     assert target_qps is not None
-    with GpuClock(problem, gpu_index, seed) as bench:
+    with GpuClock(problem, gpu_index, seed, gpu=gpu_of_device(gpu_index)) as bench:
         for entry in entries.values():
             choose_algorithm(entry, bench)
         with bench.current():

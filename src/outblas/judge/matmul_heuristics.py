@@ -14,16 +14,15 @@ from collections.abc import Sequence
 
 from outblas.core.config import KernelConfig
 from outblas.core.errors import ToolchainMissing
+from outblas.core.gpu_records import packaged_records
 from outblas.core.install_hint import install_hint
 from outblas.core.problem import Problem
-from outblas.core.roofline import H200, Gpu
+from outblas.core.roofline import Gpu
 from outblas.kernels.families.family import TileChoice
 from outblas.kernels.families.registry import FAMILIES
 from outblas.kernels.legality import why_illegal
 
 _TIMEOUT_S = 120.0
-#: Short name of ours -> NvMatmulHeuristicsNvidiaGpu.
-_GPUS = {"h200": "H200_SXM"}
 #: A row-major M x K, B row-major N x K (TN) or K x N (NN), in the words of the package.
 _LAYOUTS = {"TN": "NT_ROW_MAJOR", "NN": "NN_ROW_MAJOR"}
 #: Inputs, accumulator, output: H fp16, T bf16, S fp32.
@@ -45,7 +44,7 @@ for m, n, k, layout, precision in problems:
 """
 
 
-def nvmmh_config(problem: Problem, gpu: Gpu = H200) -> KernelConfig | None:
+def nvmmh_config(problem: Problem, gpu: Gpu) -> KernelConfig | None:
     """Return the nearest legal config to nvMatmulHeuristics' first choice; None if it has no choice or none is legal.
 
     It starts a subprocess. Use :func:`nvmmh_configs` if there are many problems.
@@ -56,11 +55,11 @@ def nvmmh_config(problem: Problem, gpu: Gpu = H200) -> KernelConfig | None:
     return nvmmh_configs([problem], gpu)[problem]
 
 
-def nvmmh_configs(problems: Sequence[Problem], gpu: Gpu = H200) -> dict[Problem, KernelConfig | None]:
+def nvmmh_configs(problems: Sequence[Problem], gpu: Gpu) -> dict[Problem, KernelConfig | None]:
     """Return problem -> the nearest legal config to nvMatmulHeuristics' first choice, in the order of ``problems``.
 
-    The config is of the family ``sm90_wgmma_gemm``. It is None if nvMatmulHeuristics has no choice or crashes, if no
-    near config is legal, or if the GPU is not the H200. No problems give an empty dict.
+    The config is of the family ``sm90_wgmma_gemm``. It is None if nvMatmulHeuristics has no choice or crashes, or if no
+    near config is legal. All are None if the GPU's record has no name for it. No problems give an empty dict.
 
     Args:
         problems: the problems.
@@ -73,10 +72,10 @@ def nvmmh_configs(problems: Sequence[Problem], gpu: Gpu = H200) -> dict[Problem,
     return {p: None if c is None else nearest_config(p, c, gpu) for p, c in zip(problems, found, strict=True)}
 
 
-def heuristic_choices(problems: Sequence[Problem], gpu: Gpu = H200, script: str = _SCRIPT) -> list[TileChoice | None]:
+def heuristic_choices(problems: Sequence[Problem], gpu: Gpu, script: str = _SCRIPT) -> list[TileChoice | None]:
     """Return nvMatmulHeuristics' first choice per problem, as a list in the order of ``problems``.
 
-    An entry is None if it has no choice or crashes. All are None if the GPU is not the H200.
+    An entry is None if it has no choice or crashes. All are None if the GPU's record has no name for it.
 
     Args:
         problems: the problems.
@@ -90,11 +89,11 @@ def heuristic_choices(problems: Sequence[Problem], gpu: Gpu = H200, script: str 
 
 
 def ranked_choices(
-    problems: Sequence[Problem], gpu: Gpu = H200, count: int = 64, script: str = _SCRIPT
+    problems: Sequence[Problem], gpu: Gpu, count: int = 64, script: str = _SCRIPT
 ) -> dict[Problem, list[TileChoice]]:
     """Return problem -> up to ``count`` different choices of nvMatmulHeuristics, the fastest predicted first.
 
-    The list is empty if it has no choice or crashes. All lists are empty if the GPU is not the H200.
+    The list is empty if it has no choice or crashes. All lists are empty if the GPU's record has no name for it.
 
     Args:
         problems: the problems.
@@ -114,18 +113,19 @@ def _all_choices(problems: Sequence[Problem], gpu: Gpu, count: int, script: str)
         raise ToolchainMissing(
             "nvMatmulHeuristics is not installed", "the wheel nvidia-matmul-heuristics", install_hint("gpu")
         )
-    if gpu.name not in _GPUS:
+    record = packaged_records().get(gpu.name)
+    if record is None or not record.heuristics:
         return [[] for _ in problems]
     out: list[list[TileChoice]] = []
     while len(out) < len(problems):
-        answers = _ask(problems[len(out) :], _GPUS[gpu.name], count, script)
+        answers = _ask(problems[len(out) :], record.heuristics, count, script)
         out += answers
         if len(out) < len(problems):
             out.append([])  # the one in hand when the subprocess died
     return out
 
 
-def nearest_config(problem: Problem, choice: TileChoice, gpu: Gpu = H200) -> KernelConfig | None:
+def nearest_config(problem: Problem, choice: TileChoice, gpu: Gpu) -> KernelConfig | None:
     """Return the legal config of ``sm90_wgmma_gemm`` that differs least from ``choice``; None if no near one is legal.
 
     Stages are changed first, and only downwards. Then come the cluster, the split, the depth, and the tile last.

@@ -33,6 +33,7 @@ class ProofContext:
         data: the operands, two sets.
         calls: the candidate's call of each set.
         cuda: True on a GPU.
+        gpu_index: CUDA ordinal; 0 on the CPU.
         stream: raw CUstream of the calls; 0 on the CPU.
     """
 
@@ -43,7 +44,7 @@ class ProofContext:
         guard = min(_GUARD_MAX, max(_GUARD_MIN, 512 * problem.n))
         self.data = Operands(problem, 2, device, guard)
         self.cuda = device.startswith("cuda")
-        self._index = torch.device(device).index or 0
+        self.gpu_index = torch.device(device).index or 0
         self.torch_stream: Any = None
         self.stream = 0
         if self.cuda:
@@ -73,7 +74,7 @@ class ProofContext:
         if self.cuda:
             import torch
 
-            torch.cuda.synchronize(self._index)
+            torch.cuda.synchronize(self.gpu_index)
 
     def run(self, a: Any, b: Any, index: int = 0, pattern: int | None = None) -> Any:
         """Copy new inputs in, fill C with NaN, run the call, and return a copy of C.

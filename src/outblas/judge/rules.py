@@ -17,6 +17,7 @@ from outblas.core.problem import Problem
 from outblas.judge.operands import torch_dtype
 from outblas.judge.proof_context import ProofContext, process_state
 from outblas.kernels.legality import why_illegal
+from outblas.runtime.device import gpu_of_device
 from outblas.runtime.driver import capture_graph, check, driver
 
 #: Lengths of plugs in GPU cycles: a quarter of a millisecond, longer than a launch takes the host; longer ones where it
@@ -210,7 +211,8 @@ def _chain(context: ProofContext) -> None:
     if _needs_constant_weights(context):  # always proved, if need be on other extents: they are what overlaps most
         side = min(p.n, p.k)
         p = replace(p, n=side, k=side)
-        if why_illegal(p, context.entry.config) is not None:  # type: ignore[attr-defined]
+        config = context.entry.config  # type: ignore[attr-defined]
+        if why_illegal(p, config, gpu_of_device(context.gpu_index)) is not None:
             return
     if p.n == p.k:
         _linked(context, p, lambda result, a, b: (result, b))

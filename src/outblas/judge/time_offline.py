@@ -10,6 +10,7 @@ from outblas.core.evaluation import Timing
 from outblas.core.problem import Problem
 from outblas.core.rivals import BaselineCall, Bindable
 from outblas.judge.gpu_clock import MIN_ROUNDS, GpuClock, GraphEntry, choose_algorithm
+from outblas.runtime.device import gpu_of_device
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ def time_offline(
     """
     effort = effort or TimingEffort()
     limits = effort.rounds, seed, effort.warmup_seconds, effort.benchmark_seconds
-    with GpuClock(problem, gpu_index, seed) as bench:
+    with GpuClock(problem, gpu_index, seed, gpu=gpu_of_device(gpu_index)) as bench:
         graphs: dict[str, GraphEntry] = {}
         calls: dict[str, list[BaselineCall]] = {}
         try:

@@ -9,8 +9,9 @@ from importlib import resources
 
 from outblas.core.config import KernelConfig, Launch
 from outblas.core.errors import UsageError
+from outblas.core.gpu_records import has_data, nearest_with_data, packaged_records
 from outblas.core.problem import Problem
-from outblas.core.roofline import H200, Gpu, floor_us, regime
+from outblas.core.roofline import Gpu, floor_us, regime
 from outblas.kernels.config_text import config_from_name
 from outblas.kernels.families.registry import FAMILIES
 from outblas.kernels.geometry import may_exceed_even_share
@@ -24,7 +25,7 @@ EARLY_NEGLIGIBLE_ABOVE_US = 100.0
 
 
 @functools.cache
-def catalogue(name: str = "h200") -> tuple[KernelConfig, ...]:
+def catalogue(name: str) -> tuple[KernelConfig, ...]:
     """Return the ordered candidates that a release compiles and records: kernels without and with PDL.
 
     All have ``early`` and ``even`` False. Kernels of families that this version lacks are left out. Every call of a
@@ -43,15 +44,21 @@ def catalogue(name: str = "h200") -> tuple[KernelConfig, ...]:
     try:
         data = json.loads(path.read_text())
     except FileNotFoundError:
-        raise UsageError(f"no catalogue named {name!r}", "h200 or pool", "use one of them") from None
+        known = [name for name in packaged_records() if has_data(name, "catalogues", ".json")]
+        raise UsageError(f"no catalogue named {name!r}", " or ".join((*known, "pool")), "use one of them") from None
     return tuple(config_from_name(text) for text in data["candidates"] if text.partition(":")[0] in FAMILIES)
 
 
-def candidates(problem: Problem, gpu: Gpu = H200, early: bool = False, even: bool = False) -> list[KernelConfig]:
+def catalogue_of(gpu: Gpu) -> tuple[KernelConfig, ...]:
+    """Return the shipped catalogue of a GPU, or that of the most similar GPU that has one."""
+    return catalogue(nearest_with_data(gpu, "catalogues", ".json"))
+
+
+def candidates(problem: Problem, gpu: Gpu, early: bool = False, even: bool = False) -> list[KernelConfig]:
     """Return the legal configs to try on a problem, without duplicates, as a new list.
 
-    These are the legal configs of the catalogue ``h200``, and those that families add for special problems. Few tokens
-    add kernels for few rows of A, which the catalogue lacks because it was chosen on grid1000. Few tiles with a long K
+    These are the legal configs of the GPU's :func:`catalogue_of`, and those that families add for special problems. Few
+    tokens add kernels for few rows of A, which the catalogue lacks. Few tiles with a long K
     add kernels that split K over a workspace, which are newer than the catalogue. Rows that are not 16-byte aligned add
     kernels with narrower loads. If M or N is ragged, wgmma kernels are offered with ``shift=True``.
 
@@ -72,7 +79,7 @@ def candidates(problem: Problem, gpu: Gpu = H200, early: bool = False, even: boo
     return found
 
 
-def even_twin(problem: Problem, config: KernelConfig, gpu: Gpu = H200) -> KernelConfig | None:
+def even_twin(problem: Problem, config: KernelConfig, gpu: Gpu) -> KernelConfig | None:
     """Return the config with the other value of ``even``, or None. The result is not checked for legality.
 
     It is None without ``pdl``, for a family without the knob, or if the launch would not change
@@ -83,7 +90,7 @@ def even_twin(problem: Problem, config: KernelConfig, gpu: Gpu = H200) -> Kernel
     return config.with_knobs(even=not config.even) if may_exceed_even_share(problem, config, gpu.sms) else None
 
 
-def special_candidates(problem: Problem, gpu: Gpu = H200) -> tuple[KernelConfig, ...]:
+def special_candidates(problem: Problem, gpu: Gpu) -> tuple[KernelConfig, ...]:
     """Return the configs that families add for special kinds of problems. Some may be illegal.
 
     ``sm80_gemv_mma`` comes first, for M up to 16. Then comes ``sm90_wgmma_gemm``: few rows of A (M from 9 to 56), and K
@@ -124,13 +131,13 @@ def first_search_candidates(problem: Problem, gpu: Gpu) -> list[KernelConfig]:
 
 def _candidates(problem: Problem, gpu: Gpu) -> list[KernelConfig]:
     """Return the legal configs to try, without the twins that ``early`` and ``even`` add."""
-    listed = (*catalogue(), *special_candidates(problem, gpu))
+    listed = (*catalogue_of(gpu), *special_candidates(problem, gpu))
     offered = dict.fromkeys(FAMILIES[config.family].adapted_to_problem(problem, config) for config in listed)
     legal = [c for c in offered if why_illegal(problem, c, gpu) is None]
     if problem.rows_aligned:
         return legal
     known = defaultdict(list)
-    for config in catalogue():
+    for config in catalogue_of(gpu):
         known[config.family].append(config)
     families = FAMILIES.values()
     more = dict.fromkeys(

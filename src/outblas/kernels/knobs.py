@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from outblas.core.config import KernelConfig, config_name, knob_schema
 from outblas.core.errors import UsageError
+from outblas.core.gpu_records import reference_gpu
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
 from outblas.kernels.catalogue import candidates, catalogue
@@ -127,9 +128,11 @@ def all_knobs() -> Knobs:
 
     Every call returns the same object. The first knob is ``family``.
     """
+    gpu = reference_gpu()  # the values are the same on every GPU
     few = (each for family in FAMILIES.values() for each in family.special_kernel_kinds())
     return knobs_of(
-        (*catalogue("pool"), *catalogue(), *(c for p, c in few if why_illegal(p, c) is None)), _more_values()
+        (*catalogue("pool"), *catalogue(gpu.name), *(c for p, c in few if why_illegal(p, c, gpu) is None)),
+        _more_values(),
     )
 
 

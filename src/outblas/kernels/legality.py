@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from outblas.core.config import KernelConfig
 from outblas.core.problem import Problem
-from outblas.core.roofline import H200, Gpu
+from outblas.core.roofline import Gpu
 from outblas.kernels.families.registry import FAMILIES
 from outblas.kernels.geometry import geometry, launch_smem
 from outblas.kernels.geometry_terms import MAX_GRID_YZ
 
 
-def why_illegal(problem: Problem, config: KernelConfig, gpu: Gpu = H200) -> str | None:
+def why_illegal(problem: Problem, config: KernelConfig, gpu: Gpu) -> str | None:
     """Return why a config cannot run a problem on a GPU, in words; None if it can.
 
     Only the first broken rule is named. The family's own rules come before the common ones: launch options, split of K,

@@ -7,13 +7,13 @@ from itertools import zip_longest
 
 from outblas.core.config import KernelConfig
 from outblas.core.problem import Problem
-from outblas.core.roofline import H200, Gpu
+from outblas.core.roofline import Gpu
 from outblas.kernels.catalogue import even_twin
 from outblas.kernels.families.registry import FAMILIES
 from outblas.kernels.legality import why_illegal
 
 
-def neighbours(problem: Problem, config: KernelConfig, gpu: Gpu = H200) -> list[KernelConfig]:
+def neighbours(problem: Problem, config: KernelConfig, gpu: Gpu) -> list[KernelConfig]:
     """Return legal configs that differ from a config in one idea, as a list without duplicates and without the config.
 
     Ideas: early loads of B, evenly spread CTAs, then the ideas of the config's family. The list has the first

@@ -5,12 +5,12 @@ from __future__ import annotations
 from outblas.core.config import KernelConfig
 from outblas.core.errors import ProblemError
 from outblas.core.problem import Problem
-from outblas.core.roofline import H200, Gpu
+from outblas.core.roofline import Gpu
 from outblas.kernels.families.registry import FAMILIES
 from outblas.kernels.legality import why_illegal
 
 
-def proof_shapes(problem: Problem, config: KernelConfig, gpu: Gpu = H200) -> list[Problem]:
+def proof_shapes(problem: Problem, config: KernelConfig, gpu: Gpu) -> list[Problem]:
     """Return problems of the same layout, dtype and accumulator on which a config is proved in full.
 
     They cover whole tiles, ragged M, N and K, and less than one tile. They cover a long K with signed inputs, and N =

@@ -25,8 +25,9 @@ import numpy as np
 from outblas.core.config import KernelConfig, config_name
 from outblas.core.errors import RecordError, UsageError
 from outblas.core.files import write_atomic
+from outblas.core.gpu_records import reference_gpu
 from outblas.core.problem import ELEMENT_BYTES, ROW_ALIGN_BYTES, Problem
-from outblas.core.roofline import H200, Gpu, floor_us
+from outblas.core.roofline import Gpu, floor_us
 from outblas.kernels.config_text import config_from_name
 from outblas.kernels.cost.cost_model import predict_many
 from outblas.kernels.legality import why_illegal
@@ -157,7 +158,8 @@ class AnyShapeModel:
 def _check_widths(nets: Regressor) -> None:
     """Raise ValueError where the nets are not of the inputs that :func:`network_inputs` makes, or not of each other."""
     problem = Problem(8, 8, 8)
-    wide = len(shape_features(problem, H200)) + candidate_features(problem, [], H200).shape[1] + 1
+    gpu = reference_gpu()  # any GPU has as many inputs
+    wide = len(shape_features(problem, gpu)) + candidate_features(problem, [], gpu).shape[1] + 1
     sizes = [wide, *(w.shape[2] for w in nets.weights)]
     right = len(nets.mean) == len(nets.scale) == wide and sizes[-1] == 1
     for i, (w, b) in enumerate(zip(nets.weights, nets.biases, strict=True)):

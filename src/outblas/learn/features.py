@@ -17,7 +17,6 @@ from outblas.core.roofline import Gpu, floor_us
 from outblas.kernels.cost import cost_model
 from outblas.kernels.cost.columns import columns_by_family, problem_columns
 from outblas.kernels.families.learned_families import LEARNED_FAMILIES
-from outblas.kernels.geometry_terms import SM_SMEM
 
 Features = NDArray[np.float32]
 
@@ -37,6 +36,8 @@ PROBLEM_FEATURES = (
     ),
     *("gpu_sms", "gpu_l2", "gpu_shared", "gpu_hbm", "gpu_peak"),
 )
+#: Indices of the features of :func:`problem_features` that describe the GPU.
+GPU_FEATURES = [i for i, name in enumerate(PROBLEM_FEATURES) if name.startswith("gpu_")]
 #: Knobs taken as they are, as powers of two, and as switches (columns of ``model_columns``).
 _LOGS = (
     "bm",
@@ -93,19 +94,21 @@ def candidate_features(problem: Problem, configs: Sequence[KernelConfig], gpu: G
     ``CANDIDATE_FEATURES`` has their names, in order. The first are one flag per learned family; a kernel of another
     family has none set.
     ``rough`` is the natural log of a rough time over the floor. The time is ``outblas.kernels.cost.cost_model``'s
-    formula with the initial coefficients of its fit (physics, no measurement). ``rough_behind`` is ``rough`` less the
-    least one of ``configs``. A row thus depends on the other configs.
+    formula with the initial coefficients of its fit (physics of the GPU's record). ``rough_behind`` is ``rough`` less
+    the least one of ``configs``. A row thus depends on the other configs.
     """
     out = np.zeros((len(configs), len(CANDIDATE_FEATURES)), dtype=np.float32)
     if not configs:
         return out
     top = len(LEARNED_FAMILIES)
     p = problem_columns(problem, gpu)
-    for family, where, c in columns_by_family(configs):
+    for family, where, c in columns_by_family(configs, gpu):
         out[where, :top] = [family == learned for learned in LEARNED_FAMILIES]
         middle = [np.log2(np.maximum(c[name], 1)) / 4 for name in _LOGS] + [c[name] for name in _SWITCHES]
         out[where, top:] = np.stack([*middle, *_made(problem, c, gpu), *np.zeros((2, len(where)))], axis=1)
-    rough = np.log(cost_model.predict_with(cost_model.START_COEFFICIENTS, None, problem, configs, gpu) / p["floor"])
+    rough = np.log(
+        cost_model.predict_with(cost_model.start_coefficients(gpu), None, problem, configs, gpu) / p["floor"]
+    )
     out[:, -2], out[:, -1] = rough, rough - rough.min()
     return out
 
@@ -122,7 +125,7 @@ def _made(problem: Problem, c: dict[str, NDArray[np.float64]], gpu: Gpu) -> list
         *(np.log2(tiles_m) / 4, np.log2(tiles_n) / 4, np.log2(waves) / 4, np.log2(np.ceil(waves)) / 4),
         *(waves / np.ceil(waves), problem.m / (tiles_m * c["bm"]), problem.n / (tiles_n * c["bn"])),
         *(np.log2(steps) / 4, np.log2(steps / c["stages"]) / 4),
-        *(np.log2(loaded * ELEMENT_BYTES / (floor_us(problem, gpu) * 1e6)) / 4, ring / SM_SMEM),
+        *(np.log2(loaded * ELEMENT_BYTES / (floor_us(problem, gpu) * 1e6)) / 4, ring / gpu.sm_smem),
         *(np.log2(c["bm"] / c["bn"]) / 4, c["consumers"] / 2, c["vec"] / 8, c["rows"] / c["bm"]),
     ]
 

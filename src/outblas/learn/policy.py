@@ -24,6 +24,7 @@ from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
 from outblas.learn.features import (
     CANDIDATE_FEATURES,
+    GPU_FEATURES,
     PROBLEM_FEATURES,
     Features,
     candidate_features,
@@ -138,8 +139,18 @@ class Policy:
         """
         known = [config.with_knobs(early=False) if config.early else config for config in configs]
         about, each = problem_features(problem, gpu), candidate_features(problem, known, gpu)
+        about = self._known_gpu(about)
         guess, spread = self.regressor(about, each)
         return CandidateView(about, each, guess, spread, knob_columns(each))
+
+    def _known_gpu(self, about: Features) -> Features:
+        """Return the features of a problem with those GPU features that never varied in training as they were there.
+
+        The networks learned nothing about them; other values would only add noise.
+        """
+        fixed = [i for i in GPU_FEATURES if self.regressor.scale[i] == 0]
+        about[fixed] = self.regressor.mean[fixed]
+        return about
 
     def scores(
         self, view: CandidateView, tried: Sequence[int], proven: Sequence[int], log_us: Sequence[float]

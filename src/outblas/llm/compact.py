@@ -9,6 +9,7 @@ from typing import Any
 
 from outblas.core.config import KernelConfig, knob_schema
 from outblas.core.errors import ConfigError
+from outblas.core.gpu_records import reference_gpu
 from outblas.kernels.config_text import template_from_json
 from outblas.kernels.families.registry import FAMILIES
 
@@ -107,7 +108,7 @@ def _usual() -> dict[tuple[str, str], tuple[Any, ...]]:
     from outblas.kernels.catalogue import catalogue
     from outblas.kernels.knobs import all_knobs
 
-    configs = (*catalogue("pool"), *catalogue())
+    configs = (*catalogue("pool"), *catalogue(reference_gpu().name))
     found = {}
     for knob in all_knobs().knobs[1:]:
         for family in knob.families:

@@ -12,8 +12,9 @@ from typing import Any
 from outblas.core.config import Candidate, KernelConfig
 from outblas.core.errors import CompileError, UsageError
 from outblas.core.evaluation import Evaluation, Status, Verdict
+from outblas.core.gpu_records import packaged_gpu, reference_gpu
 from outblas.core.problem import Problem
-from outblas.core.roofline import GPUS, Gpu
+from outblas.core.roofline import Gpu, architecture
 from outblas.jail.evaluation_file import load
 from outblas.jail.offline_evaluators import NOT_RUN, CompileOnlyEvaluator, FreeEvaluator, RecordedFreeEvaluator
 from outblas.kernels.custom.free_kernel import FreeKernel
@@ -67,14 +68,14 @@ def parse_evaluator(text: str | None) -> EvaluatorChoice:
 
 
 @contextmanager
-def open_chosen_evaluator(place: EvaluatorChoice, gpu: str = "h200") -> Iterator[FreeEvaluator]:
+def open_chosen_evaluator(place: EvaluatorChoice, gpu: str | None = None) -> Iterator[FreeEvaluator]:
     """Open the evaluator of a place; it is closed at the end of the context.
 
     It is a context manager: ``with open_chosen_evaluator(parse_evaluator("compile")) as evaluator:``.
 
     Args:
         place: result of :func:`parse_evaluator`.
-        gpu: name of the GPU whose architecture is the target of ``compile``, a key of ``outblas.core.roofline.GPUS``.
+        gpu: short name of the packaged GPU whose architecture is the target of ``compile``; None: the reference GPU.
             It is ignored for the other places.
 
     Yields:
@@ -91,7 +92,7 @@ def open_chosen_evaluator(place: EvaluatorChoice, gpu: str = "h200") -> Iterator
         with LiveEvaluator(place.gpu_index) as live:
             yield live
     elif place.name == COMPILE_ONLY:
-        yield WithTemplates(CompileOnlyEvaluator(GPUS[gpu]), ())
+        yield WithTemplates(CompileOnlyEvaluator(reference_gpu() if gpu is None else packaged_gpu(gpu)), ())
     else:
         path = Path(place.name)
         yield WithTemplates(RecordedFreeEvaluator(path), load(path).evaluations)
@@ -176,7 +177,7 @@ def compiled_template(problem: Problem, config: KernelConfig, gpu: Gpu) -> Evalu
         return failed(Status.ILLEGAL, reason)
     source = make_source(problem, config)
     try:
-        cubin = compile_source(source, f"sm_{gpu.arch}a" if gpu.arch == 90 else f"sm_{gpu.arch}")
+        cubin = compile_source(source, architecture(gpu))
     except CompileError as error:
         return failed(Status.COMPILE_ERROR, error.wrong)
     reason = check_static(cubin.facts, source, cubin)

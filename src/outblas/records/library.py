@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from outblas.core.config import LAUNCHES, KernelConfig, Launch, config_name, launch_allows
 from outblas.core.errors import ConfigError, OutblasError, RecordError, ToolchainMissing
 from outblas.core.evaluation import Evaluation, Status
-from outblas.core.files import write_json
+from outblas.core.files import json_text, write_json
 from outblas.core.plain_files import read_plain_file
 from outblas.core.problem import Problem
 from outblas.core.rivals import LT_AUTO, LT_HEURISTIC
@@ -234,12 +234,8 @@ class Library:
         return hashlib.sha256(json.dumps(self._to_json(), sort_keys=True).encode()).hexdigest()
 
     def _to_json(self) -> dict[str, Any]:
-        return {
-            "format": FORMAT,
-            "gpu": self.gpu,
-            "rows": [_row_to_json(row) for row in self.rows],
-            "provenance": dict(self.provenance),
-        }
+        rows = [_row_to_json(row) for row in self.rows]
+        return {"format": FORMAT, "gpu": self.gpu, "rows": rows, "provenance": dict(self.provenance)}
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the JSON file atomically: readers see the old file or the new one.
@@ -248,6 +244,10 @@ class Library:
             RecordError: the disk refuses. The old file is kept.
         """
         write_json(Path(path), self._to_json())
+
+    def to_bytes(self) -> bytes:
+        """Return the content of the library's file."""
+        return json_text(self._to_json())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Library:
@@ -264,7 +264,7 @@ class Library:
             raise RecordError(
                 f"library {path} cannot be read ({reason})", "a library file", "make one with: outblas tune"
             ) from error
-        return _parse(text, str(path))
+        return parse_library(text, str(path))
 
     @classmethod
     def packaged(cls, gpu: str, missing_ok: bool = False) -> Library:
@@ -279,7 +279,7 @@ class Library:
         """
         file = resources.files("outblas") / "data" / "libraries" / f"{gpu}.json"
         if file.is_file():
-            return _parse(file.read_text(encoding="utf-8"), str(file))
+            return parse_library(file.read_text(encoding="utf-8"), str(file))
         if missing_ok:
             return cls(gpu, ())
         raise RecordError(
@@ -301,7 +301,7 @@ def _row_to_json(row: LibraryRow) -> dict[str, Any]:
     return {**data, "lt_auto_detail": row.lt_auto_detail} if row.lt_auto_detail else data
 
 
-def _parse(text: str, where: str) -> Library:
+def parse_library(text: str, where: str) -> Library:
     """Return the library of a file's text; ``where`` names the file in errors.
 
     Raises:
@@ -364,7 +364,7 @@ def _row_from_file(row: Any, configs: dict[str, KernelConfig]) -> LibraryRow:
 
 @lru_cache(maxsize=1)
 def _file_model() -> type[BaseModel]:
-    """Return the pydantic schema of the file. Pydantic is imported only here and in :func:`_parse`."""
+    """Return the pydantic schema of the file. Pydantic is imported only here and in :func:`parse_library`."""
     from pydantic import BaseModel, ConfigDict, PositiveFloat
 
     class LibraryRow(BaseModel):

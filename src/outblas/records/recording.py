@@ -21,9 +21,10 @@ from numpy.typing import NDArray
 from outblas.core.config import LAUNCHES, KernelConfig, Launch, config_name, launch_of
 from outblas.core.errors import OutblasError, RecordError, UsageError
 from outblas.core.evaluation import Status
+from outblas.core.gpu_records import recorded_gpu
 from outblas.core.problem import Problem
 from outblas.core.rivals import fastest_baseline
-from outblas.core.roofline import GPUS, Gpu
+from outblas.core.roofline import Gpu
 from outblas.kernels.config_text import config_from_name
 from outblas.records.recording_files import (
     BASELINES,
@@ -145,12 +146,8 @@ class Recording:
 
     @property
     def gpu(self) -> Gpu:
-        """Return the GPU that was measured. Raises RecordError if this release does not know it."""
-        name = str(self.provenance.get("gpu", ""))
-        for gpu in GPUS.values():
-            if gpu.name in name.lower():
-                return gpu
-        raise RecordError(f"the recording is of GPU {name!r}", " or ".join(GPUS), "use a newer release")
+        """Return the GPU that was measured. Raises RecordError if the file has no record and its GPU is not known."""
+        return recorded_gpu(self.provenance)
 
     def row(self, problem: Problem) -> int:
         """Return the row index of a problem, from 0. Raises UsageError if it was not recorded."""

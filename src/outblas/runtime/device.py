@@ -5,12 +5,18 @@ from __future__ import annotations
 import ctypes
 import re
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import lru_cache
 
+from outblas.core.derived_gpu import find_record
 from outblas.core.errors import DeviceError, UsageError
-from outblas.core.roofline import H200, Gpu
+from outblas.core.gpu_records import GpuRecord, reference_gpu
+from outblas.core.roofline import OLDEST_ARCH, Gpu
+from outblas.runtime.device_attributes import device_attributes
 
-DEFAULT_RECORDING = "h200"
+
+def default_recording() -> str:
+    """Return the name of the packaged recording that commands replay without a GPU: the reference GPU's, ``h200``."""
+    return reference_gpu().name
 
 
 @dataclass(frozen=True)
@@ -81,7 +87,7 @@ def require_gpus(indices: tuple[int, ...]) -> tuple[int, ...]:
         raise DeviceError(
             "no CUDA GPU was found",
             "an NVIDIA GPU with its driver",
-            f"run it on a machine with one; without a GPU `outblas tune --device replay:{DEFAULT_RECORDING}` replays",
+            f"run it on a machine with one; without a GPU `outblas tune --device replay:{default_recording()}` replays",
         )
     absent = [i for i in indices if i >= count]
     if absent:
@@ -105,7 +111,7 @@ def parse_device(text: str | None) -> Device:
         DeviceError: the named GPU is missing. The name of a recording is not checked.
     """
     if text is None:
-        return Device(gpu_index=0) if gpu_count() else Device(recording=DEFAULT_RECORDING)
+        return Device(gpu_index=0) if gpu_count() else Device(recording=default_recording())
     gpu = re.fullmatch(r"cuda(?::(\d+))?", text)
     if gpu:
         return Device(gpu_index=require_gpus((int(gpu[1] or 0),))[0])
@@ -117,29 +123,36 @@ def parse_device(text: str | None) -> Device:
 
 
 def gpu_of_device(index: int) -> Gpu:
-    """Return the :class:`Gpu` record of a CUDA device. On unknown GPUs, the roofline rates are those of the H200.
-
-    A GPU whose name contains ``H200`` gives :data:`outblas.core.roofline.H200` itself.
+    """Return the :class:`Gpu` of a CUDA device, from its record (:func:`record_of_device`).
 
     Raises:
         DeviceError: no such device, or one older than sm_80.
+        RecordError: a record in the user's folder is damaged.
     """
-    return _gpu_of_device(index)
+    return record_of_device(index).gpu
 
 
-@cache
-def _gpu_of_device(index: int) -> Gpu:
-    import torch
+#: CUDA index -> record that was found.
+_records: dict[int, GpuRecord] = {}
 
-    if not torch.cuda.is_available() or index >= torch.cuda.device_count():
-        raise DeviceError(f"no CUDA device {index}", "an NVIDIA GPU of sm_80 or newer", "run outblas doctor")
-    found = torch.cuda.get_device_properties(index)
-    arch = found.major * 10 + found.minor
-    if arch < 80:
-        raise DeviceError(f"{found.name} is sm_{arch}", "sm_80 or newer", "use torch on this GPU")
-    if "H200" in found.name:
-        return H200
-    smem = getattr(found, "shared_memory_per_block_optin", 101376)
-    return Gpu(
-        found.name, arch, found.multi_processor_count, smem, found.L2_cache_size, H200.tflops, H200.hbm_tbs, H200.l2_tbs
-    )
+
+def record_of_device(index: int) -> GpuRecord:
+    """Return the record of a CUDA device: the user's own, else the packaged one, else one derived from the driver.
+
+    Each device is looked up once, until :func:`forget_records`.
+
+    Raises:
+        DeviceError: no such device, or one older than sm_80.
+        RecordError: a record in the user's folder is damaged.
+    """
+    if index not in _records:
+        found = device_attributes(index)
+        if found.arch < OLDEST_ARCH:
+            raise DeviceError(f"{found.product} is sm_{found.arch}", "sm_80 or newer", "use torch on this GPU")
+        _records[index] = find_record(found)
+    return _records[index]
+
+
+def forget_records() -> None:
+    """Look every device up again from now on: a record was written."""
+    _records.clear()

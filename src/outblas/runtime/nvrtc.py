@@ -25,7 +25,7 @@ from outblas.runtime.sass import check_static, sass_facts
 
 __all__ = ["ARCHITECTURES", "DEFAULT_CACHE", "Cubin", "CubinCache", "compile_many", "compile_source", "nvrtc_version"]
 
-ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_90a")
+ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_90a", "sm_100a", "sm_120a")
 #: ``-v`` puts registers and spills into the log. ptxas takes one option per ``--ptxas-options``. ``--no-cache``:
 #: NVRTC's own cache would omit that log. ``--no-source-include`` ignores files in the working directory: headers come
 #: from the Source.
@@ -55,7 +55,7 @@ def compile_source(source: Source, arch: str = "sm_90a", cache: CubinCache | Non
 
     Args:
         source: the source, e.g. of :func:`outblas.kernels.source.make_source`.
-        arch: ``sm_80``, ``sm_86``, ``sm_89``, ``sm_90`` or ``sm_90a``.
+        arch: one of :data:`ARCHITECTURES`, e.g. ``sm_80`` or ``sm_90a``.
         cache: cache of cubins; None: compile and store nothing.
 
     Raises:

@@ -35,7 +35,6 @@ from outblas.core.evaluation import Status
 from outblas.core.files import write_json
 from outblas.core.problem import Dtype, Layout, Problem
 from outblas.core.rivals import RIVALS
-from outblas.core.roofline import H200
 from outblas.core.stats import geomean
 from outblas.core.suites import GRID_EXTENTS, LLM_LAYERS, SUITES, suite
 from outblas.judge.bench_cell import Options
@@ -127,7 +126,8 @@ def record(problems: Sequence[Problem], measurements: int, store: Path, cells: P
     Returns:
         The counts in words, e.g. ``"9600 cells of 1200 problems"``.
     """
-    gpu, general = gpu_of_device(0), general_kernels()
+    gpu = gpu_of_device(0)
+    general = general_kernels(gpu)
     options = Options(0, gpu, rounds=7, baselines=("torch",), drop_beyond=1.3, level="cell")
 
     def progress(done: int, of: int, mean: float) -> None:
@@ -166,7 +166,7 @@ def prove(out: Path) -> bool:
         True if all passed.
     """
     gpu, pairs = gpu_of_device(0), []
-    for config, layout, dtype in product(AnyShapeModel.load("h200").kernels, get_args(Layout), get_args(Dtype)):
+    for config, layout, dtype in product(AnyShapeModel.load(gpu.name).kernels, get_args(Layout), get_args(Dtype)):
         problems = (Problem(*mnk, layout, dtype) for mnk in PROOF_EXTENTS)
         pairs += [(p, config) for p in problems if not why_illegal(p, config, gpu)][:1]
     failed = {}
@@ -194,9 +194,10 @@ def bench(problems: Sequence[Problem], out: Path, summary_file: Path) -> dict[st
     Returns:
         The figures of :func:`summarize_rows`, and ``fit``, the description of the model's fit.
     """
-    found = AnyShapeModel.load("h200")
-    rows = [LibraryRow(p, "torch", source="any_shape", plain=found.choose(p, H200)) for p in problems]
-    library = Library("h200", tuple(rows))
+    gpu = gpu_of_device(0)
+    found = AnyShapeModel.load(gpu.name)
+    rows = [LibraryRow(p, "torch", source="any_shape", plain=found.choose(p, gpu)) for p in problems]
+    library = Library(gpu.name, tuple(rows))
     run_bench(BenchRequest(problems, "any_shapes", library, out, baselines=RIVALS))
     result = read_result(out)
     # No kernel with PDL is on offer: where a caller allows it the same kernels are used.

@@ -9,7 +9,7 @@ from pathlib import Path
 from outblas.core.config import Launch
 from outblas.core.errors import UsageError
 from outblas.core.problem import Problem
-from outblas.core.roofline import H200, Gpu, floor_us
+from outblas.core.roofline import Gpu, floor_us
 from outblas.kernels.catalogue import candidates
 from outblas.records.captured_products import CapturedProducts
 from outblas.records.library import Library
@@ -80,7 +80,7 @@ def captured_time_shares(file: Path, device: Device) -> tuple[list[TimeShare], s
     captured = CapturedProducts.load(file)
     counts, left_out = captured.problems(), captured.not_served()
     if device.recording is None:
-        gpu = H200 if device.gpu_index is None else gpu_of_device(device.gpu_index)
+        gpu = gpu_of_device(device.gpu_index or 0)
         found = time_shares(counts, lambda problem: predicted_us(problem, gpu))
     else:
         recording = Recording.load(device.recording)

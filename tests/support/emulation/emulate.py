@@ -14,6 +14,7 @@ import numpy as np
 
 from outblas.core.problem import Problem
 from outblas.kernels.custom.free_kernel import FreeKernel
+from support.gpus.known import H200
 
 HERE = Path(__file__).parent
 COMPILER = shutil.which("g++")
@@ -58,8 +59,8 @@ def run(program: Path, kernel: FreeKernel, problem: Problem, a: np.ndarray, b: n
         late: what is asynchronous happens as late as it may, and CTAs run in the opposite order.
     """
     launch = kernel.launch
-    sizes = [*launch.grid_of(problem), *launch.block, *launch.cluster]
-    words = [problem.m, problem.n, problem.k, *sizes, launch.workspace_of(problem), 2]
+    sizes = [*launch.grid_of(problem, H200), *launch.block, *launch.cluster]
+    words = [problem.m, problem.n, problem.k, *sizes, launch.workspace_of(problem, H200), 2]
     done = subprocess.run(
         [str(program), *map(str, words)],
         input=a.tobytes() + b.tobytes(),

@@ -8,6 +8,7 @@ from itertools import groupby
 
 from outblas.bench.pool.compile_queue import CompileQueue
 from outblas.bench.pool.transport import Pair
+from outblas.core.gpu_records import reference_gpu
 from outblas.core.problem import Problem
 from outblas.core.roofline import work_us
 from outblas.kernels.source import KernelKind, kernel_kind
@@ -105,7 +106,7 @@ class WorkUnits:
 
         def rank(unit: WorkUnit) -> tuple[float, ...]:
             twice = sum(kernel_kind(*pair) in elsewhere for pair in unit.pairs) if elsewhere else 0
-            return len(unit.lost_by), -twice, work_us(unit.problem) * len(unit.pairs)
+            return len(unit.lost_by), -twice, work_us(unit.problem, reference_gpu()) * len(unit.pairs)
 
         unit = max(mine, key=rank)
         self._waiting.remove(unit)

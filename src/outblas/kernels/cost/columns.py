@@ -13,7 +13,7 @@ from outblas.core.roofline import Gpu, floor_us, operand_sets
 from outblas.kernels.cost.terms import Floats
 from outblas.kernels.families.registry import FAMILIES
 from outblas.kernels.geometry import geometry
-from outblas.kernels.geometry_terms import CTA_SMEM, SM_REGISTERS, SM_SMEM, SM_THREADS
+from outblas.kernels.geometry_terms import CTA_SMEM, SM_REGISTERS
 
 #: Maximum resident CTAs of an SM.
 MAX_CTAS_PER_SM = 32
@@ -46,7 +46,7 @@ def problem_columns(problem: Problem, gpu: Gpu) -> dict[str, float]:
     }
 
 
-def config_columns(configs: Sequence[KernelConfig]) -> dict[str, Floats]:
+def config_columns(configs: Sequence[KernelConfig], gpu: Gpu) -> dict[str, Floats]:
     """Return the inputs of the formula that depend on the configs: name -> float64[len(configs)].
 
     The keys are those of :data:`COLUMN_DEFAULTS`, e.g. ``bm``, ``split`` or ``occupancy`` (CTAs that fit on an SM),
@@ -54,13 +54,14 @@ def config_columns(configs: Sequence[KernelConfig]) -> dict[str, Floats]:
 
     Args:
         configs: configs of one family.
+        gpu: GPU whose SMs decide ``occupancy``.
     """
     names = [*COLUMN_DEFAULTS, *(FAMILIES[configs[0].family].own_columns if configs else ())]
-    table = np.array([_row(config) for config in configs]).reshape(-1, len(names)).T
+    table = np.array([_row(config, gpu.sm_smem, gpu.sm_threads) for config in configs]).reshape(-1, len(names)).T
     return dict(zip(names, table, strict=True))
 
 
-def columns_by_family(configs: Sequence[KernelConfig]) -> Iterator[tuple[str, np.ndarray, dict[str, Floats]]]:
+def columns_by_family(configs: Sequence[KernelConfig], gpu: Gpu) -> Iterator[tuple[str, np.ndarray, dict[str, Floats]]]:
     """Yield, for each family among the configs: its name, the indices of its configs, their columns.
 
     Families come in the order of their first config. The indices rise: int64[n], into ``configs``. The columns are
@@ -68,21 +69,22 @@ def columns_by_family(configs: Sequence[KernelConfig]) -> Iterator[tuple[str, np
 
     Args:
         configs: configs of any families.
+        gpu: GPU whose SMs decide ``occupancy``.
     """
     families = np.array([config.family for config in configs])
     for family in dict.fromkeys(config.family for config in configs):
         where = np.flatnonzero(families == family)
-        yield family, where, config_columns([configs[int(i)] for i in where])
+        yield family, where, config_columns([configs[int(i)] for i in where], gpu)
 
 
 @functools.lru_cache(maxsize=16384)
-def _row(config: KernelConfig) -> tuple[float, ...]:
+def _row(config: KernelConfig, sm_smem: int, sm_threads: int) -> tuple[float, ...]:
     """Return the values of a config in the order of the columns of its family."""
     family, shape = FAMILIES[config.family], geometry(_ANY, config)
     resident = min(
-        SM_SMEM // (shape.smem_bytes + CTA_SMEM),
+        sm_smem // (shape.smem_bytes + CTA_SMEM),
         SM_REGISTERS // (family.registers(_ANY, config, shape) * shape.threads),
-        SM_THREADS // shape.threads,
+        sm_threads // shape.threads,
         MAX_CTAS_PER_SM,
     )
     values = COLUMN_DEFAULTS | {

@@ -25,39 +25,39 @@ from numpy.typing import NDArray
 
 from outblas.core.config import KernelConfig
 from outblas.core.errors import DeviceError, RecordError
+from outblas.core.gpu_records import nearest_with_data, packaged_gpu, reference_gpu
 from outblas.core.problem import Problem
-from outblas.core.roofline import H200, Gpu
+from outblas.core.roofline import Gpu
 from outblas.kernels.cost.columns import columns_by_family, problem_columns
 from outblas.kernels.cost.residual import FEATURE_NAMES as RESIDUAL
 from outblas.kernels.cost.residual import residual_factor
+from outblas.kernels.cost.scaled import scaled
 from outblas.kernels.cost.terms import Columns, Floats
 from outblas.kernels.families.registry import FAMILIES
 
 FORMAT = 2
-#: Family -> coefficients from which a fit starts.
+#: Family -> coefficients from which a fit on the reference GPU starts.
 START_COEFFICIENTS = {name: dict(family.start) for name, family in FAMILIES.items()}
 
 
-def predict_us(problem: Problem, config: KernelConfig, gpu: Gpu = H200) -> float:
+def predict_us(problem: Problem, config: KernelConfig, gpu: Gpu) -> float:
     """Return the predicted GPU time per call of a legal (problem, config), microseconds.
 
     Legality is not checked: an illegal config gets a meaningless number.
 
     Raises:
-        DeviceError: the package has no model of this GPU.
         RecordError: the model's file is damaged, of another version, or lacks a coefficient.
     """
     return float(predict_many(problem, (config,), gpu)[0])
 
 
-def predict_many(problem: Problem, configs: Sequence[KernelConfig], gpu: Gpu = H200) -> Floats:
+def predict_many(problem: Problem, configs: Sequence[KernelConfig], gpu: Gpu) -> Floats:
     """Return :func:`predict_us` of each config: float64[len(configs)], microseconds, in the order of ``configs``.
 
     Raises:
-        DeviceError: the package has no model of this GPU.
         RecordError: the model's file is damaged, of another version, or lacks a coefficient.
     """
-    return predict_with(*load(gpu.name), problem, configs, gpu)
+    return predict_with(*model_of(gpu), problem, configs, gpu)
 
 
 def predict_with(
@@ -79,7 +79,7 @@ def predict_with(
     """
     out = np.empty(len(configs))
     shape = problem_columns(problem, gpu)
-    for family, where, columns in columns_by_family(configs):
+    for family, where, columns in columns_by_family(configs, gpu):
         out[where] = time_us(coefficients[family], family, shape, columns, gpu)
         if residual is not None:
             corrected = out[where] * residual_factor(residual, family, shape, columns, gpu.sms)
@@ -87,21 +87,18 @@ def predict_with(
     return out
 
 
-def rank(problem: Problem, configs: Sequence[KernelConfig], gpu: Gpu = H200) -> NDArray[np.intp]:
+def rank(problem: Problem, configs: Sequence[KernelConfig], gpu: Gpu) -> NDArray[np.intp]:
     """Return indices of ``configs``, fastest prediction first; equal predictions keep their order.
 
     Example: ``configs[rank(problem, configs)[0]]`` is predicted fastest. Without configs, the array is empty.
 
     Raises:
-        DeviceError: the package has no model of this GPU.
         RecordError: the model's file is damaged, of another version, or lacks a coefficient.
     """
     return np.argsort(predict_many(problem, configs, gpu), kind="stable")
 
 
-def pruned_mask(
-    problem: Problem, configs: Sequence[KernelConfig], gpu: Gpu = H200, factor: float = 3.0
-) -> NDArray[np.bool_]:
+def pruned_mask(problem: Problem, configs: Sequence[KernelConfig], gpu: Gpu, factor: float = 3.0) -> NDArray[np.bool_]:
     """Return bool[len(configs)]: True for configs that a recording may leave out.
 
     They are predicted slower than ``factor`` times the best prediction among configs with the same value of ``pdl``.
@@ -115,7 +112,6 @@ def pruned_mask(
         factor: the limit, 1 or more; then the best with and the best without PDL are kept.
 
     Raises:
-        DeviceError: the package has no model of this GPU.
         RecordError: the model's file is damaged, of another version, or lacks a coefficient.
     """
     times = predict_many(problem, configs, gpu)
@@ -141,6 +137,36 @@ def too_slow_mask(times: Floats, pdl: NDArray[np.bool_], factor: float) -> NDArr
     return mask
 
 
+@functools.lru_cache(maxsize=64)
+def model_of(gpu: Gpu) -> tuple[dict[str, dict[str, float]], Floats]:
+    """Return the coefficients and the residual of a GPU, as :func:`load`.
+
+    They come from the model of the most similar GPU that has one. Its coefficients are scaled by the rates of both
+    records (:mod:`outblas.kernels.cost.scaled`). For the GPU of the fit, they are those of :func:`load`.
+
+    Raises:
+        RecordError: the model's file is damaged, of another version, or lacks a coefficient.
+    """
+    name = nearest_with_data(gpu, "models", ".json")
+    coefficients, residual = load(name)
+    base = packaged_gpu(name)
+    if gpu == base:
+        return coefficients, residual
+    return {family: scaled(family, own, gpu, base) for family, own in coefficients.items()}, residual
+
+
+@functools.lru_cache(maxsize=64)
+def start_coefficients(gpu: Gpu) -> dict[str, dict[str, float]]:
+    """Return family -> name -> coefficient from which a fit on a GPU starts.
+
+    They are rough physics of the reference GPU, scaled by the rates of both records.
+    """
+    base = reference_gpu()
+    if gpu == base:
+        return START_COEFFICIENTS
+    return {family: scaled(family, own, gpu, base) for family, own in START_COEFFICIENTS.items()}
+
+
 @functools.cache
 def load(gpu_name: str) -> tuple[dict[str, dict[str, float]], Floats]:
     """Return (family -> name -> coefficient, residual coefficients) of a packaged model.
@@ -158,7 +184,7 @@ def load(gpu_name: str) -> tuple[dict[str, dict[str, float]], Floats]:
     folder = resources.files("outblas") / "data" / "models"
     path = folder.joinpath(f"{gpu_name}.json")
     if not path.is_file():
-        raise DeviceError(f"no model of GPU {gpu_name!r}", "a GPU that was measured", "use h200")
+        raise DeviceError(f"no model of GPU {gpu_name!r}", "a GPU that was measured", "scale one: model_of")
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         if found["format"] != FORMAT:

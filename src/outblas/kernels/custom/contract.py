@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from outblas.core.errors import ContractError
 from outblas.core.problem import ELEMENT_BYTES, ROW_ALIGN_BYTES, Problem
-from outblas.core.roofline import H200, Gpu
+from outblas.core.roofline import Gpu
 from outblas.kernels.custom.cuda_text import comments
 from outblas.kernels.custom.expression import Expression, variables_of
 
@@ -110,7 +110,7 @@ class LaunchBlock:
     workspace: Expression = Expression("0")
     tensor_maps: tuple[TensorMap, ...] = ()
 
-    def why_not(self, problem: Problem, gpu: Gpu = H200) -> str | None:
+    def why_not(self, problem: Problem, gpu: Gpu) -> str | None:
         """Return why the kernel cannot run the problem on the GPU; None if it can.
 
         An expression without a value is a reason, too; no error is raised. Example: an unmet condition gives
@@ -127,7 +127,7 @@ class LaunchBlock:
         except ContractError as error:
             return error.wrong
 
-    def grid_of(self, problem: Problem, gpu: Gpu = H200) -> tuple[int, int, int]:
+    def grid_of(self, problem: Problem, gpu: Gpu) -> tuple[int, int, int]:
         """Return the CTAs along x, y and z. They are not checked against the limits of a GPU; :meth:`why_not` does
         this.
 
@@ -139,7 +139,7 @@ class LaunchBlock:
         x, y, z = (each.value(names) for each in self.grid)
         return x, y, z
 
-    def workspace_of(self, problem: Problem, gpu: Gpu = H200) -> int:
+    def workspace_of(self, problem: Problem, gpu: Gpu) -> int:
         """Return the size of the workspace, bytes; 0 for form ``host``. It is not checked against a limit.
 
         Raises:

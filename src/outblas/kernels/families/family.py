@@ -75,6 +75,7 @@ class Family(ABC, Generic[C]):
         paired_stores: True if its epilogue reads and writes two adjacent elements at a time.
         any_alignment: knob setting with which its kernels accept unaligned operands, e.g. ``vec=1``; empty: none.
         follows_heuristics: True if the choices of nvMatmulHeuristics apply to its kernels.
+        instructions: tensor instructions of its kernels: ``mma`` (mma.sync) or ``wgmma``.
         has_even: True if its record has the knob ``even``.
     """
 
@@ -91,6 +92,7 @@ class Family(ABC, Generic[C]):
     paired_stores: ClassVar[bool] = False
     any_alignment: ClassVar[str] = ""
     follows_heuristics: ClassVar[bool] = False
+    instructions: ClassVar[Literal["mma", "wgmma"]] = "mma"
 
     def __init__(self) -> None:
         self.name = self.config.family

@@ -197,6 +197,18 @@ class Sm80MmaGemm(Family[Sm80MmaConfig]):
     def neighbours(self, problem: Problem, config: Sm80MmaConfig) -> Sequence[Iterable[Sm80MmaConfig]]:
         return [_one_knob_away(config)]
 
+    def special_candidates(self, problem: Problem, gpu: Gpu) -> tuple[Sm80MmaConfig, ...]:
+        """Return the tiles of a GPU without wgmma, on which this family computes the large products, too.
+
+        They are those of the pool and larger ones, up to 256 x 128 and 128 x 256. Each comes without PDL, then from
+        sm_90 on with PDL. With wgmma the result is empty.
+        """
+        if gpu.wgmma_tflops > 0:
+            return ()
+        tiles = dict.fromkeys((*_large_tiles(), *(config for config in self.pool() if config.split_k == 1)))
+        options = (False, True) if gpu.arch >= 90 else (False,)
+        return tuple(replace(config, pdl=pdl) for config in tiles for pdl in options)
+
     def unaligned_candidates(
         self, problem: Problem, gpu: Gpu, listed: Sequence[Sm80MmaConfig]
     ) -> Iterable[Sm80MmaConfig]:
@@ -256,6 +268,22 @@ class _Cost(TiledCost):
 
 
 _COST = _Cost()
+
+
+#: (bm, bn, wm, wn) of tiles for large products: warps of 64 x 64, 64 x 32 and 32 x 64.
+_LARGE_TILES = (
+    *((256, 128, 4, 2), (128, 256, 2, 4), (256, 64, 4, 1), (64, 256, 1, 4), (128, 128, 2, 2), (128, 128, 2, 4)),
+    *((128, 128, 4, 2), (128, 64, 2, 1), (128, 64, 2, 2), (64, 128, 1, 2), (64, 128, 2, 2), (64, 64, 2, 2)),
+)
+#: Their (bk, stages).
+_LARGE_DEPTHS = ((32, 3), (32, 4), (32, 6), (64, 2), (64, 3), (64, 4))
+
+
+def _large_tiles() -> Iterator[Sm80MmaConfig]:
+    """Yield the tiles for large products; the legality predicate drops those that need too much shared memory."""
+    for bm, bn, wm, wn in _LARGE_TILES:
+        for bk, stages in _LARGE_DEPTHS:
+            yield Sm80MmaConfig(bm, bn, bk, stages, wm, wn)
 
 
 def _one_knob_away(c: Sm80MmaConfig) -> Iterator[Sm80MmaConfig]:

@@ -32,6 +32,7 @@ class Sm90WgmmaGemm(Family[Sm90WgmmaConfig]):
     residual_place = 0
     paired_stores = True
     follows_heuristics = True
+    instructions = "wgmma"
     start: ClassVar[Mapping[str, float]] = cost.START
     residual_kinds = cost.KINDS
     residual_switches = cost.SWITCHES

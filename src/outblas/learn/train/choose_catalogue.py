@@ -23,7 +23,8 @@ import numpy as np
 
 from outblas.core.config import KernelConfig, config_name
 from outblas.core.files import write_json
-from outblas.core.roofline import H200
+from outblas.core.gpu_records import reference_gpu
+from outblas.core.roofline import Gpu
 from outblas.kernels.catalogue import catalogue, special_candidates
 from outblas.kernels.families.registry import FAMILIES
 from outblas.learn.train.fit_cost_model import MeasuredRow, rows_of_recording
@@ -58,18 +59,22 @@ class MeasuredTimes:
     given: np.ndarray
 
 
-def time_matrix(rows: Sequence[MeasuredRow]) -> MeasuredTimes:
+def time_matrix(rows: Sequence[MeasuredRow], gpu: Gpu) -> MeasuredTimes:
     """Return the rows as one matrix, in their order.
 
     Kernels with the knobs ``early`` or ``even`` are left out. Kernels for few tokens count in ``best`` and ``given``,
     but cannot be chosen.
+
+    Args:
+        rows: measured rows.
+        gpu: the GPU that was measured.
     """
     kernels = tuple(dict.fromkeys(c.with_knobs(pdl=False) for row in rows for c in row.configs if _is_choosable(c)))
     where = {k: i for i, k in enumerate(kernels)}
     times = np.full((len(rows), len(kernels), 2), np.inf)
     best, given = np.full((len(rows), 2), np.inf), np.full((len(rows), 2), np.inf)
     for i, row in enumerate(rows):
-        beside = set(special_candidates(row.problem))
+        beside = set(special_candidates(row.problem, gpu))
         for config, us in zip(row.configs, row.times, strict=True):
             if config.early or config.even:
                 continue
@@ -202,17 +207,17 @@ def write_catalogue(
     Returns:
         (number of chosen kernels, number of candidates that they form).
     """
-    known = time_matrix([row for row in rows if len(row.times)])
-    report(
-        report_gaps("the present catalogue", known, list(dict.fromkeys(c.with_knobs(pdl=False) for c in catalogue())))
-    )
+    gpu = reference_gpu()
+    known = time_matrix([row for row in rows if len(row.times)], gpu)
+    present = list(dict.fromkeys(c.with_knobs(pdl=False) for c in catalogue(gpu.name)))
+    report(report_gaps("the present catalogue", known, present))
     chosen = choose_kernels(known, limit)
     report(report_gaps("the new one", known, chosen))
     sources = ", ".join(dict.fromkeys(row.source for row in rows))
     candidates = [config_name(kernel.with_knobs(pdl=pdl)) for kernel in chosen for pdl in (False, True)]
     data = {
         "format": 1,
-        "gpu": H200.name,
+        "gpu": gpu.name,
         "chosen_by": f"greedy cover (outblas fit catalogue) of the times of {sources}; gaps to the best known "
         + ", ".join(f"{source} {value}" for source, value in gaps_by_source(known, chosen).items()),
         "candidates": candidates,

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from outblas.core.config import KernelConfig, launch_of
 from outblas.core.problem import Problem
-from outblas.core.roofline import H200
+from outblas.core.roofline import Gpu
 from outblas.kernels.catalogue import first_search_candidates
 from outblas.kernels.cost.cost_model import rank
 from outblas.kernels.families.registry import FAMILIES
@@ -42,21 +42,21 @@ UNLISTED_WEIGHT = 2.0
 FOLDS = 4
 
 
-def general_kernels(name: str = "h200", seed: int = 0) -> tuple[KernelConfig, ...]:
+def general_kernels(gpu: Gpu, seed: int = 0) -> tuple[KernelConfig, ...]:
     """Return the kernels without PDL that are offered for any shape, without repeats, at most 152.
 
     First come those that add most to the recorded problems, then those that the packaged library installs most. Last
     come those that the ranking model puts first on random problems.
 
     Args:
-        name: name of the packaged recording and library.
+        gpu: GPU with a packaged recording and library.
         seed: seed of the random problems.
     """
-    found = dict.fromkeys(_covering(Recording.load(name), BY_RECORDING))
+    found = dict.fromkeys(_covering(Recording.load(gpu.name), BY_RECORDING))
     for wanted, among in (
-        (BY_LIBRARY, (c for c in _installed(name) if not FAMILIES[c.family].few_rows_only)),
-        (GEMVS, (c for c in _installed(name) if FAMILIES[c.family].few_rows_only)),
-        (BY_MODEL, _first_choices(seed)),
+        (BY_LIBRARY, (c for c in _installed(gpu.name) if not FAMILIES[c.family].few_rows_only)),
+        (GEMVS, (c for c in _installed(gpu.name) if FAMILIES[c.family].few_rows_only)),
+        (BY_MODEL, _first_choices(gpu, seed)),
     ):
         counts = Counter(c for c in among if c not in found)
         found.update(dict.fromkeys(config for config, _ in counts.most_common(wanted)))
@@ -97,13 +97,13 @@ def cells_of_recording(recording: Recording, seed: int = 0) -> list[OfferedCells
     return found
 
 
-def fit(cells: Sequence[OfferedCells], seed: int = 0) -> Regressor:
+def fit(cells: Sequence[OfferedCells], gpu: Gpu, seed: int = 0) -> Regressor:
     """Return 5 nets trained on the cells: inputs of ``network_inputs``, output the log speed-up over torch.matmul.
 
     Log speed-ups are clipped to [-1.5, 1.5]. A cell of a problem outside the suites counts twice. The result is the
     same for the same seed and number of threads.
     """
-    x = np.concatenate([network_inputs(c.problem, c.configs, H200) for c in cells])
+    x = np.concatenate([network_inputs(c.problem, c.configs, gpu) for c in cells])
     y = torch.from_numpy(np.clip(np.concatenate([c.gains for c in cells]), -LOG_SPEEDUP_BOUND, LOG_SPEEDUP_BOUND))
     counts = torch.tensor(np.concatenate([np.full(len(c.gains), UNLISTED_WEIGHT if c.outside else 1.0) for c in cells]))
     mean, deviation = x.mean(axis=0), x.std(axis=0)
@@ -150,7 +150,7 @@ class KeptOutResult:
 
 
 def cross_validate(
-    cells: Sequence[OfferedCells], report: Callable[[str], None], seed: int = 0
+    cells: Sequence[OfferedCells], gpu: Gpu, report: Callable[[str], None], seed: int = 0
 ) -> list[tuple[float, list[KeptOutResult]]]:
     """Cross-validate the choices for each number of standard deviations (0 to 4) of the lower bound.
 
@@ -159,6 +159,7 @@ def cross_validate(
 
     Args:
         cells: measured kernels of problems.
+        gpu: the GPU that was measured.
         report: called with ``"fold 1 of 4"`` and so on.
         seed: seed of the folds and nets.
 
@@ -169,9 +170,9 @@ def cross_validate(
     found: list[tuple[float, list[KeptOutResult]]] = [(float(sure), []) for sure in range(5)]
     for fold in range(FOLDS):
         held = set(np.random.default_rng(seed).permutation(outside)[fold::FOLDS])
-        nets = fit([c for i, c in enumerate(cells) if i not in held], seed)
+        nets = fit([c for i, c in enumerate(cells) if i not in held], gpu, seed)
         for i in held:
-            gain, deviation = nets.predict(network_inputs(cells[i].problem, cells[i].configs, H200))
+            gain, deviation = nets.predict(network_inputs(cells[i].problem, cells[i].configs, gpu))
             for sure, outcomes in found:
                 best = int((gain - sure * deviation).argmax())
                 outcomes.append(KeptOutResult(float(gain[best]), float(deviation[best]), float(cells[i].gains[best])))
@@ -216,10 +217,10 @@ def _installed(name: str) -> Iterator[KernelConfig]:
             yield row.plain.config
 
 
-def _first_choices(seed: int) -> Iterator[KernelConfig]:
+def _first_choices(gpu: Gpu, seed: int) -> Iterator[KernelConfig]:
     rng = random.Random(seed)
     for _ in range(RANDOM_PROBLEMS):
         m, n, k = (round(2 ** rng.uniform(0, 13)) for _ in range(3))
         problem = Problem(m, n, k, rng.choice(("TN", "NN")))
-        offered: Sequence[KernelConfig] = [c for c in first_search_candidates(problem, H200) if launch_of(c) == "plain"]
-        yield offered[int(rank(problem, offered, H200)[0])]
+        offered: Sequence[KernelConfig] = [c for c in first_search_candidates(problem, gpu) if launch_of(c) == "plain"]
+        yield offered[int(rank(problem, offered, gpu)[0])]

@@ -15,6 +15,7 @@ import numpy as np
 
 from outblas.core.config import config_name
 from outblas.core.errors import OutblasError, RecordError
+from outblas.core.gpu_records import gpu_of_product, reference_gpu
 from outblas.core.problem import Problem
 from outblas.kernels.config_text import config_from_name
 from outblas.learn.any_shape import AnyShapeModel
@@ -38,8 +39,8 @@ MARGINS = (1.04, 1.06, 1.08, 1.1, 1.12, 1.15, 1.2)
 
 
 def packaged_path() -> Path:
-    """Return the package's path of the fitted data."""
-    return Path(str(resources.files("outblas"))) / "data" / "any_shape" / "h200.npz"
+    """Return the package's path of the reference GPU's fitted data."""
+    return Path(str(resources.files("outblas"))) / "data" / "any_shape" / f"{reference_gpu().name}.npz"
 
 
 def export(store: Path, out: Path) -> str:
@@ -115,15 +116,16 @@ def fit_all(cells: Path, proved: Path, out: Path, report: Callable[[str], None])
     if not cells.is_file():
         raise RecordError(f"no file {cells}", "recorded cells", "make them: outblas fit any-shape record")
     measured, provenance = read_cells(cells)
-    everything = [*cells_of_recording(Recording.load("h200")), *measured]
-    sure, margin, told = _most_for_few(cross_validate(everything, report))
+    gpu = gpu_of_product(str(provenance["gpu"])) or reference_gpu()
+    everything = [*cells_of_recording(Recording.load(gpu.name)), *measured]
+    sure, margin, told = _most_for_few(cross_validate(everything, gpu, report))
     failed = json.loads(proved.read_text())["failed"] if proved.exists() else {}
     left_out = {name.split(" ", 1)[1] for name in failed}
     passed = {config for c in measured for config in c.configs if config_name(config) not in left_out}
     where = f"{provenance['gpu']}, driver {provenance['driver']}, {provenance['date'][:10]}"
     about = f"{len(measured)} random problems and {len(everything) - len(measured)} recorded ones; {where}; {told}"
-    kernels = tuple(c for c in general_kernels() if c in passed)
-    found = AnyShapeModel(kernels, fit(everything), margin, sure, Policy.load("h200"), about)
+    kernels = tuple(c for c in general_kernels(gpu) if c in passed)
+    found = AnyShapeModel(kernels, fit(everything, gpu), margin, sure, Policy.load(gpu.name), about)
     out.parent.mkdir(parents=True, exist_ok=True)
     found.save(out)
     return f"{len(kernels)} kernels, bound {sure:g} deviations below, margin {margin}; {told}"

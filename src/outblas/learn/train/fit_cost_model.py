@@ -143,8 +143,9 @@ def fit(rows: Sequence[MeasuredRow], gpu: Gpu, steps: int = 60) -> Coefficients:
         steps: most iterations.
     """
     cells = _cells(rows, gpu)
-    names = [(family, name) for family, start in cost_model.START_COEFFICIENTS.items() for name in start]
-    start = np.log([cost_model.START_COEFFICIENTS[family][name] for family, name in names])
+    rough = cost_model.start_coefficients(gpu)
+    names = [(family, name) for family, own in rough.items() for name in own]
+    start = np.log([rough[family][name] for family, name in names])
 
     def predicted(x: np.ndarray, family: str) -> np.ndarray:
         own = {name: np.exp(v) for (f, name), v in zip(names, x, strict=True) if f == family}
@@ -190,7 +191,7 @@ def fit(rows: Sequence[MeasuredRow], gpu: Gpu, steps: int = 60) -> Coefficients:
             damping *= 4
         if before - best < 1e-4 * before:
             break
-    found: Coefficients = {family: {} for family in cost_model.START_COEFFICIENTS}
+    found: Coefficients = {family: {} for family in rough}
     for (family, name), value in zip(names, np.exp(x), strict=True):
         found[family][name] = float(value)
     return found
@@ -201,7 +202,7 @@ def _cells(rows: Sequence[MeasuredRow], gpu: Gpu) -> FitCells:
     offset = 0
     for row in rows:
         shape = cost_model.problem_columns(row.problem, gpu)
-        for family, mine, columns in columns_by_family(row.configs):
+        for family, mine, columns in columns_by_family(row.configs, gpu):
             same = {k: np.full(len(mine), v) for k, v in shape.items()}
             parts.setdefault(family, []).append((offset + mine, same, columns))
         offset += len(row.configs)
@@ -259,6 +260,6 @@ def fit_residual(rows: Sequence[MeasuredRow], coefficients: Mapping[str, Mapping
 def _features(problem: Problem, configs: Sequence[KernelConfig], gpu: Gpu) -> np.ndarray:
     shape = cost_model.problem_columns(problem, gpu)
     out = np.zeros((len(configs), len(residual.FEATURE_NAMES)))
-    for family, mine, columns in columns_by_family(configs):
+    for family, mine, columns in columns_by_family(configs, gpu):
         out[mine] = residual.residual_features(family, shape, columns, gpu.sms)
     return out

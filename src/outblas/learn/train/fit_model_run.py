@@ -20,7 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from outblas.core.roofline import H200, Gpu
+from outblas.core.gpu_records import reference_gpu
+from outblas.core.roofline import Gpu
 from outblas.kernels.cost import cost_model
 from outblas.kernels.cost import residual as model_residual
 from outblas.learn.train.fit_cost_model import MeasuredRow, fit, fit_residual, launch_masks, rows_of_recording
@@ -52,11 +53,11 @@ class Measurements:
         """Read all sources: the recording, then the JSON lines, then the stores.
 
         Returns:
-            (rows without empty ones, GPU, provenance). The GPU is the recording's, or the H200 without a recording. The
-            provenance has ``source``, and if they apply, ``measured`` and ``source_sha256``.
+            (rows without empty ones, GPU, provenance). The GPU is the recording's, or the reference GPU without a
+            recording. The provenance has ``source``, and if they apply, ``measured`` and ``source_sha256``.
         """
         rows: list[MeasuredRow] = []
-        gpu, about = H200, dict[str, Any]()
+        gpu, about = reference_gpu(), dict[str, Any]()
         if self.recording:
             recording = Recording.load(self.recording)
             gpu = recording.gpu

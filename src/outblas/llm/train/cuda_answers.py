@@ -7,7 +7,7 @@ from typing import Any
 
 from outblas.core.config import Candidate, config_to_json
 from outblas.core.problem import Problem
-from outblas.core.roofline import H200, Gpu
+from outblas.core.roofline import Gpu
 from outblas.kernels.custom.free_kernel import FreeKernel
 from outblas.llm.train.answer_language import Read, Text
 from outblas.llm.train.rewards import RefusedAnswer
@@ -29,7 +29,7 @@ class CudaAnswers:
     name = "cuda"
     max_tokens = 4096
 
-    def __init__(self, gpu: Gpu = H200) -> None:
+    def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
 
     def prompt(self, problem: Problem) -> Text:

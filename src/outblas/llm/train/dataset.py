@@ -10,10 +10,10 @@ from typing import Any
 from outblas.core.config import Candidate
 from outblas.core.errors import OutblasError, RecordError, UsageError
 from outblas.core.evaluation import Evaluation, Status
+from outblas.core.gpu_records import reference_gpu
 from outblas.core.plain_files import read_plain_file
 from outblas.core.plausibility import is_below_floor
 from outblas.core.problem import Problem
-from outblas.core.roofline import H200
 from outblas.kernels.config_text import config_from_json
 from outblas.llm.train.answer_language import Language, Text
 from outblas.llm.train.rewards import RefusedAnswer
@@ -148,7 +148,7 @@ def _of_lines(path: Path, language: Language, chat: bool) -> Iterator[dict[str, 
 def _of_evaluations(found: Iterable[Evaluation], language: Language, chat: bool) -> Iterator[dict[str, Any]]:
     by_problem: dict[Problem, dict[Candidate, Evaluation]] = {}
     for e in found:
-        if e.status is Status.PASSED and not is_below_floor(e, H200):
+        if e.status is Status.PASSED and not is_below_floor(e, reference_gpu()):
             by_problem.setdefault(e.problem, {}).setdefault(e.config, e)
     for problem, passed in by_problem.items():
         best = sorted(passed.values(), key=lambda e: e.timing.median_us if e.timing else 0.0)

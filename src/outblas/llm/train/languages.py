@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from outblas.core.errors import unknown_name
+from outblas.core.gpu_records import reference_gpu
 from outblas.llm.train.answer_language import Language
 from outblas.llm.train.cuda_answers import CudaAnswers
 from outblas.llm.train.knob_words import KnobWords
@@ -20,7 +21,7 @@ def language_of(name: str) -> Language:
         UsageError: no such language.
     """
     if name == "cuda":
-        return CudaAnswers()
+        return CudaAnswers(reference_gpu())
     if name == "knobs":
         return KnobWords()
     raise unknown_name("language", name, LANGUAGES, "pass one of them as --language")

@@ -14,7 +14,7 @@ from typing import Union
 
 from outblas.core.evaluation import FAILURES, Evaluation, Status
 from outblas.core.plausibility import is_below_floor
-from outblas.core.roofline import H200, Gpu
+from outblas.core.roofline import Gpu
 from outblas.learn.reward import MAX_LOG_REWARD, gated_reward
 
 #: What a missed step before the proof costs, beside what the failure itself costs.
@@ -69,7 +69,7 @@ class RewardParts:
 PART_NAMES: tuple[str, ...] = tuple(field.name for field in fields(RewardParts))
 
 
-def reward_parts(answer: Union[Evaluation, RefusedAnswer], timed: bool, gpu: Gpu = H200) -> RewardParts:
+def reward_parts(answer: Union[Evaluation, RefusedAnswer], timed: bool, gpu: Gpu) -> RewardParts:
     """Return the reward of one answer in parts: ``format``, ``compiled``, ``static``, ``correct``, ``speed``; ``total``
     sums them.
 

@@ -9,8 +9,9 @@ from typing import Any
 
 from outblas.core.config import LAUNCHES, KernelConfig, Launch, config_name
 from outblas.core.errors import OutblasError, UsageError
+from outblas.core.gpu_records import gpu_of_product
 from outblas.core.problem import Problem
-from outblas.core.roofline import GPUS, Gpu
+from outblas.core.roofline import Gpu
 from outblas.core.suites import Table
 from outblas.records.library import Library, LibraryChoice, LibraryRow
 
@@ -97,9 +98,9 @@ def find_target(problem: Problem, launch: Launch, library: Library) -> Target:
             "a problem with a kernel",
             " or ".join((f"call {'that algorithm' if row.fallback else 'that'}", *others)),
         )
-    gpu = GPUS.get(library.gpu)
+    gpu = gpu_of_product(library.gpu)
     if gpu is None:
-        raise UsageError(f"a library of GPU {library.gpu!r}", " or ".join(GPUS), "export from a library of one of them")
+        raise UsageError(f"a library of GPU {library.gpu!r}", "a GPU with a record", "make it there: outblas calibrate")
     return Target(problem, launch, row, choice, gpu, _provenance(library, problem))
 
 

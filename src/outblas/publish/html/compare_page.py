@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from outblas.core.roofline import GPUS
 from outblas.publish.html.charts import Axis, Chart, Series, chart_html
 from outblas.publish.html.definitions import Definition, definitions_html
-from outblas.publish.html.figures import round_ticks
+from outblas.publish.html.figures import gpu_or_reference, round_ticks
 from outblas.publish.html.shell import cards_html, copy_html, html_page, provenance_section, table
 from outblas.publish.palette import AGENT_COLOURS, AGENT_DASHES, GREY, shown_agents
 from outblas.publish.words import date_words, regime_words, split_words
@@ -154,8 +153,7 @@ def _winners(made: FigureByAgent, budgets: Sequence[int]) -> list[tuple[Any, ...
 
 
 def _regimes(comparison: Comparison, split: str) -> list[tuple[Any, ...]]:
-    name = str(comparison.measured.get("gpu", "")).lower()
-    gpu = next((gpu for short, gpu in GPUS.items() if short in name), next(iter(GPUS.values())))
+    gpu = gpu_or_reference(str(comparison.measured.get("gpu", "")))
     found = regime_qualities(comparison, split, gpu)
     return [(regime_words(r), n, agent, *(f"{q:.3f}" for q in qs)) for r, n, agent, qs in found]
 

@@ -8,11 +8,12 @@ from typing import Any
 
 from outblas.core.plausibility import PLAUSIBLE_SHARE_OF_FLOOR
 from outblas.core.problem import Problem
-from outblas.core.roofline import GPUS, H200, floor_us
+from outblas.core.roofline import floor_us
 from outblas.llm.feedback import OUTCOME_KINDS
 from outblas.publish.html import definitions as terms
 from outblas.publish.html.charts import Chart, chart_html
 from outblas.publish.html.evolve_data import MAX_ANCESTORS, EvolveRun, GroupTotals
+from outblas.publish.html.figures import gpu_or_reference
 from outblas.publish.html.lineage import code_html, difference_html, lineage_chart, progress_chart
 from outblas.publish.html.shell import cards_html, fact_text, html_page, provenance_section, table
 from outblas.publish.words import date_words
@@ -57,7 +58,7 @@ def _charts(run: EvolveRun, key: str) -> dict[str, Chart]:
 def _floor_ratio(run: EvolveRun, key: str) -> float | None:
     """Return the fastest baseline over the floor, as last measured; None if no baseline was measured."""
     times = [e.baselines_us for (problem, _), e in run.evaluations.items() if problem == key and e.baselines_us]
-    gpu = GPUS.get(str(run.about.get("gpu")), H200)
+    gpu = gpu_or_reference(str(run.about.get("gpu")))
     return min(times[-1].values()) / floor_us(Problem.from_key(key), gpu) if times else None
 
 
@@ -120,7 +121,7 @@ def _sides(caption: str, what: str, sides: list[GroupTotals]) -> str:
 
 def _section(run: EvolveRun, key: str, charts: dict[str, Chart], index: int) -> str:
     problem, best = Problem.from_key(key), run.archive.best(key)
-    gpu = GPUS.get(str(run.about.get("gpu")), H200)
+    gpu = gpu_or_reference(str(run.about.get("gpu")))
     parts = [
         f"<section aria-labelledby='g{index}'><h2 id='g{index}'>{escape(key)}</h2>",
         f"<p class='note'>The floor is {floor_us(problem, gpu):.2f} µs.</p>",
@@ -182,7 +183,7 @@ def _definitions(run: EvolveRun) -> list[terms.Definition]:
             "The logarithm of the factor by which an answer raised the best speed-up of its problem. "
             "Gains start at 1×, and they are added up.",
         ),
-        terms.floor_definition(GPUS.get(str(run.about.get("gpu")), H200)),
+        terms.floor_definition(gpu_or_reference(str(run.about.get("gpu")))),
         (
             "Too fast",
             f"A candidate with a time below {PLAUSIBLE_SHARE_OF_FLOOR:.0%} of the floor is rejected as implausible.",

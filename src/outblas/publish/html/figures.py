@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from outblas.core.roofline import GPUS, Gpu
+from outblas.core.gpu_records import gpu_of_product, reference_gpu
+from outblas.core.roofline import Gpu
 from outblas.publish.html.charts import Axis, Chart, Series
 from outblas.publish.html.run_data import Group, tflops
 from outblas.publish.palette import GREY, INK, ratio_ticks
@@ -173,10 +174,16 @@ def roofline(group: Group, gpu: Gpu | None) -> Chart:
 
 
 def find_gpu(name: str) -> Gpu | None:
-    """Return the GPU record whose short name occurs in a product name, or None: ``"NVIDIA H200"`` gives that of
-    ``h200``.
+    """Return the GPU with a record for a product name or short name; None if no record names it.
+
+    Several names may be joined by ``; ``. The first with a record counts. Example: ``"NVIDIA H200"`` gives ``h200``.
     """
-    return next((gpu for short, gpu in GPUS.items() if short in name.lower()), None)
+    return next(filter(None, map(gpu_of_product, name.split("; "))), None)
+
+
+def gpu_or_reference(name: str) -> Gpu:
+    """Return the GPU of a product name or short name, by :func:`find_gpu`; the reference GPU if no record names it."""
+    return find_gpu(name) or reference_gpu()
 
 
 def round_ticks(low: float, high: float) -> list[float]:

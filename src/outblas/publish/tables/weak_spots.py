@@ -38,7 +38,7 @@ def _gpus() -> str:
     have = ", ".join(name.upper() for name in known) or "no GPU"
     return (
         f"## A GPU without a library\n\nA library is packaged for: {have}. "
-        f"On others, such as {others}, torch runs every product."
+        f"On others, such as {others}, torch runs every product until [a tuning run](your-gpu.md)."
     )
 
 

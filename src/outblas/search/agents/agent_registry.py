@@ -7,7 +7,7 @@ import re
 from importlib import import_module, resources
 
 from outblas.core.errors import unknown_name
-from outblas.core.roofline import H200, Gpu
+from outblas.core.roofline import Gpu
 from outblas.search.agents.base import Agent
 
 #: The package of the agents' modules.
@@ -69,7 +69,7 @@ def agent_preparations() -> dict[str, str]:
     return {name: f"about {seconds} s on one core of a server" for name, seconds in PREPARATION_S.items()}
 
 
-def make_agent(name: str, seed: int = 0, gpu: Gpu = H200) -> Agent:
+def make_agent(name: str, seed: int, gpu: Gpu) -> Agent:
     """Make a new agent by its name.
 
     Its attributes ``name``, ``seed`` and ``gpu`` are the arguments.

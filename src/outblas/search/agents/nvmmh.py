@@ -33,7 +33,7 @@ class HeuristicsAgent(Agent):
     stages. A family without clusters has extents of 1. A family without stages counts its ``unroll``. The choices are
     wgmma kernels; a candidate of another family is 4 (:data:`FOREIGN`) further away. Other knobs do not count: ties
     keep the candidates' order. Without a choice, candidates keep their order within each launch option. That is so for
-    a GPU other than the H200.
+    a GPU that it does not know.
     """
 
     draws = False

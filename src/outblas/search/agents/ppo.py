@@ -14,6 +14,7 @@ import numpy as np
 
 from outblas.core.config import KernelConfig
 from outblas.core.evaluation import Evaluation
+from outblas.core.gpu_records import nearest_with_data
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
 from outblas.learn.policy import CandidateView, Policy
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from outblas.learn.train.train_ppo import PpoSettings
     from outblas.records.recording import Recording
 
-#: Environment variable: name or path of the policy to follow, instead of the GPU's packaged one.
+#: Environment variable: name or path of the policy to follow, instead of the packaged one.
 POLICY_VARIABLE = "OUTBLAS_POLICY"
 
 
@@ -36,7 +37,7 @@ class Ppo(Agent):
     Args:
         seed: seed of a training in :meth:`prepare`; a loaded policy does not draw.
         gpu: GPU that the candidates run on.
-        policy: policy to follow. None: the name or path in ``OUTBLAS_POLICY``, else the packaged one of the GPU. It is
+        policy: policy to follow. None: the name or path in ``OUTBLAS_POLICY``, else :func:`packaged_policy`. It is
             loaded at the first proposal, which raises UsageError if it does not exist.
     """
 
@@ -103,7 +104,7 @@ class Ppo(Agent):
 
     def _load(self) -> Policy:
         if self._policy is None:
-            self._policy = loaded_policy(os.environ.get(POLICY_VARIABLE) or self.gpu.name + self.kind)
+            self._policy = loaded_policy(os.environ.get(POLICY_VARIABLE) or packaged_policy(self.gpu, self.kind))
         return self._policy
 
 
@@ -124,6 +125,16 @@ class PpoOneshot(Ppo):
         self, problem: Problem, group: Sequence[KernelConfig], history: Sequence[Evaluation]
     ) -> list[KernelConfig]:
         return unexplored(super()._order(problem, group, ()), history)
+
+
+def packaged_policy(gpu: Gpu, kind: str = "") -> str:
+    """Return the name of the packaged policy for a GPU: its own, or that of the most similar GPU that has one.
+
+    Args:
+        gpu: the GPU.
+        kind: end of the name: empty, or ``-oneshot``.
+    """
+    return nearest_with_data(gpu, "policies", f"{kind}.npz") + kind
 
 
 @lru_cache(maxsize=4)

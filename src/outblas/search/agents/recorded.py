@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from outblas.core.config import KernelConfig
 from outblas.core.errors import UsageError
 from outblas.core.evaluation import Evaluation, Status
+from outblas.core.gpu_records import nearest_with_data
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
 from outblas.records.recording import STATUSES, Recording
@@ -15,6 +16,19 @@ from outblas.search.agents.base import Agent, group_by_launch, interleave, unexp
 
 #: Environment variable: name or path of the recording to follow, instead of the GPU's packaged one.
 RECORDING_VARIABLE = "OUTBLAS_RECORDING"
+
+
+def nearest_recording(gpu: Gpu) -> Recording:
+    """Return the recording that ``OUTBLAS_RECORDING`` names, else the packaged one of the most similar GPU.
+
+    Args:
+        gpu: the GPU that candidates run on.
+
+    Raises:
+        UsageError: no such recording.
+        RecordError: its files are damaged.
+    """
+    return Recording.load(os.environ.get(RECORDING_VARIABLE) or nearest_with_data(gpu, "recordings", ""))
 
 
 class RecordedAgent(Agent):
@@ -32,7 +46,7 @@ class RecordedAgent(Agent):
         seed: unused, since proposals do not depend on it.
         gpu: GPU that the candidates run on.
         recording: recording to follow. None: the name or path in ``OUTBLAS_RECORDING``, else the packaged one of the
-            GPU. It is loaded at the first proposal, which raises UsageError if it does not exist.
+            most similar GPU. It is loaded at the first proposal, which raises UsageError if it does not exist.
     """
 
     draws = False
@@ -91,5 +105,5 @@ class RecordedAgent(Agent):
 
     def _load(self) -> Recording:
         if self._recording is None:
-            self._recording = Recording.load(os.environ.get(RECORDING_VARIABLE) or self.gpu.name)
+            self._recording = nearest_recording(self.gpu)
         return self._recording

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from outblas.core.problem import Problem
 from outblas.learn.policy import Policy, greedy_scorer
-from outblas.search.agents.ppo import POLICY_VARIABLE, Ppo, loaded_policy
+from outblas.search.agents.ppo import POLICY_VARIABLE, Ppo, loaded_policy, packaged_policy
 
 if TYPE_CHECKING:
     from outblas.records.recording import Recording
@@ -48,6 +48,6 @@ class RegressorAgent(Ppo):
 
     def _load(self) -> Policy:
         if self._policy is None:
-            trained = loaded_policy(os.environ.get(POLICY_VARIABLE) or self.gpu.name)
+            trained = loaded_policy(os.environ.get(POLICY_VARIABLE) or packaged_policy(self.gpu))
             self._policy = replace(trained, scorer=greedy_scorer(), about="")
         return self._policy

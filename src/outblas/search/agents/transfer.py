@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
@@ -15,7 +14,7 @@ from outblas.core.roofline import Gpu
 from outblas.records.recording import Recording
 from outblas.records.recording_files import STATUS_CODES
 from outblas.search.agents.base import Agent, group_by_launch, interleave, unexplored
-from outblas.search.agents.recorded import RECORDING_VARIABLE
+from outblas.search.agents.recorded import nearest_recording
 
 #: (layout, dtype, accumulator) of every possible sister.
 _KINDS = (*product(("TN", "NN"), ("fp16", "bf16"), ("fp32",)), *product(("TN", "NN"), ("fp16",), ("fp16",)))
@@ -41,7 +40,7 @@ class Transfer(Agent):
         seed: unused, since proposals do not depend on it.
         gpu: GPU that the candidates run on.
         recordings: measurements of sisters. None: the name or path in ``OUTBLAS_RECORDING``, else the packaged one of
-            the GPU. It is loaded at the first proposal, which raises UsageError if it does not exist.
+            the most similar GPU. It is loaded at the first proposal, which raises UsageError if it does not exist.
         winners: problem -> configs that the tables tuned so far would install; None: no winners.
     """
 
@@ -91,7 +90,7 @@ class Transfer(Agent):
 
     def _known(self, problem: Problem) -> Iterator[KernelConfig]:
         if self._recordings is None:
-            self._recordings = (Recording.load(os.environ.get(RECORDING_VARIABLE) or self.gpu.name),)
+            self._recordings = (nearest_recording(self.gpu),)
         for sister in sister_problems(problem):
             yield from self._winners.get(sister, ())
             for recording in self._recordings:

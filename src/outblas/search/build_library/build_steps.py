@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 from outblas.bench.record_suite import run_record
 from outblas.core.suites import Table
-from outblas.kernels.catalogue import catalogue
+from outblas.kernels.catalogue import catalogue_of
+from outblas.runtime.device import gpu_of_device
 from outblas.search.build_library.benching import bench
 from outblas.search.build_library.build_searches import (
     refine_table,
@@ -25,8 +26,8 @@ def record(work: BuildFolder, table: Table) -> None:
     if any(set(table.problems()) <= set(recording.problems) for recording in work.recorded()):
         print(f"record {table}: done before", flush=True)
         return
-    progress = printer(f"record {table}")
-    run_record(table.problems(), table.suite, catalogue(), work.recording, work.gpu_index, progress)
+    progress, kernels = printer(f"record {table}"), catalogue_of(gpu_of_device(work.gpu_index))
+    run_record(table.problems(), table.suite, kernels, work.recording, work.gpu_index, progress)
 
 
 Step = Callable[..., None]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from outblas.core.roofline import H200, Gpu, regime
+from outblas.core.roofline import Gpu, regime
 from outblas.records.averages import regime_order
 from outblas.search.compare.compare_result import Comparison
 
@@ -174,7 +174,7 @@ def noise_regret(comparison: Comparison) -> float | None:
     return None if None in floors else round(1 / min(floors) - 1, 6)
 
 
-def regime_qualities(comparison: Comparison, split: str, gpu: Gpu = H200) -> list[tuple[str, int, str, list[float]]]:
+def regime_qualities(comparison: Comparison, split: str, gpu: Gpu) -> list[tuple[str, int, str, list[float]]]:
     """Return (regime, number of problems, agent, geometric mean of the quality at each budget) of one split.
 
     Regimes come in order (launch, memory, compute; each by size). Each has a row for every agent, in the comparison's

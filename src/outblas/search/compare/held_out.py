@@ -138,7 +138,7 @@ def held_out_tasks(plan: Plan, recording: Recording, name: str) -> tuple[Split, 
     split = make_split(name, recording.problems, plan.share, plan.split_seed)
     problems: Sequence[Problem] = split.held_out
     if plan.sample is not None and plan.sample < len(problems):
-        problems = sample(problems, plan.sample, plan.split_seed, recording.gpu)
+        problems = sample(problems, plan.sample, plan.split_seed, gpu=recording.gpu)
     tasks = [task for problem in problems for task in tasks_of(recording, problem)]
     if not tasks:
         raise UsageError(f"split {name}: no held-out problem has a time", "recorded times", "choose another recording")

@@ -16,12 +16,13 @@ import pytest
 from outblas.core.config import KernelConfig, config_name
 from outblas.core.errors import RecordError
 from outblas.core.problem import Problem
-from outblas.core.roofline import H200, floor_us
+from outblas.core.roofline import floor_us
 from outblas.kernels.cost import cost_model
 from outblas.kernels.cost.columns import config_columns
 from outblas.kernels.cost.terms import resident_ctas
 from outblas.kernels.legality import why_illegal
 from outblas.kernels.pool import pool
+from support.gpus.known import H200
 from support.helpers import synthetic_recording
 
 FIT_MODEL = [sys.executable, "-m", "outblas", "fit", "model"]
@@ -40,28 +41,28 @@ SHAPES = [
 
 
 def legal(problem: Problem) -> list[KernelConfig]:
-    found = [c for c in pool() if why_illegal(problem, c) is None]
+    found = [c for c in pool() if why_illegal(problem, c, H200) is None]
     return found + [replace(c, pdl=True) for c in found]
 
 
 @pytest.mark.parametrize("problem", SHAPES, ids=lambda p: p.key)
 def test_every_legal_config_has_a_finite_time_above_the_floor(problem: Problem) -> None:
-    times = cost_model.predict_many(problem, legal(problem))
+    times = cost_model.predict_many(problem, legal(problem), H200)
     assert np.isfinite(times).all()
-    assert (times >= floor_us(problem) * 0.999999).all()
+    assert (times >= floor_us(problem, H200) * 0.999999).all()
 
 
 def test_no_configs_is_an_empty_answer() -> None:
-    assert cost_model.predict_many(TINY, []).shape == (0,)
-    assert cost_model.rank(TINY, []).shape == (0,)
-    assert cost_model.pruned_mask(TINY, []).shape == (0,)
+    assert cost_model.predict_many(TINY, [], H200).shape == (0,)
+    assert cost_model.rank(TINY, [], H200).shape == (0,)
+    assert cost_model.pruned_mask(TINY, [], H200).shape == (0,)
 
 
 def test_rank_is_a_permutation_sorted_by_prediction() -> None:
     configs = legal(TINY)
-    order = cost_model.rank(TINY, configs)
+    order = cost_model.rank(TINY, configs, H200)
     assert sorted(order) == list(range(len(configs)))
-    assert (np.diff(cost_model.predict_many(TINY, configs)[order]) >= 0).all()
+    assert (np.diff(cost_model.predict_many(TINY, configs, H200)[order]) >= 0).all()
 
 
 def test_ctas_come_in_whole_resident_clusters() -> None:
@@ -80,10 +81,13 @@ def test_pruning_compares_within_the_pdl_option_and_keeps_each_best() -> None:
 
 def test_left_out_shrinks_with_the_factor_and_never_takes_the_predicted_best() -> None:
     configs = legal(LARGE)
-    some, many = cost_model.pruned_mask(LARGE, configs, factor=4.0), cost_model.pruned_mask(LARGE, configs, factor=1.5)
+    some, many = (
+        cost_model.pruned_mask(LARGE, configs, H200, factor=4.0),
+        cost_model.pruned_mask(LARGE, configs, H200, factor=1.5),
+    )
     assert some.dtype == bool and 0 < some.sum() < many.sum() < len(configs)
     assert (many | ~some).all()
-    assert not many[cost_model.rank(LARGE, configs)[0]]
+    assert not many[cost_model.rank(LARGE, configs, H200)[0]]
 
 
 @pytest.mark.parametrize("text", ["{", "{}", '{"format": 99}', '{"format": 1, "coefficients": {}}', "[]"])
@@ -135,7 +139,9 @@ def test_fitting_script_recovers_a_world_made_by_the_formula(tmp_path: Path) -> 
         times: dict[str, float] = {}
         for family, x in world.items():
             mine = [c for c in configs if c.family == family]
-            us = cost_model.time_us(x, family, cost_model.problem_columns(problem, H200), config_columns(mine), H200)
+            us = cost_model.time_us(
+                x, family, cost_model.problem_columns(problem, H200), config_columns(mine, H200), H200
+            )
             times.update(zip(map(config_name, mine), map(float, us), strict=True))
         lines.append(json.dumps({"p": problem.key, "first": {}, "med": {**times, "torch": 1.0}}))
     data, out = tmp_path / "times.jsonl", tmp_path / "model.json"

@@ -1,0 +1,1 @@
+"""Measure the rates of a GPU for its record."""

@@ -1,0 +1,114 @@
+"""Arithmetic of a calibration: from times of probes to the figures of a GPU record."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from outblas.core.errors import DeviceError, UsageError
+from outblas.core.gpu_records import GpuRecord
+
+#: A rate outside these shares of the expected one is no measurement of this GPU. Probes on registers are faster than
+#: products, whose rates a packaged record may have.
+LEAST_SHARE, MOST_SHARE = 0.05, 1.4
+#: Figures of a record that a calibration measures.
+MEASURED = ("tflops", "wgmma_tflops", "mma_tflops", "acc16_tflops", "hbm_tbs", "l2_tbs", "launch_us", "clusters")
+
+
+def settled_us(samples_us: Sequence[float]) -> float:
+    """Return the median of the last half of the samples, microseconds: by then clock and power have settled.
+
+    Args:
+        samples_us: times of equal launches, in their order, microseconds.
+
+    Raises:
+        UsageError: no sample, or one that is not above 0.
+    """
+    if not samples_us or min(samples_us) <= 0:
+        raise UsageError(f"times of {list(samples_us)[:4]}", "one or more times above 0", "report this")
+    return statistics.median(samples_us[len(samples_us) // 2 :])
+
+
+def tera_rate(work: float, us: float) -> float:
+    """Return a rate in tera units a second: FLOP give TFLOP/s, bytes give TB/s.
+
+    Example: 8e8 FLOP in 1 us are 800 TFLOP/s.
+
+    Args:
+        work: FLOP or bytes of a launch.
+        us: its time, microseconds.
+    """
+    return work / us / 1e6
+
+
+def launch_gap_us(few: tuple[int, float], many: tuple[int, float]) -> float:
+    """Return the time of a further empty node of a graph, microseconds.
+
+    Args:
+        few: (nodes, microseconds) of a short graph.
+        many: the same of a longer one.
+
+    Raises:
+        DeviceError: the longer graph is not slower.
+    """
+    gap = (many[1] - few[1]) / (many[0] - few[0])
+    if gap <= 0:
+        raise DeviceError(f"{many[0]} nodes took no longer than {few[0]}", "an idle GPU", "stop other programs on it")
+    return gap
+
+
+def calibrated_record(
+    base: GpuRecord,
+    rates: Mapping[str, float],
+    launch_us: float,
+    clusters: Sequence[int],
+    provenance: Mapping[str, Any],
+) -> GpuRecord:
+    """Return the record of a measured GPU.
+
+    ``tflops`` is the fastest instructions' rate with fp32 accumulators, and ``acc16_tflops`` that with fp16
+    accumulators. Figures that the driver reports are kept from ``base``, and so are estimates that nothing measures.
+
+    Args:
+        base: the packaged or derived record of the GPU; it bounds the rates.
+        rates: figure of a probe -> TFLOP/s or TB/s.
+        launch_us: time of a further node of a graph, microseconds.
+        clusters: resident clusters by size, as for :class:`outblas.core.roofline.Gpu`; empty without clusters.
+        provenance: of the measurement; ``date`` goes into the sources.
+
+    Raises:
+        DeviceError: a rate is implausible for the GPU.
+    """
+    wgmma = rates.get("wgmma_tflops", 0.0)
+    found: dict[str, Any] = {
+        "tflops": max(wgmma, rates["mma_tflops"]),
+        "wgmma_tflops": wgmma,
+        "mma_tflops": rates["mma_tflops"],
+        "acc16_tflops": max(rates["mma_acc16"], rates.get("wgmma_acc16", 0.0)),
+        "hbm_tbs": rates["hbm_tbs"],
+        "l2_tbs": rates["l2_tbs"],
+        "launch_us": launch_us,
+        "clusters": tuple(clusters),
+    }
+    found = {name: round(value, 4) if isinstance(value, float) else value for name, value in found.items()}
+    source = dict(base.source) | dict.fromkeys(MEASURED, f"measured: outblas calibrate, {provenance['date'][:10]}")
+    source["clusters"] = "driver: cuOccupancyMaxActiveClusters"
+    if base.gpu.tflops > 2 * found["tflops"]:  # instructions that no probe has are faster, and rivals use them
+        found["tflops"], source["tflops"] = base.gpu.tflops, base.source["tflops"]
+        found["acc16_tflops"], source["acc16_tflops"] = base.gpu.acc16_tflops, base.source["acc16_tflops"]
+    for name in ("wgmma_tflops", "mma_tflops", "acc16_tflops", "hbm_tbs", "l2_tbs"):
+        _check_plausible(name, found[name], getattr(base.gpu, name))
+    gpu = replace(base.gpu, **found)
+    return replace(base, gpu=gpu, source=source, reference=False, origin="user", provenance=dict(provenance))
+
+
+def _check_plausible(name: str, rate: float, bound: float) -> None:
+    """Raise DeviceError for a rate that is far from the GPU's expected one; ``bound`` 0 means: not on this GPU."""
+    if bound and not LEAST_SHARE * bound <= rate <= MOST_SHARE * bound:
+        raise DeviceError(
+            f"{name} was measured at {rate:.4g}, the GPU has about {bound:.4g}",
+            "an idle GPU at its full clock",
+            "stop other programs on it, then repeat the command",
+        )

@@ -1,0 +1,45 @@
+"""``outblas calibrate``: measure this machine's GPU for its record."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from outblas.cli import common
+from outblas.cli.common import JsonOption, err, out
+
+
+def calibrate(
+    gpu_device_id: Annotated[int, typer.Option(help="CUDA index of the GPU.")] = 0,
+    out_file: Annotated[
+        Path | None, typer.Option("--out", help="File of the record; by default in ~/.local/share/outblas/gpus.")
+    ] = None,
+    json_out: JsonOption = False,
+) -> None:
+    """Measure this GPU's rates in under a minute and write its record (GPU).
+
+    Floors, regimes, ranking and policy then use the measured rates in place of estimates.
+    """
+    from outblas.runtime.device import forget_records, require_gpus
+
+    (index,) = require_gpus((gpu_device_id,))
+
+    from outblas.bench.calibrate import calibration
+    from outblas.core.files import write_json
+    from outblas.core.gpu_records import save_user_record
+    from outblas.records.provenance import collect_provenance
+
+    provenance = collect_provenance(common.command_line(), index)
+    record = calibration.calibrate(index, provenance, lambda line: err.print(line, markup=False))
+    path = save_user_record(record) if out_file is None else write_json(out_file, record.to_json())
+    forget_records()
+    if json_out:
+        from outblas.cli.documents import CalibrateDocument, print_document
+
+        print_document(CalibrateDocument(gpu=record.gpu.name, path=str(path), record=record.to_json()))
+        return
+    out.print(f"{record.title}: record {path}", markup=False)
+    if record.estimated:
+        out.print(f"still estimated: {', '.join(record.estimated)}", markup=False)
