@@ -12,6 +12,7 @@ from outblas.core.errors import UsageError
 from outblas.core.problem import Problem
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.kernels.legality import why_illegal
+from outblas.kernels.neighbours import neighbours
 from outblas.records.library import Library, LibraryChoice, LibraryRow
 from outblas.search.build_library import finalist_trials as trials
 from outblas.search.build_library import open_rows
@@ -69,9 +70,9 @@ def test_a_row_that_falls_back_gets_kernels_of_the_whole_pool() -> None:
     found = wide_candidates(LARGE, [TILE], H200)
     assert len(found) > 2 * WIDE_BUDGET and len(set(found)) == len(found) and TILE not in found
     assert all(launch_of(c) == "plain" and why_illegal(LARGE, c, H200) is None for c in found)
-    assert any(c.ctas for c in found if c.family == "sm90_wgmma_gemm") is False, "not a neighbour of a persistent one"
-    walking = replace(TILE, persistent=True, consumers=2, schedule="pingpong")
-    assert any(c.ctas for c in wide_candidates(LARGE, [walking], H200) if c.family == "sm90_wgmma_gemm")
+    odd = replace(TILE, bn=120)
+    near = {c for c in neighbours(LARGE, odd, H200) if launch_of(c) == "plain"}
+    assert near and near <= set(wide_candidates(LARGE, [odd], H200)) and not near <= set(found)
 
 
 def test_another_row_gets_neighbours_and_winners_of_nearby_shapes() -> None:

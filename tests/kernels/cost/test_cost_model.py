@@ -102,6 +102,7 @@ def test_unreadable_file_is_a_record_error(text: str, tmp_path: Path, monkeypatc
             cost_model.load("h200")
     finally:
         cost_model.load.cache_clear()
+        cost_model.model_of.cache_clear()  # its values are those of load
 
 
 def test_packaged_file_says_where_it_is_from_and_how_it_was_checked() -> None:
