@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from outblas.core.errors import RecordError
 from outblas.publish.tables import notes
 from outblas.publish.tables.all_rows_table import markdown_table
 from outblas.records.library import Library
@@ -55,3 +56,16 @@ def test_what_is_no_rival_stands_below_the_table(folder: Path) -> None:
     assert "1.250× over torch.matmul with its two switches of reduced-precision reductions off" in text
     assert "1.500× over cuBLASLt with programmatic edges on its captured nodes, which is not safe" in text
     assert "switches" not in markdown_table(summarise_result(result))
+
+
+def test_wins_of_large_products_are_told_for_each_library(folder: Path) -> None:
+    folder.mkdir()
+    assert notes.notes_of_large_products(folder) == []
+    libraries = {"packaged": {"wins": 3, "with_kernel": 4}, "before": {"wins": 1, "with_kernel": 9}}
+    path = folder / notes.LARGE_FILE
+    path.write_text(json.dumps({"format": notes.LARGE_FORMAT, "libraries": libraries}))
+    (line,) = notes.notes_of_large_products(folder)
+    assert line.endswith("win by 0.5% or more: 1 of 9 kernels (before), 3 of 4 kernels (packaged)")
+    path.write_text(json.dumps({"format": "other"}))
+    with pytest.raises(RecordError, match=r"benchmarks/large_products.py writes"):
+        notes.notes_of_large_products(folder)

@@ -106,6 +106,26 @@ def note_of(path: Path, form: str, made_by: str, line: Callable[[dict[str, Any]]
         ) from error
 
 
+LARGE_FORMAT = "outblas-large-products-1"
+#: Its name beside the result files.
+LARGE_FILE = "large_products.json"
+
+
+def notes_of_large_products(directory: Path) -> list[str]:
+    """Return a line of Markdown with the wins of each library timed in blocks; an empty list without the file.
+
+    Raises:
+        RecordError: the file is there and cannot be used.
+    """
+    return note_of(Path(directory) / LARGE_FILE, LARGE_FORMAT, "benchmarks/large_products.py", _large_line)
+
+
+def _large_line(data: dict[str, Any]) -> str:
+    libraries = sorted(data["libraries"].items())
+    each = [f"{found['wins']} of {found['with_kernel']} kernels ({name})" for name, found in libraries]
+    return f"- products from 1e11 FLOP on, each kernel alone, that win by 0.5% or more: {', '.join(each)}"
+
+
 CUTLASS_FORMAT = "outblas-cutlass-1"
 #: Its name beside the result files.
 CUTLASS_FILE = "cutlass_peer.json"

@@ -26,6 +26,7 @@ from outblas.publish.tables.headline import ANY_SHAPES, headline_rows, headline_
 from outblas.publish.tables.notes import (
     notes_of_cutlass,
     notes_of_earlier_kernels,
+    notes_of_large_products,
     notes_of_replaced,
     notes_of_retune,
 )
@@ -133,7 +134,7 @@ def _headline(folder: Path) -> str:
 
 def _notes(folder: Path) -> list[str]:
     about_library = [*notes_of_replaced(folder), *notes_of_earlier_kernels(folder)]
-    return [*about_library, *notes_of_retune(folder), *notes_of_cutlass(folder)]
+    return [*about_library, *notes_of_large_products(folder), *notes_of_retune(folder), *notes_of_cutlass(folder)]
 
 
 def _wanted(folder: Path, root: Path) -> dict[Path, str]:
