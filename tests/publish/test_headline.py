@@ -42,3 +42,14 @@ def test_measured_fall_backs_and_starts_are_told(tmp_path: Path) -> None:
     assert "In brackets: the least and the greatest mean of one start" in three
     (line,) = [line for line in three.splitlines() if "grid1000*" in line]
     assert line.count("–") == 1 and "× (" in line
+
+
+def test_one_older_file_is_told_beside_newer_ones(tmp_path: Path) -> None:
+    new = write_result(
+        [{**row, "ran": "torch 2"} for row in make_rows((64, 128), pdls=(False,)) if not row["fallback"]],
+        META,
+        tmp_path / "new.parquet",
+    )
+    old = write_result(make_rows((64, 128), pdls=(False,)), {**META, "suite": "llm"}, tmp_path / "old.parquet")
+    text = headline_table(headline_rows(tmp_path, [read_result(new), read_result(old)]))
+    assert "A fall-back counts as measured. In older files it counts as 1, like a kernel" in text

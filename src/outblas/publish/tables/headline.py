@@ -92,7 +92,11 @@ def _how_counted(rows: Sequence[HeadlineRow]) -> str:
     """Return the sentences on fall-backs and on the noise between starts."""
     dropped = ", ".join(f"{row.dropped} of {row.problems}" for row in rows if row.dropped is not None)
     said = ["A fall-back counts as measured."]
-    if dropped:
+    if dropped and any(row.dropped is None for row in rows if row.rival == ALL_RIVALS):
+        said.append(
+            f"In older files it counts as 1, like a kernel that the same bench found slower: {dropped} problems."
+        )
+    elif dropped:
         said = ["A fall-back counts as 1.", f"So does a kernel that the same bench found slower: {dropped} problems."]
     if any(row.interval for row in rows):
         said.append("In brackets: the least and the greatest mean of one start of the machine.")
