@@ -50,33 +50,33 @@ def test_its_source_holds_the_instruction_of_the_rows_of_c() -> None:
     ],
 )
 def test_what_a_transposed_kernel_cannot_do_is_refused(change: dict[str, object], word: str) -> None:
-    assert why_illegal(P, SWAPPED) is None
-    assert word in str(why_illegal(P, replace(SWAPPED, **change)))
+    assert why_illegal(P, SWAPPED, H200) is None
+    assert word in str(why_illegal(P, replace(SWAPPED, **change), H200))
 
 
 def test_b_must_be_stored_n_by_k() -> None:
-    assert "TN" in str(why_illegal(replace(P, layout="NN"), SWAPPED))
+    assert "TN" in str(why_illegal(replace(P, layout="NN"), SWAPPED, H200))
 
 
 def test_it_is_proved_on_ragged_shapes_and_less_than_a_tile() -> None:
-    shapes = {(p.m, p.n) for p in proof_shapes(P, SWAPPED)}
+    shapes = {(p.m, p.n) for p in proof_shapes(P, SWAPPED, H200)}
     assert (25, 136) in shapes and (1, 8) in shapes
 
 
 def test_only_a_workspace_has_parts_that_all_sum() -> None:
     parts = Sm90WgmmaConfig(64, 64, 64, 4, split_k=4, store="direct", split_kind="workspace", reducers="all")
     long = Problem(64, 512, 8192)
-    assert why_illegal(long, parts) is None
+    assert why_illegal(long, parts, H200) is None
     assert "REDUCE_ALL 1" in make_source(long, parts).text
     assert "REDUCE_ALL 0" in make_source(long, replace(parts, reducers="last")).text
-    assert why_illegal(long, replace(parts, split_kind="cluster")) is not None
+    assert why_illegal(long, replace(parts, split_kind="cluster"), H200) is not None
 
 
 def test_fewer_ctas_belong_to_persistent_kernels() -> None:
     tiles = Sm90WgmmaConfig(128, 128, 64, 4, 2, persistent=True, ctas=100)
     large = Problem(4096, 4096, 512)
-    assert why_illegal(large, tiles) is None and grid(large, tiles, H200.sms) == (100, 1, 1)
-    assert why_illegal(large, replace(tiles, persistent=False)) is not None
+    assert why_illegal(large, tiles, H200) is None and grid(large, tiles, H200.sms) == (100, 1, 1)
+    assert why_illegal(large, replace(tiles, persistent=False), H200) is not None
 
 
 @pytest.mark.parametrize("layout", ["TN", "NN"])
