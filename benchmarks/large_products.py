@@ -8,9 +8,9 @@ Command:
 Result file: results/h200/large_products.json, an entry for each ``--name``. A note below the published table has the
 counts. Needs a GPU, about 3 s a product.
 
-It times the problems of grid1000 in TN from 1e11 FLOP on for which the library has a kernel. To time the kernels of
-an earlier commit, run this file from here with ``PYTHONPATH`` set to the ``src`` of a checkout of that commit, and give
-that checkout's library. An interrupted run resumes.
+It times the problems of grid1000 in TN from 1e11 FLOP on for which the library has a kernel. An interrupted run
+resumes. To time the kernels of an earlier commit, check it out elsewhere and give its library. Run this file from here
+with ``PYTHONPATH`` set to that checkout's ``src``.
 """
 
 from __future__ import annotations
