@@ -69,3 +69,14 @@ def test_wins_of_large_products_are_told_for_each_library(folder: Path) -> None:
     path.write_text(json.dumps({"format": "other"}))
     with pytest.raises(RecordError, match=r"benchmarks/large_products.py writes"):
         notes.notes_of_large_products(folder)
+
+
+def test_files_of_unlisted_shapes_count_too(folder: Path) -> None:
+    bench(folder, "new", "2026-02-01T00:00:00+00:00")
+    beside = folder.parent / "any_shapes"
+    beside.mkdir()
+    for name in ("h200_proved.json", "h100_proved.json"):
+        (beside / name).write_text(json.dumps({"provenance": {"date": "2026-01-01T00:00:00+00:00"}}))
+    bench(beside, "h200_bench", "2026-01-01T00:00:00+00:00")
+    (line,) = notes.notes_of_earlier_kernels(folder)
+    assert line.endswith(": `h200_bench`, `h200_proved`")

@@ -31,6 +31,7 @@ from outblas.publish.tables.notes import count_replaced_rows, notes_of_replaced
 from outblas.publish.tables.publish_results import Measured, check_published, generated_blocks
 from outblas.records.averages import launch_of_row, table_label
 from outblas.records.library import LEVEL_ABOVE, Library
+from outblas.records.library_tables import kernels_since
 from outblas.records.recording import Recording
 from outblas.records.recording_files import STATUS_CODES
 from outblas.records.results import PROVENANCE_FIELDS, bench_files, read_result, write_result
@@ -162,6 +163,11 @@ def test_the_library_is_of_these_kernels(library: Library) -> None:
     assert unproved_tables(library) == [], "outblas build-library --steps bench --modes offline"
     for last in library.provenance.get("restamped", [])[-1:]:  # none: made by these very files
         assert last["compared"] == last["identical_cubins"] + last["identical_code_sections_only"] > 1000
+
+
+def test_the_kernels_for_unlisted_shapes_were_proved_with_these_kernels(library: Library) -> None:
+    made = json.loads((ROOT / "results" / "any_shapes" / "h200_proved.json").read_text())
+    assert made["provenance"]["date"] >= kernels_since(library), "outblas fit any-shape prove"
 
 
 def test_all_that_was_measured_says_where_and_when(recording: Recording, library: Library) -> None:

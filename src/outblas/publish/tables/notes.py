@@ -11,6 +11,7 @@ from outblas.core.errors import OutblasError, RecordError
 from outblas.core.plain_files import read_json
 from outblas.core.stats import geomean
 from outblas.core.suites import SUITES, Table
+from outblas.publish.tables.headline import ANY_SHAPES
 from outblas.records.averages import launch_of_row, problem_of, table_label
 from outblas.records.library import Library
 from outblas.records.library_tables import kernels_since
@@ -71,9 +72,16 @@ def notes_of_earlier_kernels(directory: Path) -> list[str]:
 
 
 def _dated_files(directory: Path) -> list[tuple[Path, str]]:
-    """Return (file, date of its provenance) of the benches and of the JSON files that have one."""
-    found = [(path, str(read_result(path).provenance["date"])) for path in bench_files(directory)]
-    for path in sorted(Path(directory).glob("*.json")):
+    """Return (file, date of its provenance) of the benches and of the JSON files that have one.
+
+    Those of shapes of no list lie in a folder beside this one.
+    """
+    folder = Path(directory)
+    beside = folder.parent / ANY_SHAPES
+    unlisted = beside / f"{folder.name}_bench.parquet"
+    benches = [*bench_files(directory), *([unlisted] if unlisted.exists() else [])]
+    found = [(path, str(read_result(path).provenance["date"])) for path in benches]
+    for path in sorted((*folder.glob("*.json"), *beside.glob(f"{folder.name}*.json"))):
         data = read_json(path)
         made = data.get("provenance", {}) if isinstance(data, dict) else {}
         if made.get("date"):
