@@ -79,4 +79,4 @@ def test_files_of_unlisted_shapes_count_too(folder: Path) -> None:
         (beside / name).write_text(json.dumps({"provenance": {"date": "2026-01-01T00:00:00+00:00"}}))
     bench(beside, "h200_bench", "2026-01-01T00:00:00+00:00")
     (line,) = notes.notes_of_earlier_kernels(folder)
-    assert line.endswith(": `h200_bench`, `h200_proved`")
+    assert line.endswith(": `any_shapes/h200_bench`, `any_shapes/h200_proved`")

@@ -65,7 +65,9 @@ def notes_of_earlier_kernels(directory: Path) -> list[str]:
     """
     library = Library.packaged(Path(directory).name, missing_ok=True)
     since = kernels_since(library)
-    older = [path.stem for path, date in _dated_files(directory) if since and date < since]
+    root = Path(directory)
+    dated = [(p.stem if p.parent == root else f"{p.parent.name}/{p.stem}", date) for p, date in _dated_files(root)]
+    older = [name for name, date in dated if since and date < since]
     if not older:
         return []
     return [f"- measured with earlier kernels, before {since[:10]}: {', '.join(f'`{name}`' for name in sorted(older))}"]
