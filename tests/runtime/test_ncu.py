@@ -36,7 +36,9 @@ if args == ["--version"]:
     sys.exit(0)
 with open(os.environ["ARGUMENTS"], "a") as file:
     file.write(json.dumps(args) + "\\n")
-time.sleep(float(os.environ.get("SECONDS", 0)))
+if "SECONDS" in os.environ:
+    open(args[args.index("--log-file") + 1], "w").write("==PROF== begun\\n")
+    time.sleep(float(os.environ["SECONDS"]))
 print("words of the target")
 asked = args[args.index("--metrics") + 1].split(",")
 lacking = [m for m in asked if m.split(".")[0] in os.environ.get("UNKNOWN", "").split()]
@@ -242,16 +244,21 @@ def test_a_target_that_fails_is_named_by_its_last_words(
         ncu.profile(fake.path, ["target"], ["a__b.sum"])
 
 
-def test_a_profile_that_does_not_end_is_ended(fake: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_profile_that_does_not_end_is_ended_and_leaves_its_log(
+    fake: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("SECONDS", "60")
-    with pytest.raises(DeviceError, match="not done after 0.5 s"):
-        ncu.profile(fake.path, ["target"], ["a__b.sum"], timeout_s=0.5)
+    with pytest.raises(DeviceError, match="not done after 1.5 s"):
+        ncu.profile(fake.path, ["target"], ["a__b.sum"], timeout_s=1.5, log=tmp_path / "log.txt")
+    assert (tmp_path / "log.txt").read_text() == "==PROF== begun\n"
 
 
 def test_ncu_is_looked_for(fake: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", os.path.dirname(fake.path))
     assert ncu.find_ncu() == ncu.find_ncu(fake.path) == fake.path
     assert ncu.version(fake.path) == "2025.3.0.0"
+    with pytest.raises(ToolchainMissing, match="cannot be run"):
+        ncu.version(str(tmp_path / "other"))
     monkeypatch.setenv("PATH", str(tmp_path / "none"))
     monkeypatch.setattr(ncu, "_NCU_GLOBS", (f"{tmp_path}/b*/ncu",))
     assert ncu.find_ncu() == fake.path

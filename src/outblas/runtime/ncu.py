@@ -113,9 +113,12 @@ def version(ncu: str) -> str:
     """Return ncu's version, e.g. ``2025.3.1.0``; "unknown" if its output does not have one.
 
     Raises:
-        OSError: there is no such program (FileNotFoundError), or it cannot be run.
+        ToolchainMissing: there is no such program, or it cannot be run.
     """
-    said = subprocess.run([ncu, "--version"], capture_output=True, text=True).stdout
+    try:
+        said = subprocess.run([ncu, "--version"], capture_output=True, text=True).stdout
+    except OSError as error:
+        raise ToolchainMissing(f"{ncu} cannot be run", "NVIDIA Nsight Compute", "name it: --ncu PATH") from error
     found = re.search(r"Version (\S+)", said)
     return found[1] if found else "unknown"
 
@@ -152,7 +155,7 @@ def profile(
         metrics: ncu's names, e.g. ``["dram__bytes_read.sum"]``.
         cache: content of the caches before each replay: ``flushed``, or ``warm``, as the replay before left them.
         timeout_s: time limit, seconds.
-        log: file for ncu's own output, written also after a failure, but not at a timeout; None: none.
+        log: file for ncu's own output, written also after a failure or a timeout; None: none.
 
     Raises:
         DeviceError: ncu lacks permission, or does not know a metric, the GPU or the driver. Also if the target fails,
@@ -319,9 +322,7 @@ def figures(launch: ProfiledLaunch) -> dict[str, Any]:
 def _launch(row: Mapping[str, str], units: Mapping[str, str]) -> ProfiledLaunch:
     metrics = {}
     for name, text in row.items():
-        if "__" not in name:  # a column that describes the launch, not a metric
-            continue
-        value = _number(name, text)
+        value = _number(name, text) if "__" in name else None  # a column without "__" describes the launch
         if value is not None:
             metrics[name] = value * _scale(units[name])
     return ProfiledLaunch(row["Kernel Name"], row.get("Block Size", ""), row.get("Grid Size", ""), metrics)
@@ -350,9 +351,7 @@ def _scale(unit: str) -> float:
 
 
 def _no_kernels() -> DeviceError:
-    return DeviceError(
-        "ncu profiled no kernels", "launches while the profiler is on", "see that the target launches any"
-    )
+    return DeviceError("ncu profiled no kernels", "launches while the profiler is on", "see that the target has any")
 
 
 def _run(
@@ -361,7 +360,12 @@ def _run(
     """Return all of ncu's output. Raises DeviceError if the target did not end normally."""
     with tempfile.TemporaryDirectory(prefix="outblas-ncu-") as scratch:
         file = Path(scratch) / "ncu.csv"
-        status, said = _wait_for(command(ncu, target, metrics, cache, file), timeout_s)
+        try:
+            status, said = _wait_for(command(ncu, target, metrics, cache, file), timeout_s)
+        except DeviceError:  # a timeout: the log says how far ncu came
+            if log is not None:
+                write_atomic(log, file.read_bytes() if file.exists() else b"")
+            raise
         text = file.read_text(encoding="utf-8", errors="replace") if file.exists() else ""
     # The target's own output is no part of the table.
     text = "\n".join([text, *(line for line in said.splitlines() if line.startswith("=="))])
@@ -391,7 +395,5 @@ def _wait_for(line: Sequence[str], timeout_s: float) -> tuple[int, str]:
         process.communicate()
         if not isinstance(error, subprocess.TimeoutExpired):
             raise
-        raise DeviceError(
-            f"ncu was not done after {timeout_s:g} s", "a profile", "profile less at once, or wait longer"
-        ) from None
+        raise DeviceError(f"ncu was not done after {timeout_s:g} s", "a profile", "profile less at once") from None
     return process.returncode, said
