@@ -18,6 +18,18 @@ from outblas.core.plain_files import open_lock
 FOLDER_LOCK = ".driver.lock"
 
 
+def user_data_folder(kind: str) -> Path:
+    """Return the user's folder for one kind of data: ``$XDG_DATA_HOME/outblas/<kind>``. It need not exist.
+
+    Without that variable it is ``~/.local/share/outblas/<kind>``.
+
+    Args:
+        kind: name of the folder, e.g. ``libraries``.
+    """
+    data = os.environ.get("XDG_DATA_HOME") or os.path.join(os.path.expanduser("~"), ".local", "share")
+    return Path(data, "outblas", kind)
+
+
 def write_atomic(path: Path, data: bytes) -> Path:
     """Write a file so that other processes see the old content or the new one, never a part.
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import json
 import math
-import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from outblas.core.errors import RecordError, UsageError
-from outblas.core.files import write_json
+from outblas.core.files import user_data_folder, write_json
 from outblas.core.plain_files import read_json
 from outblas.core.roofline import Gpu
 
@@ -174,8 +173,7 @@ def user_record_path(name: str) -> Path:
     Args:
         name: short name of the GPU.
     """
-    data = os.environ.get("XDG_DATA_HOME") or os.path.join(os.path.expanduser("~"), ".local", "share")
-    return Path(data, "outblas", "gpus", f"{name}.json")
+    return user_data_folder("gpus") / f"{name}.json"
 
 
 def user_records() -> list[GpuRecord]:

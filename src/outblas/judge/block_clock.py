@@ -59,21 +59,19 @@ class BlockClock:
         """
         samples: dict[str, list[float]] = {name: [] for name in graphs}
         frequencies: dict[str, list[float]] = {name: [] for name in graphs}
-        last = ""
 
-        def visit(name: str) -> None:
-            nonlocal last
-            for us, mhz in self._visit(graphs[name], settled=name == last):
+        def visit(name: str, settled: bool = False) -> None:
+            for us, mhz in self._visit(graphs[name], settled):
                 samples[name].append(us)
                 frequencies[name].append(mhz)
-            last = name
 
         for name in graphs:
             visit(name)
         to_drop = slower_than_the_fastest(drop_beyond)({n: statistics.median(us) for n, us in samples.items()})
-        for name in reversed(list(graphs)):
+        back = list(graphs)[::-1]
+        for name in back:
             if name not in to_drop:
-                visit(name)
+                visit(name, settled=name == back[0])
         return {
             name: replace(
                 timing_of_samples("block", samples[name], graph.repeats, self._clock.sets),

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from outblas.core.errors import OutblasError, RecordError, UsageError
-from outblas.core.files import lock_for_update
+from outblas.core.files import lock_for_update, user_data_folder
 from outblas.records.equal_kernels import EqualKernels, KernelRelease
 from outblas.records.library import Library, LibraryRow
 
@@ -47,8 +47,7 @@ def user_library_path(gpu: str) -> Path | None:
     named = os.environ.get(LIBRARY_VARIABLE)
     if named is not None and (not named.strip() or named.endswith(".json")):
         return Path(named).expanduser() if named.strip() else None
-    data = os.environ.get("XDG_DATA_HOME") or os.path.join(os.path.expanduser("~"), ".local", "share")
-    folder = Path(data, "outblas", "libraries") if named is None else Path(named).expanduser()
+    folder = user_data_folder("libraries") if named is None else Path(named).expanduser()
     return folder / (re.sub(r"[^a-z0-9]+", "-", gpu.lower()).strip("-") + ".json")
 
 

@@ -15,7 +15,7 @@ from outblas.publish.tables.headline import ANY_SHAPES
 from outblas.records.averages import launch_of_row, problem_of, table_label
 from outblas.records.library import Library
 from outblas.records.library_tables import kernels_since
-from outblas.records.results import Result, bench_files, read_result
+from outblas.records.results import Result, bench_files, read_meta, read_result
 from outblas.records.retuning import RETUNE_FILE, RETUNE_FORMAT, seconds_by_step
 
 
@@ -82,7 +82,7 @@ def _dated_files(directory: Path) -> list[tuple[Path, str]]:
     beside = folder.parent / ANY_SHAPES
     unlisted = beside / f"{folder.name}_bench.parquet"
     benches = [*bench_files(directory), *([unlisted] if unlisted.exists() else [])]
-    found = [(path, str(read_result(path).provenance["date"])) for path in benches]
+    found = [(path, str(read_meta(path)["provenance"]["date"])) for path in benches]
     for path in sorted((*folder.glob("*.json"), *beside.glob(f"{folder.name}*.json"))):
         data = read_json(path)
         made = data.get("provenance", {}) if isinstance(data, dict) else {}

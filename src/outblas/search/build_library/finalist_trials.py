@@ -27,7 +27,7 @@ from outblas.judge.rounds import timing_of_samples
 from outblas.records.provenance import collect_provenance, start_of_machine
 from outblas.runtime.device import gpu_of_device
 from outblas.search.build_library.build_work import SEEDS, BuildFolder, built_by, printer, proved
-from outblas.search.build_library.finalists import finalists
+from outblas.search.build_library.finalists import finalists, names_of_finalists
 from outblas.search.build_library.second_finalists import second_finalists
 
 #: Starts of the machine whose rounds choose the kernels; as many others judge them. Fixed before the first.
@@ -154,7 +154,7 @@ def finished_trial(
     settings, *lines = read_journal(path)
     if not lines or lines[-1]["problem"]:
         return []
-    if chosen is not None and settings["finalists"] != _names(chosen):
+    if chosen is not None and settings["finalists"] != names_of_finalists(chosen):
         raise UsageError(f"{path} timed other finalists", "the table as it was then", "delete it to time these")
     return lines
 
@@ -178,16 +178,12 @@ def read_trial(work: BuildFolder, table: Table, start: str) -> dict[Problem, Tri
 def _journal(work: BuildFolder, table: Table, start: str, chosen: Mapping[Problem, Sequence[KernelConfig]]) -> Journal:
     path = trial_path(work, table, start)
     about = {"table": str(table), "start": start, "machine": start_of_machine(), **built_by(), "rounds": _rounds(start)}
-    settings = {**about, "gpu": gpu_of_device(work.gpu_index).name, "finalists": _names(chosen)}
+    settings = {**about, "gpu": gpu_of_device(work.gpu_index).name, "finalists": names_of_finalists(chosen)}
     try:
         return Journal(path, settings)
     except UsageError:
         print(f"trial {table} {start}: begins anew, for it was of another start or other kernels", flush=True)
         return Journal(path, settings, resume=False)
-
-
-def _names(chosen: Mapping[Problem, Sequence[KernelConfig]]) -> dict[str, list[str]]:
-    return {problem.key: [config_name(c) for c in configs] for problem, configs in chosen.items()}
 
 
 def _rounds(start: str) -> int:

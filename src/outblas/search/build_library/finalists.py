@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
 from outblas.core.config import LAUNCHES, KernelConfig, Launch, config_name, launch_of
 from outblas.core.evaluation import Evaluation, Status
@@ -46,13 +47,23 @@ def finalists(work: BuildFolder, table: Table) -> dict[Problem, list[KernelConfi
     """
     path = work.finalists(table)
     if path.exists():
-        known = json.loads(path.read_text(encoding="utf-8"))
-        return {Problem.from_key(key): [config_from_name(name) for name in names] for key, names in known.items()}
+        return read_finalists(path)
     gpu, tried = gpu_of_device(work.gpu_index), earlier_searches(work, table, but="")
     rows = rows_of_table(work.load(), table).rows
     found = {row.problem: _of_row(row, tried.get(row.problem, []), gpu) for row in rows}
-    write_json(path, {problem.key: [config_name(c) for c in configs] for problem, configs in found.items()})
+    write_json(path, names_of_finalists(found))
     return found
+
+
+def read_finalists(path: Path) -> dict[Problem, list[KernelConfig]]:
+    """Return problem -> its finalists from a file of :func:`names_of_finalists`."""
+    known = json.loads(path.read_text(encoding="utf-8"))
+    return {Problem.from_key(key): [config_from_name(name) for name in names] for key, names in known.items()}
+
+
+def names_of_finalists(found: Mapping[Problem, Sequence[KernelConfig]]) -> dict[str, list[str]]:
+    """Return problem key -> names of its finalists, as files have them."""
+    return {problem.key: [config_name(c) for c in configs] for problem, configs in found.items()}
 
 
 def _of_row(row: LibraryRow, tried: Sequence[Evaluation], gpu: Gpu) -> list[KernelConfig]:

@@ -20,6 +20,7 @@ from outblas.search.agents.base import interleave
 from outblas.search.build_library.build_searches import second_search
 from outblas.search.build_library.build_work import BuildFolder
 from outblas.search.build_library.choosing import chosen_row, first_trials, kernel_ratios
+from outblas.search.build_library.finalists import near_the_best
 from outblas.search.neighbour_winners import neighbour_winners
 from outblas.search.refine import InOrderAgent
 
@@ -50,17 +51,14 @@ def search_open_rows(work: BuildFolder, table: Table) -> None:
     rows = {problem: chosen_row(problem, entry, "") for problem, entry in trials.items()}
     ratios = {problem: kernel_ratios(entry) for problem, entry in trials.items()}
     won = {problem: _best_by_launch(found) for problem, found in ratios.items()}
-    offers: dict[Problem, list[KernelConfig]] = {}
 
     def offered(problem: Problem) -> Sequence[KernelConfig]:
-        if problem not in offers:
-            known = contenders(ratios[problem])
-            if falls_back(rows[problem]):
-                more = wide_candidates(problem, known, gpu)[:WIDE_BUDGET]
-            else:
-                more = near_candidates(problem, won, gpu)[:NEAR_BUDGET]
-            offers[problem] = list(dict.fromkeys((*known, *more)))
-        return offers[problem]
+        known = contenders(ratios[problem])
+        if falls_back(rows[problem]):
+            more = wide_candidates(problem, known, gpu)[:WIDE_BUDGET]
+        else:
+            more = near_candidates(problem, won, gpu)[:NEAR_BUDGET]
+        return list(dict.fromkeys((*known, *more)))
 
     todo = [problem for problem, row in rows.items() if is_open(row)]
     budget = WIDE_BUDGET + PER_LAUNCH * len(LAUNCHES)
@@ -70,9 +68,8 @@ def search_open_rows(work: BuildFolder, table: Table) -> None:
 
 def is_open(row: LibraryRow) -> bool:
     """Return whether a row falls back, for plain calls or with PDL, or wins by less than 10% from 1e9 FLOP on."""
-    if row.plain is None or falls_back(row):
-        return True
-    return row.problem.flops >= OPEN_FLOP and row.plain.speedup < OPEN_BELOW
+    barely = row.plain is not None and row.plain.speedup < OPEN_BELOW
+    return falls_back(row) or (barely and row.problem.flops >= OPEN_FLOP)
 
 
 def falls_back(row: LibraryRow) -> bool:
@@ -86,11 +83,8 @@ def contenders(ratios: Mapping[KernelConfig, float]) -> list[KernelConfig]:
     Args:
         ratios: kernel -> speed-up over the fastest rival.
     """
-    turns = []
-    for launch in LAUNCHES:
-        mine = sorted((c for c in ratios if launch_of(c) == launch), key=lambda c: -ratios[c])[:PER_LAUNCH]
-        turns.append([c for c in mine if ratios[c] >= WITHIN * ratios[mine[0]]])
-    return list(interleave(*turns))
+    ranked = sorted(ratios, key=lambda config: -ratios[config])
+    return list(interleave(*(near_the_best(ranked, launch, ratios, PER_LAUNCH, WITHIN) for launch in LAUNCHES)))
 
 
 def wide_candidates(problem: Problem, known: Sequence[KernelConfig], gpu: Gpu) -> list[KernelConfig]:

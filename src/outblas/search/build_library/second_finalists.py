@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 
 from outblas.core.config import LAUNCHES, KernelConfig, Launch, config_name, launch_of
@@ -13,13 +12,12 @@ from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
 from outblas.core.suites import Table
 from outblas.kernels.catalogue import launch_options
-from outblas.kernels.config_text import config_from_name
 from outblas.kernels.families.registry import FAMILIES
 from outblas.kernels.legality import why_illegal
 from outblas.records.store import Store
 from outblas.runtime.device import gpu_of_device
 from outblas.search.build_library.build_work import BuildFolder
-from outblas.search.build_library.finalists import near_the_best, speed_by_kernel
+from outblas.search.build_library.finalists import names_of_finalists, near_the_best, read_finalists, speed_by_kernel
 from outblas.search.refine import tried_by_problem
 
 #: Finalists of a launch option, at most, and how far behind the best of them, as a factor of speed.
@@ -44,8 +42,7 @@ def second_finalists(work: BuildFolder, table: Table) -> dict[Problem, list[Kern
     """
     path = work.second_finalists(table)
     if path.exists():
-        known = json.loads(path.read_text(encoding="utf-8"))
-        return {Problem.from_key(key): [config_from_name(name) for name in names] for key, names in known.items()}
+        return read_finalists(path)
     with Store(work.store(table)) as store:
         tried = tried_by_problem(store.evaluations("reopen"))
     if not tried:
@@ -56,7 +53,7 @@ def second_finalists(work: BuildFolder, table: Table) -> dict[Problem, list[Kern
         )
     gpu = gpu_of_device(work.gpu_index)
     found = {problem: finalists_of_search(problem, evaluations, gpu) for problem, evaluations in tried.items()}
-    write_json(path, {problem.key: [config_name(c) for c in configs] for problem, configs in found.items()})
+    write_json(path, names_of_finalists(found))
     return found
 
 
