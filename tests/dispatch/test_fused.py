@@ -21,6 +21,7 @@ from outblas.core.evaluation import Status
 from outblas.core.problem import Problem
 from outblas.judge.fused_gates import apply_activation, prove_fused
 from outblas.kernels.epilogue import ACTIVATIONS, NO_EPILOGUE, Activation, Epilogue, alignment, why_not_fused
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.kernels.source import make_source
 from outblas.runtime.cubin import CubinCache
 from outblas.runtime.fused_launch import Extra, row_stride, why_unfit
@@ -134,6 +135,12 @@ def test_sums_in_fp16_have_no_epilogue() -> None:
     assert "fp32" in str(why_not_fused(half, KERNELS["mma"][1], ALL))
     assert why_not_fused(half, KERNELS["mma"][1], NO_EPILOGUE) is None
     assert all(why_not_fused(p, c, ALL) is None for p, c in KERNELS.values())
+
+
+def test_a_kernel_of_the_transpose_has_no_epilogue() -> None:
+    config = Sm90WgmmaConfig(64, 128, 64, 4, swap=True)
+    assert "transpose" in str(why_not_fused(P, config, ALL))
+    assert why_not_fused(P, config, NO_EPILOGUE) is None
 
 
 def halves(*shape: int, **options: Any) -> Any:

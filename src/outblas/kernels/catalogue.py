@@ -93,9 +93,10 @@ def even_twin(problem: Problem, config: KernelConfig, gpu: Gpu) -> KernelConfig 
 def special_candidates(problem: Problem, gpu: Gpu) -> tuple[KernelConfig, ...]:
     """Return the configs that families add for special kinds of problems. Some may be illegal.
 
-    ``sm80_gemv_mma`` comes first, for M up to 16. Then comes ``sm90_wgmma_gemm``: few rows of A (M from 9 to 56), then
-    K of 4096 or more with at most two CTAs per SM. Each config comes without PDL, then (sm_90) with PDL. ``early`` and
-    ``even`` are False. The tuple is empty for other problems.
+    ``sm80_gemv_mma`` comes first, for M up to 16. Then comes ``sm90_wgmma_gemm``: few rows of A (M from 9 to 56), and K
+    of 4096 or more with at most two CTAs per SM. Transposed tiles that fill one wave follow, then tiles of which two
+    share an SM. Each config so far comes without PDL, then (sm_90) with PDL. Large tiles for 1e11 FLOP and more are
+    last, without PDL. ``early`` and ``even`` are False. The tuple is empty for other problems.
     """
     families = sorted(FAMILIES.values(), key=lambda family: family.offer_place)
     return tuple(config for family in families for config in family.special_candidates(problem, gpu))

@@ -2,8 +2,9 @@
 
 C = act(A B + bias) + residual, or act(gate) * up if the columns of A B + bias alternate between gate and up.
 
-Every kernel family has this option. It adds no knob, and a kernel without an epilogue is unchanged. Library rows name
-kernels without an epilogue; :mod:`outblas.dispatch.fused` runs the same kernels with one.
+Every kernel family has this option, but for kernels that compute the transpose of C. It adds no knob, and a kernel
+without an epilogue is unchanged. Library rows name kernels without an epilogue; :mod:`outblas.dispatch.fused` runs the
+same kernels with one.
 """
 
 from __future__ import annotations
@@ -107,11 +108,13 @@ def why_not_fused(problem: Problem, config: KernelConfig, epilogue: Epilogue) ->
 
     Args:
         problem: the problem.
-        config: the kernel; every family can have every epilogue, so it is not read.
+        config: the kernel; its family may refuse (``swap`` of ``sm90_wgmma_gemm``).
         epilogue: the epilogue.
     """
     if epilogue.on and problem.acc != "fp32":
         return f"the epilogue is of sums in fp32, not {problem.acc}"
+    if epilogue.on and (reason := FAMILIES[config.family].why_no_epilogue(config)):
+        return reason
     if not epilogue.gated:
         return None
     if epilogue.residual or epilogue.activation == "none":

@@ -29,5 +29,6 @@ constexpr int B_WIDTH = 32;
 constexpr bool PDL = true;
 constexpr bool EARLY_B = false;
 constexpr bool SHIFT = false;
+constexpr bool SWAP = false;
 constexpr bool BF16 = true;
 #include "sm90_wgmma_gemm.cuh"

@@ -29,5 +29,6 @@ constexpr int B_WIDTH = 64;
 constexpr bool PDL = false;
 constexpr bool EARLY_B = false;
 constexpr bool SHIFT = false;
+constexpr bool SWAP = false;
 constexpr bool BF16 = false;
 #include "sm90_wgmma_gemm.cuh"

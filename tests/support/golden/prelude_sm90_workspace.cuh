@@ -1,5 +1,6 @@
 #define ACC_FP16 0
 #define SPLIT_WORKSPACE 1
+#define REDUCE_ALL 0
 constexpr int BM = 128;
 constexpr int A_ROWS = 128;
 constexpr int BN = 128;
@@ -29,6 +30,7 @@ constexpr int B_WIDTH = 64;
 constexpr bool PDL = false;
 constexpr bool EARLY_B = false;
 constexpr bool SHIFT = false;
+constexpr bool SWAP = false;
 constexpr bool BF16 = false;
 constexpr int COUNTERS_BYTES = 65536;
 constexpr int LOADS = 32;

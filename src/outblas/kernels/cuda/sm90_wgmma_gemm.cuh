@@ -6,7 +6,9 @@
 //   pingpong  they alternate whole tiles, so one's epilogue overlaps the other's wgmma.
 // A cluster has CLUSTER_SPLIT x CLUSTER_N x CLUSTER_M CTAs. Operand tiles are multicast along M and N. Along
 // CLUSTER_SPLIT, the CTAs share one tile's K and reduce through distributed shared memory. With SPLIT_WORKSPACE, the
-// SPLIT clusters of a tile meet in global memory instead, and the last one adds up.
+// SPLIT clusters of a tile meet in global memory instead. The last one adds up; with REDUCE_ALL each adds up a share.
+// With SWAP the kernel computes C^T = B A^T and stores it transposed. Below, rows, M and "A" are then columns of C, N and
+// B of the problem, and the other way round. So either extent of a tile may be any multiple of 8.
 // M, N and K are free: TMA fills zeros past the edges and clips stores. Rows must be multiples of 16 bytes. The knobs
 // are constants that the generated prelude defines (source.py).
 #pragma once
@@ -39,8 +41,7 @@ constexpr int A_BYTES = A_ROWS * BK * ELEM;
 constexpr int B_BYTES = BN * BK * ELEM;
 constexpr int STAGE_BYTES = A_BYTES + B_BYTES;
 
-// A, and B of TN: blocks of 64 elements of K (one 128-byte swizzle row). B of NN is N-major: blocks
-// of B_WIDTH elements of N, whose rows run along K.
+// A, and B of TN: blocks of 64 of K (one 128-byte swizzle row). B of NN: blocks of B_WIDTH of N, whose rows are K.
 constexpr int K_BLOCKS = BK / 64;
 // K-major: 8 rows of 128 bytes are 1024 apart; 16 of K are 32 bytes inside the swizzle row.
 // N-major: B_WIDTH columns are BK rows apart (leading), 8 of K are 8 rows apart (stride).
@@ -60,7 +61,6 @@ constexpr int EMPTY_OFFSET = FULL_OFFSET + 8 * STAGES;
 constexpr int REDUCE_BAR_OFFSET = EMPTY_OFFSET + 8 * STAGES;
 constexpr int A_READ_END = (STAGES - 1) * STAGE_BYTES + (K_BLOCKS - 1) * A_ROWS * 128 + (A_ROWS < 64 ? 64 : A_ROWS) * 128;
 constexpr int SMEM_BYTES = REDUCE_BAR_OFFSET + 8 > A_READ_END ? REDUCE_BAR_OFFSET + 8 : A_READ_END;
-
 constexpr int START_BARRIER = 1;     // named barrier: mbarriers are initialised
 constexpr int EPILOGUE_BARRIER = 2;  // + warpgroup
 constexpr int ORDER_BARRIER = 5;     // + warpgroup: its turn to run the K loop
@@ -178,28 +178,43 @@ __device__ __forceinline__ void produce(const Work& w, const TensorMap* map_a, c
   const u64 policy_a = STREAM_A ? evict_first_policy() : STREAM_B ? evict_last_policy() : 0;
   const u64 policy_b = STREAM_B ? evict_first_policy() : STREAM_A ? evict_last_policy() : 0;
   Ring ring;
-  int begin = 0;
-  if constexpr (EARLY_B) {  // the first stages of the first tile, which are all free: B before the predecessor has ended
-    const TileCoord at = w.origin(w.first);
-    if (w.first < w.tiles) begin = w.k_iters < STAGES ? w.k_iters : STAGES;
+  // The first stages of the first tile, which are all free.
+  const TileCoord at = w.origin(w.first);
+  int begin = w.first < w.tiles ? (w.k_iters < STAGES ? w.k_iters : STAGES) : 0;
+  if constexpr (EARLY_B) {  // the problem's B before the predecessor has ended
 #pragma unroll 1
     for (int s = 0; s < begin; ++s) {
       const u32 full = smem + FULL_OFFSET + 8 * s;
       mbar_arrive_expect_tx(full, STAGE_BYTES);
-      load_b(w, map_b, smem + s * STAGE_BYTES, full, at, (w.k_begin + s) * BK, mask_b, policy_b);
+      if constexpr (SWAP)
+        load_a(w, map_a, smem + s * STAGE_BYTES, full, at, (w.k_begin + s) * BK, mask_a, policy_a);
+      else
+        load_b(w, map_b, smem + s * STAGE_BYTES, full, at, (w.k_begin + s) * BK, mask_b, policy_b);
     }
     pdl_wait();
 #pragma unroll 1
-    for (int s = 0; s < begin; ++s)
-      load_a(w, map_a, smem + s * STAGE_BYTES, smem + FULL_OFFSET + 8 * s, at, (w.k_begin + s) * BK, mask_a, policy_a);
-    ring.skip(begin);
+    for (int s = 0; s < begin; ++s) {
+      const u32 stage = smem + s * STAGE_BYTES, full = smem + FULL_OFFSET + 8 * s;
+      if constexpr (SWAP)
+        load_b(w, map_b, stage, full, at, (w.k_begin + s) * BK, mask_b, policy_b);
+      else
+        load_a(w, map_a, stage, full, at, (w.k_begin + s) * BK, mask_a, policy_a);
+    }
   } else {
-    pdl_wait();
+    if constexpr (PDL) pdl_wait();
+#pragma unroll 1  // no stage has to be waited for
+    for (int s = 0; s < begin; ++s) {
+      const u32 stage = smem + s * STAGE_BYTES, full = smem + FULL_OFFSET + 8 * s;
+      mbar_arrive_expect_tx(full, STAGE_BYTES);
+      load_a(w, map_a, stage, full, at, (w.k_begin + s) * BK, mask_a, policy_a);
+      load_b(w, map_b, stage, full, at, (w.k_begin + s) * BK, mask_b, policy_b);
+    }
   }
+  ring.skip(begin);
   for (int tile = w.first; tile < w.tiles; tile += w.step) {
     const TileCoord at = w.origin(tile);
 #pragma unroll 1  // short code: at these run times instruction fetches are felt
-    for (int i = EARLY_B ? begin : 0; i < w.k_iters; ++i) {
+    for (int i = begin; i < w.k_iters; ++i) {
       const u32 full = smem + FULL_OFFSET + 8 * ring.stage;
       mbar_wait(smem + EMPTY_OFFSET + 8 * ring.stage, ring.parity ^ 1);
       mbar_arrive_expect_tx(full, STAGE_BYTES);
@@ -284,8 +299,7 @@ __device__ __forceinline__ void consume(const Work& w, const TensorMap* map_c, u
   const int wg_row = PINGPONG ? 0 : warpgroup * WG_ROWS;
   const Descriptors descriptors(smem, wg_row);
   int turn = 0;
-  // Pingpong: the K loops take turns. A warpgroup that ran ahead would see the parity of an older
-  // fill and take it for its own.
+  // Pingpong: the K loops take turns. One that ran ahead would take the parity of an older fill for its own.
   if (PINGPONG && warpgroup == 1) named_arrive(ORDER_BARRIER, 256);
   if (STAGGER && warpgroup == 1 && w.first < w.tiles) named_sync(ORDER_BARRIER, 256);
   for (int tile = w.first; tile < w.tiles; tile += w.step, ++turn) {
@@ -355,8 +369,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
   const int warpgroup = __shfl_sync(0xFFFFFFFF, static_cast<int>(threadIdx.x) / 128, 0);
   const int wg_thread = threadIdx.x % 128;
   const bool producer_warp = threadIdx.x / 32 == 4 * CONSUMERS;
-
   if (PDL) pdl_launch_dependents();
+  const Work work(SWAP ? n : m, SWAP ? m : n, k);  // here, once for all roles: instruction fetches are felt
   if (threadIdx.x == 128 * CONSUMERS) init_barriers(smem);
   // Another warp's: a fence behind a prefetch would wait for it.
   if (threadIdx.x == 0) {
@@ -366,15 +380,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
   }
   __syncwarp();
   if constexpr (CLUSTER > 1) cluster_arrive();
-  // Multicast writes into peers: they must be ready before the first load. Split-K writes into them
-  // only at the end, so its wait is left to the consumers.
+  // Multicast writes into peers: they must be ready before the first load. Split-K's wait is left to the consumers.
   if constexpr (MULTICAST > 1) cluster_wait();
-
   if (warpgroup == CONSUMERS) {
     if constexpr (CONSUMERS > 1) setmaxnreg_dec<PRODUCER_REGS>();
     if (producer_warp) {
       if constexpr (MULTICAST == 1) named_arrive(START_BARRIER, 128 * CONSUMERS + 32);
-      if (threadIdx.x % 32 == 0) produce(Work(m, n, k), &map_a, &map_b, smem);
+      if (threadIdx.x % 32 == 0) produce(work, SWAP ? &map_b : &map_a, SWAP ? &map_a : &map_b, smem);
       __syncwarp();
     }
     if constexpr (CLUSTER_SPLIT > 1 && MULTICAST == 1) cluster_wait();
@@ -382,6 +394,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     if constexpr (CONSUMERS > 1) setmaxnreg_inc<CONSUMER_REGS>();
     if constexpr (MULTICAST == 1) named_sync(START_BARRIER, 128 * CONSUMERS + 32);
     FUSED_MAKE
-    consume(Work(m, n, k), &map_c, smem, c, m, n, warpgroup, wg_thread, workspace FUSED_PASS);
+    consume(work, &map_c, smem, c, m, n, warpgroup, wg_thread, workspace FUSED_PASS);
   }
 }

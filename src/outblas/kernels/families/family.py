@@ -162,6 +162,10 @@ class Family(ABC, Generic[C]):
     def alignment(self, config: C) -> int:
         """Return the alignment that the address of each of A, B and C needs, bytes, e.g. 16."""
 
+    def why_no_epilogue(self, config: C) -> str | None:
+        """Return why the kernel of a config cannot have an epilogue, in words; None, the default, if it can."""
+        return None
+
     def without_early(self, config: C) -> C:
         """Return a copy of the config with ``early`` False and without knobs that need it. Other knobs, also ``pdl``,
         stay.

@@ -109,6 +109,7 @@ def columns(config: Sm90WgmmaConfig) -> dict[str, Any]:
         "stream_c": config.l2 in STREAMING_C,
         "rows": config.loaded_rows,
         "shift": config.shift,
+        "swap": config.swap,
     }
 
 
@@ -122,7 +123,8 @@ class _Cost(TiledCost):
         bytes a cycle).
         """
         k16 = c["bk"] / 16
-        cycles = k16 * (c["bm"] / 64) * smooth_max(c["bn"] / 2, 16 + c["bn"] / 4)
+        rows, columns = np.where(c["swap"] > 0, (c["bn"], c["bm"]), (c["bm"], c["bn"]))
+        cycles = k16 * (rows / 64) * smooth_max(columns / 2, 16 + columns / 4)
         return cycles / (x["clock"] * 1e3), (x["stage"] + x["issue"] * k16 / 4) / (x["clock"] * 1e3)
 
     def store_us(self, x: Mapping[str, float], c: Columns) -> Floats:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from outblas.core.problem import ELEMENT_BYTES, Problem
@@ -19,6 +20,7 @@ from outblas.kernels.geometry_terms import (
 )
 
 if TYPE_CHECKING:
+    from outblas.kernels.families.family import CacheHint
     from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 
 #: L2 hints that stream C out; they need TMA stores.
@@ -29,6 +31,32 @@ NON_ACCUMULATOR_REGISTERS = 40
 CONSUMER_REGISTERS = {1: 255, 2: 232, 3: 152}
 #: Maximum parts of K in a workspace.
 MAX_WORKSPACE_SPLIT = 32
+#: Counters of a tile's warpgroup if all parts add up (epilogue/workspace_reduce.cuh): 8 bytes for each warp.
+MEETING_BYTES = 32
+
+
+#: Knob of an operand or an extent -> the knob's value for the other one.
+_TRANSPOSED_HINTS: dict[CacheHint, CacheHint] = {
+    "stream_a": "stream_b",
+    "stream_b": "stream_a",
+    "stream_ac": "stream_bc",
+    "stream_bc": "stream_ac",
+}
+
+
+def transposed(config: Sm90WgmmaConfig) -> Sm90WgmmaConfig:
+    """Return the config that computes the transpose of C in the same way: tiles, clusters, order and hints swapped."""
+    return replace(
+        config, bm=config.bn, bn=config.bm, cluster_m=config.cluster_n, cluster_n=config.cluster_m,
+        raster="n" if config.raster == "m" else "m", l2=_TRANSPOSED_HINTS.get(config.l2, config.l2),
+    )  # fmt: skip
+
+
+def as_computed(problem: Problem, config: Sm90WgmmaConfig) -> tuple[Problem, Sm90WgmmaConfig]:
+    """Return the product and the knobs in the kernel's own terms: with ``swap`` it computes the transpose of C."""
+    if not config.swap:
+        return problem, config
+    return replace(problem, m=problem.n, n=problem.m), replace(transposed(config), swap=False)
 
 
 def why_illegal(p: Problem, c: Sm90WgmmaConfig, gpu: Gpu) -> str | None:
@@ -37,6 +65,23 @@ def why_illegal(p: Problem, c: Sm90WgmmaConfig, gpu: Gpu) -> str | None:
     Only the first broken rule is named. Limits of grid and shared memory are checked elsewhere
     (:func:`outblas.kernels.legality.why_illegal`).
     """
+    if not p.rows_aligned:
+        return "rows are not multiples of 16 bytes (TMA)"
+    if c.swap:
+        rules = (
+            (p.layout != "TN", "swap needs B stored N x K (TN)"),
+            (c.store != "tma" or c.split_k > 1, "swap stores by TMA and does not split K"),
+            (c.a_rows != 0, "swap loads all rows"),
+            (c.bn % 64 != 0, "swap needs bn 64, 128, 192 or 256"),
+        )
+        return next((reason for broken, reason in rules if broken), None) or why_illegal_as_computed(
+            *as_computed(p, c), gpu
+        )
+    return why_illegal_as_computed(p, c, gpu)
+
+
+def why_illegal_as_computed(p: Problem, c: Sm90WgmmaConfig, gpu: Gpu) -> str | None:
+    """Return why a config in the kernel's own terms (:func:`as_computed`) is illegal; None if it is legal."""
     if min(c.bm, c.bn, c.bk, c.stages, c.consumers, c.cluster_m, c.cluster_n, c.split_k, c.group, c.min_blocks) < 1:
         return "extents must be positive"
     pingpong = c.schedule == "pingpong"
@@ -46,7 +91,6 @@ def why_illegal(p: Problem, c: Sm90WgmmaConfig, gpu: Gpu) -> str | None:
     workspace = c.split_kind == "workspace"
     rules = (
         (gpu.arch != 90, f"wgmma needs sm_90, not sm_{gpu.arch}"),
-        (not p.rows_aligned, "rows are not multiples of 16 bytes (TMA)"),
         (c.consumers not in (1, 2, 3), "consumers must be 1, 2 or 3"),
         (c.bm % 64 != 0 or not 64 <= c.bm <= 256, "bm must be 64, 128, 192 or 256"),
         (c.bn % 8 != 0 or not 8 <= c.bn <= 256, "bn must be a multiple of 8 up to 256"),
@@ -60,6 +104,13 @@ def why_illegal(p: Problem, c: Sm90WgmmaConfig, gpu: Gpu) -> str | None:
         (multicast * c.cluster_split > MAX_CLUSTER, "a cluster has at most 16 CTAs"),
         (c.split_k > 1 and (c.persistent or c.store == "tma"), "split_k stores directly and is not persistent"),
         (workspace and not 2 <= c.split_k <= MAX_WORKSPACE_SPLIT, "a workspace is for split_k 2 to 32"),
+        (c.reducers == "all" and not workspace, "reducers=all needs a workspace"),
+        (
+            c.reducers == "all" and _tiles(p, c) * c.consumers * MEETING_BYTES > COUNTERS_BYTES,
+            "more tiles than the counters of reducers=all",
+        ),
+        (c.ctas != 0 and not c.persistent, "ctas is for persistent kernels"),
+        (not 0 <= c.ctas <= gpu.sms or c.ctas % (multicast * c.cluster_split) != 0, "ctas must be whole clusters"),
         (workspace_bytes(p, c) > WORKSPACE_LIMIT, f"a workspace of {workspace_bytes(p, c)} bytes exceeds 64 MiB"),
         (
             c.loaded_rows % (8 * c.cluster_n) != 0 or c.bm // c.cluster_n > 256,
@@ -101,6 +152,7 @@ def geometry(problem: Problem, c: Sm90WgmmaConfig) -> Geometry:
     Raises:
         KeyError: ``consumers`` is not 1, 2 or 3.
     """
+    swap, (problem, c) = c.swap, as_computed(problem, c)
     pingpong = c.schedule == "pingpong"
     m_blocks = max(1, c.bm // (1 if pingpong else c.consumers) // 64)
     k_major = problem.layout == "TN"
@@ -151,6 +203,7 @@ def geometry(problem: Problem, c: Sm90WgmmaConfig) -> Geometry:
         "PDL": c.pdl,
         "EARLY_B": c.early,
         "SHIFT": c.shift,
+        "SWAP": swap,
         "BF16": problem.dtype == "bf16",
     }
     accumulators = m_blocks * c.bn // 2 // (2 if problem.acc == "fp16" else 1)
@@ -179,11 +232,13 @@ def grid(problem: Problem, config: Sm90WgmmaConfig, sms: int) -> tuple[int, int,
         config: the kernel.
         sms: number of SMs; only a persistent kernel depends on it.
     """
+    problem, config = as_computed(problem, config)
     cluster = config.cluster_m * config.cluster_n * config.cluster_split
     tiles_m = ceil_div(problem.m, config.bm * config.cluster_m)
     tiles_n = ceil_div(problem.n, config.bn * config.cluster_n)
     if config.persistent:
-        return min(tiles_m * tiles_n, max(1, sms * config.min_blocks // cluster)) * cluster, 1, 1
+        resident = (config.ctas or sms * config.min_blocks) // cluster
+        return min(tiles_m * tiles_n, max(1, resident)) * cluster, 1, 1
     inner, outer = (tiles_m, tiles_n) if config.raster == "m" else (tiles_n, tiles_m)
     x, y, z = banded_grid(inner, outer, config.group, cluster)
     return x, y, z * (config.split_k // config.cluster_split)
@@ -229,13 +284,16 @@ def tensor_boxes(problem: Problem, config: Sm90WgmmaConfig) -> tuple[tuple[int, 
     B has the extents (N, K) for TN and (K, N) for NN. Example: M = 100, N = 200, K = 304, TN and tiles of 64 x 64 give
     ``((100, 304, 64, 64), (200, 304, 64, 64), (100, 200, 64, 64))``.
     """
-    constants = dict(geometry(problem, config).constants)
+    epi_w, b_width = (int(dict(geometry(problem, config).constants)[name]) for name in ("EPI_W", "B_WIDTH"))
+    swap, (problem, config) = config.swap, as_computed(problem, config)
     box_a = (problem.m, problem.k, config.loaded_rows // config.cluster_n, 64)
     if problem.layout == "TN":
         box_b = (problem.n, problem.k, config.bn // config.cluster_m, 64)
     else:
-        box_b = (problem.k, problem.n, config.bk // config.cluster_m, int(constants["B_WIDTH"]))
-    return box_a, box_b, (problem.m, problem.n, min(64, config.loaded_rows), int(constants["EPI_W"]))
+        box_b = (problem.k, problem.n, config.bk // config.cluster_m, b_width)
+    if swap:
+        return box_b, box_a, (problem.n, problem.m, epi_w, 64)
+    return box_a, box_b, (problem.m, problem.n, min(64, config.loaded_rows), epi_w)
 
 
 def wgmma_instance(n: int, problem: Problem) -> str:

@@ -10,28 +10,23 @@ from outblas.core.problem import Problem
 from outblas.kernels.geometry_terms import WGMMA_ROWS
 
 if TYPE_CHECKING:
-    from outblas.kernels.families.family import CacheHint
     from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 
 #: Values of ``group`` that are tried.
-GROUP_CHOICES = (4, 8, 16, 32)
-
-_TRANSPOSED_HINTS: dict[CacheHint, CacheHint] = {
-    "stream_a": "stream_b",
-    "stream_b": "stream_a",
-    "stream_ac": "stream_bc",
-    "stream_bc": "stream_ac",
-}
+GROUP_CHOICES = (4, 6, 8, 11, 12, 16, 24, 32)
+#: Values of ``ctas`` that are tried: multiples of a tile order's width.
+CTAS_CHOICES = (128, 120)
 
 
 def neighbours(problem: Problem, config: Sm90WgmmaConfig) -> list[Iterable[Sm90WgmmaConfig]]:
-    """Return configs near this one: a list of eight iterators, one per idea, the most successful idea first.
+    """Return configs near this one: a list of iterators, one per idea, the most successful idea first.
 
-    Ideas: fewer rows of A, ``shift``, L2 hints, tile order, parts of K, multicast, narrower tiles, depth. Some configs
-    may be illegal or equal to this one, and an iterator may be empty.
+    Some configs may be illegal or equal to this one, and an iterator may be empty.
     """
     return [
         _few_rows(problem, config),
+        _reducers(config),
+        _swapped(problem, config),
         _edges(problem, config),
         _hints(problem, config),
         _orders(config),
@@ -39,6 +34,7 @@ def neighbours(problem: Problem, config: Sm90WgmmaConfig) -> list[Iterable[Sm90W
         _multicast(config),
         _widths(config),
         _depths(config),
+        _fewer_ctas(config),
     ]
 
 
@@ -50,18 +46,6 @@ def with_shifted_edges(problem: Problem, config: Sm90WgmmaConfig) -> Sm90WgmmaCo
     """
     ragged = (problem.m > config.bm and problem.m % config.bm) or (problem.n > config.bn and problem.n % config.bn)
     return replace(config, shift=True) if ragged else None
-
-
-def transposed(config: Sm90WgmmaConfig) -> Sm90WgmmaConfig:
-    """Return the config that computes the transpose of C in the same way. It may be illegal.
-
-    ``bm`` and ``bn`` are exchanged, and so are ``cluster_m`` and ``cluster_n``, the words ``m`` and ``n`` of
-    ``raster``, and A and B in ``l2``. All other knobs stay.
-    """
-    return replace(
-        config, bm=config.bn, bn=config.bm, cluster_m=config.cluster_n, cluster_n=config.cluster_m,
-        raster="n" if config.raster == "m" else "m", l2=_TRANSPOSED_HINTS.get(config.l2, config.l2),
-    )  # fmt: skip
 
 
 def proof_shapes(config: Sm90WgmmaConfig) -> list[tuple[int, int, int]]:
@@ -97,6 +81,36 @@ def _few_rows(problem: Problem, c: Sm90WgmmaConfig) -> Iterator[Sm90WgmmaConfig]
     if c.bm == WGMMA_ROWS and c.loaded_rows > rows:
         yield replace(c, a_rows=rows, stages=min(16, c.stages * (c.loaded_rows + c.bn) // (rows + c.bn)))
         yield replace(c, a_rows=rows)
+
+
+def _reducers(c: Sm90WgmmaConfig) -> Iterator[Sm90WgmmaConfig]:
+    """Yield the config with the other value of ``reducers``, if it has a workspace."""
+    if c.split_kind == "workspace":
+        yield replace(c, reducers="last" if c.reducers == "all" else "all")
+
+
+def _swapped(problem: Problem, c: Sm90WgmmaConfig) -> Iterator[Sm90WgmmaConfig]:
+    """Yield transposed kernels with this tile, and with heights that only they can have."""
+    if problem.layout != "TN" or c.split_k > 1 or c.a_rows or c.store != "tma":
+        return
+    if c.swap:
+        for more in (16, -16, 8, -8):
+            if 8 <= c.bm + more <= 256:
+                yield replace(c, bm=c.bm + more)
+        return
+    consumers = {64: 1, 128: 2, 192: 3, 256: 2}.get(c.bn)
+    if consumers is not None:
+        consumers = 2 if c.schedule == "pingpong" else consumers
+        for bm in (c.bm, c.bm - 32, c.bm - 16, c.bm + 16):
+            yield replace(c, bm=bm, consumers=consumers, swap=True)
+
+
+def _fewer_ctas(c: Sm90WgmmaConfig) -> Iterator[Sm90WgmmaConfig]:
+    """Yield a persistent config with fewer CTAs, which tile orders of powers of two fill evenly."""
+    if c.persistent and c.min_blocks == 1:
+        for ctas in CTAS_CHOICES:
+            for group in dict.fromkeys((c.group, 16)):
+                yield replace(c, ctas=ctas, group=group)
 
 
 def _edges(problem: Problem, c: Sm90WgmmaConfig) -> Iterator[Sm90WgmmaConfig]:

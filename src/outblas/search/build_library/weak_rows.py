@@ -8,7 +8,7 @@ from outblas.core.config import LAUNCHES, KernelConfig, Launch, launch_of
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
 from outblas.core.suites import Table
-from outblas.kernels.catalogue import first_search_candidates, launch_options
+from outblas.kernels.catalogue import first_search_candidates, launch_options, special_candidates
 from outblas.kernels.families.registry import FAMILIES
 from outblas.kernels.legality import why_illegal
 from outblas.records.library import LibraryRow
@@ -29,8 +29,9 @@ def search_weak_rows_again(work: BuildFolder, table: Table) -> None:
     """Search the weak rows of a tuned table once more, among untried candidates. The better kernel stays.
 
     A row is weak if it has no kernel for plain calls or for PDL, or if its plain kernel's speed-up is below
-    :data:`WEAK_BELOW`. First come packaged kernels, their neighbours, and the row's kernels with the other launch
-    options. Then come what won on sister problems and the model's choices, in turns, 16 of them.
+    :data:`WEAK_BELOW`. First come packaged kernels, their neighbours, the row's kernels with the other launch
+    options, and kernels of which several CTAs share an SM. Then come what won on sister problems and the model's
+    choices, in turns, 16 of them.
 
     Args:
         work: directory of the build.
@@ -82,6 +83,15 @@ def twins(row: LibraryRow, gpu: Gpu) -> list[KernelConfig]:
     installed = [choice.config for launch in LAUNCHES if (choice := row.choice(launch)) is not None]
     found = (_with_launch(config, launch) for config in installed for launch in options)
     return [config for config in dict.fromkeys(found) if why_illegal(row.problem, config, gpu) is None]
+
+
+def paired_kernels(problem: Problem, gpu: Gpu) -> list[KernelConfig]:
+    """Return the kernels of which several CTAs share an SM, from those offered for this problem only.
+
+    The ranking model was fitted to few of them, and ranks them low.
+    """
+    found = special_candidates(problem, gpu)
+    return [config for config in found if FAMILIES[config.family].min_blocks(config) > 1]
 
 
 def _with_launch(config: KernelConfig, launch: Launch) -> KernelConfig:

@@ -60,5 +60,19 @@ __device__ __forceinline__ u32 count_in_turn(u32* counter, u32 last) {
   return before;
 }
 
+// atom.add of 64 bits with the same ordering; returns the old value.
+__device__ __forceinline__ u64 atomic_add_acq_rel(u64* word, u64 more) {
+  u64 before;
+  asm volatile("atom.acq_rel.gpu.global.add.u64 %0, [%1], %2;" : "=l"(before) : "l"(word), "l"(more) : "memory");
+  return before;
+}
+
+// ld.acquire.gpu: later reads of this thread see what was written before the value that it returns.
+__device__ __forceinline__ u64 load_acquire(const u64* word) {
+  u64 value;
+  asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
+  return value;
+}
+
 // fence.acq_rel.cta: no memory access moves across. PTX ISA: membar / fence.
 __device__ __forceinline__ void memory_fence_cta() { asm volatile("fence.acq_rel.cta;" ::: "memory"); }

@@ -29,6 +29,16 @@ __device__ __forceinline__ void stmatrix_x2(u32 addr, u32 a, u32 b) {
   asm volatile("stmatrix.sync.aligned.m8n8.x2.shared.b16 [%0], {%1, %2};" ::"r"(addr), "r"(a), "r"(b) : "memory");
 }
 
+// stmatrix.x4.trans / .x2.trans: the same, every tile transposed on the way.
+__device__ __forceinline__ void stmatrix_x4_trans(u32 addr, u32 a, u32 b, u32 c, u32 d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(addr), "r"(a), "r"(b),
+               "r"(c), "r"(d)
+               : "memory");
+}
+__device__ __forceinline__ void stmatrix_x2_trans(u32 addr, u32 a, u32 b) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(addr), "r"(a), "r"(b) : "memory");
+}
+
 // movmatrix.trans: an 8x8 tile held across the warp (row lane/4, columns 2 (lane%4) + {0, 1}), transposed.
 __device__ __forceinline__ u32 transpose_8x8(u32 pair) {
   u32 r;
