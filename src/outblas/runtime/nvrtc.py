@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import multiprocessing
 import os
 import re
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Union
 
-from outblas.core.child_process import end_with_parent
 from outblas.core.errors import CompileError, ToolchainMissing
 from outblas.core.install_hint import install_hint
 from outblas.kernels.source import Source
+from outblas.runtime.compile_processes import compile_processes
 from outblas.runtime.cubin import FORMAT, Cubin, CubinCache
 from outblas.runtime.sass import check_static, sass_facts
 
@@ -222,16 +221,6 @@ def _alone(source: Source, arch: str, cache: CubinCache | None) -> Cubin | Compi
                 "a source that NVRTC survives, and memory for it",
                 "look at the source and at free memory",
             )
-
-
-def compile_processes(jobs: int, nice: int = 0) -> ProcessPoolExecutor:
-    """Return a pool of compiling processes that end with this one, even if it is killed; ``nice`` as for os.nice."""
-    return ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), _begin_process, (os.getpid(), nice))
-
-
-def _begin_process(parent: int, nice: int) -> None:
-    end_with_parent(parent)
-    os.nice(nice)
 
 
 def is_compiled(source: Source, arch: str) -> bool:
