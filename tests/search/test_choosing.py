@@ -50,6 +50,16 @@ def test_a_kernel_is_installed_if_it_is_ahead_in_most_rounds_of_all_starts() -> 
     assert chosen_row(PROBLEM, unsure, "cuda:0").plain is None
 
 
+def test_a_kernel_with_two_levels_loses_to_a_steady_one() -> None:
+    two_levels = timing_of_samples("offline", [*[4.8] * 7, *[5.4] * 2])
+    steady = replace(PLAIN, stages=3)
+    rounds = trial(plain=4.9)
+    timings = {**rounds.timings, config_name(PLAIN): two_levels, config_name(steady): around(4.9)}
+    row = chosen_row(PROBLEM, pooled([replace(rounds, timings=timings)] * 3), "cuda:0")
+    assert two_levels.median_us < 4.9
+    assert row.plain is not None and row.plain.config == steady
+
+
 def test_a_launch_option_may_use_a_kernel_that_needs_less() -> None:
     row = chosen_row(PROBLEM, pooled([trial(plain=4.0, pdl=4.5)] * 3), "cuda:0")
     assert row.plain is not None and row.pdl is not None

@@ -13,19 +13,18 @@ from outblas.core.problem import Problem
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.kernels.legality import why_illegal
 from outblas.kernels.neighbours import neighbours
-from outblas.records.library import Library, LibraryChoice, LibraryRow
+from outblas.records.library import Library
 from outblas.search.build_library import finalist_trials as trials
-from outblas.search.build_library import open_rows
 from outblas.search.build_library.build_work import proved
 from outblas.search.build_library.choosing import pooled_trials
 from outblas.search.build_library.open_rows import (
     WIDE_BUDGET,
     contenders,
-    is_open,
     near_candidates,
     wide_candidates,
 )
 from outblas.search.build_library.second_finalists import finalists_of_search, second_finalists
+from support import fake_gpu
 from support.build_library_fixture import run, script_fixture, work_fixture  # noqa: F401
 from support.gpus.known import H200
 from support.helpers import passed_evaluation
@@ -34,28 +33,13 @@ LARGE, SMALL = Problem(2048, 2048, 2048), Problem(64, 64, 64)
 TILE = Sm90WgmmaConfig(128, 128)
 
 
-def row(problem: Problem, plain: float | None, pdl: float | None = 2.0) -> LibraryRow:
-    def choice(ratio: float | None) -> LibraryChoice | None:
-        return None if ratio is None else LibraryChoice(TILE, ratio, ratio - 0.01, ratio + 0.01)
-
-    return LibraryRow(problem, "torch", "", "cuda:0", choice(plain), choice(pdl))
-
-
-def tried_trials(script: Any, work: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The table after its first trials; its two longer products are open."""
-    monkeypatch.setattr(open_rows, "OPEN_FLOP", 3e7)
-    monkeypatch.setattr(open_rows, "OPEN_BELOW", 100.0)
+def tried_trials(script: Any, work: Any) -> Any:
+    """The table after its first trials."""
     run(script, work, "tune")
     table = script.TABLES[0]
     for start in trials.STARTS:
         trials.run_trial(work, table, start)
     return table
-
-
-def test_rows_that_fall_back_or_barely_win_are_open() -> None:
-    assert is_open(row(SMALL, None)) and is_open(row(SMALL, 1.5, None))
-    assert is_open(row(LARGE, 1.09)) and not is_open(row(LARGE, 1.11))
-    assert not is_open(row(SMALL, 1.01)), "a choice among more finalists brings little to a short product"
 
 
 def test_the_best_of_the_trials_are_tried_again_in_turns() -> None:
@@ -92,10 +76,8 @@ def test_finalists_are_few_near_the_best_and_have_twins_with_pdl() -> None:
     assert found == [*plain[:3], *(replace(c, pdl=True) for c in plain[:2])]
 
 
-def test_reopened_rows_are_chosen_from_three_further_trials(
-    script: Any, work: Any, capsys: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    table = tried_trials(script, work, monkeypatch)
+def test_reopened_rows_are_chosen_from_three_further_trials(script: Any, work: Any, capsys: Any) -> None:
+    table = tried_trials(script, work)
     with pytest.raises(UsageError, match="--steps reopen"):
         trials.run_trial(work, table, "4")
     first = work.finalists(table).read_text()
@@ -106,20 +88,18 @@ def test_reopened_rows_are_chosen_from_three_further_trials(
         trials.run_trial(work, table, start)
     assert script.trial.options[-1].level == "full"
     second, found = second_finalists(work, table), pooled_trials(work, table)
-    assert len(second) == 2
+    assert set(second) == set(found) == set(table.problems())
     for problem, configs in second.items():
         assert set(map(config_name, configs)) <= set(found[problem].timings)
         assert len(found[problem].timings["torch"].samples_us) == 3 * trials.SECOND_ROUNDS
-    others = [problem for problem in table.problems() if problem not in second]
-    assert all(len(found[p].timings["torch"].samples_us) == 3 * trials.TRIAL_ROUNDS for p in others)
     run(script, work, "choose")
     chosen = Library.load(work.library).provenance["tables"][str(table)]["chosen_from"]
     assert list(chosen) == ["1", "2", "3", "4", "5", "6"]
     assert "4 of 4 problems by trials" in capsys.readouterr().out
 
 
-def test_what_a_trial_timed_is_proved(script: Any, work: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    table = tried_trials(script, work, monkeypatch)
+def test_what_a_trial_timed_is_proved(script: Any, work: Any) -> None:
+    table = tried_trials(script, work)
     run(script, work, "reopen")
     new = {config_name(c) for configs in second_finalists(work, table).values() for c in configs} - proved(work, table)
     assert new, "the search proved them on the timed operands only"
@@ -128,3 +108,22 @@ def test_what_a_trial_timed_is_proved(script: Any, work: Any, monkeypatch: pytes
     path = trials.trial_path(work, table, "4")
     path.write_text(path.read_text().replace('"kernels": "', '"kernels": "0', 1))
     assert not new & proved(work, table), "by other sources"
+
+
+def test_a_row_that_still_falls_back_gets_the_next_candidates(
+    script: Any, work: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(fake_gpu.BASELINES_US, "torch", 0.5)  # ahead of every kernel
+    table = tried_trials(script, work)
+    asked = []
+    for _ in range(2):
+        before = len(script.fake.asked)
+        run(script, work, "reopen")
+        asked.append({(p, c) for _, p, configs in script.fake.asked[before:] for c in configs})
+        for start in trials.SECOND_STARTS:
+            trials.trial_path(work, table, start).unlink(missing_ok=True)
+            trials.run_trial(work, table, start)
+    wide = len(table.problems()) * WIDE_BUDGET
+    assert len(asked[0]) >= wide and len(asked[1]) >= wide / 2
+    finalists = {(p, c) for p, configs in second_finalists(work, table).items() for c in configs}
+    assert not (asked[0] & asked[1]) - finalists

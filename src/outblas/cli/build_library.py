@@ -87,7 +87,7 @@ These run only when --steps names them:
 
 \b
 again    searches rows that fall back or barely win once more; then trial
-reopen   searches rows that trials 1 to 3 leave open; then trial with --starts 4, 5 and 6
+reopen   searches the rows that trials chose once more; then trial with --starts 4, 5 and 6
 
 Starts 1 to 3 of trial and judge are interleaved rounds; start "block" times large products alone, each at its
 settled clock. Figures differ from start to start, so give each start a freshly started machine (--starts).

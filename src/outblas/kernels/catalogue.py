@@ -90,6 +90,12 @@ def even_twin(problem: Problem, config: KernelConfig, gpu: Gpu) -> KernelConfig 
     return config.with_knobs(even=not config.even) if may_exceed_even_share(problem, config, gpu.sms) else None
 
 
+def with_launch(config: KernelConfig, launch: Launch) -> KernelConfig:
+    """Return the config with the knobs of a launch option: ``pdl`` and ``early``. It may be illegal."""
+    plain = FAMILIES[config.family].without_early(config).with_knobs(pdl=False)
+    return plain if launch == "plain" else plain.with_knobs(pdl=True, early=launch == "weights")
+
+
 def special_candidates(problem: Problem, gpu: Gpu) -> tuple[KernelConfig, ...]:
     """Return the configs that families add for special kinds of problems. Some may be illegal.
 

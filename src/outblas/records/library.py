@@ -142,24 +142,36 @@ def choose_kernel(
 ) -> LibraryChoice | None:
     """Return the kernel to install for callers who allow ``launch``; None if no kernel qualifies.
 
-    Only evaluations that passed and that the launch option allows are candidates. One qualifies if the lower bound of
-    its speed-up is above (not equal to) ``above``. A bound above :data:`LEVEL_ABOVE` is enough if the kernel is also
-    faster than torch.matmul by more than 1%. The highest lower bound wins.
+    The highest lower bound wins among those of :func:`qualified_kernels`.
 
     Args:
         evaluations: evaluations of template candidates on one problem.
         launch: ``plain``, ``pdl`` or ``weights``.
         above: the bound; 1.01 by default (:data:`INSTALL_ABOVE`).
     """
-    best: LibraryChoice | None = None
+    return max(qualified_kernels(evaluations, launch, above), key=_rank, default=None)
+
+
+def qualified_kernels(evaluations: Iterable[Evaluation], launch: Launch, above: float) -> list[LibraryChoice]:
+    """Return the kernels that may be installed for callers who allow ``launch``.
+
+    Only evaluations that passed and that the launch option allows are candidates. One qualifies if the lower bound of
+    its speed-up is above (not equal to) ``above``. A bound above :data:`LEVEL_ABOVE` is enough if the kernel is also
+    faster than torch.matmul by more than 1%.
+
+    Args:
+        evaluations: evaluations of template candidates on one problem.
+        launch: ``plain``, ``pdl`` or ``weights``.
+        above: the bound.
+    """
+    found = []
     for e in evaluations:
         if e.status is not Status.PASSED or e.speedup is None or not launch_allows(launch, e.template):
             continue
-        found = LibraryChoice(e.template, e.speedup.ratio, e.speedup.low, e.speedup.high)
-        worth = found.low > above or (found.low > LEVEL_ABOVE and _over_torch(e) > INSTALL_ABOVE)
-        if worth and (best is None or _rank(found) > _rank(best)):
-            best = found
-    return best
+        choice = LibraryChoice(e.template, e.speedup.ratio, e.speedup.low, e.speedup.high)
+        if choice.low > above or (choice.low > LEVEL_ABOVE and _over_torch(e) > INSTALL_ABOVE):
+            found.append(choice)
+    return found
 
 
 def _over_torch(e: Evaluation) -> float:

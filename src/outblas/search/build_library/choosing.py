@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from statistics import fmean
 
-from outblas.core.config import LAUNCHES, KernelConfig
+from outblas.core.config import LAUNCHES, KernelConfig, Launch, config_name
 from outblas.core.evaluation import Evaluation, Speedup, Status, Timing
 from outblas.core.problem import Problem
 from outblas.core.rivals import LT_AUTO, LT_HEURISTIC, RIVALS, fastest_baseline
@@ -13,7 +15,7 @@ from outblas.core.stats import paired_speedup
 from outblas.core.suites import Table
 from outblas.judge.rounds import speedup, timing_of_samples
 from outblas.kernels.config_text import config_from_name
-from outblas.records.library import LibraryRow, choose_kernel
+from outblas.records.library import LibraryChoice, LibraryRow, qualified_kernels
 from outblas.records.library_tables import replace_rows, rows_of_table
 from outblas.search.build_library.build_work import BuildFolder
 from outblas.search.build_library.finalist_trials import (
@@ -76,7 +78,7 @@ def pooled_trials(work: BuildFolder, table: Table) -> dict[Problem, TrialEntry]:
     """
     found = first_trials(work, table)
     if work.second_finalists(table).exists():
-        found |= _pooled_starts(work, table, SECOND_STARTS)
+        found |= second_trials(work, table)
     if finished_trial(work, table, BLOCK):
         found |= read_trial(work, table, BLOCK)
     return found
@@ -89,6 +91,15 @@ def first_trials(work: BuildFolder, table: Table) -> dict[Problem, TrialEntry]:
         UsageError: a trial is missing, or timed other problems.
     """
     return _pooled_starts(work, table, STARTS)
+
+
+def second_trials(work: BuildFolder, table: Table) -> dict[Problem, TrialEntry]:
+    """Return problem -> the rounds of the trials 4 to 6, one after the other, for the rows that were searched again.
+
+    Raises:
+        UsageError: a trial is missing, or timed other problems.
+    """
+    return _pooled_starts(work, table, SECOND_STARTS)
 
 
 def _pooled_starts(work: BuildFolder, table: Table, starts: Sequence[str]) -> dict[Problem, TrialEntry]:
@@ -113,7 +124,9 @@ def pooled(entries: Sequence[TrialEntry]) -> TrialEntry:
 def chosen_row(problem: Problem, entry: TrialEntry, source: str) -> LibraryRow:
     """Return the decision for one problem.
 
-    The row names an algorithm of cuBLASLt only if that was surely faster than torch.matmul.
+    Of the kernels whose lower bound is above 1.00, the fastest in the mean of all rounds wins. A kernel with two levels
+    can have the better median and lose. The row names an algorithm of cuBLASLt only if that was surely faster than
+    torch.matmul.
 
     Args:
         problem: the problem.
@@ -127,7 +140,7 @@ def chosen_row(problem: Problem, entry: TrialEntry, source: str) -> LibraryRow:
         for name, timing in timings.items()
         if name not in RIVALS
     ]
-    plain, pdl, weights = (choose_kernel(tried, launch, POOLED_INSTALL_ABOVE) for launch in LAUNCHES)
+    plain, pdl, weights = (_fastest_in_the_mean(timings, tried, launch) for launch in LAUNCHES)
     best = fastest_baseline(times)
     auto = _algorithm(entry, LT_AUTO)
     if best in (LT_AUTO, LT_HEURISTIC):
@@ -136,6 +149,16 @@ def chosen_row(problem: Problem, entry: TrialEntry, source: str) -> LibraryRow:
         detail = entry.details.get(best, "")
     weights = None if weights == pdl else weights
     return LibraryRow(problem, best, detail, source, plain, pdl, auto, weights)
+
+
+def _fastest_in_the_mean(
+    timings: Mapping[str, Timing], tried: Sequence[Evaluation], launch: Launch
+) -> LibraryChoice | None:
+    def mean_log(choice: LibraryChoice) -> tuple[float, str]:
+        name = config_name(choice.config)
+        return -fmean(map(math.log, timings[name].samples_us)), name
+
+    return max(qualified_kernels(tried, launch, POOLED_INSTALL_ABOVE), key=mean_log, default=None)
 
 
 def kernel_ratios(entry: TrialEntry) -> dict[KernelConfig, float]:

@@ -1,4 +1,4 @@
-"""Search the rows again that three trials leave open: step ``reopen`` of `outblas build-library`."""
+"""Search the rows again that trials chose: step ``reopen`` of `outblas build-library`."""
 
 from __future__ import annotations
 
@@ -19,14 +19,12 @@ from outblas.runtime.device import gpu_of_device
 from outblas.search.agents.base import interleave
 from outblas.search.build_library.build_searches import second_search
 from outblas.search.build_library.build_work import BuildFolder
-from outblas.search.build_library.choosing import chosen_row, first_trials, kernel_ratios
+from outblas.search.build_library.choosing import chosen_row, first_trials, kernel_ratios, second_trials
+from outblas.search.build_library.finalist_trials import SECOND_STARTS, TrialEntry, finished_trial
 from outblas.search.build_library.finalists import near_the_best
 from outblas.search.neighbour_winners import neighbour_winners
 from outblas.search.refine import InOrderAgent
 
-#: A row with a kernel is open from this FLOP on, if its speed-up over the fastest rival is below this. A choice among
-#: more finalists brings 0.2% there, and less than 0.05% for shorter products.
-OPEN_FLOP, OPEN_BELOW = 1e9, 1.10
 #: Untried candidates of a row that falls back, and of one with a kernel.
 WIDE_BUDGET, NEAR_BUDGET = 96, 10
 #: Kernels of the trials that are tried again: how many of a launch option, and how far behind the best of them.
@@ -34,11 +32,12 @@ PER_LAUNCH, WITHIN = 2, 0.985
 
 
 def search_open_rows(work: BuildFolder, table: Table) -> None:
-    """Search the rows again that the first trials leave open; the starts 4 to 6 of step ``trial`` then time the best.
+    """Search all rows again that were chosen by trials; the starts 4 to 6 of step ``trial`` then time the best.
 
-    A row is open if it falls back, or if it wins by less than 10% from 1e9 FLOP on. The best kernels of its trials come
-    first, so that all are compared in the same rounds. A row that falls back then gets 96 plain candidates, those
-    that the cost model ranks first. Another row gets neighbours of its best and winners of nearby shapes, 10 in all.
+    The best kernels of its trials come first, so that all are compared in the same rounds. A row that falls back then
+    gets 96 plain candidates, those that the cost model ranks first. Another row gets neighbours of its best and winners
+    of nearby shapes, 10 in all. The step may be repeated after the trials 4 to 6: a row that still falls back then gets
+    the next 96. The step deletes the list of finalists of the starts 4 to 6, not their trials.
 
     Args:
         work: directory of the build.
@@ -47,7 +46,8 @@ def search_open_rows(work: BuildFolder, table: Table) -> None:
     Raises:
         UsageError: one of the first three trials is missing.
     """
-    gpu, trials = gpu_of_device(work.gpu_index), first_trials(work, table)
+    gpu, first, second = gpu_of_device(work.gpu_index), first_trials(work, table), _second_trials(work, table)
+    trials = {**first, **second}
     rows = {problem: chosen_row(problem, entry, "") for problem, entry in trials.items()}
     ratios = {problem: kernel_ratios(entry) for problem, entry in trials.items()}
     won = {problem: _best_by_launch(found) for problem, found in ratios.items()}
@@ -55,21 +55,21 @@ def search_open_rows(work: BuildFolder, table: Table) -> None:
     def offered(problem: Problem) -> Sequence[KernelConfig]:
         known = contenders(ratios[problem])
         if falls_back(rows[problem]):
-            more = wide_candidates(problem, known, gpu)[:WIDE_BUDGET]
+            tried = WIDE_BUDGET if problem in second else 0
+            more = wide_candidates(problem, known, gpu)[tried:][:WIDE_BUDGET]
         else:
             more = near_candidates(problem, won, gpu)[:NEAR_BUDGET]
         return list(dict.fromkeys((*known, *more)))
 
-    todo = [problem for problem, row in rows.items() if is_open(row)]
     budget = WIDE_BUDGET + PER_LAUNCH * len(LAUNCHES)
     stale = work.second_finalists(table)
-    second_search(work, table, "reopen", todo, InOrderAgent(0, gpu), budget, offered, stale)
+    second_search(work, table, "reopen", list(rows), InOrderAgent(0, gpu), budget, offered, stale)
 
 
-def is_open(row: LibraryRow) -> bool:
-    """Return whether a row falls back, for plain calls or with PDL, or wins by less than 10% from 1e9 FLOP on."""
-    barely = row.plain is not None and row.plain.speedup < OPEN_BELOW
-    return falls_back(row) or (barely and row.problem.flops >= OPEN_FLOP)
+def _second_trials(work: BuildFolder, table: Table) -> dict[Problem, TrialEntry]:
+    """Return what an earlier round of this step found; empty if its trials are not all finished."""
+    finished = all(finished_trial(work, table, start) for start in SECOND_STARTS)
+    return second_trials(work, table) if finished else {}
 
 
 def falls_back(row: LibraryRow) -> bool:

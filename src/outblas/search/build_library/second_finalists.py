@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from outblas.core.config import LAUNCHES, KernelConfig, Launch, config_name, launch_of
+from outblas.core.config import LAUNCHES, KernelConfig, Launch, config_name
 from outblas.core.errors import UsageError
 from outblas.core.evaluation import Evaluation
 from outblas.core.files import write_json
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
 from outblas.core.suites import Table
-from outblas.kernels.catalogue import launch_options
-from outblas.kernels.families.registry import FAMILIES
+from outblas.kernels.catalogue import launch_options, with_launch
 from outblas.kernels.legality import why_illegal
 from outblas.records.store import Store
 from outblas.runtime.device import gpu_of_device
@@ -68,7 +67,7 @@ def finalists_of_search(problem: Problem, tried: Sequence[Evaluation], gpu: Gpu)
     speed = speed_by_kernel(tried)
     ranked = sorted(speed, key=lambda config: (-speed[config], config_name(config)))
     near = {launch: near_the_best(ranked, launch, speed, PER_LAUNCH[launch], WITHIN) for launch in LAUNCHES}
-    twins = [_twin(config, launch) for launch in _worth_a_twin(problem, gpu) for config in near["plain"][:TWINS]]
+    twins = [with_launch(config, launch) for launch in _worth_a_twin(problem, gpu) for config in near["plain"][:TWINS]]
     legal = [twin for twin in twins if why_illegal(problem, twin, gpu) is None]
     return list(dict.fromkeys((*near["plain"], *near["pdl"], *near["weights"], *legal)))
 
@@ -76,10 +75,3 @@ def finalists_of_search(problem: Problem, tried: Sequence[Evaluation], gpu: Gpu)
 def _worth_a_twin(problem: Problem, gpu: Gpu) -> list[Launch]:
     """PDL saves half a microsecond, which decides where a long product is level; early loads need a short one."""
     return ["pdl", "weights"] if "weights" in launch_options(problem, gpu) else ["pdl"]
-
-
-def _twin(config: KernelConfig, launch: Launch) -> KernelConfig:
-    if launch_of(config) != "plain" or "pdl" not in config.knobs():
-        return config
-    with_pdl = config.with_knobs(pdl=True)
-    return with_pdl if launch == "pdl" else FAMILIES[config.family].without_early(with_pdl).with_knobs(early=True)

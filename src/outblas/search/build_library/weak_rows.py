@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from outblas.core.config import LAUNCHES, KernelConfig, Launch, launch_of
+from outblas.core.config import LAUNCHES, KernelConfig, launch_of
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
 from outblas.core.suites import Table
-from outblas.kernels.catalogue import first_search_candidates, launch_options, special_candidates
+from outblas.kernels.catalogue import first_search_candidates, launch_options, special_candidates, with_launch
 from outblas.kernels.families.registry import FAMILIES
 from outblas.kernels.legality import why_illegal
 from outblas.records.library import LibraryRow
@@ -81,7 +81,7 @@ def twins(row: LibraryRow, gpu: Gpu) -> list[KernelConfig]:
     """Return the kernels of a row with each launch option that matters for the problem, legal ones only, each once."""
     options = launch_options(row.problem, gpu)
     installed = [choice.config for launch in LAUNCHES if (choice := row.choice(launch)) is not None]
-    found = (_with_launch(config, launch) for config in installed for launch in options)
+    found = (with_launch(config, launch) for config in installed for launch in options)
     return [config for config in dict.fromkeys(found) if why_illegal(row.problem, config, gpu) is None]
 
 
@@ -92,8 +92,3 @@ def paired_kernels(problem: Problem, gpu: Gpu) -> list[KernelConfig]:
     """
     found = special_candidates(problem, gpu)
     return [config for config in found if FAMILIES[config.family].min_blocks(config) > 1]
-
-
-def _with_launch(config: KernelConfig, launch: Launch) -> KernelConfig:
-    plain = FAMILIES[config.family].without_early(config).with_knobs(pdl=False)
-    return plain if launch == "plain" else plain.with_knobs(pdl=True, early=launch == "weights")
