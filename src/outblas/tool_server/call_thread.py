@@ -1,4 +1,4 @@
-"""One daemon thread that runs calls in their order, so that the protocol's loop stays free."""
+"""A daemon thread that runs calls in their order, so that the protocol's loop stays free."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """The archive of a session: a run folder with the tables that ``outblas evolve`` uses.
 
-A folder of this server is written to. A folder of ``outblas evolve`` is only read, because its run may be resumed.
+New kernels go into folders of this server only. A folder of ``outblas evolve`` is read and stays as it is, because its
+run may be resumed.
 """
 
 from __future__ import annotations

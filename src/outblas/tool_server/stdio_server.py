@@ -7,6 +7,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
+from outblas.core.child_process import end_children
 from outblas.core.errors import OutblasError, ToolchainMissing
 from outblas.core.install_hint import install_hint
 from outblas.core.version import __version__
@@ -44,14 +45,17 @@ def require_sdk() -> None:
 def serve(session: ToolSession) -> None:
     """Serve one client on stdin and stdout until it closes stdin. Nothing else is written to stdout.
 
-    Calls run one after the other. If a call still runs a second after the client has gone, the process ends there.
-    Its child processes end with it, and the archive keeps what was stored.
+    Calls run one after the other. If a call still runs a second after the client has gone, its processes are killed. If
+    it runs on, this process ends at once. The archive keeps what was stored.
 
     Args:
         session: the session; the caller closes it.
     """
     calls = CallThread()
     asyncio.run(_serve(make_server(session, calls)))
+    if calls.finish(GRACE_S):
+        return
+    end_children()  # a call that waits for its compiler ends then, and removes its files
     if not calls.finish(GRACE_S):
         sys.stderr.flush()
         os._exit(0)  # an orderly end would wait for the call, up to minutes

@@ -1,4 +1,4 @@
-"""One call of a tool, from raw arguments to an answer. No argument makes it raise."""
+"""Answer a call of a tool, from raw arguments to a text. No argument makes it raise."""
 
 from __future__ import annotations
 

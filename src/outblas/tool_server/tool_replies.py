@@ -9,6 +9,7 @@ from outblas.core.config import KernelConfig, config_name, launch_of
 from outblas.core.errors import OutblasError
 from outblas.core.evaluation import Evaluation, Status
 from outblas.core.roofline import Gpu, floor_us
+from outblas.kernels.custom.free_kernel import FreeKernel
 from outblas.kernels.geometry import launch_smem
 from outblas.llm.compact import write_config
 from outblas.llm.feedback import clipped, kind_of
@@ -17,6 +18,8 @@ from outblas.tool_server.sourced_evaluation import SourcedEvaluation
 
 #: Counters that a compilation gives.
 _MACHINE_CODE = ("hgmma", "hmma", "ldl", "stl", "utmaldg")
+#: Most characters of each part of an error.
+_PART_CHARS = 1500
 
 
 def compile_reply(evaluation: Evaluation, gpu: Gpu) -> dict[str, Any]:
@@ -110,7 +113,8 @@ def config_reply(config: KernelConfig) -> dict[str, Any]:
 
 def error_text(error: OutblasError) -> str:
     """Return the text of an error: the mistake, the expected input and the remedy, on a line each."""
-    return clean_text(f"error: {error.wrong}\nexpected: {error.expected}\ndo: {error.do}", 4000)
+    parts = (" ".join(clean_text(part, _PART_CHARS).split()) for part in (error.wrong, error.expected, error.do))
+    return "\n".join(f"{name}: {part}" for name, part in zip(("error", "expected", "do"), parts, strict=True))
 
 
 def _head(evaluation: Evaluation) -> dict[str, Any]:
@@ -127,6 +131,7 @@ def _dynamic_shared(evaluation: Evaluation, gpu: Gpu) -> int | None:
     config = evaluation.config
     if isinstance(config, KernelConfig):
         return launch_smem(evaluation.problem, config, gpu.sms)
+    assert isinstance(config, FreeKernel)
     return config.launch.shared if config.launch.form == "device" else None
 
 
