@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -39,5 +38,5 @@ def test_kernels_are_proved_timed_stored_and_refused_on_a_gpu(tmp_path: Path) ->
         assert call("archive", action="store", **PROBLEM, kernel=right)["stored"]
         assert call("archive", action="store", **PROBLEM, config=config)["stored"]
         assert call("archive", action="list")["budget_left"]["gpu_seconds"] < SessionLimits().gpu_seconds
-        if shutil.which("ncu") is None:
-            assert "ncu" in answer_call(session, "profile", {**PROBLEM, "config": config}).text
+        profiled = answer_call(session, "profile", {**PROBLEM, "config": config})
+        assert "server failed" not in profiled.text  # counters, or the reason for their absence

@@ -55,7 +55,7 @@ class KernelFolder:
         self._read_only = is_evolution(path)
         if not self._read_only:
             self._open.enter_context(lock_run_folder(path))
-            _check_kind(self.files.run)
+            self._about()
 
     def __enter__(self) -> KernelFolder:
         return self
@@ -181,7 +181,28 @@ class KernelFolder:
         candidate = config_to_json(evaluation.config)
         return Entry(evaluation.problem.key, 0, name, candidate, score, evaluation.timing.median_us, 0)
 
+    def _about(self) -> dict[str, Any]:
+        """Return the content of run.json; empty without one. Raise RecordError or UsageError if it is not ours."""
+        run = self.files.run
+        if not run.exists():
+            return {}
+        try:
+            data = read_json(run)
+        except (OSError, ValueError) as error:
+            raise RecordError(f"{run} cannot be read ({error})", "a whole JSON file", "choose another --run") from error
+        if not isinstance(data, dict) or data.get("kind") != KIND or data.get("format") != FORMAT:
+            raise UsageError(
+                f"{run} is not of `outblas mcp`", f"kind {KIND}, format {FORMAT}, or evolve", "choose another --run"
+            )
+        return data
+
     def _begin(self, gpu: Gpu) -> None:
+        """Write run.json at the first kernel. Raise UsageError if the folder has figures of another GPU."""
+        was = self._about().get("gpu", gpu.name)
+        if was != gpu.name:
+            raise UsageError(
+                f"{self.files.path} has figures of {was}, these are of {gpu.name}", "one GPU", "choose another --run"
+            )
         if not self.files.run.exists():
             about = {"format": FORMAT, "kind": KIND, "outblas": __version__, "gpu": gpu.name, "started": utc_now()}
             write_json(self.files.run, about)
@@ -200,19 +221,3 @@ def listed(entries: Sequence[Entry]) -> list[dict[str, Any]]:
         {"problem": e.problem, "name": e.name, "us": round(e.us, 3), "speedup_low": round(math.exp(e.score), 4)}
         for e in entries
     ]
-
-
-def _check_kind(run: Path) -> None:
-    """Raise UsageError or RecordError if run.json is there and is not of this server."""
-    if not run.exists():
-        return
-    try:
-        data = read_json(run)
-    except (OSError, ValueError) as error:
-        raise RecordError(f"{run} cannot be read ({error})", "a whole JSON file", "choose another --run") from error
-    if not isinstance(data, dict) or data.get("kind") != KIND or data.get("format") != FORMAT:
-        raise UsageError(
-            f"{run} is not of `outblas mcp`",
-            f"kind {KIND}, format {FORMAT}, or a run of evolve",
-            "choose another --run",
-        )

@@ -217,7 +217,7 @@ def _refuse_senseless(problem: Problem, config: KernelConfig, gpu: Gpu) -> None:
 
 def _no_gpu(candidate: Candidate) -> DeviceError:
     return DeviceError(
-        f"{config_name(candidate)} was not run: this machine has no GPU",
+        f"{config_name(candidate)} was not run: this session has no GPU",
         "a GPU, or a kernel that a GPU has recorded",
         "use tool compile for what a compiler can say; ask the user for a GPU to prove and time a free kernel",
     )
