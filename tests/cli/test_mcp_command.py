@@ -26,6 +26,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         (("--gpu-seconds", "nan"), "--gpu-seconds is nan"),
         (("--device", "nowhere.jsonl"), "--device"),
         (("--device", "cuda:0"), "no CUDA GPU was found"),
+        (("--recording", "nowhere"), "--recording 'nowhere'"),
         (("--fast",), "No such option"),
     ],
 )

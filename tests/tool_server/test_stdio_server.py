@@ -213,7 +213,7 @@ def test_it_ends_when_the_client_goes_in_the_middle_of_a_call_and_prints_only_th
         lines = [server.stdout.readline()]
         send(server, {"method": "notifications/initialized"}, {"id": 1, "method": "no/such"})
         lines.append(server.stdout.readline())
-        server.stdin.write(b"this is no JSON\n")
+        server.stdin.write(b'this is no JSON\n[]\nnull\n{"jsonrpc": "2.0"}\n\xff\xfe\n' + b"[" * 100_000 + b"\n")
         send(server, {"id": 2, "method": "tools/call", "params": {"name": "archive", "arguments": {"action": "list"}}})
         lines.append(server.stdout.readline())
         slow = {**SMALL, "kernel": device_text(MILLION + BODY.replace("  for (int i", "  T6\n  for (int i"))}

@@ -9,6 +9,7 @@ import typer
 
 from outblas.cli import common
 from outblas.cli.evolve import DeviceOption
+from outblas.core.errors import UsageError
 
 
 def mcp(
@@ -25,12 +26,16 @@ def mcp(
 ) -> None:
     """Serve a coding agent over the Model Context Protocol on stdin and stdout: compile, prove, time, keep kernels."""
     from outblas.llm.evaluators import parse_evaluator
+    from outblas.records.recording import packaged
     from outblas.tool_server.session_budget import SessionLimits
     from outblas.tool_server.stdio_server import require_sdk, serve
     from outblas.tool_server.tool_session import SessionSettings, ToolSession
 
     limits = SessionLimits(compilations, evaluations, gpu_seconds)
     require_sdk()
+    if recording not in packaged() and not Path(recording).exists():
+        known = ", ".join(packaged())
+        raise UsageError(f"--recording {recording!r}", f"a packaged name ({known}) or a path", "correct the name")
     place = parse_evaluator(device)
     if place.gpu_index is not None:
         from outblas.jail.confinement import report
