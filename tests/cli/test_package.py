@@ -43,8 +43,8 @@ for face in sorted(root.rglob("__init__.py")):
     names = sorted({*public, *getattr(module, "__all__", ())})
     if names:
         exported[name.partition(".")[2]] = names
-heavy = {"torch", "gymnasium", "mcp", "cuda", "plotly", "pyarrow", "typer", "rich", "pydantic", "numpy"} & set(sys.modules)
-print(json.dumps([exported, sorted(heavy)]))
+heavy = {"torch", "gymnasium", "mcp", "cuda", "plotly", "pyarrow", "typer", "rich", "pydantic", "numpy"}
+print(json.dumps([exported, sorted(heavy & set(sys.modules))]))
 """
 #: What `outblas --help` may load: neither torch nor CUDA nor anything slow.
 HELP_PROBE = """

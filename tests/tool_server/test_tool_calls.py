@@ -163,6 +163,17 @@ def test_a_recorded_failure_has_no_time_and_is_not_stored(session: ToolSession) 
     assert data(answer_call(session, "archive", {"action": "list"}))["kernels"] == []
 
 
+@pytest.mark.parametrize("recorded", [False, True])
+def test_a_proof_without_a_gpu_compiles_nothing(
+    recorded: bool, recording: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("outblas.jail.static_gate.examine", lambda *_: pytest.fail("outside the budget"))
+    place = EvaluatorChoice(str(record(tmp_path / "r.jsonl", passed(kernel(1), 3.0)))) if recorded else COMPILE
+    with ToolSession(SessionSettings(place, recording, SessionLimits(compilations=0))) as session:
+        answer = answer_call(session, "prove", {"mnk": "64_64_64", "kernel": device_text()})
+        assert answer.failed and "has no GPU" in answer.text
+
+
 def test_recorded_free_kernels_are_proved_timed_and_stored(recording: str, tmp_path: Path) -> None:
     quick, wrong, absurd = kernel(1), kernel(2), kernel(3)
     file = record(
@@ -180,6 +191,8 @@ def test_recorded_free_kernels_are_proved_timed_and_stored(recording: str, tmp_p
         assert proof["largest_error_over_bound"] == 17.0 and proof["log"] == "row 0"
         cheat = data(answer_call(session, "time", {**of(PROBLEM), "kernel": absurd.text}))
         assert cheat["outcome"] == "cheat" and not cheat["proven"] and cheat["us"] is None
+        unknown = answer_call(session, "time", {**of(PROBLEM), "kernel": kernel(4).text})
+        assert unknown.failed and "has no GPU" in unknown.text
         for kept, says in ((quick, True), (wrong, False), (absurd, False)):
             answer = answer_call(session, "archive", {"action": "store", **of(PROBLEM), "kernel": kept.text})
             assert answer.failed != says

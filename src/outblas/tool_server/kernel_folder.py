@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +92,7 @@ class KernelFolder:
         raise UsageError(f"the archive has no kernel {name!r}", "a name that it lists", "use action list first")
 
     def store(self, found: SourcedEvaluation) -> bool:
-        """Keep a proven kernel: its evaluation, an entry of the archive, and ``best/`` if it is the fastest.
+        """Keep a proven kernel: its evaluation, an entry of the archive, and ``best/`` if its score is the best.
 
         Args:
             found: the kernel's evaluation and its origin.
@@ -126,7 +127,7 @@ class KernelFolder:
                     None if speedup is None else speedup.ratio,
                     words=f"from {found.source}",
                 )
-                journal.settle(outcome, [entry])
+                journal.settle(outcome, [replace(entry, question=question.id)])
         if archive.best(entry.problem) == entry:
             self._write_best(evaluation)
         return True

@@ -173,7 +173,7 @@ def keep_kernels(session: ToolSession, arguments: ArchiveArguments) -> dict[str,
 
     Returns:
         ``list``: ``folder`` and ``kernels``. ``read``: the entry with ``kernel`` or ``config``. ``store``: ``stored``,
-        ``best``, and for a template kernel ``library`` with the installed kernels.
+        ``name``, ``folder``, ``kernels`` (their number), and for a template kernel ``library``.
 
     Raises:
         OutblasError: the session has no archive, an argument is missing, or the kernel is not proven.

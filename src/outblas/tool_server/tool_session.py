@@ -12,13 +12,14 @@ import numpy as np
 
 from outblas.core.config import Candidate, KernelConfig, config_name
 from outblas.core.errors import ConfigError, DeviceError, UsageError
-from outblas.core.evaluation import Evaluation, Status
+from outblas.core.evaluation import Evaluation
 from outblas.core.evaluator import Evaluator
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
+from outblas.jail.evaluation_file import RecordedEvaluations, load
 from outblas.jail.offline_evaluators import CompileOnlyEvaluator, FreeEvaluator
 from outblas.kernels.custom.free_kernel import FreeKernel
-from outblas.llm.evaluators import EvaluatorChoice, compiled_template, open_chosen_evaluator
+from outblas.llm.evaluators import COMPILE_ONLY, EvaluatorChoice, compiled_template, open_chosen_evaluator
 from outblas.records.recording import Recording
 from outblas.records.replay import ReplayEvaluator
 from outblas.tool_server.kernel_folder import KernelFolder
@@ -84,6 +85,12 @@ class ToolSession:
     def evaluator(self) -> FreeEvaluator:
         """Return the evaluator of free kernels. It is opened at the first use and closed with the session."""
         return self._open.enter_context(open_chosen_evaluator(self.settings.place))
+
+    @cached_property
+    def _recorded(self) -> RecordedEvaluations | None:
+        """The free kernels of the file that ``--device`` names; None if it names none."""
+        place = self.settings.place
+        return None if place.gpu_index is not None or place.name == COMPILE_ONLY else load(place.name)
 
     @cached_property
     def replay(self) -> ReplayEvaluator:
@@ -195,10 +202,11 @@ class ToolSession:
         if isinstance(candidate, KernelConfig):
             (found,) = self.replay.evaluate([(problem, candidate)])
             return SourcedEvaluation(found, self.replay.gpu, self.replay.source)
-        (found,) = self.evaluator.evaluate([(problem, candidate)])
-        if found.status is Status.LEFT_OUT:
+        assert isinstance(candidate, FreeKernel)
+        known = None if self._recorded is None else self._recorded.find(problem, candidate)
+        if known is None:  # the evaluator would compile it, outside the budget
             raise _no_gpu(candidate)
-        return SourcedEvaluation(found, self.gpu, self.evaluator.source)
+        return SourcedEvaluation(known, self.gpu, self.evaluator.source)
 
 
 def _refuse_senseless(problem: Problem, config: KernelConfig, gpu: Gpu) -> None:
