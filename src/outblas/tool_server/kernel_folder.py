@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from outblas.core.config import KernelConfig, config_name, config_to_json
+from outblas.core.config import LAUNCHES, KernelConfig, config_name, config_to_json
 from outblas.core.errors import RecordError, UsageError
 from outblas.core.evaluation import Evaluation
 from outblas.core.evaluator import Evaluator
@@ -148,7 +148,7 @@ class KernelFolder:
         with Store(self.files.store) as store:
             kept = [e for e in store.evaluations() if e.problem == problem and isinstance(e.config, KernelConfig)]
         row = decide_row(problem, kept, evaluator)
-        chosen = {launch: row.choice(launch) for launch in ("plain", "pdl", "weights")}
+        chosen = {launch: row.choice(launch) for launch in LAUNCHES}
         installed = {launch: config_name(choice.config) for launch, choice in chosen.items() if choice is not None}
         if not installed:
             return None

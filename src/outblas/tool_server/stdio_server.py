@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from mcp.server.lowlevel.server import Server
 
 #: Seconds that the end of a session waits for the running call. Clients kill a server after about two.
-GRACE_S = 1.0
+GRACE_S = 0.5
 INSTRUCTIONS = (
     "Write, prove and time half-precision GEMM kernels for NVIDIA GPUs. Read outblas://guide first. Ask best-known and "
     "suggest for what is known, compile for the compiler's words, time for the proof and the speed, and archive to "
@@ -45,7 +45,7 @@ def require_sdk() -> None:
 def serve(session: ToolSession) -> None:
     """Serve one client on stdin and stdout until it closes stdin. Nothing else is written to stdout.
 
-    Calls run one after the other. If a call still runs a second after the client has gone, its processes are killed. If
+    Calls run one after the other. A call that still runs shortly after the client has gone loses its processes. If
     it runs on, this process ends at once. The archive keeps what was stored.
 
     Args:
