@@ -149,7 +149,9 @@ class KernelFolder:
             kept = [e for e in store.evaluations() if e.problem == problem and isinstance(e.config, KernelConfig)]
         row = decide_row(problem, kept, evaluator)
         chosen = {launch: row.choice(launch) for launch in LAUNCHES}
-        installed = {launch: config_name(choice.config) for launch, choice in chosen.items() if choice is not None}
+        installed: dict[str, Any] = {
+            launch: config_name(choice.config) for launch, choice in chosen.items() if choice is not None
+        }
         if not installed:
             return None
         path = self.library
