@@ -105,8 +105,8 @@ $(VENV)/.lint: $(INSTALLED) | $(VENV)/.made
 # Lint and types may run meanwhile: pip leaves alone what is installed and fits.
 $(VENV)/.dev: $(VENV)/.lint
 	# torch first: stable-baselines3 takes the one that is there, and would fetch the CUDA build otherwise.
-	@if $(PIP) '$(TORCH_CPU)'; then $(PIP) 'outblas[dev,rl,kernel-tuner,examples,ray,llm,train-llm]' nvidia-matmul-heuristics; else \
+	@if $(PIP) '$(TORCH_CPU)'; then $(PIP) 'outblas[dev,rl,kernel-tuner,examples,ray,llm,mcp,train-llm]' nvidia-matmul-heuristics; else \
 		echo "note: no wheel '$(TORCH_CPU)' here; tests that need torch will be skipped"; \
-		$(PIP) 'outblas[dev,llm]'; fi
+		$(PIP) 'outblas[dev,llm,mcp]'; fi
 	@$(BYTECODE)
 	@touch $@ $(VENV)/.base

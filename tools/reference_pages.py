@@ -1,7 +1,7 @@
-"""Write or check the reference pages that come from the command line's code.
+"""Write or check the reference pages that come from the code of the command line and of the tool server.
 
-``python tools/reference_pages.py --write`` writes docs/reference/cli.md and docs/reference/json.md. Without the option
-it checks them, and exits with 1 if one is stale.
+``python tools/reference_pages.py --write`` writes cli.md, json.md and mcp-tools.md in docs/reference/. Without the
+option it checks them, and exits with 1 if one is stale.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import typer
 from outblas.cli.command_group import PARTS
 from outblas.cli.documents import DOCUMENTS, Document
 from outblas.cli.main import app
+from outblas.tool_server.guide_resources import FIXED, OF_A_PROBLEM
+from outblas.tool_server.kernel_tools import TOOLS
 
 REFERENCE = Path(__file__).resolve().parents[1] / "docs" / "reference"
 
@@ -115,7 +117,39 @@ def _type(annotation: Any, seen: list[type[Any]]) -> str:
     return {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}.get(annotation, "any")
 
 
-PAGES = {"cli.md": cli_page, "json.md": json_page}
+def mcp_page() -> str:
+    """Return the page of the tools and resources of ``outblas mcp``, with each argument and its meaning."""
+    lines = [
+        "# Which tools and resources does `outblas mcp` offer?",
+        "",
+        "This page is generated from the code. [Tools for agents](../llm/mcp.md) explains how to use them.",
+        "",
+        "An answer is JSON. It has the keys of the tool, and `budget_left`.",
+        "A mistake gives three lines: the mistake, the expected input and the remedy.",
+        "",
+        "## Tools",
+    ]
+    for tool in TOOLS.values():
+        lines += ["", f"### {tool.name}", "", tool.description, "", "| argument | default | meaning |"]
+        lines += ["| --- | --- | --- |", *_arguments(tool.arguments.model_json_schema())]
+    lines += ["", "## Resources", "", "| address | type | meaning |", "| --- | --- | --- |"]
+    lines += [f"| `{one.uri}` | {one.mime_type} | {one.description} |" for one in (*FIXED, *OF_A_PROBLEM)]
+    return "\n".join(lines) + "\n"
+
+
+def _arguments(schema: dict[str, Any]) -> list[str]:
+    """Return one row per argument of a tool."""
+    rows = []
+    for name, field in schema["properties"].items():
+        known = field.get("default")
+        default = "required" if name in schema["required"] else "" if known is None else f"`{known}`"
+        values = "".join(f" `{value}`" for value in field.get("enum", ()))
+        meaning = field["description"] + (f" One of{values}." if values else "")
+        rows.append(f"| `{name}` | {default} | {meaning} |")
+    return rows
+
+
+PAGES = {"cli.md": cli_page, "json.md": json_page, "mcp-tools.md": mcp_page}
 
 
 def main() -> int:

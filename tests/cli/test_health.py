@@ -40,6 +40,7 @@ NAMES = {
     "nvidia-matmul-heuristics",
     "extra [rl]",
     "extra [llm]",
+    "extra [mcp]",
     "extra [train-llm]",
 }
 

@@ -28,6 +28,7 @@ LAYERS = (
     "llm",
     "search",
     "publish",
+    "tool_server",
     "cli",
 )
 TOP = {"__init__.py", "__main__.py", "py.typed", "data"}

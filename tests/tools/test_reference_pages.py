@@ -17,7 +17,7 @@ def pages(monkeypatch: pytest.MonkeyPatch) -> Any:
     return importlib.import_module("reference_pages")
 
 
-@pytest.mark.parametrize("name", ["cli.md", "json.md"])
+@pytest.mark.parametrize("name", ["cli.md", "json.md", "mcp-tools.md"])
 def test_a_page_is_current(pages: Any, name: str) -> None:
     text = (pages.REFERENCE / name).read_text(encoding="utf-8")
     assert text == pages.PAGES[name](), "run python tools/reference_pages.py --write"

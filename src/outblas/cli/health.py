@@ -32,6 +32,7 @@ _GPU_EXTRA = install_hint("gpu")
 _EXTRAS = {
     "rl": ("gymnasium", "optuna", "sb3_contrib", "tensorboard"),
     "llm": ("openai",),
+    "mcp": ("mcp",),
     "train-llm": ("trl", "peft", "accelerate", "datasets"),
 }
 _CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76  # CUdevice_attribute

@@ -23,6 +23,7 @@ from outblas.cli.evolve import evolve
 from outblas.cli.export import export
 from outblas.cli.fit import fit
 from outblas.cli.listing import listing
+from outblas.cli.mcp import mcp
 from outblas.cli.profile import profile
 from outblas.cli.record import record
 from outblas.cli.report import report
@@ -78,6 +79,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "sweep": sweep,
     "evolve": evolve,
     "train-llm": train_llm,
+    "mcp": mcp,
     "export-t4": export_t4,
     "import-t4": import_t4,
     "bench": bench,

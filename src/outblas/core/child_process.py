@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from multiprocessing.connection import wait as wait_for
+from pathlib import Path
 from typing import Any
 
 JOIN_TIMEOUT_S = 5.0
@@ -152,6 +153,20 @@ def end_with_parent(parent: int) -> None:
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_follow, args=(parent,), daemon=True).start()
+
+
+def end_children() -> None:
+    """Send SIGKILL to every child of this process, and to the whole session of a child that leads one.
+
+    It is for a process that is about to exit while another of its threads waits for a child. Where /proc does not list
+    children, nothing happens.
+    """
+    for listed in Path("/proc/self/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # a thread that has just ended
+            for pid in map(int, listed.read_text().split()):
+                with contextlib.suppress(ProcessLookupError):  # a child that has just ended
+                    leads = os.getsid(pid) == pid
+                    (os.killpg if leads else os.kill)(pid, signal.SIGKILL)
 
 
 def _live(connection: Connection, target: Callable[..., None], args: tuple[Any, ...], parent: int) -> None:

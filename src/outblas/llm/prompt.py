@@ -81,6 +81,25 @@ def first_prompt(
     return [{"role": "system", "content": _fill("system", gpu=gpu.name.upper())}, {"role": "user", "content": text}]
 
 
+def kernel_guide(problem: Problem, gpu: Gpu) -> str:
+    """Return the guide for authors of kernels: the proof, a problem, its GPU, the contract, the knobs and the notes.
+
+    It has the parts of :func:`first_prompt` that do not ask for an answer. The text begins with ``You write GPU
+    kernels``.
+
+    Args:
+        problem: the problem.
+        gpu: the GPU of the kernels.
+    """
+    return _fill(
+        "guide",
+        system=_fill("system", gpu=gpu.name.upper()),
+        **_task(problem, gpu),
+        contract=_contract(problem, gpu),
+        knobs=_fill("knobs", families=describe()),
+    )
+
+
 def _task(problem: Problem, gpu: Gpu) -> dict[str, str]:
     """Return the part of a first question on a problem and its GPU."""
     return {

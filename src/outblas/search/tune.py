@@ -110,7 +110,11 @@ def tune(
             group = [_Search(p, offered[p], known[p], allowed[p]) for p in known]
             evaluator.expect([search.problem for search in group])
             stopped = _search(group, agent, evaluator, store, run_id, score, options)
-            rows += [_row(search, evaluator) for search in group if search.history or not stopped]
+            rows += [
+                decide_row(search.problem, search.history, evaluator)
+                for search in group
+                if search.history or not stopped
+            ]
             store.sync()
             if stopped:
                 break
@@ -240,21 +244,25 @@ def _pending(
                 yield search.problem, config
 
 
-def _row(search: _Search, evaluator: Evaluator) -> LibraryRow:
-    """The decision, from the baselines timed in the run itself where there are any."""
-    baselines = next((e.baselines_us for e in search.history if e.baselines_us), None)
-    times = evaluator.baselines(search.problem) if baselines is None else baselines
-    plain, pdl, weights = (choose_kernel(search.history, launch) for launch in LAUNCHES)
-    winner = next((e for c in (plain, pdl, weights) if c for e in search.history if e.config == c.config), None)
+def decide_row(problem: Problem, history: Sequence[Evaluation], evaluator: Evaluator) -> LibraryRow:
+    """Return the decision for a problem, from the baselines that were timed with its candidates if there are any.
+
+    Args:
+        problem: the problem.
+        history: its evaluations of template candidates.
+        evaluator: the source of the times; it gives the baselines if no evaluation has them.
+    """
+    baselines = next((e.baselines_us for e in history if e.baselines_us), None)
+    times = evaluator.baselines(problem) if baselines is None else baselines
+    plain, pdl, weights = (choose_kernel(history, launch) for launch in LAUNCHES)
+    winner = next((e for c in (plain, pdl, weights) if c for e in history if e.config == c.config), None)
     if winner is not None and winner.speedup is not None:
         name = winner.speedup.baseline
     else:
         name = fastest_baseline(times) if times else ""
-    detail, auto = (evaluator.baseline_detail(search.problem, one) if one in times else "" for one in (name, LT_AUTO))
+    detail, auto = (evaluator.baseline_detail(problem, one) if one in times else "" for one in (name, LT_AUTO))
     if name in (LT_AUTO, LT_HEURISTIC):
         detail, auto = detail if runs_instead_of_torch(times.get(name), times.get("torch")) else "", ""
     elif not runs_instead_of_torch(times.get(LT_AUTO), times.get("torch")):
         auto = ""
-    return LibraryRow(
-        search.problem, name, detail, evaluator.source, plain, pdl, auto, None if weights == pdl else weights
-    )
+    return LibraryRow(problem, name, detail, evaluator.source, plain, pdl, auto, None if weights == pdl else weights)

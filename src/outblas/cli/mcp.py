@@ -1,0 +1,46 @@
+"""``outblas mcp``: a server that gives the tools of this package to a coding agent."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from outblas.cli import common
+from outblas.cli.evolve import DeviceOption
+from outblas.core.errors import UsageError
+
+
+def mcp(
+    device: DeviceOption = None,
+    recording: Annotated[
+        str, typer.Option(help="Recording that answers for template kernels without a GPU: a name or a folder.")
+    ] = common.DEFAULT_RECORDING,
+    compilations: Annotated[int, typer.Option(help="Kernels that a session may compile.")] = 200,
+    evaluations: Annotated[int, typer.Option(help="Kernels that a session may prove and time.")] = 100,
+    gpu_seconds: Annotated[float, typer.Option(help="Seconds of the GPU that a session may use.")] = 600.0,
+    run: Annotated[
+        Path | None, typer.Option(help="Folder of the archive; without it, tool archive keeps nothing.")
+    ] = None,
+) -> None:
+    """Serve a coding agent over the Model Context Protocol on stdin and stdout: compile, prove, time, keep kernels."""
+    from outblas.llm.evaluators import parse_evaluator
+    from outblas.records.recording import packaged
+    from outblas.tool_server.session_budget import SessionLimits
+    from outblas.tool_server.stdio_server import require_sdk, serve
+    from outblas.tool_server.tool_session import SessionSettings, ToolSession
+
+    limits = SessionLimits(compilations, evaluations, gpu_seconds)
+    require_sdk()
+    if recording not in packaged() and not Path(recording).exists():
+        known = ", ".join(packaged())
+        raise UsageError(f"--recording {recording!r}", f"a packaged name ({known}) or a path", "correct the name")
+    place = parse_evaluator(device)
+    if place.gpu_index is not None:
+        from outblas.jail.confinement import report
+
+        for line in report():
+            common.err.print(f"jail: {line.part}: {line.words}", markup=False)
+    with ToolSession(SessionSettings(place, recording, limits, run)) as session:
+        serve(session)

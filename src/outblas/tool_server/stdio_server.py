@@ -1,0 +1,140 @@
+"""The protocol: tools and resources over standard input and output, by the official SDK."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+from outblas.core.child_process import end_children
+from outblas.core.errors import OutblasError, ToolchainMissing
+from outblas.core.install_hint import install_hint
+from outblas.core.version import __version__
+from outblas.tool_server.call_thread import CallThread
+from outblas.tool_server.guide_resources import FIXED, OF_A_PROBLEM, read_resource
+from outblas.tool_server.kernel_tools import TOOLS
+from outblas.tool_server.tool_calls import answer_call
+from outblas.tool_server.tool_replies import error_text
+from outblas.tool_server.tool_session import ToolSession
+
+if TYPE_CHECKING:
+    from mcp.server.lowlevel.server import Server
+
+#: Seconds that the end of a session waits for the running call. Clients kill a server after about two.
+GRACE_S = 0.5
+INSTRUCTIONS = (
+    "Write, prove and time half-precision GEMM kernels for NVIDIA GPUs. Read outblas://guide first. Ask best-known and "
+    "suggest for what is known, compile for the compiler's words, time for the proof and the speed, and archive to "
+    "keep a proven kernel. Each answer has budget_left."
+)
+
+
+def require_sdk() -> None:
+    """Check that the SDK is installed.
+
+    Raises:
+        ToolchainMissing: it is not.
+    """
+    try:
+        import mcp.server.lowlevel.server  # noqa: F401
+    except ImportError as error:
+        raise ToolchainMissing("the MCP SDK is not installed", "package mcp", install_hint("mcp")) from error
+
+
+def serve(session: ToolSession) -> None:
+    """Serve one client on stdin and stdout until it closes stdin. Nothing else is written to stdout.
+
+    Calls run one after the other. A call that still runs shortly after the client has gone loses its processes. If
+    it runs on, this process ends at once. The archive keeps what was stored.
+
+    Args:
+        session: the session; the caller closes it.
+    """
+    calls = CallThread()
+    asyncio.run(_serve(make_server(session, calls)))
+    if calls.finish(GRACE_S):
+        return
+    end_children()  # a call that waits for its compiler ends then, and removes its files
+    if not calls.finish(GRACE_S):
+        sys.stderr.flush()
+        os._exit(0)  # an orderly end would wait for the call, up to minutes
+
+
+async def _serve(server: Server[Any]) -> None:
+    from mcp.server.stdio import stdio_server
+
+    async with stdio_server() as (read, write):
+        await server.run(read, write, server.create_initialization_options())
+
+
+def make_server(session: ToolSession, calls: CallThread) -> Server[Any]:
+    """Return the SDK's server with the handlers of tools and resources.
+
+    Args:
+        session: the session.
+        calls: thread on which the handlers use the session.
+    """
+    import mcp_types as types
+    from mcp.server.lowlevel.server import Server
+    from mcp.shared.exceptions import MCPError
+
+    async def list_tools(_: Any, __: Any) -> Any:
+        return types.ListToolsResult(
+            tools=[
+                types.Tool(
+                    name=tool.name,
+                    description=tool.description,
+                    input_schema=tool.arguments.model_json_schema(),
+                    annotations=types.ToolAnnotations(
+                        read_only_hint=tool.read_only, destructive_hint=False, open_world_hint=False
+                    ),
+                )
+                for tool in TOOLS.values()
+            ]
+        )
+
+    async def call_tool(_: Any, params: Any) -> Any:
+        answer = await asyncio.wrap_future(calls.submit(lambda: answer_call(session, params.name, params.arguments)))
+        return types.CallToolResult(
+            content=[types.TextContent(type="text", text=answer.text)],
+            structured_content=answer.data,
+            is_error=answer.failed,
+        )
+
+    async def list_resources(_: Any, __: Any) -> Any:
+        return types.ListResourcesResult(
+            resources=[
+                types.Resource(uri=one.uri, name=one.name, description=one.description, mime_type=one.mime_type)
+                for one in FIXED
+            ]
+        )
+
+    async def list_templates(_: Any, __: Any) -> Any:
+        return types.ListResourceTemplatesResult(
+            resource_templates=[
+                types.ResourceTemplate(
+                    uri_template=one.uri, name=one.name, description=one.description, mime_type=one.mime_type
+                )
+                for one in OF_A_PROBLEM
+            ]
+        )
+
+    async def read(_: Any, params: Any) -> Any:
+        uri = str(params.uri)
+        try:
+            text, mime_type = await asyncio.wrap_future(calls.submit(lambda: read_resource(session, uri)))
+        except OutblasError as error:
+            raise MCPError(types.INVALID_PARAMS, error_text(error)) from error
+        return types.ReadResourceResult(contents=[types.TextResourceContents(uri=uri, mime_type=mime_type, text=text)])
+
+    return Server(
+        "outblas",
+        version=__version__,
+        instructions=INSTRUCTIONS,
+        on_list_tools=list_tools,
+        on_call_tool=call_tool,
+        on_list_resources=list_resources,
+        on_list_resource_templates=list_templates,
+        on_read_resource=read,
+    )

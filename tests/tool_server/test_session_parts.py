@@ -1,0 +1,125 @@
+"""The budget, the thread of the calls and the folder of the archive, each by itself."""
+
+from __future__ import annotations
+
+import math
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from outblas.core.errors import RecordError, UsageError
+from outblas.core.files import write_json
+from outblas.llm.archive import Entry
+from outblas.llm.budget import BudgetSpent
+from outblas.llm.evolve_journal import AnswerOutcome, EvolveJournal
+from outblas.records.store import Store
+from outblas.tool_server.call_thread import CallThread
+from outblas.tool_server.kernel_folder import KernelFolder
+from outblas.tool_server.session_budget import SessionBudget, SessionLimits
+from outblas.tool_server.sourced_evaluation import SourcedEvaluation
+from support.gpus.known import H200
+from support.llm_kernels import PROBLEM, kernel, passed
+
+
+def found(number: int, us: float) -> SourcedEvaluation:
+    return SourcedEvaluation(passed(kernel(number), us), H200, "cuda:0")
+
+
+def test_work_that_fails_gives_its_count_back_and_seconds_stay_spent() -> None:
+    now = [0.0]
+    budget = SessionBudget(SessionLimits(1, 1, 5.0), lambda: now[0])
+    for count in (budget.compilation, budget.evaluation):
+        with pytest.raises(KeyError), count():
+            raise KeyError
+        with count():
+            pass
+        with pytest.raises(BudgetSpent, match="of 1 "), count():
+            raise AssertionError("the block must not run")
+    with pytest.raises(KeyError), budget.gpu_time():
+        now[0] += 4.0
+        raise KeyError
+    assert budget.left() == {"compilations": 0, "evaluations": 0, "gpu_seconds": 1.0}
+    with budget.gpu_time():
+        now[0] += 60.0
+    assert budget.left()["gpu_seconds"] == 0.0
+    with pytest.raises(BudgetSpent, match="GPU seconds"), budget.gpu_time():
+        raise AssertionError("the block must not run")
+
+
+@pytest.mark.parametrize(("limits", "option"), [((-1, 1, 1.0), "--compilations"), ((1, 1, math.nan), "--gpu-seconds")])
+def test_a_negative_limit_is_refused(limits: tuple[int, int, float], option: str) -> None:
+    with pytest.raises(UsageError, match=option):
+        SessionLimits(*limits)
+
+
+def test_calls_run_in_order_a_cancelled_one_not_at_all_and_a_stuck_one_holds_nothing() -> None:
+    calls, gate, ran = CallThread(), threading.Event(), list[int]()
+    first = calls.submit(gate.wait)
+    second = calls.submit(lambda: ran.append(2))
+    third = calls.submit(lambda: ran.append(3))
+    failing = calls.submit(lambda: 1 // 0)
+    assert second.cancel()
+    assert calls.finish(0.01) is False
+    gate.set()
+    assert first.result(10) is True and third.result(10) is None and ran == [3]
+    with pytest.raises(ZeroDivisionError):
+        failing.result(10)
+    assert calls.finish(10) is True
+
+
+def test_a_folder_keeps_kernels_over_sessions_and_the_fastest_as_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "kernels"
+    with KernelFolder(path) as folder:
+        assert folder.entries() == []
+        assert folder.store(found(1, 3.0)) and folder.store(found(2, 3.5))
+        with pytest.raises(RecordError, match="in use"):
+            KernelFolder(path)
+    with KernelFolder(path) as folder:
+        assert not folder.store(found(1, 2.0)), "a known kernel is not stored again"
+        assert [e.name for e in folder.entries(PROBLEM)] == [kernel(1).name, kernel(2).name]
+        assert (path / "best" / f"{PROBLEM.key}.cu").read_text() == kernel(1).text
+        assert folder.store(found(3, 2.0))
+        with pytest.raises(UsageError, match="has figures of h200, these are of h100"):
+            folder.store(replace(found(4, 2.0), gpu=replace(H200, name="h100")))
+        assert (path / "best" / f"{PROBLEM.key}.cu").read_text() == kernel(3).text
+    with Store(path / "store.sqlite") as store:
+        assert [e.config.name for e in store.evaluations()] == [kernel(n).name for n in (1, 2, 3)]  # type: ignore[union-attr]
+
+
+def test_a_session_that_was_killed_between_two_records_does_not_block_the_next(tmp_path: Path) -> None:
+    with KernelFolder(tmp_path / "k") as folder:
+        folder.store(found(1, 3.0))
+        with EvolveJournal(folder.files.store) as journal:
+            journal.ask(1, 0, PROBLEM.key, 0, "mcp", "new", (), ())
+        assert folder.store(found(2, 2.5)) and len(folder.entries()) == 2
+
+
+def test_a_folder_of_an_evolution_is_read_and_not_written(tmp_path: Path) -> None:
+    write_json(tmp_path / "run.json", {"format": 1, "kind": "evolve"})
+    with Store(tmp_path / "store.sqlite") as store:
+        store.append("run", passed(kernel(1), 3.0))
+    entry = Entry(PROBLEM.key, 0, kernel(1).name, kernel(1).to_json(), 0.2, 3.0, 1)
+    with EvolveJournal(tmp_path / "store.sqlite") as journal:
+        question = journal.ask(0, 0, PROBLEM.key, 0, "m", "new", (), ())
+        journal.settle(AnswerOutcome(question.id, "proven"), [entry, Entry(**{**vars(entry), "origin": "migrate"})])
+    with KernelFolder(tmp_path) as folder:
+        assert folder.entries() == [entry] and folder.entry(entry.name) == entry
+        with pytest.raises(UsageError, match="outblas evolve"):
+            folder.store(found(2, 2.5))
+    assert not (tmp_path / "best").exists()
+
+
+@pytest.mark.parametrize("data", [{"format": 1, "kind": "tune"}, {"format": 2, "kind": "mcp"}, []])
+def test_a_folder_of_something_else_is_refused(tmp_path: Path, data: object) -> None:
+    write_json(tmp_path / "run.json", data)
+    with pytest.raises(UsageError, match="choose another --run"):
+        KernelFolder(tmp_path)
+    (tmp_path / "run.json").write_text("{")
+    with pytest.raises(RecordError, match="cannot be read"):
+        KernelFolder(tmp_path)
+    (tmp_path / "run.json").unlink()
+    (tmp_path / "letters.txt").write_text("dear")
+    with pytest.raises(UsageError, match="no run"):
+        KernelFolder(tmp_path)
