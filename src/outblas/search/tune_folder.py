@@ -12,6 +12,7 @@ from typing import Any
 from outblas.core.errors import OutblasError, RecordError
 from outblas.core.plain_files import read_json
 from outblas.core.problem import Problem
+from outblas.core.weight import WeightRange
 from outblas.records.run_directory import RunDirectory
 from outblas.records.store import Store
 
@@ -36,32 +37,46 @@ class RunFiles(RunDirectory):
 
 
 def folder_name(
-    suite: str, problems: Sequence[Problem], agent: str, seed: int, budget: str, place: str, sample: int | None = None
+    suite: str,
+    problems: Sequence[Problem],
+    agent: str,
+    seed: int,
+    budget: str,
+    place: str,
+    sample: int | None = None,
+    ranges: Sequence[WeightRange] = (),
 ) -> str:
     """Return the name of a run's directory, which states its settings.
 
     Example: ``grid1000-sample40-tn-fp16-fp32-ppo-8-replay-h200``. A seed other than 0 adds ``seed<N>`` after the agent.
     Suite ``custom`` adds the ``M_N_K`` of a single problem, e.g. ``custom-64_4096_64-tn-fp16-fp32-ppo-8-cuda-0``. For
     several, it adds 8 hex digits of a hash instead. ``captured`` has a hash and no layout, dtype and accumulator.
+    Ranges add ``m`` and their M, e.g. ``linear-4096_4096-m1-8192-tn-fp16-fp32-heuristic-16-cuda-0``, or ``m`` and a
+    hash.
 
     Args:
         suite: as in :class:`TuneRequest`.
-        problems: one or more; all of one layout, dtype and accumulator unless ``captured``.
+        problems: one or more, or none beside ranges; all of one layout, dtype and accumulator unless ``captured``.
         agent: name of the search agent.
         seed: seed of the agent and the sample.
         budget: the budget as the user wrote it; a comma becomes ``-``.
         place: the evaluator, e.g. ``replay:h200``; ``:`` and ``/`` become ``-``.
         sample: number of problems drawn from the suite, or None; unused for ``custom`` and ``captured``.
+        ranges: weights that are tuned for a range of M.
     """
     if suite == "captured":
-        kind: tuple[str, ...] = (_hash(problems),)
+        kind: tuple[str, ...] = (*((_hash(problems),) if problems else ()), *_range_words(ranges))
     else:
-        one = problems[0]
+        one = problems[0] if problems else ranges[0].problem(ranges[0].first)
         kind = (one.layout.lower(), one.dtype.lower(), one.acc.lower())
         if suite == "custom":
             kind = (one.mnk if len(problems) == 1 else _hash(problems), *kind)
         elif sample is not None:
             kind = (f"sample{sample}", *kind)
+        elif suite == "linear" and len(ranges) == 1:
+            kind = (f"{one.n}_{one.k}", f"m{ranges[0].first}-{ranges[0].last}", *kind)
+        else:
+            kind = (*_range_words(ranges), *kind)
     seeded = () if seed == 0 else (f"seed{seed}",)
     return "-".join((suite, *kind, agent, *seeded, budget.replace(",", "-"), place.replace(":", "-").replace("/", "-")))
 
@@ -157,6 +172,11 @@ def read_run(path: Path) -> dict[str, Any]:
     return data
 
 
-def _hash(problems: Sequence[Problem]) -> str:
-    """Eight hex digits for a list of problems."""
-    return hashlib.sha256("".join(p.key for p in problems).encode()).hexdigest()[:8]
+def _hash(asked: Sequence[Problem | WeightRange]) -> str:
+    """Eight hex digits for a list of problems or ranges."""
+    return hashlib.sha256("".join(one.key for one in asked).encode()).hexdigest()[:8]
+
+
+def _range_words(ranges: Sequence[WeightRange]) -> tuple[str, ...]:
+    """Return the part of a folder's name that stands for ranges; empty without any."""
+    return (f"m{_hash(ranges)}",) if ranges else ()

@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,8 @@ from outblas.records.results import PROVENANCE_FIELDS, write_result
 from outblas.records.store import Store
 from outblas.runtime.device import Device
 from outblas.search.agents.agent_registry import make_agent
+from outblas.search.intervals.interval_search import Told
+from outblas.search.intervals.range_search import RangesRequest, offered_ms, search_ranges
 from outblas.search.tune import PROBLEMS_AT_ONCE, Progress, SearchOptions, tune
 from outblas.search.tune_folder import FORMAT as FORMAT
 from outblas.search.tune_folder import RunFiles as RunFiles
@@ -57,6 +59,7 @@ class TuneSettings:
         seed: seed of the agent.
         device: the device as the command line names it, e.g. ``cuda:0`` or ``replay:h200``; or the workers in words.
         gpu: short name of the GPU, e.g. ``h200``.
+        ranges: keys of the weights that are tuned for a range of M. Runs of earlier releases have none.
     """
 
     suite: str
@@ -66,6 +69,7 @@ class TuneSettings:
     seed: int
     device: str
     gpu: str
+    ranges: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -73,8 +77,8 @@ class TuneRequest:
     """Arguments of :func:`run_tune`.
 
     Attributes:
-        problems: the problems to tune, each once.
-        suite: name of their suite, or ``custom`` or ``captured``.
+        problems: the problems to tune by themselves, each once.
+        suite: name of their suite, or ``custom``, ``captured`` or ``linear``.
         agent: name of the search agent.
         budget: measurements per problem at most.
         seed: seed of the agent.
@@ -84,6 +88,7 @@ class TuneRequest:
         workers: several workers in place of the one of ``device``; a resumed run may have another number of them.
         budgets: measurements of single problems; ``problems`` are then ranked, the most important first.
         seconds: time limit of the search; the library then has the problems tried so far. A resumed run starts it anew.
+        ranges: weights to tune for a range of M. They are tuned before ``problems``.
     """
 
     problems: Sequence[Problem]
@@ -97,11 +102,29 @@ class TuneRequest:
     workers: WorkerPlan | None = None
     budgets: Mapping[Problem, int] | None = None
     seconds: float | None = None
+    ranges: RangesRequest = RangesRequest()
 
     @property
     def place(self) -> str:
         """Return the name of the device or workers that evaluate, in words."""
         return str(self.workers or self.device)
+
+
+@dataclass(frozen=True)
+class TuneOutcome:
+    """The outcome of :func:`run_tune`.
+
+    Attributes:
+        library: the library that was written.
+        files: paths of the run's files: ``library``, ``result``, ``run`` and ``store`` are written.
+        decided: the library with a row for each sampled M of its intervals, too. The result file has these rows.
+        asked: number of problems that were to be decided, sampled M included.
+    """
+
+    library: Library
+    files: RunFiles
+    decided: Library
+    asked: int
 
 
 def default_agent(device: Device) -> str:
@@ -110,18 +133,22 @@ def default_agent(device: Device) -> str:
 
 
 def run_tune(
-    request: TuneRequest, progress: Progress | None = None, clock: Callable[[], float] = time.monotonic
-) -> tuple[Library, RunFiles]:
+    request: TuneRequest,
+    progress: Progress | None = None,
+    clock: Callable[[], float] = time.monotonic,
+    told: Told | None = None,
+) -> TuneOutcome:
     """Tune into the directory of the request, or resume the run of the same settings there.
 
     Args:
         request: settings of the run.
         progress: called after every measurement, as by :func:`outblas.search.tune.tune`.
         clock: time in seconds; only differences count.
+        told: called after every measurement of the search for intervals, with the number done, an estimate of all, and
+            words on the present work.
 
     Returns:
-        The library, and the paths of its files: ``library``, ``result``, ``run`` and ``store`` are written. The report
-        is left to the caller.
+        The library, the paths of its files and its decisions. The report is left to the caller.
 
     Raises:
         UsageError: the agent or recording is unknown, a problem was not recorded, or the directory holds another run.
@@ -142,21 +169,35 @@ def run_tune(
     if recording is not None:
         for problem in request.problems:
             recording.row(problem)
+        for asked in request.ranges.ranges:
+            offered_ms(asked, recording)
     with open_evaluator(device, recording, request.workers) as evaluator:
         agent = make_agent(request.agent, request.seed, evaluator.gpu)
         with lock_run_folder(files.path):
             about = _open(files, _settings(request, evaluator), request.command)
             with Store(files.store) as store:
-                library = tune(
-                    request.problems, agent, request.budget, evaluator, store, files.path.name, progress,
-                    _search_options(request, clock),
+                options = _search_options(request, clock)
+                name = files.path.name
+                store.begin(name, {"agent": agent.name, "seed": agent.seed, "source": evaluator.source})
+                ranges = search_ranges(
+                    request.ranges, agent, request.budget, evaluator, recording, store, name, options.stop,
+                    told or _ignore_words,
                 )  # fmt: skip
+                problems = () if ranges.stopped else request.problems
+                single = tune(problems, agent, request.budget, evaluator, store, name, progress, options)
+                library = replace(single, intervals=ranges.intervals)
                 library.save(files.library)
                 origin = _origin(evaluator, device, recording, request.command)
-                rows = list(result_rows(library, store, files.path.name, evaluator))
+                decided = replace(library, rows=(*single.rows, *ranges.rows))
+                rows = list(result_rows(decided, store, name, evaluator))
                 write_result(rows, {"suite": request.suite, "device": request.place, **origin}, files.result)
             write_json(files.run, {**about, **origin, "finished": utc_now()})
-    return library, files
+    samples = (request.ranges.sampled(one, recording) for one in request.ranges.ranges)
+    return TuneOutcome(library, files, decided, len(request.problems) + sum(map(len, samples)))
+
+
+def _ignore_words(done: int, known: int, words: str) -> None:
+    return None
 
 
 def _settings(request: TuneRequest, evaluator: Evaluator) -> TuneSettings:
@@ -169,6 +210,7 @@ def _settings(request: TuneRequest, evaluator: Evaluator) -> TuneSettings:
         request.seed,
         request.place,
         evaluator.gpu.name,
+        tuple(asked.key for asked in request.ranges.ranges),
     )
 
 
@@ -218,6 +260,7 @@ def _open(files: RunFiles, settings: TuneSettings, command: str) -> dict[str, An
         was = {key: about.get(key) for key in wanted}
         if "gpu" not in about:  # an earlier run does not say
             was["gpu"] = wanted["gpu"]
+        was["ranges"] = about.get("ranges", [])  # nor does one from before there were intervals
         what = f"{files.path} holds a run with other settings"
         do = "repeat those settings to resume it, or choose another --run"
         check_same_settings(what, was, wanted, do)
@@ -225,7 +268,7 @@ def _open(files: RunFiles, settings: TuneSettings, command: str) -> dict[str, An
     about = {
         "format": FORMAT,
         "kind": "tune",
-        **wanted,
+        **{key: value for key, value in wanted.items() if key != "ranges" or value},
         "outblas": __version__,
         "command": command,
         "started": utc_now(),
