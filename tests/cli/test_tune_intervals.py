@@ -23,7 +23,7 @@ from outblas.search import tune_run
 from support.cli_fixture import assert_refused, outblas, recording_fixture  # noqa: F401
 from support.dispatch_fixture import rows, transposed
 from support.gpus.known import H200
-from support.modelled_evaluator import LARGE, SMALL, Model, ModelledEvaluator
+from support.gpus.modelled_gpu import LARGE, SMALL, Model, ModelledEvaluator
 
 WEIGHT = Weight(128, 256)
 
@@ -69,7 +69,7 @@ def test_a_weight_is_tuned_for_a_range_and_installed(model: Model, tmp_path: Pat
     result = tune(run, *LINEAR, "--linear", "256_128", "--install")
     assert result.exit_code == 0, (result.stderr, result.exception)
     assert "tuning 2 weights for ranges of M of linear on cuda:0" in result.stderr
-    assert "intervals: " in result.stderr or "tune: " in result.stderr
+    assert "128 x 256: search" in result.stderr and "256 x 128: done" in result.stderr
     assert "128_256_TN_fp16_fp32: 2 intervals of M 1..512, 2 with a kernel" in result.stdout
     own = tmp_path / "data" / "outblas" / "libraries" / "h200.json"
     assert f"installed: {own} (0 problems, 0 new or better, 4 intervals)" in result.stdout
@@ -133,6 +133,7 @@ def test_a_time_limit_says_what_was_reached(model: Model, tmp_path: Path) -> Non
     result = outblas(*arguments, "--budget", "4,0.000001s", "--install")
     assert result.exit_code == 0, (result.stderr, result.exception)
     assert len(model.asked) == 1 and "the time is up: 1 of 12 problems were reached" in result.stderr
+    assert "the intervals of 1 of 1 weights are not complete; the same command goes on" in result.stderr
     again = outblas(*arguments, "--budget", "4")
     assert again.exit_code == 0 and "2 intervals" in again.stdout
 

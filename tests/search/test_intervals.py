@@ -27,8 +27,8 @@ from outblas.search.intervals.sampled_m import drawn, middle, sampled
 from outblas.search.time_shares import TimeShare
 from outblas.search.tune import Interrupted
 from support.gpus.known import H200
+from support.gpus.modelled_gpu import FEW, LARGE, SMALL, SPARE, Model, ModelledEvaluator
 from support.helpers import synthetic_recording
-from support.modelled_evaluator import FEW, LARGE, SMALL, SPARE, Model, ModelledEvaluator
 
 WEIGHT = Weight(128, 256)
 EVERY = WeightRange(WEIGHT, 1, 1024)
@@ -263,10 +263,12 @@ def test_progress_counts_every_measurement_over_all_weights(tmp_path: Path) -> N
     made, told = model(), list[tuple[int, int, str]]()
     two = RangesRequest([EVERY, replace(EVERY, weight=Weight(256, 128))])
     search(tmp_path / "s.sqlite", made, two, told=lambda *words: told.append(words))
-    assert [done for done, _, _ in told] == list(range(1, len(made.asked) + 1))
-    assert all(done <= known for done, known, _ in told) and told[-1][0] == told[-1][1]
+    measured = [done for done, _, word in told if not word.endswith("done")]
+    assert measured == list(range(1, len(made.asked) + 1))
+    assert all(done <= known for done, known, _ in told) and told[-1][:2] == (len(made.asked), len(made.asked))
+    assert all(done < known for done, known, word in told if word.endswith("search")), "a bar that is full too early"
     words = [word for _, _, word in told]
-    assert {w.partition(": ")[2] for w in words} == {"search", "changes", "proofs"}
+    assert {w.partition(": ")[2] for w in words} == {"search", "changes", "proofs", "done"}
     assert words[0].startswith("128 x 256") and words[-1].startswith("256 x 128")
 
 

@@ -151,6 +151,9 @@ def _run(request: TuneRequest, budget: str, ranked: Sequence[TimeShare], install
     if len(outcome.decided.rows) < outcome.asked:
         reached = f"{len(outcome.decided.rows)} of {outcome.asked} problems were reached"
         err.print(f"the time is up: {reached}", markup=False)
+    if outcome.open_weights:
+        weights = f"{outcome.open_weights} of {len(request.ranges.ranges)} weights"
+        err.print(f"the intervals of {weights} are not complete; the same command goes on", markup=False)
     if not json_out:
         _print_outcome(outcome, ranked)
     installed = _install(library, files, request.device, json_out) if install else None

@@ -85,7 +85,7 @@ def _overlaid(
         problem, last = weight.problem(first), after - 1
         mine, theirs = own.find(problem), packaged.find(problem)
         if mine is not None and theirs is not None:
-            row = replace(merge(mine.row_at(first), theirs.row_at(first)), interval=None)
+            row = replace(merge(mine.row_for(problem), theirs.row_for(problem)), interval=None)
             yield replace(mine.between(first, last), row=row)
         elif (one := mine or theirs) is not None:
             yield one.between(first, last)

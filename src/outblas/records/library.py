@@ -88,7 +88,7 @@ class Library:
         if row is not None or not self.intervals:
             return row
         interval = self.interval_index.find(problem)
-        return None if interval is None else interval.row_at(problem.m)
+        return None if interval is None else interval.row_for(problem)
 
     @property
     def launches(self) -> tuple[Launch, ...]:

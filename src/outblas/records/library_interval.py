@@ -15,6 +15,8 @@ from outblas.core.problem import Problem
 from outblas.core.weight import Weight
 from outblas.records.library_row import LibraryRow
 
+_Key = tuple[int, int, str, str, str]
+
 
 @dataclass(frozen=True)
 class LibraryInterval:
@@ -63,9 +65,13 @@ class LibraryInterval:
         """Return the interval for a reader, e.g. ``interval M 65..512 of the user's library``."""
         return f"interval M {self.first}..{self.last} of {self.owner or 'the library'}"
 
-    def row_at(self, m: int) -> LibraryRow:
-        """Return the decision as a row for one M of the interval; its :attr:`LibraryRow.interval` is this interval."""
-        return replace(self.row, problem=self.weight.problem(m), interval=self)
+    def row_for(self, problem: Problem) -> LibraryRow:
+        """Return the decision as a row for a problem of the interval; its :attr:`LibraryRow.interval` is the interval.
+
+        Args:
+            problem: a product of the weight, whose M lies in the interval. This is not checked.
+        """
+        return replace(self.row, problem=problem, interval=self)
 
     def between(self, first: int, last: int) -> LibraryInterval:
         """Return the part from ``first`` to ``last``, both inside; ``measured`` keeps what lies in it."""
@@ -85,9 +91,9 @@ class IntervalIndex:
     """
 
     def __init__(self, intervals: Iterable[LibraryInterval]) -> None:
-        self._of: dict[Weight, tuple[list[int], list[LibraryInterval]]] = {}
+        self._of: dict[_Key, tuple[list[int], list[LibraryInterval]]] = {}
         for one in intervals:
-            firsts, kept = self._of.setdefault(one.weight, ([], []))
+            firsts, kept = self._of.setdefault(_key(one.row.problem), ([], []))
             if kept and one.first <= kept[-1].last:
                 before = f"M {kept[-1].first}..{kept[-1].last}"
                 wrong = f"interval M {one.first}..{one.last} of {one.weight.key} follows {before}"
@@ -99,10 +105,15 @@ class IntervalIndex:
 
     def find(self, problem: Problem) -> LibraryInterval | None:
         """Return the interval that holds a problem's M; None if no interval of its weight does."""
-        firsts, kept = self._of.get(Weight.of(problem), ((), ()))
+        firsts, kept = self._of.get(_key(problem), ((), ()))
         at = bisect_right(firsts, problem.m) - 1
         return kept[at] if at >= 0 and problem.m <= kept[at].last else None
 
     def of_weight(self, weight: Weight) -> list[LibraryInterval]:
         """Return the intervals of a weight in rising order of M, as a new list."""
-        return list(self._of.get(weight, ((), ()))[1])
+        return list(self._of.get(_key(weight), ((), ()))[1])
+
+
+def _key(one: Problem | Weight) -> _Key:
+    """Return all of a problem but M; a tuple, which a new decision makes faster than a weight."""
+    return one.n, one.k, one.layout, one.dtype, one.acc

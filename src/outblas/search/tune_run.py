@@ -119,12 +119,14 @@ class TuneOutcome:
         files: paths of the run's files: ``library``, ``result``, ``run`` and ``store`` are written.
         decided: the library with a row for each sampled M of its intervals, too. The result file has these rows.
         asked: number of problems that were to be decided, sampled M included.
+        open_weights: number of weights whose intervals are not complete, because the time was up.
     """
 
     library: Library
     files: RunFiles
     decided: Library
     asked: int
+    open_weights: int = 0
 
 
 def default_agent(device: Device) -> str:
@@ -169,8 +171,8 @@ def run_tune(
     if recording is not None:
         for problem in request.problems:
             recording.row(problem)
-        for asked in request.ranges.ranges:
-            offered_ms(asked, recording)
+        for one in request.ranges.ranges:
+            offered_ms(one, recording)
     with open_evaluator(device, recording, request.workers) as evaluator:
         agent = make_agent(request.agent, request.seed, evaluator.gpu)
         with lock_run_folder(files.path):
@@ -193,7 +195,8 @@ def run_tune(
                 write_result(rows, {"suite": request.suite, "device": request.place, **origin}, files.result)
             write_json(files.run, {**about, **origin, "finished": utc_now()})
     samples = (request.ranges.sampled(one, recording) for one in request.ranges.ranges)
-    return TuneOutcome(library, files, decided, len(request.problems) + sum(map(len, samples)))
+    asked = len(request.problems) + sum(map(len, samples))
+    return TuneOutcome(library, files, decided, asked, len(request.ranges.ranges) - ranges.reached)
 
 
 def _ignore_words(done: int, known: int, words: str) -> None:

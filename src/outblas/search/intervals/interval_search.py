@@ -30,7 +30,10 @@ MOST_MEASURED = 128
 #: Rounds of proofs of a weight at most. An interval that is not proved then is left out.
 MOST_PROOF_ROUNDS = 8
 
-#: Called as (measurements done, of how many that are known by now, words on the present work).
+#: The bisection and the proofs of a weight measure about as much as the search of its sampled M.
+REFINED_PER_SEARCHED = 1
+
+#: Called as (measurements done, an estimate of all, words on the present work). The last call has two equal numbers.
 Told = Callable[[int, int, str], None]
 
 
@@ -45,7 +48,7 @@ class IntervalOptions:
         only_offered: a recording answers, which knows only the kernels that it offers.
         stop: called after every new measurement; True ends the search. The weight then has the intervals that are
             proved by then.
-        told: called after every measurement, recorded ones included.
+        told: called after every measurement, recorded ones included, and once at the end.
     """
 
     budget: int
@@ -99,6 +102,7 @@ def find_intervals(
             f"interrupted at weight {asked.weight.key} with {len(store.recorded_pairs(run_id))} measurements; "
             f"those in {store.path} are kept under run id {run_id}"
         ) from error
+    search.finish()
     intervals = tuple(_joined(cells, search.proved_runs()))
     rows = tuple(_sampled_row(cells, m, intervals) for m in options.sampled if cells.at(m))
     return FoundIntervals(intervals, rows, stopped)
@@ -109,7 +113,7 @@ class _Search:
 
     def __init__(self, cells: Cells, options: IntervalOptions) -> None:
         self.cells, self.options = cells, options
-        self._done = 0
+        self._done = self._expected = 0
 
     def sampled(self, agent: Agent, store: Store, run_id: str) -> bool:
         """Search the sampled M by the agent; return whether the search was stopped."""
@@ -120,8 +124,8 @@ class _Search:
             return stops[-1]
 
         def progress(done: int, of: int, mean: float) -> None:
-            self._done = done
-            self.options.told(done, of, "search")
+            self._done, self._expected = done, of * (1 + REFINED_PER_SEARCHED)
+            self.options.told(done, self._expected, "search")
 
         problems = [self.cells.range.problem(m) for m in self.options.sampled]
         wanted = SearchOptions(stop=stop, finished=self.cells.add)
@@ -141,6 +145,11 @@ class _Search:
                 return False
             if self._measure(asks, words):
                 return True
+
+    def finish(self) -> None:
+        """Report that no measurement of the weight is left."""
+        if self._done:
+            self.options.told(self._done, self._done, "done")
 
     def proved_runs(self) -> list[WinnerRun]:
         """Return the runs whose kernels were proved inside, and those without a kernel."""
@@ -173,11 +182,11 @@ class _Search:
         return known.unknown((m, c) for m in drawn(known.range.weight, first, last, between) for c in configs)
 
     def _measure(self, asks: Sequence[Ask], words: str) -> bool:
-        expected = self._done + len(asks)
+        self._expected = max(self._expected, self._done + len(asks))
 
         def tell() -> None:
             self._done += 1
-            self.options.told(self._done, expected, words)
+            self.options.told(self._done, self._expected, words)
 
         return self.cells.measure(asks, self.options.stop, tell)
 

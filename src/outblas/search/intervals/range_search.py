@@ -13,7 +13,7 @@ from outblas.records.library_row import LibraryRow
 from outblas.records.recording import Recording
 from outblas.records.store import Store
 from outblas.search.agents.base import Agent
-from outblas.search.intervals.interval_search import IntervalOptions, Told, find_intervals
+from outblas.search.intervals.interval_search import REFINED_PER_SEARCHED, IntervalOptions, Told, find_intervals
 from outblas.search.intervals.sampled_m import sampled
 
 
@@ -95,7 +95,8 @@ def search_ranges(
         store: keeps every evaluation.
         run_id: name of the run in the store.
         stop: called after every new measurement; True ends the search.
-        told: called after every measurement with the number done, an estimate of all, and words.
+        told: called after every measurement, and at the end of each weight, with the number done, an estimate of all,
+            and words.
 
     Raises:
         UsageError: the recording has no M of a range, or the agent breaks its contract.
@@ -107,7 +108,8 @@ def search_ranges(
     rows: list[LibraryRow] = []
     counter = _Counter(told)
     for reached, (asked, ms) in enumerate(zip(request.ranges, samples, strict=True)):
-        counter.begin(asked.weight, budget * sum(map(len, samples[reached + 1 :])))
+        later = budget * sum(map(len, samples[reached + 1 :])) * (1 + REFINED_PER_SEARCHED)
+        counter.begin(asked.weight, later)
         offered = offered_ms(asked, recording)
         options = IntervalOptions(budget, ms, offered, recording is not None, stop, counter.tell)
         found = find_intervals(asked, agent, evaluator, store, run_id, options)
