@@ -21,6 +21,7 @@ from outblas.records.replay import ReplayEvaluator
 from outblas.records.store import Store
 from outblas.search.agents.agent_registry import make_agent
 from outblas.search.intervals import interval_search
+from outblas.search.intervals.interval_search import SearchWatch
 from outblas.search.intervals.range_choice import ranges_of, split_captured
 from outblas.search.intervals.range_search import RangesRequest, TunedRanges, search_ranges
 from outblas.search.intervals.sampled_m import drawn, middle, sampled
@@ -56,8 +57,7 @@ def search(
             options.get("recording"),
             store,
             "r",
-            options.get("stop", lambda: False),
-            options.get("told", lambda *_: None),
+            SearchWatch(options.get("stop", lambda: False), options.get("told", lambda *_: None)),
         )
 
 

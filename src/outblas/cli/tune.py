@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from outblas.bench.pool.worker_plan import WorkerPlan
     from outblas.records.library import Library
     from outblas.records.library_interval import LibraryInterval
+    from outblas.search.intervals.range_search import RangesRequest
     from outblas.search.time_shares import TimeShare
     from outblas.search.tune_run import RunFiles, TuneOutcome, TuneRequest
 
@@ -103,20 +104,13 @@ def tune(
 ) -> None:
     """Search for the fastest proven kernel of every problem; write a library, a result file and a report."""
     _check_sources(mnk, captured, sample, linear, m, intervals)
-
-    from outblas.search.intervals.range_choice import RangesRequest, ranges_of, split_captured
-
-    problems: Sequence[Problem] = []
-    ranges = RangesRequest()
+    kind = (layout, dtype, acc)
     if captured is not None:
-        suite = "captured"
-    elif linear:
-        suite, ranges = "linear", RangesRequest(_linear_ranges(linear, m or WHOLE_RANGE, layout, dtype, acc))
+        suite, problems = "captured", list[Problem]()
     elif mnk:
-        suite, problems = "custom", [Problem.from_mnk(one, layout, dtype, acc) for one in dict.fromkeys(mnk)]
+        suite, problems = "custom", [Problem.from_mnk(one, *kind) for one in dict.fromkeys(mnk)]
     else:
-        problems = common.suite_problems(suite, (layout,), dtype, acc, sample, seed)
-        ranges, problems = (ranges_of(problems), []) if intervals else (ranges, problems)
+        suite, problems = ("linear", []) if linear else (suite, _of_suite(suite, kind, sample, seed))
     count, seconds = parse_budget(budget)
     plan = _plan(workers, device, gpus, worker_count, ray_address)
     where = parse_device(device) if plan is None else plan.device
@@ -126,8 +120,8 @@ def tune(
     from outblas.search.time_shares import budgets
     from outblas.search.tune_run import TuneRequest, default_agent, folder_name
 
-    ranges, single = (ranges, ranked) if intervals is False or not ranked else split_captured(ranked)
-    problems = [one.problem for one in single] or problems
+    ranges, single = _ranges(_linear_ranges(linear or (), m or WHOLE_RANGE, kind), problems, ranked, intervals)
+    problems = [one.problem for one in single] if ranked else problems if not ranges.ranges else []
     agent = default_agent(where) if agent is None else agent
     place = str(plan or where)
     path = run or Path("runs") / folder_name(suite, problems, agent, seed, budget, place, sample, ranges.ranges)
@@ -226,11 +220,28 @@ def _print_document(outcome: TuneOutcome, ranked: Sequence[TimeShare], kept: int
     print_document(document)
 
 
-def _linear_ranges(linear: Sequence[str], m: str, layout: str, dtype: str, acc: str) -> list[WeightRange]:
+def _of_suite(suite: str, kind: tuple[str, str, str], sample: int | None, seed: int) -> list[Problem]:
+    """Return the problems of a suite; ``kind`` is layout, dtype and accumulator."""
+    layout, dtype, acc = kind
+    return common.suite_problems(suite, (layout,), dtype, acc, sample, seed)
+
+
+def _linear_ranges(linear: Sequence[str], m: str, kind: tuple[str, str, str]) -> list[WeightRange]:
     """Return the ranges of --linear and --m, each weight once."""
     first, last = parse_range(m)
-    weights = dict.fromkeys(Weight.from_nk(one, layout, dtype, acc) for one in linear)
+    weights = dict.fromkeys(Weight.from_nk(one, *kind) for one in linear)
     return [WeightRange(weight, first, last) for weight in weights]
+
+
+def _ranges(
+    linear: Sequence[WeightRange], problems: Sequence[Problem], ranked: list[TimeShare], intervals: bool | None
+) -> tuple[RangesRequest, list[TimeShare]]:
+    """Return the ranges to tune, and the captured problems that are tuned by themselves."""
+    from outblas.search.intervals.range_choice import RangesRequest, ranges_of, split_captured
+
+    if ranked and intervals is not False:
+        return split_captured(ranked)
+    return (ranges_of(problems) if intervals and problems else RangesRequest(linear)), ranked
 
 
 def _check_sources(

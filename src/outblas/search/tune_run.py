@@ -27,7 +27,7 @@ from outblas.records.results import PROVENANCE_FIELDS, write_result
 from outblas.records.store import Store
 from outblas.runtime.device import Device
 from outblas.search.agents.agent_registry import make_agent
-from outblas.search.intervals.interval_search import Told
+from outblas.search.intervals.interval_search import SearchWatch, Told
 from outblas.search.intervals.range_search import RangesRequest, offered_ms, search_ranges
 from outblas.search.tune import PROBLEMS_AT_ONCE, Progress, SearchOptions, tune
 from outblas.search.tune_folder import FORMAT as FORMAT
@@ -182,8 +182,8 @@ def run_tune(
                 name = files.path.name
                 store.begin(name, {"agent": agent.name, "seed": agent.seed, "source": evaluator.source})
                 ranges = search_ranges(
-                    request.ranges, agent, request.budget, evaluator, recording, store, name, options.stop,
-                    told or _ignore_words,
+                    request.ranges, agent, request.budget, evaluator, recording, store, name,
+                    SearchWatch(options.stop, told or _ignore_words),
                 )  # fmt: skip
                 problems = () if ranges.stopped else request.problems
                 single = tune(problems, agent, request.budget, evaluator, store, name, progress, options)

@@ -38,6 +38,20 @@ Told = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True)
+class SearchWatch:
+    """Functions that a search calls.
+
+    Attributes:
+        stop: called after every new measurement; True ends the search. A weight then has the intervals that are proved
+            by then.
+        told: called after every measurement, recorded ones included, and once at the end of a weight.
+    """
+
+    stop: Callable[[], bool]
+    told: Told
+
+
+@dataclass(frozen=True)
 class IntervalOptions:
     """Settings of the search of one weight.
 
@@ -46,17 +60,14 @@ class IntervalOptions:
         sampled: the M that the agent searches, in rising order.
         offered: M that can be measured, in rising order.
         only_offered: a recording answers, which knows only the kernels that it offers.
-        stop: called after every new measurement; True ends the search. The weight then has the intervals that are
-            proved by then.
-        told: called after every measurement, recorded ones included, and once at the end.
+        watch: functions that the search calls.
     """
 
     budget: int
     sampled: Sequence[int]
     offered: Sequence[int]
     only_offered: bool
-    stop: Callable[[], bool]
-    told: Told
+    watch: SearchWatch
 
 
 @dataclass(frozen=True)
@@ -120,12 +131,12 @@ class _Search:
         stops: list[bool] = []
 
         def stop() -> bool:
-            stops.append(self.options.stop())
+            stops.append(self.options.watch.stop())
             return stops[-1]
 
         def progress(done: int, of: int, mean: float) -> None:
             self._done, self._expected = done, of * (1 + REFINED_PER_SEARCHED)
-            self.options.told(done, self._expected, "search")
+            self.options.watch.told(done, self._expected, "search")
 
         problems = [self.cells.range.problem(m) for m in self.options.sampled]
         wanted = SearchOptions(stop=stop, finished=self.cells.add)
@@ -149,7 +160,7 @@ class _Search:
     def finish(self) -> None:
         """Report that no measurement of the weight is left."""
         if self._done:
-            self.options.told(self._done, self._done, "done")
+            self.options.watch.told(self._done, self._done, "done")
 
     def proved_runs(self) -> list[WinnerRun]:
         """Return the runs whose kernels were proved inside, and those without a kernel."""
@@ -186,9 +197,9 @@ class _Search:
 
         def tell() -> None:
             self._done += 1
-            self.options.told(self._done, self._expected, words)
+            self.options.watch.told(self._done, self._expected, words)
 
-        return self.cells.measure(asks, self.options.stop, tell)
+        return self.cells.measure(asks, self.options.watch.stop, tell)
 
 
 def _joined(cells: Cells, runs: Sequence[WinnerRun]) -> Iterator[LibraryInterval]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from outblas.core.errors import UsageError
@@ -13,7 +13,13 @@ from outblas.records.library_row import LibraryRow
 from outblas.records.recording import Recording
 from outblas.records.store import Store
 from outblas.search.agents.base import Agent
-from outblas.search.intervals.interval_search import REFINED_PER_SEARCHED, IntervalOptions, Told, find_intervals
+from outblas.search.intervals.interval_search import (
+    REFINED_PER_SEARCHED,
+    IntervalOptions,
+    SearchWatch,
+    Told,
+    find_intervals,
+)
 from outblas.search.intervals.sampled_m import sampled
 
 
@@ -81,8 +87,7 @@ def search_ranges(
     recording: Recording | None,
     store: Store,
     run_id: str,
-    stop: Callable[[], bool],
-    told: Told,
+    watch: SearchWatch,
 ) -> TunedRanges:
     """Search the intervals of each weight in turn.
 
@@ -94,9 +99,7 @@ def search_ranges(
         recording: the recording that answers; None: a live GPU.
         store: keeps every evaluation.
         run_id: name of the run in the store.
-        stop: called after every new measurement; True ends the search.
-        told: called after every measurement, and at the end of each weight, with the number done, an estimate of all,
-            and words.
+        watch: functions that the search calls. The counts that they get are those of all weights.
 
     Raises:
         UsageError: the recording has no M of a range, or the agent breaks its contract.
@@ -106,12 +109,12 @@ def search_ranges(
     samples = [request.sampled(asked, recording) for asked in request.ranges]
     intervals: list[LibraryInterval] = []
     rows: list[LibraryRow] = []
-    counter = _Counter(told)
+    counter = _Counter(watch.told)
     for reached, (asked, ms) in enumerate(zip(request.ranges, samples, strict=True)):
         later = budget * sum(map(len, samples[reached + 1 :])) * (1 + REFINED_PER_SEARCHED)
         counter.begin(asked.weight, later)
         offered = offered_ms(asked, recording)
-        options = IntervalOptions(budget, ms, offered, recording is not None, stop, counter.tell)
+        options = IntervalOptions(budget, ms, offered, recording is not None, SearchWatch(watch.stop, counter.tell))
         found = find_intervals(asked, agent, evaluator, store, run_id, options)
         intervals += found.intervals
         rows += found.rows
