@@ -161,6 +161,28 @@ def test_a_kernel_that_is_slow_at_a_drawn_m_does_not_serve_it(tmp_path: Path) ->
         assert row is not None and (row.plain and row.plain.config) == config, m
 
 
+def test_a_kernel_is_legal_for_each_m_of_its_intervals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SMALL needs a multiple of 8 rows, and LARGE cannot run one M amid its range."""
+
+    def why(problem: Problem, config: KernelConfig, gpu: Any) -> str | None:
+        if (config == SMALL and problem.m % 8) or (config == LARGE and problem.m == 333):
+            return "not for this M"
+        return why_illegal(problem, config, gpu)
+
+    monkeypatch.setattr("outblas.search.intervals.cells.why_illegal", why)
+    made = model()
+    served = Library("h200", (), {}, search(tmp_path / "s.sqlite", made).intervals)
+    assert not [pair for pair in made.asked if why(*pair, H200) and pair[0].m not in sampled(range(1, 1025))]
+    kernels = {one.row.plain.config for one in served.intervals if one.row.plain is not None}
+    assert kernels == {FEW, LARGE}, "a kernel for aligned M alone serves no range"
+    for one in served.intervals:
+        if one.row.plain is not None:
+            every = (WEIGHT.problem(m) for m in range(one.first, one.last + 1))
+            assert not [problem for problem in every if why(problem, one.row.plain.config, H200)]
+    near = {m: served.lookup(WEIGHT.problem(m)) for m in (200, 333, 500)}
+    assert [row and row.plain and row.plain.config for row in near.values()] == [LARGE, None, LARGE]
+
+
 def test_kernels_within_one_percent_do_not_split_a_range(tmp_path: Path) -> None:
     """Two processes differ by that much, so a change of winner by less is noise."""
     speeds = {SMALL: lambda m: 1.3 + 0.005 * (m % 2), LARGE: lambda m: 1.305 - 0.005 * (m % 2)}

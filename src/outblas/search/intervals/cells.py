@@ -104,7 +104,8 @@ class Cells:
             RecordError: the store cannot be written. Earlier records are intact.
         """
         todo: list[tuple[Problem, KernelConfig]] = []
-        kept = {m: self._store.recorded(self._run_id, self.range.problem(m), profiled=False) for m, _ in asks}
+        ms = dict.fromkeys(m for m, _ in asks)
+        kept = {m: self._store.recorded(self._run_id, self.range.problem(m), profiled=False) for m in ms}
         for m, config in asks:
             if config in kept[m]:
                 self.add([kept[m][config]])
