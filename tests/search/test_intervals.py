@@ -51,7 +51,7 @@ def search(
     with Store(path) as store:
         return search_ranges(
             RangesRequest([EVERY]) if request is None else request,
-            make_agent(agent, 0, H200),
+            make_agent(agent, options.get("seed", 0), H200),
             options.get("budget", 16),
             options.get("evaluator", ModelledEvaluator(made)),
             options.get("recording"),
@@ -111,6 +111,14 @@ def test_the_changes_of_winner_are_found_to_the_m(tmp_path: Path) -> None:
         holding = next(one for one in found.intervals if one.first <= row.problem.m <= one.last)
         assert (row.plain and row.plain.config) == (holding.row.plain and holding.row.plain.config)
         assert row.plain is None or holding.row.plain is None or row.plain.low >= holding.row.plain.low
+
+
+def test_a_kernel_that_both_neighbours_of_an_m_propose_is_measured_there_once(tmp_path: Path) -> None:
+    speeds = {SMALL: lambda m: 0.8 if 60 < m < 100 else 1.3, LARGE: below(10**6, 1.2), SPARE: below(10**6, 1.1)}
+    for seed in range(6):
+        made = model(speedups=speeds)
+        search(tmp_path / f"{seed}.sqlite", made, RangesRequest([EVERY]), "random", budget=1, seed=seed)
+        assert len(made.asked) == len(set(made.asked))
 
 
 def test_each_interval_is_proved_at_both_ends_and_at_two_ragged_m(tmp_path: Path) -> None:

@@ -112,6 +112,8 @@ class Cells:
                 tell()
             else:
                 todo.append((self.range.problem(m), config))
+        if not todo:
+            return False
         evaluations = self.evaluator.evaluate(todo)
         try:
             for evaluation in evaluations:

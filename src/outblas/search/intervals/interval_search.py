@@ -149,9 +149,9 @@ class _Search:
         proofs = 0
         while True:
             runs = winner_runs(self.cells)
-            asks, words = self._changes(runs), "changes"
+            asks, words = self.cells.unknown(self._changes(runs)), "changes"
             if not asks and proofs < MOST_PROOF_ROUNDS:
-                asks, words, proofs = self._proofs(runs), "proofs", proofs + 1
+                asks, words, proofs = self.cells.unknown(self._proofs(runs)), "proofs", proofs + 1
             if not asks:
                 return False
             if self._measure(asks, words):
