@@ -25,7 +25,7 @@ from outblas.search.intervals.sampled_m import drawn, inside, middle
 from outblas.search.intervals.winner_runs import WinnerRun, lowest_choice, winner_runs
 from outblas.search.tune import Interrupted, Progress, SearchOptions, decided_row, tune
 
-#: M of a weight that are measured at most before gaps are left open.
+#: From this number of measured M on, no gap of a weight is bisected further. Proofs go on.
 MOST_MEASURED = 128
 #: Rounds of proofs of a weight at most. An interval that is not proved then is left out.
 MOST_PROOF_ROUNDS = 8
