@@ -351,7 +351,7 @@ def test_the_reason_is_what_this_machine_lacks(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "L4")
     monkeypatch.setattr(device_registry, "device_state", lambda index: served)
     assert enable.why_not().startswith("no library serves L4; ")
-    other = SimpleNamespace(gpu="h200", library=SimpleNamespace(rows=[1]), absent="")
+    other = SimpleNamespace(gpu="h200", library=SimpleNamespace(is_empty=False), absent="")
     monkeypatch.setattr(device_registry, "device_state", lambda index: other if index else served)
     assert enable.why_not() == "" and "\n" not in enable.why_not()
 

@@ -28,6 +28,7 @@ from outblas.records.contribution import (
     save_contribution,
 )
 from outblas.records.library import Library, LibraryChoice, LibraryRow
+from outblas.records.library_interval import LibraryInterval
 from outblas.records.user_library import stamp_of
 from support.fake_gpu import timing
 from support.gpus.known import H200
@@ -98,6 +99,16 @@ def test_a_contribution_comes_back_whole(path: Path) -> None:
 )
 def test_content_that_does_not_fit_is_a_fault(changed: dict[str, Any], fault: str) -> None:
     assert any(fault in line for line in contribution_faults(made(**changed))), contribution_faults(made(**changed))
+
+
+def test_an_interval_needs_a_proof_at_each_measured_m() -> None:
+    last = replace(PROBLEM, m=200)
+    library = Library("h200", (), intervals=(LibraryInterval(ROW, 200, (64, 200)),))
+    both = proof_summary(library, [PROVED, replace(PROVED, problem=last), replace(PROVED, problem=Problem(65, 8, 8))])
+    assert (both["kernels"], list(both["proved"])) == (2, [PROBLEM.key, last.key])
+    assert contribution_faults(made(library=library, proofs=both)) == []
+    (fault,) = contribution_faults(made(library=library, proofs=proof_summary(library, [PROVED])))
+    assert fault.startswith(last.key) and "has no recorded proof" in fault
 
 
 def test_proofs_count_only_for_installed_kernels_that_passed() -> None:

@@ -60,9 +60,10 @@ def test_the_columns_of_a_recording_are_all_explained() -> None:
 
 
 def test_the_fields_of_a_library_are_all_explained() -> None:
-    from outblas.records.library import _file_model
+    from outblas.records.library_file import _file_model
 
-    fields = set(_file_model().model_fields["rows"].annotation.__args__[0].model_fields)  # type: ignore[union-attr]
+    lists = (_file_model().model_fields[name].annotation for name in ("rows", "intervals"))
+    fields = {field for each in lists for field in each.__args__[0].model_fields}  # type: ignore[union-attr]
     explained = set(re.findall(r"`(\w+)`", section("Library")))
     assert {name for name in fields if not name.endswith(("_pdl", "_weights"))} <= explained
 

@@ -49,11 +49,12 @@ def contribute(
     proofs = proof_summary(library, chain.from_iterable(evaluations))
     kept = ("gpu", "driver", "toolchain", "date", "commit", "stamp")
     provenance = {key: library.provenance.get(key) for key in kept}
-    found = Contribution(Library(library.gpu, library.rows), record, provenance, proofs)
+    shared = Library(library.gpu, library.rows, intervals=library.intervals)
+    found = Contribution(shared, record, provenance, proofs)
     target = save_contribution(found, out_file or Path(f"{record.gpu.name}.outblas.zip"))
     for fault in contribution_faults(found)[:20]:
         err.print(f"note: {fault}", markup=False)
-    out.print(f"contribution: {target} ({len(library.rows)} problems, {proofs['kernels']} kernels)", markup=False)
+    out.print(f"contribution: {target} ({library.size('problems')}, {proofs['kernels']} kernels)", markup=False)
     out.print(f"check it: outblas build-library --check {target}", markup=False)
 
 
@@ -72,7 +73,7 @@ def check_contribution(path: Path) -> None:
     found = load_contribution(path)
     faults = contribution_faults(found)
     product = found.provenance.get("gpu")
-    out.print(f"{product}: {len(found.library.rows)} problems, record {found.record.gpu.name}", markup=False)
+    out.print(f"{product}: {found.library.size('problems')}, record {found.record.gpu.name}", markup=False)
     for fault in faults:
         err.print(f"fault: {fault}", markup=False)
     if faults:

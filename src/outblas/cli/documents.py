@@ -113,8 +113,9 @@ class TuneDocument(Document):
     schema_: Literal["outblas-tune"] = Field(
         default="outblas-tune", serialization_alias="schema", description="name of the schema"
     )
-    asked: int = Field(description="problems of the request")
+    asked: int = Field(description="problems of the request; of a range of M those that are sampled")
     tuned: int = Field(description="problems that were reached")
+    intervals: int = Field(default=0, description="intervals of M in the library")
     kept: int = Field(description="measurements that a resumed run had already")
     launches: list[TunedLaunch] = Field(description="outcome per launch option")
     library: str = Field(description="path of the library")

@@ -64,12 +64,10 @@ def gpu_library_part(index: int) -> GpuPart:
         RecordError: a record or a library cannot be read.
     """
     gpu = record_of_device(index).gpu
-    packaged = len(Library.packaged(gpu.name, missing_ok=True).rows)
-    tuned = _tuned_rows(gpu.name)
-    parts = [f"packaged library of {packaged} problems" if packaged else "no packaged library"]
-    parts += [f"own library of {tuned} problems" if tuned else "no own library"]
+    packaged, tuned = Library.packaged(gpu.name, missing_ok=True), _own_library(gpu.name)
+    parts = [_library_words("packaged library", packaged), _library_words("own library", tuned)]
     parts += [_kind_words(gpu, *kind) for kind in _KINDS]
-    return GpuPart("; ".join(parts), "" if packaged or tuned else TUNE)
+    return GpuPart("; ".join(parts), TUNE if packaged.is_empty and tuned.is_empty else "")
 
 
 def _record_words(record: GpuRecord) -> str:
@@ -91,7 +89,15 @@ def _kind_words(gpu: Gpu, name: str, folder: str, ending: str) -> str:
     return f"{name} scaled from {other}" if folder == "models" else f"{name} of {other}"
 
 
-def _tuned_rows(gpu: str) -> int:
-    """Return the number of rows in the user's library of a GPU; 0 without a file."""
+def _own_library(gpu: str) -> Library:
+    """Return the user's library of a GPU; an empty one without a file."""
     path = user_library_path(gpu)
-    return len(Library.load(path).rows) if path is not None and path.is_file() else 0
+    return Library.load(path) if path is not None and path.is_file() else Library(gpu, ())
+
+
+def _library_words(name: str, library: Library) -> str:
+    """Return a library with its size in words, e.g. ``own library of 3 problems and 2 intervals of M``."""
+    if library.is_empty:
+        return f"no {name}"
+    intervals = f" and {len(library.intervals)} intervals of M" if library.intervals else ""
+    return f"{name} of {len(library.rows)} problems{intervals}"

@@ -14,14 +14,19 @@ from outblas.cli import common
 from outblas.cli.common import AccOption, DtypeOption, JsonOption, LayoutOption, SampleOption, SuiteOption, err, out
 from outblas.core.errors import UsageError
 from outblas.core.problem import Problem
+from outblas.core.weight import Weight, WeightRange, parse_range
 from outblas.runtime.device import Device, parse_device
 
 if TYPE_CHECKING:
     from outblas.bench.pool.worker_plan import WorkerPlan
     from outblas.records.library import Library
+    from outblas.records.library_interval import LibraryInterval
+    from outblas.search.intervals.range_search import RangesRequest
     from outblas.search.time_shares import TimeShare
-    from outblas.search.tune_run import RunFiles, TuneRequest
+    from outblas.search.tune_run import RunFiles, TuneOutcome, TuneRequest
 
+#: Range of M of --linear.
+WHOLE_RANGE = "1:8192"
 AgentOption = Annotated[
     str | None,
     typer.Option(help="Search agent, see `outblas list agents`; by default regressor on a recording, else heuristic."),
@@ -35,6 +40,19 @@ BudgetOption = Annotated[
 ]
 CapturedOption = Annotated[
     Path | None, typer.Option(help="Tune the problems of a file of `outblas capture`, by their share of its time.")
+]
+LinearOption = Annotated[
+    list[str] | None,
+    typer.Option(help="Tune the weight N_K for every M of --m instead of a suite; may be repeated."),
+]
+RangeOption = Annotated[str | None, typer.Option("--m", help="Smallest and largest M of --linear; by default 1:8192.")]
+IntervalsOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--intervals/--points",
+        help="Tune each weight of the suite for all M between its smallest and its largest. "
+        "By default with --captured, for weights that occur with 3 or more M.",
+    ),
 ]
 InstallOption = Annotated[
     bool | None,
@@ -56,12 +74,15 @@ WorkersOption = Annotated[
 def tune(
     suite: SuiteOption = "grid1000",
     mnk: Annotated[list[str] | None, typer.Option(help="Tune M_N_K instead of a suite; may be repeated.")] = None,
+    linear: LinearOption = None,
+    m: RangeOption = None,
     layout: LayoutOption = "tn",
     dtype: DtypeOption = "fp16",
     acc: AccOption = "fp32",
     agent: AgentOption = None,
     budget: BudgetOption = "16",
     captured: CapturedOption = None,
+    intervals: IntervalsOption = None,
     install: InstallOption = None,
     device: DeviceOption = None,
     run: Annotated[
@@ -82,14 +103,14 @@ def tune(
     json_out: JsonOption = False,
 ) -> None:
     """Search for the fastest proven kernel of every problem; write a library, a result file and a report."""
-    _check_sources(mnk, captured, sample)
-    problems: Sequence[Problem] = []
+    _check_sources(mnk, captured, sample, linear, m, intervals)
+    kind = (layout, dtype, acc)
     if captured is not None:
-        suite = "captured"
+        suite, problems = "captured", list[Problem]()
     elif mnk:
-        suite, problems = "custom", [Problem.from_mnk(one, layout, dtype, acc) for one in dict.fromkeys(mnk)]
+        suite, problems = "custom", [Problem.from_mnk(one, *kind) for one in dict.fromkeys(mnk)]
     else:
-        problems = common.suite_problems(suite, (layout,), dtype, acc, sample, seed)
+        suite, problems = ("linear", []) if linear else (suite, _of_suite(suite, kind, sample, seed))
     count, seconds = parse_budget(budget)
     plan = _plan(workers, device, gpus, worker_count, ray_address)
     where = parse_device(device) if plan is None else plan.device
@@ -99,12 +120,14 @@ def tune(
     from outblas.search.time_shares import budgets
     from outblas.search.tune_run import TuneRequest, default_agent, folder_name
 
-    problems = [one.problem for one in ranked] or problems
+    ranges, single = _ranges(_linear_ranges(linear or (), m or WHOLE_RANGE, kind), problems, ranked, intervals)
+    problems = [one.problem for one in single] if ranked else problems if not ranges.ranges else []
     agent = default_agent(where) if agent is None else agent
-    path = run or Path("runs") / folder_name(suite, problems, agent, seed, budget, str(plan or where), sample)
-    dealt_out = budgets(ranked, count) if ranked else None
+    place = str(plan or where)
+    path = run or Path("runs") / folder_name(suite, problems, agent, seed, budget, place, sample, ranges.ranges)
+    dealt_out = budgets(single, count) if single else None
     request = TuneRequest(
-        problems, suite, agent, count, seed, where, path, common.command_line(), plan, dealt_out, seconds
+        problems, suite, agent, count, seed, where, path, common.command_line(), plan, dealt_out, seconds, ranges
     )
     _run(request, budget, ranked, install or (install is None and captured is not None), json_out)
 
@@ -116,47 +139,77 @@ def _run(request: TuneRequest, budget: str, ranked: Sequence[TimeShare], install
 
     kept = measurements_kept(request.path)
     with common.progress_bar("tune") as progress:
-
-        def first(done: int, total: int, note: object = "") -> None:
-            if done == 1:  # said only once there is something to wait for: an error stands alone
-                what = f"{len(request.problems)} problems of {request.suite} on {request.place}"
-                err.print(f"tuning {what}, agent {request.agent}, budget {budget}", markup=False)
-                if kept:
-                    err.print(f"resuming: {kept} measurements of {request.path} are kept", markup=False)
-            progress(done, total, note)
-
-        library, files = run_tune(request, first)
-    if len(library.rows) < len(request.problems):
-        reached = f"{len(library.rows)} of {len(request.problems)} problems were reached"
+        work = _Work(request, budget, kept, progress)
+        outcome = run_tune(request, work.single, told=work.ranges)
+    library, files = outcome.library, outcome.files
+    if len(outcome.decided.rows) < outcome.asked:
+        reached = f"{len(outcome.decided.rows)} of {outcome.asked} problems were reached"
         err.print(f"the time is up: {reached}", markup=False)
+    if outcome.open_weights:
+        weights = f"{outcome.open_weights} of {len(request.ranges.ranges)} weights"
+        err.print(f"the intervals of {weights} are not complete; the same command goes on", markup=False)
     if not json_out:
-        _print_outcome(library, files, ranked)
+        _print_outcome(outcome, ranked)
     installed = _install(library, files, request.device, json_out) if install else None
     write_report(files.path, files.report)
     if json_out:
-        _print_document(library, files, ranked, len(request.problems), kept, installed)
+        _print_document(outcome, ranked, kept, installed)
     else:
         out.print(f"report:  {files.report}", markup=False)
 
 
-def _print_document(
-    library: Library, files: RunFiles, ranked: Sequence[TimeShare], asked: int, kept: int, installed: Path | None
-) -> None:
+class _Work:
+    """Says what a run does once there is something to wait for, and moves its bar: ranges first, then problems."""
+
+    def __init__(self, request: TuneRequest, budget: str, kept: int, bar: common.ProgressFn) -> None:
+        self._request, self._budget, self._kept, self._bar = request, budget, kept, bar
+        self._begun = False
+        self._ranges = 0
+
+    def ranges(self, done: int, known: int, words: str) -> None:
+        """Count a measurement of the search for intervals; the problems after it are estimated."""
+        self._begin()
+        self._ranges = done
+        budgets = self._request.budgets or {}
+        later = sum(budgets.get(problem, self._request.budget) for problem in self._request.problems)
+        self._bar(done, known + later, words)
+
+    def single(self, done: int, total: int, note: object = "") -> None:
+        """Count a measurement of a single problem."""
+        self._begin()
+        self._bar(self._ranges + done, self._ranges + total, note)
+
+    def _begin(self) -> None:
+        if self._begun:
+            return
+        self._begun = True  # an error before this stands alone
+        request = self._request
+        parts = [f"{len(request.ranges.ranges)} weights for ranges of M"] if request.ranges.ranges else []
+        parts += [f"{len(request.problems)} problems"] if request.problems else []
+        what = f"{' and '.join(parts)} of {request.suite} on {request.place}"
+        err.print(f"tuning {what}, agent {request.agent}, budget {self._budget}", markup=False)
+        if self._kept:
+            err.print(f"resuming: {self._kept} measurements of {request.path} are kept", markup=False)
+
+
+def _print_document(outcome: TuneOutcome, ranked: Sequence[TimeShare], kept: int, installed: Path | None) -> None:
     from outblas.cli.documents import TunedLaunch, TuneDocument, print_document
     from outblas.search.time_shares import weighted_speedup
 
+    decided, files = outcome.decided, outcome.files
     launches = [
         TunedLaunch(
             launch=launch,
-            geomean=library.geomean(launch),
-            fallbacks=library.fallbacks(launch),
-            weighted=weighted_speedup(ranked, library, launch) if ranked else None,
+            geomean=decided.geomean(launch),
+            fallbacks=decided.fallbacks(launch),
+            weighted=weighted_speedup(ranked, decided, launch) if ranked else None,
         )
-        for launch in library.launches
+        for launch in decided.launches
     ]
     document = TuneDocument(
-        asked=asked,
-        tuned=len(library.rows),
+        asked=outcome.asked,
+        tuned=len(decided.rows),
+        intervals=len(outcome.library.intervals),
         kept=kept,
         launches=launches,
         library=str(files.library),
@@ -167,8 +220,47 @@ def _print_document(
     print_document(document)
 
 
-def _check_sources(mnk: list[str] | None, captured: Path | None, sample: int | None) -> None:
+def _of_suite(suite: str, kind: tuple[str, str, str], sample: int | None, seed: int) -> list[Problem]:
+    """Return the problems of a suite; ``kind`` is layout, dtype and accumulator."""
+    layout, dtype, acc = kind
+    return common.suite_problems(suite, (layout,), dtype, acc, sample, seed)
+
+
+def _linear_ranges(linear: Sequence[str], m: str, kind: tuple[str, str, str]) -> list[WeightRange]:
+    """Return the ranges of --linear and --m, each weight once."""
+    first, last = parse_range(m)
+    weights = dict.fromkeys(Weight.from_nk(one, *kind) for one in linear)
+    return [WeightRange(weight, first, last) for weight in weights]
+
+
+def _ranges(
+    linear: Sequence[WeightRange], problems: Sequence[Problem], ranked: list[TimeShare], intervals: bool | None
+) -> tuple[RangesRequest, list[TimeShare]]:
+    """Return the ranges to tune, and the captured problems that are tuned by themselves."""
+    from outblas.search.intervals.range_choice import RangesRequest, ranges_of, split_captured
+
+    if ranked and intervals is not False:
+        return split_captured(ranked)
+    return (ranges_of(problems) if intervals and problems else RangesRequest(linear)), ranked
+
+
+def _check_sources(
+    mnk: list[str] | None,
+    captured: Path | None,
+    sample: int | None,
+    linear: list[str] | None,
+    m: str | None,
+    intervals: bool | None,
+) -> None:
     """Raise UsageError where the problems are given in two ways."""
+    if linear and (mnk or captured is not None or sample is not None):
+        raise UsageError("--linear with --mnk, --captured or --sample", "one of them", "leave one out")
+    if m is not None and not linear:
+        raise UsageError("--m without --linear", "a weight N_K", "e.g. --linear 4096_14336 --m 1:8192")
+    if intervals is False and linear:
+        raise UsageError("--points with --linear", "one of them", "name single problems by --mnk")
+    if intervals and (mnk or sample is not None):
+        raise UsageError("--intervals with --mnk or --sample", "a suite, --captured or --linear", "leave one out")
     if mnk and sample is not None:
         raise UsageError("--sample with --mnk", "one of them", "leave one out")
     if captured is not None and (mnk or sample is not None):
@@ -213,15 +305,28 @@ def _ranked(file: Path, where: Device) -> list[TimeShare]:
     return found
 
 
-def _print_outcome(library: Library, files: RunFiles, ranked: Sequence[TimeShare]) -> None:
+def _print_outcome(outcome: TuneOutcome, ranked: Sequence[TimeShare]) -> None:
     from outblas.search.time_shares import weighted_speedup
 
-    for launch in library.launches:
+    decided, files = outcome.decided, outcome.files
+    for launch in decided.launches:
         title = {"plain": "without PDL", "pdl": "PDL allowed", "weights": "constant weights"}[launch]
-        fallbacks = f"{library.fallbacks(launch)} of {len(library.rows)} fall back to the baseline"
-        weighted = f", all products together {weighted_speedup(ranked, library, launch):.3f}x" if ranked else ""
-        out.print(f"{title:<16} geometric mean {library.geomean(launch):.3f}x, {fallbacks}{weighted}", markup=False)
+        fallbacks = f"{decided.fallbacks(launch)} of {len(decided.rows)} fall back to the baseline"
+        weighted = f", all products together {weighted_speedup(ranked, decided, launch):.3f}x" if ranked else ""
+        out.print(f"{title:<16} geometric mean {decided.geomean(launch):.3f}x, {fallbacks}{weighted}", markup=False)
+    for weight in dict.fromkeys(one.weight for one in outcome.library.intervals):
+        out.print(_intervals_words(weight, outcome.library.interval_index.of_weight(weight)), markup=False)
     out.print(f"library: {files.library}\nresult:  {files.result}", markup=False)
+
+
+def _intervals_words(weight: Weight, intervals: Sequence[LibraryInterval]) -> str:
+    """Return the intervals of a weight in one line: their number, their M, and how many have a kernel."""
+    held = sum(one.last - one.first + 1 for one in intervals)
+    kernels = sum(one.has_kernel for one in intervals)
+    between = f"M {intervals[0].first}..{intervals[-1].last}"
+    left_out = intervals[-1].last - intervals[0].first + 1 - held
+    open_words = f", {left_out} M in none" if left_out else ""
+    return f"{weight.key}: {len(intervals)} intervals of {between}, {kernels} with a kernel{open_words}"
 
 
 def _install(library: Library, files: RunFiles, where: Device, json_out: bool) -> Path | None:
@@ -236,7 +341,10 @@ def _install(library: Library, files: RunFiles, where: Device, json_out: bool) -
 
     done = install(library, provenance_of(files.path))
     aside = f"; the library of another machine or release that was there is now {done.aside}" if done.aside else ""
-    say.print(f"installed: {done.path} ({done.rows} problems, {done.changed} new or better{aside})", markup=False)
+    intervals = f", {done.intervals} intervals" if done.intervals else ""
+    say.print(
+        f"installed: {done.path} ({done.rows} problems, {done.changed} new or better{intervals}{aside})", markup=False
+    )
     return done.path
 
 

@@ -156,7 +156,7 @@ def _why_not_gemm(a: Operand, b: Operand, out: Operand | None) -> str:
 def _for_any_shape(
     problem: Problem, operands: tuple[Operand | None, ...], gpu: Gpu, library: Library, any_shape: Choose | None
 ) -> Decision:
-    missing = f"{problem.key} is not in the library of {gpu.name} ({len(library.rows)} problems)"
+    missing = f"{problem.key} is not in the library of {gpu.name} ({library.size('problems')})"
     if any_shape is None:
         return Decision(None, None, missing)
     choice = any_shape(problem, gpu)
@@ -176,7 +176,8 @@ def _from_row(
     if illegal:
         return Decision(None, None, f"{config_name(choice.config)} on {problem.key}: {illegal}")
     figures = f"{choice.speedup:.3f} times {row.baseline or 'the baseline'} ({choice.low:.3f} to {choice.high:.3f})"
-    return _by_kernel(choice.config, problem, operands, f"measured at {figures} on {row.source or library.gpu}")
+    where = "measured at" if row.interval is None else f"{row.interval.words}, measured at no less than"
+    return _by_kernel(choice.config, problem, operands, f"{where} {figures} on {row.source or library.gpu}")
 
 
 def _by_kernel(config: KernelConfig, problem: Problem, operands: tuple[Operand | None, ...], reason: str) -> Decision:
@@ -192,7 +193,8 @@ def _misaligned(operands: tuple[Operand | None, ...], need: int) -> str:
 
 
 def _fallback(row: LibraryRow, operands: tuple[Operand | None, ...]) -> Decision:
-    reason = f"{row.problem.key}: no kernel was proven faster than {row.baseline or 'the baseline'}"
+    where = row.problem.key if row.interval is None else f"{row.problem.key}, {row.interval.words}"
+    reason = f"{where}: no kernel was proven faster than {row.baseline or 'the baseline'}"
     if not row.fallback:
         return Decision(None, None, reason)
     wrong = _misaligned(operands, ROW_ALIGN_BYTES)

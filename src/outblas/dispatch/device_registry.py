@@ -57,7 +57,7 @@ def device_state(index: int) -> DeviceState:
 def has_library(index: int) -> bool:
     """Return True if a library exists for the CUDA device, and its kernels can be launched."""
     device = device_state(index)
-    return device.gpu is not None and bool(device.library.rows) and not device.absent
+    return device.gpu is not None and not device.library.is_empty and not device.absent
 
 
 def replace_library(library: Library | str | os.PathLike[str] | None, index: int) -> None:
@@ -81,8 +81,8 @@ def replace_library(library: Library | str | os.PathLike[str] | None, index: int
         any_shape = None
         chosen = loaded
         named = "a library given" if isinstance(library, Library) else os.fspath(library or "")
-        used = (f"{named} ({len(chosen.rows)} rows)",)
-    if chosen.rows and chosen.gpu != gpu.name:
+        used = (f"{named} ({chosen.size()})",)
+    if not chosen.is_empty and chosen.gpu != gpu.name:
         raise UsageError(f"a library of {chosen.gpu} for {gpu.name}", "a library tuned on this GPU", "tune on it")
     absent = _absent(chosen, any_shape)
     with lock:
@@ -104,9 +104,9 @@ def libraries_id() -> str:
 def status() -> dict[str, dict[str, Any]]:
     """Return ``cuda:<index>`` -> state, for each device used so far; :func:`outblas.status` shows it.
 
-    Example: ``{}`` before the first product. A state has the keys ``gpu``, ``library_rows``, ``kernels_loaded``,
-    ``kernels_shipped``, ``algorithms_found``, ``calls_bound``, ``compile_seconds``, ``failures``, ``libraries`` and
-    ``host_path``.
+    Example: ``{}`` before the first product. A state has the keys ``gpu``, ``library_rows``, ``library_intervals``,
+    ``kernels_loaded``, ``kernels_shipped``, ``algorithms_found``, ``calls_bound``, ``compile_seconds``, ``failures``,
+    ``libraries`` and ``host_path``.
     """
     path = native_table.host_path()
     return {
@@ -146,10 +146,10 @@ def _loader(gpu: Gpu) -> Callable[[Problem, KernelConfig], tuple[Any, float]]:
 def _absent(library: Library, any_shape: Choose | None) -> str:
     """Return what is needed to launch kernels and is not installed, with one warning; else an empty text.
 
-    Without rows and without a chooser nothing is needed: torch computes every product.
+    Without a decision and without a chooser nothing is needed: torch computes every product.
     """
     try:
-        if library.rows or any_shape is not None:
+        if not library.is_empty or any_shape is not None:
             driver()
     except ToolchainMissing as error:
         warnings.warn(f"outblas uses torch.matmul: {error}", RuntimeWarning, stacklevel=4)

@@ -285,6 +285,7 @@ class DeviceState:
         return {
             "gpu": self.gpu.name if self.gpu else "not supported",
             "library_rows": len(self.library.rows),
+            "library_intervals": len(self.library.intervals),
             "kernels_loaded": len(self._kernels),
             "kernels_shipped": sum(bool(getattr(k, "packaged", False)) for k in list(self._kernels.values())),
             "algorithms_found": self.lt.count,

@@ -234,7 +234,7 @@ def status() -> dict[str, dict[str, Any]]:
 
     Each value says:
 
-    - the libraries in use, the user's before the packaged one, and the number of their rows;
+    - the libraries in use, the user's before the packaged one, and the number of their rows and intervals;
     - the kernels loaded, and how many of them were shipped;
     - the algorithms of cuBLASLt found, and the calls bound;
     - the seconds spent compiling;

@@ -11,7 +11,7 @@ import io
 import json
 import zipfile
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from outblas.core.plain_files import read_plain_file
 from outblas.core.problem import Problem
 from outblas.kernels.legality import why_illegal
 from outblas.records.library import Library, parse_library
+from outblas.records.library_row import LibraryRow
 from outblas.records.user_library import stamp_differences, stamp_of
 
 FORMAT = 1
@@ -65,9 +66,13 @@ def proof_summary(library: Library, evaluations: Iterable[Evaluation]) -> dict[s
 
     Returns:
         ``kernels`` (number of installed (problem, kernel) pairs) and ``proved``: problem key -> kernel name -> names of
-            the passed gates. A kernel without a recorded proof is missing.
+            the passed gates. A kernel without a recorded proof is missing. An interval's kernels count at each M at
+            which they were measured.
     """
-    wanted = {problem: set(configs) for problem, configs in library.installed().items()}
+    wanted: dict[Problem, set[KernelConfig]] = {}
+    for row, problems in _proved_rows(library):
+        for problem in problems:
+            wanted.setdefault(problem, set()).update(c.config for c in (row.plain, row.pdl, row.weights) if c)
     proved: dict[str, dict[str, list[str]]] = {}
     for e in evaluations:
         if e.status is not Status.PASSED or e.verdict is None or not isinstance(e.config, KernelConfig):
@@ -75,6 +80,14 @@ def proof_summary(library: Library, evaluations: Iterable[Evaluation]) -> dict[s
         if e.config in wanted.get(e.problem, ()):
             proved.setdefault(e.problem.key, {})[config_name(e.config)] = list(e.verdict.gates)
     return {"kernels": sum(map(len, wanted.values())), "proved": proved}
+
+
+def _proved_rows(library: Library) -> Iterator[tuple[LibraryRow, list[Problem]]]:
+    """Yield each row with the problems on which its kernels need a proof; for an interval, its measured M."""
+    for row in library.rows:
+        yield row, [row.problem]
+    for one in library.intervals:
+        yield one.row, [one.weight.problem(m) for m in one.measured]
 
 
 def save_contribution(found: Contribution, path: Path) -> Path:
@@ -132,7 +145,7 @@ def contribution_faults(found: Contribution) -> list[str]:
         found: the contribution.
     """
     gpu, faults = found.record.gpu, []
-    if not found.library.rows:
+    if found.library.is_empty:
         faults.append("the library has no rows")
     if found.library.gpu != gpu.name:
         faults.append(f"the library is of {found.library.gpu}, the record of {gpu.name}")
@@ -154,7 +167,7 @@ def _row_faults(found: Contribution) -> list[str]:
     faults: list[str] = []
     proved = found.proofs.get("proved")
     known = proved if isinstance(proved, dict) else {}
-    for row in found.library.rows:
+    for row, problems in _proved_rows(found.library):
         if row.source.startswith("replay:"):
             faults.append(f"{row.problem.key}: times of the recording {row.source}")
         for choice in {c.config: c for c in (row.plain, row.pdl, row.weights) if c is not None}.values():
@@ -162,10 +175,11 @@ def _row_faults(found: Contribution) -> list[str]:
             if not _LEAST_SPEEDUP <= choice.low <= choice.speedup <= choice.high <= _MOST_SPEEDUP:
                 figures = f"{choice.low} to {choice.high} around {choice.speedup}"
                 faults.append(f"{row.problem.key}: {name} has an impossible speed-up, {figures}")
-            if reason := why_illegal(row.problem, choice.config, found.record.gpu):
-                faults.append(f"{row.problem.key}: {name} is illegal on {found.record.gpu.name}: {reason}")
-            if not _has_proof(known, row.problem, name):
-                faults.append(f"{row.problem.key}: {name} has no recorded proof")
+            for problem in problems:
+                if reason := why_illegal(problem, choice.config, found.record.gpu):
+                    faults.append(f"{problem.key}: {name} is illegal on {found.record.gpu.name}: {reason}")
+                if not _has_proof(known, problem, name):
+                    faults.append(f"{problem.key}: {name} has no recorded proof")
     return faults
 
 

@@ -19,7 +19,9 @@ from typing import Any
 from outblas.core.errors import OutblasError, RecordError, UsageError
 from outblas.core.files import lock_for_update, user_data_folder
 from outblas.records.equal_kernels import EqualKernels, KernelRelease
+from outblas.records.interval_merge import overlay_intervals, replace_intervals
 from outblas.records.library import Library, LibraryRow
+from outblas.records.library_interval import LibraryInterval
 
 LIBRARY_VARIABLE = "OUTBLAS_LIBRARY"
 #: Field of a stamp -> its name in messages.
@@ -115,6 +117,7 @@ class InstalledLibrary:
         path: the library file.
         changed: number of rows that are new or changed.
         rows: number of rows in the file.
+        intervals: number of intervals in the file.
         aside: new path of an old file that could not be merged; None if there was no such file.
     """
 
@@ -122,17 +125,19 @@ class InstalledLibrary:
     changed: int
     rows: int
     aside: Path | None = None
+    intervals: int = 0
 
 
 def install(library: Library, provenance: Mapping[str, Any]) -> InstalledLibrary:
-    """Merge the rows of a tuning run into the user's library of the same GPU.
+    """Merge the rows and intervals of a tuning run into the user's library of the same GPU.
 
     If a problem has an old and a new row, each launch option gets the better kernel
-    (:func:`outblas.records.library_tables.merge_rows`). A file that is damaged or has another stamp is renamed, not
-    deleted.
+    (:func:`outblas.records.library_tables.merge_rows`). New intervals take the place of old ones
+    (:func:`outblas.records.interval_merge.replace_intervals`). A file that is damaged or has another stamp is renamed,
+    not deleted.
 
     Args:
-        library: the tuned rows.
+        library: the tuned rows and intervals.
         provenance: of their figures.
 
     Raises:
@@ -141,7 +146,8 @@ def install(library: Library, provenance: Mapping[str, Any]) -> InstalledLibrary
     """
     from outblas.records.library_tables import merge_rows
 
-    replayed = [row for row in library.rows if row.source.startswith("replay:")]
+    tuned = (*library.rows, *(one.row for one in library.intervals))
+    replayed = [row for row in tuned if row.source.startswith("replay:")]
     if replayed or str(library.provenance.get("source", "")).startswith("replay:"):
         raise UsageError(
             "a library tuned on a recording cannot be installed",
@@ -156,28 +162,29 @@ def install(library: Library, provenance: Mapping[str, Any]) -> InstalledLibrary
     mark = stamp_of(provenance)
     with lock_for_update(path, f"make it writable, or name another place by {LIBRARY_VARIABLE}"):
         old, aside = _mergeable(path, library.gpu, mark)
-        merged = {row.problem: row for row in old}
+        merged = {row.problem: row for row in old.rows}
         changed = 0
         for row in library.rows:
             before = merged.get(row.problem)
             merged[row.problem] = row if before is None else merge_rows(before, row)
             changed += merged[row.problem] is not before
+        intervals = replace_intervals(old.intervals, library.intervals)
         about = {**library.provenance, **provenance, "stamp": mark}
-        Library(library.gpu, tuple(merged.values()), about).save(path)
-    return InstalledLibrary(path, changed, len(merged), aside)
+        Library(library.gpu, tuple(merged.values()), about, intervals).save(path)
+    return InstalledLibrary(path, changed, len(merged), aside, len(intervals))
 
 
-def _mergeable(path: Path, gpu: str, mark: Mapping[str, Any]) -> tuple[tuple[LibraryRow, ...], Path | None]:
-    """Return (rows of the existing file, None) if a new library may be merged with it.
+def _mergeable(path: Path, gpu: str, mark: Mapping[str, Any]) -> tuple[Library, Path | None]:
+    """Return (the existing file, None) if a new library may be merged with it.
 
-    Otherwise return ((), new path): the file was renamed; the path is None if no file existed.
+    Otherwise return (an empty library, new path): the file was renamed; the path is None if no file existed.
     """
     if not path.exists():
-        return (), None
+        return Library(gpu, ()), None
     with contextlib.suppress(RecordError):
         old = Library.load(path)
         if old.gpu == gpu and not stamp_differences(old.provenance.get("stamp") or {}, mark):
-            return tuple(old.rows), None
+            return old, None
     aside = next(p for i in range(1, 10**6) if not (p := path.with_name(f"{path.name}.stale{i}")).exists())
     try:
         os.replace(path, aside)
@@ -185,7 +192,7 @@ def _mergeable(path: Path, gpu: str, mark: Mapping[str, Any]) -> tuple[tuple[Lib
         raise RecordError(
             f"cannot move {path} aside ({error.strerror})", "a writable folder", "move it away"
         ) from error
-    return (), aside
+    return Library(gpu, ()), aside
 
 
 def load(gpu: str, index: int) -> tuple[Library, Path] | None:
@@ -226,7 +233,9 @@ def load(gpu: str, index: int) -> tuple[Library, Path] | None:
 
 
 def library_for_device(packaged: Library, index: int) -> tuple[Library, tuple[str, ...]]:
-    """Return (library, sources) for a CUDA device: the packaged library with the user's rows in front.
+    """Return (library, sources) for a CUDA device: the packaged library with the user's rows and intervals in front.
+
+    Rows of either library go before intervals of either.
 
     Args:
         packaged: library of the package for this GPU.
@@ -235,23 +244,30 @@ def library_for_device(packaged: Library, index: int) -> tuple[Library, tuple[st
     Returns:
         The merged library, and one text per source, the user's file first.
     """
-    used = (f"packaged {packaged.gpu} ({len(packaged.rows)} rows)",)
+    used = (f"packaged {packaged.gpu} ({packaged.size()})",)
+    shipped = _owned(packaged, "the packaged library")
     found = load(packaged.gpu, index)
     if found is None:
-        return packaged, used
+        return replace(packaged, intervals=shipped), used
     own, path = found
     rows = {row.problem: row for row in packaged.rows}
     rows.update({row.problem: merge_user_row(row, rows.get(row.problem)) for row in own.rows})
-    return replace(packaged, rows=tuple(rows.values())), (f"{path} ({len(own.rows)} rows)", *used)
+    intervals = overlay_intervals(_owned(own, "the user's library"), shipped, merge_user_row)
+    return replace(packaged, rows=tuple(rows.values()), intervals=intervals), (f"{path} ({own.size()})", *used)
+
+
+def _owned(library: Library, owner: str) -> tuple[LibraryInterval, ...]:
+    """Return a library's intervals with the name of their owner for messages."""
+    return tuple(replace(one, owner=owner) for one in library.intervals)
 
 
 def merge_user_row(own: LibraryRow, packaged: LibraryRow | None) -> LibraryRow:
-    """Return the user's row, with the packaged kernel for each launch option in which the user's row has none.
+    """Return the user's decision, with the packaged kernel for each launch option in which the user's row has none.
 
     Packaged kernels are proven too, and a short search may have missed them.
 
     Args:
-        own: the user's row.
+        own: the user's row, of the library or of an interval.
         packaged: the packaged row of the same problem; None makes the result ``own``.
     """
     if packaged is None:

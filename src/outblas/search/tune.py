@@ -33,6 +33,10 @@ def _never() -> bool:
     return False
 
 
+def _ignore(evaluations: Sequence[Evaluation]) -> None:
+    return None
+
+
 @dataclass(frozen=True)
 class SearchOptions:
     """Settings of a search: the distribution of its measurements and an early end.
@@ -43,12 +47,14 @@ class SearchOptions:
         budgets: measurements of single problems, in place of the common budget; other problems keep the common one.
         stop: called after every new measurement; True ends the search. The library then has the problems tried so far.
         at_once: problems searched side by side. A small number finishes the first ones before a stop.
+        finished: called with the evaluations of each problem that was searched, once its search has ended.
     """
 
     per_round: int = CANDIDATES_PER_ROUND
     budgets: Mapping[Problem, int] | None = None
     stop: Callable[[], bool] = _never
     at_once: int = PROBLEMS_AT_ONCE
+    finished: Callable[[Sequence[Evaluation]], None] = _ignore
 
 
 class Interrupted(KeyboardInterrupt):
@@ -110,11 +116,9 @@ def tune(
             group = [_Search(p, offered[p], known[p], allowed[p]) for p in known]
             evaluator.expect([search.problem for search in group])
             stopped = _search(group, agent, evaluator, store, run_id, score, options)
-            rows += [
-                decide_row(search.problem, search.history, evaluator)
-                for search in group
-                if search.history or not stopped
-            ]
+            rows += [decided_row(s.problem, s.history, evaluator) for s in group if s.history or not stopped]
+            for search in group:
+                options.finished(search.history)
             store.sync()
             if stopped:
                 break
@@ -244,18 +248,18 @@ def _pending(
                 yield search.problem, config
 
 
-def decide_row(problem: Problem, history: Sequence[Evaluation], evaluator: Evaluator) -> LibraryRow:
-    """Return the decision for a problem, from the baselines that were timed with its candidates if there are any.
+def decided_row(problem: Problem, tried: Sequence[Evaluation], evaluator: Evaluator) -> LibraryRow:
+    """Return the decision for a problem, with the baselines that were timed beside the candidates.
 
     Args:
         problem: the problem.
-        history: its evaluations of template candidates.
-        evaluator: the source of the times; it gives the baselines if no evaluation has them.
+        tried: evaluations of its candidates. Without baselines in them, the evaluator times them.
+        evaluator: names the baselines' algorithms.
     """
-    baselines = next((e.baselines_us for e in history if e.baselines_us), None)
+    baselines = next((e.baselines_us for e in tried if e.baselines_us), None)
     times = evaluator.baselines(problem) if baselines is None else baselines
-    plain, pdl, weights = (choose_kernel(history, launch) for launch in LAUNCHES)
-    winner = next((e for c in (plain, pdl, weights) if c for e in history if e.config == c.config), None)
+    plain, pdl, weights = (choose_kernel(tried, launch) for launch in LAUNCHES)
+    winner = next((e for c in (plain, pdl, weights) if c for e in tried if e.config == c.config), None)
     if winner is not None and winner.speedup is not None:
         name = winner.speedup.baseline
     else:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from outblas.core.errors import OutblasError, RecordError, UsageError
+from outblas.core.errors import UsageError
 from outblas.core.evaluator import Evaluator
 from outblas.core.files import json_text, lock_run_folder, write_json
 from outblas.core.journal import check_same_settings
-from outblas.core.plain_files import read_json
 from outblas.core.problem import Problem
 from outblas.core.suites import SUITES
 from outblas.core.suites import suite as problems_of
@@ -26,17 +24,25 @@ from outblas.records.provenance import provenance_field, utc_now
 from outblas.records.recording import Recording
 from outblas.records.replay import ReplayEvaluator
 from outblas.records.results import PROVENANCE_FIELDS, write_result
-from outblas.records.run_directory import RunDirectory
 from outblas.records.store import Store
 from outblas.runtime.device import Device
 from outblas.search.agents.agent_registry import make_agent
+from outblas.search.intervals.interval_search import SearchWatch, Told
+from outblas.search.intervals.range_search import RangesRequest, offered_ms, search_ranges
 from outblas.search.tune import PROBLEMS_AT_ONCE, Progress, SearchOptions, tune
+from outblas.search.tune_folder import FORMAT as FORMAT
+from outblas.search.tune_folder import RunFiles as RunFiles
+from outblas.search.tune_folder import folder_name as folder_name
+from outblas.search.tune_folder import measured_on as measured_on
+from outblas.search.tune_folder import measurements_kept as measurements_kept
+from outblas.search.tune_folder import open_store as open_store
+from outblas.search.tune_folder import provenance_of as provenance_of
+from outblas.search.tune_folder import read_run
 from outblas.search.tune_result import result_rows
 
 if TYPE_CHECKING:
     from outblas.bench.pool.worker_plan import WorkerPlan
 
-FORMAT = 1
 #: Problems searched side by side where the first of them matter most.
 RANKED_AT_ONCE = 8
 
@@ -53,6 +59,7 @@ class TuneSettings:
         seed: seed of the agent.
         device: the device as the command line names it, e.g. ``cuda:0`` or ``replay:h200``; or the workers in words.
         gpu: short name of the GPU, e.g. ``h200``.
+        ranges: keys of the weights that are tuned for a range of M. Runs of earlier releases have none.
     """
 
     suite: str
@@ -62,23 +69,7 @@ class TuneSettings:
     seed: int
     device: str
     gpu: str
-
-
-@dataclass(frozen=True)
-class RunFiles(RunDirectory):
-    """Paths inside the directory of a tune run, as properties of ``RunFiles(path)``. No file is made or read.
-
-    ``library`` is ``library.json`` and ``result`` is ``result.parquet`` in it. Those of :class:`RunDirectory` are
-    ``run`` (``run.json``), ``store`` (``store.sqlite``) and ``report`` (``report.html``).
-    """
-
-    @property
-    def library(self) -> Path:
-        return self.path / "library.json"
-
-    @property
-    def result(self) -> Path:
-        return self.path / "result.parquet"
+    ranges: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -86,8 +77,8 @@ class TuneRequest:
     """Arguments of :func:`run_tune`.
 
     Attributes:
-        problems: the problems to tune, each once.
-        suite: name of their suite, or ``custom`` or ``captured``.
+        problems: the problems to tune by themselves, each once.
+        suite: name of their suite, or ``custom``, ``captured`` or ``linear``.
         agent: name of the search agent.
         budget: measurements per problem at most.
         seed: seed of the agent.
@@ -97,6 +88,7 @@ class TuneRequest:
         workers: several workers in place of the one of ``device``; a resumed run may have another number of them.
         budgets: measurements of single problems; ``problems`` are then ranked, the most important first.
         seconds: time limit of the search; the library then has the problems tried so far. A resumed run starts it anew.
+        ranges: weights to tune for a range of M. They are tuned before ``problems``.
     """
 
     problems: Sequence[Problem]
@@ -110,6 +102,7 @@ class TuneRequest:
     workers: WorkerPlan | None = None
     budgets: Mapping[Problem, int] | None = None
     seconds: float | None = None
+    ranges: RangesRequest = RangesRequest()
 
     @property
     def place(self) -> str:
@@ -117,55 +110,47 @@ class TuneRequest:
         return str(self.workers or self.device)
 
 
+@dataclass(frozen=True)
+class TuneOutcome:
+    """The outcome of :func:`run_tune`.
+
+    Attributes:
+        library: the library that was written.
+        files: paths of the run's files: ``library``, ``result``, ``run`` and ``store`` are written.
+        decided: the library with a row for each sampled M of its intervals, too. The result file has these rows.
+        asked: number of problems that were to be decided, sampled M included.
+        open_weights: number of weights whose intervals are not complete, because the time was up.
+    """
+
+    library: Library
+    files: RunFiles
+    decided: Library
+    asked: int
+    open_weights: int = 0
+
+
 def default_agent(device: Device) -> str:
     """Return the name of the agent for a device: ``regressor`` on a recording, ``heuristic`` on a GPU."""
     return "heuristic" if device.recording is None else "regressor"
 
 
-def folder_name(
-    suite: str, problems: Sequence[Problem], agent: str, seed: int, budget: str, place: str, sample: int | None = None
-) -> str:
-    """Return the name of a run's directory, which states its settings.
-
-    Example: ``grid1000-sample40-tn-fp16-fp32-ppo-8-replay-h200``. A seed other than 0 adds ``seed<N>`` after the agent.
-    Suite ``custom`` adds the ``M_N_K`` of a single problem, e.g. ``custom-64_4096_64-tn-fp16-fp32-ppo-8-cuda-0``. For
-    several, it adds 8 hex digits of a hash instead. ``captured`` has a hash and no layout, dtype and accumulator.
-
-    Args:
-        suite: as in :class:`TuneRequest`.
-        problems: one or more; all of one layout, dtype and accumulator unless ``captured``.
-        agent: name of the search agent.
-        seed: seed of the agent and the sample.
-        budget: the budget as the user wrote it; a comma becomes ``-``.
-        place: the evaluator, e.g. ``replay:h200``; ``:`` and ``/`` become ``-``.
-        sample: number of problems drawn from the suite, or None; unused for ``custom`` and ``captured``.
-    """
-    if suite == "captured":
-        kind: tuple[str, ...] = (_hash(problems),)
-    else:
-        one = problems[0]
-        kind = (one.layout.lower(), one.dtype.lower(), one.acc.lower())
-        if suite == "custom":
-            kind = (one.mnk if len(problems) == 1 else _hash(problems), *kind)
-        elif sample is not None:
-            kind = (f"sample{sample}", *kind)
-    seeded = () if seed == 0 else (f"seed{seed}",)
-    return "-".join((suite, *kind, agent, *seeded, budget.replace(",", "-"), place.replace(":", "-").replace("/", "-")))
-
-
 def run_tune(
-    request: TuneRequest, progress: Progress | None = None, clock: Callable[[], float] = time.monotonic
-) -> tuple[Library, RunFiles]:
+    request: TuneRequest,
+    progress: Progress | None = None,
+    clock: Callable[[], float] = time.monotonic,
+    told: Told | None = None,
+) -> TuneOutcome:
     """Tune into the directory of the request, or resume the run of the same settings there.
 
     Args:
         request: settings of the run.
         progress: called after every measurement, as by :func:`outblas.search.tune.tune`.
         clock: time in seconds; only differences count.
+        told: called after every measurement of the search for intervals, with the number done, an estimate of all, and
+            words on the present work.
 
     Returns:
-        The library, and the paths of its files: ``library``, ``result``, ``run`` and ``store`` are written. The report
-        is left to the caller.
+        The library, the paths of its files and its decisions. The report is left to the caller.
 
     Raises:
         UsageError: the agent or recording is unknown, a problem was not recorded, or the directory holds another run.
@@ -186,21 +171,36 @@ def run_tune(
     if recording is not None:
         for problem in request.problems:
             recording.row(problem)
+        for one in request.ranges.ranges:
+            offered_ms(one, recording)
     with open_evaluator(device, recording, request.workers) as evaluator:
         agent = make_agent(request.agent, request.seed, evaluator.gpu)
         with lock_run_folder(files.path):
             about = _open(files, _settings(request, evaluator), request.command)
             with Store(files.store) as store:
-                library = tune(
-                    request.problems, agent, request.budget, evaluator, store, files.path.name, progress,
-                    _search_options(request, clock),
+                options = _search_options(request, clock)
+                name = files.path.name
+                store.begin(name, {"agent": agent.name, "seed": agent.seed, "source": evaluator.source})
+                ranges = search_ranges(
+                    request.ranges, agent, request.budget, evaluator, recording, store, name,
+                    SearchWatch(options.stop, told or _ignore_words),
                 )  # fmt: skip
+                problems = () if ranges.stopped else request.problems
+                single = tune(problems, agent, request.budget, evaluator, store, name, progress, options)
+                library = replace(single, intervals=ranges.intervals)
                 library.save(files.library)
                 origin = _origin(evaluator, device, recording, request.command)
-                rows = list(result_rows(library, store, files.path.name, evaluator))
+                decided = replace(library, rows=(*single.rows, *ranges.rows))
+                rows = list(result_rows(decided, store, name, evaluator))
                 write_result(rows, {"suite": request.suite, "device": request.place, **origin}, files.result)
             write_json(files.run, {**about, **origin, "finished": utc_now()})
-    return library, files
+    samples = (request.ranges.sampled(one, recording) for one in request.ranges.ranges)
+    asked = len(request.problems) + sum(map(len, samples))
+    return TuneOutcome(library, files, decided, asked, len(request.ranges.ranges) - ranges.reached)
+
+
+def _ignore_words(done: int, known: int, words: str) -> None:
+    return None
 
 
 def _settings(request: TuneRequest, evaluator: Evaluator) -> TuneSettings:
@@ -213,6 +213,7 @@ def _settings(request: TuneRequest, evaluator: Evaluator) -> TuneSettings:
         request.seed,
         request.place,
         evaluator.gpu.name,
+        tuple(asked.key for asked in request.ranges.ranges),
     )
 
 
@@ -254,88 +255,15 @@ def open_evaluator(device: Device, recording: Recording | None, workers: WorkerP
         yield live
 
 
-@contextmanager
-def open_store(path: Path) -> Iterator[tuple[Store, str]]:
-    """Open the store of a run directory; it is closed at the end of the context.
-
-    Args:
-        path: the directory.
-
-    Yields:
-        (store, name of the run in it). The name is the directory's, or that of the only run if the directory was
-        renamed.
-
-    Raises:
-        RecordError: there is no store, it cannot be read, or it has several runs of other names.
-    """
-    file = RunFiles(path).store
-    if not file.is_file():
-        raise RecordError(f"{path} holds no {file.name}", "the directory of an `outblas tune` run", "pass another path")
-    with Store(file) as store:
-        runs, name = [run.run_id for run in store.runs()], path.resolve().name
-        if name not in runs and len(runs) != 1:
-            do = "give the directory the name of one"
-            raise RecordError(f"{file} has {len(runs)} runs, none of them {name!r}", "a run of that name", do)
-        yield store, name if name in runs else runs[0]
-
-
-def measurements_kept(path: Path) -> int:
-    """Return how many measurements a run directory holds; 0 if it is new or cannot be read.
-
-    Args:
-        path: directory of a tune run, which need not exist.
-    """
-    if not RunFiles(path).store.is_file():
-        return 0
-    try:
-        with open_store(path) as (store, name):
-            return len(store.recorded_pairs(name))
-    except OutblasError:  # the run itself says so
-        return 0
-
-
-def provenance_of(path: Path) -> dict[str, Any]:
-    """Return the provenance of a finished run's figures, from its ``run.json``.
-
-    Its keys are ``gpu``, ``driver``, ``toolchain``, ``date``, ``commit`` and ``command``.
-
-    Args:
-        path: directory of the run.
-
-    Raises:
-        RecordError: ``run.json`` is missing, cannot be read or is of another format, or the run is not finished.
-    """
-    found = _read(RunFiles(path).run).get("provenance")
-    if not isinstance(found, dict):
-        raise RecordError(f"the run in {path} is not finished", "a run that ended", "repeat its command: it resumes")
-    return dict(found)
-
-
-def measured_on(path: Path) -> list[str] | None:
-    """Return the names of the GPUs that measured a finished run, e.g. ``["NVIDIA H200"]``; None if they are not known.
-
-    They are not known if ``run.json`` is missing, or the run is not finished.
-
-    Args:
-        path: directory of the run.
-
-    Raises:
-        RecordError: ``run.json`` cannot be read or is of another format.
-    """
-    files = RunFiles(path)
-    origin = _read(files.run).get("provenance") if files.run.exists() else None
-    name = origin.get("gpu") if isinstance(origin, dict) else None
-    return name.split("; ") if isinstance(name, str) and name != "unknown" else None
-
-
 def _open(files: RunFiles, settings: TuneSettings, command: str) -> dict[str, Any]:
     """Make run.json, or check that it is of the same settings; returns run.json's content."""
     wanted = json.loads(json_text(asdict(settings)))  # as it reads back from the file
     if files.run.exists():
-        about = _read(files.run)
+        about = read_run(files.run)
         was = {key: about.get(key) for key in wanted}
         if "gpu" not in about:  # an earlier run does not say
             was["gpu"] = wanted["gpu"]
+        was["ranges"] = about.get("ranges", [])  # nor does one from before there were intervals
         what = f"{files.path} holds a run with other settings"
         do = "repeat those settings to resume it, or choose another --run"
         check_same_settings(what, was, wanted, do)
@@ -343,25 +271,13 @@ def _open(files: RunFiles, settings: TuneSettings, command: str) -> dict[str, An
     about = {
         "format": FORMAT,
         "kind": "tune",
-        **wanted,
+        **{key: value for key, value in wanted.items() if key != "ranges" or value},
         "outblas": __version__,
         "command": command,
         "started": utc_now(),
     }
     write_json(files.run, about)
     return about
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        data = read_json(path)
-    except (OSError, ValueError) as error:
-        raise RecordError(
-            f"{path} cannot be read ({error})", "a whole JSON file", "choose another --run, or restore the file"
-        ) from error
-    if not isinstance(data, dict) or data.get("format") != FORMAT:
-        raise RecordError(f"{path} is of another format", f"format {FORMAT}", "choose another --run")
-    return data
 
 
 def _origin(evaluator: Evaluator, device: Device, recording: Recording | None, command: str) -> dict[str, Any]:
@@ -386,8 +302,3 @@ def _short(problems: Sequence[Problem], suite: str) -> tuple[str, ...]:
     if suite in ("custom", "captured") or (suite in SUITES and len(problems) % len(problems_of(suite))):
         return tuple(p.key for p in problems)
     return tuple(dict.fromkeys(f"{p.layout}_{p.dtype}_{p.acc}" for p in problems))
-
-
-def _hash(problems: Sequence[Problem]) -> str:
-    """Eight hex digits for a list of problems."""
-    return hashlib.sha256("".join(p.key for p in problems).encode()).hexdigest()[:8]

@@ -31,7 +31,7 @@ from outblas.llm.feedback import kind_of, score_of
 from outblas.records.library import Library
 from outblas.records.provenance import utc_now
 from outblas.records.store import Store
-from outblas.search.tune import decide_row
+from outblas.search.tune import decided_row
 from outblas.tool_server.sourced_evaluation import SourcedEvaluation
 
 FORMAT, KIND = 1, "mcp"
@@ -147,7 +147,7 @@ class KernelFolder:
         """
         with Store(self.files.store) as store:
             kept = [e for e in store.evaluations() if e.problem == problem and isinstance(e.config, KernelConfig)]
-        row = decide_row(problem, kept, evaluator)
+        row = decided_row(problem, kept, evaluator)
         chosen = {launch: row.choice(launch) for launch in LAUNCHES}
         installed: dict[str, Any] = {
             launch: config_name(choice.config) for launch, choice in chosen.items() if choice is not None

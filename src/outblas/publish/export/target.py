@@ -45,6 +45,14 @@ class Target:
         """Stem of the files and C++ namespace, e.g. ``outblas_64_4096_64_tn_fp16_fp32_plain``."""
         return f"outblas_{self.problem.key}_{self.launch}".lower()
 
+    @property
+    def _measured(self) -> str:
+        """Return how the figures were found: on the problem itself, or as the least of an interval's measured M."""
+        interval = self.row.interval
+        if interval is None:
+            return "Measured"
+        return f"From {interval.words}, measured at M = {', '.join(map(str, interval.measured))}, the least figures"
+
     def comment(self, then: str = "") -> str:
         """Return C++ comment lines: problem, knobs, measured speed-up and provenance; ``then`` is added last."""
         p, c, origin = self.problem, self.choice, self.provenance
@@ -54,8 +62,8 @@ class Target:
             f"C[{p.m}, {p.n}] = A[{p.m}, {p.k}] B: {p.layout} ({b_text}), {p.dtype}, accumulated in {p.acc}. All "
             "row-major and contiguous.",
             f"Kernel: {config_name(c.config)}",
-            f"Measured: {c.speedup:.3f} times {self.row.baseline or 'the baseline'} (95% interval {c.low:.3f} to "
-            f"{c.high:.3f}), {_LAUNCHED[self.launch]}.",
+            f"{self._measured}: {c.speedup:.3f} times {self.row.baseline or 'the baseline'} (95% interval "
+            f"{c.low:.3f} to {c.high:.3f}), {_LAUNCHED[self.launch]}.",
             f"On {origin.get('gpu') or self.gpu.name}, driver {origin.get('driver')}, NVRTC {toolchain.get('nvrtc')}, "
             f"{origin.get('date')}, outblas {toolchain.get('outblas')}, commit {origin.get('commit')}, source "
             f"{self.row.source}.",
@@ -83,7 +91,7 @@ def find_target(problem: Problem, launch: Launch, library: Library) -> Target:
     row = library.lookup(problem)
     if row is None:
         raise UsageError(
-            f"{problem.key} is not in the library of {library.gpu} ({len(library.rows)} problems)",
+            f"{problem.key} is not in the library of {library.gpu} ({library.size('problems')})",
             "a problem that was tuned",
             f"tune it, and pass the run's library.json as --library: outblas tune --mnk {problem.mnk} "
             f"--layout {problem.layout.lower()} --dtype {problem.dtype} --acc {problem.acc}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -14,6 +15,8 @@ from outblas.core.stats import LOSS_BELOW
 from outblas.kernels.config_text import config_from_name
 from outblas.publish.words import PDL_NAMES, baseline_words, regime_words, short_config
 from outblas.records.averages import Row, figures_of, problem_of, published_us, regime_order
+from outblas.records.library import Library
+from outblas.records.library_interval import LibraryInterval
 from outblas.records.results import Result, read_result
 
 #: Columns of the rows that a page embeds. `us` is the time of what the library runs, and `kernel` is a place in the
@@ -86,11 +89,13 @@ class ReportedRun:
         run: content of ``run.json``; empty for a result file alone.
         counters: (problem key, config name) -> counters, see :mod:`outblas.runtime.counters`; empty if nothing was
             profiled.
+        intervals: the intervals of the run's library; empty if the run has none.
     """
 
     result: Result
     run: dict[str, Any] = field(default_factory=dict)
     counters: dict[tuple[str, str], dict[str, float]] = field(default_factory=dict)
+    intervals: Sequence[LibraryInterval] = ()
 
     @property
     def groups(self) -> list[Group]:
@@ -134,7 +139,9 @@ def load_run(path: str | os.PathLike[str]) -> ReportedRun:
             "a finished `outblas tune` run",
             "run the same `outblas tune` again; it resumes",
         )
-    return ReportedRun(read_result(path / "result.parquet"), _run_json(path / "run.json"), _counters(path))
+    about = _run_json(path / "run.json")
+    intervals = Library.load(path / "library.json").intervals if about.get("ranges") else ()
+    return ReportedRun(read_result(path / "result.parquet"), about, _counters(path), intervals)
 
 
 def embedded_rows(group: Group) -> tuple[list[list[Any]], list[str]]:

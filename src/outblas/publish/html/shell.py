@@ -20,6 +20,8 @@ _TEXT = frozenset(
         "Regime",
         "PDL",
         "Problem",
+        "Weight",
+        "M",
         "Baseline",
         "Why",
         "Fact",
@@ -35,8 +37,8 @@ _TEXT = frozenset(
     }
 )
 #: Columns of words that may be long. They break into lines: prose always, names only where there is room.
-_PROSE = frozenset({"Value", "Meaning"})
-_LONG = frozenset({"Kernel", "Overlaps"})
+_PROSE = frozenset({"Value", "Meaning", "Proved at M"})
+_LONG = frozenset({"Kernel", "Overlaps", "Without PDL", "With PDL", "Constant weights"})
 #: Characters up to which a heading stays on one line.
 _SHORT = 10
 #: Items of a list that a fact shows at most.

@@ -17,6 +17,7 @@ from outblas.publish.html.evolve_data import load_evolution
 from outblas.publish.html.evolve_page import render_evolution
 from outblas.publish.html.figures import find_gpu, group_charts
 from outblas.publish.html.heat import heat_html
+from outblas.publish.html.intervals_table import intervals_section
 from outblas.publish.html.run_data import EMBEDDED, Group, ReportedRun, embedded_rows, load_run
 from outblas.publish.html.shell import copy_html, html_page, provenance_section
 from outblas.publish.html.tune_tables import (
@@ -75,6 +76,7 @@ def render(run: ReportedRun) -> str:
         [
             terms.definitions_html(_definitions(groups, gpu)),
             *(_section(group, drawn, i) for i, (group, drawn) in enumerate(zip(groups, charts, strict=True))),
+            intervals_section(run),
             _use(run),
             counters_section(run),
             _provenance(run),

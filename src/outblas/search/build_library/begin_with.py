@@ -100,5 +100,5 @@ def _check_one_gpu(libraries: Sequence[Library]) -> None:
 
 
 def _filled(library: Library, other: Library) -> tuple[tuple[LibraryRow, ...], int]:
-    rows = tuple(fill_fallbacks(row, found) if (found := other.lookup(row.problem)) else row for row in library.rows)
+    rows = tuple(fill_fallbacks(row, found) if (found := other.row_of(row.problem)) else row for row in library.rows)
     return rows, sum(new != old for new, old in zip(rows, library.rows, strict=True))

@@ -65,7 +65,7 @@ def tune_table(work: BuildFolder, table: Table) -> None:
         table: the table.
     """
     library, problems = work.load(), table.problems()
-    todo = [p for p in problems if library.lookup(p) is None]
+    todo = [p for p in problems if library.row_of(p) is None]
     if not todo:
         print(f"tune {table}: done before", flush=True)
         return

@@ -15,7 +15,7 @@ from outblas.core.stats import paired_speedup
 from outblas.core.suites import Table
 from outblas.judge.rounds import speedup, timing_of_samples
 from outblas.kernels.config_text import config_from_name
-from outblas.records.library import LibraryChoice, LibraryRow, qualified_kernels
+from outblas.records.library_row import LibraryChoice, LibraryRow, qualified_kernels
 from outblas.records.library_tables import replace_rows, rows_of_table
 from outblas.search.build_library.build_work import BuildFolder
 from outblas.search.build_library.finalist_trials import (

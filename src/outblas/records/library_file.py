@@ -1,0 +1,178 @@
+"""The file of a library: JSON with a list of rows, and a list of intervals if the library has any."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from outblas.core.config import KernelConfig, config_name
+from outblas.core.errors import OutblasError, RecordError, ToolchainMissing
+from outblas.core.problem import Problem
+from outblas.core.weight import Weight
+from outblas.kernels.config_text import config_from_name
+from outblas.records.library_interval import IntervalIndex, LibraryInterval
+from outblas.records.library_row import LibraryChoice, LibraryRow
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+FORMAT = 1
+
+
+class LibraryContent(NamedTuple):
+    """The content of a library's file.
+
+    Attributes:
+        gpu: short name of the GPU.
+        rows: at most one row per problem.
+        provenance: origin of the figures; JSON values.
+        intervals: intervals of M; those of a weight rise and do not overlap.
+    """
+
+    gpu: str
+    rows: Sequence[LibraryRow]
+    provenance: Mapping[str, Any]
+    intervals: Sequence[LibraryInterval]
+
+
+def library_to_json(content: LibraryContent) -> dict[str, Any]:
+    """Return the JSON of a library's file. The field ``intervals`` is absent without intervals."""
+    rows = [{"problem": row.problem.key, **_columns_to_json(row)} for row in content.rows]
+    data = {"format": FORMAT, "gpu": content.gpu, "rows": rows, "provenance": dict(content.provenance)}
+    return {**data, "intervals": list(map(_interval_to_json, content.intervals))} if content.intervals else data
+
+
+def _interval_to_json(interval: LibraryInterval) -> dict[str, Any]:
+    """Return an interval as the file spells it: weight, range and measured M, then the columns of a row."""
+    data = {"weight": interval.weight.key, "first": interval.first, "last": interval.last}
+    return {**data, "measured": list(interval.measured), **_columns_to_json(interval.row)}
+
+
+def _columns_to_json(row: LibraryRow) -> dict[str, Any]:
+    """Return a row without its problem: one set of columns per launch option; ``weights`` only if present."""
+    data: dict[str, Any] = {}
+    choices = {"": row.plain, "_pdl": row.pdl, **({} if row.weights is None else {"_weights": row.weights})}
+    for suffix, choice in choices.items():
+        data[f"config{suffix}"] = None if choice is None else config_name(choice.config)
+        for figure in ("speedup", "low", "high"):
+            data[f"{figure}{suffix}"] = None if choice is None else getattr(choice, figure)
+    data |= {"baseline": row.baseline, "baseline_detail": row.baseline_detail, "source": row.source}
+    return {**data, "lt_auto_detail": row.lt_auto_detail} if row.lt_auto_detail else data
+
+
+def parse_content(text: str, where: str) -> LibraryContent:
+    """Return the content of a library file's text; ``where`` names the file in errors.
+
+    Raises:
+        RecordError: the content is damaged, of another format, or has a problem twice. Or intervals overlap, are out of
+            order, or have a kernel that was not measured at both ends.
+        ToolchainMissing: pydantic is not installed.
+    """
+    try:
+        import pydantic
+    except ImportError as error:
+        raise ToolchainMissing("pydantic is not installed", "pydantic", "pip install pydantic") from error
+    wrong = f"library {where} cannot be used"
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise RecordError(wrong, "a whole JSON file", f"it is truncated or damaged ({error}); make it again") from error
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        found = data.get("format") if isinstance(data, dict) else None
+        raise RecordError(
+            f"library {where} is of format {found!r}",
+            f"format {FORMAT}",
+            "use the release that wrote it, or tune again",
+        )
+    try:
+        file: Any = _file_model().model_validate(data)
+        configs: dict[str, KernelConfig] = {}
+        rows = tuple(_row_from_file(Problem.from_key(row.problem), row, configs) for row in file.rows)
+        intervals = tuple(_interval_from_file(one, configs) for one in file.intervals)
+        IntervalIndex(intervals)
+    except (pydantic.ValidationError, OutblasError) as error:
+        reason = str(error)
+        if isinstance(error, pydantic.ValidationError):
+            first = error.errors()[0]
+            reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        raise RecordError(f"{wrong} ({reason})", f"a library of format {FORMAT}", "tune again") from error
+    if len({row.problem for row in rows}) != len(rows):
+        raise RecordError(f"{wrong} (a problem has two rows)", "one row per problem", "tune again")
+    return LibraryContent(file.gpu, rows, file.provenance, intervals)
+
+
+def _interval_from_file(one: Any, configs: dict[str, KernelConfig]) -> LibraryInterval:
+    """Return an interval of the file's model. Raises RecordError if an end of one with a kernel was not measured."""
+    weight = Weight.from_key(one.weight)
+    found = LibraryInterval(_row_from_file(weight.problem(one.first), one, configs), one.last, tuple(one.measured))
+    weight.problem(one.last)
+    if found.has_kernel and not {found.first, found.last} <= set(found.measured):
+        wrong = f"the kernels of {found.words} for {weight.key} were not measured at both ends"
+        raise RecordError(wrong, "both ends in measured", "tune again")
+    return found
+
+
+def _row_from_file(problem: Problem, row: Any, configs: dict[str, KernelConfig]) -> LibraryRow:
+    """Return a row of the file's model; ``configs`` caches parsed names. Raises RecordError for a kernel without
+    figures.
+    """
+
+    def choice(suffix: str) -> LibraryChoice | None:
+        name = getattr(row, f"config{suffix}")
+        if name is None:
+            return None
+        figures = [getattr(row, f"{figure}{suffix}") for figure in ("speedup", "low", "high")]
+        if None in figures:
+            raise RecordError(f"{problem.key} has a kernel without figures", "speedup, low and high", "tune again")
+        if name not in configs:
+            configs[name] = config_from_name(name)
+        return LibraryChoice(configs[name], *figures)
+
+    named = row.baseline, row.baseline_detail, row.source
+    return LibraryRow(problem, *named, choice(""), choice("_pdl"), row.lt_auto_detail, choice("_weights"))
+
+
+@lru_cache(maxsize=1)
+def _file_model() -> type[BaseModel]:
+    """Return the pydantic schema of the file. Pydantic is imported only here and in :func:`parse_content`."""
+    from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt
+
+    class Columns(BaseModel):
+        model_config = ConfigDict(allow_inf_nan=False)
+
+        config: str | None
+        speedup: PositiveFloat | None
+        low: PositiveFloat | None
+        high: PositiveFloat | None
+        config_pdl: str | None
+        speedup_pdl: PositiveFloat | None
+        low_pdl: PositiveFloat | None
+        high_pdl: PositiveFloat | None
+        baseline: str
+        baseline_detail: str
+        source: str
+        lt_auto_detail: str = ""
+        config_weights: str | None = None
+        speedup_weights: PositiveFloat | None = None
+        low_weights: PositiveFloat | None = None
+        high_weights: PositiveFloat | None = None
+
+    class RowOfFile(Columns):
+        problem: str
+
+    class IntervalOfFile(Columns):
+        weight: str
+        first: PositiveInt
+        last: PositiveInt
+        measured: list[PositiveInt]
+
+    class LibraryFile(BaseModel):
+        format: int
+        gpu: str
+        rows: list[RowOfFile]
+        provenance: dict[str, Any]
+        intervals: list[IntervalOfFile] = []
+
+    return LibraryFile

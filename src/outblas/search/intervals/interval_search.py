@@ -1,0 +1,264 @@
+"""Find the intervals of a weight: search a sample of M, bisect the changes of winner, prove the kernels inside.
+
+1. An agent searches the kernels of about 12 M of the range, as for single problems.
+2. Where neighbouring M have other winners, each winner is tried at the neighbour. If a change remains, the middle of
+   the gap is measured, again and again, until both M are next to each other.
+3. The kernels of each interval are proved at two M that are drawn inside of it, by the same evaluator. A kernel that
+   fails anywhere serves no M of the weight, and its intervals are sought again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from outblas.core.config import LAUNCHES, Launch
+from outblas.core.evaluator import Evaluator
+from outblas.core.weight import WeightRange
+from outblas.records.library_interval import LibraryInterval
+from outblas.records.library_row import LibraryChoice, LibraryRow, choose_kernel
+from outblas.records.store import Store
+from outblas.search.agents.base import Agent
+from outblas.search.intervals.cells import Ask, Cells
+from outblas.search.intervals.sampled_m import drawn, inside, middle
+from outblas.search.intervals.winner_runs import WinnerRun, lowest_choice, winner_runs
+from outblas.search.tune import Interrupted, Progress, SearchOptions, decided_row, tune
+
+#: From this number of measured M on, no gap of a weight is bisected further. Proofs go on.
+MOST_MEASURED = 128
+#: Rounds of proofs of a weight at most. An interval that is not proved then is left out.
+MOST_PROOF_ROUNDS = 8
+
+#: The bisection and the proofs of a weight measure about as much as the search of its sampled M.
+REFINED_PER_SEARCHED = 1
+
+#: Called as (measurements done, an estimate of all, words on the present work). The last call has two equal numbers.
+Told = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True)
+class SearchWatch:
+    """Functions that a search calls.
+
+    Attributes:
+        stop: called after every new measurement; True ends the search. A weight then has the intervals that are proved
+            by then.
+        told: called after every measurement, recorded ones included, and once at the end of a weight.
+    """
+
+    stop: Callable[[], bool]
+    told: Told
+
+
+@dataclass(frozen=True)
+class IntervalOptions:
+    """Settings of the search of one weight.
+
+    Attributes:
+        budget: measurements of each sampled M at most.
+        sampled: the M that the agent searches, in rising order.
+        offered: M that can be measured, in rising order.
+        only_offered: a recording answers, which knows only the kernels that it offers.
+        watch: functions that the search calls.
+    """
+
+    budget: int
+    sampled: Sequence[int]
+    offered: Sequence[int]
+    only_offered: bool
+    watch: SearchWatch
+
+
+@dataclass(frozen=True)
+class FoundIntervals:
+    """The outcome of a weight's search.
+
+    Attributes:
+        intervals: the intervals, in rising order of M.
+        rows: for each sampled M the decision of the intervals, with the figures that were measured there. An M in no
+            interval falls back to the baseline. After a stop, an M without an evaluation has no row.
+        stopped: whether ``stop`` ended the search.
+    """
+
+    intervals: tuple[LibraryInterval, ...]
+    rows: tuple[LibraryRow, ...]
+    stopped: bool
+
+
+def find_intervals(
+    asked: WeightRange, agent: Agent, evaluator: Evaluator, store: Store, run_id: str, options: IntervalOptions
+) -> FoundIntervals:
+    """Find the intervals of a weight.
+
+    Args:
+        asked: the weight and its range.
+        agent: proposes candidates at the sampled M.
+        evaluator: answers; must be the same when a run is resumed.
+        store: keeps every evaluation before the next is asked; recorded ones are not measured again.
+        run_id: name of the run in the store.
+        options: settings.
+
+    Raises:
+        UsageError: the agent breaks its contract, or a reason of :func:`outblas.search.tune.tune`.
+        RecordError: the store cannot be written; earlier records are intact.
+        Interrupted: Ctrl-C.
+    """
+    cells = Cells(asked, evaluator, store, run_id, options.offered, options.only_offered)
+    search = _Search(cells, options)
+    try:
+        stopped = search.sampled(agent, store, run_id) or search.refined()
+    except KeyboardInterrupt as error:
+        raise Interrupted(
+            f"interrupted at weight {asked.weight.key} with {len(store.recorded_pairs(run_id))} measurements; "
+            f"those in {store.path} are kept under run id {run_id}"
+        ) from error
+    search.finish()
+    intervals = tuple(_joined(cells, search.proved_runs()))
+    rows = tuple(_sampled_row(cells, m, intervals) for m in options.sampled if cells.at(m))
+    return FoundIntervals(intervals, rows, stopped)
+
+
+class _Search:
+    """The rounds of one weight's search."""
+
+    def __init__(self, cells: Cells, options: IntervalOptions) -> None:
+        self.cells, self.options = cells, options
+        self._done = self._expected = 0
+
+    def sampled(self, agent: Agent, store: Store, run_id: str) -> bool:
+        """Search the sampled M by the agent; return whether the search was stopped."""
+        stops: list[bool] = []
+
+        def stop() -> bool:
+            stops.append(self.options.watch.stop())
+            return stops[-1]
+
+        def progress(done: int, of: int, mean: float) -> None:
+            self._done, self._expected = done, of * (1 + REFINED_PER_SEARCHED)
+            self.options.watch.told(done, self._expected, "search")
+
+        problems = [self.cells.range.problem(m) for m in self.options.sampled]
+        wanted = SearchOptions(stop=stop, finished=self.cells.add)
+        told: Progress = progress
+        tune(problems, agent, self.options.budget, self.cells.evaluator, store, run_id, told, wanted)
+        return any(stops)
+
+    def refined(self) -> bool:
+        """Bisect and prove until nothing is open; return whether the search was stopped."""
+        proofs = 0
+        while True:
+            runs = winner_runs(self.cells)
+            asks, words = self.cells.unknown(self._changes(runs)), "changes"
+            if not asks and proofs < MOST_PROOF_ROUNDS:
+                asks, words, proofs = self.cells.unknown(self._proofs(runs)), "proofs", proofs + 1
+            if not asks:
+                return False
+            if self._measure(asks, words):
+                return True
+
+    def finish(self) -> None:
+        """Report that no measurement of the weight is left."""
+        if self._done:
+            self.options.watch.told(self._done, self._done, "done")
+
+    def proved_runs(self) -> list[WinnerRun]:
+        """Return the runs whose kernels were proved inside, and those without a kernel."""
+        return [run for run in winner_runs(self.cells) if not self._open_proofs(run)]
+
+    def _changes(self, runs: Sequence[WinnerRun]) -> list[Ask]:
+        """Return questions on the gaps between runs: the winners at the neighbour, then in the middle of the gap."""
+        asks: list[Ask] = []
+        for left, right in pairwise(runs):
+            a, b = left.ms[-1], right.ms[0]
+            near = [(b, c) for c in left.configs] + [(a, c) for c in right.configs]
+            new = self.cells.unknown(near)
+            if not new and len(self.cells.ms) < MOST_MEASURED:
+                between = middle(self.cells.offered, a, b)
+                both = dict.fromkeys((*left.configs, *right.configs))
+                new = [] if between is None else self.cells.unknown((between, c) for c in both)
+            asks += new
+        return asks
+
+    def _proofs(self, runs: Sequence[WinnerRun]) -> list[Ask]:
+        return [ask for run in runs for ask in self._open_proofs(run)]
+
+    def _open_proofs(self, run: WinnerRun) -> list[Ask]:
+        """Return the questions whose answers prove a run's kernels inside of it; empty if they are proved."""
+        configs, (first, last) = run.configs, (run.ms[0], run.ms[-1])
+        if not configs:
+            return []
+        known = self.cells
+        between = [m for m in inside(known.offered, first, last) if all(known.may_run(m, c) for c in configs)]
+        return known.unknown((m, c) for m in drawn(known.range.weight, first, last, between) for c in configs)
+
+    def _measure(self, asks: Sequence[Ask], words: str) -> bool:
+        self._expected = max(self._expected, self._done + len(asks))
+
+        def tell() -> None:
+            self._done += 1
+            self.options.watch.told(self._done, self._expected, words)
+
+        return self.cells.measure(asks, self.options.watch.stop, tell)
+
+
+def _joined(cells: Cells, runs: Sequence[WinnerRun]) -> Iterator[LibraryInterval]:
+    """Yield the intervals of the runs. Neighbouring ones without a kernel meet in the middle of their gap."""
+    made = [interval for run in runs for interval in _intervals_of(cells, run)]
+    for i, one in enumerate(made):
+        after = made[i + 1] if i + 1 < len(made) else None
+        if after is not None and not one.has_kernel and not after.has_kernel and one.last + 1 < after.first:
+            between = (one.last + after.first) // 2
+            one = replace(one, last=between)
+            made[i + 1] = replace(after, row=replace(after.row, problem=cells.range.problem(between + 1)))
+        yield one
+
+
+def _intervals_of(cells: Cells, run: WinnerRun) -> Iterator[LibraryInterval]:
+    """Yield the interval of a run with a kernel. A run without one has an interval for each algorithm of cuBLASLt."""
+    rows = {m: _decided(cells, m) for m in run.ms} if None in run.kernels.values() else {}
+    if run.configs:
+        yield _kernel_interval(cells, run, rows)
+        return
+    begin = 0
+    for end in range(1, len(run.ms) + 1):
+        first = rows[run.ms[begin]]
+        if end == len(run.ms) or rows[run.ms[end]].fallback != first.fallback:
+            row = replace(first, plain=None, pdl=None, weights=None)
+            yield LibraryInterval(row, run.ms[end - 1], run.ms[begin:end])
+            begin = end
+
+
+def _kernel_interval(cells: Cells, run: WinnerRun, rows: dict[int, LibraryRow]) -> LibraryInterval:
+    """Return the interval of a run with a kernel.
+
+    Its figures are the lowest of the run. A launch option without a kernel runs the algorithm that all M name, else
+    torch.matmul.
+    """
+    lowest = {launch: lowest_choice(cells, run, launch) for launch in LAUNCHES}
+    _, where = min((one for one in lowest.values() if one is not None), key=lambda one: (one[0].low, one[1]))
+    base = rows.get(where.m) or _decided(cells, where.m)
+    if len({row.fallback for row in rows.values()}) > 1:
+        base = replace(base, baseline_detail="", lt_auto_detail="")
+    plain, pdl, weights = (one and one[0] for one in lowest.values())
+    weights = None if run.kernels["weights"] == run.kernels["pdl"] else weights
+    row = replace(base, problem=cells.range.problem(run.ms[0]), plain=plain, pdl=pdl, weights=weights)
+    return LibraryInterval(row, run.ms[-1], run.ms)
+
+
+def _decided(cells: Cells, m: int) -> LibraryRow:
+    """Return the decision for one M by all that was measured there, failed kernels left out."""
+    failed = cells.failed()
+    return decided_row(cells.range.problem(m), [e for c, e in cells.at(m).items() if c not in failed], cells.evaluator)
+
+
+def _sampled_row(cells: Cells, m: int, intervals: Sequence[LibraryInterval]) -> LibraryRow:
+    """Return the decision of the intervals for a sampled M, with the figures that were measured there."""
+    holding = next((one for one in intervals if one.first <= m <= one.last), None)
+    known = cells.at(m)
+    found: dict[Launch, LibraryChoice | None] = {}
+    for launch in LAUNCHES:
+        choice = None if holding is None else holding.row.choice(launch)
+        found[launch] = None if choice is None else choose_kernel([known[choice.config]], launch)
+    weights = None if found["weights"] == found["pdl"] else found["weights"]
+    return replace(_decided(cells, m), plain=found["plain"], pdl=found["pdl"], weights=weights)

@@ -1,0 +1,49 @@
+"""Weights to tune for ranges of M, taken from a suite's problems or from a program's captured products."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from outblas.core.problem import Problem
+from outblas.core.weight import Weight, WeightRange
+from outblas.search.intervals.range_search import RangesRequest
+from outblas.search.time_shares import TimeShare
+
+#: A captured weight that occurs with this many M, or more, is tuned for all M between them.
+SEVERAL = 3
+
+
+def ranges_of(problems: Iterable[Problem]) -> RangesRequest:
+    """Return each weight of some problems with the range from its smallest to its largest M.
+
+    Args:
+        problems: problems, e.g. of a suite. Weights stand in the order in which they occur first.
+    """
+    found = _by_weight(problems)
+    return RangesRequest([WeightRange(weight, min(ms), max(ms)) for weight, ms in found.items()])
+
+
+def split_captured(ranked: Sequence[TimeShare]) -> tuple[RangesRequest, list[TimeShare]]:
+    """Return the weights that occur with several M as ranges, and the other problems.
+
+    Ranges stand in the order of their share of the program's time. Their captured M are sampled before others.
+
+    Args:
+        ranked: captured problems, the largest share of the time first.
+    """
+    several = {weight: ms for weight, ms in _by_weight(one.problem for one in ranked).items() if len(ms) >= SEVERAL}
+    shares = dict.fromkeys(several, 0.0)
+    for one in ranked:
+        if (weight := Weight.of(one.problem)) in shares:
+            shares[weight] += one.share
+    order = sorted(several, key=lambda weight: (-shares[weight], weight))
+    ranges = [WeightRange(weight, min(several[weight]), max(several[weight])) for weight in order]
+    return RangesRequest(ranges, several), [one for one in ranked if Weight.of(one.problem) not in several]
+
+
+def _by_weight(problems: Iterable[Problem]) -> dict[Weight, list[int]]:
+    """Return weight -> its M, in the order of the problems."""
+    found: dict[Weight, list[int]] = {}
+    for problem in problems:
+        found.setdefault(Weight.of(problem), []).append(problem.m)
+    return found

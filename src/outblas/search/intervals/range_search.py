@@ -1,0 +1,142 @@
+"""Search the intervals of several weights, one after the other, within one run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from outblas.core.errors import UsageError
+from outblas.core.evaluator import Evaluator
+from outblas.core.weight import Weight, WeightRange
+from outblas.records.library_interval import LibraryInterval
+from outblas.records.library_row import LibraryRow
+from outblas.records.recording import Recording
+from outblas.records.store import Store
+from outblas.search.agents.base import Agent
+from outblas.search.intervals.interval_search import (
+    REFINED_PER_SEARCHED,
+    IntervalOptions,
+    SearchWatch,
+    Told,
+    find_intervals,
+)
+from outblas.search.intervals.sampled_m import sampled
+
+
+@dataclass(frozen=True)
+class RangesRequest:
+    """The ranges that a run searches.
+
+    Attributes:
+        ranges: weights with their ranges of M, each weight once; the most important first.
+        wanted: weight -> M that matter, the most important first. They are sampled before others.
+    """
+
+    ranges: Sequence[WeightRange] = ()
+    wanted: Mapping[Weight, Sequence[int]] = field(default_factory=dict)
+
+    def sampled(self, asked: WeightRange, recording: Recording | None) -> list[int]:
+        """Return the M of a range that the agent searches, in rising order.
+
+        Raises:
+            UsageError: the recording has no M of the range.
+        """
+        return sampled(offered_ms(asked, recording), self.wanted.get(asked.weight, ()))
+
+
+@dataclass(frozen=True)
+class TunedRanges:
+    """The outcome of a run's ranges.
+
+    Attributes:
+        intervals: the intervals of all weights; those of a weight in rising order of M.
+        rows: for each sampled M the decision of the intervals, with the figures that were measured there.
+        reached: number of weights whose search was not stopped.
+        stopped: whether ``stop`` ended the search.
+    """
+
+    intervals: tuple[LibraryInterval, ...] = ()
+    rows: tuple[LibraryRow, ...] = ()
+    reached: int = 0
+    stopped: bool = False
+
+
+def offered_ms(asked: WeightRange, recording: Recording | None) -> Sequence[int]:
+    """Return the M of a range that can be measured, in rising order: all on a GPU, else those of the recording.
+
+    Raises:
+        UsageError: the recording has none.
+    """
+    if recording is None:
+        return range(asked.first, asked.last + 1)
+    found = sorted(p.m for p in recording.problems if Weight.of(p) == asked.weight and asked.first <= p.m <= asked.last)
+    if not found:
+        raise UsageError(
+            f"no M from {asked.first} to {asked.last} of weight {asked.weight.key} is in the recording",
+            "a weight with recorded problems",
+            "choose another --linear or --m, or a live GPU (--device cuda:0)",
+        )
+    return found
+
+
+def search_ranges(
+    request: RangesRequest,
+    agent: Agent,
+    budget: int,
+    evaluator: Evaluator,
+    recording: Recording | None,
+    store: Store,
+    run_id: str,
+    watch: SearchWatch,
+) -> TunedRanges:
+    """Search the intervals of each weight in turn.
+
+    Args:
+        request: the ranges.
+        agent: proposes candidates at the sampled M.
+        budget: measurements of each sampled M at most.
+        evaluator: answers; must be the same when a run is resumed.
+        recording: the recording that answers; None: a live GPU.
+        store: keeps every evaluation.
+        run_id: name of the run in the store.
+        watch: functions that the search calls. The counts that they get are those of all weights.
+
+    Raises:
+        UsageError: the recording has no M of a range, or the agent breaks its contract.
+        RecordError: the store cannot be written; earlier records are intact.
+        Interrupted: Ctrl-C.
+    """
+    samples = [request.sampled(asked, recording) for asked in request.ranges]
+    intervals: list[LibraryInterval] = []
+    rows: list[LibraryRow] = []
+    counter = _Counter(watch.told)
+    for reached, (asked, ms) in enumerate(zip(request.ranges, samples, strict=True)):
+        later = budget * sum(map(len, samples[reached + 1 :])) * (1 + REFINED_PER_SEARCHED)
+        counter.begin(asked.weight, later)
+        offered = offered_ms(asked, recording)
+        options = IntervalOptions(budget, ms, offered, recording is not None, SearchWatch(watch.stop, counter.tell))
+        found = find_intervals(asked, agent, evaluator, store, run_id, options)
+        intervals += found.intervals
+        rows += found.rows
+        if found.stopped:
+            return TunedRanges(tuple(intervals), tuple(rows), reached, stopped=True)
+    return TunedRanges(tuple(intervals), tuple(rows), len(samples))
+
+
+class _Counter:
+    """Counts measurements over all weights, and estimates those to come."""
+
+    def __init__(self, told: Told) -> None:
+        self._told = told
+        self._before = self._done = self._later = 0
+        self._words = ""
+
+    def begin(self, weight: Weight, later: int) -> None:
+        """Begin a weight; ``later`` is the estimate for the weights after it."""
+        self._before, self._done, self._later = self._before + self._done, 0, later
+        self._words = f"{weight.n} x {weight.k}"
+
+    def tell(self, done: int, known: int, words: str) -> None:
+        """Take the counts of the present weight, and report those of all."""
+        self._done = done
+        self._told(self._before + done, self._before + known + self._later, f"{self._words}: {words}")
