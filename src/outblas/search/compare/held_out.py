@@ -21,7 +21,7 @@ from outblas.core.evaluation import Evaluation, Status
 from outblas.core.problem import Problem
 from outblas.core.suites import sample
 from outblas.records.recording import Recording
-from outblas.records.recording_files import STATUS_CODES
+from outblas.records.recording_files import CHOICE_CODES, STATUS_CODES
 from outblas.records.replay import ReplayEvaluator
 from outblas.search.agents.agent_registry import AGENTS, make_agent
 from outblas.search.agents.base import Agent
@@ -47,7 +47,8 @@ class HeldOutTask:
         candidates: recorded candidates that need exactly this option, passed or failed.
         best_us: time of the fastest candidate that passed, microseconds.
         worst_us: time of the slowest candidate that passed, microseconds.
-        left_out: legal candidates that the recording left out, because a model predicted them to be slow.
+        left_out: legal candidates of the catalogue that the recording left out, because a model predicted them to be
+            slow. Candidates that were not chosen for this problem are not among them.
         left_out_us: time that each of these counts with: the fastest time by the factor beyond which they were left
             out. That flatters an agent that proposes them.
     """
@@ -156,7 +157,8 @@ def tasks_of(recording: Recording, problem: Problem) -> list[HeldOutTask]:
     """
     row = recording.row(problem)
     beyond = left_out_beyond(problem, recording.gpu)
-    skipped = recording.status[row] == STATUS_CODES[Status.LEFT_OUT]
+    by_catalogue = recording.chosen[row] == CHOICE_CODES["catalogue"]
+    skipped = (recording.status[row] == STATUS_CODES[Status.LEFT_OUT]) & by_catalogue
     tasks = []
     for launch, columns in recording.by_launch(problem).items():
         if launch not in LAUNCHES:
