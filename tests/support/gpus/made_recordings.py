@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from outblas.core.config import KernelConfig
+from outblas.core.derived_gpu import find_record
 from outblas.core.evaluation import Status
 from outblas.core.gpu_records import GpuRecord, packaged_records
 from outblas.core.problem import Problem
@@ -17,6 +18,7 @@ from outblas.kernels.cost.cost_model import predict_many
 from outblas.kernels.legality import why_illegal
 from outblas.records.recording import Recording
 from outblas.records.recording_files import STATUS_CODES
+from support.gpus.fake_driver import DEVICES
 
 
 def made_recording(
@@ -46,3 +48,8 @@ def made_recording(
 
 def packaged_record(name: str) -> GpuRecord:
     return packaged_records()[name]
+
+
+def derived_record(name: str) -> GpuRecord:
+    """Return the record that is derived from the driver's answers for a device of ``fake_driver.DEVICES``."""
+    return find_record(DEVICES[name].attributes)

@@ -25,6 +25,7 @@ from outblas.records.recording_files import CHOICE_CODES, STATUS_CODES
 from outblas.records.replay import ReplayEvaluator
 from outblas.search.agents.agent_registry import AGENTS, make_agent
 from outblas.search.agents.base import Agent
+from outblas.search.compare.arms import arm_parts, parts_of
 from outblas.search.compare.splits import Split, make_split
 
 #: Launch options that recordings have.
@@ -72,7 +73,7 @@ class CompareUnit:
 
     Attributes:
         split: name of the split.
-        agent: name of the agent.
+        agent: name of the agent, or an arm (:mod:`outblas.search.compare.arms`).
         seed: seed of the agent.
         done: (key of the problem, launch option) of the tasks that are left out, because they were done before.
     """
@@ -93,6 +94,7 @@ class Plan:
         share: held-out share of the groups, see :func:`outblas.search.compare.splits.make_split`.
         split_seed: seed of the splits.
         sample: number of held-out problems of each split, stratified by regime; None: all. Training is the same.
+        across: name or path of another GPU's recording, from which agents may learn; None: only the judged GPU's.
     """
 
     recording: str
@@ -100,6 +102,7 @@ class Plan:
     share: float = 0.2
     split_seed: int = 0
     sample: int | None = None
+    across: str | None = None
 
 
 def check_agents(agents: Sequence[str]) -> None:
@@ -248,13 +251,16 @@ def _choice(times: Sequence[float | None], budget: int) -> float | None:
     return times[budget] if budget < len(times) else None
 
 
-def run_unit(unit: CompareUnit, plan: Plan, recording: Recording) -> Iterator[dict[str, Any]]:
+def run_unit(
+    unit: CompareUnit, plan: Plan, recording: Recording, other: Recording | None = None
+) -> Iterator[dict[str, Any]]:
     """Prepare the agent on the training problems and search the held-out tasks.
 
     Args:
         unit: split, agent and seed, and the tasks to leave out.
         plan: settings of the comparison.
         recording: the recording.
+        other: the recording of another GPU; None if the plan names none.
 
     Yields:
         Journal entries, about one a second; none if no task is left. Keys: ``split``, ``agent``, ``seed``,
@@ -267,17 +273,18 @@ def run_unit(unit: CompareUnit, plan: Plan, recording: Recording) -> Iterator[di
     """
     split, tasks = held_out_tasks(plan, recording, unit.split)
     tasks = [task for task in tasks if task.key not in unit.done]
-    agent, evaluator = make_agent(unit.agent, unit.seed, recording.gpu), ReplayEvaluator(recording)
-    training = recording.restricted_to(split.training)  # the agent cannot read held-out cells
+    name, source = arm_parts(unit.agent)
+    agent, evaluator = make_agent(name, unit.seed, recording.gpu), ReplayEvaluator(recording)
+    parts = parts_of(source, split, recording, other)
     start = time.process_time()
-    agent.prepare(training, split.training)
+    agent.prepare_across(parts)
     cpu = time.process_time()
     prepare_s: float | None = cpu - start
     head = {"split": unit.split, "agent": unit.agent, "seed": unit.seed}
     learns = type(agent).observe is not Agent.observe
     began, finished = time.monotonic(), list[list[Any]]()
     for task in tasks:
-        searcher = copy.deepcopy(agent, {id(training): training}) if learns else agent
+        searcher = copy.deepcopy(agent, {id(part.recording): part.recording for part in parts}) if learns else agent
         finished.append([*task.key, *search_task(searcher, task, evaluator, plan.budgets)])
         if time.monotonic() - began > ENTRY_S or task is tasks[-1]:
             now = time.process_time()
