@@ -112,6 +112,13 @@ def test_a_recording_says_how_each_cell_was_chosen(gpu: FakeGpu, tmp_path: Path)
     assert (options.near_rounds, options.near_factor, options.chunk) == (11, 1.03, 30)
 
 
+def test_the_next_problems_kernels_compile_while_a_problem_is_measured(gpu: FakeGpu, tmp_path: Path) -> None:
+    record(tmp_path)
+    announced = [list(dict.fromkeys(problem for problem, _ in pairs)) for _, pairs in gpu.compiled]
+    assert announced == [list(PROBLEMS[i : i + 2]) for i in range(len(PROBLEMS))]
+    assert {c for _, pairs in gpu.compiled for p, c in pairs if p == PROBLEMS[2]} == set(chosen_of(PROBLEMS[2]))
+
+
 def test_a_stopped_recording_goes_on_and_ends_in_the_same_file(gpu: FakeGpu, tmp_path: Path) -> None:
     whole = record(tmp_path / "whole")
     gpu.interrupt[PROBLEMS[1]] = KeyboardInterrupt()

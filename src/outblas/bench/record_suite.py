@@ -11,6 +11,7 @@ is left out by a prediction.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -47,6 +48,8 @@ LONG_LEAVE_OUT_BEYOND = 1.2
 #: A cell over this x the fastest of its launch option, or the fastest baseline, has the first round's sample only.
 SINGLE_SAMPLE_BEYOND = 1.25
 Progress = Callable[..., None]
+#: Returns candidate -> how it was chosen, of a problem.
+Chooser = Callable[[Problem], dict[KernelConfig, str]]
 
 
 @dataclass(frozen=True)
@@ -157,10 +160,13 @@ def run_record(
         with LiveEvaluator(gpu_index, options) as evaluator:
             todo = [p for p in problems if p.key not in done]
             evaluator.expect(todo)
-            for problem in todo:
+            choose = _chooser(catalogue, gpu, how.draw)
+            for index, problem in enumerate(todo):
                 if monotonic() > end:
                     return None
-                journal.append(_measure(evaluator, problem, catalogue, how.draw))
+                if choose is not None:  # most kernels are new to the run: those of the next problem compile meanwhile
+                    evaluator.compile_soon((p, config) for p in todo[index : index + 2] for config in choose(p))
+                journal.append(_measure(evaluator, problem, catalogue, choose))
                 if progress is not None:
                     progress(len(journal.entries), len(problems))
     finally:
@@ -187,12 +193,19 @@ def left_out_beyond(problem: Problem, gpu: Gpu) -> float:
     return LONG_LEAVE_OUT_BEYOND if repeats(floor_us(problem, gpu)) == 1 else LEAVE_OUT_BEYOND
 
 
+def _chooser(catalogue: Sequence[KernelConfig], gpu: Gpu, draw: CandidateDraw | None) -> Chooser | None:
+    """Return the choice of a problem's own candidates, which keeps the last two; None if every candidate is wanted."""
+    if draw is None:
+        return None
+    return functools.lru_cache(maxsize=2)(lambda problem: choose_candidates(problem, catalogue, gpu, draw))
+
+
 def _measure(
-    evaluator: LiveEvaluator, problem: Problem, catalogue: Sequence[KernelConfig], draw: CandidateDraw | None
+    evaluator: LiveEvaluator, problem: Problem, catalogue: Sequence[KernelConfig], choose: Chooser | None
 ) -> dict[str, Any]:
     """Measure a problem; return its journal entry, as :func:`outblas.bench.record_matrix.matrix_of` reads it."""
-    if draw is not None:
-        chosen = choose_candidates(problem, catalogue, evaluator.gpu, draw)
+    if choose is not None:
+        chosen = choose(problem)
         cells, baselines = _measured(evaluator, problem, list(chosen))
         names = [config_name(config) for config in chosen]
         return {
