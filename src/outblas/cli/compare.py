@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from outblas.cli import common
-from outblas.cli.common import err, out
+from outblas.cli.common import ProgressFn, err, out
 from outblas.core.errors import UsageError
 from outblas.runtime.device import parse_device
 
@@ -66,24 +66,29 @@ def compare(
 
     plan = Plan(where.recording, _integers(budgets), held_out, split_seed, sample, _recording_name(across))
     with common.progress_bar("compare") as progress:
-        begun: list[tuple[float, int]] = []
-
-        def update(done: int, total: int, note: str) -> None:
-            now = monotonic()
-            if not begun:
-                begun.append((now, done))
-            start, first = begun[0]
-            if not err.is_terminal and done > first:  # a bar has an estimate of its own
-                note += f", about {(now - start) * (total - done) / (done - first):.0f} s left"
-            progress(done, total, note)
-
         request = CompareRequest(
             plan, _words(splits), _words(agents), seeds, out_file, common.command_line(), jobs, resume,
             _words(learn_from),
         )  # fmt: skip
-        run_compare(request, update, lambda line: err.print(line, markup=False))
+        run_compare(request, _with_estimate(progress), lambda line: err.print(line, markup=False))
     print_comparison(read_comparison(out_file))
     out.print(f"result: {out_file}\npage:   outblas report {out_file}", markup=False)
+
+
+def _with_estimate(progress: ProgressFn) -> ProgressFn:
+    """Return a progress function that adds the seconds left to the note, unless a bar estimates them."""
+    begun: list[tuple[float, int]] = []
+
+    def update(done: int, total: int, note: object = "") -> None:
+        now = monotonic()
+        if not begun:
+            begun.append((now, done))
+        start, first = begun[0]
+        if not err.is_terminal and done > first:
+            note = f"{note}, about {(now - start) * (total - done) / (done - first):.0f} s left"
+        progress(done, total, note)
+
+    return update
 
 
 def print_comparison(comparison: Comparison) -> None:
