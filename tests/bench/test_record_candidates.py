@@ -21,7 +21,7 @@ from outblas.records.recording import Recording
 from outblas.records.recording_files import CHOICE_CODES, STATUS_CODES
 from outblas.records.recording_hash import recording_sha
 from outblas.records.replay import ReplayEvaluator
-from outblas.search.compare.held_out import tasks_of
+from outblas.search.compare.held_out import CompareUnit, Plan, run_unit, tasks_of
 from support.cli_fixture import outblas
 from support.fake_gpu import FakeGpu, install, time_us
 from support.gpus.fake_driver import DEVICES, plug_in
@@ -140,6 +140,14 @@ def test_a_replay_offers_each_problem_its_own_candidates(gpu: FakeGpu, tmp_path:
     replay = ReplayEvaluator(record(tmp_path))
     for problem in PROBLEMS:
         assert set(replay.candidates(problem)) == set(chosen_of(problem))
+
+
+def test_a_comparison_searches_each_problems_own_candidates(gpu: FakeGpu, tmp_path: Path) -> None:
+    found = record(tmp_path)
+    for agent in ("nearest", "random-legal"):
+        entries = list(run_unit(CompareUnit("shapes", agent, 0), Plan(str(tmp_path), (0, 30), 0.34), found))
+        tasks = [task for entry in entries for task in entry["tasks"]]
+        assert [(len(tasks), {task[2][-1] for task in tasks})] == [(2, {1.0})], "all were tried, the best among them"
 
 
 def test_a_candidate_that_nobody_chose_does_not_count_as_slow(gpu: FakeGpu, tmp_path: Path) -> None:

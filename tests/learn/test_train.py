@@ -32,7 +32,7 @@ from outblas.learn.train.regression import RegressSettings, train_regressor  # n
 from outblas.learn.train.train_ppo import PpoSettings, TrainingRun, train  # noqa: E402
 from outblas.learn.train.training_part import TrainingPart  # noqa: E402
 from outblas.records.recording import Recording  # noqa: E402
-from outblas.records.recording_files import STATUS_CODES  # noqa: E402
+from outblas.records.recording_files import CHOICE_CODES, STATUS_CODES  # noqa: E402
 from outblas.records.replay import ReplayEvaluator  # noqa: E402
 from outblas.search.agents.ppo import Ppo  # noqa: E402
 from outblas.search.agents.surrogate import Surrogate  # noqa: E402
@@ -188,6 +188,23 @@ def test_training_looks_at_no_problem_that_was_not_named(recording: Recording) -
         np.testing.assert_array_equal(a, b)
     for name in one.scorer:
         np.testing.assert_array_equal(one.scorer[name], two.scorer[name])
+
+
+def test_problems_with_candidates_of_their_own_are_learned_from(recording: Recording) -> None:
+    """Half of the candidates of each problem, another half each time; one problem has none with PDL."""
+    rng = np.random.default_rng(1)
+    kept = rng.permuted(np.tile(np.arange(len(recording.catalogue)) % 2 == 0, (len(recording.problems), 1)), axis=1)
+    kept[0] = [not c.pdl for c in recording.catalogue]
+    drawn = replace(
+        recording,
+        status=np.where(kept, recording.status, STATUS_CODES[Status.LEFT_OUT]),
+        median_us=np.where(kept, recording.median_us, np.nan).astype(np.float32),
+        chosen=np.where(kept, CHOICE_CODES["random"], CHOICE_CODES["none"]),
+    )
+    learn, held = split(drawn)
+    policy = train(part(drawn, learn), replace(SMALL, steps=64))
+    quality = search_qualities(policy, recorded_searches(policy, drawn, held), 1)
+    assert np.exp(np.log(quality).mean()) > 0.9, "a random choice is at 0.77"
 
 
 def test_what_is_logged(recording: Recording, tmp_path: Path) -> None:

@@ -22,8 +22,8 @@ RecordingOption = Annotated[
     list[str] | None,
     typer.Option(
         "--recording",
-        help="A packaged recording's name, or a folder; may be repeated, for other GPUs.",
-        show_default=common.DEFAULT_RECORDING,
+        help="A packaged recording's name, or a folder; may be repeated, for other GPUs. "
+        f"By default {common.DEFAULT_RECORDING}.",
     ),
 ]
 StepsOption = Annotated[
