@@ -64,6 +64,11 @@ def test_each_agent_that_learns_has_an_arm_for_each_source() -> None:
     assert (arm_parts("ppo@both"), arm_parts("random")) == (("ppo", "both"), ("random", ""))
 
 
+def test_an_agent_without_an_arm_is_refused() -> None:
+    with pytest.raises(UsageError, match="agent heuristic with both alone"):
+        arms_of(["regressor", "heuristic"], ["both"], H200)
+
+
 @pytest.mark.parametrize("sources", [[], ["own", "own"], ["all"]])
 def test_sources_that_do_not_exist_are_refused(sources: list[str]) -> None:
     with pytest.raises(UsageError, match="--learn-from"):

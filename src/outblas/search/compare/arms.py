@@ -46,7 +46,7 @@ def arms_of(agents: Sequence[str], sources: Sequence[str], gpu: Gpu) -> list[str
         gpu: the judged GPU.
 
     Raises:
-        UsageError: a source is unknown or given twice, or none is given.
+        UsageError: a source is unknown or given twice, or none is given; or an agent would have no arm.
     """
     for source in sources:
         if source not in SOURCES:
@@ -59,6 +59,8 @@ def arms_of(agents: Sequence[str], sources: Sequence[str], gpu: Gpu) -> list[str
     for name in agents:
         agent = make_agent(name, 0, gpu)
         usable = [source for source in sources if agent.across or source != "both"]
+        if not usable:
+            raise UsageError(f"agent {name} with both alone", "one recording for it", "add another to --learn-from")
         found += [f"{name}{_MARK}{source}" for source in usable] if _learns_before(agent) else [name]
     return found
 
