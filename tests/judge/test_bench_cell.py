@@ -112,6 +112,8 @@ def test_how_a_worker_evaluates_unless_it_is_told_otherwise() -> None:
         "algorithms": None,
         "drop_beyond": math.inf,
         "rounds_before_drop": 3,
+        "near_rounds": 0,
+        "near_factor": 1.0,
     }
     with pytest.raises(AttributeError):
         Options(0, H200).rounds = 8  # type: ignore[misc]
@@ -186,3 +188,17 @@ def test_the_error_of_no_baseline_says_why_of_each() -> None:
     assert isinstance(error, DeviceError)
     said = str(error)
     assert P.key in said and "torch: no room; cublas: no handle" in said and "resumes" in said
+
+
+def test_candidates_near_the_fastest_get_more_rounds_than_the_others() -> None:
+    made, near = cell(), {"near_rounds": 11, "near_factor": 1.03}
+    options = Options(0, H200, rounds=5, long_rounds=3, drop_beyond=1.25, rounds_before_drop=1, **near)  # type: ignore[arg-type]
+    made.measure({"x": None}, options)
+    assert made.bench.asked[-1][2] == 11
+    first = made.prune(options, {"fast": "plain", "near": "plain", "far": "plain", "slow": "plain", "alone": "pdl"})
+    medians = {"fast": 1.0, "near": 1.02, "far": 1.1, "slow": 1.3, "alone": 1.2, "torch": 1.0}
+    assert (first.after, first.to_drop(medians)) == (1, {"slow"})
+    assert (first.then.after, first.then.to_drop(medians)) == (5, {"far", "slow"})
+    made.bench.repeats = 1
+    assert made.prune(options, {}).then.after == 3
+    assert made.prune(Options(0, H200), {}).then is None

@@ -198,3 +198,18 @@ def test_a_speedup_has_the_interval_of_its_mode_and_seed(mode, seed):
 def test_a_speedup_wants_both_sides(timed, baselines):
     with pytest.raises(UsageError, match="no timing"):
         rounds.speedup({name: offline([1.0, 1.0, 1.0]) for name in timed}, "ours", baselines)
+
+
+def test_near_the_best_of_their_kind():
+    rule = rounds.behind_the_best_of_their_kind(1.03, {"p1": "plain", "p2": "plain", "x1": "pdl", "x2": "pdl"})
+    assert rule({"p1": 100.0, "p2": 103.0, "x1": 50.0, "x2": 51.6, "torch": 10.0}) == {"x2"}
+    assert rule({"p2": 103.0, "torch": 10.0}) == set()
+
+
+def test_a_second_choice_is_among_those_that_the_first_one_left():
+    second = rounds.Prune(3, lambda medians: {"b"} & medians.keys())
+    first = rounds.Prune(1, lambda medians: {"c"}, second)
+    runs = []
+    samples = rounds.time_in_rounds(counting(runs), ["a", "b", "c"], 5, prune=first, clock=Clock(1.0))
+    assert {name: len(found) for name, found in samples.items()} == {"a": 5, "b": 3, "c": 1}
+    assert runs[-1] == ["a"]

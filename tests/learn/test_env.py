@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -50,6 +51,18 @@ def test_the_mask_is_what_was_recorded_of_the_launch_option_less_what_was_tried(
             env.step(np.int64(action))
             assert not env.action_masks()[action] and env.action_masks().sum() == (offered & right).sum() - 1
             assert info == {"problem": problem.key, "launch": launch}
+
+
+def test_an_episode_draws_a_launch_option_that_the_problem_has() -> None:
+    """Problems with candidates of their own may have none of an option."""
+    recording = replace(RECORDING, status=RECORDING.status.copy(), median_us=RECORDING.median_us.copy())
+    pdl = np.array([launch_of(c) == "pdl" for c in recording.catalogue])
+    recording.status[0, pdl], recording.median_us[0, pdl] = STATUS_CODES[Status.LEFT_OUT], np.nan
+    env, drawn = make(recording), set()
+    for seed in range(60):
+        _, info = env.reset(seed=seed)
+        drawn.add((info["problem"] == recording.problems[0].key, info["launch"]))
+    assert drawn == {(True, "plain"), (False, "plain"), (False, "pdl")}
 
 
 def test_an_episode_pays_the_best_reward_that_it_found() -> None:

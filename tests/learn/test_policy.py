@@ -114,7 +114,7 @@ def test_a_truncated_policy_is_refused(tmp_path: Path, share: float) -> None:
 
 def test_a_policy_of_other_inputs_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     random_policy().save(tmp_path / "p.npz")
-    monkeypatch.setattr("outblas.learn.policy._inputs", lambda: "others")
+    monkeypatch.setattr("outblas.learn.policy.input_names", lambda *names: "others")
     with pytest.raises(RecordError, match="inputs"):
         Policy.load(tmp_path / "p.npz")
 

@@ -12,9 +12,11 @@ pytest.importorskip("optuna", reason="needs optuna (pip install '.[rl]')")
 
 from outblas.learn.train import sweep as module  # noqa: E402
 from outblas.learn.train.train_ppo import PpoSettings  # noqa: E402
+from outblas.learn.train.training_part import TrainingPart  # noqa: E402
 from support.helpers import random_policy, synthetic_recording  # noqa: E402
 
 RECORDING = synthetic_recording()
+PARTS = [TrainingPart(RECORDING, RECORDING.problems)]
 
 
 class Trainings:
@@ -24,7 +26,7 @@ class Trainings:
         self.seen: list[PpoSettings] = []
         self.stopped = 0
 
-    def __call__(self, recording, problems, settings, run, on_update):  # type: ignore[no-untyped-def]
+    def __call__(self, parts, settings, run, on_update):  # type: ignore[no-untyped-def]
         self.seen.append(settings)
         for step in range(1, 11):
             if on_update(step * settings.steps // 10, -abs(settings.lr - 1e-4)):
@@ -41,7 +43,7 @@ def trainings(monkeypatch: pytest.MonkeyPatch) -> Trainings:
 
 
 def test_the_best_settings_of_a_study_are_within_its_bounds(trainings: Trainings, tmp_path: Path) -> None:
-    best, score = module.sweep(RECORDING, RECORDING.problems, 12, tmp_path)
+    best, score = module.sweep(PARTS, 12, tmp_path)
     assert len(trainings.seen) == 12
     assert score == pytest.approx(-abs(best.lr - 1e-4)) == max(-abs(s.lr - 1e-4) for s in trainings.seen)
     for settings in trainings.seen:
@@ -52,11 +54,11 @@ def test_the_best_settings_of_a_study_are_within_its_bounds(trainings: Trainings
 
 
 def test_a_study_goes_on_where_it_was(trainings: Trainings, tmp_path: Path) -> None:
-    module.sweep(RECORDING, RECORDING.problems, 4, tmp_path)
-    module.sweep(RECORDING, RECORDING.problems, 6, tmp_path)
+    module.sweep(PARTS, 4, tmp_path)
+    module.sweep(PARTS, 6, tmp_path)
     assert len(trainings.seen) == 6
     said: list[int] = []
-    module.sweep(RECORDING, RECORDING.problems, 6, tmp_path, progress=lambda done, total, note: said.append(done))
+    module.sweep(PARTS, 6, tmp_path, progress=lambda done, total, note: said.append(done))
     assert len(trainings.seen) == 6 and not said, "a study that has enough is only read"
 
 
@@ -68,7 +70,7 @@ def test_a_trial_that_fails_is_not_swallowed(
 
     monkeypatch.setattr(module, "train", fails)
     with pytest.raises(RuntimeError, match="no"):
-        module.sweep(RECORDING, RECORDING.problems, 2, tmp_path)
+        module.sweep(PARTS, 2, tmp_path)
     monkeypatch.setattr(module, "train", trainings)
-    module.sweep(RECORDING, RECORDING.problems, 2, tmp_path)
+    module.sweep(PARTS, 2, tmp_path)
     assert len(trainings.seen) == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,8 +30,9 @@ from outblas.learn.train.network import CandidatePolicy  # noqa: E402
 from outblas.learn.train.policy_quality import recorded_searches, search_qualities  # noqa: E402
 from outblas.learn.train.regression import RegressSettings, train_regressor  # noqa: E402
 from outblas.learn.train.train_ppo import PpoSettings, TrainingRun, train  # noqa: E402
+from outblas.learn.train.training_part import TrainingPart  # noqa: E402
 from outblas.records.recording import Recording  # noqa: E402
-from outblas.records.recording_files import STATUS_CODES  # noqa: E402
+from outblas.records.recording_files import CHOICE_CODES, STATUS_CODES  # noqa: E402
 from outblas.records.replay import ReplayEvaluator  # noqa: E402
 from outblas.search.agents.ppo import Ppo  # noqa: E402
 from outblas.search.agents.surrogate import Surrogate  # noqa: E402
@@ -71,9 +73,13 @@ def split(recording: Recording) -> tuple[list[Problem], list[Problem]]:
     return [p for p in recording.problems if p not in held], held
 
 
+def part(recording: Recording, problems: Sequence[Problem]) -> list[TrainingPart]:
+    return [TrainingPart(recording, tuple(problems))]
+
+
 def test_a_trivial_rule_is_learned_and_holds_on_new_shapes(recording: Recording) -> None:
     learn, held = split(recording)
-    policy = train(recording, learn, SMALL)
+    policy = train(part(recording, learn), SMALL)
     quality = search_qualities(policy, recorded_searches(policy, recording, held), 2)
     assert len(quality) == 2 * len(held)
     assert quality[:, 0].mean() > 0.97, "chance would give 0.75"
@@ -86,7 +92,7 @@ def test_a_trivial_rule_is_learned_and_holds_on_new_shapes(recording: Recording)
 
 def test_the_regressor_predicts_ratios_on_new_shapes(recording: Recording) -> None:
     learn, held = split(recording)
-    regressor = train_regressor(recording, learn, SMALL.regress)
+    regressor = train_regressor(part(recording, learn), SMALL.regress)
     policy = Policy(regressor, {})
     plain = [c for c in recording.catalogue if not c.pdl]
     for problem in held:
@@ -98,7 +104,7 @@ def test_the_regressor_predicts_ratios_on_new_shapes(recording: Recording) -> No
 
 def test_numpy_and_torch_score_alike(recording: Recording) -> None:
     learn, _ = split(recording)
-    regressor = train_regressor(recording, learn, replace(SMALL.regress, epochs=1))
+    regressor = train_regressor(part(recording, learn), replace(SMALL.regress, epochs=1))
     env = TuningEnv(
         ReplayEvaluator(recording), recording.catalogue, sampler("grid", among=learn), Policy(regressor, {}), 3
     )
@@ -130,10 +136,10 @@ def test_numpy_and_torch_score_alike(recording: Recording) -> None:
 def test_the_same_seed_the_same_policy(recording: Recording) -> None:
     learn, _ = split(recording)
     settings = replace(SMALL, steps=128)
-    one, two = (train(recording, learn, settings) for _ in range(2))
+    one, two = (train(part(recording, learn), settings) for _ in range(2))
     for name in one.scorer:
         np.testing.assert_array_equal(one.scorer[name], two.scorer[name])
-    other = train(recording, learn, replace(settings, seed=1))
+    other = train(part(recording, learn), replace(settings, seed=1))
     assert any((a != b).any() for a, b in zip(one.regressor.weights, other.regressor.weights, strict=True))
 
 
@@ -152,20 +158,22 @@ def test_a_training_that_was_stopped_goes_on(
         return False
 
     with pytest.raises(Stop):
-        train(recording, learn, SMALL, TrainingRun(tmp_path), on_update=stop)
+        train(part(recording, learn), SMALL, TrainingRun(tmp_path), on_update=stop)
     regressor = (tmp_path / "regressor.npz").read_bytes()
     steps: list[int] = []
-    policy = train(recording, learn, SMALL, TrainingRun(tmp_path), on_update=lambda n, score: steps.append(n) or False)
+    policy = train(
+        part(recording, learn), SMALL, TrainingRun(tmp_path), on_update=lambda n, score: steps.append(n) or False
+    )
     assert (tmp_path / "regressor.npz").read_bytes() == regressor, "the regressor is not trained again"
     assert steps and steps[0] >= 128 and steps[-1] >= SMALL.steps
     assert json.loads(policy.about)["settings"]["lr"] == SMALL.lr
     done: list[int] = []
-    train(recording, learn, SMALL, TrainingRun(tmp_path), on_update=lambda n, score: done.append(n) or False)
+    train(part(recording, learn), SMALL, TrainingRun(tmp_path), on_update=lambda n, score: done.append(n) or False)
     assert not done, "a training that is done is only read"
     with lock_folder(tmp_path), pytest.raises(RecordError, match="in use by another process"):
-        train(recording, learn, SMALL, TrainingRun(tmp_path))
+        train(part(recording, learn), SMALL, TrainingRun(tmp_path))
     with pytest.raises(UsageError, match="other settings"):
-        train(recording, learn, replace(SMALL, lr=1e-3), TrainingRun(tmp_path))
+        train(part(recording, learn), replace(SMALL, lr=1e-3), TrainingRun(tmp_path))
 
 
 def test_training_looks_at_no_problem_that_was_not_named(recording: Recording) -> None:
@@ -174,18 +182,35 @@ def test_training_looks_at_no_problem_that_was_not_named(recording: Recording) -
     spoiled = recording.median_us.copy()
     spoiled[rows] = 1e6 - spoiled[rows]
     settings = replace(SMALL, steps=128)
-    one = train(recording, learn, settings)
-    two = train(replace(recording, median_us=spoiled), learn, settings)
+    one = train(part(recording, learn), settings)
+    two = train(part(replace(recording, median_us=spoiled), learn), settings)
     for a, b in zip(one.regressor.weights, two.regressor.weights, strict=True):
         np.testing.assert_array_equal(a, b)
     for name in one.scorer:
         np.testing.assert_array_equal(one.scorer[name], two.scorer[name])
 
 
+def test_problems_with_candidates_of_their_own_are_learned_from(recording: Recording) -> None:
+    """Half of the candidates of each problem, another half each time; one problem has none with PDL."""
+    rng = np.random.default_rng(1)
+    kept = rng.permuted(np.tile(np.arange(len(recording.catalogue)) % 2 == 0, (len(recording.problems), 1)), axis=1)
+    kept[0] = [not c.pdl for c in recording.catalogue]
+    drawn = replace(
+        recording,
+        status=np.where(kept, recording.status, STATUS_CODES[Status.LEFT_OUT]),
+        median_us=np.where(kept, recording.median_us, np.nan).astype(np.float32),
+        chosen=np.where(kept, CHOICE_CODES["random"], CHOICE_CODES["none"]),
+    )
+    learn, held = split(drawn)
+    policy = train(part(drawn, learn), replace(SMALL, steps=64))
+    quality = search_qualities(policy, recorded_searches(policy, drawn, held), 1)
+    assert np.exp(np.log(quality).mean()) > 0.9, "a random choice is at 0.77"
+
+
 def test_what_is_logged(recording: Recording, tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="needs tensorboard")
     learn, _ = split(recording)
-    train(recording, learn, replace(SMALL, steps=256), TrainingRun(tmp_path, tensorboard=True))
+    train(part(recording, learn), replace(SMALL, steps=256), TrainingRun(tmp_path, tensorboard=True))
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     (folder,) = tmp_path.glob("ppo_*")
@@ -253,4 +278,4 @@ def test_the_command_refuses_them_before_it_makes_a_folder(tmp_path: Path) -> No
 
 def test_too_few_problems() -> None:
     with pytest.raises(UsageError, match="10 or more"):
-        train(trivial(), trivial().problems[:9], SMALL)
+        train(part(trivial(), trivial().problems[:9]), SMALL)

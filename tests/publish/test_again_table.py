@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from outblas.publish.tables.again_table import BUILD, again_table, command_of_file
+from outblas.publish.tables.again_table import again_table, build_command, command_of_file
 from outblas.records.results import Result
 from support.helpers import ROOT
 
@@ -32,13 +32,13 @@ def test_each_file_has_its_command(result: Result, command: str) -> None:
 
 def test_the_scripts_and_the_library_that_commands_name_exist() -> None:
     assert (ROOT / "benchmarks" / "new_shapes.py").is_file()
-    assert (ROOT / BUILD.split()[-1]).is_file()
+    assert (ROOT / build_command("h200").split()[-1]).is_file()
 
 
 def test_minutes_are_of_the_file_and_a_dash_without() -> None:
     timed = made("grid1000")
     timed.meta["provenance"]["gpu_seconds"] = 174.0
     table = again_table([timed, made("llm")])
-    assert table.startswith(f"`BUILD` stands for `{BUILD}`.")
+    assert table.startswith(f"`BUILD` stands for `{build_command('h200')}`.")
     assert "| grid1000_offline | `BUILD --tables grid1000:TN:fp16:fp32 --steps bench --modes offline` | 2.9 |" in table
     assert table.splitlines()[-1].endswith("| – |")

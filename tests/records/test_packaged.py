@@ -180,7 +180,7 @@ def test_all_that_was_measured_says_where_and_when(recording: Recording, library
 
 def test_summary_pictures_and_generated_blocks_are_current(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    assert check_published() == []
+    assert check_published(Path("results", RESULTS.name)) == []
     assert [page for page, _ in generated_blocks(Measured(Path("results/h200"))) if not Path(page).is_file()] == []
 
 

@@ -15,7 +15,7 @@ from outblas.core.errors import RecordError, UsageError
 from outblas.core.evaluation import Status
 from outblas.core.problem import Problem
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
-from outblas.records import recording as module
+from outblas.records import recording_places as places
 from outblas.records.recording import Recording
 from outblas.records.recording_files import STATUS_CODES
 from support.helpers import synthetic_recording
@@ -67,9 +67,9 @@ def test_the_files_have_the_published_layout(tmp_path: Path) -> None:
 
 
 def test_a_packaged_recording_is_found_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_package_root", lambda: tmp_path)
+    monkeypatch.setattr(places, "_package_root", lambda: tmp_path)
     synthetic_recording().write(tmp_path / "h200")
-    assert module.packaged() == ["h200"]
+    assert places.packaged() == ["h200"]
     assert Recording.load("h200").gpu.name == "h200"
 
 
@@ -309,7 +309,7 @@ def test_a_failed_write_leaves_the_old_files(tmp_path: Path, monkeypatch: pytest
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(module.os, "fsync", full)
+    monkeypatch.setattr(places.os, "fsync", full)
     with pytest.raises(RecordError, match="No space left"):
         synthetic_recording(seed=9).write(tmp_path)
     assert {f.name: f.read_bytes() for f in tmp_path.iterdir()} == before

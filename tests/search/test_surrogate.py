@@ -145,7 +145,7 @@ def test_a_training_is_kept_and_is_of_its_problems_and_seed(monkeypatch: pytest.
 
     recording, trained = structured_recording(), []
     train = regression.train_regressor
-    monkeypatch.setattr(regression, "train_regressor", lambda *a: trained.append(list(a[1])) or train(*a))
+    monkeypatch.setattr(regression, "train_regressor", lambda *a: trained.append(list(a[0][0].problems)) or train(*a))
 
     def prepared(seed: int, problems: Sequence[Problem]) -> list[str]:
         agent = make_agent("surrogate", seed, H200)

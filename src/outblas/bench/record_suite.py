@@ -4,19 +4,25 @@ Every config is proved in full once (gates 1 to 6 on representative problems), a
 cell. All cells of a problem are timed in the same rounds as the baselines. Cells that the ranking model predicts at
 over :data:`LEAVE_OUT_BEYOND` x the best are marked as left out. Problems whose calls are long are measured in fewer
 rounds, of fewer cells.
+
+A recording for learning gives each problem candidates of its own (:mod:`outblas.bench.record_candidates`). None of them
+is left out by a prediction.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from outblas.bench.live_evaluator import LiveEvaluator
+from outblas.bench.record_candidates import CandidateDraw, choose_candidates
+from outblas.bench.record_matrix import matrix_of
 from outblas.core.config import KernelConfig, config_name
+from outblas.core.errors import UsageError
 from outblas.core.evaluation import Evaluation, Status
 from outblas.core.gpu_records import packaged_records
 from outblas.core.journal import Journal
@@ -28,8 +34,7 @@ from outblas.kernels.kernel_hash import kernels_sha
 from outblas.kernels.legality import why_illegal
 from outblas.records.parquet import check_parquet
 from outblas.records.provenance import collect_provenance
-from outblas.records.recording import Recording, stem_of
-from outblas.records.recording_files import STATUS_CODES
+from outblas.records.recording import stem_of
 from outblas.runtime.device import gpu_of_device, record_of_device
 
 #: Interleaved rounds per cell; of a problem whose calls are long (``roofline.repeats`` is 1).
@@ -43,6 +48,40 @@ LONG_LEAVE_OUT_BEYOND = 1.2
 #: A cell over this x the fastest of its launch option, or the fastest baseline, has the first round's sample only.
 SINGLE_SAMPLE_BEYOND = 1.25
 Progress = Callable[..., None]
+#: Returns candidate -> how it was chosen, of a problem.
+Chooser = Callable[[Problem], dict[KernelConfig, str]]
+
+
+@dataclass(frozen=True)
+class RecordSettings:
+    """Settings of a recording beside its problems and candidates.
+
+    Attributes:
+        draw: number and kind of each problem's own candidates. None: every candidate of the catalogue is wanted, and
+            the ranking model leaves out the slow ones.
+        near_rounds: rounds of candidates near the fastest with their launch option; 0: as many as the others have.
+        near: a candidate is near if it is slower by at most this share, e.g. 0.03.
+
+    Raises:
+        UsageError: a number is negative.
+    """
+
+    draw: CandidateDraw | None = None
+    near_rounds: int = 0
+    near: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.near_rounds < 0 or not 0 <= self.near < math.inf:
+            raise UsageError(
+                f"{self.near_rounds} rounds within {self.near:g} of the best",
+                "numbers of 0 or more",
+                "correct --rounds-near-best or --near",
+            )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what differs from the defaults, for the journal and the provenance."""
+        near = {"rounds_near_best": [self.near_rounds, self.near]} if self.near_rounds else {}
+        return near if self.draw is None else {**near, "candidates": asdict(self.draw)}
 
 
 def run_record(
@@ -53,19 +92,22 @@ def run_record(
     gpu_index: int = 0,
     progress: Progress | None = None,
     seconds: float = math.inf,
+    how: RecordSettings = RecordSettings(),
 ) -> Path | None:
-    """Measure every kernel of a catalogue on every problem, and write the recording.
+    """Measure kernels of a catalogue on every problem, and write the recording.
 
     A killed run resumes at the first problem that is not in its journal, ``<stem>_record.jsonl`` in ``out_dir``.
 
     Args:
         problems: problems to measure, in the order of the recording's rows.
         suite: name of their suite.
-        catalogue: kernels, in the order of the recording's columns.
+        catalogue: kernels, in the order of the recording's columns. If problems have candidates of their own, the
+            columns are the kernels that some problem has.
         out_dir: folder of the recording and its journal.
         gpu_index: CUDA ordinal.
         progress: called with (problems done, number of problems) after each problem.
         seconds: time limit; it is checked before each problem.
+        how: settings of candidates and rounds.
 
     Returns:
         The path of the cells file; None if the time limit came first. The next call then resumes.
@@ -89,13 +131,14 @@ def run_record(
         "hopeless": SINGLE_SAMPLE_BEYOND,
         "kernels": kernels_sha(),
         "gpu": gpu.name,
+        **how.to_json(),
     }
     journal = Journal(out_dir / f"{stem_of(suite, problems)}_record.jsonl", settings)
     done = {entry["problem"] for entry in journal.entries}
     proved = {
         name
         for entry in journal.entries
-        for name, cell in zip(names, entry["cells"], strict=True)
+        for name, cell in zip(entry.get("candidates", names), entry["cells"], strict=True)
         if cell[0] == Status.PASSED.value
     }
     options = Options(
@@ -105,27 +148,32 @@ def run_record(
         long_rounds=LONG_ROUNDS,
         recheck=False,
         proved=frozenset(proved),
-        chunk=len(catalogue) or 1,
+        chunk=(len(catalogue) if how.draw is None else how.draw.count) or 1,
         speedups=False,
         drop_beyond=SINGLE_SAMPLE_BEYOND,
         rounds_before_drop=1,
+        near_rounds=how.near_rounds,
+        near_factor=1 + how.near,
     )
     end = monotonic() + seconds
     try:
         with LiveEvaluator(gpu_index, options) as evaluator:
             todo = [p for p in problems if p.key not in done]
             evaluator.expect(todo)
-            for problem in todo:
+            choose = _chooser(catalogue, gpu, how.draw)
+            for index, problem in enumerate(todo):
                 if monotonic() > end:
                     return None
-                journal.append(_measure(evaluator, problem, catalogue))
+                if choose is not None:  # most kernels are new to the run: those of the next problem compile meanwhile
+                    evaluator.compile_soon((p, config) for p in todo[index : index + 2] for config in choose(p))
+                journal.append(_measure(evaluator, problem, catalogue, choose))
                 if progress is not None:
                     progress(len(journal.entries), len(problems))
     finally:
         journal.close()
     entries = {entry["problem"]: entry for entry in journal.entries}
-    recording = _matrix(problems, suite, catalogue, entries, _provenance(gpu_index, gpu))
-    return recording.write(out_dir)
+    about = {**_provenance(gpu_index, gpu), **how.to_json()}
+    return matrix_of(problems, suite, catalogue, entries, about).write(out_dir)
 
 
 def _provenance(gpu_index: int, gpu: Gpu) -> dict[str, Any]:
@@ -145,31 +193,59 @@ def left_out_beyond(problem: Problem, gpu: Gpu) -> float:
     return LONG_LEAVE_OUT_BEYOND if repeats(floor_us(problem, gpu)) == 1 else LEAVE_OUT_BEYOND
 
 
-def _measure(evaluator: LiveEvaluator, problem: Problem, catalogue: Sequence[KernelConfig]) -> dict[str, Any]:
-    """Measure all cells of a problem; return a journal entry: a row of the matrix and its baselines."""
-    cells: dict[int, list[Any]] = {}
-    legal = []
-    for column, config in enumerate(catalogue):
-        reason = why_illegal(problem, config, evaluator.gpu)
-        if reason is None:
-            legal.append(column)
-        else:
-            cells[column] = [Status.ILLEGAL.value, None, None, 0]
-    within = left_out_beyond(problem, evaluator.gpu)
-    skipped = pruned_mask(problem, [catalogue[c] for c in legal], evaluator.gpu, within)
-    for column, skip in zip(legal, skipped, strict=True):
+def _chooser(catalogue: Sequence[KernelConfig], gpu: Gpu, draw: CandidateDraw | None) -> Chooser | None:
+    """Return the choice of a problem's own candidates, which keeps the last two; None if every candidate is wanted."""
+    if draw is None:
+        return None
+    return functools.lru_cache(maxsize=2)(lambda problem: choose_candidates(problem, catalogue, gpu, draw))
+
+
+def _measure(
+    evaluator: LiveEvaluator, problem: Problem, catalogue: Sequence[KernelConfig], choose: Chooser | None
+) -> dict[str, Any]:
+    """Measure a problem; return its journal entry, as :func:`outblas.bench.record_matrix.matrix_of` reads it."""
+    if choose is not None:
+        chosen = choose(problem)
+        cells, baselines = _measured(evaluator, problem, list(chosen))
+        names = [config_name(config) for config in chosen]
+        return {
+            "problem": problem.key,
+            "candidates": names,
+            "chosen": list(chosen.values()),
+            "cells": [cells[config] for config in chosen],
+            "baselines": baselines,
+        }
+    known = _untried(problem, catalogue, evaluator.gpu)
+    cells, baselines = _measured(evaluator, problem, [config for config in catalogue if config not in known])
+    cells |= {config: [status.value, None, None, 0] for config, status in known.items()}
+    return {"problem": problem.key, "cells": [cells[config] for config in catalogue], "baselines": baselines}
+
+
+def _untried(problem: Problem, catalogue: Sequence[KernelConfig], gpu: Gpu) -> dict[KernelConfig, Status]:
+    """Return the status of each candidate of the catalogue that is not tried: illegal, or left out by the model."""
+    legal = [config for config in catalogue if why_illegal(problem, config, gpu) is None]
+    skipped = pruned_mask(problem, legal, gpu, left_out_beyond(problem, gpu))
+    found = dict.fromkeys(catalogue, Status.ILLEGAL)
+    for config, skip in zip(legal, skipped, strict=True):
         if skip:
-            cells[column] = [Status.LEFT_OUT.value, None, None, 0]
-    wanted = {catalogue[c]: c for c in legal if c not in cells}
-    for evaluation in evaluator.evaluate([(problem, config) for config in wanted]):
-        cells[wanted[evaluation.template]] = _cell(evaluation)
+            found[config] = Status.LEFT_OUT
+        else:
+            del found[config]
+    return found
+
+
+def _measured(
+    evaluator: LiveEvaluator, problem: Problem, wanted: Sequence[KernelConfig]
+) -> tuple[dict[KernelConfig, list[Any]], dict[str, list[Any]]]:
+    """Measure candidates; return their cells, and name -> (median, spread, detail) of the baselines."""
+    cells = {e.template: _cell(e) for e in evaluator.evaluate([(problem, config) for config in wanted])}
     report = evaluator.baseline_report(problem)
     if not report.timings:
         raise report.none_timed(problem)
     baselines = {
         name: [timing.median_us, timing.spread, report.details.get(name, "")] for name, timing in report.timings.items()
     }
-    return {"problem": problem.key, "cells": [cells[c] for c in range(len(catalogue))], "baselines": baselines}
+    return cells, baselines
 
 
 def _cell(evaluation: Evaluation) -> list[Any]:
@@ -177,36 +253,3 @@ def _cell(evaluation: Evaluation) -> list[Any]:
     if timing is None:
         return [evaluation.status.value, None, None, 0]
     return [evaluation.status.value, timing.median_us, timing.spread, len(timing.samples_us)]
-
-
-def _matrix(
-    problems: Sequence[Problem],
-    suite: str,
-    catalogue: Sequence[KernelConfig],
-    entries: dict[str, dict[str, Any]],
-    provenance: dict[str, Any],
-) -> Recording:
-    rows = [entries[p.key] for p in problems]
-    names = list(dict.fromkeys(name for row in rows for name in row["baselines"]))
-
-    def cells(index: int, dtype: Any, missing: Any) -> Any:
-        return np.array(
-            [[missing if cell[index] is None else cell[index] for cell in row["cells"]] for row in rows], dtype=dtype
-        )
-
-    def baseline(name: str, index: int) -> Any:
-        return np.array([row["baselines"].get(name, [np.nan, np.nan, ""])[index] for row in rows], dtype=np.float32)
-
-    return Recording(
-        suite=suite,
-        problems=tuple(problems),
-        catalogue=tuple(catalogue),
-        status=np.array([[STATUS_CODES[Status(cell[0])] for cell in row["cells"]] for row in rows], dtype=np.int8),
-        median_us=cells(1, np.float32, np.nan),
-        spread=cells(2, np.float32, np.nan),
-        rounds=cells(3, np.int16, 0),
-        baselines={name: baseline(name, 0) for name in names},
-        baseline_spread={name: baseline(name, 1) for name in names},
-        baseline_detail={name: tuple(row["baselines"].get(name, ["", "", ""])[2] for row in rows) for name in names},
-        provenance=provenance,
-    )

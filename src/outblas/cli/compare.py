@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from outblas.cli import common
-from outblas.cli.common import err, out
+from outblas.cli.common import ProgressFn, err, out
 from outblas.core.errors import UsageError
 from outblas.runtime.device import parse_device
 
@@ -37,6 +37,13 @@ def compare(
     device: Annotated[
         str, typer.Option(help="replay:NAME: the recording that answers.")
     ] = f"replay:{common.DEFAULT_RECORDING}",
+    across: Annotated[
+        str | None,
+        typer.Option(help="Recording of another GPU: compare what agents learn from it, from --device, or from both."),
+    ] = None,
+    learn_from: Annotated[
+        str, typer.Option(help="Sources to compare with --across: other, other-all, both, own.")
+    ] = "other,other-all,both,own",
     out_file: Annotated[Path, typer.Option("--out", help="Result file (Parquet) to write.")] = Path("compare.parquet"),
     jobs: Annotated[int, typer.Option(help="Processes that search side by side.")] = 1,
     resume: Annotated[
@@ -57,25 +64,31 @@ def compare(
     from outblas.search.compare.compare_run import CompareRequest, run_compare
     from outblas.search.compare.held_out import Plan
 
-    plan = Plan(where.recording, _integers(budgets), held_out, split_seed, sample)
+    plan = Plan(where.recording, _integers(budgets), held_out, split_seed, sample, _recording_name(across))
     with common.progress_bar("compare") as progress:
-        begun: list[tuple[float, int]] = []
-
-        def update(done: int, total: int, note: str) -> None:
-            now = monotonic()
-            if not begun:
-                begun.append((now, done))
-            start, first = begun[0]
-            if not err.is_terminal and done > first:  # a bar has an estimate of its own
-                note += f", about {(now - start) * (total - done) / (done - first):.0f} s left"
-            progress(done, total, note)
-
         request = CompareRequest(
-            plan, _words(splits), _words(agents), seeds, out_file, common.command_line(), jobs, resume
-        )
-        run_compare(request, update, lambda line: err.print(line, markup=False))
+            plan, _words(splits), _words(agents), seeds, out_file, common.command_line(), jobs, resume,
+            _words(learn_from),
+        )  # fmt: skip
+        run_compare(request, _with_estimate(progress), lambda line: err.print(line, markup=False))
     print_comparison(read_comparison(out_file))
     out.print(f"result: {out_file}\npage:   outblas report {out_file}", markup=False)
+
+
+def _with_estimate(progress: ProgressFn) -> ProgressFn:
+    """Return a progress function that adds the seconds left to the note, unless a bar estimates them."""
+    begun: list[tuple[float, int]] = []
+
+    def update(done: int, total: int, note: object = "") -> None:
+        now = monotonic()
+        if not begun:
+            begun.append((now, done))
+        start, first = begun[0]
+        if not err.is_terminal and done > first:
+            note = f"{note}, about {(now - start) * (total - done) / (done - first):.0f} s left"
+        progress(done, total, note)
+
+    return update
 
 
 def print_comparison(comparison: Comparison) -> None:
@@ -96,12 +109,26 @@ def print_comparison(comparison: Comparison) -> None:
             best, level = best_agents(made, budget)
             others = f"; intervals of {', '.join(f.agent for f in level)} overlap its own" if level else ""
             out.print(f"budget {budget}: {best.agent}, regret {best.regret:.2%}{others}", markup=False)
+        for line in _source_lines(comparison, split):
+            out.print(line, markup=False)
         out.print()
     (best_agent, regret), *_ = overall_regret(list(of_splits.values()))
     within = budget_words(comparison.budgets)
     out.print(
         f"best agent overall: {best_agent}, mean regret {regret:.2%} (budgets {within}, all splits)", markup=False
     )
+
+
+def _source_lines(comparison: Comparison, split: str) -> list[str]:
+    """Return a line on each source that agents learned from, with its number of problems; empty for one GPU."""
+    from outblas.search.compare.arms import SOURCES, arm_parts
+
+    across = comparison.meta.get("across")
+    if not across:
+        return []
+    used = {arm_parts(agent)[1] for agent in comparison.agents}
+    learned = across["learned"][split]
+    return [f"@{name}: {words}; {learned[name]} problems" for name, words in SOURCES.items() if name in used]
 
 
 def _lines(comparison: Comparison, made: dict[tuple[str, int], Figure]) -> list[str]:
@@ -113,6 +140,11 @@ def _lines(comparison: Comparison, made: dict[tuple[str, int], Figure]) -> list[
         cells.append([agent, *figures, f"{cost['task_ms']:.1f}", f"{cost['prepare_s']:.1f}"])
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return ["  ".join([c[0].ljust(widths[0]), *map(str.rjust, c[1:], widths[1:])]) for c in cells]
+
+
+def _recording_name(across: str | None) -> str | None:
+    """Return the recording that ``--across`` names, with or without ``replay:`` in front."""
+    return None if across is None else across.removeprefix("replay:")
 
 
 def _words(text: str) -> list[str]:

@@ -113,7 +113,8 @@ def _python() -> Check:
 
 
 def _recording() -> Check:
-    from outblas.records.recording import Recording, packaged
+    from outblas.records.recording import Recording
+    from outblas.records.recording_places import packaged
 
     name = "recording"
     recordings = packaged()

@@ -14,10 +14,18 @@ from outblas.cli.common import out
 
 if TYPE_CHECKING:
     from outblas.learn.train.train_ppo import PpoSettings
+    from outblas.learn.train.training_part import TrainingPart
 
 #: Of ``--quick``.
 QUICK_STEPS, QUICK_EPOCHS = 2048, 2
-RecordingOption = Annotated[str, typer.Option("--recording", help="A packaged recording's name, or a folder.")]
+RecordingOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--recording",
+        help="A packaged recording's name, or a folder; may be repeated, for other GPUs. "
+        f"By default {common.DEFAULT_RECORDING}.",
+    ),
+]
 StepsOption = Annotated[
     int | None,
     typer.Option(help="PPO transitions in all; by default the recipe's. The regressor's epochs come before them."),
@@ -26,7 +34,7 @@ SeedOption = Annotated[int, typer.Option(help="Seed of the training.")]
 
 
 def train(
-    recording: RecordingOption = common.DEFAULT_RECORDING,
+    recording: RecordingOption = None,
     run: Annotated[Path, typer.Option(help="Directory of checkpoints and logs; resumed if it exists.")] = Path(
         "runs/train"
     ),
@@ -49,7 +57,6 @@ def train(
     """Train the policy of agent ppo on recorded problems (no GPU)."""
     from outblas.learn.train.train_ppo import RECIPE, TrainingRun
     from outblas.learn.train.train_ppo import train as train_ppo
-    from outblas.records.recording import Recording
 
     base = RECIPE if settings is None else _read(settings)
     if quick:
@@ -57,16 +64,16 @@ def train(
     given = {"steps": steps, "lr": lr, "entropy": entropy, "gamma": gamma, "batch": batch}
     chosen = replace(base, **{k: v for k, v in given.items() if v is not None})  # type: ignore[arg-type]
     chosen = replace(chosen, sampler=sampler, preset=preset, seed=seed, budget=1 if oneshot else chosen.budget)
-    loaded = Recording.load(recording)
+    parts = _parts(recording)
     with common.progress_bar("train") as progress:
-        policy = train_ppo(loaded, loaded.problems, chosen, TrainingRun(run, None, tensorboard, wandb), progress)
+        policy = train_ppo(parts, chosen, TrainingRun(run, None, tensorboard, wandb), progress)
     about = json.loads(policy.about)
     out.print(f"policy: {run / 'policy.npz'} (best of {about['steps']} steps)", markup=False)
     out.print(f"use it: OUTBLAS_POLICY={run / 'policy.npz'} outblas tune --agent ppo", markup=False)
 
 
 def sweep(
-    recording: RecordingOption = common.DEFAULT_RECORDING,
+    recording: RecordingOption = None,
     run: Annotated[Path, typer.Option(help="Directory of the study; resumed if it exists.")] = Path("runs/sweep"),
     trials: Annotated[int, typer.Option(help="Trials in all, pruned ones included.")] = 20,
     steps: StepsOption = None,
@@ -78,15 +85,23 @@ def sweep(
     from outblas.core.files import write_json
     from outblas.learn.train.sweep import sweep as sweep_ppo
     from outblas.learn.train.train_ppo import RECIPE
-    from outblas.records.recording import Recording
 
-    loaded = Recording.load(recording)
+    parts = _parts(recording)
     base = replace(RECIPE, seed=seed, steps=RECIPE.steps if steps is None else steps)
     with common.progress_bar("sweep") as progress:
-        best, score = sweep_ppo(loaded, loaded.problems, trials, run, base, progress)
+        best, score = sweep_ppo(parts, trials, run, base, progress)
     path = run / "settings.json"
     write_json(path, asdict(best))
     out.print(f"best: {path}, mean log quality {score:.5f}\ntrain: outblas train --settings {path}", markup=False)
+
+
+def _parts(names: list[str] | None) -> list[TrainingPart]:
+    """Return all problems of the named recordings, or of the default one."""
+    from outblas.learn.train.training_part import TrainingPart
+    from outblas.records.recording import Recording
+
+    loaded = [Recording.load(name) for name in names or [common.DEFAULT_RECORDING]]
+    return [TrainingPart(recording, recording.problems) for recording in loaded]
 
 
 def _read(path: Path) -> PpoSettings:

@@ -63,7 +63,7 @@ InstallOption = Annotated[
 ]
 DeviceOption = Annotated[
     str | None,
-    typer.Option(help="cuda:N or replay:NAME; by default cuda:0 where there is a GPU, else replay:h200."),
+    typer.Option(help=f"cuda:N or replay:NAME; by default cuda:0, or replay:{common.DEFAULT_RECORDING} without a GPU."),
 ]
 WorkersOption = Annotated[
     str | None,

@@ -33,7 +33,7 @@ class Status(str, Enum):
     WRONG = "wrong"  # gates 2-5: numbers
     NOT_REPEATABLE = "not_repeatable"  # gate 5: two runs differ
     RULE_BROKEN = "rule_broken"  # gate 6: stream, allocation, state
-    LEFT_OUT = "left_out"  # recordings only: not measured, predicted far behind the best (record.WITHIN)
+    LEFT_OUT = "left_out"  # recordings only: predicted far behind the best, or not chosen
     PASSED = "passed"
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from outblas.core.config import Launch
 from outblas.core.errors import DeviceError, OutblasError
 from outblas.core.evaluation import Status, Timing
 from outblas.core.phase_times import PhaseTimer
@@ -54,6 +55,9 @@ class Options:
             launch option, gets no further round. In mode ``block``, an entry slower than this times the fastest gets no
             second visit. By default infinity: none is dropped.
         rounds_before_drop: number of timed rounds after which ``drop_beyond`` is applied; by default 3.
+        near_rounds: rounds of candidates near the fastest with their launch option, and of the baselines. The others
+            have ``rounds`` or ``long_rounds``. By default 0: all have the same rounds.
+        near_factor: a candidate is near if its median is at most this times the fastest one's.
     """
 
     gpu_index: int
@@ -73,6 +77,8 @@ class Options:
     algorithms: str | None = None
     drop_beyond: float = math.inf
     rounds_before_drop: int = MIN_ROUNDS
+    near_rounds: int = 0
+    near_factor: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -184,6 +190,32 @@ class BenchCell:
     def measure_baselines(self, options: Options) -> Baselines:
         return self.report(self.measure(self.graphs, options))
 
+    def usual_rounds(self, options: Options) -> int:
+        """Return the rounds of a candidate that is not near the fastest: ``rounds``, or ``long_rounds`` of long calls.
+
+        Args:
+            options: settings.
+        """
+        if options.long_rounds is not None and self.bench.repeats == 1:
+            return options.long_rounds
+        return options.rounds
+
+    def prune(self, options: Options, kinds: Mapping[str, Launch]) -> Prune:
+        """Return the choice of the candidates that get further rounds.
+
+        The slow ones leave first. If ``near_rounds`` adds rounds, only those near the fastest stay for them.
+
+        Args:
+            options: ``drop_beyond``, ``rounds_before_drop``, ``near_rounds``, ``near_factor``, and the rounds.
+            kinds: name -> launch option of each candidate.
+        """
+        from outblas.judge.rounds import Prune, behind_the_best_of_their_kind, slower_than_their_kind
+
+        usual, near = self.usual_rounds(options), None
+        if options.near_rounds > usual:
+            near = Prune(usual, behind_the_best_of_their_kind(options.near_factor, kinds))
+        return Prune(options.rounds_before_drop, slower_than_their_kind(options.drop_beyond, kinds), near)
+
     def measure(
         self, graphs: Mapping[str, GraphEntry], options: Options, prune: Prune | None = None
     ) -> dict[str, Timing]:
@@ -191,16 +223,15 @@ class BenchCell:
 
         Args:
             graphs: name -> captured entry; ``self.graphs`` are the baselines' own.
-            options: ``mode`` (``offline_cold`` evicts L2 before every call), ``rounds``, ``long_rounds``, ``seed``,
-                ``warmup_seconds`` and ``benchmark_seconds``. ``drop_beyond`` is not used here.
+            options: ``mode`` (``offline_cold`` evicts L2 before every call), ``rounds``, ``long_rounds``,
+                ``near_rounds``, ``seed``, ``warmup_seconds`` and ``benchmark_seconds``. ``drop_beyond`` and
+                ``near_factor`` are not used here: ``prune`` applies them.
             prune: drops entries after some rounds; None: all stay. Mode ``block`` ignores it.
 
         Returns:
             Name -> time, for every entry. In mode ``block``, only the fastest rivals of the baselines are timed.
         """
-        rounds = options.rounds
-        if options.long_rounds is not None and self.bench.repeats == 1:
-            rounds = options.long_rounds
+        rounds = max(self.usual_rounds(options), options.near_rounds)
         how = (rounds, options.seed, options.warmup_seconds, options.benchmark_seconds, prune)
         if options.mode == "block":
             return self._measure_block(graphs, options)

@@ -26,10 +26,12 @@ class Prune:
         after: number of timed rounds before the choice.
         to_drop: function of {name: median in microseconds}; it returns the names to leave out from then on. It is
             called once, e.g. one of :func:`slower_than_the_fastest`.
+        then: a later choice among the entries that are left, after as many rounds or more; None: there is no other.
     """
 
     after: int
     to_drop: Callable[[Mapping[str, float]], Collection[str]]
+    then: Prune | None = None
 
 
 def slower_than_the_fastest(factor: float) -> Callable[[Mapping[str, float]], Collection[str]]:
@@ -72,6 +74,28 @@ def slower_than_their_kind(factor: float, kinds: Mapping[str, str]) -> Callable[
     return to_drop
 
 
+def behind_the_best_of_their_kind(
+    factor: float, kinds: Mapping[str, str]
+) -> Callable[[Mapping[str, float]], Collection[str]]:
+    """Return a function for :class:`Prune` that drops names that are not near the fastest name of their kind.
+
+    Names without a kind, e.g. baselines, all stay and drop nothing. Example:
+    ``behind_the_best_of_their_kind(1.03, {"x": "pdl", "y": "pdl"})({"x": 1.0, "y": 1.1, "r": 0.5})`` returns ``{"y"}``.
+
+    Args:
+        factor: 1 or more; a time of exactly ``factor`` x the fastest stays.
+        kinds: name -> kind.
+    """
+
+    def to_drop(medians: Mapping[str, float]) -> Collection[str]:
+        fastest: dict[str, float] = {}
+        for name in kinds.keys() & medians.keys():
+            fastest[kinds[name]] = min(medians[name], fastest.get(kinds[name], math.inf))
+        return {n for n, us in medians.items() if n in kinds and us > factor * fastest[kinds[n]]}
+
+    return to_drop
+
+
 def time_in_rounds(
     one: Callable[[Sequence[str]], Mapping[str, float]], names: Sequence[str], rounds: int,
     warmup_seconds: float = 0.0, benchmark_seconds: float = 0.0, prune: Prune | None = None,
@@ -103,9 +127,10 @@ def time_in_rounds(
         for name, us in one(left).items():
             samples[name].append(us)
         done += 1
-        if prune is not None and done == prune.after:
+        while prune is not None and done == prune.after:
             out = prune.to_drop({name: float(np.median(samples[name])) for name in left})
             left = [name for name in left if name not in out]
+            prune = prune.then
     return samples
 
 

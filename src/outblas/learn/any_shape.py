@@ -31,7 +31,7 @@ from outblas.core.roofline import Gpu, floor_us
 from outblas.kernels.config_text import config_from_name
 from outblas.kernels.cost.cost_model import predict_many
 from outblas.kernels.legality import why_illegal
-from outblas.learn.features import candidate_features, problem_features
+from outblas.learn.features import candidate_features
 from outblas.learn.policy import Policy
 from outblas.learn.posterior import Features, Regressor
 from outblas.records.library import LibraryChoice
@@ -145,7 +145,7 @@ class AnyShapeModel:
         legal = [c for c in self.kernels if not why_illegal(problem, c, gpu)]
         if not legal:
             return None
-        legal = most_promising(self.policy.regressor, problem, legal, gpu)
+        legal = most_promising(self.policy, problem, legal, gpu)
         gain, deviation = self.nets.predict(network_inputs(problem, legal, gpu))
         low = gain - self.sure * deviation
         best = int(low.argmax())
@@ -168,20 +168,18 @@ def _check_widths(nets: Regressor) -> None:
         raise ValueError(f"nets of {len(nets.mean)} inputs, not of {wide}")
 
 
-def most_promising(
-    regressor: Regressor, problem: Problem, legal: Sequence[KernelConfig], gpu: Gpu
-) -> list[KernelConfig]:
+def most_promising(policy: Policy, problem: Problem, legal: Sequence[KernelConfig], gpu: Gpu) -> list[KernelConfig]:
     """Return the kernels of ``legal`` that the regressor predicts to be fastest, at most 6, fastest first.
 
     A larger number would let luck choose: the margin was fitted with this one.
 
     Args:
-        regressor: a policy's regressor.
+        policy: the policy; its regressor predicts.
         problem: the problem.
         legal: kernels that are legal for it, at least one.
         gpu: the GPU.
     """
-    guess, _ = regressor(problem_features(problem, gpu), candidate_features(problem, legal, gpu))
+    guess = policy.view(problem, legal, gpu).guess
     return [legal[i] for i in np.argsort(guess, kind="stable")[:MAX_KERNELS_RANKED]]
 
 

@@ -59,7 +59,7 @@ class TuningEnv(gymnasium.Env[dict[str, NDArray[np.float32]], np.int64]):
     Observation, float32, by name:
 
     - ``candidates`` [C, features + posterior + 1]; the last column is 1 for offered ones, and rows of others are 0.
-    - ``problem`` [15], ``search`` [2], ``state`` (:data:`STATE_INPUTS`).
+    - ``problem`` [19], ``search`` [2], ``state`` (:data:`STATE_INPUTS`).
     - ``best``, ``last``: features of those candidates; 0 if none yet.
 
     ``info`` of a step has ``invalid_action``, ``status`` (a string), ``best_speedup`` and ``counters``.
@@ -70,7 +70,7 @@ class TuningEnv(gymnasium.Env[dict[str, NDArray[np.float32]], np.int64]):
         sampler: draws the problems.
         budget: measurements per episode, at least 1.
         policy: its regressor provides the guesses; its scores are not used.
-        launches: launch options. Each episode draws one of them.
+        launches: launch options. Each episode draws one of those in which the problem is offered a candidate.
         preset: preset of the reward.
 
     Raises:
@@ -89,6 +89,7 @@ class TuningEnv(gymnasium.Env[dict[str, NDArray[np.float32]], np.int64]):
         self._sampler, self._policy, self._launches, self._preset = sampler, policy, tuple(launches), preset
         self._column = {config: i for i, config in enumerate(self.catalogue)}
         self._views: dict[tuple[Problem, Launch], tuple[CandidateView, NDArray[np.intp]]] = {}
+        self._drawn_launches: dict[Problem, tuple[Launch, ...]] = {}
         self._rng = random.Random(0)
         shapes = {
             "candidates": (len(self.catalogue), len(CANDIDATE_FEATURES) + len(POSTERIOR_INPUTS) + 1),
@@ -123,7 +124,7 @@ class TuningEnv(gymnasium.Env[dict[str, NDArray[np.float32]], np.int64]):
             self._rng = random.Random(seed)
         options = options or {}
         self.problem: Problem = options.get("problem") or self._sampler(self._rng)
-        launch: Launch = options.get("launch") or self._rng.choice(self._launches)
+        launch: Launch = options.get("launch") or self._rng.choice(self._launches_of(self.problem))
         self._view, self._columns = self._seen(self.problem, launch)
         self._place = {int(column): i for i, column in enumerate(self._columns)}
         self.history: list[Evaluation] = []
@@ -180,10 +181,20 @@ class TuningEnv(gymnasium.Env[dict[str, NDArray[np.float32]], np.int64]):
         """
         return max((e.speedup.ratio for e in self.history if e.speedup is not None), default=0.0)
 
+    def _offered(self, problem: Problem, launch: Launch) -> list[KernelConfig]:
+        return [c for c in self.evaluator.candidates(problem) if launch_of(c) == launch and c in self._column]
+
+    def _launches_of(self, problem: Problem) -> tuple[Launch, ...]:
+        """Return the launch options with a candidate of the problem; all of them if none has any."""
+        if problem not in self._drawn_launches:
+            found = tuple(launch for launch in self._launches if self._offered(problem, launch))
+            self._drawn_launches[problem] = found or self._launches
+        return self._drawn_launches[problem]
+
     def _seen(self, problem: Problem, launch: Launch) -> tuple[CandidateView, NDArray[np.intp]]:
         known = self._views.get((problem, launch))
         if known is None:
-            offered = [c for c in self.evaluator.candidates(problem) if launch_of(c) == launch and c in self._column]
+            offered = self._offered(problem, launch)
             if not offered:
                 raise UsageError(
                     f"no candidate of launch option {launch} for {problem.key}", "one or more", "draw other problems"

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outblas.core.config import KernelConfig
+from outblas.core.gpu_records import reference_gpu
 from outblas.core.problem import ELEMENT_BYTES, Problem
 from outblas.core.roofline import Gpu, floor_us
 from outblas.kernels.cost import cost_model
@@ -20,6 +21,8 @@ from outblas.kernels.families.learned_families import LEARNED_FAMILIES
 
 Features = NDArray[np.float32]
 
+#: Figures of the GPU's record that are features: SMs, clock, L2, shared memory, bandwidths, tensor rates, launch gap.
+GPU_FIGURES = ("sms", "clock_mhz", "l2_bytes", "sm_smem", "hbm_tbs", "l2_tbs", "tflops", "mma_tflops", "launch_us")
 #: Names of :func:`problem_features`, in its order.
 PROBLEM_FEATURES = (
     *(
@@ -34,7 +37,7 @@ PROBLEM_FEATURES = (
         "log_floor",
         "from_hbm",
     ),
-    *("gpu_sms", "gpu_l2", "gpu_shared", "gpu_hbm", "gpu_peak"),
+    *(f"gpu_{figure}" for figure in GPU_FIGURES),
 )
 #: Indices of the features of :func:`problem_features` that describe the GPU.
 GPU_FEATURES = [i for i, name in enumerate(PROBLEM_FEATURES) if name.startswith("gpu_")]
@@ -69,20 +72,20 @@ CANDIDATE_FEATURES = (*(f"family_{family}" for family in LEARNED_FAMILIES), *_LO
 
 
 def problem_features(problem: Problem, gpu: Gpu) -> Features:
-    """Return the features of a problem, float32[15], each of order one.
+    """Return the features of a problem, float32[19], each of order one.
 
     They are extents, layout, dtype, accumulator, FLOP, arithmetic intensity and roofline floor, then facts of the GPU.
-    ``PROBLEM_FEATURES`` has their names, in order.
+    A fact is log2 of a figure over that of the reference GPU. It has no unit, and sums of facts are ratios of figures.
+    On the reference GPU all are 0. ``PROBLEM_FEATURES`` has the names, in order.
     """
-    p = problem_columns(problem, gpu)
+    p, reference = problem_columns(problem, gpu), reference_gpu()
     return np.array(
         [
             *(np.log2(x) / 8 - 1 for x in (problem.m, problem.n, problem.k)),
             *(problem.layout == "NN", problem.dtype == "bf16", problem.acc == "fp16"),
             *(np.log2(problem.flops) / 16 - 2, np.log2(problem.flops / problem.bytes) / 6 - 1),
             *(np.log2(p["floor"]) / 6, p["from_hbm"]),
-            *(gpu.sms / 132 - 1, gpu.l2_bytes / 60e6 - 1, gpu.smem_optin / 232448 - 1),
-            *(gpu.hbm_tbs / 4.2 - 1, gpu.tflops / 800 - 1),
+            *(np.log2(getattr(gpu, figure) / getattr(reference, figure)) for figure in GPU_FIGURES),
         ],
         dtype=np.float32,
     )

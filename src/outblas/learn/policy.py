@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
+from typing import Any
 from zipfile import BadZipFile
 
 import numpy as np
@@ -31,6 +32,7 @@ from outblas.learn.features import (
     knob_columns,
     problem_features,
 )
+from outblas.learn.older_policies import older_problem_features, with_todays_inputs
 from outblas.learn.posterior import NOISE_DEVIATION, Floats, Regressor, posterior, silu
 
 FORMAT = 1
@@ -91,8 +93,7 @@ class Policy:
         try:
             with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as file:
                 arrays = {name: file[name] for name in file.files}
-            if (found := (int(arrays["format"]), str(arrays["inputs"]))) != (FORMAT, _inputs()):
-                raise ValueError(f"format or inputs {found[0]}")
+            arrays = dict(_of_todays_inputs(arrays))
             regressor = Regressor.from_arrays(arrays, "regressor_")
             scorer = {name.removeprefix("scorer_"): a for name, a in arrays.items() if name.startswith("scorer_")}
             policy = cls(regressor, scorer, str(arrays["about"]))
@@ -107,7 +108,7 @@ class Policy:
     def _try(self) -> None:
         """Let both networks see one candidate of zeros. Raises ValueError and the like: the arrays do not fit."""
         nothing = np.zeros((1, len(CANDIDATE_FEATURES)), dtype=np.float32)
-        about = np.zeros(len(PROBLEM_FEATURES), dtype=np.float32)
+        about = self._known_gpu(np.zeros(len(PROBLEM_FEATURES), dtype=np.float32))
         guess, spread = self.regressor(about, nothing)
         view = CandidateView(about, nothing, guess, spread, knob_columns(nothing))
         scores = self.scores(view, (), (), ()) if self.scorer else ()  # a regressor that is kept alone has no scorer
@@ -124,7 +125,7 @@ class Policy:
         np.savez_compressed(
             sink,
             format=np.int64(FORMAT),
-            inputs=np.array(_inputs()),
+            inputs=np.array(input_names()),
             about=np.array(self.about),
             **self.regressor.to_arrays("regressor_"),
             **{f"scorer_{name}": array for name, array in self.scorer.items()},  # type: ignore[arg-type]
@@ -138,18 +139,20 @@ class Policy:
         kernel without them.
         """
         known = [config.with_knobs(early=False) if config.early else config for config in configs]
-        about, each = problem_features(problem, gpu), candidate_features(problem, known, gpu)
-        about = self._known_gpu(about)
+        about, each = self._known_gpu(problem_features(problem, gpu)), candidate_features(problem, known, gpu)
         guess, spread = self.regressor(about, each)
         return CandidateView(about, each, guess, spread, knob_columns(each))
 
     def _known_gpu(self, about: Features) -> Features:
-        """Return the features of a problem with those GPU features that never varied in training as they were there.
+        """Return the features of a problem with the GPU's features as the networks can use them.
 
-        The networks learned nothing about them; other values would only add noise.
+        A feature that never varied in training is 0: the networks learned nothing about it. Another one stays within
+        the values of the training, because networks do not extrapolate.
         """
-        fixed = [i for i in GPU_FEATURES if self.regressor.scale[i] == 0]
-        about[fixed] = self.regressor.mean[fixed]
+        net, at = self.regressor, GPU_FEATURES
+        if net.limits is not None:
+            about[at] = np.clip(about[at], net.limits[0, at], net.limits[1, at])
+        about[[i for i in at if net.scale[i] == 0]] = 0
         return about
 
     def scores(
@@ -179,7 +182,7 @@ class CandidateView:
     """A problem and its C candidates as a regressor sees them.
 
     Attributes:
-        problem: ``problem_features``, float32[15].
+        problem: ``problem_features``, float32[19], with the GPU's features as the networks can use them.
         candidates: ``candidate_features``, float32[C, 47].
         guess: float64[C], predicted log time up to a constant; the mean over nets. Lower is faster.
         spread: float64[C], its standard deviation over nets.
@@ -220,6 +223,20 @@ class CandidateView:
         return x, np.array([len(tried) / MEASUREMENTS_SCALE, len(log_us) > 0], dtype=np.float32)
 
 
-def _inputs() -> str:
-    """Names of all inputs: a policy of others is not read."""
-    return ",".join((*PROBLEM_FEATURES, *CANDIDATE_FEATURES, *POSTERIOR_INPUTS, *SEARCH_INPUTS))
+def input_names(problem: Sequence[str] = PROBLEM_FEATURES) -> str:
+    """Return the names of all inputs, separated by commas. A policy of others is not read.
+
+    Args:
+        problem: names of the problem's features.
+    """
+    return ",".join((*problem, *CANDIDATE_FEATURES, *POSTERIOR_INPUTS, *SEARCH_INPUTS))
+
+
+def _of_todays_inputs(arrays: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the arrays of a policy's file, converted if it is of an older release; ValueError if it has others."""
+    found, inputs = int(arrays["format"]), str(arrays["inputs"])
+    if found == FORMAT and inputs == input_names():
+        return arrays
+    if found == FORMAT and inputs == input_names(older_problem_features()):
+        return with_todays_inputs(arrays, len(POSTERIOR_INPUTS))
+    raise ValueError(f"format or inputs {found}")

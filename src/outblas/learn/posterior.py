@@ -39,12 +39,15 @@ class Regressor:
         scale: float32[F], factor of the shifted inputs; 0 if training saw one value only.
         weights: float32[nets, in, out] of each layer.
         biases: float32[nets, 1, out] of each layer.
+        limits: float32[2, F], the least and the greatest value of each input in training; None: not known. A call does
+            not use them.
     """
 
     mean: Features
     scale: Features
     weights: tuple[Features, ...]
     biases: tuple[Features, ...]
+    limits: Features | None = None
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, Any], prefix: str = "") -> Regressor:
@@ -55,16 +58,17 @@ class Regressor:
         """
         layers = range(int(arrays["layers"]))
         weights, biases = (tuple(arrays[f"{prefix}{letter}{i}"] for i in layers) for letter in "wb")
-        return cls(arrays["mean"], arrays["scale"], weights, biases)
+        return cls(arrays["mean"], arrays["scale"], weights, biases, arrays.get("limits"))
 
     def to_arrays(self, prefix: str = "") -> dict[str, Any]:
         """Return the arrays for an .npz file: ``layers`` (their number), ``mean``, ``scale``, ``w0``, ``b0``, ``w1``
-        and so on.
+        and so on. ``limits`` is among them if it is known.
 
         Args:
-            prefix: put before the names of weights and biases, not before the other three.
+            prefix: put before the names of weights and biases, not before the others.
         """
-        arrays: dict[str, Any] = {f"{prefix}w{i}": w for i, w in enumerate(self.weights)}
+        arrays: dict[str, Any] = {} if self.limits is None else {"limits": self.limits}
+        arrays |= {f"{prefix}w{i}": w for i, w in enumerate(self.weights)}
         arrays |= {f"{prefix}b{i}": b for i, b in enumerate(self.biases)}
         return {"layers": np.int64(len(self.weights)), "mean": self.mean, "scale": self.scale, **arrays}
 

@@ -52,7 +52,7 @@ def sampler(
 
     def nearest(rng: random.Random) -> Problem:
         wanted = draw(rng)
-        return wanted if wanted in known else min(had, key=lambda p: _distance(p, wanted))
+        return wanted if wanted in known else min(had, key=lambda p: problem_distance(p, wanted))
 
     return nearest
 
@@ -67,7 +67,15 @@ def _log_uniform(layout: str, dtype: str, acc: str) -> Sampler:
     return draw
 
 
-def _distance(one: Problem, other: Problem) -> tuple[int, float]:
+def problem_distance(one: Problem, other: Problem) -> tuple[int, float]:
+    """Return how far apart two problems are: differences of layout, dtype and accumulator, then that of the extents.
+
+    The second number is the sum of |log2| of the ratios of M, N and K. Equal problems give (0, 0.0).
+
+    Args:
+        one: a problem.
+        other: another, or the same.
+    """
     types = sum(getattr(one, field) != getattr(other, field) for field in ("layout", "dtype", "acc"))
     pairs = ((one.m, other.m), (one.n, other.n), (one.k, other.k))
     return types, sum(abs(math.log2(a / b)) for a, b in pairs)

@@ -11,9 +11,8 @@ import os
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +28,8 @@ from outblas.kernels.config_text import config_from_name
 from outblas.records.recording_files import (
     BASELINES,
     CELLS,
+    CHOICE_CODES,
+    CHOICES,
     FORMAT,
     STATUS_CODES,
     STATUSES,
@@ -37,6 +38,7 @@ from outblas.records.recording_files import (
     read_table,
     write_table,
 )
+from outblas.records.recording_places import find_recordings
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -65,6 +67,8 @@ class Recording:
         baseline_spread: name -> float32[P], (p75 - p25) / median; NaN if not measured.
         baseline_detail: name -> one line per problem (the chosen algorithm).
         provenance: gpu, driver, toolchain, date, commit, command.
+        chosen: int8[P, C], indices into :data:`outblas.records.recording_files.CHOICES`, which says how each cell was
+            chosen. By default every cell is of the catalogue.
 
     Raises:
         RecordError: the arrays contradict each other.
@@ -81,6 +85,7 @@ class Recording:
     baseline_spread: dict[str, NDArray[np.float32]]
     baseline_detail: dict[str, tuple[str, ...]]
     provenance: dict[str, Any]
+    chosen: NDArray[np.int8] = field(default_factory=lambda: np.empty((0, 0), np.int8))
     _row: dict[Problem, int] = field(init=False, repr=False)
     _column: dict[KernelConfig, int] = field(init=False, repr=False)
     _launch: NDArray[np.str_] = field(init=False, repr=False)
@@ -89,6 +94,8 @@ class Recording:
         object.__setattr__(self, "_row", {p: i for i, p in enumerate(self.problems)})
         object.__setattr__(self, "_column", {c: i for i, c in enumerate(self.catalogue)})
         object.__setattr__(self, "_launch", np.array([launch_of(c) for c in self.catalogue], dtype=np.str_))
+        if not self.chosen.size:
+            object.__setattr__(self, "chosen", np.full(self.status.shape, CHOICE_CODES["catalogue"]))
         self._validate()
 
     @classmethod
@@ -102,7 +109,7 @@ class Recording:
             UsageError: no such recording.
             RecordError: a file is truncated, of another version, incomplete or from another run.
         """
-        parts = [_load_part(folder, stem) for folder, stem in _find(path_or_name)]
+        parts = [_load_part(folder, stem) for folder, stem in find_recordings(path_or_name)]
         return parts[0] if len(parts) == 1 else _merge(parts)
 
     def write(self, directory: str | os.PathLike[str]) -> Path:
@@ -126,6 +133,8 @@ class Recording:
             pa.array(self.spread.ravel(), mask=~passed),
             pa.array(self.rounds.ravel()),
         ]
+        if (self.chosen != CHOICE_CODES["catalogue"]).any():
+            cells.append(pa.DictionaryArray.from_arrays(pa.array(self.chosen.ravel()), pa.array(CHOICES)))
         measured = [(i, name) for name in self.baselines for i in np.flatnonzero(np.isfinite(self.baselines[name]))]
         baselines: list[pa.Array] = [
             pa.array([i for i, _ in measured], pa.int32()),
@@ -219,7 +228,7 @@ class Recording:
             "no problem or no candidate": 0 in shape,
             "a problem or candidate listed twice": (len(self._row), len(self._column)) != shape,
             "arrays of another shape than problems x catalogue": any(
-                a.shape != shape for a in (self.status, self.median_us, self.spread, self.rounds)
+                a.shape != shape for a in (self.status, self.median_us, self.spread, self.rounds, self.chosen)
             )
             or any(a.shape != shape[:1] for a in (*self.baselines.values(), *self.baseline_spread.values())),
             "baselines whose names disagree": not self.baselines.keys()
@@ -232,6 +241,10 @@ class Recording:
             known = np.array([np.isfinite(us) & (us > 0) for us in self.baselines.values()]).reshape(-1, shape[0])
             faults = {
                 "a status that does not exist": bool(((self.status < 0) | (self.status >= len(STATUSES))).any()),
+                "a choice that does not exist": bool(((self.chosen < 0) | (self.chosen >= len(CHOICES))).any()),
+                "a cell that nobody chose, with an answer": bool(
+                    (self.status[self.chosen == CHOICE_CODES["none"]] != STATUS_CODES[Status.LEFT_OUT]).any()
+                ),
                 "a passed cell without a positive time": not positive[passed].all(),
                 "a passed cell without spread or rounds": not (
                     (np.isfinite(self.spread) & (self.spread >= 0) & (self.rounds > 0))[passed].all()
@@ -255,39 +268,6 @@ def stem_of(suite: str, problems: Sequence[Problem]) -> str:
     return "_".join((suite, first.layout, first.dtype, first.acc))
 
 
-def packaged() -> list[str]:
-    """Return the sorted names of the recordings that come with the package: ``["h200"]``."""
-    root = _package_root()
-    return sorted(d.name for d in root.iterdir() if d.is_dir()) if root.is_dir() else []
-
-
-def _package_root() -> Traversable:
-    return resources.files("outblas") / "data" / "recordings"
-
-
-def _find(path_or_name: str | os.PathLike[str]) -> list[tuple[Traversable, str]]:
-    """Return (folder, stem) of each recording at a path or packaged name; raise UsageError if none exists."""
-    text = os.fspath(path_or_name)
-    folder: Traversable
-    if text in packaged():
-        folder = _package_root().joinpath(text)
-    else:
-        path = Path(text)
-        if path.is_file() and path.name.endswith(CELLS):
-            return [(cast("Traversable", path.parent), path.name.removesuffix(CELLS))]
-        folder = cast("Traversable", path)
-    names = sorted(f.name for f in folder.iterdir()) if folder.is_dir() else []
-    # A name that starts with a dot belongs to an interrupted write.
-    stems = [n.removesuffix(CELLS) for n in names if n.endswith(CELLS) and not n.startswith(".")]
-    if not stems:
-        raise UsageError(
-            f"no recording {text!r}",
-            f"a packaged name ({', '.join(packaged()) or 'none in this installation'}) or a folder of *{CELLS}",
-            "check the name, or make one with: outblas record",
-        )
-    return [(folder, stem) for stem in stems]
-
-
 def _load_part(folder: Traversable, stem: str) -> Recording:
     """Return the recording of one pair of files. Raises RecordError if they are damaged or do not match."""
     cells, metadata = read_table(folder.joinpath(stem + CELLS), CELLS)
@@ -303,14 +283,18 @@ def _load_part(folder: Traversable, stem: str) -> Recording:
     try:
         problems = tuple(Problem.from_key(key) for key in metadata["problems"])
         catalogue = tuple(config_from_name(name) for name in metadata["catalogue"])
-        arrays = cells_to_arrays(cells, len(problems), len(catalogue))
+        status, median, spread, rounds, chosen = cells_to_arrays(cells, len(problems), len(catalogue))
         return Recording(
             str(metadata["suite"]),
             problems,
             catalogue,
-            *arrays,
+            status,
+            median,
+            spread,
+            rounds,
             *baselines_to_arrays(baselines, len(problems)),
             dict(metadata["provenance"]),
+            chosen=chosen,
         )
     except (
         OutblasError, pa.ArrowException, AttributeError, KeyError, TypeError, ValueError, IndexError, OverflowError
@@ -348,6 +332,7 @@ def _rows(part: Recording, rows: list[int]) -> Recording:
         median_us=part.median_us[rows],
         spread=part.spread[rows],
         rounds=part.rounds[rows],
+        chosen=part.chosen[rows],
         baselines={name: us[rows] for name, us in part.baselines.items()},
         baseline_spread={name: spread[rows] for name, spread in part.baseline_spread.items()},
         baseline_detail={name: tuple(lines[i] for i in rows) for name, lines in part.baseline_detail.items()},
@@ -368,11 +353,12 @@ def _merge(parts: list[Recording]) -> Recording:
     shape = (len(problems), len(catalogue))
     status = np.full(shape, STATUS_CODES[Status.LEFT_OUT], np.int8)
     median, spread = np.full(shape, np.nan, np.float32), np.full(shape, np.nan, np.float32)
-    rounds = np.zeros(shape, np.int16)
+    rounds, chosen = np.zeros(shape, np.int16), np.full(shape, CHOICE_CODES["none"])
     top = 0
     for part in parts:
         at = np.ix_(range(top, top + len(part.problems)), [column[c] for c in part.catalogue])
         status[at], median[at], spread[at], rounds[at] = part.status, part.median_us, part.spread, part.rounds
+        chosen[at] = part.chosen
         top += len(part.problems)
     names = tuple(dict.fromkeys(name for part in parts for name in part.baselines))
 
@@ -392,4 +378,5 @@ def _merge(parts: list[Recording]) -> Recording:
         {name: stacked((p.baseline_spread for p in parts), name) for name in names},
         {name: tuple(d for p in parts for d in p.baseline_detail.get(name, ("",) * len(p.problems))) for name in names},
         {"gpu": parts[0].provenance.get("gpu"), "parts": [part.provenance for part in parts]},
+        chosen,
     )

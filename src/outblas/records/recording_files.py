@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -34,6 +34,12 @@ _WORDS = 1000
 #: ``Recording.status`` contains indices into this tuple.
 STATUSES = tuple(Status)
 STATUS_CODES = {status: np.int8(i) for i, status in enumerate(STATUSES)}
+#: How a cell was chosen. ``none``: nobody chose it, so its status is left out. ``catalogue``: every candidate of the
+#: catalogue was wanted. ``model``: the cost model ranks it first. ``random``: it was drawn from all legal ones.
+CHOICES = ("none", "catalogue", "model", "random")
+CHOICE_CODES = {name: np.int8(i) for i, name in enumerate(CHOICES)}
+#: Column of the cells that names the choice. A file without it has chosen every cell by its catalogue.
+CHOSEN_COLUMN = "chosen"
 #: Suffixes of the two files' names.
 CELLS, BASELINES = "_cells.parquet", "_baselines.parquet"
 FILE_KINDS = {CELLS: "recording-cells", BASELINES: "recording-baselines"}
@@ -49,7 +55,7 @@ def write_table(path: Path, suffix: str, columns: list[Any], metadata: Mapping[s
     Args:
         path: the file.
         suffix: :data:`CELLS` or :data:`BASELINES`; decides the columns' names.
-        columns: Arrow arrays in the order of :data:`COLUMNS`.
+        columns: Arrow arrays in the order of :data:`COLUMNS`; one more is :data:`CHOSEN_COLUMN`.
         metadata: stored as JSON in the schema, with the format and the kind of file.
 
     Raises:
@@ -59,7 +65,8 @@ def write_table(path: Path, suffix: str, columns: list[Any], metadata: Mapping[s
     import pyarrow.parquet as pq
 
     full = {"format": FORMAT, "kind": FILE_KINDS[suffix], **metadata}
-    table = pa.Table.from_arrays(columns, names=list(COLUMNS[suffix]))
+    names = [*COLUMNS[suffix], CHOSEN_COLUMN][: len(columns)]
+    table = pa.Table.from_arrays(columns, names=names)
     table = table.replace_schema_metadata({b"outblas": json.dumps(full).encode()})
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, compression="zstd")
@@ -107,8 +114,8 @@ def read_table(path: Traversable, suffix: str) -> tuple[pa.Table, dict[str, Any]
     return table, metadata
 
 
-def cells_to_arrays(table: pa.Table, rows: int, columns: int) -> tuple[Any, Any, Any, Any]:
-    """Return (status int8, median_us float32, spread float32, rounds int16), each of shape (rows, columns).
+def cells_to_arrays(table: pa.Table, rows: int, columns: int) -> tuple[Any, Any, Any, Any, Any]:
+    """Return (status int8, median_us float32, spread float32, rounds int16, chosen int8) of shape (rows, columns) each.
 
     Args:
         table: one line per cell, in any order.
@@ -117,6 +124,7 @@ def cells_to_arrays(table: pa.Table, rows: int, columns: int) -> tuple[Any, Any,
 
     Raises:
         ValueError: a cell is missing, doubled or outside the matrix, or a value is invalid.
+        KeyError: a choice that does not exist.
     """
     row, column = _integers(table["problem"]), _integers(table["candidate"])
     _inside(row, rows, "problem")
@@ -124,19 +132,19 @@ def cells_to_arrays(table: pa.Table, rows: int, columns: int) -> tuple[Any, Any,
     flat = row * columns + column
     if len(flat) != rows * columns or len(np.unique(flat)) != len(flat):
         raise ValueError(f"{len(flat)} cells where {rows} problems x {columns} candidates are needed, once each")
-    words = table["status"].combine_chunks().dictionary_encode()
-    words = words.combine_chunks() if hasattr(words, "combine_chunks") else words
-    codes = np.array([STATUS_CODES[Status(word)] for word in words.dictionary.to_pylist()], dtype=np.int8)
     status = np.empty(rows * columns, np.int8)
-    status[flat] = codes[_integers(words.indices)]
+    status[flat] = _codes(table["status"], lambda word: STATUS_CODES[Status(word)])
+    chosen = np.full(rows * columns, CHOICE_CODES["catalogue"])
+    if CHOSEN_COLUMN in table.column_names:
+        chosen[flat] = _codes(table[CHOSEN_COLUMN], CHOICE_CODES.__getitem__)
     median, spread = np.empty(rows * columns, np.float32), np.empty(rows * columns, np.float32)
     median[flat], spread[flat] = _floats(table["median_us"]), _floats(table["spread"])
     rounds, counts = np.empty(rows * columns, np.int16), _integers(table["rounds"])
     if len(counts) and counts.max() > np.iinfo(np.int16).max:
         raise ValueError(f"{counts.max()} rounds of a cell")
     rounds[flat] = counts
-    shape = (rows, columns)
-    return status.reshape(shape), median.reshape(shape), spread.reshape(shape), rounds.reshape(shape)
+    arrays = (status, median, spread, rounds, chosen)
+    return tuple(array.reshape(rows, columns) for array in arrays)  # type: ignore[return-value]
 
 
 def baselines_to_arrays(table: pa.Table, rows: int) -> tuple[Any, Any, Any]:
@@ -167,6 +175,14 @@ def baselines_to_arrays(table: pa.Table, rows: int) -> tuple[Any, Any, Any]:
             clean_text(details[i] or "", _WORDS),
         )
     return us, spread, {name: tuple(lines) for name, lines in detail.items()}
+
+
+def _codes(column: Any, code: Callable[[str], np.int8]) -> NDArray[np.int8]:
+    """Return a column of words as codes; ``code`` raises for a word that does not exist."""
+    words = column.combine_chunks().dictionary_encode()
+    words = words.combine_chunks() if hasattr(words, "combine_chunks") else words
+    codes = np.array([code(word) for word in words.dictionary.to_pylist()], dtype=np.int8)
+    return codes[_integers(words.indices)]
 
 
 def _integers(column: Any) -> NDArray[np.int64]:

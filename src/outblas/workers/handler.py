@@ -296,7 +296,7 @@ class Handler:
 
     def _time(self, bench_cell: BenchCell, waiting: list[tuple[int, ProvenCandidate]], emit: Emit) -> None:
         """Time a chunk in the same rounds as the baselines, answer each and free their graphs."""
-        from outblas.judge.rounds import Prune, slower_than_their_kind, speedup
+        from outblas.judge.rounds import speedup
 
         alone = waiting[0][0] if len(waiting) == 1 else None
         emit.begin(alone)
@@ -304,7 +304,7 @@ class Handler:
         graphs: dict[str, GraphEntry] = {str(index): candidate.graph for index, candidate in waiting}
         try:
             kinds = {str(index): launch_of(candidate.config) for index, candidate in waiting}
-            prune = Prune(options.rounds_before_drop, slower_than_their_kind(options.drop_beyond, kinds))
+            prune = bench_cell.prune(options, kinds)
             self.phase_timer.count("chunks")
             with self.phase_timer.phase("time"):
                 timings = bench_cell.measure({**bench_cell.graphs, **graphs}, options, prune)

@@ -17,6 +17,7 @@ from outblas.learn.features import Features, candidate_features, problem_feature
 from outblas.learn.policy import Policy
 from outblas.learn.posterior import Regressor
 from outblas.learn.train.training_cache import training_cache_folder
+from outblas.learn.train.training_part import TrainingPart, split_parts
 from outblas.records.recording import Recording
 from outblas.records.recording_files import STATUS_CODES
 
@@ -31,8 +32,6 @@ HUBER = 0.05
 FRONT_WEIGHT_POWER, MIN_CELL_WEIGHT = 4, 0.02
 #: Share of a task's mean error that is taken off: the regressor predicts up to a constant.
 CENTRED_SHARE = 0.98
-#: Share of the (N, K) that is set apart, to judge by what is built on a regressor.
-HELD_BACK_SHARE = 0.1
 
 
 @dataclass(frozen=True)
@@ -61,30 +60,12 @@ class RegressionTask:
     """Proven cells of one problem and launch option.
 
     Attributes:
-        inputs: float32[n, 62], problem features and then candidate features of each cell.
+        inputs: float32[n, 66], problem features and then candidate features of each cell.
         log_us: float64[n], natural logs of microseconds.
     """
 
     inputs: Features
     log_us: np.ndarray
-
-
-def split_problems(problems: Sequence[Problem], seed: int) -> tuple[list[Problem], list[Problem]]:
-    """Split problems by (N, K) into those to learn from and those to judge by: (learn, check).
-
-    All problems of an (N, K) stay together. A tenth of the (N, K) is to judge by, at least one. If there is one (N, K)
-    only, both lists have all problems. Orders are kept.
-
-    Args:
-        problems: at least one problem.
-        seed: seed of the draw.
-    """
-    families = sorted({(p.n, p.k) for p in problems})
-    count = max(1, round(HELD_BACK_SHARE * len(families)))
-    apart = {families[i] for i in np.random.default_rng(seed).permutation(len(families))[:count]}
-    learn = [p for p in problems if (p.n, p.k) not in apart]
-    check = [p for p in problems if (p.n, p.k) in apart]
-    return (learn, check) if learn else (check, check)
 
 
 def tasks_of(recording: Recording, problems: Sequence[Problem]) -> list[RegressionTask]:
@@ -109,32 +90,28 @@ def tasks_of(recording: Recording, problems: Sequence[Problem]) -> list[Regressi
     return found
 
 
-def regressor_cache_path(
-    recording: Recording, problems: Sequence[Problem], settings: RegressSettings, seed: int
-) -> Path:
-    """Return the file in the cache directory for the regressor of these problems, settings and seed. Nothing is
-    created.
+def regressor_cache_path(parts: Sequence[TrainingPart], settings: RegressSettings, seed: int) -> Path:
+    """Return the file in the cache directory for the regressor of these parts, settings and seed. Nothing is created.
 
-    The path changes with the problems, their order, and the recorded times.
+    The path changes with the problems, their order, the recorded times and the GPUs.
 
     Raises:
         UsageError: a problem was not recorded.
     """
-    return training_cache_folder("regressors", recording, problems, asdict(settings), seed) / "regressor.npz"
+    return training_cache_folder("regressors", parts, asdict(settings), seed) / "regressor.npz"
 
 
 def cached_regressor(
-    file: Path | None, recording: Recording, problems: Sequence[Problem], settings: RegressSettings, seed: int,
+    file: Path | None, parts: Sequence[TrainingPart], settings: RegressSettings, seed: int,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> Regressor:  # fmt: skip
-    """Return the regressor of ``file`` if that exists. Otherwise train one on ``problems`` and write it there.
+    """Return the regressor of ``file`` if that exists. Otherwise train one on ``parts`` and write it there.
 
     An existing file is not compared with the other arguments.
 
     Args:
         file: an .npz file. None: train, and write nothing.
-        recording: the recording.
-        problems: recorded problems.
+        parts: recorded problems, of one GPU or several.
         settings: settings of the training.
         seed: seed of the training.
         progress: called after each epoch with (epoch, epochs, text).
@@ -145,10 +122,25 @@ def cached_regressor(
     """
     if file is not None and file.exists():
         return Policy.load(file).regressor
-    found = train_regressor(recording, problems, settings, seed, progress)
+    found = train_regressor(parts, settings, seed, progress)
     if file is not None:
         Policy(found, {}).save(file)
     return found
+
+
+def regressor_of_ppo(parts: Sequence[TrainingPart], seed: int) -> Regressor:
+    """Return the regressor that a training of agent ``ppo`` begins with, from the cache if it is there.
+
+    Args:
+        parts: all training problems; :func:`split_parts` holds some of them back.
+        seed: seed of the agent.
+
+    Raises:
+        UsageError: as :func:`train_regressor`.
+        RecordError: the cached file cannot be read or written.
+    """
+    settings, learn = RegressSettings(), split_parts(parts, seed)[0]
+    return cached_regressor(regressor_cache_path(learn, settings, seed), learn, settings, seed)
 
 
 class _Nets(torch.nn.Module):
@@ -174,15 +166,16 @@ class _Nets(torch.nn.Module):
 
 
 def train_regressor(
-    recording: Recording, problems: Sequence[Problem], settings: RegressSettings | None = None, seed: int = 0,
+    parts: Sequence[TrainingPart], settings: RegressSettings | None = None, seed: int = 0,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> Regressor:  # fmt: skip
-    """Train a regressor on the recorded cells of ``problems``. The result is the same for the same seed and number of
+    """Train a regressor on the recorded cells of ``parts``. The result is the same for the same seed and number of
     threads.
 
+    An input that is the same everywhere contributes nothing. On one GPU, so are all features of the GPU.
+
     Args:
-        recording: the recording.
-        problems: recorded problems.
+        parts: recorded problems, of one GPU or several. Each task counts the same.
         settings: settings of the training. None: the defaults.
         seed: seed of the training.
         progress: called after each epoch with (epoch, epochs, ``"loss 0.0123"``).
@@ -191,20 +184,22 @@ def train_regressor(
         UsageError: a problem was not recorded, or none has two proven cells.
     """
     settings = settings or RegressSettings()
-    tasks = tasks_of(recording, problems)
+    tasks = [task for part in parts for task in tasks_of(part.recording, part.problems)]
     if not tasks:
         raise UsageError("no recorded cells to learn from", "problems with two proven cells or more", "name others")
     stacked = np.concatenate([t.inputs for t in tasks])
-    mean, deviation = stacked.mean(axis=0), stacked.std(axis=0)
+    mean, deviation = (of(axis=0, dtype=np.float64) for of in (stacked.mean, stacked.std))
+    limits = np.stack([stacked.min(axis=0), stacked.max(axis=0)])
     # An input that was always the same tells nothing, and its weight stays what chance made it: it is left out.
-    scale = np.where(deviation < 1e-6, 0.0, 1.0 / np.maximum(deviation, 1e-6)).astype(np.float32)
+    same = (limits[0] == limits[1]) | (deviation < 1e-6)
+    scale = np.where(same, 0.0, 1.0 / np.maximum(deviation, 1e-6)).astype(np.float32)
     x, y, weight = _padded(tasks, mean.astype(np.float32), scale)
     generator = torch.random.fork_rng()
     with generator:
         torch.manual_seed(seed)
         nets = _fit(_Nets(x.shape[-1], settings), x, y, weight, settings, progress)
     weights, biases = ([p.detach().numpy().astype(np.float32) for p in part] for part in (nets.weights, nets.biases))
-    return Regressor(mean.astype(np.float32), scale, tuple(weights), tuple(biases))
+    return Regressor(mean.astype(np.float32), scale, tuple(weights), tuple(biases), limits)
 
 
 def _fit(

@@ -9,9 +9,8 @@ from typing import Any
 
 from outblas.core.errors import ToolchainMissing
 from outblas.core.install_hint import install_hint
-from outblas.core.problem import Problem
 from outblas.learn.train.train_ppo import PpoSettings, TrainingRun, train
-from outblas.records.recording import Recording
+from outblas.learn.train.training_part import TrainingPart
 
 try:
     import optuna
@@ -45,7 +44,7 @@ def trial_settings(trial: Any, base: PpoSettings) -> PpoSettings:
 
 
 def sweep(
-    recording: Recording, problems: Sequence[Problem], trials: int, path: Path, base: PpoSettings | None = None,
+    parts: Sequence[TrainingPart], trials: int, path: Path, base: PpoSettings | None = None,
     progress: Progress | None = None,
 ) -> tuple[PpoSettings, float]:  # fmt: skip
     """Run a study until it has ``trials`` finished trials; return its best settings and their score.
@@ -56,8 +55,7 @@ def sweep(
     The study is ``path/study.journal``. An interrupted study resumes; one with enough trials is only read.
 
     Args:
-        recording: the recording.
-        problems: recorded problems, 10 or more.
+        parts: recorded problems of one GPU or several, 10 or more in all.
         trials: finished trials in all.
         path: folder of the study; it is made if missing.
         base: settings that are not searched. None: the defaults.
@@ -88,7 +86,7 @@ def sweep(
             trial.report(score, steps)
             return bool(trial.should_prune())
 
-        train(recording, problems, settings, TrainingRun(regressor=path / "regressor.npz"), on_update=on_update)
+        train(parts, settings, TrainingRun(regressor=path / "regressor.npz"), on_update=on_update)
         if trial.should_prune():
             raise optuna.TrialPruned
         return last[0]

@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +18,14 @@ from outblas.core.errors import RecordError, ToolchainMissing, UsageError
 from outblas.core.files import json_text, lock_folder, write_json
 from outblas.core.install_hint import install_hint
 from outblas.core.journal import check_same_settings
-from outblas.core.problem import Problem
-from outblas.learn.policy import Policy
+from outblas.learn.policy import Policy, input_names
 from outblas.learn.posterior import Regressor
 from outblas.learn.reward import PRESETS
 from outblas.learn.samplers import SAMPLERS, sampler
 from outblas.learn.train.policy_quality import recorded_searches, search_qualities
-from outblas.learn.train.regression import RegressSettings, cached_regressor, split_problems
+from outblas.learn.train.regression import RegressSettings, cached_regressor
+from outblas.learn.train.training_part import TrainingPart, split_parts
 from outblas.records.provenance import source_commit
-from outblas.records.recording import Recording
 from outblas.records.replay import ReplayEvaluator
 
 try:
@@ -130,19 +130,19 @@ class TrainingRun:
 
 
 def train(
-    recording: Recording, problems: Sequence[Problem], settings: PpoSettings | None = None,
-    run: TrainingRun | None = None,
+    parts: Sequence[TrainingPart], settings: PpoSettings | None = None, run: TrainingRun | None = None,
     progress: Progress | None = None, on_update: Callable[[int, float], bool] | None = None,
 ) -> Policy:  # fmt: skip
-    """Train a policy on the recorded cells of ``problems``, and on no other cells.
+    """Train a policy on the recorded cells of ``parts``, and on no other cells.
 
-    ``split_problems`` holds some problems back. The checkpoint that is best on them is returned. The first checkpoint
-    is the regressor's greedy order, so a training that learns nothing returns that order.
+    ``split_parts`` holds some problems back. Episodes take the parts in turns. The checkpoint that is best on the
+    problems held back is returned. The first checkpoint is the regressor's greedy order, so a training that learns
+    nothing returns that order.
     The result is the same for the same seed and number of threads.
 
     Args:
-        recording: the recording.
-        problems: recorded problems, 10 or more. The first one's layout, dtype and accumulator apply to drawn problems.
+        parts: recorded problems of one GPU or several, 10 or more in all. The layout, dtype and accumulator of a part's
+            first problem apply to its drawn problems.
         settings: hyper-parameters. None: the defaults.
         run: place of checkpoints and logs. A folder with a training of the same settings is resumed. None: keep
             nothing.
@@ -154,26 +154,26 @@ def train(
         RecordError: the folder lacks a file, it cannot be read or written, or another process trains in it.
     """
     settings, run = settings or PpoSettings(), run or TrainingRun()
-    if len(problems) < 10:
-        raise UsageError(f"{len(problems)} problems to train on", "10 or more", "name more problems")
+    count = sum(len(part.problems) for part in parts)
+    if count < 10:
+        raise UsageError(f"{count} problems to train on", "10 or more", "name more problems")
     with contextlib.nullcontext() if run.path is None else lock_folder(run.path):
-        return _train(recording, problems, settings, run, progress, on_update)
+        return _train(parts, settings, run, progress, on_update)
 
 
 def _train(
-    recording: Recording, problems: Sequence[Problem], settings: PpoSettings, run: TrainingRun,
-    progress: Progress | None,
+    parts: Sequence[TrainingPart], settings: PpoSettings, run: TrainingRun, progress: Progress | None,
     on_update: Callable[[int, float], bool] | None,
 ) -> Policy:  # fmt: skip
-    _claim(run, settings, problems)
-    learn, check = split_problems(problems, settings.seed)
+    _claim(run, settings, parts)
+    learn, check = split_parts(parts, settings.seed)
     file = run.regressor or run.file("regressor.npz")
     told = _first(progress, settings)
-    regressor = cached_regressor(file, recording, learn, settings.regress, settings.seed, told)
+    regressor = cached_regressor(file, learn, settings.regress, settings.seed, told)
     begun = Policy(regressor, {})
     torch.manual_seed(settings.seed)
-    model, done = _model(recording, learn, settings, begun, run)
-    evaluator_callback = _EvaluateOnCheck(recording, check, regressor, settings, run, progress, on_update)
+    model, done = _model(learn, settings, begun, run)
+    evaluator_callback = _EvaluateOnCheck(check, regressor, settings, run, progress, on_update)
     if done < settings.steps:
         model.learn(
             settings.steps - done, callback=evaluator_callback, reset_num_timesteps=done == 0, tb_log_name="ppo"
@@ -193,22 +193,21 @@ def _first(progress: Progress | None, settings: PpoSettings) -> Progress | None:
     return epoch
 
 
-def _model(
-    recording: Recording, problems: Sequence[Problem], settings: PpoSettings, begun: Policy, run: TrainingRun
-) -> tuple[Any, int]:
+def _model(parts: Sequence[TrainingPart], settings: PpoSettings, begun: Policy, run: TrainingRun) -> tuple[Any, int]:
     """The learner, as new or from its last checkpoint, and how many transitions it has seen."""
     from outblas.learn.env import TuningEnv
     from outblas.learn.train.network import CandidatePolicy
 
-    evaluator = ReplayEvaluator(recording)
-    first = problems[0]
-    shapes = (settings.sampler, first.layout, first.dtype, first.acc)
+    catalogue = tuple(dict.fromkeys(c for part in parts for c in part.recording.catalogue))
 
-    def make() -> Any:
-        draw = sampler(*shapes, among=problems)
-        return TuningEnv(evaluator, recording.catalogue, draw, begun, settings.budget, LAUNCHES[:2], settings.preset)
+    def make(part: TrainingPart) -> Any:
+        first = part.problems[0]
+        draw = sampler(settings.sampler, first.layout, first.dtype, first.acc, among=part.problems)
+        evaluator = ReplayEvaluator(part.recording)
+        return TuningEnv(evaluator, catalogue, draw, begun, settings.budget, LAUNCHES[:2], settings.preset)
 
-    envs = VecMonitor(DummyVecEnv([make] * settings.envs))
+    count = max(settings.envs, len(parts))
+    envs = VecMonitor(DummyVecEnv([partial(make, parts[i % len(parts)]) for i in range(count)]))
     envs.seed(settings.seed)
     logs = str(run.path) if run.path is not None and run.tensorboard else None
     kept = run.file("ppo.zip")
@@ -227,13 +226,13 @@ class _EvaluateOnCheck(BaseCallback):
     """After every few updates: a checkpoint, its score on the validation problems, and what is logged."""
 
     def __init__(
-        self, recording: Recording, problems: Sequence[Problem], regressor: Regressor, settings: PpoSettings,
-        run: TrainingRun,
+        self, parts: Sequence[TrainingPart], regressor: Regressor, settings: PpoSettings, run: TrainingRun,
         progress: Progress | None, on_update: Callable[[int, float], bool] | None,
     ) -> None:  # fmt: skip
         super().__init__()
-        self._recording, self._regressor = recording, regressor
-        self._searches = recorded_searches(Policy(regressor, {}), recording, problems)
+        self._parts, self._regressor = parts, regressor
+        known = Policy(regressor, {})
+        self._searches = [s for part in parts for s in recorded_searches(known, part.recording, part.problems)]
         self._settings, self._run, self._progress, self._on_update = settings, run, progress, on_update
         kept = run.file("policy.npz")
         self._best = Policy.load(kept) if kept is not None and kept.exists() else None
@@ -300,15 +299,17 @@ class _EvaluateOnCheck(BaseCallback):
 
     def _about(self, score: float) -> str:
         about = {"settings": asdict(self._settings), "steps": int(self.num_timesteps), "commit": source_commit()}
-        return json.dumps({**about, "score": score, "recording": self._recording.provenance}, sort_keys=True)
+        recordings = [part.recording.provenance for part in self._parts]
+        return json.dumps({**about, "score": score, "recordings": recordings}, sort_keys=True)
 
 
-def _claim(run: TrainingRun, settings: PpoSettings, problems: Sequence[Problem]) -> None:
+def _claim(run: TrainingRun, settings: PpoSettings, parts: Sequence[TrainingPart]) -> None:
     """Write what the directory is of, or refuse one of something else."""
     path = run.file("settings.json")
     if path is None:
         return
-    wanted = {**asdict(settings), "problems": [p.key for p in problems]}
+    problems = [[part.recording.gpu.name, *(p.key for p in part.problems)] for part in parts]
+    wanted = {**asdict(settings), "problems": problems, "inputs": input_names()}
     wanted.pop("steps")  # a training may be prolonged
     if path.exists():
         what, do = f"{run.path} holds a training with other settings", "repeat those settings, or choose another --run"

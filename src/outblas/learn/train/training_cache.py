@@ -5,32 +5,39 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from outblas.core.config import config_name
-from outblas.core.problem import Problem
-from outblas.records.recording import Recording
+from outblas.learn.policy import input_names
+from outblas.learn.train.training_part import TrainingPart
 from outblas.runtime.cubin import default_directory
 
 
-def training_cache_folder(kind: str, recording: Recording, problems: Sequence[Problem], *about: Any) -> Path:
+def training_cache_folder(kind: str, parts: Sequence[TrainingPart], *about: Any) -> Path:
     """Return the folder of a training in the cache directory: ``CACHE/KIND/`` and 16 hexadecimal digits. Nothing is
     created.
 
-    The digits hash the problems in order, their recorded times, the catalogue and ``about``.
+    The digits hash the names of a policy's inputs and ``about``. Of each part they hash the problems in order, their
+    recorded times, the candidates and the GPU's figures.
 
     Args:
         kind: name of the parent folder, e.g. ``"regressors"``.
-        recording: the recording.
-        problems: recorded problems.
+        parts: recorded problems of the training.
         about: other settings that tell trainings apart; JSON values.
 
     Raises:
         UsageError: a problem was not recorded.
     """
-    names = [p.key for p in problems] + [config_name(c) for c in recording.catalogue]
-    rows = [recording.row(p) for p in problems]
-    measured = hashlib.sha256(recording.status[rows].tobytes() + recording.median_us[rows].tobytes()).hexdigest()
-    text = json.dumps([names, measured, *about], sort_keys=True)
+    text = json.dumps([input_names(), [_identity(part) for part in parts], *about], sort_keys=True)
     return default_directory() / kind / hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _identity(part: TrainingPart) -> list[Any]:
+    """Return problems, candidates, figures of the GPU and the hash of the times of a part, as JSON values."""
+    recording = part.recording
+    rows = [recording.row(p) for p in part.problems]
+    measured = hashlib.sha256(recording.status[rows].tobytes() + recording.median_us[rows].tobytes()).hexdigest()
+    names = [p.key for p in part.problems] + [config_name(c) for c in recording.catalogue]
+    return [names, asdict(recording.gpu), measured]

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from outblas.core.gpu_records import reference_gpu
 from outblas.core.suites import Table
 from outblas.records.results import Result
 
-#: The library whose tables are benched, from the root of the repository.
-LIBRARY = "src/outblas/data/libraries/h200.json"
-#: Start of the commands for the tables that `outblas build-library` makes.
-BUILD = f"outblas build-library --work build/h200 --begin-with {LIBRARY}"
 #: Suites of these tables; a script of ``benchmarks/`` makes the others.
 BUILT = ("grid1000", "llm")
 
@@ -24,7 +21,7 @@ def again_table(results: Sequence[Result]) -> str:
         results: the published bench files, in the order of the rows.
     """
     lines = [
-        f"`BUILD` stands for `{BUILD}`.",
+        f"`BUILD` stands for `{build_command(reference_gpu().name)}`.",
         "",
         "| file | command | GPU minutes |",
         "| --- | --- | ---: |",
@@ -34,6 +31,15 @@ def again_table(results: Sequence[Result]) -> str:
         minutes = "–" if seconds is None else f"{seconds / 60:.1f}"
         lines.append(f"| {result.path.stem} | `{command_of_file(result)}` | {minutes} |")
     return "\n".join(lines)
+
+
+def build_command(gpu: str) -> str:
+    """Return the start of the commands for the tables that `outblas build-library` makes.
+
+    Args:
+        gpu: short name of the GPU whose packaged library is benched.
+    """
+    return f"outblas build-library --work build/{gpu} --begin-with src/outblas/data/libraries/{gpu}.json"
 
 
 def command_of_file(result: Result) -> str:

@@ -46,7 +46,7 @@ def compare_block(comparison: Comparison, picture: str | None) -> str:
         "Bold marks the best of each column, and every agent whose interval overlaps the best one's.",
     ]
     for split in sorted(comparison.splits, key=lambda name: name != FIRST):
-        lines += ["", f"Split *{split}*: {split_words(comparison, split)}.", "", *_table(comparison, split)]
+        lines += ["", f"Split *{split}*: {split_words(comparison, split)}.", "", *quality_table(comparison, split)]
     lines += [
         "", *_overall(comparison), *_ablations(comparison),
         *(["", f"![Quality of every agent by measurements]({picture})"] if picture else []),
@@ -103,7 +103,13 @@ def _source(comparison: Comparison) -> str:
     )
 
 
-def _table(comparison: Comparison, split: str) -> list[str]:
+def quality_table(comparison: Comparison, split: str) -> list[str]:
+    """Return the lines of a table of agents and budgets, with the best of each column in bold.
+
+    Args:
+        comparison: the comparison.
+        split: name of the split.
+    """
     made, budgets = figures(comparison, split), comparison.budgets
     best = {budget: best_agents(made, budget) for budget in budgets}
     lines = ["| agent | " + " | ".join(f"{b}" for b in budgets) + " |", "| --- |" + " ---: |" * len(budgets)]

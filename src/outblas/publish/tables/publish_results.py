@@ -16,6 +16,7 @@ from outblas.core.errors import RecordError
 from outblas.core.files import write_atomic
 from outblas.kernels.families.registry import FAMILIES
 from outblas.publish.tables import reference_blocks
+from outblas.publish.tables.across_block import ACROSS, across_block, across_files
 from outblas.publish.tables.again_table import again_table
 from outblas.publish.tables.all_rows_table import markdown_table
 from outblas.publish.tables.compare_block import PICTURE as COMPARE_PICTURE
@@ -38,7 +39,6 @@ from outblas.records.results import Result, bench_files, read_result
 from outblas.records.summary import summary_rows, summary_text, why_stale
 from outblas.search.compare.compare_result import read_comparison
 
-RESULTS = Path("results/h200")
 PICTURES = Path("docs/img")
 #: Of ``benchmarks/profile_regimes.py``, beside the result files.
 COUNTERS = "ncu.json"
@@ -65,7 +65,7 @@ class Measured:
         return summary_rows(self.folder)
 
 
-def publish(folder: Path = RESULTS, root: Path = Path()) -> list[Path]:
+def publish(folder: Path, root: Path = Path()) -> list[Path]:
     """Write ``folder/summary.json``, the pictures and every generated block; return the paths.
 
     Args:
@@ -80,7 +80,7 @@ def publish(folder: Path = RESULTS, root: Path = Path()) -> list[Path]:
     return [write_atomic(path, text.encode()) for path, text in _wanted(Path(folder), Path(root)).items()]
 
 
-def check_published(folder: Path = RESULTS, root: Path = Path()) -> list[str]:
+def check_published(folder: Path, root: Path = Path()) -> list[str]:
     """Return one line for each published file that is missing or stale.
 
     Args:
@@ -115,6 +115,9 @@ def generated_blocks(measured: Measured) -> dict[tuple[str, str], Callable[[], s
         ("docs/reference/knobs.md", "knobs"): reference_blocks.knob_page,
         ("docs/search/agents.md", "agents"): reference_blocks.agent_table,
     }
+    across = across_files(folder.parent)
+    if across:
+        blocks["docs/search/across-gpus.md", "across"] = lambda: across_block(across)
     if compared is not None:
         picture = f"../img/{COMPARE_PICTURE}"
         blocks["docs/search/agents.md", "compare"] = lambda: compare_block(read_comparison(compared), picture)
@@ -126,7 +129,7 @@ def generated_blocks(measured: Measured) -> dict[tuple[str, str], Callable[[], s
 
 def _headline(folder: Path) -> str:
     """Return the small table: every folder beside this one that has result files of a GPU, this one first."""
-    folders = {path.parent for path in folder.parent.glob("*/*.parquet")}
+    folders = {path.parent for path in folder.parent.glob("*/*.parquet") if path.name != ACROSS}
     beside = sorted(path for path in folders if path != folder and path.name != ANY_SHAPES)
     every = [Measured(path) for path in (folder, *beside)]
     return headline_table([row for one in every for row in headline_rows(one.folder, one.results)])

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from outblas.core.gpu_records import packaged_records
 from outblas.core.stats import LOSS_BELOW
 from outblas.publish.words import baseline_words, regime_words
 from outblas.records.averages import Row, figures_of, launch_label, table_label
 from outblas.records.library import Library
 from outblas.records.results import Result
 
-#: GPUs in the sentence on GPUs without a library.
-ASKED_GPUS = ("a100", "h100", "h200", "l40s", "rtx4090", "b200")
 WORST_ROWS = 10
 #: FLOP from which a product counts as large.
 LARGE_FLOP = 1e11
@@ -33,12 +32,11 @@ def weak_spots(folder: Path, results: Sequence[Result]) -> str:
 
 
 def _gpus() -> str:
-    known = [name for name in ASKED_GPUS if Library.packaged(name, missing_ok=True).rows]
-    others = ", ".join(name.upper() for name in ASKED_GPUS if name not in known)
+    known = [name for name in packaged_records() if Library.packaged(name, missing_ok=True).rows]
     have = ", ".join(name.upper() for name in known) or "no GPU"
     return (
         f"## A GPU without a library\n\nA library is packaged for: {have}. "
-        f"On others, such as {others}, torch runs every product until [a tuning run](your-gpu.md)."
+        "On every other GPU, torch runs every product until [a tuning run](your-gpu.md)."
     )
 
 

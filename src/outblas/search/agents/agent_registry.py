@@ -28,6 +28,7 @@ AGENTS: dict[str, str] = {
     "nvmmh": "nvmmh:HeuristicsAgent",
     "recorded": "recorded:RecordedAgent",
     "transfer": "transfer:Transfer",
+    "nearest": "nearest_shape:NearestShape",
     "llm": "llm:LanguageModel",
     "kt-genetic": "kernel_tuner:Genetic",
     "kt-annealing": "kernel_tuner:Annealing",

@@ -8,11 +8,13 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from outblas.core.config import LAUNCHES, KernelConfig, Launch, launch_of
+from outblas.core.errors import UsageError
 from outblas.core.evaluation import Evaluation
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
 
 if TYPE_CHECKING:
+    from outblas.learn.train.training_part import TrainingPart
     from outblas.records.recording import Recording
 
 
@@ -33,12 +35,14 @@ class Agent:
         draws: False if proposals do not depend on the seed, so that one run is enough.
         learns: True if the result of :meth:`prepare` depends on the seed.
         every_legal: True if a comparison also offers the candidates that its recording left out.
+        across: True if :meth:`prepare_across` learns from recordings of several GPUs at once.
     """
 
     name = "unnamed"
     draws: bool = True
     learns: bool = False
     every_legal: bool = False
+    across: bool = False
 
     def __init__(self, seed: int, gpu: Gpu) -> None:
         self.seed = seed
@@ -73,6 +77,21 @@ class Agent:
             recording: measurements of ``problems`` and possibly of others, which the agent must not read.
             problems: training problems.
         """
+
+    def prepare_across(self, parts: Sequence[TrainingPart]) -> None:
+        """Learn from recordings of other GPUs, or of several, before any search; return None.
+
+        By default one part is learned from as by :meth:`prepare`.
+
+        Args:
+            parts: training problems of each recording; one part or more.
+
+        Raises:
+            UsageError: there are several parts, and the agent learns from one.
+        """
+        if len(parts) != 1:
+            raise UsageError(f"agent {self.name!r} with {len(parts)} recordings", "one recording", "name one")
+        self.prepare(parts[0].recording, parts[0].problems)
 
     def observe(self, evaluations: Sequence[Evaluation]) -> None:
         """Learn from a finished batch, which may hold several problems; the default does nothing and returns None."""

@@ -36,21 +36,29 @@ class Heuristic(Agent):
     def prepare(self, recording: Recording, problems: Sequence[Problem]) -> None:
         """Fit the model's coefficients on these problems (about a minute for 800), or read the fit from the cache.
 
+        A recording of another GPU is fitted with that GPU's record. The coefficients are then scaled by the rates of
+        both records (:mod:`outblas.kernels.cost.scaled`).
+
         Args:
             recording: measurements of ``problems``; other problems in it are not used.
             problems: training problems.
         """
         from outblas.core.files import write_atomic
+        from outblas.kernels.cost.scaled import scaled
         from outblas.learn.train.fit_cost_model import fit, fit_residual, rows_of_recording
         from outblas.learn.train.training_cache import training_cache_folder
+        from outblas.learn.train.training_part import TrainingPart
 
-        path = training_cache_folder("models", recording, problems) / "model.json"
+        measured = recording.gpu
+        path = training_cache_folder("models", [TrainingPart(recording, tuple(problems))]) / "model.json"
         if not path.exists():
             rows = [row for row in rows_of_recording(recording, "", set(problems)) if len(row.times)]
-            coefficients = fit(rows, self.gpu)
-            residual = fit_residual(rows, coefficients, self.gpu)
+            coefficients = fit(rows, measured)
+            residual = fit_residual(rows, coefficients, measured)
             write_atomic(path, json.dumps([coefficients, residual.tolist()]).encode())
         coefficients, found = json.loads(path.read_text())
+        if measured != self.gpu:
+            coefficients = {family: scaled(family, own, self.gpu, measured) for family, own in coefficients.items()}
         self._fitted = coefficients, np.array(found)
 
     def propose(

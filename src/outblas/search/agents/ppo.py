@@ -22,6 +22,7 @@ from outblas.search.agents.base import Agent, each_launch, unexplored
 
 if TYPE_CHECKING:
     from outblas.learn.train.train_ppo import PpoSettings
+    from outblas.learn.train.training_part import TrainingPart
     from outblas.records.recording import Recording
 
 #: Environment variable: name or path of the policy to follow, instead of the packaged one.
@@ -41,7 +42,7 @@ class Ppo(Agent):
             loaded at the first proposal, which raises UsageError if it does not exist.
     """
 
-    draws, learns = False, True
+    draws, learns, across = False, True, True
     #: Appended to the name of the packaged policy.
     kind = ""
 
@@ -59,14 +60,25 @@ class Ppo(Agent):
             recording: measurements of ``problems``.
             problems: training problems; a part of them is kept for validation.
         """
-        from outblas.learn.train.regression import regressor_cache_path, split_problems
+        from outblas.learn.train.training_part import TrainingPart
+
+        self.prepare_across([TrainingPart(recording, tuple(problems))])
+
+    def prepare_across(self, parts: Sequence[TrainingPart]) -> None:
+        """Train as :meth:`prepare` on the problems of all parts, of one GPU or several.
+
+        Args:
+            parts: training problems; some (N, K) are kept for validation, on all GPUs.
+        """
+        from outblas.learn.train.regression import regressor_cache_path
         from outblas.learn.train.train_ppo import TrainingRun, train
         from outblas.learn.train.training_cache import training_cache_folder
+        from outblas.learn.train.training_part import split_parts
 
         settings = self.recipe()
-        shared = regressor_cache_path(recording, split_problems(problems, self.seed)[0], settings.regress, self.seed)
-        own = training_cache_folder("policies", recording, problems, asdict(settings))
-        self._policy = train(recording, problems, settings, TrainingRun(own, shared))
+        shared = regressor_cache_path(split_parts(parts, self.seed)[0], settings.regress, self.seed)
+        own = training_cache_folder("policies", parts, asdict(settings))
+        self._policy = train(parts, settings, TrainingRun(own, shared))
         self._views.clear()
 
     def recipe(self) -> PpoSettings:

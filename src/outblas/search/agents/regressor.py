@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from outblas.core.problem import Problem
 from outblas.learn.policy import Policy, greedy_scorer
 from outblas.search.agents.ppo import POLICY_VARIABLE, Ppo, loaded_policy, packaged_policy
 
 if TYPE_CHECKING:
-    from outblas.records.recording import Recording
+    from outblas.learn.train.training_part import TrainingPart
 
 
 class RegressorAgent(Ppo):
@@ -22,28 +21,19 @@ class RegressorAgent(Ppo):
     Arguments are those of :class:`outblas.search.agents.ppo.Ppo`; of a policy, only the regressor counts.
     """
 
-    def prepare(self, recording: Recording, problems: Sequence[Problem]) -> None:
+    def prepare_across(self, parts: Sequence[TrainingPart]) -> None:
         """Train the regressor of agent ``ppo`` with the same seed, or read it from the cache; return None.
 
         Args:
-            recording: measurements of ``problems``.
-            problems: training problems.
+            parts: training problems of one GPU or several.
 
         Raises:
-            UsageError: a problem is not in the recording, or none has two proven cells.
+            UsageError: a problem is not in its recording, or none has two proven cells.
             ToolchainMissing: torch is not installed; proposals do not need it.
         """
-        from outblas.learn.train.regression import (
-            RegressSettings,
-            cached_regressor,
-            regressor_cache_path,
-            split_problems,
-        )
+        from outblas.learn.train.regression import regressor_of_ppo
 
-        settings, learn = RegressSettings(), split_problems(problems, self.seed)[0]
-        file = regressor_cache_path(recording, learn, settings, self.seed)
-        regressor = cached_regressor(file, recording, learn, settings, self.seed)
-        self._policy = Policy(regressor, greedy_scorer())
+        self._policy = Policy(regressor_of_ppo(parts, self.seed), greedy_scorer())
         self._views.clear()
 
     def _load(self) -> Policy:

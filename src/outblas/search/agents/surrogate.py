@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,6 +17,9 @@ from outblas.learn.policy import CandidateView, Policy
 from outblas.learn.posterior import Regressor, expected_improvement, posterior
 from outblas.records.recording import Recording
 from outblas.search.agents.base import Agent, each_launch, unexplored
+
+if TYPE_CHECKING:
+    from outblas.learn.train.training_part import TrainingPart
 
 #: A failed candidate counts as slower than expected by this logarithm.
 FAILED_LOG_SLOWDOWN = math.log(4.0)
@@ -34,36 +38,39 @@ class Surrogate(Agent):
     time.
     """
 
-    draws, learns = False, True
+    draws, learns, across = False, True, True
 
     def __init__(self, seed: int, gpu: Gpu) -> None:
         super().__init__(seed, gpu)
         self._regressor: Regressor | None = None
 
     def prepare(self, recording: Recording, problems: Sequence[Problem]) -> None:
+        """Learn from one GPU as by :meth:`prepare_across`; return None.
+
+        Args:
+            recording: measurements of ``problems``.
+            problems: training problems.
+        """
+        from outblas.learn.train.training_part import TrainingPart
+
+        self.prepare_across([TrainingPart(recording, tuple(problems))])
+
+    def prepare_across(self, parts: Sequence[TrainingPart]) -> None:
         """Train the regressor of agent ``ppo`` with the same seed, or read it from the cache; return None.
 
         It uses the same part of the problems as the regressor of ``ppo``. So the two agents differ in their use of a
         prediction and not in the prediction.
 
         Args:
-            recording: measurements of ``problems``.
-            problems: training problems.
+            parts: training problems of one GPU or several.
 
         Raises:
-            UsageError: a problem is not in the recording, or none has two proven cells.
+            UsageError: a problem is not in its recording, or none has two proven cells.
             ToolchainMissing: torch is not installed; proposals do not need it.
         """
-        from outblas.learn.train.regression import (
-            RegressSettings,
-            cached_regressor,
-            regressor_cache_path,
-            split_problems,
-        )
+        from outblas.learn.train.regression import regressor_of_ppo
 
-        settings, learn = RegressSettings(), split_problems(problems, self.seed)[0]
-        file = regressor_cache_path(recording, learn, settings, self.seed)
-        self._regressor = cached_regressor(file, recording, learn, settings, self.seed)
+        self._regressor = regressor_of_ppo(parts, self.seed)
 
     def propose(
         self, problem: Problem, candidates: Sequence[KernelConfig], history: Sequence[Evaluation], n: int

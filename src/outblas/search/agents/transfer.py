@@ -73,10 +73,7 @@ class Transfer(Agent):
 
     def _measured(self, problem: Problem, candidates: Sequence[KernelConfig]) -> list[KernelConfig]:
         """Return offered candidates by their sisters' measurements, nearest sister first; each once."""
-        offered = dict.fromkeys(candidates)
-        by_core: dict[KernelConfig, list[KernelConfig]] = {}
-        for config in candidates:
-            by_core.setdefault(_core(config), []).append(config)
+        offered, by_core = dict.fromkeys(candidates), group_by_core(candidates)
         found: dict[KernelConfig, None] = {}
         for config in self._known(problem):
             here = config if config in offered else translate(config, by_core)
@@ -130,6 +127,18 @@ def translate(config: KernelConfig, by_core: Mapping[KernelConfig, Sequence[Kern
         return abs(c.bn - config.bn), c.bn < config.bn, abs(_stages(c) - _stages(config)), c.even != config.even
 
     return min(by_core.get(_core(config), ()), key=difference, default=None)
+
+
+def group_by_core(candidates: Sequence[KernelConfig]) -> dict[KernelConfig, list[KernelConfig]]:
+    """Return the candidates grouped for :func:`translate`: by their form in which four knobs are 0.
+
+    Args:
+        candidates: the offered configs; each group keeps their order.
+    """
+    found: dict[KernelConfig, list[KernelConfig]] = {}
+    for config in candidates:
+        found.setdefault(_core(config), []).append(config)
+    return found
 
 
 def _core(config: KernelConfig) -> KernelConfig:

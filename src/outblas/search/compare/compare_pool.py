@@ -105,13 +105,14 @@ def _receive(connection: Connection, child: ChildProcess) -> dict[str, Any] | No
 def _work(connection: Connection, plan: Plan) -> None:
     """A process's life."""
     os.environ["OMP_NUM_THREADS"] = "1"  # read when torch is first imported
-    recording: Recording | None = None
+    recording = other = None
     with contextlib.suppress(EOFError, OSError):  # the parent has nothing more, or is gone
         while True:
             unit: CompareUnit = connection.recv()
             try:
                 recording = recording or Recording.load(plan.recording)
-                for entry in run_unit(unit, plan, recording):
+                other = other or (None if plan.across is None else Recording.load(plan.across))
+                for entry in run_unit(unit, plan, recording, other):
                     connection.send(entry)
                 connection.send(None)
             except OutblasError as error:

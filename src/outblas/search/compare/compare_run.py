@@ -15,11 +15,12 @@ from outblas.records.recording import Recording
 from outblas.records.recording_hash import recording_sha
 from outblas.records.results import PROVENANCE_FIELDS
 from outblas.search.agents.agent_registry import agent_preparations, make_agent
+from outblas.search.compare.arms import SOURCES, arm_parts, arms_of, parts_of
 from outblas.search.compare.compare_pool import Watch, run_units
 from outblas.search.compare.compare_result import read_comparison, write_comparison
 from outblas.search.compare.held_out import CompareUnit, HeldOutTask, Plan, check_agents, held_out_tasks
 from outblas.search.compare.noise_floor import noise_floor
-from outblas.search.compare.splits import SPLITS
+from outblas.search.compare.splits import SPLITS, Split
 from outblas.search.tune import Interrupted
 
 #: What a result file has room for, and more runs of an agent than any interval needs.
@@ -36,6 +37,8 @@ class CompareRequest:
         plan: the recording, the held-out share and the budgets.
         splits: names of the splits, each once: ``shapes``, ``families`` or ``layout``.
         agents: names of the agents, each once; not ``recorded`` or ``transfer``.
+        sources: what agents learn from if the plan names another GPU's recording: keys of
+            :data:`outblas.search.compare.arms.SOURCES`.
         seeds: every agent runs with the seeds 0 .. ``seeds`` - 1; one that neither draws nor learns, with 0 only. 1 to
             1000.
         out_path: the result file to write.
@@ -52,12 +55,16 @@ class CompareRequest:
     command: str
     jobs: int = 1
     resume: bool = True
+    sources: Sequence[str] = tuple(SOURCES)
 
 
 def run_compare(
     request: CompareRequest, progress: Progress | None = None, say: Callable[[str], None] | None = None
 ) -> Path:
     """Compare agents on the held-out problems of every split and write the result file.
+
+    If the plan names another GPU's recording, each agent that learns is compared once for each source. The judged
+    problems are always held-out ones of the plan's first recording.
 
     A killed run resumes from the journal ``<out_path>.jsonl``. Agents, splits, seeds and sample may then differ:
     missing tasks are run, and recorded tasks outside the request are left out. With ``resume``, a finished result is
@@ -86,13 +93,16 @@ def run_compare(
     if out_path.is_dir():
         raise UsageError(f"--out {out_path} is a folder", "a result file", "name a file in it")
     recording = Recording.load(plan.recording)
+    other = None if plan.across is None else _of_another_gpu(plan.across, recording)
+    arms = list(request.agents) if other is None else arms_of(request.agents, request.sources, recording.gpu)
     if request.resume and out_path.exists():
-        _check_replaced(request, recording)
+        _check_replaced(request, arms, recording, other)
     made = {name: held_out_tasks(plan, recording, name) for name in request.splits}
-    units = _units(request, recording.gpu)
+    learned = _learned(made, recording, other)
+    units = _units(request, arms, recording.gpu)
     keys = {split: [task.key for task in tasks] for split, (_, tasks) in made.items()}
     total = sum(len(keys[unit.split]) for unit in units)
-    journal = Journal(out_path.with_name(out_path.name + ".jsonl"), _settings(plan, recording), request.resume)
+    journal = Journal(out_path.with_name(out_path.name + ".jsonl"), _settings(plan, recording, other), request.resume)
     answers = _Answers(units, keys)
     written = False
     try:
@@ -101,8 +111,7 @@ def run_compare(
         here, missing = source_commit(), answers.missing()
         if answers.count and say is not None:
             say(f"resuming: {answers.count} of {total} tasks are recorded in {journal.path}")
-        sizes_of = {name: len(split.training) for name, (split, _) in made.items()}
-        for entry in run_units(missing, plan, request.jobs, _watch(say, sizes_of)):
+        for entry in run_units(missing, plan, request.jobs, _watch(say, learned)):
             journal.append({**entry, "commit": here})
             answers.add(entry)
             if progress is not None:
@@ -110,7 +119,10 @@ def run_compare(
         rows = [row for unit in units for row in answers.rows(unit, plan.budgets)]
         sizes = {name: (len(split.training), len(split.held_out), tasks) for name, (split, tasks) in made.items()}
         meta = _meta(plan, recording, request.command, journal.entries, sizes)
-        write_comparison(rows, {**meta, "agents": list(request.agents), "seeds": request.seeds}, out_path)
+        if other is not None:
+            assert plan.across is not None
+            meta["across"] = {**_about_recording(plan.across, other), "gpu": other.gpu.name, "learned": learned}
+        write_comparison(rows, {**meta, "agents": arms, "seeds": request.seeds}, out_path)
         written = True
     except KeyboardInterrupt as error:
         raise Interrupted(f"interrupted with {answers.count} of {total} tasks recorded in {journal.path}") from error
@@ -119,23 +131,43 @@ def run_compare(
     return out_path
 
 
-def _watch(say: Callable[[str], None] | None, training: Mapping[str, int]) -> Watch | None:
+def _of_another_gpu(name: str, judged: Recording) -> Recording:
+    """Return the recording of a name. Raises UsageError if it is of the judged GPU."""
+    other = Recording.load(name)
+    if other.gpu == judged.gpu:
+        raise UsageError(f"--across {name}, of {other.gpu.name} as --device is", "another GPU", "name its recording")
+    return other
+
+
+def _learned(
+    made: Mapping[str, tuple[Split, Sequence[HeldOutTask]]], recording: Recording, other: Recording | None
+) -> dict[str, dict[str, int]]:
+    """Return split -> source -> number of training problems, of all GPUs together; an agent by itself has source
+    ``""``.
+    """
+    sources = [""] if other is None else ["", *SOURCES]
+    return {
+        name: {source: sum(len(p.problems) for p in parts_of(source, split, recording, other)) for source in sources}
+        for name, (split, _) in made.items()
+    }
+
+
+def _watch(say: Callable[[str], None] | None, training: Mapping[str, Mapping[str, int]]) -> Watch | None:
     """Return the watcher that announces each agent's preparation and long silences.
 
     Args:
         say: called with each line; None announces nothing.
-        training: split -> number of training problems.
+        training: split -> source -> number of training problems.
     """
     if say is None:
         return None
     known = agent_preparations()
 
     def begun(unit: CompareUnit) -> None:
-        if unit.agent in known:
-            say(
-                f"agent {unit.agent}, split {unit.split}: learning from {training[unit.split]} problems "
-                f"({known[unit.agent]})"
-            )
+        agent, source = arm_parts(unit.agent)
+        if agent in known:
+            count = training[unit.split][source]
+            say(f"agent {unit.agent}, split {unit.split}: learning from {count} problems ({known[agent]})")
 
     def waiting(units: Sequence[CompareUnit], seconds: float) -> None:
         names = ", ".join(sorted({f"{unit.agent} ({unit.split})" for unit in units}))
@@ -144,11 +176,11 @@ def _watch(say: Callable[[str], None] | None, training: Mapping[str, int]) -> Wa
     return Watch(begun, waiting)
 
 
-def _units(request: CompareRequest, gpu: Gpu) -> list[CompareUnit]:
+def _units(request: CompareRequest, arms: Sequence[str], gpu: Gpu) -> list[CompareUnit]:
     return [
         CompareUnit(split, agent, seed)
         for split in request.splits
-        for agent in request.agents
+        for agent in arms
         for seed in range(request.seeds if _differs(agent, gpu) else 1)
     ]
 
@@ -189,7 +221,7 @@ class _Answers:
 
 def _differs(name: str, gpu: Gpu) -> bool:
     """Return whether runs of an agent with different seeds differ."""
-    agent = make_agent(name, 0, gpu)
+    agent = make_agent(arm_parts(name)[0], 0, gpu)
     return agent.draws or agent.learns
 
 
@@ -213,7 +245,9 @@ def _check(request: CompareRequest) -> None:
             raise UsageError(f"{name} is {value}", "an integer of 1 or more", f"pass a larger {name}")
 
 
-def _check_replaced(request: CompareRequest, recording: Recording) -> None:
+def _check_replaced(
+    request: CompareRequest, arms: Sequence[str], recording: Recording, other: Recording | None
+) -> None:
     """Raise unless ``out_path`` is a result of the same settings; the order of agents and splits is none of them."""
     path, plan = request.out_path, request.plan
     do = "choose another --out, or pass --no-resume to replace it"
@@ -229,19 +263,23 @@ def _check_replaced(request: CompareRequest, recording: Recording) -> None:
         {
             **{key: was.meta.get(key) for key in options},
             **{f"recording.{field}": was.measured.get(field) for field in PROVENANCE_FIELDS},
+            "across": (was.meta.get("across") or {}).get("sha256"),
             "agents": sorted(was.agents), "splits": sorted(was.splits), "budgets": list(was.budgets),
         },
         {
             **options, **measured,
-            "agents": sorted(request.agents), "splits": sorted(request.splits), "budgets": list(plan.budgets),
+            "across": None if other is None else recording_sha(other),
+            "agents": sorted(arms), "splits": sorted(request.splits), "budgets": list(plan.budgets),
         },
         do,
     )  # fmt: skip
 
 
-def _settings(plan: Plan, recording: Recording) -> dict[str, Any]:
+def _settings(plan: Plan, recording: Recording, other: Recording | None) -> dict[str, Any]:
     """Return the settings that decide the answer of a task, besides its agent and seed."""
+    across = {} if other is None else {"across": recording_sha(other)}
     return {
+        **across,
         "recording": recording.provenance,
         "sha256": recording_sha(recording),
         "problems": [p.key for p in recording.problems],
@@ -259,14 +297,14 @@ def _meta(
     sizes: Mapping[str, tuple[int, int, Sequence[HeldOutTask]]],
 ) -> dict[str, Any]:
     """Return provenance, the compared problems and the agents' CPU seconds, for the result file."""
-    measured = {field: provenance_field(recording.provenance, field) for field in PROVENANCE_FIELDS}
+    about = _about_recording(plan.recording, recording)
     run = collect_provenance(command)
     commits = "; ".join(dict.fromkeys(str(entry["commit"]) for entry in entries))
     return {
         "suite": recording.suite,
         "device": f"replay:{plan.recording}",
-        "recording": {"name": plan.recording, "provenance": measured, "sha256": recording_sha(recording)},
-        "provenance": {**measured, "date": run["date"], "commit": commits, "command": command},
+        "recording": about,
+        "provenance": {**about["provenance"], "date": run["date"], "commit": commits, "command": command},
         "held_out": plan.share,
         "split_seed": plan.split_seed,
         "sample": plan.sample,
@@ -282,6 +320,12 @@ def _meta(
         },
         "costs": {agent: _cost(agent, entries) for agent in dict.fromkeys(entry["agent"] for entry in entries)},
     }
+
+
+def _about_recording(name: str, recording: Recording) -> dict[str, Any]:
+    """Return name, provenance and SHA-256 of a recording, for the result file."""
+    measured = {field: provenance_field(recording.provenance, field) for field in PROVENANCE_FIELDS}
+    return {"name": name, "provenance": measured, "sha256": recording_sha(recording)}
 
 
 def _cost(agent: str, entries: Sequence[Mapping[str, Any]]) -> dict[str, float]:

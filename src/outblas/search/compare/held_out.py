@@ -21,10 +21,11 @@ from outblas.core.evaluation import Evaluation, Status
 from outblas.core.problem import Problem
 from outblas.core.suites import sample
 from outblas.records.recording import Recording
-from outblas.records.recording_files import STATUS_CODES
+from outblas.records.recording_files import CHOICE_CODES, STATUS_CODES
 from outblas.records.replay import ReplayEvaluator
 from outblas.search.agents.agent_registry import AGENTS, make_agent
 from outblas.search.agents.base import Agent
+from outblas.search.compare.arms import arm_parts, parts_of
 from outblas.search.compare.splits import Split, make_split
 
 #: Launch options that recordings have.
@@ -47,7 +48,8 @@ class HeldOutTask:
         candidates: recorded candidates that need exactly this option, passed or failed.
         best_us: time of the fastest candidate that passed, microseconds.
         worst_us: time of the slowest candidate that passed, microseconds.
-        left_out: legal candidates that the recording left out, because a model predicted them to be slow.
+        left_out: legal candidates of the catalogue that the recording left out, because a model predicted them to be
+            slow. Candidates that were not chosen for this problem are not among them.
         left_out_us: time that each of these counts with: the fastest time by the factor beyond which they were left
             out. That flatters an agent that proposes them.
     """
@@ -71,7 +73,7 @@ class CompareUnit:
 
     Attributes:
         split: name of the split.
-        agent: name of the agent.
+        agent: name of the agent, or an arm (:mod:`outblas.search.compare.arms`).
         seed: seed of the agent.
         done: (key of the problem, launch option) of the tasks that are left out, because they were done before.
     """
@@ -92,6 +94,7 @@ class Plan:
         share: held-out share of the groups, see :func:`outblas.search.compare.splits.make_split`.
         split_seed: seed of the splits.
         sample: number of held-out problems of each split, stratified by regime; None: all. Training is the same.
+        across: name or path of another GPU's recording, from which agents may learn; None: only the judged GPU's.
     """
 
     recording: str
@@ -99,6 +102,7 @@ class Plan:
     share: float = 0.2
     split_seed: int = 0
     sample: int | None = None
+    across: str | None = None
 
 
 def check_agents(agents: Sequence[str]) -> None:
@@ -156,7 +160,8 @@ def tasks_of(recording: Recording, problem: Problem) -> list[HeldOutTask]:
     """
     row = recording.row(problem)
     beyond = left_out_beyond(problem, recording.gpu)
-    skipped = recording.status[row] == STATUS_CODES[Status.LEFT_OUT]
+    by_catalogue = recording.chosen[row] == CHOICE_CODES["catalogue"]
+    skipped = (recording.status[row] == STATUS_CODES[Status.LEFT_OUT]) & by_catalogue
     tasks = []
     for launch, columns in recording.by_launch(problem).items():
         if launch not in LAUNCHES:
@@ -246,13 +251,16 @@ def _choice(times: Sequence[float | None], budget: int) -> float | None:
     return times[budget] if budget < len(times) else None
 
 
-def run_unit(unit: CompareUnit, plan: Plan, recording: Recording) -> Iterator[dict[str, Any]]:
+def run_unit(
+    unit: CompareUnit, plan: Plan, recording: Recording, other: Recording | None = None
+) -> Iterator[dict[str, Any]]:
     """Prepare the agent on the training problems and search the held-out tasks.
 
     Args:
         unit: split, agent and seed, and the tasks to leave out.
         plan: settings of the comparison.
         recording: the recording.
+        other: the recording of another GPU; None if the plan names none.
 
     Yields:
         Journal entries, about one a second; none if no task is left. Keys: ``split``, ``agent``, ``seed``,
@@ -265,17 +273,18 @@ def run_unit(unit: CompareUnit, plan: Plan, recording: Recording) -> Iterator[di
     """
     split, tasks = held_out_tasks(plan, recording, unit.split)
     tasks = [task for task in tasks if task.key not in unit.done]
-    agent, evaluator = make_agent(unit.agent, unit.seed, recording.gpu), ReplayEvaluator(recording)
-    training = recording.restricted_to(split.training)  # the agent cannot read held-out cells
+    name, source = arm_parts(unit.agent)
+    agent, evaluator = make_agent(name, unit.seed, recording.gpu), ReplayEvaluator(recording)
+    parts = parts_of(source, split, recording, other)
     start = time.process_time()
-    agent.prepare(training, split.training)
+    agent.prepare_across(parts)
     cpu = time.process_time()
     prepare_s: float | None = cpu - start
     head = {"split": unit.split, "agent": unit.agent, "seed": unit.seed}
     learns = type(agent).observe is not Agent.observe
     began, finished = time.monotonic(), list[list[Any]]()
     for task in tasks:
-        searcher = copy.deepcopy(agent, {id(training): training}) if learns else agent
+        searcher = copy.deepcopy(agent, {id(part.recording): part.recording for part in parts}) if learns else agent
         finished.append([*task.key, *search_task(searcher, task, evaluator, plan.budgets)])
         if time.monotonic() - began > ENTRY_S or task is tasks[-1]:
             now = time.process_time()

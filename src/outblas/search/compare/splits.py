@@ -69,6 +69,23 @@ def make_split(name: str, problems: Sequence[Problem], share: float = 0.2, seed:
     return _cut(name, problems, lambda p: group(p) in drawn)
 
 
+def outside_held_out(split: Split, problems: Sequence[Problem]) -> tuple[Problem, ...]:
+    """Return the problems of which no group is held out, in their order. They may be of another GPU's recording.
+
+    Args:
+        split: a split of kind ``shapes`` or ``families``.
+        problems: any problems.
+
+    Raises:
+        UsageError: the split is of another kind.
+    """
+    if split.name not in _GROUP:
+        raise UsageError(f"split {split.name} across GPUs", " or ".join(_GROUP), "name others as --splits")
+    group = _GROUP[split.name]
+    held_out = {group(p) for p in split.held_out}
+    return tuple(p for p in problems if group(p) not in held_out)
+
+
 def _by_layout(problems: Sequence[Problem]) -> Split:
     split = _cut("layout", problems, lambda p: p.layout != TRAINING_LAYOUT)
     if not split.training or not split.held_out:

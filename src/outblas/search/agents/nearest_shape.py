@@ -1,0 +1,117 @@
+"""Kernels of the most similar shapes that were measured, fastest first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from outblas.core.config import KernelConfig
+from outblas.core.evaluation import Evaluation, Status
+from outblas.core.problem import Problem
+from outblas.core.roofline import Gpu
+from outblas.learn.samplers import problem_distance
+from outblas.records.recording import Recording
+from outblas.records.recording_files import STATUS_CODES
+from outblas.search.agents.base import Agent, group_by_launch, interleave, unexplored
+from outblas.search.agents.recorded import nearest_recording
+from outblas.search.agents.transfer import group_by_core, translate
+
+if TYPE_CHECKING:
+    from outblas.learn.train.training_part import TrainingPart
+
+#: Similar shapes whose kernels take turns.
+NEIGHBOURS = 8
+
+
+class MeasuredShape(NamedTuple):
+    """A problem with recorded times.
+
+    Attributes:
+        problem: the problem.
+        recording: its measurements, among others.
+        foreign: True if another GPU than the agent's was measured.
+    """
+
+    problem: Problem
+    recording: Recording
+    foreign: bool
+
+
+class NearestShape(Agent):
+    """Fastest kernels of the nearest measured shapes; nothing is predicted.
+
+    The distance of two problems is the sum of |log2| of the ratios of their extents. An equal layout, dtype and
+    accumulator come first; a shape of the GPU itself goes before one of another GPU. The 8 nearest shapes take turns:
+    the fastest kernel of each, then the second of each. A kernel that is not offered becomes the nearest offered one
+    (:func:`outblas.search.agents.transfer.translate`), or is left out. All others follow in the order of the
+    candidates. Launch options take turns.
+
+    Until :meth:`prepare`, the shapes are those of the recording in ``OUTBLAS_RECORDING``, or of the packaged one of
+    the most similar GPU. There the problem itself may be its own nearest shape.
+    """
+
+    draws, across = False, True
+
+    def __init__(self, seed: int, gpu: Gpu) -> None:
+        super().__init__(seed, gpu)
+        self._shapes: list[MeasuredShape] | None = None
+        self._near: dict[Problem, list[list[KernelConfig]]] = {}
+
+    def prepare(self, recording: Recording, problems: Sequence[Problem]) -> None:
+        """Keep the problems and their recorded times; return None.
+
+        Args:
+            recording: measurements of ``problems``.
+            problems: training problems.
+        """
+        self._shapes, self._near = _shapes_of(recording, problems, self.gpu), {}
+
+    def prepare_across(self, parts: Sequence[TrainingPart]) -> None:
+        """Keep the problems of all parts and their recorded times; return None.
+
+        Args:
+            parts: training problems of one GPU or several.
+        """
+        found = (_shapes_of(part.recording, part.problems, self.gpu) for part in parts)
+        self._shapes, self._near = list(chain.from_iterable(found)), {}
+
+    def propose(
+        self, problem: Problem, candidates: Sequence[KernelConfig], history: Sequence[Evaluation], n: int
+    ) -> list[KernelConfig]:
+        known = list(dict.fromkeys((*self._of_neighbours(problem, candidates), *candidates)))
+        return unexplored(interleave(*group_by_launch(known)), history)[:n]
+
+    def _of_neighbours(self, problem: Problem, candidates: Sequence[KernelConfig]) -> Iterator[KernelConfig]:
+        """Yield offered candidates by the times of similar shapes; some several times."""
+        offered, by_core = set(candidates), group_by_core(candidates)
+        if problem not in self._near:
+            self._near[problem] = [_fastest_first(shape) for shape in self._nearest(problem)]
+        for config in interleave(*self._near[problem]):
+            here = config if config in offered else translate(config, by_core)
+            if here is not None:
+                yield here
+
+    def _nearest(self, problem: Problem) -> list[MeasuredShape]:
+        if self._shapes is None:
+            recording = nearest_recording(self.gpu)
+            self._shapes = _shapes_of(recording, recording.problems, self.gpu)
+
+        def distance(shape: MeasuredShape) -> tuple[int, float, bool]:
+            return *problem_distance(shape.problem, problem), shape.foreign
+
+        return sorted(self._shapes, key=distance)[:NEIGHBOURS]
+
+
+def _shapes_of(recording: Recording, problems: Sequence[Problem], gpu: Gpu) -> list[MeasuredShape]:
+    foreign = recording.gpu != gpu
+    return [MeasuredShape(problem, recording, foreign) for problem in problems]
+
+
+def _fastest_first(shape: MeasuredShape) -> list[KernelConfig]:
+    """Return the proven candidates of a shape, fastest first."""
+    recording, row = shape.recording, shape.recording.row(shape.problem)
+    passed = np.flatnonzero(recording.status[row] == STATUS_CODES[Status.PASSED])
+    return [recording.catalogue[i] for i in passed[np.argsort(recording.median_us[row, passed], kind="stable")]]
