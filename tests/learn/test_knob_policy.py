@@ -14,7 +14,7 @@ from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.kernels.knobs import all_knobs
 from outblas.kernels.pool import pool
 from outblas.learn.knob_policy import KnobPolicy, KnobView, SearchState
-from outblas.search.agents.knob import Knob
+from outblas.search.agents.knob import KnobAgent
 from support.gpus.known import H200
 from support.helpers import passed_evaluation, untrained_knob_policy
 
@@ -82,7 +82,7 @@ def test_a_policy_is_the_same_after_it_was_written_and_damage_is_one_clear_line(
 
 
 def test_the_agent_tries_the_likeliest_offered_kernel_of_each_launch_option(monkeypatch: pytest.MonkeyPatch) -> None:
-    agent = Knob(0, H200, POLICY)
+    agent = KnobAgent(0, H200, POLICY)
     offered = [config.with_knobs(pdl=pdl) for config in KERNELS for pdl in (False, True)]
     first = agent.propose(PROBLEM, offered, (), 2)
     for config, launch in zip(first, ("plain", "pdl"), strict=True):
@@ -96,4 +96,4 @@ def test_the_agent_tries_the_likeliest_offered_kernel_of_each_launch_option(monk
     assert agent.propose(PROBLEM, plain, history, 1) == [plain[rest[int(logs.argmax())]]]
     monkeypatch.delenv("OUTBLAS_KNOB_POLICY", raising=False)
     with pytest.raises(UsageError, match="train one"):
-        Knob(0, H200).propose(PROBLEM, plain, (), 1)
+        KnobAgent(0, H200).propose(PROBLEM, plain, (), 1)

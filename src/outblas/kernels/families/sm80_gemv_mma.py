@@ -147,10 +147,7 @@ class Sm80GemvMma(Family[Sm80GemvConfig]):
             (c.bm not in (8, 16), "bm must be 8 or 16"),
             (c.bn % c.wn != 0, "wn does not divide bn"),
             (k_major and rows not in (16, 32, 64, 128), "TN needs bn / wn of 16, 32, 64 or 128 rows per warp"),
-            (
-                not k_major and rows not in (64, 128),
-                "NN needs bn / wn of 64 or 128 rows per warp (16-byte loads along N)",
-            ),
+            (not k_major and rows not in (64, 128), "NN needs bn / wn of 64 or 128 rows per warp (16-byte loads)"),
             (c.wn * c.wk > 16, "at most 16 warps"),
             (c.unroll > 8, "unroll must be 1 to 8"),
             (c.prefetch not in (128, 256), "prefetch must be 128 or 256"),
@@ -170,9 +167,8 @@ class Sm80GemvMma(Family[Sm80GemvConfig]):
             ),
             (c.pdl and gpu.arch < 90, "programmatic dependent launch needs sm_90"),
         )
-        for broken, reason in rules:
-            if broken:
-                return reason
+        if reason := next((text for broken, text in rules if broken), None):
+            return reason
         held = gemv_held_registers(p, c)
         others = GEMV_WALK_REGISTERS[p.layout] if c.kept_k else GEMV_REGISTERS  # kept tokens need no addresses
         budget = min(255, 65536 // (32 * c.wn * c.wk))

@@ -22,7 +22,7 @@ AGENTS: dict[str, str] = {
     "regressor": "regressor:RegressorAgent",
     "ppo": "ppo:Ppo",
     "ppo-oneshot": "ppo:PpoOneshot",
-    "knob": "knob:Knob",
+    "knob": "knob:KnobAgent",
     "greedy": "greedy:Greedy",
     "tpe": "tpe:Tpe",
     "surrogate": "surrogate:Surrogate",

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 KNOB_POLICY_VARIABLE = "OUTBLAS_KNOB_POLICY"
 
 
-class Knob(Agent):
+class KnobAgent(Agent):
     """Policy trained by PPO to choose a kernel knob by knob; legal by construction.
 
     The likeliest untried candidates come first. Their probability is the product over the knobs, each among the values
