@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from outblas.cli import common
 from outblas.cli.common import out
+from outblas.core.errors import UsageError, unknown_name
 
 if TYPE_CHECKING:
     from outblas.learn.train.train_ppo import PpoSettings
     from outblas.learn.train.training_part import TrainingPart
 
+#: Values of ``--env``.
+ENVIRONMENTS = ("candidates", "knobs")
 #: Of ``--quick``.
 QUICK_STEPS, QUICK_EPOCHS = 2048, 2
 RecordingOption = Annotated[
@@ -39,6 +42,7 @@ def train(
         "runs/train"
     ),
     oneshot: Annotated[bool, typer.Option(help="Episodes of one measurement: a contextual bandit.")] = False,
+    env: Annotated[str, typer.Option("--env", help="candidates: agent ppo. knobs: agent knob.")] = "candidates",
     sampler: Annotated[str, typer.Option(help="Shapes to train on: grid, llm or log-uniform.")] = "grid",
     steps: StepsOption = None,
     lr: Annotated[float | None, typer.Option(help="Learning rate.")] = None,
@@ -54,22 +58,53 @@ def train(
         bool, typer.Option("--quick", help="A trial: 2 epochs of the regressor and 2048 steps. The policy is weak.")
     ] = False,
 ) -> None:
-    """Train the policy of agent ppo on recorded problems (no GPU)."""
+    """Train the policy of agent ppo, or of agent knob, on recorded problems (no GPU)."""
+    given: dict[str, Any] = {"steps": QUICK_STEPS if quick and steps is None else steps, "seed": seed}
+    given |= {"lr": lr, "entropy": entropy, "gamma": gamma, "batch": batch}
+    if env not in ENVIRONMENTS:
+        raise unknown_name("environment", env, ENVIRONMENTS, "pass one of them as --env")
+    if env == "knobs":
+        of_ppo = {"--oneshot": oneshot, "--sampler": sampler != "grid", "--preset": preset != "gated"}
+        of_ppo |= {"--settings": settings is not None, "--wandb": wandb}
+        if any(of_ppo.values()):
+            wrong = next(name for name, passed in of_ppo.items() if passed)
+            raise UsageError(f"{wrong} with --env knobs", "an option of both environments", f"leave {wrong} out")
+        _train_knobs(recording, run, {k: v for k, v in given.items() if v is not None}, tensorboard)
+        return
     from outblas.learn.train.train_ppo import RECIPE, TrainingRun
     from outblas.learn.train.train_ppo import train as train_ppo
 
     base = RECIPE if settings is None else _read(settings)
     if quick:
-        base = replace(base, steps=QUICK_STEPS, regress=replace(base.regress, epochs=QUICK_EPOCHS))
-    given = {"steps": steps, "lr": lr, "entropy": entropy, "gamma": gamma, "batch": batch}
+        base = replace(base, regress=replace(base.regress, epochs=QUICK_EPOCHS))
     chosen = replace(base, **{k: v for k, v in given.items() if v is not None})  # type: ignore[arg-type]
-    chosen = replace(chosen, sampler=sampler, preset=preset, seed=seed, budget=1 if oneshot else chosen.budget)
+    chosen = replace(chosen, sampler=sampler, preset=preset, budget=1 if oneshot else chosen.budget)
     parts = _parts(recording)
     with common.progress_bar("train") as progress:
         policy = train_ppo(parts, chosen, TrainingRun(run, None, tensorboard, wandb), progress)
     about = json.loads(policy.about)
     out.print(f"policy: {run / 'policy.npz'} (best of {about['steps']} steps)", markup=False)
     out.print(f"use it: OUTBLAS_POLICY={run / 'policy.npz'} outblas tune --agent ppo", markup=False)
+
+
+def _train_knobs(recordings: list[str] | None, run: Path, given: dict[str, Any], tensorboard: bool) -> None:
+    """Train the policy of agent knob and print its file."""
+    from outblas.learn.train.train_knobs import KNOB_RECIPE, train_knobs
+    from outblas.learn.train.train_ppo import TrainingRun
+    from outblas.records.recording import Recording
+
+    names = recordings or [common.DEFAULT_RECORDING]
+    if len(names) > 1:
+        raise UsageError(
+            f"{len(names)} recordings with --env knobs", "one", "pass one --recording; its GPU and others are simulated"
+        )
+    loaded = Recording.load(names[0])
+    with common.progress_bar("train") as progress:
+        place = TrainingRun(run, None, tensorboard)
+        policy = train_knobs(loaded, loaded.problems, replace(KNOB_RECIPE, **given), place, progress)
+    about = json.loads(policy.about)
+    out.print(f"policy: {run / 'policy.npz'} (best of {about['steps']} steps)", markup=False)
+    out.print(f"use it: OUTBLAS_KNOB_POLICY={run / 'policy.npz'} outblas tune --agent knob", markup=False)
 
 
 def sweep(

@@ -96,6 +96,13 @@ VARIABLES = (
         "when the agent is made",
     ),
     Variable(
+        "OUTBLAS_KNOB_POLICY",
+        "a file of `outblas train --env knobs`",
+        "not set",
+        "The policy of agent `knob`, which needs it.",
+        "at the agent's first proposal",
+    ),
+    Variable(
         "OUTBLAS_RECORDING",
         "a name or a folder",
         "the packaged recording",

@@ -1,8 +1,9 @@
-"""A Gymnasium environment over the knobs: an action is a whole kernel configuration, which an evaluator then tries.
+"""A Gymnasium environment that builds a kernel knob by knob; every kernel that it can build is legal.
 
-An episode is a problem and a budget of measurements. The masks are those of sb3-contrib's ``MaskablePPO``, per knob
-(https://sb3-contrib.readthedocs.io/en/master/modules/ppo_mask.html). Choices that are each possible may still form an
-illegal kernel. Such an action costs a measurement and earns the reward of an illegal config.
+An action chooses a value of the next knob, the family first. :meth:`KnobEnv.action_masks` allows a value only if a
+legal, untried member of an enumerated space (:mod:`outblas.kernels.kernel_space`) has it together with the values
+chosen so far. A knob with one such value is not asked. After the last knob the kernel is measured. The masks are those
+of sb3-contrib's ``MaskablePPO`` (https://sb3-contrib.readthedocs.io/en/master/modules/ppo_mask.html).
 """
 
 from __future__ import annotations
@@ -10,23 +11,22 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Sequence
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from outblas.core.config import KernelConfig, config_name
+from outblas.core.config import LAUNCHES, Launch, config_name
 from outblas.core.errors import ToolchainMissing, UsageError
-from outblas.core.evaluation import Evaluation, Status, Verdict
+from outblas.core.evaluation import Evaluation
 from outblas.core.evaluator import Evaluator
 from outblas.core.install_hint import install_hint
-from outblas.core.problem import Acc, Dtype, Layout, Problem
-from outblas.core.roofline import Gpu
-from outblas.kernels.knobs import Knobs, all_knobs
-from outblas.kernels.legality import why_illegal
+from outblas.core.problem import Problem
+from outblas.kernels.kernel_space import KernelSpace, kernel_space
+from outblas.learn.features import Features, problem_features
+from outblas.learn.knob_policy import MAX_LOG_GAP, KnobView, SearchState
 from outblas.learn.reward import reward
 from outblas.learn.samplers import Sampler
-from outblas.runtime.counters import COUNTERS
 
 try:
     import gymnasium
@@ -35,48 +35,44 @@ except ImportError as error:
 
 #: Draws an episode's problem (see ``outblas.learn.samplers``); or problems to choose from evenly.
 Problems = Sampler | Sequence[Problem]
-Observation = dict[str, NDArray[np.float32]]
+#: Returns the members that may be tried, indices into the space, all of them legal.
+Offered = Callable[[Problem, Launch], NDArray[np.intp]]
+#: Returns (mean, deviation) of the rewards of a problem's kernels; the deviation is above 0.
+RewardScale = Callable[[Problem, Launch], tuple[float, float]]
+#: A paid reward is within this many deviations of the problem's mean.
+MAX_DEVIATIONS = 3.0
+#: Reward of a choice that the mask forbids, in deviations.
+FORBIDDEN = -MAX_DEVIATIONS
 
-#: Logs of speed-ups are observed within this of 0.
-MAX_LOG_SPEEDUP = 4.0
-#: Registers of a thread, which a live evaluator always tells, then what Nsight Compute does.
-COUNTER_NAMES = ("registers", *(counter.name for counter in COUNTERS))
-_STATUSES = tuple(Status)
 
+class KnobEnv(gymnasium.Env[Features, np.int64]):
+    """Search of one problem with one launch option per episode: one choice per step, one kernel after the last choice.
 
-class KnobEnv(gymnasium.Env):
-    """Search of one problem per episode, one measurement per step.
+    Actions: ``Discrete(V)``, a value of a knob among all V values of all knobs. ``space.knobs`` has them: knob after
+    knob. The episode ends (``terminated``) when the budget is spent or every offered kernel was tried. ``truncated`` is
+    always False.
 
-    Actions: ``MultiDiscrete``, the choice of every knob (:class:`outblas.kernels.knobs.Knobs`). The episode ends when
-    the budget is spent, or when every offered config was tried.
+    Rewards: a choice pays 0 until the kernel is measured. The reward of a kernel
+    (:func:`outblas.learn.reward.reward`) is taken relative to the problem: less the mean of the problem's kernels, over
+    their deviation, within +-3. The first kernel pays that, and a later one its improvement over the best so far, or 0.
+    So the sum over an episode is that of its best kernel, and a hard problem pays as well as an easy one. A choice that
+    the mask forbids pays -3, costs a measurement and begins the kernel anew.
 
-    Rewards: the improvement of the best :func:`outblas.learn.reward.reward` so far, or 0. The first measurement earns
-    its own reward. An illegal config earns its own reward (-2 by the gated preset) every time and improves nothing. A
-    repeated config gets its earlier evaluation and reward 0. Both cost a measurement. So the sum over an episode is its
-    best reward plus the negative rewards of illegal configs.
+    Observation, float32[size]: see :meth:`outblas.learn.knob_policy.KnobView.observe`.
 
-    Observations, float32, by name:
-
-    - ``problem`` [10]: log2 of M, N, K (/ 32); one-hot layout, dtype, accumulator; log2 of FLOP per byte (+ 2, / 32).
-    - ``gpu`` [4]: log2 of SMs (/ 16), of L2 bytes, HBM bytes/s and peak FLOP/s (/ 64).
-    - ``best``, ``last`` [knobs]: index of each knob's value, scaled to 0..1; -1 if no config yet, or without the knob.
-    - ``speedups`` [2]: log speed-up of best and last; 0 if unknown.
-    - ``best_status``, ``last_status`` [statuses]: one-hot; zeros at the start.
-    - ``counters`` [2 x :data:`COUNTER_NAMES`]: of the last config, 0 to 1; then 1 for each that is known.
-    - ``budget`` [1]: share of the measurements that is left.
-
-    ``info`` of a step: ``evaluation``, ``config`` (its name), ``invalid_action``, ``repeated``, and ``best`` (the best
-    evaluation so far; None before a legal config was tried).
+    ``info`` of a step has ``invalid_action``, ``evaluation``, ``config`` (a name) and ``best``. The second and third
+    are None if nothing was measured. ``best`` is the evaluation with the best reward so far, or None.
 
     Args:
-        evaluator: A live one. It must answer any legal config, and a recording answers recorded cells only.
-        sampler: Draws the problem of an episode. ``reset(options={"problem": ...})`` takes precedence.
-        budget: Measurements per episode, 1 or more.
-        offered: Returns the configs that the masks allow. None: ``evaluator.candidates``.
-            :func:`outblas.kernels.knobs.all_legal_configs` offers more.
-        preset: Name of the reward.
-        knobs: The action space. None: :func:`outblas.kernels.knobs.all_knobs`. Offered values that it lacks need
-            :func:`outblas.kernels.knobs.knobs_of`.
+        evaluator: it must answer every offered kernel.
+        sampler: draws the problem of an episode. ``reset(options={"problem": ..., "launch": ...})`` takes precedence.
+        budget: measurements per episode, 1 or more.
+        offered: the members that may be tried. None: every legal member. On a recording, pass
+            :func:`recorded_members`.
+        scale: mean and deviation of a problem's rewards. None: 0 and 1.
+        launches: launch options; each episode draws one of them.
+        preset: name of the reward.
+        space: the kernels. None: :func:`outblas.kernels.kernel_space.kernel_space`.
 
     Raises:
         UsageError: the budget is below 1.
@@ -85,209 +81,168 @@ class KnobEnv(gymnasium.Env):
     metadata: dict[str, Any] = {"render_modes": []}
 
     def __init__(
-        self, evaluator: Evaluator, sampler: Problems, budget: int,
-        offered: Callable[[Problem, Gpu], Sequence[KernelConfig]] | None = None,
-        preset: str = "gated", knobs: Knobs | None = None,
+        self, evaluator: Evaluator, sampler: Problems, budget: int, offered: Offered | None = None,
+        scale: RewardScale | None = None, launches: Sequence[Launch] = LAUNCHES[:2], preset: str = "gated",
+        space: KernelSpace | None = None,
     ) -> None:  # fmt: skip
         if budget < 1:
             raise UsageError(f"budget is {budget}", "1 or more measurements per episode", "pass a larger budget")
         self.evaluator, self.budget, self.preset = evaluator, budget, preset
-        self.knobs = knobs or all_knobs()
-        self._sampler, self._offered = sampler, offered
-        self.action_space = gymnasium.spaces.MultiDiscrete(self.knobs.nvec)
-        self.observation_space = _space(len(self.knobs.nvec))
+        self.space = space or kernel_space()
+        self.view = KnobView(self.space.knobs)
+        self._sampler, self._offered, self._scale, self._launches = sampler, offered, scale, tuple(launches)
+        self.action_space = gymnasium.spaces.Discrete(self.view.values)  # type: ignore[assignment]
+        self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (self.view.size,), np.float32)
         self.problem: Problem | None = None
         self._over = True
+        self._left: NDArray[np.intp] = np.array([], np.intp)  # legal and untried
+        self._rows, self._knob = self._left, 0
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Observation, dict[str, Any]]:
-        """Begin an episode; no config is tried yet.
+    ) -> tuple[Features, dict[str, Any]]:
+        """Begin an episode; no kernel is tried yet.
 
         Args:
-            seed: seed of the sampler, as in Gymnasium.
-            options: ``{"problem": Problem}`` chooses the problem; None lets the sampler draw it.
+            seed: seed of the draws, as in Gymnasium.
+            options: may have ``problem``, a Problem, and ``launch``, a launch option. The rest is drawn.
 
         Returns:
-            The observation, and ``{"problem": key}``.
+            The observation, and ``{"problem": key, "launch": launch option}``.
 
         Raises:
-            UsageError: no offered config is legal for the problem.
+            UsageError: nothing is offered for the problem with this launch option.
         """
         super().reset(seed=seed)
-        self.problem = problem = (options or {}).get("problem") or self._sample()
-        gpu = self.evaluator.gpu
-        found = self.evaluator.candidates(problem) if self._offered is None else self._offered(problem, gpu)
-        self.pool = [c for c in dict.fromkeys(found) if why_illegal(problem, c, gpu) is None]
-        if not self.pool:
-            raise UsageError(f"nothing that is offered for {problem.key} is legal", "a legal config", "leave it out")
-        self._vectors = np.stack([self.knobs.encode(config) for config in self.pool])
-        self._index = {config: i for i, config in enumerate(self.pool)}
-        self._untried = np.ones(len(self.pool), np.bool_)
-        self._known: dict[KernelConfig, Evaluation] = {}
+        options = options or {}
+        self.problem = problem = options.get("problem") or self._sample()
+        drawn = self._launches[int(self.np_random.integers(len(self._launches)))]
+        self.launch: Launch = options.get("launch") or drawn
+        if self._offered is None:
+            left = np.flatnonzero(self.space.legal(problem, self.evaluator.gpu, self.launch))
+        else:
+            left = np.asarray(self._offered(problem, self.launch), np.intp)
+        if not len(left):
+            raise UsageError(
+                f"nothing that is offered for {problem.key} is legal ({self.launch})", "a legal kernel", "leave it out"
+            )
+        self._left = left
+        self._mean, self._deviation = self._scale(problem, self.launch) if self._scale else (0.0, 1.0)
+        self._features = problem_features(problem, self.evaluator.gpu)
         self._best: tuple[float, Evaluation] | None = None
-        self._last: Evaluation | None = None
-        self._steps, self._over = 0, False
-        return self._observe(), {"problem": problem.key}
+        self._best_us, self._gap, self._made, self._over = math.inf, 0.0, 0, False
+        self._best_vector: NDArray[np.int16] | None = None
+        self._begin_kernel()
+        return self._observe(), {"problem": problem.key, "launch": self.launch}
 
-    def step(self, action: NDArray[np.int64]) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
-        """Try a config.
+    def step(self, action: np.int64) -> tuple[Features, float, bool, bool, dict[str, Any]]:
+        """Choose a value of the next knob; measure the kernel after its last choice.
 
         Args:
-            action: integers, one choice per knob, as :meth:`encode` returns them.
+            action: index among all V values, 0 to V - 1.
 
         Returns:
             Observation, reward, terminated, False, info; see the class.
 
         Raises:
-            UsageError: the episode is over, the action is invalid, or the evaluation has no baselines and so no reward.
+            UsageError: the episode is over, or the evaluation has no baselines and so no reward.
             DeviceError: as the evaluator.
             ToolchainMissing: as the evaluator.
         """
         if self._over or self.problem is None:
             raise UsageError("a step after the end of the episode", "an episode that goes on", "call reset first")
-        config = self.knobs.decode(action)
-        reason = why_illegal(self.problem, config, self.evaluator.gpu)
-        repeated = config in self._known
-        if reason is not None:
-            evaluation = Evaluation(
-                self.problem, config, Status.ILLEGAL, reason, Verdict(Status.ILLEGAL, (), reason)
-            )  # fmt: skip
-            paid = reward(evaluation, self.preset)
-        elif repeated:
-            evaluation, paid = self._known[config], 0.0
+        evaluation, paid, forbidden = None, 0.0, not self.action_masks()[int(action)]
+        if forbidden:
+            paid = FORBIDDEN
+            self._made += 1
+            self._begin_kernel()
         else:
-            (evaluation,) = self.evaluator.evaluate([(self.problem, config)])
-            paid = self._improvement(evaluation)
-            self._known[config] = evaluation
-            if config in self._index:
-                self._untried[self._index[config]] = False
-        self._last = evaluation
-        self._steps += 1
-        self._over = self._steps >= self.budget or not self._untried.any()
+            column = self.space.vectors[self._rows, self._knob]
+            self._rows = self._rows[column == int(action) - self.view.starts[self._knob]]
+            self._knob += 1
+            if not self._next_choice():
+                evaluation, paid = self._measure(int(self._rows[0]))
+                self._begin_kernel()
+        self._over = self._made >= self.budget or not len(self._left)
         info = {
+            "invalid_action": forbidden,
             "evaluation": evaluation,
-            "config": config_name(config),
-            "invalid_action": reason is not None,
-            "repeated": repeated,
+            "config": evaluation and config_name(evaluation.config),
             "best": self._best and self._best[1],
         }
         return self._observe(), paid, self._over, False, info
 
     def action_masks(self) -> NDArray[np.bool_]:
-        """Return bool[sum of nvec], knob after knob: True for each choice that an untried offered config makes.
+        """Return bool[V]: True for the values of the next knob that a legal, untried member has.
 
-        Offered configs that are illegal for the problem do not count. Once all are tried, the choices of all count: the
-        episode is over, and a mask must leave something.
+        The member also has the values that were chosen so far. Values of other knobs are False. After the last
+        offered kernel was tried, the values of the first knob are all True: a mask must leave something.
 
         Raises:
             UsageError: before the first :meth:`reset`.
         """
         if self.problem is None:
             raise UsageError("masks before the first episode", "a problem", "call reset first")
-        return self.knobs.mask(self._vectors[self._untried] if self._untried.any() else self._vectors)
+        found = np.zeros(self.view.values, np.bool_)
+        start = int(self.view.starts[self._knob])
+        if len(self._rows):
+            found[start : start + int(self.space.knobs.nvec[self._knob])] = self._counts() > 0
+        else:
+            found[: int(self.space.knobs.nvec[0])] = True
+        return found
 
-    def decode(self, action: NDArray[np.int64]) -> KernelConfig:
-        """Return the config of an action. It may be illegal for every problem.
-
-        Args:
-            action: integers, one per knob; entry i is in 0..nvec[i] - 1. Entries of knobs that the family lacks are
-                ignored.
-
-        Raises:
-            UsageError: wrong length, values that are not integers, or an entry out of range.
-        """
-        return self.knobs.decode(action)
-
-    def encode(self, config: KernelConfig) -> NDArray[np.int64]:
-        """Return the action of a config, int64[knobs]: per knob the index of the config's value.
-
-        Entry 0 is the family. A knob that the family lacks has 0. :meth:`decode` inverts it.
-
-        Raises:
-            UsageError: a value is not among the knob's.
-        """
-        return self.knobs.encode(config)
+    def chosen(self) -> dict[str, Any]:
+        """Return knob -> value of the kernel that is being built, ``family`` first; knobs it lacks are left out."""
+        row = self.space.vectors[self._rows[0]] if len(self._rows) else ()
+        knobs = self.space.knobs.knobs[: self._knob]
+        named = {knob.name: (knob, knob.values[i]) for knob, i in zip(knobs, row, strict=False)}
+        family = named["family"][1] if named else ""
+        return {name: value for name, (knob, value) in named.items() if family in knob.families}
 
     def _sample(self) -> Problem:
         if callable(self._sampler):
             return self._sampler(random.Random(int(self.np_random.integers(2**31))))
         return self._sampler[int(self.np_random.integers(len(self._sampler)))]
 
-    def _improvement(self, evaluation: Evaluation) -> float:
-        value = reward(evaluation, self.preset)
+    def _begin_kernel(self) -> None:
+        """Begin with no knob chosen. A kernel without any choice is left to a step that allows its family alone."""
+        self._rows, self._knob = self._left, 0
+        if len(self._rows) > 1:
+            self._next_choice()
+
+    def _next_choice(self) -> bool:
+        """Go on to the next knob with two values or more; return False if none is left."""
+        while self._knob < len(self.space.knobs.nvec):
+            if np.count_nonzero(self._counts()) > 1:
+                return True
+            self._knob += 1
+        return False
+
+    def _counts(self) -> NDArray[np.intp]:
+        """Return, for each value of the next knob, the number of rows that have it."""
+        column = self.space.vectors[:, self._knob]
+        return np.bincount(column[self._rows], minlength=int(self.space.knobs.nvec[self._knob]))
+
+    def _measure(self, place: int) -> tuple[Evaluation, float]:
+        """Measure a member; return its evaluation and what it pays."""
+        assert self.problem is not None
+        config = self.space.config(place, self.launch)
+        (evaluation,) = self.evaluator.evaluate([(self.problem, config)])
+        self._left = self._left[self._left != place]
+        self._made += 1
+        if evaluation.timing is not None:
+            us = evaluation.timing.median_us
+            if us < self._best_us:
+                self._best_us, self._best_vector = us, self.space.vectors[place]
+            self._gap = min(MAX_LOG_GAP, math.log(us / self._best_us))
+        relative = (reward(evaluation, self.preset) - self._mean) / self._deviation
+        value = max(-MAX_DEVIATIONS, min(MAX_DEVIATIONS, relative))
         was = self._best
         if was is None or value > was[0]:
-            self._best = (value, evaluation)
-        return value if was is None else max(0.0, value - was[0])
+            self._best = value, evaluation
+        return evaluation, value if was is None else max(0.0, value - was[0])
 
-    def _observe(self) -> Observation:
-        assert self.problem is not None
-        best, last = self._best and self._best[1], self._last
-        found = {
-            "problem": _of_problem(self.problem),
-            "gpu": _of_gpu(self.evaluator.gpu),
-            "best": self._of_config(best),
-            "last": self._of_config(last),
-            "speedups": [_log_speedup(best), _log_speedup(last)],
-            "best_status": [best is not None and best.status is status for status in _STATUSES],
-            "last_status": [last is not None and last.status is status for status in _STATUSES],
-            "counters": _of_counters({} if last is None else last.counters),
-            "budget": [1 - self._steps / self.budget],
-        }
-        return {name: np.asarray(values, np.float32) for name, values in found.items()}
-
-    def _of_config(self, evaluation: Evaluation | None) -> NDArray[np.float64]:
-        if evaluation is None:
-            return np.full(len(self.knobs.nvec), -1.0)
-        positions = self.knobs.encode(evaluation.template) / np.maximum(1, self.knobs.nvec - 1)
-        return np.where(self.knobs.applies(evaluation.template), positions, -1.0)
-
-
-def _space(knobs: int) -> Any:
-    box = gymnasium.spaces.Box
-    sizes = {"problem": 10, "gpu": 4, "best_status": len(_STATUSES), "last_status": len(_STATUSES)}
-    sizes |= {"counters": 2 * len(COUNTER_NAMES), "budget": 1}
-    spaces = {name: box(0.0, 1.0, (size,), np.float32) for name, size in sizes.items()}
-    spaces |= {name: box(-1.0, 1.0, (knobs,), np.float32) for name in ("best", "last")}
-    spaces["speedups"] = box(-MAX_LOG_SPEEDUP, MAX_LOG_SPEEDUP, (2,), np.float32)
-    return gymnasium.spaces.Dict(spaces)
-
-
-def _of_problem(p: Problem) -> list[float]:
-    kinds = ((p.layout, get_args(Layout)), (p.dtype, get_args(Dtype)), (p.acc, get_args(Acc)))
-    one_hot = [float(value == one) for value, values in kinds for one in values]
-    intensity = (math.log2(p.flops / p.bytes) + 2) / 32  # 1 x 1 x 1 has a third of a FLOP per byte
-    return [*(math.log2(extent) / 32 for extent in (p.m, p.n, p.k)), *one_hot, intensity]
-
-
-def _of_gpu(gpu: Gpu) -> list[float]:
-    wide = (gpu.l2_bytes, gpu.hbm_tbs * 1e12, gpu.tflops * 1e12)
-    return [math.log2(gpu.sms) / 16, *(math.log2(value) / 64 for value in wide)]
-
-
-def _log_speedup(evaluation: Evaluation | None) -> float:
-    if evaluation is None or evaluation.speedup is None:
-        return 0.0
-    return max(-MAX_LOG_SPEEDUP, min(MAX_LOG_SPEEDUP, math.log(evaluation.speedup.ratio)))
-
-
-def _of_counters(counters: dict[str, float]) -> list[float]:
-    known = [float(name in counters) for name in COUNTER_NAMES]
-    return [*(_scaled(name, counters.get(name, 0.0)) for name in COUNTER_NAMES), *known]
-
-
-def _scaled(name: str, value: float) -> float:
-    """Scale a counter to 0..1: shares unchanged, registers / 255, stalls s / (1 + s), counts log2 / 64."""
-    if name == "registers":
-        scaled = value / 255
-    elif name.startswith("stall_"):
-        scaled = value / (1 + value) if value > 0 else 0.0
-    elif _UNITS[name] == "0 to 1":
-        scaled = value
-    else:
-        scaled = math.log2(1 + max(0.0, value)) / 64
-    return max(0.0, min(1.0, scaled))
-
-
-_UNITS = {counter.name: counter.unit for counter in COUNTERS}
+    def _observe(self) -> Features:
+        state = SearchState(self._features, self.launch, self._made, self._best_vector, self._gap)
+        row = self._rows[0] if len(self._rows) else 0
+        return self.view.observe(state, self.space.vectors[row : row + 1], self._knob)[0]

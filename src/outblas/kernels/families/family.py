@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from outblas.core.config import KernelConfig, knob_schema
 from outblas.core.problem import Problem
 from outblas.kernels.cost.terms import Columns, Floats
-from outblas.kernels.geometry_terms import Geometry, ceil_div
+from outblas.kernels.geometry_terms import Geometry
 
 if TYPE_CHECKING:
     from outblas.core.roofline import Gpu
@@ -104,10 +104,27 @@ class Family(ABC, Generic[C]):
 
     @abstractmethod
     def why_illegal(self, problem: Problem, config: C, gpu: Gpu) -> str | None:
-        """Return why the config cannot run the problem by the family's own rules, in words; None if it can.
+        """Return why the config cannot run a problem by the family's own rules, in words; None if it can.
 
-        Rules of all families are in :func:`outblas.kernels.legality.why_illegal`, which calls this.
+        Callers pass a problem whose extents are 1, so an implementation must not use M, N or K:
+        :meth:`extent_rules` has the rules about them. Rules of all families are in
+        :func:`outblas.kernels.legality.why_illegal`, which calls this.
         """
+
+    def extent_rules(self, problem: Problem, config: Any) -> Sequence[tuple[Any, str]]:
+        """Return the family's rules about M, N and K as (broken, reason) pairs; by default none.
+
+        One text serves a single config and many configs at once: use ``&`` and ``|``, not ``and`` and ``or``.
+
+        Args:
+            problem: the problem.
+            config: a config, or an object with an array of values per knob.
+
+        Returns:
+            ``broken`` is a bool, or bool[configs] for arrays. ``reason`` is a format string of ``p``, the problem,
+            ``c``, the config, and the config's ``workspace_bytes`` and ``k_tiles``.
+        """
+        return ()
 
     @abstractmethod
     def geometry(self, problem: Problem, config: C) -> Geometry:
@@ -128,7 +145,7 @@ class Family(ABC, Generic[C]):
 
     def k_tiles(self, problem: Problem, config: C) -> int:
         """Return the number of pipeline stages into which K is divided; by default K / ``bk`` rounded up."""
-        return ceil_div(problem.k, config.bk)
+        return -(-problem.k // config.bk)
 
     def min_blocks(self, config: C) -> int:
         """Return the CTAs per SM for which shared memory must have room; by default 1."""

@@ -103,7 +103,6 @@ class Sm80DirectGemm(Family[Sm80DirectConfig]):
         m_blocks, n_blocks = c.bm // c.wm // 16, c.bn // c.wn // 8
         rules = (
             (gpu.arch < 80, f"mma.m16n8k16 needs sm_80, not sm_{gpu.arch}"),
-            (not p.rows_aligned, "rows are not multiples of 16 bytes"),
             (c.bm % (16 * c.wm) != 0 or m_blocks not in (1, 2, 4), "bm / wm must be 16, 32 or 64"),
             (c.bn % (8 * c.wn) != 0 or n_blocks not in (1, 2, 4), "bn / wn must be 8, 16 or 32"),
             (c.wm * c.wn * c.wk > 16, "at most 16 warps"),
@@ -119,6 +118,9 @@ class Sm80DirectGemm(Family[Sm80DirectConfig]):
                 f"{held} registers of operands and sums: the budget is {budget} for {32 * c.wm * c.wn * c.wk} threads"
             )
         return None
+
+    def extent_rules(self, p: Problem, c: Any) -> Sequence[tuple[Any, str]]:
+        return ((not p.rows_aligned, "rows are not multiples of 16 bytes"),)
 
     def geometry(self, problem: Problem, c: Sm80DirectConfig) -> Geometry:
         constants = {

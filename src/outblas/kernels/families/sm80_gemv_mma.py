@@ -145,14 +145,9 @@ class Sm80GemvMma(Family[Sm80GemvConfig]):
             (gpu.arch < 80, f"mma.m16n8k16 needs sm_80, not sm_{gpu.arch}"),
             (p.acc != "fp32", f"sums are kept in fp32, not {p.acc}"),
             (c.bm not in (8, 16), "bm must be 8 or 16"),
-            (p.m > c.bm, f"M = {p.m} exceeds the {c.bm} tokens of the kernel"),
-            (p.k % c.vec != 0 or p.b_shape[1] % c.vec != 0, f"rows are not multiples of vec = {c.vec} elements"),
             (c.bn % c.wn != 0, "wn does not divide bn"),
             (k_major and rows not in (16, 32, 64, 128), "TN needs bn / wn of 16, 32, 64 or 128 rows per warp"),
-            (
-                not k_major and rows not in (64, 128),
-                "NN needs bn / wn of 64 or 128 rows per warp (16-byte loads along N)",
-            ),
+            (not k_major and rows not in (64, 128), "NN needs bn / wn of 64 or 128 rows per warp (16-byte loads)"),
             (c.wn * c.wk > 16, "at most 16 warps"),
             (c.unroll > 8, "unroll must be 1 to 8"),
             (c.prefetch not in (128, 256), "prefetch must be 128 or 256"),
@@ -170,18 +165,24 @@ class Sm80GemvMma(Family[Sm80GemvConfig]):
                 c.warm_k % c.vec != 0 or not 0 <= c.warm_k <= MAX_KEPT_K,
                 f"warm_k must be a multiple of 8 up to {MAX_KEPT_K}",
             ),
-            (0 < c.kept_k < p.k, f"K = {p.k} exceeds the kept_k of the kernel"),
             (c.pdl and gpu.arch < 90, "programmatic dependent launch needs sm_90"),
         )
-        for broken, reason in rules:
-            if broken:
-                return reason
+        if reason := next((text for broken, text in rules if broken), None):
+            return reason
         held = gemv_held_registers(p, c)
         others = GEMV_WALK_REGISTERS[p.layout] if c.kept_k else GEMV_REGISTERS  # kept tokens need no addresses
         budget = min(255, 65536 // (32 * c.wn * c.wk))
         if held + others > budget:
             return f"{held} registers of operands and sums, {others} others: the budget is {budget}"
         return None
+
+    def extent_rules(self, p: Problem, c: Any) -> Sequence[tuple[Any, str]]:
+        unaligned = p.k % self.config.vec != 0 or p.b_shape[1] % self.config.vec != 0
+        return (
+            (p.m > c.bm, "M = {p.m} exceeds the {c.bm} tokens of the kernel"),
+            (unaligned, f"rows are not multiples of vec = {self.config.vec} elements"),
+            ((c.kept_k > 0) & (c.kept_k < p.k), "K = {p.k} exceeds the kept_k of the kernel"),
+        )
 
     def geometry(self, problem: Problem, c: Sm80GemvConfig) -> Geometry:
         units = max(1, c.bn // c.wn // 16) * (c.bm // 8)

@@ -115,7 +115,6 @@ class Sm80MmaGemm(Family[Sm80MmaConfig]):
             (c.wm * c.wn * c.wk > 16, "at most 16 warps"),
             (not 1 <= c.stages <= 8, "stages must be 1 to 8"),
             (c.vec not in (1, 2, 4, 8), "vec must be 1, 2, 4 or 8"),
-            (p.k % c.vec != 0 or p.b_shape[1] % c.vec != 0, f"rows are not multiples of vec = {c.vec} elements"),
             (c.split_k > MAX_CLUSTER, "a cluster has at most 16 CTAs"),
             (c.split_k > 1 and gpu.arch != 90, "cluster split-K needs sm_90"),
             (c.pdl and gpu.arch < 90, "programmatic dependent launch needs sm_90"),
@@ -130,6 +129,10 @@ class Sm80MmaGemm(Family[Sm80MmaConfig]):
         if accumulators + NON_ACCUMULATOR_REGISTERS > min(255, 65536 // threads):
             return f"{accumulators} accumulator registers are too many for {threads} threads"
         return None
+
+    def extent_rules(self, p: Problem, c: Any) -> Sequence[tuple[Any, str]]:
+        unaligned = (p.k % c.vec != 0) | (p.b_shape[1] % c.vec != 0)
+        return ((unaligned, "rows are not multiples of vec = {c.vec} elements"),)
 
     def geometry(self, problem: Problem, c: Sm80MmaConfig) -> Geometry:
         units = max(1, (c.bm // c.wm // 16) * (c.bn // c.wn // 8))

@@ -42,6 +42,9 @@ class Sm90WgmmaGemm(Family[Sm90WgmmaConfig]):
     def why_illegal(self, problem: Problem, config: Sm90WgmmaConfig, gpu: Gpu) -> str | None:
         return launch.why_illegal(problem, config, gpu)
 
+    def extent_rules(self, problem: Problem, config: Any) -> Sequence[tuple[Any, str]]:
+        return launch.extent_rules(problem, config)
+
     def geometry(self, problem: Problem, config: Sm90WgmmaConfig) -> Geometry:
         return launch.geometry(problem, config)
 

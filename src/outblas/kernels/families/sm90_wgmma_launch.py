@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from outblas.core.problem import ELEMENT_BYTES, Problem
 from outblas.core.roofline import Gpu
@@ -60,13 +60,11 @@ def as_computed(problem: Problem, config: Sm90WgmmaConfig) -> tuple[Problem, Sm9
 
 
 def why_illegal(p: Problem, c: Sm90WgmmaConfig, gpu: Gpu) -> str | None:
-    """Return why the config cannot run the problem by the family's own rules, in words; None if it can.
+    """Return why the config cannot run a problem of any extents by the family's own rules; None if it can.
 
-    Only the first broken rule is named. Limits of grid and shared memory are checked elsewhere
-    (:func:`outblas.kernels.legality.why_illegal`).
+    Only the first broken rule is named. M, N and K are not used: :func:`extent_rules` has the rules about them. Limits
+    of grid and shared memory are checked elsewhere (:func:`outblas.kernels.legality.why_illegal`).
     """
-    if not p.rows_aligned:
-        return "rows are not multiples of 16 bytes (TMA)"
     if c.swap:
         rules = (
             (p.layout != "TN", "swap needs B stored N x K (TN)"),
@@ -99,25 +97,18 @@ def why_illegal_as_computed(p: Problem, c: Sm90WgmmaConfig, gpu: Gpu) -> str | N
         (not pingpong and c.bm // 64 % c.consumers != 0, "consumers do not divide bm / 64"),
         (pingpong and (c.consumers != 2 or not c.persistent), "pingpong needs 2 consumers and persistent"),
         (c.l2 in STREAMING_C and c.store != "tma", f"{c.l2} needs TMA stores"),
-        (c.persistent and _tiles(p, c) >= 2**22, "more than 4 million tiles for one CTA to walk over"),
         (c.schedule == "stagger" and c.consumers != 2, "stagger needs 2 consumers"),
         (multicast * c.cluster_split > MAX_CLUSTER, "a cluster has at most 16 CTAs"),
         (c.split_k > 1 and (c.persistent or c.store == "tma"), "split_k stores directly and is not persistent"),
         (workspace and not 2 <= c.split_k <= MAX_WORKSPACE_SPLIT, "a workspace is for split_k 2 to 32"),
         (c.reducers == "all" and not workspace, "reducers=all needs a workspace"),
-        (
-            c.reducers == "all" and _tiles(p, c) * c.consumers * MEETING_BYTES > COUNTERS_BYTES,
-            "more tiles than the counters of reducers=all",
-        ),
         (c.ctas != 0 and not c.persistent, "ctas is for persistent kernels"),
         (not 0 <= c.ctas <= gpu.sms or c.ctas % (multicast * c.cluster_split) != 0, "ctas must be whole clusters"),
-        (workspace_bytes(p, c) > WORKSPACE_LIMIT, f"a workspace of {workspace_bytes(p, c)} bytes exceeds 64 MiB"),
         (
             c.loaded_rows % (8 * c.cluster_n) != 0 or c.bm // c.cluster_n > 256,
             "cluster_n does not slice the rows of A in a stage",
         ),
         (c.a_rows != 0 and (c.bm != 64 or not 8 <= c.a_rows < 64), "a_rows must be 0, or 8 to 56 with bm 64"),
-        (0 < c.a_rows < p.m, f"M = {p.m} exceeds the {c.a_rows} rows of A that are loaded"),
         (p.layout == "TN" and c.bn % (8 * c.cluster_m) != 0, "cluster_m does not slice bn"),
         (p.layout == "NN" and c.bk % (8 * c.cluster_m) != 0, "cluster_m does not slice bk"),
         (p.layout == "NN" and c.bn % 16 != 0, "NN needs bn a multiple of 16"),
@@ -139,9 +130,18 @@ def why_illegal_as_computed(p: Problem, c: Sm90WgmmaConfig, gpu: Gpu) -> str | N
     return None
 
 
-def _tiles(p: Problem, c: Sm90WgmmaConfig) -> int:
-    """Return the number of tiles of C."""
-    return -(-p.m // c.bm) * -(-p.n // c.bn)
+def extent_rules(p: Problem, c: Any) -> tuple[tuple[Any, str], ...]:
+    """Return the rules about M, N and K, as :meth:`outblas.kernels.families.family.Family.extent_rules`."""
+    tiles = -(-p.m // c.bm) * -(-p.n // c.bn)  # the same with ``swap``, which neither splits K nor limits the rows
+    large = (c.split_kind == "workspace") & (_workspace_bytes(p, c) > WORKSPACE_LIMIT)
+    uncounted = (c.reducers == "all") & (tiles * c.consumers * MEETING_BYTES > COUNTERS_BYTES)
+    return (
+        (not p.rows_aligned, "rows are not multiples of 16 bytes (TMA)"),
+        (c.persistent & (tiles >= 2**22), "more than 4 million tiles for one CTA to walk over"),
+        (uncounted, "more tiles than the counters of reducers=all"),
+        (large, "a workspace of {workspace_bytes} bytes exceeds 64 MiB"),
+        ((c.a_rows > 0) & (c.a_rows < p.m), "M = {p.m} exceeds the {c.a_rows} rows of A that are loaded"),
+    )
 
 
 def geometry(problem: Problem, c: Sm90WgmmaConfig) -> Geometry:
@@ -250,11 +250,14 @@ def workspace_bytes(problem: Problem, config: Sm90WgmmaConfig) -> int:
     It holds 65536 bytes of counters, then every CTA's tile in fp32 (epilogue/workspace_reduce.cuh). Tiles are counted
     in whole clusters. Example: 4 tiles of 64 x 64 with ``split_k=2`` need 65536 + 4 * 2 * 64 * 64 * 4 = 196608 bytes.
     """
-    if config.split_kind != "workspace":
-        return 0
-    tiles_m = ceil_div(problem.m, config.bm * config.cluster_m) * config.cluster_m
-    tiles_n = ceil_div(problem.n, config.bn * config.cluster_n) * config.cluster_n
-    return COUNTERS_BYTES + tiles_m * tiles_n * config.split_k * config.bm * config.bn * 4
+    return _workspace_bytes(problem, config) if config.split_kind == "workspace" else 0
+
+
+def _workspace_bytes(p: Problem, c: Any) -> Any:
+    """Return the bytes of a workspace for a config, an integer, or for columns of configs, int64[configs]."""
+    tiles_m = -(-p.m // (c.bm * c.cluster_m)) * c.cluster_m
+    tiles_n = -(-p.n // (c.bn * c.cluster_n)) * c.cluster_n
+    return COUNTERS_BYTES + tiles_m * tiles_n * c.split_k * c.bm * c.bn * 4
 
 
 def register_budget(c: Sm90WgmmaConfig) -> int:

@@ -165,7 +165,7 @@ def _train(
     parts: Sequence[TrainingPart], settings: PpoSettings, run: TrainingRun, progress: Progress | None,
     on_update: Callable[[int, float], bool] | None,
 ) -> Policy:  # fmt: skip
-    _claim(run, settings, parts)
+    claim_folder(run, settings, parts)
     learn, check = split_parts(parts, settings.seed)
     file = run.regressor or run.file("regressor.npz")
     told = _first(progress, settings)
@@ -303,8 +303,18 @@ class _EvaluateOnCheck(BaseCallback):
         return json.dumps({**about, "score": score, "recordings": recordings}, sort_keys=True)
 
 
-def _claim(run: TrainingRun, settings: PpoSettings, parts: Sequence[TrainingPart]) -> None:
-    """Write what the directory is of, or refuse one of something else."""
+def claim_folder(run: TrainingRun, settings: Any, parts: Sequence[TrainingPart]) -> None:
+    """Write the settings of a training to its folder, or refuse a folder of other settings; return None.
+
+    Args:
+        run: the folder; without one, nothing happens.
+        settings: a dataclass of settings with a field ``steps``, which may differ: a training may be prolonged.
+        parts: recorded problems of the training.
+
+    Raises:
+        UsageError: the folder has a training of other settings.
+        RecordError: the file of settings cannot be read or written.
+    """
     path = run.file("settings.json")
     if path is None:
         return

@@ -22,6 +22,7 @@ AGENTS: dict[str, str] = {
     "regressor": "regressor:RegressorAgent",
     "ppo": "ppo:Ppo",
     "ppo-oneshot": "ppo:PpoOneshot",
+    "knob": "knob:KnobAgent",
     "greedy": "greedy:Greedy",
     "tpe": "tpe:Tpe",
     "surrogate": "surrogate:Surrogate",
@@ -43,7 +44,8 @@ EXTRAS = {"tpe": "rl", "nvmmh": "gpu", "llm": "llm"} | dict.fromkeys(
     (name for name in AGENTS if name.startswith("kt-")), "kernel-tuner"
 )
 #: Seconds that an agent prepared itself on one split of the recording h200, on one core (results/h200/compare.parquet).
-PREPARATION_S = {"ppo": 130, "ppo-oneshot": 130, "regressor": 65, "heuristic": 65, "surrogate": 65}
+#: That of ``knob`` is of journal entry 0063.
+PREPARATION_S = {"knob": 190, "ppo": 130, "ppo-oneshot": 130, "regressor": 65, "heuristic": 65, "surrogate": 65}
 
 
 def agent_summaries() -> dict[str, str]:
@@ -64,8 +66,8 @@ def agent_summaries() -> dict[str, str]:
 def agent_preparations() -> dict[str, str]:
     """Return name -> time of its preparation in words, e.g. ``about 65 s on one core of a server`` for ``heuristic``.
 
-    The keys are ``ppo``, ``ppo-oneshot``, ``regressor``, ``heuristic`` and ``surrogate``; the other agents do not learn
-    before they search.
+    The keys are ``knob``, ``ppo``, ``ppo-oneshot``, ``regressor``, ``heuristic`` and ``surrogate``. The other
+    agents do not learn before they search.
     """
     return {name: f"about {seconds} s on one core of a server" for name, seconds in PREPARATION_S.items()}
 

@@ -1,0 +1,142 @@
+"""An enumerated space of kernels, much wider than the pool, and its legal members for a problem.
+
+The space has every kernel of the pool and of the reference GPU's catalogue. It also has every kernel that differs from
+one of them in one knob. The values of a knob are those of :func:`outblas.kernels.knobs.all_knobs`. So a new family, a
+new knob or a new value is in the space as soon as its family has it. Launch options are no part of a member: they are
+off, and :meth:`KernelSpace.config` sets them.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outblas.core.config import LAUNCHES, KernelConfig, Launch, knob_schema
+from outblas.core.gpu_records import reference_gpu
+from outblas.core.problem import Problem
+from outblas.core.roofline import Gpu
+from outblas.kernels.catalogue import catalogue
+from outblas.kernels.families.registry import FAMILIES
+from outblas.kernels.knobs import Knobs, all_knobs
+from outblas.kernels.legality import breaks_extent_rule, never_legal, why_illegal
+from outblas.kernels.pool import pool
+
+
+class KernelSpace:
+    """Kernels with launch options off, as vectors of choices, and their legality.
+
+    Args:
+        members: configs without launch options and without duplicates.
+        knobs: the choices; it must have every value of the members.
+
+    Attributes:
+        members: the configs, a tuple.
+        knobs: the choices.
+        vectors: int16[members, knobs], rows as from :meth:`Knobs.encode`; columns are contiguous.
+    """
+
+    def __init__(self, members: Sequence[KernelConfig], knobs: Knobs) -> None:
+        self.members, self.knobs = tuple(members), knobs
+        vectors = np.array([knobs.encode(config) for config in members], np.int16).reshape(len(members), -1)
+        self.vectors: NDArray[np.int16] = np.asfortranarray(vectors)
+        self._place = {config: i for i, config in enumerate(self.members)}
+        families = np.array([config.family for config in self.members])
+        self._of_family = {name: np.flatnonzero(families == name) for name in FAMILIES}
+        self._possible: dict[tuple[str, str, str, Gpu, Launch], NDArray[np.bool_]] = {}
+
+    def config(self, place: int, launch: Launch = "plain") -> KernelConfig:
+        """Return a member with a launch option.
+
+        Args:
+            place: index into ``members``.
+            launch: ``plain``, ``pdl`` or ``weights``.
+        """
+        return with_launch(self.members[place], launch)
+
+    def place(self, config: KernelConfig) -> int | None:
+        """Return the index of a config's member, launch options aside; None if the space lacks it."""
+        return self._place.get(without_launch(config))
+
+    def legal(self, problem: Problem, gpu: Gpu, launch: Launch = "plain") -> NDArray[np.bool_]:
+        """Return bool[members]: True for the members that are legal for a problem with a launch option.
+
+        It equals :func:`outblas.kernels.legality.why_illegal` of every member. The rules without M, N and K are asked
+        once per layout, dtype, accumulator, GPU and launch option, and are kept.
+
+        Args:
+            problem: the problem.
+            gpu: the GPU.
+            launch: ``plain``, ``pdl`` or ``weights``.
+        """
+        found = self._possible_for(problem, gpu, launch).copy()
+        for family, rows, columns in self._columns:
+            broken, unsure = breaks_extent_rule(problem, family, columns, gpu)
+            found[rows[broken]] = False
+            for row in rows[unsure]:
+                found[row] = found[row] and why_illegal(problem, self.config(int(row), launch), gpu) is None
+        return found
+
+    def _possible_for(self, problem: Problem, gpu: Gpu, launch: Launch) -> NDArray[np.bool_]:
+        key = problem.layout, problem.dtype, problem.acc, gpu, launch
+        if key not in self._possible:
+            configs = (with_launch(config, launch) for config in self.members)
+            self._possible[key] = np.array([not never_legal(problem, config, gpu) for config in configs], np.bool_)
+        return self._possible[key]
+
+    @functools.cached_property
+    def _columns(self) -> list[tuple[str, NDArray[np.intp], SimpleNamespace]]:
+        """Family, places of its members, and their values: an array per knob, launch options off."""
+        found = []
+        for name, rows in self._of_family.items():
+            if len(rows):
+                own = [self.members[i] for i in rows]
+                names = {"split_k", "even", "bk", *(knob.name for knob in knob_schema(type(own[0])))}
+                columns = {knob: np.array([getattr(config, knob) for config in own]) for knob in names}
+                found.append((name, rows, SimpleNamespace(**columns)))
+        return found
+
+
+def with_launch(config: KernelConfig, launch: Launch) -> KernelConfig:
+    """Return a config with a launch option: ``pdl`` sets that knob, ``weights`` also ``early``, ``plain`` neither."""
+    needs = LAUNCHES.index(launch)
+    return config if needs == 0 else config.with_knobs(pdl=True, early=needs > 1)
+
+
+def without_launch(config: KernelConfig) -> KernelConfig:
+    """Return a config with its launch knobs at their defaults; the config itself if they are."""
+    names = [knob for knob in knob_schema(type(config)) if knob.launch_option]
+    changed = {knob.name: knob.default for knob in names if getattr(config, knob.name) != knob.default}
+    return config.with_knobs(**changed) if changed else config
+
+
+@functools.cache
+def kernel_space() -> KernelSpace:
+    """Return the space of the module's rule. Every call returns the same object; the first takes some seconds.
+
+    Members that no problem of any layout, dtype and accumulator can use on the reference GPU are left out.
+    """
+    gpu, knobs = reference_gpu(), all_knobs()
+    kinds = [Problem(1, 1, 1, "TN"), Problem(1, 1, 1, "NN"), Problem(1, 1, 1, "TN", "fp16", "fp16")]
+    found = dict.fromkeys(without_launch(config) for config in (*pool(), *catalogue(gpu.name)))
+    wide = dict.fromkeys(each for config in found for each in (config, *one_knob_away(config, knobs)))
+    return KernelSpace([c for c in wide if not all(never_legal(kind, c, gpu) for kind in kinds)], knobs)
+
+
+def one_knob_away(config: KernelConfig, knobs: Knobs) -> Iterator[KernelConfig]:
+    """Yield the configs of the same family that differ from a config in one knob, launch options aside.
+
+    Some may be illegal for every problem.
+
+    Args:
+        config: the config.
+        knobs: the values of each knob.
+    """
+    options = {knob.name: knob.launch_option for knob in knob_schema(type(config))}
+    for knob in knobs.knobs[1:]:
+        if options.get(knob.name) is False:
+            now = getattr(config, knob.name)
+            yield from (config.with_knobs(**{knob.name: value}) for value in knob.values if value != now)

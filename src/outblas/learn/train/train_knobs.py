@@ -1,0 +1,296 @@
+"""PPO over knobs: on a simulated GPU first, then on a recording (sb3-contrib's maskable PPO)."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from outblas.core.config import LAUNCHES
+from outblas.core.errors import RecordError, ToolchainMissing, UsageError
+from outblas.core.files import lock_folder
+from outblas.core.gpu_records import packaged_records
+from outblas.core.install_hint import install_hint
+from outblas.core.problem import Problem
+from outblas.core.roofline import Gpu
+from outblas.core.suites import sample
+from outblas.kernels.kernel_space import KernelSpace, kernel_space
+from outblas.learn.cost_simulator import CostSimulator
+from outblas.learn.features import problem_features
+from outblas.learn.knob_policy import KnobPolicy
+from outblas.learn.recorded_members import RecordedMembers
+from outblas.learn.train.knob_quality import KnobSearch, knob_search_qualities, knob_searches
+from outblas.learn.train.train_ppo import Progress, TrainingRun, claim_folder
+from outblas.learn.train.training_part import TrainingPart, split_parts
+from outblas.records.provenance import source_commit
+from outblas.records.recording import Recording
+from outblas.records.replay import ReplayEvaluator
+
+try:
+    import torch
+    from sb3_contrib import MaskablePPO
+    from stable_baselines3.common.callbacks import BaseCallback
+    from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor
+except ImportError as error:
+    raise ToolchainMissing(f"{error.name} is not installed", "torch and sb3-contrib", install_hint("rl")) from error
+
+#: Updates between two checkpoints.
+CHECKPOINT_EVERY_UPDATES = 24
+#: Measurements after which a checkpoint is judged: the mean of the log quality at these.
+JUDGED_MEASUREMENTS = (1, 4)
+#: Held-back problems, at most, on which a checkpoint is judged.
+JUDGED_PROBLEMS = 20
+#: Compute capability, times 10, from which a packaged GPU is simulated.
+SIMULATED_FROM_ARCH = 90
+
+
+@dataclass(frozen=True)
+class KnobSettings:
+    """Every hyper-parameter of the recipe.
+
+    Attributes:
+        lr: Adam's learning rate, above 0.
+        batch: transitions per minibatch, 2 or more.
+        gamma: discount per choice, 0 to 1.
+        entropy: factor of the entropy bonus, 0 or more.
+        steps: transitions in all; a transition is one choice of a knob.
+        simulated: share of them on the simulated GPU, 0 to 1. The rest are on the recording.
+        rollout: transitions per update of each environment.
+        envs: environments side by side.
+        epochs: passes over an update's transitions.
+        clip: PPO's bound of the probability ratio.
+        gae: lambda of the generalised advantage estimate.
+        budget: measurements per episode, 1 or more.
+        width: units of each of the two hidden layers, of the policy and of the value.
+        seed: seed of everything, 0 to 2**32 - 1.
+
+    Raises:
+        UsageError: a value is outside its range. ``clip`` and ``gae`` are not checked.
+    """
+
+    lr: float = 5e-4
+    batch: int = 256
+    gamma: float = 1.0
+    entropy: float = 0.01
+    steps: int = 300_000
+    simulated: float = 0.5
+    rollout: int = 256
+    envs: int = 8
+    epochs: int = 4
+    clip: float = 0.2
+    gae: float = 0.95
+    budget: int = 4
+    width: int = 128
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        counts = {name: (getattr(self, name), 1, math.inf) for name in ("steps", "rollout", "envs", "epochs", "budget")}
+        shares = {name: (getattr(self, name), 0, 1) for name in ("gamma", "simulated")}
+        others = {"lr": (self.lr, 1e-12, 1e3), "entropy": (self.entropy, 0, 1e3), "seed": (self.seed, 0, 2**32 - 1)}
+        sizes = {"batch": (self.batch, 2, math.inf), "width": (self.width, 1, 4096)}
+        for name, (value, least, most) in (counts | shares | others | sizes).items():
+            if not least <= value <= most:
+                raise UsageError(f"{name} is {value}", f"{least} to {most}", f"correct {name}")
+
+    @property
+    def simulated_steps(self) -> int:
+        """Return the transitions on the simulated GPU."""
+        return round(self.simulated * self.steps)
+
+
+#: Settings of ``outblas train --env knobs``.
+KNOB_RECIPE = KnobSettings()
+
+
+def train_knobs(
+    recording: Recording, problems: Sequence[Problem], settings: KnobSettings = KNOB_RECIPE,
+    run: TrainingRun | None = None, progress: Progress | None = None, space: KernelSpace | None = None,
+) -> KnobPolicy:  # fmt: skip
+    """Train a policy that chooses kernels knob by knob.
+
+    The first stage offers every legal member of the space on simulated GPUs: that of the recording, and the other
+    packaged ones with wgmma. The second stage offers the recorded cells of ``problems`` only. ``split_parts`` holds
+    some problems back; the checkpoint that is best on their recorded cells is returned. The first checkpoint is the
+    untrained network. The result is the same for the same seed and number of threads.
+
+    Args:
+        recording: the recording.
+        problems: recorded problems, 10 or more.
+        settings: hyper-parameters.
+        run: place of checkpoints and logs. A folder with a training of the same settings is resumed; ``steps`` may
+            differ. None: keep nothing.
+        progress: called with (transitions done, transitions in all, text).
+        space: the kernels. None: :func:`outblas.kernels.kernel_space.kernel_space`.
+
+    Raises:
+        UsageError: a problem was not recorded, fewer than ten problems, or the folder has a training of other settings.
+        RecordError: the folder lacks a file, it cannot be read or written, or another process trains in it.
+    """
+    run = run or TrainingRun()
+    if len(problems) < 10:
+        raise UsageError(f"{len(problems)} problems to train on", "10 or more", "name more problems")
+    with contextlib.nullcontext() if run.path is None else lock_folder(run.path):
+        claim_folder(run, settings, [TrainingPart(recording, tuple(problems))])
+        return _Training(recording, problems, settings, run, progress, space or kernel_space()).run()
+
+
+class _Training:
+    """A training: the environments of both stages, the learner and the checkpoints."""
+
+    def __init__(
+        self, recording: Recording, problems: Sequence[Problem], settings: KnobSettings, run: TrainingRun,
+        progress: Progress | None, space: KernelSpace,
+    ) -> None:  # fmt: skip
+        self.space = space
+        self.recording, self.settings, self.place, self.progress = recording, settings, run, progress
+        learn, judge = split_parts([TrainingPart(recording, tuple(problems))], settings.seed)
+        self.learn, check = learn[0].problems, judge[0].problems
+        few = (
+            check if len(check) <= JUDGED_PROBLEMS else sample(check, JUDGED_PROBLEMS, settings.seed, gpu=recording.gpu)
+        )
+        self.gpus = simulated_gpus(recording.gpu)
+        self.searches = knob_searches(recording, few)
+        seen = np.stack([problem_features(p, gpu) for gpu in self.gpus for p in self.learn])
+        self.fixed, self.typical = np.ptp(seen, axis=0) == 0, seen[0]
+
+    def run(self) -> KnobPolicy:
+        """Train both stages, or what is left of them; return the best checkpoint."""
+        torch.manual_seed(self.settings.seed)
+        checkpoints = _Checkpoints(self)
+        model = None
+        for envs, until in ((self._simulated, self.settings.simulated_steps), (self._recorded, self.settings.steps)):
+            done = model.num_timesteps if model is not None else self._done()
+            if done < until:
+                model = self._model(envs(), model)
+                model.learn(until - done, callback=checkpoints, reset_num_timesteps=done == 0, tb_log_name="knobs")
+        return checkpoints.best()
+
+    def _done(self) -> int:
+        kept = self.place.file("knobs.zip")
+        return int(MaskablePPO.load(kept).num_timesteps) if kept is not None and kept.exists() else 0
+
+    def _model(self, envs: Any, model: Any) -> Any:
+        """Return the learner on some environments: the given one, that of the last checkpoint, or a new one."""
+        s, kept = self.settings, self.place.file("knobs.zip")
+        logs = str(self.place.path) if self.place.path is not None and self.place.tensorboard else None
+        if model is not None:
+            model.set_env(envs)
+            return model
+        if kept is not None and kept.exists():
+            return MaskablePPO.load(kept, env=envs, tensorboard_log=logs)
+        network = {"net_arch": {"pi": [s.width] * 2, "vf": [s.width] * 2}, "activation_fn": torch.nn.SiLU}
+        return MaskablePPO(
+            "MlpPolicy", envs, learning_rate=s.lr, n_steps=s.rollout, batch_size=s.batch, n_epochs=s.epochs,
+            gamma=s.gamma, gae_lambda=s.gae, clip_range=s.clip, ent_coef=s.entropy, seed=s.seed,
+            tensorboard_log=logs, device="cpu", policy_kwargs=network,
+        )  # fmt: skip
+
+    def _simulated(self) -> Any:
+        from outblas.learn.knob_env import KnobEnv
+
+        simulators = [CostSimulator(gpu, self.space) for gpu in self.gpus]
+        chosen = (simulators[i % len(simulators)] for i in range(self.settings.envs))
+        return self._vector([
+            lambda one=one: KnobEnv(  # type: ignore[misc]
+                one, self.learn, self.settings.budget, scale=one.reward_scale, space=self.space
+            )
+            for one in chosen
+        ])  # fmt: skip
+
+    def _recorded(self) -> Any:
+        from outblas.learn.knob_env import KnobEnv
+
+        members, replay = RecordedMembers(self.recording, self.space), ReplayEvaluator(self.recording)
+        able = [p for p in self.learn if all(len(members.offered(p, launch)) for launch in LAUNCHES[:2])]
+        known = members.offered, members.reward_scale
+        make = lambda: KnobEnv(replay, able, self.settings.budget, *known, space=self.space)  # noqa: E731
+        return self._vector([make] * self.settings.envs)
+
+    def _vector(self, makers: Sequence[Callable[[], Any]]) -> Any:
+        envs = VecMonitor(DummyVecEnv(list(makers)))
+        envs.seed(self.settings.seed)
+        return envs
+
+
+def simulated_gpus(gpu: Gpu) -> list[Gpu]:
+    """Return the GPUs of the simulated stage: the given one first, then other packaged ones from sm_90 on.
+
+    Args:
+        gpu: GPU of the recording.
+    """
+    others = (record.gpu for record in packaged_records().values() if record.gpu.arch >= SIMULATED_FROM_ARCH)
+    return [gpu, *(other for other in others if other.name != gpu.name)]
+
+
+class _Checkpoints(BaseCallback):
+    """After every few updates: a checkpoint, and its score on the held-back problems."""
+
+    def __init__(self, training: _Training) -> None:
+        super().__init__()
+        self._training, self._updates = training, 0
+        kept = training.place.file("policy.npz")
+        self._best = KnobPolicy.load(kept) if kept is not None and kept.exists() else None
+        self._best_score = -np.inf if self._best is None else float(json.loads(self._best.about)["score"])
+
+    def best(self) -> KnobPolicy:
+        """Return the best checkpoint so far."""
+        if self._best is None:
+            raise RecordError(
+                f"{self._training.place.path} holds no policy", "the file policy.npz", "choose another --run"
+            )
+        return self._best
+
+    def _on_step(self) -> bool:
+        return True
+
+    def _on_rollout_start(self) -> None:
+        if self._updates % CHECKPOINT_EVERY_UPDATES == 0:
+            self._judge()
+        self._updates += 1
+
+    def _on_training_end(self) -> None:
+        self._judge()
+        self.logger.dump(self.num_timesteps)
+
+    def _judge(self) -> None:
+        training, settings = self._training, self._training.settings
+        policy = KnobPolicy(network_layers(self.model.policy), training.fixed, training.typical)
+        at = judged(policy, training.searches)
+        score = float(np.mean(np.log(list(at.values()))))
+        figures = {f"quality/after_{b}": q for b, q in at.items()} | {"quality/score": score}
+        if self.model.ep_info_buffer:
+            figures["rollout/reward"] = float(np.mean([e["r"] for e in self.model.ep_info_buffer]))
+        for name, value in figures.items():
+            self.logger.record(name, value)
+        if score > self._best_score:
+            about = {"settings": asdict(settings), "steps": int(self.num_timesteps), "commit": source_commit()}
+            about |= {"score": score, "recording": training.recording.provenance}
+            self._best_score, self._best = score, replace(policy, about=json.dumps(about, sort_keys=True))
+            if (kept := training.place.file("policy.npz")) is not None:
+                self._best.save(kept)
+        if (kept := training.place.file("knobs.zip")) is not None:
+            self.model.save(kept)
+        if training.progress is not None:
+            stage = "simulated" if self.num_timesteps <= settings.simulated_steps else "recorded"
+            said = ", ".join(f"{b}: {q:.4f}" for b, q in at.items())
+            training.progress(self.num_timesteps, settings.steps, f"{stage}, held back {said}")
+
+
+def judged(policy: KnobPolicy, searches: Sequence[KnobSearch]) -> dict[int, float]:
+    """Return measurements -> geometric mean of the quality after them, for each of ``JUDGED_MEASUREMENTS``."""
+    quality = knob_search_qualities(policy, searches, max(JUDGED_MEASUREMENTS))
+    return {b: float(np.exp(np.mean(np.log(quality[:, b - 1])))) for b in JUDGED_MEASUREMENTS}
+
+
+def network_layers(policy: Any) -> tuple[tuple[np.ndarray, np.ndarray], ...]:
+    """Return (weights float32[in, out], biases float32[out]) of each layer of an sb3 policy that chooses actions."""
+    linear = [layer for layer in policy.mlp_extractor.policy_net if isinstance(layer, torch.nn.Linear)]
+    return tuple(
+        (layer.weight.detach().numpy().T.astype(np.float32), layer.bias.detach().numpy().astype(np.float32))
+        for layer in (*linear, policy.action_net)
+    )
