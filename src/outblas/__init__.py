@@ -14,6 +14,7 @@ from outblas.core.version import __version__
 
 if TYPE_CHECKING:
     from outblas.adapt.optimize import optimize, restore
+    from outblas.adapt.prepare import prepare
     from outblas.dispatch.capture.session import capture
     from outblas.dispatch.enable import disable, enable, enabled, status, use
     from outblas.dispatch.gated import gated_linear, interleave_gate_up
@@ -28,6 +29,7 @@ _LATER = {
     **dict.fromkeys(("linear", "warm"), "outblas.dispatch.linear"),
     **dict.fromkeys(("gated_linear", "interleave_gate_up"), "outblas.dispatch.gated"),
     **dict.fromkeys(("optimize", "restore"), "outblas.adapt.optimize"),
+    "prepare": "outblas.adapt.prepare",
 }
 __all__ = [
     "OutblasError",
@@ -44,6 +46,7 @@ __all__ = [
     "matmul",
     "mm",
     "optimize",
+    "prepare",
     "restore",
     "status",
     "use",

@@ -12,27 +12,38 @@ import torch
 from torch.nn import functional as F
 
 from outblas.adapt.joined_weights import JoinedWeights
+from outblas.adapt.layer_weight import LayerWeight
 from outblas.adapt.plain_linears import is_inactive_dropout, is_observed, is_plain
 from outblas.dispatch.linear import ActivationName, apply_activation, epilogue_of, linear, run_fused
 
 
 class _Part:
-    """Layers of a module, by their names in it."""
+    """Layers of a module, by their names in it; attribute ``layers`` has them."""
 
     def __init__(self, module: Any, names: Sequence[str]) -> None:
         self.names = tuple(names)
-        self._layers = tuple(module._modules[name] for name in names)
+        self.layers = tuple(module._modules[name] for name in names)
 
     def intact(self, module: Any) -> bool:
         """Return True if the module still has these very layers, and nothing watches them."""
         children = module._modules
         return all(
-            children.get(name) is layer and is_plain(layer)
-            for name, layer in zip(self.names, self._layers, strict=True)
+            children.get(name) is layer and is_plain(layer) for name, layer in zip(self.names, self.layers, strict=True)
         )
 
     def release(self) -> None:
         """Give the layers' parameters memory of their own again."""
+
+    def weights(self, owner: str) -> list[LayerWeight]:
+        """Return the products of the part.
+
+        Args:
+            owner: name of the module in the model.
+        """
+        raise NotImplementedError
+
+    def _name(self, owner: str) -> str:
+        return f"{owner or 'the model'}: {', '.join(self.names)}"
 
 
 class MergedProducts(_Part):
@@ -45,13 +56,16 @@ class MergedProducts(_Part):
 
     def __init__(self, module: Any, names: Sequence[str]) -> None:
         super().__init__(module, names)
-        self._joined = JoinedWeights(self._layers)
+        self._joined = JoinedWeights(self.layers)
 
     def intact(self, module: Any) -> bool:
         return super().intact(module) and self._joined.intact()
 
     def release(self) -> None:
         self._joined.separate()
+
+    def weights(self, owner: str) -> list[LayerWeight]:
+        return [LayerWeight(self._name(owner), self._joined.weight, self._joined.bias)]
 
     def __call__(self, x: Any) -> tuple[Any, ...]:
         """Return the layers' outputs for ``x`` (..., K): views (..., N) of one product."""
@@ -71,13 +85,17 @@ class GatedProducts(_Part):
     def __init__(self, module: Any, names: Sequence[str], activation: ActivationName) -> None:
         super().__init__(module, names)
         self._activation = activation
-        self._joined = JoinedWeights(self._layers, by_turns=True)
+        self._joined = JoinedWeights(self.layers, by_turns=True)
 
     def intact(self, module: Any) -> bool:
         return super().intact(module) and self._joined.intact()
 
     def release(self) -> None:
         self._joined.separate()
+
+    def weights(self, owner: str) -> list[LayerWeight]:
+        weight, bias = self._joined.weight, self._joined.bias
+        return [LayerWeight(self._name(owner), weight, bias, self._activation, gated=True)]
 
     def __call__(self, x: Any) -> Any:
         """Return (..., H) for ``x`` (..., K)."""
@@ -86,7 +104,7 @@ class GatedProducts(_Part):
         result = run_fused(x, weight, extra, epilogue, None)
         if result is not None:
             return result
-        gate, up = self._layers
+        gate, up = self.layers
         return apply_activation(F.linear(x, gate.weight, gate.bias), self._activation) * F.linear(x, up.weight, up.bias)
 
 
@@ -103,9 +121,13 @@ class ActivatedProduct(_Part):
         super().__init__(module, [name])
         self._activation = activation
 
+    def weights(self, owner: str) -> list[LayerWeight]:
+        layer = self.layers[0]
+        return [LayerWeight(self._name(owner), layer.weight, layer.bias, self._activation)]
+
     def __call__(self, x: Any) -> Any:
         """Return (..., N) for ``x`` (..., K)."""
-        layer = self._layers[0]
+        layer = self.layers[0]
         return linear(x, layer.weight, layer.bias, activation=self._activation)
 
 
@@ -120,9 +142,13 @@ class LastProduct(_Part):
     def __init__(self, module: Any, name: str) -> None:
         super().__init__(module, [name])
 
+    def weights(self, owner: str) -> list[LayerWeight]:
+        layer = self.layers[0]
+        return [LayerWeight(self._name(owner), layer.weight, layer.bias, residual=True)]
+
     def __call__(self, x: Any, residual: Any) -> Any:
         """Return ``layer(x)`` (..., N), plus the residual if it is not None."""
-        layer = self._layers[0]
+        layer = self.layers[0]
         if residual is None:
             return layer(x)
         if residual.dtype == x.dtype and residual.device == x.device and self._has_shape(residual, x):
@@ -130,7 +156,7 @@ class LastProduct(_Part):
         return residual + layer(x)
 
     def _has_shape(self, residual: Any, x: Any) -> bool:
-        return bool(residual.shape == (*x.shape[:-1], self._layers[0].out_features))
+        return bool(residual.shape == (*x.shape[:-1], self.layers[0].out_features))
 
 
 class ResidualSum:
@@ -146,6 +172,7 @@ class ResidualSum:
         self._child, self._module = child, module._modules[child]
         self._forward = self._module.__dict__["forward"]
         self._dropouts = tuple(dropouts)
+        self.layers: tuple[Any, ...] = ()
 
     def intact(self, module: Any) -> bool:
         children = module._modules
@@ -159,6 +186,10 @@ class ResidualSum:
 
     def release(self) -> None:
         """Nothing is held."""
+
+    def weights(self, owner: str) -> list[LayerWeight]:
+        """Return nothing: the child has the product."""
+        return []
 
 
 def module_code_must_run() -> bool:
