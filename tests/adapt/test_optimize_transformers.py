@@ -84,7 +84,7 @@ def test_each_structure_is_found_and_computes_the_same(name: str) -> None:
     assert torch.equal(counted(model, IDS)[0].logits, before.logits)
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma", "phi", "phi3"])
+@pytest.mark.parametrize("name", ["llama", "phi3"])
 def test_generation_gives_the_same_tokens(name: str) -> None:
     model = model_of(name, torch.float32)
     options = {"max_new_tokens": 6, "do_sample": False, "attention_mask": torch.ones_like(IDS)}

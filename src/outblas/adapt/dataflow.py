@@ -7,8 +7,11 @@ values, so equal numbers never hide two different computations. Names that a bra
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
+import linecache
 import textwrap
+import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -270,17 +273,42 @@ def _definition(function: Callable[..., Any]) -> tuple[str, Any]:
     try:
         source = textwrap.dedent(inspect.getsource(function))
         tree = ast.parse(source).body[0]
+        current = _is_compiled_from_its_file(function)
     except (OSError, TypeError, SyntaxError) as error:
         raise UsageError(f"the source of forward cannot be read ({error})", "a readable source", do) from error
     if not isinstance(tree, ast.FunctionDef):
         raise UsageError("forward is no plain function", "a def", do)
-    outer = getattr(getattr(function, "__code__", None), "co_freevars", ())
+    if not current:
+        raise UsageError("the file of forward has changed since its import", "the file that was imported", do)
+    outer = function.__code__.co_freevars
     if outer:
         raise UsageError(f"forward needs {', '.join(outer)} of an outer scope", "names of its module alone", do)
     changes = next(_changes(tree), "")
     if changes:
         raise UsageError(f"forward {changes}", "a function that changes nothing in place", do)
     return source, tree
+
+
+def _is_compiled_from_its_file(function: Any) -> bool:
+    """False if the file has changed since its import.
+
+    The whole file is compiled, because the code of a function depends on the imports around it.
+    """
+    text = "".join(linecache.getlines(inspect.getsourcefile(function) or ""))
+    code = function.__code__
+    return code in _codes(text).get((code.co_name, code.co_firstlineno), ())
+
+
+@functools.lru_cache(maxsize=16)
+def _codes(text: str) -> dict[tuple[str, int], list[types.CodeType]]:
+    """Compile a file; return the code of its functions by name and first line."""
+    found: dict[tuple[str, int], list[types.CodeType]] = {}
+    waiting = [compile(text, "<source>", "exec", dont_inherit=True)]
+    while waiting:
+        code = waiting.pop()
+        found.setdefault((code.co_name, code.co_firstlineno), []).append(code)
+        waiting += [one for one in code.co_consts if isinstance(one, types.CodeType)]
+    return found
 
 
 def _changes(tree: ast.FunctionDef) -> Iterator[str]:
@@ -290,6 +318,8 @@ def _changes(tree: ast.FunctionDef) -> Iterator[str]:
             yield f"changes {ast.unparse(node.target)} in place"
         elif isinstance(node, (ast.Subscript, ast.Attribute)) and isinstance(node.ctx, (ast.Store, ast.Del)):
             yield f"sets {ast.unparse(node)}"
+        elif isinstance(node, ast.Attribute) and node.attr.startswith("__") and not node.attr.endswith("__"):
+            yield f"has the private name {node.attr}"
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             name = node.func.attr
             if name.endswith("_") and not name.startswith("_"):

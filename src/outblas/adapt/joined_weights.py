@@ -47,7 +47,7 @@ class JoinedWeights:
         """Give each parameter that is still a view memory of its own again, and let go of the joined tensors."""
         with torch.no_grad():
             for parameter, pointer in zip(self._parameters(), self._pointers, strict=True):
-                if parameter is not None and parameter.data_ptr() == pointer:
+                if pointer and _address(parameter) == pointer:
                     parameter.data = parameter.data.clone(memory_format=torch.contiguous_format)
         self.weight = self.bias = None
 
@@ -63,7 +63,12 @@ class JoinedWeights:
         return joined
 
     def _parameters(self) -> list[Any]:
-        return [one._parameters[name] for one in self.linears for name in ("weight", "bias")]
+        return [one._parameters.get(name) for one in self.linears for name in ("weight", "bias")]
 
     def _addresses(self) -> list[int]:
-        return [0 if one is None else one.data_ptr() for one in self._parameters()]
+        return [_address(one) for one in self._parameters()]
+
+
+def _address(parameter: Any) -> int:
+    """Return the address of an ordinary parameter; 0 for any other, such as a quantised one."""
+    return parameter.data_ptr() if type(parameter) is torch.nn.Parameter else 0

@@ -90,12 +90,18 @@ def _drafts(model: Any) -> tuple[dict[str, ModuleDraft], dict[str, str]]:
     drafts, errors = {}, {}
     for name, module in _owners(model):
         try:
-            if "forward" in module.__dict__:
+            if _is_replaced(module):
                 raise UsageError("forward was replaced on this instance", "the one of its class", "leave it as it is")
             drafts[name] = ModuleDraft(module)
         except UsageError as error:
             errors[name] = error.wrong
     return drafts, errors
+
+
+def _is_replaced(module: Any) -> bool:
+    """The instance has a ``forward`` that is not its class's. Unpickled modules may have that of the class."""
+    own = module.__dict__.get("forward")
+    return own is not None and getattr(own, "__func__", None) is not type(module).forward
 
 
 def _owners(model: Any) -> list[tuple[str, Any]]:

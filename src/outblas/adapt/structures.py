@@ -168,7 +168,7 @@ def find_merges(module: Any, flow: Dataflow, products: dict[str, Step]) -> tuple
     for value, steps in groups.items():
         if len(steps) < 2:
             continue
-        reason = why_not_joined([module._modules[name] for name in steps]) or _why_apart(flow, value, steps)
+        reason = why_not_joined([module._modules[name] for name in steps]) or _why_apart(module, flow, value, steps)
         if reason:
             refused.update(dict.fromkeys(steps, f"shares its input with {_others(steps)}, but {reason}"))
         else:
@@ -181,7 +181,7 @@ def _others(steps: dict[str, Step]) -> str:
     return "others" if len(steps) > 2 else "another"
 
 
-def _why_apart(flow: Dataflow, value: int, steps: dict[str, Step]) -> str:
+def _why_apart(module: Any, flow: Dataflow, value: int, steps: dict[str, Step]) -> str:
     """Return in words why calls of one input cannot become one product; empty if they can."""
     first, *_, last = steps.values()
     name = first.node.args[0]
@@ -190,15 +190,22 @@ def _why_apart(flow: Dataflow, value: int, steps: dict[str, Step]) -> str:
     if any(step.nested for step in steps.values()):
         return "they stand in a branch or loop"
     for step in flow.steps[flow.steps.index(first) : flow.steps.index(last)]:
-        if flow.keys[step.value][0] == "call" and flow.called(step) is None and not _is_method(flow, step):
+        if flow.keys[step.value][0] == "call" and not _keeps_its_input(module, flow, step):
             return f"{ast.unparse(step.node.func)} may change the input between them"
     if not all(_splits_heads(flow, step.value) for step in steps.values()):
         return "what follows may not take a part of a wider matrix"
     return ""
 
 
-def _is_method(flow: Dataflow, call: Step) -> bool:
-    """The function is an attribute of a computed value; those that end in ``_`` were refused before."""
+def _keeps_its_input(module: Any, flow: Dataflow, call: Step) -> bool:
+    """The call is of a child that is not in place, or of a computed value's method.
+
+    Methods that end in ``_`` were refused before.
+    """
+    name = flow.called(call)
+    if name is not None:
+        child = module._modules.get(name)
+        return child is not None and not getattr(child, "inplace", False)
     key = flow.keys[flow.keys[call.value][2]]
     while key[0] == "attribute":
         key = flow.keys[key[1]]

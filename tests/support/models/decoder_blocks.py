@@ -169,6 +169,12 @@ class LateResidual(nn.Module):
         return z + y
 
 
+def decoder(dtype: Any = torch.float32) -> nn.Module:
+    """Return a decoder with the same random weights every time."""
+    torch.manual_seed(0)
+    return Decoder().eval().to(dtype)
+
+
 def rows(*leading: int, dtype: Any = torch.float32, seed: int = 0) -> Any:
     """Return random rows (*leading, HIDDEN)."""
     return torch.randn(*leading, HIDDEN, generator=torch.Generator().manual_seed(seed)).to(dtype)
@@ -184,3 +190,41 @@ def counted(call: Any, *arguments: Any, **keywords: Any) -> tuple[Any, Counter[s
 def products(counts: Counter[str]) -> int:
     """Return the number of matrix products, attention aside."""
     return sum(counts[name] for name in ("mm", "addmm", "linear"))
+
+
+class ChildInPlace(nn.Module):
+    """A child changes the input between two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(HIDDEN, HIDDEN), nn.Linear(HIDDEN, HIDDEN)
+        self.act = nn.ReLU(inplace=True)
+
+    def forward(self, x: Any) -> Any:
+        y = self.a(x).view(*x.shape[:-1], -1, 8)
+        self.act(x)
+        return y, self.b(x).view(*x.shape[:-1], -1, 8)
+
+
+class Private(nn.Module):
+    """Names of layers that Python writes otherwise inside a class."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.__a, self.b = nn.Linear(HIDDEN, HIDDEN), nn.Linear(HIDDEN, HIDDEN)
+
+    def forward(self, x: Any) -> Any:
+        return self.__a(x).view(*x.shape[:-1], -1, 8), self.b(x).view(*x.shape[:-1], -1, 8)
+
+
+class Conditional(nn.Module):
+    """A residual is added in a branch only, and returned early otherwise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mlp = SpelledOut()
+
+    def forward(self, x: Any, more: bool = True) -> Any:
+        if not more:
+            return self.mlp(x)
+        return x + self.mlp(x)
