@@ -95,8 +95,8 @@ def test_gradients_are_those_of_the_model_before() -> None:
     outblas.optimize(model)
     for one in (model, plain):
         one(x).square().sum().backward()
-    for name, parameter in plain.named_parameters():
-        torch.testing.assert_close(dict(model.named_parameters())[name].grad, parameter.grad, rtol=0.05, atol=0.05)
+    for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+        assert (ours.grad - theirs.grad).norm() <= 0.05 * theirs.grad.norm(), "up to the roundings of bf16"
 
 
 def test_a_step_of_an_optimiser_reaches_the_merged_products() -> None:

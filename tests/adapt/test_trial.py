@@ -17,7 +17,6 @@ from outblas.adapt.trial import run_trial
 from outblas.cli.documents import TryDocument
 from outblas.core.problem import Problem
 from outblas.dispatch import enable
-from outblas.records.captured_products import CapturedProducts
 from outblas.records.library import Library
 from outblas.runtime import device
 from support.cli_fixture import assert_refused, outblas
@@ -223,11 +222,19 @@ def test_a_run_gets_the_library_and_no_switch_of_the_user(tmp_path: Path) -> Non
     assert Program(words, r"figure (\d+) 1").without().figure == 1, "the tests' own library is empty"
 
 
-def test_capturing_records_the_products_of_a_program(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    (tmp_path / "multiply.py").write_text("import torch; torch.ones(16, 64).half() @ torch.ones(64, 32).half()")
-    Program([sys.executable, str(tmp_path / "multiply.py")]).capture(tmp_path / "problems.json")
-    assert CapturedProducts.load(tmp_path / "problems.json").problems() == {Problem(16, 32, 64, "NN"): 1}
+def test_a_capture_runs_the_program_without_outblas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from outblas.dispatch.capture import run_program
+
+    runs: list[Any] = []
+    program = Program([*command(tmp_path, "rate"), "--port", "1"])
+    monkeypatch.setattr(program, "_run", lambda words, environment, how: runs.append((words, environment)))
+    program.capture(tmp_path / "problems.json")
+    ((words, environment),) = runs
+    start = words.index("-m")
+    assert words[start : start + 5] == ["-m", run_program.__name__, "--out", str(tmp_path / "problems.json"), "--"]
+    assert words[start + 5 :] == [str(tmp_path / "serve.py"), "--port", "1"]
+    run_program._arguments(words[start + 2 :])
+    assert environment["OUTBLAS_DISABLE"] == "1"
 
 
 def test_the_library_of_a_trial_holds_the_users_rows_and_leaves_his_file_as_it_is(
