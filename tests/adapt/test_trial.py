@@ -17,9 +17,11 @@ from outblas.adapt.trial import run_trial
 from outblas.cli.documents import TryDocument
 from outblas.core.problem import Problem
 from outblas.dispatch import enable
-from outblas.records.library import Library
+from outblas.records.captured_products import CapturedProduct, CapturedProducts
+from outblas.records.library import Library, LibraryRow
 from outblas.runtime import device
 from support.cli_fixture import assert_refused, outblas
+from support.gpus.known import H200
 from support.helpers import ROOT
 
 #: Stands in for a GPU: the switch can be on, and a program can see whether it is.
@@ -212,6 +214,39 @@ def test_a_gpu_tunes_the_captured_products_before_the_runs(tmp_path: Path, monke
     assert f"OUTBLAS_LIBRARY={tmp_path / 'tuned.json'}" in result.stdout
 
 
+def test_nothing_is_tuned_for_a_program_without_products_of_a_library(tmp_path: Path) -> None:
+    gpu, file = device.Device(gpu_index=0), tmp_path / "problems.json"
+    assert tune_captured.tune_captured(file, gpu, 5.0, "")[0] is None
+    batched = CapturedProduct(16, 32, 64, "NN", "fp16", "cuda:0", "bmm", 4)
+    CapturedProducts({batched: 3}).save(file)
+    library, note = tune_captured.tune_captured(file, gpu, 5.0, "")
+    assert library is None and "not tuned" in note
+
+
+def test_captured_products_are_tuned_by_their_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from outblas.search import time_shares
+    from outblas.search.tune_run import RunFiles
+
+    requests: list[Any] = []
+
+    def run_tune(request: Any, progress: Any) -> Any:
+        requests.append(request)
+        return Library("h200", tuple(LibraryRow(one) for one in request.problems)), RunFiles(tmp_path)
+
+    about = {"gpu": "NVIDIA H200", "driver": "580.1", "toolchain": {"nvrtc": "13.0", "outblas": "0"}}
+    monkeypatch.setattr(time_shares, "gpu_of_device", lambda index: H200)
+    monkeypatch.setattr(tune_captured, "run_tune", run_tune)
+    monkeypatch.setattr(tune_captured, "provenance_of", lambda run: about)
+    seen = {CapturedProduct(m, 64, 64, "TN", "fp16", "cuda:0", "mm"): m for m in (1, 4096)}
+    CapturedProducts(seen).save(tmp_path / "problems.json")
+    where = device.Device(gpu_index=0)
+    library, note = tune_captured.tune_captured(tmp_path / "problems.json", where, 5.0, "outblas try")
+    assert library == tmp_path / "trial-h200.json" and note == ""
+    (request,) = requests
+    assert [one.m for one in request.problems] == [4096, 1] and request.seconds == 5.0
+    assert {row.problem.m for row in Library.load(library).rows} == {1, 4096}
+
+
 def test_a_run_gets_the_library_and_no_switch_of_the_user(tmp_path: Path) -> None:
     words = command(tmp_path, "no torch")
     (tmp_path / "serve.py").write_text(
@@ -240,8 +275,6 @@ def test_a_capture_runs_the_program_without_outblas(tmp_path: Path, monkeypatch:
 def test_the_library_of_a_trial_holds_the_users_rows_and_leaves_his_file_as_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from outblas.records.library import LibraryRow
-
     mine, tuned = Problem(8, 64, 64), Problem(16, 64, 64)
     about = {"gpu": "NVIDIA H200", "driver": "580.1", "toolchain": {"nvrtc": "13.0", "outblas": "0"}}
     monkeypatch.setattr(tune_captured, "provenance_of", lambda run: about)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from outblas.core.problem import Problem
+from outblas.records.captured_products import CapturedProducts
 from outblas.records.library import Library
 from outblas.records.user_library import install, user_library_path
 from outblas.runtime.device import Device, gpu_of_device
@@ -20,27 +21,29 @@ _BUDGET = 16
 
 def tune_captured(
     file: Path, device: Device, seconds: float, command: str, progress: Progress | None = None
-) -> tuple[Path, str]:
+) -> tuple[Path | None, str]:
     """Tune the products of a captured file into a library of its own, beside the run.
 
     The file holds the user's rows, too. The user's library stays as it is.
 
     Args:
-        file: record of ``outblas capture``.
+        file: record of ``outblas capture``; it may be missing, if no product was seen.
         device: a GPU.
         seconds: time limit of the search.
         command: the command line, for provenance.
         progress: called after every measurement.
 
     Returns:
-        (the library file, one line on the products that are left out; empty if none are).
+        (the library file, one line on the products that are left out, or an empty text). The file is None if the
+        program ran no product that a library can hold.
 
     Raises:
-        UsageError: nothing can be tuned.
         RecordError: a file cannot be read or written.
         DeviceError: the GPU cannot be used.
         ToolchainMissing: a package for the GPU is not installed.
     """
+    if not file.is_file() or not CapturedProducts.load(file).problems():
+        return None, "not tuned: the program ran no product that a library can hold"
     ranked, left_out = captured_time_shares(file, device)
     library, run = _tune(ranked, device, seconds, command, progress)
     return _library_beside(library, run), left_out

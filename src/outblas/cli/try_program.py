@@ -76,13 +76,10 @@ def _tuned(program: Program, seconds: float) -> Path | None:
     with tempfile.TemporaryDirectory(prefix="outblas-try-") as folder:
         file = Path(folder) / "problems.json"
         program.capture(file)
-        if not file.is_file():
-            err.print("not tuned: the program ran no half-precision product", markup=False)
-            return None
         with common.progress_bar("tune") as progress:
-            library, left_out = tune_captured(file, Device(gpu_index=0), seconds, common.command_line(), progress)
-    if left_out:
-        err.print(left_out, markup=False)
+            library, note = tune_captured(file, Device(gpu_index=0), seconds, common.command_line(), progress)
+    if note:
+        err.print(note, markup=False)
     return library
 
 
