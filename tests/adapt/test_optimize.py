@@ -18,6 +18,7 @@ import outblas
 from outblas.adapt.optimize_report import OptimizeReport
 from support.models import decoder_blocks as blocks
 from support.models.decoder_blocks import counted, decoder, products, rows
+from support.served_fixture import Served, served_fixture  # noqa: F401
 
 HALF = torch.bfloat16
 
@@ -151,7 +152,7 @@ def test_a_weight_that_two_groups_share_is_joined_once() -> None:
         torch.testing.assert_close(counted(one, x)[0], before, rtol=1e-5, atol=1e-5)
 
 
-def test_a_residual_of_another_dtype_or_shape_is_added_by_torch() -> None:
+def test_a_residual_of_another_dtype_or_shape_is_added_by_torch(served: Served) -> None:
     model = blocks.Layer().eval()
     outblas.optimize(model)
     x = rows(2, 3)

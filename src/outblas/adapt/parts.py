@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from outblas.adapt.joined_weights import JoinedWeights
 from outblas.adapt.layer_weight import LayerWeight
 from outblas.adapt.plain_linears import is_inactive_dropout, is_observed, is_plain
+from outblas.dispatch import device_registry
 from outblas.dispatch.linear import ActivationName, apply_activation, epilogue_of, linear, run_fused
 
 
@@ -69,7 +70,8 @@ class MergedProducts(_Part):
 
     def __call__(self, x: Any) -> tuple[Any, ...]:
         """Return the layers' outputs for ``x`` (..., K): views (..., N) of one product."""
-        y = linear(x, self._joined.weight, self._joined.bias)
+        compute = linear if _has_kernels(x) else F.linear
+        y = compute(x, self._joined.weight, self._joined.bias)
         return tuple(y.split(self._joined.sizes, dim=-1))
 
 
@@ -100,10 +102,11 @@ class GatedProducts(_Part):
     def __call__(self, x: Any) -> Any:
         """Return (..., H) for ``x`` (..., K)."""
         weight, bias = self._joined.weight, self._joined.bias
-        extra, epilogue = epilogue_of(x, weight, bias, self._activation, None, gated=True)
-        result = run_fused(x, weight, extra, epilogue, None)
-        if result is not None:
-            return result
+        if _has_kernels(x):
+            extra, epilogue = epilogue_of(x, weight, bias, self._activation, None, gated=True)
+            result = run_fused(x, weight, extra, epilogue, None)
+            if result is not None:
+                return result
         gate, up = self.layers
         return apply_activation(F.linear(x, gate.weight, gate.bias), self._activation) * F.linear(x, up.weight, up.bias)
 
@@ -128,7 +131,9 @@ class ActivatedProduct(_Part):
     def __call__(self, x: Any) -> Any:
         """Return (..., N) for ``x`` (..., K)."""
         layer = self.layers[0]
-        return linear(x, layer.weight, layer.bias, activation=self._activation)
+        if _has_kernels(x):
+            return linear(x, layer.weight, layer.bias, activation=self._activation)
+        return apply_activation(layer(x), self._activation)
 
 
 class LastProduct(_Part):
@@ -151,12 +156,13 @@ class LastProduct(_Part):
         layer = self.layers[0]
         if residual is None:
             return layer(x)
-        if residual.dtype == x.dtype and residual.device == x.device and self._has_shape(residual, x):
+        if _has_kernels(x) and self._is_like_result(residual, x):
             return linear(x, layer.weight, layer.bias, residual=residual)
         return residual + layer(x)
 
-    def _has_shape(self, residual: Any, x: Any) -> bool:
-        return bool(residual.shape == (*x.shape[:-1], self.layers[0].out_features))
+    def _is_like_result(self, residual: Any, x: Any) -> bool:
+        shape = (*x.shape[:-1], self.layers[0].out_features)
+        return bool(residual.dtype == x.dtype and residual.device == x.device and residual.shape == shape)
 
 
 class ResidualSum:
@@ -190,6 +196,11 @@ class ResidualSum:
     def weights(self, owner: str) -> list[LayerWeight]:
         """Return nothing: the child has the product."""
         return []
+
+
+def _has_kernels(x: Any) -> bool:
+    """Return False on devices for which no kernel exists; there torch's own calls cost the host less."""
+    return bool(x.device.type == device_registry.DEVICE_TYPE)
 
 
 def module_code_must_run() -> bool:
