@@ -30,7 +30,7 @@ def cli_page() -> str:
         "",
         "This page is generated from the code. `outblas COMMAND --help` prints the same.",
         "",
-        "Exit status: 0 is success, 2 an error in one line on stderr, 130 Ctrl-C.",
+        "Exit status: 0 is success, 1 the answer no of `outblas try`, 2 an error in one line on stderr, 130 Ctrl-C.",
         "",
         "## Global options",
         "",

@@ -13,6 +13,8 @@ from outblas.core.problem import Problem
 from outblas.core.version import __version__
 
 if TYPE_CHECKING:
+    from outblas.adapt.optimize import optimize, restore
+    from outblas.adapt.prepare import prepare
     from outblas.dispatch.capture.session import capture
     from outblas.dispatch.enable import disable, enable, enabled, status, use
     from outblas.dispatch.gated import gated_linear, interleave_gate_up
@@ -26,6 +28,8 @@ _LATER = {
     "capture": "outblas.dispatch.capture.session",
     **dict.fromkeys(("linear", "warm"), "outblas.dispatch.linear"),
     **dict.fromkeys(("gated_linear", "interleave_gate_up"), "outblas.dispatch.gated"),
+    **dict.fromkeys(("optimize", "restore"), "outblas.adapt.optimize"),
+    "prepare": "outblas.adapt.prepare",
 }
 __all__ = [
     "OutblasError",
@@ -41,6 +45,9 @@ __all__ = [
     "linear",
     "matmul",
     "mm",
+    "optimize",
+    "prepare",
+    "restore",
     "status",
     "use",
     "use_library",

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from outblas.cli.checks.gpu_data import TUNE
+from outblas.cli.checks.health import Check
+from outblas.cli.checks.verdict import REPLAY, verdict_of
 from outblas.cli.command_group import PARTS, SUMMARIES
 from outblas.cli.common import err
-from outblas.cli.gpu_data import TUNE
-from outblas.cli.health import Check
 from outblas.cli.main import app
-from outblas.cli.verdict import REPLAY, verdict_of
 from outblas.core.errors import unknown_name
 from support.bench_fixture import write_bench
 from support.cli_fixture import assert_refused, outblas, recording_fixture  # noqa: F401
@@ -128,7 +128,7 @@ def test_the_verdict_says_what_works_and_the_next_command(
 
 
 def test_doctor_ends_with_the_verdict_and_wraps_its_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    from outblas.cli import health
+    from outblas.cli.checks import health
 
     monkeypatch.setattr(health, "diagnose", lambda: [Check("jail", True, "word " * 200)])
     lines = outblas("doctor").stdout.splitlines()

@@ -7,7 +7,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from outblas.cli import health
+from outblas.cli.checks import health
 from outblas.cli.main import app
 from outblas.core.errors import ToolchainMissing
 from outblas.kernels.custom.free_kernel import FreeKernel

@@ -68,7 +68,7 @@ def name_of(fake: FakeDevice) -> str:
 
 
 def test_doctor_says_what_exists_and_the_command_that_adds_the_rest(fake: FakeDevice, monkeypatch: Any) -> None:
-    from outblas.cli import health
+    from outblas.cli.checks import health
 
     gpu = device.gpu_of_device(0)
     arch = fake.attributes.arch

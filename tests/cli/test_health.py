@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from outblas.cli import health
-from outblas.cli.health import Check, diagnose
+from outblas.cli.checks import health
+from outblas.cli.checks.health import Check, diagnose
 from outblas.core.errors import ToolchainMissing
 from outblas.jail import canary
 from outblas.jail.canary import AttackOutcome

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from outblas.cli import health
+from outblas.cli.checks import health
+from outblas.cli.checks.health import Check
 from outblas.cli.documents import DOCUMENTS
-from outblas.cli.health import Check
 from outblas.cli.main import app
 from support.bench_fixture import write_bench
 from support.gpus.fake_driver import DEVICES, plug_in
@@ -40,7 +40,7 @@ def assert_schema(found: dict[str, Any]) -> None:
 
 
 def test_there_is_a_document_for_each_command_that_prints_one() -> None:
-    names = ("doctor", "calibrate", "list", "tune", "eval", "results", "capture")
+    names = ("doctor", "calibrate", "list", "tune", "eval", "results", "capture", "try")
     assert set(SCHEMAS) == {f"outblas-{name}" for name in names}
 
 

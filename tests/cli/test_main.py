@@ -338,17 +338,17 @@ def test_without_a_device_the_gpu_is_taken_if_there_is_one(monkeypatch: pytest.M
 def test_doctor_fails_only_for_what_nothing_works_without(
     ok: bool | None, required: bool, code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import outblas.cli.health
+    import outblas.cli.checks.health
 
     check = outblas_doctor_check(ok, required)
-    monkeypatch.setattr(outblas.cli.health, "diagnose", lambda: [check])
+    monkeypatch.setattr(outblas.cli.checks.health, "diagnose", lambda: [check])
     result = CliRunner().invoke(app, ["doctor"])
     assert result.exit_code == code
     assert "the thing  found this; do that" in result.stdout
 
 
 def outblas_doctor_check(ok: bool | None, required: bool) -> Any:
-    from outblas.cli.health import Check
+    from outblas.cli.checks.health import Check
 
     return Check("the thing", ok, "found this", "do that", required)
 

@@ -24,7 +24,8 @@ print(sorted(heavy), outblas.Problem(64, 64, 64).key, "matmul" in dir(outblas))
 FACES = {
     "": [
         "OutblasError", "Problem", "__version__", "capture", "disable", "enable", "enabled", "explain", "gated_linear",
-        "interleave_gate_up", "linear", "matmul", "mm", "status", "use", "use_library", "warm",
+        "interleave_gate_up", "linear", "matmul", "mm", "optimize", "prepare", "restore",
+        "status", "use", "use_library", "warm",
     ],
     "learn": ["KnobEnv", "Policy", "TuningEnv", "sampler"],
     "records": ["Library", "Recording", "ReplayEvaluator"],

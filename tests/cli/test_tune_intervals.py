@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from outblas.cli.gpu_data import gpu_library_part
+from outblas.cli.checks.gpu_data import gpu_library_part
 from outblas.core.problem import Problem
 from outblas.core.weight import Weight
 from outblas.dispatch.decide import decide
@@ -104,7 +104,7 @@ def test_doctor_counts_the_intervals_of_the_users_library(
     model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert tune(tmp_path / "run", *LINEAR, "--install").exit_code == 0
-    monkeypatch.setattr("outblas.cli.gpu_data.record_of_device", lambda index: type("Record", (), {"gpu": H200}))
+    monkeypatch.setattr("outblas.cli.checks.gpu_data.record_of_device", lambda index: type("Record", (), {"gpu": H200}))
     part = gpu_library_part(0)
     assert "own library of 0 problems and 2 intervals of M" in part.found and part.missing == ""
 

@@ -27,6 +27,7 @@ LAYERS = (
     "bench",
     "llm",
     "search",
+    "adapt",
     "publish",
     "tool_server",
     "cli",

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from outblas.cli.capture import python_command
 from outblas.cli.main import app
 from outblas.core.errors import UsageError
 from outblas.core.problem import Problem
+from outblas.core.python_command import python_command
 from outblas.records.captured_products import CapturedProduct, CapturedProducts
 from support.helpers import ROOT
 

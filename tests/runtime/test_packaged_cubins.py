@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from outblas.cli import health
+from outblas.cli.checks import health
 from outblas.core.config import KernelConfig
 from outblas.core.errors import ToolchainMissing
 from outblas.core.problem import Problem

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from outblas.cli import health
+from outblas.cli.checks import health
 from outblas.core.problem import Problem
 from outblas.dispatch.device_state import ARCHITECTURE
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig

@@ -58,6 +58,7 @@ PARTS = (
             "doctor": "Say what works on this machine, and what next",
             "calibrate": "Measure this GPU for floors and ranking",
             "eval": "Prove and time one problem beside its rivals",
+            "try": "Run a program without and with OutBLAS",
             "capture": "Record the matrix products of a program",
             "tune": "Find the fastest proven kernel of each problem",
             "export": "Write a kernel as CUDA, PTX, cubin or C++",

@@ -12,7 +12,7 @@ import typer
 from outblas.cli.common import EXIT_ERROR, JsonOption, out
 
 if TYPE_CHECKING:
-    from outblas.cli.health import Check
+    from outblas.cli.checks.health import Check
 
 #: Check.ok -> word at the start of its line.
 _WORDS = {True: "ok", False: "WRONG", None: "absent"}
@@ -24,8 +24,8 @@ def doctor(json_out: JsonOption = False) -> None:
 
     The exit status is 2 if nothing can work.
     """
-    from outblas.cli import health
-    from outblas.cli.verdict import verdict_of
+    from outblas.cli.checks import health
+    from outblas.cli.checks.verdict import verdict_of
 
     checks = health.diagnose()
     verdict = verdict_of(checks)

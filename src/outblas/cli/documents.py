@@ -183,6 +183,31 @@ class CaptureDocument(Document):
     not_served: dict[str, int] = Field(description="reason -> number of products that the library has no place for")
 
 
+class TryFigure(BaseModel, extra="forbid"):
+    """A figure with its interval."""
+
+    median: float = Field(description="median")
+    low: float = Field(description="lower end of the 95% interval")
+    high: float = Field(description="upper end of the 95% interval")
+
+
+class TryDocument(Document):
+    """``outblas try --json``: a program without and with OutBLAS. The exit status is 1 if ``keep`` is false."""
+
+    schema_: Literal["outblas-try"] = Field(
+        default="outblas-try", serialization_alias="schema", description="name of the schema"
+    )
+    keep: bool = Field(description="OutBLAS was on, and the lower end of the speed-up's interval is above 1.01")
+    without: TryFigure = Field(description="figure without OutBLAS: wall time in seconds, or that of --metric")
+    with_outblas: TryFigure = Field(description="the same figure with OutBLAS")
+    speedup: TryFigure = Field(description="ratio over pairs of runs; above 1 is better with OutBLAS")
+    pairs: int = Field(description="number of pairs")
+    ours: int = Field(description="products that OutBLAS computed in the last run")
+    torchs: int = Field(description="products that it left to torch in that run")
+    reason: str = Field(description="why OutBLAS was not on; empty if it was")
+    library: str | None = Field(description="path of the library that was tuned for the program; null: none was")
+
+
 DOCUMENTS: tuple[type[Document], ...] = (
     DoctorDocument,
     CalibrateDocument,
@@ -191,6 +216,7 @@ DOCUMENTS: tuple[type[Document], ...] = (
     EvalDocument,
     ResultsDocument,
     CaptureDocument,
+    TryDocument,
 )
 
 

@@ -31,6 +31,7 @@ from outblas.cli.results import results
 from outblas.cli.t4 import export_t4, import_t4
 from outblas.cli.train import sweep, train
 from outblas.cli.train_llm import train_llm
+from outblas.cli.try_program import try_program
 from outblas.cli.tune import tune
 from outblas.core.version import __version__
 
@@ -69,6 +70,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "doctor": doctor,
     "calibrate": calibrate,
     "eval": evaluate,
+    "try": try_program,
     "capture": capture,
     "tune": tune,
     "export": export,

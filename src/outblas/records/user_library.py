@@ -128,8 +128,8 @@ class InstalledLibrary:
     intervals: int = 0
 
 
-def install(library: Library, provenance: Mapping[str, Any]) -> InstalledLibrary:
-    """Merge the rows and intervals of a tuning run into the user's library of the same GPU.
+def install(library: Library, provenance: Mapping[str, Any], path: Path | None = None) -> InstalledLibrary:
+    """Merge the rows and intervals of a tuning run into the user's library of the same GPU, or into another file.
 
     If a problem has an old and a new row, each launch option gets the better kernel
     (:func:`outblas.records.library_tables.merge_rows`). New intervals take the place of old ones
@@ -139,6 +139,7 @@ def install(library: Library, provenance: Mapping[str, Any]) -> InstalledLibrary
     Args:
         library: the tuned rows and intervals.
         provenance: of their figures.
+        path: the file; None: the user's (:func:`user_library_path`).
 
     Raises:
         UsageError: the figures come from a recording, so from another machine; or ``$OUTBLAS_LIBRARY`` is empty.
@@ -154,7 +155,7 @@ def install(library: Library, provenance: Mapping[str, Any]) -> InstalledLibrary
             "figures measured on this machine",
             "tune with --device cuda:0; or load the run's library.json by outblas.use_library, knowing what it is",
         )
-    path = user_library_path(library.gpu)
+    path = user_library_path(library.gpu) if path is None else path
     if path is None:
         raise UsageError(
             f"{LIBRARY_VARIABLE} is empty: no user library", "a place to install to", f"unset {LIBRARY_VARIABLE}"

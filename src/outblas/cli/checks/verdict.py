@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from outblas.cli.gpu_data import TUNE
-from outblas.cli.health import Check
+from outblas.cli.checks.gpu_data import TUNE
+from outblas.cli.checks.health import Check
 from outblas.core.install_hint import install_hint
 from outblas.runtime.device import default_recording
 
@@ -41,7 +41,7 @@ def verdict_of(checks: Sequence[Check]) -> MachineVerdict:
     Only ``ok=True`` counts as working. Without checks, the machine can do nothing, and it cannot run kernels.
 
     Args:
-        checks: of :func:`outblas.cli.health.diagnose`; a missing one counts as absent.
+        checks: of :func:`outblas.cli.checks.health.diagnose`; a missing one counts as absent.
     """
     state = {check.name: check for check in checks}
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from outblas.cli.gpu_data import GpuPart, gpu_library_part, gpu_record_part
+from outblas.cli.checks.gpu_data import GpuPart, gpu_library_part, gpu_record_part
 from outblas.core.errors import OutblasError, ToolchainMissing
 from outblas.core.install_hint import install_hint
 from outblas.dispatch.native import extension, why_not

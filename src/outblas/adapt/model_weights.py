@@ -1,0 +1,34 @@
+"""Collect the products of a model: merged ones as one, all other linear layers one by one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from outblas.adapt.layer_weight import LayerWeight
+from outblas.adapt.module_draft import plan_of
+
+
+def model_weights(model: Any) -> list[LayerWeight]:
+    """Return the weights of a model's linear layers, in the order of its modules.
+
+    Layers that :func:`outblas.optimize` merged are one weight. A layer that two modules share counts once.
+
+    Args:
+        model: any module.
+    """
+    found: list[LayerWeight] = []
+    covered: set[int] = set()
+    for name, module in model.named_modules():
+        plan = plan_of(module)
+        if plan is None or plan.module is not module:
+            continue
+        for part in plan.parts:
+            if part.intact(module):
+                found += part.weights(name)
+                covered |= {id(layer) for layer in part.layers}
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear) and id(module) not in covered:
+            found.append(LayerWeight(name, module.weight, module.bias))
+    return found

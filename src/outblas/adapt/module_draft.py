@@ -1,0 +1,168 @@
+"""The changes of one module: collected first, then installed as the ``forward`` of this instance alone."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from outblas.adapt.dataflow import Dataflow, Step
+from outblas.adapt.parts import (
+    ActivatedProduct,
+    GatedProducts,
+    LastProduct,
+    MergedProducts,
+    ResidualSum,
+    module_code_must_run,
+)
+from outblas.adapt.rewritten_forward import PARTS, RESIDUAL, Changes, redecorated, rewritten
+from outblas.adapt.structures import Activated, Gate, Merge, Sum, place, product_steps
+
+#: Attribute of an installed ``forward`` that holds its :class:`ModulePlan`.
+PLAN = "outblas_plan"
+
+
+class ModulePlan:
+    """The parts that are installed in a module.
+
+    Args:
+        module: the module.
+        parts: the objects that its rewritten code calls.
+    """
+
+    def __init__(self, module: Any, parts: Sequence[Any]) -> None:
+        self.module, self.parts = module, tuple(parts)
+
+    def runs(self, module: Any) -> bool:
+        """Return True if the rewritten code may run now; False for copies of the module, and for training."""
+        if module is not self.module or module.training or module_code_must_run():
+            return False
+        return all(part.intact(module) for part in self.parts)
+
+    def release(self) -> None:
+        """Give all parameters memory of their own."""
+        for part in self.parts:
+            part.release()
+
+
+class ModuleDraft:
+    """The changes of a module that are not installed yet.
+
+    Args:
+        module: the module.
+
+    Attributes:
+        flow: the values of its ``forward``.
+        products: the plain layers of the module that no change has taken yet, with their calls.
+        taken: names of the layers that a change has taken.
+
+    Raises:
+        UsageError: its ``forward`` cannot be read or rewritten.
+    """
+
+    def __init__(self, module: Any) -> None:
+        self.module = module
+        self._outer = type(module).forward
+        self._inner = inspect.unwrap(self._outer)
+        self.flow = _flow(self._inner)
+        redecorated(self._outer, self._inner, takes_residual=True)  # raises before anything has changed
+        self.products = product_steps(module, self.flow)
+        self.taken: set[str] = set()
+        self._changes = Changes()
+        self._makers: list[Callable[[], Any]] = []
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._makers
+
+    def merge(self, found: Merge) -> None:
+        """Add one product for several layers, in front of the first statement that calls one."""
+        part = self._add(functools.partial(MergedProducts, self.module, tuple(found.steps)))
+        names = [f"outblas_{name}" for name in found.steps]
+        first = next(iter(found.steps.values()))
+        line = f"{', '.join(names)} = {part}({found.argument})"
+        self._changes.before.setdefault(first.statement, []).append(line)
+        for name, text in zip(found.steps, names, strict=True):
+            self._changes.replaced[place(found.steps[name])] = text
+            self._take(name)
+
+    def gate(self, found: Gate) -> None:
+        """Add a gated product in the place of the multiplication."""
+        part = self._add(functools.partial(GatedProducts, self.module, found.names, found.activation))
+        for step in found.dropped:
+            self._changes.replaced[place(step)] = "None"
+        self._changes.replaced[place(found.product)] = f"{part}({found.argument})"
+        for name in found.names:
+            self._take(name)
+
+    def activate(self, found: Activated) -> None:
+        """Add a product with its activation in the place of the layer's call, and leave out the activation's."""
+        part = self._add(functools.partial(ActivatedProduct, self.module, found.name, found.activation))
+        self._changes.replaced[place(found.product)] = f"{part}({found.argument})"
+        self._changes.kept[place(found.call)] = "argument"
+        self._take(found.name)
+
+    def take_residual(self, name: str) -> None:
+        """Let the layer whose output is returned add a residual that the caller passes."""
+        call = place(self._take(name))
+        self._changes.functions[call] = self._add(functools.partial(LastProduct, self.module, name))
+        self._changes.takes_residual = True
+
+    def sum(self, found: Sum) -> None:
+        """Pass a residual to a child and leave out the sum. The child is installed before this module."""
+        self._add(functools.partial(ResidualSum, self.module, found.child, found.dropouts))
+        self._changes.keywords[place(found.call)] = found.residual
+        self._changes.kept[place(found.addition)] = found.kept
+
+    def install(self) -> None:
+        """Make the parts, which joins weights, and set ``forward`` of the module."""
+        plan = ModulePlan(self.module, [make() for make in self._makers])
+        copy = rewritten(self._inner, self.flow.source, self._changes, plan.parts)
+        ours = redecorated(self._outer, copy, self._changes.takes_residual)
+        forward = _forward(plan, ours, self._outer, self._changes.takes_residual)
+        setattr(forward, PLAN, plan)
+        self.module.forward = types.MethodType(forward, self.module)
+
+    def _take(self, name: str) -> Step:
+        self.taken.add(name)
+        return self.products.pop(name)
+
+    def _add(self, make: Callable[[], Any]) -> str:
+        self._makers.append(make)
+        return f"{PARTS}[{len(self._makers) - 1}]"
+
+
+def plan_of(module: Any) -> ModulePlan | None:
+    """Return what is installed in a module, or in the module of which it is a copy; None if nothing is."""
+    forward = module.__dict__.get("forward")
+    found = getattr(getattr(forward, "__func__", None), PLAN, None)
+    return found if isinstance(found, ModulePlan) else None
+
+
+def _forward(plan: ModulePlan, ours: Any, original: Any, takes_residual: bool) -> Callable[..., Any]:
+    """Return a ``forward`` that chooses between the rewritten code and the module's own."""
+
+    @functools.wraps(original)
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if plan.runs(self):
+            return ours(self, *args, **kwargs)
+        return original(self, *args, **kwargs)
+
+    @functools.wraps(original)
+    def forward_with_residual(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if plan.runs(self):
+            return ours(self, *args, **kwargs)
+        residual = kwargs.pop(RESIDUAL, None)
+        result = original(self, *args, **kwargs)
+        if residual is None:
+            return result
+        return (residual + result[0], *result[1:]) if isinstance(result, tuple) else residual + result
+
+    return forward_with_residual if takes_residual else forward
+
+
+@functools.lru_cache(maxsize=256)
+def _flow(function: Callable[..., Any]) -> Dataflow:
+    return Dataflow(function)

@@ -1,0 +1,208 @@
+"""``outblas.optimize``: merge and fuse the linear layers of a model in place; ``outblas.restore`` undoes it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from outblas.adapt.module_draft import ModuleDraft, plan_of
+from outblas.adapt.optimize_report import OptimizeReport
+from outblas.adapt.plain_linears import why_not_plain
+from outblas.adapt.structures import find_activated, find_gates, find_last, find_merges, find_sums
+from outblas.core.errors import UsageError
+
+if TYPE_CHECKING:
+    import torch
+
+_TAKEN = "shares a weight with a layer of another group"
+
+
+def optimize(model: torch.nn.Module) -> OptimizeReport:
+    """Merge and fuse the linear layers of a model, in place, where its code shows that this computes the same.
+
+    The code of each module's ``forward`` is read, and no name of a class. Found are:
+
+    - layers of one input whose outputs are split into heads (q, k, v): one product of their joined weights;
+    - ``act(gate(x)) * up(x)`` and ``act(layer(x))``, with SiLU or GELU: :func:`outblas.gated_linear` and
+      :func:`outblas.linear`;
+    - ``residual + module(...)``, where the module returns a layer's output: :func:`outblas.linear` with a residual.
+
+    Every output is the same sum of the same numbers. Kernels may add in another order and round once instead of twice,
+    so last bits may differ from the model before.
+
+    Parameters stay the same objects and become views of the joined weights. No weight is held twice. State dicts,
+    optimisers and adapters work as before.
+
+    A module runs its own code while it trains, while gradients are recorded and while torch.compile traces. So does a
+    module with hooks, or with a layer that was replaced or moved. Move a model to its device and dtype before the call,
+    and call again after a later move.
+
+    Args:
+        model: any module. One that is optimised already is restored first.
+
+    Returns:
+        A report of the merged and fused layers, and of those left alone, with reasons. ``print`` shows equal layers in
+        one line.
+
+    Raises:
+        TensorError: weights cannot be written (inference tensors).
+        ToolchainMissing: torch is not installed.
+    """
+    restore(model)
+    report = OptimizeReport()
+    drafts, errors = _drafts(model)
+    taken: set[int] = set()
+    for name, draft in drafts.items():
+        _join(name, draft, taken, report)
+    for name, draft in drafts.items():
+        _sum(name, draft, drafts, report)
+    for draft in reversed(drafts.values()):  # children come before the modules that pass them residuals
+        if not draft.is_empty:
+            draft.install()
+    _name_the_rest(model, drafts, errors, report)
+    return report
+
+
+def restore(model: torch.nn.Module) -> int:
+    """Undo :func:`optimize`: outputs have the same bits as before it, and parameters have memory of their own.
+
+    Parameters stay the same objects. Values that were loaded or trained meanwhile are kept.
+
+    Args:
+        model: any module.
+
+    Returns:
+        The number of modules that were changed back; 0 if the model was not optimised.
+    """
+    restored = 0
+    for module in model.modules():
+        plan = plan_of(module)
+        if plan is None:
+            continue
+        if plan.module is module:  # else a copy, whose parameters have memory of their own
+            plan.release()
+        del module.forward
+        restored += 1
+    return restored
+
+
+def _drafts(model: Any) -> tuple[dict[str, ModuleDraft], dict[str, str]]:
+    """Return a draft for each module whose ``forward`` is understood, and the reasons for others, by name."""
+    drafts, errors = {}, {}
+    for name, module in _owners(model):
+        try:
+            if _is_replaced(module):
+                raise UsageError("forward was replaced on this instance", "the one of its class", "leave it as it is")
+            drafts[name] = ModuleDraft(module)
+        except UsageError as error:
+            errors[name] = error.wrong
+    return drafts, errors
+
+
+def _is_replaced(module: Any) -> bool:
+    """The instance has a ``forward`` that is not its class's. Unpickled modules may have that of the class."""
+    own = module.__dict__.get("forward")
+    return own is not None and getattr(own, "__func__", None) is not type(module).forward
+
+
+def _owners(model: Any) -> list[tuple[str, Any]]:
+    """Modules that have children; the insides of layers and their wrappers are left out."""
+    found: list[tuple[str, Any]] = []
+    closed: list[str] = []
+    for name, module in model.named_modules():
+        if any(name.startswith(outer) for outer in closed):
+            continue
+        if _is_layer(module):
+            closed.append(f"{name}.")
+        elif module._modules:
+            found.append((name, module))
+    return found
+
+
+def _is_layer(module: Any) -> bool:
+    """A linear layer, or something that stands for one, such as an adapter or a quantised layer."""
+    return hasattr(module, "in_features") and hasattr(module, "out_features")
+
+
+def _join(name: str, draft: ModuleDraft, taken: set[int], report: OptimizeReport) -> None:
+    """Add the gates, activations and merged products of one module."""
+    module = draft.module
+    for gate in find_gates(module, draft.flow, draft.products):
+        reason = _why_not_gated(module, gate.names, taken)
+        if reason:
+            report.left_alone.update({_path(name, layer): reason for layer in gate.names})
+            continue
+        draft.gate(gate)
+        report.fused.append(f"{_shown(name)}: {gate.activation}({gate.names[0]}) * {gate.names[1]}")
+    for one in find_activated(module, draft.flow, draft.products):
+        if not _why_no_kernel(module._modules[one.name]):
+            draft.activate(one)
+            report.fused.append(f"{_shown(name)}: {one.activation}({one.name})")
+    merges, refused = find_merges(module, draft.flow, draft.products)
+    for merge in merges:
+        names = tuple(merge.steps)
+        if _take(module, names, taken):
+            draft.merge(merge)
+            report.merged.append(f"{_shown(name)}: {', '.join(names)}")
+        else:
+            refused.update(dict.fromkeys(names, _TAKEN))
+    for layer, reason in refused.items():
+        report.left_alone.setdefault(_path(name, layer), reason)
+
+
+def _why_not_gated(module: Any, names: tuple[str, ...], taken: set[int]) -> str:
+    """Return in words why the weights of a gate cannot lie by turns; empty if they may, and claim them then."""
+    reason = _why_no_kernel(module._modules[names[0]])
+    return reason or ("" if _take(module, names, taken) else _TAKEN)
+
+
+def _why_no_kernel(layer: Any) -> str:
+    dtype = str(layer.weight.dtype).removeprefix("torch.")
+    return "" if dtype in ("float16", "bfloat16") else f"has weights of {dtype}; kernels take float16 and bfloat16"
+
+
+def _take(module: Any, names: tuple[str, ...], taken: set[int]) -> bool:
+    """Claim the weights of some layers; False if another group has one of them."""
+    weights = {id(module._modules[name].weight) for name in names}
+    free = not weights & taken
+    if free:
+        taken |= weights
+    return free
+
+
+def _sum(name: str, draft: ModuleDraft, drafts: dict[str, ModuleDraft], report: OptimizeReport) -> None:
+    """Add the sums of one module with what its children return."""
+    for found in find_sums(draft.module, draft.flow):
+        path = _path(name, found.child)
+        child = drafts.get(path)
+        last = None if child is None else find_last(child.flow, child.products)
+        if child is None or last is None or child.flow.returns_tuple != found.takes_first:
+            continue
+        child.take_residual(last[0])
+        draft.sum(found)
+        report.fused.append(f"{path}: {last[0]} + residual")
+
+
+def _name_the_rest(model: Any, drafts: dict[str, ModuleDraft], errors: dict[str, str], report: OptimizeReport) -> None:
+    """Give a reason for every layer that is as it was."""
+    for name, module in _owners(model):
+        draft = drafts.get(name)
+        for child, layer in module._modules.items():
+            if layer is None or not _is_layer(layer) or (draft is not None and child in draft.taken):
+                continue
+            reason = why_not_plain(layer) or errors.get(name) or _why_alone(draft, child)
+            report.left_alone.setdefault(_path(name, child), reason)
+
+
+def _why_alone(draft: ModuleDraft | None, child: str) -> str:
+    last = None if draft is None else find_last(draft.flow, draft.products)
+    if last is not None and last[0] == child:
+        return "its output is not added to a residual at once"
+    return "no layer shares its input, and no known operation follows it"
+
+
+def _shown(name: str) -> str:
+    return name or "the model"
+
+
+def _path(name: str, child: str) -> str:
+    return f"{name}.{child}" if name else child

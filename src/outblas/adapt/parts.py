@@ -1,0 +1,213 @@
+"""The calls that stand in a rewritten ``forward``: merged products, gates, activations and sums.
+
+A part knows the layers that it computes. ``intact`` says whether they are still the ones of the module, untouched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from outblas.adapt.joined_weights import JoinedWeights
+from outblas.adapt.layer_weight import LayerWeight
+from outblas.adapt.plain_linears import is_inactive_dropout, is_observed, is_plain
+from outblas.dispatch import device_registry
+from outblas.dispatch.linear import ActivationName, apply_activation, epilogue_of, linear, run_fused
+
+
+class _Part:
+    """Layers of a module, by their names in it; attribute ``layers`` has them."""
+
+    def __init__(self, module: Any, names: Sequence[str]) -> None:
+        self.names = tuple(names)
+        self.layers = tuple(module._modules[name] for name in names)
+
+    def intact(self, module: Any) -> bool:
+        """Return True if the module still has these very layers, and nothing watches them."""
+        children = module._modules
+        return all(
+            children.get(name) is layer and is_plain(layer) for name, layer in zip(self.names, self.layers, strict=True)
+        )
+
+    def release(self) -> None:
+        """Give the layers' parameters memory of their own again."""
+
+    def weights(self, owner: str) -> list[LayerWeight]:
+        """Return the products of the part.
+
+        Args:
+            owner: name of the module in the model.
+        """
+        raise NotImplementedError
+
+    def _name(self, owner: str) -> str:
+        return f"{owner or 'the model'}: {', '.join(self.names)}"
+
+
+class MergedProducts(_Part):
+    """Merged product of several layers of one input.
+
+    Args:
+        module: owner of the layers.
+        names: names of two or more layers.
+    """
+
+    def __init__(self, module: Any, names: Sequence[str]) -> None:
+        super().__init__(module, names)
+        self._joined = JoinedWeights(self.layers)
+
+    def intact(self, module: Any) -> bool:
+        return super().intact(module) and self._joined.intact()
+
+    def release(self) -> None:
+        self._joined.separate()
+
+    def weights(self, owner: str) -> list[LayerWeight]:
+        return [LayerWeight(self._name(owner), self._joined.weight, self._joined.bias)]
+
+    def __call__(self, x: Any) -> tuple[Any, ...]:
+        """Return the layers' outputs for ``x`` (..., K): views (..., N) of one product."""
+        compute = linear if _has_kernels(x) else F.linear
+        y = compute(x, self._joined.weight, self._joined.bias)
+        return tuple(y.split(self._joined.sizes, dim=-1))
+
+
+class GatedProducts(_Part):
+    """``act(gate(x)) * up(x)``: one fused kernel if there is one, else two products on views of the same weights.
+
+    Args:
+        module: owner of the layers.
+        names: names of gate and up.
+        activation: the activation of the gate.
+    """
+
+    def __init__(self, module: Any, names: Sequence[str], activation: ActivationName) -> None:
+        super().__init__(module, names)
+        self._activation = activation
+        self._joined = JoinedWeights(self.layers, by_turns=True)
+
+    def intact(self, module: Any) -> bool:
+        return super().intact(module) and self._joined.intact()
+
+    def release(self) -> None:
+        self._joined.separate()
+
+    def weights(self, owner: str) -> list[LayerWeight]:
+        weight, bias = self._joined.weight, self._joined.bias
+        return [LayerWeight(self._name(owner), weight, bias, self._activation, gated=True)]
+
+    def __call__(self, x: Any) -> Any:
+        """Return (..., H) for ``x`` (..., K)."""
+        weight, bias = self._joined.weight, self._joined.bias
+        if _has_kernels(x):
+            extra, epilogue = epilogue_of(x, weight, bias, self._activation, None, gated=True)
+            result = run_fused(x, weight, extra, epilogue, None)
+            if result is not None:
+                return result
+        gate, up = self.layers
+        return apply_activation(F.linear(x, gate.weight, gate.bias), self._activation) * F.linear(x, up.weight, up.bias)
+
+
+class ActivatedProduct(_Part):
+    """``act(layer(x))``.
+
+    Args:
+        module: owner of the layer.
+        name: its name.
+        activation: the activation.
+    """
+
+    def __init__(self, module: Any, name: str, activation: ActivationName) -> None:
+        super().__init__(module, [name])
+        self._activation = activation
+
+    def weights(self, owner: str) -> list[LayerWeight]:
+        layer = self.layers[0]
+        return [LayerWeight(self._name(owner), layer.weight, layer.bias, self._activation)]
+
+    def __call__(self, x: Any) -> Any:
+        """Return (..., N) for ``x`` (..., K)."""
+        layer = self.layers[0]
+        if _has_kernels(x):
+            return linear(x, layer.weight, layer.bias, activation=self._activation)
+        return apply_activation(layer(x), self._activation)
+
+
+class LastProduct(_Part):
+    """The layer whose output a module returns; it may add what the caller would add to that output.
+
+    Args:
+        module: owner of the layer.
+        name: its name.
+    """
+
+    def __init__(self, module: Any, name: str) -> None:
+        super().__init__(module, [name])
+
+    def weights(self, owner: str) -> list[LayerWeight]:
+        layer = self.layers[0]
+        return [LayerWeight(self._name(owner), layer.weight, layer.bias, residual=True)]
+
+    def __call__(self, x: Any, residual: Any) -> Any:
+        """Return ``layer(x)`` (..., N), plus the residual if it is not None."""
+        layer = self.layers[0]
+        if residual is None:
+            return layer(x)
+        if _has_kernels(x) and self._is_like_result(residual, x):
+            return linear(x, layer.weight, layer.bias, residual=residual)
+        return residual + layer(x)
+
+    def _is_like_result(self, residual: Any, x: Any) -> bool:
+        shape = (*x.shape[:-1], self.layers[0].out_features)
+        return bool(residual.dtype == x.dtype and residual.device == x.device and residual.shape == shape)
+
+
+class ResidualSum:
+    """A sum that a child module's last product computes.
+
+    Args:
+        module: owner of the child.
+        child: name of the child, whose ``forward`` is rewritten already.
+        dropouts: names of dropouts between the child and the sum.
+    """
+
+    def __init__(self, module: Any, child: str, dropouts: Sequence[str]) -> None:
+        self._child, self._module = child, module._modules[child]
+        self._forward = self._module.__dict__["forward"]
+        self._dropouts = tuple(dropouts)
+        self.layers: tuple[Any, ...] = ()
+
+    def intact(self, module: Any) -> bool:
+        children = module._modules
+        return (
+            children.get(self._child) is self._module
+            and self._module.__dict__.get("forward") is self._forward
+            and not is_observed(self._module)
+            and all(is_inactive_dropout(children[name]) and not children[name].training for name in self._dropouts)
+            and not any(is_observed(children[name]) for name in self._dropouts)
+        )
+
+    def release(self) -> None:
+        """Nothing is held."""
+
+    def weights(self, owner: str) -> list[LayerWeight]:
+        """Return nothing: the child has the product."""
+        return []
+
+
+def _has_kernels(x: Any) -> bool:
+    """Return False on devices for which no kernel exists; there torch's own calls cost the host less."""
+    return bool(x.device.type == device_registry.DEVICE_TYPE)
+
+
+def module_code_must_run() -> bool:
+    """Return True if gradients are recorded or something traces the call: then the module's own code runs."""
+    return bool(
+        torch.is_grad_enabled()
+        or torch.compiler.is_compiling()
+        or torch.jit.is_tracing()
+        or torch.nn.modules.module._has_any_global_hook()
+    )

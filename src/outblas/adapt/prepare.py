@@ -1,0 +1,207 @@
+"""``outblas.prepare``: list a model's products, tune what is missing, and load every kernel before the first call."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from outblas.adapt.layer_weight import LayerWeight
+from outblas.adapt.model_weights import model_weights
+from outblas.adapt.prepare_report import ALGORITHM, LIBRARY, TORCH, UNLISTED, PreparedProduct, PrepareReport
+from outblas.core.errors import UsageError
+from outblas.core.gpu_records import reference_gpu
+from outblas.core.problem import Problem
+from outblas.core.roofline import Gpu, floor_us
+from outblas.core.switches import is_on
+from outblas.dispatch import device_registry
+from outblas.dispatch.decide import Decision, Operand, decide
+from outblas.dispatch.linear import FUSED_VARIABLE, warm
+from outblas.dispatch.promises import launch_of_option, promise_free_option
+from outblas.dispatch.unlisted_shapes import any_shape_chooser
+from outblas.records.library import Library
+from outblas.runtime.device import Device, gpu_count
+from outblas.search.time_shares import predicted_us
+
+if TYPE_CHECKING:
+    import torch
+
+_HALF = {"float16": "fp16", "bfloat16": "bf16"}
+_NO_GPU = "no CUDA GPU: nothing was tuned, compiled or loaded"
+
+
+@dataclass(frozen=True)
+class _Place:
+    """The GPU for which products are decided; ``index`` is None if this machine has none."""
+
+    gpu: Gpu
+    library: Library
+    decide: Callable[[Operand, Operand], Decision]
+    index: int | None
+
+
+def prepare(model: torch.nn.Module, m: int | Sequence[int] = 1, *, tune_seconds: float = 0.0) -> PrepareReport:
+    """List the linear layers of a model, and make ready all that their products need.
+
+    For each weight the report says how many layers have it and its share of the time. It also names the code that runs
+    the product: a kernel or algorithm of the library, a kernel for unlisted shapes, or torch. On a GPU every such
+    kernel is compiled and loaded, fused ones of :func:`outblas.optimize` included. So no later call waits for a
+    compiler.
+
+    Without a GPU the report holds for the reference GPU, the H200, and shares are those of the roofline floors. With a
+    GPU they are those of the ranking model. A layer of another dtype counts as if it were fp16.
+
+    Args:
+        model: any module; optimise it before, if you do.
+        m: rows of a layer's input, which are tokens: one number or several, e.g. ``(1, 8, 512)``.
+        tune_seconds: time for tuning products of no library, those with the largest share first. The winners go to the
+            user's library. 0: no tuning. The run lies in ``runs/``.
+
+    Returns:
+        The report. ``print`` shows it as a table.
+
+    Raises:
+        UsageError: ``m`` or ``tune_seconds`` is out of range, or the model has no linear layer. Also raised if
+            something must be tuned and ``OUTBLAS_LIBRARY`` is empty.
+        RecordError: a library or a run cannot be read or written.
+        DeviceError: the GPU cannot be used.
+        ToolchainMissing: torch is not installed, or a package that tuning needs.
+    """
+    rows = [m] if isinstance(m, int) else list(m)
+    _check(rows, tune_seconds)
+    weights = model_weights(model)
+    if not weights:
+        raise UsageError("the model has no linear layer", "nn.Linear modules", "pass the model itself")
+    place = _place_of(weights)
+    basis = "roofline floors" if place.index is None else "the ranking model"
+    report = PrepareReport(place.gpu.name, basis)
+    if place.index is None:
+        report.notes.append(_NO_GPU)
+    elif tune_seconds:
+        report.notes.append(_tune(weights, rows, place, tune_seconds))
+        place = _place_of(weights)
+    for count in rows:
+        report.products += _products(weights, count, place)
+    return report
+
+
+def _check(rows: Sequence[int], tune_seconds: float) -> None:
+    if not rows or any(not isinstance(one, int) or one < 1 for one in rows):
+        raise UsageError(f"m is {rows}", "integers of 1 or more", "pass the number of tokens of a call")
+    if not 0 <= tune_seconds < float("inf"):
+        raise UsageError(f"tune_seconds is {tune_seconds}", "seconds, 0 or more", "pass 0 for no tuning")
+
+
+def _place_of(weights: Sequence[LayerWeight]) -> _Place:
+    """The GPU of the weights, GPU 0 of this machine, or the reference GPU."""
+    indices = [one.weight.device.index or 0 for one in weights if _is_on_gpu(one)]
+    index = indices[0] if indices else (0 if gpu_count() else None)
+    launch = launch_of_option(promise_free_option())
+    state = None if index is None else device_registry.device_state(index)
+    if state is not None and state.gpu is not None:
+        return _Place(state.gpu, state.library, lambda a, b: state.decide(a, b, None, launch), index)
+    gpu = reference_gpu()
+    library, any_shape = Library.packaged(gpu.name), any_shape_chooser(gpu.name)
+    chosen = functools.partial(decide, out=None, gpu=gpu, library=library, launch=launch, any_shape=any_shape)
+    return _Place(gpu, library, chosen, None)
+
+
+def _is_on_gpu(one: LayerWeight) -> bool:
+    return bool(one.weight.device.type == device_registry.DEVICE_TYPE)
+
+
+def _dtype(weight: Any) -> str:
+    name = str(weight.dtype).removeprefix("torch.")
+    return _HALF.get(name, name)
+
+
+def _problem(weight: Any, m: int) -> Problem | None:
+    """The problem of a weight; None for a dtype without kernels."""
+    dtype = _dtype(weight)
+    if dtype not in _HALF.values():
+        return None
+    return Problem(m, weight.shape[0], weight.shape[1], "TN", dtype, "fp32")  # type: ignore[arg-type]
+
+
+def _tune(weights: Sequence[LayerWeight], rows: Sequence[int], place: _Place, seconds: float) -> str:
+    """Tune the problems that the library does not list; return a note."""
+    from outblas.adapt.tune_captured import tune_counts
+
+    found = [_problem(one.weight, m) for one in weights for m in rows]
+    counts = Counter(one for one in found if one is not None and place.library.lookup(one) is None)
+    if not counts:
+        return "not tuned: the library lists every product"
+    path = tune_counts(counts, Device(gpu_index=place.index), seconds, "outblas.prepare")
+    device_registry.replace_library(None, place.index or 0)
+    return f"tuned: {len(counts)} problems within {seconds:g} s, winners in {path}"
+
+
+def _products(weights: Sequence[LayerWeight], m: int, place: _Place) -> list[PreparedProduct]:
+    """The products with M rows, those with the largest share first."""
+    groups: dict[tuple[Any, ...], list[LayerWeight]] = {}
+    for one in weights:
+        key = (tuple(one.weight.shape), _dtype(one.weight), one.words, one.bias is not None)
+        groups.setdefault(key, []).append(one)
+    time_us: Callable[[Problem, Gpu], float] = floor_us if place.index is None else predicted_us
+    times = {}
+    for key, group in groups.items():
+        n, k = key[0]
+        problem = _problem(group[0].weight, m) or Problem(m, n, k)
+        times[key] = len(group) * time_us(problem, place.gpu)
+    total = sum(times.values())
+    found = [_product(group, m, place, times[key] / total) for key, group in groups.items()]
+    return sorted(found, key=lambda one: -one.share)
+
+
+def _product(group: Sequence[LayerWeight], m: int, place: _Place, share: float) -> PreparedProduct:
+    first = group[0]
+    n, k = first.weight.shape
+    decision = _decision(first, m, place)
+    way, reason = _way(first, decision, place.library)
+    ready = fused = None
+    if place.index is not None and way != TORCH:
+        ready = _load(decision, place.index)
+    if place.index is not None and first.is_followed and _is_on_gpu(first):
+        fused = _warm(first, m)
+    return PreparedProduct(m, n, k, _dtype(first.weight), first.words, len(group), share, way, reason, ready, fused)
+
+
+def _decision(one: LayerWeight, m: int, place: _Place) -> Decision:
+    """Decide the bare product as a call of it would be decided."""
+    (n, k), dtype = one.weight.shape, _dtype(one.weight)
+    device = f"cuda:{place.index or 0}"
+    return place.decide(Operand((m, k), (k, 1), dtype, device), Operand((k, n), (1, k), dtype, device))
+
+
+def _way(one: LayerWeight, decision: Decision, library: Library) -> tuple[str, str]:
+    if one.bias is not None and not one.is_followed and not is_on(FUSED_VARIABLE):
+        return TORCH, f"torch adds the bias before it rounds; {FUSED_VARIABLE}=1 lets a kernel add it"
+    if decision.problem is None or (decision.config is None and not decision.algorithm):
+        return TORCH, decision.reason
+    if decision.config is None:
+        return ALGORITHM, decision.reason
+    return (UNLISTED if library.lookup(decision.problem) is None else LIBRARY), decision.reason
+
+
+def _load(decision: Decision, index: int) -> bool:
+    """Load the kernel or find the algorithm of a decision; return whether it is there."""
+    state = device_registry.device_state(index)
+    assert decision.problem is not None
+    with state.make_current(index):
+        if decision.config is not None:
+            return state.kernel_ready(decision.problem, decision.config)
+        return state.algorithm_ready(decision.problem, decision.algorithm)
+
+
+def _warm(one: LayerWeight, m: int) -> bool:
+    """Compile and run the fused kernel of a weight once; return whether there is one."""
+    import torch
+
+    with torch.no_grad():
+        x = one.weight.new_zeros((m, one.weight.shape[1]))
+        residual = one.weight.new_zeros((m, one.weight.shape[0])) if one.residual else None
+        weight = one.weight.detach()
+        bias = None if one.bias is None else one.bias.detach()
+        return warm(x, weight, bias, activation=one.activation, residual=residual, gated=one.gated)

@@ -1,0 +1,112 @@
+"""Run a Python program unchanged, with ``outblas.enable()`` from the moment at which it imports torch.
+
+``python -m outblas.adapt.run_enabled --counts FILE -- SCRIPT | -m MODULE | -c CODE ...``
+
+The program runs in this process and keeps its standard streams, exit status and signals. At the end FILE gets one JSON
+object: ``ours`` and ``torchs``, the numbers of products, and ``reason``, why nothing was switched on. Processes that
+the program starts are not switched on, but forked ones keep the switch.
+"""
+
+from __future__ import annotations
+
+import atexit
+import importlib.util
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from importlib.abc import MetaPathFinder
+from pathlib import Path
+from typing import Any
+
+from outblas.core.errors import OutblasError, UsageError
+from outblas.core.main_program import run_as_main
+
+#: The reason of a program that never imported torch.
+NO_TORCH = "the program did not import torch"
+
+
+class AfterImport(MetaPathFinder):
+    """Calls a function once a module has been imported for the first time.
+
+    Args:
+        module: name of the module, e.g. ``torch``.
+        action: function without arguments; called in the thread that imports, after the module's last line.
+    """
+
+    def __init__(self, module: str, action: Callable[[], None]) -> None:
+        self._module, self._action = module, action
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        """Return the module's spec with a loader that calls the action; None for every other module."""
+        if name != self._module:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        loader: Any = None if spec is None else spec.loader
+        if loader is None:
+            return spec
+        execute = loader.exec_module
+
+        def execute_and_act(module: Any) -> None:
+            execute(module)
+            self._action()
+
+        loader.exec_module = execute_and_act
+        return spec
+
+
+def switch_on() -> str:
+    """Switch the replacement of torch's products on; return why not, empty if it is on."""
+    from outblas.dispatch import enable
+
+    reason = enable.why_not()
+    if not reason:
+        enable.enable()
+    return reason
+
+
+def main(argv: Sequence[str]) -> None:
+    """Run the program that ``argv`` names; raise its errors.
+
+    Raises:
+        UsageError: an argument is wrong.
+    """
+    file, program = _arguments(argv)
+    found = {"reason": NO_TORCH}
+
+    def act() -> None:
+        found["reason"] = switch_on()
+
+    atexit.register(partial(_write, Path(file).absolute(), os.getpid(), found))
+    sys.meta_path.insert(0, AfterImport("torch", act))
+    run_as_main(program)
+
+
+def _arguments(argv: Sequence[str]) -> tuple[str, list[str]]:
+    words = list(argv)
+    if len(words) > 3 and words[0] == "--counts" and words[2] == "--":
+        return words[1], words[3:]
+    raise UsageError(f"arguments {' '.join(words)!r}", "--counts FILE -- a program", "see outblas try --help")
+
+
+def _write(file: Path, pid: int, found: dict[str, str]) -> None:
+    """Write the counts, but not in a forked child."""
+    if os.getpid() != pid:
+        return
+    counts: dict[str, Any] = {"ours": 0, "torchs": 0}
+    if not found["reason"]:
+        from outblas.dispatch import enable
+
+        state = enable.status()["torch"]
+        counts = {name: state[name] for name in counts}
+    file.write_text(json.dumps({**counts, **found}))
+
+
+if __name__ == "__main__":
+    try:
+        _arguments(sys.argv[1:])
+    except OutblasError as error:
+        sys.exit(f"error: {error}")
+    main(sys.argv[1:])

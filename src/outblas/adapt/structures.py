@@ -1,0 +1,344 @@
+"""Find what can be computed together in a module: by what its ``forward`` does, not by the names of classes.
+
+Each finding says which child layers it concerns and how the source changes (:mod:`outblas.adapt.rewritten_forward`).
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from outblas.adapt.activations import activation_of
+from outblas.adapt.dataflow import Dataflow, Step, place_of
+from outblas.adapt.plain_linears import is_inactive_dropout, why_not_joined, why_not_plain
+from outblas.dispatch.linear import ActivationName
+
+
+@dataclass(frozen=True)
+class Merge:
+    """Layers of one input.
+
+    Attributes:
+        steps: name of each layer -> its call, in the order of evaluation.
+        argument: name of the input in the source.
+    """
+
+    steps: dict[str, Step]
+    argument: str
+
+
+@dataclass(frozen=True)
+class Gate:
+    """``act(gate(x)) * up(x)``.
+
+    Attributes:
+        names: names of gate and up.
+        activation: the activation of the gate.
+        argument: name of the input in the source.
+        product: the multiplication.
+        dropped: calls that the multiplication replaces; nothing else reads them.
+    """
+
+    names: tuple[str, str]
+    activation: ActivationName
+    argument: str
+    product: Step
+    dropped: tuple[Step, ...]
+
+
+@dataclass(frozen=True)
+class Activated:
+    """``act(layer(x))``.
+
+    Attributes:
+        name: name of the layer.
+        activation: the activation.
+        argument: name of the input in the source.
+        call: the call of the activation, with one argument.
+        product: the call of the layer.
+    """
+
+    name: str
+    activation: ActivationName
+    argument: str
+    call: Step
+    product: Step
+
+
+@dataclass(frozen=True)
+class Sum:
+    """``residual + child(...)``.
+
+    Attributes:
+        child: name of the child module.
+        takes_first: the sum is of the first entry of the child's tuple.
+        residual: name of the residual in the source.
+        call: the call of the child.
+        addition: the sum.
+        kept: ``left`` or ``right``, the operand that is not the residual.
+        dropouts: names of dropouts between them.
+    """
+
+    child: str
+    takes_first: bool
+    residual: str
+    call: Step
+    addition: Step
+    kept: str
+    dropouts: tuple[str, ...]
+
+
+def product_steps(module: Any, flow: Dataflow) -> dict[str, Step]:
+    """Return the calls of plain linear children that stand once in the source and take one argument."""
+    found = {}
+    for step in flow.steps:
+        name = flow.called(step)
+        child = None if name is None else module._modules.get(name)
+        if name is None or child is None or why_not_plain(child) or flow.mentions(name) != 1:
+            continue
+        if len(flow.arguments(step)) == 1 and not flow.has_keywords(step):
+            found[name] = step
+    return found
+
+
+def find_gates(module: Any, flow: Dataflow, products: dict[str, Step]) -> list[Gate]:
+    """Return every ``act(gate(x)) * up(x)`` of two layers of equal shapes and a known activation."""
+    found = []
+    for product in flow.steps:
+        key = flow.keys[product.value]
+        if key[0] != "binary" or key[2] != "Mult":
+            continue
+        for first, second in ((key[3], key[4]), (key[4], key[3])):
+            gate = _gate(module, flow, products, product, (first, second))
+            if gate is not None:
+                found.append(gate)
+                break
+    return found
+
+
+def _gate(
+    module: Any, flow: Dataflow, products: dict[str, Step], product: Step, values: tuple[int, int]
+) -> Gate | None:
+    names = {step.value: name for name, step in products.items()}
+    act = flow.step_of(values[0])
+    inner = flow.arguments(act)[:1] if act is not None and flow.keys[act.value][0] == "call" else ()
+    if act is None or not inner or inner[0] not in names or values[1] not in names:
+        return None
+    gate, up = names[inner[0]], names[values[1]]
+    argument = _argument(flow, products[gate], product)
+    same = flow.arguments(products[gate]) == flow.arguments(products[up])
+    alone = _only_user(flow, inner[0], act.value) and _only_user(flow, act.value, product.value)
+    if gate == up or argument is None or not same or not alone or not _only_user(flow, values[1], product.value):
+        return None
+    layers = (module._modules[gate], module._modules[up])
+    activation = _activation(module, flow, act)
+    if activation is None or why_not_joined(layers) or layers[0].out_features != layers[1].out_features:
+        return None
+    return Gate((gate, up), activation, argument, product, (products[gate], act, products[up]))
+
+
+def find_activated(module: Any, flow: Dataflow, products: dict[str, Step]) -> list[Activated]:
+    """Return every ``act(layer(x))`` with a known activation."""
+    names = {step.value: name for name, step in products.items()}
+    found = []
+    for call in flow.steps:
+        if flow.keys[call.value][0] != "call" or len(flow.arguments(call)) != 1:
+            continue
+        inner = flow.arguments(call)[0]
+        if inner not in names or not _only_user(flow, inner, call.value):
+            continue
+        product = products[names[inner]]
+        argument, activation = _argument(flow, product, product), _activation(module, flow, call)
+        if argument is not None and activation is not None:
+            found.append(Activated(names[inner], activation, argument, call, product))
+    return found
+
+
+def find_merges(module: Any, flow: Dataflow, products: dict[str, Step]) -> tuple[list[Merge], dict[str, str]]:
+    """Return the groups of layers of one input, and the reasons for those that cannot be merged, by layer.
+
+    A layer's output must go to ``.view(*x.shape[:-1], -1, size)`` alone, which can read a part of a wider matrix.
+    """
+    groups: dict[int, dict[str, Step]] = {}
+    for name, step in products.items():
+        groups.setdefault(flow.arguments(step)[0], {})[name] = step
+    found, refused = [], {}
+    for value, steps in groups.items():
+        if len(steps) < 2:
+            continue
+        reason = why_not_joined([module._modules[name] for name in steps]) or _why_apart(module, flow, value, steps)
+        if reason:
+            refused.update(dict.fromkeys(steps, f"shares its input with {_others(steps)}, but {reason}"))
+        else:
+            first = next(iter(steps.values()))
+            found.append(Merge(steps, first.node.args[0].id))
+    return found, refused
+
+
+def _others(steps: dict[str, Step]) -> str:
+    return "others" if len(steps) > 2 else "another"
+
+
+def _why_apart(module: Any, flow: Dataflow, value: int, steps: dict[str, Step]) -> str:
+    """Return in words why calls of one input cannot become one product; empty if they can."""
+    first, *_, last = steps.values()
+    name = first.node.args[0]
+    if not isinstance(name, ast.Name) or first.names.get(name.id) != value:
+        return "the input has no name in the source"
+    if any(step.nested for step in steps.values()):
+        return "they stand in a branch or loop"
+    for step in flow.steps[flow.steps.index(first) : flow.steps.index(last)]:
+        if flow.keys[step.value][0] == "call" and not _keeps_its_input(module, flow, step):
+            return f"{ast.unparse(step.node.func)} may change the input between them"
+    if not all(_splits_heads(flow, step.value) for step in steps.values()):
+        return "what follows may not take a part of a wider matrix"
+    return ""
+
+
+def _keeps_its_input(module: Any, flow: Dataflow, call: Step) -> bool:
+    """The call is of a child that is not in place, or of a computed value's method.
+
+    Methods that end in ``_`` were refused before.
+    """
+    name = flow.called(call)
+    if name is not None:
+        child = module._modules.get(name)
+        return child is not None and not getattr(child, "inplace", False)
+    key = flow.keys[flow.keys[call.value][2]]
+    while key[0] == "attribute":
+        key = flow.keys[key[1]]
+        if key[0] in ("call", "item", "part", "binary"):
+            return True
+    return False
+
+
+def _splits_heads(flow: Dataflow, value: int) -> bool:
+    """The one user is ``.view(shape)``, whose shape keeps all extents but the last one, and splits that."""
+    users = flow.users.get(value, [])
+    key = flow.keys[users[0]] if len(users) == 1 and users[0] >= 0 else ("",)
+    calls = flow.users.get(users[0], []) if key[0] == "attribute" and key[2] == "view" else []
+    if len(calls) != 1 or calls[0] < 0 or flow.keys[calls[0]][0] != "call":
+        return False
+    parts = flow.keys[calls[0]][3]
+    if len(parts) == 1 and flow.keys[parts[0]][0] == "tuple":
+        parts = flow.keys[parts[0]][1:]
+    return _leading_extents(flow, parts)
+
+
+def _leading_extents(flow: Dataflow, parts: tuple[int, ...]) -> bool:
+    """``(*x.shape[:-1], a, b)``, or ``(x.shape[0], x.shape[1], a, b)`` in any spelling."""
+    keys = [flow.keys[part] for part in parts]
+    if len(keys) == 3 and keys[0][0] == "starred":
+        cut = flow.keys[keys[0][1]]
+        return cut[0] == "part" and _is_shape(flow, cut[1]) and flow.keys[cut[2]] == _but_the_last(flow)
+    if len(keys) == 4 and keys[0][0] == keys[1][0] == "item":
+        same = keys[0][1] == keys[1][1] and _is_shape(flow, keys[0][1])
+        return same and (keys[0][2], keys[1][2]) == (0, 1)
+    return False
+
+
+def _but_the_last(flow: Dataflow) -> tuple[Any, ...]:
+    minus_one = flow.keys.index(("constant", "int", "-1")) if ("constant", "int", "-1") in flow.keys else None
+    return ("slice", None, minus_one, None)
+
+
+def _is_shape(flow: Dataflow, value: int) -> bool:
+    key = flow.keys[value]
+    if key[0] == "call":
+        owner = flow.keys[key[2]]
+        return owner[0] == "attribute" and owner[2] == "size" and not key[3] and not key[4]
+    return bool(key[0] == "attribute" and key[2] == "shape")
+
+
+def find_last(flow: Dataflow, products: dict[str, Step]) -> tuple[str, Step] | None:
+    """Return the layer whose output the function returns, alone or as the first of a tuple, and its call."""
+    if not flow.returned:
+        return None
+    for name, step in products.items():
+        if step.value == flow.returned[0] and _only_user(flow, step.value, -1) and not step.nested:
+            return name, step
+    return None
+
+
+def find_sums(module: Any, flow: Dataflow) -> Iterator[Sum]:
+    """Yield every ``residual + child(...)`` whose residual exists before the child is called."""
+    for addition in flow.steps:
+        key = flow.keys[addition.value]
+        if key[0] != "binary" or key[2] != "Add" or addition.nested:
+            continue
+        for value, residual, kept in ((key[4], key[3], "right"), (key[3], key[4], "left")):
+            name = addition.node.left if kept == "right" else addition.node.right
+            call, takes_first, dropouts = _child_call(module, flow, value, addition.value)
+            if call is None or not isinstance(name, ast.Name) or call.names.get(name.id) != residual:
+                continue
+            child = flow.called(call)
+            if child is not None and not call.nested and flow.mentions(child) == 1:
+                yield Sum(child, takes_first, name.id, call, addition, kept, dropouts)
+                break
+
+
+def _child_call(module: Any, flow: Dataflow, value: int, user: int) -> tuple[Step | None, bool, tuple[str, ...]]:
+    """Follow a summand back through dropouts to the call of a child: the call, and if its first entry is taken."""
+    dropouts: list[str] = []
+    while True:
+        key = flow.keys[value]
+        if not _only_user(flow, value, user):
+            return None, False, ()
+        if key[0] == "item" and key[2] == 0:
+            call = flow.step_of(key[1])
+            named = call is not None and flow.called(call) in module._modules
+            return (call if named else None), True, tuple(dropouts)
+        step = flow.step_of(value)
+        name = None if step is None else flow.called(step)
+        if step is None or name not in module._modules:
+            return None, False, ()
+        if not is_inactive_dropout(module._modules[name]) or len(flow.arguments(step)) != 1:
+            return step, False, tuple(dropouts)
+        dropouts.append(str(name))
+        value, user = flow.arguments(step)[0], value
+
+
+def _only_user(flow: Dataflow, value: int, user: int) -> bool:
+    return flow.users.get(value, []) == [user]
+
+
+def _argument(flow: Dataflow, product: Step, place: Step) -> str | None:
+    """Return the name of a product's input if it means the same at another place; else None."""
+    node = product.node.args[0]
+    value = flow.arguments(product)[0]
+    known = isinstance(node, ast.Name) and place.names.get(node.id) == value == product.names.get(node.id)
+    return node.id if known else None
+
+
+def _activation(module: Any, flow: Dataflow, call: Step) -> ActivationName | None:
+    """Return the activation that a call computes: of a child without weights, an attribute, or a function."""
+    if len(flow.arguments(call)) != 1:
+        return None
+    name = flow.called(call)
+    if name is not None:
+        function = getattr(module, name, None)
+        hooked = function is not None and getattr(function, "_forward_hooks", None)
+        if not callable(function) or hooked or any(True for _ in getattr(function, "parameters", tuple)()):
+            return None
+        return None if flow.has_keywords(call) else activation_of(function)
+    function = _global(flow, flow.keys[call.value][2])
+    if not callable(function):
+        return None
+    keywords = {word.arg: getattr(word.value, "value", None) for word in call.node.keywords}
+    constant = all(isinstance(word.value, ast.Constant) and word.arg for word in call.node.keywords)
+    return activation_of(lambda x: function(x, **keywords)) if constant else None
+
+
+def _global(flow: Dataflow, value: int) -> Any:
+    """Return the object of a dotted global name; None if the value is something else."""
+    key = flow.keys[value]
+    if key[0] == "global":
+        return flow.globals.get(key[1])
+    return getattr(_global(flow, key[1]), key[2], None) if key[0] == "attribute" else None
+
+
+def place(step: Step) -> tuple[int, int, int, int]:
+    """Return the place of a step in the source."""
+    return place_of(step.node)

@@ -1,0 +1,99 @@
+"""Tune given products within a time, and merge the winners into a library file."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from outblas.core.problem import Problem
+from outblas.records.captured_products import CapturedProducts
+from outblas.records.library import Library
+from outblas.records.user_library import install, user_library_path
+from outblas.runtime.device import Device, gpu_of_device
+from outblas.search.time_shares import TimeShare, budgets, captured_time_shares, predicted_us, time_shares
+from outblas.search.tune import Progress
+from outblas.search.tune_run import TuneRequest, default_agent, folder_name, provenance_of, run_tune
+
+#: Measurements per problem on average, as of ``outblas tune``.
+_BUDGET = 16
+
+
+def tune_captured(
+    file: Path, device: Device, seconds: float, command: str, progress: Progress | None = None
+) -> tuple[Path | None, str]:
+    """Tune the products of a captured file into a library of its own, beside the run.
+
+    The file holds the user's rows, too. The user's library stays as it is.
+
+    Args:
+        file: record of ``outblas capture``; it may be missing, if no product was seen.
+        device: a GPU.
+        seconds: time limit of the search.
+        command: the command line, for provenance.
+        progress: called after every measurement.
+
+    Returns:
+        (the library file, one line on the products that are left out, or an empty text). The file is None if the
+        program ran no product that a library can hold.
+
+    Raises:
+        RecordError: a file cannot be read or written.
+        DeviceError: the GPU cannot be used.
+        ToolchainMissing: a package for the GPU is not installed.
+    """
+    if not file.is_file() or not CapturedProducts.load(file).problems():
+        return None, "not tuned: the program ran no product that a library can hold"
+    ranked, left_out = captured_time_shares(file, device)
+    library, run = _tune(ranked, device, seconds, command, progress)
+    return _library_beside(library, run), left_out
+
+
+def tune_counts(
+    counts: Mapping[Problem, int], device: Device, seconds: float, command: str, progress: Progress | None = None
+) -> Path:
+    """Tune problems by their predicted share of time, and merge the winners into the user's library.
+
+    Args:
+        counts: problem -> number of products; at least one.
+        device: a GPU.
+        seconds: time limit of the search.
+        command: the command line, for provenance.
+        progress: called after every measurement.
+
+    Returns:
+        The user's library file.
+
+    Raises:
+        UsageError: ``OUTBLAS_LIBRARY`` is empty.
+        RecordError: a file cannot be read or written.
+        DeviceError: the GPU cannot be used.
+        ToolchainMissing: a package for the GPU is not installed.
+    """
+    gpu = gpu_of_device(device.gpu_index or 0)
+    ranked = time_shares(counts, lambda problem: predicted_us(problem, gpu))
+    library, run = _tune(ranked, device, seconds, command, progress)
+    return install(library, provenance_of(run)).path
+
+
+def _tune(
+    ranked: list[TimeShare], device: Device, seconds: float, command: str, progress: Progress | None
+) -> tuple[Library, Path]:
+    """Return the library of the run and its directory."""
+    problems = [one.problem for one in ranked]
+    agent, budget = default_agent(device), f"{_BUDGET},{seconds:g}s"
+    path = Path("runs") / folder_name("captured", problems, agent, 0, budget, str(device))
+    request = TuneRequest(
+        problems, "captured", agent, _BUDGET, 0, device, path, command, None, budgets(ranked, _BUDGET), seconds
+    )
+    outcome = run_tune(request, progress)
+    return outcome.library, outcome.files.path
+
+
+def _library_beside(library: Library, run: Path) -> Path:
+    """Merge the run's rows with a copy of the user's library, in the directory of the run."""
+    path = run / f"trial-{library.gpu}.json"
+    users = user_library_path(library.gpu)
+    if users is not None and users.is_file():
+        shutil.copyfile(users, path)
+    return install(library, provenance_of(run), path).path

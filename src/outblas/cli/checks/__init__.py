@@ -1,0 +1,1 @@
+"""The checks behind ``outblas doctor``, and the words for them."""

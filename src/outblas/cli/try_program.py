@@ -1,0 +1,124 @@
+"""``outblas try``: run a program without and with OutBLAS in turns, and say whether to keep it."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from outblas.cli import common
+from outblas.cli.common import JsonOption, err, out
+from outblas.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from outblas.adapt.program_run import Program
+    from outblas.adapt.trial import TrialResult
+
+#: Exit status of the answer "do not keep".
+EXIT_DO_NOT_KEEP = 1
+
+
+def try_program(
+    program: Annotated[
+        list[str], typer.Argument(help="The program, after --: python serve.py ..., or a console script of Python.")
+    ],
+    pairs: Annotated[int, typer.Option(help="Counted runs of each kind; one more of each comes first.")] = 5,
+    metric: Annotated[
+        str | None,
+        typer.Option(
+            help=r"Regular expression of a figure that the program prints, e.g. '(\S+) tokens/s'. "
+            "The last match counts. By default the figure is the wall time of a run."
+        ),
+    ] = None,
+    less_is_better: Annotated[
+        bool, typer.Option("--less-is-better", help="The figure of --metric is a time; by default more is better.")
+    ] = False,
+    tune: Annotated[
+        float, typer.Option(help="Seconds of tuning for this program before it is tried; 0 for none. Needs a GPU.")
+    ] = 60.0,
+    timeout: Annotated[float | None, typer.Option(help="Seconds after which a run is ended; by default never.")] = None,
+    json_out: JsonOption = False,
+) -> None:
+    """Run a Python program without and with OutBLAS, in turns, and say whether to keep it.
+
+    Runs with OutBLAS call `outblas.enable()` when the program imports torch. No line of the program changes. On a GPU
+    the program's products are captured and tuned before. Exit status: 0 means keep, 1 means do not keep.
+    """
+    from outblas.adapt.program_run import Program
+    from outblas.adapt.trial import run_trial
+
+    common.not_negative("--tune", tune)
+    if timeout is not None:
+        common.positive("--timeout", timeout)
+    if less_is_better and metric is None:
+        raise UsageError("--less-is-better without --metric", "both, or none", "leave it out: wall time counts down")
+    tried = Program(program, metric, timeout)
+    library = _tuned(tried, tune) if tune else None
+    with common.progress_bar("try") as progress:
+        result = run_trial(tried, pairs, metric is not None and not less_is_better, library, progress)
+    if json_out:
+        _print_document(result, library)
+    else:
+        _print_text(result, metric, library)
+    raise typer.Exit(0 if result.keep else EXIT_DO_NOT_KEEP)
+
+
+def _tuned(program: Program, seconds: float) -> Path | None:
+    """Capture and tune the program's products; None if there is no GPU or nothing to tune."""
+    from outblas.adapt.tune_captured import tune_captured
+    from outblas.runtime.device import Device, gpu_count
+
+    if not gpu_count():
+        err.print("not tuned: no CUDA GPU", markup=False)
+        return None
+    with tempfile.TemporaryDirectory(prefix="outblas-try-") as folder:
+        file = Path(folder) / "problems.json"
+        program.capture(file)
+        with common.progress_bar("tune") as progress:
+            library, note = tune_captured(file, Device(gpu_index=0), seconds, common.command_line(), progress)
+    if note:
+        err.print(note, markup=False)
+    return library
+
+
+def _print_text(result: TrialResult, metric: str | None, library: Path | None) -> None:
+    unit = " s" if metric is None else ""
+    for name, (median, low, high) in (("without", result.without), ("with", result.with_outblas)):
+        line = f"{name:<9} {median:.4g}{unit} ({low:.4g} to {high:.4g}), {result.pairs} runs"
+        out.print(line, markup=False)
+    out.print("speed-up  {:.3f}x ({:.3f} to {:.3f})".format(*result.speedup), markup=False)
+    if result.reason:
+        out.print(f"products  OutBLAS was not on: {result.reason}", markup=False)
+    else:
+        out.print(f"products  {result.ours} of {result.ours + result.torchs} ran in OutBLAS", markup=False)
+    if not result.keep:
+        why = "OutBLAS was not on" if result.reason else "the interval of the speed-up does not lie above 1.01"
+        out.print(f"do not keep: {why}", markup=False)
+        return
+    out.print("keep: call outblas.enable() in the program", markup=False)
+    if library is not None:
+        out.print(f"tuned library: set OUTBLAS_LIBRARY={library.resolve()}", markup=False)
+
+
+def _print_document(result: TrialResult, library: Path | None) -> None:
+    from outblas.cli.documents import TryDocument, TryFigure, print_document
+
+    figures = [
+        TryFigure(median=median, low=low, high=high)
+        for median, low, high in (result.without, result.with_outblas, result.speedup)
+    ]
+    print_document(
+        TryDocument(
+            keep=result.keep,
+            without=figures[0],
+            with_outblas=figures[1],
+            speedup=figures[2],
+            pairs=result.pairs,
+            ours=result.ours,
+            torchs=result.torchs,
+            reason=result.reason,
+            library=None if library is None else str(library),
+        )
+    )

@@ -1,0 +1,226 @@
+"""``outblas.prepare``: a model's products, the code that runs each, and the kernels that it loads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="models are of torch")
+
+import torch
+from torch import nn
+
+import outblas
+from outblas.adapt import prepare as prepare_module
+from outblas.adapt import tune_captured
+from outblas.adapt.prepare_report import ALGORITHM, LIBRARY, TORCH, UNLISTED, PreparedProduct, PrepareReport
+from outblas.core.errors import UsageError
+from outblas.core.problem import Problem
+from outblas.dispatch import device_registry
+from outblas.records.library import Library, LibraryChoice, LibraryRow
+from support.fused_fixture import host_fixture  # noqa: F401
+from support.gpus.known import H200
+from support.models import decoder_blocks as blocks
+from support.served_fixture import ANY, Served, served_fixture  # noqa: F401
+
+CHOICE = LibraryChoice(ANY, 1.2, 1.1, 1.3)
+ROWS = {
+    256: LibraryRow(Problem(8, 256, 128), "lt_auto", plain=CHOICE),
+    512: LibraryRow(Problem(8, 512, 128), "torch"),
+}
+
+
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OUTBLAS_PDL", "OUTBLAS_WEIGHTS", "OUTBLAS_FUSED"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(prepare_module, "gpu_count", lambda: 0)
+
+
+@pytest.fixture
+def packaged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library with two rows, and a chooser that has a kernel for N = 384 alone."""
+    library = Library("h200", tuple(ROWS.values()))
+    monkeypatch.setattr(Library, "packaged", lambda name: library)
+    choose = lambda problem, gpu: CHOICE if problem.n == 384 else None  # noqa: E731
+    monkeypatch.setattr(prepare_module, "any_shape_chooser", lambda name: choose)
+
+
+def layers(*sizes: tuple[int, bool, Any]) -> nn.Sequential:
+    """Return layers of 128 inputs without data: (outputs, bias, dtype) each."""
+    return nn.Sequential(*[nn.Linear(128, n, bias=bias, dtype=dtype, device="meta") for n, bias, dtype in sizes])
+
+
+def ways(report: PrepareReport) -> dict[tuple[int, str], str]:
+    return {(one.n, one.dtype): one.way for one in report.products}
+
+
+def test_each_product_goes_the_way_of_the_dispatch(packaged: None) -> None:
+    half = torch.float16
+    model = layers((256, False, half), (256, False, half), (512, False, half), (384, False, half), (640, False, half),
+                   (256, False, torch.bfloat16), (64, False, torch.float32))  # fmt: skip
+    report = outblas.prepare(model, m=8)
+    assert ways(report) == {
+        (256, "fp16"): LIBRARY, (512, "fp16"): TORCH, (384, "fp16"): UNLISTED, (640, "fp16"): TORCH,
+        (256, "bf16"): TORCH, (64, "float32"): TORCH,
+    }  # fmt: skip
+    counts = {(one.n, one.dtype): one.count for one in report.products}
+    assert counts[256, "fp16"] == 2 and counts[256, "bf16"] == 1
+    assert sum(one.share for one in report.products) == pytest.approx(1)
+    assert [one.share for one in report.products] == sorted((one.share for one in report.products), reverse=True)
+    assert all(one.ready is None and one.fused is None for one in report.products)
+    assert report.gpu == "h200" and report.basis == "roofline floors"
+    assert report.notes == ["no CUDA GPU: nothing was tuned, compiled or loaded"]
+
+
+def test_shares_are_floors_times_counts(packaged: None) -> None:
+    from outblas.core.roofline import floor_us
+
+    report = outblas.prepare(
+        layers((256, False, torch.float16), (256, False, torch.float16), (8192, False, torch.float16)), m=4096
+    )
+    floors = {n: floor_us(Problem(4096, n, 128), H200) for n in (256, 8192)}
+    share = 2 * floors[256] / (2 * floors[256] + floors[8192])
+    assert {one.n: one.share for one in report.products} == pytest.approx({256: share, 8192: 1 - share})
+
+
+def test_a_bias_stays_with_torch_unless_it_is_switched_on(packaged: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = layers((256, True, torch.float16))
+    assert ways(outblas.prepare(model, m=8)) == {(256, "fp16"): TORCH}
+    assert "OUTBLAS_FUSED=1" in outblas.prepare(model, m=8).products[0].reason
+    monkeypatch.setenv("OUTBLAS_FUSED", "1")
+    assert ways(outblas.prepare(model, m=8)) == {(256, "fp16"): LIBRARY}
+
+
+def test_several_numbers_of_rows_are_listed_one_after_the_other(packaged: None) -> None:
+    report = outblas.prepare(layers((256, False, torch.float16), (512, False, torch.float16)), m=(8, 16))
+    assert [one.m for one in report.products] == [8, 8, 16, 16]
+    assert {(one.m, one.n): one.way for one in report.products}[16, 256] == TORCH, "no row of 16 rows"
+
+
+def test_the_text_is_a_table_with_its_notes(packaged: None) -> None:
+    lines = str(outblas.prepare(layers((256, False, torch.float16)), m=8)).splitlines()
+    assert lines[0] == "products on h200; shares: roofline floors"
+    assert lines[1].split() == ["M", "N", "K", "dtype", "count", "share", "runs", "in", "then"]
+    assert lines[2].split() == ["8", "256", "128", "fp16", "1", "100.0%", "library", "kernel"]
+    assert lines[3] == "no CUDA GPU: nothing was tuned, compiled or loaded"
+    odd = PreparedProduct(1, 2, 3, "fp16", "gated silu", 1, 1.0, LIBRARY, "", ready=False, fused=False)
+    assert "library kernel (not loaded)  gated silu (by torch)" in str(PrepareReport("x", "y", [odd]))
+
+
+def test_merged_layers_are_one_product_with_what_follows(packaged: None) -> None:
+    model = blocks.Decoder().eval().to(torch.float16)
+    apart = outblas.prepare(model, m=8)
+    assert {(one.n, one.k, one.count) for one in apart.products} == {(32, 32, 8), (48, 32, 4), (32, 48, 2)}
+    outblas.optimize(model)
+    report = outblas.prepare(model, m=8)
+    assert sorted((one.n, one.k, one.count, one.follows) for one in report.products) == [
+        (32, 32, 2, "+ residual"), (32, 48, 2, "+ residual"), (96, 32, 2, ""), (96, 32, 2, "gated gelu_tanh"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("m", "seconds"), [(0, 0), ((), 0), ((1, -2), 0), (1, -1.0), (1, float("inf")), ("8", 0)])
+def test_wrong_arguments_are_refused(m: Any, seconds: float) -> None:
+    with pytest.raises(UsageError):
+        outblas.prepare(nn.Linear(8, 8), m=m, tune_seconds=seconds)
+
+
+def test_a_model_without_linear_layers_is_refused() -> None:
+    with pytest.raises(UsageError, match="no linear layer"):
+        outblas.prepare(nn.ReLU())
+
+
+@pytest.fixture
+def gpu(served: Served, host: Any, monkeypatch: pytest.MonkeyPatch) -> Served:
+    """A device that serves CPU tensors, and notes which kernels and algorithms it loads."""
+    served.loaded = []  # type: ignore[attr-defined]
+
+    def ready(problem: Problem, config: Any, capturing: Any = None) -> bool:
+        served.loaded.append(problem)  # type: ignore[attr-defined]
+        return problem.n != 640
+
+    monkeypatch.setattr(device_registry, "devices", {None: served, 0: served})
+    monkeypatch.setattr(served, "kernel_ready", ready)
+    monkeypatch.setattr(served, "algorithm_ready", ready)
+    return served
+
+
+def test_a_gpu_loads_every_kernel_that_is_needed(gpu: Served) -> None:
+    model = nn.Sequential(nn.Linear(128, 256, bias=False), nn.Linear(128, 640, bias=False), nn.Linear(128, 64)).half()
+    report = outblas.prepare(model, m=(8, 16))
+    assert sorted(one.mnk for one in gpu.loaded) == ["16_256_128", "16_640_128", "8_256_128", "8_640_128"]  # type: ignore[attr-defined]
+    assert {(one.n, one.ready) for one in report.products} == {(256, True), (640, False), (64, None)}
+    assert report.basis == "the ranking model" and report.notes == []
+
+
+def test_a_gpu_finds_the_algorithms_that_the_library_names(gpu: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    from outblas.dispatch.decide import Decision
+
+    decision = Decision(None, Problem(8, 256, 128), "the fastest rival", "algorithm 7")
+    monkeypatch.setattr(gpu, "decide", lambda a, b, out, launch: decision)
+    (one,) = outblas.prepare(nn.Linear(128, 256, bias=False).half(), m=8).products
+    assert (one.way, one.ready) == (ALGORITHM, True) and gpu.loaded == [Problem(8, 256, 128)]  # type: ignore[attr-defined]
+
+
+def test_a_gpu_compiles_the_fused_kernels_of_an_optimised_model(gpu: Served, host: Any) -> None:
+    model = blocks.Decoder().eval().to(torch.float16)
+    outblas.optimize(model)
+    report = outblas.prepare(model, m=8)
+    assert {one.follows: one.fused for one in report.products} == {
+        "": None,
+        "gated gelu_tanh": True,
+        "+ residual": True,
+    }
+    launched = host.launched
+    with torch.no_grad():
+        model(blocks.rows(1, 8, dtype=torch.float16))
+    assert launched == 3, "each kind ran once"
+    assert host.launched == launched + 2 * 3 and host.status()["being_compiled"] == 0
+
+
+def test_a_gpu_tunes_what_no_library_lists(gpu: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    tuned: list[Any] = []
+    monkeypatch.setattr(gpu, "library", Library("h200", (ROWS[256],)))
+    monkeypatch.setattr(tune_captured, "tune_counts", lambda *given: (tuned.append(given), Path("mine.json"))[1])
+    renewed: list[Any] = []
+    monkeypatch.setattr(device_registry, "replace_library", lambda library, index: renewed.append((library, index)))
+    model = nn.Sequential(*[nn.Linear(128, n, bias=False) for n in (256, 640, 640)]).half()
+    report = outblas.prepare(model, m=8, tune_seconds=30)
+    (counts, where, seconds, command), *more = tuned
+    assert not more and counts == {Problem(8, 640, 128): 2} and str(where) == "cuda:0"
+    assert seconds == 30 and command == "outblas.prepare" and renewed == [(None, 0)]
+    assert report.notes == ["tuned: 1 problems within 30 s, winners in mine.json"]
+    assert outblas.prepare(model[0], m=8, tune_seconds=30).notes == ["not tuned: the library lists every product"]
+
+
+def test_without_a_gpu_nothing_is_tuned(packaged: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tune_captured, "tune_counts", lambda *given: pytest.fail("tuned"))
+    assert "no CUDA GPU" in outblas.prepare(layers((640, False, torch.float16)), m=8, tune_seconds=5).notes[0]
+
+
+def test_counts_are_tuned_by_their_share_into_the_users_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from outblas.runtime.device import Device
+    from outblas.search.tune_run import RunFiles, TuneOutcome
+
+    small, large = Problem(8, 256, 128), Problem(4096, 4096, 4096)
+    requests: list[Any] = []
+
+    def run_tune(request: Any, progress: Any) -> Any:
+        requests.append(request)
+        library = Library("h200", tuple(LibraryRow(one) for one in request.problems))
+        return TuneOutcome(library, RunFiles(tmp_path), library, len(request.problems))
+
+    about = {"gpu": "NVIDIA H200", "driver": "580.1", "toolchain": {"nvrtc": "13.0", "outblas": "0"}}
+    monkeypatch.setattr(tune_captured, "gpu_of_device", lambda index: H200)
+    monkeypatch.setattr(tune_captured, "run_tune", run_tune)
+    monkeypatch.setattr(tune_captured, "provenance_of", lambda run: about)
+    monkeypatch.setenv("OUTBLAS_LIBRARY", str(tmp_path / "mine.json"))
+    path = tune_captured.tune_counts({small: 3, large: 1}, Device(gpu_index=0), 30.0, "outblas.prepare")
+    (request,) = requests
+    assert list(request.problems) == [large, small], "the largest share first"
+    assert request.seconds == 30 and request.budgets[large] > request.budgets[small] == 4
+    assert path == tmp_path / "mine.json" and len(Library.load(path).rows) == 2

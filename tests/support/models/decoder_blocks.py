@@ -1,0 +1,230 @@
+"""Small decoders in other spellings than transformers', and counts of what a call of one computes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from support.operator_counts import OperatorCounts
+
+HIDDEN, HEADS = 32, 4
+ODD = 7
+
+
+class Attention(nn.Module):
+    """Names that no library uses, sizes by ``size()``, and one output."""
+
+    def __init__(self, bias: bool = False) -> None:
+        super().__init__()
+        self.ask, self.key, self.worth = (nn.Linear(HIDDEN, HIDDEN, bias=bias) for _ in range(3))
+        self.out = nn.Linear(HIDDEN, HIDDEN, bias=bias)
+        self.size = HIDDEN // HEADS
+
+    def forward(self, x: Any) -> Any:
+        batch, tokens, _ = x.size()
+        q = self.ask(x).view(batch, tokens, -1, self.size).transpose(1, 2)
+        k = self.key(x).view(batch, tokens, -1, self.size).transpose(1, 2)
+        v = self.worth(x).view(batch, tokens, -1, self.size).transpose(1, 2)
+        y = F.scaled_dot_product_attention(q, k, v)
+        return self.out(y.transpose(1, 2).reshape(batch, tokens, -1))
+
+
+class SpelledOut(nn.Module):
+    """A gate in several statements, by a function of torch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(HIDDEN, 48), nn.Linear(HIDDEN, 48)
+        self.back = nn.Linear(48, HIDDEN)
+
+    def forward(self, x: Any) -> Any:
+        left = self.one(x)
+        right = self.two(x)
+        left = F.gelu(left, approximate="tanh")
+        return self.back(right * left)
+
+
+class Layer(nn.Module):
+    """Both behind norms; one sum has the residual on the right."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention, self.mlp = Attention(), SpelledOut()
+        self.norm = nn.LayerNorm(HIDDEN)
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, x: Any) -> Any:
+        x = x + self.drop(self.attention(self.norm(x)))
+        kept = x
+        x = self.mlp(self.norm(x))
+        return x + kept
+
+
+class Decoder(nn.Module):
+    """Two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Layer() for _ in range(2))
+
+    def forward(self, x: Any) -> Any:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+class TwoInputs(nn.Module):
+    """Layers of different inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(HIDDEN, HIDDEN), nn.Linear(HIDDEN, HIDDEN)
+
+    def forward(self, x: Any) -> Any:
+        y = x.tanh()
+        return self.a(x).view(*x.shape[:-1], -1, 8), self.b(y).view(*x.shape[:-1], -1, 8)
+
+
+class Mixes(nn.Module):
+    """Its outputs go where a part of a wider matrix cannot go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(HIDDEN, HIDDEN), nn.Linear(HIDDEN, HIDDEN)
+
+    def forward(self, x: Any) -> Any:
+        return self.a(x).view(-1, 8), self.b(x).view(-1, 8)
+
+
+class Branches(nn.Module):
+    """A layer that runs under a condition."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(HIDDEN, HIDDEN), nn.Linear(HIDDEN, HIDDEN)
+
+    def forward(self, x: Any, more: bool = False) -> Any:
+        y = self.a(x).view(*x.shape[:-1], -1, 8)
+        if more:
+            y = self.b(x).view(*x.shape[:-1], -1, 8)
+        return y
+
+
+class InPlace(nn.Module):
+    """Changes its input between two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(HIDDEN, HIDDEN), nn.Linear(HIDDEN, HIDDEN)
+
+    def forward(self, x: Any) -> Any:
+        y = self.a(x).view(*x.shape[:-1], -1, 8)
+        x.mul_(2)
+        return y, self.b(x).view(*x.shape[:-1], -1, 8)
+
+
+def _double(x: Any) -> Any:
+    return x.mul_(2)
+
+
+class HiddenInPlace(nn.Module):
+    """A function changes the input between two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(HIDDEN, HIDDEN), nn.Linear(HIDDEN, HIDDEN)
+
+    def forward(self, x: Any) -> Any:
+        y = self.a(x).view(*x.shape[:-1], -1, 8)
+        _double(x)
+        return y, self.b(x).view(*x.shape[:-1], -1, 8)
+
+
+class ReadsTwice(nn.Module):
+    """A gate that something else reads, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(HIDDEN, HIDDEN), nn.Linear(HIDDEN, HIDDEN)
+
+    def forward(self, x: Any) -> Any:
+        gate = F.silu(self.a(x))
+        return gate * self.b(x) + gate
+
+
+class LateResidual(nn.Module):
+    """The residual does not exist before the child is called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mlp = SpelledOut()
+
+    def forward(self, x: Any) -> Any:
+        y = self.mlp(x)
+        z = x * 2
+        return z + y
+
+
+def decoder(dtype: Any = torch.float32) -> nn.Module:
+    """Return a decoder with the same random weights every time."""
+    torch.manual_seed(0)
+    return Decoder().eval().to(dtype)
+
+
+def rows(*leading: int, dtype: Any = torch.float32, seed: int = 0) -> Any:
+    """Return random rows (*leading, HIDDEN)."""
+    return torch.randn(*leading, HIDDEN, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def counted(call: Any, *arguments: Any, **keywords: Any) -> tuple[Any, Counter[str]]:
+    """Return what a call without gradients returns, and the counts of ATen's operators in it."""
+    with torch.no_grad(), OperatorCounts() as seen:
+        result = call(*arguments, **keywords)
+    return result, seen.counts
+
+
+def products(counts: Counter[str]) -> int:
+    """Return the number of matrix products, attention aside."""
+    return sum(counts[name] for name in ("mm", "addmm", "linear"))
+
+
+class ChildInPlace(nn.Module):
+    """A child changes the input between two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(HIDDEN, HIDDEN), nn.Linear(HIDDEN, HIDDEN)
+        self.act = nn.ReLU(inplace=True)
+
+    def forward(self, x: Any) -> Any:
+        y = self.a(x).view(*x.shape[:-1], -1, 8)
+        self.act(x)
+        return y, self.b(x).view(*x.shape[:-1], -1, 8)
+
+
+class Private(nn.Module):
+    """Names of layers that Python writes otherwise inside a class."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.__a, self.b = nn.Linear(HIDDEN, HIDDEN), nn.Linear(HIDDEN, HIDDEN)
+
+    def forward(self, x: Any) -> Any:
+        return self.__a(x).view(*x.shape[:-1], -1, 8), self.b(x).view(*x.shape[:-1], -1, 8)
+
+
+class Conditional(nn.Module):
+    """A residual is added in a branch only, and returned early otherwise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mlp = SpelledOut()
+
+    def forward(self, x: Any, more: bool = True) -> Any:
+        if not more:
+            return self.mlp(x)
+        return x + self.mlp(x)
