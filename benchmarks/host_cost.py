@@ -38,7 +38,8 @@ from outblas.dispatch import native
 from outblas.dispatch.matmul import matmul, status, use_library
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
-from outblas.records.library import Library, LibraryChoice, LibraryRow
+from outblas.records.library import Library
+from outblas.records.library_row import LibraryChoice, LibraryRow
 from outblas.records.provenance import collect_provenance
 from outblas.runtime.cublas import CublasLt, describe
 from outblas.runtime.device import gpu_of_device

@@ -36,7 +36,8 @@ from outblas.core.suites import sample, suite
 from outblas.judge.baselines import make_baselines
 from outblas.judge.reference import b_as_k_by_n
 from outblas.judge.rounds import speedup
-from outblas.records.library import Library, LibraryRow
+from outblas.records.library import Library
+from outblas.records.library_row import LibraryRow
 from outblas.records.provenance import collect_provenance
 
 H200 = packaged_gpu("h200")

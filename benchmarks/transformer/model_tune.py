@@ -21,7 +21,8 @@ import outblas
 from outblas.core.config import config_name
 from outblas.core.errors import DeviceError
 from outblas.records.captured_products import CapturedProducts
-from outblas.records.library import Library, LibraryRow
+from outblas.records.library import Library
+from outblas.records.library_row import LibraryRow
 from outblas.records.user_library import LIBRARY_VARIABLE
 from outblas.search.tune_run import RunFiles, provenance_of
 

@@ -19,7 +19,8 @@ from outblas.adapt.prepare_report import ALGORITHM, LIBRARY, TORCH, UNLISTED, Pr
 from outblas.core.errors import UsageError
 from outblas.core.problem import Problem
 from outblas.dispatch import device_registry
-from outblas.records.library import Library, LibraryChoice, LibraryRow
+from outblas.records.library import Library
+from outblas.records.library_row import LibraryChoice, LibraryRow
 from support.fused_fixture import host_fixture  # noqa: F401
 from support.gpus.known import H200
 from support.models import decoder_blocks as blocks

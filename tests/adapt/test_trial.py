@@ -18,7 +18,8 @@ from outblas.cli.documents import TryDocument
 from outblas.core.problem import Problem
 from outblas.dispatch import enable
 from outblas.records.captured_products import CapturedProduct, CapturedProducts
-from outblas.records.library import Library, LibraryRow
+from outblas.records.library import Library
+from outblas.records.library_row import LibraryRow
 from outblas.runtime import device
 from support.cli_fixture import assert_refused, outblas
 from support.gpus.known import H200

@@ -21,7 +21,8 @@ from outblas.publish.html.tune_page import render
 from outblas.publish.tables.all_rows_table import markdown_table
 from outblas.publish.tables.publish_results import Measured, picture_text
 from outblas.records.averages import launch_columns, launch_label, launch_of_row
-from outblas.records.library import Library, LibraryChoice, LibraryRow, choose_kernel
+from outblas.records.library import Library
+from outblas.records.library_row import LibraryChoice, LibraryRow, choose_kernel
 from outblas.records.library_tables import is_bench_of, merge_rows
 from outblas.records.results import Result, read_result, write_result
 from outblas.records.summary import summarise

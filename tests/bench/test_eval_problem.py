@@ -19,7 +19,8 @@ from outblas.kernels.catalogue import candidates
 from outblas.kernels.cost.cost_model import rank
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.legality import why_illegal
-from outblas.records.library import Library, LibraryChoice, LibraryRow
+from outblas.records.library import Library
+from outblas.records.library_row import LibraryChoice, LibraryRow
 from support.fake_gpu import BASELINES_US, FakeGpu, install, time_us, timing
 from support.gpus.known import H200
 

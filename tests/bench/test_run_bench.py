@@ -19,7 +19,8 @@ from outblas.core.rivals import RIVALS
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.records.averages import published_us
-from outblas.records.library import Library, LibraryChoice, LibraryRow
+from outblas.records.library import Library
+from outblas.records.library_row import LibraryChoice, LibraryRow
 from outblas.records.results import Result, read_result
 from outblas.records.summary import summarise
 from support.fake_gpu import BASELINES_US, STATE, FakeEvaluator, FakeGpu, install, time_us

@@ -13,7 +13,8 @@ from outblas.core.evaluation import Speedup
 from outblas.core.problem import Problem
 from outblas.judge.baselines import make_baselines
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
-from outblas.records.library import Library, LibraryChoice, LibraryRow
+from outblas.records.library import Library
+from outblas.records.library_row import LibraryChoice, LibraryRow
 from outblas.records.results import read_result, write_result
 from outblas.records.summary import summarise
 from support.fake_gpu import PROVENANCE, timing

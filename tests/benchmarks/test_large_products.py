@@ -13,7 +13,8 @@ from outblas.bench import run_bench
 from outblas.core.suites import block_problems, suite
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.publish.tables.notes import LARGE_FORMAT
-from outblas.records.library import Library, LibraryChoice, LibraryRow
+from outblas.records.library import Library
+from outblas.records.library_row import LibraryChoice, LibraryRow
 from support.fake_gpu import install
 
 KERNEL = LibraryChoice(Sm90WgmmaConfig(128, 256, consumers=2), 1.1, 1.0, 1.2)

@@ -19,7 +19,8 @@ import outblas
 from outblas.core.errors import DeviceError
 from outblas.dispatch import enable, linear
 from outblas.records.captured_products import CapturedProducts
-from outblas.records.library import Library, LibraryChoice, LibraryRow
+from outblas.records.library import Library
+from outblas.records.library_row import LibraryChoice, LibraryRow
 from outblas.records.user_library import LIBRARY_VARIABLE
 from outblas.search.tune_run import RunFiles
 from support.fused_fixture import host_fixture  # noqa: F401

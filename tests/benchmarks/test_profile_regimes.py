@@ -20,7 +20,8 @@ from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.kernels.legality import why_illegal
 from outblas.publish.tables.counter_table import counters_table, counters_text, read_counters, short_name
 from outblas.publish.tables.publish_results import check_published, publish
-from outblas.records.library import Library, LibraryChoice, LibraryRow
+from outblas.records.library import Library
+from outblas.records.library_row import LibraryChoice, LibraryRow
 from outblas.runtime import ncu
 from support.fake_gpu import PROVENANCE
 from support.gpus.known import H200

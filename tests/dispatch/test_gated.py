@@ -25,7 +25,8 @@ from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.kernels.legality import why_illegal
 from outblas.kernels.source import make_source
-from outblas.records.library import Library, LibraryChoice, LibraryRow
+from outblas.records.library import Library
+from outblas.records.library_row import LibraryChoice, LibraryRow
 from outblas.runtime.cubin import CubinCache
 from outblas.runtime.fused_launch import Extra, FusedKernel
 from support.fused_fixture import KERNELS, OnTheHost, host_fixture

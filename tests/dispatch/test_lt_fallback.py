@@ -16,7 +16,8 @@ from outblas.dispatch.device_state import DeviceState
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.kernels.geometry_terms import COUNTERS_BYTES
-from outblas.records.library import Library, LibraryChoice, LibraryRow
+from outblas.records.library import Library
+from outblas.records.library_row import LibraryChoice, LibraryRow
 from outblas.runtime import cublaslt
 from outblas.runtime.cublas import WORKSPACE_BYTES
 from outblas.runtime.cublaslt import LtAlgorithms

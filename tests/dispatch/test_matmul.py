@@ -18,7 +18,8 @@ from outblas.dispatch.decide import Decision, Operand, decide
 from outblas.dispatch.matmul import explain, matmul
 from outblas.dispatch.promises import launch_of_option, option_of
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
-from outblas.records.library import Library, LibraryChoice, LibraryRow
+from outblas.records.library import Library
+from outblas.records.library_row import LibraryChoice, LibraryRow
 from outblas.runtime.overlap import may_overlap
 from support.dispatch_fixture import (
     DEPENDENT,

@@ -17,7 +17,8 @@ from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.kernels.families.sm90_wgmma_launch import tensor_boxes
 from outblas.kernels.geometry import geometry, grid
 from outblas.kernels.source import kernel_kind
-from outblas.records.library import Library, LibraryChoice, LibraryRow
+from outblas.records.library import Library
+from outblas.records.library_row import LibraryChoice, LibraryRow
 from outblas.runtime import launch
 from outblas.runtime.launch import PreparedLaunch
 from support.gpus.known import H200

@@ -17,7 +17,8 @@ from outblas.core.problem import Problem
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.publish.export.exported_files import export
 from outblas.publish.export.target import Target, find_target
-from outblas.records.library import Library, LibraryChoice, LibraryRow
+from outblas.records.library import Library
+from outblas.records.library_row import LibraryChoice, LibraryRow
 from outblas.runtime.device import gpu_of_device
 
 pytestmark = pytest.mark.gpu

@@ -21,7 +21,8 @@ from outblas.dispatch.device_state import DeviceState, load_kernel
 from outblas.judge.fused_gates import worst_fused_error
 from outblas.kernels.epilogue import ACTIVATIONS, Epilogue
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
-from outblas.records.library import Library, LibraryChoice, LibraryRow
+from outblas.records.library import Library
+from outblas.records.library_row import LibraryChoice, LibraryRow
 from outblas.runtime.device import gpu_of_device
 from outblas.runtime.fused_launch import Extra
 from support.fused_gpu_fixture import (  # noqa: F401

@@ -24,7 +24,8 @@ from outblas.judge.reference import Reference
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.kernels.geometry import workspace_bytes
 from outblas.kernels.legality import why_illegal
-from outblas.records.library import Library, LibraryChoice, LibraryRow
+from outblas.records.library import Library
+from outblas.records.library_row import LibraryChoice, LibraryRow
 from outblas.runtime.cublas import CublasLt, describe
 from outblas.runtime.device import gpu_of_device
 from support.gpus.known import H200

@@ -23,7 +23,8 @@ from outblas.dispatch.tensors import operand
 from outblas.judge.reference import Reference
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
-from outblas.records.library import Library, LibraryChoice, LibraryRow
+from outblas.records.library import Library
+from outblas.records.library_row import LibraryChoice, LibraryRow
 from outblas.runtime.device import gpu_of_device
 
 pytestmark = pytest.mark.gpu

@@ -25,7 +25,8 @@ from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.kernels.kernel_hash import kernels_sha
 from outblas.kernels.source import make_source
-from outblas.records.library import Library, LibraryChoice, LibraryRow
+from outblas.records.library import Library
+from outblas.records.library_row import LibraryChoice, LibraryRow
 from outblas.runtime import packaged_cubins
 from outblas.runtime.cubin_pack import pack_bytes, pack_key
 from outblas.runtime.device import gpu_of_device

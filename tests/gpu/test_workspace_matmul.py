@@ -20,7 +20,8 @@ from outblas.dispatch import device_registry, native, native_table
 from outblas.dispatch.device_state import DeviceState, load_kernel
 from outblas.judge.reference import Reference
 from outblas.kernels.geometry import workspace_bytes
-from outblas.records.library import Library, LibraryChoice, LibraryRow
+from outblas.records.library import Library
+from outblas.records.library_row import LibraryChoice, LibraryRow
 from outblas.runtime import graph_workspace
 from outblas.runtime.device import gpu_of_device
 from outblas.runtime.driver import capture_graph, check, driver

@@ -23,7 +23,8 @@ from outblas.learn import any_shape
 from outblas.learn.any_shape import AnyShapeModel, is_left_to_cublas, is_vector_product, network_inputs, shape_features
 from outblas.learn.policy import Policy
 from outblas.learn.posterior import Regressor
-from outblas.records.library import Library, LibraryChoice, LibraryRow
+from outblas.records.library import Library
+from outblas.records.library_row import LibraryChoice, LibraryRow
 from support.gpus.known import H200
 
 FAST, SCALAR = Sm90WgmmaConfig(128, 128, stages=4, consumers=2), Sm80MmaConfig(64, 64, 64, 3, 2, 4, vec=1)

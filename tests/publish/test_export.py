@@ -25,7 +25,8 @@ from outblas.publish.export.cpp import checking_program, launch_header
 from outblas.publish.export.cuda_source import inline_includes, standalone
 from outblas.publish.export.exported_files import export
 from outblas.publish.export.target import Target, find_target
-from outblas.records.library import Library, LibraryChoice, LibraryRow
+from outblas.records.library import Library
+from outblas.records.library_row import LibraryChoice, LibraryRow
 from outblas.runtime.nvrtc import compile_source
 from outblas.runtime.sass import _code_sections
 from support.gpus.known import H200

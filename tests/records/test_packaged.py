@@ -30,7 +30,8 @@ from outblas.learn.train.policy_quality import recorded_searches, search_qualiti
 from outblas.publish.tables.notes import count_replaced_rows, notes_of_replaced
 from outblas.publish.tables.publish_results import Measured, check_published, generated_blocks
 from outblas.records.averages import launch_of_row, table_label
-from outblas.records.library import LEVEL_ABOVE, Library
+from outblas.records.library import Library
+from outblas.records.library_row import LEVEL_ABOVE
 from outblas.records.library_tables import kernels_since
 from outblas.records.recording import Recording
 from outblas.records.recording_files import STATUS_CODES

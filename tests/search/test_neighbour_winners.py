@@ -10,8 +10,9 @@ from outblas.core.problem import Problem
 from outblas.kernels.families.registry import FAMILIES
 from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
-from outblas.records.library import Library, LibraryChoice
-from outblas.records.library import LibraryRow as LibraryRow
+from outblas.records.library import Library
+from outblas.records.library_row import LibraryChoice
+from outblas.records.library_row import LibraryRow as LibraryRow
 from outblas.search.neighbour_winners import neighbour_winners
 from outblas.search.refine import winners
 from support.gpus.known import H200

@@ -10,7 +10,8 @@ import pytest
 from outblas.core.errors import RecordError
 from outblas.core.evaluation import Evaluation, Status
 from outblas.core.roofline import floor_us, regime
-from outblas.records.library import Library, LibraryChoice, LibraryRow, choose_kernel
+from outblas.records.library import Library
+from outblas.records.library_row import LibraryChoice, LibraryRow, choose_kernel
 from outblas.records.replay import ReplayEvaluator
 from outblas.records.store import Store
 from outblas.search.tune_result import result_rows

@@ -10,7 +10,8 @@ from outblas.core.problem import Problem
 from outblas.dispatch.decide import Operand
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
-from outblas.records.library import Library, LibraryChoice, LibraryRow
+from outblas.records.library import Library
+from outblas.records.library_row import LibraryChoice, LibraryRow
 
 PLAIN, DEPENDENT = Sm90WgmmaConfig(64, 64), Sm90WgmmaConfig(64, 64, pdl=True)
 SCALAR = Sm80MmaConfig(64, 64, vec=1)

@@ -16,7 +16,7 @@ pytest.importorskip("transformers", reason="transformers is not installed: pip i
 from outblas.core.problem import Problem
 from outblas.dispatch import enable, fused
 from outblas.dispatch.enable import Switch
-from outblas.records.library import LibraryChoice, LibraryRow
+from outblas.records.library_row import LibraryChoice, LibraryRow
 from support.fused_fixture import host_fixture  # noqa: F401
 from support.helpers import ROOT
 from support.served_fixture import ANY, Everything, Served, served_fixture  # noqa: F401

@@ -15,7 +15,8 @@ from outblas.dispatch import device_registry, native_table
 from outblas.dispatch.decide import Decision
 from outblas.dispatch.device_state import DeviceState
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
-from outblas.records.library import Library, LibraryChoice, LibraryRow
+from outblas.records.library import Library
+from outblas.records.library_row import LibraryChoice, LibraryRow
 from support.gpus.known import H200
 
 torch = pytest.importorskip("torch")

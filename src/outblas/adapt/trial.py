@@ -10,7 +10,7 @@ from typing import Protocol
 from outblas.adapt.program_run import ProgramRun
 from outblas.core.errors import UsageError
 from outblas.core.stats import MIN_ROUNDS, bootstrap_median, paired_speedup
-from outblas.records.library import INSTALL_ABOVE
+from outblas.records.library_row import INSTALL_ABOVE
 
 #: Called with (runs done, all runs) after each run.
 Progress = Callable[[int, int], None]
@@ -50,7 +50,7 @@ class TrialResult:
     def keep(self) -> bool:
         """True if OutBLAS was on and the lower bound of the speed-up clears 1.01.
 
-        The bound is that of the library (:data:`outblas.records.library.INSTALL_ABOVE`).
+        The bound is that of the library (:data:`outblas.records.library_row.INSTALL_ABOVE`).
         """
         return not self.reason and self.speedup[1] > INSTALL_ABOVE
 

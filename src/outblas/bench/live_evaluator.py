@@ -237,8 +237,8 @@ class LiveEvaluator(Evaluator):
         torch.matmul.
 
         Args:
-            fallbacks: problem -> algorithm (:attr:`outblas.records.library.LibraryRow.fallback`), or an empty text. A
-                problem that is in no call has no such baseline.
+            fallbacks: problem -> algorithm (:attr:`outblas.records.library_row.LibraryRow.fallback`), or an empty text.
+                A problem that is in no call has no such baseline.
         """
         self._fallbacks.update(fallbacks)
 

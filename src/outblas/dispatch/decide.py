@@ -15,7 +15,8 @@ from outblas.core.problem import ROW_ALIGN_BYTES, Problem, row_major
 from outblas.core.roofline import OLDEST_ARCH, Gpu
 from outblas.kernels.families.registry import FAMILIES
 from outblas.kernels.legality import why_illegal
-from outblas.records.library import Library, LibraryChoice, LibraryRow
+from outblas.records.library import Library
+from outblas.records.library_row import LibraryChoice, LibraryRow
 
 #: Chooses a kernel for a problem on a GPU, with its predicted speed-up over torch.matmul; None: leave it to torch.
 Choose = Callable[[Problem, Gpu], LibraryChoice | None]

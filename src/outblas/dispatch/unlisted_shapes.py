@@ -14,7 +14,7 @@ from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
 from outblas.core.switches import is_off
 from outblas.dispatch.decide import Choose
-from outblas.records.library import LibraryChoice
+from outblas.records.library_row import LibraryChoice
 
 #: Set to ``0``, it leaves such problems to torch.
 ANY_SHAPE_VARIABLE = "OUTBLAS_ANY_SHAPE"

@@ -17,9 +17,7 @@ from numpy.typing import NDArray
 from outblas.core.config import KernelConfig, config_name, knob_schema
 from outblas.core.errors import UsageError
 from outblas.core.gpu_records import reference_gpu
-from outblas.core.problem import Problem
-from outblas.core.roofline import Gpu
-from outblas.kernels.catalogue import candidates, catalogue
+from outblas.kernels.catalogue import catalogue
 from outblas.kernels.families.registry import FAMILIES, knobs_by_name
 from outblas.kernels.legality import why_illegal
 
@@ -108,19 +106,6 @@ class Knobs:
         row: NDArray[np.bool_] = self._has[self._place[0][config.family]]
         return row
 
-    def mask(self, vectors: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return bool[sum of nvec], knob after knob: True for each choice that occurs in one of the vectors.
-
-        Knob i takes nvec[i] entries. Without vectors, all entries are False.
-
-        Args:
-            vectors: int64[n, knobs], rows as from :meth:`encode`.
-        """
-        found = np.zeros(int(self.nvec.sum()), np.bool_)
-        starts = np.concatenate(([0], np.cumsum(self.nvec)[:-1]))
-        found[(vectors + starts).ravel()] = True
-        return found
-
 
 @functools.cache
 def all_knobs() -> Knobs:
@@ -163,19 +148,3 @@ def knobs_of(configs: Sequence[KernelConfig], more: Mapping[str, Sequence[int]] 
         values = (*listed, *sorted(numbers - set(listed))) or (0,)
         knobs.append(KnobChoices(name, values, tuple(schema)))
     return Knobs(knobs)
-
-
-def all_legal_configs(problem: Problem, gpu: Gpu) -> list[KernelConfig]:
-    """Return every legal config of the pool and of the candidates for a problem, without duplicates.
-
-    Pool kernels come first, without and with ``pdl``; then the candidates, with their twins with ``early`` or ``even``.
-    Last come the twins with ``early`` of all that have ``pdl``. Pool kernels that are no candidates have no ``even``
-    twin.
-
-    Args:
-        problem: the problem.
-        gpu: the GPU.
-    """
-    kernels = dict.fromkeys((*catalogue("pool"), *candidates(problem, gpu, early=True, even=True)))
-    early = (config.with_knobs(early=True) for config in kernels if config.pdl)
-    return [c for c in dict.fromkeys((*kernels, *early)) if why_illegal(problem, c, gpu) is None]

@@ -34,7 +34,7 @@ from outblas.kernels.legality import why_illegal
 from outblas.learn.features import candidate_features
 from outblas.learn.policy import Policy
 from outblas.learn.posterior import Features, Regressor
-from outblas.records.library import LibraryChoice
+from outblas.records.library_row import LibraryChoice
 
 FORMAT = 1
 #: torch computes a product whose N and K are multiples of the first and whose floor exceeds the second (us).

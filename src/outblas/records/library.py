@@ -22,15 +22,9 @@ from outblas.core.errors import RecordError
 from outblas.core.files import json_text, write_json
 from outblas.core.plain_files import read_plain_file
 from outblas.core.problem import Problem
-from outblas.records.library_file import FORMAT as FORMAT
 from outblas.records.library_file import LibraryContent, library_to_json, parse_content
 from outblas.records.library_interval import IntervalIndex, LibraryInterval
-from outblas.records.library_row import INSTALL_ABOVE as INSTALL_ABOVE
-from outblas.records.library_row import LEVEL_ABOVE as LEVEL_ABOVE
-from outblas.records.library_row import LibraryChoice as LibraryChoice
-from outblas.records.library_row import LibraryRow as LibraryRow
-from outblas.records.library_row import choose_kernel as choose_kernel
-from outblas.records.library_row import runs_instead_of_torch as runs_instead_of_torch
+from outblas.records.library_row import LibraryRow
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,9 @@ from outblas.core.evaluation import Status
 from outblas.core.problem import Problem
 from outblas.core.suites import Table
 from outblas.records.averages import launch_of_row
-from outblas.records.library import Library, LibraryChoice
-from outblas.records.library import LibraryRow as LibraryRow
+from outblas.records.library import Library
+from outblas.records.library_row import LibraryChoice
+from outblas.records.library_row import LibraryRow as LibraryRow
 from outblas.records.results import read_result
 
 

@@ -20,8 +20,9 @@ from outblas.core.errors import OutblasError, RecordError, UsageError
 from outblas.core.files import lock_for_update, user_data_folder
 from outblas.records.equal_kernels import EqualKernels, KernelRelease
 from outblas.records.interval_merge import overlay_intervals, replace_intervals
-from outblas.records.library import Library, LibraryRow
+from outblas.records.library import Library
 from outblas.records.library_interval import LibraryInterval
+from outblas.records.library_row import LibraryRow
 
 LIBRARY_VARIABLE = "OUTBLAS_LIBRARY"
 #: Field of a stamp -> its name in messages.

@@ -42,7 +42,8 @@ from outblas.kernels.legality import why_illegal
 from outblas.learn.any_shape import AnyShapeModel
 from outblas.learn.train.fit_any_shape import general_kernels
 from outblas.learn.train.fit_any_shape_run import SLOW, export
-from outblas.records.library import Library, LibraryRow
+from outblas.records.library import Library
+from outblas.records.library_row import LibraryRow
 from outblas.records.provenance import collect_provenance
 from outblas.records.results import read_result, write_result
 from outblas.records.store import Store

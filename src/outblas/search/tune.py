@@ -16,7 +16,8 @@ from outblas.core.evaluation import Evaluation, Status
 from outblas.core.evaluator import Evaluator
 from outblas.core.problem import Problem
 from outblas.core.rivals import LT_AUTO, LT_HEURISTIC, fastest_baseline
-from outblas.records.library import Library, LibraryRow, choose_kernel, runs_instead_of_torch
+from outblas.records.library import Library
+from outblas.records.library_row import LibraryRow, choose_kernel, runs_instead_of_torch
 from outblas.records.store import Store
 from outblas.search.agents.base import Agent
 

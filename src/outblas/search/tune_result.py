@@ -10,8 +10,9 @@ from outblas.core.evaluation import Evaluation, Status
 from outblas.core.evaluator import Evaluator
 from outblas.core.roofline import floor_us, regime
 from outblas.records.averages import launch_columns
-from outblas.records.library import Library, LibraryChoice
-from outblas.records.library import LibraryRow as LibraryRow
+from outblas.records.library import Library
+from outblas.records.library_row import LibraryChoice
+from outblas.records.library_row import LibraryRow as LibraryRow
 from outblas.records.results import COLUMNS, Row
 from outblas.records.store import Store
 

@@ -11,7 +11,8 @@ from outblas.core.errors import DeviceError, UsageError
 from outblas.core.problem import Problem
 from outblas.core.roofline import floor_us
 from outblas.kernels.custom.free_kernel import FreeKernel
-from outblas.records.library import Library, LibraryChoice
+from outblas.records.library import Library
+from outblas.records.library_row import LibraryChoice
 from outblas.runtime.ncu import find_ncu
 from outblas.tool_server.counter_profile import profiled_counters
 from outblas.tool_server.kernel_folder import listed

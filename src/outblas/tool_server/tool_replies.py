@@ -13,7 +13,7 @@ from outblas.kernels.custom.free_kernel import FreeKernel
 from outblas.kernels.geometry import launch_smem
 from outblas.llm.compact import write_config
 from outblas.llm.feedback import clipped, kind_of
-from outblas.records.library import INSTALL_ABOVE, choose_kernel
+from outblas.records.library_row import INSTALL_ABOVE, choose_kernel
 from outblas.tool_server.sourced_evaluation import SourcedEvaluation
 
 #: Counters that a compilation gives.

@@ -13,7 +13,8 @@ from outblas.core.gpu_records import gpu_of_product
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
 from outblas.core.suites import Table
-from outblas.records.library import Library, LibraryChoice, LibraryRow
+from outblas.records.library import Library
+from outblas.records.library_row import LibraryChoice, LibraryRow
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from outblas.core.suites import BLOCK_FLOP, Table
 from outblas.kernels.catalogue import launch_options
 from outblas.kernels.config_text import config_from_name
 from outblas.kernels.legality import why_illegal
-from outblas.records.library import LibraryRow
+from outblas.records.library_row import LibraryRow
 from outblas.records.library_tables import rows_of_table
 from outblas.runtime.device import gpu_of_device
 from outblas.search.build_library.build_searches import earlier_searches

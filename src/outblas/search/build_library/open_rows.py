@@ -14,7 +14,7 @@ from outblas.kernels.families.registry import FAMILIES
 from outblas.kernels.legality import why_illegal
 from outblas.kernels.neighbours import neighbours
 from outblas.kernels.pool import pool
-from outblas.records.library import LibraryRow
+from outblas.records.library_row import LibraryRow
 from outblas.runtime.device import gpu_of_device
 from outblas.search.agents.base import interleave
 from outblas.search.build_library.build_searches import second_search

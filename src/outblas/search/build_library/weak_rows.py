@@ -11,7 +11,7 @@ from outblas.core.suites import Table
 from outblas.kernels.catalogue import first_search_candidates, launch_options, special_candidates, with_launch
 from outblas.kernels.families.registry import FAMILIES
 from outblas.kernels.legality import why_illegal
-from outblas.records.library import LibraryRow
+from outblas.records.library_row import LibraryRow
 from outblas.records.library_tables import rows_of_table
 from outblas.runtime.device import gpu_of_device
 from outblas.search.agents.transfer import Transfer
