@@ -23,6 +23,7 @@ from outblas.core.problem import Problem  # noqa: E402
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig  # noqa: E402
 from outblas.kernels.kernel_space import KernelSpace  # noqa: E402
 from outblas.kernels.knobs import all_knobs  # noqa: E402
+from outblas.learn.features import PROBLEM_FEATURES  # noqa: E402
 from outblas.learn.knob_policy import KnobPolicy, KnobView, SearchState  # noqa: E402
 from outblas.learn.train import train_knobs as module  # noqa: E402
 from outblas.learn.train.knob_quality import knob_search_qualities, knob_searches  # noqa: E402
@@ -84,7 +85,8 @@ def test_numpy_and_torch_score_alike() -> None:
     network = MaskableActorCriticPolicy(
         box, choices, lambda _: 1e-3, net_arch={"pi": [16] * 2, "vf": [8]}, activation_fn=torch.nn.SiLU
     )
-    policy = KnobPolicy(network_layers(network), np.zeros(15, np.bool_), np.zeros(15, np.float32))
+    about = len(PROBLEM_FEATURES)
+    policy = KnobPolicy(network_layers(network), np.zeros(about, np.bool_), np.zeros(about, np.float32))
     state = SearchState(policy.see(Problem(64, 64, 64), H200), "pdl", 2)
     seen = view.observe(state, np.stack([view.encode(Sm80MmaConfig(16, bn)) for bn in (16, 64)]), 4)
     with torch.no_grad():

@@ -41,7 +41,7 @@ class SearchState:
     """The state of a search before the next kernel is chosen.
 
     Attributes:
-        problem: ``problem_features``, float32[15].
+        problem: ``problem_features``, float32[19].
         launch: the launch option.
         made: number of measurements so far.
         best: vector of the fastest proven kernel, int16[knobs]; None if none is proven yet.
@@ -89,7 +89,7 @@ class KnobView:
     def observe(self, state: SearchState, vectors: Vectors, knob: int) -> Features:
         """Return what the network sees before it chooses a knob, float32[n, size].
 
-        - problem [15], launch option one-hot [3], measurements made and the gap [2];
+        - problem [19], launch option one-hot [3], measurements made and the gap [2];
         - the next knob, one-hot [knobs];
         - amounts of the chosen values [knobs]: log2(1 + value) / 4, or the index of a word;
         - the chosen values, one-hot [V], and those of the best kernel, one-hot [V].
@@ -143,8 +143,8 @@ class KnobPolicy:
     Attributes:
         layers: (weights float32[in, out], biases float32[out]) of each layer. SiLU is between them, and the last has
             an output per value.
-        fixed: bool[15]: problem features that never varied in the training. They are shown as they were.
-        typical: float32[15]: problem features of a training problem, for ``fixed``.
+        fixed: bool[19]: problem features that never varied in the training. They are shown as they were.
+        typical: float32[19]: problem features of a training problem, for ``fixed``.
         about: JSON text on the training, or empty.
     """
 
@@ -198,7 +198,7 @@ class KnobPolicy:
         write_atomic(Path(path), sink.getvalue())
 
     def see(self, problem: Problem, gpu: Gpu) -> Features:
-        """Return the problem features as the network knows them, float32[15]."""
+        """Return the problem features as the network knows them, float32[19]."""
         return np.where(self.fixed, self.typical, problem_features(problem, gpu)).astype(np.float32)
 
     def logits(self, observations: Features) -> Features:
