@@ -76,6 +76,13 @@ def test_cubins_of_one_kernel_function_are_packed_against_each_other() -> None:
     assert len(pack_bytes({key(i): cubin(i) for i in range(50)}, ABOUT)) < 50 * 1000 + 40000
 
 
+def test_cubins_of_one_length_have_a_dictionary_of_their_own() -> None:
+    """Eight kinds of one kernel function do not fit into one dictionary."""
+    shared = [random.Random(kind).randbytes(6000 + 10 * kind) for kind in range(8)]
+    kernels = {key(i): replace(cubin(i), image=shared[i % 8] + random.Random(i).randbytes(300)) for i in range(8 * 48)}
+    assert len(pack_bytes(kernels, ABOUT)) < 8 * 48 * 600 + 8 * 33000
+
+
 def test_a_cubin_longer_than_the_dictionarys_window(path: Path) -> None:
     big = {
         key(i): replace(cubin(i), image=random.Random(i).randbytes(3 * cubin_pack.ZLIB_WINDOW_BYTES)) for i in range(3)
