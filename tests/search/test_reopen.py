@@ -15,7 +15,8 @@ from outblas.kernels.legality import why_illegal
 from outblas.kernels.neighbours import neighbours
 from outblas.records.library import Library
 from outblas.search.build_library import finalist_trials as trials
-from outblas.search.build_library.build_work import proved
+from outblas.search.build_library import open_rows
+from outblas.search.build_library.build_work import REOPENED_STARTS, proved
 from outblas.search.build_library.choosing import pooled_trials
 from outblas.search.build_library.open_rows import (
     WIDE_BUDGET,
@@ -23,7 +24,11 @@ from outblas.search.build_library.open_rows import (
     near_candidates,
     wide_candidates,
 )
-from outblas.search.build_library.second_finalists import finalists_of_search, second_finalists
+from outblas.search.build_library.reopened_finalists import (
+    earlier_finalists,
+    finalists_of_search,
+    reopened_finalists,
+)
 from support import fake_gpu
 from support.build_library_fixture import run, script_fixture, work_fixture  # noqa: F401
 from support.gpus.known import H200
@@ -84,14 +89,14 @@ def test_reopened_rows_are_chosen_from_three_further_trials(script: Any, work: A
     run(script, work, "reopen")
     assert work.finalists(table).read_text() == first, "the first trials keep their finalists"
     assert script.fake.options[-1].level == "cell", "many candidates; the trials prove the finalists in full"
-    for start in trials.SECOND_STARTS:
+    for start in REOPENED_STARTS["reopen"]:
         trials.run_trial(work, table, start)
     assert script.trial.options[-1].level == "full"
-    second, found = second_finalists(work, table), pooled_trials(work, table)
-    assert set(second) == set(found) == set(table.problems())
-    for problem, configs in second.items():
+    again, found = reopened_finalists(work, table, "reopen"), pooled_trials(work, table)
+    assert again and set(found) == set(table.problems())
+    for problem, configs in again.items():
         assert set(map(config_name, configs)) <= set(found[problem].timings)
-        assert len(found[problem].timings["torch"].samples_us) == 3 * trials.SECOND_ROUNDS
+        assert len(found[problem].timings["torch"].samples_us) == 3 * trials.REOPENED_ROUNDS
     run(script, work, "choose")
     chosen = Library.load(work.library).provenance["tables"][str(table)]["chosen_from"]
     assert list(chosen) == ["1", "2", "3", "4", "5", "6"]
@@ -101,7 +106,8 @@ def test_reopened_rows_are_chosen_from_three_further_trials(script: Any, work: A
 def test_what_a_trial_timed_is_proved(script: Any, work: Any) -> None:
     table = tried_trials(script, work)
     run(script, work, "reopen")
-    new = {config_name(c) for configs in second_finalists(work, table).values() for c in configs} - proved(work, table)
+    finalists = reopened_finalists(work, table, "reopen").values()
+    new = {config_name(c) for configs in finalists for c in configs} - proved(work, table)
     assert new, "the search proved them on the timed operands only"
     trials.run_trial(work, table, "4")
     assert new <= proved(work, table)
@@ -116,14 +122,31 @@ def test_a_row_that_still_falls_back_gets_the_next_candidates(
     monkeypatch.setitem(fake_gpu.BASELINES_US, "torch", 0.5)  # ahead of every kernel
     table = tried_trials(script, work)
     asked = []
-    for _ in range(2):
+    for step, starts in REOPENED_STARTS.items():
         before = len(script.fake.asked)
-        run(script, work, "reopen")
+        run(script, work, step)
         asked.append({(p, c) for _, p, configs in script.fake.asked[before:] for c in configs})
-        for start in trials.SECOND_STARTS:
-            trials.trial_path(work, table, start).unlink(missing_ok=True)
+        for start in starts:
             trials.run_trial(work, table, start)
     wide = len(table.problems()) * WIDE_BUDGET
     assert len(asked[0]) >= wide and len(asked[1]) >= wide / 2
-    finalists = {(p, c) for p, configs in second_finalists(work, table).items() for c in configs}
+    finalists = {(p, c) for p, configs in earlier_finalists(work, table, "reopen_again").items() for c in configs}
     assert not (asked[0] & asked[1]) - finalists
+
+
+def test_rows_without_a_new_finalist_keep_their_trials_and_are_searched_again(
+    script: Any, work: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = tried_trials(script, work)
+    kept, *searched = table.problems()
+    monkeypatch.setattr(
+        open_rows, "near_candidates", lambda p, won, gpu: [] if p == kept else near_candidates(p, won, gpu)
+    )
+    run(script, work, "reopen")
+    assert set(reopened_finalists(work, table, "reopen")) == set(searched)
+    for start in REOPENED_STARTS["reopen"]:
+        trials.run_trial(work, table, start)
+    assert len(pooled_trials(work, table)[kept].timings["torch"].samples_us) == 3 * trials.TRIAL_ROUNDS
+    before = len(script.fake.asked)
+    run(script, work, "reopen_again")
+    assert {problem for _, problem, _ in script.fake.asked[before:]} == {kept}

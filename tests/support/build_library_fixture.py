@@ -19,7 +19,7 @@ from outblas.search.build_library import (
     build_work,
     finalists,
     open_rows,
-    second_finalists,
+    reopened_finalists,
     weak_rows,
 )
 from outblas.search.build_library import finalist_trials as trials
@@ -43,7 +43,7 @@ def script_fixture(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The modules of the build, and the fake that they ask."""
     benched, _ = install(monkeypatch, run_bench), install(monkeypatch, record_suite)
     fake, trial = install(monkeypatch, build_searches), install(monkeypatch, trials)
-    for module in (benching, build_steps, build_work, finalists, open_rows, second_finalists, weak_rows):
+    for module in (benching, build_steps, build_work, finalists, open_rows, reopened_finalists, weak_rows):
         monkeypatch.setattr(module, "gpu_of_device", lambda index: H200)
     monkeypatch.setattr("outblas.core.suites.suite", problems_of)
     packaged = build_searches.packaged_kernels

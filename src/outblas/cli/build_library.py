@@ -32,7 +32,7 @@ TablesOption = Annotated[
     str | None, typer.Option(help="Tables as SUITE:LAYOUT:DTYPE:ACC, separated by commas; by default all published.")
 ]
 StepsOption = Annotated[
-    str | None, typer.Option(help="Steps, separated by commas; by default all but again and reopen.")
+    str | None, typer.Option(help="Steps, separated by commas; by default all but again, reopen and reopen_again.")
 ]
 ModesOption = Annotated[
     str | None, typer.Option(help="Modes of step bench, separated by commas; by default all: " + ", ".join(MODES) + ".")
@@ -43,8 +43,8 @@ ExtraOption = Annotated[
 StartsOption = Annotated[
     str | None,
     typer.Option(
-        help="Starts of the machine that steps trial and judge make now: some of 1 to 6 and block; by default 1, 2, "
-        "3, block. Step trial alone has 4 to 6."
+        help="Starts of the machine that steps trial and judge make now: some of 1 to 9 and block; by default 1, 2, "
+        "3, block. Step trial alone has 4 to 9."
     ),
 ]
 RecordedOption = Annotated[str | None, typer.Option(help="Tables that step record measures; by default the first.")]
@@ -88,6 +88,7 @@ These run only when --steps names them:
 \b
 again    searches rows that fall back or barely win once more; then trial
 reopen   searches the rows that trials chose once more; then trial with --starts 4, 5 and 6
+reopen_again searches rows for which reopen found nothing new; then trial with --starts 7, 8 and 9
 
 Starts 1 to 3 of trial and judge are interleaved rounds; start "block" times large products alone, each at its
 settled clock. Figures differ from start to start, so give each start a freshly started machine (--starts).

@@ -24,7 +24,7 @@ from outblas.records.retuning import retune_record, seconds_by_step
 from outblas.search.build_library.begin_with import copy_tables_from, fill_from
 from outblas.search.build_library.build_steps import LIBRARY_STEPS, STEPS, STEPS_WITHOUT_GPU
 from outblas.search.build_library.build_work import TABLES, BuildFolder
-from outblas.search.build_library.finalist_trials import DEFAULT_STARTS, SECOND_STARTS
+from outblas.search.build_library.finalist_trials import DEFAULT_STARTS, JUDGED_STARTS
 
 
 def build(
@@ -72,14 +72,14 @@ def jobs(
         extra: tables that are benched in the modes other than ``offline``, too, if they are in ``tables``.
         recorded: tables that step ``record`` measures, if they are in ``tables``. Default: grid1000 in TN, fp16, fp32.
         starts: starts of the machine that steps ``trial`` and ``judge`` make, e.g. ``["1", "block"]``. By default 1 to
-            3 and ``block``. Only ``trial`` has 4 to 6.
+            3 and ``block``. Only ``trial`` has 4 to 9.
     """
     found: list[list[str]] = []
     for step in steps:
         if step == "record":
             found += [[step, str(table)] for table in tables if table in recorded]
         elif step in ("trial", "judge"):
-            mine = [start for start in starts if step == "trial" or start not in SECOND_STARTS]
+            mine = [start for start in starts if step == "trial" or start in JUDGED_STARTS]
             found += [[step, str(table), start] for start in mine for table in tables]
         elif step == "bench":
             found += [[step, str(t), mode] for mode in modes for t in tables if mode == "offline" or t in extra]

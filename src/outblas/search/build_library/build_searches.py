@@ -26,7 +26,15 @@ from outblas.runtime.device import gpu_of_device
 from outblas.search.agents.base import Agent, interleave
 from outblas.search.agents.recorded import RecordedAgent
 from outblas.search.agents.transfer import Transfer
-from outblas.search.build_library.build_work import PROVENANCE_KEYS, SEEDS, TABLES, BuildFolder, printer, proved
+from outblas.search.build_library.build_work import (
+    PROVENANCE_KEYS,
+    REOPENED_STARTS,
+    SEEDS,
+    TABLES,
+    BuildFolder,
+    printer,
+    proved,
+)
 from outblas.search.neighbour_winners import neighbour_winners
 from outblas.search.refine import (
     InOrderAgent,
@@ -134,17 +142,18 @@ def judge_options(work: BuildFolder, table: Table, step: str) -> Options:
     """Return the options of evaluation for one step of a table: 11 rounds, all rivals as baselines, known proofs
     reused.
 
-    Step ``reopen`` proves its many candidates on the timed operands only; the trials prove its finalists in full.
+    A step that reopens rows proves its many candidates on the timed operands only. The trials prove its finalists in
+    full.
 
     Args:
         work: directory of the build; its GPU is asked for its kind.
         table: the table.
-        step: ``tune``, ``again``, ``refine``, ``borrow`` or ``reopen``; it decides the seed. An unknown name raises
-            KeyError.
+        step: ``tune`` or a key of :data:`outblas.search.build_library.build_work.PROVENANCE_KEYS`; it decides the
+            seed. An unknown name raises KeyError.
     """
     gpu = gpu_of_device(work.gpu_index)
     return Options(
-        work.gpu_index, gpu, rounds=TUNE_ROUNDS, seed=SEEDS[step], level="cell" if step == "reopen" else "full",
+        work.gpu_index, gpu, rounds=TUNE_ROUNDS, seed=SEEDS[step], level="cell" if step in REOPENED_STARTS else "full",
         baselines=RIVALS, proved=proved(work, table),
         chunk=CANDIDATES_PER_ROUNDS, drop_beyond=SINGLE_LOOK_BEYOND, algorithms=str(work.path / "algorithms.jsonl"),
     )  # fmt: skip
@@ -291,8 +300,8 @@ def second_search(
     Args:
         work: directory of the build.
         table: the table.
-        step: ``again``, ``refine``, ``borrow`` or ``reopen``: name of the run in the table's store. Another raises
-            KeyError.
+        step: a key of :data:`outblas.search.build_library.build_work.PROVENANCE_KEYS`, the name of the run in the
+            table's store. Another raises KeyError.
         problems: problems to search; each must have a row.
         agent: proposes candidates.
         budget: measurements per problem.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from outblas.bench.record_suite import run_record
 from outblas.core.suites import Table
@@ -14,7 +15,7 @@ from outblas.search.build_library.build_searches import (
     try_neighbour_winners,
     tune_table,
 )
-from outblas.search.build_library.build_work import BuildFolder, printer
+from outblas.search.build_library.build_work import REOPENED_STARTS, BuildFolder, printer
 from outblas.search.build_library.choosing import choose
 from outblas.search.build_library.finalist_trials import run_trial
 from outblas.search.build_library.judging import judge, merge
@@ -42,8 +43,12 @@ DEFAULT_STEPS: dict[str, Step] = {
     "merge": merge,
     "bench": bench,
 }
-STEPS: dict[str, Step] = {**DEFAULT_STEPS, "again": search_weak_rows_again, "reopen": search_open_rows}
+STEPS: dict[str, Step] = {
+    **DEFAULT_STEPS,
+    "again": search_weak_rows_again,
+    **{step: partial(search_open_rows, step=step) for step in REOPENED_STARTS},
+}
 #: Steps that only read what others measured.
 STEPS_WITHOUT_GPU = ("choose", "merge")
 #: What makes the library; the rest looks at it.
-LIBRARY_STEPS = ("record", "tune", "borrow", "refine", "again", "trial", "reopen", "choose")
+LIBRARY_STEPS = ("record", "tune", "borrow", "refine", "again", "trial", *REOPENED_STARTS, "choose")

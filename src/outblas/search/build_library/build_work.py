@@ -23,9 +23,17 @@ from outblas.records.store import Store
 from outblas.runtime.device import gpu_of_device
 
 #: Of every step that draws something at random.
-SEEDS = {"tune": 2, "bench": 4, "again": 5, "refine": 6, "borrow": 7, "reopen": 8, "trial": 100, "judge": 200}
+SEEDS = {
+    "tune": 2, "bench": 4, "again": 5, "refine": 6, "borrow": 7, "reopen": 8, "reopen_again": 9, "trial": 100,
+    "judge": 200,
+}  # fmt: skip
 #: What a second search leaves in the table's provenance, with the number of problems.
-PROVENANCE_KEYS = {"again": "searched_again", "refine": "refined", "borrow": "borrowed", "reopen": "reopened"}
+PROVENANCE_KEYS = {
+    "again": "searched_again", "refine": "refined", "borrow": "borrowed", "reopen": "reopened",
+    "reopen_again": "reopened_again",
+}  # fmt: skip
+#: Starts of the machine that time the finalists of a step. The first three are of the first searches.
+REOPENED_STARTS = {"reopen": ("4", "5", "6"), "reopen_again": ("7", "8", "9")}
 
 TABLES = tuple(
     Table(*text.split(":"))
@@ -84,8 +92,8 @@ class BuildFolder:
     def finalists(self, table: Table) -> Path:
         return self.path / f"{table.stem}_finalists.json"
 
-    def second_finalists(self, table: Table) -> Path:
-        return self.path / f"{table.stem}_second_finalists.json"
+    def reopened_finalists(self, table: Table, step: str) -> Path:
+        return self.path / f"{table.stem}_{step}_finalists.json"
 
     def recorded(self) -> tuple[Recording, ...]:
         """Return the recording of this work as a tuple of one. The tuple is empty before step ``record``."""

@@ -17,11 +17,10 @@ from outblas.judge.rounds import speedup, timing_of_samples
 from outblas.kernels.config_text import config_from_name
 from outblas.records.library_row import LibraryChoice, LibraryRow, qualified_kernels
 from outblas.records.library_tables import replace_rows, rows_of_table
-from outblas.search.build_library.build_work import BuildFolder
+from outblas.search.build_library.build_work import REOPENED_STARTS, BuildFolder
 from outblas.search.build_library.finalist_trials import (
     ALL_STARTS,
     BLOCK,
-    SECOND_STARTS,
     STARTS,
     TrialEntry,
     finished_trial,
@@ -39,9 +38,9 @@ SURELY_FASTER_ABOVE = 1.005
 def choose(work: BuildFolder, table: Table) -> None:
     """Choose the kernels and the fall-backs of a tuned table, and save them in the work's library.
 
-    Products below :data:`outblas.core.suites.BLOCK_FLOP` are chosen from three trials. Those that step ``reopen``
-    searched are chosen from the trials 4 to 6 instead. Larger products are chosen from the trial in blocks; without it
-    they keep the kernels of the search.
+    Products below :data:`outblas.core.suites.BLOCK_FLOP` are chosen from three trials. Those with new finalists of step
+    ``reopen`` are chosen from the trials 4 to 6 instead, those of ``reopen_again`` from 7 to 9. Larger products are
+    chosen from the trial in blocks; without it they keep the kernels of the search.
 
     Args:
         work: directory of the build.
@@ -77,8 +76,9 @@ def pooled_trials(work: BuildFolder, table: Table) -> dict[Problem, TrialEntry]:
         UsageError: a trial is missing, or timed other problems.
     """
     found = first_trials(work, table)
-    if work.second_finalists(table).exists():
-        found |= second_trials(work, table)
+    for step in REOPENED_STARTS:
+        if work.reopened_finalists(table, step).exists():
+            found |= reopened_trials(work, table, step)
     if finished_trial(work, table, BLOCK):
         found |= read_trial(work, table, BLOCK)
     return found
@@ -93,13 +93,18 @@ def first_trials(work: BuildFolder, table: Table) -> dict[Problem, TrialEntry]:
     return _pooled_starts(work, table, STARTS)
 
 
-def second_trials(work: BuildFolder, table: Table) -> dict[Problem, TrialEntry]:
-    """Return problem -> the rounds of the trials 4 to 6, one after the other, for the rows that were searched again.
+def reopened_trials(work: BuildFolder, table: Table, step: str) -> dict[Problem, TrialEntry]:
+    """Return problem -> the rounds of a step's three trials, one after the other, for rows with new finalists.
+
+    Args:
+        work: directory of the build.
+        table: the table.
+        step: ``reopen`` or ``reopen_again``.
 
     Raises:
         UsageError: a trial is missing, or timed other problems.
     """
-    return _pooled_starts(work, table, SECOND_STARTS)
+    return _pooled_starts(work, table, REOPENED_STARTS[step])
 
 
 def _pooled_starts(work: BuildFolder, table: Table, starts: Sequence[str]) -> dict[Problem, TrialEntry]:

@@ -26,20 +26,20 @@ from outblas.judge.bench_cell import Options
 from outblas.judge.rounds import timing_of_samples
 from outblas.records.provenance import collect_provenance, start_of_machine
 from outblas.runtime.device import gpu_of_device
-from outblas.search.build_library.build_work import SEEDS, BuildFolder, built_by, printer, proved
+from outblas.search.build_library.build_work import REOPENED_STARTS, SEEDS, BuildFolder, built_by, printer, proved
 from outblas.search.build_library.finalists import finalists, names_of_finalists
-from outblas.search.build_library.second_finalists import second_finalists
+from outblas.search.build_library.reopened_finalists import reopened_finalists
 
 #: Starts of the machine whose rounds choose the kernels; as many others judge them. Fixed before the first.
 STARTS = ("1", "2", "3")
-#: Starts that time the finalists of rows that the first three leave open (outblas.search.build_library.open_rows).
-SECOND_STARTS = ("4", "5", "6")
 #: The one start in which blocks choose the kernels of large products.
 BLOCK = "block"
-DEFAULT_STARTS = (*STARTS, BLOCK)
-ALL_STARTS = (*STARTS, *SECOND_STARTS, BLOCK)
+DEFAULT_STARTS = JUDGED_STARTS = (*STARTS, BLOCK)
+#: Start -> the step that searched its rows once more (outblas.search.build_library.open_rows).
+STEP_OF_START = {start: step for step, starts in REOPENED_STARTS.items() for start in starts}
+ALL_STARTS = (*STARTS, *STEP_OF_START, BLOCK)
 #: Rounds of a trial. Rows are open where three times 9 rounds do not tell level kernels apart, so they get 27.
-TRIAL_ROUNDS, SECOND_ROUNDS = 9, 27
+TRIAL_ROUNDS, REOPENED_ROUNDS = 9, 27
 #: In blocks, an entry this much slower than the fastest at its first visit gets no second one. Two visits of an entry
 #: differ by less than 2.6% in nine of ten cases.
 BLOCK_DROP_BEYOND = 1.03
@@ -70,7 +70,7 @@ def trial_path(work: BuildFolder, table: Table, start: str) -> Path:
     Args:
         work: directory of the build.
         table: the table.
-        start: ``1`` to ``6`` or ``block``.
+        start: ``1`` to ``9`` or ``block``.
     """
     return work.path / f"{table.stem}_trial_{start}.jsonl"
 
@@ -86,8 +86,9 @@ def run_trial(work: BuildFolder, table: Table, start: str) -> None:
     Args:
         work: directory of the build.
         table: the table; it must be tuned.
-        start: ``1``, ``2`` or ``3``: interleaved rounds of the products that mode ``block`` does not time. ``4``, ``5``
-            or ``6``: more rounds of the rows that step ``reopen`` searched. ``block``: blocks of large products.
+        start: ``1``, ``2`` or ``3``: interleaved rounds of the products that mode ``block`` does not time. ``4``
+            to ``6``: more rounds of rows in which step ``reopen`` found new finalists; ``7`` to ``9``: the same of step
+            ``reopen_again``. ``block``: blocks of large products.
 
     Raises:
         UsageError: the table is not tuned, or changed since the trial began.
@@ -127,10 +128,10 @@ def finalists_of_start(work: BuildFolder, table: Table, start: str) -> dict[Prob
         start: as for :func:`run_trial`.
 
     Raises:
-        UsageError: the table is not tuned; for starts 4 to 6, step ``reopen`` was not run.
+        UsageError: the table is not tuned; for starts 4 to 9, the step was not run that finds their finalists.
     """
-    if start in SECOND_STARTS:
-        return second_finalists(work, table)
+    if start in STEP_OF_START:
+        return reopened_finalists(work, table, STEP_OF_START[start])
     return {p: c for p, c in finalists(work, table).items() if (p.flops >= BLOCK_FLOP) == (start == BLOCK)}
 
 
@@ -187,7 +188,7 @@ def _journal(work: BuildFolder, table: Table, start: str, chosen: Mapping[Proble
 
 
 def _rounds(start: str) -> int:
-    return SECOND_ROUNDS if start in SECOND_STARTS else TRIAL_ROUNDS
+    return REOPENED_ROUNDS if start in STEP_OF_START else TRIAL_ROUNDS
 
 
 def _options(work: BuildFolder, table: Table, start: str) -> Options:

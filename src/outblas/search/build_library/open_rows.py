@@ -1,4 +1,4 @@
-"""Search the rows again that trials chose: step ``reopen`` of `outblas build-library`."""
+"""Search the rows again that trials chose: steps ``reopen`` and ``reopen_again`` of `outblas build-library`."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from outblas.runtime.device import gpu_of_device
 from outblas.search.agents.base import interleave
 from outblas.search.build_library.build_searches import second_search
 from outblas.search.build_library.build_work import BuildFolder
-from outblas.search.build_library.choosing import chosen_row, first_trials, kernel_ratios, second_trials
-from outblas.search.build_library.finalist_trials import SECOND_STARTS, TrialEntry, finished_trial
+from outblas.search.build_library.choosing import chosen_row, first_trials, kernel_ratios, reopened_trials
+from outblas.search.build_library.finalist_trials import TrialEntry
 from outblas.search.build_library.finalists import near_the_best
 from outblas.search.neighbour_winners import neighbour_winners
 from outblas.search.refine import InOrderAgent
@@ -31,23 +31,27 @@ WIDE_BUDGET, NEAR_BUDGET = 96, 10
 PER_LAUNCH, WITHIN = 2, 0.985
 
 
-def search_open_rows(work: BuildFolder, table: Table) -> None:
-    """Search all rows again that were chosen by trials; the starts 4 to 6 of step ``trial`` then time the best.
+def search_open_rows(work: BuildFolder, table: Table, step: str) -> None:
+    """Search rows again that were chosen by trials; three further starts of step ``trial`` then time the best.
 
-    The best kernels of its trials come first, so that all are compared in the same rounds. A row that falls back then
-    gets 96 plain candidates, those that the cost model ranks first. Another row gets neighbours of its best and winners
-    of nearby shapes, 10 in all. The step may be repeated after the trials 4 to 6: a row that still falls back then gets
-    the next 96. The step deletes the list of finalists of the starts 4 to 6, not their trials.
+    Step ``reopen`` searches all rows. Step ``reopen_again`` searches those that fall back still, and those in which
+    ``reopen`` found no new finalist.
+
+    The best kernels of a row's trials come first, so that all are compared in the same rounds. A row that falls back
+    then gets 96 plain candidates, those that the cost model ranks first; at its second search, the next 96. Another row
+    gets neighbours of its best and winners of nearby shapes, 10 in all. The step deletes its list of finalists, not
+    their trials.
 
     Args:
         work: directory of the build.
         table: the table.
+        step: ``reopen`` or ``reopen_again``.
 
     Raises:
-        UsageError: one of the first three trials is missing.
+        UsageError: one of the earlier trials is missing.
     """
-    gpu, first, second = gpu_of_device(work.gpu_index), first_trials(work, table), _second_trials(work, table)
-    trials = {**first, **second}
+    gpu, first, reopened = gpu_of_device(work.gpu_index), first_trials(work, table), _reopened_before(work, table, step)
+    trials = {**first, **reopened}
     rows = {problem: chosen_row(problem, entry, "") for problem, entry in trials.items()}
     ratios = {problem: kernel_ratios(entry) for problem, entry in trials.items()}
     won = {problem: _best_by_launch(found) for problem, found in ratios.items()}
@@ -55,21 +59,22 @@ def search_open_rows(work: BuildFolder, table: Table) -> None:
     def offered(problem: Problem) -> Sequence[KernelConfig]:
         known = contenders(ratios[problem])
         if falls_back(rows[problem]):
-            tried = WIDE_BUDGET if problem in second else 0
-            more = wide_candidates(problem, known, gpu)[tried:][:WIDE_BUDGET]
+            first_known = contenders(kernel_ratios(first[problem]))
+            before = wide_candidates(problem, first_known, gpu)[:WIDE_BUDGET] if step == "reopen_again" else []
+            more = [c for c in wide_candidates(problem, known, gpu) if c not in before][:WIDE_BUDGET]
         else:
             more = near_candidates(problem, won, gpu)[:NEAR_BUDGET]
         return list(dict.fromkeys((*known, *more)))
 
+    open_rows = [problem for problem, row in rows.items() if problem not in reopened or falls_back(row)]
     budget = WIDE_BUDGET + PER_LAUNCH * len(LAUNCHES)
-    stale = work.second_finalists(table)
-    second_search(work, table, "reopen", list(rows), InOrderAgent(0, gpu), budget, offered, stale)
+    stale = work.reopened_finalists(table, step)
+    second_search(work, table, step, open_rows, InOrderAgent(0, gpu), budget, offered, stale)
 
 
-def _second_trials(work: BuildFolder, table: Table) -> dict[Problem, TrialEntry]:
-    """Return what an earlier round of this step found; empty if its trials are not all finished."""
-    finished = all(finished_trial(work, table, start) for start in SECOND_STARTS)
-    return second_trials(work, table) if finished else {}
+def _reopened_before(work: BuildFolder, table: Table, step: str) -> dict[Problem, TrialEntry]:
+    """Return what step ``reopen`` found, for step ``reopen_again``; empty for ``reopen``."""
+    return reopened_trials(work, table, "reopen") if step == "reopen_again" else {}
 
 
 def falls_back(row: LibraryRow) -> bool:

@@ -1,10 +1,11 @@
-"""The finalists of rows that step ``reopen`` searched: the kernels among which the trials 4 to 6 decide."""
+"""The finalists of rows that were searched once more: the kernels among which the trials 4 to 9 decide."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 
-from outblas.core.config import LAUNCHES, KernelConfig, Launch, config_name
+from outblas.core.config import LAUNCHES, KernelConfig, Launch, config_name, launch_of
 from outblas.core.errors import UsageError
 from outblas.core.evaluation import Evaluation
 from outblas.core.files import write_json
@@ -15,7 +16,7 @@ from outblas.kernels.catalogue import launch_options, with_launch
 from outblas.kernels.legality import why_illegal
 from outblas.records.store import Store
 from outblas.runtime.device import gpu_of_device
-from outblas.search.build_library.build_work import BuildFolder
+from outblas.search.build_library.build_work import REOPENED_STARTS, BuildFolder
 from outblas.search.build_library.finalists import names_of_finalists, near_the_best, read_finalists, speed_by_kernel
 from outblas.search.refine import tried_by_problem
 
@@ -25,35 +26,59 @@ PER_LAUNCH, WITHIN = {"plain": 3, "pdl": 2, "weights": 1}, 0.98
 TWINS = 2
 
 
-def second_finalists(work: BuildFolder, table: Table) -> dict[Problem, list[KernelConfig]]:
-    """Return problem -> its finalists, for the rows that step ``reopen`` searched.
+def reopened_finalists(work: BuildFolder, table: Table, step: str) -> dict[Problem, list[KernelConfig]]:
+    """Return problem -> its finalists, for the rows in which a step found a new one.
 
     These are up to three plain kernels, two with PDL and one for constant weights, within 2% of the fastest by that
-    search. The two fastest plain kernels are finalists with PDL, too. The first call writes the lists to
-    ``<stem>_second_finalists.json``, so that all trials time the same.
+    search. The two fastest plain kernels are finalists with PDL, too. A row without a new plain kernel among them keeps
+    its earlier trials. The first call writes the lists to ``<stem>_<step>_finalists.json``, so that all trials time the
+    same.
 
     Args:
         work: directory of the build.
         table: the table.
+        step: ``reopen`` or ``reopen_again``.
 
     Raises:
-        UsageError: step ``reopen`` was not run.
+        UsageError: the step was not run.
     """
-    path = work.second_finalists(table)
+    path = work.reopened_finalists(table, step)
     if path.exists():
         return read_finalists(path)
     with Store(work.store(table)) as store:
-        tried = tried_by_problem(store.evaluations("reopen"))
+        tried = tried_by_problem(store.evaluations(step))
     if not tried:
         raise UsageError(
             f"no row of {table} was searched again",
-            "a search of the rows that the first trials leave open",
-            f"run `outblas build-library --work {work.path} --tables {table} --steps reopen`",
+            "a search of the rows that earlier trials leave open",
+            f"run `outblas build-library --work {work.path} --tables {table} --steps {step}`",
         )
-    gpu = gpu_of_device(work.gpu_index)
+    gpu, known = gpu_of_device(work.gpu_index), earlier_finalists(work, table, step)
     found = {problem: finalists_of_search(problem, evaluations, gpu) for problem, evaluations in tried.items()}
-    write_json(path, names_of_finalists(found))
+    new = {p: configs for p, configs in found.items() if not known[p].issuperset(_plain(configs))}
+    write_json(path, names_of_finalists(new))
+    return new
+
+
+def earlier_finalists(work: BuildFolder, table: Table, step: str) -> dict[Problem, set[KernelConfig]]:
+    """Return problem -> its finalists before a step; rows without any are missing.
+
+    Args:
+        work: directory of the build.
+        table: the table; its first finalists are known.
+        step: ``reopen`` or ``reopen_again``.
+    """
+    steps = list(REOPENED_STARTS)
+    paths = [work.finalists(table), *(work.reopened_finalists(table, s) for s in steps[: steps.index(step)])]
+    found: dict[Problem, set[KernelConfig]] = {}
+    for path in filter(Path.exists, paths):
+        for problem, configs in read_finalists(path).items():
+            found.setdefault(problem, set()).update(configs)
     return found
+
+
+def _plain(configs: Iterable[KernelConfig]) -> list[KernelConfig]:
+    return [config for config in configs if launch_of(config) == "plain"]
 
 
 def finalists_of_search(problem: Problem, tried: Sequence[Evaluation], gpu: Gpu) -> list[KernelConfig]:
@@ -61,7 +86,7 @@ def finalists_of_search(problem: Problem, tried: Sequence[Evaluation], gpu: Gpu)
 
     Args:
         problem: the problem.
-        tried: its evaluations in step ``reopen``.
+        tried: its evaluations in that search.
         gpu: the GPU.
     """
     speed = speed_by_kernel(tried)
