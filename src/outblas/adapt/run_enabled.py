@@ -20,8 +20,8 @@ from importlib.abc import MetaPathFinder
 from pathlib import Path
 from typing import Any
 
-from outblas.core.errors import OutblasError, UsageError
-from outblas.core.main_program import run_as_main
+from outblas.core.errors import UsageError
+from outblas.core.main_program import end_on_wrong_arguments, run_as_main
 
 #: The reason of a program that never imported torch.
 NO_TORCH = "the program did not import torch"
@@ -105,8 +105,5 @@ def _write(file: Path, pid: int, found: dict[str, str]) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        _arguments(sys.argv[1:])
-    except OutblasError as error:
-        sys.exit(f"error: {error}")
+    end_on_wrong_arguments(_arguments)
     main(sys.argv[1:])

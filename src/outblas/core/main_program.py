@@ -9,8 +9,23 @@ import pkgutil
 import runpy
 import sys
 import zipfile
+from collections.abc import Callable, Sequence
 from importlib.machinery import SourceFileLoader, SourcelessFileLoader
 from typing import Any
+
+from outblas.core.errors import OutblasError
+
+
+def end_on_wrong_arguments(parse: Callable[[Sequence[str]], object]) -> None:
+    """End this process with one line if its own arguments are wrong, before any error of the program it runs.
+
+    Args:
+        parse: reads the arguments; raises OutblasError if they are wrong.
+    """
+    try:
+        parse(sys.argv[1:])
+    except OutblasError as error:
+        sys.exit(f"error: {error}")
 
 
 def run_as_main(program: list[str]) -> None:

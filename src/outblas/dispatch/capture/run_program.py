@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 
 from outblas.core.errors import OutblasError, RecordError, UsageError
-from outblas.core.main_program import run_as_main
+from outblas.core.main_program import end_on_wrong_arguments, run_as_main
 from outblas.dispatch.capture.session import capture
 from outblas.records.captured_products import CapturedProducts
 
@@ -91,8 +91,5 @@ def _write_on_sigterm(finish: Callable[[], None]) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        _arguments(sys.argv[1:])
-    except OutblasError as error:
-        sys.exit(f"error: {error}")
+    end_on_wrong_arguments(_arguments)
     main(sys.argv[1:])
