@@ -20,6 +20,13 @@ LanguageOption = Annotated[
 AnswererOption = Annotated[
     str, typer.Option(help="Who answers: compile (no GPU), cuda:0, or a file of recorded kernels.")
 ]
+ArchiveOption = Annotated[
+    Path | None,
+    typer.Option(help="A store or JSON lines of passing kernels: to learn from (supervised), or to show (GRPO)."),
+]
+ContrastOption = Annotated[
+    bool, typer.Option(help="Prompts of GRPO show two earlier kernels, and ask why one is faster.")
+]
 MemoryOption = Annotated[float, typer.Option(help="Of GPU memory, for training where it shares the GPU with timing.")]
 
 
@@ -38,7 +45,8 @@ def train_llm(
     device: AnswererOption = "compile",
     eval_gpu: Annotated[int | None, typer.Option(help="Time on this GPU, another than the one that trains.")] = None,
     proof: Annotated[str, typer.Option(help="full, or cell: on the timed operands only.")] = "full",
-    archive: Annotated[Path | None, typer.Option(help="Supervised: a store or JSON lines of passing kernels.")] = None,
+    archive: ArchiveOption = None,
+    contrast: ContrastOption = True,
     lr: Annotated[float | None, typer.Option(help="Learning rate; by default 1e-6, with LoRA 1e-5.")] = None,
     lora: Annotated[int, typer.Option(help="Rank of LoRA adapters; 0 trains all weights.")] = 0,
     kl: Annotated[float, typer.Option(help="Weight of the KL divergence from the first model.")] = 0.02,
@@ -71,7 +79,7 @@ def train_llm(
         model, tuple(Problem.from_mnk(text, layout, dtype, acc) for text in problems.split(",")), stage, steps, group,
         prompts, micro_batch, chosen.name, device, proof, None if archive is None else str(archive), lr, lora, kl,
         temperature, max_tokens, least_std, clip, seed, save_every, batch_seconds, memory_fraction, tensorboard, wandb,
-        cpu,
+        cpu, contrast,
     )  # fmt: skip
 
     def say(text: str) -> None:

@@ -8,10 +8,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, Union, get_args
 
-from outblas.core.config import Candidate, config_name
+from outblas.core.config import Candidate, config_name, config_to_json
 from outblas.core.errors import UsageError
 from outblas.core.evaluation import Evaluation, Status
 from outblas.core.plausibility import is_below_floor
@@ -58,6 +58,8 @@ class JudgedAnswer:
         detail: one line on the outcome.
         parts: parts of the reward; None for an unjudged answer.
         speedup: lower bound of the speed-up of a proven kernel that was timed beside a baseline; else None.
+        us: median time of a timed kernel, microseconds; else None.
+        candidate: the candidate as JSON values; None for a refused or an unjudged answer.
     """
 
     name: str
@@ -65,6 +67,8 @@ class JudgedAnswer:
     detail: str = ""
     parts: RewardParts | None = None
     speedup: float | None = None
+    us: float | None = None
+    candidate: dict[str, Any] | None = field(default=None, repr=False)
 
 
 class AnswerJudge:
@@ -155,7 +159,8 @@ class AnswerJudge:
         if is_below_floor(evaluation, gpu):
             return JudgedAnswer(key[1], Status.RULE_BROKEN.value, "faster than the floor of its problem", paid)
         low = None if evaluation.speedup is None else evaluation.speedup.low
-        return JudgedAnswer(key[1], evaluation.status.value, evaluation.detail, paid, low)
+        us = None if evaluation.timing is None else evaluation.timing.median_us
+        return JudgedAnswer(key[1], evaluation.status.value, evaluation.detail, paid, low, us, config_to_json(found))
 
 
 def _key(problem: Problem, candidate: Candidate) -> _Key:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol, Union
 
 from outblas.core.config import Candidate
 from outblas.core.problem import Problem
+from outblas.llm.archive import Entry
 from outblas.llm.train.rewards import RefusedAnswer
 
 Read = Union[Candidate, RefusedAnswer]
@@ -32,8 +34,15 @@ class Language(Protocol):
     def max_tokens(self) -> int:
         """Longest answer, tokens, unless the run says otherwise."""
 
-    def prompt(self, problem: Problem) -> Text:
-        """Return the prompt for a problem: text, or messages."""
+    def prompt(self, problem: Problem, pair: Sequence[Entry] = ()) -> Text:
+        """Return the prompt for a problem: text, or messages.
+
+        With a pair it asks first for the reason of the difference in speed, then for a better kernel.
+
+        Args:
+            problem: the problem.
+            pair: two proven kernels of the problem that the language can express, the slower first; or none.
+        """
 
     def read(self, problem: Problem, answer: str) -> Read:
         """Return the candidate of an answer, or the reason for its lack. No text of a model raises an error.

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from outblas.core.config import Candidate, config_to_json
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
 from outblas.kernels.custom.free_kernel import FreeKernel
+from outblas.llm.archive import Entry
 from outblas.llm.train.answer_language import Read, Text
 from outblas.llm.train.rewards import RefusedAnswer
 
@@ -32,10 +34,11 @@ class CudaAnswers:
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
 
-    def prompt(self, problem: Problem) -> Text:
+    def prompt(self, problem: Problem, pair: Sequence[Entry] = ()) -> Text:
         from outblas.llm.prompt import first_prompt
 
-        return [dict(message) for message in first_prompt(problem, self._gpu, {}, None, (), {})]
+        best_us = min((entry.us for entry in pair), default=None)
+        return [dict(message) for message in first_prompt(problem, self._gpu, {}, best_us, pair, {})]
 
     def read(self, problem: Problem, answer: str) -> Read:
         from outblas.llm.answer import read_answer

@@ -11,13 +11,24 @@ from typing import Any
 from outblas.core.problem import Problem
 from outblas.llm.train.answer_judge import AnswerJudge, JudgedAnswer
 from outblas.llm.train.dataset import completion_text
+from outblas.llm.train.first_process import on_first_process
 from outblas.llm.train.rewards import PART_NAMES, advantages
+from outblas.llm.train.training_archive import TrainingArchive
 from outblas.llm.train.training_folder import append_line
 
 #: What the trainer calls: keyword arguments in, one figure an answer out (None: not judged).
 RewardFunction = Callable[..., list["float | None"]]
 #: Name of the function that trains the model.
 LEARNED = "advantage"
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """An answer before it is judged: index of its problem, text, and names of the kernels in its prompt."""
+
+    problem: int
+    text: str
+    parents: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -44,6 +55,7 @@ class RewardFunctions:
         clip: see :func:`outblas.llm.train.rewards.advantages`.
         log: file of answers, to which the first process appends; None: none.
         prepare: called before evaluations begin, on every process, to free GPU memory; None: nothing.
+        archive: receives the kernels that pass, on the first process; None: they are not kept for prompts.
 
     Attributes:
         best: largest lower bound of a speed-up so far; None before a proven kernel was timed, and on other processes.
@@ -52,11 +64,11 @@ class RewardFunctions:
     def __init__(
         self, judge: AnswerJudge | None, problems: Sequence[Problem], group: int, least_std: float = 0.05,
         clip: float = 2.0,
-        log: Path | None = None, prepare: Callable[[], None] | None = None,
+        log: Path | None = None, prepare: Callable[[], None] | None = None, archive: TrainingArchive | None = None,
     ) -> None:  # fmt: skip
         self._judge, self._problems, self._group = judge, problems, group
         self._least_std, self._clip = least_std, clip
-        self._log, self._prepare = log, prepare
+        self._log, self._prepare, self._archive = log, prepare, archive
         self._own: list[_Row] = []
         #: Best lower bound of a speed-up so far; None before a proven kernel was timed.
         self.best: float | None = None
@@ -77,7 +89,10 @@ class RewardFunctions:
     def _first(self) -> RewardFunction:
         def learned(*, completions: list[Any], problem: list[int], **others: Any) -> list[float | None]:
             step = int(getattr(others.get("trainer_state"), "global_step", 0))
-            self._own = self._judged([(i, completion_text(c)) for i, c in zip(problem, completions, strict=True)], step)
+            parents: list[list[str]] = others.get("parents") or [[] for _ in problem]
+            texts = map(completion_text, completions)
+            own = [_Answer(*answer) for answer in zip(problem, texts, map(tuple, parents), strict=True)]
+            self._own = self._judged(own, step)
             metric = others.get("log_metric")
             if metric is not None:
                 for name, value in _counts(self._own).items():
@@ -98,39 +113,25 @@ class RewardFunctions:
         part.__name__ = name
         return part
 
-    def _judged(self, own: list[tuple[int, str]], step: int) -> list[_Row]:
+    def _judged(self, own: list[_Answer], step: int) -> list[_Row]:
         """The rows of this process, of what the first one judged for all."""
-        from accelerate.state import PartialState
-        from accelerate.utils import broadcast_object_list, gather_object
-
         if self._prepare is not None:
             self._prepare()
-        state = PartialState()
-        everyone: list[tuple[int, str]] = gather_object(own)
-        shared: list[Any] = [None]
-        if state.is_main_process:
-            try:
-                shared = [self._rows(everyone, step)]
-            except Exception as error:  # the other processes wait: they must hear of it, and end as well
-                shared = [error]
-        broadcast_object_list(shared)
-        (found,) = shared
-        if isinstance(found, Exception):
-            raise found
-        start = state.process_index * len(own)
-        rows: list[_Row] = found[start : start + len(own)]
-        return rows
+        return on_first_process(own, lambda answers: self._rows(answers, step))
 
-    def _rows(self, answers: list[tuple[int, str]], step: int) -> list[_Row]:
+    def _rows(self, answers: list[_Answer], step: int) -> list[_Row]:
         assert self._judge is not None, "the first process has a judge"
-        judged = self._judge.judge([(self._problems[i], text) for i, text in answers])
+        judged = self._judge.judge([(self._problems[a.problem], a.text) for a in answers])
         totals = [None if j.parts is None else j.parts.total for j in judged]
         learned = advantages(totals, self._group, self._least_std, self._clip)
         lows = [j.speedup for j in judged if j.speedup is not None and j.outcome == "passed"]
         self.best = max([*lows, *([self.best] if self.best is not None else [])], default=None)
         if self._log is not None:
-            for (index, text), verdict, advantage in zip(answers, judged, learned, strict=True):
-                append_line(self._log, _line(step, self._problems[index], text, verdict, advantage))
+            for answer, verdict, advantage in zip(answers, judged, learned, strict=True):
+                append_line(self._log, _line(step, self._problems[answer.problem], answer, verdict, advantage))
+        if self._archive is not None:  # after the log, from which a resumed training fills it
+            for answer, verdict in zip(answers, judged, strict=True):
+                self._archive.add(self._problems[answer.problem], verdict)
         return [_Row(j, a) for j, a in zip(judged, learned, strict=True)]
 
 
@@ -146,16 +147,20 @@ def _counts(rows: Sequence[_Row]) -> dict[str, float]:
     }
 
 
-def _line(step: int, problem: Problem, text: str, judged: JudgedAnswer, advantage: float | None) -> dict[str, Any]:
+def _line(
+    step: int, problem: Problem, answer: _Answer, judged: JudgedAnswer, advantage: float | None
+) -> dict[str, Any]:
     paid = None if judged.parts is None else {**asdict(judged.parts), "total": judged.parts.total}
     return {
         "step": step + 1,
         "problem": problem.key,
-        "answer": text,
+        "parents": list(answer.parents),
+        "answer": answer.text,
         "kernel": judged.name,
         "outcome": judged.outcome,
         "detail": judged.detail,
         "parts": paid,
         "speedup_low": judged.speedup,
+        "us": judged.us,
         "advantage": advantage,
     }

@@ -36,7 +36,8 @@ class TrainSettings:
             here; :func:`outblas.llm.train.stages.train` compares it with its own language.
         device: see :func:`outblas.llm.train.answer_judge.evaluator_of`. It is not checked here.
         proof: see :func:`outblas.llm.train.answer_judge.evaluator_of`. It is not checked here.
-        archive: JSON lines or a store of evaluations, which the supervised stage needs. The others ignore it.
+        archive: JSON lines or a store of evaluations, which the supervised stage needs. The prompts of the others draw
+            from its timed kernels, too.
         lr: learning rate; None chooses by the kind of model: 3e-3 for ``random:tiny``, 1e-5 with LoRA, else 1e-6.
         lora: rank of LoRA's matrices; 0 trains all weights.
         kl: weight of the KL divergence from the model at the beginning of the stage.
@@ -51,6 +52,7 @@ class TrainSettings:
         tensorboard: report to TensorBoard.
         wandb: report to Weights & Biases.
         cpu: train on the CPU.
+        contrast: prompts of GRPO show two earlier kernels of different speed, once two were proven.
 
     Raises:
         UsageError: the stage is unknown, a figure is out of its range, or the archive (supervised) or the problems
@@ -82,6 +84,7 @@ class TrainSettings:
     tensorboard: bool = False
     wandb: bool = False
     cpu: bool = False
+    contrast: bool = True
 
     def __post_init__(self) -> None:
         if self.stage not in STAGES:
@@ -121,7 +124,9 @@ class TrainSettings:
         return _LR_TINY if self.model == RANDOM_TINY else _LR_LORA if self.lora else _LR
 
     def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "problems": [p.key for p in self.problems], "lr": self.learning_rate}
+        """Return the settings as JSON values. ``contrast`` is there only if it is on: earlier releases had none."""
+        kept = {**asdict(self), "problems": [p.key for p in self.problems], "lr": self.learning_rate}
+        return kept if self.contrast else {k: v for k, v in kept.items() if k != "contrast"}
 
 
 def _begun_with(path: Path) -> dict[str, Any]:

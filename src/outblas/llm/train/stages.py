@@ -21,9 +21,11 @@ from outblas.llm.train.answer_language import Language
 from outblas.llm.train.base_models import LoadedModel, check_installed, load_model
 from outblas.llm.train.dataset import prompt_rows, supervised_rows
 from outblas.llm.train.logs import set_callbacks
+from outblas.llm.train.paired_prompts import PairedPrompts, paired_trainer
 from outblas.llm.train.reward_functions import RewardFunctions
 from outblas.llm.train.settings import TrainSettings, claim_folder
 from outblas.llm.train.tiny import RANDOM_TINY, make_tiny
+from outblas.llm.train.training_archive import archive_of_stage, begin_archive, earlier_entries
 from outblas.llm.train.training_folder import FINAL, drop_later_lines, last_checkpoint, publish_folder, trained_steps
 
 Say = Callable[[str], None]
@@ -104,6 +106,8 @@ def _train(run: Path, settings: TrainSettings, language: Language, resume: bool,
         done = 0 if checkpoint is None else trained_steps(checkpoint) or 0
         for name in ("log.jsonl", "answers.jsonl"):
             drop_later_lines(stage / name, done)
+        if settings.contrast and settings.stage != "supervised":
+            begin_archive(stage, earlier_entries(run, settings, language))
         if settings.model == RANDOM_TINY:
             make_tiny(run / "base", language, settings.seed)
     state.wait_for_everyone()
@@ -143,9 +147,10 @@ def _grpo(
             store.begin(evaluator.source, {"device": evaluator.source, "proof": settings.proof})
             timed = settings.stage == "speed"
             judge = AnswerJudge(evaluator, language, timed, store, evaluator.source, settings.batch_seconds)
+        archive = archive_of_stage(stage, language, settings.seed) if first and settings.contrast else None
         rewards = RewardFunctions(
             judge, settings.problems, settings.group, settings.least_std, settings.clip,
-            stage / "answers.jsonl" if first else None, _make_room(settings, say),
+            stage / "answers.jsonl" if first else None, _make_room(settings, say), archive,
         )  # fmt: skip
         tokens = settings.max_tokens or language.max_tokens
         size = len(loaded.tokenizer)
@@ -163,7 +168,9 @@ def _grpo(
         )
         _one_gpu(arguments)
         rows = prompt_rows(settings.problems, language, loaded.chat, settings.prompts)
-        trainer = GRPOTrainer(
+        prompts = PairedPrompts(settings.problems, language, loaded.chat, settings.group, archive)
+        trainer_of = paired_trainer(prompts) if settings.contrast else GRPOTrainer
+        trainer = trainer_of(
             model=loaded.model,
             reward_funcs=rewards.functions(),
             args=arguments,

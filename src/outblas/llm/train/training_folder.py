@@ -3,6 +3,7 @@
 - ``RUN/base``: for random:tiny only, the model at the beginning of the training.
 - ``RUN/store.sqlite``: every evaluation of all stages.
 - ``RUN/<stage>/settings.json``: settings of the stage.
+- ``RUN/<stage>/archive.jsonl``: the kernels with which the archive of the stage's prompts begins.
 - ``RUN/<stage>/checkpoint-<step>``: checkpoints to resume.
 - ``RUN/<stage>/log.jsonl``: a line per logged step.
 - ``RUN/<stage>/answers.jsonl``: a line per answer, with its outcome.
