@@ -36,7 +36,7 @@ def train_llm(
     layout: LayoutOption = "tn",
     dtype: DtypeOption = "fp16",
     acc: AccOption = "fp32",
-    stage: Annotated[str, typer.Option(help="supervised, correctness or speed.")] = "correctness",
+    stage: Annotated[str, typer.Option(help="supervised, general, correctness or speed.")] = "correctness",
     steps: Annotated[int, typer.Option(help="Optimiser steps in all.")] = 100,
     group: Annotated[int, typer.Option(help="Answers per prompt.")] = 8,
     prompts: Annotated[int, typer.Option(help="Prompts per step, over all processes.")] = 1,
@@ -105,9 +105,12 @@ def _silence_progress_bars() -> None:
 
 
 def _tell(trained: TrainedStage, run: Path, stage: str, say: Callable[[str], None]) -> None:
+    from outblas.llm.train.settings import GENERAL
+
     if trained.best is not None:
         say(f"best speed-up: {trained.best:.3f}x of the fastest baseline at least")
     say(f"{stage}: {trained.steps} steps, {trained.taken} of them now; model: {trained.final}")
     say(f"log: {run / stage / 'log.jsonl'}")
     if stage != "supervised":
-        say(f"answers: {run / stage / 'answers.jsonl'}; kernels: {run / 'store.sqlite'}")
+        store = "tasks.sqlite" if stage == GENERAL else "store.sqlite"
+        say(f"answers: {run / stage / 'answers.jsonl'}; kernels: {run / store}")

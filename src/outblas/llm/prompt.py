@@ -14,6 +14,7 @@ from outblas.core.config import KernelConfig
 from outblas.core.errors import UsageError
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu, floor_us, regime
+from outblas.judge.small_tasks import SmallTask
 from outblas.llm.answer import CODE, CONFIG
 from outblas.llm.archive import Entry
 from outblas.llm.budget import Message
@@ -80,6 +81,22 @@ def first_prompt(
         task=_fill("task_contrast" if len(parents) == 2 else "task_new", asked=answer_rules(kinds)),
     )
     return [{"role": "system", "content": _fill("system", gpu=gpu.name.upper())}, {"role": "user", "content": text}]
+
+
+def small_task_prompt(task: SmallTask, gpu: Gpu) -> list[Message]:
+    """Return a system message and a user message that ask for a small general kernel.
+
+    Args:
+        task: the task.
+        gpu: the GPU of the kernel.
+    """
+    problem = task.problem
+    text = _fill(
+        "small_task", says=f"{task.says}.", m=problem.m, k=problem.k, n=problem.n, hardware=describe_gpu(gpu),
+        contract=_contract(problem, gpu), asked=answer_rules((CODE,)),
+    )  # fmt: skip
+    system = _fill("small_system", gpu=gpu.name.upper())
+    return [{"role": "system", "content": system}, {"role": "user", "content": text}]
 
 
 def kernel_guide(problem: Problem, gpu: Gpu) -> str:

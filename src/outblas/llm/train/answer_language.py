@@ -7,6 +7,7 @@ from typing import Any, Protocol, Union
 
 from outblas.core.config import Candidate
 from outblas.core.problem import Problem
+from outblas.judge.small_tasks import SmallTask
 from outblas.llm.archive import Entry
 from outblas.llm.train.rewards import RefusedAnswer
 
@@ -42,6 +43,13 @@ class Language(Protocol):
         Args:
             problem: the problem.
             pair: two proven kernels of the problem that the language can express, the slower first; or none.
+        """
+
+    def task_prompt(self, task: SmallTask) -> Text:
+        """Return the prompt for a small general kernel: text, or messages.
+
+        Raises:
+            UsageError: the language has no words for such kernels.
         """
 
     def read(self, problem: Problem, answer: str) -> Read:

@@ -9,6 +9,7 @@ from typing import Any
 from outblas.core.config import Candidate, config_to_json
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
+from outblas.judge.small_tasks import SmallTask
 from outblas.kernels.custom.free_kernel import FreeKernel
 from outblas.llm.archive import Entry
 from outblas.llm.train.answer_language import Read, Text
@@ -39,6 +40,11 @@ class CudaAnswers:
 
         best_us = min((entry.us for entry in pair), default=None)
         return [dict(message) for message in first_prompt(problem, self._gpu, {}, best_us, pair, {})]
+
+    def task_prompt(self, task: SmallTask) -> Text:
+        from outblas.llm.prompt import small_task_prompt
+
+        return [dict(message) for message in small_task_prompt(task, self._gpu)]
 
     def read(self, problem: Problem, answer: str) -> Read:
         from outblas.llm.answer import read_answer

@@ -56,23 +56,22 @@ def completion_text(completion: Any) -> str:
     return completion if isinstance(completion, str) else str(completion[-1].get("content") or "")
 
 
-def prompt_rows(problems: Sequence[Problem], language: Language, chat: bool, least: int) -> list[dict[str, Any]]:
-    """Return a list of the rows of a prompt dataset, ``{"prompt": ..., "problem": index in problems}``.
+def prompt_rows(prompts: Sequence[Text], chat: bool, least: int) -> list[dict[str, Any]]:
+    """Return a list of the rows of a prompt dataset, ``{"prompt": ..., "problem": index in prompts}``.
 
-    All problems are repeated in turns until there are at least ``least`` rows. So the number of rows is a multiple of
-    the number of problems. Example: 3 problems and a ``least`` of 4 give 6 rows, with the indices 0, 1, 2, 0, 1 and 2.
+    All prompts are repeated in turns until there are at least ``least`` rows. So the number of rows is a multiple of
+    the number of prompts. Example: 3 prompts and a ``least`` of 4 give 6 rows, with the indices 0, 1, 2, 0, 1 and 2.
 
     Args:
-        problems: the problems, at least one.
-        language: makes the prompts.
+        prompts: a prompt for each problem, at least one.
         chat: a prompt is a list of messages, ``{"role": ..., "content": ...}``; False: a text.
         least: smallest number of rows, above 0.
     """
-    times = -(-least // len(problems))
+    times = -(-least // len(prompts))
     return [
-        {"prompt": prompt_messages(language.prompt(problem), chat), "problem": index}
+        {"prompt": prompt_messages(prompt, chat), "problem": index}
         for _ in range(times)
-        for index, problem in enumerate(problems)
+        for index, prompt in enumerate(prompts)
     ]
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from outblas.core.config import Candidate, KernelConfig, knob_schema
 from outblas.core.errors import UsageError
 from outblas.core.problem import Problem
+from outblas.judge.small_tasks import SmallTask
 from outblas.kernels.config_text import config_from_json
 from outblas.kernels.families.registry import FAMILIES
 from outblas.llm.archive import Entry
@@ -94,6 +95,11 @@ class KnobWords:
         """Return a kernel's sentence and its speed."""
         speed = " ".join(str(round(100 * math.exp(entry.score))))
         return f"{self.write(problem, config_from_json(entry.candidate))} at {speed}"
+
+    def task_prompt(self, task: SmallTask) -> str:
+        raise UsageError(
+            f"the task {task.key} in the language {self.name}", "a language of kernels", "pass --language cuda"
+        )
 
     def read(self, problem: Problem, answer: str) -> Read:
         said, words_at = answer.split(), self.words()

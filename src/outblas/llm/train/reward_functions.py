@@ -6,10 +6,11 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from outblas.core.problem import Problem
-from outblas.llm.train.answer_judge import AnswerJudge, JudgedAnswer
+from outblas.judge.small_tasks import SmallTask
+from outblas.llm.train.answer_judge import JudgedAnswer
 from outblas.llm.train.dataset import completion_text
 from outblas.llm.train.first_process import on_first_process
 from outblas.llm.train.rewards import PART_NAMES, advantages
@@ -39,6 +40,13 @@ class _Row:
     advantage: float | None
 
 
+class Judge(Protocol):
+    """A judge of answers to problems, or to small tasks."""
+
+    def judge(self, answers: Sequence[tuple[Any, str]]) -> list[JudgedAnswer]:
+        """Return one verdict per answer (problem or task, text), in order."""
+
+
 class RewardFunctions:
     """Judge the answers of all processes on the first one, and return each process its own.
 
@@ -49,7 +57,7 @@ class RewardFunctions:
 
     Args:
         judge: judge of answers; None on every process except the first.
-        problems: problems by their index; prompts carry the index.
+        problems: problems, or small tasks, by their index; prompts carry the index.
         group: answers per prompt.
         least_std: see :func:`outblas.llm.train.rewards.advantages`.
         clip: see :func:`outblas.llm.train.rewards.advantages`.
@@ -62,7 +70,7 @@ class RewardFunctions:
     """
 
     def __init__(
-        self, judge: AnswerJudge | None, problems: Sequence[Problem], group: int, least_std: float = 0.05,
+        self, judge: Judge | None, problems: Sequence[Problem | SmallTask], group: int, least_std: float = 0.05,
         clip: float = 2.0,
         log: Path | None = None, prepare: Callable[[], None] | None = None, archive: TrainingArchive | None = None,
     ) -> None:  # fmt: skip
@@ -131,7 +139,9 @@ class RewardFunctions:
                 append_line(self._log, _line(step, self._problems[answer.problem], answer, verdict, advantage))
         if self._archive is not None:  # after the log, from which a resumed training fills it
             for answer, verdict in zip(answers, judged, strict=True):
-                self._archive.add(self._problems[answer.problem], verdict)
+                problem = self._problems[answer.problem]
+                if isinstance(problem, Problem):  # a task's kernels are not timed
+                    self._archive.add(problem, verdict)
         return [_Row(j, a) for j, a in zip(judged, learned, strict=True)]
 
 
@@ -148,7 +158,7 @@ def _counts(rows: Sequence[_Row]) -> dict[str, float]:
 
 
 def _line(
-    step: int, problem: Problem, answer: _Answer, judged: JudgedAnswer, advantage: float | None
+    step: int, problem: Problem | SmallTask, answer: _Answer, judged: JudgedAnswer, advantage: float | None
 ) -> dict[str, Any]:
     paid = None if judged.parts is None else {**asdict(judged.parts), "total": judged.parts.total}
     return {

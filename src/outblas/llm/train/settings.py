@@ -14,6 +14,8 @@ from outblas.core.problem import Problem
 from outblas.llm.train.tiny import RANDOM_TINY
 from outblas.llm.train.training_folder import STAGES
 
+#: The stage of small general kernels, which are proved and not timed.
+GENERAL = "general"
 #: Learning rates where none is given: of all weights, of LoRA's, of a random model.
 _LR, _LR_LORA, _LR_TINY = 1e-6, 1e-5, 3e-3
 #: Settings that may differ when a stage is resumed: lengths, intervals and limits, not the data or the method.
@@ -26,8 +28,10 @@ class TrainSettings:
 
     Attributes:
         model: name or path of the base model, or ``random:tiny``.
-        problems: problems of the prompts, in this order; prompts are drawn from them.
-        stage: ``supervised``, ``correctness`` (GRPO; every proven kernel is worth the same) or ``speed`` (GRPO).
+        problems: problems of the prompts, in this order; prompts are drawn from them. The stage ``general`` takes M and
+            K of each for its tasks.
+        stage: ``supervised``, or one of GRPO: ``general`` (small general kernels), ``correctness`` (every proven kernel
+            is worth the same) or ``speed``.
         steps: optimiser steps in all, with those of an interrupted stage.
         group: answers per prompt, at least 2 (GRPO).
         prompts: prompts per step, over all processes.
@@ -122,6 +126,11 @@ class TrainSettings:
         if self.lr is not None:
             return self.lr
         return _LR_TINY if self.model == RANDOM_TINY else _LR_LORA if self.lora else _LR
+
+    @property
+    def paired(self) -> bool:
+        """Whether prompts show pairs of kernels. General kernels are not timed, and so have no pairs."""
+        return self.contrast and self.stage not in ("supervised", GENERAL)
 
     def to_json(self) -> dict[str, Any]:
         """Return the settings as JSON values. ``contrast`` is there only if it is on: earlier releases had none."""

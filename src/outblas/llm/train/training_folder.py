@@ -2,6 +2,7 @@
 
 - ``RUN/base``: for random:tiny only, the model at the beginning of the training.
 - ``RUN/store.sqlite``: every evaluation of all stages.
+- ``RUN/tasks.sqlite``: those of the stage ``general``, whose kernels are no products.
 - ``RUN/<stage>/settings.json``: settings of the stage.
 - ``RUN/<stage>/archive.jsonl``: the kernels with which the archive of the stage's prompts begins.
 - ``RUN/<stage>/checkpoint-<step>``: checkpoints to resume.
@@ -24,7 +25,7 @@ from typing import Any
 from outblas.core.errors import RecordError
 from outblas.core.plain_files import open_plain
 
-STAGES = ("supervised", "correctness", "speed")
+STAGES = ("supervised", "general", "correctness", "speed")
 FINAL = "final"
 _STATE = "trainer_state.json"
 
