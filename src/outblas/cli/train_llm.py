@@ -27,6 +27,9 @@ ArchiveOption = Annotated[
 ContrastOption = Annotated[
     bool, typer.Option(help="Prompts of GRPO show two earlier kernels, and ask why one is faster.")
 ]
+VllmOption = Annotated[
+    str | None, typer.Option(help="Address of a vLLM server that generates answers, e.g. http://localhost:8000.")
+]
 MemoryOption = Annotated[float, typer.Option(help="Of GPU memory, for training where it shares the GPU with timing.")]
 
 
@@ -47,6 +50,7 @@ def train_llm(
     proof: Annotated[str, typer.Option(help="full, or cell: on the timed operands only.")] = "full",
     archive: ArchiveOption = None,
     contrast: ContrastOption = True,
+    vllm: VllmOption = None,
     lr: Annotated[float | None, typer.Option(help="Learning rate; by default 1e-6, with LoRA 1e-5.")] = None,
     lora: Annotated[int, typer.Option(help="Rank of LoRA adapters; 0 trains all weights.")] = 0,
     kl: Annotated[float, typer.Option(help="Weight of the KL divergence from the first model.")] = 0.02,
@@ -79,7 +83,7 @@ def train_llm(
         model, tuple(Problem.from_mnk(text, layout, dtype, acc) for text in problems.split(",")), stage, steps, group,
         prompts, micro_batch, chosen.name, device, proof, None if archive is None else str(archive), lr, lora, kl,
         temperature, max_tokens, least_std, clip, seed, save_every, batch_seconds, memory_fraction, tensorboard, wandb,
-        cpu, contrast,
+        cpu, contrast, vllm,
     )  # fmt: skip
 
     def say(text: str) -> None:

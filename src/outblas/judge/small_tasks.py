@@ -1,7 +1,7 @@
 """Small general kernels for training: copy, transpose, row sum, softmax and GEMV, with references and checks.
 
-They use the operands of a product: A is M x K row-major, B is N x K row-major, and C has M x N elements. All are half
-precision. N is K where the result is as large as A, and 1 where it has one element per row.
+They use the operands of a product, all in half precision. A is M x K row-major, B is N x K row-major, and C has M x N
+elements. N is K where the result is as large as A, and 1 where it has one element per row.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _POISONS = (float("nan"), 7.0)
 
 
 class TaskRun(NamedTuple):
-    """One run of a kernel: C, and A and B as they are afterwards, all float16."""
+    """Operands after a run of a kernel, all float16."""
 
     c: Array
     a: Array

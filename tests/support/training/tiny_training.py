@@ -56,7 +56,7 @@ def answers(run: Path, stage: str = "correctness") -> list[tuple[int, str]]:
 
 
 def same_weights(one: Path, other: Path) -> bool:
-    """Whether two folders hold models of bit-equal weights."""
+    """Return whether two folders hold models of bit-equal weights."""
     import torch
     from transformers import AutoModelForCausalLM
 

@@ -57,6 +57,7 @@ class TrainSettings:
         wandb: report to Weights & Biases.
         cpu: train on the CPU.
         contrast: prompts of GRPO show two earlier kernels of different speed, once two were proven.
+        vllm: address of a vLLM server that generates the answers of GRPO; None: the training processes do.
 
     Raises:
         UsageError: the stage is unknown, a figure is out of its range, or the archive (supervised) or the problems
@@ -89,6 +90,7 @@ class TrainSettings:
     wandb: bool = False
     cpu: bool = False
     contrast: bool = True
+    vllm: str | None = None
 
     def __post_init__(self) -> None:
         if self.stage not in STAGES:
@@ -107,6 +109,12 @@ class TrainSettings:
             ),
             (not self.kl >= 0, f"--kl {self.kl:g}", "0 or more", "pass one"),
             (not 0 < self.memory_fraction <= 1, f"--memory-fraction {self.memory_fraction:g}", "0 to 1", "pass 0.7"),
+            (
+                self.vllm is not None and self.language == "knobs",
+                "--vllm with --language knobs",
+                "--language cuda: the toy's grammar holds in the training process only",
+                "leave --vllm out",
+            ),
             (supervised and not self.archive, "no archive to learn from", "--archive FILE", "name one"),
         )
         for broken, wrong, expected, do in rules:
@@ -129,13 +137,13 @@ class TrainSettings:
 
     @property
     def paired(self) -> bool:
-        """Whether prompts show pairs of kernels. General kernels are not timed, and so have no pairs."""
+        """Return whether prompts show pairs of kernels. General kernels are not timed, and so have no pairs."""
         return self.contrast and self.stage not in ("supervised", GENERAL)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the settings as JSON values. ``contrast`` is there only if it is on: earlier releases had none."""
+        """Return the settings as JSON values. What earlier releases did not have is there only if it is used."""
         kept = {**asdict(self), "problems": [p.key for p in self.problems], "lr": self.learning_rate}
-        return kept if self.contrast else {k: v for k, v in kept.items() if k != "contrast"}
+        return {k: v for k, v in kept.items() if v or k not in ("contrast", "vllm")}
 
 
 def _begun_with(path: Path) -> dict[str, Any]:

@@ -162,6 +162,7 @@ def _grpo(
             scale_rewards="none",
             reward_weights=rewards.weights(),
             shuffle_dataset=True,
+            **served(settings.vllm),
         )
         _one_gpu(arguments)
         rows = prompt_rows(texts, loaded.chat, settings.prompts)
@@ -178,6 +179,15 @@ def _grpo(
         set_callbacks(trainer, stage / "log.jsonl", say, lambda: rewards.best)
         trainer.train(resume_from_checkpoint=go_on)
         return trainer, rewards.best
+
+
+def served(url: str | None) -> dict[str, Any]:
+    """Return the options of trl by which a vLLM server generates the answers; empty without a server.
+
+    Args:
+        url: address of the server, without ``/v1``.
+    """
+    return {} if url is None else {"use_vllm": True, "vllm_mode": "server", "vllm_server_base_url": url}
 
 
 def _judge(stack: contextlib.ExitStack, run: Path, settings: TrainSettings, language: Language) -> Judge:
