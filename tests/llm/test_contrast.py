@@ -19,6 +19,7 @@ from outblas.core.config import config_name, config_to_json
 from outblas.core.errors import RecordError
 from outblas.core.evaluation import Status
 from outblas.core.problem import Problem
+from outblas.judge.small_tasks import SmallTask
 from outblas.kernels.legality import why_illegal
 from outblas.llm.archive import Entry
 from outblas.llm.train import stages
@@ -26,6 +27,7 @@ from outblas.llm.train.answer_judge import JudgedAnswer
 from outblas.llm.train.cuda_answers import CudaAnswers
 from outblas.llm.train.dataset import proven_evaluations
 from outblas.llm.train.knob_words import KnobWords
+from outblas.llm.train.step_prompts import StepPrompts
 from outblas.llm.train.tiny import RANDOM_TINY
 from outblas.llm.train.training_archive import TrainingArchive, archive_of_stage, begin_archive
 from support.gpus.known import H200
@@ -40,6 +42,10 @@ from support.training.tiny_training import (
 )  # fmt: skip
 
 LANGUAGE = KnobWords()
+#: Outcome of an answer -> its word in the next turn's prompt.
+KIND = {"passed": "proven", "wrong": "wrong", "illegal": "illegal"}
+#: A checkpoint is of step 2, in the middle of a conversation.
+TURNS = 3
 
 
 def sentences() -> list[str]:
@@ -64,9 +70,9 @@ def recording_fixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(name="whole", scope="module")
 def whole_fixture(recording: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A contrastive training that nothing interrupted."""
+    """A contrastive training of several turns that nothing interrupted."""
     run = tmp_path_factory.mktemp("whole")
-    assert go(run, stage="speed", device=str(recording)).taken == STEPS
+    assert go(run, stage="speed", device=str(recording), turns=TURNS).taken == STEPS
     return run
 
 
@@ -87,19 +93,20 @@ def test_what_wins_is_shown_in_later_prompts(whole: Path) -> None:
     for row in with_pair:
         slower, faster = row["parents"]
         assert speed[slower] > speed[faster]
-        before = {r["kernel"] for r in rows if r["step"] < row["step"] and r["outcome"] == "passed"}
+        before = {r["kernel"] for r in rows if r["step"] < row["step"] - row["turn"] + 1 and r["outcome"] == "passed"}
         assert {slower, faster} <= before
-        assert row["answer"].startswith("because_")  # the reason first, then a kernel
+        assert row["answer"].startswith("because_") is (row["turn"] == 0)  # the reason first, then a kernel
     groups = {(row["step"], tuple(row["parents"])) for row in rows}
     assert len(groups) == STEPS  # all answers to a prompt have seen the same pair
 
 
-def test_a_killed_contrastive_training_resumes_to_the_same_weights(
+def test_a_killed_training_of_several_turns_resumes_to_the_same_weights(
     whole: Path, recording: Path, tmp_path: Path
 ) -> None:
     command = [
         sys.executable, "-m", "outblas", "train-llm", "--model", RANDOM_TINY, "--steps", str(STEPS), "--group", "4",
         "--save-every", "2", "--cpu", "--stage", "speed", "--device", str(recording), "--run", str(tmp_path),
+        "--turns", str(TURNS),
     ]  # fmt: skip
     log = tmp_path / "speed" / "log.jsonl"
     source = str(Path(stages.__file__).parents[3])
@@ -114,10 +121,43 @@ def test_a_killed_contrastive_training_resumes_to_the_same_weights(
     finally:
         child.send_signal(signal.SIGKILL)
         child.wait()
-    resumed = go(tmp_path, resume=True, stage="speed", device=str(recording))
+    resumed = go(tmp_path, resume=True, stage="speed", device=str(recording), turns=TURNS)
     assert resumed.steps == STEPS and 0 < resumed.taken < STEPS
     assert lines(tmp_path / "speed" / "answers.jsonl") == lines(whole / "speed" / "answers.jsonl")  # pairs, too
     assert same_weights(tmp_path / "speed" / "final", whole / "speed" / "final")
+
+
+def test_the_best_answer_of_a_group_goes_on_with_its_outcome(whole: Path) -> None:
+    rows = lines(whole / "speed" / "answers.jsonl")
+    assert [row["turn"] for row in rows[::4]][:TURNS] == [0, 1, 2]
+    for row in lines(whole / "speed" / "conversations.jsonl"):
+        group = [r for r in rows if r["step"] == row["step"]]
+        best = max(group, key=lambda r: r["parts"]["total"])
+        (going_on,) = row["groups"]
+        if group[0]["turn"] == TURNS - 1:
+            assert going_on is None
+        else:
+            assert going_on["prompt"].endswith(f"{best['answer']} was {KIND[best['outcome']]} answer")
+            following = {r["turn"] for r in rows if r["step"] == row["step"] + 1}
+            assert following <= {going_on["turn"]}
+
+
+def test_a_conversation_of_real_models_ends_in_the_outcome() -> None:
+    language = CudaAnswers(H200)
+    wrong = JudgedAnswer("free_1", "wrong", kind="wrong", words="C[63, 5] is 7, not 8")
+    first = language.prompt(PROBLEM)
+    assert not isinstance(first, str)
+    asked = language.follow_up(PROBLEM, first, "my kernel", wrong)
+    assert [m["role"] for m in asked] == ["system", "user", "assistant", "user"]  # type: ignore[index]
+    assert "C[63, 5] is 7, not 8" in asked[-1]["content"] and "```json" in asked[-1]["content"]  # type: ignore[index]
+    small = language.follow_up(SmallTask("copy", 8, 8), first, "", wrong)
+    assert len(small) == 3 and "```json" not in small[-1]["content"]  # type: ignore[index]
+
+
+def test_a_damaged_file_of_conversations_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "conversations.jsonl").write_text('{"step": 1, "groups": [{"turn": 1}]}\n')
+    with pytest.raises(RecordError, match="line 1 that cannot be read"):
+        StepPrompts((PROBLEM,), LANGUAGE, False, 4, 2, None, tmp_path)
 
 
 def test_a_later_stage_begins_with_what_earlier_ones_found(recording: Path, tmp_path: Path) -> None:

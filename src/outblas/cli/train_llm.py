@@ -50,6 +50,7 @@ def train_llm(
     proof: Annotated[str, typer.Option(help="full, or cell: on the timed operands only.")] = "full",
     archive: ArchiveOption = None,
     contrast: ContrastOption = True,
+    turns: Annotated[int, typer.Option(help="Turns of a conversation at most; each is a step of its own.")] = 1,
     vllm: VllmOption = None,
     lr: Annotated[float | None, typer.Option(help="Learning rate; by default 1e-6, with LoRA 1e-5.")] = None,
     lora: Annotated[int, typer.Option(help="Rank of LoRA adapters; 0 trains all weights.")] = 0,
@@ -83,7 +84,7 @@ def train_llm(
         model, tuple(Problem.from_mnk(text, layout, dtype, acc) for text in problems.split(",")), stage, steps, group,
         prompts, micro_batch, chosen.name, device, proof, None if archive is None else str(archive), lr, lora, kl,
         temperature, max_tokens, least_std, clip, seed, save_every, batch_seconds, memory_fraction, tensorboard, wandb,
-        cpu, contrast, vllm,
+        cpu, contrast, vllm, turns,
     )  # fmt: skip
 
     def say(text: str) -> None:

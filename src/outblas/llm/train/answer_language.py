@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol, Union
+from typing import TYPE_CHECKING, Any, Protocol, Union
 
 from outblas.core.config import Candidate
 from outblas.core.problem import Problem
 from outblas.judge.small_tasks import SmallTask
 from outblas.llm.archive import Entry
 from outblas.llm.train.rewards import RefusedAnswer
+
+if TYPE_CHECKING:
+    from outblas.llm.train.answer_judge import JudgedAnswer
 
 Read = Union[Candidate, RefusedAnswer]
 #: A prompt or an answer, as trl takes it: text, or the messages of a conversation.
@@ -43,6 +46,16 @@ class Language(Protocol):
         Args:
             problem: the problem.
             pair: two proven kernels of the problem that the language can express, the slower first; or none.
+        """
+
+    def follow_up(self, problem: Problem | SmallTask, prompt: Text, answer: str, verdict: JudgedAnswer) -> Text:
+        """Return the prompt of the next turn: the earlier prompt, the answer, its outcome, and a request for another.
+
+        Args:
+            problem: the problem, or the small task.
+            prompt: prompt that was answered, of this language.
+            answer: the answer.
+            verdict: its verdict, of a kind in :data:`outblas.llm.prompt.FOLLOW_UPS`.
         """
 
     def task_prompt(self, task: SmallTask) -> Text:

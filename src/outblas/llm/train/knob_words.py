@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from outblas.core.config import Candidate, KernelConfig, knob_schema
 from outblas.core.errors import UsageError
@@ -14,11 +14,15 @@ from outblas.judge.small_tasks import SmallTask
 from outblas.kernels.config_text import config_from_json
 from outblas.kernels.families.registry import FAMILIES
 from outblas.llm.archive import Entry
-from outblas.llm.train.answer_language import Read
+from outblas.llm.prompt import FOLLOW_UPS
+from outblas.llm.train.answer_language import Read, Text
 from outblas.llm.train.rewards import RefusedAnswer
 
-#: Words of a prompt about a pair of kernels.
-_OF_A_PAIR = ("slower", "faster", "at", "why")
+if TYPE_CHECKING:
+    from outblas.llm.train.answer_judge import JudgedAnswer
+
+#: Words of a prompt about a pair of kernels, and of a further turn.
+_OF_PROMPTS = ("slower", "faster", "at", "why", "was", *FOLLOW_UPS)
 
 
 class KnobWords:
@@ -31,6 +35,8 @@ class KnobWords:
     ``slower bm=64 bn=32 stages=2 consumers=1 at 9 0 faster bm=64 bn=64 stages=4 consumers=1 at 1 1 0 why``. The figures
     are percent of the fastest baseline's speed. An answer to ``why`` begins with a word such as ``because_bn``, which
     names the knob that makes the difference. Reading skips it, and nothing rewards it.
+
+    A further turn adds the answer and its outcome: ``bm=64 bn=32 stages=2 consumers=1 was illegal answer``.
 
     Reading refuses a text that is not one word per knob, in order, each a listed value. ``max_tokens`` is the number of
     knobs plus 2. ``name`` is ``knobs``.
@@ -76,7 +82,8 @@ class KnobWords:
         Reasons are among those of answers. A word may occur twice. The list begins with ``["problem", "m", "n", "k",
         "answer", "TN", "NN"]``.
         """
-        asked = ["problem", "m", "n", "k", "answer", "TN", "NN", "fp16", "bf16", "fp32", *"0123456789", *_OF_A_PAIR]
+        types = ["TN", "NN", "fp16", "bf16", "fp32"]
+        asked = ["problem", "m", "n", "k", "answer", *types, *"0123456789", *_OF_PROMPTS]
         return [*asked, *self.reasons(), *itertools.chain.from_iterable(self.words())]
 
     def reasons(self) -> list[str]:
@@ -95,6 +102,9 @@ class KnobWords:
         """Return a kernel's sentence and its speed."""
         speed = " ".join(str(round(100 * math.exp(entry.score))))
         return f"{self.write(problem, config_from_json(entry.candidate))} at {speed}"
+
+    def follow_up(self, problem: Problem | SmallTask, prompt: Text, answer: str, verdict: JudgedAnswer) -> str:
+        return f"{prompt} {answer} was {verdict.kind} answer"
 
     def task_prompt(self, task: SmallTask) -> str:
         raise UsageError(

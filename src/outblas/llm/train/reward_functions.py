@@ -14,22 +14,24 @@ from outblas.llm.train.answer_judge import JudgedAnswer
 from outblas.llm.train.dataset import completion_text
 from outblas.llm.train.first_process import on_first_process
 from outblas.llm.train.rewards import PART_NAMES, advantages
-from outblas.llm.train.training_archive import TrainingArchive
 from outblas.llm.train.training_folder import append_line
 
 #: What the trainer calls: keyword arguments in, one figure an answer out (None: not judged).
 RewardFunction = Callable[..., list["float | None"]]
+#: Told of every step: number of earlier steps, answers, verdicts.
+Watch = Callable[[int, Sequence[str], Sequence[JudgedAnswer]], None]
 #: Name of the function that trains the model.
 LEARNED = "advantage"
 
 
 @dataclass(frozen=True)
 class _Answer:
-    """An answer before it is judged: index of its problem, text, and names of the kernels in its prompt."""
+    """An answer before it is judged: index of its problem, text, names of the kernels in its prompt, and its turn."""
 
     problem: int
     text: str
     parents: tuple[str, ...]
+    turn: int
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,8 @@ class RewardFunctions:
         clip: see :func:`outblas.llm.train.rewards.advantages`.
         log: file of answers, to which the first process appends; None: none.
         prepare: called before evaluations begin, on every process, to free GPU memory; None: nothing.
-        archive: receives the kernels that pass, on the first process; None: they are not kept for prompts.
+        watch: called with the number of earlier steps, the answers of a step and their verdicts, on the first process;
+            None: nothing.
 
     Attributes:
         best: largest lower bound of a speed-up so far; None before a proven kernel was timed, and on other processes.
@@ -72,11 +75,11 @@ class RewardFunctions:
     def __init__(
         self, judge: Judge | None, problems: Sequence[Problem | SmallTask], group: int, least_std: float = 0.05,
         clip: float = 2.0,
-        log: Path | None = None, prepare: Callable[[], None] | None = None, archive: TrainingArchive | None = None,
+        log: Path | None = None, prepare: Callable[[], None] | None = None, watch: Watch | None = None,
     ) -> None:  # fmt: skip
         self._judge, self._problems, self._group = judge, problems, group
         self._least_std, self._clip = least_std, clip
-        self._log, self._prepare, self._archive = log, prepare, archive
+        self._log, self._prepare, self._watch = log, prepare, watch
         self._own: list[_Row] = []
         #: Best lower bound of a speed-up so far; None before a proven kernel was timed.
         self.best: float | None = None
@@ -98,8 +101,9 @@ class RewardFunctions:
         def learned(*, completions: list[Any], problem: list[int], **others: Any) -> list[float | None]:
             step = int(getattr(others.get("trainer_state"), "global_step", 0))
             parents: list[list[str]] = others.get("parents") or [[] for _ in problem]
+            turns: list[int] = others.get("turn") or [0 for _ in problem]
             texts = map(completion_text, completions)
-            own = [_Answer(*answer) for answer in zip(problem, texts, map(tuple, parents), strict=True)]
+            own = [_Answer(*answer) for answer in zip(problem, texts, map(tuple, parents), turns, strict=True)]
             self._own = self._judged(own, step)
             metric = others.get("log_metric")
             if metric is not None:
@@ -137,11 +141,8 @@ class RewardFunctions:
         if self._log is not None:
             for answer, verdict, advantage in zip(answers, judged, learned, strict=True):
                 append_line(self._log, _line(step, self._problems[answer.problem], answer, verdict, advantage))
-        if self._archive is not None:  # after the log, from which a resumed training fills it
-            for answer, verdict in zip(answers, judged, strict=True):
-                problem = self._problems[answer.problem]
-                if isinstance(problem, Problem):  # a task's kernels are not timed
-                    self._archive.add(problem, verdict)
+        if self._watch is not None:  # after the log, from which a resumed training fills the archive
+            self._watch(step, [answer.text for answer in answers], judged)
         return [_Row(j, a) for j, a in zip(judged, learned, strict=True)]
 
 
@@ -164,6 +165,7 @@ def _line(
     return {
         "step": step + 1,
         "problem": problem.key,
+        "turn": answer.turn,
         "parents": list(answer.parents),
         "answer": answer.text,
         "kernel": judged.name,

@@ -57,6 +57,7 @@ class TrainSettings:
         wandb: report to Weights & Biases.
         cpu: train on the CPU.
         contrast: prompts of GRPO show two earlier kernels of different speed, once two were proven.
+        turns: most turns of a conversation of GRPO. Each is a step that shows the outcome of the best answer before.
         vllm: address of a vLLM server that generates the answers of GRPO; None: the training processes do.
 
     Raises:
@@ -91,6 +92,7 @@ class TrainSettings:
     cpu: bool = False
     contrast: bool = True
     vllm: str | None = None
+    turns: int = 1
 
     def __post_init__(self) -> None:
         if self.stage not in STAGES:
@@ -101,6 +103,7 @@ class TrainSettings:
             (self.steps < 1, f"--steps {self.steps}", "1 or more", "pass a larger --steps"),
             (self.group < 2 and not supervised, f"--group {self.group}", "2 or more answers", "pass a larger --group"),
             (self.prompts < 1, f"--prompts {self.prompts}", "1 or more", "pass a larger --prompts"),
+            (self.turns < 1, f"--turns {self.turns}", "1 or more", "pass a larger --turns"),
             (self.lora < 0, f"--lora {self.lora}", "a rank of 0 or more", "pass one"),
             (self.save_every < 1, f"--save-every {self.save_every}", "1 or more", "pass a larger one"),
             *(
@@ -143,7 +146,8 @@ class TrainSettings:
     def to_json(self) -> dict[str, Any]:
         """Return the settings as JSON values. What earlier releases did not have is there only if it is used."""
         kept = {**asdict(self), "problems": [p.key for p in self.problems], "lr": self.learning_rate}
-        return {k: v for k, v in kept.items() if v or k not in ("contrast", "vllm")}
+        unused = {"contrast": False, "vllm": None, "turns": 1}
+        return {k: v for k, v in kept.items() if k not in unused or v != unused[k]}
 
 
 def _begun_with(path: Path) -> dict[str, Any]:

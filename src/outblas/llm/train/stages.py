@@ -23,9 +23,9 @@ from outblas.llm.train.answer_language import Language, Text
 from outblas.llm.train.base_models import LoadedModel, check_installed, load_model
 from outblas.llm.train.dataset import prompt_rows, supervised_rows
 from outblas.llm.train.logs import set_callbacks
-from outblas.llm.train.paired_prompts import PairedPrompts, paired_trainer
 from outblas.llm.train.reward_functions import Judge, RewardFunctions
 from outblas.llm.train.settings import GENERAL, TrainSettings, claim_folder
+from outblas.llm.train.step_prompts import CONVERSATIONS, StepPrompts, step_trainer
 from outblas.llm.train.task_judge import TaskJudge, task_evaluator, tasks_on
 from outblas.llm.train.tiny import RANDOM_TINY, make_tiny
 from outblas.llm.train.training_archive import archive_of_stage, begin_archive, earlier_entries
@@ -108,7 +108,7 @@ def _train(run: Path, settings: TrainSettings, language: Language, resume: bool,
         checkpoint = last_checkpoint(stage)
         claim_folder(stage, settings, resume, checkpoint is not None or (stage / FINAL).exists())
         done = 0 if checkpoint is None else trained_steps(checkpoint) or 0
-        for name in ("log.jsonl", "answers.jsonl"):
+        for name in ("log.jsonl", "answers.jsonl", CONVERSATIONS):
             drop_later_lines(stage / name, done)
         if settings.paired:
             begin_archive(stage, earlier_entries(run, settings, language))
@@ -139,15 +139,16 @@ def _grpo(
     say: Say, first: bool,
 ) -> tuple[Any, float | None]:  # fmt: skip
     from datasets import Dataset
-    from trl import GRPOConfig, GRPOTrainer
+    from trl import GRPOConfig
 
     with contextlib.ExitStack() as stack:
         judge = _judge(stack, run, settings, language) if first else None
         archive = archive_of_stage(stage, language, settings.seed) if first and settings.paired else None
         asked, texts = _questions(settings, language)
+        prompts = StepPrompts(asked, language, loaded.chat, settings.group, settings.turns, archive, stage)
         rewards = RewardFunctions(
             judge, asked, settings.group, settings.least_std, settings.clip,
-            stage / "answers.jsonl" if first else None, _make_room(settings, say), archive,
+            stage / "answers.jsonl" if first else None, _make_room(settings, say), prompts.judged,
         )  # fmt: skip
         tokens = settings.max_tokens or language.max_tokens
         size = len(loaded.tokenizer)
@@ -166,9 +167,7 @@ def _grpo(
         )
         _one_gpu(arguments)
         rows = prompt_rows(texts, loaded.chat, settings.prompts)
-        prompts = PairedPrompts(settings.problems, language, loaded.chat, settings.group, archive)
-        trainer_of = paired_trainer(prompts) if settings.paired else GRPOTrainer
-        trainer = trainer_of(
+        trainer = step_trainer(prompts)(
             model=loaded.model,
             reward_funcs=rewards.functions(),
             args=arguments,

@@ -143,6 +143,7 @@ class FreeKernelsOnly:
         self.name, self.max_tokens = language.name, language.max_tokens
         self.prompt, self.task_prompt = language.prompt, language.task_prompt
         self.write, self.generation = language.write, language.generation
+        self.follow_up = language.follow_up
 
     def read(self, problem: Problem, answer: str) -> Read:
         found = self._language.read(problem, answer)

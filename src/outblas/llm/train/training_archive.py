@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
+from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from outblas.core.config import config_name, config_to_json
 from outblas.core.errors import RecordError
@@ -30,6 +31,7 @@ from outblas.llm.train.rewards import RefusedAnswer
 from outblas.llm.train.settings import TrainSettings
 from outblas.llm.train.training_folder import STAGES
 
+Read = TypeVar("Read")
 #: File of the entries with which a stage begins, in its folder.
 BEGINNING = "archive.jsonl"
 #: All kernels of a problem are one population: a group of answers is small, and its prompts are many.
@@ -123,7 +125,7 @@ def archive_of_stage(folder: Path, language: Language, seed: int) -> TrainingArc
     Raises:
         RecordError: a file is damaged.
     """
-    begun = [Entry(**row) for row in _rows(folder / BEGINNING)]
+    begun = json_rows(folder / BEGINNING, lambda row: Entry(**row))
     return TrainingArchive(seed, (*begun, *logged_entries(folder / "answers.jsonl", language)))
 
 
@@ -137,16 +139,19 @@ def logged_entries(path: Path, language: Language) -> Iterator[Entry]:
     Raises:
         RecordError: the file is damaged.
     """
-    for row in _rows(path):
-        if row["outcome"] != "passed" or row.get("us") is None:
-            continue
-        problem = Problem.from_key(row["problem"])
-        candidate = language.read(problem, row["answer"])
-        if not isinstance(candidate, RefusedAnswer):
-            values = config_to_json(candidate)
-            entry = _entry(problem, row["kernel"], values, row["outcome"], row["speedup_low"], row["us"])
-            if entry is not None:
-                yield entry
+    yield from (entry for entry in json_rows(path, partial(_logged, language)) if entry is not None)
+
+
+def _logged(language: Language, row: dict[str, Any]) -> Entry | None:
+    """Return the entry of a line of answers; None if its kernel was not proven and timed."""
+    if row["outcome"] != "passed" or row.get("us") is None:
+        return None
+    problem = Problem.from_key(row["problem"])
+    candidate = language.read(problem, row["answer"])
+    if isinstance(candidate, RefusedAnswer):
+        return None
+    values = config_to_json(candidate)
+    return _entry(problem, row["kernel"], values, row["outcome"], row["speedup_low"], row["us"])
 
 
 def evaluated_entries(evaluations: Iterable[Evaluation]) -> Iterator[Entry]:
@@ -165,16 +170,25 @@ def _entry(
     return Entry(problem.key, 0, name, candidate, math.log(low), us, 0)
 
 
-def _rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the rows of JSON lines. A last line that a kill has cut off is left out."""
+def json_rows(path: Path, read: Callable[[dict[str, Any]], Read]) -> Iterator[Read]:
+    """Yield what ``read`` makes of each row of a file of JSON objects, one a line. A missing file has none.
+
+    A last line that a kill has cut off is left out.
+
+    Args:
+        path: the file.
+        read: takes a row; a KeyError, TypeError or ValueError means that the row is damaged.
+
+    Raises:
+        RecordError: a line is damaged.
+    """
     if not path.exists():
         return
     for number, line in enumerate(read_plain_file(path).decode().split("\n")[:-1], 1):
         try:
-            row = json.loads(line)
-            row["problem"]
-        except (KeyError, TypeError, ValueError) as error:
+            yield read(json.loads(line))
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             wrong = f"{path} has a line {number} that cannot be read ({error!r})"
-            do = "restore a copy, or choose another run"
-            raise RecordError(wrong, "a line of JSON with its problem", do) from error
-        yield row
+            raise RecordError(
+                wrong, "a line that this release wrote", "restore a copy, or choose another run"
+            ) from error

@@ -8,6 +8,7 @@
 - ``RUN/<stage>/checkpoint-<step>``: checkpoints to resume.
 - ``RUN/<stage>/log.jsonl``: a line per logged step.
 - ``RUN/<stage>/answers.jsonl``: a line per answer, with its outcome.
+- ``RUN/<stage>/conversations.jsonl``: a line per step with the conversations that go on (``--turns``).
 - ``RUN/<stage>/final``: the trained model (or LoRA adapter) and its tokenizer.
 """
 
