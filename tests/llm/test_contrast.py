@@ -215,10 +215,11 @@ def test_only_proven_and_timed_kernels_enter_once() -> None:
     assert archive.pair(Problem(64, 64, 64), 0) == ()
 
 
-def test_the_beginning_of_an_archive_is_written_once(tmp_path: Path) -> None:
-    begin_archive(tmp_path, [entry(SLOW, 5.0)])
-    begin_archive(tmp_path, [entry(FAST, 4.0)])
-    assert [e.us for e in archive_of_stage(tmp_path, LANGUAGE, 0).entries] == [5.0]
+def test_an_archive_is_read_back_and_a_damaged_one_is_refused(tmp_path: Path) -> None:
+    assert archive_of_stage(tmp_path, LANGUAGE, 0).entries == []
+    begun = [entry(SLOW, 5.0), entry(FAST, 4.0)]
+    begin_archive(tmp_path, begun)
+    assert archive_of_stage(tmp_path, LANGUAGE, 0).entries == begun
     (tmp_path / "archive.jsonl").write_text("no JSON\n")
     with pytest.raises(RecordError, match="line 1 that cannot be read"):
         archive_of_stage(tmp_path, LANGUAGE, 0)

@@ -310,7 +310,8 @@ class Evolution:
                           question.id)  # fmt: skip
             entries = self.archive.insert(entry)
         ratio = None if evaluation.speedup is None else evaluation.speedup.ratio
-        words = feedback_text(evaluation, self._gpu, self._counters.words(evaluation, self._gpu))
+        hardware = "" if evaluation.timing is None else self._counters.words(evaluation, self._gpu)
+        words = feedback_text(evaluation, self._gpu, hardware)
         outcome = AnswerOutcome(question.id, kind, answer, name, us, ratio, gain, words)
         self._tried[question.problem, name] = outcome
         self._settle(chain, outcome, entries)

@@ -87,7 +87,7 @@ def feedback_text(evaluation: Evaluation, gpu: Gpu, hardware: str = "") -> str:
     Args:
         evaluation: the evaluation.
         gpu: GPU whose floor is named.
-        hardware: lines on hardware counters. They are shown if the kernel was timed.
+        hardware: lines on hardware counters (:meth:`outblas.llm.known_counters.KnownCounters.words`); may be empty.
     """
     lines = [f"status: {evaluation.status.value}"]
     if evaluation.detail:
@@ -105,8 +105,8 @@ def feedback_text(evaluation: Evaluation, gpu: Gpu, hardware: str = "") -> str:
         )
     if is_below_floor(evaluation, gpu):
         lines.append("that is faster than the hardware can multiply these matrices: the work is not all done")
-    facts = kernel_facts(evaluation, hardware if evaluation.timing is not None else "")
-    lines += [facts] if facts else []
+    if facts := kernel_facts(evaluation, hardware):
+        lines.append(facts)
     log = getattr(evaluation, "log", "").strip()
     return "\n".join(lines) + (f"\nlog:\n{clipped(log)}" if log else "")
 
@@ -119,7 +119,7 @@ def kernel_facts(evaluation: Evaluation, hardware: str = "") -> str:
 
     Args:
         evaluation: evaluation of the kernel.
-        hardware: lines on hardware counters (:meth:`outblas.llm.known_counters.KnownCounters.words`); may be empty.
+        hardware: as for :func:`feedback_text`.
     """
     left_out = {"compile_seconds", *PROFILED_COUNTERS}
     static = [f"{k} {v:g}" for k, v in sorted(evaluation.counters.items()) if k not in left_out]

@@ -18,7 +18,7 @@ from outblas.llm.train.training_folder import append_line
 
 #: What the trainer calls: keyword arguments in, one figure an answer out (None: not judged).
 RewardFunction = Callable[..., list["float | None"]]
-#: Told of every step: number of earlier steps, answers, verdicts.
+#: Called after every step with the number of earlier steps, the answers and their verdicts.
 Watch = Callable[[int, Sequence[str], Sequence[JudgedAnswer]], None]
 #: Name of the function that trains the model.
 LEARNED = "advantage"

@@ -21,7 +21,7 @@ from outblas.llm.evaluators import parse_evaluator
 from outblas.llm.train.answer_judge import COMPILE_ONLY, AnswerJudge, evaluator_of
 from outblas.llm.train.answer_language import Language, Text
 from outblas.llm.train.base_models import LoadedModel, check_installed, load_model
-from outblas.llm.train.dataset import prompt_rows, supervised_rows
+from outblas.llm.train.dataset import prompt_rows, proven_evaluations, supervised_rows
 from outblas.llm.train.logs import set_callbacks
 from outblas.llm.train.reward_functions import Judge, RewardFunctions
 from outblas.llm.train.settings import GENERAL, TrainSettings, claim_folder
@@ -90,6 +90,8 @@ def train(
     if settings.stage != "supervised":
         parse_evaluator(settings.device)  # before a large model is loaded
         _questions(settings, language)
+        if settings.archive is not None:
+            proven_evaluations(settings.archive)
     elif settings.archive is not None:
         supervised_rows(settings.archive, language, chat=False)
     warnings.filterwarnings("ignore", r".*gradient_checkpointing.* is deprecated", FutureWarning)  # trl's own use
@@ -110,8 +112,12 @@ def _train(run: Path, settings: TrainSettings, language: Language, resume: bool,
         done = 0 if checkpoint is None else trained_steps(checkpoint) or 0
         for name in ("log.jsonl", "answers.jsonl", CONVERSATIONS):
             drop_later_lines(stage / name, done)
-        if settings.paired:
-            begin_archive(stage, earlier_entries(run, settings, language))
+        if (
+            settings.paired and checkpoint is None
+        ):  # a resumed stage keeps its beginning, whatever became of its sources
+            known = list(earlier_entries(run, settings, language))
+            begin_archive(stage, known)
+            say(f"{settings.stage}: {len(known)} earlier kernels for the prompts")
         if settings.model == RANDOM_TINY:
             make_tiny(run / "base", language, settings.seed)
     state.wait_for_everyone()

@@ -28,6 +28,8 @@ from outblas.llm.train.rewards import RefusedAnswer, RewardParts
 from outblas.records.store import Store
 from outblas.runtime.device import gpu_of_device
 
+#: Largest M and K of a task: its reference is computed on the host.
+MAX_EXTENT = 4096
 #: Seconds without a word of a worker that count as a hang.
 _STEP_S = 60.0
 
@@ -36,11 +38,15 @@ def tasks_on(problems: Sequence[Problem]) -> list[SmallTask]:
     """Return every kind of task with the M and K of each problem.
 
     Raises:
-        UsageError: a problem is not of half precision.
+        UsageError: a problem is not of half precision, or is larger than :data:`MAX_EXTENT`.
     """
     odd = [problem.key for problem in problems if problem.dtype != "fp16"]
     if odd:
         raise UsageError(f"tasks of {odd[0]}", "fp16: their references are of half precision", "pass --dtype fp16")
+    large = [problem.key for problem in problems if max(problem.m, problem.k) > MAX_EXTENT]
+    if large:
+        wrong = f"tasks of {large[0]}"
+        raise UsageError(wrong, f"M and K of {MAX_EXTENT} at most, for a reference on the host", "pass smaller ones")
     return [SmallTask.of(name, problem) for problem in problems for name in TASK_NAMES]
 
 

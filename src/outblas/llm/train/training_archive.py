@@ -77,18 +77,16 @@ class TrainingArchive:
 
 
 def begin_archive(folder: Path, entries: Iterable[Entry]) -> None:
-    """Write the entries with which a stage begins into its folder; return None. An existing file is kept.
+    """Write the entries with which a stage begins into its folder; return None. An existing file is replaced.
 
     Args:
         folder: the stage's folder.
-        entries: the entries, in order. They are not taken if the file exists.
+        entries: the entries, in order.
 
     Raises:
         RecordError: the disk refuses.
     """
-    path = folder / BEGINNING
-    if not path.exists():
-        write_atomic(path, "".join(f"{json.dumps(asdict(entry))}\n" for entry in entries).encode())
+    write_atomic(folder / BEGINNING, "".join(f"{json.dumps(asdict(entry))}\n" for entry in entries).encode())
 
 
 def earlier_entries(run: Path, settings: TrainSettings, language: Language) -> Iterator[Entry]:
