@@ -12,6 +12,8 @@ import typer
 from outblas.cli.common import AccOption, DtypeOption, LayoutOption, out
 
 if TYPE_CHECKING:
+    from outblas.llm.train.answer_language import Language
+    from outblas.llm.train.settings import TrainSettings
     from outblas.llm.train.stages import TrainedStage
 
 LanguageOption = Annotated[
@@ -73,12 +75,10 @@ def train_llm(
     from outblas.core.problem import Problem
     from outblas.llm.train.languages import language_of
     from outblas.llm.train.settings import TrainSettings
-    from outblas.llm.train.stages import train
     from outblas.llm.train.tiny import RANDOM_TINY
 
     _silence_progress_bars()
     device = device if eval_gpu is None else f"cuda:{eval_gpu}"
-    first = int(os.environ.get("RANK", "0")) == 0
     chosen = language_of(language or ("knobs" if model == RANDOM_TINY else "cuda"))
     settings = TrainSettings(
         model, tuple(Problem.from_mnk(text, layout, dtype, acc) for text in problems.split(",")), stage, steps, group,
@@ -86,16 +86,24 @@ def train_llm(
         temperature, max_tokens, least_std, clip, seed, save_every, batch_seconds, memory_fraction, tensorboard, wandb,
         cpu, contrast, vllm, turns,
     )  # fmt: skip
+    _train(run, settings, chosen, resume)
+
+
+def _train(run: Path, settings: TrainSettings, language: Language, resume: bool) -> None:
+    """Train the stage; the first process says what it does and where it leaves its files."""
+    from outblas.llm.train.stages import train
+
+    first = int(os.environ.get("RANK", "0")) == 0
 
     def say(text: str) -> None:
         if first:
             out.print(text, markup=False)
 
     try:
-        trained = train(run, settings, chosen, resume, say)
+        trained = train(run, settings, language, resume, say)
     except KeyboardInterrupt:
         raise KeyboardInterrupt("interrupted; the last checkpoint is kept: add --resume to the command") from None
-    _tell(trained, run, stage, say)
+    _tell(trained, run, settings.stage, say)
 
 
 def _silence_progress_bars() -> None:

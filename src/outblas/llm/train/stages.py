@@ -112,9 +112,7 @@ def _train(run: Path, settings: TrainSettings, language: Language, resume: bool,
         done = 0 if checkpoint is None else trained_steps(checkpoint) or 0
         for name in ("log.jsonl", "answers.jsonl", CONVERSATIONS):
             drop_later_lines(stage / name, done)
-        if (
-            settings.paired and checkpoint is None
-        ):  # a resumed stage keeps its beginning, whatever became of its sources
+        if settings.paired and checkpoint is None:  # a resumed stage keeps its beginning, whatever its sources hold
             known = list(earlier_entries(run, settings, language))
             begin_archive(stage, known)
             say(f"{settings.stage}: {len(known)} earlier kernels for the prompts")
