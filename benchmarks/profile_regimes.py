@@ -36,7 +36,7 @@ from outblas.judge.baselines import LtAuto
 from outblas.kernels.catalogue import candidates
 from outblas.kernels.config_text import config_from_name
 from outblas.kernels.cost.cost_model import rank
-from outblas.publish.tables.counter_table import FORMAT
+from outblas.records.counter_file import FORMAT, OURS
 from outblas.records.library import Library
 from outblas.records.provenance import collect_provenance
 from outblas.runtime import ncu
@@ -109,8 +109,8 @@ def rows_of(items: list[dict[str, Any]], found: list[list[list[ncu.ProfiledLaunc
     rows = []
     for item, sides in zip(items, found, strict=True):
         head = {key: item[key] for key in ("group", "problem", "regime", "l2")}
-        for side, kernels in zip(("ours", LT_AUTO), sides, strict=True):
-            mine = side == "ours"
+        for side, kernels in zip((OURS, LT_AUTO), sides, strict=True):
+            mine = side == OURS
             name, by = (item["config"], item["chosen_by"]) if mine else (item["detail"], "autotuned")
             rows.append(
                 {**head, "side": side, "name": name, "chosen_by": by, "kernels": list(map(ncu.figures, kernels))}

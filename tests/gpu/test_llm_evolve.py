@@ -17,9 +17,9 @@ from outblas.core.problem import Problem  # noqa: E402
 from outblas.kernels.custom.free_kernel import FreeKernel  # noqa: E402
 from outblas.llm.budget import Budget  # noqa: E402
 from outblas.llm.evaluators import parse_evaluator  # noqa: E402
-from outblas.llm.evolve import EvolveSettings  # noqa: E402
 from outblas.llm.evolve_journal import EvolveJournal  # noqa: E402
 from outblas.llm.evolve_run import EvolveRequest, ServerSettings, run_evolve  # noqa: E402
+from outblas.llm.evolve_settings import EvolveSettings  # noqa: E402
 from outblas.llm.models import Model  # noqa: E402
 from outblas.publish.html.tune_page import write_report  # noqa: E402
 from outblas.records.store import Store  # noqa: E402

@@ -193,7 +193,7 @@ def test_prompts_are_messages_where_the_model_takes_them() -> None:
         == "a\n\nb\n"
     )
     assert completion_text([{"role": "assistant", "content": "x"}]) == "x" and completion_text("y") == "y"
-    rows = prompt_rows((PROBLEM, Problem(64, 64, 64)), KnobWords(), chat=False, least=3)
+    rows = prompt_rows([KnobWords().prompt(p) for p in (PROBLEM, Problem(64, 64, 64))], chat=False, least=3)
     assert [row["problem"] for row in rows] == [0, 1, 0, 1]
 
 

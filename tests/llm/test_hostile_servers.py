@@ -81,7 +81,9 @@ def test_a_folder_that_was_moved_is_the_same_run(recording: Path, tmp_path: Path
     assert code == 0, said
     with EvolveJournal(tmp_path / "there" / "store.sqlite") as journal:
         last = [*journal.questions()][-1]
-        assert last.parents and "Counters: hgmma 8" in str(last.messages)  # of kernels that were proven before the move
+        assert last.parents and "Machine code: hgmma 8" in str(
+            last.messages
+        )  # of kernels that were proven before the move
         assert [o.kind for o in journal.outcomes().values()] == ["proven"] * 4
 
 

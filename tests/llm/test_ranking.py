@@ -17,10 +17,10 @@ from outblas.kernels.custom.examples.example_kernels import all_examples
 from outblas.llm.archive import ArchiveShape
 from outblas.llm.budget import Budget
 from outblas.llm.evaluators import EvaluatorChoice
-from outblas.llm.evolve import EvolveSettings
 from outblas.llm.evolve_folder import EvolveFiles
 from outblas.llm.evolve_journal import EvolveJournal
 from outblas.llm.evolve_run import EvolveRequest, ServerSettings, run_evolve
+from outblas.llm.evolve_settings import EvolveSettings
 from outblas.llm.models import Model
 from outblas.records.store import Store
 from support.gpus.known import H200

@@ -28,10 +28,16 @@ from outblas.llm.train.settings import TrainSettings
 from outblas.llm.train.stages import train
 from outblas.llm.train.tiny import RANDOM_TINY
 from outblas.records.store import Store
+from support.training.tiny_training import (
+    PROBLEM,  # noqa: F401
+    STEPS,
+    answers,
+    go,
+    lines,
+    same_weights,
+    settings,
+)
 
-PROBLEM = Problem(512, 512, 512)
-STEPS = 5
-NEEDED = ("torch", "trl", "peft", "datasets", "cuda.bindings")
 #: A free kernel with a hole; it compiles if that is filled with a multiple of 16.
 TEMPLATE = """/* outblas-launch
 {"form": "device", "entry": "gemm", "acc": "fp32", "grid": ["ceil(N, 16)", "ceil(M, 16)", 1], "block": [16, 16, 1]} */
@@ -47,13 +53,6 @@ extern "C" __global__ void gemm(const half* A, const half* B, half* C, int M, in
 """
 
 
-@pytest.fixture(autouse=True, scope="module")
-def installed() -> None:
-    """Imported by the process that runs these tests, not by each that lists them: it takes seconds."""
-    for package in NEEDED:
-        pytest.importorskip(package)
-
-
 class Holes(KnobWords):
     """Sentences of one word that fill the hole of a free kernel."""
 
@@ -63,34 +62,6 @@ class Holes(KnobWords):
     def read(self, problem: Problem, answer: str) -> Any:
         config = super().read(problem, answer)
         return config if isinstance(config, RefusedAnswer) else FreeKernel.parse(TEMPLATE % config.bm)
-
-
-def settings(**other: Any) -> TrainSettings:
-    chosen = {"steps": STEPS, "group": 4, "save_every": 2, "language": "knobs", "cpu": True}
-    return TrainSettings(RANDOM_TINY, (PROBLEM,), **{**chosen, **other})
-
-
-def go(run: Path, resume: bool = False, **other: Any) -> Any:
-    return train(run, settings(**other), KnobWords(), resume, say=lambda text: None)
-
-
-def lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def answers(run: Path, stage: str = "correctness") -> list[tuple[int, str]]:
-    return [(row["step"], row["answer"]) for row in lines(run / stage / "answers.jsonl")]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Tests run side by side, and sums depend on the number of threads."""
-    import torch
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
@@ -133,13 +104,11 @@ def test_a_kernel_is_evaluated_once_in_a_run(whole: Path) -> None:
 
 
 def test_the_trained_model_loads_and_differs_from_the_base(whole: Path) -> None:
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoTokenizer
 
     final = whole / "correctness" / "final"
     assert AutoTokenizer.from_pretrained(final).convert_tokens_to_ids("bm=64") > 0
-    base, trained = (AutoModelForCausalLM.from_pretrained(p).state_dict() for p in (whole / "base", final))
-    assert any(not torch.equal(base[name], trained[name]) for name in base)
+    assert not same_weights(whole / "base", final)
 
 
 def test_killed_in_between_and_resumed_it_is_the_same_training(whole: Path, tmp_path: Path) -> None:
@@ -169,6 +138,7 @@ def test_killed_in_between_and_resumed_it_is_the_same_training(whole: Path, tmp_
     assert resumed.steps == STEPS and 0 < resumed.taken < STEPS
     assert [row["step"] for row in lines(log)] == list(range(1, STEPS + 1))
     assert answers(tmp_path) == answers(whole)
+    assert same_weights(tmp_path / "correctness" / "final", whole / "correctness" / "final")
     with Store(tmp_path / "store.sqlite") as store:
         (run,) = store.runs()
         assert run.evaluations == len(store.recorded_pairs(run.run_id))  # nothing was evaluated again

@@ -16,10 +16,10 @@ from outblas.llm.archive import ArchiveShape
 from outblas.llm.budget import Budget
 from outblas.llm.client import RetryPolicy
 from outblas.llm.evaluators import EvaluatorChoice
-from outblas.llm.evolve import EvolveSettings
 from outblas.llm.evolve_folder import EvolveFiles
 from outblas.llm.evolve_journal import EvolveJournal
 from outblas.llm.evolve_run import EvolveRequest, ServerSettings, run_evolve
+from outblas.llm.evolve_settings import EvolveSettings
 from outblas.llm.models import Model
 from support.gpus.known import H200
 from support.llm_kernels import PROBLEM, failed, kernel, passed, record
@@ -40,16 +40,16 @@ def evolve(
     server: ScriptedServer, recording: Path, folder: Path, requests: int = 8, *, parallel: int = 1, turns: int = 3,
     problems: tuple[Problem, ...] = (PROBLEM,), models: list[Model] | None = None, budget: Budget | None = None,
     retry_policy: RetryPolicy = QUICK, seed: int = 0, shape: ArchiveShape | None = None,
-    kinds: tuple[str, ...] = ("code", "config"),
+    kinds: tuple[str, ...] = ("code", "config"), counters: Path | None = None, **limits: int,
 ) -> tuple[str, EvolveFiles]:  # fmt: skip
-    settings = EvolveSettings(shape or ArchiveShape(), seed, turns, parallel, kinds, max_tokens=1000)
-    asked, limits, place = (
+    settings = EvolveSettings(shape or ArchiveShape(), seed, turns, parallel, kinds, max_tokens=1000, **limits)
+    asked, most, place = (
         ServerSettings(server.url, retry_policy),
         budget or Budget(requests=requests),
         EvaluatorChoice(str(recording)),
     )
     unwatched = lambda *watched: lambda outcome: None  # noqa: E731
-    request = EvolveRequest(problems, models or MODELS, asked, place, limits, settings, folder, "test")
+    request = EvolveRequest(problems, models or MODELS, asked, place, most, settings, folder, "test", counters)
     return run_evolve(request, unwatched)
 
 

@@ -39,6 +39,20 @@ DeviceOption = Annotated[
         "compile without a GPU."
     ),
 ]
+ImprovementsOption = Annotated[
+    int | None,
+    typer.Option(help="Improvements of proven kernels in a conversation at most; by default as --turns allows."),
+]
+CountersOption = Annotated[
+    Path | None,
+    typer.Option(
+        help="Hardware counters that prompts show: a file of benchmarks/profile_regimes.py, a folder of such files, or "
+        "a tune run after `outblas profile`."
+    ),
+]
+NearestOption = Annotated[
+    int, typer.Option(help="Kernels of near problems, and lessons of the journal, that a prompt shows at most.")
+]
 
 
 def evolve(
@@ -58,7 +72,11 @@ def evolve(
     ),
     islands: Annotated[int, typer.Option(help="Separate populations of each problem.")] = 3,
     turns: Annotated[int, typer.Option(help="Turns of a conversation at most, the first question included.")] = 4,
+    repairs: Annotated[int | None, typer.Option(help="Repairs in a row at most; by default as --turns allows.")] = None,
+    improvements: ImprovementsOption = None,
     parallel: Annotated[int, typer.Option(help="Conversations at once.")] = 4,
+    counters: CountersOption = None,
+    nearest: NearestOption = 3,
     seed: Annotated[int, typer.Option(help="Seed of the draws from the archive.")] = 0,
     max_tokens: Annotated[int, typer.Option(help="Tokens of an answer at most.")] = 16384,
     temperature: Annotated[float | None, typer.Option(help="By default the server's own.")] = None,
@@ -73,9 +91,9 @@ def evolve(
     """Let language models write kernels: prove and time what they write, show them the outcome, keep the best."""
     from outblas.llm.archive import ArchiveShape
     from outblas.llm.evaluators import parse_evaluator
-    from outblas.llm.evolve import EvolveSettings
     from outblas.llm.evolve_folder import folder_name
     from outblas.llm.evolve_run import EvolveRequest
+    from outblas.llm.evolve_settings import EvolveSettings
 
     problems = [Problem.from_mnk(one, layout, dtype, acc) for text in mnk for one in text.split(",")]
     models = parse_models(model, price or [])
@@ -84,11 +102,16 @@ def evolve(
     settings = EvolveSettings(
         ArchiveShape(common.at_least("--islands", islands, 1)), seed, common.at_least("--turns", turns, 1),
         common.at_least("--parallel", parallel, 1), _kinds(answers), common.at_least("--max-tokens", max_tokens, 1),
+        _limit("--repairs", repairs), _limit("--improvements", improvements), common.at_least("--nearest", nearest, 0),
     )  # fmt: skip
     server = _server(base_url, requests_per_minute, tokens_per_minute, timeout, stall, temperature)
     path = run or Path("runs") / folder_name(problems, models[0].name, str(place))
-    request = EvolveRequest(problems, models, server, place, limits, settings, path, common.command_line())
+    request = EvolveRequest(problems, models, server, place, limits, settings, path, common.command_line(), counters)
     _run(request, f"evolving {len(problems)} problems on {place} with {model}, budget {budget}")
+
+
+def _limit(option: str, value: int | None) -> int | None:
+    return None if value is None else common.at_least(option, value, 0)
 
 
 def _run(request: EvolveRequest, title: str) -> None:

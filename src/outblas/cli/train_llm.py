@@ -12,6 +12,8 @@ import typer
 from outblas.cli.common import AccOption, DtypeOption, LayoutOption, out
 
 if TYPE_CHECKING:
+    from outblas.llm.train.answer_language import Language
+    from outblas.llm.train.settings import TrainSettings
     from outblas.llm.train.stages import TrainedStage
 
 LanguageOption = Annotated[
@@ -19,6 +21,16 @@ LanguageOption = Annotated[
 ]
 AnswererOption = Annotated[
     str, typer.Option(help="Who answers: compile (no GPU), cuda:0, or a file of recorded kernels.")
+]
+ArchiveOption = Annotated[
+    Path | None,
+    typer.Option(help="A store or JSON lines of passing kernels: to learn from (supervised), or to show (GRPO)."),
+]
+ContrastOption = Annotated[
+    bool, typer.Option(help="Prompts of GRPO show two earlier kernels, and ask why one is faster.")
+]
+VllmOption = Annotated[
+    str | None, typer.Option(help="Address of a vLLM server that generates answers, e.g. http://localhost:8000.")
 ]
 MemoryOption = Annotated[float, typer.Option(help="Of GPU memory, for training where it shares the GPU with timing.")]
 
@@ -29,7 +41,7 @@ def train_llm(
     layout: LayoutOption = "tn",
     dtype: DtypeOption = "fp16",
     acc: AccOption = "fp32",
-    stage: Annotated[str, typer.Option(help="supervised, correctness or speed.")] = "correctness",
+    stage: Annotated[str, typer.Option(help="supervised, general, correctness or speed.")] = "correctness",
     steps: Annotated[int, typer.Option(help="Optimiser steps in all.")] = 100,
     group: Annotated[int, typer.Option(help="Answers per prompt.")] = 8,
     prompts: Annotated[int, typer.Option(help="Prompts per step, over all processes.")] = 1,
@@ -38,7 +50,10 @@ def train_llm(
     device: AnswererOption = "compile",
     eval_gpu: Annotated[int | None, typer.Option(help="Time on this GPU, another than the one that trains.")] = None,
     proof: Annotated[str, typer.Option(help="full, or cell: on the timed operands only.")] = "full",
-    archive: Annotated[Path | None, typer.Option(help="Supervised: a store or JSON lines of passing kernels.")] = None,
+    archive: ArchiveOption = None,
+    contrast: ContrastOption = True,
+    turns: Annotated[int, typer.Option(help="Turns of a conversation at most; each is a step of its own.")] = 1,
+    vllm: VllmOption = None,
     lr: Annotated[float | None, typer.Option(help="Learning rate; by default 1e-6, with LoRA 1e-5.")] = None,
     lora: Annotated[int, typer.Option(help="Rank of LoRA adapters; 0 trains all weights.")] = 0,
     kl: Annotated[float, typer.Option(help="Weight of the KL divergence from the first model.")] = 0.02,
@@ -60,29 +75,35 @@ def train_llm(
     from outblas.core.problem import Problem
     from outblas.llm.train.languages import language_of
     from outblas.llm.train.settings import TrainSettings
-    from outblas.llm.train.stages import train
     from outblas.llm.train.tiny import RANDOM_TINY
 
     _silence_progress_bars()
     device = device if eval_gpu is None else f"cuda:{eval_gpu}"
-    first = int(os.environ.get("RANK", "0")) == 0
     chosen = language_of(language or ("knobs" if model == RANDOM_TINY else "cuda"))
     settings = TrainSettings(
         model, tuple(Problem.from_mnk(text, layout, dtype, acc) for text in problems.split(",")), stage, steps, group,
         prompts, micro_batch, chosen.name, device, proof, None if archive is None else str(archive), lr, lora, kl,
         temperature, max_tokens, least_std, clip, seed, save_every, batch_seconds, memory_fraction, tensorboard, wandb,
-        cpu,
+        cpu, contrast, vllm, turns,
     )  # fmt: skip
+    _train(run, settings, chosen, resume)
+
+
+def _train(run: Path, settings: TrainSettings, language: Language, resume: bool) -> None:
+    """Train the stage; the first process says what it does and where it leaves its files."""
+    from outblas.llm.train.stages import train
+
+    first = int(os.environ.get("RANK", "0")) == 0
 
     def say(text: str) -> None:
         if first:
             out.print(text, markup=False)
 
     try:
-        trained = train(run, settings, chosen, resume, say)
+        trained = train(run, settings, language, resume, say)
     except KeyboardInterrupt:
         raise KeyboardInterrupt("interrupted; the last checkpoint is kept: add --resume to the command") from None
-    _tell(trained, run, stage, say)
+    _tell(trained, run, settings.stage, say)
 
 
 def _silence_progress_bars() -> None:
@@ -97,9 +118,12 @@ def _silence_progress_bars() -> None:
 
 
 def _tell(trained: TrainedStage, run: Path, stage: str, say: Callable[[str], None]) -> None:
+    from outblas.llm.train.settings import GENERAL
+
     if trained.best is not None:
         say(f"best speed-up: {trained.best:.3f}x of the fastest baseline at least")
     say(f"{stage}: {trained.steps} steps, {trained.taken} of them now; model: {trained.final}")
     say(f"log: {run / stage / 'log.jsonl'}")
     if stage != "supervised":
-        say(f"answers: {run / stage / 'answers.jsonl'}; kernels: {run / 'store.sqlite'}")
+        store = "tasks.sqlite" if stage == GENERAL else "store.sqlite"
+        say(f"answers: {run / stage / 'answers.jsonl'}; kernels: {run / store}")

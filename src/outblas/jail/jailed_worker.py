@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -42,7 +43,9 @@ class JailedCell:
     jailed: bool = True
 
 
-def make_handler(options: Options, cell: JailedCell) -> FreeHandler:
+def make_handler(
+    options: Options, cell: JailedCell, handler_of: Callable[[Options, JailedCell], FreeHandler] | None = None
+) -> FreeHandler:
     """Return the handler of a jailed worker. With ``cell.jailed`` this process is confined, for good, when it returns.
 
     CUDA and torch are started before the files are confined, so that a GPU is needed.
@@ -50,12 +53,13 @@ def make_handler(options: Options, cell: JailedCell) -> FreeHandler:
     Args:
         options: GPU, proof and timing.
         cell: the worker's folder and libraries.
+        handler_of: makes the handler; None: :class:`FreeHandler`.
     """
     jail = Jail(cell.folder, tuple(os.path.dirname(path) for path in (cell.cudart,) if path))
     if cell.jailed:
         _no_words()
         jail.environment()
-    handler = FreeHandler(options, cell)
+    handler = (handler_of or FreeHandler)(options, cell)
     handler.warm()  # CUDA does not start behind landlock on every machine (error 304)
     if cell.jailed:
         jail.files()

@@ -7,10 +7,9 @@ answer is evaluated before a new question. Draws depend on the seed, the archive
 from __future__ import annotations
 
 import asyncio
-import math
 import random
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -21,14 +20,18 @@ from outblas.core.problem import Problem
 from outblas.core.roofline import floor_us
 from outblas.jail.offline_evaluators import FreeEvaluator
 from outblas.kernels.custom.free_kernel import FreeKernel
-from outblas.llm.answer import CODE, CONFIG, read_answer
-from outblas.llm.archive import Archive, ArchiveShape, Entry
+from outblas.llm.answer import read_answer
+from outblas.llm.archive import Archive, Entry
 from outblas.llm.async_evaluator import AsyncEvaluator
 from outblas.llm.budget import BudgetSpent
 from outblas.llm.client import Client, RequestRejected, ServerError, Unanswered
 from outblas.llm.evolve_journal import AnswerOutcome, EvolveJournal, Question
-from outblas.llm.feedback import counters_text, feedback_text, kind_of, score_of
+from outblas.llm.evolve_settings import EvolveSettings
+from outblas.llm.feedback import feedback_text, kernel_facts, kind_of, score_of
+from outblas.llm.known_counters import KnownCounters
 from outblas.llm.models import Model
+from outblas.llm.near_problems import NearProblems
+from outblas.llm.problem_shares import log_gap, next_problem
 from outblas.llm.prompt import first_prompt, follow_up
 from outblas.llm.repair_chain import Chain, chains_of
 from outblas.llm.reply import Reply
@@ -36,27 +39,6 @@ from outblas.records.store import Store
 
 #: This number of questions in a row without an answer ends the run: the server is gone.
 MAX_UNANSWERED_IN_A_ROW = 3
-
-
-@dataclass(frozen=True)
-class EvolveSettings:
-    """Settings of a search, apart from its problems and its server.
-
-    Attributes:
-        shape: shape of the archive.
-        seed: seed of the archive's draws, and of the draw of models with different weights.
-        turns: most turns of a conversation, with the first question.
-        parallel: number of conversations at once.
-        kinds: requested kinds of answers: ``code``, ``config`` or both.
-        max_tokens: most tokens of an answer.
-    """
-
-    shape: ArchiveShape = ArchiveShape()
-    seed: int = 0
-    turns: int = 4
-    parallel: int = 4
-    kinds: tuple[str, ...] = (CODE, CONFIG)
-    max_tokens: int = 16384
 
 
 @dataclass(frozen=True)
@@ -106,6 +88,7 @@ class Evolution:
         client: client of the server. Its account starts at ``record.journal.spent()``; its request log is the journal.
         settings: settings of the search.
         watch: called after every outcome, with it.
+        counters: hardware counters that prompts show; by default none is known.
 
     Attributes:
         archive: the archive, from the record's entries and those of this run.
@@ -120,22 +103,24 @@ class Evolution:
         client: Client,
         settings: EvolveSettings,
         watch: Callable[[AnswerOutcome], None] = lambda outcome: None,
+        counters: KnownCounters = KnownCounters(),  # noqa: B008
     ) -> None:
         store, journal = record.store, record.journal
         self._problems = {p.key: p for p in problems}
         self._models, self._evaluator, self._journal, self._client = list(models), evaluator, journal, client
         self._store, self._run_id, self._settings, self._watch = store, record.run_id, settings, watch
-        self._gpu = evaluator.gpu
+        self._gpu, self._counters = evaluator.gpu, counters
         self.archive = Archive(settings.shape, settings.seed, journal.entries())
         self._evaluations = {(e.problem.key, config_name(e.config)): e for e in store.evaluations()}
-        self._chains = chains_of(journal.questions(), journal.outcomes(), journal.replies(), settings.turns)
+        self._near = NearProblems(self._gpu, settings.nearest)
+        self._chains = chains_of(journal.questions(), journal.outcomes(), journal.replies(), settings.limits)
         self._tried = {
             (question.problem, outcome.name): outcome
             for chain in self._chains.values()
             for question in chain.questions
             if (outcome := chain.outcomes.get(question.id)) and outcome.name and outcome.kind != "duplicate"
         }
-        self._left = deque(c for c in self._chains.values() if c.unfinished(settings.turns))
+        self._left = deque(c for c in self._chains.values() if c.unfinished(settings.limits))
         self._baselines: dict[str, dict[str, float]] = {}
         self._stopping = ""
         self._unanswered = 0
@@ -227,9 +212,10 @@ class Evolution:
         number = 1 + max(self._chains, default=0)
         island = begun[key] % self._settings.shape.islands
         parents = self.archive.draw(key, island, number)
-        shown = {p.name: counters_text(self._evaluations[key, p.name]) for p in parents}
+        shown = {p.name: self._facts(self._evaluations[key, p.name]) for p in parents}
+        near = self._near.text(self._problems[key], self.archive, self._settings.kinds)
         messages = first_prompt(self._problems[key], self._gpu, self._baselines[key], self._best(key)[0], parents,
-                                shown, self._settings.kinds)  # fmt: skip
+                                shown, self._settings.kinds, near)  # fmt: skip
         chain = self._chains[number] = Chain(number)
         model = self._model_of(number)
         names = [p.name for p in parents]
@@ -238,7 +224,7 @@ class Evolution:
 
     async def _carry_on(self, chain: Chain) -> None:
         """Ask, read, evaluate, record; as long as another turn follows."""
-        while chain.unfinished(self._settings.turns) and self._error is None:
+        while chain.unfinished(self._settings.limits) and self._error is None:
             question = chain.open_question() or self._follow_up(chain)
             if question.id not in chain.replies:
                 try:
@@ -324,19 +310,24 @@ class Evolution:
                           question.id)  # fmt: skip
             entries = self.archive.insert(entry)
         ratio = None if evaluation.speedup is None else evaluation.speedup.ratio
-        outcome = AnswerOutcome(question.id, kind, answer, name, us, ratio, gain, feedback_text(evaluation, self._gpu))
+        hardware = "" if evaluation.timing is None else self._counters.words(evaluation, self._gpu)
+        words = feedback_text(evaluation, self._gpu, hardware)
+        outcome = AnswerOutcome(question.id, kind, answer, name, us, ratio, gain, words)
         self._tried[question.problem, name] = outcome
         self._settle(chain, outcome, entries)
 
     def _settle(self, chain: Chain, outcome: AnswerOutcome, entries: Sequence[Entry] = ()) -> None:
         self._journal.settle(outcome, entries)
         chain.outcomes[outcome.question] = outcome
-        chain.drop_texts(self._settings.turns)
+        chain.drop_texts(self._settings.limits)
         self._watch(outcome)
 
     def _record(self, evaluation: Evaluation) -> None:
         self._store.append(self._run_id, evaluation)
         self._evaluations[evaluation.problem.key, config_name(evaluation.config)] = evaluation
+
+    def _facts(self, evaluation: Evaluation) -> str:
+        return kernel_facts(evaluation, self._counters.words(evaluation, self._gpu))
 
     def _model_of(self, chain: int) -> Model:
         """In turn where weights are equal, else drawn by them; the same for the same chain."""
@@ -360,35 +351,3 @@ class Evolution:
 def _needs_more(candidate: Candidate) -> bool:
     """Return whether a kernel needs tools that no other kernel needs and that its author can avoid."""
     return isinstance(candidate, FreeKernel) and (candidate.launch.form == "host" or bool(candidate.launch.uses))
-
-
-#: A gap of less than this (log of time / floor) is closed: nothing more is asked.
-CLOSED_GAP = math.log(1.02)
-
-
-def log_gap(best_us: float | None, floor_us: float) -> float:
-    """Return the natural log of (best known time / floor), at least 0; 1.0 if no time is known.
-
-    Example: ``log_gap(4.0, 2.0)`` is log 2, about 0.693; ``log_gap(1.0, 2.0)`` is 0.0.
-
-    Args:
-        best_us: best known time, microseconds; None: none is known.
-        floor_us: least plausible time, microseconds.
-    """
-    return 1.0 if best_us is None else max(0.0, math.log(best_us / floor_us))
-
-
-def next_problem(gaps: Mapping[str, float], tries: Mapping[str, int]) -> str | None:
-    """Return the key of the next try's problem: the largest gap / (tries + 1), the first of equals.
-
-    A gap below the log of 1.02 is closed. Return None if all gaps are closed, or ``gaps`` is empty. These are D'Hondt's
-    divisors, so tries are shared in proportion to the gaps.
-
-    Example: ``next_problem({"a": 0.5, "b": 0.9}, {"b": 1})`` returns ``"a"``.
-
-    Args:
-        gaps: problem key -> :func:`log_gap`.
-        tries: problem key -> chains begun so far; a missing key counts as 0.
-    """
-    open_gaps: Iterable[str] = [key for key, value in gaps.items() if value >= CLOSED_GAP]
-    return max(open_gaps, key=lambda key: gaps[key] / (tries.get(key, 0) + 1), default=None)

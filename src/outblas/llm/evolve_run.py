@@ -23,9 +23,11 @@ from outblas.kernels.custom.free_kernel import FreeKernel
 from outblas.llm.budget import Budget, SpendingAccount
 from outblas.llm.client import AnswerOptions, Client, RetryPolicy, ServerError, check_server
 from outblas.llm.evaluators import EvaluatorChoice, open_chosen_evaluator
-from outblas.llm.evolve import Evolution, EvolveRecord, EvolveSettings
+from outblas.llm.evolve import Evolution, EvolveRecord
 from outblas.llm.evolve_folder import KIND, EvolveFiles, open_folder, without_passwords
 from outblas.llm.evolve_journal import AnswerOutcome, EvolveJournal
+from outblas.llm.evolve_settings import EvolveSettings
+from outblas.llm.known_counters import KnownCounters, load_counters
 from outblas.llm.models import Model
 from outblas.llm.rate_limits import RateLimiter
 from outblas.records.provenance import collect_provenance, utc_now
@@ -67,6 +69,8 @@ class EvolveRequest:
         settings: settings of the search.
         path: folder of the run.
         command: the command line, for provenance.
+        counters: file or folder of hardware counters that prompts show; None: none. See
+            :func:`outblas.llm.known_counters.load_counters`.
     """
 
     problems: Sequence[Problem]
@@ -77,6 +81,7 @@ class EvolveRequest:
     settings: EvolveSettings
     path: Path
     command: str
+    counters: Path | None = None
 
 
 def run_evolve(request: EvolveRequest, make_progress: MakeProgress) -> tuple[str, EvolveFiles]:
@@ -91,8 +96,8 @@ def run_evolve(request: EvolveRequest, make_progress: MakeProgress) -> tuple[str
         The reason of the end in words, and the paths of the files. The report is left to the caller.
 
     Raises:
-        UsageError: the folder holds a run with other settings, a problem is given twice, a budget in USD lacks prices,
-            or no server is set.
+        UsageError: the folder holds a run with other settings, a problem is given twice, or a budget in USD lacks
+            prices. Also if no server is set, or the counters are of another GPU.
         ServerError: the server refuses or is gone, or no request was answered within the budget. The same command
             resumes.
         DeviceError: the evaluator's GPU cannot be used. The same command resumes.
@@ -105,6 +110,7 @@ def run_evolve(request: EvolveRequest, make_progress: MakeProgress) -> tuple[str
     command = without_passwords(request.command)
     with open_chosen_evaluator(place) as evaluator, lock_run_folder(files.path):
         recorded = getattr(evaluator, "provenance", None) or None
+        counters = KnownCounters() if request.counters is None else load_counters(request.counters, evaluator.gpu)
         wanted = {**_identity(request), "gpu": evaluator.gpu.name}
         about = open_folder(files, wanted, {"source": evaluator.source, "recording": recorded, "command": command})
         with Store(files.store) as store:
@@ -112,7 +118,7 @@ def run_evolve(request: EvolveRequest, make_progress: MakeProgress) -> tuple[str
             store.begin(run_id, {"evolve": KIND, "source": evaluator.source, "seed": request.settings.seed})
             with EvolveJournal(files.store) as journal:
                 before = journal.spent().requests
-                reason = _evolve(request, evaluator, EvolveRecord(store, run_id, journal), make_progress)
+                reason = _evolve(request, evaluator, EvolveRecord(store, run_id, journal), counters, make_progress)
                 silence = why_no_answer(journal, before)
                 reason += f"; {silence}" if silence else ""
                 _finish(files, journal, store.evaluations(), about, evaluator, place, command, reason)
@@ -139,7 +145,10 @@ def _check(request: EvolveRequest) -> None:
     check_server(request.server.base_url)
 
 
-def _evolve(request: EvolveRequest, evaluator: FreeEvaluator, record: EvolveRecord, make_progress: MakeProgress) -> str:
+def _evolve(
+    request: EvolveRequest, evaluator: FreeEvaluator, record: EvolveRecord, counters: KnownCounters,
+    make_progress: MakeProgress,
+) -> str:  # fmt: skip
     """Run the loop; returns why it ended."""
     server, settings, journal = request.server, request.settings, record.journal
     account = SpendingAccount(request.budget, journal.spent())
@@ -162,6 +171,7 @@ def _evolve(request: EvolveRequest, evaluator: FreeEvaluator, record: EvolveReco
             client,
             settings,
             lambda outcome: after_outcome[0](outcome),
+            counters,
         )
         after_outcome.append(make_progress(evolution, request.budget, account, client))
         return await evolution.run()
@@ -176,8 +186,13 @@ def _evolve(request: EvolveRequest, evaluator: FreeEvaluator, record: EvolveReco
 
 
 def _identity(request: EvolveRequest) -> dict[str, Any]:
-    """Return the settings that two runs on one kind of GPU must share. Budget, address and parallelism may differ."""
-    kept = {k: v for k, v in asdict(request.settings).items() if k != "parallel"}
+    """Return the settings that two runs on one kind of GPU must share. Budget, address and parallelism may differ.
+
+    So may counters and near problems, which prompts only show. Limits that are not set are left out, as earlier
+    releases did not know them.
+    """
+    free = ("parallel", "nearest")
+    kept = {k: v for k, v in asdict(request.settings).items() if k not in free and v is not None}
     return json.loads(json.dumps({
         "problems": [p.key for p in request.problems], "models": [asdict(m) for m in request.models],
         "device": str(request.place), "settings": kept,

@@ -7,6 +7,7 @@ import math
 from outblas.core.evaluation import Evaluation, Status
 from outblas.core.plausibility import is_below_floor
 from outblas.core.roofline import Gpu, floor_us
+from outblas.runtime.counters import PROFILED_COUNTERS
 
 #: Kinds of outcome -> what they mean; the order is that of reports.
 OUTCOME_KINDS = {
@@ -74,18 +75,19 @@ def score_of(evaluation: Evaluation) -> float | None:
     return None if low is None or not (math.isfinite(low) and low > 0) else math.log(low)
 
 
-def feedback_text(evaluation: Evaluation, gpu: Gpu) -> str:
+def feedback_text(evaluation: Evaluation, gpu: Gpu, hardware: str = "") -> str:
     """Return the feedback for the next turn: lines of status, detail, gates, error, time, counters and log.
 
     The first line is ``status: `` and the status, such as ``status: wrong``. What the evaluation lacks has no line. The
     log comes last, after a line ``log:``, and is clipped by :func:`clipped`.
 
     Example: a compiled kernel gives the lines ``status: left_out``, ``detail: compiled; not run``, ``gates passed
-    before: static`` and ``counters: hgmma 4, registers 58``.
+    before: static`` and ``Machine code: hgmma 4, registers 58``.
 
     Args:
         evaluation: the evaluation.
         gpu: GPU whose floor is named.
+        hardware: lines on hardware counters (:meth:`outblas.llm.known_counters.KnownCounters.words`); may be empty.
     """
     lines = [f"status: {evaluation.status.value}"]
     if evaluation.detail:
@@ -103,18 +105,25 @@ def feedback_text(evaluation: Evaluation, gpu: Gpu) -> str:
         )
     if is_below_floor(evaluation, gpu):
         lines.append("that is faster than the hardware can multiply these matrices: the work is not all done")
-    if evaluation.counters:
-        lines.append(f"counters: {counters_text(evaluation)}")
+    if facts := kernel_facts(evaluation, hardware):
+        lines.append(facts)
     log = getattr(evaluation, "log", "").strip()
     return "\n".join(lines) + (f"\nlog:\n{clipped(log)}" if log else "")
 
 
-def counters_text(evaluation: Evaluation) -> str:
-    """Return an evaluation's counters, sorted by name, without ``compile_seconds``; "" without counters.
+def kernel_facts(evaluation: Evaluation, hardware: str = "") -> str:
+    """Return what is known of a kernel beside its time: facts of its machine code, then its hardware counters.
 
-    Example: ``hgmma 32, registers 168``.
+    The first line has the evaluation's counters by name, without hardware counters and ``compile_seconds``. It is
+    missing without any. Example: ``Machine code: hgmma 32, registers 168``.
+
+    Args:
+        evaluation: evaluation of the kernel.
+        hardware: as for :func:`feedback_text`.
     """
-    return ", ".join(f"{k} {v:g}" for k, v in sorted(evaluation.counters.items()) if k != "compile_seconds")
+    left_out = {"compile_seconds", *PROFILED_COUNTERS}
+    static = [f"{k} {v:g}" for k, v in sorted(evaluation.counters.items()) if k not in left_out]
+    return "\n".join(([f"Machine code: {', '.join(static)}"] if static else []) + ([hardware] if hardware else []))
 
 
 def clipped(text: str, most: int = MAX_LOG_CHARS) -> str:

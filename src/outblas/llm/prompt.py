@@ -14,6 +14,7 @@ from outblas.core.config import KernelConfig
 from outblas.core.errors import UsageError
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu, floor_us, regime
+from outblas.judge.small_tasks import SmallTask
 from outblas.llm.answer import CODE, CONFIG
 from outblas.llm.archive import Entry
 from outblas.llm.budget import Message
@@ -48,7 +49,7 @@ _PARENT_CHARS = 40_000
 
 def first_prompt(
     problem: Problem, gpu: Gpu, baselines: Mapping[str, float], best_us: float | None, parents: Sequence[Entry],
-    counters: Mapping[str, str], kinds: Sequence[str] = (CODE, CONFIG),
+    facts: Mapping[str, str], kinds: Sequence[str] = (CODE, CONFIG), near: str = "",
 ) -> list[Message]:  # fmt: skip
     """Return the beginning of a conversation: a list of a system message and a user message.
 
@@ -61,8 +62,9 @@ def first_prompt(
         baselines: baseline -> time in microseconds; may be empty.
         best_us: time in microseconds of the fastest proven kernel; None without one.
         parents: kernels to show: two, the slower first; or one, or none.
-        counters: name of a kernel -> its counters as text. A missing name is a kernel without counters.
+        facts: name of a kernel -> text on it (:func:`outblas.llm.feedback.kernel_facts`). A missing name: no text.
         kinds: requested kinds of answers, ``code`` and ``config``, at least one.
+        near: section on near problems (:meth:`outblas.llm.near_problems.NearProblems.text`); may be empty.
     """
     floor = floor_us(problem, gpu)
     known = [us for us in (best_us, min(baselines.values(), default=None)) if us is not None]
@@ -75,10 +77,26 @@ def first_prompt(
         baselines=f"Baselines: {listed}.\n" if listed else "",
         contract=_contract(problem, gpu) if CODE in kinds else "",
         knobs=_fill("knobs", families=describe()) if CONFIG in kinds else "",
-        parents=_parents(parents, counters),
-        asked=answer_rules(kinds),
+        parents=near + _parents(parents, facts),
+        task=_fill("task_contrast" if len(parents) == 2 else "task_new", asked=answer_rules(kinds)),
     )
     return [{"role": "system", "content": _fill("system", gpu=gpu.name.upper())}, {"role": "user", "content": text}]
+
+
+def small_task_prompt(task: SmallTask, gpu: Gpu) -> list[Message]:
+    """Return a system message and a user message that ask for a small general kernel.
+
+    Args:
+        task: the task.
+        gpu: the GPU of the kernel.
+    """
+    problem = task.problem
+    text = _fill(
+        "small_task", says=f"{task.says}.", m=problem.m, k=problem.k, n=problem.n, hardware=describe_gpu(gpu),
+        contract=_contract(problem, gpu), asked=answer_rules((CODE,)),
+    )  # fmt: skip
+    system = _fill("small_system", gpu=gpu.name.upper())
+    return [{"role": "system", "content": system}, {"role": "user", "content": text}]
 
 
 def kernel_guide(problem: Problem, gpu: Gpu) -> str:
@@ -243,26 +261,39 @@ def _contract(problem: Problem, gpu: Gpu) -> str:
     )
 
 
-def _parents(parents: Sequence[Entry], counters: Mapping[str, str]) -> str:
+def _parents(parents: Sequence[Entry], facts: Mapping[str, str]) -> str:
     if not parents:
         return ""
     titles = ("The slower", "The faster") if len(parents) == 2 else ("The only one so far",)
-    shown = [_parent(title, entry, counters.get(entry.name, "")) for title, entry in zip(titles, parents, strict=True)]
+    shown = [_parent(title, entry, facts.get(entry.name, "")) for title, entry in zip(titles, parents, strict=True)]
     return _fill("parents", shown="\n".join(shown))
 
 
-def _parent(title: str, entry: Entry, counters: str) -> str:
-    code = entry.candidate.get("family") == "free"
-    text = clipped(entry.candidate["text"], _PARENT_CHARS) if code else json.dumps(entry.candidate)
+def _parent(title: str, entry: Entry, facts: str) -> str:
     speed = f"{entry.us:.2f} us, {math.exp(entry.score):.3f}x of the fastest baseline at least"
+    return shown_kernel(f"{title}: {speed}", entry.candidate, facts)
+
+
+def shown_kernel(title: str, candidate: Mapping[str, Any], facts: str = "", most: int = _PARENT_CHARS) -> str:
+    """Return a kernel for a prompt: a line, facts on it, and a fenced block of its code or of its knobs.
+
+    Args:
+        title: the first line.
+        candidate: the kernel as JSON values.
+        facts: lines below the title; may be empty.
+        most: number of characters of code that are kept; longer code is clipped in its middle.
+    """
+    code = candidate.get("family") == "free"
+    text = clipped(candidate["text"], most) if code else json.dumps(candidate)
     return _fill(
-        "parent",
-        which=title,
-        speed=speed,
-        counters=f"Counters: {counters}" if counters else "",
-        language="cuda" if code else "json",
+        "parent", title=title, facts=f"{facts}\n" if facts else "", language="cuda" if code else "json",
         text=text.strip("\n"),
-    )
+    )  # fmt: skip
+
+
+def near_section(shown: str) -> str:
+    """Return the section on near problems around its kernels and lessons."""
+    return _fill("near", shown=shown.strip("\n"))
 
 
 def _note(name: str) -> str:

@@ -173,6 +173,18 @@ class Store:
         """Return (problem key, config name) -> counters of every profiled pair of a run."""
         return {(p, c): values for (_, p, c), values in self._profiled(run_id).items()}
 
+    def profiled_on(self, run_id: str) -> set[str]:
+        """Return the product names of the GPUs on which counters of a run were read, e.g. ``{"NVIDIA H200"}``.
+
+        Counters without a GPU in their origin give the name ``""``.
+        """
+        with self._guard("read"):
+            if not self._has_counters():
+                return set()
+            found = self._db.execute("SELECT DISTINCT about FROM counters WHERE run = ?", (run_id,)).fetchall()
+        with self._readable("counters"):
+            return {str(json.loads(about).get("gpu") or "") for (about,) in found}
+
     def recorded_pairs(self, run_id: str) -> set[tuple[str, str]]:
         """Return the set of (problem key, config name) of every evaluation of a run; empty for an unknown run."""
         with self._guard("read"):
@@ -251,7 +263,7 @@ class Store:
         query = f"SELECT run, problem, config, counters FROM counters{where and ' WHERE ' + where} ORDER BY id"
         found: _Counters = {}
         with self._guard("read"):
-            if not self._db.execute("SELECT 1 FROM sqlite_master WHERE name = 'counters'").fetchone():
+            if not self._has_counters():
                 return {}
             for *pair, text in self._db.execute(query, [v for v in wanted.values() if v is not None]):
                 with self._readable("counters"):
@@ -260,6 +272,10 @@ class Store:
                         raise ValueError("no finite numbers")
                 found.setdefault(tuple(pair), values)
         return found
+
+    def _has_counters(self) -> bool:
+        """Return whether anything was profiled: the table is made on first use."""
+        return self._db.execute("SELECT 1 FROM sqlite_master WHERE name = 'counters'").fetchone() is not None
 
     @contextmanager
     def _readable(self, what: str) -> Iterator[None]:

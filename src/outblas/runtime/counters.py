@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from outblas.core.errors import RecordError
 from outblas.runtime.ncu import FIGURE_METRICS, MAIN_STALLS, STALL_REASONS, ProfiledLaunch, stall_metric
@@ -84,6 +85,22 @@ def counters_of(launch: ProfiledLaunch) -> dict[str, float]:
         raise RecordError(
             f"ncu told no counter of {launch.kernel}", f"any of {', '.join(PROFILED_COUNTERS[:4])}", "profile again"
         )
+    return found
+
+
+def counters_of_figures(figures: Mapping[str, Any]) -> dict[str, float]:
+    """Return name -> value of the counters in a result of :func:`outblas.runtime.ncu.figures`. Others are absent.
+
+    Example: ``{"l2_hit_pct": 50.0, "stalls": [["wait", 0.5]]}`` gives ``{"l2_hit_rate": 0.5, "stall_wait": 0.5}``.
+
+    Args:
+        figures: plain name -> number or None, and ``stalls``: [reason, stalled warps per issued instruction].
+    """
+    found = {STALL_PREFIX + str(reason): float(value) for reason, value in figures.get("stalls", ())}
+    for figure, metrics in FIGURE_METRICS.items():
+        counter = next((one for one in COUNTERS if one.metrics == metrics), None)
+        if counter is not None and figures.get(figure) is not None:
+            found[counter.name] = figures[figure] * counter.scale
     return found
 
 

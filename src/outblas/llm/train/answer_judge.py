@@ -8,10 +8,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, Union, get_args
 
-from outblas.core.config import Candidate, config_name
+from outblas.core.config import Candidate, config_name, config_to_json
 from outblas.core.errors import UsageError
 from outblas.core.evaluation import Evaluation, Status
 from outblas.core.plausibility import is_below_floor
@@ -19,6 +19,7 @@ from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
 from outblas.judge.gates import ProofLevel
 from outblas.llm.evaluators import COMPILE_ONLY, open_chosen_evaluator, parse_evaluator
+from outblas.llm.feedback import feedback_text, kind_of
 from outblas.llm.train.answer_language import Language
 from outblas.llm.train.rewards import RefusedAnswer, RewardParts, reward_parts
 from outblas.records.store import Store
@@ -58,6 +59,10 @@ class JudgedAnswer:
         detail: one line on the outcome.
         parts: parts of the reward; None for an unjudged answer.
         speedup: lower bound of the speed-up of a proven kernel that was timed beside a baseline; else None.
+        us: median time of a timed kernel, microseconds; else None.
+        candidate: the candidate as JSON values; None for a refused or an unjudged answer.
+        kind: kind of outcome, of :data:`outblas.llm.feedback.OUTCOME_KINDS`; "" for an unjudged answer.
+        words: the outcome in words, for the next turn.
     """
 
     name: str
@@ -65,6 +70,10 @@ class JudgedAnswer:
     detail: str = ""
     parts: RewardParts | None = None
     speedup: float | None = None
+    us: float | None = None
+    candidate: dict[str, Any] | None = field(default=None, repr=False)
+    kind: str = ""
+    words: str = field(default="", repr=False)
 
 
 class AnswerJudge:
@@ -146,16 +155,21 @@ class AnswerJudge:
     def _judged(self, problem: Problem, found: Union[Candidate, RefusedAnswer]) -> JudgedAnswer:
         gpu = self._evaluator.gpu
         if isinstance(found, RefusedAnswer):
-            return JudgedAnswer("", f"refused:{found.kind}", found.reason, reward_parts(found, self._timed, gpu))
+            paid = reward_parts(found, self._timed, gpu)
+            return JudgedAnswer("", f"refused:{found.kind}", found.reason, paid, kind=found.kind, words=found.reason)
         key = _key(problem, found)
         evaluation = self._known.get(key)
         if evaluation is None:
             return JudgedAnswer(key[1], "unjudged", f"the batch was out of its {self._batch_seconds:g} s")
         paid = reward_parts(evaluation, self._timed, gpu)
+        kind, words = kind_of(evaluation, gpu), feedback_text(evaluation, gpu)
         if is_below_floor(evaluation, gpu):
-            return JudgedAnswer(key[1], Status.RULE_BROKEN.value, "faster than the floor of its problem", paid)
+            why = "faster than the floor of its problem"
+            return JudgedAnswer(key[1], Status.RULE_BROKEN.value, why, paid, kind=kind, words=words)
         low = None if evaluation.speedup is None else evaluation.speedup.low
-        return JudgedAnswer(key[1], evaluation.status.value, evaluation.detail, paid, low)
+        us = None if evaluation.timing is None else evaluation.timing.median_us
+        outcome, values = evaluation.status.value, config_to_json(found)
+        return JudgedAnswer(key[1], outcome, evaluation.detail, paid, low, us, values, kind, words)
 
 
 def _key(problem: Problem, candidate: Candidate) -> _Key:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol, Union
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol, Union
 
 from outblas.core.config import Candidate
 from outblas.core.problem import Problem
+from outblas.judge.small_tasks import SmallTask
+from outblas.llm.archive import Entry
 from outblas.llm.train.rewards import RefusedAnswer
+
+if TYPE_CHECKING:
+    from outblas.llm.train.answer_judge import JudgedAnswer
 
 Read = Union[Candidate, RefusedAnswer]
 #: A prompt or an answer, as trl takes it: text, or the messages of a conversation.
@@ -32,8 +38,32 @@ class Language(Protocol):
     def max_tokens(self) -> int:
         """Longest answer, tokens, unless the run says otherwise."""
 
-    def prompt(self, problem: Problem) -> Text:
-        """Return the prompt for a problem: text, or messages."""
+    def prompt(self, problem: Problem, pair: Sequence[Entry] = ()) -> Text:
+        """Return the prompt for a problem: text, or messages.
+
+        With a pair it asks first for the reason of the difference in speed, then for a better kernel.
+
+        Args:
+            problem: the problem.
+            pair: two proven kernels of the problem that the language can express, the slower first; or none.
+        """
+
+    def follow_up(self, problem: Problem | SmallTask, prompt: Text, answer: str, verdict: JudgedAnswer) -> Text:
+        """Return the prompt of the next turn: the earlier prompt, the answer, its outcome, and a request for another.
+
+        Args:
+            problem: the problem, or the small task.
+            prompt: prompt that was answered, of this language.
+            answer: the answer.
+            verdict: its verdict, of a kind in :data:`outblas.llm.prompt.FOLLOW_UPS`.
+        """
+
+    def task_prompt(self, task: SmallTask) -> Text:
+        """Return the prompt for a small general kernel: text, or messages.
+
+        Raises:
+            UsageError: the language has no words for such kernels.
+        """
 
     def read(self, problem: Problem, answer: str) -> Read:
         """Return the candidate of an answer, or the reason for its lack. No text of a model raises an error.

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from outblas.core.config import Candidate, config_to_json
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
+from outblas.judge.small_tasks import SmallTask
 from outblas.kernels.custom.free_kernel import FreeKernel
+from outblas.llm.answer import CODE, CONFIG
+from outblas.llm.archive import Entry
 from outblas.llm.train.answer_language import Read, Text
 from outblas.llm.train.rewards import RefusedAnswer
+
+if TYPE_CHECKING:
+    from outblas.llm.train.answer_judge import JudgedAnswer
 
 
 class CudaAnswers:
@@ -32,10 +39,25 @@ class CudaAnswers:
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
 
-    def prompt(self, problem: Problem) -> Text:
+    def prompt(self, problem: Problem, pair: Sequence[Entry] = ()) -> Text:
         from outblas.llm.prompt import first_prompt
 
-        return [dict(message) for message in first_prompt(problem, self._gpu, {}, None, (), {})]
+        best_us = min((entry.us for entry in pair), default=None)
+        return [dict(message) for message in first_prompt(problem, self._gpu, {}, best_us, pair, {})]
+
+    def follow_up(self, problem: Problem | SmallTask, prompt: Text, answer: str, verdict: JudgedAnswer) -> Text:
+        from outblas.llm.prompt import follow_up
+
+        assert not isinstance(prompt, str), "prompts of this language are messages"
+        product, kinds = (problem.problem, (CODE,)) if isinstance(problem, SmallTask) else (problem, (CODE, CONFIG))
+        asked = follow_up(verdict.kind, verdict.words, product, self._gpu, verdict.us, self.max_tokens, kinds)
+        said = [{"role": "assistant", "content": answer}] if answer.strip() else []
+        return [*prompt, *said, {"role": "user", "content": asked}]
+
+    def task_prompt(self, task: SmallTask) -> Text:
+        from outblas.llm.prompt import small_task_prompt
+
+        return [dict(message) for message in small_task_prompt(task, self._gpu)]
 
     def read(self, problem: Problem, answer: str) -> Read:
         from outblas.llm.answer import read_answer

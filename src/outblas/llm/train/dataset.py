@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -55,23 +56,22 @@ def completion_text(completion: Any) -> str:
     return completion if isinstance(completion, str) else str(completion[-1].get("content") or "")
 
 
-def prompt_rows(problems: Sequence[Problem], language: Language, chat: bool, least: int) -> list[dict[str, Any]]:
-    """Return a list of the rows of a prompt dataset, ``{"prompt": ..., "problem": index in problems}``.
+def prompt_rows(prompts: Sequence[Text], chat: bool, least: int) -> list[dict[str, Any]]:
+    """Return a list of the rows of a prompt dataset, ``{"prompt": ..., "problem": index in prompts}``.
 
-    All problems are repeated in turns until there are at least ``least`` rows. So the number of rows is a multiple of
-    the number of problems. Example: 3 problems and a ``least`` of 4 give 6 rows, with the indices 0, 1, 2, 0, 1 and 2.
+    All prompts are repeated in turns until there are at least ``least`` rows. So the number of rows is a multiple of
+    the number of prompts. Example: 3 prompts and a ``least`` of 4 give 6 rows, with the indices 0, 1, 2, 0, 1 and 2.
 
     Args:
-        problems: the problems, at least one.
-        language: makes the prompts.
+        prompts: a prompt for each problem, at least one.
         chat: a prompt is a list of messages, ``{"role": ..., "content": ...}``; False: a text.
         least: smallest number of rows, above 0.
     """
-    times = -(-least // len(problems))
+    times = -(-least // len(prompts))
     return [
-        {"prompt": prompt_messages(language.prompt(problem), chat), "problem": index}
+        {"prompt": prompt_messages(prompt, chat), "problem": index}
         for _ in range(times)
-        for index, problem in enumerate(problems)
+        for index, prompt in enumerate(prompts)
     ]
 
 
@@ -96,9 +96,7 @@ def supervised_rows(path: str | Path, language: Language, chat: bool) -> list[di
             refuses, and a config (without a status) that it cannot express.
         UsageError: the file holds no usable example.
     """
-    path = Path(path)
-    if not path.is_file():
-        raise RecordError(f"archive {path} is missing", "a store or JSON lines", "name another")
+    path = _existing(path)
     rows = list(_of_store(path, language, chat) if _is_store(path) else _of_lines(path, language, chat))
     if not rows:
         raise UsageError(
@@ -107,6 +105,30 @@ def supervised_rows(path: str | Path, language: Language, chat: bool) -> list[di
             "name another archive",
         )
     return rows
+
+
+def proven_evaluations(path: str | Path) -> list[Evaluation]:
+    """Return the proven evaluations of an archive of :func:`supervised_rows`, in order; lines without a status are
+    skipped.
+
+    Args:
+        path: the archive.
+
+    Raises:
+        RecordError: the file is missing or cannot be read, or an evaluation is damaged.
+    """
+    path = _existing(path)
+    if _is_store(path):
+        from outblas.records.store import Store
+
+        with Store(path) as store:
+            return [e for e in store.evaluations() if _is_proven(e)]
+    found: list[Evaluation] = []
+    for number, row in _json_rows(path):
+        if "status" in row:
+            with _readable(path, number):
+                found.append(evaluation_from_json(row))
+    return [e for e in found if _is_proven(e)]
 
 
 def _of_store(path: Path, language: Language, chat: bool) -> Iterator[dict[str, Any]]:
@@ -118,13 +140,8 @@ def _of_store(path: Path, language: Language, chat: bool) -> Iterator[dict[str, 
 
 def _of_lines(path: Path, language: Language, chat: bool) -> Iterator[dict[str, Any]]:
     evaluations: list[Evaluation] = []
-    for number, line in enumerate(read_plain_file(path).decode().splitlines(), 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-            if "format" in row and "problem" not in row:
-                continue  # the head of a recording
+    for number, row in _json_rows(path):
+        with _readable(path, number):
             if "completion" in row:
                 yield {
                     "prompt": prompt_messages(row["prompt"], chat),
@@ -136,25 +153,52 @@ def _of_lines(path: Path, language: Language, chat: bool) -> Iterator[dict[str, 
                 evaluations.append(evaluation_from_json(row))
             else:
                 yield _known(_problem(row["problem"]), config_from_json(row["config"]), language, chat)
-        except (AttributeError, KeyError, TypeError, ValueError, OutblasError) as error:
-            raise RecordError(
-                f"archive {path} has a line {number} that cannot be read ({error})",
-                "prompt and completion, problem and answer, or an evaluation",
-                "remove the line or name another archive",
-            ) from error
     yield from _of_evaluations(evaluations, language, chat)
+
+
+def _json_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield (number of the line, its object) without blank lines and the head of a recording."""
+    for number, line in enumerate(read_plain_file(path).decode().splitlines(), 1):
+        if line.strip():
+            with _readable(path, number):
+                row = dict(json.loads(line).items())
+            if "problem" in row or "format" not in row:
+                yield number, row
+
+
+@contextmanager
+def _readable(path: Path, number: int) -> Iterator[None]:
+    """Turn errors of reading a line within the ``with`` block into a RecordError that names it."""
+    try:
+        yield
+    except (AttributeError, KeyError, TypeError, ValueError, OutblasError) as error:
+        raise RecordError(
+            f"archive {path} has a line {number} that cannot be read ({error})",
+            "prompt and completion, problem and answer, or an evaluation",
+            "remove the line or name another archive",
+        ) from error
 
 
 def _of_evaluations(found: Iterable[Evaluation], language: Language, chat: bool) -> Iterator[dict[str, Any]]:
     by_problem: dict[Problem, dict[Candidate, Evaluation]] = {}
     for e in found:
-        if e.status is Status.PASSED and not is_below_floor(e, reference_gpu()):
+        if _is_proven(e):
             by_problem.setdefault(e.problem, {}).setdefault(e.config, e)
     for problem, passed in by_problem.items():
         best = sorted(passed.values(), key=lambda e: e.timing.median_us if e.timing else 0.0)
         answers = (language.write(problem, e.config) for e in best)
         for answer in [a for a in answers if a is not None][:KERNELS_PER_PROBLEM]:
             yield _row(problem, answer, language, chat)
+
+
+def _is_proven(evaluation: Evaluation) -> bool:
+    return evaluation.status is Status.PASSED and not is_below_floor(evaluation, reference_gpu())
+
+
+def _existing(path: str | Path) -> Path:
+    if not Path(path).is_file():
+        raise RecordError(f"archive {path} is missing", "a store or JSON lines", "name another")
+    return Path(path)
 
 
 def _known(problem: Problem, candidate: Candidate, language: Language, chat: bool) -> dict[str, Any]:

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from outblas.core.config import Candidate, KernelConfig, knob_schema
 from outblas.core.errors import UsageError
 from outblas.core.problem import Problem
+from outblas.judge.small_tasks import SmallTask
+from outblas.kernels.config_text import config_from_json
 from outblas.kernels.families.registry import FAMILIES
-from outblas.llm.train.answer_language import Read
+from outblas.llm.archive import Entry
+from outblas.llm.prompt import FOLLOW_UPS
+from outblas.llm.train.answer_language import Read, Text
 from outblas.llm.train.rewards import RefusedAnswer
+
+if TYPE_CHECKING:
+    from outblas.llm.train.answer_judge import JudgedAnswer
+
+#: Words of a prompt about a pair of kernels, and of a further turn.
+_OF_PROMPTS = ("slower", "faster", "at", "why", "was", *FOLLOW_UPS)
 
 
 class KnobWords:
@@ -20,9 +31,15 @@ class KnobWords:
     A toy for models that know no programming language. Sampling keeps to the sentence's grammar, but not to legal
     kernels. A random model's answers thus compile or fail, and are fast or slow.
 
-    A prompt is text such as ``problem TN fp16 fp32 m 5 1 2 n 5 1 2 k 5 1 2 answer``. Reading refuses a text that is not
-    one word per knob, in order, each a listed value. ``max_tokens`` is the number of knobs plus 1. ``name`` is
-    ``knobs``.
+    A prompt is text such as ``problem TN fp16 fp32 m 5 1 2 n 5 1 2 k 5 1 2 answer``. With a pair of kernels it ends in
+    ``slower bm=64 bn=32 stages=2 consumers=1 at 9 0 faster bm=64 bn=64 stages=4 consumers=1 at 1 1 0 why``. The figures
+    are percent of the fastest baseline's speed. An answer to ``why`` begins with a word such as ``because_bn``, which
+    names the knob that makes the difference. Reading skips it, and nothing rewards it.
+
+    A further turn adds the answer and its outcome: ``bm=64 bn=32 stages=2 consumers=1 was illegal answer``.
+
+    Reading refuses a text that is not one word per knob, in order, each a listed value. ``max_tokens`` is the number of
+    knobs plus 2. ``name`` is ``knobs``.
 
     Example: ``KnobWords().read(problem, "bm=64")`` returns ``RefusedAnswer("'bm=64' is no sentence of bm, bn, stages,
     consumers", "malformed")``.
@@ -52,7 +69,7 @@ class KnobWords:
 
     @property
     def max_tokens(self) -> int:
-        return len(self.knobs) + 1
+        return len(self.knobs) + 2
 
     def words(self) -> list[tuple[str, ...]]:
         """Return the words at each place of the sentence, e.g. ``[("bm=64", "bm=128"), ("bn=32",)]``."""
@@ -62,17 +79,42 @@ class KnobWords:
         """Return every word of prompts and answers, without special tokens: first those of prompts, then those of
         answers.
 
-        A word may occur twice. The list begins with ``["problem", "m", "n", "k", "answer", "TN", "NN"]``.
+        Reasons are among those of answers. A word may occur twice. The list begins with ``["problem", "m", "n", "k",
+        "answer", "TN", "NN"]``.
         """
-        asked = ["problem", "m", "n", "k", "answer", "TN", "NN", "fp16", "bf16", "fp32", *"0123456789"]
-        return [*asked, *itertools.chain.from_iterable(self.words())]
+        types = ["TN", "NN", "fp16", "bf16", "fp32"]
+        asked = ["problem", "m", "n", "k", "answer", *types, *"0123456789", *_OF_PROMPTS]
+        return [*asked, *self.reasons(), *itertools.chain.from_iterable(self.words())]
 
-    def prompt(self, problem: Problem) -> str:
+    def reasons(self) -> list[str]:
+        """Return the words that may begin an answer about a pair, e.g. ``["because_bm", "because_bn"]``."""
+        return [f"because_{knob}" for knob in self.knobs]
+
+    def prompt(self, problem: Problem, pair: Sequence[Entry] = ()) -> str:
         extents = " ".join(f"{name} {' '.join(str(getattr(problem, name)))}" for name in ("m", "n", "k"))
-        return f"problem {problem.layout} {problem.dtype} {problem.acc} {extents} answer"
+        asked = f"problem {problem.layout} {problem.dtype} {problem.acc} {extents}"
+        if not pair:
+            return f"{asked} answer"
+        slower, faster = (self._shown(problem, entry) for entry in pair)
+        return f"{asked} slower {slower} faster {faster} why"
+
+    def _shown(self, problem: Problem, entry: Entry) -> str:
+        """Return a kernel's sentence and its speed."""
+        speed = " ".join(str(round(100 * math.exp(entry.score))))
+        return f"{self.write(problem, config_from_json(entry.candidate))} at {speed}"
+
+    def follow_up(self, problem: Problem | SmallTask, prompt: Text, answer: str, verdict: JudgedAnswer) -> str:
+        return f"{prompt} {answer} was {verdict.kind} answer"
+
+    def task_prompt(self, task: SmallTask) -> str:
+        raise UsageError(
+            f"the task {task.key} in the language {self.name}", "a language of kernels", "pass --language cuda"
+        )
 
     def read(self, problem: Problem, answer: str) -> Read:
         said, words_at = answer.split(), self.words()
+        if said and said[0] in self.reasons():
+            said = said[1:]
         if len(said) != len(words_at) or any(word not in place for word, place in zip(said, words_at, strict=False)):
             return RefusedAnswer(f"{' '.join(said)[:80]!r} is no sentence of {', '.join(self.knobs)}")
         values: dict[str, Any] = {
@@ -89,16 +131,16 @@ class KnobWords:
     def generation(self, tokenizer: Any, vocabulary: int) -> dict[str, Any]:
         """Return ``{"bad_words_ids": [[before, after], ...]}``: every pair of ids that the grammar does not allow.
 
-        After the word ``answer``, and after each word of the sentence, only the words of the next place are allowed.
-        The end of text follows the last place.
+        After the word ``why`` only a reason is allowed. After a reason, the word ``answer`` and each word of the
+        sentence, only the words of the next place are allowed. The end of text follows the last place.
 
         Args:
             tokenizer: the model's tokenizer.
             vocabulary: number of ids that the model can emit.
         """
-        words_at = [["answer"], *self.words(), [tokenizer.eos_token]]
+        words_at = [["answer", *self.reasons()], *self.words(), [tokenizer.eos_token]]
         banned: list[list[int]] = []
-        for here, there in itertools.pairwise(words_at):
+        for here, there in ((["why"], self.reasons()), *itertools.pairwise(words_at)):
             allowed = set(tokenizer.convert_tokens_to_ids(list(there)))
             for before in tokenizer.convert_tokens_to_ids(list(here)):
                 banned += [[before, after] for after in range(vocabulary) if after not in allowed]

@@ -6,18 +6,32 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from outblas.core.problem import Problem
-from outblas.llm.train.answer_judge import AnswerJudge, JudgedAnswer
+from outblas.judge.small_tasks import SmallTask
+from outblas.llm.train.answer_judge import JudgedAnswer
 from outblas.llm.train.dataset import completion_text
+from outblas.llm.train.first_process import on_first_process
 from outblas.llm.train.rewards import PART_NAMES, advantages
 from outblas.llm.train.training_folder import append_line
 
 #: What the trainer calls: keyword arguments in, one figure an answer out (None: not judged).
 RewardFunction = Callable[..., list["float | None"]]
+#: Called after every step with the number of earlier steps, the answers and their verdicts.
+Watch = Callable[[int, Sequence[str], Sequence[JudgedAnswer]], None]
 #: Name of the function that trains the model.
 LEARNED = "advantage"
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """An answer before it is judged: index of its problem, text, names of the kernels in its prompt, and its turn."""
+
+    problem: int
+    text: str
+    parents: tuple[str, ...]
+    turn: int
 
 
 @dataclass(frozen=True)
@@ -26,6 +40,13 @@ class _Row:
 
     judged: JudgedAnswer
     advantage: float | None
+
+
+class Judge(Protocol):
+    """A judge of answers to problems, or to small tasks."""
+
+    def judge(self, answers: Sequence[tuple[Any, str]]) -> list[JudgedAnswer]:
+        """Return one verdict per answer (problem or task, text), in order."""
 
 
 class RewardFunctions:
@@ -38,25 +59,27 @@ class RewardFunctions:
 
     Args:
         judge: judge of answers; None on every process except the first.
-        problems: problems by their index; prompts carry the index.
+        problems: problems, or small tasks, by their index; prompts carry the index.
         group: answers per prompt.
         least_std: see :func:`outblas.llm.train.rewards.advantages`.
         clip: see :func:`outblas.llm.train.rewards.advantages`.
         log: file of answers, to which the first process appends; None: none.
         prepare: called before evaluations begin, on every process, to free GPU memory; None: nothing.
+        watch: called with the number of earlier steps, the answers of a step and their verdicts, on the first process;
+            None: nothing.
 
     Attributes:
         best: largest lower bound of a speed-up so far; None before a proven kernel was timed, and on other processes.
     """
 
     def __init__(
-        self, judge: AnswerJudge | None, problems: Sequence[Problem], group: int, least_std: float = 0.05,
+        self, judge: Judge | None, problems: Sequence[Problem | SmallTask], group: int, least_std: float = 0.05,
         clip: float = 2.0,
-        log: Path | None = None, prepare: Callable[[], None] | None = None,
+        log: Path | None = None, prepare: Callable[[], None] | None = None, watch: Watch | None = None,
     ) -> None:  # fmt: skip
         self._judge, self._problems, self._group = judge, problems, group
         self._least_std, self._clip = least_std, clip
-        self._log, self._prepare = log, prepare
+        self._log, self._prepare, self._watch = log, prepare, watch
         self._own: list[_Row] = []
         #: Best lower bound of a speed-up so far; None before a proven kernel was timed.
         self.best: float | None = None
@@ -77,7 +100,11 @@ class RewardFunctions:
     def _first(self) -> RewardFunction:
         def learned(*, completions: list[Any], problem: list[int], **others: Any) -> list[float | None]:
             step = int(getattr(others.get("trainer_state"), "global_step", 0))
-            self._own = self._judged([(i, completion_text(c)) for i, c in zip(problem, completions, strict=True)], step)
+            parents: list[list[str]] = others.get("parents") or [[] for _ in problem]
+            turns: list[int] = others.get("turn") or [0 for _ in problem]
+            texts = map(completion_text, completions)
+            own = [_Answer(*answer) for answer in zip(problem, texts, map(tuple, parents), turns, strict=True)]
+            self._own = self._judged(own, step)
             metric = others.get("log_metric")
             if metric is not None:
                 for name, value in _counts(self._own).items():
@@ -98,39 +125,24 @@ class RewardFunctions:
         part.__name__ = name
         return part
 
-    def _judged(self, own: list[tuple[int, str]], step: int) -> list[_Row]:
+    def _judged(self, own: list[_Answer], step: int) -> list[_Row]:
         """The rows of this process, of what the first one judged for all."""
-        from accelerate.state import PartialState
-        from accelerate.utils import broadcast_object_list, gather_object
-
         if self._prepare is not None:
             self._prepare()
-        state = PartialState()
-        everyone: list[tuple[int, str]] = gather_object(own)
-        shared: list[Any] = [None]
-        if state.is_main_process:
-            try:
-                shared = [self._rows(everyone, step)]
-            except Exception as error:  # the other processes wait: they must hear of it, and end as well
-                shared = [error]
-        broadcast_object_list(shared)
-        (found,) = shared
-        if isinstance(found, Exception):
-            raise found
-        start = state.process_index * len(own)
-        rows: list[_Row] = found[start : start + len(own)]
-        return rows
+        return on_first_process(own, lambda answers: self._rows(answers, step))
 
-    def _rows(self, answers: list[tuple[int, str]], step: int) -> list[_Row]:
+    def _rows(self, answers: list[_Answer], step: int) -> list[_Row]:
         assert self._judge is not None, "the first process has a judge"
-        judged = self._judge.judge([(self._problems[i], text) for i, text in answers])
+        judged = self._judge.judge([(self._problems[a.problem], a.text) for a in answers])
         totals = [None if j.parts is None else j.parts.total for j in judged]
         learned = advantages(totals, self._group, self._least_std, self._clip)
         lows = [j.speedup for j in judged if j.speedup is not None and j.outcome == "passed"]
         self.best = max([*lows, *([self.best] if self.best is not None else [])], default=None)
         if self._log is not None:
-            for (index, text), verdict, advantage in zip(answers, judged, learned, strict=True):
-                append_line(self._log, _line(step, self._problems[index], text, verdict, advantage))
+            for answer, verdict, advantage in zip(answers, judged, learned, strict=True):
+                append_line(self._log, _line(step, self._problems[answer.problem], answer, verdict, advantage))
+        if self._watch is not None:  # after the log, from which a resumed training fills the archive
+            self._watch(step, [answer.text for answer in answers], judged)
         return [_Row(j, a) for j, a in zip(judged, learned, strict=True)]
 
 
@@ -146,16 +158,21 @@ def _counts(rows: Sequence[_Row]) -> dict[str, float]:
     }
 
 
-def _line(step: int, problem: Problem, text: str, judged: JudgedAnswer, advantage: float | None) -> dict[str, Any]:
+def _line(
+    step: int, problem: Problem | SmallTask, answer: _Answer, judged: JudgedAnswer, advantage: float | None
+) -> dict[str, Any]:
     paid = None if judged.parts is None else {**asdict(judged.parts), "total": judged.parts.total}
     return {
         "step": step + 1,
         "problem": problem.key,
-        "answer": text,
+        "turn": answer.turn,
+        "parents": list(answer.parents),
+        "answer": answer.text,
         "kernel": judged.name,
         "outcome": judged.outcome,
         "detail": judged.detail,
         "parts": paid,
         "speedup_low": judged.speedup,
+        "us": judged.us,
         "advantage": advantage,
     }

@@ -14,6 +14,8 @@ from outblas.core.problem import Problem
 from outblas.llm.train.tiny import RANDOM_TINY
 from outblas.llm.train.training_folder import STAGES
 
+#: The stage of small general kernels, which are proved and not timed.
+GENERAL = "general"
 #: Learning rates where none is given: of all weights, of LoRA's, of a random model.
 _LR, _LR_LORA, _LR_TINY = 1e-6, 1e-5, 3e-3
 #: Settings that may differ when a stage is resumed: lengths, intervals and limits, not the data or the method.
@@ -26,8 +28,10 @@ class TrainSettings:
 
     Attributes:
         model: name or path of the base model, or ``random:tiny``.
-        problems: problems of the prompts, in this order; prompts are drawn from them.
-        stage: ``supervised``, ``correctness`` (GRPO; every proven kernel is worth the same) or ``speed`` (GRPO).
+        problems: problems of the prompts, in this order; prompts are drawn from them. The stage ``general`` takes M and
+            K of each for its tasks.
+        stage: ``supervised``, or one of GRPO: ``general`` (small general kernels), ``correctness`` (every proven kernel
+            is worth the same) or ``speed``.
         steps: optimiser steps in all, with those of an interrupted stage.
         group: answers per prompt, at least 2 (GRPO).
         prompts: prompts per step, over all processes.
@@ -36,7 +40,8 @@ class TrainSettings:
             here; :func:`outblas.llm.train.stages.train` compares it with its own language.
         device: see :func:`outblas.llm.train.answer_judge.evaluator_of`. It is not checked here.
         proof: see :func:`outblas.llm.train.answer_judge.evaluator_of`. It is not checked here.
-        archive: JSON lines or a store of evaluations, which the supervised stage needs. The others ignore it.
+        archive: JSON lines or a store of evaluations, which the supervised stage needs. The prompts of the others draw
+            from its timed kernels, too.
         lr: learning rate; None chooses by the kind of model: 3e-3 for ``random:tiny``, 1e-5 with LoRA, else 1e-6.
         lora: rank of LoRA's matrices; 0 trains all weights.
         kl: weight of the KL divergence from the model at the beginning of the stage.
@@ -51,6 +56,9 @@ class TrainSettings:
         tensorboard: report to TensorBoard.
         wandb: report to Weights & Biases.
         cpu: train on the CPU.
+        contrast: prompts of GRPO show two earlier kernels of different speed, once two were proven.
+        turns: most turns of a conversation of GRPO. Each is a step that shows the outcome of the best answer before.
+        vllm: address of a vLLM server that generates the answers of GRPO; None: the training processes do.
 
     Raises:
         UsageError: the stage is unknown, a figure is out of its range, or the archive (supervised) or the problems
@@ -82,6 +90,9 @@ class TrainSettings:
     tensorboard: bool = False
     wandb: bool = False
     cpu: bool = False
+    contrast: bool = True
+    vllm: str | None = None
+    turns: int = 1
 
     def __post_init__(self) -> None:
         if self.stage not in STAGES:
@@ -92,6 +103,7 @@ class TrainSettings:
             (self.steps < 1, f"--steps {self.steps}", "1 or more", "pass a larger --steps"),
             (self.group < 2 and not supervised, f"--group {self.group}", "2 or more answers", "pass a larger --group"),
             (self.prompts < 1, f"--prompts {self.prompts}", "1 or more", "pass a larger --prompts"),
+            (self.turns < 1, f"--turns {self.turns}", "1 or more", "pass a larger --turns"),
             (self.lora < 0, f"--lora {self.lora}", "a rank of 0 or more", "pass one"),
             (self.save_every < 1, f"--save-every {self.save_every}", "1 or more", "pass a larger one"),
             *(
@@ -100,6 +112,12 @@ class TrainSettings:
             ),
             (not self.kl >= 0, f"--kl {self.kl:g}", "0 or more", "pass one"),
             (not 0 < self.memory_fraction <= 1, f"--memory-fraction {self.memory_fraction:g}", "0 to 1", "pass 0.7"),
+            (
+                self.vllm is not None and self.language == "knobs",
+                "--vllm with --language knobs",
+                "--language cuda: the toy's grammar holds in the training process only",
+                "leave --vllm out",
+            ),
             (supervised and not self.archive, "no archive to learn from", "--archive FILE", "name one"),
         )
         for broken, wrong, expected, do in rules:
@@ -120,8 +138,16 @@ class TrainSettings:
             return self.lr
         return _LR_TINY if self.model == RANDOM_TINY else _LR_LORA if self.lora else _LR
 
+    @property
+    def paired(self) -> bool:
+        """Return whether prompts show pairs of kernels. General kernels are not timed, and so have no pairs."""
+        return self.contrast and self.stage not in ("supervised", GENERAL)
+
     def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "problems": [p.key for p in self.problems], "lr": self.learning_rate}
+        """Return the settings as JSON values. What earlier releases did not have is there only if it is used."""
+        kept = {**asdict(self), "problems": [p.key for p in self.problems], "lr": self.learning_rate}
+        unused = {"contrast": False, "vllm": None, "turns": 1}
+        return {k: v for k, v in kept.items() if k not in unused or v != unused[k]}
 
 
 def _begun_with(path: Path) -> dict[str, Any]:

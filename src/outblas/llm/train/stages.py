@@ -8,22 +8,27 @@ import re
 import shutil
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from outblas.core.errors import ToolchainMissing, UsageError
 from outblas.core.files import lock_folder
+from outblas.core.problem import Problem
+from outblas.judge.small_tasks import SmallTask
 from outblas.llm.evaluators import parse_evaluator
 from outblas.llm.train.answer_judge import COMPILE_ONLY, AnswerJudge, evaluator_of
-from outblas.llm.train.answer_language import Language
+from outblas.llm.train.answer_language import Language, Text
 from outblas.llm.train.base_models import LoadedModel, check_installed, load_model
-from outblas.llm.train.dataset import prompt_rows, supervised_rows
+from outblas.llm.train.dataset import prompt_rows, proven_evaluations, supervised_rows
 from outblas.llm.train.logs import set_callbacks
-from outblas.llm.train.reward_functions import RewardFunctions
-from outblas.llm.train.settings import TrainSettings, claim_folder
+from outblas.llm.train.reward_functions import Judge, RewardFunctions
+from outblas.llm.train.settings import GENERAL, TrainSettings, claim_folder
+from outblas.llm.train.step_prompts import CONVERSATIONS, StepPrompts, step_trainer
+from outblas.llm.train.task_judge import TaskJudge, task_evaluator, tasks_on
 from outblas.llm.train.tiny import RANDOM_TINY, make_tiny
+from outblas.llm.train.training_archive import archive_of_stage, begin_archive, earlier_entries
 from outblas.llm.train.training_folder import FINAL, drop_later_lines, last_checkpoint, publish_folder, trained_steps
 
 Say = Callable[[str], None]
@@ -84,6 +89,9 @@ def train(
     _check_loggers(settings)
     if settings.stage != "supervised":
         parse_evaluator(settings.device)  # before a large model is loaded
+        _questions(settings, language)
+        if settings.archive is not None:
+            proven_evaluations(settings.archive)
     elif settings.archive is not None:
         supervised_rows(settings.archive, language, chat=False)
     warnings.filterwarnings("ignore", r".*gradient_checkpointing.* is deprecated", FutureWarning)  # trl's own use
@@ -102,8 +110,12 @@ def _train(run: Path, settings: TrainSettings, language: Language, resume: bool,
         checkpoint = last_checkpoint(stage)
         claim_folder(stage, settings, resume, checkpoint is not None or (stage / FINAL).exists())
         done = 0 if checkpoint is None else trained_steps(checkpoint) or 0
-        for name in ("log.jsonl", "answers.jsonl"):
+        for name in ("log.jsonl", "answers.jsonl", CONVERSATIONS):
             drop_later_lines(stage / name, done)
+        if settings.paired and checkpoint is None:  # a resumed stage keeps its beginning, whatever its sources hold
+            known = list(earlier_entries(run, settings, language))
+            begin_archive(stage, known)
+            say(f"{settings.stage}: {len(known)} earlier kernels for the prompts")
         if settings.model == RANDOM_TINY:
             make_tiny(run / "base", language, settings.seed)
     state.wait_for_everyone()
@@ -131,21 +143,16 @@ def _grpo(
     say: Say, first: bool,
 ) -> tuple[Any, float | None]:  # fmt: skip
     from datasets import Dataset
-    from trl import GRPOConfig, GRPOTrainer
-
-    from outblas.records.store import Store
+    from trl import GRPOConfig
 
     with contextlib.ExitStack() as stack:
-        judge = None
-        if first:
-            evaluator = stack.enter_context(evaluator_of(settings.device, settings.proof))
-            store = stack.enter_context(Store(run / "store.sqlite"))
-            store.begin(evaluator.source, {"device": evaluator.source, "proof": settings.proof})
-            timed = settings.stage == "speed"
-            judge = AnswerJudge(evaluator, language, timed, store, evaluator.source, settings.batch_seconds)
+        judge = _judge(stack, run, settings, language) if first else None
+        archive = archive_of_stage(stage, language, settings.seed) if first and settings.paired else None
+        asked, texts = _questions(settings, language)
+        prompts = StepPrompts(asked, language, loaded.chat, settings.group, settings.turns, archive, stage)
         rewards = RewardFunctions(
-            judge, settings.problems, settings.group, settings.least_std, settings.clip,
-            stage / "answers.jsonl" if first else None, _make_room(settings, say),
+            judge, asked, settings.group, settings.least_std, settings.clip,
+            stage / "answers.jsonl" if first else None, _make_room(settings, say), prompts.judged,
         )  # fmt: skip
         tokens = settings.max_tokens or language.max_tokens
         size = len(loaded.tokenizer)
@@ -160,10 +167,11 @@ def _grpo(
             scale_rewards="none",
             reward_weights=rewards.weights(),
             shuffle_dataset=True,
+            **served(settings.vllm),
         )
         _one_gpu(arguments)
-        rows = prompt_rows(settings.problems, language, loaded.chat, settings.prompts)
-        trainer = GRPOTrainer(
+        rows = prompt_rows(texts, loaded.chat, settings.prompts)
+        trainer = step_trainer(prompts)(
             model=loaded.model,
             reward_funcs=rewards.functions(),
             args=arguments,
@@ -174,6 +182,38 @@ def _grpo(
         set_callbacks(trainer, stage / "log.jsonl", say, lambda: rewards.best)
         trainer.train(resume_from_checkpoint=go_on)
         return trainer, rewards.best
+
+
+def served(url: str | None) -> dict[str, Any]:
+    """Return the options of trl by which a vLLM server generates the answers; empty without a server.
+
+    Args:
+        url: address of the server, without ``/v1``.
+    """
+    return {} if url is None else {"use_vllm": True, "vllm_mode": "server", "vllm_server_base_url": url}
+
+
+def _judge(stack: contextlib.ExitStack, run: Path, settings: TrainSettings, language: Language) -> Judge:
+    """Return the judge of a GRPO stage; its store and evaluator are closed with the stack."""
+    from outblas.records.store import Store
+
+    if settings.stage == GENERAL:
+        tasks = stack.enter_context(Store(run / "tasks.sqlite"))
+        evaluators = lambda name: task_evaluator(name, settings.device)  # noqa: E731
+        return TaskJudge(evaluators, language, tasks, settings.batch_seconds)
+    evaluator = stack.enter_context(evaluator_of(settings.device, settings.proof))
+    store = stack.enter_context(Store(run / "store.sqlite"))
+    store.begin(evaluator.source, {"device": evaluator.source, "proof": settings.proof})
+    timed = settings.stage == "speed"
+    return AnswerJudge(evaluator, language, timed, store, evaluator.source, settings.batch_seconds)
+
+
+def _questions(settings: TrainSettings, language: Language) -> tuple[Sequence[Problem | SmallTask], list[Text]]:
+    """Return the problems or tasks of a GRPO stage, and the prompt of each."""
+    if settings.stage == GENERAL:
+        tasks = tasks_on(settings.problems)
+        return tasks, [language.task_prompt(task) for task in tasks]
+    return settings.problems, [language.prompt(problem) for problem in settings.problems]
 
 
 def _supervised(stage: Path, settings: TrainSettings, loaded: LoadedModel, language: Language, say: Say) -> Any:

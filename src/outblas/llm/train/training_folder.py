@@ -2,10 +2,13 @@
 
 - ``RUN/base``: for random:tiny only, the model at the beginning of the training.
 - ``RUN/store.sqlite``: every evaluation of all stages.
+- ``RUN/tasks.sqlite``: those of the stage ``general``, whose kernels are no products.
 - ``RUN/<stage>/settings.json``: settings of the stage.
+- ``RUN/<stage>/archive.jsonl``: the kernels with which the archive of the stage's prompts begins.
 - ``RUN/<stage>/checkpoint-<step>``: checkpoints to resume.
 - ``RUN/<stage>/log.jsonl``: a line per logged step.
 - ``RUN/<stage>/answers.jsonl``: a line per answer, with its outcome.
+- ``RUN/<stage>/conversations.jsonl``: a line per step with the conversations that go on (``--turns``).
 - ``RUN/<stage>/final``: the trained model (or LoRA adapter) and its tokenizer.
 """
 
@@ -23,7 +26,7 @@ from typing import Any
 from outblas.core.errors import RecordError
 from outblas.core.plain_files import open_plain
 
-STAGES = ("supervised", "correctness", "speed")
+STAGES = ("supervised", "general", "correctness", "speed")
 FINAL = "final"
 _STATE = "trainer_state.json"
 

@@ -7,20 +7,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from outblas.core.errors import RecordError
-from outblas.core.plain_files import read_json
 from outblas.core.problem import Problem
 from outblas.kernels.config_text import config_from_name
 from outblas.publish.words import short_config
-from outblas.runtime.ncu import FIGURE_METRICS
+from outblas.records.counter_file import OURS, read_counters
 
-FORMAT = 1
 _HEAD = (
     *("regime", "M x N x K", "L2", "whose", "kernel", "µs", "tensor pipe", "HBM", "HBM read, written MB"),
     *("L2 hits", "L2 traffic MB", "occupancy", "instructions, M", "cycles, k", "main stalls"),
 )
 _NUMERIC = _HEAD[5:14]
-_KEYS = ("group", "problem", "l2", "side", "name", "chosen_by", "kernels")
 
 
 def counters_text(path: Path) -> str:
@@ -35,43 +31,6 @@ def counters_text(path: Path) -> str:
     if not path.exists():
         return "To be measured: `python benchmarks/profile_regimes.py`, then `outblas results --write`."
     return counters_table(read_counters(path))
-
-
-def read_counters(path: Path) -> dict[str, Any]:
-    """Return the content of a file of ``benchmarks/profile_regimes.py``: ``{format, provenance, metrics_absent,
-    rows}``.
-
-    Raises:
-        RecordError: it cannot be read, is damaged or of another version.
-    """
-    do = "make it again: python benchmarks/profile_regimes.py"
-    try:
-        data = read_json(path)
-    except (OSError, ValueError) as error:
-        raise RecordError(f"{path} cannot be read ({error})", "a whole JSON file", do) from error
-    if not isinstance(data, dict) or data.get("format") != FORMAT:
-        raise RecordError(f"{path} is of another version", f"format {FORMAT}", do)
-    try:
-        _check(data)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise RecordError(f"{path} is damaged ({error!r})", "every field of every row", do) from error
-    return data
-
-
-def _check(data: Mapping[str, Any]) -> None:
-    """Raise one of the builtin errors unless all that the table shows is there; a ProblemError is a ValueError, too."""
-    for part in ("gpu", "driver", "date", "commit", "ncu"):
-        if not isinstance(data["provenance"][part], str):
-            raise TypeError(f"provenance.{part} is no text")
-    for row in data["rows"]:
-        Problem.from_key(row["problem"])
-        missing = set(_KEYS) - set(row)
-        if missing or not row["kernels"]:
-            raise ValueError(f"a row lacks {sorted(missing) or 'kernels'}")
-        for kernel in row["kernels"]:
-            numbers = [kernel[name] for name in FIGURE_METRICS] + [ratio for _, ratio in kernel["stalls"]]
-            if not all(value is None or isinstance(value, (int, float)) for value in numbers):
-                raise TypeError(f"a counter of {kernel['kernel']} is no number")
 
 
 def counters_table(data: Mapping[str, Any]) -> str:
@@ -89,7 +48,7 @@ def counters_table(data: Mapping[str, Any]) -> str:
 def _cells(row: Mapping[str, Any], number: int, kernel: Mapping[str, Any]) -> list[str]:
     problem = Problem.from_key(row["problem"])
     part = f", kernel {number + 1} of {len(row['kernels'])}" if len(row["kernels"]) > 1 else ""
-    ours = row["side"] == "ours"
+    ours = row["side"] == OURS
     whose = f"ours ({row['chosen_by']})" if ours else "cuBLASLt"
     name = short_config(config_from_name(row["name"])) if ours else short_name(kernel["kernel"])
     read, written = (_figure(kernel[f"dram_{way}_bytes"], 1e-6) for way in ("read", "write"))

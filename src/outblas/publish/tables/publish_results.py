@@ -15,6 +15,7 @@ from typing import Any
 from outblas.core.errors import RecordError
 from outblas.core.files import write_atomic
 from outblas.kernels.families.registry import FAMILIES
+from outblas.llm.train.training_cost import cost_table
 from outblas.publish.tables import reference_blocks
 from outblas.publish.tables.across_block import ACROSS, across_block, across_files
 from outblas.publish.tables.again_table import again_table
@@ -112,6 +113,7 @@ def generated_blocks(measured: Measured) -> dict[tuple[str, str], Callable[[], s
         ("docs/use/when-not.md", "weak"): lambda: weak_spots(folder, measured.results),
         ("docs/use/environment-variables.md", "variables"): reference_blocks.variable_table,
         ("docs/kernels/counters.md", "ncu"): lambda: counters_text(folder / COUNTERS),
+        ("docs/llm/recipe.md", "cost"): cost_table,
         ("docs/reference/knobs.md", "knobs"): reference_blocks.knob_page,
         ("docs/search/agents.md", "agents"): reference_blocks.agent_table,
     }
