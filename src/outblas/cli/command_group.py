@@ -25,6 +25,7 @@ _EXTRAS = {
     "gymnasium": "rl",
     "sb3_contrib": "rl",
     "optuna": "rl",
+    "wandb": "wandb",
     "openai": "llm",
     "trl": "train-llm",
     "mcp": "mcp",

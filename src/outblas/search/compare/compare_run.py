@@ -121,7 +121,7 @@ def run_compare(
         meta = _meta(plan, recording, request.command, journal.entries, sizes)
         if other is not None:
             assert plan.across is not None
-            meta["across"] = {**_about_recording(plan.across, other), "gpu": other.gpu.name, "learned": learned}
+            meta["across"] = {**about_recording(plan.across, other), "gpu": other.gpu.name, "learned": learned}
         write_comparison(rows, {**meta, "agents": arms, "seeds": request.seeds}, out_path)
         written = True
     except KeyboardInterrupt as error:
@@ -297,7 +297,7 @@ def _meta(
     sizes: Mapping[str, tuple[int, int, Sequence[HeldOutTask]]],
 ) -> dict[str, Any]:
     """Return provenance, the compared problems and the agents' CPU seconds, for the result file."""
-    about = _about_recording(plan.recording, recording)
+    about = about_recording(plan.recording, recording)
     run = collect_provenance(command)
     commits = "; ".join(dict.fromkeys(str(entry["commit"]) for entry in entries))
     return {
@@ -322,7 +322,7 @@ def _meta(
     }
 
 
-def _about_recording(name: str, recording: Recording) -> dict[str, Any]:
+def about_recording(name: str, recording: Recording) -> dict[str, Any]:
     """Return name, provenance and SHA-256 of a recording, for the result file."""
     measured = {field: provenance_field(recording.provenance, field) for field in PROVENANCE_FIELDS}
     return {"name": name, "provenance": measured, "sha256": recording_sha(recording)}
