@@ -73,6 +73,8 @@ PARTS = (
             "compare": "Compare agents on held-out problems",
             "train": "Train the policy of agent ppo",
             "sweep": "Search the settings of `train` with Optuna",
+            "recipe": "Train by the published reward and our own",
+            "recording": "Export a recording, or score an agent on it",
             "evolve": "Let language models write kernels",
             "train-llm": "Train a language model that writes kernels",
             "mcp": "Give the tools to a coding agent (MCP server)",

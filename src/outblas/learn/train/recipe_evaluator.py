@@ -96,8 +96,9 @@ class RecipeEvaluator(ReplayEvaluator):
         return self._modelled[problem][config]
 
     def _completed(self, evaluation: Evaluation) -> Evaluation:
-        counters = {HIT_RATE: self.hit_rate(evaluation.problem, evaluation.config)}
-        column = self.recording.catalogue_index(evaluation.config)
+        config = evaluation.template
+        counters = {HIT_RATE: self.hit_rate(evaluation.problem, config)}
+        column = self.recording.catalogue_index(config)
         if evaluation.timing is None or column is None or not self._faulty[column]:
             return replace(evaluation, counters=counters)
         # Only the catalogue's kernels are faulty; the claim is over cuBLAS, or over the fastest if that was not timed.

@@ -55,9 +55,9 @@ class RecipeSettings:
     """
 
     shapes: int = 100
-    episodes: int = 1000
+    episodes: int = 30
     budget: int = 8
-    lr: float = 3e-4
+    lr: float = 1e-3
     batch: int = 128
     gamma: float = 0.98
     entropy: float = 0.01

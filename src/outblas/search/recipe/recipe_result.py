@@ -12,11 +12,14 @@ import numpy as np
 
 from outblas.core.config import KernelConfig
 from outblas.core.errors import RecordError
+from outblas.core.evaluation import Status
 from outblas.core.plain_files import read_json
 from outblas.core.problem import Problem
 from outblas.learn.train.recipe_evaluator import FAULT_SPEED, Faults, RecipeCells, count_faulty, measured_cells
 from outblas.learn.train.recipe_training import RecipeSettings
 from outblas.records.provenance import collect_provenance
+from outblas.records.recording import Recording
+from outblas.records.recording_files import STATUS_CODES
 from outblas.search.compare.compare_result import read_comparison, write_comparison
 from outblas.search.compare.compare_run import about_recording
 from outblas.search.compare.compare_stats import figures
@@ -69,6 +72,7 @@ def recipe_result(
             "speed": FAULT_SPEED,
             "kernels": count_faulty(problems.recording, Faults(request.faulty)),
             "of": len(problems.recording.catalogue),
+            "failed_cells": _failed_cells(problems.recording),
         },
         "rows": _rows(path, shares, problems.budgets, kept),
         "curves": [{key: e[key] for key in ("faulty", "reward", "seed", "train_s", "curve")} for e in kept],
@@ -95,8 +99,14 @@ def read_recipe(path: Path) -> dict[str, Any]:
 
 
 def split_name(share: float) -> str:
-    """Return the name of a comparison in the file of choices: ``recorded``, or e.g. ``faulty 5%``."""
-    return f"faulty {share:.3g}" if share else "recorded"
+    """Return the name of a comparison in the file of choices: ``recorded``, or e.g. ``faulty 0.05``."""
+    return f"faulty {share:g}" if share else "recorded"
+
+
+def _failed_cells(recording: Recording) -> int:
+    """Return the number of tried cells that failed a gate."""
+    tried = sum(int(recording.recorded_mask(problem).sum()) for problem in recording.problems)
+    return tried - int((recording.status == STATUS_CODES[Status.PASSED]).sum())
 
 
 def _write_choices(
