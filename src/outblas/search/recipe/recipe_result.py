@@ -17,7 +17,7 @@ from outblas.core.plain_files import read_json
 from outblas.core.problem import Problem
 from outblas.learn.train.recipe_evaluator import FAULT_SPEED, Faults, RecipeCells, count_faulty, measured_cells
 from outblas.learn.train.recipe_training import RecipeSettings
-from outblas.records.provenance import collect_provenance
+from outblas.records.provenance import utc_now
 from outblas.records.recording import Recording
 from outblas.records.recording_files import STATUS_CODES
 from outblas.search.compare.compare_result import read_comparison, write_comparison
@@ -51,9 +51,9 @@ def recipe_result(
     shares = list(dict.fromkeys((0.0, request.faulty)))
     kept = [e for e in entries if e["faulty"] in shares and e["seed"] < request.seeds]
     about = about_recording(request.recording, problems.recording)
-    run = collect_provenance(request.command, None)
-    provenance = {**about["provenance"], **{key: run[key] for key in ("date", "commit", "command")}}
-    path = _write_choices(request, problems, kept, {**about, "provenance": about["provenance"]}, provenance)
+    commits = "; ".join(dict.fromkeys(e["commit"] for e in kept))
+    provenance = {**about["provenance"], "date": utc_now(), "commit": commits, "command": request.command}
+    path = _write_choices(request, problems, kept, about, provenance)
     return {
         "format": FORMAT,
         "kind": KIND,

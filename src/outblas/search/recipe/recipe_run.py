@@ -18,6 +18,7 @@ from outblas.learn.train.recipe_sweep import search_recipe
 from outblas.learn.train.recipe_training import RecipeSettings, train_by_reward
 from outblas.learn.train.train_ppo import TrainingRun
 from outblas.learn.train.training_part import TrainingPart
+from outblas.records.provenance import source_commit
 from outblas.records.recording import Recording
 from outblas.records.recording_hash import recording_sha
 from outblas.search.compare.held_out import HeldOutTask, Plan, held_out_tasks
@@ -204,6 +205,7 @@ def _train_and_judge(
         "faulty": share,
         "reward": preset,
         "seed": seed,
+        "commit": source_commit(),
         "train_s": round(prepared - start, 3),
         "judge_s": round(process_time() - prepared, 3),
         "curve": trained.curve,
