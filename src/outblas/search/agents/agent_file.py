@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from outblas.core.clean_text import clean_text
 from outblas.core.config import KernelConfig
 from outblas.core.errors import UsageError
 from outblas.core.evaluation import Evaluation
@@ -25,6 +26,8 @@ from outblas.search.agents.base import Agent
 SUFFIX = ".py"
 #: Module name of a loaded agent file.
 _MODULE = "outblas_agent_file"
+#: Characters of an error of the file that are shown.
+MOST_WORDS = 300
 _BASE = f"{Agent.__module__}.{Agent.__name__}"
 _T = TypeVar("_T")
 
@@ -112,9 +115,10 @@ class FileAgent(Agent):
         except _Unfit:
             raise
         except (Exception, SystemExit, KeyboardInterrupt) as error:
-            lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(self._path)]
+            here = str(self._path.absolute())
+            lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == here]
             where = f", line {lines[-1]}" if lines else ""
-            said = f"{type(error).__name__}: {error}".rstrip(": ")
+            said = " ".join(clean_text(f"{type(error).__name__}: {error}", MOST_WORDS).split()).rstrip(":")
             raise self._wrong(f"{what} raised {said}{where}", "an agent without errors") from error
 
     def _wrong(self, wrong: str, expected: str) -> UsageError:
@@ -122,7 +126,7 @@ class FileAgent(Agent):
         return _Unfit(f"agent file {self._path}: {wrong}", expected, do)
 
     def _load(self) -> Agent:
-        spec = importlib.util.spec_from_file_location(_MODULE, self._path)
+        spec = importlib.util.spec_from_file_location(_MODULE, self._path.absolute())
         assert spec is not None and spec.loader is not None  # of a path that ends with .py
         module = importlib.util.module_from_spec(spec)
         sys.modules[_MODULE] = module  # dataclasses and pickle look it up
