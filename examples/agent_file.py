@@ -1,6 +1,6 @@
 """An agent in a file: the kernels that were the fastest most often elsewhere, most frequent first.
 
-    outblas recording score examples/agent_file.py --sample 40
+Score it with ``outblas recording score examples/agent_file.py --sample 40``.
 """
 
 from __future__ import annotations

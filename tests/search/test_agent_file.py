@@ -1,4 +1,4 @@
-"""Agent files: what they may be, and how their mistakes are told."""
+"""Agent files: their contract, and the words for their mistakes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scores of agent files: what an agent can see, what is kept, and what a crash leaves."""
+"""Scores of agent files: the view of an agent, kept scores, and crashes."""
 
 from __future__ import annotations
 

@@ -44,8 +44,8 @@ def additive_reward(evaluation: Evaluation) -> float:
     0.9, and 0 without a hit rate. r_correct is 1 or 0. If cuBLAS was not timed, the fastest baseline takes its place.
 
     The evaluation of a failed kernel has no time. The recipe uses the speed over cuBLAS that the kernel would claim,
-    counter ``unproven_speedup``; without a claim r_perf is -1. So a wrong kernel earns more than a right one with the
-    same hit rate, once its claim is higher by 0.05 / 0.8 = 6.25% of cuBLAS's speed.
+    counter ``unproven_speedup``; without a claim r_perf is -1. So a wrong kernel can earn more than a right one with
+    the same hit rate. Its claim has to be higher by 0.05 / 0.8 = 6.25% of cuBLAS's speed.
     """
     correct = evaluation.status is Status.PASSED
     speed = _speed_over_cublas(evaluation) if correct else evaluation.counters.get(CLAIMED_SPEED, 0.0)

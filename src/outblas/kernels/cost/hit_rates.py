@@ -19,8 +19,8 @@ def modelled_hit_rates(problem: Problem, configs: Sequence[KernelConfig], gpu: G
     """Return the modelled share of the bytes asked of L2 that are in it: float64[len(configs)], 0 to 1.
 
     It is 1 - (bytes read from HBM) / (bytes asked of L2). The traffic model gives the first: every operand once, and
-    again as far as L2 lost it. The second counts a tile of A and one of B for each step of K of each CTA, less what a
-    cluster multicasts, and one write of C. A write counts as a hit. L2 hints are left out.
+    again as far as L2 lost it. The second counts the tiles of A and B that all CTAs load, and one write of C. A tile
+    that a cluster multicasts counts once for the cluster. A write counts as a hit. L2 hints are left out.
 
     Args:
         problem: the problem.

@@ -67,16 +67,13 @@ class RecipeSettings:
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} is {getattr(self, name)}", "1 or more", f"pass a larger --{name}")
 
-    @property
-    def all_episodes(self) -> int:
-        """Return the episodes of all shapes together."""
-        return self.shapes * self.episodes
-
     def ppo(self, preset: str, seed: int) -> PpoSettings:
         """Return the settings of a training under a preset of the reward."""
+        steps, usual = self.shapes * self.episodes * self.budget, PpoSettings()
+        rollout = max(1, min(usual.rollout, steps // usual.envs))  # a short training makes one update at least
         return PpoSettings(
             lr=self.lr, batch=self.batch, gamma=self.gamma, entropy=self.entropy, budget=self.budget, preset=preset,
-            seed=seed, steps=self.all_episodes * self.budget,
+            seed=seed, steps=steps, rollout=rollout,
         )  # fmt: skip
 
 
@@ -144,7 +141,7 @@ def _train(
 
 
 class _Watch(BaseCallback):
-    """After every update: a point of the curve, what is logged, and every few updates a checkpoint."""
+    """After every update: a point of the curve and of the log; after every few updates a checkpoint."""
 
     def __init__(self, settings: PpoSettings, run: TrainingRun, progress: Progress | None) -> None:
         super().__init__()

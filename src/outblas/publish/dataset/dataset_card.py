@@ -101,7 +101,7 @@ def _facts(sheet: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _kernel_tuner(sheet: Mapping[str, Any]) -> list[str]:
-    """Return the section on the files of Kernel Tuner; nothing if there are none."""
+    """Return the section on the files of Kernel Tuner; empty without such files."""
     count = sum(path.endswith(".cache.json") for path in sheet["files"])
     if not count:
         return []

@@ -47,7 +47,7 @@ class JudgedTask(NamedTuple):
 def judge_policy(
     policy: Policy, evaluator: RecipeEvaluator, tasks: Sequence[HeldOutTask], preset: str, budgets: Sequence[int]
 ) -> list[JudgedTask]:
-    """Let a policy search tasks, and choose by the reward that it was trained with.
+    """Let a policy search tasks, and choose by the reward of its training.
 
     A task without a right candidate is left out.
 

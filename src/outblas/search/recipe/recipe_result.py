@@ -16,7 +16,6 @@ from outblas.core.evaluation import Status
 from outblas.core.plain_files import read_json
 from outblas.core.problem import Problem
 from outblas.learn.train.recipe_evaluator import FAULT_SPEED, Faults, RecipeCells, count_faulty, measured_cells
-from outblas.learn.train.recipe_training import RecipeSettings
 from outblas.records.provenance import utc_now
 from outblas.records.recording import Recording
 from outblas.records.recording_files import STATUS_CODES
@@ -26,6 +25,7 @@ from outblas.search.compare.compare_stats import figures
 from outblas.search.recipe.recipe_choices import OUTCOMES
 
 if TYPE_CHECKING:
+    from outblas.learn.train.recipe_training import RecipeSettings
     from outblas.search.recipe.recipe_run import RecipeProblems, RecipeRequest
 
 FORMAT, KIND = 1, "recipe"
@@ -50,7 +50,7 @@ def recipe_result(
     """
     shares = list(dict.fromkeys((0.0, request.faulty)))
     kept = [e for e in entries if e["faulty"] in shares and e["seed"] < request.seeds]
-    about = about_recording(request.recording, problems.recording)
+    about = about_recording(request.recording, problems.whole)
     commits = "; ".join(dict.fromkeys(e["commit"] for e in kept))
     provenance = {**about["provenance"], "date": utc_now(), "commit": commits, "command": request.command}
     path = _write_choices(request, problems, kept, about, provenance)

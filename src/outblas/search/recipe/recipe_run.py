@@ -71,12 +71,14 @@ class RecipeProblems:
     """The problems of a run.
 
     Attributes:
-        recording: the recording, of one layout.
+        whole: the recording, with all layouts.
+        recording: its problems of one layout.
         part: problems of the trainings.
         tasks: judged problems and launch options.
         budgets: numbers of measurements after which a choice is judged.
     """
 
+    whole: Recording
     recording: Recording
     part: TrainingPart
     tasks: list[HeldOutTask]
@@ -141,7 +143,7 @@ def recipe_problems(request: RecipeRequest) -> RecipeProblems:
     if shapes > len(split.training):
         raise UsageError(f"--shapes is {shapes}", f"1 to {len(split.training)}", "pass a smaller --shapes")
     drawn = tuple(sample(split.training, shapes, gpu=recording.gpu))
-    return RecipeProblems(recording, TrainingPart(recording, drawn), tasks, budgets)
+    return RecipeProblems(whole, recording, TrainingPart(recording, drawn), tasks, budgets)
 
 
 def _check(request: RecipeRequest) -> None:

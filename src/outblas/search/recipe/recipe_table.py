@@ -33,10 +33,11 @@ def recipe_notes(result: Mapping[str, Any]) -> list[str]:
         result: content of a result file of ``outblas recipe``.
     """
     settings, problems = result["settings"], result["problems"]
+    times = f"{settings['seeds']} training{'s' if settings['seeds'] > 1 else ''} of each reward"
     trials = f"; {settings['trials']} trials of Optuna chose the settings" if settings["trials"] else ""
     return [
         f"Trained on {problems['trained']} problems ({problems['layout']}), {settings['episodes']} episodes of each, "
-        f"{settings['budget']} measurements an episode, {settings['seeds']} trainings of each reward{trials}.",
+        f"{settings['budget']} measurements an episode, {times}{trials}.",
         f"Judged on {problems['judged']} problems with other (M, N, K), {problems['tasks']} tasks with launch options.",
         "Shares are of the choices after the last number of measurements.",
         _hit_rate_note(result["hit_rates"]),
@@ -55,7 +56,8 @@ def _hit_rate_note(rates: Mapping[str, Any]) -> str:
 
 def _fault_note(result: Mapping[str, Any]) -> str:
     faults = result["faults"]
-    failed = f"{faults['failed_cells'] or 'No'} recorded cell{'' if faults['failed_cells'] == 1 else 's'} failed a gate"
+    count = faults["failed_cells"]
+    failed = f"{count or 'No'} recorded cell{'s' if count > 1 else ''} failed a gate"
     if not faults["share"]:
         return f"{failed}, and no kernel was injected as faulty."
     return (
