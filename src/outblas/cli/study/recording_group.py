@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +14,7 @@ from outblas.core.errors import RecordError, UsageError
 from outblas.core.plain_files import read_plain_file
 
 if TYPE_CHECKING:
+    from outblas.search.compare.compare_stats import Figure
     from outblas.search.compare.score_run import Score, ScoreRequest
 
 recording = typer.Typer(
@@ -107,44 +109,55 @@ def _private_seed(path: Path) -> int:
 
 def _print_score(found: Score, request: ScoreRequest, private: bool, json_out: bool) -> None:
     """Print the table, or the JSON document."""
-    from outblas.cli.documents import ScoreDocument, ScoreFigure, print_document
     from outblas.search.compare.compare_stats import figures, noise_regret
     from outblas.search.compare.public_split import PUBLIC_SPLIT
 
     parts = [found.agent] if found.baselines is None else [found.agent, found.baselines]
     rows = [figure for part in parts for figure in figures(part, PUBLIC_SPLIT).values()]
-    size, noise = found.agent.meta["splits"][PUBLIC_SPLIT], noise_regret(found.agent)
     if json_out:
-        scores = [
-            ScoreFigure(
-                agent=f.agent, measurements=f.budget, regret=f.regret, low=1 / f.high - 1, high=1 / f.low - 1,
-                found=f.found,
-            )
-            for f in rows
-        ]  # fmt: skip
-        document = ScoreDocument(
-            agent=str(request.agent), agent_sha256=found.agent_sha, recording=request.recording,
-            recording_sha256=found.agent.meta["recording"]["sha256"], split=PUBLIC_SPLIT,
-            split_seed=None if private else request.split_seed, training=size["training"],
-            searched=size["searched"], noise_regret=noise, scores=scores,
-        )  # fmt: skip
-        print_document(document)
+        _print_document(found, request, private, rows)
         return
-    from rich.table import Table
-
-    budgets = found.agent.budgets
-    table = Table("agent", *map(str, budgets), box=None, pad_edge=False)
-    for agent in dict.fromkeys(f.agent for f in rows):
-        made = [f for f in rows if f.agent == agent]
-        table.add_row(agent, *(f"{f.regret:.2%} [{1 / f.high - 1:.2%}, {1 / f.low - 1:.2%}]" for f in made))
+    size = found.agent.meta["splits"][PUBLIC_SPLIT]
     which = "private split" if private else f"split seed {request.split_seed}"
     out.print(
         f"regret after a number of measurements, with 95% intervals over problems; {which}, "
         f"{size['searched']} of {size['held_out']} held-out problems, {size['training']} to learn from",
         markup=False,
     )
-    common.print_table(table)
-    if noise is not None:
-        out.print(f"noise floor: {noise:.2%}; the recording hides smaller regrets", markup=False)
+    _print_table(found.agent.budgets, rows)
+    out.print(f"noise floor: {noise_regret(found.agent):.2%}; the recording hides smaller regrets", markup=False)
     for part in parts:
         out.print(f"result: {part.path}", markup=False)
+
+
+def _print_table(budgets: Sequence[int], rows: Sequence[Figure]) -> None:
+    """Print a line for each agent: regret after each number of measurements with its interval."""
+    from rich.table import Table
+
+    table = Table("agent", *map(str, budgets), box=None, pad_edge=False)
+    for agent in dict.fromkeys(f.agent for f in rows):
+        cells = [f"{f.regret:.2%} [{1 / f.high - 1:.2%}, {1 / f.low - 1:.2%}]" for f in rows if f.agent == agent]
+        table.add_row(agent, *cells)
+    common.print_table(table)
+
+
+def _print_document(found: Score, request: ScoreRequest, private: bool, rows: Sequence[Figure]) -> None:
+    """Print the score as one JSON document; the seed of a private split is not in it."""
+    from outblas.cli.documents import ScoreDocument, ScoreFigure, print_document
+    from outblas.search.compare.compare_stats import noise_regret
+    from outblas.search.compare.public_split import PUBLIC_SPLIT
+
+    size = found.agent.meta["splits"][PUBLIC_SPLIT]
+    scores = [
+        ScoreFigure(
+            agent=f.agent, measurements=f.budget, regret=f.regret, low=1 / f.high - 1, high=1 / f.low - 1, found=f.found
+        )
+        for f in rows
+    ]  # fmt: skip
+    document = ScoreDocument(
+        agent=str(request.agent), agent_sha256=found.agent_sha, recording=request.recording,
+        recording_sha256=found.agent.meta["recording"]["sha256"], split=PUBLIC_SPLIT,
+        split_seed=None if private else request.split_seed, training=size["training"], searched=size["searched"],
+        noise_regret=noise_regret(found.agent), scores=scores,
+    )  # fmt: skip
+    print_document(document)

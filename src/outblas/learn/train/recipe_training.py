@@ -134,7 +134,7 @@ def _train(
     torch.set_num_threads(1)  # the networks are small: more threads wait for each other
     begun = Policy(blank_regressor(), {})
     model, done = make_learner([part], settings, begun, run, partial(RecipeEvaluator, cells=cells))
-    watch = _Watch(settings, run, progress)
+    watch = _Watch(settings, run, done, progress)
     if done < settings.steps:
         model.learn(settings.steps - done, callback=watch, reset_num_timesteps=done == 0)
     return watch.trained(begun.regressor, model)
@@ -143,7 +143,7 @@ def _train(
 class _Watch(BaseCallback):
     """After every update: a point of the curve and of the log; after every few updates a checkpoint."""
 
-    def __init__(self, settings: PpoSettings, run: TrainingRun, progress: Progress | None) -> None:
+    def __init__(self, settings: PpoSettings, run: TrainingRun, done: int, progress: Progress | None) -> None:
         super().__init__()
         self._settings, self._run, self._progress = settings, run, progress
         self._rates: list[float] = []
@@ -151,7 +151,8 @@ class _Watch(BaseCallback):
         self._curve: list[tuple[int, float, float, float]] = []
         kept = run.file("curve.json")
         if kept is not None and kept.exists():
-            self._curve = [tuple(point) for point in json.loads(kept.read_text())]
+            points = [tuple(point) for point in json.loads(kept.read_text())]
+            self._curve = [point for point in points if point[0] <= done // settings.budget]  # not after the checkpoint
         self._tracker = wandb_run(run, settings, mode="offline") if run.wandb else None
 
     def trained(self, regressor: Regressor, model: Any) -> Trained:
