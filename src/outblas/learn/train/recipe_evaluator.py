@@ -12,6 +12,7 @@ from outblas.core.config import KernelConfig, config_name
 from outblas.core.errors import UsageError
 from outblas.core.evaluation import Evaluation, Status, Verdict
 from outblas.core.problem import Problem
+from outblas.kernels.catalogue import with_launch
 from outblas.kernels.cost.hit_rates import modelled_hit_rates
 from outblas.learn.reward import CLAIMED_SPEED, HIT_RATE
 from outblas.records.recording import Recording
@@ -41,7 +42,7 @@ class Faults:
         """Return True if the kernel is faulty."""
         if not self.share:
             return False
-        name = config_name(config.with_knobs(pdl=False, early=False))
+        name = config_name(with_launch(config, "plain"))
         return random.Random(f"{self.seed}/{name}").random() < self.share
 
 
