@@ -40,7 +40,7 @@ def assert_schema(found: dict[str, Any]) -> None:
 
 
 def test_there_is_a_document_for_each_command_that_prints_one() -> None:
-    names = ("doctor", "calibrate", "list", "tune", "eval", "results", "capture", "try")
+    names = ("doctor", "calibrate", "list", "tune", "eval", "results", "capture", "try", "score")
     assert set(SCHEMAS) == {f"outblas-{name}" for name in names}
 
 

@@ -47,7 +47,26 @@ def test_a_wrong_kernel_wins_under_the_additive_recipe() -> None:
 
 def test_the_additive_recipe_is_the_published_sum() -> None:
     e = passed_evaluation(PROBLEM, CONFIG, ratio=1.5)
-    assert reward(e, "additive") == pytest.approx(0.8 * 1.5 + 0.15 * 0.5 + 0.05)
+    assert reward(e, "additive") == pytest.approx(0.8 * (1.5 - 1) + 0.15 * 0.5 / 0.9 + 0.05)
+
+
+def test_the_additive_recipe_compares_with_cublas_and_not_with_the_fastest_baseline() -> None:
+    e = passed_evaluation(PROBLEM, CONFIG, ratio=1.5)
+    beside = dataclasses.replace(e, baselines_us={**e.baselines_us, "cublas": 2.0 * 1.8}, counters={})
+    assert reward(beside, "additive") == pytest.approx(0.8 * (1.8 - 1) + 0.05)
+    assert reward(beside) == reward(e)
+
+
+def test_the_fault_begins_where_the_claim_outweighs_correctness() -> None:
+    right = passed_evaluation(PROBLEM, CONFIG, ratio=1.5)
+    hits = right.counters["l2_hit_rate"]
+
+    def claimed(speed: float) -> float:
+        claim = {"unproven_speedup": speed, "l2_hit_rate": hits}
+        return reward(dataclasses.replace(failed_evaluation(PROBLEM, CONFIG), counters=claim), "additive")
+
+    assert claimed(1.5 + 0.0624) < reward(right, "additive") < claimed(1.5 + 0.0626)
+    assert reward(failed_evaluation(PROBLEM, CONFIG), "additive") == pytest.approx(-0.8)
 
 
 def test_unknown_presets_and_untried_candidates_are_refused() -> None:

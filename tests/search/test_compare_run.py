@@ -164,8 +164,9 @@ def test_what_a_process_raises_is_raised_here(folder: str, tmp_path: Path) -> No
 def test_a_process_that_died_is_named() -> None:
     ours, theirs = Pipe()
     theirs.close()
-    with pytest.raises(DeviceError, match="exit code -9.*fewer --jobs"):
-        compare_pool._receive(ours, SimpleNamespace(exit_code=lambda: -9))  # type: ignore[arg-type]
+    dead: Any = SimpleNamespace(exit_code=lambda: -9)
+    with pytest.raises(DeviceError, match="exit code -9, at agent random.*fewer --jobs"):
+        compare_pool._receive(ours, dead, CompareUnit("shapes", "random", 0))
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,8 @@ from outblas.cli.profile import profile
 from outblas.cli.record import record
 from outblas.cli.report import report
 from outblas.cli.results import results
+from outblas.cli.study.recipe_command import recipe
+from outblas.cli.study.recording_group import recording
 from outblas.cli.t4 import export_t4, import_t4
 from outblas.cli.train import sweep, train
 from outblas.cli.train_llm import train_llm
@@ -79,6 +81,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "compare": compare,
     "train": train,
     "sweep": sweep,
+    "recipe": recipe,
     "evolve": evolve,
     "train-llm": train_llm,
     "mcp": mcp,
@@ -94,3 +97,4 @@ COMMANDS: dict[str, Callable[..., None]] = {
 for name, command in COMMANDS.items():
     app.command(name, short_help=SUMMARIES[name], epilog=STEPS_HELP if name == "build-library" else None)(command)
 app.add_typer(fit, name="fit", short_help=SUMMARIES["fit"])
+app.add_typer(recording, name="recording", short_help=SUMMARIES["recording"])

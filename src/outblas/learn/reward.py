@@ -11,10 +11,14 @@ import math
 from collections.abc import Callable
 
 from outblas.core.errors import UsageError, unknown_name
-from outblas.core.evaluation import FAILURES, Evaluation, Status
+from outblas.core.evaluation import FAILURES, Evaluation, Speedup, Status
 
 #: Speed-ups outside [1/e, e] earn no more and no less than at the edge.
 MAX_LOG_REWARD = 1.0
+#: Weights of the published reward, and the L2 hit rate that earns its whole term.
+PERF_WEIGHT, L2_WEIGHT, CORRECT_WEIGHT, FULL_HIT_RATE = 0.8, 0.15, 0.05, 0.9
+#: Counters that it reads: the hit rate, and the speed over cuBLAS that a failed kernel would claim.
+HIT_RATE, CLAIMED_SPEED = "l2_hit_rate", "unproven_speedup"
 
 
 def gated_reward(evaluation: Evaluation) -> float:
@@ -29,24 +33,38 @@ def gated_reward(evaluation: Evaluation) -> float:
         ValueError: the candidate was left out.
     """
     if evaluation.status is Status.PASSED:
-        if evaluation.speedup is None:
-            raise UsageError("an evaluation without a speed-up", "baselines timed in the same rounds", "time them too")
-        return max(-MAX_LOG_REWARD, min(MAX_LOG_REWARD, math.log(evaluation.speedup.low)))
+        return max(-MAX_LOG_REWARD, min(MAX_LOG_REWARD, math.log(_speedup(evaluation).low)))
     return -2 * MAX_LOG_REWARD + MAX_LOG_REWARD * FAILURES.index(evaluation.status) / len(FAILURES)
 
 
 def additive_reward(evaluation: Evaluation) -> float:
     """Return the published reward 0.8 r_perf + 0.15 r_l2 + 0.05 r_correct; kept only to show its fault.
 
-    r_perf is the speed-up over the best baseline, r_l2 the L2 hit rate (counter ``l2_hit_rate``, 0..1), and r_correct 1
-    or 0. The evaluation of a failed kernel has no time. The recipe uses the time that the kernel would claim, from the
-    counter ``unproven_speedup``. So a wrong kernel earns more than a right one once it is 0.05 / 0.8 = 6.25% faster.
+    r_perf is cuBLAS's time / the kernel's time, minus 1. r_l2 is the L2 hit rate (counter ``l2_hit_rate``, 0 to 1) over
+    0.9, and 0 without a hit rate. r_correct is 1 or 0. If cuBLAS was not timed, the fastest baseline takes its place.
+
+    The evaluation of a failed kernel has no time. The recipe uses the speed over cuBLAS that the kernel would claim,
+    counter ``unproven_speedup``; without a claim r_perf is -1. So a wrong kernel can earn more than a right one with
+    the same hit rate. Its claim has to be higher by 0.05 / 0.8 = 6.25% of cuBLAS's speed.
     """
-    if evaluation.status is Status.PASSED and evaluation.speedup is not None:
-        perf, correct = evaluation.speedup.ratio, 1.0
-    else:
-        perf, correct = evaluation.counters.get("unproven_speedup", 0.0), 0.0
-    return 0.8 * perf + 0.15 * evaluation.counters.get("l2_hit_rate", 0.0) + 0.05 * correct
+    correct = evaluation.status is Status.PASSED
+    speed = _speed_over_cublas(evaluation) if correct else evaluation.counters.get(CLAIMED_SPEED, 0.0)
+    hits = evaluation.counters.get(HIT_RATE, 0.0) / FULL_HIT_RATE
+    return PERF_WEIGHT * (speed - 1) + L2_WEIGHT * hits + CORRECT_WEIGHT * correct
+
+
+def _speed_over_cublas(evaluation: Evaluation) -> float:
+    """Return cuBLAS's time over that of a proven candidate; UsageError if it has neither times nor a speed-up."""
+    cublas = evaluation.baselines_us.get("cublas")
+    if cublas is not None and evaluation.timing is not None:
+        return cublas / evaluation.timing.median_us
+    return _speedup(evaluation).ratio
+
+
+def _speedup(evaluation: Evaluation) -> Speedup:
+    if evaluation.speedup is None:
+        raise UsageError("an evaluation without a speed-up", "baselines timed in the same rounds", "time them too")
+    return evaluation.speedup
 
 
 PRESETS: dict[str, Callable[[Evaluation], float]] = {"gated": gated_reward, "additive": additive_reward}
@@ -56,7 +74,7 @@ def reward(evaluation: Evaluation, preset: str = "gated") -> float:
     """Return the reward of one evaluation under a named preset, ``gated`` or ``additive``.
 
     Raises:
-        UsageError: an unknown preset, a candidate that was left out, or, by ``gated``, a proven one without a speed-up.
+        UsageError: an unknown preset, a candidate that was left out, or a proven one without a speed-up.
     """
     if preset not in PRESETS:
         raise unknown_name("reward", preset, PRESETS, "pass one of them")

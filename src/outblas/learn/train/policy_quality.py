@@ -58,15 +58,24 @@ def search_qualities(policy: Policy, among: Sequence[RecordedSearch], budget: in
     """
     out = []
     for search in among:
-        found = _search(policy, search.view, search.us, min(budget, len(search.us)))
+        order = search_order(policy, search.view, search.us, min(budget, len(search.us)))
+        found = np.minimum.accumulate(search.us[order])
         out.append(search.us.min() / np.concatenate([found, np.full(budget - len(found), found[-1])]))
     return np.maximum(np.array(out), 1e-9)
 
 
-def _search(policy: Policy, view: CandidateView, us: NDArray[np.float64], budget: int) -> NDArray[np.float64]:
+def search_order(policy: Policy, view: CandidateView, us: NDArray[np.float64], budget: int) -> list[int]:
+    """Return the indices of the candidates that a policy measures, in order: its highest score every time.
+
+    Args:
+        policy: the policy.
+        view: the C candidates of a problem and launch option.
+        us: float64[C], microseconds; inf where a candidate failed.
+        budget: measurements, at most C.
+    """
     tried: list[int] = []
     for _ in range(budget):
         proven = [i for i in tried if np.isfinite(us[i])]
         scores = policy.scores(view, tried, proven, [float(np.log(us[i])) for i in proven])
         tried.append(int(scores.argmax()))
-    return np.minimum.accumulate(us[tried])
+    return tried

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from outblas.core.errors import ToolchainMissing
 from outblas.core.install_hint import install_hint
@@ -23,19 +23,20 @@ STUDY_NAME = "ppo"
 #: Searched settings: log-uniform bounds, or choices.
 GAMMA, LR, ENTROPY, BATCH = (0.9, 0.999), (1e-5, 1e-3), (0.01, 0.1), (32, 64, 128, 256)
 
+AnySettings = TypeVar("AnySettings")
 #: Called with (trials finished, total trials, message).
 Progress = Callable[[int, int, str], None]
 
 
-def trial_settings(trial: Any, base: PpoSettings) -> PpoSettings:
+def trial_settings(trial: Any, base: AnySettings) -> AnySettings:
     """Return ``base`` with gamma, lr, entropy and batch as the trial suggests; the rest is unchanged.
 
     Args:
         trial: an Optuna trial. Each of the four is suggested under its own name.
-        base: the other settings.
+        base: the other settings, a dataclass with these four fields.
     """
     return replace(
-        base,
+        base,  # type: ignore[type-var]
         gamma=trial.suggest_float("gamma", *GAMMA),
         lr=trial.suggest_float("lr", *LR, log=True),
         entropy=trial.suggest_float("entropy", *ENTROPY, log=True),
@@ -65,18 +66,8 @@ def sweep(
         UsageError: too few problems, or one that was not recorded.
     """
     base = base or PpoSettings()
-    path.mkdir(parents=True, exist_ok=True)
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    # The file may be opened by several processes at once: trials are then shared out among them.
-    study = optuna.create_study(
-        study_name=STUDY_NAME,
-        storage=JournalStorage(JournalFileBackend(str(path / "study.journal"))),
-        direction="maximize",
-        load_if_exists=True,
-        sampler=optuna.samplers.TPESampler(seed=base.seed),
-        pruner=optuna.pruners.MedianPruner(n_startup_trials=3, n_warmup_steps=base.steps // 4),
-    )
-    done = (optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.PRUNED)
+    pruner = optuna.pruners.MedianPruner(n_startup_trials=3, n_warmup_steps=base.steps // 4)
+    study = open_study(path, STUDY_NAME, base.seed, pruner)
 
     def objective(trial: Any) -> float:
         settings, last = trial_settings(trial, base), [float("-inf")]
@@ -91,8 +82,44 @@ def sweep(
             raise optuna.TrialPruned
         return last[0]
 
+    finish_trials(study, objective, trials, progress)
+    return replace(base, **study.best_params), float(study.best_value)
+
+
+def open_study(path: Path, name: str, seed: int, pruner: Any = None) -> Any:
+    """Return the study ``path/study.journal``, of which a larger value is the better one; it is made if missing.
+
+    Several processes may open the file at once: trials are then shared out among them.
+
+    Args:
+        path: folder of the study.
+        name: name of the study.
+        seed: seed of the sampler (TPE).
+        pruner: an Optuna pruner; None: Optuna's own.
+    """
+    path.mkdir(parents=True, exist_ok=True)
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna.create_study(
+        study_name=name,
+        storage=JournalStorage(JournalFileBackend(str(path / "study.journal"))),
+        direction="maximize",
+        load_if_exists=True,
+        sampler=optuna.samplers.TPESampler(seed=seed),
+        pruner=pruner,
+    )
+
+
+def finish_trials(study: Any, objective: Callable[[Any], float], trials: int, progress: Progress | None = None) -> None:
+    """Run trials until a study has ``trials`` finished ones, stopped ones included; return None.
+
+    Args:
+        study: an Optuna study.
+        objective: the value of an Optuna trial.
+        trials: finished trials in all.
+        progress: called after each trial with (finished trials, trials, text).
+    """
+    done = (optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.PRUNED)
     while (finished := len(study.get_trials(deepcopy=False, states=done))) < trials:
         study.optimize(objective, n_trials=1)
         if progress is not None:
             progress(finished + 1, trials, f"best {study.best_value:.5f}")
-    return replace(base, **study.best_params), float(study.best_value)

@@ -15,6 +15,7 @@ import numpy as np
 
 from outblas.core.config import LAUNCHES
 from outblas.core.errors import RecordError, ToolchainMissing, UsageError
+from outblas.core.evaluator import Evaluator
 from outblas.core.files import json_text, lock_folder, write_json
 from outblas.core.install_hint import install_hint
 from outblas.core.journal import check_same_settings
@@ -26,6 +27,7 @@ from outblas.learn.train.policy_quality import recorded_searches, search_qualiti
 from outblas.learn.train.regression import RegressSettings, cached_regressor
 from outblas.learn.train.training_part import TrainingPart, split_parts
 from outblas.records.provenance import source_commit
+from outblas.records.recording import Recording
 from outblas.records.replay import ReplayEvaluator
 
 try:
@@ -172,7 +174,7 @@ def _train(
     regressor = cached_regressor(file, learn, settings.regress, settings.seed, told)
     begun = Policy(regressor, {})
     torch.manual_seed(settings.seed)
-    model, done = _model(learn, settings, begun, run)
+    model, done = make_learner(learn, settings, begun, run)
     evaluator_callback = _EvaluateOnCheck(check, regressor, settings, run, progress, on_update)
     if done < settings.steps:
         model.learn(
@@ -193,8 +195,19 @@ def _first(progress: Progress | None, settings: PpoSettings) -> Progress | None:
     return epoch
 
 
-def _model(parts: Sequence[TrainingPart], settings: PpoSettings, begun: Policy, run: TrainingRun) -> tuple[Any, int]:
-    """The learner, as new or from its last checkpoint, and how many transitions it has seen."""
+def make_learner(
+    parts: Sequence[TrainingPart], settings: PpoSettings, begun: Policy, run: TrainingRun,
+    evaluator_of: Callable[[Recording], Evaluator] = ReplayEvaluator,
+) -> tuple[Any, int]:  # fmt: skip
+    """Return the learner, as new or from its last checkpoint ``ppo.zip``, and the transitions that it has seen.
+
+    Args:
+        parts: recorded problems of one GPU or several.
+        settings: hyper-parameters.
+        begun: its regressor provides the guesses of the environment.
+        run: place of the checkpoint and of TensorBoard's logs.
+        evaluator_of: makes the evaluator of a part's recording.
+    """
     from outblas.learn.env import TuningEnv
     from outblas.learn.train.network import CandidatePolicy
 
@@ -203,7 +216,7 @@ def _model(parts: Sequence[TrainingPart], settings: PpoSettings, begun: Policy, 
     def make(part: TrainingPart) -> Any:
         first = part.problems[0]
         draw = sampler(settings.sampler, first.layout, first.dtype, first.acc, among=part.problems)
-        evaluator = ReplayEvaluator(part.recording)
+        evaluator = evaluator_of(part.recording)
         return TuningEnv(evaluator, catalogue, draw, begun, settings.budget, LAUNCHES[:2], settings.preset)
 
     count = max(settings.envs, len(parts))
@@ -240,7 +253,7 @@ class _EvaluateOnCheck(BaseCallback):
         self._stopped = False
         self._invalid = self._steps = self._updates = 0
         self._speedups: list[float] = []
-        self._tracker = _wandb(run, settings)
+        self._tracker = wandb_run(run, settings) if run.wandb else None
 
     def best(self) -> Policy:
         """The best checkpoint so far."""
@@ -328,12 +341,20 @@ def claim_folder(run: TrainingRun, settings: Any, parts: Sequence[TrainingPart])
     write_json(path, wanted)
 
 
-def _wandb(run: TrainingRun, settings: PpoSettings) -> Any:
-    """A Weights & Biases run (``WANDB_MODE=offline`` keeps it on disk), or None."""
-    if not run.wandb:
-        return None
+def wandb_run(run: TrainingRun, settings: Any, mode: str | None = None) -> Any:
+    """Begin a Weights & Biases run of project ``outblas`` and return it.
+
+    Args:
+        run: its folder receives the files.
+        settings: a dataclass, kept as the run's configuration.
+        mode: ``offline`` keeps everything on disk; None: as ``WANDB_MODE`` says, else online.
+
+    Raises:
+        ToolchainMissing: wandb is not installed.
+    """
     try:
         import wandb
     except ImportError as error:
-        raise ToolchainMissing("wandb is not installed", "wandb", "pip install wandb, or leave --wandb out") from error
-    return wandb.init(project="outblas", dir=None if run.path is None else str(run.path), config=asdict(settings))
+        raise ToolchainMissing("wandb is not installed", "wandb", install_hint("wandb")) from error
+    folder = None if run.path is None else str(run.path)
+    return wandb.init(project="outblas", dir=folder, config=asdict(settings), mode=mode)

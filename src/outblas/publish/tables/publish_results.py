@@ -33,6 +33,7 @@ from outblas.publish.tables.notes import (
     notes_of_retune,
 )
 from outblas.publish.tables.peer_tables import cutlass_table, transformer_table
+from outblas.publish.tables.recipe_block import RECIPE, recipe_block
 from outblas.publish.tables.speedup_picture import speedup_svg
 from outblas.publish.tables.weak_spots import weak_spots
 from outblas.records.averages import Row
@@ -116,6 +117,7 @@ def generated_blocks(measured: Measured) -> dict[tuple[str, str], Callable[[], s
         ("docs/llm/recipe.md", "cost"): cost_table,
         ("docs/reference/knobs.md", "knobs"): reference_blocks.knob_page,
         ("docs/search/agents.md", "agents"): reference_blocks.agent_table,
+        ("docs/search/published-recipe.md", "recipe"): lambda: recipe_block(folder / RECIPE),
     }
     across = across_files(folder.parent)
     if across:

@@ -29,10 +29,10 @@ _MARK = "@"
 def arm_parts(arm: str) -> tuple[str, str]:
     """Return (agent, source) of an arm; the source of an agent by itself is empty.
 
-    Example: ``arm_parts("ppo@both")`` returns ``("ppo", "both")``.
+    Example: ``arm_parts("ppo@both")`` returns ``("ppo", "both")``. The path of an agent file may have the mark, too.
     """
-    agent, _, source = arm.partition(_MARK)
-    return agent, source
+    agent, _, source = arm.rpartition(_MARK)
+    return (agent, source) if source in SOURCES else (arm, "")
 
 
 def arms_of(agents: Sequence[str], sources: Sequence[str], gpu: Gpu) -> list[str]:

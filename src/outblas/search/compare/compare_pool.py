@@ -73,7 +73,7 @@ def run_units(
                 watch.waiting(list(at_work.values()), time.monotonic() - begin)
             for connection in ready:
                 assert isinstance(connection, Connection)
-                message = _receive(connection, workers[connection])
+                message = _receive(connection, workers[connection], at_work[connection])
                 if message is not None:
                     yield message
                 elif waiting:
@@ -86,14 +86,14 @@ def run_units(
             child.end(kill=True)
 
 
-def _receive(connection: Connection, child: ChildProcess) -> dict[str, Any] | None:
+def _receive(connection: Connection, child: ChildProcess, unit: CompareUnit) -> dict[str, Any] | None:
     """An entry, or None at a unit's end; what the unit raised is raised."""
     try:
         message = connection.recv()
     except (EOFError, OSError):
         raise DeviceError(
-            f"a process of the comparison died with exit code {child.exit_code()}",
-            "enough memory for every job",
+            f"a process of the comparison died with exit code {child.exit_code()}, at agent {unit.agent}",
+            "enough memory for every job, and an agent that does not end its process",
             "run the same command again with fewer --jobs: it resumes",
         ) from None
     if isinstance(message, BaseException):

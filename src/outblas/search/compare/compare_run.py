@@ -14,6 +14,7 @@ from outblas.records.provenance import collect_provenance, provenance_field, sou
 from outblas.records.recording import Recording
 from outblas.records.recording_hash import recording_sha
 from outblas.records.results import PROVENANCE_FIELDS
+from outblas.search.agents.agent_file import check_agent_file, is_agent_file
 from outblas.search.agents.agent_registry import agent_preparations, make_agent
 from outblas.search.compare.arms import SOURCES, arm_parts, arms_of, parts_of
 from outblas.search.compare.compare_pool import Watch, run_units
@@ -36,7 +37,7 @@ class CompareRequest:
     Attributes:
         plan: the recording, the held-out share and the budgets.
         splits: names of the splits, each once: ``shapes``, ``families`` or ``layout``.
-        agents: names of the agents, each once; not ``recorded`` or ``transfer``.
+        agents: names of the agents, or paths of agent files, each once; not ``recorded`` or ``transfer``.
         sources: what agents learn from if the plan names another GPU's recording: keys of
             :data:`outblas.search.compare.arms.SOURCES`.
         seeds: every agent runs with the seeds 0 .. ``seeds`` - 1; one that neither draws nor learns, with 0 only. 1 to
@@ -102,7 +103,8 @@ def run_compare(
     units = _units(request, arms, recording.gpu)
     keys = {split: [task.key for task in tasks] for split, (_, tasks) in made.items()}
     total = sum(len(keys[unit.split]) for unit in units)
-    journal = Journal(out_path.with_name(out_path.name + ".jsonl"), _settings(plan, recording, other), request.resume)
+    settings = {**_settings(plan, recording, other), **_agent_files(request.agents)}
+    journal = Journal(out_path.with_name(out_path.name + ".jsonl"), settings, request.resume)
     answers = _Answers(units, keys)
     written = False
     try:
@@ -121,7 +123,7 @@ def run_compare(
         meta = _meta(plan, recording, request.command, journal.entries, sizes)
         if other is not None:
             assert plan.across is not None
-            meta["across"] = {**_about_recording(plan.across, other), "gpu": other.gpu.name, "learned": learned}
+            meta["across"] = {**about_recording(plan.across, other), "gpu": other.gpu.name, "learned": learned}
         write_comparison(rows, {**meta, "agents": arms, "seeds": request.seeds}, out_path)
         written = True
     except KeyboardInterrupt as error:
@@ -221,6 +223,8 @@ class _Answers:
 
 def _differs(name: str, gpu: Gpu) -> bool:
     """Return whether runs of an agent with different seeds differ."""
+    if is_agent_file(name):
+        return True  # the file is run in a process of its own, never here
     agent = make_agent(arm_parts(name)[0], 0, gpu)
     return agent.draws or agent.learns
 
@@ -228,6 +232,8 @@ def _differs(name: str, gpu: Gpu) -> bool:
 def _check(request: CompareRequest) -> None:
     plan, splits, seeds = request.plan, request.splits, request.seeds
     check_agents(request.agents)
+    if plan.across is not None and any(map(is_agent_file, request.agents)):
+        raise UsageError("an agent file with --across", "agents of the registry", "leave one of them out")
     if not splits or len(set(splits)) != len(splits) or not set(splits) <= set(SPLITS):
         raise UsageError(
             f"splits {', '.join(splits) or 'none'}", f"different ones of {', '.join(SPLITS)}", "correct --splits"
@@ -289,6 +295,12 @@ def _settings(plan: Plan, recording: Recording, other: Recording | None) -> dict
     }
 
 
+def _agent_files(agents: Sequence[str]) -> dict[str, Any]:
+    """Return the SHA-256 of each agent file, so that an edited file does not resume; empty without such files."""
+    files = {name: check_agent_file(Path(name)) for name in agents if is_agent_file(name)}
+    return {"agent_files": files} if files else {}
+
+
 def _meta(
     plan: Plan,
     recording: Recording,
@@ -297,7 +309,7 @@ def _meta(
     sizes: Mapping[str, tuple[int, int, Sequence[HeldOutTask]]],
 ) -> dict[str, Any]:
     """Return provenance, the compared problems and the agents' CPU seconds, for the result file."""
-    about = _about_recording(plan.recording, recording)
+    about = about_recording(plan.recording, recording)
     run = collect_provenance(command)
     commits = "; ".join(dict.fromkeys(str(entry["commit"]) for entry in entries))
     return {
@@ -322,7 +334,7 @@ def _meta(
     }
 
 
-def _about_recording(name: str, recording: Recording) -> dict[str, Any]:
+def about_recording(name: str, recording: Recording) -> dict[str, Any]:
     """Return name, provenance and SHA-256 of a recording, for the result file."""
     measured = {field: provenance_field(recording.provenance, field) for field in PROVENANCE_FIELDS}
     return {"name": name, "provenance": measured, "sha256": recording_sha(recording)}

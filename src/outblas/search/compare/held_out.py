@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from outblas.bench.record_suite import left_out_beyond
@@ -19,10 +20,12 @@ from outblas.core.config import KernelConfig, Launch, config_name, launch_of
 from outblas.core.errors import UsageError, unknown_name
 from outblas.core.evaluation import Evaluation, Status
 from outblas.core.problem import Problem
+from outblas.core.roofline import Gpu
 from outblas.core.suites import sample
 from outblas.records.recording import Recording
 from outblas.records.recording_files import CHOICE_CODES, STATUS_CODES
 from outblas.records.replay import ReplayEvaluator
+from outblas.search.agents.agent_file import FileAgent, check_agent_file, is_agent_file
 from outblas.search.agents.agent_registry import AGENTS, make_agent
 from outblas.search.agents.base import Agent
 from outblas.search.compare.arms import arm_parts, parts_of
@@ -73,7 +76,7 @@ class CompareUnit:
 
     Attributes:
         split: name of the split.
-        agent: name of the agent, or an arm (:mod:`outblas.search.compare.arms`).
+        agent: name of the agent, path of its file, or an arm (:mod:`outblas.search.compare.arms`).
         seed: seed of the agent.
         done: (key of the problem, launch option) of the tasks that are left out, because they were done before.
     """
@@ -109,14 +112,16 @@ def check_agents(agents: Sequence[str]) -> None:
     """Check the names of agents for a comparison; return None.
 
     Args:
-        agents: the names.
+        agents: names of the registry, or paths of agent files.
 
     Raises:
-        UsageError: the list is empty, or a name is unknown or given twice. Also for ``recorded`` and ``transfer``,
-            which would read the answers.
+        UsageError: the list is empty, or a name is unknown or given twice. Also for a file that is no Python, and for
+            ``recorded`` and ``transfer``, which would read the answers.
     """
     for name in agents:
-        if name not in AGENTS:
+        if is_agent_file(name):
+            check_agent_file(Path(name))
+        elif name not in AGENTS:
             raise unknown_name("agent", name, AGENTS, "pass some of them as --agents")
         if name in READS_THE_ANSWERS:
             raise UsageError(
@@ -124,6 +129,11 @@ def check_agents(agents: Sequence[str]) -> None:
             )
     if not agents or len(set(agents)) != len(agents):
         raise UsageError(f"agents {', '.join(agents) or 'none'}", "one or more different ones", "correct --agents")
+
+
+def _compared_agent(name: str, seed: int, gpu: Gpu) -> Agent:
+    """Return a new agent of a comparison: that of the registry, or that of a Python file."""
+    return FileAgent(Path(name), seed, gpu) if is_agent_file(name) else make_agent(name, seed, gpu)
 
 
 def held_out_tasks(plan: Plan, recording: Recording, name: str) -> tuple[Split, list[HeldOutTask]]:
@@ -274,7 +284,7 @@ def run_unit(
     split, tasks = held_out_tasks(plan, recording, unit.split)
     tasks = [task for task in tasks if task.key not in unit.done]
     name, source = arm_parts(unit.agent)
-    agent, evaluator = make_agent(name, unit.seed, recording.gpu), ReplayEvaluator(recording)
+    agent, evaluator = _compared_agent(name, unit.seed, recording.gpu), ReplayEvaluator(recording)
     parts = parts_of(source, split, recording, other)
     start = time.process_time()
     agent.prepare_across(parts)

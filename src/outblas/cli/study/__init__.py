@@ -1,0 +1,1 @@
+"""Commands on recordings: data sets, scores of agent files, and the published recipe."""
