@@ -31,7 +31,7 @@ from outblas.core.suites import suite
 from outblas.dispatch.matmul import matmul
 from outblas.dispatch.product import has_kernel, may_have_kernel
 from outblas.judge.reference import Reference, b_as_k_by_n
-from outblas.judge.torch_baselines import full_precision_reductions, reduction_switches
+from outblas.dispatch.guarantees.full_precision import full_precision_reductions, reduction_switches
 from outblas.records.provenance import collect_provenance
 
 FORMAT = "outblas-torch-accuracy-1"

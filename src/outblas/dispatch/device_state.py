@@ -16,6 +16,7 @@ from outblas.core.errors import CompileError, DeviceError, ToolchainMissing
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
 from outblas.dispatch.decide import Choose, Decision, Operand, decide
+from outblas.dispatch.guarantees.guarantee import Guarantee
 from outblas.kernels.geometry import workspace_bytes
 from outblas.kernels.source import KernelKind, kernel_kind
 from outblas.records.library import Library
@@ -34,8 +35,8 @@ ARCHITECTURE = "sm_90a"
 #: Decisions and bound calls kept per device; the least recently used go first.
 KEPT_DECISIONS, KEPT_CALLS = 4096, 4096
 _LOG = logging.getLogger(__name__)
-#: What a decision is remembered by: A, B, C and the launch option.
-_Asked = tuple[Operand, Operand, Operand | None, Launch]
+#: What a decision is remembered by: A, B, C, the launch option and the guarantee.
+_Asked = tuple[Operand, Operand, Operand | None, Launch, Guarantee]
 
 
 class DeviceState:
@@ -71,20 +72,22 @@ class DeviceState:
         self._lock = threading.RLock()
         self._threads = threading.local()
 
-    def decide(self, a: Operand, b: Operand, out: Operand | None, launch: Launch) -> Decision:
-        """Return :func:`outblas.dispatch.decide.decide` for this GPU and library. Repeated questions are answered from
-        a cache.
-        """
+    def decide(
+        self, a: Operand, b: Operand, out: Operand | None, launch: Launch, guarantee: Guarantee = "none"
+    ) -> Decision:
+        """Return :func:`outblas.dispatch.decide.decide` for this GPU and library; repeated answers are cached."""
         if self.absent:
             return Decision(None, None, self.absent)
-        key = (a, b, out, launch)
+        key = (a, b, out, launch, guarantee)
         with self._lock:
             found = self._decisions.get(key)
             if found is not None:
                 _touch(self._decisions, key)
                 return found
         # Outside of the lock: for a shape of no library it takes milliseconds, in which other threads go on.
-        found = decide(a, b, out, gpu=self.gpu, library=self.library, launch=launch, any_shape=self.any_shape)
+        found = decide(
+            a, b, out, gpu=self.gpu, library=self.library, launch=launch, any_shape=self.any_shape, guarantee=guarantee
+        )
         with self._lock:
             _keep(self._decisions, key, found, KEPT_DECISIONS)
         return found

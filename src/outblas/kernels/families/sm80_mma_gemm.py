@@ -11,7 +11,7 @@ from outblas.core.problem import ELEMENT_BYTES, Problem
 from outblas.core.roofline import Gpu
 from outblas.kernels.cost.terms import Columns, Floats, cluster_split, smooth_max
 from outblas.kernels.cost.tiled import TiledCost, tiled_us
-from outblas.kernels.families.family import Family
+from outblas.kernels.families.family import Family, Summation
 from outblas.kernels.geometry_terms import (
     MAX_CLUSTER,
     SM80_GROUP,
@@ -129,6 +129,10 @@ class Sm80MmaGemm(Family[Sm80MmaConfig]):
         if accumulators + NON_ACCUMULATOR_REGISTERS > min(255, 65536 // threads):
             return f"{accumulators} accumulator registers are too many for {threads} threads"
         return None
+
+    def summation(self, config: Sm80MmaConfig) -> Summation | None:
+        """Return ``mma``, or None if CTAs or warps share K."""
+        return "mma" if config.split_k == config.wk == 1 else None
 
     def extent_rules(self, p: Problem, c: Any) -> Sequence[tuple[Any, str]]:
         unaligned = (p.k % c.vec != 0) | (p.b_shape[1] % c.vec != 0)

@@ -16,7 +16,7 @@ from outblas.kernels.families import sm90_wgmma_cost as cost
 from outblas.kernels.families import sm90_wgmma_launch as launch
 from outblas.kernels.families import sm90_wgmma_neighbours as near
 from outblas.kernels.families import sm90_wgmma_pool as pool
-from outblas.kernels.families.family import Family, TileChoice
+from outblas.kernels.families.family import Family, Summation, TileChoice
 from outblas.kernels.families.sm90_wgmma_config import Sm90WgmmaConfig
 from outblas.kernels.geometry_terms import WGMMA_ROWS, Geometry
 
@@ -56,6 +56,14 @@ class Sm90WgmmaGemm(Family[Sm90WgmmaConfig]):
 
     def workspace_bytes(self, problem: Problem, config: Sm90WgmmaConfig) -> int:
         return launch.workspace_bytes(problem, config)
+
+    def summation(self, config: Sm90WgmmaConfig) -> Summation | None:
+        """Return ``wgmma``, or None with a split K.
+
+        Consumers share rows or alternate tiles, and never share K. A swapped kernel multiplies the same pairs. A deeper
+        stage only adds zeros past the end of K.
+        """
+        return "wgmma" if config.split_k == 1 else None
 
     def source_lines(self, config: Sm90WgmmaConfig) -> Sequence[str]:
         """Return the switches of the workspace, e.g. ``["#define SPLIT_WORKSPACE 1", "#define REDUCE_ALL 0"]``.
