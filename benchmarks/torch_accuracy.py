@@ -28,10 +28,10 @@ from outblas.core.errors import OutblasError
 from outblas.core.files import write_json
 from outblas.core.problem import Problem
 from outblas.core.suites import suite
+from outblas.dispatch.guarantees.full_precision import full_precision_reductions, reduction_switches
 from outblas.dispatch.matmul import matmul
 from outblas.dispatch.product import has_kernel, may_have_kernel
 from outblas.judge.reference import Reference, b_as_k_by_n
-from outblas.dispatch.guarantees.full_precision import full_precision_reductions, reduction_switches
 from outblas.records.provenance import collect_provenance
 
 FORMAT = "outblas-torch-accuracy-1"

@@ -39,9 +39,7 @@ def test_edges_alone_have_an_autotuned_baseline_of_their_own() -> None:
 def test_torchs_switches_are_off_during_a_call_only(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
     before = reduction_switches()
-    monkeypatch.setattr(
-        torch_baselines.TorchMm, "bind", lambda *_: lambda stream: seen.append(reduction_switches())
-    )
+    monkeypatch.setattr(torch_baselines.TorchMm, "bind", lambda *_: lambda stream: seen.append(reduction_switches()))
     call = torch_baselines.TorchFull().bind(PROBLEM, *OPERANDS)
     call(0)
     assert seen == [dict.fromkeys(REDUCTIONS, False)]

@@ -35,8 +35,8 @@ def on_current_stream(product: Callable[..., Any], problem: Problem, a: Any, b: 
 class TorchMm:
     """Baseline "torch": ``torch.mm(a, b, out=c)`` as users call it, on the given stream.
 
-    ``detail(problem)`` has torch's version and the values of its switches of reduced precision. For accumulator fp16, ``bind`` raises
-    DeviceError before torch 2.7.
+    ``detail(problem)`` has torch's version and the values of its switches of reduced precision. For accumulator fp16,
+    ``bind`` raises DeviceError before torch 2.7.
     """
 
     name = "torch"

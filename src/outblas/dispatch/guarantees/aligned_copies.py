@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from outblas.core.errors import DeviceError
 from outblas.core.problem import ROW_ALIGN_BYTES, row_major
-from outblas.dispatch.decide import why_not_half_gemm
+from outblas.dispatch.decide import Operand, why_not_half_gemm
 from outblas.dispatch.tensors import operand
 
 if TYPE_CHECKING:
@@ -46,6 +46,18 @@ def by_copies(
         return result
     with torch.no_grad():
         return out.copy_(result)
+
+
+def as_copied(a: Operand, b: Operand, out: Operand | None) -> tuple[Operand, Operand, Operand | None]:
+    """Return the operands as :func:`by_copies` gives them to a kernel: with rows without gaps, at aligned addresses."""
+    stored = b._replace(shape=b.shape[::-1], strides=b.strides[::-1])
+    if len(b.shape) == 2 and not row_major(b.shape, b.strides) and row_major(stored.shape, stored.strides):
+        return _moved(a), b._replace(offset=0), None if out is None else _moved(out)
+    return _moved(a), _moved(b), None if out is None else _moved(out)
+
+
+def _moved(operand: Operand) -> Operand:
+    return operand._replace(strides=(*operand.shape[1:], 1), offset=0)
 
 
 def is_not_half_gemm(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None) -> bool:

@@ -23,7 +23,7 @@ C = TypeVar("C", bound=KernelConfig)
 #: L2 cache hints: none, or the operands that stream through L2.
 CacheHint = Literal["plain", "stream_c", "stream_b", "stream_a", "stream_bc", "stream_ac"]
 #: Order in which a kernel adds the products of an element of C. Kernels of one order give the same bits, whatever their
-#: tiles. ``wgmma``: one chain of wgmma over ascending K, 16 elements each, into one fp32 sum. ``mma``: the same chain of
+#: tiles. ``wgmma``: one chain of wgmma over ascending K into one fp32 sum, 16 elements each. ``mma``: the same chain by
 #: mma.sync.m16n8k16. The two instructions may add their 16 products differently.
 Summation = Literal["wgmma", "mma"]
 #: Place of a family that does not choose one: after those that do.
