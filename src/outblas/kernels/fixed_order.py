@@ -8,17 +8,18 @@ for all M, and only kernels of that order may serve it. So a row of A gives the 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import chain
 
 from outblas.core.config import KernelConfig, Launch, launch_allows
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
-from outblas.kernels.catalogue import candidates
 from outblas.kernels.cost.cost_model import rank
 from outblas.kernels.families.family import Summation
 from outblas.kernels.families.registry import FAMILIES
 from outblas.kernels.legality import never_legal, why_illegal
+from outblas.kernels.pool import pool
 
-#: Fewer legal kernels of a library than this: those of the catalogue are ranked, too.
+#: If fewer listed kernels than this are legal, others are ranked, too.
 ENOUGH_KERNELS = 8
 
 
@@ -40,6 +41,20 @@ def summation_of_weight(problem: Problem, gpu: Gpu) -> Summation:
     return "wgmma" if gpu.arch == 90 and problem.rows_aligned else "mma"
 
 
+def fixed_order_candidates(problem: Problem, gpu: Gpu) -> list[KernelConfig]:
+    """Return the legal kernels of the weight's order in the pool, and those that families add; without PDL.
+
+    At least one is legal for every problem on every GPU from sm_80 on whose grid fits.
+
+    Args:
+        problem: the problem.
+        gpu: the GPU.
+    """
+    order = summation_of_weight(problem, gpu)
+    offered = chain(pool(), *(family.fixed_order_candidates(problem) for family in FAMILIES.values()))
+    return [c for c in offered if summation(c) == order and why_illegal(problem, c, gpu) is None]
+
+
 class FixedOrderKernels:
     """Kernels to choose from, sorted by their order of summation.
 
@@ -54,7 +69,7 @@ class FixedOrderKernels:
     def choose(self, problem: Problem, gpu: Gpu, launch: Launch) -> KernelConfig | None:
         """Return the kernel of the weight's order that is predicted to be fastest; None if no such kernel is legal.
 
-        If fewer than :data:`ENOUGH_KERNELS` listed kernels are legal, those of the GPU's catalogue are ranked, too.
+        If fewer than :data:`ENOUGH_KERNELS` listed kernels are legal, :func:`fixed_order_candidates` are ranked, too.
 
         Args:
             problem: the problem.
@@ -66,9 +81,7 @@ class FixedOrderKernels:
         """
         found = [c for c in self._of_order(problem, gpu, launch) if why_illegal(problem, c, gpu) is None]
         if len(found) < ENOUGH_KERNELS:
-            order = summation_of_weight(problem, gpu)
-            offered = (c for c in candidates(problem, gpu) if _fits(c, order, launch))
-            found = list(dict.fromkeys((*found, *offered)))
+            found = list(dict.fromkeys((*found, *fixed_order_candidates(problem, gpu))))
         return found[rank(problem, found, gpu)[0]] if found else None
 
     def _of_order(self, problem: Problem, gpu: Gpu, launch: Launch) -> list[KernelConfig]:

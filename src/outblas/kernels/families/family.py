@@ -237,6 +237,13 @@ class Family(ABC, Generic[C]):
         """
         return ()
 
+    def fixed_order_candidates(self, problem: Problem) -> Iterable[C]:
+        """Return configs with a :meth:`summation` for a problem, in addition to the pool; by default an empty tuple.
+
+        Some may be illegal.
+        """
+        return ()
+
     def adapted_to_problem(self, problem: Problem, config: C) -> C:
         """Return the variant of a catalogue's config that is offered for a problem; by default the config itself."""
         return config

@@ -229,10 +229,22 @@ class Sm80MmaGemm(Family[Sm80MmaConfig]):
             gpu: the GPU.
             listed: the family's configs in the catalogue.
         """
-        vec = next(v for v in (8, 4, 2, 1) if problem.k % v == 0 and problem.b_shape[1] % v == 0)
+        vec = _widest_loads(problem)
         for config in (*listed, *self.pool()):
             for pdl in (False, gpu.arch >= 90):
                 yield replace(config, vec=vec, pdl=pdl)
+
+    def fixed_order_candidates(self, problem: Problem) -> Iterator[Sm80MmaConfig]:
+        """Yield tiles whose K no warps share, from 16 x 16 up, with the widest loads that the rows allow, without PDL.
+
+        One of them is legal for every problem, whatever the alignment of its rows.
+        """
+        vec = _widest_loads(problem)
+        for bm, bn, wm, wn in _SMALL_TILES:
+            for bk, stages in _SMALL_DEPTHS:
+                yield Sm80MmaConfig(bm, bn, bk, stages, wm, wn, vec=vec)
+        for config in _large_tiles():
+            yield replace(config, vec=vec)
 
     def proof_shapes(self, problem: Problem, config: Sm80MmaConfig, gpu: Gpu) -> list[tuple[int, int, int]]:
         return [(33, 2 * config.bn - 2, 2 * config.bk + 2)]
@@ -277,6 +289,13 @@ class _Cost(TiledCost):
 _COST = _Cost()
 
 
+#: (bm, bn, wm, wn) of tiles for few rows or columns, of which each warp has all K.
+_SMALL_TILES = (
+    *((16, 16, 1, 1), (16, 32, 1, 2), (16, 64, 1, 4), (16, 128, 1, 8), (32, 32, 1, 2), (32, 64, 1, 4), (32, 64, 2, 2)),
+    *((32, 128, 2, 4), (64, 16, 4, 1), (64, 32, 2, 2), (64, 64, 2, 2), (128, 16, 8, 1), (128, 32, 4, 2)),
+)
+#: Their (bk, stages).
+_SMALL_DEPTHS = ((64, 4), (64, 6), (128, 4))
 #: (bm, bn, wm, wn) of tiles for large products: warps of 64 x 64, 64 x 32 and 32 x 64.
 _LARGE_TILES = (
     *((256, 128, 4, 2), (128, 256, 2, 4), (256, 64, 4, 1), (64, 256, 1, 4), (128, 128, 2, 2), (128, 128, 2, 4)),
@@ -284,6 +303,11 @@ _LARGE_TILES = (
 )
 #: Their (bk, stages).
 _LARGE_DEPTHS = ((32, 3), (32, 4), (32, 6), (64, 2), (64, 3), (64, 4))
+
+
+def _widest_loads(problem: Problem) -> int:
+    """Return the largest ``vec`` that divides K and the row length of B as stored."""
+    return next(v for v in (8, 4, 2, 1) if problem.k % v == 0 and problem.b_shape[1] % v == 0)
 
 
 def _large_tiles() -> Iterator[Sm80MmaConfig]:
