@@ -3,7 +3,7 @@
 Command:
 
     python benchmarks/torch_accuracy.py [--count 400] [--timed 100] [--out results/h200/torch_accuracy.json]
-    python benchmarks/torch_accuracy.py --count 100000 --timed 300    # hours; an interrupted run resumes
+    python benchmarks/torch_accuracy.py --count 100000  # hours; an interrupted run resumes
     python benchmarks/torch_accuracy.py --device cpu --count 8 --most 512    # tries it without a GPU
 
 Result file: results/h200/torch_accuracy.json.

@@ -1,4 +1,4 @@
-"""Guarantees for a product's numbers: what is decided under them, who computes, and what is refused. On a CPU."""
+"""Guarantees for a product's numbers: decisions under them, the kernels that run, and refusals. On a CPU."""
 
 from __future__ import annotations
 

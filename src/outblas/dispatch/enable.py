@@ -177,8 +177,8 @@ def enable(*, accurate: bool = False, batch_invariant: bool = False) -> bool:
     Args:
         accurate: round no partial sum to half precision. Torch's two switches ``allow_*_reduced_precision_reduction``
             and ``allow_fp16_accumulation`` are off until :func:`disable`.
-        batch_invariant: compute every half-precision product of two matrices by kernels of one order of summation per
-            weight, so that a row gives the same bits in every batch. Biases (``addmm``) and batches (``bmm``,
+        batch_invariant: give a row the same bits in every batch. Every half-precision product of two matrices runs a
+            kernel of its weight's one order of summation. Biases (``addmm``) and batches (``bmm``,
             ``baddbmm``) are included, products with ``out=`` are not. Implies ``accurate``. A product that no such
             kernel can compute raises DeviceError.
 

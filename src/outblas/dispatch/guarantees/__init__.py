@@ -1,1 +1,1 @@
-"""What a caller may demand of a product's numbers: fp32 sums everywhere, or bits that do not depend on the batch."""
+"""Guarantees for a product's numbers: fp32 sums everywhere, or bits that do not depend on the batch."""

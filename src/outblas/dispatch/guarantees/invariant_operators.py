@@ -1,8 +1,8 @@
 """Batch-invariant forms of torch's operators of products, below autograd and autocast.
 
 A true batch is one product after the other, each by a kernel of its weight's order. A bias is added to the finished
-product: that rounds once more than torch, and its place in the batch does not matter. Products of other dtypes and
-devices are torch's own, without any guarantee.
+product: that rounds once more than torch, and its place in the batch does not matter. Torch computes products
+of other dtypes and devices, without any guarantee.
 """
 
 from __future__ import annotations
