@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 import outblas
 from outblas.core.errors import DeviceError, UsageError
 from outblas.core.problem import Problem
-from outblas.dispatch import enable
+from outblas.dispatch import enable, native
 from outblas.dispatch.decide import Decision, decide
 from outblas.dispatch.enable import Switch
 from outblas.dispatch.guarantees.full_precision import full_precision_reductions, reduction_switches
@@ -31,20 +32,28 @@ from outblas.dispatch.promises import full_option, launch_of_option, promise_fre
 from outblas.dispatch.torch_op import INVARIANT, MM
 from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
 from outblas.kernels.fixed_order import summation
+from outblas.kernels.source import kernel_kind
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryChoice, LibraryRow
 from outblas.runtime.cublas import rounds_partial_sums
 from support.dispatch_fixture import LIBRARY, PLAIN, WEIGHT, A, rows, transposed
 from support.gpus.known import H200
+from support.native_fixture import built_fixture  # noqa: F401
 from support.served_fixture import Served, numbers, served_fixture  # noqa: F401
 
 MATMUL = torch.backends.cuda.matmul
 
 
-@pytest.fixture
-def on(served: Served, monkeypatch: pytest.MonkeyPatch) -> Iterator[Switch]:
-    """The process's switch, of the CPU, with the kernels in Python."""
-    monkeypatch.setenv("OUTBLAS_NATIVE", "0")
+@pytest.fixture(params=["native", "python"])
+def on(served: Served, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Switch]:
+    """The process's switch, of the CPU; with kernels in C++, which ask those in Python, and with these alone."""
+    if request.param == "native":
+        if shutil.which("c++") is None:
+            pytest.skip("no C++ compiler")
+        extension, fake = request.getfixturevalue("built")
+        monkeypatch.setattr(native, "extension", lambda: extension)
+        monkeypatch.setattr(native, "LIBCUDA", str(fake))
+    monkeypatch.setenv("OUTBLAS_NATIVE", str(int(request.param == "native")))
     made = Switch("CPU", lambda guarantee: "")
     monkeypatch.setattr(enable, "_switch", made)
     yield made
@@ -145,6 +154,25 @@ def test_what_no_kernel_computes_is_refused(served: Served, monkeypatch: pytest.
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         outblas.matmul(a, numbers(7, 16), batch_invariant=True)
     assert outblas.matmul(a[:0], b, batch_invariant=True).shape == (0, 16)
+
+
+def test_another_kernel_of_the_order_runs_if_one_cannot_be_loaded(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, tried = served.run, []
+
+    def run(decision: Decision, *operands: Any) -> Any:
+        tried.append(decision.config)
+        if len(tried) < 3:
+            assert decision.problem is not None and decision.config is not None
+            served.failed[kernel_kind(decision.problem, decision.config)] = "spills"
+            return None
+        return real(decision, *operands)
+
+    monkeypatch.setattr(served, "run", run)
+    a, b = numbers(3, 8), numbers(8, 16)
+    assert torch.equal(outblas.matmul(a, b, batch_invariant=True), a @ b)
+    assert len(set(tried)) == 3 and {summation(config) for config in tried} == {"wgmma"}
 
 
 def test_explain_names_the_order_or_the_refusal(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -300,6 +328,16 @@ def test_graphs_hold_operators_with_the_guarantee(served: Served) -> None:
     )
     assert torch.equal(function(x, w), x @ w.t()) and "mm_batch_invariant" in graphs[0] and len(served.ran) == 1
     torch.library.opcheck(MM["batch_invariant"], (numbers(3, 5), numbers(5, 4)))
+    torch._dynamo.reset()
+
+
+def test_a_product_that_no_graph_can_keep_is_not_traced_without_the_guarantee(served: Served) -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(
+        lambda a, b, c: outblas.matmul(a, b, out=c, batch_invariant=True), backend="eager", fullgraph=True
+    )
+    with pytest.raises(Exception, match="in a traced call that the graph cannot keep"):
+        compiled(numbers(3, 8), numbers(8, 16), torch.empty(3, 16, dtype=torch.half))
     torch._dynamo.reset()
 
 

@@ -34,6 +34,8 @@ WEIGHTS = (
     Problem(1, 1, 4096, "TN", "fp16"),
     Problem(1, 257, 4095, "NN", "fp16"),
 )
+#: Kernels that are compared for each problem, at most.
+MOST_KINDS = 16
 
 
 @pytest.fixture(autouse=True)
@@ -81,7 +83,8 @@ def one_of_each_kind(problem: Problem) -> list[KernelConfig]:
         knobs = config.knobs()
         kind = tuple(knobs.get(n) for n in ("bm", "bk", "schedule", "swap", "persistent", "store", "shift", "wn"))
         found.setdefault((*kind, bool(knobs.get("a_rows"))), config)
-    return list(found.values())
+    kinds = list(found.values())
+    return kinds[:: len(kinds) // MOST_KINDS + 1]  # each is compiled
 
 
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
@@ -90,7 +93,7 @@ def one_of_each_kind(problem: Problem) -> list[KernelConfig]:
 def test_all_kernels_of_an_order_give_the_same_bits(shape: Any, layout: Any, dtype: Any) -> None:
     problem = Problem(*shape, layout, dtype)
     kernels = one_of_each_kind(problem)
-    assert len(kernels) > 10
+    assert len(kernels) > 4
     a = torch.randn(problem.m, problem.k, device="cuda").to(torch_dtype(problem))
     b = torch.randn(*problem.b_shape, device="cuda").to(torch_dtype(problem))
     first, name = None, ""

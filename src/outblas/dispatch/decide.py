@@ -175,7 +175,10 @@ def _in_fixed_order(
     """Return the row's kernel if it has the weight's order of summation, else the best guess of that order."""
     order = summation_of_weight(problem, gpu)
     choice = None if row is None else row.choice(launch)
-    if choice is not None and summation(choice.config) == order and why_illegal(problem, choice.config, gpu) is None:
+    fits = (
+        choice is not None and summation(choice.config) == order and choice.config not in library.fixed_order.left_out
+    )
+    if choice is not None and fits and why_illegal(problem, choice.config, gpu) is None:
         config, speed = choice.config, f"measured at {choice.speedup:.3f} times {row.baseline if row else ''}"
     else:
         guess = library.fixed_order.choose(problem, gpu, launch)

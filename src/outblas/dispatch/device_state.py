@@ -35,8 +35,8 @@ ARCHITECTURE = "sm_90a"
 #: Decisions and bound calls kept per device; the least recently used go first.
 KEPT_DECISIONS, KEPT_CALLS = 4096, 4096
 _LOG = logging.getLogger(__name__)
-#: What a decision is remembered by: A, B, C, the launch option and the guarantee.
-_Asked = tuple[Operand, Operand, Operand | None, Launch, Guarantee]
+#: What a decision is remembered by: A, B, C, the launch option, the guarantee, and the number of failed kernels.
+_Asked = tuple[Operand, Operand, Operand | None, Launch, Guarantee, int]
 
 
 class DeviceState:
@@ -78,7 +78,7 @@ class DeviceState:
         """Return :func:`outblas.dispatch.decide.decide` for this GPU and library; repeated answers are cached."""
         if self.absent:
             return Decision(None, None, self.absent)
-        key = (a, b, out, launch, guarantee)
+        key = (a, b, out, launch, guarantee, len(self.failed))
         with self._lock:
             found = self._decisions.get(key)
             if found is not None:

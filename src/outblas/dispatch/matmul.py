@@ -132,16 +132,31 @@ def guaranteed_matmul(
         DeviceError: as for :func:`matmul`.
     """
     if import_torch().compiler.is_compiling():
-        result = in_graph(a, b, guarantee) if out is None else None
-    else:
-        option = with_guarantee(full_option(option), guarantee)
-        known = native_table.table_matmul
-        result = None if known is None else known(a, b, out, option)
-        result = run_matmul(a, b, out, option) if result is None else result
+        return _guaranteed_in_graph(a, b, out, guarantee)
+    option = with_guarantee(full_option(option), guarantee)
+    known = native_table.table_matmul
+    result = None if known is None else known(a, b, out, option)
+    result = run_matmul(a, b, out, option) if result is None else result
     if result is not None:
         return result
     with full_precision_reductions():
         return _torch_matmul(a, b, out, guarantee)
+
+
+def _guaranteed_in_graph(
+    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, guarantee: Guarantee
+) -> torch.Tensor:
+    """Return the product as an operator of the graph; raise UsageError for one that only torch could trace."""
+    result = in_graph(a, b, guarantee) if out is None else None
+    if result is not None:
+        return result
+    if guarantee == "batch_invariant" or (a.device.type == device_registry.DEVICE_TYPE and is_half(a, b)):
+        raise UsageError(
+            f"{guarantee}=True in a traced call that the graph cannot keep",
+            "one product of half-precision matrices on a CUDA GPU, without out, autocast or export",
+            "keep the call out of the graph, e.g. by torch.compiler.disable",
+        )
+    return import_torch().matmul(a, b, out=out)
 
 
 def _torch_matmul(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, guarantee: Guarantee) -> torch.Tensor:

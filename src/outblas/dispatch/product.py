@@ -51,6 +51,9 @@ def decide_and_run(
     result = None if decision.problem is None else device.run(decision, a, b, out)
     if result is None and guarantee == "batch_invariant" and not is_not_half_gemm(a, b, out):
         reason = decision.reason if decision.problem is None else device.why_not(decision, a.device.index)
+        if decision.config is not None and reason:  # it cannot be loaded: another one of the order may be
+            device.library.fixed_order.left_out.add(decision.config)
+            return decide_and_run(a, b, out, option, call)
         refuse(f"{tuple(a.shape)} by {tuple(b.shape)}", reason or "a kernel cannot be loaded while a graph is captured")
     if result is not None or guarantee == process_guarantee():  # torch's answer differs between guarantees
         remember(device, decision, (a, b, out, option), result, call)

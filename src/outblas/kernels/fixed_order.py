@@ -60,9 +60,13 @@ class FixedOrderKernels:
 
     Args:
         listed: kernels, such as those of a library, in any order.
+
+    Attributes:
+        left_out: kernels that are not chosen, because they could not be loaded.
     """
 
     def __init__(self, listed: Iterable[KernelConfig]) -> None:
+        self.left_out: set[KernelConfig] = set()
         self._listed = tuple(dict.fromkeys(listed))
         self._sorted: dict[tuple[object, ...], list[KernelConfig]] = {}
 
@@ -82,6 +86,7 @@ class FixedOrderKernels:
         found = [c for c in self._of_order(problem, gpu, launch) if why_illegal(problem, c, gpu) is None]
         if len(found) < ENOUGH_KERNELS:
             found = list(dict.fromkeys((*found, *fixed_order_candidates(problem, gpu))))
+        found = [c for c in found if c not in self.left_out]
         return found[rank(problem, found, gpu)[0]] if found else None
 
     def _of_order(self, problem: Problem, gpu: Gpu, launch: Launch) -> list[KernelConfig]:

@@ -25,6 +25,9 @@ from outblas.kernels.geometry_terms import (
 #: Registers per thread in addition to accumulators: operand fragments and addresses.
 NON_ACCUMULATOR_REGISTERS = 70
 
+#: Accumulators and unrolled loads per thread of kernels with narrow loads, at most: with more of them, some spill.
+MAX_NARROW_SUMS, MAX_NARROW_LOADS = 64, 36
+
 
 @dataclass(frozen=True, order=True)
 class Sm80MmaConfig(KernelConfig):
@@ -237,14 +240,16 @@ class Sm80MmaGemm(Family[Sm80MmaConfig]):
     def fixed_order_candidates(self, problem: Problem) -> Iterator[Sm80MmaConfig]:
         """Yield tiles whose K no warps share, from 16 x 16 up, with the widest loads that the rows allow, without PDL.
 
-        One of them is legal for every problem, whatever the alignment of its rows.
+        One of them is legal for every problem, whatever the alignment of its rows. Kernels of narrow loads that would
+        spill are left out: each load is unrolled.
         """
         vec = _widest_loads(problem)
-        for bm, bn, wm, wn in _SMALL_TILES:
-            for bk, stages in _SMALL_DEPTHS:
-                yield Sm80MmaConfig(bm, bn, bk, stages, wm, wn, vec=vec)
-        for config in _large_tiles():
-            yield replace(config, vec=vec)
+        small = (Sm80MmaConfig(*tile[:2], bk, 4, *tile[2:]) for tile in _SMALL_TILES for bk in _SMALL_DEPTHS)
+        for config in (*small, *_large_tiles()):
+            threads = 32 * config.wm * config.wn
+            sums, loads = config.bm * config.bn // threads, (config.bm + config.bn) * config.bk // threads // vec
+            if vec == 8 or (sums <= MAX_NARROW_SUMS and loads <= MAX_NARROW_LOADS):
+                yield replace(config, vec=vec)
 
     def proof_shapes(self, problem: Problem, config: Sm80MmaConfig, gpu: Gpu) -> list[tuple[int, int, int]]:
         return [(33, 2 * config.bn - 2, 2 * config.bk + 2)]
@@ -294,8 +299,8 @@ _SMALL_TILES = (
     *((16, 16, 1, 1), (16, 32, 1, 2), (16, 64, 1, 4), (16, 128, 1, 8), (32, 32, 1, 2), (32, 64, 1, 4), (32, 64, 2, 2)),
     *((32, 128, 2, 4), (64, 16, 4, 1), (64, 32, 2, 2), (64, 64, 2, 2), (128, 16, 8, 1), (128, 32, 4, 2)),
 )
-#: Their (bk, stages).
-_SMALL_DEPTHS = ((64, 4), (64, 6), (128, 4))
+#: Their bk.
+_SMALL_DEPTHS = (32, 64, 128)
 #: (bm, bn, wm, wn) of tiles for large products: warps of 64 x 64, 64 x 32 and 32 x 64.
 _LARGE_TILES = (
     *((256, 128, 4, 2), (128, 256, 2, 4), (256, 64, 4, 1), (64, 256, 1, 4), (128, 128, 2, 2), (128, 128, 2, 4)),
