@@ -3,7 +3,6 @@
 Command:
 
     python benchmarks/torch_accuracy.py [--count 400] [--timed 100] [--out results/h200/torch_accuracy.json]
-    python benchmarks/torch_accuracy.py --count 100000  # hours; an interrupted run resumes
     python benchmarks/torch_accuracy.py --device cpu --count 8 --most 512    # tries it without a GPU
 
 Result file: results/h200/torch_accuracy.json.
@@ -15,8 +14,8 @@ torch computes each product twice: with its switches as they are by default, and
 ``allow_fp16_reduced_precision_reduction`` and ``allow_bf16_reduced_precision_reduction``. The bound is that of the
 project's proofs (``outblas.judge.reference``): the rounding of C plus 4 sqrt(K) 2^-24 |A||B|.
 
-``--timed`` of the products are timed on a GPU, in interleaved rounds: torch with both settings of the switches. Their
-ratio is the cost of full precision where torch computes.
+An interrupted run resumes. ``--timed`` of the products are timed on a GPU, in interleaved rounds: torch with both
+settings of the switches. Their ratio is the cost of full precision where torch computes.
 """
 
 from __future__ import annotations
