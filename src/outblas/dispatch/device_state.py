@@ -35,7 +35,7 @@ ARCHITECTURE = "sm_90a"
 #: Decisions and bound calls kept per device; the least recently used go first.
 KEPT_DECISIONS, KEPT_CALLS = 4096, 4096
 _LOG = logging.getLogger(__name__)
-#: What a decision is remembered by: A, B, C, the launch option, the guarantee, and the number of failed kernels.
+#: What a decision is remembered by: A, B, C, launch option, guarantee, and the number of kernels left out under it.
 _Asked = tuple[Operand, Operand, Operand | None, Launch, Guarantee, int]
 
 
@@ -48,7 +48,7 @@ class DeviceState:
             DeviceError.
         lt: finds algorithms; None: cuBLASLt.
         any_shape: as for :func:`outblas.dispatch.decide.decide`.
-        absent: a missing wheel in one line, for lack of which torch computes every product; empty: none is missing.
+        absent: a missing wheel in one line, without which torch computes every product; empty: none is missing.
     """
 
     def __init__(
@@ -78,7 +78,8 @@ class DeviceState:
         """Return :func:`outblas.dispatch.decide.decide` for this GPU and library; repeated answers are cached."""
         if self.absent:
             return Decision(None, None, self.absent)
-        key = (a, b, out, launch, guarantee, len(self.failed))
+        left_out = len(self.library.fixed_order.left_out) if guarantee == "batch_invariant" else 0
+        key = (a, b, out, launch, guarantee, left_out)
         with self._lock:
             found = self._decisions.get(key)
             if found is not None:
@@ -265,8 +266,7 @@ class DeviceState:
         return decision.problem is None or bool(self._failure(decision))
 
     def why_not(self, decision: Decision, index: int) -> str:
-        """Return why the kernel or algorithm of a decision is not available on CUDA device ``index``; empty if nothing
-        is known.
+        """Return why the kernel or algorithm of a decision is not available on CUDA device ``index``; empty if unknown.
 
         It compiles nothing.
         """

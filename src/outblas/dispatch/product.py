@@ -60,13 +60,13 @@ def decide_and_run(
     return result
 
 
-def run_product(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, option: int | None) -> torch.Tensor | None:
+def run_product(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, option: int) -> torch.Tensor | None:
     """Run ``a @ b`` by the native table if it knows the call, else by :func:`decide_and_run`, whose arguments it takes.
 
     Returns:
         The product; None if torch must compute it.
     """
-    result = None if native_table.table is None else native_table.table.ours(a, b, out, full_option(option))
+    result = None if native_table.table is None else native_table.table.ours(a, b, out, option)
     if result is None:
         return decide_and_run(a, b, out, option)
     return None if result is NotImplemented else result
@@ -87,7 +87,7 @@ def run_below_autograd(
         The product; None if torch must compute it.
     """
     if native_table.table is not None and call is None:
-        result = native_table.table.ours(a, b, None, full_option(option))
+        result = native_table.table.ours(a, b, None, option)
         if result is not None:
             return None if result is NotImplemented else result
     if a.device.type != device_registry.DEVICE_TYPE or b.device != a.device:
