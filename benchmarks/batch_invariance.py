@@ -9,8 +9,8 @@ Result file: results/h200/batch_invariance.json. Needs a GPU. Triton is optional
 The weights are drawn from suite llm in turns with random ones, half of whose rows are no multiple of 16 bytes. For each
 weight the gate of ``outblas.judge.batch_invariance`` compares rows bit by bit over drawn M from 1 to 8192. It judges
 ``outblas.matmul(batch_invariant=True)``, torch.matmul with its default switches, and a persistent matmul in Triton
-(``benchmarks/triton_persistent.py``). Then all three are timed at a few M, in the same interleaved rounds. OutBLAS'
-kernel in the rounds is the one that the call names. An interrupted run resumes.
+(``benchmarks/rivals/triton_persistent.py``). Then all three are timed at a few M, in the same interleaved rounds.
+OutBLAS' kernel in the rounds is the one that the call predicts to be fastest. An interrupted run resumes.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def products() -> dict[str, Callable[[Any, Any], Any]]:
 
     found = {"outblas": lambda a, b: matmul(a, b, batch_invariant=True), "torch": torch.matmul}
     try:
-        from triton_persistent import multiply
+        from rivals.triton_persistent import multiply
     except ImportError:
         return found
     return {**found, "triton": multiply}
@@ -114,7 +114,7 @@ def times(problem: Problem, who: Sequence[str], gpu: Any) -> dict[str, Any]:
         entries: dict[str, Any] = {"outblas": load_kernel(problem, config)[0]}
         entries["torch"] = IntoOutput(torch.matmul, bench.torch_stream)
         if "triton" in who:
-            from triton_persistent import multiply
+            from rivals.triton_persistent import multiply
 
             entries["triton"] = IntoOutput(multiply, bench.torch_stream)
         graphs = {}

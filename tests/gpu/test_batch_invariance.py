@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 pytest.importorskip("torch")
+pytest.importorskip("cuda.bindings")
 
 import torch
 
@@ -24,6 +25,8 @@ from outblas.kernels.legality import why_illegal
 from outblas.kernels.source import make_source
 from outblas.runtime.launch import load
 from outblas.runtime.nvrtc import compile_tuned
+
+pytestmark = pytest.mark.gpu
 
 WEIGHTS = (
     Problem(1, 4096, 4096, "TN", "bf16"),
