@@ -2,40 +2,54 @@
 
 Command:
 
-    python benchmarks/torch_accuracy.py [--count 400] [--out results/h200/torch_accuracy.json]
+    python benchmarks/torch_accuracy.py [--count 400] [--timed 100] [--out results/h200/torch_accuracy.json]
     python benchmarks/torch_accuracy.py --device cpu --count 8 --most 512    # tries it without a GPU
 
 Result file: results/h200/torch_accuracy.json.
 
 Every second product is one of suite grid1000. Of the others M, N and K are drawn log-uniformly, and half have rows that
 are no multiple of 16 bytes. A and B are N(0, 1). ``outblas.matmul`` has a line for products that ran its kernels, and
-one for those that fell back.
+one for those that fell back. ``outblas_accurate`` is ``outblas.matmul(accurate=True)``.
 torch computes each product twice: with its switches as they are by default, and with both off. The switches are
 ``allow_fp16_reduced_precision_reduction`` and ``allow_bf16_reduced_precision_reduction``. The bound is that of the
 project's proofs (``outblas.judge.reference``): the rounding of C plus 4 sqrt(K) 2^-24 |A||B|.
+
+An interrupted run resumes. ``--timed`` of the products are timed on a GPU, in interleaved rounds: torch with both
+settings of the switches. Their ratio is the cost of full precision where torch computes.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from outblas.core.errors import OutblasError
 from outblas.core.files import write_json
+from outblas.core.journal import Journal
 from outblas.core.problem import Problem
+from outblas.core.rivals import TORCH_FULL
+from outblas.core.stats import geomean
 from outblas.core.suites import suite
+from outblas.dispatch.guarantees.full_precision import full_precision_reductions, reduction_switches
 from outblas.dispatch.matmul import matmul
 from outblas.dispatch.product import has_kernel, may_have_kernel
+from outblas.judge.baselines import make_baselines
 from outblas.judge.reference import Reference, b_as_k_by_n
-from outblas.judge.torch_baselines import full_precision_reductions, reduction_switches
 from outblas.records.provenance import collect_provenance
+from outblas.runtime.device import gpu_of_device
 
-FORMAT = "outblas-torch-accuracy-1"
+FORMAT = "outblas-torch-accuracy-2"
+SEED, ROUNDS = 0, 11
+#: Products of one line of the journal.
+PIECE = 500
 DTYPES = {"fp16": "float16", "bf16": "bfloat16"}
+#: Dtype -> who computed -> ``n``, ``outside``, ``worst`` and ``of``.
+ByDtype = dict[str, dict[str, dict[str, Any]]]
 #: Largest extents that are drawn, and the unit of those whose rows are aligned to 16 bytes.
 MOST, ALIGNED = 8192, 8
 
@@ -71,23 +85,71 @@ def error_ratios(problem: Problem, device: str, seed: int) -> dict[str, float]:
 
     ours = "outblas_kernel" if may_have_kernel(a, right) and has_kernel(a, right) else "outblas_fallback"
     found = {"torch": ratio(torch.matmul), ours: ratio(matmul)}
+    found["outblas_accurate"] = ratio(functools.partial(matmul, accurate=True))
     with full_precision_reductions():
         return {**found, "torch_full": ratio(torch.matmul)}
 
 
-def measure(count: int, device: str, seed: int, most: int) -> dict[str, Any]:
-    """Return counts and worst ratios by dtype and by who computed."""
-    found: dict[str, dict[str, dict[str, Any]]] = {}
-    for index, problem in enumerate(products(count, seed, most)):
+def counted(problems: Iterable[tuple[int, Problem]], device: str, seed: int) -> ByDtype:
+    """Return counts and worst ratios by dtype and by who computed, of numbered products."""
+    found: ByDtype = {}
+    for index, problem in problems:
         for who, ratio in error_ratios(problem, device, seed + index).items():
-            row = found.setdefault(problem.dtype, {}).setdefault(who, {"n": 0, "outside": 0, "worst": 0.0, "of": ""})
-            row["n"] += 1
-            row["outside"] += not ratio <= 1.0
-            if not ratio <= row["worst"]:
-                row.update(worst=round(ratio, 3), of=problem.key)
-        if (index + 1) % 100 == 0:
-            print(f"{index + 1}/{count} products", flush=True)
+            worst = {"worst": round(ratio, 3), "of": problem.key}
+            add(found, problem.dtype, who, {"n": 1, "outside": int(not ratio <= 1.0), **worst})
     return found
+
+
+def add(found: ByDtype, dtype: str, who: str, more: dict[str, Any]) -> None:
+    """Add counts to those of a dtype and of who computed; keep the worst ratio, and a NaN above all."""
+    row = found.setdefault(dtype, {}).setdefault(who, {"n": 0, "outside": 0, "worst": 0.0, "of": ""})
+    row["n"] += more["n"]
+    row["outside"] += more["outside"]
+    if not more["worst"] <= row["worst"]:
+        row.update(worst=more["worst"], of=more["of"])
+
+
+def cost(problem: Problem, gpu: Any) -> float:
+    """Return torch's time with both switches off, divided by its time with them on."""
+    from outblas.judge.gpu_clock import GpuClock
+
+    entries = make_baselines(0, ("torch", TORCH_FULL))
+    with GpuClock(problem, 0, seed=SEED, gpu=gpu) as bench:
+        graphs = {}
+        try:
+            for name, entry in entries.items():
+                graphs[name] = bench.capture(entry)
+            timed = bench.measure(graphs, ROUNDS, SEED)
+        finally:
+            for graph in graphs.values():
+                graph.free()
+    return float(timed[TORCH_FULL].median_us / timed["torch"].median_us)
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Measure what the journal does not have; return ``by_dtype`` and ``cost_of_full_precision`` of the result."""
+    listed = list(enumerate(products(options.count, options.seed, options.most)))
+    settings = {"count": options.count, "seed": options.seed, "most": options.most, "timed": options.timed}
+    journal = Journal(options.out.with_name(options.out.name + ".jsonl"), settings)
+    complete = False
+    try:
+        for begin in range(len(journal.entries) * PIECE, len(listed), PIECE):
+            piece = listed[begin : begin + PIECE]
+            timed = piece[: max(0, options.timed - begin)] if options.device == "cuda" else []
+            costs = [cost(problem, gpu_of_device(0)) for _, problem in timed]
+            journal.append({"by_dtype": counted(piece, options.device, options.seed), "costs": costs})
+            print(f"{begin + len(piece)}/{len(listed)} products", flush=True)
+        by_dtype: ByDtype = {}
+        for entry in journal.entries:
+            for dtype, rows in entry["by_dtype"].items():
+                for who, more in rows.items():
+                    add(by_dtype, dtype, who, more)
+        costs = [ratio for entry in journal.entries for ratio in entry["costs"]]
+        complete = True
+    finally:
+        journal.close(done=complete)
+    summary = {"n": len(costs), "geomean": geomean(costs), "worst": max(costs)} if costs else {"n": 0}
+    return {"by_dtype": by_dtype, "cost_of_full_precision": summary}
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -95,20 +157,21 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--count", type=int, default=400, help="random products")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--most", type=int, default=MOST, help="largest extent")
+    parser.add_argument("--timed", type=int, default=100, help="products that are timed with both settings of torch")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--out", type=Path, default=Path("results/h200/torch_accuracy.json"))
     options = parser.parse_args(arguments)
     command = " ".join(["benchmarks/torch_accuracy.py", *(sys.argv[1:] if arguments is None else arguments)])
     try:
-        found = measure(options.count, options.device, options.seed, options.most)
+        found = measure(options)
         provenance = collect_provenance(command, 0 if options.device == "cuda" else None)
     except (OutblasError, RuntimeError) as error:
         sys.exit(f"error: {error}")
     switches = {"torch": reduction_switches(), "torch_full": dict.fromkeys(reduction_switches(), False)}
-    result = {"format": FORMAT, "provenance": provenance, "switches": switches, "by_dtype": found}
-    options.out.parent.mkdir(parents=True, exist_ok=True)
+    result = {"format": FORMAT, "provenance": provenance, "switches": switches, **found}
     write_json(options.out, result)
-    for dtype, rows in found.items():
+    print(f"time of torch with full precision over the default: {found['cost_of_full_precision']}")
+    for dtype, rows in found["by_dtype"].items():
         for who, row in rows.items():
             print(f"{dtype} {who}: {row['outside']} of {row['n']} outside, worst {row['worst']} ({row['of']})")
     print(f"result: {options.out}")

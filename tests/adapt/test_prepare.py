@@ -160,7 +160,7 @@ def test_a_gpu_finds_the_algorithms_that_the_library_names(gpu: Served, monkeypa
     from outblas.dispatch.decide import Decision
 
     decision = Decision(None, Problem(8, 256, 128), "the fastest rival", "algorithm 7")
-    monkeypatch.setattr(gpu, "decide", lambda a, b, out, launch: decision)
+    monkeypatch.setattr(gpu, "decide", lambda a, b, out, launch, guarantee: decision)
     (one,) = outblas.prepare(nn.Linear(128, 256, bias=False).half(), m=8).products
     assert (one.way, one.ready) == (ALGORITHM, True) and gpu.loaded == [Problem(8, 256, 128)]  # type: ignore[attr-defined]
 

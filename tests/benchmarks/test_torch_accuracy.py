@@ -44,10 +44,33 @@ def test_a_result_has_every_switch_and_the_worst_of_each(
     assert set(result["switches"]["torch_full"].values()) == {False}
     assert set(result["by_dtype"]) == {"fp16", "bf16"} and result["provenance"]["commit"]
     for rows in result["by_dtype"].values():
-        assert set(rows) == {"torch", "outblas_fallback", "torch_full"} and {r["n"] for r in rows.values()} == {8}
+        who = {"torch", "outblas_fallback", "outblas_accurate", "torch_full"}
+        assert set(rows) == who and {r["n"] for r in rows.values()} == {8}
     rows = result["by_dtype"]["fp16"]
     assert (rows["torch"]["outside"], rows["torch"]["worst"]) == (1, 7.25)
     assert rows["torch_full"]["outside"] == 0 and 0 < rows["torch_full"]["worst"] <= 1
+    assert result["cost_of_full_precision"] == {"n": 0}, "nothing is timed on a CPU"
+    assert not list(out.parent.glob("*.jsonl"))
+
+
+def test_an_interrupted_run_resumes(script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(script, "PIECE", 4)
+    real, seen = script.error_ratios, []
+
+    def stops(problem: Any, device: str, seed: int) -> dict[str, float]:
+        seen.append(seed)
+        if len(seen) == 7:
+            raise KeyboardInterrupt
+        return dict(real(problem, device, seed))
+
+    monkeypatch.setattr(script, "error_ratios", stops)
+    arguments = ["--device", "cpu", "--count", "10", "--most", "64", "--out", str(tmp_path / "r.json")]
+    with pytest.raises(KeyboardInterrupt):
+        script.main(arguments)
+    script.main(arguments)
+    assert seen == [*range(7), *range(4, 10)]
+    by_dtype = json.loads((tmp_path / "r.json").read_text())["by_dtype"]
+    assert sum(rows["torch"]["n"] for rows in by_dtype.values()) == 10
 
 
 def test_without_a_gpu_it_says_so_in_one_line(script: Any, tmp_path: Path) -> None:

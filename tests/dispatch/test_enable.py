@@ -34,7 +34,7 @@ def on(served: Served, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureR
         monkeypatch.setattr(native, "extension", lambda: extension)
         monkeypatch.setattr(native, "LIBCUDA", str(fake))
     monkeypatch.setenv("OUTBLAS_NATIVE", str(int(request.param == "native")))
-    made = Switch("CPU", lambda: "")
+    made = Switch("CPU", lambda guarantee: "")
     monkeypatch.setattr(enable, "_switch", made)
     before = config.post_grad_custom_post_pass
     yield made
@@ -96,7 +96,7 @@ def test_every_way_to_multiply_is_ours(on: Switch, served: Served) -> None:
     assert torch.equal(ways[0](), expected) and len(served.ran) == ran
     told = outblas.status()["torch"]
     kernels = told.pop("kernels")
-    assert told == {"enabled": False, "ours": len(ways) - 1, "torchs": 0, "compiled": 0}
+    assert told == {"enabled": False, "ours": len(ways) - 1, "torchs": 0, "compiled": 0, "guarantee": "none"}
     assert kernels == ("C++" if os.environ["OUTBLAS_NATIVE"] == "1" else "Python: switched off by OUTBLAS_NATIVE")
 
 
@@ -321,7 +321,7 @@ def test_what_the_table_knows_to_be_torchs_does_not_come_back(
 
 
 def test_where_it_gains_nothing_one_line_says_so(on: Switch, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(on, "_why_not", lambda: "tested")
+    monkeypatch.setattr(on, "_why_not", lambda guarantee: "tested")
     for turn in (outblas.enable, lambda: outblas.use().__enter__()):
         with pytest.warns(RuntimeWarning, match="^outblas changes nothing: tested$") as told:
             assert turn() is False
@@ -329,7 +329,7 @@ def test_where_it_gains_nothing_one_line_says_so(on: Switch, monkeypatch: pytest
     with pytest.warns(RuntimeWarning), outblas.use() as entered:
         assert not entered
     outblas.disable()
-    assert not outblas.enabled() and on._users == 0
+    assert not outblas.enabled() and not on._users
 
 
 def test_the_environment_keeps_it_out(on: Switch, monkeypatch: pytest.MonkeyPatch) -> None:

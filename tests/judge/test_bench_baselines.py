@@ -11,6 +11,11 @@ torch = pytest.importorskip("torch")
 
 from outblas.core import rivals  # noqa: E402
 from outblas.core.problem import Problem  # noqa: E402
+from outblas.dispatch.guarantees.full_precision import (  # noqa: E402
+    REDUCTIONS,
+    full_precision_reductions,
+    reduction_switches,
+)
 from outblas.judge import baselines, programmatic_edges, torch_baselines  # noqa: E402
 from outblas.judge.fallback_entry import FALLBACK, FallbackEntry  # noqa: E402
 from outblas.runtime import cublaslt  # noqa: E402
@@ -33,27 +38,25 @@ def test_edges_alone_have_an_autotuned_baseline_of_their_own() -> None:
 
 def test_torchs_switches_are_off_during_a_call_only(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
-    before = torch_baselines.reduction_switches()
-    monkeypatch.setattr(
-        torch_baselines.TorchMm, "bind", lambda *_: lambda stream: seen.append(torch_baselines.reduction_switches())
-    )
+    before = reduction_switches()
+    monkeypatch.setattr(torch_baselines.TorchMm, "bind", lambda *_: lambda stream: seen.append(reduction_switches()))
     call = torch_baselines.TorchFull().bind(PROBLEM, *OPERANDS)
     call(0)
-    assert seen == [dict.fromkeys(torch_baselines.REDUCTIONS, False)]
-    assert torch_baselines.reduction_switches() == before
+    assert seen == [dict.fromkeys(REDUCTIONS, False)]
+    assert reduction_switches() == before
 
 
 def test_torchs_switches_return_after_an_error() -> None:
-    before = torch_baselines.reduction_switches()
-    with pytest.raises(KeyError), torch_baselines.full_precision_reductions():
+    before = reduction_switches()
+    with pytest.raises(KeyError), full_precision_reductions():
         raise KeyError
-    assert torch_baselines.reduction_switches() == before
+    assert reduction_switches() == before
 
 
 def test_every_figure_of_torch_names_its_switches() -> None:
     on, off = torch_baselines.TorchMm().detail(PROBLEM), torch_baselines.TorchFull().detail(PROBLEM)
-    for name in torch_baselines.REDUCTIONS:
-        assert f"{name}={torch_baselines.reduction_switches()[name]}" in on and f"{name}=False" in off
+    for name in REDUCTIONS:
+        assert f"{name}={reduction_switches()[name]}" in on and f"{name}=False" in off
     assert on.startswith(f"torch {torch.__version__} ")
 
 

@@ -62,7 +62,7 @@ def ours_fixture(served: Served, host: fused.FusedState, monkeypatch: pytest.Mon
         )
 
     monkeypatch.setattr(Everything, "lookup", lookup)
-    made = Switch("CPU", lambda: "")
+    made = Switch("CPU", lambda guarantee: "")
     monkeypatch.setattr(enable, "_switch", made)
     yield served
     assert not made.on, "what was switched on is off again"

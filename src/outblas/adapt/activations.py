@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from outblas.dispatch.linear import ActivationName, apply_activation
+from outblas.dispatch.linear_operands import ActivationName, apply_activation
 
 #: Largest difference in fp64, relative to the larger of 1 and the value: other spellings of one formula differ less.
 _TOLERANCE = 1e-12

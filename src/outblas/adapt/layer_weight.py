@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from outblas.dispatch.linear import ActivationName
+from outblas.dispatch.linear_operands import ActivationName
 
 
 @dataclass(frozen=True, eq=False)

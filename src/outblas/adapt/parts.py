@@ -15,7 +15,8 @@ from outblas.adapt.joined_weights import JoinedWeights
 from outblas.adapt.layer_weight import LayerWeight
 from outblas.adapt.plain_linears import is_inactive_dropout, is_observed, is_plain
 from outblas.dispatch import device_registry
-from outblas.dispatch.linear import ActivationName, apply_activation, epilogue_of, linear, run_fused
+from outblas.dispatch.linear import linear, run_fused
+from outblas.dispatch.linear_operands import ActivationName, apply_activation, epilogue_of
 
 
 class _Part:

@@ -18,6 +18,7 @@ from outblas.core.roofline import Gpu, floor_us
 from outblas.core.switches import is_on
 from outblas.dispatch import device_registry
 from outblas.dispatch.decide import Decision, Operand, decide
+from outblas.dispatch.guarantees.guarantee import process_guarantee
 from outblas.dispatch.linear import FUSED_VARIABLE, warm
 from outblas.dispatch.promises import launch_of_option, promise_free_option
 from outblas.dispatch.unlisted_shapes import any_shape_chooser
@@ -98,10 +99,10 @@ def _place_of(weights: Sequence[LayerWeight]) -> _Place:
     """The GPU of the weights, GPU 0 of this machine, or the reference GPU."""
     indices = [one.weight.device.index or 0 for one in weights if _is_on_gpu(one)]
     index = indices[0] if indices else (0 if gpu_count() else None)
-    launch = launch_of_option(promise_free_option())
+    launch, guarantee = launch_of_option(promise_free_option()), process_guarantee()
     state = None if index is None else device_registry.device_state(index)
     if state is not None and state.gpu is not None:
-        return _Place(state.gpu, state.library, lambda a, b: state.decide(a, b, None, launch), index)
+        return _Place(state.gpu, state.library, lambda a, b: state.decide(a, b, None, launch, guarantee), index)
     gpu = reference_gpu()
     library, any_shape = Library.packaged(gpu.name), any_shape_chooser(gpu.name)
     chosen = functools.partial(decide, out=None, gpu=gpu, library=library, launch=launch, any_shape=any_shape)

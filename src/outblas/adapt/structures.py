@@ -13,7 +13,7 @@ from typing import Any
 from outblas.adapt.activations import activation_of
 from outblas.adapt.dataflow import Dataflow, Step, place_of
 from outblas.adapt.plain_linears import is_inactive_dropout, why_not_joined, why_not_plain
-from outblas.dispatch.linear import ActivationName
+from outblas.dispatch.linear_operands import ActivationName
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,9 @@ The origin of ``b`` is unknown, so the environment's promise of constant weights
 If the native extension has C++ kernels (:mod:`outblas.dispatch.aten_native`), they are installed. A product for torch
 then costs almost nothing, and a known product of the library needs no Python. The Python kernels here answer for new
 products. Without the extension they replace torch's kernels themselves.
+
+With the guarantee ``batch_invariant``, ``aten::addmm``, ``aten::baddbmm`` and true batches are replaced, too
+(:mod:`outblas.dispatch.guarantees.invariant_operators`).
 """
 
 from __future__ import annotations
@@ -22,7 +25,9 @@ import torch
 
 from outblas.dispatch import device_registry
 from outblas.dispatch.aten_native import ASK_PYTHON_KEY, NativeCall, ask_python_keys, current_call, open_products
-from outblas.dispatch.aten_products import our_bmm, our_mm, torch_bmm, torch_mm
+from outblas.dispatch.aten_products import HALF_DTYPES, our_bmm, our_mm, torch_bmm, torch_mm
+from outblas.dispatch.guarantees import invariant_operators
+from outblas.dispatch.guarantees.guarantee import process_guarantee
 from outblas.dispatch.promises import promise_free_option
 
 _Ours = Callable[[torch.Tensor, torch.Tensor, int, "NativeCall | None"], "torch.Tensor | None"]
@@ -57,13 +62,14 @@ class Override:
     def __init__(self, key: str = "CUDA") -> None:
         self._key = key
         self._library: Any = None
+        self._invariant: Any = None
         self._lock = threading.RLock()  # a signal's handler may multiply meanwhile
         self._ours = self._torchs = self._option = 0
         self._products: Any = None
         self.why_python = ""
 
     def install(self) -> None:
-        """Replace torch's kernels; read ``OUTBLAS_PDL`` once.
+        """Replace torch's kernels; read ``OUTBLAS_PDL`` and the process's guarantee once.
 
         No other thread may compute a product meanwhile: torch changes its table of kernels without a lock.
         """
@@ -76,6 +82,9 @@ class Override:
             self._library._destroy()
             self._library = self._registered(ASK_PYTHON_KEY)
             self._begin(products)
+        if process_guarantee() == "batch_invariant":
+            operators = (invariant_operators.bmm, invariant_operators.addmm, invariant_operators.baddbmm)
+            self._invariant = self._implemented({each.__name__: self._counted(each) for each in operators}, self._key)
 
     def remove(self) -> None:
         """Restore torch's own kernels; as for :meth:`install`, no other thread may compute a product meanwhile.
@@ -84,6 +93,9 @@ class Override:
         """
         if self._library is None:
             return
+        if self._invariant is not None:
+            self._invariant._destroy()
+            self._invariant = None
         if self._products is not None:
             self._products.remove()
         if self._forget in device_registry.on_library_replaced:
@@ -130,12 +142,29 @@ class Override:
 
     def _registered(self, key: str) -> Any:
         """Register the Python kernels under a dispatch key; return the torch library that holds them."""
+        return self._implemented({"mm": self._kernel(our_mm, torch_mm), "bmm": self._kernel(our_bmm, torch_bmm)}, key)
+
+    def _implemented(self, kernels: dict[str, Callable[..., torch.Tensor]], key: str) -> Any:
         library = torch.library.Library("aten", "IMPL")
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="(?s).*Overriding a previously registered kernel")
-            library.impl("mm", self._kernel(our_mm, torch_mm), key)
-            library.impl("bmm", self._kernel(our_bmm, torch_bmm), key)
+            for name, kernel in kernels.items():
+                library.impl(name, kernel, key)
         return library
+
+    def _counted(self, operator: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        """Return a batch-invariant operator for plain tensors; half-precision products count as this package's."""
+
+        def kernel(*operands: torch.Tensor, **factors: Any) -> torch.Tensor:
+            result = operator(*map(as_plain_tensor, operands), **factors)
+            with self._lock:
+                if result.dtype in HALF_DTYPES and result.numel():
+                    self._ours += 1
+                else:
+                    self._torchs += 1
+            return result
+
+        return kernel
 
     def _kernel(self, our: _Ours, their: _Theirs) -> _Theirs:
         def kernel(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

@@ -7,6 +7,7 @@ torch's kernel is called through the operator's ``out=`` form. This package neve
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -64,12 +65,25 @@ def torch_bmm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return _unwatched(torch.bmm, (a, b), (*a.shape[:2], b.shape[2]) if a.dim() == 3 == b.dim() else (0,))
 
 
-def torch_addmm(bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def torch_addmm(bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor, **factors: Any) -> torch.Tensor:
     """Call torch's own kernel of ``aten::addmm``, which adds the bias before it rounds; raise torch's errors.
 
     Call it below autograd or under ``torch.no_grad()``: operands that require a gradient raise RuntimeError otherwise.
+
+    Args:
+        bias: (N), or any shape that torch accepts.
+        a: (M, K).
+        b: (K, N).
+        factors: torch's ``beta`` and ``alpha``.
     """
-    return _unwatched(torch.addmm, (bias, a, b), (a.shape[0], b.shape[1]) if a.dim() == 2 == b.dim() else (0,))
+    shape = (a.shape[0], b.shape[1]) if a.dim() == 2 == b.dim() else (0,)
+    return _unwatched(functools.partial(torch.addmm, **factors), (bias, a, b), shape)
+
+
+def torch_baddbmm(bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor, **factors: Any) -> torch.Tensor:
+    """Call torch's own kernel of ``aten::baddbmm``, as :func:`torch_addmm` does for ``aten::addmm``."""
+    shape = (*a.shape[:2], b.shape[2]) if a.dim() == 3 == b.dim() else (0,)
+    return _unwatched(functools.partial(torch.baddbmm, **factors), (bias, a, b), shape)
 
 
 def _unwatched(form: Callable[..., Any], operands: tuple[torch.Tensor, ...], shape: tuple[int, ...]) -> torch.Tensor:

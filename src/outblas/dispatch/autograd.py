@@ -10,30 +10,39 @@ The functions here are for eager calls: they cost the host a third of what the o
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from outblas.dispatch.aten_products import our_mm, torch_addmm, torch_mm
+from outblas.dispatch.guarantees.full_precision import full_precision_reductions
+from outblas.dispatch.guarantees.guarantee import guarantee_of_option
 from outblas.dispatch.product import run_product
 from outblas.dispatch.promises import promise_free_option
 from outblas.dispatch.tensors import has_memory
 
 
-def compute_mm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def compute_mm(a: torch.Tensor, b: torch.Tensor, option: int | None = None) -> torch.Tensor:
     """Return the product of (M, K) and (K, N), by a kernel of the library or by torch's own; autograd does not record
     it.
 
     Call it below autograd or under ``torch.no_grad()``: operands that require a gradient may raise RuntimeError
     otherwise.
     Operands that do not fit raise torch.mm's errors.
+
+    Args:
+        a: (M, K).
+        b: (K, N).
+        option: as for :func:`outblas.dispatch.product.decide_and_run`; None: without a promise.
     """
-    result = our_mm(a, b, promise_free_option())
-    return torch_mm(a, b) if result is None else result
+    option = promise_free_option() if option is None else option
+    result = our_mm(a, b, option)
+    return _torch_mm(a, b, option) if result is None else result
 
 
-def multiply(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def multiply(a: torch.Tensor, b: torch.Tensor, option: int | None = None) -> torch.Tensor:
     """Compute as :func:`compute_mm`, with gradients: the result has a ``grad_fn`` if an operand requires a gradient.
 
     torch.mm does it instead within torch.func, while torch.compile traces, or for tensors without memory, such as a
@@ -43,16 +52,24 @@ def multiply(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return torch.mm(a, b)
     if not has_memory(a) or not has_memory(b):
         return torch.mm(a, b)
-    return ProductFunction.apply(a, b, False) if torch.is_grad_enabled() else compute_mm(a, b)
+    return ProductFunction.apply(a, b, False, option) if torch.is_grad_enabled() else compute_mm(a, b, option)
 
 
-def multiply_for_gradient(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def multiply_for_gradient(a: torch.Tensor, b: torch.Tensor, option: int | None = None) -> torch.Tensor:
     """Compute (M, K) times (K, N) in half precision, with gradients, as :func:`multiply`.
 
     :func:`outblas.dispatch.tensors.why_left_to_torch` must have returned
     :data:`outblas.dispatch.tensors.GRADIENT_WANTED`; it is not called again.
     """
-    return ProductFunction.apply(a, b, True)
+    return ProductFunction.apply(a, b, True, option)
+
+
+def _torch_mm(a: torch.Tensor, b: torch.Tensor, option: int) -> torch.Tensor:
+    """Call torch's own kernel, with fp32 sums if the option guarantees them."""
+    if guarantee_of_option(option) == "none":
+        return torch_mm(a, b)
+    with full_precision_reductions():
+        return torch_mm(a, b)
 
 
 def save_operands(ctx: Any, a: torch.Tensor, b: torch.Tensor, wants: tuple[bool, bool]) -> None:
@@ -101,21 +118,24 @@ def _is_by_columns(t: torch.Tensor) -> bool:
 class ProductFunction(torch.autograd.Function):  # type: ignore[misc]
     """The autograd function of ``a @ b`` for two matrices.
 
-    ``ProductFunction.apply(a, b, asked)`` returns the product, (M, N). ``asked`` is True if torch need not compute it
-    for another reason than a gradient; False asks again.
+    ``ProductFunction.apply(a, b, asked, option)`` returns the product, (M, N). ``asked`` is True if torch need not
+    compute it for another reason than a gradient; False asks again. ``option`` is that of :func:`compute_mm`, and holds
+    for the gradients, too.
     """
 
     @staticmethod
-    def forward(ctx: Any, a: torch.Tensor, b: torch.Tensor, asked: bool) -> torch.Tensor:
+    def forward(ctx: Any, a: torch.Tensor, b: torch.Tensor, asked: bool, option: int | None) -> torch.Tensor:
+        ctx.option = promise_free_option() if option is None else option
         save_operands(ctx, a, b, ctx.needs_input_grad[:2])
         if not asked:
-            return compute_mm(a, b)
-        result = run_product(a, b, None, promise_free_option())
-        return torch_mm(a, b) if result is None else result
+            return compute_mm(a, b, ctx.option)
+        result = run_product(a, b, None, ctx.option)
+        return _torch_mm(a, b, ctx.option) if result is None else result
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, None]:
-        return *gradients(ctx, grad, ctx.needs_input_grad[:2], multiply), None
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, None, None]:
+        product = functools.partial(multiply, option=ctx.option)
+        return *gradients(ctx, grad, ctx.needs_input_grad[:2], product), None, None
 
 
 class BiasedProductFunction(torch.autograd.Function):  # type: ignore[misc]

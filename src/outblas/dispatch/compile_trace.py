@@ -6,25 +6,31 @@ from typing import TYPE_CHECKING
 
 from outblas.dispatch import device_registry
 from outblas.dispatch.fold import fold, unfold
+from outblas.dispatch.guarantees.guarantee import Guarantee
 from outblas.dispatch.tensors import is_half
 
 if TYPE_CHECKING:
     import torch
 
 
-def in_graph(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor | None:
+def in_graph(a: torch.Tensor, b: torch.Tensor, guarantee: Guarantee = "none") -> torch.Tensor | None:
     """Return the product as an operator that torch.compile keeps.
 
     A batch (..., M, K) times one matrix (K, N) counts as a single product; a batch times a batch does not. Return None
     if torch must trace it: outside of compilation, in an export, under autocast, or unless both are half precision on
     one GPU.
+
+    Args:
+        a: first operand.
+        b: second operand.
+        guarantee: the guarantee that the graph keeps for this product.
     """
     if not _is_kept(a, b):
         return None
-    from outblas.dispatch.torch_op import mm
+    from outblas.dispatch.torch_op import MM
 
     folded = fold(a, b)
-    return None if folded is None else unfold(mm(folded.a, folded.b), folded.shape)
+    return None if folded is None else unfold(MM[guarantee](folded.a, folded.b), folded.shape)
 
 
 def _is_kept(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -13,10 +13,13 @@ from outblas.core.config import KernelConfig, Launch, config_name
 from outblas.core.errors import ProblemError
 from outblas.core.problem import ROW_ALIGN_BYTES, Problem, row_major
 from outblas.core.roofline import OLDEST_ARCH, Gpu
+from outblas.dispatch.guarantees.guarantee import Guarantee
 from outblas.kernels.families.registry import FAMILIES
+from outblas.kernels.fixed_order import summation, summation_of_weight
 from outblas.kernels.legality import why_illegal
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryChoice, LibraryRow
+from outblas.runtime.cublas import rounds_partial_sums
 
 #: Chooses a kernel for a problem on a GPU, with its predicted speed-up over torch.matmul; None: leave it to torch.
 Choose = Callable[[Problem, Gpu], LibraryChoice | None]
@@ -68,6 +71,7 @@ def decide(
     library: Library,
     launch: Launch = "plain",
     any_shape: Choose | None = None,
+    guarantee: Guarantee = "none",
 ) -> Decision:
     """Decide how to compute ``a @ b``: a pure function of the operands' properties.
 
@@ -79,11 +83,13 @@ def decide(
         library: library of that GPU.
         launch: launch option that the call allows.
         any_shape: chooses a kernel for problems that the library does not have; None: torch computes them.
+        guarantee: the guarantee for the result. With ``batch_invariant`` only kernels of the weight's order of
+            summation are chosen, whether they are fastest or not.
 
     Returns:
         A kernel, else a cuBLASLt algorithm that the library names, else torch. It does not raise for odd operands.
     """
-    wrong = _why_not_gemm(a, b, out)
+    wrong = why_not_half_gemm(a, b, out) or _why_not_rows(a, out)
     if wrong:
         return Decision(None, None, wrong)
     if gpu is None or gpu.arch < OLDEST_ARCH:
@@ -98,10 +104,12 @@ def decide(
         except ProblemError as error:
             return Decision(None, None, error.wrong)
         row = library.lookup(problem)
+        if guarantee == "batch_invariant":
+            return _in_fixed_order(problem, row, (a, b, out), gpu, library, launch)
         if row is None:
             found = _for_any_shape(problem, (a, b, out), gpu, library, any_shape)
         else:
-            found = _from_row(row, (a, b, out), gpu, library, launch)
+            found = _from_row(row, (a, b, out), gpu, library, launch, guarantee)
         if found.config is not None:
             return found
         kept = kept if kept.algorithm else found
@@ -136,7 +144,11 @@ def kernel_despite_fallback(fallback: Decision, row: LibraryRow | None, launch: 
     return Decision(config, problem, f"with another launch option it was measured at {figures}")
 
 
-def _why_not_gemm(a: Operand, b: Operand, out: Operand | None) -> str:
+def why_not_half_gemm(a: Operand, b: Operand, out: Operand | None) -> str:
+    """Return in one line why operands are no product of two half-precision matrices; empty if they are.
+
+    Strides and alignment do not matter. An empty matrix does not count as one, and torch raises for most others.
+    """
     if len(a.shape) != 2 or len(b.shape) != 2:
         return f"operands of {len(a.shape)} and {len(b.shape)} dimensions"
     if a.shape[1] != b.shape[0]:
@@ -145,13 +157,35 @@ def _why_not_gemm(a: Operand, b: Operand, out: Operand | None) -> str:
         return "an extent is zero"
     if a.dtype not in ("fp16", "bf16") or a.dtype != b.dtype:
         return f"dtypes {a.dtype} and {b.dtype}"
+    if out is not None and (tuple(out.shape) != (a.shape[0], b.shape[1]) or out.dtype != a.dtype):
+        return f"out is {tuple(out.shape)} of {out.dtype}"
+    return ""
+
+
+def _why_not_rows(a: Operand, out: Operand | None) -> str:
     if not row_major(a.shape, a.strides):
         return f"a has strides {tuple(a.strides)}"
-    if out is None:
-        return ""
-    if tuple(out.shape) != (a.shape[0], b.shape[1]) or out.dtype != a.dtype:
-        return f"out is {tuple(out.shape)} of {out.dtype}"
-    return "" if row_major(out.shape, out.strides) else f"out has strides {tuple(out.strides)}"
+    return "" if out is None or row_major(out.shape, out.strides) else f"out has strides {tuple(out.strides)}"
+
+
+def _in_fixed_order(
+    problem: Problem, row: LibraryRow | None, operands: tuple[Operand | None, ...], gpu: Gpu, library: Library,
+    launch: Launch,
+) -> Decision:  # fmt: skip
+    """Return the row's kernel if it has the weight's order of summation, else the best guess of that order."""
+    order = summation_of_weight(problem, gpu)
+    choice = None if row is None else row.choice(launch)
+    fits = (
+        choice is not None and summation(choice.config) == order and choice.config not in library.fixed_order.left_out
+    )
+    if choice is not None and fits and why_illegal(problem, choice.config, gpu) is None:
+        config, speed = choice.config, f"measured at {choice.speedup:.3f} times {row.baseline if row else ''}"
+    else:
+        guess = library.fixed_order.choose(problem, gpu, launch)
+        if guess is None:
+            return Decision(None, None, f"{problem.key}: no kernel of order {order} is legal")
+        config, speed = guess, "its speed is predicted, not measured"
+    return _by_kernel(config, problem, operands, f"order of summation {order}, as for every M of this weight; {speed}")
 
 
 def _for_any_shape(
@@ -168,11 +202,12 @@ def _for_any_shape(
 
 
 def _from_row(
-    row: LibraryRow, operands: tuple[Operand | None, ...], gpu: Gpu, library: Library, launch: Launch
-) -> Decision:
+    row: LibraryRow, operands: tuple[Operand | None, ...], gpu: Gpu, library: Library, launch: Launch,
+    guarantee: Guarantee,
+) -> Decision:  # fmt: skip
     problem, choice = row.problem, row.choice(launch)
     if choice is None:
-        return _fallback(row, operands)
+        return _fallback(row, operands, guarantee)
     illegal = why_illegal(problem, choice.config, gpu)
     if illegal:
         return Decision(None, None, f"{config_name(choice.config)} on {problem.key}: {illegal}")
@@ -193,12 +228,14 @@ def _misaligned(operands: tuple[Operand | None, ...], need: int) -> str:
     return f"an operand is not aligned to {need} bytes" if wrong else ""
 
 
-def _fallback(row: LibraryRow, operands: tuple[Operand | None, ...]) -> Decision:
+def _fallback(row: LibraryRow, operands: tuple[Operand | None, ...], guarantee: Guarantee) -> Decision:
     where = row.problem.key if row.interval is None else f"{row.problem.key}, {row.interval.words}"
     reason = f"{where}: no kernel was proven faster than {row.baseline or 'the baseline'}"
     if not row.fallback:
         return Decision(None, None, reason)
     wrong = _misaligned(operands, ROW_ALIGN_BYTES)
+    if guarantee == "accurate" and rounds_partial_sums(row.fallback):
+        wrong = "its algorithm of cuBLASLt rounds partial sums"
     return (
         Decision(None, None, f"{reason}, and {wrong}") if wrong else Decision(None, row.problem, reason, row.fallback)
     )

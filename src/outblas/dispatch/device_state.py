@@ -16,6 +16,7 @@ from outblas.core.errors import CompileError, DeviceError, ToolchainMissing
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
 from outblas.dispatch.decide import Choose, Decision, Operand, decide
+from outblas.dispatch.guarantees.guarantee import Guarantee
 from outblas.kernels.geometry import workspace_bytes
 from outblas.kernels.source import KernelKind, kernel_kind
 from outblas.records.library import Library
@@ -34,8 +35,8 @@ ARCHITECTURE = "sm_90a"
 #: Decisions and bound calls kept per device; the least recently used go first.
 KEPT_DECISIONS, KEPT_CALLS = 4096, 4096
 _LOG = logging.getLogger(__name__)
-#: What a decision is remembered by: A, B, C and the launch option.
-_Asked = tuple[Operand, Operand, Operand | None, Launch]
+#: What a decision is remembered by: A, B, C, launch option, guarantee, and the number of kernels left out under it.
+_Asked = tuple[Operand, Operand, Operand | None, Launch, Guarantee, int]
 
 
 class DeviceState:
@@ -47,7 +48,7 @@ class DeviceState:
             DeviceError.
         lt: finds algorithms; None: cuBLASLt.
         any_shape: as for :func:`outblas.dispatch.decide.decide`.
-        absent: a missing wheel in one line, for lack of which torch computes every product; empty: none is missing.
+        absent: a missing wheel in one line, without which torch computes every product; empty: none is missing.
     """
 
     def __init__(
@@ -71,20 +72,23 @@ class DeviceState:
         self._lock = threading.RLock()
         self._threads = threading.local()
 
-    def decide(self, a: Operand, b: Operand, out: Operand | None, launch: Launch) -> Decision:
-        """Return :func:`outblas.dispatch.decide.decide` for this GPU and library. Repeated questions are answered from
-        a cache.
-        """
+    def decide(
+        self, a: Operand, b: Operand, out: Operand | None, launch: Launch, guarantee: Guarantee = "none"
+    ) -> Decision:
+        """Return :func:`outblas.dispatch.decide.decide` for this GPU and library; repeated answers are cached."""
         if self.absent:
             return Decision(None, None, self.absent)
-        key = (a, b, out, launch)
+        left_out = len(self.library.fixed_order.left_out) if guarantee == "batch_invariant" else 0
+        key = (a, b, out, launch, guarantee, left_out)
         with self._lock:
             found = self._decisions.get(key)
             if found is not None:
                 _touch(self._decisions, key)
                 return found
         # Outside of the lock: for a shape of no library it takes milliseconds, in which other threads go on.
-        found = decide(a, b, out, gpu=self.gpu, library=self.library, launch=launch, any_shape=self.any_shape)
+        found = decide(
+            a, b, out, gpu=self.gpu, library=self.library, launch=launch, any_shape=self.any_shape, guarantee=guarantee
+        )
         with self._lock:
             _keep(self._decisions, key, found, KEPT_DECISIONS)
         return found
@@ -262,8 +266,7 @@ class DeviceState:
         return decision.problem is None or bool(self._failure(decision))
 
     def why_not(self, decision: Decision, index: int) -> str:
-        """Return why the kernel or algorithm of a decision is not available on CUDA device ``index``; empty if nothing
-        is known.
+        """Return why the kernel or algorithm of a decision is not available on CUDA device ``index``; empty if unknown.
 
         It compiles nothing.
         """

@@ -6,11 +6,15 @@ keeps the operator until ``torch._dynamo.reset()``.
 
 The switch holds for the whole process, its threads and GPUs. Users are counted, so it stays on until the last one
 leaves. Torch changes its table of kernels without a lock: a product of another thread at that moment may crash the
-process. So switch on before threads start, and off after they have ended. An inner :class:`use` only changes a count.
+process. So switch on before threads start, and off after they have ended. An inner :class:`use` only changes a count,
+unless it needs a stronger guarantee than all before it.
+
+The strongest guarantee that a user wants holds for the process (:mod:`outblas.dispatch.guarantees.guarantee`).
 """
 
 from __future__ import annotations
 
+import functools
 import threading
 import warnings
 from collections.abc import Callable
@@ -19,7 +23,16 @@ from typing import Any
 
 from outblas.core.install_hint import install_hint
 from outblas.core.switches import is_on
-from outblas.dispatch import device_registry
+from outblas.dispatch import device_registry, native_table
+from outblas.dispatch.guarantees.full_precision import begin_full_precision, end_full_precision
+from outblas.dispatch.guarantees.guarantee import (
+    GUARANTEES,
+    Guarantee,
+    demanded,
+    process_guarantee,
+    set_process_guarantee,
+    stronger,
+)
 
 
 class Switch:
@@ -30,13 +43,14 @@ class Switch:
 
     Args:
         key: dispatch key whose kernels are replaced, ``"CUDA"`` or ``"CPU"``.
-        why_not: returns one line that says why nothing can be gained; empty if something can.
+        why_not: returns one line that says why nothing can be gained under a guarantee; empty if something can.
     """
 
-    def __init__(self, key: str, why_not: Callable[[], str]) -> None:
+    def __init__(self, key: str, why_not: Callable[[Guarantee], str]) -> None:
         self._key, self._why_not = key, why_not
         self._lock = threading.RLock()
-        self._wanted, self._users = False, 0
+        self._wanted: Guarantee | None = None
+        self._users: list[Guarantee] = []
         self._override: Any = None
         self._pass: Any = None
         self._on = False
@@ -45,29 +59,41 @@ class Switch:
     def on(self) -> bool:
         return self._on
 
-    def enable(self) -> bool:
+    def enable(self, guarantee: Guarantee = "none") -> bool:
         with self._lock:
-            self._wanted = self._may_be_on()
-            return self._wanted
+            before, may = self._wanted, self._may_be_on(guarantee)
+            self._wanted = guarantee if may else None
+            try:
+                self._settle()
+            except BaseException:
+                self._wanted = before
+                raise
+            return may
 
     def disable(self) -> None:
         with self._lock:
-            self._wanted = False
+            self._wanted = None
             self._settle()
 
-    def enter(self) -> bool:
+    def enter(self, guarantee: Guarantee = "none") -> bool:
         """Add one user if the replacement can be on; return True if it is on.
 
         If it cannot be, no user is added, one RuntimeWarning says why, and the result is False.
         """
         with self._lock:
-            entered = self._may_be_on()
-            self._users += entered
-            return entered
+            if not self._may_be_on(guarantee):
+                return False
+            self._users.append(guarantee)
+            try:
+                self._settle()
+            except BaseException:
+                self._users.remove(guarantee)
+                raise
+            return True
 
-    def leave(self) -> None:
+    def leave(self, guarantee: Guarantee = "none") -> None:
         with self._lock:
-            self._users -= 1
+            self._users.remove(guarantee)
             self._settle()
 
     def status(self) -> dict[str, Any]:
@@ -77,17 +103,41 @@ class Switch:
             **counts,
             "compiled": 0 if self._pass is None else self._pass.replaced,
             "kernels": "" if self._override is None else self._override.kernels,
+            "guarantee": process_guarantee(),
         }
 
-    def _may_be_on(self) -> bool:
-        """Switches on; where that gains nothing, or must not be, a warning of one line says why."""
-        reason = "" if self._on else self._why_not()
+    def _may_be_on(self, guarantee: Guarantee) -> bool:
+        """Return True if it can be on; where that gains nothing, or must not be, a warning of one line says why."""
+        reason = "" if self._on and guarantee == "none" else self._why_not(guarantee)
         if reason:
             warnings.warn(f"outblas changes nothing: {reason}", RuntimeWarning, stacklevel=4)
-            return False
-        if not self._on:
-            self._install()
-        return True
+        return not reason
+
+    def _settle(self) -> None:
+        """Bring the replacement and the guarantee to what the process and its users want."""
+        wanted = self._users if self._wanted is None else [*self._users, self._wanted]
+        guarantee = functools.reduce(stronger, wanted, GUARANTEES[0])
+        if self._on and (not wanted or guarantee != process_guarantee()):
+            self._uninstall()
+        if wanted and not self._on:
+            self._guarantee(guarantee)
+            try:
+                self._install()
+            except BaseException:
+                self._guarantee(GUARANTEES[0])
+                raise
+
+    def _guarantee(self, guarantee: Guarantee) -> None:
+        """Set the process's guarantee, before the kernels are there that read it."""
+        was = process_guarantee()
+        if was == guarantee:
+            return
+        set_process_guarantee(guarantee)
+        native_table.follow_guarantee()
+        if was == GUARANTEES[0]:
+            begin_full_precision()
+        elif guarantee == GUARANTEES[0]:
+            end_full_precision()
 
     def _install(self) -> None:
         from outblas.dispatch import inductor_pass
@@ -104,18 +154,16 @@ class Switch:
         self._pass.replaced = replaced
         self._on = True
 
-    def _settle(self) -> None:
-        """Switches off where nobody wants it on."""
-        if not self._on or self._wanted or self._users:
-            return
+    def _uninstall(self) -> None:
         from outblas.dispatch import inductor_pass
 
         self._on = False
         self._override.remove()
         inductor_pass.remove(self._pass)
+        self._guarantee(GUARANTEES[0])
 
 
-def enable() -> bool:
+def enable(*, accurate: bool = False, batch_invariant: bool = False) -> bool:
     """Run torch's products on the library's kernels from now on, in the whole process, if that is faster.
 
     Affected are torch.matmul, mm, ``@``, F.linear and nn.Linear without a bias, bmm of one matrix, and their gradients.
@@ -124,11 +172,21 @@ def enable() -> bool:
     The first call imports Inductor's configuration, which takes about as long as importing torch. No other thread may
     compute a product during this call or :func:`disable`: the process may crash, because torch takes no lock.
 
+    A second call replaces the guarantee of the first.
+
+    Args:
+        accurate: round no partial sum to half precision. Torch's two switches ``allow_*_reduced_precision_reduction``
+            and ``allow_fp16_accumulation`` are off until :func:`disable`.
+        batch_invariant: give a row the same bits in every batch. Every half-precision product of two matrices runs a
+            kernel of its weight's one order of summation. Biases (``addmm``) and batches (``bmm``,
+            ``baddbmm``) are included, products with ``out=`` are not. Implies ``accurate``. A product that no such
+            kernel can compute raises DeviceError.
+
     Returns:
         True if it is on. False if it is impossible or useless (``OUTBLAS_DISABLE=1``, no CUDA GPU, no library for
-        the GPUs); a RuntimeWarning of one line then says why.
+        the GPUs); a RuntimeWarning of one line then says why. With a guarantee, no library is needed.
     """
-    return _switch.enable()
+    return _switch.enable(demanded(accurate, batch_invariant))
 
 
 def disable() -> None:
@@ -149,21 +207,26 @@ class use:  # noqa: N801 - a function to its callers
 
     It may be nested and used by several threads. It concerns the whole process: other threads' products go the same way
     meanwhile.
+
+    Args:
+        accurate: as for :func:`enable`.
+        batch_invariant: as for :func:`enable`. Of all users the strongest guarantee holds.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, accurate: bool = False, batch_invariant: bool = False) -> None:
+        self._guarantee = demanded(accurate, batch_invariant)
         self._entered: list[bool] = []
 
     def __enter__(self) -> bool:
         """Switch on as :func:`enable`; return whether it is on."""
-        self._entered.append(_switch.enter())
+        self._entered.append(_switch.enter(self._guarantee))
         return self._entered[-1]
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._entered.pop():
-            _switch.leave()
+            _switch.leave(self._guarantee)
 
 
 def status() -> dict[str, dict[str, Any]]:
@@ -174,15 +237,19 @@ def status() -> dict[str, dict[str, Any]]:
     - ``enabled``: the replacement is on;
     - ``ours`` and ``torchs``: the number of replaced products that this package and torch computed;
     - ``compiled``: the number of products that graphs of torch.compile hold as ``outblas::mm``;
-    - ``kernels``: the replacement, ``C++``, or ``Python`` and the reason.
+    - ``kernels``: the replacement, ``C++``, or ``Python`` and the reason;
+    - ``guarantee``: ``none``, ``accurate`` or ``batch_invariant``.
     """
     return {"torch": _switch.status(), **device_registry.status()}
 
 
-def why_not() -> str:
+def why_not(guarantee: Guarantee = "none") -> str:
     """Return in one line why nothing would be gained here, and the remedy; empty if something may be.
 
     Example: with a torch for CPUs it ends in ``is not built for CUDA; install one that is``.
+
+    Args:
+        guarantee: the guarantee that is wanted. With one, no GPU needs a library.
     """
     if is_on("OUTBLAS_DISABLE"):
         return "OUTBLAS_DISABLE is set; unset it to let OutBLAS in"
@@ -195,7 +262,7 @@ def why_not() -> str:
     if not torch.cuda.is_available():
         return "torch sees no CUDA GPU; run outblas doctor"
     gpus = range(torch.cuda.device_count())
-    if any(device_registry.has_library(index) for index in gpus):
+    if guarantee != GUARANTEES[0] or any(device_registry.has_library(index) for index in gpus):
         return ""
     for index in gpus:
         if device_registry.device_state(index).absent:

@@ -10,14 +10,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from outblas.core.errors import TensorError
-from outblas.dispatch.linear import (
+from outblas.dispatch.linear import linear, run_fused
+from outblas.dispatch.linear_operands import (
     ActivationName,
     apply_activation,
     check_like_result,
     check_out,
     epilogue_of,
-    linear,
-    run_fused,
 )
 from outblas.dispatch.tensors import import_torch
 
@@ -32,6 +31,8 @@ def gated_linear(
     *,
     activation: ActivationName = "silu",
     out: torch.Tensor | None = None,
+    accurate: bool = False,
+    batch_invariant: bool = False,
 ) -> torch.Tensor:
     """Return ``act(x @ gate.t()) * (x @ up.t())`` for interleaved weights of gate and up.
 
@@ -50,6 +51,8 @@ def gated_linear(
         bias: (2H), interleaved as ``w``; None: no bias.
         activation: ``silu``, ``gelu`` or ``gelu_tanh``, as for :func:`outblas.linear`.
         out: (..., H), contiguous; None: a new tensor.
+        accurate: as for :func:`outblas.linear`.
+        batch_invariant: as for :func:`outblas.linear`.
 
     Returns:
         (..., H): ``act(y[..., 0::2]) * y[..., 1::2]`` with ``y = x @ w.t() + bias``.
@@ -57,8 +60,8 @@ def gated_linear(
     Raises:
         TensorError: ``w`` is no matrix with an even number of rows, or tensors are on different devices. Also raised if
             ``out`` has another shape, dtype or device or shares memory with an input.
-        UsageError: the activation is unknown.
-        DeviceError: the driver refused a launch, or cuBLASLt refused a call.
+        UsageError: the activation is unknown, or as for :func:`outblas.linear`.
+        DeviceError: the driver refused a launch, or cuBLASLt refused a call. Or as for :func:`outblas.matmul`.
         ToolchainMissing: torch is not installed.
     """
     torch = import_torch()
@@ -66,10 +69,10 @@ def gated_linear(
     if out is not None:
         check_like_result("out", out, x, w, gated=True)
         check_out(x, w, bias, out)
-    result = run_fused(x, w, extra, epilogue, out)
+    result = None if batch_invariant else run_fused(x, w, extra, epilogue, out)
     if result is not None:
         return result
-    y: Any = linear(x, w, bias)
+    y: Any = linear(x, w, bias, accurate=accurate, batch_invariant=batch_invariant)
     gate = apply_activation(y[..., 0::2], epilogue.activation)
     return gate * y[..., 1::2] if out is None else torch.mul(gate, y[..., 1::2], out=out)
 

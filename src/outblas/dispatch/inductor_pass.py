@@ -4,13 +4,16 @@ A product is replaced if the library has a kernel for it: two fp16 or bf16 matri
 numbers. Inductor keeps everything else, because it may fuse its own templates with later operations. Inductor has
 already split off biases that are better added later; other ``aten.addmm`` nodes stay (see
 :mod:`outblas.dispatch.linear`).
+
+While the process's guarantee is ``batch_invariant``, every half-precision product on CUDA is replaced, also with
+symbolic extents, a bias or a true batch (:data:`outblas.dispatch.torch_op.INVARIANT`).
 """
 
 from __future__ import annotations
 
 import contextvars
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +23,13 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch._inductor.virtualized import V
 
 from outblas.dispatch import device_registry
+from outblas.dispatch.guarantees.guarantee import process_guarantee
 from outblas.dispatch.product import has_kernel
-from outblas.dispatch.torch_op import mm
+from outblas.dispatch.tensors import is_half
+from outblas.dispatch.torch_op import INVARIANT, mm
+
+#: torch's operator -> this package's, for graphs whose products are replaced where that is faster.
+PRODUCTS_ALONE = {torch.ops.aten.mm.default: mm}
 
 
 def has_kernel_for_graph(a: Any, b: Any) -> bool:
@@ -34,18 +42,28 @@ def has_kernel_for_graph(a: Any, b: Any) -> bool:
     Returns:
         False also for symbolic sizes and for anything that is no tensor.
     """
-    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
-        return False
-    if (
-        a.device.type != device_registry.DEVICE_TYPE
-        or a.device != b.device
-        or a.layout != torch.strided
-        or b.layout != torch.strided
-    ):
+    if not _are_on_gpu(a, b):
         return False
     if not all(isinstance(number, int) for t in (a, b) for number in (*t.shape, *t.stride())):
         return False
     return has_kernel(a, b)
+
+
+def is_half_for_graph(a: Any, b: Any) -> bool:
+    """Return True if two graph nodes are half-precision tensors on one GPU, of any extents.
+
+    Args:
+        a: fake tensor of the first node.
+        b: fake tensor of the second node.
+    """
+    return _are_on_gpu(a, b) and is_half(a, b)
+
+
+def _are_on_gpu(a: Any, b: Any) -> bool:
+    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
+        return False
+    on_gpu = a.device.type == device_registry.DEVICE_TYPE and a.device == b.device
+    return on_gpu and a.layout == b.layout == torch.strided
 
 
 class ProductPass(CustomGraphPass):  # type: ignore[misc]
@@ -81,7 +99,13 @@ class ProductPass(CustomGraphPass):  # type: ignore[misc]
         for each in _passes(self.before):
             each(graph)
         if self._acts():
-            self._counts.replaced += replace_products(graph, self._predicate)
+            self._counts.replaced += self._replace(graph)
+
+    def _replace(self, graph: Any) -> int:
+        """Replace the products that the process's guarantee names; return their number."""
+        if process_guarantee() != "batch_invariant":
+            return replace_products(graph, self._predicate)
+        return replace_products(graph, is_half_for_graph, INVARIANT)
 
     def uuid(self) -> Any:
         """Return the key for Inductor's cache: ``("outblas", hash of this file, libraries, switches, earlier keys)``.
@@ -100,23 +124,26 @@ class ProductPass(CustomGraphPass):  # type: ignore[misc]
         return self._counts.active and getattr(V, "aot_compilation", False) is not True
 
 
-def replace_products(graph: Any, predicate: Callable[[Any, Any], bool]) -> int:
-    """Replace the products of an FX graph that ``predicate`` accepts; return their number.
-
-    Only nodes of ``torch.ops.aten.mm.default`` count; each becomes ``outblas::mm`` in place.
+def replace_products(
+    graph: Any, predicate: Callable[[Any, Any], bool], operators: Mapping[Any, Any] = PRODUCTS_ALONE
+) -> int:
+    """Replace the products of an FX graph that ``predicate`` accepts, in place; return their number.
 
     Args:
         graph: a ``torch.fx.Graph``, which is changed.
-        predicate: function of the values (``node.meta["val"]``, or None) of the two operands.
+        predicate: function of the values (``node.meta["val"]``, or None) of the two operands, which are the last two
+            arguments.
+        operators: torch's operator, such as ``torch.ops.aten.mm.default`` -> one with the same arguments.
     """
     nodes = [
         node
-        for node in graph.find_nodes(op="call_function", target=torch.ops.aten.mm.default)
-        if predicate(*(getattr(operand, "meta", {}).get("val") for operand in node.args[:2]))
+        for operator in operators
+        for node in graph.find_nodes(op="call_function", target=operator)
+        if predicate(*(getattr(operand, "meta", {}).get("val") for operand in node.args[-2:]))
     ]
     for node in nodes:
         with graph.inserting_before(node):
-            ours = graph.call_function(mm, tuple(node.args[:2]))
+            ours = graph.call_function(operators[node.target], tuple(node.args), dict(node.kwargs))
         ours.meta.update(node.meta)
         node.replace_all_uses_with(ours)
         graph.erase_node(node)

@@ -8,16 +8,24 @@ still run on the library's kernels.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from outblas.core.errors import TensorError, UsageError
 from outblas.core.switches import is_on
 from outblas.dispatch import device_registry, fused, native_table
 from outblas.dispatch.fold import fold, leading_dims_collapse, unfold
-from outblas.dispatch.matmul import run_matmul
+from outblas.dispatch.guarantees.full_precision import full_precision_reductions
+from outblas.dispatch.guarantees.guarantee import process_guarantee
+from outblas.dispatch.linear_operands import (
+    ActivationName,
+    apply_activation,
+    check_like_result,
+    check_out,
+    epilogue_of,
+)
+from outblas.dispatch.matmul import matmul, run_matmul
 from outblas.dispatch.product import may_have_kernel
 from outblas.dispatch.tensors import GRADIENT_WANTED, check_devices_and_overlap, import_torch, why_left_to_torch
-from outblas.kernels.epilogue import ACTIVATIONS, Activation, Epilogue
+from outblas.kernels.epilogue import Epilogue
 from outblas.runtime.fused_launch import Extra
 
 if TYPE_CHECKING:
@@ -25,7 +33,6 @@ if TYPE_CHECKING:
 
 #: Switches the fused bias on where no activation or residual asks for it.
 FUSED_VARIABLE = "OUTBLAS_FUSED"
-ActivationName = Literal["silu", "gelu", "gelu_tanh"]
 
 
 def linear(
@@ -36,6 +43,8 @@ def linear(
     activation: ActivationName | None = None,
     residual: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
+    accurate: bool = False,
+    batch_invariant: bool = False,
 ) -> torch.Tensor:
     """Return ``x @ w.t() + bias``; with an activation or a residual, ``act(x @ w.t() + bias) + residual``.
 
@@ -51,6 +60,9 @@ def linear(
         activation: ``silu``, ``gelu`` (by erf, torch's default) or ``gelu_tanh`` (``approximate="tanh"``); None: none.
         residual: shape, dtype and device of the result; under autocast, any dtype. None: no residual.
         out: (..., N), contiguous; None: a new tensor.
+        accurate: as for :func:`outblas.matmul`. Gradients of a call with a bias follow :func:`outblas.enable` alone.
+        batch_invariant: as for :func:`outblas.matmul`. No fused kernel runs: the product is rounded, then the bias is
+            added, and so on.
 
     Returns:
         (..., N) of the dtype of ``x``; ``out`` if it was given.
@@ -58,11 +70,19 @@ def linear(
     Raises:
         TensorError: tensors are on different devices, or ``out`` shares memory with an input other than the residual.
             Also raised if the residual, or ``out`` of a call with either, has another shape, dtype or device.
-        UsageError: the activation is unknown.
-        DeviceError: the driver refused a launch, or cuBLASLt refused a call.
+        UsageError: the activation is unknown, or ``batch_invariant`` is given for operands as for
+            :func:`outblas.matmul`.
+        DeviceError: the driver refused a launch, or cuBLASLt refused a call. Or as for :func:`outblas.matmul`.
         ToolchainMissing: torch is not installed.
     """
     torch = import_torch()
+    if batch_invariant or (out is not None and process_guarantee() == "batch_invariant"):
+        return _in_steps(x, w, bias, activation, residual, out)
+    if accurate:
+        if bias is activation is residual is None:
+            return matmul(x, w.t(), out=out, accurate=True)
+        with full_precision_reductions():
+            return linear(x, w, bias, activation=activation, residual=residual, out=out)
     if activation is not None or residual is not None:
         return _followed(x, w, bias, activation, residual, out)
     result = None
@@ -169,97 +189,23 @@ def _followed(
     return y if out is None else torch.mul(y, 1, out=out)
 
 
-def epilogue_of(
+def _in_steps(
     x: torch.Tensor,
     w: torch.Tensor,
     bias: torch.Tensor | None,
     activation: ActivationName | None,
     residual: torch.Tensor | None,
-    gated: bool = False,
-) -> tuple[Extra, Epilogue]:
-    """Return the tensors and the description of the operations that follow the product ``x @ w.t()``.
-
-    Example: with a bias and ``"silu"`` the result is ``(Extra(bias, None), Epilogue(bias=True, activation="silu",
-    residual=False, gated=False))``. Without an activation the description has ``"none"``, and ``"silu"`` if ``gated``.
-
-    Args:
-        x: (..., K).
-        w: (N, K); if ``gated``, (2H, K), rows of gate and up by turns.
-        bias: (N), or None.
-        activation: ``silu``, ``gelu`` or ``gelu_tanh``; None: none.
-        residual: shape, dtype and device of the result, or None.
-        gated: the result is the activated gate times up.
-
-    Raises:
-        UsageError: the activation is unknown, or a residual comes with ``gated``.
-        TensorError: ``w`` of a gated product has an odd number of rows, or the residual has another shape, dtype or
-            device.
-    """
-    import torch
-
-    if gated:
-        if residual is not None:
-            raise UsageError("a residual with gated=True", "none", "add it to the result")
-        if isinstance(w, torch.Tensor) and (w.dim() != 2 or w.shape[0] % 2):
-            do = "interleave the two by outblas.interleave_gate_up"
-            raise TensorError(f"w has shape {tuple(w.shape)}", "(2H, K), rows of gate and up by turns", do)
-        activation = activation or "silu"
-    if activation is not None and activation not in ACTIVATIONS[1:]:
-        raise UsageError(f"activation {activation!r}", " or ".join(ACTIVATIONS[1:]), "use one of them, or None")
-    if residual is not None:
-        check_like_result("residual", residual, x, w)
-    return Extra(bias, residual), Epilogue(bias is not None, activation or "none", residual is not None, bool(gated))
-
-
-def check_like_result(name: str, t: torch.Tensor, x: torch.Tensor, w: torch.Tensor, gated: bool = False) -> None:
-    """Raise TensorError unless ``t`` has the result's shape, dtype and device.
-
-    Return silently if ``x`` or ``w`` is itself invalid: torch then raises its own error. Under autocast the dtype is
-    not compared, because the result's dtype differs from that of ``x``.
-
-    Args:
-        name: name of ``t`` in the error.
-        t: the tensor to check.
-        x: (..., K).
-        w: (N, K).
-        gated: the result has N / 2 columns instead of N.
-    """
-    import torch
-
-    if not all(isinstance(o, torch.Tensor) and o.dim() for o in (x, w)):
-        return
-    if not isinstance(t, torch.Tensor):
-        raise TensorError(f"{name} is a {type(t).__name__}", "a tensor", "pass one, of the result's shape and dtype")
-    shape = (*x.shape[:-1], *((w.shape[0] // 2,) if gated else w.shape[:-1]))
-    same = t.dtype == x.dtype or _autocasts(x.device.type)
-    if tuple(t.shape) != shape or not same or t.device != x.device:
-        raise TensorError(
-            f"{name} is {tuple(t.shape)} of {t.dtype} on {t.device}",
-            f"{tuple(shape)} of {x.dtype} on {x.device}",
-            "expand or convert it before",
-        )
-
-
-def _autocasts(device_type: str) -> bool:
-    import torch
-
-    return bool(torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type))
-
-
-def apply_activation(y: torch.Tensor, activation: Activation) -> torch.Tensor:
-    """Return torch's own activation of ``y`` as a new tensor; ``y`` itself for ``"none"``.
-
-    Args:
-        y: the tensor.
-        activation: ``"silu"``, ``"gelu"`` (exact), ``"gelu_tanh"`` or ``"none"``; not checked.
-    """
-    import torch
-
-    if activation == "silu":
-        return torch.nn.functional.silu(y)
-    if activation == "none":
-        return y
-    return torch.nn.functional.gelu(y, approximate="tanh" if activation == "gelu_tanh" else "none")
+    out: torch.Tensor | None,
+) -> torch.Tensor:
+    """Compute a batch-invariant product, and then torch's operations, each of which treats rows alike."""
+    _, epilogue = epilogue_of(x, w, bias, activation, residual)
+    if out is not None:
+        check_like_result("out", out, x, w)
+        check_out(x, w, bias, out)
+    y = matmul(x, w.t(), batch_invariant=True)
+    y = apply_activation(y if bias is None else y + bias, epilogue.activation)
+    y = y if residual is None else y + residual
+    return y if out is None else out.copy_(y)
 
 
 def run_fused(
@@ -270,7 +216,7 @@ def run_fused(
     out: torch.Tensor | None,
     wait: bool = False,
 ) -> torch.Tensor | None:
-    """Compute everything in one kernel. Return None if torch must compute it.
+    """Compute everything in one kernel. Return None if torch must compute it, or all products are batch-invariant.
 
     Args:
         x: (..., K) or (K).
@@ -281,7 +227,7 @@ def run_fused(
         wait: wait for the compiler if the kernel is not there yet.
     """
     found = _matrices(x, w, extra, epilogue, out)
-    if isinstance(found, str):
+    if isinstance(found, str) or process_guarantee() == "batch_invariant":
         return None
     result = fused.fused_product(found.a, found.b, found.extra, epilogue, found.c, wait=wait)
     return None if result is None else unfold(result, found.shape) if out is None else out
@@ -353,22 +299,15 @@ def _product(x: torch.Tensor, w: torch.Tensor, out: torch.Tensor | None) -> torc
     return run_matmul(x, w, out, None) if result is None else result
 
 
-def check_out(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> None:
-    """Raise TensorError if ``out`` overlaps an input or a device differs; do nothing if torch must see the call."""
-    import torch
-
-    if torch.compiler.is_compiling():
-        return
-    others = [t for t in (w, bias) if t is not None]
-    if all(why_left_to_torch(x, other, out) in ("", GRADIENT_WANTED) for other in others):
-        for other in others:
-            check_devices_and_overlap(x, other, out)
-
-
 def _with_bias(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor) -> torch.Tensor | None:
-    """Return ``torch.addmm`` whose gradients may use the library's kernels; None if torch must do all of it."""
+    """Return ``torch.addmm`` whose gradients may use the library's kernels; None if torch must do all of it.
+
+    Batch-invariant products end in the operator that :func:`outblas.enable` has replaced.
+    """
     import torch
 
+    if process_guarantee() == "batch_invariant":
+        return None
     if torch.compiler.is_compiling() or not isinstance(bias, torch.Tensor) or bias.shape != w.shape[:1]:
         return None
     if why_left_to_torch(x, w, bias) != GRADIENT_WANTED or x.device.type != device_registry.DEVICE_TYPE:

@@ -15,17 +15,28 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from outblas.core.config import Launch, config_name
+from outblas.core.config import config_name
+from outblas.core.errors import UsageError
 from outblas.core.switches import is_on
 from outblas.dispatch import device_registry, native_table
 from outblas.dispatch.compile_trace import in_graph
 from outblas.dispatch.fold import Folded, fold, unfold
+from outblas.dispatch.guarantees.aligned_copies import as_copied
+from outblas.dispatch.guarantees.full_precision import full_precision_reductions
+from outblas.dispatch.guarantees.guarantee import (
+    Guarantee,
+    demanded,
+    guarantee_of_option,
+    process_guarantee,
+    with_guarantee,
+)
 from outblas.dispatch.product import decide_and_run, may_have_kernel, run_product
-from outblas.dispatch.promises import launch_of_option, option_of, promise_free_option
+from outblas.dispatch.promises import full_option, launch_of_option, option_of, promise_free_option
 from outblas.dispatch.tensors import (
     GRADIENT_WANTED,
     check_devices_and_overlap,
     import_torch,
+    is_half,
     operand,
     why_left_to_torch,
 )
@@ -44,6 +55,8 @@ def matmul(
     out: torch.Tensor | None = None,
     pdl: bool | None = None,
     weights: bool | None = None,
+    accurate: bool = False,
+    batch_invariant: bool = False,
 ) -> torch.Tensor:
     """Return ``a @ b``, computed by a tuned kernel if the library has a proven faster one.
 
@@ -74,24 +87,109 @@ def matmul(
             ``pdl``. No queued or running work may write ``b``, on this stream or on one whose end it awaits.
             In a CUDA graph this must hold at every replay, including the graph's own nodes. A broken promise gives
             wrong results without an error. None, with ``pdl`` None: True if ``OUTBLAS_WEIGHTS=1``.
+        accurate: round no partial sum to half precision, also where torch computes the product, and in gradients.
+        batch_invariant: give a row of ``a`` the same bits in every batch, by kernels of one order of summation per
+            weight. Implies ``accurate``. Never torch computes such a product: DeviceError says why no kernel can.
+            :func:`outblas.enable` sets both for the whole process; False here does not unset them.
 
     Returns:
         The product with torch.matmul's shape and dtype, accumulated in fp32; ``out`` if it was given.
 
     Raises:
         TensorError: tensors are on different devices, or ``out`` shares memory with an input.
-        DeviceError: the driver refused a launch, or cuBLASLt a call like one that it served before.
-        UsageError: ``weights`` is true and ``pdl`` is False.
+        DeviceError: the driver refused a launch, or cuBLASLt a call like one that it served before. Or no kernel can
+            compute the product with ``batch_invariant``.
+        UsageError: ``weights`` is true and ``pdl`` is False. Or ``batch_invariant`` is given for operands that are not
+            one product of half-precision matrices on a CUDA GPU.
         ToolchainMissing: torch is not installed.
     """
     option = pdl if weights is None else option_of(pdl, weights)
+    if accurate or batch_invariant:
+        return guaranteed_matmul(a, b, out, option, demanded(accurate, batch_invariant))
     known = native_table.table_matmul
     if known is not None and not native_table.is_compiling():
         result = known(a, b, out, option)
         if result is not None:
             return result
     result = run_matmul(a, b, out, option)
-    return import_torch().matmul(a, b, out=out) if result is None else result
+    return _torch_matmul(a, b, out, process_guarantee()) if result is None else result
+
+
+def guaranteed_matmul(
+    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, option: int | None, guarantee: Guarantee
+) -> torch.Tensor:
+    """Return ``a @ b`` with a guarantee of its own.
+
+    Args:
+        a: as for :func:`matmul`.
+        b: as for :func:`matmul`.
+        out: as for :func:`matmul`.
+        option: as for :func:`run_matmul`.
+        guarantee: ``accurate`` or ``batch_invariant``.
+
+    Raises:
+        UsageError: as for :func:`matmul`.
+        DeviceError: as for :func:`matmul`.
+    """
+    if import_torch().compiler.is_compiling():
+        return _guaranteed_in_graph(a, b, out, guarantee)
+    option = with_guarantee(full_option(option), guarantee)
+    known = native_table.table_matmul
+    result = None if known is None else known(a, b, out, option)
+    result = run_matmul(a, b, out, option) if result is None else result
+    if result is not None:
+        return result
+    with full_precision_reductions():
+        return _torch_matmul(a, b, out, guarantee)
+
+
+def _guaranteed_in_graph(
+    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, guarantee: Guarantee
+) -> torch.Tensor:
+    """Return the product as an operator of the graph; raise UsageError for one that only torch could trace."""
+    result = in_graph(a, b, guarantee) if out is None else None
+    if result is not None:
+        return result
+    if guarantee == "batch_invariant" or (a.device.type == device_registry.DEVICE_TYPE and is_half(a, b)):
+        raise UsageError(
+            f"{guarantee}=True in a traced call that the graph cannot keep",
+            "one product of half-precision matrices on a CUDA GPU, without out, autocast or export",
+            "keep the call out of the graph, e.g. by torch.compiler.disable",
+        )
+    return import_torch().matmul(a, b, out=out)
+
+
+def _torch_matmul(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, guarantee: Guarantee) -> torch.Tensor:
+    """Call torch.matmul; raise UsageError if it would break the guarantee.
+
+    Without ``out`` torch's products end in the operators that ``enable(batch_invariant=True)`` replaces.
+    """
+    if guarantee == "batch_invariant" and (process_guarantee() != guarantee or out is not None):
+        reason = _why_not_invariant(a, b, out)
+        if reason:
+            raise UsageError(
+                f"batch_invariant for {reason}",
+                "one product of fp16 or bf16 matrices on a CUDA GPU, of plain tensors",
+                "use torch.matmul under outblas.enable(batch_invariant=True), which covers batches and autocast",
+            )
+    return import_torch().matmul(a, b, out=out)
+
+
+def _why_not_invariant(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None) -> str:
+    """Return why no kernel keeps a product batch-invariant; empty if torch makes zeros or an error of the operands."""
+    if not all(isinstance(t, import_torch().Tensor) and t.numel() for t in (a, b)):
+        return ""
+    if a.device.type != device_registry.DEVICE_TYPE or not is_half(a, b):
+        return f"{a.dtype} and {b.dtype} on {a.device}"
+    reason = why_left_to_torch(a, b, out)
+    if reason and reason != GRADIENT_WANTED:
+        return reason
+    folded = fold(a, b, out)
+    if folded is None:
+        return f"{tuple(a.shape)} by {tuple(b.shape)}, which is not one product of matrices without a copy"
+    if out is None or (tuple(out.shape) == folded.shape and out.dtype == a.dtype):
+        return ""
+    return f"an output of shape {tuple(out.shape)} and {out.dtype}"
 
 
 def mm(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -120,23 +218,29 @@ def run_matmul(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, optio
         a: as for :func:`matmul`.
         b: as for :func:`matmul`.
         out: as for :func:`matmul`.
-        option: index of the launch option in :data:`outblas.core.config.LAUNCHES`; None: the environment's.
+        option: as for :func:`outblas.dispatch.product.decide_and_run`; None: the environment's.
     """
     if import_torch().compiler.is_compiling():
-        return in_graph(a, b) if out is None else None
+        return in_graph(a, b, process_guarantee()) if out is None else None
     if a is None or b is None:
         return None
     reason = why_left_to_torch(a, b, out)
     if reason and reason != GRADIENT_WANTED:
         return None
     check_devices_and_overlap(a, b, out)
-    if a.device.type != device_registry.DEVICE_TYPE or (reason and (out is not None or not may_have_kernel(a, b))):
+    if a.device.type != device_registry.DEVICE_TYPE:
         return None
+    option = full_option(option)
+    guarantee = guarantee_of_option(option)
+    if reason and (out is not None or not (may_have_kernel(a, b) or (guarantee != "none" and is_half(a, b)))):
+        return None
+    if guarantee == "batch_invariant" and a.dim() > 2 and b.dim() <= 2:
+        a = a.contiguous()  # torch would copy such rows, too
     folded = fold(a, b, out)
     if folded is None:
         return None
     if reason:
-        c = _with_gradients(folded)
+        c = _with_gradients(folded, with_guarantee(promise_free_option(), guarantee))
     elif folded.a is a and folded.b is b:  # the table, asked before, does not know it
         return decide_and_run(a, b, out, option)
     else:
@@ -144,14 +248,14 @@ def run_matmul(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, optio
     return None if c is None else unfold(c, folded.shape) if out is None else out
 
 
-def _with_gradients(folded: Folded) -> torch.Tensor | None:
+def _with_gradients(folded: Folded, option: int) -> torch.Tensor | None:
     """Compute the product as an operation that autograd records.
 
     Return None if it is not a single product of matrices.
     """
     from outblas.dispatch.autograd import multiply_for_gradient
 
-    return multiply_for_gradient(folded.a, folded.b) if folded.a.shape[1] == folded.b.shape[0] else None
+    return multiply_for_gradient(folded.a, folded.b, option) if folded.a.shape[1] == folded.b.shape[0] else None
 
 
 def explain(
@@ -161,11 +265,14 @@ def explain(
     out: torch.Tensor | None = None,
     pdl: bool | None = None,
     weights: bool | None = None,
+    accurate: bool = False,
+    batch_invariant: bool = False,
     bias: torch.Tensor | None = None,
 ) -> str:
     """Return one line: the way that :func:`matmul` would take, and the reason. Compiles nothing.
 
-    For :func:`outblas.linear` pass its weight as ``weight.t()``, and its bias.
+    With ``batch_invariant`` the line names the order of summation of the kernel. For :func:`outblas.linear` pass its
+    weight as ``weight.t()``, and its bias.
 
     Args:
         a: as for :func:`matmul`.
@@ -173,13 +280,17 @@ def explain(
         out: as for :func:`matmul`.
         pdl: as for :func:`matmul`.
         weights: as for :func:`matmul`.
+        accurate: as for :func:`matmul`.
+        batch_invariant: as for :func:`matmul`.
         bias: bias of :func:`outblas.linear`; None: no bias.
 
     Raises:
         TensorError: as for :func:`matmul`.
         UsageError: as for :func:`matmul`.
     """
-    launch = launch_of_option(pdl if weights is None else option_of(pdl, weights))
+    option = with_guarantee(
+        full_option(pdl if weights is None else option_of(pdl, weights)), demanded(accurate, batch_invariant)
+    )
     import_torch()
     reason = why_left_to_torch(a, b, out)
     if reason and (reason != GRADIENT_WANTED or out is not None):
@@ -187,29 +298,37 @@ def explain(
     check_devices_and_overlap(a, b, out)
     if a.device.type != device_registry.DEVICE_TYPE:
         return f"torch.matmul: {reason + ', and ' if reason else ''}the tensors are on {a.device}"
-    if bias is not None and is_on("OUTBLAS_FUSED"):
+    invariant = guarantee_of_option(option) == "batch_invariant"
+    if bias is not None and not invariant and is_on("OUTBLAS_FUSED"):
         return "one kernel by OUTBLAS_FUSED=1, else torch.addmm: outblas.dispatch.linear.why_not says which"
-    if bias is not None:
+    if bias is not None and not invariant:
         how = "as ours do with OUTBLAS_FUSED=1 only (outblas.dispatch.fused)"
         return f"torch.addmm: it adds the bias before it rounds, {how}"
     folded = fold(a, b, out)
     if folded is None:
         return f"torch.matmul: {tuple(a.shape)} by {tuple(b.shape)} is not one product of matrices without a copy"
-    found = _explain_matrices(folded, launch if not reason else launch_of_option(promise_free_option()))
+    found = _explain_matrices(
+        folded, option if not reason else with_guarantee(promise_free_option(), guarantee_of_option(option))
+    )
     ways = [] if folded.a is a and folded.b is b else [f"{tuple(a.shape)} by {tuple(b.shape)} as one product"]
+    ways += ["the bias is added afterwards"] if bias is not None else []
     ways += ["its gradients are decided in the same way"] if reason and may_have_kernel(a, b) else []
     return "; ".join([found, *ways])
 
 
-def _explain_matrices(folded: Folded, launch: Launch) -> str:
+def _explain_matrices(folded: Folded, option: int) -> str:
     a, b, out = folded.a, folded.b, folded.out
-    device = device_registry.device_state(a.device.index)
-    found = device.decide(operand(a), operand(b), None if out is None else operand(out), launch)
+    device, guarantee = device_registry.device_state(a.device.index), guarantee_of_option(option)
+    instead = {"none": "torch.matmul", "accurate": "torch.matmul with fp32 sums", "batch_invariant": "DeviceError"}
+    operands = operand(a), operand(b), None if out is None else operand(out)
+    if guarantee == "batch_invariant":
+        operands = as_copied(*operands)
+    found = device.decide(*operands, launch_of_option(option), guarantee)
     if found.problem is None:
-        return f"torch.matmul: {found.reason}"
+        return f"{instead[guarantee]}: {found.reason}"
     failed = device.why_not(found, a.device.index)
     if failed:
-        return f"torch.matmul: {failed}"
+        return f"{instead[guarantee]}: {failed}"
     used = f"cuBLASLt {found.algorithm}" if found.config is None else config_name(found.config)
     return f"{used} for {found.problem.key}: {found.reason}"
 

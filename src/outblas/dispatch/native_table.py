@@ -6,7 +6,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from outblas.dispatch.guarantees.guarantee import process_guarantee
 from outblas.dispatch.native import open_table, tracing_check
+from outblas.dispatch.promises import full_option
 
 if TYPE_CHECKING:
     import torch
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
 #: The table. None: it is not open yet, or it cannot be had, for the reason in :data:`why_no_table`.
 table: Any = None
 why_no_table = ""
-#: ``table.matmul``: what a product asks first. None: there is no table.
+#: What a product asks first: ``table.matmul``, or the same with the process's guarantee. None: there is no table.
 table_matmul: Callable[..., Any] | None = None
 #: Torch's word on whether it traces a call, which must then not see the table.
 is_compiling: Callable[[], bool] = bool
@@ -30,12 +32,24 @@ def open_once() -> None:
 
     The caller holds the devices' lock.
     """
-    global table, why_no_table, table_matmul, is_compiling
+    global table, why_no_table, is_compiling
     if table is not None or why_no_table:
         return
     table, why_no_table = open_table()
     if table is not None:
-        is_compiling, table_matmul = tracing_check(), table.matmul
+        is_compiling = tracing_check()
+        follow_guarantee()
+
+
+def follow_guarantee() -> None:
+    """Let products ask the table for the process's guarantee; without one they ask it directly."""
+    global table_matmul
+    if table is not None:
+        table_matmul = table.matmul if process_guarantee() == "none" else _guaranteed_matmul
+
+
+def _guaranteed_matmul(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, option: int | None) -> Any:
+    return table.matmul(a, b, out, full_option(option))
 
 
 def clear_table() -> None:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from outblas.core.config import LAUNCHES
 from outblas.dispatch import device_registry, native_table
 from outblas.dispatch.decide import Decision
 from outblas.dispatch.device_state import DeviceState
-from outblas.dispatch.promises import launch_of_option, promise_free_option
+from outblas.dispatch.guarantees.aligned_copies import by_copies, is_not_half_gemm, refuse
+from outblas.dispatch.guarantees.guarantee import guarantee_of_option, process_guarantee
+from outblas.dispatch.promises import full_option, launch_of_option, promise_free_option
 from outblas.dispatch.tensors import aligned_operand, is_half, operand, why_left_to_torch
 
 if TYPE_CHECKING:
@@ -32,17 +33,34 @@ def decide_and_run(
         a: (M, K), on a CUDA device.
         b: (K, N).
         out: (M, N), the output, which is returned; None: a new tensor.
-        option: index of the launch option: 0 plain, 1 PDL, 2 constant weights; None: the environment's.
+        option: option of the call: 0 plain, 1 PDL, 2 constant weights, plus 3 for each step of the guarantee; None: the
+            environment's. The process's guarantee holds in any case.
         call: a call from the C++ kernels, which cache the decision, too.
+
+    Raises:
+        DeviceError: the guarantee is ``batch_invariant``, and no kernel of the weight's order can run.
     """
-    device, launch = device_registry.device_state(a.device.index), launch_of_option(option)
-    decision = device.decide(operand(a), operand(b), None if out is None else operand(out), launch)
+    device, option = device_registry.device_state(a.device.index), full_option(option)
+    guarantee = guarantee_of_option(option)
+    if guarantee == "batch_invariant":
+        result = by_copies(a, b, out, lambda x, y, z: decide_and_run(x, y, z, option))
+        if result is not None:
+            return result
+    launch = launch_of_option(option)
+    decision = device.decide(operand(a), operand(b), None if out is None else operand(out), launch, guarantee)
     result = None if decision.problem is None else device.run(decision, a, b, out)
-    remember(device, decision, (a, b, out, LAUNCHES.index(launch)), result, call)
+    if result is None and guarantee == "batch_invariant" and not is_not_half_gemm(a, b, out):
+        reason = decision.reason if decision.problem is None else device.why_not(decision, a.device.index)
+        if decision.config is not None and reason:  # it cannot be loaded: another one of the order may be
+            device.library.fixed_order.left_out.add(decision.config)
+            return decide_and_run(a, b, out, option, call)
+        refuse(f"{tuple(a.shape)} by {tuple(b.shape)}", reason or "a kernel cannot be loaded while a graph is captured")
+    if result is not None or guarantee == process_guarantee():  # torch's answer differs between guarantees
+        remember(device, decision, (a, b, out, option), result, call)
     return result
 
 
-def run_product(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, option: int | None) -> torch.Tensor | None:
+def run_product(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, option: int) -> torch.Tensor | None:
     """Run ``a @ b`` by the native table if it knows the call, else by :func:`decide_and_run`, whose arguments it takes.
 
     Returns:
@@ -77,7 +95,10 @@ def run_below_autograd(
     import torch
 
     with torch.no_grad():  # autograd runs above; the cached decision must be the one without gradients
-        return None if why_left_to_torch(a, b, None) else decide_and_run(a, b, None, option, call)
+        reason = why_left_to_torch(a, b, None)
+        if reason and guarantee_of_option(full_option(option)) == "batch_invariant" and is_half(a, b):
+            refuse(f"{tuple(a.shape)} by {tuple(b.shape)}", reason)
+        return None if reason else decide_and_run(a, b, None, option, call)
 
 
 def has_kernel(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -87,7 +108,9 @@ def has_kernel(a: torch.Tensor, b: torch.Tensor) -> bool:
     They may lack an address (fake tensors); aligned operands are assumed.
     """
     device = device_registry.device_state(a.device.index)
-    decision = device.decide(aligned_operand(a), aligned_operand(b), None, launch_of_option(promise_free_option()))
+    option = promise_free_option()
+    launch, guarantee = launch_of_option(option), guarantee_of_option(option)
+    decision = device.decide(aligned_operand(a), aligned_operand(b), None, launch, guarantee)
     return decision.config is not None and not device.is_left_to_torch(decision)
 
 
@@ -111,7 +134,7 @@ def remember(
     Args:
         device: device that decided and ran it.
         decision: the decision.
-        operands: (a, b, out, launch option).
+        operands: (a, b, out, option of the call).
         result: the output; None: torch computes it.
         call: as for :func:`decide_and_run`.
     """

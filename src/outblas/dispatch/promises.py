@@ -1,6 +1,7 @@
 """Launch options: the work that a kernel may begin before its predecessor in the stream has ended.
 
-A call's arguments set them, or the environment (``OUTBLAS_PDL=1``, ``OUTBLAS_WEIGHTS=1``).
+A call's arguments set them, or the environment (``OUTBLAS_PDL=1``, ``OUTBLAS_WEIGHTS=1``). The number of an option also
+holds the call's guarantee (:mod:`outblas.dispatch.guarantees.guarantee`).
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 from outblas.core.config import LAUNCHES, Launch
 from outblas.core.errors import UsageError
 from outblas.core.switches import is_on
+from outblas.dispatch.guarantees.guarantee import guarantee_of_option, process_guarantee, with_guarantee
 
 
 def option_of(pdl: bool | None, weights: bool) -> int:
@@ -30,20 +32,31 @@ def option_of(pdl: bool | None, weights: bool) -> int:
 
 
 def launch_of_option(option: int | None) -> Launch:
-    """Return the launch option at an index: 0 ``"plain"``, 1 ``"pdl"``, 2 ``"weights"``.
+    """Return the launch option of a call's option: 0 ``"plain"``, 1 ``"pdl"``, 2 ``"weights"``; 3 to 8 repeat them.
 
     None: the environment's: ``"weights"`` if ``OUTBLAS_WEIGHTS`` is on, else ``"pdl"`` if ``OUTBLAS_PDL`` is on, else
-    ``"plain"``. Another index raises IndexError.
+    ``"plain"``. Another number raises IndexError.
     """
     if option is not None:
-        return LAUNCHES[int(option)]
+        guarantee_of_option(option)
+        return LAUNCHES[int(option) % len(LAUNCHES)]
     return "weights" if is_on("OUTBLAS_WEIGHTS") else "pdl" if is_on("OUTBLAS_PDL") else "plain"
 
 
 def promise_free_option() -> int:
-    """Return the launch option of calls without an explicit promise: 0 (plain), or 1 (PDL).
+    """Return the option of calls without an explicit promise: 0 (plain) or 1 (PDL), with the process's guarantee.
 
-    It is 1 if ``OUTBLAS_PDL`` or ``OUTBLAS_WEIGHTS`` is on. It is never 2 (constant weights): ``b`` may still be being
-    written.
+    The launch option is PDL if ``OUTBLAS_PDL`` or ``OUTBLAS_WEIGHTS`` is on. It is never constant weights: ``b`` may
+    still be being written.
     """
-    return int(launch_of_option(None) != "plain")
+    return with_guarantee(int(launch_of_option(None) != "plain"), process_guarantee())
+
+
+def full_option(option: int | None) -> int:
+    """Return the number by which a call is decided: its launch option, and at least the process's guarantee.
+
+    Args:
+        option: option of the call; None: the environment's launch option.
+    """
+    given = LAUNCHES.index(launch_of_option(None)) if option is None else option
+    return with_guarantee(given, process_guarantee())

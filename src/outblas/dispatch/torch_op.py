@@ -1,21 +1,26 @@
 """``outblas::mm``: the product as a torch operator, registered when this module is imported.
 
 torch.compile keeps the operator in its graphs, and autograd knows its gradients. Each call decides anew which kernel
-runs. The operator costs the host more than the native table and :mod:`outblas.dispatch.autograd`, so eager calls
-never use it.
+runs. ``outblas::mm_accurate`` and ``outblas::mm_batch_invariant`` keep their guarantee when the process has none.
+
+The operator costs the host more than the native table and :mod:`outblas.dispatch.autograd`, so eager calls never use
+it.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 
 from outblas.dispatch.autograd import compute_mm, gradients, save_operands
+from outblas.dispatch.guarantees import invariant_operators
+from outblas.dispatch.guarantees.guarantee import GUARANTEES, Guarantee, with_guarantee
+from outblas.dispatch.promises import promise_free_option
 
 # Inductor must not hand over other strides than were traced: our kernels are chosen by them.
 _TAGS = (getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order), torch.Tag.pt2_compliant_tag)
-_NAME = "outblas::mm"
 _LIBRARY = torch.library.Library("outblas", "FRAGMENT")
 
 
@@ -27,8 +32,12 @@ def _setup(ctx: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> 
     save_operands(ctx, inputs[0], inputs[1], ctx.needs_input_grad)
 
 
-def _backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    return gradients(ctx, grad, ctx.needs_input_grad, mm)
+def _compute(guarantee: Guarantee, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return compute_mm(a, b, with_guarantee(promise_free_option(), guarantee))
+
+
+def _backward(guarantee: Guarantee, ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    return gradients(ctx, grad, ctx.needs_input_grad, MM[guarantee])
 
 
 def _batched(info: Any, in_dims: tuple[int | None, ...], a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, int]:
@@ -37,12 +46,49 @@ def _batched(info: Any, in_dims: tuple[int | None, ...], a: torch.Tensor, b: tor
     return torch.matmul(*batches), 0
 
 
-_LIBRARY.define("mm(Tensor a, Tensor b) -> Tensor", tags=_TAGS)
-for _key in ("CPU", "CUDA"):
-    _LIBRARY.impl("mm", compute_mm, _key)
-torch.library.register_fake(_NAME, _fake, lib=_LIBRARY)
-torch.library.register_autograd(_NAME, _backward, setup_context=_setup, lib=_LIBRARY)
-torch.library.register_vmap(_NAME, _batched, lib=_LIBRARY)
+def _registered(name: str, guarantee: Guarantee) -> Any:
+    """Register the product with a guarantee, its gradients and its batches under a name; return the operator."""
+    full = f"outblas::{name}"
+    _LIBRARY.define(f"{name}(Tensor a, Tensor b) -> Tensor", tags=_TAGS)
+    for key in ("CPU", "CUDA"):
+        _LIBRARY.impl(name, functools.partial(_compute, guarantee), key)
+    torch.library.register_fake(full, _fake, lib=_LIBRARY)
+    backward = functools.partial(_backward, guarantee)
+    torch.library.register_autograd(full, backward, setup_context=_setup, lib=_LIBRARY)
+    torch.library.register_vmap(full, _batched, lib=_LIBRARY)
+    return getattr(torch.ops.outblas, name).default
 
-#: (M, K) and (K, N) -> (M, N) of the same dtype; raises torch.mm's errors.
-mm = torch.ops.outblas.mm.default
+
+def _invariant(schema: str, product: Any, fake: Any) -> Any:
+    """Register a batch-invariant operator for graphs behind autograd; return it."""
+    name = schema.partition("(")[0]
+    _LIBRARY.define(schema, tags=_TAGS)
+    for key in ("CPU", "CUDA"):
+        _LIBRARY.impl(name, product, key)
+    torch.library.register_fake(f"outblas::{name}", fake, lib=_LIBRARY)
+    return getattr(torch.ops.outblas, name).default
+
+
+#: Guarantee -> operator: (M, K) and (K, N) -> (M, N) of the same dtype; raises torch.mm's errors.
+MM: dict[Guarantee, Any] = {
+    guarantee: _registered("mm" if guarantee == "none" else f"mm_{guarantee}", guarantee) for guarantee in GUARANTEES
+}
+#: The operator without a guarantee of its own: that of the process holds.
+mm = MM["none"]
+#: torch's operator -> the batch-invariant one with the same arguments.
+INVARIANT = {
+    torch.ops.aten.mm.default: MM["batch_invariant"],
+    torch.ops.aten.bmm.default: _invariant(
+        "bmm_batch_invariant(Tensor a, Tensor b) -> Tensor", invariant_operators.bmm, torch.bmm
+    ),
+    torch.ops.aten.addmm.default: _invariant(
+        "addmm_batch_invariant(Tensor bias, Tensor a, Tensor b, *, Scalar beta=1, Scalar alpha=1) -> Tensor",
+        invariant_operators.addmm,
+        torch.addmm,
+    ),
+    torch.ops.aten.baddbmm.default: _invariant(
+        "baddbmm_batch_invariant(Tensor bias, Tensor a, Tensor b, *, Scalar beta=1, Scalar alpha=1) -> Tensor",
+        invariant_operators.baddbmm,
+        torch.baddbmm,
+    ),
+}

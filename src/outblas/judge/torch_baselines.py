@@ -9,20 +9,7 @@ from typing import Any
 from outblas.core.errors import DeviceError
 from outblas.core.problem import Problem
 from outblas.core.rivals import TORCH_FULL, BaselineCall
-
-#: torch's switches that let partial sums of a split K be added in the operands' dtype; torch's default is on.
-REDUCTIONS = ("allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction")
-
-
-def reduction_switches() -> dict[str, bool]:
-    """Return the present value of each of torch's two switches of reduced precision.
-
-    Example: torch's defaults are ``{"allow_fp16_reduced_precision_reduction": True,
-    "allow_bf16_reduced_precision_reduction": True}``.
-    """
-    import torch
-
-    return {name: bool(getattr(torch.backends.cuda.matmul, name)) for name in REDUCTIONS}
+from outblas.dispatch.guarantees.full_precision import full_precision_reductions, reduction_switches
 
 
 def on_current_stream(product: Callable[..., Any], problem: Problem, a: Any, b: Any, c: Any) -> BaselineCall:
@@ -48,8 +35,8 @@ def on_current_stream(product: Callable[..., Any], problem: Problem, a: Any, b: 
 class TorchMm:
     """Baseline "torch": ``torch.mm(a, b, out=c)`` as users call it, on the given stream.
 
-    ``detail(problem)`` has torch's version and the values of :data:`REDUCTIONS`. For accumulator fp16, ``bind`` raises
-    DeviceError before torch 2.7.
+    ``detail(problem)`` has torch's version and the values of its switches of reduced precision. For accumulator fp16,
+    ``bind`` raises DeviceError before torch 2.7.
     """
 
     name = "torch"
@@ -85,7 +72,7 @@ class TorchMm:
         return f"torch {torch.__version__} {' '.join(f'{name}={on}' for name, on in self._switches().items())}"
 
     def _switches(self) -> dict[str, bool]:
-        """Return the values of :data:`REDUCTIONS` during a call."""
+        """Return the values of torch's switches of reduced precision during a call."""
         return reduction_switches()
 
     def _stream(self, handle: int) -> Any:
@@ -128,21 +115,6 @@ class TorchOnCurrentStream(TorchMm):
         if problem.acc == "fp16":  # a switch is set around every call
             return super().bind(problem, a, b, c)
         return on_current_stream(torch.mm, problem, a, b, c)
-
-
-@contextlib.contextmanager
-def full_precision_reductions() -> Iterator[None]:
-    """Switch torch's two reduced-precision reductions off while the context lasts, then restore them. Yield None."""
-    import torch
-
-    settings, before = torch.backends.cuda.matmul, reduction_switches()
-    for name in before:
-        setattr(settings, name, False)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            setattr(settings, name, value)
 
 
 @contextlib.contextmanager

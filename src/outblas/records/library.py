@@ -22,6 +22,7 @@ from outblas.core.errors import RecordError
 from outblas.core.files import json_text, write_json
 from outblas.core.plain_files import read_plain_file
 from outblas.core.problem import Problem
+from outblas.kernels.fixed_order import FixedOrderKernels
 from outblas.records.library_file import LibraryContent, library_to_json, parse_content
 from outblas.records.library_interval import IntervalIndex, LibraryInterval
 from outblas.records.library_row import LibraryRow
@@ -114,6 +115,11 @@ class Library:
         for row in (*self.rows, *(one.row for one in self.intervals)):
             found.setdefault(row.problem, []).extend(c.config for c in map(row.choice, LAUNCHES) if c)
         return found
+
+    @cached_property
+    def fixed_order(self) -> FixedOrderKernels:
+        """Return the installed kernels, to choose those of one order of summation; made once."""
+        return FixedOrderKernels(c for kernels in self.installed().values() for c in kernels)
 
     def restricted_to(self, problems: Iterable[Problem]) -> Library:
         """Return the library with only the rows of some problems, in the order of ``problems``; those without a row are

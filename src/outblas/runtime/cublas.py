@@ -354,6 +354,18 @@ def describe(algo: Algo) -> str:
     return " ".join(words)
 
 
+def rounds_partial_sums(algorithm: str) -> bool:
+    """Return True if an algorithm adds the parts of a split K in half precision, or may do so.
+
+    ``CUBLASLT_REDUCTION_SCHEME_NONE`` (0) has no parts, and ``COMPUTE_TYPE`` (2) adds them in fp32. ``INPLACE`` (1) and
+    ``OUTPUT_TYPE`` (4) add them in the type of C.
+
+    Args:
+        algorithm: configuration as :func:`describe` spells it.
+    """
+    return not {"reduction=0", "reduction=2"} & set(algorithm.split())
+
+
 def version() -> str:
     """Return the version of the loaded cuBLASLt, e.g. ``13.1.0``. Raises ToolchainMissing if it is not installed."""
     number = int(open_cublaslt().cublasLtGetVersion())

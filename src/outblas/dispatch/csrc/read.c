@@ -155,11 +155,11 @@ static int is_on(const char *variable) {
     return 0;
 }
 
-// The launch option that a call allows: a number, or None for what the environment says; -1: neither.
+// The option of a call, with its guarantee: a number, or None for what the environment says; -1: neither.
 static int option_of(PyObject *option) {
     if (option == Py_None) return is_on("OUTBLAS_WEIGHTS") ? CONSTANT_WEIGHTS : is_on("OUTBLAS_PDL") ? DEPENDENT : PLAIN;
     const long number = PyLong_AsLong(option);
-    return number < PLAIN || number > CONSTANT_WEIGHTS ? -1 : (int)number;
+    return number < PLAIN || number > LAST_OPTION ? -1 : (int)number;
 }
 
 // Reads a call by the exchange, or by methods where that is NULL. 0: it is not for the table; an error may be left.

@@ -9,14 +9,15 @@
 enum { TABLE_LIMIT = 4096, MAP_SLOTS = 1024, LENT_LIMIT = 256 };
 
 // What a caller allows of a launch, in the order of outblas.core.config.LAUNCHES: Python's False and True are the first two.
-enum { PLAIN, DEPENDENT, CONSTANT_WEIGHTS };
+// Each guarantee has its own three numbers (guarantees/guarantee.py), so that no entry serves calls under two of them.
+enum { PLAIN, DEPENDENT, CONSTANT_WEIGHTS, LAUNCH_OPTIONS, GUARANTEES = 3, LAST_OPTION = LAUNCH_OPTIONS * GUARANTEES - 1 };
 
 // Operands are A, B and C; C is all zero if the caller passes no output. Compared byte by byte: no padding.
 typedef struct {
     int64_t shape[3][2], strides[3][2];  // elements
     uint64_t dtype[3];                   // addresses of torch's dtype objects, or what DLPack calls them, all of one kind
     int32_t offset[3];                   // address modulo 16 bytes
-    int16_t device, option;              // index into the devices seen; what a launch may do
+    int16_t device, option;              // index into the devices seen; what a launch may do, and the guarantee
 } Key;
 
 // Who computes a product.

@@ -22,6 +22,10 @@ C = TypeVar("C", bound=KernelConfig)
 
 #: L2 cache hints: none, or the operands that stream through L2.
 CacheHint = Literal["plain", "stream_c", "stream_b", "stream_a", "stream_bc", "stream_ac"]
+#: Order in which a kernel adds the products of an element of C. Kernels of one order give the same bits, whatever their
+#: tiles. ``wgmma``: one chain of wgmma over ascending K into one fp32 sum, 16 elements each. ``mma``: the same chain by
+#: mma.sync.m16n8k16. The two instructions may add their 16 products differently.
+Summation = Literal["wgmma", "mma"]
 #: Place of a family that does not choose one: after those that do.
 LAST_PLACE = 100
 
@@ -155,6 +159,13 @@ class Family(ABC, Generic[C]):
         """Return the size of the workspace, bytes, counters included; by default 0: none."""
         return 0
 
+    def summation(self, config: C) -> Summation | None:
+        """Return the order in which a kernel adds the products of an element of C.
+
+        None, the default: an order of its own, for example with a split K.
+        """
+        return None
+
     # --- source and launch -------------------------------------------------------------------------
 
     def source_lines(self, config: C) -> Sequence[str]:
@@ -223,6 +234,13 @@ class Family(ABC, Generic[C]):
             problem: the problem.
             gpu: the GPU.
             listed: the family's configs in the catalogue.
+        """
+        return ()
+
+    def fixed_order_candidates(self, problem: Problem) -> Iterable[C]:
+        """Return configs with a :meth:`summation` for a problem, in addition to the pool; by default an empty tuple.
+
+        Some may be illegal.
         """
         return ()
 

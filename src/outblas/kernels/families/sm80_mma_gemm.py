@@ -11,7 +11,7 @@ from outblas.core.problem import ELEMENT_BYTES, Problem
 from outblas.core.roofline import Gpu
 from outblas.kernels.cost.terms import Columns, Floats, cluster_split, smooth_max
 from outblas.kernels.cost.tiled import TiledCost, tiled_us
-from outblas.kernels.families.family import Family
+from outblas.kernels.families.family import Family, Summation
 from outblas.kernels.geometry_terms import (
     MAX_CLUSTER,
     SM80_GROUP,
@@ -24,6 +24,9 @@ from outblas.kernels.geometry_terms import (
 
 #: Registers per thread in addition to accumulators: operand fragments and addresses.
 NON_ACCUMULATOR_REGISTERS = 70
+
+#: Accumulators and unrolled loads per thread of kernels with narrow loads, at most: with more of them, some spill.
+MAX_NARROW_SUMS, MAX_NARROW_LOADS = 64, 36
 
 
 @dataclass(frozen=True, order=True)
@@ -130,6 +133,10 @@ class Sm80MmaGemm(Family[Sm80MmaConfig]):
             return f"{accumulators} accumulator registers are too many for {threads} threads"
         return None
 
+    def summation(self, config: Sm80MmaConfig) -> Summation | None:
+        """Return ``mma``, or None if CTAs or warps share K."""
+        return "mma" if config.split_k == config.wk == 1 else None
+
     def extent_rules(self, p: Problem, c: Any) -> Sequence[tuple[Any, str]]:
         unaligned = (p.k % c.vec != 0) | (p.b_shape[1] % c.vec != 0)
         return ((unaligned, "rows are not multiples of vec = {c.vec} elements"),)
@@ -225,10 +232,24 @@ class Sm80MmaGemm(Family[Sm80MmaConfig]):
             gpu: the GPU.
             listed: the family's configs in the catalogue.
         """
-        vec = next(v for v in (8, 4, 2, 1) if problem.k % v == 0 and problem.b_shape[1] % v == 0)
+        vec = _widest_loads(problem)
         for config in (*listed, *self.pool()):
             for pdl in (False, gpu.arch >= 90):
                 yield replace(config, vec=vec, pdl=pdl)
+
+    def fixed_order_candidates(self, problem: Problem) -> Iterator[Sm80MmaConfig]:
+        """Yield tiles whose K no warps share, from 16 x 16 up, with the widest loads that the rows allow, without PDL.
+
+        One of them is legal for every problem, whatever the alignment of its rows. Kernels of narrow loads that would
+        spill are left out: each load is unrolled.
+        """
+        vec = _widest_loads(problem)
+        small = (Sm80MmaConfig(*tile[:2], bk, 4, *tile[2:]) for tile in _SMALL_TILES for bk in _SMALL_DEPTHS)
+        for config in (*small, *_large_tiles()):
+            threads = 32 * config.wm * config.wn
+            sums, loads = config.bm * config.bn // threads, (config.bm + config.bn) * config.bk // threads // vec
+            if vec == 8 or (sums <= MAX_NARROW_SUMS and loads <= MAX_NARROW_LOADS):
+                yield replace(config, vec=vec)
 
     def proof_shapes(self, problem: Problem, config: Sm80MmaConfig, gpu: Gpu) -> list[tuple[int, int, int]]:
         return [(33, 2 * config.bn - 2, 2 * config.bk + 2)]
@@ -273,6 +294,13 @@ class _Cost(TiledCost):
 _COST = _Cost()
 
 
+#: (bm, bn, wm, wn) of tiles for few rows or columns, of which each warp has all K.
+_SMALL_TILES = (
+    *((16, 16, 1, 1), (16, 32, 1, 2), (16, 64, 1, 4), (16, 128, 1, 8), (32, 32, 1, 2), (32, 64, 1, 4), (32, 64, 2, 2)),
+    *((32, 128, 2, 4), (64, 16, 4, 1), (64, 32, 2, 2), (64, 64, 2, 2), (128, 16, 8, 1), (128, 32, 4, 2)),
+)
+#: Their bk.
+_SMALL_DEPTHS = (32, 64, 128)
 #: (bm, bn, wm, wn) of tiles for large products: warps of 64 x 64, 64 x 32 and 32 x 64.
 _LARGE_TILES = (
     *((256, 128, 4, 2), (128, 256, 2, 4), (256, 64, 4, 1), (64, 256, 1, 4), (128, 128, 2, 2), (128, 128, 2, 4)),
@@ -280,6 +308,11 @@ _LARGE_TILES = (
 )
 #: Their (bk, stages).
 _LARGE_DEPTHS = ((32, 3), (32, 4), (32, 6), (64, 2), (64, 3), (64, 4))
+
+
+def _widest_loads(problem: Problem) -> int:
+    """Return the largest ``vec`` that divides K and the row length of B as stored."""
+    return next(v for v in (8, 4, 2, 1) if problem.k % v == 0 and problem.b_shape[1] % v == 0)
 
 
 def _large_tiles() -> Iterator[Sm80MmaConfig]:

@@ -16,7 +16,7 @@ from outblas.kernels.families import sm90_wgmma_cost as cost
 from outblas.kernels.families import sm90_wgmma_launch as launch
 from outblas.kernels.families import sm90_wgmma_neighbours as near
 from outblas.kernels.families import sm90_wgmma_pool as pool
-from outblas.kernels.families.family import Family, TileChoice
+from outblas.kernels.families.family import Family, Summation, TileChoice
 from outblas.kernels.families.sm90_wgmma_config import Sm90WgmmaConfig
 from outblas.kernels.geometry_terms import WGMMA_ROWS, Geometry
 
@@ -56,6 +56,14 @@ class Sm90WgmmaGemm(Family[Sm90WgmmaConfig]):
 
     def workspace_bytes(self, problem: Problem, config: Sm90WgmmaConfig) -> int:
         return launch.workspace_bytes(problem, config)
+
+    def summation(self, config: Sm90WgmmaConfig) -> Summation | None:
+        """Return ``wgmma``, or None with a split K.
+
+        Consumers share rows or alternate tiles, and never share K. A swapped kernel multiplies the same pairs. A deeper
+        stage only adds zeros past the end of K.
+        """
+        return "wgmma" if config.split_k == 1 else None
 
     def source_lines(self, config: Sm90WgmmaConfig) -> Sequence[str]:
         """Return the switches of the workspace, e.g. ``["#define SPLIT_WORKSPACE 1", "#define REDUCE_ALL 0"]``.
@@ -105,6 +113,11 @@ class Sm90WgmmaGemm(Family[Sm90WgmmaConfig]):
         for rows in range(16, WGMMA_ROWS, 8):
             for config in pool.few_rows_kernels(rows):
                 yield Problem(rows, 4096, 8192), config
+
+    def fixed_order_candidates(self, problem: Problem) -> Iterable[Sm90WgmmaConfig]:
+        """Return kernels that load only the rows of a small M; those of the pool serve every M."""
+        rows = -(-problem.m // 8) * 8
+        return (c for c in pool.few_rows_kernels(rows) if c.split_k == 1) if rows < WGMMA_ROWS else ()
 
     def adapted_to_problem(self, problem: Problem, config: Sm90WgmmaConfig) -> Sm90WgmmaConfig:
         """Return the config with ``shift=True`` if that may help, else the config itself.

@@ -1,0 +1,201 @@
+"""Question: does a row have the same bits in every batch, and what does that cost?
+
+Command:
+
+    python benchmarks/batch_invariance.py [--weights 12] [--batches 32] [--out results/h200/batch_invariance.json]
+
+Result file: results/h200/batch_invariance.json. Needs a GPU. Triton is optional; without it its lines are left out.
+
+The weights are drawn from suite llm in turns with random ones, half of whose rows are no multiple of 16 bytes. For each
+weight the gate of ``outblas.judge.batch_invariance`` compares rows bit by bit over drawn M from 1 to 8192. It judges
+``outblas.matmul(batch_invariant=True)``, torch.matmul with its default switches, and a persistent matmul in Triton
+(``benchmarks/rivals/triton_persistent.py``). Then all three are timed at a few M, in the same interleaved rounds.
+OutBLAS' kernel in the rounds is the one that the call predicts to be fastest. An interrupted run resumes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from outblas.core.config import config_name
+from outblas.core.errors import DeviceError, OutblasError
+from outblas.core.evaluation import Status
+from outblas.core.files import write_json
+from outblas.core.journal import Journal
+from outblas.core.problem import Problem
+from outblas.core.rivals import BaselineCall
+from outblas.core.stats import geomean
+from outblas.core.suites import suite
+from outblas.judge.batch_invariance import MOST_ROWS, check_batch_invariance, drawn_batches
+from outblas.judge.reference import b_as_k_by_n
+from outblas.kernels.fixed_order import summation_of_weight
+from outblas.records.provenance import collect_provenance
+
+FORMAT = "outblas-batch-invariance-1"
+SEED, ROUNDS = 0, 11
+#: M at which the three are timed.
+TIMED = (1, 16, 64, 256, 1024, 4096)
+
+
+def weights(count: int, seed: int = SEED) -> Iterator[Problem]:
+    """Yield weights of suite llm and random ones in turns, with layouts and dtypes in turns; their M is 1."""
+    rng = random.Random(seed)
+    known = list(dict.fromkeys((p.n, p.k) for p in suite("llm")))
+    rng.shuffle(known)
+    for index in range(count):
+        unit = 1 if index // 2 % 2 else 8
+        drawn = (rng.randint(64, 8192) // unit * unit, rng.randint(64, 8192) // unit * unit)
+        n, k = drawn if index % 2 else known[index // 2 % len(known)]
+        layout, dtype = ("TN", "NN")[index // 4 % 2], ("bf16", "fp16")[index // 2 % 2]
+        yield Problem(1, n, k, layout, dtype)  # type: ignore[arg-type]
+
+
+def products() -> dict[str, Callable[[Any, Any], Any]]:
+    """Return who -> product of two CUDA matrices; ``triton`` only if it is installed."""
+    import torch
+
+    from outblas.dispatch.matmul import matmul
+
+    found = {"outblas": lambda a, b: matmul(a, b, batch_invariant=True), "torch": torch.matmul}
+    try:
+        from rivals.triton_persistent import multiply
+    except ImportError:
+        return found
+    return {**found, "triton": multiply}
+
+
+class IntoOutput:
+    """A product as an entry of the clock: it writes into the output of the problem.
+
+    Args:
+        product: ``product(a, b, out=c)``.
+        stream: torch's stream of the clock.
+    """
+
+    def __init__(self, product: Callable[..., Any], stream: Any) -> None:
+        self._product, self._stream = product, stream
+
+    def bind(self, problem: Problem, a: Any, b: Any, c: Any) -> BaselineCall:
+        """Return a call that computes into ``c``; the product runs once before."""
+        import torch
+
+        right = b_as_k_by_n(problem, b)
+
+        def call(stream: int) -> None:
+            with torch.cuda.stream(self._stream):
+                self._product(a, right, out=c)
+
+        call(0)
+        return call
+
+
+def times(problem: Problem, who: Sequence[str], gpu: Any) -> dict[str, Any]:
+    """Return the kernel of OutBLAS, and who -> median time in microseconds.
+
+    Raises:
+        DeviceError: no kernel of the weight's order is legal.
+    """
+    import torch
+
+    from outblas.dispatch.device_registry import device_state
+    from outblas.dispatch.device_state import load_kernel
+    from outblas.judge.gpu_clock import GpuClock
+
+    config = device_state(0).library.fixed_order.choose(problem, gpu, "plain")
+    if config is None:
+        raise DeviceError(f"no kernel of one order for {problem.key}", "a legal one", "leave this weight out")
+    with GpuClock(problem, 0, seed=SEED + 1, gpu=gpu) as bench:
+        entries: dict[str, Any] = {"outblas": load_kernel(problem, config)[0]}
+        entries["torch"] = IntoOutput(torch.matmul, bench.torch_stream)
+        if "triton" in who:
+            from rivals.triton_persistent import multiply
+
+            entries["triton"] = IntoOutput(multiply, bench.torch_stream)
+        graphs = {}
+        try:
+            for name, entry in entries.items():
+                graphs[name] = bench.capture(entry)
+            measured = bench.measure(graphs, ROUNDS, SEED)
+        finally:
+            for graph in graphs.values():
+                graph.free()
+    return {"m": problem.m, "config": config_name(config), "us": {name: t.median_us for name, t in measured.items()}}
+
+
+def measure_weight(weight: Problem, batches: int, timed: Sequence[int], gpu: Any) -> dict[str, Any]:
+    """Return the verdicts and the times of one weight."""
+    found: dict[str, Any] = {"weight": weight.key, "order": summation_of_weight(weight, gpu), "verdicts": {}}
+    drawn = drawn_batches(batches, SEED, MOST_ROWS)
+    each = products()
+    for who, product in each.items():
+        verdict = check_batch_invariance(product, weight, drawn, seed=SEED)
+        found["verdicts"][who] = {"invariant": verdict.status is Status.PASSED, "detail": verdict.detail}
+    found["times"] = [times(replace(weight, m=m), list(each), gpu) for m in timed]
+    return found
+
+
+def means(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return who -> invariant weights, and the geometric means of OutBLAS' speed-up over the others by M."""
+    who = list(rows[0]["verdicts"])
+    invariant = {name: sum(row["verdicts"][name]["invariant"] for row in rows) for name in who}
+    timed = [each for row in rows for each in row["times"]]
+    speedups = {
+        name: {
+            str(m): round(geomean([t["us"][name] / t["us"]["outblas"] for t in timed if t["m"] == m]), 4)
+            for m in sorted({t["m"] for t in timed})
+        }
+        for name in who
+        if name != "outblas"
+    }
+    return {"weights": len(rows), "invariant": invariant, "speedup_over": speedups}
+
+
+def measure(count: int, batches: int, out: Path) -> dict[str, Any]:
+    """Judge and time all weights that the journal does not have, and write the result file."""
+    from outblas.runtime.device import gpu_of_device
+
+    gpu, listed = gpu_of_device(0), list(weights(count))
+    settings = {"weights": [w.key for w in listed], "batches": batches, "timed": list(TIMED), "rounds": ROUNDS}
+    journal = Journal(out.with_name(out.name + ".jsonl"), settings)
+    written = False
+    try:
+        known = {entry["weight"] for entry in journal.entries}
+        for weight in listed:
+            if weight.key not in known:
+                journal.append(measure_weight(weight, batches, TIMED, gpu))
+                print(f"{len(journal.entries)}/{count} {journal.entries[-1]['verdicts']}", flush=True)
+        rows = list(journal.entries)
+        about = collect_provenance("benchmarks/batch_invariance.py")
+        result = {"format": FORMAT, "provenance": about, "means": means(rows), "rows": rows}
+        write_json(out, result)
+        written = True
+        return result
+    finally:
+        journal.close(done=written)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--weights", type=int, default=12, help="number of weights")
+    parser.add_argument("--batches", type=int, default=32, help="drawn M of the gate, in addition to the edges")
+    parser.add_argument("--out", type=Path, default=Path("results/h200/batch_invariance.json"))
+    options = parser.parse_args(arguments)
+    try:
+        result = measure(options.weights, options.batches, options.out)
+    except OutblasError as error:
+        sys.exit(f"error: {error}")
+    for name, count in result["means"]["invariant"].items():
+        print(f"{name}: {count} of {result['means']['weights']} weights are batch-invariant")
+    for name, by_m in result["means"]["speedup_over"].items():
+        print(f"speed-up over {name}: {', '.join(f'M {m} {value:.3f}' for m, value in by_m.items())}")
+    print(f"result: {options.out}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""Kernels that add the products of an element of C in one order, so that its bits do not depend on the batch.
+
+The order is a property of the knobs (:meth:`outblas.kernels.families.family.Family.summation`). A weight has one order
+for all M, and only kernels of that order may serve it. So a row of A gives the same row of C in every batch.
+:mod:`outblas.judge.batch_invariance` proves this bit by bit on a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import chain
+
+from outblas.core.config import KernelConfig, Launch, launch_allows
+from outblas.core.problem import Problem
+from outblas.core.roofline import Gpu
+from outblas.kernels.cost.cost_model import rank
+from outblas.kernels.families.family import Summation
+from outblas.kernels.families.registry import FAMILIES
+from outblas.kernels.legality import never_legal, why_illegal
+from outblas.kernels.pool import pool
+
+#: If fewer listed kernels than this are legal, others are ranked, too.
+ENOUGH_KERNELS = 8
+
+
+def summation(config: KernelConfig) -> Summation | None:
+    """Return the order in which a kernel adds the products of an element of C; None: an order of its own."""
+    return FAMILIES[config.family].summation(config)
+
+
+def summation_of_weight(problem: Problem, gpu: Gpu) -> Summation:
+    """Return the one order of all products of a weight, whatever their M.
+
+    It is ``wgmma`` on sm_90 if rows are multiples of 16 bytes, else ``mma``, which has kernels for rows of any
+    alignment.
+
+    Args:
+        problem: gives N, K and layout; M does not matter.
+        gpu: the GPU.
+    """
+    return "wgmma" if gpu.arch == 90 and problem.rows_aligned else "mma"
+
+
+def fixed_order_candidates(problem: Problem, gpu: Gpu) -> list[KernelConfig]:
+    """Return the legal kernels of the weight's order in the pool, and those that families add; without PDL.
+
+    At least one is legal for every problem on every GPU from sm_80 on whose grid fits.
+
+    Args:
+        problem: the problem.
+        gpu: the GPU.
+    """
+    order = summation_of_weight(problem, gpu)
+    offered = chain(pool(), *(family.fixed_order_candidates(problem) for family in FAMILIES.values()))
+    return [c for c in offered if summation(c) == order and why_illegal(problem, c, gpu) is None]
+
+
+class FixedOrderKernels:
+    """Kernels to choose from, sorted by their order of summation.
+
+    Args:
+        listed: kernels, such as those of a library, in any order.
+
+    Attributes:
+        left_out: kernels that are not chosen, because they could not be loaded.
+    """
+
+    def __init__(self, listed: Iterable[KernelConfig]) -> None:
+        self.left_out: set[KernelConfig] = set()
+        self._listed = tuple(dict.fromkeys(listed))
+        self._sorted: dict[tuple[object, ...], list[KernelConfig]] = {}
+
+    def choose(self, problem: Problem, gpu: Gpu, launch: Launch) -> KernelConfig | None:
+        """Return the kernel of the weight's order that is predicted to be fastest; None if no such kernel is legal.
+
+        If fewer than :data:`ENOUGH_KERNELS` listed kernels are legal, :func:`fixed_order_candidates` are ranked, too.
+
+        Args:
+            problem: the problem.
+            gpu: the GPU.
+            launch: launch option that the caller allows.
+
+        Raises:
+            RecordError: the cost model's file is damaged.
+        """
+        found = [c for c in self._of_order(problem, gpu, launch) if why_illegal(problem, c, gpu) is None]
+        if len(found) < ENOUGH_KERNELS:
+            found = list(dict.fromkeys((*found, *fixed_order_candidates(problem, gpu))))
+        found = [c for c in found if c not in self.left_out]
+        return found[rank(problem, found, gpu)[0]] if found else None
+
+    def _of_order(self, problem: Problem, gpu: Gpu, launch: Launch) -> list[KernelConfig]:
+        """Return the listed kernels of the weight's order, without those that no M makes legal."""
+        order = summation_of_weight(problem, gpu)
+        key = order, launch, problem.layout, problem.dtype, problem.acc, gpu
+        found = self._sorted.get(key)
+        if found is None:
+            found = [c for c in self._listed if _fits(c, order, launch) and not never_legal(problem, c, gpu)]
+            self._sorted[key] = found
+        return found
+
+
+def _fits(config: KernelConfig, order: Summation, launch: Launch) -> bool:
+    return summation(config) == order and launch_allows(launch, config)
