@@ -17,7 +17,7 @@ MULTIPLIED = {
     "hbm": ("hbm",),
     "l2": ("l2",),
     "l2_bytes": ("cache",),
-    "clock": ("ingest", "store_tma", "store_direct", "exchange"),
+    "clock": ("ingest", "shared", "store_tma", "store_direct", "exchange"),
     "tensor": ("clock",),
 }
 #: Cycles at the coefficient ``clock`` that are no tensor work: their time scales with the clock of an SM.

@@ -139,9 +139,6 @@ class Sm80PipelinedGemm(Family[Sm80PipelinedConfig]):
     def special_candidates(self, problem: Problem, gpu: Gpu) -> Sequence[Sm80PipelinedConfig]:
         return pool.candidates(problem, gpu)
 
-    def special_kernel_kinds(self) -> Iterable[tuple[Problem, Sm80PipelinedConfig]]:
-        return ((Problem(4096, 4096, 4096), config) for config in self.pool())
-
     def unaligned_candidates(
         self, problem: Problem, gpu: Gpu, listed: Sequence[Sm80PipelinedConfig]
     ) -> Iterable[Sm80PipelinedConfig]:

@@ -6,6 +6,7 @@
 // in 32 different banks.
 #pragma once
 #include "ptx/cp_async.cuh"
+#include "ptx/shared.cuh"
 
 constexpr int THREADS = 32 * WM * WN;  // of a CTA, which loads its tiles together
 
@@ -79,8 +80,7 @@ struct Panels {
     if constexpr (VEC > 1) {
       cp_async<VEC * ELEM>(to, source, valid);
     } else {
-      const u16 value = valid ? *source : u16{0};
-      asm volatile("st.shared.u16 [%0], %1;" ::"r"(to), "h"(value) : "memory");
+      store_shared(to, valid ? *source : u16{0});
     }
   }
 };
