@@ -30,6 +30,7 @@ START = {
     "issue": 12.0,
     "stage": 50.0,
     "copy": 4.0,
+    "scalar": 70.0,
     "shared": 210e3,
     "ingest": 60e3,
     "l2": 5.0e6,
@@ -92,14 +93,15 @@ class _Cost(TiledCost):
 
         mma.sync does at most 1,024 multiply-adds a cycle. Each warp reads its operands from shared memory, to which
         the copies write. Reads of the next 16 of K overlap the products of the present ones. So the overhead is a
-        barrier, the issue of the copies, and a start per 16 of K.
+        barrier, the issue of the copies, and a start per 16 of K. Scalar loads wait for their values as well.
         """
         warps = c["wm"] * c["wn"]
         math_us = c["bm"] * c["bn"] * c["bk"] / 1024 / (x["clock"] * 1e3)
         written = (c["bm"] + c["bn"]) * c["bk"] * ELEMENT_BYTES
         read = (c["bm"] * c["wn"] + c["bn"] * c["wm"]) * c["bk"] * ELEMENT_BYTES
         copies = written / ELEMENT_BYTES / c["vec"] / 32
-        serial = x["stage"] + x["issue"] * c["bk"] / 16 + x["copy"] * copies / warps
+        each = x["copy"] + np.where(c["vec"] == 1, x["scalar"], 0.0)
+        serial = x["stage"] + x["issue"] * c["bk"] / 16 + each * copies / warps
         return smooth_max(math_us, (read + written) / x["shared"]), serial / (x["clock"] * 1e3)
 
     def store_us(self, x: Mapping[str, float], c: Columns) -> Floats:

@@ -17,7 +17,7 @@ _LARGE = (
 )
 #: Tiles of medium size.
 _MEDIUM = (
-    *((128, 64, 2, 2), (64, 128, 2, 2), (64, 96, 2, 2), (96, 64, 2, 2), (64, 160, 2, 2), (64, 192, 2, 4)),
+    *((128, 64, 2, 2), (64, 128, 2, 2), (64, 96, 2, 2), (96, 64, 2, 2), (64, 160, 2, 2), (64, 192, 2, 2)),
     *((64, 64, 2, 2), (128, 32, 4, 1), (32, 128, 1, 4), (96, 96, 2, 2)),
 )
 #: Tiles for few rows or columns.
@@ -25,7 +25,7 @@ _SMALL = ((64, 32, 2, 1), (32, 64, 1, 2), (32, 32, 2, 2), (16, 128, 1, 4), (16, 
 #: (bk, stages) of rings for tiles of each size.
 _LARGE_RINGS = ((32, 3), (32, 4), (32, 5), (64, 2), (64, 3), (16, 6))
 _MEDIUM_RINGS = ((32, 4), (32, 6), (64, 3), (64, 4))
-_SMALL_RINGS = ((32, 6), (64, 4), (64, 6))
+_SMALL_RINGS = ((32, 4), (32, 6), (64, 3), (64, 4))
 #: Parts of K that a workspace gets.
 _SPLITS = (2, 3, 4, 6, 8, 12, 16)
 #: CTAs per SM up to which a split of K is offered.
@@ -59,8 +59,9 @@ def split_kernels() -> Iterator[Sm80PipelinedConfig]:
             yield Sm80PipelinedConfig(bm, bn, 32, 4, wm, wn, split)
             yield Sm80PipelinedConfig(bm, bn, 64, 3, wm, wn, split)
     for bm, bn, wm, wn in _SMALL:
+        bk, stages = (64, 4) if bn < 256 else (32, 5)  # the wider one fits into 99 KiB
         for split in _SPLITS:
-            yield Sm80PipelinedConfig(bm, bn, 64, 4, wm, wn, split)
+            yield Sm80PipelinedConfig(bm, bn, bk, stages, wm, wn, split)
 
 
 def pool() -> Iterator[Sm80PipelinedConfig]:

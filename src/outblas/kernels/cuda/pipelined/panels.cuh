@@ -33,6 +33,8 @@ struct Panels {
       load_panel(smem, from, stride, rows, cols);
     else if constexpr (VEC == 8 && ROWS % ROWS_APART == 0 && THREADS % PER_ROW == 0)
       load_panels(smem, from, stride, rows, cols);
+    else if constexpr (VEC == 1)
+      load_elements(smem, from, stride, rows, cols);
     else
       load_in_turn(smem, from, stride, rows, cols);
   }
@@ -65,7 +67,7 @@ struct Panels {
       source += static_cast<long long>(ROWS_APART) * stride;
     }
   }
-  // Any shape and any VEC.
+  // Any shape and any VEC above 1.
   static __device__ __forceinline__ void load_in_turn(u32 smem, const u16* from, int stride, int rows, int cols) {
     constexpr int TOTAL = ROWS * COLS / VEC, COPIES = (TOTAL + THREADS - 1) / THREADS;
     constexpr int UNROLL = COPIES <= 4 ? COPIES : 2;
@@ -75,12 +77,25 @@ struct Panels {
       copy(smem, row, col, from + (static_cast<long long>(row) * stride + col), row < rows && col < cols);
     }
   }
-  static __device__ __forceinline__ void copy(u32 smem, int row, int col, const u16* source, bool valid) {
-    const u32 to = smem + offset(row, col / 8) + col % 8 * ELEM;
-    if constexpr (VEC > 1) {
-      cp_async<VEC * ELEM>(to, source, valid);
-    } else {
-      store_shared(to, valid ? *source : u16{0});
+  // One by one: as many loads in flight as BATCH, before their values are stored.
+  static __device__ __forceinline__ void load_elements(u32 smem, const u16* from, int stride, int rows, int cols) {
+    constexpr int TOTAL = ROWS * COLS, BATCH = 8;
+#pragma unroll 1
+    for (int first = threadIdx.x; first < TOTAL; first += BATCH * THREADS) {
+      u16 values[BATCH];
+#pragma unroll
+      for (int j = 0; j < BATCH; ++j) {
+        const int i = first + j * THREADS, row = i / COLS, col = i % COLS;
+        values[j] = row < ROWS && row < rows && col < cols ? from[static_cast<long long>(row) * stride + col] : u16{0};
+      }
+#pragma unroll
+      for (int j = 0; j < BATCH; ++j) {
+        const int i = first + j * THREADS, row = i / COLS, col = i % COLS;
+        if (row < ROWS) store_shared(smem + offset(row, col / 8) + col % 8 * ELEM, values[j]);
+      }
     }
+  }
+  static __device__ __forceinline__ void copy(u32 smem, int row, int col, const u16* source, bool valid) {
+    cp_async<VEC * ELEM>(smem + offset(row, col / 8) + col % 8 * ELEM, source, valid);
   }
 };
