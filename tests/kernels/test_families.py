@@ -125,7 +125,9 @@ def test_whatever_its_knobs_are_there_is_an_answer_and_a_reason(family: Family[K
 def test_its_part_of_the_pool_is_legal_somewhere_and_has_no_launch_options(family: Family[KernelConfig]) -> None:
     mine = list(family.pool())
     assert mine and all(type(config) is family.config for config in mine)
-    assert set(mine) <= set(mma_pool() if family.without_wgmma else pool()) and not any(config.pdl or config.early or config.even for config in mine)
+    assert set(mine) <= set(mma_pool() if family.without_wgmma else pool()) and not any(
+        config.pdl or config.early or config.even for config in mine
+    )
     assert len(legal_pairs(family.name)) >= min(len(mine), 12), "a part of the pool is legal nowhere"
 
 

@@ -1,6 +1,7 @@
 """Kernels of sm80_pipelined_gemm run on the CPU: the kernel file itself, with asynchronous copies early and late.
 
-A bank conflict of ldmatrix fails, too. The emulation runs one cluster after another, so it says nothing on memory order across SMs.
+A bank conflict of ldmatrix fails, too. The emulation runs one cluster after another, so it says nothing on memory order
+across SMs.
 """
 
 from __future__ import annotations

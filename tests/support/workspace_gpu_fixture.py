@@ -12,8 +12,8 @@ pytest.importorskip("cuda.bindings")
 
 import torch
 
-from outblas.core.problem import Problem
 from outblas.core.config import KernelConfig
+from outblas.core.problem import Problem
 from outblas.kernels.families.sm80_pipelined_gemm import Sm80PipelinedConfig
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.runtime.device import gpu_of_device

@@ -91,9 +91,15 @@ def build_template(problem: Problem, config: KernelConfig, folder: Path) -> Path
 def run_template(
     program: Path, problem: Problem, config: KernelConfig, operands: tuple[np.ndarray, np.ndarray], sms: int, late: bool
 ) -> np.ndarray:
-    """C as :func:`run`, of a kernel of :func:`build_template` on a GPU of ``sms`` SMs. Bank conflicts of ldmatrix fail."""
+    """C as :func:`run`, of a kernel of :func:`build_template` on a GPU of ``sms`` SMs. Bank conflicts fail."""
     sizes = [*grid(problem, config, sms), geometry(problem, config).threads, 1, 1, 1, 1, 1]
-    return _run(program, problem, [*sizes, workspace_bytes(problem, config)], operands, {**_how(late), "EMULATE_STRICT_BANKS": "1"})
+    return _run(
+        program,
+        problem,
+        [*sizes, workspace_bytes(problem, config)],
+        operands,
+        {**_how(late), "EMULATE_STRICT_BANKS": "1"},
+    )
 
 
 def _how(late: bool) -> dict[str, str]:

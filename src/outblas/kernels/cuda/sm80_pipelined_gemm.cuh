@@ -86,8 +86,8 @@ __device__ __forceinline__ void await_next_stage() {
 }
 
 // All stages of one tile. Its first one has arrived; at the end that of the next tile has.
-__device__ __forceinline__ void multiply_tile(Fragment (&acc)[MT][NT], Filler& filler, u32& slot, const LaneOffsets& lane,
-                                              int stages) {
+__device__ __forceinline__ void multiply_tile(Fragment (&acc)[MT][NT], Filler& filler, u32& slot,
+                                              const LaneOffsets& lane, int stages) {
   Operands now;
   load_operands(now, filler.ring + slot, lane, 0);
 #pragma unroll 1

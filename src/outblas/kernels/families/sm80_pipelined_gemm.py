@@ -77,7 +77,10 @@ class Sm80PipelinedGemm(Family[Sm80PipelinedConfig]):
             (unaligned, "rows are not multiples of vec = {c.vec} elements"),
             (c.persistent & (tiles >= 2**22), "more than 4 million tiles for one CTA to walk over"),
             (split & (tiles * COUNTER_BYTES > COUNTERS_BYTES), "more tiles than the counters of a workspace"),
-            (split & (_workspace_bytes(p, c) > WORKSPACE_LIMIT), "a workspace of {workspace_bytes} bytes exceeds 64 MiB"),
+            (
+                split & (_workspace_bytes(p, c) > WORKSPACE_LIMIT),
+                "a workspace of {workspace_bytes} bytes exceeds 64 MiB",
+            ),
         )
 
     def geometry(self, problem: Problem, c: Sm80PipelinedConfig) -> Geometry:

@@ -74,8 +74,8 @@ def pool() -> Iterator[Sm80PipelinedConfig]:
 def candidates(problem: Problem, gpu: Gpu) -> tuple[Sm80PipelinedConfig, ...]:
     """Return the kernels to try on a problem; some may be illegal. With wgmma the result is empty.
 
-    They are those of the pool. But K is split only if the CTAs are then at most four per SM, and CTAs walk only if
-    there are more tiles than CTAs. Each config comes without PDL, then from sm_90 on with PDL.
+    They are those of the pool. But K is split only if the CTAs are then at most four per SM. CTAs walk only if there
+    are more tiles than CTAs. Each config comes without PDL, then from sm_90 on with PDL.
 
     Args:
         problem: the problem.

@@ -1,9 +1,9 @@
 // Tiles in shared memory as panels of at most 64 columns, in which ldmatrix and 16-byte accesses have no bank conflict.
 //
-// A panel has UNITS units of 16 bytes per row: 8, 4 or 2, the largest that divides the tile's columns. So any multiple of
-// 16 columns is served. Panels follow each other, and the rows of a panel are contiguous. Within a row the unit is XORed
-// with bits of the row number. Then units of equal number in eight successive rows, which are one phase of ldmatrix, lie
-// in 32 different banks.
+// A panel has UNITS units of 16 bytes per row: 8, 4 or 2, the largest that divides the tile's columns. So any multiple
+// of 16 columns is served. Panels follow each other, and the rows of a panel are contiguous. Within a row the unit is
+// XORed with bits of the row number. Units of equal number in eight successive rows are one phase of ldmatrix. They then
+// lie in 32 different banks.
 #pragma once
 #include "ptx/cp_async.cuh"
 #include "ptx/shared.cuh"
@@ -40,7 +40,7 @@ struct Panels {
   }
 
  private:
-  // Addresses in the next two are carried from copy to copy. Computed from the row, they would all be kept in registers.
+  // Addresses in the next two are carried from copy to copy. Computed from the row, all would be kept in registers.
   //
   // One panel: all copies of a thread are in one column.
   static __device__ __forceinline__ void load_panel(u32 smem, const u16* from, int stride, int rows, int cols) {

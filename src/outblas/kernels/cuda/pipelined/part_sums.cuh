@@ -17,8 +17,8 @@ struct PartSums {
 
   // For all threads: writes part `part` of tile `tile`. In the last CTA, calls store(i, sums) for each block row.
   template <class Store>
-  static __device__ __forceinline__ void run(const Fragment (&acc)[MT][NT], unsigned char* workspace, int tile, int part,
-                                             int warp, int lane, const Store& store) {
+  static __device__ __forceinline__ void run(const Fragment (&acc)[MT][NT], unsigned char* workspace, int tile,
+                                             int part, int warp, int lane, const Store& store) {
     float* const first = reinterpret_cast<float*>(workspace + COUNTERS_BYTES) +
                          static_cast<u64>(tile) * SPLIT * PART_FLOATS + warp * WARP_FLOATS + lane * 4;
     float* const mine = first + part * PART_FLOATS;

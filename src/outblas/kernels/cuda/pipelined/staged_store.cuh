@@ -7,7 +7,8 @@ using Slab = Panels<16, WARP_N>;
 
 // The slab to rows from `row0` and columns from `col0` on, one Word a lane.
 template <class Word>
-__device__ __forceinline__ void copy_slab(u16* c, const unsigned char* slab, int row0, int col0, int m, int n, int lane) {
+__device__ __forceinline__ void copy_slab(u16* c, const unsigned char* slab, int row0, int col0, int m, int n,
+                                          int lane) {
   constexpr int WIDTH = sizeof(Word) / ELEM, PER_ROW = WARP_N / WIDTH;
   constexpr int UNROLL = WIDTH == 8 ? 16 * PER_ROW / 32 : 1;
 #pragma unroll UNROLL
