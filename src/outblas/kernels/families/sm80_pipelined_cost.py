@@ -47,7 +47,7 @@ START = {
     "workspace": 1.2,
 }
 #: Registers per thread in addition to accumulators and operands: addresses, loop state, copies in flight.
-OTHER_REGISTERS = 46
+OTHER_REGISTERS = 54
 
 
 def accumulator_registers(c: Sm80PipelinedConfig, fp16: bool) -> int:
@@ -61,7 +61,7 @@ def accumulator_registers(c: Sm80PipelinedConfig, fp16: bool) -> int:
 
 
 def registers(c: Sm80PipelinedConfig, accumulators: int) -> int:
-    """Return the registers per thread: ``accumulators``, operands of two steps of 16 of K, and 46 others.
+    """Return the registers per thread: ``accumulators``, operands of two steps of 16 of K, and 54 others.
 
     A step has 4 registers for each 16 rows of the warp, and 2 for each 8 columns.
     """

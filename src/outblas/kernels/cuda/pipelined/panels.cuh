@@ -44,11 +44,11 @@ struct Panels {
   //
   // One panel: all copies of a thread are in one column.
   static __device__ __forceinline__ void load_panel(u32 smem, const u16* from, int stride, int rows, int cols) {
-    constexpr int COPIES = (ROWS + ROWS_APART - 1) / ROWS_APART;
+    constexpr int COPIES = (ROWS + ROWS_APART - 1) / ROWS_APART, UNROLL = COPIES <= 8 ? COPIES : 4;
     const int row = static_cast<int>(threadIdx.x) / PER_ROW, col = static_cast<int>(threadIdx.x) % PER_ROW * VEC;
     const int inside = col < cols ? rows - row : 0;
     const u16* source = from + (static_cast<long long>(row) * stride + col);
-#pragma unroll
+#pragma unroll UNROLL
     for (int i = 0; i < COPIES; ++i) {
       if (ROWS % ROWS_APART != 0 && row + i * ROWS_APART >= ROWS) break;
       copy(smem, row + i * ROWS_APART, col, source, i * ROWS_APART < inside);
@@ -79,7 +79,7 @@ struct Panels {
   }
   // One by one: as many loads in flight as BATCH, before their values are stored.
   static __device__ __forceinline__ void load_elements(u32 smem, const u16* from, int stride, int rows, int cols) {
-    constexpr int TOTAL = ROWS * COLS, BATCH = 8;
+    constexpr int TOTAL = ROWS * COLS, BATCH = 4;
 #pragma unroll 1
     for (int first = threadIdx.x; first < TOTAL; first += BATCH * THREADS) {
       u16 values[BATCH];
