@@ -19,8 +19,7 @@
 constexpr int RING_BYTES = STAGES * STAGE_BYTES;
 constexpr int SLAB_BYTES = WM * WN * Slab::BYTES;
 constexpr int SLAB_OFFSET = PERSISTENT ? RING_BYTES : 0;
-constexpr int SMEM_BYTES = PERSISTENT || RING_BYTES > SLAB_BYTES ? SLAB_OFFSET + (PERSISTENT ? SLAB_BYTES : RING_BYTES)
-                                                                 : SLAB_BYTES;
+constexpr int SMEM_BYTES = PERSISTENT ? RING_BYTES + SLAB_BYTES : RING_BYTES > SLAB_BYTES ? RING_BYTES : SLAB_BYTES;
 constexpr int AHEAD = STAGES - 1;  // stages that are filled ahead of the one in use
 
 // Operands in global memory.

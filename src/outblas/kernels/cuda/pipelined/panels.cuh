@@ -31,7 +31,7 @@ struct Panels {
   static __device__ __forceinline__ void load(u32 smem, const u16* from, int stride, int rows, int cols) {
     if constexpr (VEC == 8 && COLS == UNITS * 8)
       load_panel(smem, from, stride, rows, cols);
-    else if constexpr (VEC == 8 && ROWS % ROWS_APART == 0 && THREADS % PER_ROW == 0)
+    else if constexpr (VEC == 8 && ROWS % ROWS_APART == 0)
       load_panels(smem, from, stride, rows, cols);
     else if constexpr (VEC == 1)
       load_elements(smem, from, stride, rows, cols);
