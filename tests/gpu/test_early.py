@@ -24,6 +24,7 @@ from outblas.judge.gates import prove
 from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
 from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
+from outblas.kernels.families.sm80_pipelined_gemm import Sm80PipelinedConfig
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.kernels.legality import why_illegal
 from outblas.kernels.source import make_source
@@ -53,6 +54,10 @@ CONFIGS: dict[str, KernelConfig] = {
     "mma": Sm80MmaConfig(32, 32, 64, 4),
     "mma_warps_split": Sm80MmaConfig(16, 16, 128, 4, 1, 1, 8, split_k=2),
     "mma_one_stage": Sm80MmaConfig(32, 32, 64, 1),
+    "pipelined": Sm80PipelinedConfig(64, 64, 64, 4),
+    "pipelined_more_stages_than_k": Sm80PipelinedConfig(32, 64, 64, 6, 1, 2),
+    "pipelined_walk": Sm80PipelinedConfig(64, 64, 32, 4, persistent=True),
+    "pipelined_split": Sm80PipelinedConfig(64, 64, 32, 4, split_k=3),
     "direct": Sm80DirectConfig(32, 32, 2, 2, unroll=2),
     "direct_warps": Sm80DirectConfig(16, 16, wk=8, unroll=2),
     "gemv": Sm80GemvConfig(8, 64, 1, 8, 2),

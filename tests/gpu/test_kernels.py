@@ -20,6 +20,7 @@ from outblas.judge.operands import Operands, torch_dtype
 from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
 from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
+from outblas.kernels.families.sm80_pipelined_gemm import Sm80PipelinedConfig
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.kernels.legality import why_illegal
 from outblas.kernels.proof_shapes import proof_shapes
@@ -112,6 +113,29 @@ CONFIGS: dict[str, KernelConfig] = {
     "direct_warps_over_k": Sm80DirectConfig(16, 16, 1, 1, 8, 4),
     "direct_uneven_pdl": Sm80DirectConfig(32, 32, 1, 2, 3, 3, pdl=True),
     "direct_sixteen_warps": Sm80DirectConfig(16, 32, 1, 1, 16, 1),
+    "pipelined_tile": Sm80PipelinedConfig(128, 128),
+    "pipelined_largest": Sm80PipelinedConfig(256, 128, 64, 3, 4, 2),
+    "pipelined_wide": Sm80PipelinedConfig(128, 256, 32, 3, 2, 4),
+    "pipelined_shallow": Sm80PipelinedConfig(128, 64, 16, 6),
+    "pipelined_two_stages": Sm80PipelinedConfig(64, 128, 64, 2),
+    "pipelined_two_stages_of_one_step": Sm80PipelinedConfig(64, 64, 16, 2),
+    "pipelined_odd_96": Sm80PipelinedConfig(128, 96, 64, 3),
+    "pipelined_odd_160": Sm80PipelinedConfig(128, 160, 32, 4, 4, 2),
+    "pipelined_odd_192": Sm80PipelinedConfig(64, 192, 32, 4, 2, 4, group=3),
+    "pipelined_odd_warps": Sm80PipelinedConfig(96, 144, 64, 3, 2, 3),
+    "pipelined_one_warp": Sm80PipelinedConfig(16, 48, 64, 4, 1, 1),
+    "pipelined_sixteen_warps": Sm80PipelinedConfig(128, 128, 32, 4, 4, 4, min_blocks=1),
+    "pipelined_two_ctas": Sm80PipelinedConfig(64, 64, 32, 4, min_blocks=2, pdl=True),
+    "pipelined_walk": Sm80PipelinedConfig(128, 128, 32, 4, persistent=True),
+    "pipelined_walk_two_ctas": Sm80PipelinedConfig(64, 96, 32, 6, persistent=True, min_blocks=2, pdl=True),
+    "pipelined_walk_largest": Sm80PipelinedConfig(256, 128, 32, 4, 4, 2, persistent=True, group=2),
+    "pipelined_split": Sm80PipelinedConfig(128, 128, 32, 4, split_k=3),
+    "pipelined_split_largest": Sm80PipelinedConfig(256, 128, 32, 3, 4, 2, split_k=2, pdl=True),
+    "pipelined_split_narrow": Sm80PipelinedConfig(16, 64, 64, 4, 1, 4, split_k=12),
+    "pipelined_quads": Sm80PipelinedConfig(64, 96, 32, 4, vec=4),
+    "pipelined_pairs_walk": Sm80PipelinedConfig(64, 64, 64, 3, vec=2, persistent=True),
+    "pipelined_scalar": Sm80PipelinedConfig(128, 96, 32, 3, vec=1),
+    "pipelined_scalar_split": Sm80PipelinedConfig(32, 64, 16, 4, 1, 2, split_k=2, vec=1, pdl=True),
     "mma_even": Sm80MmaConfig(16, 16, 256, 4, 1, 1, 8, pdl=True, even=True),
     "direct_even": Sm80DirectConfig(32, 32, 1, 2, 3, 3, pdl=True, even=True),
     "gemv_registers": Sm80GemvConfig(8, 64, 1, 8, 2),

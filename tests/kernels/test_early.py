@@ -14,6 +14,7 @@ from outblas.core.problem import Layout, Problem
 from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
 from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig, gemv_loads_per_step
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
+from outblas.kernels.families.sm80_pipelined_gemm import Sm80PipelinedConfig
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.kernels.legality import why_illegal
 from outblas.kernels.source import make_source
@@ -36,6 +37,9 @@ CONFIGS: dict[str, KernelConfig] = {
     "mma_split": Sm80MmaConfig(16, 32, 64, 3, 1, 1, 4, split_k=2),
     "mma_one_stage": Sm80MmaConfig(32, 32, 64, 1),
     "mma_pairs": Sm80MmaConfig(32, 32, 64, 3, vec=2),
+    "pipelined": Sm80PipelinedConfig(64, 64, 64, 4),
+    "pipelined_walk": Sm80PipelinedConfig(64, 96, 32, 3, persistent=True),
+    "pipelined_split": Sm80PipelinedConfig(64, 64, 32, 4, split_k=3),
     "direct": Sm80DirectConfig(16, 8, wk=4),
     "direct_tile": Sm80DirectConfig(32, 32, 2, 2, unroll=2),
     "gemv": Sm80GemvConfig(8, 64, 1, 8, 2),
@@ -98,7 +102,7 @@ def early_loads(problem: Problem, c: KernelConfig) -> int:
         return c.unroll * gemv_loads_per_step(problem, c)[0]
     if isinstance(c, Sm80DirectConfig):
         return c.unroll * (c.bn // c.wn // 8 if problem.layout == "TN" else 4)
-    threads = 32 * c.wm * c.wn * c.wk
+    threads = 32 * c.wm * c.wn * getattr(c, "wk", 1)
     return max(1, c.stages - 1) * -(-c.bn * c.bk // c.vec // threads)
 
 

@@ -17,6 +17,7 @@ from outblas.core.problem import Problem
 from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
 from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
+from outblas.kernels.families.sm80_pipelined_gemm import Sm80PipelinedConfig
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.kernels.families.sm90_wgmma_launch import wgmma_instance
 from outblas.kernels.source import Source, kernel_kind, make_source
@@ -37,6 +38,7 @@ PRELUDES: dict[str, tuple[Problem, KernelConfig]] = {
     "sm80_warps_split": (P, Sm80MmaConfig(16, 32, 128, 3, 1, 1, 4, split_k=8)),
     "sm80_scalar_fp16_acc": (Problem(127, 1001, 333, "NN", acc="fp16"), Sm80MmaConfig(64, 64, vec=1)),
     "sm90_stagger": (P, Sm90WgmmaConfig(256, 128, 64, 4, 2, "stagger", 1, 2, persistent=True)),
+    "sm80_pipelined_split": (Problem(512, 512, 8192), Sm80PipelinedConfig(128, 96, 32, 4, split_k=3)),
     "sm80_direct_warps_over_k": (Problem(64, 64, 512), Sm80DirectConfig(16, 16, 1, 1, 4, 4)),
     "sm80_direct_nn_fp16_acc": (Problem(64, 64, 512, "NN", acc="fp16"), Sm80DirectConfig(64, 64, 2, 2, pdl=True)),
     "sm80_gemv_registers": (Problem(1, 4096, 4096), Sm80GemvConfig(8, 32, 1, 8, 2, split_k=2)),

@@ -10,6 +10,7 @@ from outblas.kernels.catalogue import candidates
 from outblas.kernels.cost import cost_model
 from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
+from outblas.kernels.families.sm80_pipelined_gemm import Sm80PipelinedConfig
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.learn import features
 from outblas.learn.features import (
@@ -74,6 +75,15 @@ def test_a_family_that_no_net_was_taught_has_no_column(monkeypatch: pytest.Monke
     np.testing.assert_array_equal(after[0], before[0])
     np.testing.assert_array_equal(after[1, len(named) :], before[1, len(named) :])
     assert before[1, : len(named)].tolist() == [0, 1, 0, 0] and not after[1, : len(named)].any()
+
+
+def test_a_family_that_resembles_a_learned_one_has_its_column() -> None:
+    configs = [Sm80MmaConfig(64, 64), Sm80PipelinedConfig(64, 64)]
+    rows = candidate_features(Problem(512, 512, 512), configs, H200)
+    top = len(features.LEARNED_FAMILIES)
+    assert Sm80PipelinedConfig.family not in features.LEARNED_FAMILIES
+    np.testing.assert_array_equal(rows[0, :top], rows[1, :top])
+    assert rows[0, :top].sum() == 1
 
 
 def test_knobs_are_the_same_on_every_problem() -> None:

@@ -17,6 +17,7 @@ from outblas.kernels.epilogue import Epilogue
 from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
 from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
+from outblas.kernels.families.sm80_pipelined_gemm import Sm80PipelinedConfig
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.runtime.fused_launch import Extra
 from support.served_fixture import Served
@@ -38,6 +39,9 @@ KERNELS: dict[str, tuple[Problem, KernelConfig]] = {
     "mma": (P, Sm80MmaConfig(64, 64)),
     "mma_split": (P, Sm80MmaConfig(16, 32, 64, 4, 1, 1, 4, split_k=4)),
     "mma_scalar": (P, Sm80MmaConfig(64, 64, wn=4, vec=1)),
+    "pipelined": (P, Sm80PipelinedConfig(128, 128)),
+    "pipelined_split": (P, Sm80PipelinedConfig(64, 64, 32, 4, split_k=4)),
+    "pipelined_walk": (P, Sm80PipelinedConfig(256, 128, 32, 3, 4, 2, persistent=True)),
     "direct": (P, Sm80DirectConfig(64, 64, 2, 2, unroll=2)),
     "direct_warps": (P, Sm80DirectConfig(32, 16, 1, 1, 8, 3, pdl=True, early=True)),
     "gemv": (FEW, Sm80GemvConfig(8, 64, 1, 4, 2)),

@@ -16,6 +16,7 @@ from outblas.kernels.epilogue import Epilogue
 from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
 from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
+from outblas.kernels.families.sm80_pipelined_gemm import Sm80PipelinedConfig
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.runtime.device import gpu_of_device
 
@@ -53,6 +54,11 @@ CONFIGS: dict[str, KernelConfig] = {
     "mma_warps_over_k": Sm80MmaConfig(16, 16, 128, 4, 1, 1, 8, pdl=True),
     "mma_split": Sm80MmaConfig(16, 32, 64, 4, 1, 1, 4, split_k=4),
     "mma_scalar": Sm80MmaConfig(64, 64, 64, 3, 2, 4, vec=1),
+    "pipelined_tile": Sm80PipelinedConfig(128, 128),
+    "pipelined_wide_warps": Sm80PipelinedConfig(32, 192, 32, 4, 1, 2),
+    "pipelined_walk_pdl": Sm80PipelinedConfig(64, 96, 32, 4, persistent=True, pdl=True),
+    "pipelined_split": Sm80PipelinedConfig(64, 64, 32, 4, split_k=4),
+    "pipelined_scalar": Sm80PipelinedConfig(64, 64, 64, 3, vec=1),
     "direct_one_warp": Sm80DirectConfig(16, 8),
     "direct_wide": Sm80DirectConfig(64, 64, 2, 2, 1, 2),
     "direct_warps_over_k": Sm80DirectConfig(16, 16, 1, 1, 8, 4),

@@ -12,18 +12,22 @@ pytest.importorskip("cuda.bindings")
 
 import torch
 
+from outblas.core.config import KernelConfig
 from outblas.core.problem import Problem
+from outblas.kernels.families.sm80_pipelined_gemm import Sm80PipelinedConfig
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.runtime.device import gpu_of_device
 
 BASE = Sm90WgmmaConfig(64, 64, 64, 8, split_k=4, store="direct", split_kind="workspace")
-CONFIGS = {
+CONFIGS: dict[str, KernelConfig] = {
     "64x64_4": BASE,
     "64x64_4_2x1_pdl": replace(BASE, cluster_m=2, pdl=True),
     "64x128_12_1x2": replace(BASE, bn=128, cluster_n=2, split_k=12, raster="n"),
     "128x128_5_2x1": replace(BASE, bm=128, bn=128, stages=6, consumers=2, cluster_m=2, split_k=5, group=2),
     "128x256_2_pdl": replace(BASE, bm=128, bn=256, stages=4, consumers=2, split_k=2, pdl=True),
     "64x8_32": replace(BASE, bn=8, split_k=32),
+    "pipelined_128x128_3": Sm80PipelinedConfig(128, 128, 32, 4, split_k=3),
+    "pipelined_64x96_16_pdl": Sm80PipelinedConfig(64, 96, 32, 4, split_k=16, pdl=True),
 }
 WHOLE, RAGGED = Problem(256, 512, 12288), Problem(331, 648, 4104)
 DEEP = Problem(64, 128, 16384)

@@ -27,7 +27,7 @@ def record(
     catalogue: Annotated[
         str | None,
         typer.Option(
-            help="Named set of candidates; by default that of the most similar GPU, or pool with --candidates."
+            help="Named set of candidates; by default that of the most similar GPU, or the pool with --candidates."
         ),
     ] = None,
     sample: Annotated[
@@ -61,15 +61,16 @@ def record(
     (gpu,) = require_gpus((gpu_device_id,))
 
     from outblas.kernels.catalogue import catalogue as candidates_of
-    from outblas.kernels.catalogue import catalogue_of
+    from outblas.kernels.catalogue import catalogue_of, pool_name
     from outblas.runtime.device import gpu_of_device
 
-    chosen = catalogue or (None if candidates is None else "pool")
+    own = gpu_of_device(gpu)
+    chosen = catalogue or (None if candidates is None else pool_name(own))
     with common.progress_bar(f"record {suite}") as progress:
         run_record(
             problems=problems,
             suite=recorded_suite(suite, sample, candidates, seed),
-            catalogue=catalogue_of(gpu_of_device(gpu)) if chosen is None else candidates_of(chosen),
+            catalogue=catalogue_of(own) if chosen is None else candidates_of(chosen),
             out_dir=out_dir,
             gpu_index=gpu,
             progress=progress,

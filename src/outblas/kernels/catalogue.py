@@ -16,12 +16,14 @@ from outblas.kernels.config_text import config_from_name
 from outblas.kernels.families.registry import FAMILIES
 from outblas.kernels.geometry import may_exceed_even_share
 from outblas.kernels.legality import why_illegal
-from outblas.kernels.pool import pool
+from outblas.kernels.pool import mma_pool, pool
 
 #: Above this roofline floor, microseconds, launch time and PDL are negligible.
 PDL_NEGLIGIBLE_ABOVE_US = 25.0
 #: Above this floor, early loads of B are negligible: they save one or two microseconds.
 EARLY_NEGLIGIBLE_ABOVE_US = 100.0
+#: Name of a generated catalogue -> function that returns its kernels without PDL.
+_GENERATED = {"pool": pool, "mma-pool": mma_pool}
 
 
 @functools.cache
@@ -32,21 +34,29 @@ def catalogue(name: str) -> tuple[KernelConfig, ...]:
     name returns the same tuple.
 
     Args:
-        name: a shipped catalogue, e.g. ``h200``; or ``pool``, which is generated: every kernel of
-            :func:`outblas.kernels.pool.pool` without PDL, followed by the same kernel with PDL.
+        name: a shipped catalogue, e.g. ``h200``; or a generated one, ``pool`` or ``mma-pool``. These have every kernel
+            of :func:`outblas.kernels.pool.pool` or :func:`outblas.kernels.pool.mma_pool` without PDL, each followed by
+            the same kernel with PDL.
 
     Raises:
         UsageError: no such catalogue.
     """
-    if name == "pool":
-        return tuple(kernel.with_knobs(pdl=pdl) for kernel in pool() for pdl in (False, True))
+    if name in _GENERATED:
+        return tuple(kernel.with_knobs(pdl=pdl) for kernel in _GENERATED[name]() for pdl in (False, True))
     path = resources.files("outblas") / "data" / "catalogues" / f"{name}.json"
     try:
         data = json.loads(path.read_text())
     except FileNotFoundError:
         known = [name for name in packaged_records() if has_data(name, "catalogues", ".json")]
-        raise UsageError(f"no catalogue named {name!r}", " or ".join((*known, "pool")), "use one of them") from None
+        raise UsageError(
+            f"no catalogue named {name!r}", " or ".join((*known, *_GENERATED)), "use one of them"
+        ) from None
     return tuple(config_from_name(text) for text in data["candidates"] if text.partition(":")[0] in FAMILIES)
+
+
+def pool_name(gpu: Gpu) -> str:
+    """Return the generated catalogue for a GPU: ``pool``, or ``mma-pool`` if it lacks wgmma."""
+    return "pool" if gpu.wgmma_tflops > 0 else "mma-pool"
 
 
 def catalogue_of(gpu: Gpu) -> tuple[KernelConfig, ...]:
@@ -102,7 +112,8 @@ def special_candidates(problem: Problem, gpu: Gpu) -> tuple[KernelConfig, ...]:
     ``sm80_gemv_mma`` comes first, for M up to 16. Then comes ``sm90_wgmma_gemm``: few rows of A (M from 9 to 56), and K
     of 4096 or more with at most two CTAs per SM. Transposed tiles that fill one wave follow, then tiles of which two
     share an SM. Each config so far comes without PDL, then (sm_90) with PDL. Large tiles for 1e11 FLOP and more are
-    last, without PDL. ``early`` and ``even`` are False. The tuple is empty for other problems.
+    last, without PDL. GPUs without wgmma get tiles of ``sm80_mma_gemm`` and ``sm80_pipelined_gemm`` instead. ``early``
+    and ``even`` are False. The tuple is empty for other problems.
     """
     families = sorted(FAMILIES.values(), key=lambda family: family.offer_place)
     return tuple(config for family in families for config in family.special_candidates(problem, gpu))

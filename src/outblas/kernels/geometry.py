@@ -85,9 +85,9 @@ def _even_share(problem: Problem, config: KernelConfig, sms: int) -> int:
 def workspace_bytes(problem: Problem, config: KernelConfig) -> int:
     """Return the size, bytes, of the workspace that a call needs; 0 if none.
 
-    Only ``sm90_wgmma_gemm`` with ``split_kind="workspace"`` needs one. It holds 65536 bytes of counters, then the tile
-    of every CTA in fp32. Example: 4 tiles of 64 x 64 with ``split_k=2`` need 65536 + 4 * 2 * 64 * 64 * 4 = 196608
-    bytes.
+    ``sm90_wgmma_gemm`` needs one with ``split_kind="workspace"``, ``sm80_pipelined_gemm`` with ``split_k`` above 1. It
+    holds 65536 bytes of counters, then the tile of every CTA in fp32. Example: 4 tiles of 64 x 64 with ``split_k=2``
+    need 65536 + 4 * 2 * 64 * 64 * 4 = 196608 bytes.
     """
     return FAMILIES[config.family].workspace_bytes(problem, config)
 

@@ -1,8 +1,9 @@
 """An enumerated space of kernels, much wider than the pool, and its legal members for a problem.
 
 The space has every kernel of the pool and of the reference GPU's catalogue. It also has every kernel that differs from
-one of them in one knob. The values of a knob are those of :func:`outblas.kernels.knobs.all_knobs`. So a new family, a
-new knob or a new value is in the space as soon as its family has it. Launch options are no part of a member: they are
+one of them in one knob. The values of a knob are those of :func:`outblas.kernels.knobs.reference_knobs`. So a
+new family, a new knob or a new value is in the space as soon as its family has it. Families that are only for GPUs
+without wgmma are not in it. Launch options are no part of a member: they are
 off, and :meth:`KernelSpace.config` sets them.
 """
 
@@ -21,7 +22,7 @@ from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
 from outblas.kernels.catalogue import catalogue
 from outblas.kernels.families.registry import FAMILIES
-from outblas.kernels.knobs import Knobs, all_knobs
+from outblas.kernels.knobs import Knobs, all_knobs, reference_knobs
 from outblas.kernels.legality import breaks_extent_rule, never_legal, why_illegal
 from outblas.kernels.pool import pool
 
@@ -119,11 +120,11 @@ def kernel_space() -> KernelSpace:
 
     Members that no problem of any layout, dtype and accumulator can use on the reference GPU are left out.
     """
-    gpu, knobs = reference_gpu(), all_knobs()
+    gpu, knobs = reference_gpu(), reference_knobs()
     kinds = [Problem(1, 1, 1, "TN"), Problem(1, 1, 1, "NN"), Problem(1, 1, 1, "TN", "fp16", "fp16")]
     found = dict.fromkeys(without_launch(config) for config in (*pool(), *catalogue(gpu.name)))
     wide = dict.fromkeys(each for config in found for each in (config, *one_knob_away(config, knobs)))
-    return KernelSpace([c for c in wide if not all(never_legal(kind, c, gpu) for kind in kinds)], knobs)
+    return KernelSpace([c for c in wide if not all(never_legal(kind, c, gpu) for kind in kinds)], all_knobs())
 
 
 def one_knob_away(config: KernelConfig, knobs: Knobs) -> Iterator[KernelConfig]:

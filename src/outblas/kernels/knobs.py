@@ -7,7 +7,7 @@ list. A knob that the family lacks is ignored in decoding, and is 0 in encoding.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,8 +18,10 @@ from outblas.core.config import KernelConfig, config_name, knob_schema
 from outblas.core.errors import UsageError
 from outblas.core.gpu_records import reference_gpu
 from outblas.kernels.catalogue import catalogue
+from outblas.kernels.families.family import Family
 from outblas.kernels.families.registry import FAMILIES, knobs_by_name
 from outblas.kernels.legality import why_illegal
+from outblas.kernels.pool import mma_pool
 
 #: Name of the first entry, on which the others depend.
 FAMILY = "family"
@@ -109,22 +111,31 @@ class Knobs:
 
 @functools.cache
 def all_knobs() -> Knobs:
-    """Return the knobs with every value in the pool, the catalogue, the special candidates and later searches.
+    """Return the knobs with every value in the pools, the catalogue, the special candidates and later searches.
 
-    Every call returns the same object. The first knob is ``family``.
+    The values are the same on every GPU. Every call returns the same object. The first knob is ``family``.
     """
-    gpu = reference_gpu()  # the values are the same on every GPU
+    return knobs_of((*_reference_kernels(), *mma_pool()), _more_values(FAMILIES.values()))
+
+
+@functools.cache
+def reference_knobs() -> Knobs:
+    """Return the knobs as :func:`all_knobs`, without the values that only GPUs without wgmma need."""
+    return knobs_of(_reference_kernels(), _more_values(f for f in FAMILIES.values() if not f.without_wgmma))
+
+
+@functools.cache
+def _reference_kernels() -> tuple[KernelConfig, ...]:
+    """Return the kernels of the pool, and of the reference GPU's catalogue and special problems."""
+    gpu = reference_gpu()
     few = (each for family in FAMILIES.values() for each in family.special_kernel_kinds())
-    return knobs_of(
-        (*catalogue("pool"), *catalogue(gpu.name), *(c for p, c in few if why_illegal(p, c, gpu) is None)),
-        _more_values(),
-    )
+    return (*catalogue("pool"), *catalogue(gpu.name), *(c for p, c in few if why_illegal(p, c, gpu) is None))
 
 
-def _more_values() -> Mapping[str, tuple[int, ...]]:
+def _more_values(families: Iterable[Family[Any]]) -> Mapping[str, tuple[int, ...]]:
     """Return knob -> values beyond those of catalogue and pool, which families add for searches and unaligned rows."""
     found: dict[str, tuple[int, ...]] = {}
-    for family in FAMILIES.values():
+    for family in families:
         for name, values in family.more_values.items():
             found[name] = tuple(dict.fromkeys((*found.get(name, ()), *values)))
     return found

@@ -6,8 +6,11 @@ It contains the kernels that were expected to be best somewhere; outblas.kernels
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
+from typing import Any
 
 from outblas.core.config import KernelConfig
+from outblas.kernels.families.family import Family
 from outblas.kernels.families.registry import FAMILIES
 
 
@@ -16,7 +19,22 @@ def pool() -> tuple[KernelConfig, ...]:
     """Return all kernels of the pool in a fixed order, without duplicates, with ``pdl`` False.
 
     The families follow each other by :attr:`Family.pool_place`: ``sm80_mma_gemm``, ``sm80_direct_gemm``,
-    ``sm90_wgmma_gemm``, ``sm80_gemv_mma``. Every call returns the same tuple.
+    ``sm90_wgmma_gemm``, ``sm80_gemv_mma``. Families that are only for GPUs without wgmma are left out. Every call
+    returns the same tuple.
     """
-    families = sorted(FAMILIES.values(), key=lambda family: family.pool_place)
-    return tuple(dict.fromkeys(config for family in families for config in family.pool()))
+    return _kernels(family for family in FAMILIES.values() if not family.without_wgmma)
+
+
+@functools.cache
+def mma_pool() -> tuple[KernelConfig, ...]:
+    """Return all kernels of the pool for GPUs without wgmma, as :func:`pool`: those of every family of mma.sync.
+
+    ``sm80_pipelined_gemm`` comes last.
+    """
+    return _kernels(family for family in FAMILIES.values() if family.instructions == "mma")
+
+
+def _kernels(families: Iterable[Family[Any]]) -> tuple[KernelConfig, ...]:
+    """Return the families' kernels, without duplicates, family after family by their place in the pool."""
+    ordered = sorted(families, key=lambda family: family.pool_place)
+    return tuple(dict.fromkeys(config for family in ordered for config in family.pool()))

@@ -17,7 +17,7 @@ from outblas.core.problem import ELEMENT_BYTES, Problem
 from outblas.core.roofline import Gpu, floor_us
 from outblas.kernels.cost import cost_model
 from outblas.kernels.cost.columns import columns_by_family, problem_columns
-from outblas.kernels.families.learned_families import LEARNED_FAMILIES
+from outblas.kernels.families.learned_families import LEARNED_AS, LEARNED_FAMILIES
 
 Features = NDArray[np.float32]
 
@@ -94,8 +94,8 @@ def problem_features(problem: Problem, gpu: Gpu) -> Features:
 def candidate_features(problem: Problem, configs: Sequence[KernelConfig], gpu: Gpu) -> Features:
     """Return the features of candidates, float32[len(configs), 47], each of order one.
 
-    ``CANDIDATE_FEATURES`` has their names, in order. The first are one flag per learned family; a kernel of another
-    family has none set.
+    ``CANDIDATE_FEATURES`` has their names, in order. The first are one flag per learned family. A kernel of another
+    family has the flag of the family that it resembles (``LEARNED_AS``), or none.
     ``rough`` is the natural log of a rough time over the floor. The time is ``outblas.kernels.cost.cost_model``'s
     formula with the initial coefficients of its fit (physics of the GPU's record). ``rough_behind`` is ``rough`` less
     the least one of ``configs``. A row thus depends on the other configs.
@@ -106,7 +106,7 @@ def candidate_features(problem: Problem, configs: Sequence[KernelConfig], gpu: G
     top = len(LEARNED_FAMILIES)
     p = problem_columns(problem, gpu)
     for family, where, c in columns_by_family(configs, gpu):
-        out[where, :top] = [family == learned for learned in LEARNED_FAMILIES]
+        out[where, :top] = [LEARNED_AS.get(family, family) == learned for learned in LEARNED_FAMILIES]
         middle = [np.log2(np.maximum(c[name], 1)) / 4 for name in _LOGS] + [c[name] for name in _SWITCHES]
         out[where, top:] = np.stack([*middle, *_made(problem, c, gpu), *np.zeros((2, len(where)))], axis=1)
     rough = np.log(

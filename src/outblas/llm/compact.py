@@ -104,11 +104,11 @@ def _json(value: Any) -> str:
 
 @cache
 def _usual() -> dict[tuple[str, str], tuple[Any, ...]]:
-    """(family, knob) -> its values in the pool, in the catalogue and beside it."""
+    """(family, knob) -> its values in the pools, in the catalogue and beside it."""
     from outblas.kernels.catalogue import catalogue
     from outblas.kernels.knobs import all_knobs
 
-    configs = (*catalogue("pool"), *catalogue(reference_gpu().name))
+    configs = (*catalogue("pool"), *catalogue("mma-pool"), *catalogue(reference_gpu().name))
     found = {}
     for knob in all_knobs().knobs[1:]:
         for family in knob.families:

@@ -12,8 +12,11 @@ from pathlib import Path
 
 import numpy as np
 
+from outblas.core.config import KernelConfig
 from outblas.core.problem import Problem
 from outblas.kernels.custom.free_kernel import FreeKernel
+from outblas.kernels.geometry import geometry, grid, workspace_bytes
+from outblas.kernels.source import make_source
 from support.gpus.known import H200
 
 HERE = Path(__file__).parent
@@ -60,13 +63,60 @@ def run(program: Path, kernel: FreeKernel, problem: Problem, a: np.ndarray, b: n
     """
     launch = kernel.launch
     sizes = [*launch.grid_of(problem, H200), *launch.block, *launch.cluster]
-    words = [problem.m, problem.n, problem.k, *sizes, launch.workspace_of(problem, H200), 2]
+    return _run(program, problem, [*sizes, launch.workspace_of(problem, H200)], (a, b), _how(late))
+
+
+def build_template(problem: Problem, config: KernelConfig, folder: Path) -> Path:
+    """An executable of a template kernel that takes addresses; ``folder`` is the kernel's own.
+
+    Raises:
+        subprocess.CalledProcessError: the compiler refuses it.
+    """
+    source = make_source(problem, config)
+    for name, text in source.headers:
+        if not name.startswith("ptx/"):  # those are the emulation's
+            file = folder / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(_for_cpu(text))
+    more = ", static_cast<unsigned char*>(workspace)" if workspace_bytes(problem, config) else ""
+    text = _KERNEL.replace("@MAPS@", "").replace("@COUNT@", "0").replace("@ENTRY@", source.entry)
+    text = text.replace("@TYPE@", "u16").replace(", workspace@MORE@", more)
+    file, program = folder / "kernel.cpp", folder / "kernel"
+    file.write_text('#include "emulation.hpp"\n' + source.text + text)
+    macros = [f"-DOUTBLAS_BF16={int(problem.dtype == 'bf16')}", f"-DOUTBLAS_NN={int(problem.layout == 'NN')}"]
+    _compile(*macros, f"-I{folder}", str(file), str(_machine()), "-o", str(program))
+    return program
+
+
+def run_template(
+    program: Path, problem: Problem, config: KernelConfig, operands: tuple[np.ndarray, np.ndarray], sms: int, late: bool
+) -> np.ndarray:
+    """C as :func:`run`, of a kernel of :func:`build_template` on a GPU of ``sms`` SMs. Bank conflicts fail."""
+    sizes = [*grid(problem, config, sms), geometry(problem, config).threads, 1, 1, 1, 1, 1]
+    return _run(
+        program,
+        problem,
+        [*sizes, workspace_bytes(problem, config)],
+        operands,
+        {**_how(late), "EMULATE_STRICT_BANKS": "1"},
+    )
+
+
+def _how(late: bool) -> dict[str, str]:
+    return {"EMULATE_LATE": "1"} if late else {}
+
+
+def _run(
+    program: Path, problem: Problem, sizes: list[int], operands: tuple[np.ndarray, ...], how: dict[str, str]
+) -> np.ndarray:
+    """C of two calls. ``sizes``: grid, block, cluster, bytes of the workspace; ``how``: the emulation's environment."""
+    words = [problem.m, problem.n, problem.k, *sizes, 2]
     done = subprocess.run(
         [str(program), *map(str, words)],
-        input=a.tobytes() + b.tobytes(),
+        input=b"".join(operand.tobytes() for operand in operands),
         capture_output=True,
         timeout=120,
-        env={"EMULATE_LATE": "1"} if late else {},
+        env=how,
     )
     assert done.returncode == 0, done.stderr.decode()
     return np.frombuffer(done.stdout, np.uint16).reshape(problem.m, problem.n)
@@ -95,7 +145,7 @@ def _for_cpu(text: str) -> str:
         flags=re.S,
     )
     text = re.sub(r'asm volatile\("barrier\.cluster\.arrive[^;]*;"[^;]*\);', "cluster_arrive();", text)
-    text = re.sub(r"extern __shared__ [^;]*shared\[\];", "unsigned char* const shared = emu::shared_window();", text)
+    text = re.sub(r"extern __shared__ [^;]*?(\w+)\[\];", r"unsigned char* const \1 = emu::shared_window();", text)
     taken = [0]
 
     def static(found: re.Match[str]) -> str:

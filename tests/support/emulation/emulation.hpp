@@ -47,7 +47,10 @@ unsigned char* shared_window();  // of this CTA; its addresses fit into 32 bits
 float widened(u16 bits, bool bf16);
 u16 rounded(float value, bool bf16);
 void barrier(int id, int threads);  // 0 threads: all of the CTA that are left
+bool barrier_any(int id, int threads, bool mine);
 void warp_barrier();
+void store(u32 addr, u16 value);
+[[noreturn]] void fail(const char* what);
 u32 shuffle(u32 value, int from_lane);
 // Four 8x8 matrices between shared memory and the registers of a warp.
 void matrices(u32 addr, u32 (&r)[4], bool transposed, bool store);
@@ -100,6 +103,13 @@ inline T __shfl_xor_sync(u32 mask, T value, int apart) {
 }
 
 // The wrappers of src/outblas/kernels/cuda/ptx.
+inline void pdl_launch_dependents() {}
+inline void pdl_wait() {}
+inline void store_shared(u32 addr, u16 value) { emu::store(addr, value); }
+inline bool named_any(int id, int threads, bool mine) { return emu::barrier_any(id + 16, threads, mine); }
+inline void unpack2(u32, float&, float&) { emu::fail("no sums in fp16 here"); }
+inline void mma_f16(u32 (&)[2], const u32 (&)[4], u32, u32) { emu::fail("no sums in fp16 here"); }
+inline float __fdividef(float a, float b) { return a / b; }
 inline u32 smem_u32(const void* p) { return static_cast<u32>(reinterpret_cast<u64>(p)); }
 template <bool BF16>
 inline u32 pack2(float low, float high) {

@@ -1,4 +1,6 @@
 // What a kernel's text calls, and the program around it; compiled once and linked to every kernel.
+#include <set>
+
 #include "machine.hpp"
 
 namespace emu {
@@ -7,6 +9,7 @@ const dim3& block_index() { return cta().index; }
 const dim3& grid_size() { return machine().grid; }
 const dim3& block_size() { return machine().block; }
 unsigned char* shared_window() { return cta().shared; }
+void store(u32 addr, u16 value) { element(addr) = value; }
 void warp_barrier() { warp_together(nullptr, nullptr); }
 u32 shuffle(u32 value, int from_lane) {
   struct Mine {
@@ -21,6 +24,15 @@ u32 shuffle(u32 value, int from_lane) {
   });
   return mine.got;
 }
+bool strict_banks() {  // fail at a bank conflict
+  static const bool is = std::getenv("EMULATE_STRICT_BANKS") != nullptr;
+  return is;
+}
+std::set<u32> banks(const std::vector<u32>& addresses) {  // of 16 bytes each
+  std::set<u32> found;
+  for (const u32 at : addresses) found.insert(at / 16 % 8);
+  return found;
+}
 struct Tiles {
   u32 addr;
   u32* r;
@@ -28,7 +40,10 @@ struct Tiles {
 void matrices(u32 addr, u32 (&r)[4], bool transposed, bool store) {
   Tiles mine{addr, r};
   warp_together(&mine, [=](void** slots) {
-    for (int t = 0; t < 4; ++t)
+    for (int t = 0; t < 4; ++t) {
+      std::vector<u32> rows;
+      for (int i = 8 * t; i < 8 * t + 8; ++i) rows.push_back(static_cast<Tiles*>(slots[i])->addr);
+      if (strict_banks() && banks(rows).size() < 8) fail("rows of a matrix in the same banks");
       for (int lane = 0; lane < 32; ++lane) {
         u32& r = static_cast<Tiles*>(slots[lane])->r[t];
         for (int half = 0; half < 2; ++half) {
@@ -43,6 +58,7 @@ void matrices(u32 addr, u32 (&r)[4], bool transposed, bool store) {
             r = half ? (r & 0xFFFF) | static_cast<u32>(e) << 16 : e;
         }
       }
+    }
   });
 }
 void mma(float* d, const u32* a, u32 b0, u32 b1, bool bf16) {

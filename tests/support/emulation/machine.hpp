@@ -56,6 +56,7 @@ struct Cta {
   int rank = 0, threads = 0, alive = 0;
   unsigned char* shared = nullptr;
   std::map<int, Gather> barriers;
+  std::map<std::pair<int, u64>, bool> any;  // by barrier and generation
   std::map<u32, Mbarrier> mbarriers;
   std::vector<Gather> warps;
   std::vector<int> warp_alive;
@@ -122,6 +123,13 @@ void barrier(int id, int threads) {
     if (at.generation == generation && at.arrived >= (threads ? threads : cta().alive)) at.arrived = 0, ++at.generation;
     return at.generation != generation;
   });
+}
+
+bool barrier_any(int id, int threads, bool mine) {  // `mine` of any thread
+  bool& any = cta().any[{id, cta().barriers[id].generation}];
+  any = any || mine;
+  barrier(id, threads);
+  return any;
 }
 
 unsigned char* address(u32 at) {

@@ -17,11 +17,11 @@ MULTIPLIED = {
     "hbm": ("hbm",),
     "l2": ("l2",),
     "l2_bytes": ("cache",),
-    "clock": ("ingest", "store_tma", "store_direct", "exchange"),
+    "clock": ("ingest", "shared", "store_tma", "store_direct", "exchange"),
     "tensor": ("clock",),
 }
 #: Cycles at the coefficient ``clock`` that are no tensor work: their time scales with the clock of an SM.
-CYCLES = ("issue", "stage", "copy")
+CYCLES = ("issue", "stage", "copy", "scalar")
 #: Times on an SM, microseconds, that shrink as its clock rises.
 TIMES = (
     *("cluster", "cluster_log", "latency_l2", "latency_hbm", "loaded_l2", "loaded_hbm", "wave", "tile"),

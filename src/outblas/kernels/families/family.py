@@ -76,6 +76,7 @@ class Family(ABC, Generic[C]):
         residual_switches: names of the values of :meth:`switch_values`.
         more_values: knob -> values in addition to those in pool and catalogue.
         few_rows_only: True if it serves only problems with few rows of A.
+        without_wgmma: True if its kernels are tried only on GPUs without wgmma. The pool leaves them out.
         paired_stores: True if its epilogue reads and writes two adjacent elements at a time.
         any_alignment: knob setting with which its kernels accept unaligned operands, e.g. ``vec=1``; empty: none.
         follows_heuristics: True if the choices of nvMatmulHeuristics apply to its kernels.
@@ -93,6 +94,7 @@ class Family(ABC, Generic[C]):
     residual_switches: ClassVar[tuple[str, ...]] = ()
     more_values: ClassVar[Mapping[str, tuple[int, ...]]] = {}
     few_rows_only: ClassVar[bool] = False
+    without_wgmma: ClassVar[bool] = False
     paired_stores: ClassVar[bool] = False
     any_alignment: ClassVar[str] = ""
     follows_heuristics: ClassVar[bool] = False
@@ -204,7 +206,10 @@ class Family(ABC, Generic[C]):
 
     @abstractmethod
     def pool(self) -> Iterable[C]:
-        """Return the family's part of the pool, launch options off, in a fixed order. A config may occur twice."""
+        """Return the family's part of the pool, launch options off, in a fixed order. A config may occur twice.
+
+        With :attr:`without_wgmma`, it is a part of the pool for GPUs without wgmma alone.
+        """
 
     @abstractmethod
     def neighbours(self, problem: Problem, config: C) -> Sequence[Iterable[C]]:

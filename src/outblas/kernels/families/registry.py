@@ -14,6 +14,7 @@ _NAMES = (
     "sm80_mma_gemm",
     "sm80_gemv_mma",
     "sm80_direct_gemm",
+    "sm80_pipelined_gemm",
 )
 FAMILIES: dict[str, Family[Any]] = {name: import_module(f"{__package__}.{name}").FAMILY for name in _NAMES}
 
