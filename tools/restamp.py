@@ -7,13 +7,13 @@ code.
     python tools/restamp.py --rehash
     python tools/restamp.py --new
 
-One NVRTC compiles every kernel that a packaged library installs or that is offered for any shape. It compiles the
-sources of an older commit (its generator and its kernel files) and the present ones. All cubins must be the same, byte
-by byte or at least in their code sections. The provenance of the libraries, and of published results that name their
-kernels, then gets the present hash (:func:`outblas.kernels.kernel_hash.kernels_sha`). A record beside it holds the old
-hash, the date and the number of comparisons. The table of equal kernels is written with it
-(:mod:`outblas.records.equal_kernels`); it keeps users' tuned libraries valid. If a kernel differs, nothing is written,
-the different kernels are listed, and the exit status is 1.
+Every kernel counts that a packaged library installs or that is offered for any shape. An older commit (its generator
+and its kernel files) and the present one make its source. If a compiler reads different texts, one NVRTC compiles both.
+All cubins must then be the same, byte by byte or at least in their code sections. The provenance of the libraries, and
+of published results that name their kernels, then gets the present hash
+(:func:`outblas.kernels.kernel_hash.kernels_sha`). A record beside it holds the old hash, the date and the counts. The
+table of equal kernels is written with it (:mod:`outblas.records.equal_kernels`); it keeps users' tuned libraries valid.
+If a kernel differs, nothing is written, the different kernels are listed, and the exit status is 1.
 
 The stamp is a statement on a library's rows, from the older commit on. Their proofs and figures belong to kernels that
 compile to the shipped code. That commit must have the kernels that the library names. If the library names none, the
@@ -111,8 +111,9 @@ class Older:
 
 @dataclass(frozen=True)
 class Compared:
-    """Counts of kernels that agree byte by byte and in their code sections only, and a line for every other one."""
+    """Counts of kernels of equal source, equal cubin or equal code sections only, and a line for every other one."""
 
+    source: int
     whole: int
     code: int
     differences: tuple[str, ...]
@@ -172,10 +173,13 @@ def compare(
     now: Sequence[Source],
     build: Callable[[Sequence[Source]], list[Any]],
 ) -> Compared:
-    """Compile both and compare; ``build`` gives a cubin or a CompileError each."""
+    """Compare sources, and the cubins of those that differ; ``build`` gives a cubin or a CompileError each."""
+    pairs = list(zip(names, before, now, strict=True))
+    differ = [pair for pair in pairs if pair[1].read_by_compiler() != pair[2].read_by_compiler()]
     whole = code = 0
     differences = []
-    for name, old, new in zip(names, build(before), build(now), strict=True):
+    built = zip(build([old for _, old, _ in differ]), build([new for _, _, new in differ]), strict=True)
+    for (name, _, _), (old, new) in zip(differ, built, strict=True):
         if isinstance(old, CompileError) or isinstance(new, CompileError):
             sides = [f"{side}: {e}" for side, e in (("before", old), ("now", new)) if isinstance(e, CompileError)]
             differences.append(f"{name}: does not compile ({'; '.join(sides)})")
@@ -185,7 +189,7 @@ def compare(
             code += 1
         else:
             differences.append(f"{name}: another machine code ({old.registers} registers before, {new.registers} now)")
-    return Compared(whole, code, tuple(differences))
+    return Compared(len(pairs) - len(differ), whole, code, tuple(differences))
 
 
 def stamped(provenance: Mapping[str, Any], record: Mapping[str, Any], kernels: str) -> dict[str, Any]:
@@ -293,10 +297,8 @@ def _save_result(path: Path, result: Any, provenance: dict[str, Any]) -> None:
 
 
 def _same_resources(old: Cubin, new: Cubin) -> bool:
-    def of(cubin: Cubin) -> tuple[Any, ...]:
-        return cubin.entry, cubin.registers, cubin.spill_bytes, cubin.stack_bytes, cubin.static_smem
-
-    return of(old) == of(new)
+    names = ("entry", "registers", "spill_bytes", "stack_bytes", "static_smem")
+    return all(getattr(old, name) == getattr(new, name) for name in names)
 
 
 def _git(*arguments: str) -> bytes:
@@ -378,6 +380,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "since": past.commit,
             "kernels_of_that_commit": past.kernels,
             "compared": len(pairs),
+            "identical_sources": found.source,
             "identical_cubins": found.whole,
             "identical_code_sections_only": found.code,
             "nvrtc": nvrtc_version(),

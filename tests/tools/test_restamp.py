@@ -37,6 +37,8 @@ from support.helpers import ROOT
 
 P = Problem(64, 64, 512)
 SOURCES = [make_source(P, c) for c in (Sm80DirectConfig(16, 8), Sm80MmaConfig(64, 64))]
+#: The same kernels, from texts that a compiler reads differently.
+EARLIER = [replace(source, text=f"#define EARLIER 1\n{source.text}") for source in SOURCES]
 NAMED = KernelRelease("0.0.9", "as that release says")
 RECORD = {"since": "c" * 40, "compared": 2, "kernels_of_that_commit": "old"}
 
@@ -65,8 +67,20 @@ def build(answers: dict[int, Any]) -> Any:
 def test_the_same_bytes_and_the_same_code_are_the_same(script: Any, cubins: list[Cubin]) -> None:
     first, second = cubins
     other_bytes = replace(second, image=second.image + b"\0" * 16)  # behind all sections
-    found = script.compare(["a", "b"], SOURCES, SOURCES, build({0: cubins, 1: [first, other_bytes]}))
-    assert (found.whole, found.code, found.differences) == (1, 1, ())
+    found = script.compare(["a", "b"], EARLIER, SOURCES, build({0: cubins, 1: [first, other_bytes]}))
+    assert (found.source, found.whole, found.code, found.differences) == (0, 1, 1, ())
+
+
+def test_only_sources_that_differ_for_a_compiler_are_compiled(script: Any, cubins: list[Cubin]) -> None:
+    first, second = SOURCES
+    beside = [("new.cuh", "int unused;")]
+    said = [(name, f"// said otherwise\n{text}") for name, text in first.headers]
+    reached = [(name, f"{text}\nint more;" if name == "ptx/types.cuh" else text) for name, text in second.headers]
+    before = [replace(first, headers=(*said, *beside)), replace(second, headers=tuple(reached))]
+    asked: list[Any] = []
+    found = script.compare(["a", "b"], before, SOURCES, lambda sources: asked.append(sources) or [cubins[1]])
+    assert asked == [[before[1]], [second]]
+    assert (found.source, found.whole) == (1, 1)
 
 
 def test_other_code_other_resources_and_refusals_are_told(script: Any, cubins: list[Cubin]) -> None:
@@ -74,7 +88,10 @@ def test_other_code_other_resources_and_refusals_are_told(script: Any, cubins: l
     error = CompileError("no such thing", "C++", "correct it")
     more = replace(second, image=second.image + b"\0" * 16, registers=second.registers + 8)
     found = script.compare(
-        ["a", "b", "c"], SOURCES, SOURCES, build({0: [first, second, first], 1: [second, more, error]})
+        ["a", "b", "c"],
+        [*EARLIER, EARLIER[0]],
+        [*SOURCES, SOURCES[0]],
+        build({0: [first, second, first], 1: [second, more, error]}),
     )
     assert (found.whole, found.code, len(found.differences)) == (0, 0, 3)
     assert "another machine code" in found.differences[0] and found.differences[1].startswith("b: ")
@@ -136,7 +153,7 @@ def test_one_kernel_that_differs_leaves_everything_as_it_is(
 ) -> None:
     pairs = [(P.key, "sm80_direct_gemm:bm=16,bn=8,wm=1,wn=1,wk=1,unroll=2,pdl=false")]
     monkeypatch.setattr(script, "packaged_pairs", lambda: pairs)
-    monkeypatch.setattr(script, "older", lambda commit, pairs: script.Older("c" * 40, "old", SOURCES[:1], NAMED))
+    monkeypatch.setattr(script, "older", lambda commit, pairs: script.Older("c" * 40, "old", EARLIER[:1], NAMED))
     monkeypatch.setattr(script, "_build", lambda sources, jobs, what: [cubins[what == "now"]])
     written: list[Any] = []
     monkeypatch.setattr(script, "restamp", lambda *arguments: written.append(arguments) or [])
