@@ -1,4 +1,4 @@
-"""Choices for problems of no list: which kernels are on offer to which call, and what cuBLASLt is asked, without a GPU."""
+"""Choices for problems of no list, without a GPU: kernels on offer to a call, and the question to cuBLASLt."""
 
 from __future__ import annotations
 

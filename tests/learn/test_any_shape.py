@@ -20,7 +20,7 @@ from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.kernels.legality import why_illegal
 from outblas.learn import any_shape
-from outblas.learn.any_shape import AnyShapeModel, is_left_to_torch, likeliest, network_inputs, shape_features
+from outblas.learn.any_shape import AnyShapeModel, is_left_to_torch, network_inputs, shape_features
 from outblas.learn.posterior import Regressor
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryChoice, LibraryRow
@@ -163,7 +163,8 @@ def test_it_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
     assert unlisted_shapes.any_shape_chooser("h200", NOTHING) is None
     monkeypatch.delenv(unlisted_shapes.ANY_SHAPE_VARIABLE)
     assert (
-        unlisted_shapes.any_shape_chooser("h200", NOTHING) is not None and unlisted_shapes.any_shape_chooser("another", NOTHING) is None
+        unlisted_shapes.any_shape_chooser("h200", NOTHING) is not None
+        and unlisted_shapes.any_shape_chooser("another", NOTHING) is None
     )
 
 

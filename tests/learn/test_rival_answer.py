@@ -31,6 +31,8 @@ def test_rows_of_the_rivals_tile_lie_along_n() -> None:
     assert 2 ** (4 * turned[4]) == pytest.approx(32 * 1 * 2 / H200.sms, rel=1e-4)
 
 
-@pytest.mark.parametrize("answer", ["", "nonsense", "id=66", "id=23 tile=11 splitk=1", "id=66 tile=99999", "id=66 tile=x"])
+@pytest.mark.parametrize(
+    "answer", ["", "nonsense", "id=66", "id=23 tile=11 splitk=1", "id=66 tile=99999", "id=66 tile=x"]
+)
 def test_what_no_fit_has_seen_counts_as_no_answer(answer: str) -> None:
     assert np.array_equal(answer_features(PROBLEM, answer, H200), np.zeros(ANSWER_FEATURES))
