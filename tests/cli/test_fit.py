@@ -145,7 +145,7 @@ def test_others_are_benched_than_were_recorded(tmp_path: Path, monkeypatch: pyte
 def test_a_slice_of_the_problems_is_scored_beside_the_former_rule(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One pass of small nets over few problems: the figures' form and their bounds, not their values."""
+    """Small nets see few problems once, so the form of the figures and their bounds are tested, not their values."""
     for name, value in (("EPOCHS", 1), ("WIDTH", 8), ("BATCH", 256)):
         monkeypatch.setattr(fit_any_shape, name, value)
     monkeypatch.setattr(held_out_choices, "MAX_SLOWER", 1.0)

@@ -35,7 +35,7 @@ ANSWER = "id=66 tile=20 splitk=1 reduction=0 swizzle=0 custom=1 stages=35 inner=
 
 
 def preferring(*order: KernelConfig) -> Regressor:
-    """One net that predicts more for a kernel the earlier it stands in the order, and no other difference."""
+    """Return a net that predicts more for a kernel the earlier it stands in the order, and no other difference."""
     inputs = network_inputs(PROBLEM, order, H200).astype(np.float64)
     wanted = np.linspace(1.0, 0.5, len(order))
     weights, *_ = np.linalg.lstsq(np.c_[inputs, np.ones(len(order))], wanted, rcond=None)

@@ -211,9 +211,9 @@ def likeliest(problem: Problem, configs: Sequence[KernelConfig], gpu: Gpu) -> li
 def is_left_to_torch(problem: Problem, gpu: Gpu) -> bool:
     """Return True if N or K is too small, or if the product is long and regular.
 
-    cuBLAS has other kernels for N = 1 and for K below 8, and their times are not predicted. Of a long product with N
-    and K that are multiples of 64 nearly nothing is to be gained: the speed-up in the suites is 1.002 from 1e11 FLOP
-    on. The test saves the host's time for prompts of any length.
+    cuBLAS has other kernels for N = 1 and for K below 8, and their times are not predicted. N and K of a regular
+    product are multiples of 64. Long ones gain little: 1.002 in the suites, from 1e11 FLOP on. The test saves the
+    host's time for prompts of any length.
     """
     narrow = problem.n == 1 or problem.k < ROW_ALIGN_BYTES // ELEMENT_BYTES
     regular = problem.n % REGULAR_MULTIPLE == 0 and problem.k % REGULAR_MULTIPLE == 0

@@ -36,9 +36,9 @@ _STAGE_K = 64
 def answer_features(problem: Problem, answer: str, gpu: Gpu) -> Features:
     """Return the features of a heuristic's first answer, float32[9], each of order one.
 
-    They are a flag, log2 of tile rows, tile columns and parts of K, log2 of the waves, the share of the last wave that
-    is filled, the share of the SMs that one wave uses, the used share of the tiles, and log2 of the steps along K.
-    All are 0 if the answer is empty, unreadable, or names an algorithm or tile that no fit has seen.
+    The first is a flag. Then come log2 of tile rows, tile columns, parts of K and waves. Three shares follow: waves
+    over whole waves, SMs that the first wave uses, and the used part of the tiles. The last is log2 of the steps along
+    K. All are 0 if the answer is empty, unreadable, or names an algorithm or tile that no fit has seen.
 
     Args:
         problem: the problem.

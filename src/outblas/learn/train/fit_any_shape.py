@@ -47,7 +47,7 @@ LOG_SPEEDUP_BOUND, HUBER = 1.5, 0.1
 RANDOM = "random"
 #: What a cell of these problems counts, of a suite's 1.
 UNLISTED_WEIGHT = 2.0
-#: Share of the cells that a fit sees a second time without cuBLASLt's answer, so that the nets can do without it.
+#: Share of the cells whose answer of cuBLASLt a fit does not see, so that the nets can do without it.
 UNANSWERED = 0.3
 
 

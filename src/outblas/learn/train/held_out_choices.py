@@ -36,7 +36,7 @@ _RESAMPLES = 2000
 
 
 class Rule(NamedTuple):
-    """When a predicted kernel is used.
+    """Condition under which a predicted kernel is used.
 
     Attributes:
         sure: number of standard deviations from the prediction down to the bound.
@@ -160,9 +160,14 @@ def choose_rule(guesses: Sequence[Guess], gpu: Gpu) -> Rule:
 def figures(guesses: Sequence[Guess], rules: dict[int, Rule], gpu: Gpu) -> list[dict[str, Any]]:
     """Return one dict of figures per source, layout and launch option.
 
-    Each has ``source``, ``layout``, ``launch``, ``problems`` and, as [value, low, high] with 95% bootstrap intervals
-    over problems: ``over_torch`` and ``over_best`` (geometric means of speed-ups), ``served`` (share with a kernel),
-    ``below_torch`` and ``below_best`` (shares below 0.98). The two of the fastest baseline are None if it is unknown.
+    Each has ``source``, ``layout``, ``launch`` and ``problems`` (their number). The others are [value, low, high], with
+    95% bootstrap intervals over problems:
+
+    - ``over_torch`` and ``over_best``: geometric means of speed-ups over torch and over the fastest baseline;
+    - ``served``: share of problems with a kernel;
+    - ``below_torch`` and ``below_best``: shares of problems below 0.98 of the same two.
+
+    The two of the fastest baseline are None if it is unknown.
 
     Args:
         guesses: predictions for problems that were kept out.
