@@ -106,9 +106,8 @@ def fit_any_shape(
     / f"{common.DEFAULT_RECORDING}_cells.parquet",
     trials: Annotated[Path, typer.Option(help="Table of a library's trials.")] = RESULTS
     / f"{common.DEFAULT_RECORDING}_trials.parquet",
-    build: Annotated[Path, typer.Option(help="Directory of the build whose trials are collected.")] = Path(
-        "build/h200"
-    ),
+    build: Annotated[Path, typer.Option(help="Directory of the build whose trials are collected.")] = Path("build")
+    / common.DEFAULT_RECORDING,
     held_out: Annotated[Path, typer.Option(help="Figures on problems that no fit has seen.")] = RESULTS
     / f"{common.DEFAULT_RECORDING}_held_out.json",
     every: Annotated[int, typer.Option(help="Evaluate each n-th problem alone, for a quick look.")] = 1,

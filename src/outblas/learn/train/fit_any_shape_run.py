@@ -202,7 +202,7 @@ def evaluate(cells: Path, trials: Path, out: Path, every: int, report: Callable[
 
     Returns:
         Split -> ``today`` and ``former``, each a list of :func:`outblas.learn.train.held_out_choices.figures`; then
-        ``data``, in words.
+        ``data`` in words, ``every`` and ``provenance``.
 
     Raises:
         RecordError: a file is missing.
@@ -227,7 +227,8 @@ def evaluate(cells: Path, trials: Path, out: Path, every: int, report: Callable[
             "former": figures(former, dict.fromkeys(rules, FORMER_RULE), gpu),
             "rules": {str(fold): rule._asdict() for fold, rule in sorted(rules.items())},
         }
-    found |= {"data": data.about, "every": every, "command": "outblas fit any-shape evaluate"}
+    found |= {"data": data.about, "every": every}
+    found["provenance"] = collect_provenance("outblas fit any-shape evaluate", None)
     out.parent.mkdir(parents=True, exist_ok=True)
     write_json(out, found)
     return found
