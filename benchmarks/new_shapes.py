@@ -1,13 +1,19 @@
-"""Question: how does the policy do on shapes that are in no suite, with a few measurements each?
+"""Question: how does the policy do on shapes that are in no suite, with a few measurements each, or with none?
 
 Command:
 
     python benchmarks/new_shapes.py [--count 40] [--measurements 8] [--agent ppo]
         [--out results/h200/new_shapes_tn_fp16_fp32_offline.parquet]
+    python benchmarks/new_shapes.py --drawn [--count 400] [--seed 0] [--layout TN] [--dtype fp16]
+        [--out results/h200/drawn_tn_fp16_fp32_unmeasured.parquet]
 
 Result file: results/h200/new_shapes_tn_fp16_fp32_offline.parquet, a row of the published table. Needs a GPU.
+With ``--drawn`` it is results/h200/drawn_<layout>_<dtype>_fp32_unmeasured.parquet.
 
-M, N and K are drawn log-uniformly; none is a multiple of 64. Every launch option is a search of its own with
+With ``--drawn`` nothing is searched: the package serves the shapes of ``benchmarks/drawn_shapes.py`` as it ships. Draw
+them with a seed that no fit has used. The file's suite is ``drawn`` and its mode ``unmeasured``.
+
+Without it M, N and K are drawn log-uniformly; none is a multiple of 64. Every launch option is a search of its own with
 ``--measurements`` measurements. The chosen kernels are benched against every baseline in a process of their own.
 That bench takes none of them back.
 An interrupted run of either part resumes.
@@ -19,7 +25,11 @@ import argparse
 import random
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+from drawn_shapes import drawn_shapes
 
 from outblas.bench.live_evaluator import LiveEvaluator
 from outblas.bench.run_bench import BenchRequest, run_bench
@@ -28,16 +38,19 @@ from outblas.core.errors import OutblasError
 from outblas.core.files import lock_folder
 from outblas.core.problem import Problem
 from outblas.core.rivals import RIVALS
-from outblas.core.stats import geomean
+from outblas.core.roofline import Gpu
+from outblas.core.stats import geomean, losses
 from outblas.judge.bench_cell import Options
 from outblas.kernels.catalogue import first_search_candidates
+from outblas.learn.any_shape import AnyShapeModel
 from outblas.learn.samplers import sampler
-from outblas.records.averages import launch_of_row, published_us
+from outblas.records.averages import FAR_BELOW, launch_of_row, published_us
 from outblas.records.library import Library
 from outblas.records.results import read_result, write_result
 from outblas.records.store import Store
 from outblas.runtime.device import gpu_of_device
 from outblas.search.agents.agent_registry import make_agent
+from outblas.search.any_shape_run import library_of_choices
 from outblas.search.tune import tune
 
 #: The launch options that are searched: what needs no promise.
@@ -89,17 +102,63 @@ def bench(arguments: argparse.Namespace, work: Path) -> None:
         )
 
 
+def bench_drawn(arguments: argparse.Namespace) -> None:
+    """Bench what the package ships for drawn shapes against every rival, to ``--out``."""
+    problems = drawn_shapes(arguments.count, arguments.seed, arguments.layout, arguments.dtype)
+    gpu = gpu_of_device(0)
+    run_bench(BenchRequest(problems, "drawn", shipped_library(problems, gpu), arguments.out, rounds=11))
+    result = read_result(arguments.out)
+    rows = [{**row, "mode": "unmeasured"} for row in result.rows]
+    about = {"shapes": f"benchmarks/drawn_shapes.py, seed {arguments.seed}", "fit": AnyShapeModel.load(gpu.name).about}
+    write_result(rows, {**result.meta, **about}, arguments.out)
+    print("\n".join(drawn_figures(rows)))
+    print(f"result: {arguments.out}")
+
+
+def shipped_library(problems: Sequence[Problem], gpu: Gpu) -> Library:
+    """Return what ``outblas.matmul`` decides without a user's library: packaged rows, else choices for any shape."""
+    packaged = Library.packaged(gpu.name)
+    chosen = library_of_choices(problems, gpu)
+    return Library(gpu.name, tuple(packaged.lookup(row.problem) or row for row in chosen.rows))
+
+
+def drawn_figures(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return one line for each launch option: speed-ups over torch and the fastest rival, and what is slower."""
+    found = []
+    for launch in LAUNCHES:
+        own = [row for row in rows if launch_of_row(row) == launch]
+        if not own:
+            continue
+        over_torch = [row["torch_us"] / published_us(row) for row in own]
+        over_best = [row["published"] for row in own]
+        slow = f"{losses(over_best, FAR_BELOW)} of the rival, {losses(over_torch, FAR_BELOW)} of torch"
+        found.append(
+            f"{launch}: geometric mean {geomean(over_best):.3f} over the fastest rival, {geomean(over_torch):.3f} over "
+            f"torch; below {FAR_BELOW}: {slow}; "
+            f"{sum(not row['fallback'] for row in own)} of {len(own)} served"
+        )
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=40)
+    parser.add_argument("--drawn", action="store_true", help="bench drawn shapes as the package serves them")
+    parser.add_argument("--layout", default="TN", help="of drawn shapes")
+    parser.add_argument("--dtype", default="fp16", help="of drawn shapes")
+    parser.add_argument("--count", type=int, help="by default 40, or 400 drawn ones")
     parser.add_argument("--measurements", type=int, default=8, help="per problem and launch option")
     parser.add_argument("--agent", default="ppo")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=Path("results/h200/new_shapes_tn_fp16_fp32_offline.parquet"))
+    parser.add_argument("--out", type=Path, help="by default the result file above")
     parser.add_argument("--work", type=Path, default=Path("build/new_shapes"))
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)  # the bench, in this process
     arguments = parser.parse_args()
+    fill_defaults(arguments)
     try:
+        if arguments.drawn:
+            with lock_folder(arguments.work):
+                bench_drawn(arguments)
+            return
         if arguments.here:
             bench(arguments, arguments.work)
             return
@@ -108,6 +167,14 @@ def main() -> None:
             subprocess.run([sys.executable, __file__, *sys.argv[1:], "--here"], check=True)
     except (OutblasError, subprocess.CalledProcessError) as error:
         sys.exit(f"error: {error}")
+
+
+def fill_defaults(arguments: argparse.Namespace) -> None:
+    """Set the count and the result file of the kind of shapes, where none is given."""
+    kind = f"{arguments.layout}_{arguments.dtype}".lower()
+    name = f"drawn_{kind}_fp32_unmeasured" if arguments.drawn else "new_shapes_tn_fp16_fp32_offline"
+    arguments.count = arguments.count or (400 if arguments.drawn else 40)
+    arguments.out = arguments.out or Path(f"results/h200/{name}.parquet")
 
 
 if __name__ == "__main__":

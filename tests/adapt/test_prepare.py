@@ -45,8 +45,8 @@ def packaged(monkeypatch: pytest.MonkeyPatch) -> None:
     """A library with two rows, and a chooser that has a kernel for N = 384 alone."""
     library = Library("h200", tuple(ROWS.values()))
     monkeypatch.setattr(Library, "packaged", lambda name: library)
-    choose = lambda problem, gpu: CHOICE if problem.n == 384 else None  # noqa: E731
-    monkeypatch.setattr(prepare_module, "any_shape_chooser", lambda name: choose)
+    choose = lambda problem, gpu, launch: CHOICE if problem.n == 384 else None  # noqa: E731
+    monkeypatch.setattr(prepare_module, "any_shape_chooser", lambda name, library: choose)
 
 
 def layers(*sizes: tuple[int, bool, Any]) -> nn.Sequential:

@@ -10,8 +10,13 @@ from typing import Any
 
 import pytest
 
+from outblas.core.errors import UsageError
 from outblas.core.files import lock_folder
+from outblas.core.problem import Problem
 from outblas.core.suites import suite
+from outblas.records.library import Library
+from outblas.records.library_row import LibraryRow
+from support.gpus.known import H200
 
 
 @pytest.fixture
@@ -30,6 +35,73 @@ def test_shapes_are_in_no_suite_and_no_extent_is_a_multiple_of_64(script: Any) -
 
 def test_what_needs_a_promise_is_not_searched(script: Any) -> None:
     assert script.OPTIONS == ("plain", "pdl")
+
+
+@pytest.fixture
+def drawn(script: Any) -> Any:
+    return importlib.import_module("drawn_shapes")
+
+
+def test_drawn_shapes_are_half_layers_and_a_quarter_odd(drawn: Any) -> None:
+    shapes = drawn.drawn_shapes(400, 3)
+    assert shapes == drawn.drawn_shapes(400, 3) != drawn.drawn_shapes(400, 4) and len(set(shapes)) == 400
+    layers = {nk for model in drawn.MODELS.values() for nk in model}
+    assert all((p.n, p.k) in layers and 1 <= p.m <= 8192 for p in shapes[::2])
+    others = shapes[1::2]
+    assert all(15 <= extent <= 16384 for p in others for extent in (p.m, p.n, p.k))
+    assert all(p.m % 2 and p.n % 2 and p.k % 2 for p in others[1::2])
+    assert not all(p.m % 2 for p in others[::2])
+    assert max(p.flops for p in shapes) <= drawn.MAX_FLOPS
+    nn = drawn.drawn_shapes(400, 3, "NN", "bf16")
+    assert {(p.layout, p.dtype) for p in nn} == {("NN", "bf16")} and [p.m for p in nn] == [p.m for p in shapes]
+    with pytest.raises(UsageError, match="TN or NN"):
+        drawn.drawn_shapes(1, 0, "TT")
+
+
+def test_six_of_the_ten_models_share_no_weight_with_the_packaged_library(drawn: Any) -> None:
+    library = Library.packaged("h200")
+    listed = {(row.problem.n, row.problem.k) for row in (*library.rows, *(one.row for one in library.intervals))}
+    assert len(drawn.MODELS) == 10 and len(drawn.OTHER_LAYERS) == 6
+    assert not listed & {nk for model in drawn.OTHER_LAYERS.values() for nk in model}
+
+
+def test_what_ships_is_a_packaged_row_or_a_choice(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    listed, other = Problem(64, 64, 64), Problem(333, 1000, 520)
+    chosen = Library("h200", tuple(LibraryRow(p, "torch", source="any_shape") for p in (listed, other)))
+    monkeypatch.setattr(script, "library_of_choices", lambda problems, gpu: chosen)
+    found = script.shipped_library([listed, other], H200)
+    assert found.rows == (Library.packaged("h200").lookup(listed), chosen.rows[1])
+
+
+def test_figures_of_a_launch_option_count_what_is_slower(script: Any) -> None:
+    row = {
+        "mode": "unmeasured",
+        "pdl": False,
+        "early": False,
+        "torch_us": 12.0,
+        "ours_us": 10.0,
+        "fallback": False,
+        "published": 1.1,
+    }
+    slow = {**row, "torch_us": 10.0, "ours_us": 10.0, "fallback": True, "published": 0.9}
+    (line,) = script.drawn_figures([{**each, "speedup": each["published"], "ran": "x"} for each in (row, slow)])
+    assert line.startswith("plain: geometric mean 0.995 over the fastest rival")
+    assert "below 0.98: 1 of the rival, 0 of torch" in line and "1 of 2 served" in line
+
+
+@pytest.mark.parametrize(("options", "count", "name"), [
+    ([], 40, "new_shapes_tn_fp16_fp32_offline"), (["--drawn", "--layout", "NN"], 400, "drawn_nn_fp16_fp32_unmeasured")
+])  # fmt: skip
+def test_each_kind_of_shapes_has_its_result_file(
+    options: list[str], count: int, name: str, script: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr(sys, "argv", ["new_shapes.py", *options, "--work", str(tmp_path)])
+    monkeypatch.setattr(script, "bench_drawn", seen.append)
+    monkeypatch.setattr(script, "search", lambda arguments, work: seen.append(arguments))
+    monkeypatch.setattr(script.subprocess, "run", lambda *_, **__: None)
+    script.main()
+    assert (seen[0].count, seen[0].out) == (count, Path(f"results/h200/{name}.parquet"))
 
 
 @pytest.mark.parametrize("name", ["new_shapes", "any_shapes"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,10 @@ from typer.testing import CliRunner
 
 from outblas.cli.main import app
 from outblas.core.files import lock_folder
-from outblas.learn import any_shape
 
 pytest.importorskip("torch", reason="what any shape is given is fitted by torch")
 
-from outblas.learn.train import fit_any_shape_run  # noqa: E402
+from outblas.learn.train import fit_any_shape, fit_any_shape_run, held_out_choices  # noqa: E402
 from outblas.search import any_shape_run  # noqa: E402
 
 
@@ -43,7 +43,8 @@ def test_without_a_command_it_tells_all_three() -> None:
         ("model", ("JSONL", "--recording", "--store", "--folds", "--out")),
         (
             "any-shape",
-            ("STEP", "--count", "--measurements", "--seed", "--work", "--cells", "--proved", "--out", "--summary"),
+            ("STEP", "--count", "--measurements", "--seed", "--work", "--cells", "--proved", "--out", "--summary")
+            + ("--trials", "--build", "--held-out", "--every"),
         ),
     ],
 )
@@ -64,7 +65,10 @@ def test_help_names_every_option(name: str, options: tuple[str, ...]) -> None:
         (["model", "--store", "missing.sqlite"], "missing.sqlite"),
         (["model", "--recording", "missing"], "missing"),
         (["model", "--recording", "missing", "--folds", "1"], "--folds"),
-        (["any-shape", "guess"], "record or fit or prove or bench"),
+        (["any-shape", "guess"], "record or collect or fit or evaluate or prove or bench"),
+        (["any-shape", "evaluate", "--every", "0"], "--every"),
+        (["any-shape", "evaluate", "--cells", "missing.parquet"], "missing.parquet"),
+        (["any-shape", "collect", "--build", "missing"], "missing has no finished trial"),
         (["any-shape", "record", "--count", "0"], "--count"),
         (["any-shape", "record", "--measurements", "0"], "--measurements"),
         (["any-shape", "fit", "--cells", "missing.parquet"], "missing.parquet"),
@@ -96,15 +100,15 @@ def test_random_shapes_are_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     cells = tmp_path / "cells.parquet"
     done = fit("any-shape", "record", "--count", "3", "--seed", "5", "--work", str(tmp_path), "--cells", str(cells))
     assert done.exit_code == 0, done.stderr
-    assert asked == [(any_shape_run.shapes(3, 5), any_shape.MAX_KERNELS_RANKED, tmp_path / "store.sqlite", cells)]
+    assert asked == [(any_shape_run.shapes(3, 5), any_shape_run.MEASUREMENTS, tmp_path / "store.sqlite", cells)]
     assert done.stdout == f"7 cells of 3 problems: {cells}\n"
 
 
 def test_the_fit_goes_into_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
 
-    def fit_all(cells: Path, proved: Path, out: Path, tell: Any) -> str:
-        asked.append((cells, proved, out))
+    def fit_all(cells: Path, trials: Path, proved: Path, out: Path, tell: Any) -> str:
+        asked.append((cells, trials, proved, out))
         return "9 kernels"
 
     monkeypatch.setattr(fit_any_shape_run, "fit_all", fit_all)
@@ -113,7 +117,8 @@ def test_the_fit_goes_into_the_package(tmp_path: Path, monkeypatch: pytest.Monke
     results = Path("results/any_shapes")
     packaged = fit_any_shape_run.packaged_path()
     assert packaged.is_file() and packaged.name == "h200.npz"
-    assert asked == [(results / "h200_cells.parquet", results / "h200_proved.json", packaged)]
+    names = ("h200_cells.parquet", "h200_trials.parquet", "h200_proved.json")
+    assert asked == [(*(results / name for name in names), packaged)]
     assert done.stdout == f"9 kernels: {packaged}\n"
 
 
@@ -135,3 +140,28 @@ def test_others_are_benched_than_were_recorded(tmp_path: Path, monkeypatch: pyte
     assert files == [out, summary] and problems == any_shape_run.shapes(300, any_shape_run.BENCHED)
     assert any_shape_run.BENCHED != any_shape_run.RECORDED
     assert '"shapes": 300' in done.stdout and f"result: {out}\nfigures: {summary}\n" in done.stdout
+
+
+def test_a_slice_of_the_problems_is_scored_beside_the_former_rule(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Small nets see few problems once, so the form of the figures and their bounds are tested, not their values."""
+    for name, value in (("EPOCHS", 1), ("WIDTH", 8), ("BATCH", 256)):
+        monkeypatch.setattr(fit_any_shape, name, value)
+    monkeypatch.setattr(held_out_choices, "MAX_SLOWER", 1.0)
+    results, out = Path(__file__).resolve().parents[2] / "results" / "any_shapes", tmp_path / "held_out.json"
+    tables = ("--cells", str(results / "h200_cells.parquet"), "--trials", str(results / "h200_trials.parquet"))
+    done = fit("any-shape", "evaluate", "--every", "97", "--work", str(tmp_path), *tables, "--held-out", str(out))
+    assert done.exit_code == 0, (done.stderr, done.exception)
+    found = json.loads(out.read_text())
+    assert found["every"] == 97 and f"figures: {out}" in done.stdout
+    for split in ("problems", "weights", "suites"):
+        for rule in ("today", "former"):
+            rows = found[split][rule]
+            sources = {row["source"] for row in rows}
+            assert sources == ({"llm"} if split == "suites" else {"grid1000", "llm", "random"})
+            for row in rows:
+                value, low, high = row["over_torch"]
+                assert low <= value <= high and 0 <= row["served"][1] <= row["served"][2] <= 1
+                assert (row["over_best"] is None) == (row["source"] == "random")
+                assert f"{row['source']} {row['layout']} {row['launch']}: " in done.stdout

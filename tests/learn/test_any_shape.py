@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from outblas.core.config import KernelConfig
+from outblas.core.config import KernelConfig, Launch
 from outblas.core.errors import RecordError, UsageError
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
@@ -20,8 +20,7 @@ from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.kernels.legality import why_illegal
 from outblas.learn import any_shape
-from outblas.learn.any_shape import AnyShapeModel, is_left_to_cublas, is_vector_product, network_inputs, shape_features
-from outblas.learn.policy import Policy
+from outblas.learn.any_shape import AnyShapeModel, is_left_to_torch, network_inputs, shape_features
 from outblas.learn.posterior import Regressor
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryChoice, LibraryRow
@@ -29,6 +28,7 @@ from support.gpus.known import H200
 
 FAST, SCALAR = Sm90WgmmaConfig(128, 128, stages=4, consumers=2), Sm80MmaConfig(64, 64, 64, 3, 2, 4, vec=1)
 KERNELS: tuple[KernelConfig, ...] = (SCALAR, FAST)
+NOTHING = Library("h200", ())
 ALIGNED, ODD = Problem(333, 1000, 520), Problem(333, 1001, 521)
 
 
@@ -51,53 +51,58 @@ def nets(gains: dict[KernelConfig, tuple[float, float]]) -> Regressor:
 
 
 def made(fast: tuple[float, float], scalar: tuple[float, float] = (0.0, 0.0), **changes: Any) -> AnyShapeModel:
-    found = AnyShapeModel(KERNELS, nets({SCALAR: scalar, FAST: fast}), 1.1, 2.0, Policy.load("h200"), "a test")
+    found = AnyShapeModel(KERNELS, nets({SCALAR: scalar, FAST: fast}), 1.1, 2.0, "a test")
     return replace(found, **changes)
 
 
+@pytest.fixture(autouse=True)
+def both_kernels_are_likely(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ranking model's opinion of the two kernels does not matter here."""
+    monkeypatch.setattr(any_shape, "WITHIN", 100.0)
+
+
 def test_the_kernel_with_the_highest_bound_is_chosen_where_that_clears_the_margin() -> None:
-    choice = made(fast=(0.3, 0.05)).choose(ALIGNED, H200)
+    choice = made(fast=(0.3, 0.05)).choose(ALIGNED, H200, KERNELS)
     assert choice is not None and choice.config == FAST
     assert np.log([choice.speedup, choice.low, choice.high]) == pytest.approx([0.3, 0.2, 0.4], abs=1e-4)
-    unsure = made(fast=(0.5, 0.2), scalar=(0.2, 0.0)).choose(ALIGNED, H200)
+    unsure = made(fast=(0.5, 0.2), scalar=(0.2, 0.0)).choose(ALIGNED, H200, KERNELS)
     assert unsure is not None and unsure.config == SCALAR, "more, but less surely"
-    assert made(fast=(0.3, 0.11)).choose(ALIGNED, H200) is None
-    assert made(fast=(0.3, 0.05), margin=1.25).choose(ALIGNED, H200) is None
+    assert made(fast=(0.3, 0.11)).choose(ALIGNED, H200, KERNELS) is None
+    assert made(fast=(0.3, 0.05), margin=1.25).choose(ALIGNED, H200, KERNELS) is None
 
 
-def test_only_legal_kernels_are_chosen_and_none_for_vectors() -> None:
+def test_only_legal_kernels_are_chosen_and_none_for_narrow_products() -> None:
     assert why_illegal(ODD, FAST, H200) and not why_illegal(ODD, SCALAR, H200)
-    assert made(fast=(0.5, 0.0)).choose(ODD, H200) is None, "the scalar one gains nothing"
-    choice = made(fast=(0.5, 0.0), scalar=(0.2, 0.0)).choose(ODD, H200)
+    assert made(fast=(0.5, 0.0)).choose(ODD, H200, KERNELS) is None, "the scalar one gains nothing"
+    choice = made(fast=(0.5, 0.0), scalar=(0.2, 0.0)).choose(ODD, H200, KERNELS)
     assert choice is not None and choice.config == SCALAR
-    assert made(fast=(0.5, 0.0), kernels=(FAST,)).choose(ODD, H200) is None
-    for vector in (Problem(1, 4096, 4096), Problem(4096, 1, 4096), Problem(512, 512, 7)):
-        assert is_vector_product(vector) and made(fast=(0.5, 0.0), scalar=(0.5, 0.0)).choose(vector, H200) is None
-    assert not is_vector_product(ALIGNED)
+    assert made(fast=(0.5, 0.0)).choose(ODD, H200, (FAST,)) is None
+    assert made(fast=(0.5, 0.0)).choose(ODD, H200, ()) is None
+    for narrow in (Problem(4096, 1, 4096), Problem(512, 512, 7)):
+        assert is_left_to_torch(narrow, H200)
+        assert made(fast=(0.5, 0.0), scalar=(0.5, 0.0)).choose(narrow, H200, KERNELS) is None
+    assert not is_left_to_torch(ALIGNED, H200) and not is_left_to_torch(Problem(1, 4096, 4096), H200)
 
 
-def test_prompts_of_any_length_in_a_models_layers_are_torchs_without_a_thought(monkeypatch: pytest.MonkeyPatch) -> None:
-    long, short = Problem(1000, 4096, 4096), Problem(30, 512, 512)
-    assert (
-        is_left_to_cublas(long, H200)
-        and not is_left_to_cublas(short, H200)
-        and not is_left_to_cublas(replace(long, n=4104), H200)
-    )
+def test_long_prompts_in_a_models_layers_are_torchs_without_a_thought(monkeypatch: pytest.MonkeyPatch) -> None:
+    long, short = Problem(5000, 4096, 4096), Problem(1000, 4096, 4096)
+    assert is_left_to_torch(long, H200)
+    assert not is_left_to_torch(short, H200) and not is_left_to_torch(replace(long, n=4104), H200)
     sure = made(fast=(0.5, 0.0))
-    assert sure.choose(short, H200) is not None
+    assert sure.choose(short, H200, KERNELS) is not None
     monkeypatch.setattr(any_shape, "why_illegal", lambda *_: pytest.fail("it was thought about"))
-    assert sure.choose(long, H200) is None
+    assert sure.choose(long, H200, KERNELS) is None
 
 
 def test_it_is_what_was_saved_and_a_damaged_file_is_named(tmp_path: Path) -> None:
     path, found = tmp_path / "h200.npz", made(fast=(0.3, 0.05))
     found.save(path)
-    again = AnyShapeModel.parse(path.read_bytes(), found.policy)
+    again = AnyShapeModel.parse(path.read_bytes())
     assert (again.kernels, again.margin, again.sure, again.about) == (KERNELS, 1.1, 2.0, "a test")
-    assert again.choose(ALIGNED, H200) == found.choose(ALIGNED, H200)
+    assert again.choose(ALIGNED, H200, KERNELS) == found.choose(ALIGNED, H200, KERNELS)
     for data in (path.read_bytes()[:-100], b"", b"nonsense"):
         with pytest.raises(RecordError, match="install the package again"):
-            AnyShapeModel.parse(data, found.policy)
+            AnyShapeModel.parse(data)
     with pytest.raises(UsageError, match="a GPU that is not there"):
         AnyShapeModel.load("a GPU that is not there")
 
@@ -118,7 +123,7 @@ def operands(problem: Problem, offset: int = 0) -> tuple[Operand, Operand]:
 def test_a_decision_asks_for_problems_that_the_library_does_not_have(layout: Any) -> None:
     problem, asked = replace(ALIGNED, layout=layout), []
 
-    def choose(problem: Problem, gpu: Gpu) -> LibraryChoice:
+    def choose(problem: Problem, gpu: Gpu, launch: Launch) -> LibraryChoice:
         asked.append(problem)
         return LibraryChoice(FAST, 1.3, 1.2, 1.4)
 
@@ -135,7 +140,7 @@ def test_a_decision_asks_for_problems_that_the_library_does_not_have(layout: Any
 
 def test_a_decision_without_a_sure_kernel_is_torchs() -> None:
     library = Library("h200", ())
-    found = decide(*operands(ALIGNED), None, gpu=H200, library=library, any_shape=lambda problem, gpu: None)
+    found = decide(*operands(ALIGNED), None, gpu=H200, library=library, any_shape=lambda *_: None)
     assert found.problem is None and "no kernel is surely predicted to be faster" in found.reason
     found = decide(*operands(ALIGNED), None, gpu=H200, library=library)
     assert found.problem is None and found.reason.endswith("(0 problems)")
@@ -143,10 +148,10 @@ def test_a_decision_without_a_sure_kernel_is_torchs() -> None:
 
 def test_the_packaged_kernels_are_legal_where_they_are_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(unlisted_shapes.ANY_SHAPE_VARIABLE, raising=False)
-    choose = unlisted_shapes.any_shape_chooser("h200")
+    choose = unlisted_shapes.any_shape_chooser("h200", NOTHING)
     assert choose is not None
     problems = [Problem(m, n, k) for m in (7, 100, 1000) for n in (1001, 3000, 9000) for k in (520, 5000)]
-    chosen = {p: choice for p in problems if (choice := choose(p, H200)) is not None}
+    chosen = {p: choice for p in problems if (choice := choose(p, H200, "plain")) is not None}
     assert chosen and len(chosen) < len(problems)
     for problem, choice in chosen.items():
         assert not why_illegal(problem, choice.config, H200) and not choice.config.pdl
@@ -155,16 +160,17 @@ def test_the_packaged_kernels_are_legal_where_they_are_chosen(monkeypatch: pytes
 
 def test_it_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(unlisted_shapes.ANY_SHAPE_VARIABLE, "0")
-    assert unlisted_shapes.any_shape_chooser("h200") is None
+    assert unlisted_shapes.any_shape_chooser("h200", NOTHING) is None
     monkeypatch.delenv(unlisted_shapes.ANY_SHAPE_VARIABLE)
     assert (
-        unlisted_shapes.any_shape_chooser("h200") is not None and unlisted_shapes.any_shape_chooser("another") is None
+        unlisted_shapes.any_shape_chooser("h200", NOTHING) is not None
+        and unlisted_shapes.any_shape_chooser("another", NOTHING) is None
     )
 
 
 def test_what_is_no_number_and_sums_in_fp16_choose_nothing() -> None:
-    assert made(fast=(float("nan"), 0.0), scalar=(float("nan"), 0.0)).choose(ALIGNED, H200) is None
-    assert made(fast=(0.5, 0.0)).choose(replace(ALIGNED, acc="fp16"), H200) is None
+    assert made(fast=(float("nan"), 0.0), scalar=(float("nan"), 0.0)).choose(ALIGNED, H200, KERNELS) is None
+    assert made(fast=(0.5, 0.0)).choose(replace(ALIGNED, acc="fp16"), H200, KERNELS) is None
 
 
 def test_nets_of_other_inputs_are_refused(tmp_path: Path) -> None:
@@ -176,7 +182,7 @@ def test_nets_of_other_inputs_are_refused(tmp_path: Path) -> None:
     ):
         replace(found, nets=wrong).save(path)
         with pytest.raises(RecordError, match="cannot be read"):
-            AnyShapeModel.parse(path.read_bytes(), found.policy)
+            AnyShapeModel.parse(path.read_bytes())
 
 
 @pytest.mark.parametrize("error", [RecordError("damaged", "whole", "install it"), ImportError("No module named numpy")])
@@ -191,7 +197,7 @@ def test_data_that_cannot_be_read_leave_products_to_torch_with_one_warning(
 
     monkeypatch.delenv(unlisted_shapes.ANY_SHAPE_VARIABLE, raising=False)
     monkeypatch.setattr(AnyShapeModel, "load", load)
-    choose = unlisted_shapes.any_shape_chooser("h200")
+    choose = unlisted_shapes.any_shape_chooser("h200", NOTHING)
     assert choose is not None
     with pytest.warns(RuntimeWarning, match="leaves shapes of no library to torch: ") as warned:
         for problem in (ALIGNED, ODD, ALIGNED):
@@ -204,8 +210,8 @@ def test_a_problem_is_predicted_once_however_its_operands_lie(monkeypatch: pytes
     asked, found = [], made(fast=(0.3, 0.05))
     monkeypatch.delenv(unlisted_shapes.ANY_SHAPE_VARIABLE, raising=False)
     monkeypatch.setattr(AnyShapeModel, "load", lambda name: found)
-    monkeypatch.setattr(AnyShapeModel, "choose", lambda self, problem, gpu: asked.append(problem))
-    choose = unlisted_shapes.any_shape_chooser("h200")
+    monkeypatch.setattr(AnyShapeModel, "choose", lambda self, problem, *_: asked.append(problem))
+    choose = unlisted_shapes.any_shape_chooser("h200", NOTHING)
     for offset in (0, 2, 4):
         decide(*operands(ALIGNED, offset), None, gpu=H200, library=Library("h200", ()), any_shape=choose)
     assert asked == [ALIGNED]
@@ -217,7 +223,7 @@ def test_threads_do_not_wait_for_the_choice_of_another() -> None:
 
     begun, may_end = threading.Event(), threading.Event()
 
-    def choose(problem: Problem, gpu: Gpu) -> LibraryChoice | None:
+    def choose(problem: Problem, gpu: Gpu, launch: Launch) -> LibraryChoice | None:
         if problem == ALIGNED:
             begun.set()
             assert may_end.wait(60)
@@ -245,7 +251,7 @@ def test_a_digest_changes_with_the_data(tmp_path: Path, monkeypatch: pytest.Monk
         unlisted_shapes.choices_id.cache_clear()
         return device_registry.libraries_id()
 
-    state = DeviceState(H200, Library("h200", ()), load_kernel, any_shape=lambda problem, gpu: None)
+    state = DeviceState(H200, Library("h200", ()), load_kernel, any_shape=lambda *_: None)
     monkeypatch.setattr(device_registry, "devices", {0: state})
     packaged, data = digest(), tmp_path / "h200.npz"
     data.write_bytes(b"others")

@@ -104,7 +104,8 @@ def _place_of(weights: Sequence[LayerWeight]) -> _Place:
     if state is not None and state.gpu is not None:
         return _Place(state.gpu, state.library, lambda a, b: state.decide(a, b, None, launch, guarantee), index)
     gpu = reference_gpu()
-    library, any_shape = Library.packaged(gpu.name), any_shape_chooser(gpu.name)
+    library = Library.packaged(gpu.name)
+    any_shape = any_shape_chooser(gpu.name, library)
     chosen = functools.partial(decide, out=None, gpu=gpu, library=library, launch=launch, any_shape=any_shape)
     return _Place(gpu, library, chosen, None)
 

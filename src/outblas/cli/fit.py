@@ -22,7 +22,7 @@ fit = typer.Typer(
 StoreOption = Annotated[
     list[Path] | None, typer.Option("--store", help="Store that a tuning left; may be repeated.", metavar="FILE")
 ]
-STEPS = ("record", "fit", "prove", "bench")
+STEPS = ("record", "collect", "fit", "evaluate", "prove", "bench")
 RESULTS = Path("results/any_shapes")
 #: Problems of a step that draws them, where --count is not given.
 COUNTS = {"record": 1200, "bench": 300}
@@ -88,7 +88,10 @@ def fit_model(
 
 @fit.command("any-shape")
 def fit_any_shape(
-    step: Annotated[str, typer.Argument(help="record (GPU), fit, prove (GPU) or bench (GPU).", metavar="STEP")],
+    step: Annotated[
+        str,
+        typer.Argument(help="record (GPU), collect, fit, evaluate, prove (GPU) or bench (GPU).", metavar="STEP"),
+    ],
     count: Annotated[
         int | None, typer.Option(help="Problems; by default 1200 to record, 300 to bench.", show_default=False)
     ] = None,
@@ -101,6 +104,13 @@ def fit_any_shape(
     ),
     cells: Annotated[Path, typer.Option(help="Table of what was recorded.")] = RESULTS
     / f"{common.DEFAULT_RECORDING}_cells.parquet",
+    trials: Annotated[Path, typer.Option(help="Table of a library's trials.")] = RESULTS
+    / f"{common.DEFAULT_RECORDING}_trials.parquet",
+    build: Annotated[Path, typer.Option(help="Directory of the build whose trials are collected.")] = Path("build")
+    / common.DEFAULT_RECORDING,
+    held_out: Annotated[Path, typer.Option(help="Figures on problems that no fit has seen.")] = RESULTS
+    / f"{common.DEFAULT_RECORDING}_held_out.json",
+    every: Annotated[int, typer.Option(help="Evaluate each n-th problem alone, for a quick look.")] = 1,
     proved: Annotated[Path, typer.Option(help="Which kernels passed all gates.")] = RESULTS
     / f"{common.DEFAULT_RECORDING}_proved.json",
     out_file: Annotated[Path, typer.Option("--out", help="Result file of the bench.")] = RESULTS
@@ -109,20 +119,27 @@ def fit_any_shape(
 ) -> None:
     """Choose kernels for shapes of no library: ``outblas fit any-shape STEP``.
 
-    ``record`` measures random shapes into --cells. ``fit`` writes the package's own table from --cells and --proved.
-    ``prove`` proves every offered kernel into --proved. ``bench`` times other shapes into --out and --summary.
+    ``record`` measures random shapes into --cells. ``collect`` reads the trials of --build into --trials. ``fit``
+    writes the package's own table from --cells, --trials and --proved. ``evaluate`` scores the choice on problems that
+    no fit has seen, beside the former rule, into --held-out. ``prove`` proves every offered kernel into --proved.
+    ``bench`` times other shapes into --out and --summary.
     """
     if step not in STEPS:
         raise UsageError(f"step {step!r}", " or ".join(STEPS), "pass one of them")
     number = common.at_least("--count", COUNTS.get(step, 1) if count is None else count, 1)
+    common.at_least("--every", every, 1)
 
     from outblas.core.files import lock_folder
 
     with lock_folder(work):
         if step == "record":
             _record_any_shape(number, measurements, seed, work, cells)
+        elif step == "collect":
+            _collect_any_shape(build, trials)
         elif step == "fit":
-            _fit_any_shape(cells, proved)
+            _fit_any_shape(cells, trials, proved)
+        elif step == "evaluate":
+            _evaluate_any_shape(cells, trials, held_out, every)
         elif step == "prove":
             _prove_any_shape(proved)
         else:
@@ -130,19 +147,36 @@ def fit_any_shape(
 
 
 def _record_any_shape(count: int, measurements: int | None, seed: int, work: Path, cells: Path) -> None:
-    from outblas.learn.any_shape import MAX_KERNELS_RANKED
-    from outblas.search.any_shape_run import record, shapes
+    from outblas.search.any_shape_run import MEASUREMENTS, record, shapes
 
-    measurements = common.at_least("--measurements", MAX_KERNELS_RANKED if measurements is None else measurements, 1)
+    measurements = common.at_least("--measurements", MEASUREMENTS if measurements is None else measurements, 1)
     about = record(shapes(count, seed), measurements, work / "store.sqlite", cells)
     out.print(f"{about}: {cells}", markup=False)
 
 
-def _fit_any_shape(cells: Path, proved: Path) -> None:
+def _collect_any_shape(build: Path, trials: Path) -> None:
+    from outblas.search.any_shape_trials import collect_trials
+
+    out.print(f"{collect_trials(build, trials)}: {trials}", markup=False)
+
+
+def _fit_any_shape(cells: Path, trials: Path, proved: Path) -> None:
     from outblas.learn.train.fit_any_shape_run import fit_all, packaged_path
 
-    about = fit_all(cells, proved, packaged_path(), lambda line: out.print(line, markup=False))
+    about = fit_all(cells, trials, proved, packaged_path(), lambda line: out.print(line, markup=False))
     out.print(f"{about}: {packaged_path()}", markup=False)
+
+
+def _evaluate_any_shape(cells: Path, trials: Path, held_out: Path, every: int) -> None:
+    from outblas.learn.train.fit_any_shape_run import evaluate
+    from outblas.learn.train.held_out_choices import SPLITS, figures_in_words
+
+    found = evaluate(cells, trials, held_out, every, lambda line: out.print(line, markup=False))
+    for split in SPLITS:
+        for rule in ("former", "today"):
+            for line in figures_in_words(found[split][rule]):
+                out.print(f"{split}, {rule}: {line}", markup=False)
+    out.print(f"figures: {held_out}", markup=False)
 
 
 def _prove_any_shape(proved: Path) -> None:

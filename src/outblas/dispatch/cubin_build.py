@@ -99,13 +99,12 @@ def pairs_for_any_shape(files: Mapping[str, bytes]) -> list[tuple[Problem, Kerne
     """
     try:
         from outblas.learn.any_shape import AnyShapeModel
-        from outblas.learn.policy import Policy
     except ImportError as error:
         raise ToolchainMissing("numpy is missing", "numpy", "install it, or build without isolation") from error
     found = []
     for gpu, data in files.items():
         for config, (layout, dtype) in product(
-            AnyShapeModel.parse(data, Policy.load(gpu), gpu).kernels, product(get_args(Layout), get_args(Dtype))
+            AnyShapeModel.parse(data, gpu).kernels, product(get_args(Layout), get_args(Dtype))
         ):
             problems = (Problem(*mnk, layout, dtype) for mnk in _ASKED)
             found += [(p, config) for p in problems if not why_illegal(p, config, packaged_gpu(gpu))][:1]

@@ -21,8 +21,13 @@ from outblas.records.library import Library
 from outblas.records.library_row import LibraryChoice, LibraryRow
 from outblas.runtime.cublas import rounds_partial_sums
 
-#: Chooses a kernel for a problem on a GPU, with its predicted speed-up over torch.matmul; None: leave it to torch.
-Choose = Callable[[Problem, Gpu], LibraryChoice | None]
+#: Chooses a kernel for a problem on a GPU and a launch option, with its predicted speed-up over torch.matmul. None:
+#: leave it to torch. It may raise :class:`NotWhileCapturing`.
+Choose = Callable[[Problem, Gpu, Launch], LibraryChoice | None]
+
+
+class NotWhileCapturing(Exception):
+    """Raised by a chooser that cannot choose while a CUDA graph is captured; it can after the capture."""
 
 
 class Operand(NamedTuple):
@@ -54,12 +59,14 @@ class Decision:
         problem: problem that ``config`` or ``algorithm`` computes; None: torch computes the product.
         reason: one line.
         algorithm: cuBLASLt algorithm, as :func:`outblas.runtime.cublas.describe` spells it. Empty: no algorithm.
+        provisional: True if the decision holds for this call alone, because a CUDA graph is captured.
     """
 
     config: KernelConfig | None
     problem: Problem | None
     reason: str
     algorithm: str = ""
+    provisional: bool = False
 
 
 def decide(
@@ -107,7 +114,7 @@ def decide(
         if guarantee == "batch_invariant":
             return _in_fixed_order(problem, row, (a, b, out), gpu, library, launch)
         if row is None:
-            found = _for_any_shape(problem, (a, b, out), gpu, library, any_shape)
+            found = _for_any_shape(problem, (a, b, out), gpu, library, launch, any_shape)
         else:
             found = _from_row(row, (a, b, out), gpu, library, launch, guarantee)
         if found.config is not None:
@@ -189,12 +196,20 @@ def _in_fixed_order(
 
 
 def _for_any_shape(
-    problem: Problem, operands: tuple[Operand | None, ...], gpu: Gpu, library: Library, any_shape: Choose | None
+    problem: Problem,
+    operands: tuple[Operand | None, ...],
+    gpu: Gpu,
+    library: Library,
+    launch: Launch,
+    any_shape: Choose | None,
 ) -> Decision:
     missing = f"{problem.key} is not in the library of {gpu.name} ({library.size('problems')})"
     if any_shape is None:
         return Decision(None, None, missing)
-    choice = any_shape(problem, gpu)
+    try:
+        choice = any_shape(problem, gpu, launch)
+    except NotWhileCapturing as error:
+        return Decision(None, None, f"{missing}, and {error}", provisional=True)
     if choice is None:
         return Decision(None, None, f"{missing}, and no kernel is surely predicted to be faster than torch.matmul")
     figures = f"{choice.speedup:.2f} times torch.matmul, surely {choice.low:.2f}"

@@ -19,9 +19,10 @@ from outblas.dispatch import native_table
 from outblas.dispatch.decide import Choose
 from outblas.dispatch.device_state import DeviceState, load_kernel
 from outblas.dispatch.promises import promise_free_option
-from outblas.dispatch.unlisted_shapes import any_shape_chooser, choices_id
+from outblas.dispatch.unlisted_shapes import any_shape_chooser, ask_cublaslt, choices_id
 from outblas.records.library import Library
 from outblas.records.user_library import library_for_device
+from outblas.runtime.cublaslt import LtAlgorithms
 from outblas.runtime.device import gpu_of_device
 from outblas.runtime.driver import driver
 
@@ -74,9 +75,11 @@ def replace_library(library: Library | str | os.PathLike[str] | None, index: int
     """
     loaded = library if library is None or isinstance(library, Library) else Library.load(library)
     gpu = gpu_of_device(index)  # after the file: a wrong path is the nearer mistake
+    lt = LtAlgorithms()
     if loaded is None:
-        chosen, used = library_for_device(Library.packaged(gpu.name, missing_ok=True), index)
-        any_shape = any_shape_chooser(gpu.name)
+        packaged = Library.packaged(gpu.name, missing_ok=True)
+        chosen, used = library_for_device(packaged, index)
+        any_shape = any_shape_chooser(gpu.name, packaged, functools.partial(ask_cublaslt, lt, index))
     else:
         any_shape = None
         chosen = loaded
@@ -86,7 +89,7 @@ def replace_library(library: Library | str | os.PathLike[str] | None, index: int
         raise UsageError(f"a library of {chosen.gpu} for {gpu.name}", "a library tuned on this GPU", "tune on it")
     absent = _absent(chosen, any_shape)
     with lock:
-        devices[index] = DeviceState(gpu, chosen, _loader(gpu), any_shape=any_shape, absent=absent)
+        devices[index] = DeviceState(gpu, chosen, _loader(gpu), lt, any_shape, absent)
         libraries[index] = used
         native_table.clear_table()
         for forget in on_library_replaced:
@@ -127,15 +130,16 @@ def _new_device(index: int) -> DeviceState:
     except RecordError as error:  # a damaged record in the user's folder
         warnings.warn(f"outblas uses torch.matmul: {error}", RuntimeWarning, stacklevel=4)
         return DeviceState(None, Library("", ()), load_kernel)
+    lt = LtAlgorithms()
     try:
         library = Library.packaged(gpu.name, missing_ok=True)
     except OutblasError as error:
         warnings.warn(f"outblas uses torch.matmul: {error}", RuntimeWarning, stacklevel=4)
         library, any_shape = Library(gpu.name, ()), None
     else:
-        any_shape = any_shape_chooser(gpu.name)
+        any_shape = any_shape_chooser(gpu.name, library, functools.partial(ask_cublaslt, lt, index))
     library, libraries[index] = library_for_device(library, index)
-    return DeviceState(gpu, library, _loader(gpu), any_shape=any_shape, absent=_absent(library, any_shape))
+    return DeviceState(gpu, library, _loader(gpu), lt, any_shape, _absent(library, any_shape))
 
 
 def _loader(gpu: Gpu) -> Callable[[Problem, KernelConfig], tuple[Any, float]]:

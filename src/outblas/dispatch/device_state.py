@@ -90,7 +90,8 @@ class DeviceState:
             a, b, out, gpu=self.gpu, library=self.library, launch=launch, any_shape=self.any_shape, guarantee=guarantee
         )
         with self._lock:
-            _keep(self._decisions, key, found, KEPT_DECISIONS)
+            if not found.provisional:
+                _keep(self._decisions, key, found, KEPT_DECISIONS)
         return found
 
     def run(
@@ -263,7 +264,7 @@ class DeviceState:
 
     def is_left_to_torch(self, decision: Decision) -> bool:
         """Return True if torch computes such products permanently: by the library, or because of an earlier failure."""
-        return decision.problem is None or bool(self._failure(decision))
+        return not decision.provisional if decision.problem is None else bool(self._failure(decision))
 
     def why_not(self, decision: Decision, index: int) -> str:
         """Return why the kernel or algorithm of a decision is not available on CUDA device ``index``; empty if unknown.

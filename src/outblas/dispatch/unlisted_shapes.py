@@ -5,24 +5,33 @@ from __future__ import annotations
 import functools
 import hashlib
 import warnings
+from collections.abc import Callable
 from importlib import resources
 from typing import Any
 
+from outblas.core.config import KernelConfig, Launch
 from outblas.core.errors import OutblasError
 from outblas.core.gpu_records import packaged_records
-from outblas.core.problem import Problem
+from outblas.core.problem import Dtype, Layout, Problem
 from outblas.core.roofline import Gpu
 from outblas.core.switches import is_off
-from outblas.dispatch.decide import Choose
+from outblas.dispatch.decide import Choose, NotWhileCapturing
+from outblas.records.library import Library
 from outblas.records.library_row import LibraryChoice
+from outblas.runtime.cublaslt import LtAlgorithms
 
 #: Set to ``0``, it leaves such problems to torch.
 ANY_SHAPE_VARIABLE = "OUTBLAS_ANY_SHAPE"
 #: Number of cached choices: the same problem returns with other addresses, outputs and launch options.
 MAX_CACHED_CHOICES = 4096
+#: Folders of the package's other data on which choices depend: the ranking model and the kernels on offer.
+_OTHER_DATA = ("models", "libraries")
+#: Returns the first answer of cuBLASLt's heuristic for a problem; empty: unknown. It raises
+#: :class:`outblas.dispatch.decide.NotWhileCapturing` if it must wait for the end of a capture.
+Ask = Callable[[Problem], str]
 
 
-def any_shape_chooser(gpu_name: str) -> Choose | None:
+def any_shape_chooser(gpu_name: str, library: Library, ask: Ask | None = None) -> Choose | None:
     """Return the chooser of :mod:`outblas.learn.any_shape` for a GPU, which reads its data at its first call.
 
     Return None if the package has no data for this GPU, or if ``OUTBLAS_ANY_SHAPE`` is 0, false, no or off. If the data
@@ -31,18 +40,31 @@ def any_shape_chooser(gpu_name: str) -> Choose | None:
     Args:
         gpu_name: name in this package (:attr:`outblas.core.roofline.Gpu.name`), e.g. ``"h200"``; not torch's device
             name.
+        library: the packaged library. Its kernels are on offer for the layouts and dtypes in which it installs them,
+            so that their machine code ships.
+        ask: see :data:`Ask`; None: choose without an answer.
     """
     if is_off(ANY_SHAPE_VARIABLE) or not _data(gpu_name).is_file():
         return None
     broken = False
 
+    @functools.cache
+    def installed() -> dict[tuple[Layout, Dtype], tuple[KernelConfig, ...]]:
+        return installed_kernels(library)
+
+    @functools.cache
+    def offered(layout: Layout, dtype: Dtype, launch: Launch) -> tuple[KernelConfig, ...]:
+        from outblas.learn.any_shape import AnyShapeModel
+
+        return AnyShapeModel.load(gpu_name).offered(launch, installed().get((layout, dtype), ()))
+
     @functools.lru_cache(MAX_CACHED_CHOICES)
-    def choose(problem: Problem, gpu: Gpu) -> LibraryChoice | None:
+    def choose(problem: Problem, gpu: Gpu, launch: Launch) -> LibraryChoice | None:
         nonlocal broken
         if broken:
             return None
         try:
-            from outblas.learn.any_shape import AnyShapeModel  # with numpy
+            from outblas.learn.any_shape import AnyShapeModel, is_left_to_torch  # with numpy
 
             found = AnyShapeModel.load(gpu_name)
         except (OutblasError, ImportError, OSError) as error:
@@ -51,9 +73,38 @@ def any_shape_chooser(gpu_name: str) -> Choose | None:
             return None
         # The bounds were fitted with the packaged record; a calibration would move them.
         fitted = packaged_records().get(gpu_name)
-        return found.choose(problem, gpu if fitted is None else fitted.gpu)
+        gpu = gpu if fitted is None else fitted.gpu
+        answer = "" if ask is None or is_left_to_torch(problem, gpu) else ask(problem)
+        return found.choose(problem, gpu, offered(problem.layout, problem.dtype, launch), answer)
 
     return choose
+
+
+def installed_kernels(library: Library) -> dict[tuple[Layout, Dtype], tuple[KernelConfig, ...]]:
+    """Return (layout, dtype) -> the kernels with fp32 accumulation that a library installs, each once."""
+    found: dict[tuple[Layout, Dtype], dict[KernelConfig, None]] = {}
+    for problem, configs in library.installed().items():
+        if problem.acc == "fp32":
+            found.setdefault((problem.layout, problem.dtype), {}).update(dict.fromkeys(configs))
+    return {key: tuple(configs) for key, configs in found.items()}
+
+
+def ask_cublaslt(lt: LtAlgorithms, index: int, problem: Problem) -> str:
+    """Return the first answer of cuBLASLt's heuristic for a problem on a CUDA device; empty if cuBLASLt is missing.
+
+    Raises:
+        NotWhileCapturing: a CUDA graph is captured, and cuBLASLt is not open yet.
+    """
+    import torch
+
+    from outblas.runtime.launch import ensure_context
+
+    with torch.cuda.device(index):
+        ensure_context()
+        answer = lt.first_answer(problem, may_open=not torch.cuda.is_current_stream_capturing())
+    if answer is None:
+        raise NotWhileCapturing("cuBLASLt, which a choice asks, is not opened while a CUDA graph is captured")
+    return answer
 
 
 @functools.cache
@@ -63,7 +114,8 @@ def choices_id(gpu_name: str) -> str:
     Args:
         gpu_name: short name of the GPU, e.g. ``h200``. Missing files count as empty ones, without an error.
     """
-    files = (_data(gpu_name), resources.files("outblas") / "data" / "policies" / f"{gpu_name}.npz")
+    others = (resources.files("outblas") / "data" / kind / f"{gpu_name}.json" for kind in _OTHER_DATA)
+    files = (_data(gpu_name), *others)
     return hashlib.sha256(b"".join(hashlib.sha256(_bytes(file)).digest() for file in files)).hexdigest()
 
 

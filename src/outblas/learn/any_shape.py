@@ -1,10 +1,11 @@
-"""Choose a kernel for a shape that no library has, if it is surely predicted to beat torch.matmul.
+"""Choose a kernel for a shape that no library has, if it is predicted to beat torch.matmul.
 
-An ensemble of small perceptrons predicts the speed-up over torch.matmul of each kernel of a short list. Its inputs are
-the ranking model's results, and properties on which torch.matmul's time may depend. Its heuristic picks among cuBLAS'
-kernels, so its time is no smooth function of the shape. The kernel with the highest lower bound is chosen if that
-bound exceeds a margin. Bound and margin were fitted on unseen problems (`outblas fit any-shape`). The choice is
-arithmetic on the shape: nothing is measured, compiled or run.
+The choice is among the kernels for any shape and those that the packaged library installs for the layout and dtype.
+The ranking model picks the likeliest. An ensemble of small perceptrons predicts their speed-ups over torch.matmul. Its
+inputs are a kernel's features, the ranking model's result, and properties on which torch.matmul's time may depend.
+One of these is the first answer of cuBLASLt's heuristic (:mod:`outblas.learn.rival_answer`). The kernel with the
+highest lower bound is chosen if that bound exceeds a margin. Bound and margin were fitted on unseen problems
+(``outblas fit any-shape``). The choice is arithmetic on the host: nothing is measured, compiled or run.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ import math
 import os
 import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
 import numpy as np
 
-from outblas.core.config import KernelConfig, config_name
+from outblas.core.config import KernelConfig, Launch, config_name, launch_allows
 from outblas.core.errors import RecordError, UsageError
 from outblas.core.files import write_atomic
 from outblas.core.gpu_records import reference_gpu
@@ -32,15 +33,16 @@ from outblas.kernels.config_text import config_from_name
 from outblas.kernels.cost.cost_model import predict_many
 from outblas.kernels.legality import why_illegal
 from outblas.learn.features import candidate_features
-from outblas.learn.policy import Policy
 from outblas.learn.posterior import Features, Regressor
+from outblas.learn.rival_answer import answer_features
 from outblas.records.library_row import LibraryChoice
 
-FORMAT = 1
+FORMAT = 2
 #: torch computes a product whose N and K are multiples of the first and whose floor exceeds the second (us).
-REGULAR_MULTIPLE, REGULAR_US = 64, 10.0
-#: Kernels that are looked at, of those that are legal.
-MAX_KERNELS_RANKED = 6
+REGULAR_MULTIPLE, REGULAR_US = 64, 100.0
+#: The most kernels whose speed-up is predicted, and the longest time among them by the ranking model, as a multiple of
+#: the shortest. Recordings measured the kernels within this multiple.
+MAX_LIKELIEST, WITHIN = 64, 1.35
 #: Tiles by whose waves cuBLAS' kernels are guessed.
 _TILES = ((64, 64), (128, 128), (128, 256), (64, 256), (256, 128))
 #: Largest power of two that is looked for in an extent.
@@ -52,11 +54,10 @@ class AnyShapeModel:
     """A fitted model.
 
     Attributes:
-        kernels: the kernels on offer.
+        kernels: the kernels for any shape, which ship in both layouts and dtypes.
         nets: predicts the natural logarithm of each kernel's speed-up over torch.matmul.
-        margin: least lower bound of a predicted speed-up for a choice, as a ratio, e.g. 1.12.
+        margin: least lower bound of a predicted speed-up for a choice, as a ratio, e.g. 1.04.
         sure: number of standard deviations from the prediction down to that bound.
-        policy: the packaged policy. Its regressor selects the kernels to consider.
         about: data and date of the fit.
     """
 
@@ -64,7 +65,6 @@ class AnyShapeModel:
     nets: Regressor
     margin: float
     sure: float
-    policy: Policy
     about: str = ""
 
     @classmethod
@@ -82,15 +82,14 @@ class AnyShapeModel:
         path = resources.files("outblas") / "data" / "any_shape" / f"{gpu_name}.npz"
         if not path.is_file():
             raise UsageError(f"nothing for any shape on {gpu_name}", "a packaged GPU", "fit it: outblas fit any-shape")
-        return cls.parse(path.read_bytes(), Policy.load(gpu_name), str(path))
+        return cls.parse(path.read_bytes(), str(path))
 
     @classmethod
-    def parse(cls, data: bytes, policy: Policy, name: str = "the data for any shape") -> AnyShapeModel:
+    def parse(cls, data: bytes, name: str = "the data for any shape") -> AnyShapeModel:
         """Read a model from the bytes of a file that :meth:`save` wrote.
 
         Args:
             data: content of the file.
-            policy: the policy to keep beside it. The file has none.
             name: the data's name in an error.
 
         Raises:
@@ -104,7 +103,7 @@ class AnyShapeModel:
             nets = Regressor.from_arrays(a)
             kernels = tuple(config_from_name(str(each)) for each in a["kernels"])
             _check_widths(nets)
-            return cls(kernels, nets, float(a["margin"]), float(a["sure"]), policy, str(a["about"]))
+            return cls(kernels, nets, float(a["margin"]), float(a["sure"]), str(a["about"]))
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
             raise RecordError(
                 f"{name} cannot be read ({error})",
@@ -115,7 +114,7 @@ class AnyShapeModel:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write an .npz file that :meth:`parse` reads. A file at ``path`` is replaced as a whole or not at all.
 
-        The policy is not written. ``path`` is taken as it is, without an added suffix.
+        ``path`` is taken as it is, without an added suffix.
 
         Raises:
             RecordError: the disk refuses.
@@ -132,34 +131,50 @@ class AnyShapeModel:
         )
         write_atomic(Path(path), buffer.getvalue())
 
-    def choose(self, problem: Problem, gpu: Gpu) -> LibraryChoice | None:
+    def offered(self, launch: Launch, installed: Iterable[KernelConfig] = ()) -> tuple[KernelConfig, ...]:
+        """Return the kernels on offer for a launch option: those for any shape, then the others, each once.
+
+        Args:
+            launch: launch option that the call allows; kernels that need more are left out.
+            installed: further kernels, those of a library.
+        """
+        return tuple(c for c in dict.fromkeys((*self.kernels, *installed)) if launch_allows(launch, c))
+
+    def choose(
+        self, problem: Problem, gpu: Gpu, offered: Sequence[KernelConfig], answer: str = ""
+    ) -> LibraryChoice | None:
         """Choose a kernel for ``problem``.
+
+        Args:
+            problem: the problem.
+            gpu: the GPU.
+            offered: kernels of :meth:`offered`, legal or not.
+            answer: first answer of cuBLASLt's heuristic, as for :func:`network_inputs`.
 
         Returns:
             The kernel, its predicted speed-up over torch.matmul, and the bounds ``sure`` standard deviations from it.
             None: leave the product to torch. No kernel is legal, or the best lower bound is below ``margin``. The same
-                holds for :func:`is_vector_product`, :func:`is_left_to_cublas`, and any accumulator but fp32.
+                holds for :func:`is_left_to_torch` and any accumulator but fp32.
         """
-        if is_vector_product(problem) or is_left_to_cublas(problem, gpu) or problem.acc != "fp32":
+        if is_left_to_torch(problem, gpu) or problem.acc != "fp32":
             return None
-        legal = [c for c in self.kernels if not why_illegal(problem, c, gpu)]
-        if not legal:
+        configs = likeliest(problem, offered, gpu)
+        if not configs:
             return None
-        legal = most_promising(self.policy, problem, legal, gpu)
-        gain, deviation = self.nets.predict(network_inputs(problem, legal, gpu))
+        gain, deviation = self.nets.predict(network_inputs(problem, configs, gpu, answer))
         low = gain - self.sure * deviation
         best = int(low.argmax())
         if not low[best] >= math.log(self.margin):  # nor what is no number
             return None
         high = gain[best] + self.sure * deviation[best]
-        return LibraryChoice(legal[best], *(float(np.exp(x)) for x in (gain[best], low[best], high)))
+        return LibraryChoice(configs[best], *(float(np.exp(x)) for x in (gain[best], low[best], high)))
 
 
 def _check_widths(nets: Regressor) -> None:
     """Raise ValueError where the nets are not of the inputs that :func:`network_inputs` makes, or not of each other."""
     problem = Problem(8, 8, 8)
     gpu = reference_gpu()  # any GPU has as many inputs
-    wide = len(shape_features(problem, gpu)) + candidate_features(problem, [], gpu).shape[1] + 1
+    wide = network_inputs(problem, [], gpu).shape[1]
     sizes = [wide, *(w.shape[2] for w in nets.weights)]
     right = len(nets.mean) == len(nets.scale) == wide and sizes[-1] == 1
     for i, (w, b) in enumerate(zip(nets.weights, nets.biases, strict=True)):
@@ -168,52 +183,62 @@ def _check_widths(nets: Regressor) -> None:
         raise ValueError(f"nets of {len(nets.mean)} inputs, not of {wide}")
 
 
-def most_promising(policy: Policy, problem: Problem, legal: Sequence[KernelConfig], gpu: Gpu) -> list[KernelConfig]:
-    """Return the kernels of ``legal`` that the regressor predicts to be fastest, at most 6, fastest first.
+def likeliest(problem: Problem, configs: Sequence[KernelConfig], gpu: Gpu) -> list[KernelConfig]:
+    """Return the legal kernels that the ranking model predicts to be fastest, fastest first.
 
-    A larger number would let luck choose: the margin was fitted with this one.
+    They are at most 64, all within 1.35 times the shortest predicted time. Legality is checked in the order of the
+    predictions, so few checks are needed.
 
     Args:
-        policy: the policy; its regressor predicts.
         problem: the problem.
-        legal: kernels that are legal for it, at least one.
+        configs: kernels, legal or not.
         gpu: the GPU.
     """
-    guess = policy.view(problem, legal, gpu).guess
-    return [legal[i] for i in np.argsort(guess, kind="stable")[:MAX_KERNELS_RANKED]]
+    with np.errstate(all="ignore"):  # the time of an illegal kernel has no meaning
+        times = predict_many(problem, configs, gpu)
+    found: list[KernelConfig] = []
+    longest = math.inf
+    for index in np.argsort(times, kind="stable"):
+        if not times[index] <= longest or len(found) == MAX_LIKELIEST:
+            break
+        if why_illegal(problem, configs[index], gpu):
+            continue
+        longest = longest if found else WITHIN * float(times[index])
+        found.append(configs[index])
+    return found
 
 
-def is_left_to_cublas(problem: Problem, gpu: Gpu) -> bool:
-    """Return True if N and K are multiples of 64 and the roofline floor exceeds 10 us.
+def is_left_to_torch(problem: Problem, gpu: Gpu) -> bool:
+    """Return True if N or K is too small, or if the product is long and regular.
 
-    cuBLAS almost always wins on such shapes: 2 of 433 random ones had a chosen kernel. Prompts of any length in a
-    model's layers are such shapes; the test saves host time.
+    cuBLAS has other kernels for N = 1 and for K below 8, and their times are not predicted. N and K of a regular
+    product are multiples of 64. Long ones gain little: 1.002 in the suites, from 1e11 FLOP on. The test saves the
+    host's time for prompts of any length.
     """
-    return (
-        problem.n % REGULAR_MULTIPLE == 0 and problem.k % REGULAR_MULTIPLE == 0 and floor_us(problem, gpu) > REGULAR_US
-    )
+    narrow = problem.n == 1 or problem.k < ROW_ALIGN_BYTES // ELEMENT_BYTES
+    regular = problem.n % REGULAR_MULTIPLE == 0 and problem.k % REGULAR_MULTIPLE == 0
+    return narrow or (regular and floor_us(problem, gpu) > REGULAR_US)
 
 
-def is_vector_product(problem: Problem) -> bool:
-    """Return True if M or N is 1, or K is below 8.
-
-    cuBLAS has other kernels for such products, and their times are not predicted.
-    """
-    return min(problem.m, problem.n) == 1 or problem.k < ROW_ALIGN_BYTES // ELEMENT_BYTES
-
-
-def network_inputs(problem: Problem, configs: Sequence[KernelConfig], gpu: Gpu) -> Features:
+def network_inputs(problem: Problem, configs: Sequence[KernelConfig], gpu: Gpu, answer: str = "") -> Features:
     """Return the inputs of the nets, float32[len(configs), F], one row per kernel.
 
-    A row is :func:`shape_features`, then the kernel's ``candidate_features``. The last is the logarithm of the ranking
-    model's time over the roofline floor.
+    A row is :func:`shape_features`, then ``answer_features``, then the kernel's ``candidate_features``. The last of
+    these is left out, as it depends on the other kernels. Then come the flag of early loads, and the logarithm of the
+    ranking model's time over the roofline floor.
+
+    Args:
+        problem: the problem.
+        configs: kernels that are legal for it.
+        gpu: the GPU.
+        answer: first answer of cuBLASLt's heuristic (:func:`outblas.runtime.cublas.describe`); empty: unknown.
     """
-    shape = shape_features(problem, gpu)
-    time = np.log(predict_many(problem, configs, gpu) / floor_us(problem, gpu))
+    shared = np.concatenate([shape_features(problem, gpu), answer_features(problem, answer, gpu)])
     parts = (
-        np.broadcast_to(shape, (len(configs), len(shape))),
-        candidate_features(problem, configs, gpu),
-        time[:, None],
+        np.broadcast_to(shared, (len(configs), len(shared))),
+        candidate_features(problem, configs, gpu)[:, :-1],
+        np.array([config.early for config in configs], dtype=np.float32)[:, None],
+        np.log(predict_many(problem, configs, gpu) / floor_us(problem, gpu))[:, None],
     )
     return np.concatenate(parts, axis=1).astype(np.float32)
 

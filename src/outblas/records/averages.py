@@ -17,7 +17,13 @@ from outblas.core.stats import flop_weighted, geomean, losses
 Row = dict[str, Any]
 
 #: Mode -> its way of timing: rounds in which all entries alternate, blocks of one entry alone, or single requests.
-PROTOCOLS = {"offline": "rounds", "offline_cold": "rounds", "block": "blocks", "server": "requests"}
+PROTOCOLS = {
+    "offline": "rounds",
+    "offline_cold": "rounds",
+    "block": "blocks",
+    "server": "requests",
+    "unmeasured": "rounds",
+}
 #: A row below this is far behind: beyond the noise between starts.
 FAR_BELOW = 0.98
 #: In the llm suite, rows with M up to this count as decode: one token of each request in a batch.

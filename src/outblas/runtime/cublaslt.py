@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from outblas.runtime.cublas import LtPlan
 
 _LOG = logging.getLogger(__name__)
+#: Number of the heuristic's answers that are kept; the oldest goes first.
+MAX_ANSWERS = 4096
 
 
 class PreparedAlgorithm(NamedTuple):
@@ -94,6 +96,7 @@ class LtAlgorithms:
     :meth:`find`.
 
     :meth:`find` looks an algorithm up, :meth:`get` only remembers, and :meth:`fail` gives a product to torch.
+    :meth:`first_answer` says which algorithm the heuristic would take.
     Its methods need the device's context to be current. Descriptors are kept: a few hundred bytes per problem.
 
     Args:
@@ -110,6 +113,7 @@ class LtAlgorithms:
         self._absent = ""
         self._found: dict[tuple[Problem, str], LtAlgorithm] = {}
         self.failed: dict[tuple[Problem, str], str] = {}
+        self._answers: dict[Problem, str] = {}
         self._lock = threading.RLock()  # reentrant: a signal handler may multiply meanwhile
 
     @property
@@ -152,6 +156,39 @@ class LtAlgorithms:
         self._found.pop((problem, algorithm), None)
         self.failed[problem, algorithm] = f"{problem.key}: cuBLASLt {algorithm} cannot be used: {why}"
         _LOG.info("outblas uses torch.matmul: %s", self.failed[problem, algorithm])
+
+    def first_answer(self, problem: Problem, may_open: bool = True) -> str | None:
+        """Return the heuristic's first answer for operands aligned to 256 bytes; asked once per problem.
+
+        Only the host works: the heuristic neither launches nor allocates. Opening cuBLASLt may allocate on the GPU.
+
+        Args:
+            problem: the product.
+            may_open: open cuBLASLt if it is not open yet; False while a CUDA graph is captured.
+
+        Returns:
+            A text of :func:`outblas.runtime.cublas.describe`. It is empty if cuBLASLt is missing, fails or proposes
+            nothing. None: cuBLASLt is not open and may not be opened.
+        """
+        with self._lock:
+            if problem not in self._answers:
+                if self._lt is None and not self._absent and not may_open:
+                    return None
+                if len(self._answers) == MAX_ANSWERS:
+                    self._answers.pop(next(iter(self._answers)))
+                self._answers[problem] = self._ask(problem)
+            return self._answers[problem]
+
+    def _ask(self, problem: Problem) -> str:
+        try:
+            plan = self._open().plan(problem)
+            try:
+                return describe(plan.heuristic(1)[0].algo)
+            finally:
+                plan.close()
+        except (DeviceError, ToolchainMissing) as error:
+            _LOG.info("cuBLASLt has no answer for %s: %s", problem.key, error.wrong)
+            return ""
 
     def _look_up(self, problem: Problem, algorithm: str) -> LtAlgorithm:
         """Return the algorithm with this description.

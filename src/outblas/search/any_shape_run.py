@@ -3,7 +3,9 @@
 ::
 
     outblas fit any-shape record --work build/any_shapes  # on a GPU, resumable -> h200_cells.parquet
+    outblas fit any-shape collect --build build/h200      # the library's trials -> h200_trials.parquet
     outblas fit any-shape fit                             # -> the package's data/any_shape/h200.npz
+    outblas fit any-shape evaluate                        # -> h200_held_out.json
     outblas fit any-shape prove                           # on a GPU -> h200_proved.json
     outblas fit any-shape bench                           # on a GPU -> h200_bench.parquet, h200.json
 
@@ -12,14 +14,17 @@ The files lie in results/any_shapes.
 - ``record`` draws ``--count`` random problems. On each it measures ``--measurements`` kernels beside torch.matmul, in
 the
   same rounds. The policy chooses them among :func:`outblas.learn.train.fit_any_shape.general_kernels`.
+- ``collect`` reads the kernels that the trials of the library's build timed (``outblas.search.any_shape_trials``).
 - ``fit`` learns the speed-up over torch.matmul on these and on the packaged recordings. It chooses the margin that a
   prediction must clear on problems that were kept out (``outblas.learn.train.fit_any_shape_run``).
-- ``prove`` proves every offered kernel by all gates, in both layouts and dtypes.
+- ``evaluate`` scores the choice on kept-out problems (``outblas.learn.train.held_out_choices``).
+- ``prove`` proves every offered kernel by all gates, in each layout and dtype in which it ships.
 - ``bench`` times the fitted choice on other random problems, beside every baseline.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -30,29 +35,36 @@ from typing import Any, get_args
 
 from outblas.bench.live_evaluator import LiveEvaluator
 from outblas.bench.run_bench import BenchRequest, run_bench
-from outblas.core.config import config_name
+from outblas.core.config import LAUNCHES, config_name
+from outblas.core.errors import UsageError
 from outblas.core.evaluation import Status
 from outblas.core.files import write_json
 from outblas.core.problem import Dtype, Layout, Problem
 from outblas.core.rivals import RIVALS
+from outblas.core.roofline import Gpu
 from outblas.core.stats import geomean
 from outblas.core.suites import GRID_EXTENTS, LLM_LAYERS, SUITES, suite
+from outblas.dispatch.unlisted_shapes import any_shape_chooser, ask_cublaslt, installed_kernels
 from outblas.judge.bench_cell import Options
 from outblas.kernels.legality import why_illegal
 from outblas.learn.any_shape import AnyShapeModel
 from outblas.learn.train.fit_any_shape import general_kernels
-from outblas.learn.train.fit_any_shape_run import SLOW, export
+from outblas.learn.train.fit_any_shape_run import export
+from outblas.learn.train.held_out_choices import SLOW
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryRow
 from outblas.records.provenance import collect_provenance
 from outblas.records.results import read_result, write_result
 from outblas.records.store import Store
+from outblas.runtime.cublaslt import LtAlgorithms
 from outblas.runtime.device import gpu_of_device
 from outblas.search.agents.agent_registry import make_agent
 from outblas.search.tune import SearchOptions, tune
 
 #: A kernel is proved on the first of these that it may compute, and on its representatives.
 PROOF_EXTENTS = ((333, 1000, 520), (333, 1001, 521), (8, 512, 8192), (8, 512, 4096), (16, 512, 4096), (256, 256, 8192))
+#: Kernels that are measured of each recorded problem.
+MEASUREMENTS = 6
 #: Above this a single product takes milliseconds, and both sides are as fast as the clock allows.
 MAX_FLOPS = 1e12
 #: Seeds of what is fitted and of what is benched.
@@ -156,8 +168,8 @@ def record(problems: Sequence[Problem], measurements: int, store: Path, cells: P
 def prove(out: Path) -> bool:
     """Put every offered kernel through all gates, on representative problems, too (GPU 0).
 
-    Each kernel of the packaged model is tried in each layout and dtype, on the first of :data:`PROOF_EXTENTS` on which
-    it is legal.
+    Each kernel is tried in each layout and dtype in which it is on offer, on the first of :data:`PROOF_EXTENTS` on
+    which it is legal.
 
     Args:
         out: JSON file that is written. ``passed`` is the number of passing (problem, kernel) pairs. ``failed`` is a
@@ -167,9 +179,11 @@ def prove(out: Path) -> bool:
         True if all passed.
     """
     gpu, pairs = gpu_of_device(0), []
-    for config, layout, dtype in product(AnyShapeModel.load(gpu.name).kernels, get_args(Layout), get_args(Dtype)):
-        problems = (Problem(*mnk, layout, dtype) for mnk in PROOF_EXTENTS)
-        pairs += [(p, config) for p in problems if not why_illegal(p, config, gpu)][:1]
+    general, installed = AnyShapeModel.load(gpu.name).kernels, installed_kernels(Library.packaged(gpu.name))
+    for layout, dtype in product(get_args(Layout), get_args(Dtype)):
+        for config in dict.fromkeys((*general, *installed.get((layout, dtype), ()))):
+            problems = (Problem(*mnk, layout, dtype) for mnk in PROOF_EXTENTS)
+            pairs += [(p, config) for p in problems if not why_illegal(p, config, gpu)][:1]
     failed = {}
     with LiveEvaluator(0, Options(0, gpu, rounds=3, baselines=("torch",))) as evaluator:
         for done, e in enumerate(evaluator.evaluate(pairs), 1):
@@ -196,17 +210,41 @@ def bench(problems: Sequence[Problem], out: Path, summary_file: Path) -> dict[st
         The figures of :func:`summarize_rows`, and ``fit``, the description of the model's fit.
     """
     gpu = gpu_of_device(0)
-    found = AnyShapeModel.load(gpu.name)
-    rows = [LibraryRow(p, "torch", source="any_shape", plain=found.choose(p, gpu)) for p in problems]
-    library = Library(gpu.name, tuple(rows))
+    library = library_of_choices(problems, gpu)
     run_bench(BenchRequest(problems, "any_shapes", library, out, baselines=RIVALS))
     result = read_result(out)
-    # No kernel with PDL is on offer: where a caller allows it the same kernels are used.
+    # The published figures are without PDL; benchmarks/new_shapes.py has the other launch options.
     result = replace(result, rows=[row for row in result.rows if not row["pdl"]])
     write_result(result.rows, result.meta, out)
+    about = AnyShapeModel.load(gpu.name).about
     summary = summarize_rows(result.rows)
-    write_json(summary_file, {**summary, "provenance": result.meta["provenance"], "fit": found.about})
-    return {**summary, "fit": found.about}
+    write_json(summary_file, {**summary, "provenance": result.meta["provenance"], "fit": about})
+    return {**summary, "fit": about}
+
+
+def library_of_choices(problems: Sequence[Problem], gpu: Gpu) -> Library:
+    """Return the choices for problems that no library has, on GPU 0, as a library; cuBLASLt is asked about each.
+
+    A problem of which no kernel is surely faster has a row that names torch.
+
+    Args:
+        problems: the problems.
+        gpu: GPU 0.
+
+    Raises:
+        UsageError: this GPU has no data for any shape, or ``OUTBLAS_ANY_SHAPE`` switches it off.
+    """
+    ask = functools.partial(ask_cublaslt, LtAlgorithms(), 0)
+    choose = any_shape_chooser(gpu.name, Library.packaged(gpu.name, missing_ok=True), ask)
+    if choose is None:
+        raise UsageError(
+            f"no choices for any shape on {gpu.name}", "a packaged GPU", "unset OUTBLAS_ANY_SHAPE, or use an H200"
+        )
+    rows = []
+    for problem in problems:
+        plain, pdl, weights = (choose(problem, gpu, launch) for launch in LAUNCHES)
+        rows.append(LibraryRow(problem, "torch", source="any_shape", plain=plain, pdl=pdl, weights=weights))
+    return Library(gpu.name, tuple(rows))
 
 
 def summarize_rows(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -5,23 +5,30 @@ The kernels are few, because each is shipped and ranked.
 
 from __future__ import annotations
 
+import functools
+import math
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from outblas.core.config import KernelConfig, launch_of
+from outblas.core.gpu_records import reference_gpu
 from outblas.core.problem import Problem
+from outblas.core.rivals import LT_HEURISTIC, RIVALS
 from outblas.core.roofline import Gpu
 from outblas.kernels.catalogue import first_search_candidates
 from outblas.kernels.cost.cost_model import rank
 from outblas.kernels.families.registry import FAMILIES
-from outblas.learn.any_shape import is_vector_product, network_inputs
+from outblas.learn.any_shape import network_inputs, shape_features
+from outblas.learn.features import Features
 from outblas.learn.posterior import Regressor
+from outblas.learn.rival_answer import ANSWER_FEATURES
 from outblas.records.library import Library
 from outblas.records.recording import Recording
 
@@ -30,16 +37,18 @@ from outblas.records.recording import Recording
 BY_RECORDING, BY_LIBRARY, GEMVS, BY_MODEL = 80, 24, 24, 24
 #: Random problems of which the ranking model is asked.
 RANDOM_PROBLEMS = 300
-#: Of a recorded problem: its fastest kernels, and as many others, drawn.
+#: Of a recorded problem, with and without PDL: the fastest kernels, and as many others, drawn.
 FASTEST_PER_PROBLEM = 8
 #: Nets, their width, passes over the data, cells a step, highest learning rate and weight decay.
-NETS, WIDTH, EPOCHS, BATCH, LEARNING_RATE, WEIGHT_DECAY = 5, 96, 30, 512, 4e-3, 1e-2
+NETS, WIDTH, EPOCHS, BATCH, LEARNING_RATE, WEIGHT_DECAY = 5, 96, 24, 2048, 1e-2, 1e-2
 #: Log speed-ups beyond this are as good as it; errors beyond HUBER count by their size, not its square.
 LOG_SPEEDUP_BOUND, HUBER = 1.5, 0.1
-#: What a cell of a problem that no suite has counts, of a suite's 1.
+#: Source of the problems that no suite has.
+RANDOM = "random"
+#: What a cell of these problems counts, of a suite's 1.
 UNLISTED_WEIGHT = 2.0
-#: Shares of the problems outside the suites that each fold keeps out.
-FOLDS = 4
+#: Share of the cells whose answer of cuBLASLt a fit does not see, so that the nets can do without it.
+UNANSWERED = 0.3
 
 
 def general_kernels(gpu: Gpu, seed: int = 0) -> tuple[KernelConfig, ...]:
@@ -71,131 +80,116 @@ class OfferedCells:
         problem: the problem.
         configs: the kernels.
         gains: float32, natural log of each kernel's speed-up over torch.matmul.
-        outside: True if the problem is in no suite.
+        fitted: bool, which kernels a fit sees.
+        source: suite of the problem, or ``random``.
+        answer: first answer of cuBLASLt's heuristic (:func:`outblas.runtime.cublas.describe`); empty: unknown.
+        rival: natural log of the speed-up of the fastest baseline over torch.matmul; NaN if torch alone was timed.
     """
 
     problem: Problem
     configs: tuple[KernelConfig, ...]
     gains: NDArray[np.float32]
-    outside: bool
+    fitted: NDArray[np.bool_]
+    source: str
+    answer: str = ""
+    rival: float = math.nan
 
 
 def cells_of_recording(recording: Recording, seed: int = 0) -> list[OfferedCells]:
-    """Return one :class:`OfferedCells` per recorded problem, in the recording's order, each with ``outside=False``.
+    """Return one :class:`OfferedCells` per recorded problem, in the recording's order, with all measured kernels.
 
-    It has the problem's 8 fastest kernels without PDL, and up to 8 others, drawn.
+    A fit sees the 8 fastest kernels without PDL, the 8 fastest with it, and up to 8 others of each, drawn.
     """
     rng, found = np.random.default_rng(seed), []
-    plain = np.array([launch_of(c) == "plain" for c in recording.catalogue])
+    pdl = np.array([config.pdl for config in recording.catalogue])
     for i, problem in enumerate(recording.problems):
-        timed = np.flatnonzero((recording.rounds[i] > 0) & plain)
-        order = timed[np.argsort(recording.median_us[i, timed], kind="stable")]
-        chosen = [*order[:FASTEST_PER_PROBLEM], *rng.permutation(order[FASTEST_PER_PROBLEM:])[:FASTEST_PER_PROBLEM]]
-        us = recording.median_us[i, chosen].astype(float)
-        gains = np.log(float(recording.baselines["torch"][i]) / us).astype(np.float32)
-        found.append(OfferedCells(problem, tuple(recording.catalogue[c] for c in chosen), gains, outside=False))
+        timed = np.flatnonzero(recording.rounds[i] > 0)
+        us = recording.median_us[i].astype(float)
+        fitted = np.zeros(len(us), dtype=bool)
+        for option in (False, True):
+            same = timed[pdl[timed] == option]
+            order = same[np.argsort(us[same], kind="stable")]
+            fitted[order[:FASTEST_PER_PROBLEM]] = True
+            fitted[rng.permutation(order[FASTEST_PER_PROBLEM:])[:FASTEST_PER_PROBLEM]] = True
+        times = {name: float(recording.baselines[name][i]) for name in RIVALS if name in recording.baselines}
+        found.append(
+            OfferedCells(
+                problem,
+                tuple(recording.catalogue[c] for c in timed),
+                np.log(times["torch"] / us[timed]).astype(np.float32),
+                fitted[timed],
+                recording.suite,
+                recording.baseline_detail[LT_HEURISTIC][i],
+                math.log(times["torch"] / np.nanmin(list(times.values()))),
+            )
+        )
     return found
 
 
 def fit(cells: Sequence[OfferedCells], gpu: Gpu, seed: int = 0) -> Regressor:
     """Return 5 nets trained on the cells: inputs of ``network_inputs``, output the log speed-up over torch.matmul.
 
-    Log speed-ups are clipped to [-1.5, 1.5]. A cell of a problem outside the suites counts twice. The result is the
-    same for the same seed and number of threads.
+    Log speed-ups are clipped to [-1.5, 1.5]. A cell of a random problem counts twice. The result is the same for the
+    same seed and number of threads.
     """
-    x = np.concatenate([network_inputs(c.problem, c.configs, gpu) for c in cells])
-    y = torch.from_numpy(np.clip(np.concatenate([c.gains for c in cells]), -LOG_SPEEDUP_BOUND, LOG_SPEEDUP_BOUND))
-    counts = torch.tensor(np.concatenate([np.full(len(c.gains), UNLISTED_WEIGHT if c.outside else 1.0) for c in cells]))
+    cells = [c for c in cells if c.fitted.any()]
+    x = np.concatenate([inputs_of(c, gpu)[c.fitted] for c in cells])
+    gains = np.concatenate([c.gains[c.fitted] for c in cells])
+    counts = np.repeat([UNLISTED_WEIGHT if c.source == RANDOM else 1.0 for c in cells], [c.fitted.sum() for c in cells])
+    blind = np.random.default_rng(seed).random(len(x)) < UNANSWERED
+    x[blind, answer_columns()] = 0
     mean, deviation = x.mean(axis=0), x.std(axis=0)
     scale = np.where(deviation < 1e-5, 0.0, 1.0 / np.maximum(deviation, 1e-5)).astype(np.float32)
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        nets = [_fit_one(torch.from_numpy((x - mean) * scale), y, counts.float()) for _ in range(NETS)]
-    linear = [[part for part in net if isinstance(part, torch.nn.Linear)] for net in nets]
-    layers = range(len(linear[0]))
-    weights = tuple(np.stack([each[i].weight.detach().numpy().T for each in linear]) for i in layers)
-    biases = tuple(np.stack([each[i].bias.detach().numpy()[None] for each in linear]) for i in layers)
+    y = torch.from_numpy(np.clip(gains, -LOG_SPEEDUP_BOUND, LOG_SPEEDUP_BOUND))
+    layers = _fit_nets(torch.from_numpy((x - mean) * scale), y, torch.from_numpy(counts).float(), seed)
+    weights, biases = (tuple(each.detach().numpy() for each in side) for side in zip(*layers, strict=True))
     return Regressor(mean, scale, weights, biases)
 
 
-def _fit_one(x: torch.Tensor, y: torch.Tensor, counts: torch.Tensor) -> torch.nn.Sequential:
-    act, linear = torch.nn.SiLU, torch.nn.Linear
-    net = torch.nn.Sequential(linear(x.shape[1], WIDTH), act(), linear(WIDTH, WIDTH), act(), linear(WIDTH, 1))
+def answer_columns() -> slice:
+    """Return the columns of ``network_inputs`` that hold the features of cuBLASLt's answer."""
+    first = len(shape_features(Problem(8, 8, 8), reference_gpu()))
+    return slice(first, first + ANSWER_FEATURES)
+
+
+def inputs_of(cells: OfferedCells, gpu: Gpu) -> Features:
+    """Return ``network_inputs`` of all kernels of a problem; kept for the fits of the next folds."""
+    return _inputs(cells.problem, cells.configs, gpu, cells.answer)
+
+
+@functools.lru_cache(1 << 14)
+def _inputs(problem: Problem, configs: tuple[KernelConfig, ...], gpu: Gpu, answer: str) -> Features:
+    return network_inputs(problem, configs, gpu, answer)
+
+
+def _fit_nets(x: torch.Tensor, y: torch.Tensor, counts: torch.Tensor, seed: int) -> list[tuple[torch.Tensor, ...]]:
+    """Return (weights, biases) of each layer of all nets, trained together: float32[nets, in, out], [nets, 1, out]."""
+    generator = torch.Generator().manual_seed(seed)
+    sizes = (x.shape[1], WIDTH, WIDTH, 1)
+    layers = [tuple(_drawn(n, inner, outer, generator) for n in (inner, 1)) for inner, outer in pairwise(sizes)]
     steps = EPOCHS * max(1, len(x) // BATCH)
-    optimizer = torch.optim.AdamW(net.parameters(), LEARNING_RATE, weight_decay=WEIGHT_DECAY)
+    parts = [part for layer in layers for part in layer]
+    optimizer = torch.optim.AdamW(parts, LEARNING_RATE, weight_decay=WEIGHT_DECAY)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LEARNING_RATE, total_steps=steps)
     for _ in range(steps):
-        some = torch.randint(len(x), (BATCH,))
-        error = torch.nn.functional.huber_loss(net(x[some])[:, 0], y[some], delta=HUBER, reduction="none")
+        some = torch.randint(len(x), (NETS, BATCH), generator=generator)
+        h = x[some]
+        for weight, bias in layers[:-1]:
+            h = torch.nn.functional.silu(torch.baddbmm(bias, h, weight))
+        h = torch.baddbmm(layers[-1][1], h, layers[-1][0])
+        error = torch.nn.functional.huber_loss(h[:, :, 0], y[some], delta=HUBER, reduction="none")
         optimizer.zero_grad()
-        (counts[some] * error).mean().backward()
+        (counts[some] * error).mean(dim=1).sum().backward()
         optimizer.step()
         schedule.step()
-    return net
+    return layers
 
 
-@dataclass(frozen=True)
-class KeptOutResult:
-    """The choice for a problem that the fit had not seen.
-
-    Attributes:
-        gain: predicted natural log of the chosen kernel's speed-up over torch.matmul.
-        deviation: standard deviation of that prediction.
-        measured: measured natural log of the same speed-up.
-    """
-
-    gain: float
-    deviation: float
-    measured: float
-
-
-def cross_validate(
-    cells: Sequence[OfferedCells], gpu: Gpu, report: Callable[[str], None], seed: int = 0
-) -> list[tuple[float, list[KeptOutResult]]]:
-    """Cross-validate the choices for each number of standard deviations (0 to 4) of the lower bound.
-
-    Four folds of the problems with ``outside=True`` are kept out in turn, vector products aside. All other
-    cells are in every fit.
-
-    Args:
-        cells: measured kernels of problems.
-        gpu: the GPU that was measured.
-        report: called with ``"fold 1 of 4"`` and so on.
-        seed: seed of the folds and nets.
-
-    Returns:
-        (0.0, results), (1.0, results) and so on to 4.0; one result per problem kept out.
-    """
-    outside = [i for i, c in enumerate(cells) if c.outside and not is_vector_product(c.problem)]
-    found: list[tuple[float, list[KeptOutResult]]] = [(float(sure), []) for sure in range(5)]
-    for fold in range(FOLDS):
-        held = set(np.random.default_rng(seed).permutation(outside)[fold::FOLDS])
-        nets = fit([c for i, c in enumerate(cells) if i not in held], gpu, seed)
-        for i in held:
-            gain, deviation = nets.predict(network_inputs(cells[i].problem, cells[i].configs, gpu))
-            for sure, outcomes in found:
-                best = int((gain - sure * deviation).argmax())
-                outcomes.append(KeptOutResult(float(gain[best]), float(deviation[best]), float(cells[i].gains[best])))
-        report(f"fold {fold + 1} of {FOLDS}")
-    return found
-
-
-def score_choices(outcomes: Sequence[KeptOutResult], sure: float, margin: float, slow: float) -> tuple[float, int]:
-    """Score the rule that takes a choice if its lower bound reaches the margin, and leaves the product to torch
-    otherwise.
-
-    Args:
-        outcomes: choices for problems that were kept out.
-        sure: number of standard deviations down to the bound.
-        margin: least lower bound, a ratio.
-        slow: ratio below which a product counts as slower.
-
-    Returns:
-        (geometric mean of the speed-ups over torch.matmul, number of problems below ``slow``). A product left to torch
-        counts as 1.
-    """
-    taken = [o.measured if o.gain - sure * o.deviation >= np.log(margin) else 0.0 for o in outcomes]
-    return float(np.exp(np.mean(taken))), sum(gain < np.log(slow) for gain in taken)
+def _drawn(rows: int, inputs: int, outputs: int, generator: torch.Generator) -> torch.Tensor:
+    """Return a layer's part, float32[nets, rows, outputs], drawn as torch.nn.Linear draws it for ``inputs``."""
+    bound = 1 / math.sqrt(inputs)
+    drawn = torch.rand((NETS, rows, outputs), generator=generator) * 2 * bound - bound
+    return drawn.requires_grad_()
 
 
 def _covering(recording: Recording, count: int) -> Iterator[KernelConfig]:

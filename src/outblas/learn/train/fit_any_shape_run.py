@@ -1,4 +1,4 @@
-"""Export the table of recorded cells for any shape, and fit kernels and margin to it.
+"""Export the table of recorded cells for any shape, fit kernels and margin to it, and score them on unseen problems.
 
 ``outblas.search.any_shape_run`` records, proves and benches; the command is ``outblas fit any-shape``.
 """
@@ -6,36 +6,41 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+import math
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from outblas.core.config import config_name
-from outblas.core.errors import OutblasError, RecordError
+from outblas.core.config import KernelConfig, config_name
+from outblas.core.errors import RecordError
+from outblas.core.files import write_json
 from outblas.core.gpu_records import gpu_of_product, reference_gpu
 from outblas.core.problem import Problem
+from outblas.core.roofline import Gpu
 from outblas.kernels.config_text import config_from_name
 from outblas.learn.any_shape import AnyShapeModel
 from outblas.learn.policy import Policy
-from outblas.learn.train.fit_any_shape import (
-    KeptOutResult,
-    OfferedCells,
-    cells_of_recording,
-    cross_validate,
-    fit,
-    general_kernels,
-    score_choices,
+from outblas.learn.train.fit_any_shape import RANDOM, OfferedCells, cells_of_recording, fit, general_kernels
+from outblas.learn.train.former_choice import FORMER_RULE, former_cells, former_guess
+from outblas.learn.train.held_out_choices import (
+    KEPT_SUITE,
+    SLOW,
+    SPLITS,
+    Guess,
+    choose_rule,
+    figures,
+    guess_held_out,
+    joined,
+    outcome,
 )
 from outblas.records.provenance import collect_provenance
 from outblas.records.recording import Recording
 from outblas.records.store import Store
-
-#: A product below this times torch.matmul's speed is slower; so few may be, of those that a fit had not seen.
-SLOW, SLOWER = 0.98, 0.002
-MARGINS = (1.04, 1.06, 1.08, 1.1, 1.12, 1.15, 1.2)
 
 
 def packaged_path() -> Path:
@@ -75,16 +80,18 @@ def export(store: Path, out: Path) -> str:
 
 
 def read_cells(path: Path) -> tuple[list[OfferedCells], dict[str, Any]]:
-    """Read a file that :func:`export` wrote.
+    """Read a file that :func:`export` wrote, or :func:`outblas.search.any_shape_trials.collect_trials`.
 
     Returns:
-        (one :class:`OfferedCells` per problem with ``outside=True``, the provenance).
+        (one :class:`OfferedCells` per problem, the provenance). A fit sees all of the kernels.
 
     Raises:
-        FileNotFoundError: there is no such file.
+        RecordError: there is no such file.
     """
     import pyarrow.parquet as pq
 
+    if not path.is_file():
+        raise RecordError(f"no file {path}", "recorded cells", "make them: outblas fit any-shape record, or collect")
     table = pq.read_table(path)
     grouped: dict[str, list[dict[str, Any]]] = {}
     for row in table.to_pylist():
@@ -93,15 +100,59 @@ def read_cells(path: Path) -> tuple[list[OfferedCells], dict[str, Any]]:
     for key, rows in grouped.items():
         gains = np.log([row["torch_us"] / row["median_us"] for row in rows]).astype(np.float32)
         configs = tuple(config_from_name(row["kernel"]) for row in rows)
-        found.append(OfferedCells(Problem.from_key(key), configs, gains, outside=True))
+        one = rows[0]
+        rival = math.log(one["torch_us"] / one["rival_us"]) if "rival_us" in one else math.nan
+        about = one.get("suite", RANDOM), one.get("answer", ""), rival
+        found.append(OfferedCells(Problem.from_key(key), configs, gains, np.ones(len(rows), dtype=bool), *about))
     return found, json.loads(table.schema.metadata[b"provenance"])
 
 
-def fit_all(cells: Path, proved: Path, out: Path, report: Callable[[str], None]) -> str:
-    """Fit the kernels on offer, the speed-up over torch.matmul and the margin, and write them.
+@dataclass(frozen=True)
+class FitData:
+    """All cells of a fit.
+
+    Attributes:
+        cells: one entry per problem.
+        random: the random problems alone.
+        gpu: the GPU that was measured.
+        about: counts, GPU, driver and date in words.
+    """
+
+    cells: list[OfferedCells]
+    random: list[OfferedCells]
+    gpu: Gpu
+    about: str
+
+
+def read_all(cells: Path, trials: Path, every: int = 1) -> FitData:
+    """Read the random problems, the trials of the packaged library, and the packaged recording of their GPU.
+
+    Args:
+        cells: file of the random problems.
+        trials: file of the trials.
+        every: take each n-th problem of each source alone; 1: all.
+
+    Raises:
+        RecordError: a file is missing.
+    """
+    random, provenance = read_cells(cells)
+    tried, _ = read_cells(trials)
+    gpu = gpu_of_product(str(provenance["gpu"])) or reference_gpu()
+    together = joined([*cells_of_recording(Recording.load(gpu.name)), *tried, *random])[::every]
+    counts = Counter(each.source for each in together)
+    where = f"{provenance['gpu']}, driver {provenance['driver']}, {provenance['date'][:10]}"
+    words = ", ".join(f"{number} problems of {source}" for source, number in sorted(counts.items()))
+    return FitData(together, random, gpu, f"{words}; {where}")
+
+
+def fit_all(cells: Path, trials: Path, proved: Path, out: Path, report: Callable[[str], None]) -> str:
+    """Fit the speed-up over torch.matmul and the margin, and write them with the kernels for any shape.
+
+    A file at ``out`` keeps its kernels, because these are proved and shipped.
 
     Args:
         cells: file that :func:`export` wrote.
+        trials: file of the library's trials.
         proved: JSON file of proof results; kernels under ``failed`` are left out. It may be missing.
         out: the file to write.
         report: receives one line for each part of the fit.
@@ -111,35 +162,73 @@ def fit_all(cells: Path, proved: Path, out: Path, report: Callable[[str], None])
 
     Raises:
         OutblasError: no margin keeps nearly all products from getting slower.
-        RecordError: the file ``cells`` is missing.
+        RecordError: a file is missing.
     """
-    if not cells.is_file():
-        raise RecordError(f"no file {cells}", "recorded cells", "make them: outblas fit any-shape record")
-    measured, provenance = read_cells(cells)
-    gpu = gpu_of_product(str(provenance["gpu"])) or reference_gpu()
-    everything = [*cells_of_recording(Recording.load(gpu.name)), *measured]
-    sure, margin, told = _most_for_few(cross_validate(everything, gpu, report))
+    data = read_all(cells, trials)
+    guesses = guess_held_out(data.cells, "problems", data.gpu, report)
+    rule = choose_rule(guesses, data.gpu)
+    taken = [outcome(guess, rule, "plain", data.gpu) or 0.0 for guess in guesses]
+    slower = sum(gain < math.log(SLOW) for gain in taken)
+    told = f"kept out: {math.exp(np.mean(taken)):.3f} over torch.matmul, {slower} of {len(taken)} below {SLOW}"
+    kernels = _kernels_for_any_shape(data, proved, out)
+    nets = fit(data.cells, data.gpu)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    AnyShapeModel(kernels, nets, rule.margin, rule.sure, f"{data.about}; {told}").save(out)
+    return f"{len(kernels)} kernels, bound {rule.sure:g} deviations below, margin {rule.margin}; {told}"
+
+
+def _kernels_for_any_shape(data: FitData, proved: Path, out: Path) -> tuple[KernelConfig, ...]:
+    """Return the kernels of the file that is replaced, which ship; without one, those that were recorded.
+
+    Kernels that failed a proof are left out.
+    """
     failed = json.loads(proved.read_text())["failed"] if proved.exists() else {}
     left_out = {name.split(" ", 1)[1] for name in failed}
-    passed = {config for c in measured for config in c.configs if config_name(config) not in left_out}
-    where = f"{provenance['gpu']}, driver {provenance['driver']}, {provenance['date'][:10]}"
-    about = f"{len(measured)} random problems and {len(everything) - len(measured)} recorded ones; {where}; {told}"
-    kernels = tuple(c for c in general_kernels(gpu) if c in passed)
-    found = AnyShapeModel(kernels, fit(everything, gpu), margin, sure, Policy.load(gpu.name), about)
+    recorded = {config for each in data.random for config in each.configs}
+    before = AnyShapeModel.parse(out.read_bytes(), str(out)).kernels if out.is_file() else ()
+    kernels = before or [config for config in general_kernels(data.gpu) if config in recorded]
+    return tuple(config for config in kernels if config_name(config) not in left_out)
+
+
+def evaluate(cells: Path, trials: Path, out: Path, every: int, report: Callable[[str], None]) -> dict[str, Any]:
+    """Score today's rule and the former one on problems that no fit has seen, and write the figures (no GPU).
+
+    Args:
+        cells: file that :func:`export` wrote.
+        trials: file of the library's trials.
+        out: JSON file to write.
+        every: score each n-th problem alone; 1: all.
+        report: receives one line for each part.
+
+    Returns:
+        Split -> ``today`` and ``former``, each a list of :func:`outblas.learn.train.held_out_choices.figures`; then
+        ``data`` in words, ``every`` and ``provenance``.
+
+    Raises:
+        RecordError: a file is missing.
+    """
+    data = read_all(cells, trials, every)
+    gpu, policy = data.gpu, Policy.load(data.gpu.name)
+    kernels = frozenset(config for each in data.random for config in each.configs)
+    found: dict[str, Any] = {}
+    elsewhere: list[Guess] = []
+    for split in SPLITS:
+        guesses = guess_held_out(data.cells, split, gpu, report)
+        # The bound for the suite that is kept out may not come from that suite.
+        elsewhere = elsewhere or [guess for guess in guesses if guess.cells.source != KEPT_SUITE]
+        rules = {
+            fold: choose_rule(elsewhere if split == "suites" else [g for g in guesses if g.fold != fold], gpu)
+            for fold in {guess.fold for guess in guesses}
+        }
+        former = guess_held_out(former_cells(data.cells), split, gpu, lambda line: report(f"former rule, {line}"))
+        former = [former_guess(guess, kernels, policy, gpu) for guess in former]
+        found[split] = {
+            "today": figures(guesses, rules, gpu),
+            "former": figures(former, dict.fromkeys(rules, FORMER_RULE), gpu),
+            "rules": {str(fold): rule._asdict() for fold, rule in sorted(rules.items())},
+        }
+    found |= {"data": data.about, "every": every}
+    found["provenance"] = collect_provenance("outblas fit any-shape evaluate", None)
     out.parent.mkdir(parents=True, exist_ok=True)
-    found.save(out)
-    return f"{len(kernels)} kernels, bound {sure:g} deviations below, margin {margin}; {told}"
-
-
-def _most_for_few(outcomes: Sequence[tuple[float, list[KeptOutResult]]]) -> tuple[float, float, str]:
-    """(sure, margin, in words): the most speed where at most :data:`SLOWER` of the problems kept out get slower."""
-    best = (0.0, 0.0, 0.0, 0)
-    for sure, each in outcomes:
-        for margin in MARGINS:
-            mean, slower = score_choices(each, sure, margin, SLOW)
-            if slower <= SLOWER * len(each) and mean > best[0]:
-                best = (mean, sure, margin, slower)
-    mean, sure, margin, slower = best
-    if not margin:
-        raise OutblasError("no margin keeps products from getting slower", "a few problems", "record more problems")
-    return sure, margin, f"kept out: {mean:.3f} over torch.matmul, {slower} of {len(outcomes[0][1])} below {SLOW}"
+    write_json(out, found)
+    return found

@@ -1,0 +1,190 @@
+"""Choices for problems of no list, without a GPU: kernels on offer to a call, and the question to cuBLASLt."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from outblas.core.config import KernelConfig, Launch, launch_of
+from outblas.core.errors import DeviceError, ToolchainMissing
+from outblas.core.problem import Problem
+from outblas.dispatch import unlisted_shapes
+from outblas.dispatch.decide import NotWhileCapturing, Operand, decide
+from outblas.dispatch.unlisted_shapes import any_shape_chooser
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.kernels.legality import why_illegal
+from outblas.learn import any_shape
+from outblas.learn.any_shape import AnyShapeModel, likeliest, network_inputs
+from outblas.learn.posterior import Regressor
+from outblas.records.library import Library
+from outblas.records.library_row import LibraryChoice, LibraryRow
+from outblas.runtime import cublaslt
+from outblas.runtime.cublaslt import LtAlgorithms
+from support.gpus.known import H200
+
+PROBLEM = Problem(333, 1000, 520)
+GENERAL: KernelConfig = Sm90WgmmaConfig(128, 128, stages=4, consumers=2)
+INSTALLED: KernelConfig = Sm90WgmmaConfig(64, 64, stages=4)
+PDL = INSTALLED.with_knobs(pdl=True)
+EARLY = INSTALLED.with_knobs(pdl=True, early=True)
+ANSWER = "id=66 tile=20 splitk=1 reduction=0 swizzle=0 custom=1 stages=35 inner=0 cluster=3"
+
+
+def preferring(*order: KernelConfig) -> Regressor:
+    """Return a net that predicts more for a kernel the earlier it stands in the order, and no other difference."""
+    inputs = network_inputs(PROBLEM, order, H200).astype(np.float64)
+    wanted = np.linspace(1.0, 0.5, len(order))
+    weights, *_ = np.linalg.lstsq(np.c_[inputs, np.ones(len(order))], wanted, rcond=None)
+    zeros, ones = np.zeros(inputs.shape[1], np.float32), np.ones(inputs.shape[1], np.float32)
+    parts = weights[:-1].astype(np.float32).reshape(1, -1, 1), weights[-1:].astype(np.float32).reshape(1, 1, 1)
+    return Regressor(zeros, ones, (parts[0],), (parts[1],))
+
+
+@pytest.fixture
+def chooser(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A chooser whose model prefers kernels that need more of a call, over a library that installs three of them."""
+    won = {"plain": INSTALLED, "pdl": PDL, "weights": EARLY}
+    row = LibraryRow(Problem(64, 64, 64), "torch", **{n: LibraryChoice(c, 1.2, 1.1, 1.3) for n, c in won.items()})
+    model = AnyShapeModel((GENERAL,), preferring(EARLY, PDL, INSTALLED, GENERAL), 1.05, 1.0)
+    monkeypatch.delenv(unlisted_shapes.ANY_SHAPE_VARIABLE, raising=False)
+    monkeypatch.setattr(AnyShapeModel, "load", lambda name: model)
+    monkeypatch.setattr(any_shape, "WITHIN", 100.0)
+    return lambda ask=None: any_shape_chooser("h200", Library("h200", (row,)), ask)
+
+
+@pytest.mark.parametrize(("launch", "wanted"), [("plain", INSTALLED), ("pdl", PDL), ("weights", EARLY)])
+def test_a_librarys_kernels_are_on_offer_to_calls_that_allow_them(
+    launch: Launch, wanted: KernelConfig, chooser: Any
+) -> None:
+    assert launch_of(wanted) == launch and not why_illegal(PROBLEM, wanted, H200)
+    assert chooser()(PROBLEM, H200, launch).config == wanted
+
+
+@pytest.mark.parametrize("other", [{"layout": "NN"}, {"dtype": "bf16"}])
+def test_a_librarys_kernels_serve_only_the_layout_and_dtype_in_which_they_ship(other: Any, chooser: Any) -> None:
+    assert chooser()(replace(PROBLEM, **other), H200, "weights").config == GENERAL
+
+
+def test_the_likeliest_kernels_are_legal_few_and_near_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    odd = Sm90WgmmaConfig(64, 64, stages=4, cluster_m=2, split_k=2)
+    times = {INSTALLED: 1.0, PDL: 1.3, GENERAL: 1.4, EARLY: 1.2, odd: 0.1}
+    monkeypatch.setattr(any_shape, "predict_many", lambda p, configs, gpu: np.array([times[c] for c in configs]))
+    monkeypatch.setattr(any_shape, "why_illegal", lambda p, c, gpu: "odd" if c == odd else None)
+    assert likeliest(PROBLEM, list(times), H200) == [INSTALLED, EARLY, PDL], "within 1.35 of the best legal one"
+    monkeypatch.setattr(any_shape, "MAX_LIKELIEST", 2)
+    assert likeliest(PROBLEM, list(times), H200) == [INSTALLED, EARLY]
+    assert likeliest(PROBLEM, [odd], H200) == []
+
+
+def test_an_answer_is_among_the_inputs_of_a_choice(chooser: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+    inputs = any_shape.network_inputs
+    monkeypatch.setattr(any_shape, "network_inputs", lambda *given: seen.append(given[3]) or inputs(*given))
+    asked: list[Problem] = []
+    choose = chooser(lambda problem: asked.append(problem) or ANSWER)
+    for _ in range(2):
+        choose(PROBLEM, H200, "plain")
+    assert asked == [PROBLEM] and seen == [ANSWER]
+    choose(Problem(8192, 8192, 8192), H200, "plain")
+    assert asked == [PROBLEM], "a long regular product is left to torch without a question"
+
+
+class Lt:
+    """A cuBLASLt without a GPU that proposes one algorithm."""
+
+    def __init__(self) -> None:
+        self.asked: list[Any] = []
+        self.broken = False
+
+    def plan(self, problem: Problem) -> Any:
+        return SimpleNamespace(heuristic=lambda count: self.heuristic(problem, count), close=lambda: None)
+
+    def heuristic(self, problem: Problem, count: int) -> list[Any]:
+        self.asked.append((problem, count))
+        if self.broken:
+            raise DeviceError("it proposes nothing", "one", "use another")
+        return [SimpleNamespace(algo=ANSWER)]
+
+
+@pytest.fixture
+def lt(monkeypatch: pytest.MonkeyPatch) -> Lt:
+    monkeypatch.setattr(cublaslt, "describe", lambda algo: algo)
+    return Lt()
+
+
+def test_the_heuristic_is_asked_once_for_a_problem(lt: Lt) -> None:
+    answers = LtAlgorithms(lambda: lt, lambda: 77)
+    assert [answers.first_answer(PROBLEM) for _ in range(3)] == [ANSWER] * 3
+    assert lt.asked == [(PROBLEM, 1)]
+
+
+def test_few_answers_are_kept(lt: Lt, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cublaslt, "MAX_ANSWERS", 2)
+    answers = LtAlgorithms(lambda: lt, lambda: 77)
+    first, second, third = (replace(PROBLEM, m=m) for m in (1, 2, 3))
+    for problem in (first, second, third, third, second, first):
+        answers.first_answer(problem)
+    assert [problem.m for problem, _ in lt.asked] == [1, 2, 3, 1], "the oldest goes first"
+
+
+def test_cublaslt_is_not_opened_while_a_graph_is_captured(lt: Lt) -> None:
+    answers = LtAlgorithms(lambda: lt, lambda: 77)
+    assert answers.first_answer(PROBLEM, may_open=False) is None and not lt.asked
+    assert answers.first_answer(ODD := replace(PROBLEM, m=334)) == ANSWER
+    assert answers.first_answer(PROBLEM, may_open=False) == ANSWER, "it is open, and only the host works"
+    assert [problem for problem, _ in lt.asked] == [ODD, PROBLEM]
+
+
+def test_a_missing_or_failing_cublaslt_has_no_answer(lt: Lt) -> None:
+    opened: list[int] = []
+
+    def missing() -> Any:
+        opened.append(1)
+        raise ToolchainMissing("libcublasLt is not installed", "it", "install it")
+
+    answers = LtAlgorithms(missing, lambda: 77)
+    assert [answers.first_answer(replace(PROBLEM, m=m), may_open=m > 1) for m in (2, 3, 1)] == ["", "", ""]
+    assert opened == [1]
+    lt.broken = True
+    assert LtAlgorithms(lambda: lt, lambda: 77).first_answer(PROBLEM) == ""
+
+
+def test_a_choice_that_must_wait_for_the_end_of_a_capture_is_not_kept() -> None:
+    pytest.importorskip("torch")
+    from outblas.dispatch.device_state import DeviceState, load_kernel
+
+    capturing = True
+
+    def choose(problem: Problem, gpu: Any, launch: Launch) -> LibraryChoice:
+        if capturing:
+            raise NotWhileCapturing("cuBLASLt is not opened")
+        return LibraryChoice(GENERAL, 1.3, 1.2, 1.4)
+
+    state = DeviceState(H200, Library("h200", ()), load_kernel, any_shape=choose)
+    a, b = Operand((333, 520), (520, 1), "fp16", "cuda:0"), Operand((520, 1000), (1, 520), "fp16", "cuda:0")
+    found = state.decide(a, b, None, "plain")
+    assert found.problem is None and found.reason.endswith("and cuBLASLt is not opened")
+    assert not state.is_left_to_torch(found), "torch computes this call alone"
+    capturing = False
+    again = state.decide(a, b, None, "plain")
+    assert again.config == GENERAL and not again.provisional
+
+
+def test_a_chooser_that_waits_decides_after_the_capture(chooser: Any) -> None:
+    answers: list[str | None] = [None, ANSWER]
+
+    def ask(problem: Problem) -> str:
+        answer = answers.pop(0)
+        if answer is None:
+            raise NotWhileCapturing("cuBLASLt is not opened")
+        return answer
+
+    choose, library = chooser(ask), Library("h200", ())
+    a, b = Operand((333, 520), (520, 1), "fp16", "cuda:0"), Operand((520, 1000), (1, 520), "fp16", "cuda:0")
+    first = decide(a, b, None, gpu=H200, library=library, any_shape=choose)
+    second = decide(a, b, None, gpu=H200, library=library, any_shape=choose)
+    assert first.provisional and first.config is None and second.config == INSTALLED and not answers
