@@ -54,6 +54,7 @@ from outblas.kernels.kernel_hash import headers_sha, headers_sha_as_written, ker
 from outblas.kernels.source import Source, make_source
 from outblas.records.equal_kernels import TABLE_PATH, EqualKernels, KernelRelease
 from outblas.records.library import Library
+from outblas.records.library_tables import with_kernels
 from outblas.records.provenance import utc_now
 from outblas.records.results import TABLE_KIND, read_meta, read_result, write_result
 from outblas.runtime.cubin import Cubin
@@ -195,7 +196,8 @@ def compare(
 def stamped(provenance: Mapping[str, Any], record: Mapping[str, Any], kernels: str) -> dict[str, Any]:
     """A provenance of the present kernels, with what it said before in a record beside."""
     said = {**record, "replaced": provenance.get(HASH)}
-    return {**provenance, HASH: kernels, RECORDS: [*provenance.get(RECORDS, ()), said]}
+    renamed = with_kernels(provenance, record["kernels_of_that_commit"], kernels)
+    return {**renamed, HASH: kernels, RECORDS: [*provenance.get(RECORDS, ()), said]}
 
 
 def restamp(record: Mapping[str, Any], kernels: str, data: Path, results: Path) -> list[Path]:
@@ -304,11 +306,8 @@ def _same_resources(old: Cubin, new: Cubin) -> bool:
 def _git(*arguments: str) -> bytes:
     done = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True)
     if done.returncode:
-        raise UsageError(
-            f"git {arguments[0]} fails: {done.stderr.decode(errors='replace').strip()[:200]}",
-            "a checkout with the commit",
-            "run it in one",
-        )
+        why = done.stderr.decode(errors="replace").strip()[:200]
+        raise UsageError(f"git {arguments[0]} fails: {why}", "a checkout with the commit", "run it in one")
     return done.stdout
 
 

@@ -113,6 +113,15 @@ def test_a_stamp_keeps_what_it_replaces(script: Any) -> None:
     assert script.stamped({}, RECORD, "b")["restamped"] == [{**RECORD, "replaced": None}]
 
 
+def test_tables_of_the_compared_kernels_are_stamped_too(script: Any) -> None:
+    tables = {"a": {"kernels": "old"}, "b": {"kernels": "older still", "proved": {"kernels": "old", "date": "d"}}}
+    found = script.stamped({"kernels": "old", "tables": tables}, RECORD, "new")["tables"]
+    assert found == {
+        "a": {"kernels": "new"},
+        "b": {"kernels": "older still", "proved": {"kernels": "new", "date": "d"}},
+    }
+
+
 def test_libraries_and_results_with_a_hash_are_stamped_and_nothing_else_changes(script: Any, tmp_path: Path) -> None:
     data, results = tmp_path / "data", tmp_path / "results"
     row = LibraryRow(P, "lt_auto", plain=LibraryChoice(Sm80DirectConfig(16, 8), 1.2, 1.1, 1.3))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -72,6 +72,23 @@ def kernels_since(library: Library) -> str:
     common, tables = library.provenance.get("kernels"), library.provenance.get("tables", {}).values()
     dates = [about["date"] for about in tables if about.get("date") and about.get("kernels", common) == common]
     return min(dates, default="") if common else ""
+
+
+def with_kernels(provenance: Mapping[str, Any], old: str, new: str) -> dict[str, Any]:
+    """Return a library's provenance in which a hash of kernel sources replaces one of equal kernels, tables included.
+
+    Args:
+        provenance: of a library or of a part of it.
+        old: the hash that is replaced wherever it stands as ``kernels``.
+        new: the hash that replaces it.
+    """
+
+    def renamed(key: str, value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return with_kernels(value, old, new)
+        return new if (key, value) == ("kernels", old) else value
+
+    return {key: renamed(key, value) for key, value in provenance.items()}
 
 
 def is_bench_of(path: Path, library: Library, problems: Sequence[Problem]) -> bool:
