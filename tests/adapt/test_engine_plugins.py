@@ -7,6 +7,7 @@ import logging
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +26,13 @@ GROUPS = {"vllm.general_plugins": "OUTBLAS_VLLM", "sglang.srt.plugins": "OUTBLAS
 ENGINE = """
 import json, os, sys
 from importlib.metadata import entry_points
-group = sys.argv[1]
 functions = {}
-for entry in entry_points(group=group):
-    try:
-        functions[entry.name] = entry.load()
-    except Exception as error:
-        sys.exit(f"{entry.name}: {error}")
+for group in sys.argv[1:]:
+    for entry in entry_points(group=group):
+        try:
+            functions[group, entry.name] = entry.load()
+        except Exception as error:
+            sys.exit(f"{entry.name}: {error}")
 for _ in range(2):  # a process may load its plugins more than once
     for function in functions.values():
         function()
@@ -60,18 +61,19 @@ found["child"] = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 REPORT = "print(json.dumps(found))"
 
 
-def run_engine(folder: Path, group: str, program: str, **variables: str) -> tuple[dict[str, Any], str]:
+def run_engine(folder: Path, groups: Sequence[str], program: str, **variables: str) -> tuple[dict[str, Any], str]:
     """Run a stand-in for an engine beside an installed OutBLAS; return what it found, and its stderr."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     about = folder / "outblas-0.dist-info"
     about.mkdir()
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: outblas\nVersion: 0\n")
-    groups = {group: project["entry-points"][group]}
-    lines = [f"[{name}]\n" + "".join(f"{k} = {v}\n" for k, v in ends.items()) for name, ends in groups.items()]
+    lines = [
+        f"[{group}]\n" + "".join(f"{k} = {v}\n" for k, v in project["entry-points"][group].items()) for group in groups
+    ]
     (about / "entry_points.txt").write_text("\n".join(lines))
     kept = {name: value for name, value in os.environ.items() if name not in (*GROUPS.values(), "OUTBLAS_DISABLE")}
     environment = {**kept, "PYTHONPATH": os.pathsep.join((str(folder), str(ROOT / "src"))), **variables}
-    command = [sys.executable, "-c", program + REPORT, group]
+    command = [sys.executable, "-c", program + REPORT, *groups]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment, cwd=folder)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout), done.stderr
@@ -80,14 +82,14 @@ def run_engine(folder: Path, group: str, program: str, **variables: str) -> tupl
 @pytest.mark.parametrize("group", GROUPS)
 def test_without_its_variable_nothing_is_imported(group: str, tmp_path: Path) -> None:
     others = {name: "1" for name in GROUPS.values() if name != GROUPS[group]}
-    found, stderr = run_engine(tmp_path, group, ENGINE, **{GROUPS[group]: "0"}, **others)
-    assert found == {"names": ["outblas"], "torch": False, "dispatch": False} and stderr == ""
+    found, stderr = run_engine(tmp_path, [group], ENGINE, **{GROUPS[group]: "0"}, **others)
+    assert found == {"names": [[group, "outblas"]], "torch": False, "dispatch": False} and stderr == ""
 
 
-@pytest.mark.parametrize("group", GROUPS)
-def test_it_is_on_from_the_first_use_of_cuda(group: str, tmp_path: Path) -> None:
+def test_it_is_on_from_the_first_use_of_cuda(tmp_path: Path) -> None:
     """Not before: the parent of workers must be able to fork them. A forked worker switches on by itself."""
-    found, errors = run_engine(tmp_path, group, ENGINE + FIRST_CUDA, **{GROUPS[group]: "1"})
+    found, errors = run_engine(tmp_path, list(GROUPS), ENGINE + FIRST_CUDA, **dict.fromkeys(GROUPS.values(), "1"))
+    assert [name for _, name in found["names"]] == ["outblas", "outblas"]
     assert (found["queued"], found["before"], found["dispatch"]) == (1, False, False)
     assert (found["on"], found["products"], found["child"]) == (True, 1, 0), errors
 
@@ -98,7 +100,8 @@ def test_it_is_on_from_the_first_use_of_cuda(group: str, tmp_path: Path) -> None
 @pytest.fixture(name="cuda_is_up")
 def cuda_is_up_fixture(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process in which torch has initialised CUDA, and the plugin was not called yet."""
-    monkeypatch.setenv("OUTBLAS_VLLM", "1")
+    for variable in GROUPS.values():
+        monkeypatch.delenv(variable, raising=False)
     monkeypatch.setattr(engine_plugins, "_registered", False)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
 
@@ -107,14 +110,21 @@ def logged(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
     return [(record.levelname, record.getMessage()) for record in caplog.records]
 
 
+@pytest.mark.parametrize(
+    ("start", "variable"),
+    [(engine_plugins.start_in_vllm, "OUTBLAS_VLLM"), (engine_plugins.start_in_sglang, "OUTBLAS_SGLANG")],
+)
 def test_a_gpu_that_is_in_use_is_switched_on_at_once(
-    cuda_is_up: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    cuda_is_up: None, start: Any, variable: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     calls: list[int] = []
     monkeypatch.setattr(run_enabled, "switch_on", lambda: calls.append(1) or "")
     with caplog.at_level(logging.INFO):
-        engine_plugins.start_in_vllm()
-        engine_plugins.start_in_vllm()
+        start()
+        assert not calls
+        monkeypatch.setenv(variable, "1")
+        start()
+        start()
     ((level, text),) = logged(caplog)
     assert calls == [1] and level == "INFO" and text.startswith("outblas is on")
 
@@ -123,6 +133,7 @@ def test_a_reason_against_it_is_one_line(
     cuda_is_up: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(run_enabled, "switch_on", lambda: "no library serves L40")
+    monkeypatch.setenv("OUTBLAS_VLLM", "1")
     engine_plugins.start_in_vllm()
     assert logged(caplog) == [("WARNING", "outblas changes nothing: no library serves L40")]
 
@@ -134,6 +145,7 @@ def test_an_error_is_one_line_and_the_engine_goes_on(
         raise RuntimeError("the driver\nis gone")
 
     monkeypatch.setattr(run_enabled, "switch_on", fail)
+    monkeypatch.setenv("OUTBLAS_VLLM", "1")
     engine_plugins.start_in_vllm()
     ((level, text),) = logged(caplog)
     assert level == "WARNING" and "RuntimeError: the driver is gone; the engine goes on" in text
@@ -142,7 +154,9 @@ def test_an_error_is_one_line_and_the_engine_goes_on(
 def test_a_torch_without_its_queue_is_one_line(
     cuda_is_up: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
     monkeypatch.delattr(torch.cuda, "_lazy_call")
+    monkeypatch.setenv("OUTBLAS_VLLM", "1")
     engine_plugins.start_in_vllm()
     ((level, text),) = logged(caplog)
     assert level == "WARNING" and "_lazy_call" in text and "the engine goes on" in text

@@ -15,7 +15,7 @@ import logging
 from outblas.core.switches import is_on
 
 _LOG = logging.getLogger(__name__)
-#: True once :func:`switch_on_with_cuda` has registered itself; a forked child keeps both.
+#: True after the first :func:`switch_on_with_cuda`. A forked child inherits it, and torch's queue with the call.
 _registered = False
 
 
@@ -44,11 +44,15 @@ def switch_on_with_cuda() -> None:
     try:
         import torch
 
-        # The queue by which torch itself defers torch.cuda.manual_seed. It runs in the initialising thread, before
-        # that thread can enqueue a product.
-        torch.cuda._lazy_call(_switch_on)
+        if not torch.cuda.is_initialized():
+            # The queue by which torch itself defers torch.cuda.manual_seed. It runs in the initialising thread, before
+            # that thread can enqueue a product.
+            torch.cuda._lazy_call(_switch_on)
+            return
     except Exception as error:
         _log_failure(error)
+        return
+    _switch_on()
 
 
 def _switch_on() -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from outblas.core.errors import UsageError
 from outblas.core.files import write_atomic
+from outblas.kernels.families.registry import FAMILIES
 from outblas.kernels.source import KernelKind, kernel_kind
 from outblas.publish.export.cpp import filled, launch_header
 from outblas.publish.export.cuda_source import standalone
@@ -109,6 +110,7 @@ def _python_files(targets: Sequence[Target], package: str) -> dict[str, str]:
             "hf_init.py.txt",
             **common,
             SHAPES="\n".join(shapes),
+            ALIGN_BYTES=max(FAMILIES[target.config.family].alignment(target.config) for target in targets),
             B_SHAPE=_b_shape(p.layout),
             N_OF_B=_N_OF_B[p.layout],
             K_OF_B=1 - _N_OF_B[p.layout],
