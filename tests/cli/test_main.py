@@ -77,7 +77,16 @@ def test_list_prints_the_names_that_commands_take() -> None:
     text = outblas("list").stdout
     assert all(
         name in text
-        for name in ("grid1000", "llm", "heuristic", "random", "sm90_wgmma_gemm", "sm80_mma_gemm", "sm80_gemv_mma")
+        for name in (
+            "grid1000",
+            "llm",
+            "llm_tp",
+            "heuristic",
+            "random",
+            "sm90_wgmma_gemm",
+            "sm80_mma_gemm",
+            "sm80_gemv_mma",
+        )
     )
     assert "grid1000" not in outblas("list", "agents").stdout
     assert_refused(outblas("list", "planets"), "planets", "suites")
@@ -112,7 +121,7 @@ def test_list_prints_the_names_that_commands_take() -> None:
         ([*EVAL, "--colour"], ["--colour"]),
         (["eval"], ["--mnk"]),
         (["evaluate"], ["evaluate"]),
-        (["bench", "--suite", "grid9"], ["suite 'grid9'", "grid1000 or llm"]),
+        (["bench", "--suite", "grid9"], ["suite 'grid9'", "grid1000, llm or llm_tp"]),
         (["bench", "--mode", "fast"], ["mode 'fast'"]),
         (["bench", "--mode", "server"], ["--target-qps"]),
         (["bench", "--layout", "tt"], ["layout"]),

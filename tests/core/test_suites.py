@@ -8,7 +8,17 @@ import pytest
 
 from outblas.core.errors import ProblemError, UsageError
 from outblas.core.roofline import regime
-from outblas.core.suites import GRID_EXTENTS, LLM_LAYERS, LLM_M, SUITES, Table, sample, suite
+from outblas.core.suites import (
+    GRID_EXTENTS,
+    LLM_LAYERS,
+    LLM_M,
+    SUITES,
+    TP_DEGREES,
+    TP_MODELS,
+    Table,
+    sample,
+    suite,
+)  # fmt: skip
 from support.gpus.known import H200
 
 
@@ -29,6 +39,30 @@ def test_llm_has_every_layer_with_every_m_once() -> None:
     assert max(LLM_M) == 16384
 
 
+def test_llm_tp_has_the_part_of_each_weight_that_one_gpu_holds() -> None:
+    problems = suite("llm_tp")
+    weights = list(dict.fromkeys((p.n, p.k) for p in problems))
+    assert len(weights) == 29 and len(problems) == len(set(problems)) == 29 * len(LLM_M)
+    assert [p.m for p in problems[: len(LLM_M)]] == list(LLM_M)
+    # Llama 3 70B on 2 and on 8 GPUs: qkv, gate/up, attention output, down
+    assert {(5120, 8192), (28672, 8192), (8192, 4096), (8192, 14336)} <= set(weights)
+    assert {(1280, 8192), (7168, 8192), (8192, 1024), (8192, 3584)} <= set(weights)
+
+
+@pytest.mark.parametrize("name", TP_MODELS)
+def test_each_split_weight_is_the_whole_one_over_its_gpus(name: str) -> None:
+    weights = {(p.n, p.k) for p in suite("llm_tp")}
+    qkv, output, gate_up, down = TP_MODELS[name]
+    hidden, heads = output
+    assert qkv == (heads + 2 * 8 * 128, hidden) and gate_up == (2 * down[1], hidden) and down[0] == hidden
+    for degree in TP_DEGREES:
+        for n, k in (qkv, gate_up):
+            assert n % degree == 0 and (n // degree, k) in weights
+        for n, k in (output, down):
+            assert k % degree == 0 and (n, k // degree) in weights
+        assert (qkv[0] // degree) % 128 == 0  # whole heads
+
+
 @pytest.mark.parametrize("name", SUITES)
 @pytest.mark.parametrize("layout", ["TN", "NN"])
 @pytest.mark.parametrize(("dtype", "acc"), [("fp16", "fp32"), ("fp16", "fp16"), ("bf16", "fp32")])
@@ -41,7 +75,7 @@ def test_a_suite_is_what_was_asked_for_in_a_fixed_order(name: str, layout: str, 
 
 @pytest.mark.parametrize("name", ["", "grid", "GRID1000", "grid1000 "])
 def test_an_unknown_suite_is_refused_with_the_known_names(name: str) -> None:
-    with pytest.raises(UsageError, match="grid1000 or llm"):
+    with pytest.raises(UsageError, match="grid1000, llm or llm_tp"):
         suite(name)
 
 

@@ -155,21 +155,6 @@ def test_all_formats_are_written(tmp_path: Path) -> None:
     assert not (tmp_path / "nothing").exists()
 
 
-def test_a_folder_for_the_hub(tmp_path: Path) -> None:
-    target = next(t for t in TARGETS.values() if t.problem.layout == "TN")
-    folder = tmp_path / f"{target.name}_hf"
-    written = {str(path.relative_to(folder)) for path in export(target, ["hf"], tmp_path)}
-    package = f"torch-ext/{target.name}/__init__.py"
-    assert {"build.toml", "README.md", "gemm/gemm.cu", "torch-ext/torch_binding.cpp", package} <= written
-    tomllib = pytest.importorskip("tomllib")
-    build = tomllib.loads((folder / "build.toml").read_text())
-    assert build["general"]["name"] == target.name and set(build["torch"]["src"]) <= written
-    assert set(build["kernel"]["gemm"]["src"]) <= written
-    for name in (package, "tests/test_gemm.py"):
-        compile((folder / name).read_text(), name, "exec")
-    assert "@" not in (folder / "gemm" / "gemm.cu").read_text() and "Not tried" in (folder / "README.md").read_text()
-
-
 # -- what cannot be exported -----------------------------------------------------------------------------------------
 
 

@@ -351,8 +351,9 @@ def test_weights_that_occur_with_several_m_are_ranges() -> None:
     assert [one.weight for one in split_captured(third)[0].ranges] == [WEIGHT, other]
 
 
-def test_a_suites_weights_are_ranges_from_their_smallest_to_their_largest_m() -> None:
+@pytest.mark.parametrize(("name", "weights"), [("llm", 22), ("llm_tp", 29)])
+def test_a_suites_weights_are_ranges_from_their_smallest_to_their_largest_m(name: str, weights: int) -> None:
     from outblas.core.suites import suite
 
-    found = ranges_of(suite("llm")).ranges
-    assert len(found) == 22 and {(one.first, one.last) for one in found} == {(1, 16384)}
+    found = ranges_of(suite(name)).ranges
+    assert len(found) == weights and {(one.first, one.last) for one in found} == {(1, 16384)}

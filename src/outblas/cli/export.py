@@ -1,21 +1,31 @@
-"""``outblas export``: a kernel of the library as files that need no OutBLAS."""
+"""``outblas export``: kernels of the library as files that need no OutBLAS."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from outblas.cli import common
-from outblas.cli.common import AccOption, DtypeOption, LayoutOption, out
+from outblas.cli.common import AccOption, DtypeOption, LayoutOption, err, out
 from outblas.core.config import LAUNCHES
-from outblas.core.errors import unknown_name
+from outblas.core.errors import UsageError, unknown_name
 from outblas.core.problem import Problem
+
+if TYPE_CHECKING:
+    from outblas.publish.export.target import Target
 
 
 def export(
-    mnk: Annotated[str, typer.Option(help="Tuned problem, M_N_K.")],
+    mnk: Annotated[str | None, typer.Option(help="Tuned problem, M_N_K.")] = None,
+    suite: Annotated[
+        str | None, typer.Option(help="Every tuned problem of a suite in one hf folder: grid1000, llm or llm_tp.")
+    ] = None,
+    captured: Annotated[
+        Path | None, typer.Option(help="Every tuned problem of a file of outblas capture in one hf folder.")
+    ] = None,
     layout: LayoutOption = "tn",
     dtype: DtypeOption = "fp16",
     acc: AccOption = "fp32",
@@ -25,23 +35,58 @@ def export(
         list[str] | None,
         typer.Option(
             "--format",
-            help="cu, ptx, cubin, cpp (launcher and test), all of these, or hf (a folder for the Hub). By default all. "
-            "Separate several by commas, or repeat the option.",
+            help="cu, ptx, cubin, cpp (launcher and test), all of these, or hf (a folder for the Hub). By default all; "
+            "hf with --suite and --captured. Separate several by commas, or repeat the option.",
         ),
     ] = None,
     out_dir: Annotated[Path, typer.Option("--out", help="Directory of the files.")] = Path("export"),
 ) -> None:
-    """Write a problem's kernel as CUDA source, PTX, cubin, a C++ launcher with a test, or a Hugging Face folder."""
+    """Write kernels as CUDA source, PTX, cubin, a C++ launcher with a test, or a Hugging Face folder."""
     if launch not in LAUNCHES:
         raise unknown_name("launch option", launch, LAUNCHES, "pass one of them as --launch")
-    problem = Problem.from_mnk(mnk, layout, dtype, acc)
+    given = [one for one in (mnk, suite, captured) if one is not None]
+    if len(given) != 1:
+        raise UsageError(f"{len(given)} of --mnk, --suite and --captured", "one of them", "e.g. --mnk 64_4096_64")
+    wanted = [word.strip() for one in formats or ["all" if mnk else "hf"] for word in one.split(",")]
+    if mnk is None and wanted != ["hf"]:
+        raise UsageError(f"--format {','.join(wanted)} of a set of problems", "hf", "export one problem by --mnk")
 
     from outblas.publish.export.exported_files import export as write
-    from outblas.publish.export.target import find_target
+    from outblas.publish.export.target import find_target, find_targets
     from outblas.records.library import Library
 
     rows = Library.packaged(common.DEFAULT_RECORDING) if library is None else Library.load(library)
-    target = find_target(problem, launch, rows)
-    wanted = [word.strip() for one in formats or ["all"] for word in one.split(",")]
-    for path in write(target, wanted, out_dir):
+    if mnk is not None:
+        paths = write(find_target(Problem.from_mnk(mnk, layout, dtype, acc), launch, rows), wanted, out_dir)
+    else:
+        kind = (layout.upper(), dtype.lower(), acc.lower())
+        problems = _captured(captured, kind) if captured else common.suite_problems(suite or "", (layout,), dtype, acc)
+        targets = find_targets(problems, launch, rows)
+        err.print(f"{len(targets)} of {len(problems)} problems have a kernel; torch computes the others", markup=False)
+        paths = _write_set(targets, "captured" if captured else suite or "", out_dir)
+    for path in paths:
         out.print(str(path), markup=False)
+
+
+def _captured(file: Path, kind: tuple[str, str, str]) -> list[Problem]:
+    """Return the problems of a captured file that have a layout, dtype and accumulator; say how many have not."""
+    from outblas.records.captured_products import CapturedProducts
+
+    found = list(CapturedProducts.load(file).problems())
+    problems = [problem for problem in found if (problem.layout, problem.dtype, problem.acc) == kind]
+    if not problems:
+        words = "/".join(kind)
+        raise UsageError(f"{file} has no {words} product", "products of one kind", "pass another --layout or --dtype")
+    if len(problems) < len(found):
+        left_out = f"{len(found) - len(problems)} problems of another layout, dtype or accumulator are left out"
+        err.print(f"{left_out}: export them by --layout, --dtype and --acc", markup=False)
+    return problems
+
+
+def _write_set(targets: Sequence[Target], label: str, folder: Path) -> list[Path]:
+    """Write kernels of one kind as one folder, named after their origin and kind."""
+    from outblas.publish.export.huggingface import write_folder
+
+    p, launch = targets[0].problem, targets[0].launch
+    name = f"outblas_{label}_{p.layout}_{p.dtype}_{p.acc}_{launch}".lower()
+    return write_folder(targets, name, folder / f"{name}_hf")

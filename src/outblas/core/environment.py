@@ -68,6 +68,20 @@ VARIABLES = (
         "at each call",
     ),
     Variable(
+        "OUTBLAS_VLLM",
+        "1",
+        "off",
+        "Switches OutBLAS on in every process of vLLM that uses a GPU.",
+        "when vLLM loads its plugins",
+    ),
+    Variable(
+        "OUTBLAS_SGLANG",
+        "1",
+        "off",
+        "Switches OutBLAS on in every process of SGLang that uses a GPU.",
+        "when SGLang loads its plugins",
+    ),
+    Variable(
         "OUTBLAS_NATIVE",
         "0",
         "on",

@@ -1,4 +1,4 @@
-"""The named sets of problems ``grid1000`` and ``llm``, the tables made of them, and stratified samples."""
+"""The named sets of problems ``grid1000``, ``llm`` and ``llm_tp``, the tables made of them, and stratified samples."""
 
 from __future__ import annotations
 
@@ -11,8 +11,12 @@ from outblas.core.errors import UsageError, unknown_name
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu, regime
 
+#: Suites that the published library and its tables have.
+PUBLISHED_SUITES = ("grid1000", "llm")
+#: Suites of linear layers: each weight with every M of :data:`LLM_M`.
+LAYER_SUITES = ("llm", "llm_tp")
 #: Valid names for :func:`suite`.
-SUITES = ("grid1000", "llm")
+SUITES = (*PUBLISHED_SUITES, "llm_tp")
 #: FLOP from which on a product reaches the power limit, so that mode ``block`` times it.
 BLOCK_FLOP = 1e11
 GRID_EXTENTS = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 12288, 16384)
@@ -41,6 +45,16 @@ LLM_LAYERS: dict[str, tuple[tuple[int, int], ...]] = {
         (7168, 2048),
     ),
 }
+#: Dense model -> (N, K) of its qkv, attention-output, gate/up and down weights on one GPU. Each has 8 KV heads of 128,
+#: so that up to 8 GPUs hold whole heads.
+TP_MODELS: dict[str, tuple[tuple[int, int], ...]] = {
+    "llama3-70b": LLM_LAYERS["llama3-70b"],
+    "qwen2.5-72b": LLM_LAYERS["qwen2.5-72b"],
+    # Mistral-Large-Instruct-2407's config.json: hidden 12288, 96 heads, 8 KV heads of 128, intermediate 28672
+    "mistral-large-2": ((14336, 12288), (12288, 12288), (57344, 12288), (12288, 28672)),
+}
+#: Numbers of GPUs that share each weight.
+TP_DEGREES = (2, 4, 8)
 LLM_M = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
@@ -49,10 +63,11 @@ def suite(name: str, layout: str = "TN", dtype: str = "fp16", acc: str = "fp32")
 
     ``grid1000`` has 1,000 problems: M, N and K each from the ten :data:`GRID_EXTENTS` (64 to 16384). K runs fastest,
     then N, then M. ``llm`` has 330: each of the 22 distinct (N, K) of :data:`LLM_LAYERS` with the 15 M of :data:`LLM_M`
-    (1 to 16384). M runs fastest.
+    (1 to 16384). ``llm_tp`` has 435: the 29 distinct (N, K) of :func:`tensor_parallel_weights`, with the same M. M runs
+    fastest in both.
 
     Args:
-        name: ``grid1000`` or ``llm``, in lower case.
+        name: ``grid1000``, ``llm`` or ``llm_tp``, in lower case.
         layout: layout of every problem, ``TN`` or ``NN``, in upper case.
         dtype: dtype of every problem, ``fp16`` or ``bf16``.
         acc: accumulator of every problem, ``fp32`` or ``fp16``.
@@ -63,12 +78,27 @@ def suite(name: str, layout: str = "TN", dtype: str = "fp16", acc: str = "fp32")
     """
     if name == "grid1000":
         shapes = list(product(GRID_EXTENTS, GRID_EXTENTS, GRID_EXTENTS))
-    elif name == "llm":
-        layers = dict.fromkeys(nk for model in LLM_LAYERS.values() for nk in model)
-        shapes = [(m, n, k) for (n, k) in layers for m in LLM_M]
+    elif name in LAYER_SUITES:
+        weights = [nk for model in LLM_LAYERS.values() for nk in model] if name == "llm" else tensor_parallel_weights()
+        shapes = [(m, n, k) for (n, k) in dict.fromkeys(weights) for m in LLM_M]
     else:
         raise unknown_name("suite", name, SUITES, "pass one of them as --suite")
     return [Problem(m, n, k, layout, dtype, acc) for m, n, k in shapes]  # type: ignore[arg-type]
+
+
+def tensor_parallel_weights() -> list[tuple[int, int]]:
+    """Return (N, K) of the part of each weight of :data:`TP_MODELS` that one of :data:`TP_DEGREES` GPUs holds.
+
+    The weights qkv and gate/up are split by columns of the output: N / degree. The weights of the attention output and
+    down are split by rows: K / degree. Source of the rule: Megatron-LM (arXiv 1909.08053, section 3). vLLM and SGLang
+    use it. Weights of several models or degrees stand more than once.
+    """
+    found: list[tuple[int, int]] = []
+    for qkv, attention_output, gate_up, down in TP_MODELS.values():
+        for degree in TP_DEGREES:
+            found += [(n // degree, k) for n, k in (qkv, gate_up)]
+            found += [(n, k // degree) for n, k in (attention_output, down)]
+    return found
 
 
 @dataclass(frozen=True)
@@ -79,7 +109,7 @@ class Table:
     :meth:`parse` and :meth:`problems` do.
 
     Attributes:
-        suite: ``grid1000`` or ``llm``.
+        suite: ``grid1000``, ``llm`` or ``llm_tp``.
         layout: ``TN`` or ``NN``.
         dtype: ``fp16`` or ``bf16``.
         acc: ``fp32`` or ``fp16``.
@@ -116,7 +146,7 @@ class Table:
         return "_".join((self.suite, self.layout, self.dtype, self.acc)).lower()
 
     def problems(self) -> list[Problem]:
-        """Return the table's problems in the order of :func:`suite`: 1,000 for grid1000, 330 for llm.
+        """Return the table's problems in the order of :func:`suite`, which names their numbers.
 
         Raises:
             UsageError: an unknown suite.

@@ -13,6 +13,7 @@ from typing import Any
 from outblas.core.config import Launch
 from outblas.core.problem import Problem
 from outblas.core.stats import flop_weighted, geomean, losses
+from outblas.core.suites import LAYER_SUITES
 
 Row = dict[str, Any]
 
@@ -119,7 +120,7 @@ def extended_figures(rows: Sequence[Row], suite: str) -> Row:
         ``geomean_torch_full``: not in server mode, and only if timed; the same over torch without reduced-precision
             reductions.
         ``geomean_lt_edges``: with PDL, and only if timed; the same over cuBLASLt with programmatic edges.
-        ``by_m``: suite llm only; ``{"<=64": ..., ">64": ...}``, each ``{n, geomean}``.
+        ``by_m``: suites llm and llm_tp only; ``{"<=64": ..., ">64": ...}``, each ``{n, geomean}``.
         ``p50``: server mode only; ``{geomean, ours_us, baseline_us}`` of the median latency. The last two are geometric
             means in microseconds. None if no row has the latency.
         ``p99``: server mode only; as ``p50``, of the 99th percentile.
@@ -130,7 +131,7 @@ def extended_figures(rows: Sequence[Row], suite: str) -> Row:
             demoted, and their lowest speed-up.
     """
     found: Row = {"by_decade": figures_by_key(rows, flop_decade, decade_order), "geomean_torch": torch_ratio(rows)}
-    if suite == "llm":
+    if suite in LAYER_SUITES:
         found["by_m"] = figures_by_key(
             rows, lambda r: f"<={MAX_DECODE_M}" if r["m"] <= MAX_DECODE_M else f">{MAX_DECODE_M}"
         )

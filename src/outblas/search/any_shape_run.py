@@ -43,7 +43,7 @@ from outblas.core.problem import Dtype, Layout, Problem
 from outblas.core.rivals import RIVALS
 from outblas.core.roofline import Gpu
 from outblas.core.stats import geomean
-from outblas.core.suites import GRID_EXTENTS, LLM_LAYERS, SUITES, suite
+from outblas.core.suites import GRID_EXTENTS, LLM_LAYERS, PUBLISHED_SUITES, suite
 from outblas.dispatch.unlisted_shapes import any_shape_chooser, ask_cublaslt, installed_kernels
 from outblas.judge.bench_cell import Options
 from outblas.kernels.legality import why_illegal
@@ -104,7 +104,7 @@ EXTENT_GENERATORS: tuple[Callable[[random.Random], tuple[int, int, int]], ...] =
 
 
 def shapes(count: int, seed: int) -> list[Problem]:
-    """Return ``count`` different fp16 problems with fp32 accumulation, whose (M, N, K) is in no suite.
+    """Return ``count`` different fp16 problems with fp32 accumulation, whose (M, N, K) is in no published suite.
 
     Extents come from :data:`EXTENT_GENERATORS` in turns; a product has at most 1e12 FLOP. Layout TN has probability
     3/4, else it is NN. The same arguments give the same problems, in the same order. 0 gives ``[]``.
@@ -114,7 +114,7 @@ def shapes(count: int, seed: int) -> list[Problem]:
         seed: seed of the draw.
     """
     rng = random.Random(seed)
-    known = {(p.m, p.n, p.k) for name in SUITES for p in suite(name)}
+    known = {(p.m, p.n, p.k) for name in PUBLISHED_SUITES for p in suite(name)}
     found: dict[Problem, None] = {}
     while len(found) < count:
         mnk = EXTENT_GENERATORS[len(found) % len(EXTENT_GENERATORS)](rng)

@@ -43,7 +43,7 @@ def export(target: Target, formats: Sequence[str], folder: Path) -> list[Path]:
     written: list[Path] = []
     for name in wanted:
         if name == "hf":
-            written += write_folder(target, folder / f"{target.name}_hf")
+            written += write_folder([target], target.name, folder / f"{target.name}_hf")
             continue
         texts = [(suffix, make(target)) for suffix, make in _MAKERS[name]]
         written += [write_atomic(folder / f"{target.name}{suffix}", data) for suffix, data in texts]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -113,12 +114,35 @@ def find_target(problem: Problem, launch: Launch, library: Library) -> Target:
     return Target(problem, launch, row, choice, gpu, _provenance(library, problem))
 
 
+def find_targets(problems: Iterable[Problem], launch: Launch, library: Library) -> list[Target]:
+    """Return the kernels of those problems that have one if ``launch`` is allowed, in the order of the problems.
+
+    Raises:
+        UsageError: no problem has a kernel, or this release does not know the library's GPU.
+    """
+    rows = [(problem, library.lookup(problem)) for problem in dict.fromkeys(problems)]
+    found = [problem for problem, row in rows if row is not None and row.choice(launch) is not None]
+    if not found:
+        raise UsageError(
+            f"none of {len(rows)} problems has a kernel in the library of {library.gpu} where {launch} is allowed",
+            "a problem with a kernel",
+            "tune them, and pass the run's library.json as --library",
+        )
+    return [find_target(problem, launch, library) for problem in found]
+
+
 def _provenance(library: Library, problem: Problem) -> Mapping[str, Any]:
     """Of the table that the problem's row was tuned in, where the library has several."""
     for key, about in library.provenance.get("tables", {}).items():
-        try:
-            if problem in Table.parse(key).problems():
-                return dict(about)
-        except OutblasError:  # a table that this release does not know
-            continue
+        if problem in _problems_of_table(key):
+            return dict(about)
     return library.provenance
+
+
+@functools.cache
+def _problems_of_table(key: str) -> frozenset[Problem]:
+    """Return the problems of a table; none for a table that this release does not know."""
+    try:
+        return frozenset(Table.parse(key).problems())
+    except OutblasError:
+        return frozenset()

@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outblas.core.gpu_records import reference_gpu
-from outblas.core.suites import Table
+from outblas.core.suites import SUITES, Table
 from outblas.records.results import Result
-
-#: Suites of these tables; a script of ``benchmarks/`` makes the others.
-BUILT = ("grid1000", "llm")
 
 
 def again_table(results: Sequence[Result]) -> str:
@@ -51,7 +48,7 @@ def command_of_file(result: Result) -> str:
     Args:
         result: the file.
     """
-    if result.suite not in BUILT:
+    if result.suite not in SUITES:  # a script of benchmarks/ made it
         return f"python benchmarks/{result.suite}.py"
     row = result.rows[0]
     table = Table(result.suite, row["layout"], row["dtype"], row["acc"])
