@@ -79,7 +79,7 @@ def with_kernels(provenance: Mapping[str, Any], old: str, new: str) -> dict[str,
 
     Args:
         provenance: of a library or of a part of it.
-        old: the hash that is replaced wherever it stands as ``kernels``.
+        old: the hash that is replaced in each field ``kernels``.
         new: the hash that replaces it.
     """
 
