@@ -302,7 +302,10 @@ def evaluate(problem: Problem, config: Candidate, gpu_index: int = 0, level: Pro
         ModuleNotFoundError: torch is not installed.
         ToolchainMissing: another required package is not installed.
     """
-    with LiveEvaluator(gpu_index, Options(gpu_index, _gpu_of(gpu_index), level=level)) as evaluator:
+    from outblas.jail.jailed_evaluator import FreeOptions
+
+    options = Options(gpu_index, _gpu_of(gpu_index), level=level)
+    with LiveEvaluator(gpu_index, options, free=FreeOptions(prepare=None)) as evaluator:
         return next(iter(evaluator.evaluate([(problem, config)])))
 
 

@@ -54,6 +54,8 @@ class PoolEvaluator(Evaluator):
     EXITED or HANG. A place that lost ``MAX_LOSSES_IN_A_ROW`` workers in a row, or whose evaluator raises DeviceError,
     is given up. The other places continue.
 
+    Free kernels are shared out in batches of the jail. Workers do not tell each other of their proofs.
+
     Args:
         transport: carries tasks; the pool starts and closes it. Use the pool as a context manager.
         compiler: for a GPU, makes the queue that fills the workers' shared compile cache (see :class:`CompileQueue`).
@@ -61,6 +63,9 @@ class PoolEvaluator(Evaluator):
         quiet_s: seconds without a message after which a busy worker is lost.
         start_s: seconds within which a worker must start.
     """
+
+    #: ``evaluate`` draws further pairs while workers are busy, and takes None for "not known yet".
+    draws_while_busy = True
 
     def __init__(
         self, transport: Transport, compiler: Callable[[Gpu], Compile] | None = None,
@@ -153,21 +158,26 @@ class PoolEvaluator(Evaluator):
         """
         self._expected += problems
 
-    def evaluate(self, pairs: Iterable[Pair]) -> Generator[Evaluation, None, None]:
+    def evaluate(self, pairs: Iterable[Pair | None]) -> Generator[Evaluation, None, None]:
         """Yield one evaluation per pair as they finish. Closing the iterator early kills the busy workers.
+
+        Args:
+            pairs: (problem, candidate) pairs. None in place of a pair says that the next one is not known yet; it is
+                asked for again soon.
 
         Raises:
             DeviceError: no worker is left; earlier results stay valid. Other errors of an evaluator are raised, too.
         """
         compiling = None if self._compile is None else CompileQueue(self._compile)
-        units = WorkUnits(pairs, compiling, self._homes)
+        units = WorkUnits(pairs, compiling, self._homes, len(self._slots))
         try:
             more = True
             self._start_stopped()
             while more or units.pending or self._at_work:
                 self._hand_out(units)
                 # The agent may think for long before it yields a pair, so never draw while a message waits.
-                events = self._heard(0.0 if more else _SOON_S if units.compiling else _LOOK_S)
+                soon = units.dry or units.compiling
+                events = self._heard(0.0 if more and not units.dry else _SOON_S if soon else _LOOK_S)
                 for event in events:
                     yield from self._done(event, units)
                 if more and not events:
@@ -241,7 +251,7 @@ class PoolEvaluator(Evaluator):
                 others = [i for i, p in enumerate(self._slots) if i != index and p.state != "gone"]
                 unit = units.take(index, others, self._elsewhere(index, others))
                 if unit is not None:
-                    slot.kernels.update(kernel_kind(*pair) for pair in unit.pairs)
+                    slot.kernels |= unit.kinds
                     new, slot.expected = self._expected[slot.expected :], len(self._expected)
                     proved, slot.proved = [*self._proved][slot.proved :], len(self._proved)
                     self._send(index, EvaluateTask(tuple(unit.pairs), tuple(new), tuple(proved)), unit)
@@ -280,19 +290,26 @@ class PoolEvaluator(Evaluator):
     def _silent(self) -> list[int]:
         """Return the workers whose next message is overdue."""
         limits, now = {"starting": self._start_s, "busy": self._quiet_s}, time.monotonic()
-        return [i for i, p in enumerate(self._slots) if p.state in limits and now - p.since > limits[p.state]]
+        return [
+            index
+            for index, slot in enumerate(self._slots)
+            if slot.state in limits
+            and now - slot.since > limits[slot.state] + (slot.unit.silence_s if slot.unit is not None else 0.0)
+        ]
 
     def _done(self, event: Event, units: WorkUnits) -> Iterator[Evaluation]:
         """Take up what a worker said of its unit."""
         slot = self._slots[event.worker]
         unit = slot.unit
         if event.kind == "answer" and isinstance(event.value, BaselineNotes):
-            self._notes[event.value.problem] = event.value
+            if unit is None or unit.form != "host":  # which could falsify the baselines
+                self._notes[event.value.problem] = event.value
+            self._notes.setdefault(event.value.problem, event.value)
         elif event.kind == "answer" and unit is not None:
             pair = event.value.problem, event.value.config
             unit.pairs.remove(pair)
-            if event.value.status is Status.PASSED:  # workers prove in full: what passed once did so too
-                self._proved[kernel_kind(*pair)] = None
+            if event.value.status is Status.PASSED and isinstance(pair[1], KernelConfig):
+                self._proved[kernel_kind(*pair)] = None  # workers prove in full: what passed once did so too
             yield event.value
         self._settle(event)
         if unit is None or slot.unit is not None or not unit.pairs:
