@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from outblas.bench.pool.compile_queue import Compile, CompileQueue
 from outblas.bench.pool.transport import BaselineNotes, EvaluateTask, Event, Pair, QuestionTask, Transport, WorkerAbout
 from outblas.bench.pool.units import WorkUnit, WorkUnits
+from outblas.bench.pool.worker_slot import WorkerSlot
 from outblas.core.config import KernelConfig
 from outblas.core.errors import DeviceError, UsageError
 from outblas.core.evaluation import Evaluation, Status, Verdict
@@ -30,19 +31,6 @@ MAX_SILENCE_S = 900.0
 _LOOK_S, _SOON_S = 1.0, 0.01
 #: Problems per request for candidates.
 _LISTED = 8
-
-
-@dataclass
-class _WorkerSlot:
-    """A place for a worker; if its worker is lost, a new one takes the place."""
-
-    state: str = "stopped"  # starting, idle, busy, or gone: given up
-    unit: WorkUnit | None = None
-    since: float = 0.0
-    losses: int = 0
-    expected: int = 0  # number of expected problems, and of proved kernels, that were sent to it
-    proved: int = 0
-    kernels: set[KernelKind] = field(default_factory=set)  # that its worker was given
 
 
 class PoolEvaluator(Evaluator):
@@ -74,7 +62,7 @@ class PoolEvaluator(Evaluator):
         self._transport, self._quiet_s, self._start_s = transport, quiet_s, start_s
         self._compiler = compiler
         self._compile: Compile | None = None
-        self._slots = [_WorkerSlot() for _ in range(transport.size)]
+        self._slots = [WorkerSlot() for _ in range(transport.size)]
         self._about: dict[int, WorkerAbout] = {}
         self._expected: list[Problem] = []
         self._proved: dict[KernelKind, None] = {}
@@ -83,6 +71,7 @@ class PoolEvaluator(Evaluator):
         self._reasons: list[str] = []
         self._phase_timer = PhaseTimer("other")
         self._accounts: list[list[dict[str, PhaseTotals]]] = [[] for _ in self._slots]  # of the workers of every place
+        self._starting, self._closed = threading.Lock(), False
         #: Workers lost so far.
         self.lost = 0
 
@@ -98,8 +87,10 @@ class PoolEvaluator(Evaluator):
         self.close()
 
     def close(self) -> None:
-        """End all workers. A second call does nothing."""
-        self._transport.close()
+        """End all workers. A second call does nothing. Another thread's :meth:`evaluate` then raises UsageError."""
+        with self._starting:
+            self._closed = True
+            self._transport.close()
 
     @property
     def gpu(self) -> Gpu:
@@ -226,7 +217,13 @@ class PoolEvaluator(Evaluator):
         slot.state, slot.since, slot.expected, slot.proved = "starting", time.monotonic(), 0, 0
         slot.kernels.clear()
         self._accounts[index].append({})
-        self._transport.start(index)
+        with self._starting:  # a worker that starts after close() would never end
+            self._check_open()
+            self._transport.start(index)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise UsageError("the pool was closed", "an open one", "open another one")
 
     def _ready(self, event: Event) -> None:
         about: WorkerAbout = event.value
@@ -271,7 +268,9 @@ class PoolEvaluator(Evaluator):
 
         Raises:
             DeviceError: no worker is left.
+            UsageError: the pool was closed.
         """
+        self._check_open()
         if all(slot.state == "gone" for slot in self._slots):
             raise DeviceError(
                 f"no worker is left ({'; '.join(self._reasons[-len(self._slots) :])})",
@@ -290,12 +289,7 @@ class PoolEvaluator(Evaluator):
     def _silent(self) -> list[int]:
         """Return the workers whose next message is overdue."""
         limits, now = {"starting": self._start_s, "busy": self._quiet_s}, time.monotonic()
-        return [
-            index
-            for index, slot in enumerate(self._slots)
-            if slot.state in limits
-            and now - slot.since > limits[slot.state] + (slot.unit.silence_s if slot.unit is not None else 0.0)
-        ]
+        return [index for index, slot in enumerate(self._slots) if slot.is_overdue(now, limits)]
 
     def _done(self, event: Event, units: WorkUnits) -> Iterator[Evaluation]:
         """Take up what a worker said of its unit."""

@@ -9,8 +9,8 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from outblas.bench.pool.transport import (
-    BaselineNotes,
     DEFAULT_JUDGING,
+    BaselineNotes,
     EvaluateTask,
     EvaluatorSpec,
     EventKind,
