@@ -22,6 +22,7 @@ from outblas.core.evaluator import Evaluator
 from outblas.core.phase_times import PhaseTimer, PhaseTotals
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
+from outblas.jail.offline_evaluators import RecordedFreeEvaluator
 from outblas.judge.bench_cell import Options
 from outblas.kernels.catalogue import candidates
 from outblas.kernels.source import kernel_kind
@@ -245,6 +246,28 @@ class FreeJudge(Evaluator):
     def baselines(self, problem: Problem) -> dict[str, float]:
         """Forged once a kernel of form ``host`` ran."""
         return {"cublas": 99.0 if self._form == "host" else 4.0}
+
+    def baseline_detail(self, problem: Problem, name: str) -> str:
+        return ""
+
+
+class RecordedFree(RecordedFreeEvaluator):
+    """A GPU's worker that answers from a recording of free kernels, and dies before its first kernel if it is told."""
+
+    source = "cuda:0"  # type: ignore[assignment]
+
+    def __init__(self, path: str, dies: str = "") -> None:
+        super().__init__(Path(path))
+        self._dies = dies
+
+    def trust(self, kinds: Iterable[Any]) -> None:
+        return None
+
+    def evaluate(self, pairs: Iterable[tuple[Problem, Any]]) -> Iterator[Evaluation]:
+        if self._dies and not Path(self._dies).exists():
+            Path(self._dies).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        yield from super().evaluate(pairs)
 
     def baseline_detail(self, problem: Problem, name: str) -> str:
         return ""
