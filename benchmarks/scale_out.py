@@ -2,9 +2,8 @@
 
 Command:
 
-    python benchmarks/scale_out.py [--workers local|ray] [--gpus 0,1] [--sample 192] [--budget 16] [--together]
-        [--out build/scale_out.json]
-    python benchmarks/scale_out.py --free [--workers local|ray] [--gpus 0,1] [--together]
+    python benchmarks/scale_out.py [--free] [--workers local|ray] [--gpus 0,1] [--sample 192] [--budget 16]
+        [--together] [--out build/scale_out.json]
     python benchmarks/scale_out.py [--free] --fill        # compiles the needed kernels, without a GPU; then --filled
 
 Result file: build/scale_out.json; published are results/h200/scale_out_local.json and results/h200/scale_out_ray.json.

@@ -52,7 +52,7 @@ def next_is_prepared():
 
 
 def make_handler(options, cell):
-    """Where a real worker begins to use the GPU."""
+    """Begin where a real worker begins to use the GPU."""
     if LOG in os.environ and any(word == "turn" and running(pid) for word, pid in notes()):
         note("overlap")
     note("turn")

@@ -252,7 +252,7 @@ class FreeJudge(Evaluator):
 
 
 class RecordedFree(RecordedFreeEvaluator):
-    """A GPU's worker that answers from a recording of free kernels, and dies before its first kernel if it is told."""
+    """A GPU's worker that answers from a recording of free kernels, and dies before its first kernel if ``dies`` does not exist."""
 
     source = "cuda:0"  # type: ignore[assignment]
 

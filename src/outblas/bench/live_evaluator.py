@@ -34,8 +34,8 @@ _FACTORY = factory_name(make_handler)
 class LiveEvaluator(Evaluator):
     """Evaluate on a real GPU through one sandboxed worker (the contract of outblas.core.evaluator).
 
-    Each batch of free kernels runs in a new, jailed worker instead (outblas.jail.jailed_evaluator). Use the evaluator
-    as a context manager, or call :meth:`close`.
+    Each batch of free kernels runs in a new, jailed worker instead (outblas.jail.jailed_evaluator), of which the next
+    one is started ahead. Use the evaluator as a context manager, or call :meth:`close`.
 
     Args:
         gpu_index: CUDA ordinal; used only if ``options`` is None.

@@ -32,7 +32,7 @@ class EvaluatorSpec(NamedTuple):
 
 @dataclass(frozen=True)
 class Judging:
-    """What live workers prove and time, by the names of :class:`outblas.judge.bench_cell.Options`.
+    """Extent of the proof and of the timing in live workers, by the names of :class:`outblas.judge.bench_cell.Options`.
 
     Attributes:
         level: extent of the proof, ``full`` or ``cell``.

@@ -50,8 +50,8 @@ class WorkUnit:
 class WorkUnits:
     """The units that wait for a worker, in no promised order.
 
-    Consecutive configs of one problem form a unit. Its free kernels form others: each has kernels of one form, at most
-    a batch of the jail, and no more than an even share of the workers.
+    Consecutive configs of one problem form a unit. Its free kernels form others, each of one form. Such a unit has at
+    most a batch of the jail, and no more than an even share of the workers.
 
     Args:
         pairs: the pairs. A generator may be slow (an agent thinks about the next pair); it is drawn from while workers
