@@ -2,15 +2,15 @@
 
 Command:
 
-    python benchmarks/scale_out.py [--free] [--workers local|ray] [--gpus 0,1] [--sample 192] [--budget 16]
-        [--together] [--out build/scale_out.json]
-    python benchmarks/scale_out.py [--free] --fill        # compiles the needed kernels, without a GPU; then --filled
+    python benchmarks/scale_out.py [--workers local|ray] [--gpus 0,1] [--sample 192] [--budget 16] [--together]
+        [--out build/scale_out.json]
+    python benchmarks/scale_out.py --fill        # compiles the needed kernels, without a GPU; then --filled
 
 Result file: build/scale_out.json; published are results/h200/scale_out_local.json and results/h200/scale_out_ray.json.
 
 The same work is timed with one worker and with all. It is a tuning, or with ``--free`` the proof and timing of every
-example of a free kernel on a few problems, in jailed workers. The aim of ``--free`` is 1.8 with two GPUs. It has not
-been measured yet.
+example of a free kernel on a few problems, in jailed workers. ``--fill`` takes ``--free``, too, and ``--sample``
+and ``--budget`` do not apply to it. The aim of ``--free`` is 1.8 with two GPUs. It has not been measured yet.
 
 A first, untimed run fills the compile cache; ``--filled`` says that this was done. The timed ones then start from
 the same state, each into a new store. ``--together`` runs both at the same time, each in a process with GPUs of its

@@ -252,9 +252,9 @@ class FreeJudge(Evaluator):
 
 
 class RecordedFree(RecordedFreeEvaluator):
-    """A GPU's worker that answers from a recording of free kernels, and dies before its first kernel if ``dies`` does not exist."""
+    """A GPU's worker that answers from a recording of free kernels. The first one dies, and makes the file ``dies``."""
 
-    source = "cuda:0"  # type: ignore[assignment]
+    source = "cuda:0"
 
     def __init__(self, path: str, dies: str = "") -> None:
         super().__init__(Path(path))

@@ -116,7 +116,7 @@ def _transport(plan: WorkerPlan) -> Transport:
         )
     if plan.kind == "local":
         live = factory_name(worker_host.make_live_evaluator)
-        share = max(1, _spare_cores(plan) // max(1, len(plan.gpus)))
+        share = max(1, _free_cores(plan) // max(1, len(plan.gpus)))
         specs = [EvaluatorSpec(live, (index, False, plan.judging, share)) for index in plan.gpus]
         return LocalTransport(specs if replay is None else [replay] * (plan.count or REPLAYS))
     from outblas.bench.pool.ray_actors import RayTransport
@@ -127,7 +127,7 @@ def _transport(plan: WorkerPlan) -> Transport:
     return RayTransport(spec, plan.count, 1, plan.ray_address)
 
 
-def _spare_cores(plan: WorkerPlan) -> int:
+def _free_cores(plan: WorkerPlan) -> int:
     """Return the cores of this machine that its workers leave free."""
     from outblas.runtime.nvrtc import usable_cores
     from outblas.workers.compile_ahead import CORES_LEFT
@@ -143,7 +143,7 @@ def _compiler(plan: WorkerPlan) -> Callable[[Gpu], Compile] | None:
     def make(gpu: Gpu) -> Compile:
         from outblas.workers.compile_ahead import BaselineKernels, CompileAhead
 
-        ahead, rivals = CompileAhead(gpu, _spare_cores(plan)), BaselineKernels(gpu)
+        ahead, rivals = CompileAhead(gpu, _free_cores(plan)), BaselineKernels(gpu)
 
         def compile_templates(pairs: Sequence[Pair]) -> Iterator[object]:
             configs = [(problem, config) for problem, config in pairs if isinstance(config, KernelConfig)]
