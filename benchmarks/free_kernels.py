@@ -22,6 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -85,13 +86,14 @@ def record(kernels: Mapping[str, FreeKernel], problems: Sequence[Problem], argum
             options = Options(0, gpu, rounds=ROUNDS, baselines=RIVALS, proved=frozenset(proved), drop_beyond=HOPELESS)
             live = CarriedLiveEvaluator(options, STEP_S, FreeOptions(batch=BATCH))
             live.carried = CarriedBuilds(arguments.carried, gpu)
-            for evaluation, _ in live.evaluate(problem, wanted):
-                recorder.append(evaluation)
-                done += 1
-                assert isinstance(evaluation.config, FreeKernel)
-                if evaluation.status is Status.PASSED:
-                    proved.add(evaluation.config.name)
-                _progress(done, total, begun, f"{problem.mnk} {names[evaluation.config]}: {_word(evaluation)}")
+            with closing(live):
+                for evaluation, _ in live.evaluate(problem, wanted):
+                    recorder.append(evaluation)
+                    done += 1
+                    assert isinstance(evaluation.config, FreeKernel)
+                    if evaluation.status is Status.PASSED:
+                        proved.add(evaluation.config.name)
+                    _progress(done, total, begun, f"{problem.mnk} {names[evaluation.config]}: {_word(evaluation)}")
 
 
 def rank(kernels: Mapping[str, FreeKernel], problems: Sequence[Problem], arguments: argparse.Namespace) -> bool:

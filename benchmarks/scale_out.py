@@ -1,4 +1,4 @@
-"""Question: how much faster do several GPUs tune than one?
+"""Question: how much faster do several GPUs tune, or evaluate free kernels, than one?
 
 Command:
 
@@ -8,13 +8,15 @@ Command:
 
 Result file: build/scale_out.json; published are results/h200/scale_out_local.json and results/h200/scale_out_ray.json.
 
-The same tuning is timed with one worker and with all.
+The same work is timed with one worker and with all. It is a tuning, or with ``--free`` the proof and timing of every
+example of a free kernel on a few problems, in jailed workers. ``--fill`` takes ``--free``, too, and ``--sample``
+and ``--budget`` do not apply to it. The aim of ``--free`` is 1.8 with two GPUs. It has not been measured yet.
 
-A first, untimed tuning fills the compile cache; ``--filled`` says that this was done. The timed ones then start from
+A first, untimed run fills the compile cache; ``--filled`` says that this was done. The timed ones then start from
 the same state, each into a new store. ``--together`` runs both at the same time, each in a process with GPUs of its
 own, on a host with one GPU more. They share its processors, which slows the one with more workers, if any.
-Seconds are wall time of `tune` itself. The seconds in which workers start (imports, CUDA contexts) are kept apart. The
-ratio is that of the former. With ray, whose workers compile for themselves, it is that of processes of one cluster.
+Seconds are wall time of the work itself. The seconds in which workers start (imports, CUDA contexts) are kept apart.
+The ratio is that of the former. With ray, whose workers compile for themselves, it is that of processes of one cluster.
 ``ledger`` holds the seconds and counts of every process by phase, as outblas.workers.handler,
 outblas.bench.live_evaluator and outblas.bench.pool.gpu_pool name them.
 """
@@ -33,12 +35,17 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from outblas.bench.pool.gpu_pool import PoolEvaluator
 from outblas.bench.pool.worker_plan import WORKER_KINDS, make_plan, open_pool
-from outblas.core.evaluation import Status
+from outblas.core.evaluation import Evaluation, Status
 from outblas.core.files import write_json
 from outblas.core.gpu_records import packaged_gpu
+from outblas.core.problem import Problem
 from outblas.core.suites import sample, suite
+from outblas.jail.static_gate import examine
 from outblas.kernels.catalogue import candidates
+from outblas.kernels.custom.examples.example_kernels import all_examples
+from outblas.kernels.custom.free_kernel import FreeKernel
 from outblas.kernels.source import make_source
 from outblas.records.store import Store
 from outblas.runtime.nvrtc import compile_many
@@ -47,38 +54,57 @@ from outblas.search.tune import tune
 from outblas.workers.compile_ahead import BaselineKernels
 
 H200 = packaged_gpu("h200")
+#: Problems of --free.
+FREE_PROBLEMS = tuple(Problem(m, n, k) for m, n, k in (
+    (512, 512, 512), (1024, 4096, 4096), (16, 4096, 4096), (4096, 4096, 4096),
+))  # fmt: skip
 
 
 def timed(arguments: argparse.Namespace, gpus: tuple[int, ...], command: str) -> dict[str, Any]:
-    """Run one tuning on ``gpus``; return the seconds of start and of tuning, its outcome and its place."""
-    problems = sample(suite(arguments.suite), arguments.sample, arguments.seed, gpu=H200)
+    """Do the work once on ``gpus``; return the seconds of start and of the work, its outcome and its place."""
     if arguments.workers == "ray":
         plan = make_plan("ray", count=len(gpus), ray_address="local")
     else:
         plan = make_plan("local", gpus=gpus)
     start = perf_counter()
-    with (
-        open_pool(plan) as pool,
-        tempfile.TemporaryDirectory() as folder,
-        Store(Path(folder) / "store.sqlite") as store,
-    ):
+    with open_pool(plan) as pool:
         ready = perf_counter()
-        library = tune(
-            problems, make_agent(arguments.agent, arguments.seed, pool.gpu), arguments.budget, pool, store, "r"
-        )
-        seconds = perf_counter() - ready
-        tried = list(store.evaluations("r"))
+        figures, tried = evaluated(pool) if arguments.free else tuned(arguments, pool)
         return {
             "gpus": list(gpus),
             "start_seconds": round(ready - start, 2),
-            "tune_seconds": round(seconds, 2),
+            **figures,
             "measurements": len(tried),
             "passed": sum(e.status is Status.PASSED for e in tried),
             "workers_lost": pool.lost,
-            "geomean_pdl": library.geomean("pdl"),
             "ledger": {process: account.to_json() for process, account in pool.accounts().items()},
             "provenance": pool.provenance(command),
         }
+
+
+def tuned(arguments: argparse.Namespace, pool: PoolEvaluator) -> tuple[dict[str, Any], list[Evaluation]]:
+    """Tune into a new store; return the seconds and the geometric mean of the speed-ups, and all evaluations."""
+    problems = sample(suite(arguments.suite), arguments.sample, arguments.seed, gpu=H200)
+    agent = make_agent(arguments.agent, arguments.seed, pool.gpu)
+    with tempfile.TemporaryDirectory() as folder, Store(Path(folder) / "store.sqlite") as store:
+        begun = perf_counter()
+        library = tune(problems, agent, arguments.budget, pool, store, "r")
+        seconds = perf_counter() - begun
+        figures = {"tune_seconds": round(seconds, 2), "geomean_pdl": library.geomean("pdl")}
+        return figures, list(store.evaluations("r"))
+
+
+def evaluated(pool: PoolEvaluator) -> tuple[dict[str, Any], list[Evaluation]]:
+    """Evaluate the free kernels; return the seconds, and all evaluations."""
+    begun = perf_counter()
+    found = list(pool.evaluate(free_pairs()))
+    return {"evaluate_seconds": round(perf_counter() - begun, 2)}, found
+
+
+def free_pairs() -> list[tuple[Problem, FreeKernel]]:
+    """Every example on every problem of ``--free`` that it allows."""
+    kernels = all_examples().values()
+    return [(p, kernel) for p in FREE_PROBLEMS for kernel in kernels if kernel.launch.why_not(p, H200) is None]
 
 
 def part(arguments: argparse.Namespace, visible_gpus: Sequence[str], command: str) -> subprocess.Popen[str]:
@@ -86,6 +112,7 @@ def part(arguments: argparse.Namespace, visible_gpus: Sequence[str], command: st
     visible = {**os.environ, "CUDA_VISIBLE_DEVICES": ",".join(visible_gpus)}
     names = ("workers", "suite", "sample", "budget", "agent", "seed")
     settings = [f"--{name}={getattr(arguments, name)}" for name in names]
+    settings += ["--free"] if arguments.free else []
     own = ["--gpus", ",".join(str(i) for i in range(len(visible_gpus))), "--part", command]
     return subprocess.Popen([sys.executable, __file__, *settings, *own], env=visible, stdout=subprocess.PIPE, text=True)
 
@@ -108,7 +135,14 @@ def _visible(count: int) -> list[str]:
 
 
 def fill(arguments: argparse.Namespace) -> None:
-    """Compile the candidates that an agent which learns nothing will propose, and the baselines' kernels."""
+    """Compile the candidates that an agent which learns nothing will propose, and the baselines' kernels; or the free
+    kernels."""
+    if arguments.free:
+        pairs = free_pairs()
+        for done, (problem, kernel) in enumerate(pairs, 1):
+            examine(problem, kernel, H200)
+            print(f"{done} of {len(pairs)} kernels", flush=True)
+        return
     problems = sample(suite(arguments.suite), arguments.sample, arguments.seed, gpu=H200)
     sources = dict.fromkeys(make_source(*pair) for pair in BaselineKernels(H200).of(problems))
     agent = make_agent(arguments.agent, arguments.seed, H200)
@@ -129,6 +163,7 @@ def main() -> None:
     parser.add_argument("--budget", type=int, default=16)
     parser.add_argument("--agent", default="heuristic")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--free", action="store_true", help="evaluate free kernels instead of a tuning")
     parser.add_argument("--together", action="store_true", help="at the same time, on a host with one GPU more")
     parser.add_argument("--fill", action="store_true", help="only compile the needed kernels; no GPU is needed")
     parser.add_argument("--filled", action="store_true", help="the compile cache has the kernels")
@@ -155,13 +190,14 @@ def main() -> None:
         one, several = together(arguments, len(gpus), command)
     else:
         one, several = timed(arguments, gpus[:1], command), timed(arguments, gpus, command)
-    ratio = one["tune_seconds"] / several["tune_seconds"]
+    work = "evaluate" if arguments.free else "tune"
+    ratio = one[f"{work}_seconds"] / several[f"{work}_seconds"]
     settings = {key: value for key, value in vars(arguments).items() if key not in ("out", "part", "fill")}
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     result = {"settings": settings, "ratio": ratio, "one": one, "several": several}
     write_json(arguments.out, result)
     for run in (one, several):
-        seconds = f"{run['start_seconds']:.1f} s to start, {run['tune_seconds']:.1f} s to tune"
+        seconds = f"{run['start_seconds']:.1f} s to start, {run[f'{work}_seconds']:.1f} s to {work}"
         print(f"GPUs {run['gpus']}: {seconds}, {run['passed']} of {run['measurements']} passed")
         for process, account in run["ledger"].items():
             spent = [f"{name} {seconds:.1f} s" for name, seconds in account["seconds"].items() if seconds >= 0.05]

@@ -43,7 +43,7 @@ found = {"names": list(functions), **loaded}
 FIRST_CUDA = """
 import torch
 from outblas.dispatch import enable
-enable._switch, enable.why_not = enable.Switch("CPU", lambda: ""), lambda: ""
+enable._switch, enable.why_not = enable.Switch("CPU", lambda guarantee: ""), lambda: ""
 queued = [call for call, _ in torch.cuda._queued_calls if call.__module__.startswith("outblas")]
 found["queued"], found["before"] = len(queued), enable.enabled()
 torch.cuda._queued_calls[:] = [one for one in torch.cuda._queued_calls if one[0] in queued]

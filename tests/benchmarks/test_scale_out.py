@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import sys
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from outblas.core.evaluation import Evaluation, Status
 from outblas.core.phase_times import PhaseTotals
 from outblas.core.problem import Problem
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
@@ -81,5 +83,41 @@ def test_filling_compiles_the_baselines_kernels_too(script: Any, monkeypatch: py
     )
     asked: list[Any] = []
     monkeypatch.setattr(script, "compile_many", lambda sources, arch: asked.extend(sources) or iter(()))
-    script.fill(Namespace(suite="grid1000", sample=1, seed=0, budget=2, agent="heuristic"))
+    script.fill(Namespace(suite="grid1000", sample=1, seed=0, budget=2, agent="heuristic", free=False))
     assert len(asked) == 3 and asked[0] == make_source(Problem(64, 64, 64), kernel)
+
+
+def test_free_kernels_are_compared_by_the_seconds_of_their_evaluation(
+    script: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any
+) -> None:
+    """Both runs evaluate every pair, the one on one GPU, the other on two."""
+    ran: list[tuple[int, ...]] = []
+
+    def answers(gpus: tuple[int, ...]) -> Any:
+        class Pool:
+            lost = 0
+
+            def evaluate(self, pairs: Any) -> Any:
+                ran.append(gpus)
+                return (Evaluation(problem, kernel, Status.WRONG) for problem, kernel in pairs)
+
+            def accounts(self) -> dict[str, Any]:
+                return {}
+
+            def provenance(self, command: str) -> dict[str, Any]:
+                return {"command": command}
+
+        return contextlib.nullcontext(Pool())
+
+    monkeypatch.setattr(script, "make_plan", lambda kind, gpus: gpus)
+    monkeypatch.setattr(script, "open_pool", answers)
+    clock = iter([0.0, 1.0, 1.0, 9.0, 0.0, 1.0, 1.0, 5.0])  # opened, ready, begun, done
+    monkeypatch.setattr(script, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(sys, "argv", ["scale_out.py", "--free", "--filled", "--out", str(tmp_path / "out.json")])
+    script.main()
+    found = json.loads((tmp_path / "out.json").read_text())
+    assert ran == [(0,), (0, 1)] and found["settings"]["free"] is True
+    assert found["ratio"] == 2.0 and found["one"]["evaluate_seconds"] == 8.0
+    assert found["one"]["measurements"] == found["several"]["measurements"] == len(script.free_pairs())
+    assert {problem for problem, _ in script.free_pairs()} == set(script.FREE_PROBLEMS)
+    assert "4.0 s to evaluate" in capsys.readouterr().out

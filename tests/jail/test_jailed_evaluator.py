@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,8 +16,10 @@ from outblas.jail.jailed_evaluator import FreeOptions, JailedEvaluator
 from outblas.judge.bench_cell import Options
 from outblas.kernels.custom.free_kernel import FreeKernel
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from support import free_workers
 from support.free_fixture import BODY, cache_fixture, compiles, device_text  # noqa: F401
 from support.gpus.known import H200
+from support.helpers import running
 
 P = Problem(64, 64, 64)
 HERE = str(Path(__file__).resolve().parents[1])
@@ -25,10 +30,21 @@ def live(monkeypatch):
     monkeypatch.syspath_prepend(HERE)
     options = Options(0, H200, baselines=("cublas", "nvmmh"))
 
-    def make(step=20.0, **keys):
-        return JailedEvaluator(options, step, FreeOptions(**keys), factory="support.free_workers:make_handler")
+    with contextlib.ExitStack() as stack:
 
-    return make
+        def make(step=20.0, prepare="support.free_workers:prepare", **keys):
+            free = FreeOptions(prepare=prepare, **keys)
+            made = JailedEvaluator(options, step, free, factory="support.free_workers:make_handler")
+            return stack.enter_context(contextlib.closing(made))
+
+        yield make
+
+
+@pytest.fixture(name="log")
+def log_fixture(monkeypatch, tmp_path):
+    monkeypatch.setenv(free_workers.LOG, str(tmp_path / "log"))
+    (tmp_path / "log").touch()
+    return free_workers.notes
 
 
 def test_no_file_of_the_search_lies_open_where_strangers_run():
@@ -85,3 +101,60 @@ def test_a_live_evaluator_keeps_the_two_kinds_apart(live, monkeypatch):
         template = Sm90WgmmaConfig(64, 64)
         found = {e.config: e for e in evaluator.evaluate([(P, template), (P, ordered("pid")), (P, template)])}
     assert found[template].detail != found[ordered("pid")].detail.split()[0]
+
+
+@compiles
+def test_the_next_worker_is_prepared_while_one_judges_and_has_its_turn_after_it(live, log):
+    """Each kernel is answered only once another worker is prepared, so the test fails if none is."""
+    found = [e.detail.split()[0] for e, _ in live(batch=1).evaluate(P, [ordered("next", n) for n in range(2)])]
+    first, second = map(int, found)
+    third = log()[-2][1]
+    assert log() == [
+        ("prepared", first), ("turn", first), ("prepared", second), ("judged", first),
+        ("turn", second), ("prepared", third), ("judged", second),
+    ]  # fmt: skip
+    assert len({first, second, third}) == 3, "no worker has two turns"
+
+
+@compiles
+def test_a_prepared_worker_serves_the_next_call_and_ends_with_the_evaluator(live, log):
+    evaluator = live()
+    answers(evaluator, [ordered("next", 1)])
+    (waiting,) = {pid for word, pid in log() if word == "prepared" and running(pid)}
+    (found,) = answers(evaluator, [ordered("next", 2)]).values()
+    assert int(found[0].detail.split()[0]) == waiting
+    evaluator.close()
+    assert not any(running(pid) for _, pid in log())
+
+
+@compiles
+def test_a_lost_worker_costs_its_kernel_and_the_next_one_takes_the_rest(live, log):
+    kernels = [ordered("exit", 1), ordered("next", 2)]
+    found = answers(live(), kernels)
+    assert found[kernels[0]][0].status is Status.EXITED and found[kernels[1]][0].status is Status.WRONG
+    assert "overlap" not in dict(log())
+
+
+@compiles
+def test_nothing_is_started_ahead_for_a_single_kernel(live, log):
+    answers(live(prepare=None), [ordered("pid")])
+    assert [word for word, _ in log()] == ["turn"]
+
+
+def test_a_worker_that_waits_has_torch_and_no_keys_and_has_not_started_cuda():
+    program = (
+        "import os, sys\n"
+        "from outblas.jail.jailed_worker import import_ahead\n"
+        "import_ahead()\n"
+        "import torch\n"
+        "from pathlib import Path\n"
+        "maps = Path('/proc/self/maps').read_text()\n"
+        "print('torch' in sys.modules, 'SECRET' in os.environ, torch.cuda.is_initialized(), 'libcuda.so' in maps,\n"
+        "      'value-of-the-key' in Path('/proc/self/environ').read_text())\n"
+    )
+    source = str(Path(__file__).resolve().parents[2] / "src")
+    done = subprocess.run(
+        [sys.executable, "-c", program], env={"PYTHONPATH": source, "SECRET": "value-of-the-key"},
+        capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+    assert done.stdout.split() == ["True", "False", "False", "False", "False"]

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import pytest
 
@@ -146,3 +148,74 @@ def test_after_the_end_only_what_is_known_or_under_way_is_answered() -> None:
         assert await waiting is await also
 
     asyncio.run(run())
+
+
+def test_a_pool_takes_what_is_asked_for_meanwhile_and_calls_wait_for_it() -> None:
+    """The first answer is held until the second is there, which a batch of its own could never give."""
+
+    class Pool:
+        draws_while_busy = True
+
+        def __init__(self) -> None:
+            self.calls = 0
+
+        def evaluate(self, pairs: Iterable[tuple[Problem, Candidate] | None]) -> Iterator[Evaluation]:
+            self.calls += 1
+            held: list[tuple[Problem, Candidate]] = []
+            for pair in pairs:
+                if pair is None:
+                    time.sleep(0.001)
+                    continue
+                held.append(pair)
+                if len(held) == 2:
+                    for problem, candidate in reversed(held):
+                        assert isinstance(candidate, FreeKernel)
+                        yield passed(candidate, 3.0, problem)
+                    held.clear()
+            assert not held, "it ended before all were answered"
+
+    pool, recorded = Pool(), list[Evaluation]()
+
+    async def run() -> None:
+        evaluator_queue = AsyncEvaluator(pool, recorded.append)
+        first = asyncio.ensure_future(evaluator_queue.evaluate(PROBLEM, kernel(0)))
+        while not pool.calls:
+            await asyncio.sleep(0.01)
+        second = asyncio.ensure_future(evaluator_queue.evaluate(PROBLEM, kernel(1)))
+        assert [e.config for e in await asyncio.gather(first, second)] == [kernel(0), kernel(1)]
+        assert await evaluator_queue.call(lambda: len(recorded)) == 2
+        evaluator_queue.close()
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+    assert [e.config for e in recorded] == [kernel(1), kernel(0)]
+
+
+def test_a_call_ends_the_drawing_of_a_pool_and_comes_after_its_pairs() -> None:
+    events: list[str] = []
+
+    class Pool:
+        draws_while_busy = True
+
+        def evaluate(self, pairs: Iterable[tuple[Problem, Candidate] | None]) -> Iterator[Evaluation]:
+            (problem, candidate), *rest = [pair for pair in self._until_the_end(pairs) if pair is not None]
+            assert not rest and isinstance(candidate, FreeKernel)
+            events.append("answered")
+            yield passed(candidate, 3.0, problem)
+
+        def _until_the_end(self, pairs: Iterable[Any]) -> Iterator[Any]:
+            for pair in pairs:
+                events.append("drawn")
+                yield pair
+                time.sleep(0.001)
+
+    async def run() -> None:
+        evaluator_queue = AsyncEvaluator(Pool(), lambda evaluation: None)
+        answered = asyncio.ensure_future(evaluator_queue.evaluate(PROBLEM, kernel(0)))
+        while not events:
+            await asyncio.sleep(0.01)
+        await evaluator_queue.call(lambda: events.append("called"))
+        assert (await answered).config == kernel(0)
+        evaluator_queue.close()
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+    assert [event for event in events if event != "drawn"] == ["answered", "called"]

@@ -40,14 +40,12 @@ def evolve(
     server: ScriptedServer, recording: Path, folder: Path, requests: int = 8, *, parallel: int = 1, turns: int = 3,
     problems: tuple[Problem, ...] = (PROBLEM,), models: list[Model] | None = None, budget: Budget | None = None,
     retry_policy: RetryPolicy = QUICK, seed: int = 0, shape: ArchiveShape | None = None,
-    kinds: tuple[str, ...] = ("code", "config"), counters: Path | None = None, **limits: int,
+    kinds: tuple[str, ...] = ("code", "config"), counters: Path | None = None,
+    place: EvaluatorChoice | None = None, **limits: int,
 ) -> tuple[str, EvolveFiles]:  # fmt: skip
     settings = EvolveSettings(shape or ArchiveShape(), seed, turns, parallel, kinds, max_tokens=1000, **limits)
-    asked, most, place = (
-        ServerSettings(server.url, retry_policy),
-        budget or Budget(requests=requests),
-        EvaluatorChoice(str(recording)),
-    )
+    asked, most = ServerSettings(server.url, retry_policy), budget or Budget(requests=requests)
+    place = place or EvaluatorChoice(str(recording))
     unwatched = lambda *watched: lambda outcome: None  # noqa: E731
     request = EvolveRequest(problems, models or MODELS, asked, place, most, settings, folder, "test", counters)
     return run_evolve(request, unwatched)

@@ -13,17 +13,60 @@ import time
 from outblas.core.evaluation import Evaluation, Speedup, Status, Timing, Verdict
 from outblas.jail.answers import encode
 from outblas.judge.bench_cell import Baselines
+from support.helpers import running
 
+#: Environment variable with the path of the file of :func:`note`.
+LOG = "OUTBLAS_TEST_WORKERS"
 ESCAPES = "\x1b]0;PWN\x07\x1b[2J\x9b2J\u202e"
 
 
+def note(word):
+    """Append a word and this process to the file of :data:`LOG`, if the test has named one."""
+    if path := os.environ.get(LOG):
+        with open(path, "a") as log:
+            log.write(f"{word} {os.getpid()}\n")
+
+
+def notes():
+    """Words and processes, in the order in which they were noted."""
+    with open(os.environ[LOG]) as log:
+        return [(word, int(pid)) for word, pid in map(str.split, log)]
+
+
+def prepare():
+    """Called in a worker before its turn."""
+    note("prepared")
+
+
+def until(condition):
+    """Wait until it holds, for a minute at most."""
+    end = time.monotonic() + 60
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.02)
+
+
+def next_is_prepared():
+    """True once another worker was prepared after this one's turn."""
+    log = notes()
+    return any(word == "prepared" for word, _ in log[log.index(("turn", os.getpid())) :])
+
+
 def make_handler(options, cell):
+    """Begin where a real worker begins to use the GPU."""
+    if LOG in os.environ and any(word == "turn" and running(pid) for word, pid in notes()):
+        note("overlap")
+    note("turn")
+
     def handler(items, emit):
         for index, item in items:
             emit.begin(index)
             order = re.match(r"// order: (\w+)", item.config.text)[1]
             if order == "exit":
                 os._exit(3)
+            if order == "next":
+                until(next_is_prepared)
+                note("judged")
+                order = "pid"
             if order == "hang":
                 time.sleep(3600)
             if order in ("fault", "error", "float", "words"):

@@ -22,6 +22,7 @@ from outblas.core.evaluator import Evaluator
 from outblas.core.phase_times import PhaseTimer, PhaseTotals
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
+from outblas.jail.offline_evaluators import RecordedFreeEvaluator
 from outblas.judge.bench_cell import Options
 from outblas.kernels.catalogue import candidates
 from outblas.kernels.source import kernel_kind
@@ -215,3 +216,69 @@ class VirtualTransport:
 
     def close(self) -> None:
         self._coming = []
+
+
+class FreeJudge(Evaluator):
+    """Passes free kernels, writes a line per kernel to ``folder/measured``, and dies as a kernel's text orders."""
+
+    gpu, source = H200, "cuda:0"
+
+    def __init__(self, folder: str) -> None:
+        self._folder = Path(folder)
+        self._form = ""
+
+    def candidates(self, problem: Problem) -> list[KernelConfig]:
+        return []
+
+    def evaluate(self, pairs: Iterable[tuple[Problem, Any]]) -> Iterator[Evaluation]:
+        for problem, kernel in pairs:
+            first = not (self._folder / "killed").exists()
+            if "// order: kill" in kernel.text or ("// order: die" in kernel.text and first):
+                (self._folder / "killed").touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            with (self._folder / "measured").open("a") as log:
+                log.write(f"{kernel.name}\n")
+            self._form = kernel.launch.form
+            timing = Timing("offline", (2.0,) * 3, 2.0, 0.0)
+            us = self.baselines(problem)
+            yield Evaluation(problem, kernel, Status.PASSED, str(os.getpid()), timing=timing, baselines_us=us)
+
+    def baselines(self, problem: Problem) -> dict[str, float]:
+        """Forged once a kernel of form ``host`` ran."""
+        return {"cublas": 99.0 if self._form == "host" else 4.0}
+
+    def baseline_detail(self, problem: Problem, name: str) -> str:
+        return ""
+
+
+class RecordedFree(RecordedFreeEvaluator):
+    """A GPU's worker that answers from a recording of free kernels. The first one dies, and makes the file ``dies``."""
+
+    source = "cuda:0"
+
+    def __init__(self, path: str, dies: str = "") -> None:
+        super().__init__(Path(path))
+        self._dies = dies
+
+    def trust(self, kinds: Iterable[Any]) -> None:
+        return None
+
+    def evaluate(self, pairs: Iterable[tuple[Problem, Any]]) -> Iterator[Evaluation]:
+        if self._dies and not Path(self._dies).exists():
+            Path(self._dies).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        yield from super().evaluate(pairs)
+
+    def baseline_detail(self, problem: Problem, name: str) -> str:
+        return ""
+
+
+def live_free(gpu_index: int) -> LiveEvaluator:
+    """The live evaluator with jailed workers that answer without a GPU, out of the jail."""
+    from outblas.jail import jailed_evaluator
+
+    make, prepare = "support.free_workers:make_handler", "support.free_workers:prepare"
+    jailed_evaluator.JailedEvaluator.__init__.__defaults__ = (None, make)
+    options = Options(gpu_index, H200, baselines=("cublas",))
+    free = jailed_evaluator.FreeOptions(prepare=prepare)
+    return LiveEvaluator(0, options, factory="support.free_workers:templates", compile_ahead=False, free=free)

@@ -80,7 +80,7 @@ def test_ctrl_c_while_a_worker_starts_leaves_none_behind(monkeypatch):
 
     class Pipe:
         def __init__(self, pipe):
-            self.close = pipe.close
+            self.close, self.send = pipe.close, pipe.send
 
         def poll(self, timeout):
             raise KeyboardInterrupt

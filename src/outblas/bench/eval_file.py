@@ -63,8 +63,9 @@ def _evaluated(problem: Problem, kernel: FreeKernel, gpu_index: int | None) -> t
         (found,) = by.evaluate([(problem, kernel)])
         return found, by.source, by.gpu
     from outblas.bench.live_evaluator import LiveEvaluator
+    from outblas.jail.jailed_evaluator import FreeOptions
 
-    with LiveEvaluator(gpu_index) as live:
+    with LiveEvaluator(gpu_index, free=FreeOptions(prepare=None)) as live:
         (found,) = live.evaluate([(problem, kernel)])
         return found, live.source, live.gpu
 

@@ -23,7 +23,7 @@ from outblas.workers.lookahead import PROBLEMS_AT_A_TIME, Lookahead
 from outblas.workers.sandbox import STEP_TIMEOUT_S, Sandbox, WorkerLoss, factory_name
 
 if TYPE_CHECKING:
-    from outblas.jail.jailed_evaluator import FreeOptions
+    from outblas.jail.jailed_evaluator import FreeOptions, JailedEvaluator
     from outblas.judge.gates import ProofLevel
 
 __all__ = ["Baselines", "LiveEvaluator", "Options", "evaluate"]
@@ -34,8 +34,8 @@ _FACTORY = factory_name(make_handler)
 class LiveEvaluator(Evaluator):
     """Evaluate on a real GPU through one sandboxed worker (the contract of outblas.core.evaluator).
 
-    Each batch of free kernels runs in a new, jailed worker instead (outblas.jail.jailed_evaluator). Use the evaluator
-    as a context manager, or call :meth:`close`.
+    Each batch of free kernels runs in a new, jailed worker instead (outblas.jail.jailed_evaluator), of which the next
+    one is started ahead. Use the evaluator as a context manager, or call :meth:`close`.
 
     Args:
         gpu_index: CUDA ordinal; used only if ``options`` is None.
@@ -61,6 +61,7 @@ class LiveEvaluator(Evaluator):
         #: Of this process; its worker has one of its own.
         self.phase_timer = PhaseTimer("waiting")
         self._free = free
+        self._jailed: JailedEvaluator | None = None
         self._baselines: dict[Problem, Baselines] = {}
         self._nvmmh: dict[Problem, KernelConfig | None] = {}
         self._fallbacks: dict[Problem, str] = {}
@@ -85,8 +86,10 @@ class LiveEvaluator(Evaluator):
         self.sandbox.start()
 
     def close(self) -> None:
-        """End the worker and the compiling processes."""
+        """End the workers and the compiling processes."""
         self.sandbox.close()
+        if self._jailed is not None:
+            self._jailed.close()
         if self._compiler is not None:
             self._compiler.close()
 
@@ -138,9 +141,10 @@ class LiveEvaluator(Evaluator):
     def _evaluate_free(self, listed: Sequence[tuple[Problem, FreeKernel]]) -> Iterator[Evaluation]:
         from outblas.jail.jailed_evaluator import JailedEvaluator
 
-        live = JailedEvaluator(self.options, self._step_s, self._free)
+        if self._jailed is None:
+            self._jailed = JailedEvaluator(self.options, self._step_s, self._free)
         for problem, group in groupby(listed, key=lambda pair: pair[0]):
-            for evaluation, baselines in live.evaluate(problem, [kernel for _, kernel in group]):
+            for evaluation, baselines in self._jailed.evaluate(problem, [kernel for _, kernel in group]):
                 # A kernel of form host runs in its judge's process and could falsify the baselines.
                 # Use them only if the problem has no others.
                 forms_host = isinstance(evaluation.config, FreeKernel) and evaluation.config.launch.form == "host"
@@ -298,7 +302,10 @@ def evaluate(problem: Problem, config: Candidate, gpu_index: int = 0, level: Pro
         ModuleNotFoundError: torch is not installed.
         ToolchainMissing: another required package is not installed.
     """
-    with LiveEvaluator(gpu_index, Options(gpu_index, _gpu_of(gpu_index), level=level)) as evaluator:
+    from outblas.jail.jailed_evaluator import FreeOptions
+
+    options = Options(gpu_index, _gpu_of(gpu_index), level=level)
+    with LiveEvaluator(gpu_index, options, free=FreeOptions(prepare=None)) as evaluator:
         return next(iter(evaluator.evaluate([(problem, config)])))
 
 

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -21,6 +21,9 @@ from outblas.core.clean_text import clean_text
 from outblas.core.errors import UsageError, unknown_name
 from outblas.core.problem import Problem
 from outblas.runtime.device import default_recording
+
+if TYPE_CHECKING:
+    from outblas.bench.pool.worker_plan import WorkerPlan
 
 
 class CleanConsole(Console):
@@ -58,6 +61,14 @@ SampleOption = Annotated[
     typer.Option(help="Take a sample of this size of each layout, stratified by regime, always the same one."),
 ]
 SampleSeedOption = Annotated[int, typer.Option(help="Which sample; only with --sample.")]
+WorkersOption = Annotated[
+    str | None,
+    typer.Option(help="local: a process per GPU; ray: an actor per GPU of a Ray cluster. By default one GPU."),
+]
+GpusOption = Annotated[str | None, typer.Option(help="GPUs of --workers local, separated by commas; by default all.")]
+RayAddressOption = Annotated[
+    str | None, typer.Option(help="Ray cluster: auto (the running one, the default), local, or host:port.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout instead of text.")]
 QpsOption = Annotated[
     float | None,
@@ -182,6 +193,33 @@ def parse_indices(option: str, text: str) -> tuple[int, ...]:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
         raise UsageError(f"{option} {text!r}", "GPU indices separated by commas", "e.g. 0 or 0,1") from None
+
+
+def worker_plan(
+    workers: str | None, device: str | None, gpus: str | None, count: int | None, ray_address: str | None
+) -> WorkerPlan | None:
+    """Return the workers that the options name; None means the single worker of ``--device``.
+
+    Args:
+        workers: text of ``--workers``.
+        device: text of ``--device``.
+        gpus: text of ``--gpus``.
+        count: number of ``--worker-count``.
+        ray_address: text of ``--ray-address``.
+
+    Raises:
+        UsageError: the options contradict each other, or one of them needs ``--workers``.
+        DeviceError: a GPU does not exist.
+    """
+    if workers is None:
+        for option, value in (("--gpus", gpus), ("--worker-count", count), ("--ray-address", ray_address)):
+            if value is not None:
+                raise UsageError(f"{option} without --workers", "--workers local or ray with it", "add --workers")
+        return None
+    from outblas.bench.pool.worker_plan import make_plan
+
+    indices = None if gpus is None else parse_indices("--gpus", gpus)
+    return make_plan(workers, device, indices, count, ray_address)
 
 
 def suite_problems(

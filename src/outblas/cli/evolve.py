@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from outblas.cli import common
-from outblas.cli.common import AccOption, DtypeOption, LayoutOption, out
+from outblas.cli.common import (
+    AccOption,
+    DtypeOption,
+    GpusOption,
+    LayoutOption,
+    RayAddressOption,
+    WorkersOption,
+    out,
+)
 from outblas.core.errors import UsageError
 from outblas.core.problem import Problem
 from outblas.llm.budget import parse_budget
@@ -35,7 +43,7 @@ PriceOption = Annotated[
 DeviceOption = Annotated[
     str | None,
     typer.Option(
-        help="cuda:N; compile, which runs nothing; or a file of recorded free kernels. By default cuda:0, or "
+        help="cuda:N or cuda:N,M; compile, which runs nothing; or a file of recorded kernels. By default cuda:0, or "
         "compile without a GPU."
     ),
 ]
@@ -67,6 +75,10 @@ def evolve(
     budget: BudgetOption = "50 requests",
     price: PriceOption = None,
     device: DeviceOption = None,
+    workers: WorkersOption = None,
+    gpus: GpusOption = None,
+    worker_count: Annotated[int | None, typer.Option(help="Workers of a cluster; by default all its GPUs.")] = None,
+    ray_address: RayAddressOption = None,
     answers: Annotated[str, typer.Option(help="Kinds of answers asked for: code, config, or code,config.")] = (
         "code,config"
     ),
@@ -90,7 +102,7 @@ def evolve(
 ) -> None:
     """Let language models write kernels: prove and time what they write, show them the outcome, keep the best."""
     from outblas.llm.archive import ArchiveShape
-    from outblas.llm.evaluators import parse_evaluator
+    from outblas.llm.evaluators import choose_workers, parse_evaluator
     from outblas.llm.evolve_folder import folder_name
     from outblas.llm.evolve_run import EvolveRequest
     from outblas.llm.evolve_settings import EvolveSettings
@@ -98,7 +110,8 @@ def evolve(
     problems = [Problem.from_mnk(one, layout, dtype, acc) for text in mnk for one in text.split(",")]
     models = parse_models(model, price or [])
     limits = parse_budget(budget)
-    place = parse_evaluator(device)
+    plan = common.worker_plan(workers, device, gpus, worker_count, ray_address)
+    place = parse_evaluator(device) if plan is None else choose_workers(plan)
     settings = EvolveSettings(
         ArchiveShape(common.at_least("--islands", islands, 1)), seed, common.at_least("--turns", turns, 1),
         common.at_least("--parallel", parallel, 1), _kinds(answers), common.at_least("--max-tokens", max_tokens, 1),
@@ -120,7 +133,7 @@ def _run(request: EvolveRequest, title: str) -> None:
     from outblas.llm.evolve_run import run_evolve
     from outblas.publish.html.tune_page import write_report
 
-    if request.place.gpu_index is not None and "code" in request.settings.kinds:
+    if request.place.runs_kernels and "code" in request.settings.kinds:
         _say_what_holds()
     with progress_view(title) as watch:
         reason, files = run_evolve(request, watch)

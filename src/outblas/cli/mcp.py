@@ -37,6 +37,8 @@ def mcp(
         known = ", ".join(packaged())
         raise UsageError(f"--recording {recording!r}", f"a packaged name ({known}) or a path", "correct the name")
     place = parse_evaluator(device)
+    if place.workers is not None:
+        raise UsageError(f"--device {device}", "one GPU, whose seconds a session counts", "pass one, e.g. cuda:0")
     if place.gpu_index is not None:
         from outblas.jail.confinement import report
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from outblas.cli.common import AccOption, DtypeOption, LayoutOption, out
+from outblas.cli.common import AccOption, DtypeOption, LayoutOption, out, parse_indices
 
 if TYPE_CHECKING:
     from outblas.llm.train.answer_language import Language
@@ -20,7 +20,10 @@ LanguageOption = Annotated[
     str | None, typer.Option(help="cuda: kernels or configurations; knobs: a toy sentence (random:tiny's).")
 ]
 AnswererOption = Annotated[
-    str, typer.Option(help="Who answers: compile (no GPU), cuda:0, or a file of recorded kernels.")
+    str, typer.Option(help="Who answers: compile (no GPU), cuda:0, cuda:0,1, or a file of recorded kernels.")
+]
+EvalGpuOption = Annotated[
+    str | None, typer.Option(help="Time on this GPU, another than the one that trains; or on several, e.g. 1,2.")
 ]
 ArchiveOption = Annotated[
     Path | None,
@@ -48,7 +51,7 @@ def train_llm(
     micro_batch: Annotated[int | None, typer.Option(help="Answers per pass of a process; by default all.")] = None,
     language: LanguageOption = None,
     device: AnswererOption = "compile",
-    eval_gpu: Annotated[int | None, typer.Option(help="Time on this GPU, another than the one that trains.")] = None,
+    eval_gpu: EvalGpuOption = None,
     proof: Annotated[str, typer.Option(help="full, or cell: on the timed operands only.")] = "full",
     archive: ArchiveOption = None,
     contrast: ContrastOption = True,
@@ -78,7 +81,8 @@ def train_llm(
     from outblas.llm.train.tiny import RANDOM_TINY
 
     _silence_progress_bars()
-    device = device if eval_gpu is None else f"cuda:{eval_gpu}"
+    if eval_gpu is not None:
+        device = f"cuda:{','.join(map(str, parse_indices('--eval-gpu', eval_gpu)))}"
     chosen = language_of(language or ("knobs" if model == RANDOM_TINY else "cuda"))
     settings = TrainSettings(
         model, tuple(Problem.from_mnk(text, layout, dtype, acc) for text in problems.split(",")), stage, steps, group,

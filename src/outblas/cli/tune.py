@@ -11,14 +11,25 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from outblas.cli import common
-from outblas.cli.common import AccOption, DtypeOption, JsonOption, LayoutOption, SampleOption, SuiteOption, err, out
+from outblas.cli.common import (
+    AccOption,
+    DtypeOption,
+    GpusOption,
+    JsonOption,
+    LayoutOption,
+    RayAddressOption,
+    SampleOption,
+    SuiteOption,
+    WorkersOption,
+    err,
+    out,
+)
 from outblas.core.errors import UsageError
 from outblas.core.problem import Problem
 from outblas.core.weight import Weight, WeightRange, parse_range
 from outblas.runtime.device import Device, parse_device
 
 if TYPE_CHECKING:
-    from outblas.bench.pool.worker_plan import WorkerPlan
     from outblas.records.library import Library
     from outblas.records.library_interval import LibraryInterval
     from outblas.search.intervals.range_search import RangesRequest
@@ -65,10 +76,6 @@ DeviceOption = Annotated[
     str | None,
     typer.Option(help=f"cuda:N or replay:NAME; by default cuda:0, or replay:{common.DEFAULT_RECORDING} without a GPU."),
 ]
-WorkersOption = Annotated[
-    str | None,
-    typer.Option(help="local: a process per GPU; ray: an actor per GPU of a Ray cluster. By default one GPU."),
-]
 
 
 def tune(
@@ -91,15 +98,11 @@ def tune(
     sample: SampleOption = None,
     seed: Annotated[int, typer.Option(help="Seed of the agent, and of --sample.")] = 0,
     workers: WorkersOption = None,
-    gpus: Annotated[
-        str | None, typer.Option(help="GPUs of --workers local, separated by commas; by default all.")
-    ] = None,
+    gpus: GpusOption = None,
     worker_count: Annotated[
         int | None, typer.Option(help="Workers of a replay (by default 2), or of a cluster (by default all its GPUs).")
     ] = None,
-    ray_address: Annotated[
-        str | None, typer.Option(help="Ray cluster: auto (the running one, the default), local, or host:port.")
-    ] = None,
+    ray_address: RayAddressOption = None,
     json_out: JsonOption = False,
 ) -> None:
     """Search for the fastest proven kernel of every problem; write a library, a result file and a report."""
@@ -112,7 +115,7 @@ def tune(
     else:
         suite, problems = ("linear", []) if linear else (suite, _of_suite(suite, kind, sample, seed))
     count, seconds = parse_budget(budget)
-    plan = _plan(workers, device, gpus, worker_count, ray_address)
+    plan = common.worker_plan(workers, device, gpus, worker_count, ray_address)
     where = parse_device(device) if plan is None else plan.device
     _check_install(install, where)
     ranked = [] if captured is None else _ranked(captured, where)
@@ -346,18 +349,3 @@ def _install(library: Library, files: RunFiles, where: Device, json_out: bool) -
         f"installed: {done.path} ({done.rows} problems, {done.changed} new or better{intervals}{aside})", markup=False
     )
     return done.path
-
-
-def _plan(
-    workers: str | None, device: str | None, gpus: str | None, count: int | None, ray_address: str | None
-) -> WorkerPlan | None:
-    """Return the requested workers; None means the single worker of the device."""
-    if workers is None:
-        for option, value in (("--gpus", gpus), ("--worker-count", count), ("--ray-address", ray_address)):
-            if value is not None:
-                raise UsageError(f"{option} without --workers", "--workers local or ray with it", "add --workers")
-        return None
-    from outblas.bench.pool.worker_plan import make_plan
-
-    indices = None if gpus is None else common.parse_indices("--gpus", gpus)
-    return make_plan(workers, device, indices, count, ray_address)

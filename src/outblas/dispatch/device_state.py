@@ -267,10 +267,7 @@ class DeviceState:
         return not decision.provisional if decision.problem is None else bool(self._failure(decision))
 
     def why_not(self, decision: Decision, index: int) -> str:
-        """Return why the kernel or algorithm of a decision is not available on CUDA device ``index``; empty if unknown.
-
-        It compiles nothing.
-        """
+        """Return why a decision's kernel or algorithm is not available on a CUDA device; empty if unknown."""
         import torch
 
         if decision.problem is not None and decision.config is None:

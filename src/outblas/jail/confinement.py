@@ -83,11 +83,8 @@ class Jail:
 
         ``HOME`` and ``TMPDIR`` become the jail's folder, and ``CUDA_CACHE_DISABLE`` becomes 1.
         """
-        kept = {name: os.environ[name] for name in KEPT_ENVIRONMENT if name in os.environ}
-        kept |= {"HOME": self.folder, "TMPDIR": self.folder, "CUDA_CACHE_DISABLE": "1"}
-        os.environ.clear()
-        _wipe_environment()
-        os.environ.update(kept)
+        scrub_environment()
+        os.environ.update({"HOME": self.folder, "TMPDIR": self.folder, "CUDA_CACHE_DISABLE": "1"})
 
     def files(self) -> None:
         """Allow this thread, and all that it starts, to open only the jail's paths; drop root's privileges and set the
@@ -130,6 +127,17 @@ class Jail:
         Before :meth:`files`, the line ``files`` is off. The lines are those of :func:`lines`.
         """
         return lines("files" in self._on, "calls" in self._on, landlock.abi() if "files" in self._on else 0)
+
+
+def scrub_environment() -> None:
+    """Remove every environment variable that is not in :data:`KEPT_ENVIRONMENT`, from what /proc shows, too.
+
+    A second call changes nothing.
+    """
+    kept = {name: os.environ[name] for name in KEPT_ENVIRONMENT if name in os.environ}
+    os.environ.clear()
+    _wipe_environment()
+    os.environ.update(kept)
 
 
 def report() -> list[ConfinementLine]:

@@ -13,15 +13,16 @@ from outblas.core.problem import Problem
 from outblas.core.scratch_folder import scratch_folder
 from outblas.jail import answers
 from outblas.jail.build import BuiltKernel
-from outblas.jail.jailed_worker import JailedCell, make_handler
+from outblas.jail.jailed_worker import JailedCell, import_ahead, make_handler
 from outblas.jail.static_gate import examine
 from outblas.judge.bench_cell import Baselines, Options
 from outblas.kernels.custom.free_kernel import FreeKernel
 from outblas.runtime.nvrtc import usable_cores
 from outblas.workers.handler import WorkItem
 from outblas.workers.sandbox import Sandbox, WorkerLoss, factory_name
+from outblas.workers.spare_worker import SpareWorker
 
-HANDLER_FACTORY = factory_name(make_handler)
+HANDLER_FACTORY, _PREPARE = factory_name(make_handler), factory_name(import_ahead)
 _CODEC = answers.__name__
 #: Letters of a worker's detail that are kept.
 _DETAIL = 600
@@ -37,18 +38,24 @@ class FreeOptions:
         memory_bytes: host memory of a worker, in bytes (48 GiB).
         candidate_s: seconds for one candidate of a batch, however often the worker reports.
         jailed: False in tests only.
+        prepare: ``module:function`` that a worker calls before its turn, while another judges. None: no worker is
+            started ahead, which suits a single kernel.
+        compilers: compilers that run at once; None: one per usable core.
     """
 
     batch: int = 8
     memory_bytes: int = 48 << 30
     candidate_s: float = 240.0
     jailed: bool = True
+    prepare: str | None = _PREPARE
+    compilers: int | None = None
 
 
 class JailedEvaluator:
     """Evaluate free kernels on one GPU, in jailed workers that live for one batch.
 
-    The constructor starts nothing; a worker starts in :meth:`evaluate`. It is no context manager.
+    While a worker judges, the next one starts: it imports its modules and waits, and uses the GPU only after the first
+    has ended. The constructor starts nothing; a worker starts in :meth:`evaluate`. Call :meth:`close` at the end.
 
     Args:
         options: settings of the workers. Baseline ``nvmmh`` and the file of algorithms are left out.
@@ -66,6 +73,12 @@ class JailedEvaluator:
         self._options = replace(options, baselines=kept, algorithms=None)
         self._step_s, self._factory = step_timeout_s, factory
         self._free = free or FreeOptions()
+        self._spare = None if self._free.prepare is None else SpareWorker(self._free.prepare, _CODEC)
+
+    def close(self) -> None:
+        """End the worker that was started ahead. A second call does nothing."""
+        if self._spare is not None:
+            self._spare.close()
 
     def evaluate(
         self, problem: Problem, kernels: Sequence[FreeKernel]
@@ -87,6 +100,7 @@ class JailedEvaluator:
             DeviceError: a worker cannot start.
             ToolchainMissing: a compiler or CUTLASS is missing.
         """
+        self._start_next()  # its imports run beside the compilers
         built: list[BuiltKernel] = []
         for found in self._examined(problem, kernels):
             if isinstance(found, Evaluation):
@@ -98,7 +112,7 @@ class JailedEvaluator:
 
     def _examined(self, problem: Problem, kernels: Sequence[FreeKernel]) -> Iterator[BuiltKernel | Evaluation]:
         """Compiled on all cores; each compiler is a process of its own."""
-        with ThreadPoolExecutor(min(len(kernels), usable_cores()) or 1) as pool:
+        with ThreadPoolExecutor(min(len(kernels), self._free.compilers or usable_cores()) or 1) as pool:
             yield from pool.map(lambda kernel: examine(problem, kernel, self._options.gpu), kernels)
 
     def _batches(self, built: Sequence[BuiltKernel]) -> Iterator[list[BuiltKernel]]:
@@ -122,10 +136,15 @@ class JailedEvaluator:
                 codec=_CODEC,
                 memory_bytes=self._free.memory_bytes,
                 batch_timeout_s=self._free.candidate_s * len(batch),
+                spawn=None if self._spare is None else self._spare.take,
             )
             with sandbox:
-                for index, value in sandbox.run(items):
+                for index, value in sandbox.run(items, self._start_next):
                     yield self._taken(problem, batch[index], value)
+
+    def _start_next(self) -> None:
+        if self._spare is not None:
+            self._spare.start()
 
     def _taken(self, problem: Problem, built: BuiltKernel, value: Any) -> tuple[Evaluation, Baselines | None]:
         """Check the worker's answer against the request. Facts that are known without a run come from this process."""

@@ -19,7 +19,7 @@ from outblas.core.rivals import Bindable
 from outblas.core.roofline import floor_us
 from outblas.jail import conduct, timing_checks
 from outblas.jail.build import BuiltKernel
-from outblas.jail.confinement import Jail
+from outblas.jail.confinement import Jail, scrub_environment
 from outblas.jail.free_launch import load
 from outblas.jail.free_proof_shapes import free_proof_shapes
 from outblas.judge.bench_cell import Baselines, BenchCell, Options
@@ -41,6 +41,15 @@ class JailedCell:
     folder: str
     cudart: str | None = None
     jailed: bool = True
+
+
+def import_ahead() -> None:
+    """Prepare a worker that waits for its turn: scrub its environment, then import torch, which takes seconds.
+
+    This module has imported the judge. CUDA stays untouched, because another worker may be timing on the GPU.
+    """
+    scrub_environment()
+    import torch  # noqa: F401
 
 
 def make_handler(

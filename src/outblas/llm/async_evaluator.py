@@ -1,12 +1,16 @@
-"""An evaluator behind asyncio: one thread asks it, in batches of whatever waits; each pair once."""
+"""An evaluator behind asyncio: one thread asks it, in batches of whatever waits; each pair once.
+
+A pool takes further pairs into a batch that is under way, so that no GPU waits for the slowest kernel of a batch.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import queue
 import threading
-from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Protocol, Union
 
 from outblas.core.config import Candidate, config_name
 from outblas.core.errors import DeviceError, ToolchainMissing, UsageError
@@ -15,12 +19,16 @@ from outblas.core.problem import Problem
 from outblas.kernels.custom.free_kernel import FAMILY as FREE
 
 Pair = tuple[str, str]
+#: A pair that was asked for, a function to call, or None: the end.
+Job = Union[tuple[Problem, Candidate], Callable[[], None], None]
 
 
 class PairEvaluator(Protocol):
     """The part of an evaluator that is needed here.
 
-    Its ``evaluate`` takes (problem, candidate) pairs and returns one evaluation per pair, in any order.
+    Its ``evaluate`` takes (problem, candidate) pairs and returns one evaluation per pair, in any order. An attribute
+    ``draws_while_busy`` that is True says that the pairs may be a generator, which yields None while nothing more is
+    asked for (:meth:`outblas.bench.pool.gpu_pool.PoolEvaluator.evaluate`).
     """
 
     def evaluate(self, pairs: Iterable[tuple[Problem, Candidate]]) -> Iterable[Evaluation]: ...
@@ -46,7 +54,8 @@ class AsyncEvaluator:
         self._evaluator, self._record = evaluator, record
         self._known = {(e.problem.key, config_name(e.config)): e for e in known}
         self._waiting: dict[Pair, asyncio.Future[Evaluation]] = {}
-        self._jobs: queue.SimpleQueue[tuple[Problem, Candidate] | Callable[[], None] | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
+        self._put_off: deque[Job] = deque()  # of the background thread alone
         self._closed = False
         self._loop = asyncio.get_running_loop()
         # A daemon: what hangs in a compiler or on a GPU must not keep an interrupted program alive.
@@ -123,7 +132,7 @@ class AsyncEvaluator:
 
     def _work(self) -> None:
         while True:
-            jobs = [self._jobs.get()]
+            jobs = [self._put_off.popleft() if self._put_off else self._jobs.get()]
             while not self._jobs.empty():
                 jobs.append(self._jobs.get())
             for job in jobs:
@@ -137,22 +146,41 @@ class AsyncEvaluator:
                 return
 
     def _answer(self, pairs: list[tuple[Problem, Candidate]]) -> None:
-        left = {(problem.key, config_name(candidate)) for problem, candidate in pairs}
+        left = {(problem.key, config_name(candidate)): (problem, candidate) for problem, candidate in pairs}
         error: BaseException
         try:
-            for evaluation in self._evaluator.evaluate(pairs):
-                left.discard((evaluation.problem.key, config_name(evaluation.config)))
+            draws = getattr(self._evaluator, "draws_while_busy", False)
+            asked: Iterable[Any] = self._with_later(left) if draws else pairs
+            for evaluation in self._evaluator.evaluate(asked):
+                left.pop((evaluation.problem.key, config_name(evaluation.config)), None)
                 self._tell(self._done, evaluation)
             error = DeviceError("the evaluator left a candidate out", "an evaluation for each", "report this")
         except BaseException as raised:
             error = raised
-        if isinstance(error, ToolchainMissing) and len(pairs) > 1:  # of one of them: the others may need less
-            for problem, candidate in pairs:
-                if (problem.key, config_name(candidate)) in left:
-                    self._answer([(problem, candidate)])
+        if isinstance(error, ToolchainMissing) and len(left) > 1:  # of one of them: the others may need less
+            for pair in list(left.values()):
+                self._answer([pair])
             return
-        for pair in sorted(left):
-            self._tell(self._failed, pair, error)
+        for name in sorted(left):
+            self._tell(self._failed, name, error)
+
+    def _with_later(self, left: dict[Pair, tuple[Problem, Candidate]]) -> Iterator[tuple[Problem, Candidate] | None]:
+        """Yield the pairs of ``left``, then those that are asked for meanwhile, which join ``left``; None if none is.
+
+        It ends when all are answered, or at a job of another kind, which must wait until then.
+        """
+        yield from list(left.values())
+        while left and not self._put_off:
+            try:
+                job = self._jobs.get_nowait()
+            except queue.Empty:
+                yield None
+                continue
+            if isinstance(job, tuple):
+                left[job[0].key, config_name(job[1])] = job
+                yield job
+            else:
+                self._put_off.append(job)
 
     def _tell(self, function: Callable[..., None], *args: Any) -> None:
         try:

@@ -1,4 +1,4 @@
-"""Evaluators of an evolution: a GPU, a recording of free kernels, or the compiler alone."""
+"""Evaluators of an evolution: a GPU or several, a recording of free kernels, or the compiler alone."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from outblas.core.config import Candidate, KernelConfig
-from outblas.core.errors import CompileError, UsageError
+from outblas.core.errors import CompileError, DeviceError, UsageError
 from outblas.core.evaluation import Evaluation, Status, Verdict
 from outblas.core.gpu_records import packaged_gpu, reference_gpu
 from outblas.core.problem import Problem
@@ -18,6 +18,9 @@ from outblas.core.roofline import Gpu, architecture
 from outblas.jail.evaluation_file import load
 from outblas.jail.offline_evaluators import NOT_RUN, CompileOnlyEvaluator, FreeEvaluator, RecordedFreeEvaluator
 from outblas.kernels.custom.free_kernel import FreeKernel
+
+if TYPE_CHECKING:
+    from outblas.bench.pool.worker_plan import WorkerPlan
 
 COMPILE_ONLY = "compile"
 
@@ -29,15 +32,40 @@ class EvaluatorChoice:
     Example: ``EvaluatorChoice("cuda:0", 0)`` and ``EvaluatorChoice("compile")``.
 
     Attributes:
-        name: ``cuda:N``, ``compile`` or the path of a file.
+        name: ``cuda:N``, ``cuda`` for several GPUs, ``compile`` or the path of a file.
         gpu_index: N of ``cuda:N``; else None.
+        workers: workers on several GPUs; else None.
     """
 
     name: str
     gpu_index: int | None = None
+    workers: WorkerPlan | None = None
 
     def __str__(self) -> str:
         return self.name
+
+    @property
+    def runs_kernels(self) -> bool:
+        """Return True if kernels run on a GPU."""
+        return self.gpu_index is not None or self.workers is not None
+
+
+def choose_workers(plan: WorkerPlan) -> EvaluatorChoice:
+    """Return the evaluator of several workers. Its name is ``cuda``, so a run may resume on other GPUs.
+
+    Args:
+        plan: the workers, of :func:`outblas.bench.pool.worker_plan.make_plan`.
+
+    Raises:
+        DeviceError: the workers would replay a recording, as they do on a machine without a GPU.
+    """
+    if plan.device.recording is not None:
+        raise DeviceError(
+            f"{plan} runs no kernels",
+            "workers with CUDA GPUs",
+            "pass --workers ray, or leave --workers out: --device compile needs no GPU",
+        )
+    return EvaluatorChoice(str(plan), None, plan)
 
 
 def parse_evaluator(text: str | None) -> EvaluatorChoice:
@@ -47,23 +75,27 @@ def parse_evaluator(text: str | None) -> EvaluatorChoice:
     ``parse_evaluator("cuda:0")`` returns ``EvaluatorChoice("cuda:0", 0)`` on a machine with a GPU.
 
     Args:
-        text: ``cuda:N``, ``compile`` or the path of a recording. None: ``cuda:0``, or ``compile`` on a machine without
-            a GPU.
+        text: ``cuda:N``, ``cuda:N,M`` for several GPUs, ``compile`` or the path of a recording. None: ``cuda:0``, or
+            ``compile`` on a machine without a GPU.
 
     Raises:
-        UsageError: the text is none of these, or the file does not exist.
+        UsageError: the text is none of these, the file does not exist, or a GPU is named twice.
         DeviceError: the GPU does not exist.
     """
     from outblas.runtime.device import gpu_count, require_gpus
 
     if text is None:
         text = "cuda:0" if gpu_count() else COMPILE_ONLY
-    if match := re.fullmatch(r"cuda:(\d{1,3})", text):
-        (index,) = require_gpus((int(match[1]),))
-        return EvaluatorChoice(text, index)
+    if match := re.fullmatch(r"cuda:(\d{1,3}(?:,\d{1,3})*)", text):
+        indices = require_gpus(tuple(map(int, match[1].split(","))))
+        if len(indices) == 1:
+            return EvaluatorChoice(text, indices[0])
+        from outblas.bench.pool.worker_plan import make_plan
+
+        return choose_workers(make_plan("local", gpus=indices))
     if text == COMPILE_ONLY or Path(text).is_file():
         return EvaluatorChoice(text)
-    raise UsageError(f"--device {text!r}", "cuda:N, compile, or a file that free kernels were recorded into",
+    raise UsageError(f"--device {text!r}", "cuda:N, cuda:N,M, compile, or a file that free kernels were recorded into",
                      "pass one of them")  # fmt: skip
 
 
@@ -79,14 +111,20 @@ def open_chosen_evaluator(place: EvaluatorChoice, gpu: str | None = None) -> Ite
             It is ignored for the other places.
 
     Yields:
-        A ``LiveEvaluator`` for ``cuda:N``, else a :class:`WithTemplates`.
+        A ``LiveEvaluator`` for ``cuda:N``, a ``PoolEvaluator`` for several GPUs, else a :class:`WithTemplates`.
 
     Raises:
         RecordError: the file is no recording of free kernels.
-        DeviceError: the GPU cannot be used.
+        DeviceError: a GPU cannot be used, or no Ray cluster answers.
+        UsageError: the workers' GPUs are of two kinds.
         ToolchainMissing: a package that the evaluator needs is not installed.
     """
-    if place.gpu_index is not None:
+    if place.workers is not None:
+        from outblas.bench.pool.worker_plan import open_pool
+
+        with open_pool(place.workers) as pool:
+            yield pool
+    elif place.gpu_index is not None:
         from outblas.bench.live_evaluator import LiveEvaluator
 
         with LiveEvaluator(place.gpu_index) as live:

@@ -109,7 +109,7 @@ def run_evolve(request: EvolveRequest, make_progress: MakeProgress) -> tuple[str
     place, files = request.place, EvolveFiles(request.path)
     command = without_passwords(request.command)
     with open_chosen_evaluator(place) as evaluator, lock_run_folder(files.path):
-        recorded = getattr(evaluator, "provenance", None) or None
+        recorded = None if place.runs_kernels else getattr(evaluator, "provenance", None) or None
         counters = KnownCounters() if request.counters is None else load_counters(request.counters, evaluator.gpu)
         wanted = {**_identity(request), "gpu": evaluator.gpu.name}
         about = open_folder(files, wanted, {"source": evaluator.source, "recording": recorded, "command": command})
@@ -231,8 +231,11 @@ def _finish(
         found["candidate"] = config_name(candidate)
     _write_transcript(files.transcript, journal)
     spent = journal.spent()
-    provenance = collect_provenance(command, place.gpu_index)
-    if place.gpu_index is not None:
+    if place.workers is not None:
+        provenance = evaluator.provenance(command)  # type: ignore[attr-defined]  # a pool, whose hosts say it
+    else:
+        provenance = collect_provenance(command, place.gpu_index)
+    if place.runs_kernels:
         write_recording(files.recording, evaluations, evaluator.gpu, provenance)
     ended = {"finished": utc_now(), "ended": reason, "spent": asdict(spent), "best": best, "provenance": provenance}
     write_json(files.run, {**about, **ended})

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import json
 import os
 import signal
 import threading
@@ -25,16 +24,16 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from outblas.core.child_process import ChildProcess, close_inherited
-from outblas.core.clean_text import clean_text
 from outblas.core.errors import DeviceError
 from outblas.core.evaluation import Status
 from outblas.core.phase_times import PhaseTotals
 from outblas.judge.faults import ContextLost
+from outblas.workers.worker_messages import PlainConnection, UnreadableMessage, receive
 
 #: Seconds without a word from the worker: while it works, and while it starts (imports, CUDA context).
 STEP_TIMEOUT_S, START_TIMEOUT_S = 30.0, 300.0
-#: Seconds between two looks at a worker's memory; bytes of one message, and letters of its words, with a codec.
-_WATCH_S, _MESSAGE_BYTES, _WORDS = 1.0, 16 << 20, 400
+#: Seconds between two looks at a worker's memory.
+_WATCH_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -85,6 +84,8 @@ class Sandbox:
             at the end. None: answers are pickled.
         memory_bytes: host memory, watched every second; above it the worker is lost. None: no limit.
         batch_timeout_s: seconds for a batch, despite reports; after them the worker is lost. None: no limit.
+        spawn: returns a new process that runs :func:`serve_sandbox` with the same codec, such as
+            :meth:`outblas.workers.spare_worker.SpareWorker.take`. None: processes are started as they are needed.
 
     Attributes:
         lost: number of workers lost so far.
@@ -93,11 +94,12 @@ class Sandbox:
     def __init__(
         self, factory: str, args: tuple[Any, ...] = (), step_timeout_s: float = STEP_TIMEOUT_S,
         start_timeout_s: float = START_TIMEOUT_S, codec: str | None = None, memory_bytes: int | None = None,
-        batch_timeout_s: float | None = None,
+        batch_timeout_s: float | None = None, spawn: Callable[[], ChildProcess] | None = None,
     ) -> None:  # fmt: skip
         self._factory, self._args, self._codec = factory, args, codec
         self._memory, self._batch_s = memory_bytes, batch_timeout_s
         self._step_s, self._start_s = step_timeout_s, start_timeout_s
+        self._spawn = spawn
         self._child: ChildProcess | None = None
         self._past, self._present = PhaseTotals(), PhaseTotals()
         #: Workers lost so far.
@@ -261,9 +263,10 @@ class Sandbox:
             self._end(kill=True)
         if self._child is not None:
             return self._child
-        child = self._child = ChildProcess(_work, (self._factory, self._args, self._codec))
+        child = self._child = self._spawn() if self._spawn else ChildProcess(serve_sandbox, (self._codec,))
         reason = f"it did not start within {self._start_s:g} s"
         try:
+            child.connection.send((self._factory, self._args))
             if child.connection.poll(self._start_s):
                 kind, *rest = receive(child.connection, self._codec, ())
                 if kind == "ready":
@@ -310,70 +313,27 @@ def resident_bytes(pid: int | None) -> int:
         return 0
 
 
-class UnreadableMessage(Exception):
-    """An error: a worker with a codec sent something that is no message of that form. It is no OutblasError."""
+def serve_sandbox(connection: Connection, codec: str | None = None, prepare: str | None = None) -> None:
+    """Run the worker process: wait for its turn, make the handler, then serve batches until the pipe closes.
 
-
-def receive(connection: Connection, codec: str | None, left: Collection[int]) -> Sequence[Any]:
-    """Return a worker's next message as a tuple: its kind, then what belongs to it, e.g. ``("done", 0, value)``.
-
-    Kinds: ``ready``, ``begin`` (index or None), ``done`` (index, value), ``fault`` (text), ``error`` (text), ``end``.
+    The turn is the sandbox's first message: the factory and its arguments. A worker without a turn ends with the pipe.
 
     Args:
-        connection: pipe to the worker; the call waits for one. Without a codec ``ready`` and ``end`` have PhaseTotals.
-        codec: module whose ``decode`` reads a value of ``done``; None: the message is unpickled and not checked.
-        left: with a codec, indices that ``begin`` (or None) and ``done`` may name.
-
-    Raises:
-        UnreadableMessage: with a codec, the message has another form or names another index.
-        EOFError: the pipe is closed.
-        OSError: the pipe broke; with a codec, also a message above 16 MiB.
+        connection: pipe to the sandbox.
+        codec: module that encodes answers as JSON, see :class:`Sandbox`; None: they are pickled.
+        prepare: ``module:function`` that is called before the turn. It must not touch a GPU, which another worker may
+            be using.
     """
-    if codec is None:
-        return connection.recv()  # type: ignore[no-any-return]
-    data = connection.recv_bytes(_MESSAGE_BYTES)  # one that is longer closes the pipe: OSError
-    try:
-        kind, *rest = json.loads(data)
-        if kind in ("ready", "end") and not rest:
-            return (kind,)
-        if kind in ("fault", "error") and len(rest) == 1 and isinstance(rest[0], str):
-            return kind, clean_text(rest[0], _WORDS)
-        if kind == "begin" and (rest == [None] or (_is_index(rest[0], left) and len(rest) == 1)):
-            return kind, rest[0]
-        if kind == "done" and _is_index(rest[0], left) and len(rest) == 2:
-            return kind, rest[0], importlib.import_module(codec).decode(rest[1])
-    except Exception as error:  # whatever a stranger's message does to a reader is the message's fault
-        raise UnreadableMessage(f"{type(error).__name__}: {clean_text(str(error), _WORDS)}") from error
-    raise UnreadableMessage("no message")
-
-
-def _is_index(found: object, left: Collection[int]) -> bool:
-    """Return True if ``found`` is an int that names an item.
-
-    ``true`` and ``1.0`` do not, though they equal an index.
-    """
-    return type(found) is int and found in left
-
-
-class _Plain:
-    """A connection whose messages are JSON; accounts stay behind."""
-
-    def __init__(self, connection: Connection, codec: str) -> None:
-        self._connection, self._codec = connection, importlib.import_module(codec)
-
-    def send(self, message: tuple[Any, ...]) -> None:
-        if message[0] == "done":
-            message = (*message[:2], self._codec.encode(message[2]))
-        elif message[0] in ("ready", "end"):
-            message = message[:1]
-        self._connection.send_bytes(json.dumps(message).encode())
-
-
-def _work(connection: Connection, factory: str, args: tuple[Any, ...], codec: str | None = None) -> None:
-    """Run the worker process: make the handler, then serve batches until the pipe closes."""
     if codec is not None:  # before anything is imported that opens files of its own, such as CUDA
         close_inherited(connection)
-    voice: Any = connection if codec is None else _Plain(connection, codec)
+    if prepare is not None:
+        with contextlib.suppress(Exception):  # the factory meets the same error, and reports it
+            make_from_name(prepare, ())
+    try:
+        factory, args = connection.recv()
+    except (EOFError, OSError):
+        return  # nothing is left to do for it
+    voice: Any = connection if codec is None else PlainConnection(connection, codec)
     try:
         handler: Callable[[list[Any], Emit], None] = make_from_name(factory, args)
     except Exception as error:

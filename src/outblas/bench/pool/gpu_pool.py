@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from outblas.bench.pool.compile_queue import Compile, CompileQueue
 from outblas.bench.pool.transport import BaselineNotes, EvaluateTask, Event, Pair, QuestionTask, Transport, WorkerAbout
 from outblas.bench.pool.units import WorkUnit, WorkUnits
+from outblas.bench.pool.worker_slot import WorkerSlot
 from outblas.core.config import KernelConfig
 from outblas.core.errors import DeviceError, UsageError
 from outblas.core.evaluation import Evaluation, Status, Verdict
@@ -32,19 +33,6 @@ _LOOK_S, _SOON_S = 1.0, 0.01
 _LISTED = 8
 
 
-@dataclass
-class _WorkerSlot:
-    """A place for a worker; if its worker is lost, a new one takes the place."""
-
-    state: str = "stopped"  # starting, idle, busy, or gone: given up
-    unit: WorkUnit | None = None
-    since: float = 0.0
-    losses: int = 0
-    expected: int = 0  # number of expected problems, and of proved kernels, that were sent to it
-    proved: int = 0
-    kernels: set[KernelKind] = field(default_factory=set)  # that its worker was given
-
-
 class PoolEvaluator(Evaluator):
     """Evaluate on all workers of a transport (the contract of outblas.core.evaluator), one call at a time.
 
@@ -54,6 +42,8 @@ class PoolEvaluator(Evaluator):
     EXITED or HANG. A place that lost ``MAX_LOSSES_IN_A_ROW`` workers in a row, or whose evaluator raises DeviceError,
     is given up. The other places continue.
 
+    Free kernels are shared out in batches of the jail. Workers do not tell each other of their proofs.
+
     Args:
         transport: carries tasks; the pool starts and closes it. Use the pool as a context manager.
         compiler: for a GPU, makes the queue that fills the workers' shared compile cache (see :class:`CompileQueue`).
@@ -62,6 +52,9 @@ class PoolEvaluator(Evaluator):
         start_s: seconds within which a worker must start.
     """
 
+    #: ``evaluate`` draws further pairs while workers are busy, and takes None for "not known yet".
+    draws_while_busy = True
+
     def __init__(
         self, transport: Transport, compiler: Callable[[Gpu], Compile] | None = None,
         quiet_s: float = MAX_SILENCE_S, start_s: float = START_TIMEOUT_S,
@@ -69,7 +62,7 @@ class PoolEvaluator(Evaluator):
         self._transport, self._quiet_s, self._start_s = transport, quiet_s, start_s
         self._compiler = compiler
         self._compile: Compile | None = None
-        self._slots = [_WorkerSlot() for _ in range(transport.size)]
+        self._slots = [WorkerSlot() for _ in range(transport.size)]
         self._about: dict[int, WorkerAbout] = {}
         self._expected: list[Problem] = []
         self._proved: dict[KernelKind, None] = {}
@@ -78,6 +71,7 @@ class PoolEvaluator(Evaluator):
         self._reasons: list[str] = []
         self._phase_timer = PhaseTimer("other")
         self._accounts: list[list[dict[str, PhaseTotals]]] = [[] for _ in self._slots]  # of the workers of every place
+        self._starting, self._closed = threading.Lock(), False
         #: Workers lost so far.
         self.lost = 0
 
@@ -93,8 +87,10 @@ class PoolEvaluator(Evaluator):
         self.close()
 
     def close(self) -> None:
-        """End all workers. A second call does nothing."""
-        self._transport.close()
+        """End all workers. A second call does nothing. Another thread's :meth:`evaluate` then raises UsageError."""
+        with self._starting:
+            self._closed = True
+            self._transport.close()
 
     @property
     def gpu(self) -> Gpu:
@@ -153,21 +149,26 @@ class PoolEvaluator(Evaluator):
         """
         self._expected += problems
 
-    def evaluate(self, pairs: Iterable[Pair]) -> Generator[Evaluation, None, None]:
+    def evaluate(self, pairs: Iterable[Pair | None]) -> Generator[Evaluation, None, None]:
         """Yield one evaluation per pair as they finish. Closing the iterator early kills the busy workers.
+
+        Args:
+            pairs: (problem, candidate) pairs. None in place of a pair says that the next one is not known yet; it is
+                asked for again soon.
 
         Raises:
             DeviceError: no worker is left; earlier results stay valid. Other errors of an evaluator are raised, too.
         """
         compiling = None if self._compile is None else CompileQueue(self._compile)
-        units = WorkUnits(pairs, compiling, self._homes)
+        units = WorkUnits(pairs, compiling, self._homes, len(self._slots))
         try:
             more = True
             self._start_stopped()
             while more or units.pending or self._at_work:
                 self._hand_out(units)
                 # The agent may think for long before it yields a pair, so never draw while a message waits.
-                events = self._heard(0.0 if more else _SOON_S if units.compiling else _LOOK_S)
+                soon = units.dry or units.compiling
+                events = self._heard(0.0 if more and not units.dry else _SOON_S if soon else _LOOK_S)
                 for event in events:
                     yield from self._done(event, units)
                 if more and not events:
@@ -216,7 +217,13 @@ class PoolEvaluator(Evaluator):
         slot.state, slot.since, slot.expected, slot.proved = "starting", time.monotonic(), 0, 0
         slot.kernels.clear()
         self._accounts[index].append({})
-        self._transport.start(index)
+        with self._starting:  # a worker that starts after close() would never end
+            self._check_open()
+            self._transport.start(index)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise UsageError("the pool was closed", "an open one", "open another one")
 
     def _ready(self, event: Event) -> None:
         about: WorkerAbout = event.value
@@ -241,7 +248,7 @@ class PoolEvaluator(Evaluator):
                 others = [i for i, p in enumerate(self._slots) if i != index and p.state != "gone"]
                 unit = units.take(index, others, self._elsewhere(index, others))
                 if unit is not None:
-                    slot.kernels.update(kernel_kind(*pair) for pair in unit.pairs)
+                    slot.kernels |= unit.kinds
                     new, slot.expected = self._expected[slot.expected :], len(self._expected)
                     proved, slot.proved = [*self._proved][slot.proved :], len(self._proved)
                     self._send(index, EvaluateTask(tuple(unit.pairs), tuple(new), tuple(proved)), unit)
@@ -261,7 +268,9 @@ class PoolEvaluator(Evaluator):
 
         Raises:
             DeviceError: no worker is left.
+            UsageError: the pool was closed.
         """
+        self._check_open()
         if all(slot.state == "gone" for slot in self._slots):
             raise DeviceError(
                 f"no worker is left ({'; '.join(self._reasons[-len(self._slots) :])})",
@@ -280,19 +289,21 @@ class PoolEvaluator(Evaluator):
     def _silent(self) -> list[int]:
         """Return the workers whose next message is overdue."""
         limits, now = {"starting": self._start_s, "busy": self._quiet_s}, time.monotonic()
-        return [i for i, p in enumerate(self._slots) if p.state in limits and now - p.since > limits[p.state]]
+        return [index for index, slot in enumerate(self._slots) if slot.is_overdue(now, limits)]
 
     def _done(self, event: Event, units: WorkUnits) -> Iterator[Evaluation]:
         """Take up what a worker said of its unit."""
         slot = self._slots[event.worker]
         unit = slot.unit
         if event.kind == "answer" and isinstance(event.value, BaselineNotes):
-            self._notes[event.value.problem] = event.value
+            if unit is None or unit.form != "host":  # which could falsify the baselines
+                self._notes[event.value.problem] = event.value
+            self._notes.setdefault(event.value.problem, event.value)
         elif event.kind == "answer" and unit is not None:
             pair = event.value.problem, event.value.config
             unit.pairs.remove(pair)
-            if event.value.status is Status.PASSED:  # workers prove in full: what passed once did so too
-                self._proved[kernel_kind(*pair)] = None
+            if event.value.status is Status.PASSED and isinstance(pair[1], KernelConfig):
+                self._proved[kernel_kind(*pair)] = None  # workers prove in full: what passed once did so too
             yield event.value
         self._settle(event)
         if unit is None or slot.unit is not None or not unit.pairs:

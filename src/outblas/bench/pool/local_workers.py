@@ -59,10 +59,12 @@ class LocalTransport:
     def close(self) -> None:
         for worker in [*self._busy]:
             self.stop(worker)
-        for child in self._children.values():
+        children = [*self._children.values()]
+        self._children.clear()
+        for child in children:
             child.connection.close()  # all of them stop listening before the first is waited for
-        while self._children:
-            self._children.popitem()[1].end(kill=False)
+        for child in children:
+            child.end(kill=False)
 
     def _heard(self, worker: int) -> Event:
         try:

@@ -6,14 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Union
 
-from outblas.core.config import KernelConfig
+from outblas.core.config import Candidate
 from outblas.core.problem import Problem
+from outblas.core.rivals import BASELINE_NAMES
 from outblas.core.roofline import Gpu
 
 if TYPE_CHECKING:
+    from outblas.judge.gates import ProofLevel
     from outblas.kernels.source import KernelKind
 
-Pair = tuple[Problem, KernelConfig]
+Pair = tuple[Problem, Candidate]
 
 
 class EvaluatorSpec(NamedTuple):
@@ -29,11 +31,27 @@ class EvaluatorSpec(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Judging:
+    """Extent of the proof and of the timing in live workers, by the names of :class:`outblas.judge.bench_cell.Options`.
+
+    Attributes:
+        level: extent of the proof, ``full`` or ``cell``.
+        baselines: names of the baselines that are timed beside the candidates.
+    """
+
+    level: ProofLevel = "full"
+    baselines: tuple[str, ...] = BASELINE_NAMES
+
+
+DEFAULT_JUDGING = Judging()
+
+
+@dataclass(frozen=True)
 class EvaluateTask:
     """A task: evaluate pairs of one problem, timed together.
 
     Attributes:
-        pairs: (problem, config) pairs of one problem.
+        pairs: (problem, candidate) pairs of one problem: configs of templates, or free kernels of one form.
         expected: problems that come next, at this worker or at another.
         proved: kernels, by :func:`outblas.kernels.source.kernel_kind`, that workers have proved in full since the
             worker's last task of this kind.

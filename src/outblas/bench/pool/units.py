@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, MutableMapping
+from collections.abc import Collection, Iterable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
+from math import ceil
 
 from outblas.bench.pool.compile_queue import CompileQueue
 from outblas.bench.pool.transport import Pair
+from outblas.core.config import KernelConfig
 from outblas.core.gpu_records import reference_gpu
 from outblas.core.problem import Problem
 from outblas.core.roofline import work_us
+from outblas.jail.jailed_evaluator import FreeOptions
+from outblas.kernels.custom.free_kernel import FreeKernel
 from outblas.kernels.source import KernelKind, kernel_kind
 
 #: Units of other workers' problems that wait, above which one is taken even though units of its own may come.
@@ -24,49 +27,80 @@ class WorkUnit:
     Attributes:
         problem: the problem.
         pairs: the pairs.
+        form: form of the free kernels, ``device`` or ``host``; "" for configs of templates.
         lost_by: numbers of the workers that were lost with it, in order.
     """
 
     problem: Problem
     pairs: list[Pair]
+    form: str = ""
     lost_by: list[int] = field(default_factory=list)
+
+    @property
+    def kinds(self) -> set[KernelKind]:
+        """Return the kinds of its template kernels. A free kernel has none: each worker proves it anew."""
+        return {kernel_kind(problem, config) for problem, config in self.pairs if isinstance(config, KernelConfig)}
+
+    @property
+    def silence_s(self) -> float:
+        """Return the seconds that its free kernels may take without an answer, by the limits of the jail."""
+        return FreeOptions.candidate_s * len(self.pairs) if self.form else 0.0
 
 
 class WorkUnits:
     """The units that wait for a worker, in no promised order.
 
+    Consecutive configs of one problem form a unit. Its free kernels form others, each of one form. Such a unit has at
+    most a batch of the jail, and no more than an even share of the workers.
+
     Args:
-        pairs: consecutive pairs of one problem form a unit. A generator may be slow (an agent thinks about the next
-            pair); it is drawn from while workers are busy.
+        pairs: the pairs. A generator may be slow (an agent thinks about the next pair); it is drawn from while workers
+            are busy. None in place of a pair says that the next one is not known yet.
         compiling: compiles a unit's kernels before the unit is handed out; None: workers compile.
         homes: problem -> the worker that had it before, kept by the caller from batch to batch. That worker has already
-            chosen cuBLASLt's algorithm, which takes as long as half a unit.
+            chosen cuBLASLt's algorithm, which takes as long as half a unit. Free kernels have no home, because each
+            jailed worker begins anew.
+        workers: number of workers that share the free kernels of a problem.
     """
 
     def __init__(
         self,
-        pairs: Iterable[Pair],
+        pairs: Iterable[Pair | None],
         compiling: CompileQueue | None = None,
         homes: MutableMapping[Problem, int] | None = None,
+        workers: int = 1,
     ) -> None:
-        self._source: Iterator[WorkUnit] = (
-            WorkUnit(p, list(group)) for p, group in groupby(pairs, key=lambda pair: pair[0])
-        )
-        self._compiling = compiling
+        self._source = _groups(pairs)
+        self._compiling, self._workers = compiling, workers
         self._homes = {} if homes is None else homes
         self._waiting: list[WorkUnit] = []
         self._drawn = False
+        #: True if the last draw found that the next pair is not known yet.
+        self.dry = False
 
     def draw(self) -> bool:
-        """Draw one more unit from ``pairs``; return False if none was left."""
-        unit = None if self._drawn else next(self._source, None)
-        if unit is None:
-            self._drawn = True
-        elif self._compiling is None:
-            self._waiting.append(unit)
-        else:
-            self._compiling.put(unit)
-        return unit is not None
+        """Draw the pairs of one more problem from ``pairs``; return False if none was left."""
+        group = None if self._drawn else next(self._source, None)
+        self._drawn, self.dry = group is None, group == []
+        for form, same in _by_form(group or ()).items():
+            if form:
+                self._share(same, form)
+            elif self._compiling is None:
+                self._waiting.append(WorkUnit(same[0][0], same))
+            else:
+                self._compiling.put(WorkUnit(same[0][0], same))
+        return group is not None
+
+    def _share(self, pairs: Sequence[Pair], form: str) -> None:
+        """Share free kernels of one problem evenly among the workers, with those of the problem that wait already."""
+        problem = pairs[0][0]
+        alike = [unit for unit in self._waiting if (unit.problem, unit.form, unit.lost_by) == (problem, form, [])]
+        self._waiting = [unit for unit in self._waiting if unit not in alike]
+        pairs = [*(pair for unit in alike for pair in unit.pairs), *pairs]
+        # The jail gives a kernel of form host a worker of its own.
+        most = 1 if form == "host" else min(FreeOptions.batch, ceil(len(pairs) / self._workers))
+        for start in range(0, len(pairs), most):
+            self._waiting.append(WorkUnit(problem, list(pairs[start : start + most]), form))
 
     @property
     def pending(self) -> bool:
@@ -98,22 +132,46 @@ class WorkUnits:
             self._waiting += self._compiling.done()
         others = set(others)
         allowed = [unit for unit in self._waiting if worker not in unit.lost_by or not others - set(unit.lost_by)]
-        mine = [unit for unit in allowed if self._homes.get(unit.problem, worker) not in others]
+        mine = [unit for unit in allowed if unit.form or self._homes.get(unit.problem, worker) not in others]
         if not mine and (len(allowed) > _PLENTY or (self._drawn and not self.compiling)):
             mine = allowed
         if not mine:
             return None
 
         def rank(unit: WorkUnit) -> tuple[float, ...]:
-            twice = sum(kernel_kind(*pair) in elsewhere for pair in unit.pairs) if elsewhere else 0
+            twice = len(unit.kinds & set(elsewhere)) if elsewhere else 0
             return len(unit.lost_by), -twice, work_us(unit.problem, reference_gpu()) * len(unit.pairs)
 
         unit = max(mine, key=rank)
         self._waiting.remove(unit)
-        if self._homes.get(unit.problem) not in others:
+        if not unit.form and self._homes.get(unit.problem) not in others:
             self._homes[unit.problem] = worker
         return unit
 
     def put_back(self, unit: WorkUnit) -> None:
         """Put back the unit of a lost worker. Of the units that a worker may have, :meth:`take` prefers these."""
         self._waiting.append(unit)
+
+
+def _groups(pairs: Iterable[Pair | None]) -> Iterator[list[Pair]]:
+    """Yield consecutive pairs of one problem as one list; an empty list where the next pair is not known yet."""
+    group: list[Pair] = []
+    for pair in pairs:
+        if group and (pair is None or pair[0] != group[0][0]):
+            yield group
+            group = []
+        if pair is None:
+            yield []
+        else:
+            group.append(pair)
+    if group:
+        yield group
+
+
+def _by_form(group: Iterable[Pair]) -> dict[str, list[Pair]]:
+    """Return form -> its pairs, in order; "" is the form of configs of templates."""
+    found: dict[str, list[Pair]] = {}
+    for pair in group:
+        form = pair[1].launch.form if isinstance(pair[1], FreeKernel) else ""
+        found.setdefault(form, []).append(pair)
+    return found

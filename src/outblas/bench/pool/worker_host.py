@@ -9,10 +9,12 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from outblas.bench.pool.transport import (
+    DEFAULT_JUDGING,
     BaselineNotes,
     EvaluateTask,
     EvaluatorSpec,
     EventKind,
+    Judging,
     QuestionTask,
     Task,
     WorkerAbout,
@@ -28,11 +30,24 @@ from outblas.workers.sandbox import make_from_name
 Message = tuple[EventKind, Any]
 
 
-def make_live_evaluator(gpu_index: int, compile_ahead: bool) -> Evaluator:
-    """Return a live evaluator for a GPU of this machine, by its CUDA ordinal."""
-    from outblas.bench.live_evaluator import LiveEvaluator
+def make_live_evaluator(
+    gpu_index: int, compile_ahead: bool, judging: Judging = DEFAULT_JUDGING, compilers: int | None = None
+) -> Evaluator:
+    """Return a live evaluator for a GPU of this machine.
 
-    return LiveEvaluator(gpu_index, compile_ahead=compile_ahead)
+    Args:
+        gpu_index: CUDA ordinal.
+        compile_ahead: fill the compile cache with templates' kernels, see
+            :class:`outblas.bench.live_evaluator.LiveEvaluator`.
+        judging: extent of the proof, and baselines.
+        compilers: compilers of free kernels that run at once; None: one per usable core.
+    """
+    from outblas.bench.live_evaluator import LiveEvaluator, Options
+    from outblas.jail.jailed_evaluator import FreeOptions
+    from outblas.runtime.device import gpu_of_device
+
+    options = Options(gpu_index, gpu_of_device(gpu_index), level=judging.level, baselines=judging.baselines)
+    return LiveEvaluator(gpu_index, options, compile_ahead=compile_ahead, free=FreeOptions(compilers=compilers))
 
 
 def make_replay_evaluator(recording: str) -> Evaluator:
@@ -145,7 +160,7 @@ class WorkerHost:
         self._evaluator.expect(task.expected)
         self._evaluator.trust(task.proved)
         known = False
-        for evaluation in self._evaluator.evaluate(task.pairs):
+        for evaluation in self._evaluator.evaluate(task.pairs):  # type: ignore[arg-type]  # live ones take free kernels
             yield evaluation
             known = known or bool(evaluation.baselines_us)
         if known:  # timed with the candidates: what the driver may be asked for later, at no cost

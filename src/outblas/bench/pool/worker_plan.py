@@ -11,7 +11,8 @@ from outblas.bench.pool import worker_host
 from outblas.bench.pool.compile_queue import Compile
 from outblas.bench.pool.gpu_pool import PoolEvaluator
 from outblas.bench.pool.local_workers import LocalTransport
-from outblas.bench.pool.transport import EvaluatorSpec, Transport
+from outblas.bench.pool.transport import DEFAULT_JUDGING, EvaluatorSpec, Judging, Pair, Transport
+from outblas.core.config import KernelConfig
 from outblas.core.errors import UsageError, unknown_name
 from outblas.core.roofline import Gpu
 from outblas.runtime.device import Device, gpu_count, parse_device, require_gpus
@@ -34,6 +35,7 @@ class WorkerPlan:
         gpus: CUDA ordinals of local workers.
         count: number of workers of a replay or of a cluster; None: one per GPU of the cluster.
         ray_address: address of the cluster.
+        judging: what live workers prove and time.
     """
 
     kind: str
@@ -41,6 +43,7 @@ class WorkerPlan:
     gpus: tuple[int, ...] = ()
     count: int | None = None
     ray_address: str = "auto"
+    judging: Judging = DEFAULT_JUDGING
 
     def __str__(self) -> str:
         return "cuda" if self.device.recording is None else str(self.device)
@@ -112,15 +115,24 @@ def _transport(plan: WorkerPlan) -> Transport:
             (os.path.abspath(recording) if os.path.exists(recording) else recording,),
         )
     if plan.kind == "local":
-        specs = [EvaluatorSpec(factory_name(worker_host.make_live_evaluator), (index, False)) for index in plan.gpus]
+        live = factory_name(worker_host.make_live_evaluator)
+        share = max(1, _free_cores(plan) // max(1, len(plan.gpus)))
+        specs = [EvaluatorSpec(live, (index, False, plan.judging, share)) for index in plan.gpus]
         return LocalTransport(specs if replay is None else [replay] * (plan.count or REPLAYS))
     from outblas.bench.pool.ray_actors import RayTransport
 
     if replay is not None:
         return RayTransport(replay, plan.count, 0, plan.ray_address)
-    return RayTransport(
-        EvaluatorSpec(factory_name(worker_host.make_live_evaluator), (0, True)), plan.count, 1, plan.ray_address
-    )
+    spec = EvaluatorSpec(factory_name(worker_host.make_live_evaluator), (0, True, plan.judging))
+    return RayTransport(spec, plan.count, 1, plan.ray_address)
+
+
+def _free_cores(plan: WorkerPlan) -> int:
+    """Return the cores of this machine that its workers leave free."""
+    from outblas.runtime.nvrtc import usable_cores
+    from outblas.workers.compile_ahead import CORES_LEFT
+
+    return max(1, usable_cores() - CORES_LEFT * len(plan.gpus))
 
 
 def _compiler(plan: WorkerPlan) -> Callable[[Gpu], Compile] | None:
@@ -129,10 +141,14 @@ def _compiler(plan: WorkerPlan) -> Callable[[Gpu], Compile] | None:
         return None
 
     def make(gpu: Gpu) -> Compile:
-        from outblas.runtime.nvrtc import usable_cores
-        from outblas.workers.compile_ahead import CORES_LEFT, BaselineKernels, CompileAhead
+        from outblas.workers.compile_ahead import BaselineKernels, CompileAhead
 
-        ahead, rivals = CompileAhead(gpu, max(1, usable_cores() - CORES_LEFT * len(plan.gpus))), BaselineKernels(gpu)
-        return lambda pairs: ahead.compile([*pairs, *rivals.of(problem for problem, _ in pairs)])
+        ahead, rivals = CompileAhead(gpu, _free_cores(plan)), BaselineKernels(gpu)
+
+        def compile_templates(pairs: Sequence[Pair]) -> Iterator[object]:
+            configs = [(problem, config) for problem, config in pairs if isinstance(config, KernelConfig)]
+            return ahead.compile([*configs, *rivals.of(problem for problem, _ in configs)])
+
+        return compile_templates
 
     return make

@@ -1,6 +1,7 @@
 """Answers of a model -> evaluations and reward parts: each kernel judged once per run, a batch within a time limit.
 
-The evaluator of a training (:func:`evaluator_of`) is ``compile``, ``cuda:0`` or a file of recorded free kernels.
+The evaluator of a training (:func:`evaluator_of`) is ``compile``, ``cuda:0``, several GPUs as ``cuda:0,1``, or a file
+of recorded free kernels.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, Union, get_args
 
 from outblas.core.config import Candidate, config_name, config_to_json
@@ -16,6 +17,7 @@ from outblas.core.errors import UsageError
 from outblas.core.evaluation import Evaluation, Status
 from outblas.core.plausibility import is_below_floor
 from outblas.core.problem import Problem
+from outblas.core.rivals import RIVALS
 from outblas.core.roofline import Gpu
 from outblas.judge.gates import ProofLevel
 from outblas.llm.evaluators import COMPILE_ONLY, open_chosen_evaluator, parse_evaluator
@@ -198,7 +200,8 @@ def evaluator_of(device: str, proof: str = "full") -> Iterator[AnswerEvaluator]:
     first candidate does not pay for imports and a CUDA context.
 
     Args:
-        device: ``compile``, ``cuda:<index>``, or the path of a recording of free kernels.
+        device: ``compile``, ``cuda:<index>``, ``cuda:<index>,<index>`` for several GPUs, or the path of a recording of
+            free kernels.
         proof: ``full`` or ``cell``, see :class:`outblas.judge.bench_cell.Options`. It counts on a GPU only.
 
     Yields:
@@ -212,12 +215,16 @@ def evaluator_of(device: str, proof: str = "full") -> Iterator[AnswerEvaluator]:
     if proof not in get_args(ProofLevel):
         raise UsageError(f"--proof {proof!r}", " or ".join(get_args(ProofLevel)), "pass one of them")
     place = parse_evaluator(device)
+    if place.workers is not None:
+        from outblas.bench.pool.transport import Judging
+
+        judging = Judging(proof, RIVALS)  # type: ignore[arg-type]  # checked above
+        place = replace(place, workers=replace(place.workers, judging=judging))
     if place.gpu_index is None:
         with open_chosen_evaluator(place) as evaluator:
             yield evaluator
         return
     from outblas.bench.live_evaluator import LiveEvaluator
-    from outblas.core.rivals import RIVALS
     from outblas.judge.bench_cell import Options
     from outblas.runtime.device import gpu_of_device
 

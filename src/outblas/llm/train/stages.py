@@ -299,9 +299,9 @@ def _make_room(settings: TrainSettings, say: Say) -> Callable[[], None] | None:
 
     if settings.cpu or not torch.cuda.is_available():
         return None
-    timed_on = re.fullmatch(r"cuda:(\d+)", settings.device)
+    timed_on = re.fullmatch(r"cuda:([\d,]+)", settings.device)
     own = int(os.environ.get("LOCAL_RANK", "0"))
-    if timed_on is not None and int(timed_on[1]) == own:
+    if timed_on is not None and str(own) in timed_on[1].split(","):
         say(
             f"note: candidates are timed on GPU {own}, which trains, too: training is held to "
             f"{settings.memory_fraction:.0%} of its memory; --eval-gpu names another"

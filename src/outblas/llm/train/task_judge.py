@@ -15,7 +15,7 @@ from outblas.core.evaluation import Evaluation, Status
 from outblas.core.gpu_records import reference_gpu
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
-from outblas.jail.jailed_evaluator import JailedEvaluator
+from outblas.jail.jailed_evaluator import FreeOptions, JailedEvaluator
 from outblas.jail.offline_evaluators import CompileOnlyEvaluator
 from outblas.jail.task_worker import task_factory
 from outblas.judge.bench_cell import Options
@@ -62,7 +62,8 @@ class TaskEvaluator:
         self.gpu: Gpu = gpu_of_device(gpu_index)
         self.source = f"cuda:{gpu_index}"
         options = Options(gpu_index, self.gpu, baselines=())
-        self._jailed = JailedEvaluator(options, _STEP_S, factory=task_factory(name))
+        # A spare worker for each kind would hold memory that the kinds do not use at once.
+        self._jailed = JailedEvaluator(options, _STEP_S, FreeOptions(prepare=None), task_factory(name))
 
     def evaluate(self, pairs: Iterable[tuple[Problem, Any]]) -> Iterator[Evaluation]:
         """Yield one evaluation per pair; pairs of one problem share workers if they follow each other."""
@@ -79,7 +80,7 @@ def task_evaluator(name: str, device: str) -> AnswerEvaluator:
         device: ``compile`` or ``cuda:<index>``.
 
     Raises:
-        UsageError: the device is a file: answers to tasks are not recorded.
+        UsageError: the device is a file, as answers to tasks are not recorded, or several GPUs.
         DeviceError: the GPU does not exist.
     """
     place = parse_evaluator(device)
