@@ -10,13 +10,8 @@ Command:
 Result file: results/h200/new_shapes_tn_fp16_fp32_offline.parquet, a row of the published table. Needs a GPU.
 With ``--drawn`` it is results/h200/drawn_<layout>_<dtype>_fp32_unmeasured.parquet.
 
-With ``--drawn`` nothing is searched: the package serves the shapes of ``benchmarks/drawn_shapes.py`` as it ships. Draw
-them with a seed that no fit has used. The file's suite is ``drawn`` and its mode ``unmeasured``.
-
-Without it M, N and K are drawn log-uniformly; none is a multiple of 64. Every launch option is a search of its own with
-``--measurements`` measurements. The chosen kernels are benched against every baseline in a process of their own.
-That bench takes none of them back.
-An interrupted run of either part resumes.
+With ``--drawn`` nothing is searched: the package serves the shapes of ``benchmarks/shapes/drawn_shapes.py`` as it
+ships. Draw them with a seed that no fit has used. The file's suite is ``drawn`` and its mode ``unmeasured``.
 """
 
 from __future__ import annotations
@@ -29,7 +24,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from drawn_shapes import drawn_shapes
+from shapes.drawn_shapes import drawn_shapes
 
 from outblas.bench.live_evaluator import LiveEvaluator
 from outblas.bench.run_bench import BenchRequest, run_bench
@@ -109,7 +104,10 @@ def bench_drawn(arguments: argparse.Namespace) -> None:
     run_bench(BenchRequest(problems, "drawn", shipped_library(problems, gpu), arguments.out, rounds=11))
     result = read_result(arguments.out)
     rows = [{**row, "mode": "unmeasured"} for row in result.rows]
-    about = {"shapes": f"benchmarks/drawn_shapes.py, seed {arguments.seed}", "fit": AnyShapeModel.load(gpu.name).about}
+    about = {
+        "shapes": f"benchmarks/shapes/drawn_shapes.py, seed {arguments.seed}",
+        "fit": AnyShapeModel.load(gpu.name).about,
+    }
     write_result(rows, {**result.meta, **about}, arguments.out)
     print("\n".join(drawn_figures(rows)))
     print(f"result: {arguments.out}")

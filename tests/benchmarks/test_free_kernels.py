@@ -106,6 +106,9 @@ def pretended(scripts: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
         def __init__(self, options: Any, step_s: float, free: Any) -> None:
             self.options, self.carried = options, None
 
+        def close(self) -> None:
+            """No worker was started ahead."""
+
         def evaluate(self, problem: Problem, kernels: Sequence[FreeKernel]) -> Iterator[tuple[Evaluation, None]]:
             for kernel in kernels:
                 name = names[kernel]

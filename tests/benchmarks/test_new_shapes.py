@@ -39,7 +39,7 @@ def test_what_needs_a_promise_is_not_searched(script: Any) -> None:
 
 @pytest.fixture
 def drawn(script: Any) -> Any:
-    return importlib.import_module("drawn_shapes")
+    return importlib.import_module("shapes.drawn_shapes")
 
 
 def test_drawn_shapes_are_half_layers_and_a_quarter_odd(drawn: Any) -> None:

@@ -151,6 +151,8 @@ class Evolution:
             await asyncio.gather(*(self._work() for _ in range(self._settings.parallel)))
             if self._error is not None:
                 raise self._error
+            # The caller may ask the evaluator only when its thread has left it.
+            await self._async_evaluator.call(lambda: None)
         finally:
             self._async_evaluator.close()
             await self._client.close()
