@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import threading
 import warnings
 from collections.abc import Iterator
@@ -18,24 +17,16 @@ import torch
 from torch._inductor import config
 
 import outblas
-from outblas.dispatch import device_registry, enable, native, native_table, product
+from outblas.dispatch import device_registry, enable, native_table, product
 from outblas.dispatch.enable import Switch
-from support.native_fixture import built_fixture  # noqa: F401
+from support.native_fixture import built_fixture, switch_of_cpu  # noqa: F401
 from support.served_fixture import Served, numbers, served_fixture  # noqa: F401
 
 
 @pytest.fixture(params=["native", "python"])
 def on(served: Served, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Switch]:
     """The process's switch, of the CPU; with kernels in C++, which ask those in Python, and with these alone."""
-    if request.param == "native":
-        if shutil.which("c++") is None:
-            pytest.skip("no C++ compiler")
-        extension, fake = request.getfixturevalue("built")
-        monkeypatch.setattr(native, "extension", lambda: extension)
-        monkeypatch.setattr(native, "LIBCUDA", str(fake))
-    monkeypatch.setenv("OUTBLAS_NATIVE", str(int(request.param == "native")))
-    made = Switch("CPU", lambda guarantee: "")
-    monkeypatch.setattr(enable, "_switch", made)
+    made = switch_of_cpu(monkeypatch, request)
     before = config.post_grad_custom_post_pass
     yield made
     if made._override is not None:

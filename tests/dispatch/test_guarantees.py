@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -16,7 +15,6 @@ import torch
 import outblas
 from outblas.core.errors import DeviceError, UsageError
 from outblas.core.problem import Problem
-from outblas.dispatch import enable, native
 from outblas.dispatch.decide import Decision, decide
 from outblas.dispatch.enable import Switch
 from outblas.dispatch.guarantees.full_precision import full_precision_reductions, reduction_switches
@@ -37,7 +35,7 @@ from outblas.records.library_row import LibraryChoice, LibraryRow
 from outblas.runtime.cublas import rounds_partial_sums
 from support.dispatch_fixture import LIBRARY, PLAIN, WEIGHT, A, rows, transposed
 from support.gpus.known import H200
-from support.native_fixture import built_fixture  # noqa: F401
+from support.native_fixture import built_fixture, switch_of_cpu  # noqa: F401
 from support.served_fixture import Served, numbers, served_fixture  # noqa: F401
 
 MATMUL = torch.backends.cuda.matmul
@@ -46,15 +44,7 @@ MATMUL = torch.backends.cuda.matmul
 @pytest.fixture(params=["native", "python"])
 def on(served: Served, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Switch]:
     """The process's switch, of the CPU; with kernels in C++, which ask those in Python, and with these alone."""
-    if request.param == "native":
-        if shutil.which("c++") is None:
-            pytest.skip("no C++ compiler")
-        extension, fake = request.getfixturevalue("built")
-        monkeypatch.setattr(native, "extension", lambda: extension)
-        monkeypatch.setattr(native, "LIBCUDA", str(fake))
-    monkeypatch.setenv("OUTBLAS_NATIVE", str(int(request.param == "native")))
-    made = Switch("CPU", lambda guarantee: "")
-    monkeypatch.setattr(enable, "_switch", made)
+    made = switch_of_cpu(monkeypatch, request)
     yield made
     made._users.clear()
     made.disable()

@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 
 from outblas.core.problem import Problem
-from outblas.dispatch import native, native_build
+from outblas.dispatch import enable, native, native_build
+from outblas.dispatch.enable import Switch
 from outblas.kernels.geometry_terms import COUNTERS_BYTES
 from outblas.runtime.cublas import WORKSPACE_BYTES, BlasShape, LtPlan
 from outblas.runtime.cublaslt import PreparedAlgorithm
@@ -216,3 +217,17 @@ def fake_plan(cuda: FakeCuda, problem: Problem) -> LtPlan:
     )
     owner: Any = SimpleNamespace(_lib=library, _handle=ctypes.c_void_p(98), _workspace=0)
     return LtPlan(owner, BlasShape.of(problem))
+
+
+def switch_of_cpu(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Switch:
+    """Return the process's switch, of the CPU; the fixture's parameter is ``native`` or ``python``."""
+    if request.param == "native":
+        if shutil.which("c++") is None:
+            pytest.skip("no C++ compiler")
+        extension, fake = request.getfixturevalue("built")
+        monkeypatch.setattr(native, "extension", lambda: extension)
+        monkeypatch.setattr(native, "LIBCUDA", str(fake))
+    monkeypatch.setenv("OUTBLAS_NATIVE", str(int(request.param == "native")))
+    made = Switch("CPU", lambda guarantee: "")
+    monkeypatch.setattr(enable, "_switch", made)
+    return made
