@@ -202,26 +202,15 @@ def test_without_a_gpu_nothing_is_tuned(packaged: None, monkeypatch: pytest.Monk
 
 
 def test_counts_are_tuned_by_their_share_into_the_users_library(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, searches: list[Any]
 ) -> None:
     from outblas.runtime.device import Device
-    from outblas.search.tune_run import RunFiles, TuneOutcome
 
     small, large = Problem(8, 256, 128), Problem(4096, 4096, 4096)
-    requests: list[Any] = []
-
-    def run_tune(request: Any, progress: Any) -> Any:
-        requests.append(request)
-        library = Library("h200", tuple(LibraryRow(one) for one in request.problems))
-        return TuneOutcome(library, RunFiles(tmp_path), library, len(request.problems))
-
-    about = {"gpu": "NVIDIA H200", "driver": "580.1", "toolchain": {"nvrtc": "13.0", "outblas": "0"}}
     monkeypatch.setattr(tune_captured, "gpu_of_device", lambda index: H200)
-    monkeypatch.setattr(tune_captured, "run_tune", run_tune)
-    monkeypatch.setattr(tune_captured, "provenance_of", lambda run: about)
     monkeypatch.setenv("OUTBLAS_LIBRARY", str(tmp_path / "mine.json"))
     path = tune_captured.tune_counts({small: 3, large: 1}, Device(gpu_index=0), 30.0, "outblas.prepare")
-    (request,) = requests
+    (request,) = searches
     assert list(request.problems) == [large, small], "the largest share first"
     assert request.seconds == 30 and request.budgets[large] > request.budgets[small] == 4
     assert path == tmp_path / "mine.json" and len(Library.load(path).rows) == 2

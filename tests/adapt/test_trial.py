@@ -224,27 +224,18 @@ def test_nothing_is_tuned_for_a_program_without_products_of_a_library(tmp_path: 
     assert library is None and "not tuned" in note
 
 
-def test_captured_products_are_tuned_by_their_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_captured_products_are_tuned_by_their_share(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, searches: list[Any]
+) -> None:
     from outblas.search import time_shares
-    from outblas.search.tune_run import RunFiles, TuneOutcome
 
-    requests: list[Any] = []
-
-    def run_tune(request: Any, progress: Any) -> Any:
-        requests.append(request)
-        library = Library("h200", tuple(LibraryRow(one) for one in request.problems))
-        return TuneOutcome(library, RunFiles(tmp_path), library, len(request.problems))
-
-    about = {"gpu": "NVIDIA H200", "driver": "580.1", "toolchain": {"nvrtc": "13.0", "outblas": "0"}}
     monkeypatch.setattr(time_shares, "gpu_of_device", lambda index: H200)
-    monkeypatch.setattr(tune_captured, "run_tune", run_tune)
-    monkeypatch.setattr(tune_captured, "provenance_of", lambda run: about)
     seen = {CapturedProduct(m, 64, 64, "TN", "fp16", "cuda:0", "mm"): m for m in (1, 4096)}
     CapturedProducts(seen).save(tmp_path / "problems.json")
     where = device.Device(gpu_index=0)
     library, note = tune_captured.tune_captured(tmp_path / "problems.json", where, 5.0, "outblas try")
     assert library == tmp_path / "trial-h200.json" and note == ""
-    (request,) = requests
+    (request,) = searches
     assert [one.m for one in request.problems] == [4096, 1] and request.seconds == 5.0
     assert {row.problem.m for row in Library.load(library).rows} == {1, 4096}
 

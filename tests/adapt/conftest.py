@@ -1,0 +1,29 @@
+"""A search that answers at once, for tests of what asks for one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outblas.adapt import tune_captured
+from outblas.records.library import Library
+from outblas.records.library_row import LibraryRow
+from outblas.search.tune_run import RunFiles, TuneOutcome
+
+
+@pytest.fixture
+def searches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The requests that the search was asked, in order. It installs no kernel."""
+    requests: list[Any] = []
+
+    def run_tune(request: Any, progress: Any) -> Any:
+        requests.append(request)
+        library = Library("h200", tuple(LibraryRow(one) for one in request.problems))
+        return TuneOutcome(library, RunFiles(tmp_path), library, len(request.problems))
+
+    about = {"gpu": "NVIDIA H200", "driver": "580.1", "toolchain": {"nvrtc": "13.0", "outblas": "0"}}
+    monkeypatch.setattr(tune_captured, "run_tune", run_tune)
+    monkeypatch.setattr(tune_captured, "provenance_of", lambda run: about)
+    return requests
