@@ -4,12 +4,13 @@ Command:
 
     python benchmarks/large_products.py [--library FILE] [--name packaged] [--work build/large_products]
         [--out results/h200/large_products.json]
+    python benchmarks/large_products.py --bench results/h200/grid1000_tn_fp16_fp32_block.parquet [--name packaged]
 
 Result file: results/h200/large_products.json, an entry for each ``--name``. A note below the published table has the
 counts. Needs a GPU, about 3 s a product.
 
 It times the problems of grid1000 in TN from 1e11 FLOP on for which the library has a kernel. An interrupted run
-resumes. To time the kernels of an earlier commit, check it out elsewhere and give its library. Run this file from here
+resumes. With ``--bench`` it times nothing: it counts the rows of a bench in mode ``block`` that was made before. To time the kernels of an earlier commit, check it out elsewhere and give its library. Run this file from here
 with ``PYTHONPATH`` set to that checkout's ``src``.
 """
 
@@ -23,7 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from outblas.bench.run_bench import BenchRequest, run_bench
-from outblas.core.errors import OutblasError
+from outblas.core.errors import OutblasError, UsageError
+from outblas.core.problem import Problem
 from outblas.core.stats import geomean
 from outblas.core.suites import block_problems, suite
 from outblas.records.library import Library
@@ -61,9 +63,21 @@ def measure(library: Library, work: Path) -> dict[str, Any]:
     """Return the entry of a library, timed on GPU 0; the bench is kept in ``work``."""
     large = block_problems(suite("grid1000"))
     mine = [p for p in large if (row := library.lookup(p)) is not None and row.plain is not None]
-    out = run_bench(BenchRequest(mine, "grid1000", library, work / "large.parquet", mode="block"))
-    result = read_result(out)
-    return entry_of(result.rows, result.provenance, len(large))
+    return entry_of_bench(run_bench(BenchRequest(mine, "grid1000", library, work / "large.parquet", mode="block")))
+
+
+def entry_of_bench(path: Path) -> dict[str, Any]:
+    """Return the entry of a result file of mode ``block``.
+
+    Raises:
+        UsageError: the file is of another mode.
+        RecordError: the file is damaged.
+    """
+    result, large = read_result(path), set(block_problems(suite("grid1000")))
+    if any(row["mode"] != "block" for row in result.rows):
+        raise UsageError(f"{path} is of another mode", "a bench in mode block", "outblas bench --mode block makes one")
+    rows = [row for row in result.rows if Problem(row["m"], row["n"], row["k"]) in large]
+    return entry_of(rows, result.provenance, len(large))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
