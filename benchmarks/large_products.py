@@ -10,8 +10,9 @@ Result file: results/h200/large_products.json, an entry for each ``--name``. A n
 counts. Needs a GPU, about 3 s a product.
 
 It times the problems of grid1000 in TN from 1e11 FLOP on for which the library has a kernel. An interrupted run
-resumes. With ``--bench`` it times nothing: it counts the rows of a bench in mode ``block`` that was made before. To time the kernels of an earlier commit, check it out elsewhere and give its library. Run this file from here
-with ``PYTHONPATH`` set to that checkout's ``src``.
+resumes. With ``--bench`` it times nothing: it counts the rows of a bench in mode ``block`` that was made before. To
+time the kernels of an earlier commit, check it out elsewhere and give its library. Run this file from here with
+``PYTHONPATH`` set to that checkout's ``src``.
 """
 
 from __future__ import annotations

@@ -8,7 +8,8 @@ Command:
 Result file: results/h200/learn_hopper_gemm.json.
 
 Each kernel is proven on each problem, then timed in rounds that alternate it with every rival. The last chapter has the
-kernel that the packaged library names for the problem. The chapters' tables are written between their markers.
+kernel that the packaged library names for the problem. If the library falls back there, it has the ranking model's
+first choice. The chapters' tables are written between their markers.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from profile_regimes import choose
+
 from outblas.bench.live_evaluator import LiveEvaluator
 from outblas.core.config import Candidate, config_name
 from outblas.core.errors import OutblasError
@@ -27,6 +30,7 @@ from outblas.core.evaluation import Evaluation, Status
 from outblas.core.files import write_atomic, write_json
 from outblas.core.problem import Problem
 from outblas.core.rivals import RIVALS
+from outblas.core.roofline import Gpu
 from outblas.judge.bench_cell import Options
 from outblas.kernels.custom.examples.example_kernels import example
 from outblas.kernels.custom.free_kernel import FreeKernel
@@ -47,18 +51,9 @@ BEGIN, END = "<!-- speed:begin -->", "<!-- speed:end -->"
 FORMAT = 1
 
 
-def kernel_of(chapter: str, problem: Problem, library: Library) -> Candidate:
-    """Return the kernel of a chapter for a problem.
-
-    Raises:
-        OutblasError: the library names no kernel for the problem.
-    """
-    if CHAPTERS[chapter]:
-        return example(CHAPTERS[chapter])
-    row = library.lookup(problem)
-    if row is None or row.plain is None:
-        raise OutblasError(f"no kernel for {problem.key} in the library", "a problem that it serves", "choose another")
-    return row.plain.config
+def kernel_of(chapter: str, problem: Problem, library: Library, gpu: Gpu) -> tuple[Candidate, str]:
+    """Return the kernel of a chapter for a problem, and who chose it: ``chapter``, ``library`` or ``model``."""
+    return (example(CHAPTERS[chapter]), "chapter") if CHAPTERS[chapter] else choose(problem, library, gpu)
 
 
 def measure(problems: list[Problem], rounds: int) -> list[dict[str, Any]]:
@@ -69,9 +64,9 @@ def measure(problems: list[Problem], rounds: int) -> list[dict[str, Any]]:
     with LiveEvaluator(0, Options(0, gpu, rounds=rounds, baselines=RIVALS)) as live:
         for problem in problems:
             for chapter in CHAPTERS:
-                kernel = kernel_of(chapter, problem, library)
+                kernel, chosen_by = kernel_of(chapter, problem, library, gpu)
                 (found,) = live.evaluate([(problem, kernel)])
-                rows.append(row_of(chapter, problem, kernel, found))
+                rows.append({**row_of(chapter, problem, kernel, found), "chosen_by": chosen_by})
                 print(f"{problem.mnk} {chapter}: {rows[-1]}", flush=True)
     return rows
 
