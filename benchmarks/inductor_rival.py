@@ -4,7 +4,8 @@ Command:
 
     python benchmarks/inductor_rival.py [--count 20] [--out results/h200/inductor_rival.json]
 
-Result file: results/h200/inductor_rival.json. Needs a GPU and Triton. Compiling takes most of the time; it is kept in
+Result file: results/h200/inductor_rival.json; `outblas results --write` puts a line of it under the published table.
+Needs a GPU and Triton. Compiling takes most of the time; it is kept in
 Inductor's own cache (``TORCHINDUCTOR_CACHE_DIR``).
 
 ``--count`` problems of suite grid1000 and as many of suite llm are taken (TN, fp16), stratified by regime. Inductor
@@ -36,13 +37,13 @@ from outblas.core.suites import sample, suite
 from outblas.judge.baselines import make_baselines
 from outblas.judge.reference import b_as_k_by_n
 from outblas.judge.rounds import speedup
+from outblas.publish.tables.notes import INDUCTOR_FORMAT
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryRow
 from outblas.records.provenance import collect_provenance
 
 H200 = packaged_gpu("h200")
 
-FORMAT = "outblas-inductor-rival-1"
 COUNT, SEED, ROUNDS = 20, 0, 11
 NAME = "inductor"
 
@@ -169,7 +170,7 @@ def measure(count: int, out: Path) -> dict[str, Any]:
         rows = list(journal.entries)
         by_suite = {name: means([row for row in rows if row["suite"] == name]) for name in listed}
         about = collect_provenance("benchmarks/inductor_rival.py")
-        result = {"format": FORMAT, "provenance": about, "means": by_suite, "rows": rows}
+        result = {"format": INDUCTOR_FORMAT, "provenance": about, "means": by_suite, "rows": rows}
         write_json(out, result)
         written = True
         return result

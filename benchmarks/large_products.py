@@ -87,12 +87,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--name", default="packaged", help="name of the entry")
     parser.add_argument("--work", type=Path, default=Path("build/large_products"))
     parser.add_argument("--out", type=Path, default=Path("results/h200/large_products.json"))
+    parser.add_argument("--bench", type=Path, help="a result file of mode block, to count without timing")
     options = parser.parse_args(arguments)
     try:
-        library = Library.load(options.library) if options.library else Library.packaged("h200")
-        work = options.work / options.name
-        work.mkdir(parents=True, exist_ok=True)
-        found = measure(library, work)
+        if options.bench:
+            found = entry_of_bench(options.bench)
+        else:
+            library = Library.load(options.library) if options.library else Library.packaged("h200")
+            work = options.work / options.name
+            work.mkdir(parents=True, exist_ok=True)
+            found = measure(library, work)
     except OutblasError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -5,7 +5,7 @@ Command:
     python benchmarks/torch_accuracy.py [--count 400] [--timed 100] [--out results/h200/torch_accuracy.json]
     python benchmarks/torch_accuracy.py --device cpu --count 8 --most 512    # tries it without a GPU
 
-Result file: results/h200/torch_accuracy.json.
+Result file: results/h200/torch_accuracy.json; `outblas results --write` puts a line of it under the published table.
 
 Every second product is one of suite grid1000. Of the others M, N and K are drawn log-uniformly, and half have rows that
 are no multiple of 16 bytes. A and B are N(0, 1). ``outblas.matmul`` has a line for products that ran its kernels, and
@@ -40,10 +40,10 @@ from outblas.dispatch.matmul import matmul
 from outblas.dispatch.product import has_kernel, may_have_kernel
 from outblas.judge.baselines import make_baselines
 from outblas.judge.reference import Reference, b_as_k_by_n
+from outblas.publish.tables.notes import ACCURACY_FORMAT
 from outblas.records.provenance import collect_provenance
 from outblas.runtime.device import gpu_of_device
 
-FORMAT = "outblas-torch-accuracy-2"
 SEED, ROUNDS = 0, 11
 #: Products of one line of the journal.
 PIECE = 500
@@ -168,7 +168,7 @@ def main(arguments: list[str] | None = None) -> None:
     except (OutblasError, RuntimeError) as error:
         sys.exit(f"error: {error}")
     switches = {"torch": reduction_switches(), "torch_full": dict.fromkeys(reduction_switches(), False)}
-    result = {"format": FORMAT, "provenance": provenance, "switches": switches, **found}
+    result = {"format": ACCURACY_FORMAT, "provenance": provenance, "switches": switches, **found}
     write_json(options.out, result)
     print(f"time of torch with full precision over the default: {found['cost_of_full_precision']}")
     for dtype, rows in found["by_dtype"].items():

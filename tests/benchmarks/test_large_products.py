@@ -15,14 +15,16 @@ from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.publish.tables.notes import LARGE_FORMAT
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryChoice, LibraryRow
+from outblas.records.results import read_result
 from support.fake_gpu import install
 
+ROOT = Path(__file__).resolve().parents[2]
 KERNEL = LibraryChoice(Sm90WgmmaConfig(128, 256, consumers=2), 1.1, 1.0, 1.2)
 
 
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[2] / "benchmarks"))
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     return importlib.import_module("large_products")
 
 
@@ -54,3 +56,17 @@ def test_products_without_a_kernel_are_not_timed_and_other_entries_stay(
     assert " of 1 kernels win by 0.5%" in capsys.readouterr().out
     assert script.main(["--library", str(tmp_path / "none.json")]) == 2
     assert script.FORMAT == LARGE_FORMAT
+
+
+def test_a_bench_in_blocks_is_counted_and_another_is_refused(
+    script: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    published, out = ROOT / "results" / "h200", tmp_path / "out.json"
+    out.write_text(json.dumps({"format": script.FORMAT, "libraries": {}}))
+    assert script.main(["--bench", str(published / "grid1000_tn_fp16_fp32_block.parquet"), "--out", str(out)]) == 0
+    ours = [row for row in read_result(published / "grid1000_tn_fp16_fp32_block.parquet").rows if not row["fallback"]]
+    found = json.loads(out.read_text())["libraries"]["packaged"]
+    assert found["with_kernel"] == len(found["rows"]) == len(ours)
+    assert found["wins"] == sum(row["published"] >= 1.005 for row in ours)
+    assert script.main(["--bench", str(published / "grid1000_tn_fp16_fp32_offline.parquet"), "--out", str(out)]) == 2
+    assert "another mode" in capsys.readouterr().err

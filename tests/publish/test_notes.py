@@ -71,6 +71,35 @@ def test_wins_of_large_products_are_told_for_each_library(folder: Path) -> None:
         notes.notes_of_large_products(folder)
 
 
+def test_means_beside_torch_compile_are_told_for_each_suite(folder: Path) -> None:
+    folder.mkdir()
+    assert notes.notes_of_inductor(folder) == []
+    rows = [{"suite": "a", "inductor": {"ratio": 1.0}}, {"suite": "a", "inductor": None}]
+    means = {"a": {"inductor": 0.5, "ours": 1.25, "ours_over_inductor": 2.5}}
+    path = folder / notes.INDUCTOR_FILE
+    path.write_text(json.dumps({"format": notes.INDUCTOR_FORMAT, "rows": rows, "means": means}))
+    (line,) = notes.notes_of_inductor(folder)
+    assert "on 1 problems of a " in line and "0.500× the fastest baseline" in line
+    assert line.endswith("1.250× there and 2.500× torch.compile")
+    path.write_text(json.dumps({"format": notes.INDUCTOR_FORMAT, "means": means}))
+    with pytest.raises(RecordError, match=r"benchmarks/inductor_rival.py writes"):
+        notes.notes_of_inductor(folder)
+
+
+def test_products_outside_the_bound_are_added_up_over_dtypes(folder: Path) -> None:
+    folder.mkdir()
+    assert notes.notes_of_accuracy(folder) == []
+    sides = ("torch", "torch_full", "outblas_kernel", "outblas_accurate")
+    fp16 = {side: {"n": 10, "outside": number} for number, side in enumerate(sides)}
+    bf16 = {**fp16, "outblas_fallback": {"n": 5, "outside": 4}}
+    found = {"by_dtype": {"fp16": fp16, "bf16": bf16}, "cost_of_full_precision": {"n": 3, "geomean": 1.25}}
+    (folder / notes.ACCURACY_FILE).write_text(json.dumps({"format": notes.ACCURACY_FORMAT, **found}))
+    (line,) = notes.notes_of_accuracy(folder)
+    assert "0 of 20 with torch.matmul by default, 2 of 20 with torch.matmul with both switches off" in line
+    assert "4 of 20 with OutBLAS' kernels, 4 of 5 with OutBLAS' fall-backs, 6 of 20 with `accurate=True`" in line
+    assert line.endswith("torch takes 1.250× the time on 3 products")
+
+
 def test_files_of_unlisted_shapes_count_too(folder: Path) -> None:
     bench(folder, "new", "2026-02-01T00:00:00+00:00")
     beside = folder.parent / "any_shapes"

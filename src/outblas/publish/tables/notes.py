@@ -1,7 +1,8 @@
-"""Lines of the published table's notes: benches of an earlier library, CUTLASS as a peer, a library made anew."""
+"""Lines of the published table's notes: earlier kernels, rivals and peers, a library made anew."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -184,6 +185,63 @@ def _cutlass_line(data: dict[str, Any]) -> str:
         f"of grid1000 (TN, fp16/fp32, offline, without PDL): {found['cutlass_over_baseline']:.3f}× the fastest "
         f"baseline; the kernels that the library names have {found['ours_over_baseline']:.3f}× there and "
         f"{found['ours_over_cutlass']:.3f}× CUTLASS, surely ahead on {ahead}"
+    )
+
+
+INDUCTOR_FORMAT = "outblas-inductor-rival-1"
+#: Its name beside the result files.
+INDUCTOR_FILE = "inductor_rival.json"
+
+
+def notes_of_inductor(directory: Path) -> list[str]:
+    """Return a line of Markdown for each suite that was timed beside torch.compile; an empty list without the file.
+
+    Raises:
+        RecordError: the file is there and cannot be used.
+    """
+    return note_of(Path(directory) / INDUCTOR_FILE, INDUCTOR_FORMAT, "benchmarks/inductor_rival.py", _inductor_lines)
+
+
+def _inductor_lines(data: dict[str, Any]) -> str:
+    counts = Counter(row["suite"] for row in data["rows"] if row["inductor"])
+    return "\n".join(
+        f"- torch.compile with max-autotune on {counts[suite]} problems of {suite} (TN, fp16/fp32, offline, "
+        f"without PDL): {found['inductor']:.3f}× the fastest baseline; the library's kernels have "
+        f"{found['ours']:.3f}× there and {found['ours_over_inductor']:.3f}× torch.compile"
+        for suite, found in data["means"].items()
+    )
+
+
+ACCURACY_FORMAT = "outblas-torch-accuracy-2"
+#: Its name beside the result files.
+ACCURACY_FILE = "torch_accuracy.json"
+
+
+def notes_of_accuracy(directory: Path) -> list[str]:
+    """Return a line of Markdown on the products outside the bound of fp32 sums; an empty list without the file.
+
+    Raises:
+        RecordError: the file is there and cannot be used.
+    """
+    return note_of(Path(directory) / ACCURACY_FILE, ACCURACY_FORMAT, "benchmarks/torch_accuracy.py", _accuracy_line)
+
+
+def _accuracy_line(data: dict[str, Any]) -> str:
+    names = {
+        "torch": "torch.matmul by default",
+        "torch_full": "torch.matmul with both switches off",
+        "outblas_kernel": "OutBLAS' kernels",
+        "outblas_fallback": "OutBLAS' fall-backs",
+        "outblas_accurate": "`accurate=True`",
+    }
+    each = []
+    for side, name in names.items():
+        found = [by_side[side] for by_side in data["by_dtype"].values() if side in by_side]
+        each.append(f"{sum(one['outside'] for one in found)} of {sum(one['n'] for one in found)} with {name}")
+    cost = data["cost_of_full_precision"]
+    return (
+        f"- products outside the error bound of fp32 sums: {', '.join(each)}; with both switches off, torch takes "
+        f"{cost['geomean']:.3f}× the time on {cost['n']} products"
     )
 
 

@@ -26,8 +26,10 @@ from outblas.publish.tables.compare_picture import compare_svg
 from outblas.publish.tables.counter_table import counters_text
 from outblas.publish.tables.headline import ANY_SHAPES, headline_rows, headline_table
 from outblas.publish.tables.notes import (
+    notes_of_accuracy,
     notes_of_cutlass,
     notes_of_earlier_kernels,
+    notes_of_inductor,
     notes_of_large_products,
     notes_of_replaced,
     notes_of_retune,
@@ -141,7 +143,8 @@ def _headline(folder: Path) -> str:
 
 def _notes(folder: Path) -> list[str]:
     about_library = [*notes_of_replaced(folder), *notes_of_earlier_kernels(folder)]
-    return [*about_library, *notes_of_large_products(folder), *notes_of_retune(folder), *notes_of_cutlass(folder)]
+    beside = (notes_of_large_products, notes_of_retune, notes_of_cutlass, notes_of_inductor, notes_of_accuracy)
+    return [*about_library, *(line for notes in beside for line in notes(folder))]
 
 
 def _wanted(folder: Path, root: Path) -> dict[Path, str]:
