@@ -48,23 +48,27 @@ class _Part:
         return f"{owner or 'the model'}: {', '.join(self.names)}"
 
 
-class MergedProducts(_Part):
-    """Merged product of several layers of one input.
+class _JoinedPart(_Part):
+    """Layers whose weights lie in one tensor."""
 
-    Args:
-        module: owner of the layers.
-        names: names of two or more layers.
-    """
-
-    def __init__(self, module: Any, names: Sequence[str]) -> None:
+    def __init__(self, module: Any, names: Sequence[str], by_turns: bool = False) -> None:
         super().__init__(module, names)
-        self._joined = JoinedWeights(self.layers)
+        self._joined = JoinedWeights(self.layers, by_turns)
 
     def intact(self, module: Any) -> bool:
         return super().intact(module) and self._joined.intact()
 
     def release(self) -> None:
         self._joined.separate()
+
+
+class MergedProducts(_JoinedPart):
+    """Merged product of several layers of one input.
+
+    Args:
+        module: owner of the layers.
+        names: names of two or more layers.
+    """
 
     def weights(self, owner: str) -> list[LayerWeight]:
         return [LayerWeight(self._name(owner), self._joined.weight, self._joined.bias)]
@@ -76,7 +80,7 @@ class MergedProducts(_Part):
         return tuple(y.split(self._joined.sizes, dim=-1))
 
 
-class GatedProducts(_Part):
+class GatedProducts(_JoinedPart):
     """``act(gate(x)) * up(x)``: one fused kernel if there is one, else two products on views of the same weights.
 
     Args:
@@ -86,15 +90,8 @@ class GatedProducts(_Part):
     """
 
     def __init__(self, module: Any, names: Sequence[str], activation: ActivationName) -> None:
-        super().__init__(module, names)
+        super().__init__(module, names, by_turns=True)
         self._activation = activation
-        self._joined = JoinedWeights(self.layers, by_turns=True)
-
-    def intact(self, module: Any) -> bool:
-        return super().intact(module) and self._joined.intact()
-
-    def release(self) -> None:
-        self._joined.separate()
 
     def weights(self, owner: str) -> list[LayerWeight]:
         weight, bias = self._joined.weight, self._joined.bias
