@@ -90,6 +90,20 @@ def test_a_gate_that_something_else_reads_stays_a_product_of_two() -> None:
     torch.testing.assert_close(counted(module, x)[0], wanted, rtol=0.02, atol=0.02)
 
 
+@pytest.mark.parametrize(
+    ("kind", "fused"),
+    [
+        (blocks.GateOfChangedInput, ["the model: silu(a)"]),
+        (blocks.ChangedResidual, ["mlp: gelu_tanh(one) * two"]),
+    ],
+)
+def test_what_reads_an_input_that_changes_meanwhile_stays_where_it_is(kind: type[nn.Module], fused: list[str]) -> None:
+    module, x = kind().eval().to(HALF), rows(2, dtype=HALF)
+    wanted = counted(module, x.clone())[0]
+    assert outblas.optimize(module).fused == fused
+    torch.testing.assert_close(counted(module, x.clone())[0], wanted, rtol=0.02, atol=0.02)
+
+
 def test_a_child_that_is_called_twice_takes_no_residual() -> None:
     module = blocks.Conditional().eval().to(HALF)
     assert outblas.optimize(module).fused == ["mlp: gelu_tanh(one) * two"]

@@ -228,3 +228,31 @@ class Conditional(nn.Module):
         if not more:
             return self.mlp(x)
         return x + self.mlp(x)
+
+
+class GateOfChangedInput(nn.Module):
+    """A child changes the input between the two layers of a gate."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(HIDDEN, HIDDEN), nn.Linear(HIDDEN, HIDDEN)
+        self.act, self.clamp = nn.SiLU(), nn.ReLU(inplace=True)
+
+    def forward(self, x: Any) -> Any:
+        gate = self.act(self.a(x))
+        self.clamp(x)
+        return gate * self.b(x)
+
+
+class ChangedResidual(nn.Module):
+    """A child changes the residual between the layer's call and the sum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mlp = SpelledOut()
+        self.clamp = nn.ReLU(inplace=True)
+
+    def forward(self, x: Any) -> Any:
+        y = self.mlp(x)
+        self.clamp(x)
+        return x + y
