@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ import torch
 from torch import nn
 
 import outblas
-from support.models.decoder_blocks import counted, decoder, rows
+from support.models.decoder_blocks import HIDDEN, counted, decoder, rows
 
 HALF = torch.bfloat16
 
@@ -189,6 +190,42 @@ def test_a_wrapped_layer_keeps_working_and_is_named(name: str, before: bool) -> 
     outblas.restore(model)
     with torch.no_grad():
         assert torch.equal(model(x), plain(x))
+
+
+class WithActivations(nn.Module):
+    """A gate and an activation, both by children."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.back = nn.Linear(HIDDEN, 48), nn.Linear(HIDDEN, 48), nn.Linear(48, HIDDEN)
+        self.gate_act, self.last_act = nn.SiLU(), nn.GELU()
+
+    def forward(self, x: Any) -> Any:
+        x = self.gate_act(self.one(x)) * self.two(x)
+        return self.last_act(self.back(x))
+
+
+def _double(module: Any, given: Any, result: Any) -> Any:
+    return result * 2
+
+
+@pytest.mark.parametrize("name", ["gate_act", "last_act"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda model, name: setattr(model, name, nn.Tanh()),
+        lambda model, name: model.get_submodule(name).register_forward_hook(_double),
+    ],
+    ids=["replaced", "hooked"],
+)
+def test_an_activation_that_changes_later_counts(name: str, change: Callable[[Any, str], Any]) -> None:
+    torch.manual_seed(0)
+    model = WithActivations().eval().to(HALF)
+    plain, x = copy.deepcopy(model), rows(2, 3, dtype=HALF)
+    assert outblas.optimize(model).fused == ["the model: silu(one) * two", "the model: gelu(back)"]
+    for one in (model, plain):
+        change(one, name)
+    torch.testing.assert_close(counted(model, x)[0], counted(plain, x)[0], rtol=0.02, atol=0.02)
 
 
 def test_a_whole_child_may_be_replaced() -> None:
