@@ -76,6 +76,7 @@ def test_a_second_call_starts_anew_and_finds_the_same() -> None:
         (blocks.InPlace, ("calls mul_, which works in place",)),
         (blocks.HiddenInPlace, ("_double may change the input",)),
         (blocks.ChildInPlace, ("self.act may change the input",)),
+        (blocks.NestedInPlace, ("self.block may change the input",)),
         (blocks.Private, ("has the private name __a",)),
     ],
 )
@@ -94,6 +95,7 @@ def test_a_gate_that_something_else_reads_stays_a_product_of_two() -> None:
     ("kind", "fused"),
     [
         (blocks.GateOfChangedInput, ["the model: silu(a)"]),
+        (blocks.GateOfRenamedInput, ["the model: silu(a)"]),
         (blocks.ChangedResidual, ["mlp: gelu_tanh(one) * two"]),
     ],
 )

@@ -219,14 +219,14 @@ def _what_may_change_inputs(module: Any, flow: Dataflow, moved: Collection[Step]
 
 
 def _keeps_its_input(module: Any, flow: Dataflow, call: Step) -> bool:
-    """The call is of a child that is not in place, or of a computed value's method.
+    """The call is of a child in which nothing is marked as in place, or of a computed value's method.
 
     Methods that end in ``_`` were refused before.
     """
     name = flow.called(call)
     if name is not None:
         child = module._modules.get(name)
-        return child is not None and not getattr(child, "inplace", False)
+        return child is not None and not any(getattr(one, "inplace", False) for one in child.modules())
     key = flow.keys[flow.keys[call.value][2]]
     while key[0] == "attribute":
         key = flow.keys[key[1]]

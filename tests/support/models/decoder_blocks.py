@@ -256,3 +256,34 @@ class ChangedResidual(nn.Module):
         y = self.mlp(x)
         self.clamp(x)
         return x + y
+
+
+class GateOfRenamedInput(nn.Module):
+    """In a branch, the name of the input gets another value between the layers and the multiplication."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(HIDDEN, HIDDEN), nn.Linear(HIDDEN, HIDDEN)
+
+    def forward(self, x: Any, more: bool = True) -> Any:
+        y = x
+        if more:
+            gate = self.a(x)
+            up = self.b(x)
+            x = x + 1
+            y = F.silu(gate) * up
+        return y + x
+
+
+class NestedInPlace(nn.Module):
+    """A child of a child changes the input between two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(HIDDEN, HIDDEN), nn.Linear(HIDDEN, HIDDEN)
+        self.block = nn.Sequential(nn.Identity(), nn.ReLU(inplace=True))
+
+    def forward(self, x: Any) -> Any:
+        y = self.a(x).view(*x.shape[:-1], -1, 8)
+        self.block(x)
+        return y, self.b(x).view(*x.shape[:-1], -1, 8)
