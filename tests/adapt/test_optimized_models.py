@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 import outblas
+from outblas.core.errors import TensorError
 from support.models.decoder_blocks import HIDDEN, counted, decoder, rows
 
 HALF = torch.bfloat16
@@ -226,6 +227,16 @@ def test_an_activation_that_changes_later_counts(name: str, change: Callable[[An
     for one in (model, plain):
         change(one, name)
     torch.testing.assert_close(counted(model, x)[0], counted(plain, x)[0], rtol=0.02, atol=0.02)
+
+
+def test_weights_that_torch_does_not_let_be_written_are_refused_and_kept() -> None:
+    with torch.inference_mode():
+        model, x = decoder(HALF), rows(2, 3, dtype=HALF)
+        before = model(x)
+    with pytest.raises(TensorError, match="layers.0.attention.ask.weight was made in inference mode"):
+        outblas.optimize(model)
+    with torch.inference_mode():
+        assert torch.equal(model(x), before)
 
 
 def test_a_whole_child_may_be_replaced() -> None:

@@ -8,7 +8,7 @@ from outblas.adapt.module_draft import ModuleDraft, plan_of
 from outblas.adapt.optimize_report import OptimizeReport
 from outblas.adapt.plain_linears import why_not_plain
 from outblas.adapt.structures import find_activated, find_gates, find_last, find_merges, find_sums
-from outblas.core.errors import UsageError
+from outblas.core.errors import TensorError, UsageError
 
 if TYPE_CHECKING:
     import torch
@@ -44,9 +44,10 @@ def optimize(model: torch.nn.Module) -> OptimizeReport:
         one line.
 
     Raises:
-        TensorError: weights cannot be written (inference tensors).
+        TensorError: a parameter was made in inference mode, so that torch does not let it be replaced.
         ToolchainMissing: torch is not installed.
     """
+    _check_writable(model)
     restore(model)
     report = OptimizeReport()
     drafts, errors = _drafts(model)
@@ -83,6 +84,16 @@ def restore(model: torch.nn.Module) -> int:
         del module.forward
         restored += 1
     return restored
+
+
+def _check_writable(model: Any) -> None:
+    for name, parameter in model.named_parameters():
+        if parameter.is_inference():
+            raise TensorError(
+                f"parameter {name} was made in inference mode",
+                "parameters that torch lets a program replace",
+                "make the model outside of torch.inference_mode()",
+            )
 
 
 def _drafts(model: Any) -> tuple[dict[str, ModuleDraft], dict[str, str]]:
