@@ -192,12 +192,13 @@ def test_only_proven_and_timed_kernels_enter_once() -> None:
     assert archive.pair(Problem(64, 64, 64), 0) == ()
 
 
-def test_an_archive_is_read_back_and_a_damaged_one_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("damaged", [b"no JSON\n", b"\xff\n"])
+def test_an_archive_is_read_back_and_a_damaged_one_is_refused(damaged: bytes, tmp_path: Path) -> None:
     assert archive_of_stage(tmp_path, LANGUAGE, 0).entries == []
     begun = [entry(SLOW, 5.0), entry(FAST, 4.0)]
     begin_archive(tmp_path, begun)
     assert archive_of_stage(tmp_path, LANGUAGE, 0).entries == begun
-    (tmp_path / "archive.jsonl").write_text("no JSON\n")
+    (tmp_path / "archive.jsonl").write_bytes(damaged)
     with pytest.raises(RecordError, match="line 1 that cannot be read"):
         archive_of_stage(tmp_path, LANGUAGE, 0)
 
