@@ -13,8 +13,10 @@ pytest.importorskip("torch", reason="models are of torch")
 
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 import outblas
+from outblas.adapt.module_draft import plan_of
 from outblas.core.errors import TensorError
 from support.models.decoder_blocks import HIDDEN, counted, decoder, rows
 
@@ -229,6 +231,30 @@ def test_an_activation_that_changes_later_counts(name: str, change: Callable[[An
     torch.testing.assert_close(counted(model, x)[0], counted(plain, x)[0], rtol=0.02, atol=0.02)
 
 
+class OwnActivation(nn.Module):
+    """An activation by a method, of which each access makes another object."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(HIDDEN, 48)
+
+    def act(self, x: Any) -> Any:
+        return F.silu(x)
+
+    def forward(self, x: Any) -> Any:
+        return self.act(self.layer(x))
+
+
+def test_an_activation_by_a_method_stays_the_same() -> None:
+    model, x = OwnActivation().eval().to(HALF), rows(2, dtype=HALF)
+    wanted = counted(model, x)[0]
+    assert outblas.optimize(model).fused == ["the model: silu(layer)"]
+    plan = plan_of(model)
+    with torch.no_grad():
+        assert plan is not None and plan.runs(model)
+    torch.testing.assert_close(counted(model, x)[0], wanted, rtol=0.02, atol=0.02)
+
+
 def test_weights_that_torch_does_not_let_be_written_are_refused_and_kept() -> None:
     with torch.inference_mode():
         model, x = decoder(HALF), rows(2, 3, dtype=HALF)
@@ -237,6 +263,11 @@ def test_weights_that_torch_does_not_let_be_written_are_refused_and_kept() -> No
         outblas.optimize(model)
     with torch.inference_mode():
         assert torch.equal(model(x), before)
+
+
+def test_a_layer_without_extents_is_left_alone() -> None:
+    report = outblas.optimize(nn.Sequential(nn.LazyLinear(8)))
+    assert "LazyLinear, no nn.Linear" in report.left_alone["0"]
 
 
 def test_a_whole_child_may_be_replaced() -> None:

@@ -87,8 +87,11 @@ def restore(model: torch.nn.Module) -> int:
 
 
 def _check_writable(model: Any) -> None:
+    """Raise TensorError if torch does not let an ordinary parameter be replaced; no others are."""
+    from torch.nn import Parameter
+
     for name, parameter in model.named_parameters():
-        if parameter.is_inference():
+        if type(parameter) is Parameter and parameter.is_inference():
             raise TensorError(
                 f"parameter {name} was made in inference mode",
                 "parameters that torch lets a program replace",

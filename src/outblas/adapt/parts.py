@@ -39,7 +39,7 @@ class _Part:
         if self._activator is None:
             return True
         found = getattr(module, self._activator, None)
-        return found is self._activates and not (isinstance(found, torch.nn.Module) and is_observed(found))
+        return bool(found == self._activates) and not (isinstance(found, torch.nn.Module) and is_observed(found))
 
     def release(self) -> None:
         """Give the layers' parameters memory of their own again."""
