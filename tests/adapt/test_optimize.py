@@ -76,6 +76,7 @@ def test_a_second_call_starts_anew_and_finds_the_same() -> None:
         (blocks.InPlace, ("calls mul_, which works in place",)),
         (blocks.HiddenInPlace, ("_double may change the input",)),
         (blocks.ChildInPlace, ("self.act may change the input",)),
+        (blocks.NestedInPlace, ("self.block may change the input",)),
         (blocks.Private, ("has the private name __a",)),
     ],
 )
@@ -88,6 +89,21 @@ def test_a_gate_that_something_else_reads_stays_a_product_of_two() -> None:
     wanted = counted(module, x)[0]
     assert outblas.optimize(module).fused == ["the model: silu(a)"]
     torch.testing.assert_close(counted(module, x)[0], wanted, rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize(
+    ("kind", "fused"),
+    [
+        (blocks.GateOfChangedInput, ["the model: silu(a)"]),
+        (blocks.GateOfRenamedInput, ["the model: silu(a)"]),
+        (blocks.ChangedResidual, ["mlp: gelu_tanh(one) * two"]),
+    ],
+)
+def test_what_reads_an_input_that_changes_meanwhile_stays_where_it_is(kind: type[nn.Module], fused: list[str]) -> None:
+    module, x = kind().eval().to(HALF), rows(2, dtype=HALF)
+    wanted = counted(module, x.clone())[0]
+    assert outblas.optimize(module).fused == fused
+    torch.testing.assert_close(counted(module, x.clone())[0], wanted, rtol=0.02, atol=0.02)
 
 
 def test_a_child_that_is_called_twice_takes_no_residual() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,9 +13,12 @@ pytest.importorskip("torch", reason="models are of torch")
 
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 import outblas
-from support.models.decoder_blocks import counted, decoder, rows
+from outblas.adapt.module_draft import plan_of
+from outblas.core.errors import TensorError
+from support.models.decoder_blocks import HIDDEN, counted, decoder, rows
 
 HALF = torch.bfloat16
 
@@ -189,6 +193,81 @@ def test_a_wrapped_layer_keeps_working_and_is_named(name: str, before: bool) -> 
     outblas.restore(model)
     with torch.no_grad():
         assert torch.equal(model(x), plain(x))
+
+
+class WithActivations(nn.Module):
+    """A gate and an activation, both by children."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.back = nn.Linear(HIDDEN, 48), nn.Linear(HIDDEN, 48), nn.Linear(48, HIDDEN)
+        self.gate_act, self.last_act = nn.SiLU(), nn.GELU()
+
+    def forward(self, x: Any) -> Any:
+        x = self.gate_act(self.one(x)) * self.two(x)
+        return self.last_act(self.back(x))
+
+
+def _double(module: Any, given: Any, result: Any) -> Any:
+    return result * 2
+
+
+@pytest.mark.parametrize("name", ["gate_act", "last_act"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda model, name: setattr(model, name, nn.Tanh()),
+        lambda model, name: model.get_submodule(name).register_forward_hook(_double),
+    ],
+    ids=["replaced", "hooked"],
+)
+def test_an_activation_that_changes_later_counts(name: str, change: Callable[[Any, str], Any]) -> None:
+    torch.manual_seed(0)
+    model = WithActivations().eval().to(HALF)
+    plain, x = copy.deepcopy(model), rows(2, 3, dtype=HALF)
+    assert outblas.optimize(model).fused == ["the model: silu(one) * two", "the model: gelu(back)"]
+    for one in (model, plain):
+        change(one, name)
+    torch.testing.assert_close(counted(model, x)[0], counted(plain, x)[0], rtol=0.02, atol=0.02)
+
+
+class OwnActivation(nn.Module):
+    """An activation by a method, of which each access makes another object."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(HIDDEN, 48)
+
+    def act(self, x: Any) -> Any:
+        return F.silu(x)
+
+    def forward(self, x: Any) -> Any:
+        return self.act(self.layer(x))
+
+
+def test_an_activation_by_a_method_stays_the_same() -> None:
+    model, x = OwnActivation().eval().to(HALF), rows(2, dtype=HALF)
+    wanted = counted(model, x)[0]
+    assert outblas.optimize(model).fused == ["the model: silu(layer)"]
+    plan = plan_of(model)
+    with torch.no_grad():
+        assert plan is not None and plan.runs(model)
+    torch.testing.assert_close(counted(model, x)[0], wanted, rtol=0.02, atol=0.02)
+
+
+def test_weights_that_torch_does_not_let_be_written_are_refused_and_kept() -> None:
+    with torch.inference_mode():
+        model, x = decoder(HALF), rows(2, 3, dtype=HALF)
+        before = model(x)
+    with pytest.raises(TensorError, match="layers.0.attention.ask.weight was made in inference mode"):
+        outblas.optimize(model)
+    with torch.inference_mode():
+        assert torch.equal(model(x), before)
+
+
+def test_a_layer_without_extents_is_left_alone() -> None:
+    report = outblas.optimize(nn.Sequential(nn.LazyLinear(8)))
+    assert "LazyLinear, no nn.Linear" in report.left_alone["0"]
 
 
 def test_a_whole_child_may_be_replaced() -> None:

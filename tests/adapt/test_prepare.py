@@ -122,8 +122,11 @@ def test_merged_layers_are_one_product_with_what_follows(packaged: None) -> None
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("m", "seconds"), [(0, 0), ((), 0), ((1, -2), 0), (1, -1.0), (1, float("inf")), ("8", 0)])
-def test_wrong_arguments_are_refused(m: Any, seconds: float) -> None:
+@pytest.mark.parametrize(
+    ("m", "seconds"),
+    [(0, 0), ((), 0), ((1, -2), 0), ("8", 0), (8.0, 0), (None, 0), (True, 0), (1, -1.0), (1, float("inf")), (1, "5")],
+)
+def test_wrong_arguments_are_refused(m: Any, seconds: Any) -> None:
     with pytest.raises(UsageError):
         outblas.prepare(nn.Linear(8, 8), m=m, tune_seconds=seconds)
 

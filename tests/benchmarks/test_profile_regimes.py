@@ -186,13 +186,16 @@ def _lose(data: dict[str, Any], change: str) -> Any:
         "cycles": lambda: kernel.pop("cycles"),
         "word": lambda: kernel.update(cycles="many"),
         "stalls": lambda: kernel.update(stalls=["wait"]),
+        "ratio": lambda: kernel.update(stalls=[["wait", None]]),
+        "name": lambda: data["rows"][0].update(name=None),
     }
     changes[change]()
     return data
 
 
 @pytest.mark.parametrize(
-    "change", ["format", "rows", "provenance", "problem", "side", "kernels", "cycles", "word", "stalls"]
+    "change",
+    ["format", "rows", "provenance", "problem", "side", "kernels", "cycles", "word", "stalls", "ratio", "name"],
 )
 def test_a_damaged_file_is_one_clear_line(data: dict[str, Any], tmp_path: Path, change: str) -> None:
     path = tmp_path / "ncu.json"

@@ -16,21 +16,13 @@ from outblas.core.files import lock_folder
 from outblas.core.problem import Problem
 from outblas.search.build_library import build_run, build_steps
 from outblas.search.build_library.build_work import TABLES, BuildFolder
+from support.cli_fixture import refused
 
 TABLE = str(TABLES[0])
 
 
 def command(*arguments: str) -> Any:
     return CliRunner().invoke(app, ["build-library", *arguments], env={"COLUMNS": "200"})
-
-
-def refused(done: Any) -> str:
-    """The one line of an error in three parts; exit 2, nothing on stdout."""
-    assert done.exit_code == 2, (done.stdout, done.stderr, done.exception)
-    (line,) = done.stderr.splitlines()
-    assert line.startswith("error: ") and done.stdout == ""
-    assert line.count("; ") >= 2 and "; expected " in line, line
-    return line
 
 
 def test_help_names_every_step_and_option() -> None:

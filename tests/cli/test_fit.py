@@ -16,19 +16,11 @@ pytest.importorskip("torch", reason="what any shape is given is fitted by torch"
 
 from outblas.learn.train import fit_any_shape, fit_any_shape_run, held_out_choices  # noqa: E402
 from outblas.search import any_shape_run  # noqa: E402
+from support.cli_fixture import refused  # noqa: E402
 
 
 def fit(*arguments: str) -> Any:
     return CliRunner().invoke(app, ["fit", *arguments], env={"COLUMNS": "200"})
-
-
-def refused(done: Any) -> str:
-    """The one line of an error in three parts; exit 2, nothing on stdout."""
-    assert done.exit_code == 2, (done.stdout, done.stderr, done.exception)
-    (line,) = done.stderr.splitlines()
-    assert line.startswith("error: ") and done.stdout == ""
-    assert line.count("; ") >= 2 and "; expected " in line, line
-    return line
 
 
 def test_without_a_command_it_tells_all_three() -> None:

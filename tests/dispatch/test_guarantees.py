@@ -17,6 +17,7 @@ from outblas.core.errors import DeviceError, UsageError
 from outblas.core.problem import Problem
 from outblas.dispatch.decide import Decision, decide
 from outblas.dispatch.enable import Switch
+from outblas.dispatch.guarantees import guarantee as guarantees
 from outblas.dispatch.guarantees.full_precision import full_precision_reductions, reduction_switches
 from outblas.dispatch.guarantees.guarantee import (
     GUARANTEES,
@@ -161,6 +162,29 @@ def test_another_kernel_of_the_order_runs_if_one_cannot_be_loaded(
     a, b = numbers(3, 8), numbers(8, 16)
     assert torch.equal(outblas.matmul(a, b, batch_invariant=True), a @ b)
     assert len(set(tried)) == 3 and {summation(config) for config in tried} == {"wgmma"}
+
+
+def test_explain_names_the_error_of_a_call_that_is_refused(served: Served) -> None:
+    a, b = numbers(3, 8), numbers(8, 16)
+    batch = numbers(2, 3, 8), numbers(2, 8, 16)
+    for x, y, out in ((a.float(), b.float(), None), (*batch, None), (*batch, numbers(2, 3, 16))):
+        with pytest.raises(UsageError) as error:
+            outblas.matmul(x, y, out=out, batch_invariant=True)
+        assert outblas.explain(x, y, out=out, batch_invariant=True) == f"UsageError: {error.value.wrong}"
+        assert outblas.explain(x, y, out=out).startswith("torch.matmul: ")
+    x, w = numbers(3, 2, 8).transpose(0, 1), numbers(8, 16)
+    assert "order of summation" in outblas.explain(x, w, batch_invariant=True)
+
+
+def test_an_argument_never_weakens_the_guarantee_of_the_process(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guarantees, "_process", "batch_invariant")
+    batch = numbers(2, 3, 8), numbers(2, 8, 16)
+    for accurate in (False, True):
+        with pytest.raises(UsageError, match="batch_invariant for"):
+            outblas.matmul(*batch, out=numbers(2, 3, 16), accurate=accurate)
+    assert outblas.explain(numbers(3, 8).float(), numbers(8, 16).float()).startswith("torch.matmul: ")
 
 
 def test_explain_names_the_order_or_the_refusal(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:

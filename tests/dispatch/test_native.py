@@ -102,13 +102,30 @@ def test_the_records_are_those_of_cuda(table: Any, cuda: FakeCuda) -> None:
         assert bytes(mine) == ctypes.string_at(int(theirs.getPtr()), 72)
 
 
+def map_slot(address: int, serial: int, operand: int) -> int:
+    """Return the slot of an operand's map, of which a later map in the same slot takes the place (csrc/table.c)."""
+    mixed = (address + (3 * serial + operand) * 0x100000001B3) % 2**64
+    mixed = (mixed ^ mixed >> 32) * 0x9E3779B97F4A7C15 % 2**64
+    return (mixed ^ mixed >> 29) % 1024
+
+
+def operands_of_own_slots() -> tuple[Any, Any, Any, Any]:
+    """Return A, B, C and another C of which no two maps share a slot, in the first and second entry of a table."""
+    kept = []  # memory that is given back would be drawn again
+    while True:
+        a, b, out = operands()
+        kept.append((a, b, out, torch.empty_like(out)))
+        places = [(one.data_ptr(), min(i, 2)) for i, one in enumerate(kept[-1])]
+        if all(len({map_slot(at, serial, i) for at, i in places}) == 4 for serial in (1, 2)):
+            return kept[-1]
+
+
 def test_maps_are_encoded_once_per_address(table: Any, cuda: FakeCuda) -> None:
-    a, b, out = operands()
+    a, b, out, other = operands_of_own_slots()
     learn(table, a, b, out, prepared())
     for _ in range(3):
         table.matmul(a, b, out, False)
     assert cuda.encoded == 3
-    other = torch.empty_like(out)
     assert table.matmul(a, b, other, False) is other and cuda.encoded == 4
     assert cuda[-1].maps[2][0] == cuda[-1].addresses[2] == other.data_ptr()
     # Another kernel's maps are never taken for this one's, also after all was forgotten.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import sys
-import threading
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from support.native_fixture import (  # noqa: F401
     needs_compiler,
     operands,
     prepared,
+    run_while_forgetting,
     table_fixture,
     torch,
 )
@@ -95,43 +95,23 @@ def test_a_bad_launch_is_refused(table: Any) -> None:
 
 def test_threads_do_not_disturb_each_other(table: Any, cuda: FakeCuda, built: tuple[Any, Path]) -> None:
     """Each with sizes and a stream of its own, while another makes the table forget and learn again."""
-    streams = threading.local()
-    own, reason = native.open_table(cuda.path, **{**Host().hooks(), "current_stream": lambda device: streams.value})
-    assert own is not None, reason
-    sets = {m: operands(m=m) for m in range(1, 9)}
-    calls, failures = 400, []
+    sets = {1000 + m: operands(m=m) for m in range(1, 9)}
+    calls = 400
 
-    def work(m: int) -> None:
-        streams.value = 1000 + m
-        a, b, out = sets[m]
+    def work(own: Any, stream: int) -> None:
+        a, b, out = sets[stream]
+        m = len(a)
         for _ in range(calls):
             while own.matmul(a, b, out, False) is None:
                 learn(own, a, b, out, prepared(2 * m, extents=(m, N, K)))
 
-    def run(m: int) -> None:
-        try:
-            work(m)
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=run, args=(m,)) for m in sets]
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    try:
-        for thread in threads:
-            thread.start()
-        while any(thread.is_alive() for thread in threads):
-            own.forget()
-        for thread in threads:
-            thread.join()
-    finally:
-        sys.setswitchinterval(interval)
-    assert not failures and len(cuda) == calls * len(sets)
+    run_while_forgetting(cuda, sets, work)
+    assert len(cuda) == calls * len(sets)
     for index in range(len(cuda)):
         made = cuda[index]
         m = made.function // 2
         assert made.stream == 1000 + m and list(made.extents) == [m, N, K]
-        assert list(made.addresses) == [t.data_ptr() for t in sets[m]]
+        assert list(made.addresses) == [t.data_ptr() for t in sets[made.stream]]
 
 
 @pytest.mark.parametrize("kind", ["out", "no out", "miss", "torch", "watched", "overlap"])

@@ -5,13 +5,12 @@ from __future__ import annotations
 import ctypes
 import gc
 import sys
-import threading
 from typing import Any
 
 import pytest
 
 from outblas.core.problem import Problem
-from outblas.dispatch import device_registry, matmul, native, native_table, product
+from outblas.dispatch import device_registry, matmul, native_table, product
 from outblas.dispatch.decide import Decision
 from outblas.dispatch.device_state import DeviceState
 from outblas.kernels.geometry_terms import COUNTERS_BYTES
@@ -38,6 +37,7 @@ from support.native_fixture import (  # noqa: F401
     needs_compiler,
     operands,
     prepared,
+    run_while_forgetting,
     table_fixture,
     torch,
 )
@@ -232,38 +232,17 @@ def test_a_thousand_streams_take_turns(table: Any, cuda: FakeCuda, host: Host, k
 
 def test_threads_use_the_workspaces_of_their_streams(table: Any, cuda: FakeCuda) -> None:
     """While another makes the table forget, and workspaces are replaced."""
-    streams = threading.local()
-    own, reason = native.open_table(cuda.path, **{**Host().hooks(), "current_stream": lambda device: streams.value})
-    assert own is not None, reason
-    calls, failures = 300, list[BaseException]()
+    calls, streams = 300, range(1, 7)
 
-    def work(m: int) -> None:
-        streams.value = m
+    def work(own: Any, m: int) -> None:
         a, b, out = operands(m=m)
         for turn in range(calls):
             while own.matmul(a, b, out, False) is None:
                 learn(own, a, b, out, prepared(WITH_WORKSPACE + 2 * m, extents=(m, N, K), workspace_bytes=NEED))
                 own.lend(a, m, m * ADDRESS + turn, NEED, object())
 
-    def run(m: int) -> None:
-        try:
-            work(m)
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=run, args=(m,)) for m in range(1, 7)]
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    try:
-        for thread in threads:
-            thread.start()
-        while any(thread.is_alive() for thread in threads):
-            own.forget()
-        for thread in threads:
-            thread.join()
-    finally:
-        sys.setswitchinterval(interval)
-    assert not failures and len(cuda) == calls * len(threads)
+    run_while_forgetting(cuda, streams, work)
+    assert len(cuda) == calls * len(streams)
     for index in range(len(cuda)):
         made = cuda[index]
         m = (made.function - WITH_WORKSPACE) // 2

@@ -26,6 +26,7 @@ from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryChoice, LibraryRow
 from outblas.runtime.device import gpu_of_device
+from support.gpus.gpu_operands import operands
 
 pytestmark = pytest.mark.gpu
 
@@ -61,15 +62,6 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[DeviceState]:
         monkeypatch.setattr(native_table, name, value)
     yield state
     torch.cuda.synchronize()
-
-
-def operands(problem: Problem, seed: int = 0) -> tuple[Any, Any, Any]:
-    """(A, B as matmul takes it, B as stored)."""
-    generator = torch.Generator("cuda").manual_seed(seed)
-    dtype = torch.float16 if problem.dtype == "fp16" else torch.bfloat16
-    a = torch.randn(problem.m, problem.k, device="cuda", generator=generator).to(dtype)
-    stored = torch.randn(problem.b_shape, device="cuda", generator=generator).to(dtype)
-    return a, stored.t() if problem.layout == "TN" else stored, stored
 
 
 def assert_right(problem: Problem, a: Any, stored: Any, c: Any) -> None:

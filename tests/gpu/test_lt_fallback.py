@@ -28,6 +28,7 @@ from outblas.records.library import Library
 from outblas.records.library_row import LibraryChoice, LibraryRow
 from outblas.runtime.cublas import CublasLt, describe
 from outblas.runtime.device import gpu_of_device
+from support.gpus.gpu_operands import operands
 from support.gpus.known import H200
 
 pytestmark = pytest.mark.gpu
@@ -104,15 +105,6 @@ def table() -> Any:
 
 def launches(table: Any) -> int:
     return int(table.counts()["launches"])
-
-
-def operands(problem: Problem, seed: int = 0) -> tuple[Any, Any, Any]:
-    """(A, B as matmul takes it, B as stored)."""
-    generator = torch.Generator("cuda").manual_seed(seed)
-    dtype = torch.float16 if problem.dtype == "fp16" else torch.bfloat16
-    a = torch.randn(problem.m, problem.k, device="cuda", generator=generator).to(dtype)
-    stored = torch.randn(problem.b_shape, device="cuda", generator=generator).to(dtype)
-    return a, stored.t() if problem.layout == "TN" else stored, stored
 
 
 def error(problem: Problem, a: Any, stored: Any, c: Any) -> float:

@@ -26,6 +26,7 @@ from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryChoice, LibraryRow
 from outblas.runtime.device import gpu_of_device
+from support.gpus.gpu_operands import operands
 
 pytestmark = pytest.mark.gpu
 
@@ -64,15 +65,6 @@ def table(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     assert native_table.table is not None, native_table.why_no_table
     yield native_table.table
     torch.cuda.synchronize()
-
-
-def operands(problem: Problem, seed: int = 0) -> tuple[Any, Any, Any]:
-    """(A, B as matmul takes it, B as stored)."""
-    generator = torch.Generator("cuda").manual_seed(seed)
-    dtype = torch.float16 if problem.dtype == "fp16" else torch.bfloat16
-    a = torch.randn(problem.m, problem.k, device="cuda", generator=generator).to(dtype)
-    stored = torch.randn(problem.b_shape, device="cuda", generator=generator).to(dtype)
-    return a, stored.t() if problem.layout == "TN" else stored, stored
 
 
 def blank(problem: Problem, a: Any) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -33,6 +32,7 @@ from outblas.runtime.device import gpu_of_device
 from outblas.runtime.launch import load
 from outblas.runtime.nvrtc import compile_source
 from outblas.runtime.packaged_cubins import PACK, PackagedCubins
+from support.gpus.gpu_operands import operands
 from support.helpers import ROOT
 
 pytestmark = pytest.mark.gpu
@@ -95,15 +95,6 @@ def device(path: Path, monkeypatch: pytest.MonkeyPatch) -> DeviceState:
     state = DeviceState(gpu_of_device(0), library(), load_kernel)
     monkeypatch.setattr(device_registry, "devices", {0: state})
     return state
-
-
-def operands(problem: Problem) -> tuple[Any, Any, Any]:
-    """(A, B as matmul takes it, B as stored)."""
-    generator = torch.Generator("cuda").manual_seed(0)
-    dtype = torch.float16 if problem.dtype == "fp16" else torch.bfloat16
-    a = torch.randn(problem.m, problem.k, device="cuda", generator=generator).to(dtype)
-    stored = torch.randn(problem.b_shape, device="cuda", generator=generator).to(dtype)
-    return a, stored.t() if problem.layout == "TN" else stored, stored
 
 
 def test_a_shipped_kernel_and_a_compiled_one_give_the_same_bits(

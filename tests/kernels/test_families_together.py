@@ -10,6 +10,7 @@ from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from outblas.core.config import KernelConfig, config_name
@@ -17,6 +18,8 @@ from outblas.core.problem import Problem
 from outblas.core.suites import GRID_EXTENTS
 from outblas.kernels.catalogue import catalogue
 from outblas.kernels.cost import cost_model
+from outblas.kernels.cost.columns import config_columns
+from outblas.kernels.cost.terms import admitted_ctas, ctas_on_busiest_sm
 from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
 from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
@@ -24,6 +27,7 @@ from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.kernels.geometry import geometry, launch_smem, may_exceed_even_share
 from outblas.kernels.geometry_terms import SMEM_LIMIT
 from outblas.kernels.legality import why_illegal
+from outblas.kernels.neighbours import neighbours
 from outblas.kernels.pool import pool
 from support.gpus.known import H200
 from support.helpers import synthetic_recording
@@ -139,3 +143,32 @@ def test_early_loads_of_b_save_time_on_top_of_pdl() -> None:
             for c in (replace(config, pdl=True), replace(config, pdl=True, early=True))
         ]
         assert times[1] < times[0]
+
+
+@pytest.mark.parametrize("config", [Sm80DirectConfig(16, 16, wk=4), replace(DEEP, pdl=False)])
+def test_ctas_may_be_spread_evenly_and_stack_again(config: KernelConfig) -> None:
+    problem, pdl = Problem(16, 4096, 4096), replace(config, pdl=True)
+    even = replace(pdl, even=True)
+    assert even in neighbours(problem, pdl, H200)[:3] and pdl in neighbours(problem, even, H200)[:3]
+    assert sum(c.even for c in neighbours(problem, pdl, H200)) == 1
+    assert replace(even, early=True) in neighbours(problem, replace(pdl, early=True), H200)
+    assert not any(c.even for c in neighbours(problem, config, H200)), "without PDL they spread by themselves"
+    many = Problem(4096, 4096, 4096)
+    assert not any(c.even for c in neighbours(many, pdl, H200)), "an SM's share is more than fits"
+
+
+@pytest.mark.parametrize("few", [replace(TINY, pdl=False), replace(DEEP, pdl=False)])
+def test_even_ctas_do_not_stack_and_keep_what_pdl_saves(few: KernelConfig) -> None:
+    pdl, x = replace(few, pdl=True), {"stacked": 0.5}
+    c = config_columns([few, pdl, replace(pdl, even=True)], H200)
+    for ctas in (100.0, 132.0 * 2, 132.0 * 99):
+        busiest = ctas_on_busiest_sm(x, c, np.array(ctas), admitted_ctas(c, np.array(ctas), H200), H200)
+        assert busiest[2] == busiest[0] <= busiest[1]
+        assert (busiest[1] > busiest[2]) == (c["occupancy"][1] > np.ceil(ctas / 132))
+    for problem in (TINY_COST, Problem(16, 2048, 4096)):
+        plain, stacked, even = cost_model.predict_many(problem, [few, pdl, replace(pdl, even=True)], H200)
+        assert even < plain and even <= stacked
+    large = Problem(4096, 4096, 4096)
+    assert cost_model.predict_us(large, replace(pdl, even=True), H200) == cost_model.predict_us(large, pdl, H200), (
+        "an SM's share is more"
+    )

@@ -5,20 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from outblas.core.config import KernelConfig
 from outblas.core.problem import Problem
 from outblas.kernels.cost import cost_model
-from outblas.kernels.cost.columns import config_columns
-from outblas.kernels.cost.terms import admitted_ctas, ctas_on_busiest_sm
 from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig, direct_registers
-from outblas.kernels.geometry import geometry, launch_smem, workspace_bytes
+from outblas.kernels.geometry import launch_smem
 from outblas.kernels.geometry_terms import CTA_SMEM, SM_SMEM
 from outblas.kernels.legality import why_illegal
 from outblas.kernels.neighbours import neighbours
-from support.family_tools import device_constants
+from support.family_tools import assert_device_agrees
 from support.gpus.known import H200
 
 P = Problem(4096, 4096, 4096)
@@ -118,12 +115,7 @@ def test_the_direct_family_serves_older_gpus_and_any_m_and_k() -> None:
     ],
 )
 def test_shared_memory_and_threads_are_the_device_codes(problem: Problem, config: KernelConfig) -> None:
-    pytest.importorskip("cuda.bindings")
-    if workspace_bytes(problem, config):
-        problem = replace(problem, m=512, n=512)
-    assert why_illegal(problem, config, H200) is None
-    shape = geometry(problem, config)
-    assert device_constants(problem, config) == (shape.smem_bytes, shape.threads)
+    assert_device_agrees(problem, config)
 
 
 def test_registers_of_the_direct_family_are_its_loads_and_sums() -> None:
@@ -151,48 +143,9 @@ def test_every_family_has_some(config: KernelConfig) -> None:
     assert len(neighbours(Problem(8, 1024, 4096), config, H200)) >= 3
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        Sm80DirectConfig(16, 16, wk=4),
-    ],
-)
-def test_ctas_may_be_spread_evenly_and_stack_again(config: KernelConfig) -> None:
-    problem, pdl = Problem(16, 4096, 4096), replace(config, pdl=True)
-    even = replace(pdl, even=True)
-    assert even in neighbours(problem, pdl, H200)[:3] and pdl in neighbours(problem, even, H200)[:3]
-    assert sum(c.even for c in neighbours(problem, pdl, H200)) == 1
-    assert replace(even, early=True) in neighbours(problem, replace(pdl, early=True), H200)
-    assert not any(c.even for c in neighbours(problem, config, H200)), "without PDL they spread by themselves"
-    many = Problem(4096, 4096, 4096)
-    assert not any(c.even for c in neighbours(many, pdl, H200)), "an SM's share is more than fits"
-
-
 def test_a_longer_k_takes_the_direct_family_more_batches() -> None:
     config = Sm80DirectConfig(16, 16, wk=4, unroll=4)
     times = [cost_model.predict_us(Problem(64, 64, k), config, H200) for k in (512, 2048, 8192)]
     assert times[0] < times[1] < times[2]
     many = [cost_model.predict_us(Problem(64, 64, 4096), replace(config, wk=w), H200) for w in (1, 4, 8)]
     assert many[0] > many[1] > many[2]
-
-
-@pytest.mark.parametrize(
-    "few",
-    [
-        Sm80DirectConfig(16, 8),
-    ],
-)
-def test_even_ctas_do_not_stack_and_keep_what_pdl_saves(few: KernelConfig) -> None:
-    pdl, x = replace(few, pdl=True), {"stacked": 0.5}
-    c = config_columns([few, pdl, replace(pdl, even=True)], H200)
-    for ctas in (100.0, 132.0 * 2, 132.0 * 99):
-        busiest = ctas_on_busiest_sm(x, c, np.array(ctas), admitted_ctas(c, np.array(ctas), H200), H200)
-        assert busiest[2] == busiest[0] <= busiest[1]
-        assert (busiest[1] > busiest[2]) == (c["occupancy"][1] > np.ceil(ctas / 132))
-    for problem in (TINY_COST, Problem(16, 2048, 4096)):
-        plain, stacked, even = cost_model.predict_many(problem, [few, pdl, replace(pdl, even=True)], H200)
-        assert even < plain and even <= stacked
-    large = Problem(4096, 4096, 4096)
-    assert cost_model.predict_us(large, replace(pdl, even=True), H200) == cost_model.predict_us(large, pdl, H200), (
-        "an SM's share is more"
-    )

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -12,55 +10,19 @@ from outblas.core.config import KernelConfig
 from outblas.core.problem import Problem
 from outblas.kernels.families.sm80_direct_gemm import FAMILY as DIRECT_FAMILY
 from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
-from outblas.kernels.legality import why_illegal
-from outblas.kernels.source import make_source
-from outblas.runtime.nvrtc import compile_source
-from outblas.runtime.sass import check_static, disassembled_facts
+from outblas.runtime.sass import disassembled_facts
 from support.disassembly import Together, cases, disassembled
-from support.gpus.known import H200
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from outblas.runtime.cubin import Cubin
+from support.kernels.compiled_kernels import KINDS, P, build, covering
 
 pytest.importorskip("cuda.bindings")
 
-
 pytestmark = pytest.mark.long
-P = Problem(1024, 1024, 4096)
-
-KINDS = {
-    "_".join((p.layout, p.dtype, p.acc)): p
-    for p in (P, replace(P, layout="NN"), replace(P, dtype="bf16"), replace(P, layout="NN", dtype="bf16"),
-              replace(P, acc="fp16"), replace(P, layout="NN", acc="fp16"))
-}  # fmt: skip
 
 DIRECT = {
     "one_warp": Sm80DirectConfig(16, 8),
     "two_by_two": Sm80DirectConfig(64, 64, 2, 2, unroll=2),
     "warps_over_k": Sm80DirectConfig(32, 16, 1, 1, 8, 3),
 }
-
-
-@cache
-def build(problem: Problem, config: KernelConfig, arch: str = "sm_90a") -> Cubin:
-    assert why_illegal(problem, config, H200) is None
-    source = make_source(problem, config)
-    cubin = compile_source(source, arch, cache=None)
-    assert check_static(cubin.facts, source, cubin) is None
-    assert (cubin.facts.ldl, cubin.facts.stl, cubin.spill_bytes, cubin.stack_bytes) == (0, 0, 0, 0)
-    assert cubin.facts.accumulators == (problem.acc,)
-    return cubin
-
-
-def covering(names: Iterable[str], kinds: Iterable[str]) -> list[tuple[str, str, str]]:
-    """(name, architecture, kind): every name of every kind on Hopper, and on the others one kind each, in turn."""
-    kinds, cases = list(kinds), []
-    for i, name in enumerate(names):
-        cases += [(name, "sm_90a", kind) for kind in kinds]
-        cases += [(name, arch, kinds[(2 * i + j) % len(kinds)]) for j, arch in enumerate(("sm_80", "sm_89"))]
-    return cases
 
 
 def direct_loads(layout: str, c: Sm80DirectConfig) -> int:

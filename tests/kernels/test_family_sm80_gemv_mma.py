@@ -15,11 +15,11 @@ from outblas.kernels.cost import cost_model
 from outblas.kernels.cost.columns import config_columns
 from outblas.kernels.cost.terms import ctas_on_busiest_sm
 from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig, gemv_blocks_per_sm
-from outblas.kernels.geometry import geometry, grid, workspace_bytes
+from outblas.kernels.geometry import geometry, grid
 from outblas.kernels.legality import why_illegal
 from outblas.kernels.neighbours import neighbours
 from outblas.kernels.pool import pool
-from support.family_tools import device_constants
+from support.family_tools import assert_device_agrees
 from support.gpus.known import H200
 
 D, DECODE = Problem(8, 4096, 4096), Problem(16, 4096, 4096)
@@ -120,12 +120,7 @@ def test_few_tokens_are_offered_gemv_kernels_of_their_size_and_many_tokens_none(
     ],
 )
 def test_shared_memory_and_threads_are_the_device_codes(problem: Problem, config: KernelConfig) -> None:
-    pytest.importorskip("cuda.bindings")
-    if workspace_bytes(problem, config):
-        problem = replace(problem, m=512, n=512)
-    assert why_illegal(problem, config, H200) is None
-    shape = geometry(problem, config)
-    assert device_constants(problem, config) == (shape.smem_bytes, shape.threads)
+    assert_device_agrees(problem, config)
 
 
 def test_every_tile_has_its_ctas() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import struct
 from dataclasses import replace
-from functools import cache
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,26 +17,17 @@ from outblas.kernels.geometry import geometry
 from outblas.kernels.legality import why_illegal
 from outblas.kernels.source import make_source
 from outblas.runtime.nvrtc import compile_source
-from outblas.runtime.sass import _code_sections, check_static, disassembled_facts
+from outblas.runtime.sass import _code_sections, disassembled_facts
 from support.disassembly import Together, cases, disassembled
 from support.gpus.known import H200
+from support.kernels.compiled_kernels import KINDS, build, covering
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from outblas.runtime.cubin import Cubin
+    from collections.abc import Sequence
 
 pytest.importorskip("cuda.bindings")
 
-
 pytestmark = pytest.mark.long
-P = Problem(1024, 1024, 4096)
-
-KINDS = {
-    "_".join((p.layout, p.dtype, p.acc)): p
-    for p in (P, replace(P, layout="NN"), replace(P, dtype="bf16"), replace(P, layout="NN", dtype="bf16"),
-              replace(P, acc="fp16"), replace(P, layout="NN", acc="fp16"))
-}  # fmt: skip
 
 DECODE_KINDS = {kind: replace(p, m=16) for kind, p in KINDS.items() if p.acc == "fp32"}
 
@@ -50,26 +40,6 @@ GEMV = {
     "walk_kept": Sm80GemvConfig(8, 64, 1, 4, 2, persistent=True, l2="stream_b", kept_k=4096),
     "walk_shared": Sm80GemvConfig(8, 64, 1, 8, 2, "shared", persistent=True),
 }
-
-
-@cache
-def build(problem: Problem, config: KernelConfig, arch: str = "sm_90a") -> Cubin:
-    assert why_illegal(problem, config, H200) is None
-    source = make_source(problem, config)
-    cubin = compile_source(source, arch, cache=None)
-    assert check_static(cubin.facts, source, cubin) is None
-    assert (cubin.facts.ldl, cubin.facts.stl, cubin.spill_bytes, cubin.stack_bytes) == (0, 0, 0, 0)
-    assert cubin.facts.accumulators == (problem.acc,)
-    return cubin
-
-
-def covering(names: Iterable[str], kinds: Iterable[str]) -> list[tuple[str, str, str]]:
-    """(name, architecture, kind): every name of every kind on Hopper, and on the others one kind each, in turn."""
-    kinds, cases = list(kinds), []
-    for i, name in enumerate(names):
-        cases += [(name, "sm_90a", kind) for kind in kinds]
-        cases += [(name, arch, kinds[(2 * i + j) % len(kinds)]) for j, arch in enumerate(("sm_80", "sm_89"))]
-    return cases
 
 
 def controlled(image: bytes, texts: Sequence[str]) -> list[tuple[str, int, set[int]]]:

@@ -5,21 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from outblas.core.config import KernelConfig
 from outblas.core.errors import DeviceError
 from outblas.core.problem import Problem
 from outblas.kernels.cost import cost_model
-from outblas.kernels.cost.columns import config_columns
-from outblas.kernels.cost.terms import admitted_ctas, ctas_on_busiest_sm
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
-from outblas.kernels.geometry import geometry, k_tiles, launch_smem, workspace_bytes
+from outblas.kernels.geometry import geometry, k_tiles, launch_smem
 from outblas.kernels.geometry_terms import CTA_SMEM, SM_SMEM, SMEM_LIMIT
 from outblas.kernels.legality import why_illegal
 from outblas.kernels.neighbours import neighbours
-from support.family_tools import device_constants
+from support.family_tools import assert_device_agrees
 from support.gpus.known import H200
 
 P = Problem(4096, 4096, 4096)
@@ -106,12 +103,7 @@ def test_scalar_loads_serve_every_extent_on_every_gpu() -> None:
     ],
 )
 def test_shared_memory_and_threads_are_the_device_codes(problem: Problem, config: KernelConfig) -> None:
-    pytest.importorskip("cuda.bindings")
-    if workspace_bytes(problem, config):
-        problem = replace(problem, m=512, n=512)
-    assert why_illegal(problem, config, H200) is None
-    shape = geometry(problem, config)
-    assert device_constants(problem, config) == (shape.smem_bytes, shape.threads)
+    assert_device_agrees(problem, config)
 
 
 def test_an_even_launch_asks_for_so_much_memory_that_no_more_than_its_share_fits() -> None:
@@ -140,23 +132,6 @@ def test_every_family_has_some(config: KernelConfig) -> None:
     assert len(neighbours(Problem(8, 1024, 4096), config, H200)) >= 3
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        Sm80MmaConfig(16, 16, 256, 4, 1, 1, 8),
-    ],
-)
-def test_ctas_may_be_spread_evenly_and_stack_again(config: KernelConfig) -> None:
-    problem, pdl = Problem(16, 4096, 4096), replace(config, pdl=True)
-    even = replace(pdl, even=True)
-    assert even in neighbours(problem, pdl, H200)[:3] and pdl in neighbours(problem, even, H200)[:3]
-    assert sum(c.even for c in neighbours(problem, pdl, H200)) == 1
-    assert replace(even, early=True) in neighbours(problem, replace(pdl, early=True), H200)
-    assert not any(c.even for c in neighbours(problem, config, H200)), "without PDL they spread by themselves"
-    many = Problem(4096, 4096, 4096)
-    assert not any(c.even for c in neighbours(many, pdl, H200)), "an SM's share is more than fits"
-
-
 def test_pdl_saves_time_on_a_tiny_problem() -> None:
     config = Sm80MmaConfig(16, 16, wm=1, wn=1, wk=4)
     assert cost_model.predict_us(TINY, replace(config, pdl=True), H200) < cost_model.predict_us(TINY, config, H200)
@@ -168,28 +143,6 @@ def test_a_gpu_without_a_model_is_predicted_by_its_rates() -> None:
     assert same == cost_model.predict_us(TINY, config, H200)
     with pytest.raises(DeviceError, match="no model of GPU 'abacus'"):
         cost_model.load("abacus")
-
-
-@pytest.mark.parametrize(
-    "few",
-    [
-        Sm80MmaConfig(16, 16, 256, 4, 1, 1, 8),
-    ],
-)
-def test_even_ctas_do_not_stack_and_keep_what_pdl_saves(few: KernelConfig) -> None:
-    pdl, x = replace(few, pdl=True), {"stacked": 0.5}
-    c = config_columns([few, pdl, replace(pdl, even=True)], H200)
-    for ctas in (100.0, 132.0 * 2, 132.0 * 99):
-        busiest = ctas_on_busiest_sm(x, c, np.array(ctas), admitted_ctas(c, np.array(ctas), H200), H200)
-        assert busiest[2] == busiest[0] <= busiest[1]
-        assert (busiest[1] > busiest[2]) == (c["occupancy"][1] > np.ceil(ctas / 132))
-    for problem in (TINY, Problem(16, 2048, 4096)):
-        plain, stacked, even = cost_model.predict_many(problem, [few, pdl, replace(pdl, even=True)], H200)
-        assert even < plain and even <= stacked
-    large = Problem(4096, 4096, 4096)
-    assert cost_model.predict_us(large, replace(pdl, even=True), H200) == cost_model.predict_us(large, pdl, H200), (
-        "an SM's share is more"
-    )
 
 
 def test_clusters_find_fewer_places_where_an_sm_lets_in_one_cta() -> None:

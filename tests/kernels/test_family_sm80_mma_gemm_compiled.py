@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -12,20 +10,14 @@ from outblas.core.config import KernelConfig
 from outblas.core.errors import CompileError
 from outblas.core.problem import Problem
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
-from outblas.kernels.legality import why_illegal
 from outblas.kernels.source import make_source
 from outblas.runtime.nvrtc import compile_source
-from outblas.runtime.sass import check_static, disassembled_facts
-from support.gpus.known import H200
-
-if TYPE_CHECKING:
-    from outblas.runtime.cubin import Cubin
+from outblas.runtime.sass import disassembled_facts
+from support.kernels.compiled_kernels import KINDS, P, build
 
 pytest.importorskip("cuda.bindings")
 
-
 pytestmark = pytest.mark.long
-P = Problem(1024, 1024, 4096)
 
 MMA = {
     "tile": Sm80MmaConfig(64, 64),
@@ -34,24 +26,6 @@ MMA = {
     "scalar": Sm80MmaConfig(64, 64, wn=4, vec=1),
     "pairs": Sm80MmaConfig(64, 64, vec=2),
 }
-
-
-@cache
-def build(problem: Problem, config: KernelConfig, arch: str = "sm_90a") -> Cubin:
-    assert why_illegal(problem, config, H200) is None
-    source = make_source(problem, config)
-    cubin = compile_source(source, arch, cache=None)
-    assert check_static(cubin.facts, source, cubin) is None
-    assert (cubin.facts.ldl, cubin.facts.stl, cubin.spill_bytes, cubin.stack_bytes) == (0, 0, 0, 0)
-    assert cubin.facts.accumulators == (problem.acc,)
-    return cubin
-
-
-KINDS = {
-    "_".join((p.layout, p.dtype, p.acc)): p
-    for p in (P, replace(P, layout="NN"), replace(P, dtype="bf16"), replace(P, layout="NN", dtype="bf16"),
-              replace(P, acc="fp16"), replace(P, layout="NN", acc="fp16"))
-}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", MMA)

@@ -17,12 +17,12 @@ from outblas.kernels.cost import cost_model
 from outblas.kernels.cost.columns import config_columns
 from outblas.kernels.cost.terms import workspace_us
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
-from outblas.kernels.geometry import geometry, grid, workspace_bytes
+from outblas.kernels.geometry import geometry, grid
 from outblas.kernels.legality import why_illegal
 from outblas.kernels.neighbours import neighbours
 from outblas.kernels.pool import pool
 from outblas.search.refine import neighbours_of_winners, winners
-from support.family_tools import device_constants
+from support.family_tools import assert_device_agrees
 from support.gpus.known import H200
 
 P = Problem(4096, 4096, 4096)
@@ -165,12 +165,7 @@ def test_what_the_rules_start_from_is_legal(problem: Problem, config: KernelConf
     ],
 )
 def test_shared_memory_and_threads_are_the_device_codes(problem: Problem, config: KernelConfig) -> None:
-    pytest.importorskip("cuda.bindings")
-    if workspace_bytes(problem, config):
-        problem = replace(problem, m=512, n=512)
-    assert why_illegal(problem, config, H200) is None
-    shape = geometry(problem, config)
-    assert device_constants(problem, config) == (shape.smem_bytes, shape.threads)
+    assert_device_agrees(problem, config)
 
 
 @pytest.mark.parametrize("config", [c for c in pool() if isinstance(c, Sm90WgmmaConfig)][::7])

@@ -11,11 +11,10 @@ import pytest
 from outblas.core.config import KernelConfig
 from outblas.core.errors import UsageError
 from outblas.core.problem import Problem
-from outblas.kernels.geometry import geometry, workspace_bytes
 from outblas.kernels.geometry_terms import MAX_GRID_YZ, SMEM_LIMIT, divisor_up_to
 from outblas.kernels.legality import why_illegal
 from outblas.kernels.pool import pool
-from support.family_tools import device_constants
+from support.family_tools import assert_device_agrees
 from support.gpus.known import H200
 
 KINDS = [
@@ -52,12 +51,7 @@ def legal(problem: Problem) -> list[KernelConfig]:
     ],
 )
 def test_shared_memory_and_threads_are_the_device_codes(problem: Problem, config: KernelConfig) -> None:
-    pytest.importorskip("cuda.bindings")
-    if workspace_bytes(problem, config):
-        problem = replace(problem, m=512, n=512)
-    assert why_illegal(problem, config, H200) is None
-    shape = geometry(problem, config)
-    assert device_constants(problem, config) == (shape.smem_bytes, shape.threads)
+    assert_device_agrees(problem, config)
 
 
 def test_divisors() -> None:

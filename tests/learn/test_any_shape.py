@@ -21,6 +21,7 @@ from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.kernels.legality import why_illegal
 from outblas.learn import any_shape
 from outblas.learn.any_shape import AnyShapeModel, is_left_to_torch, network_inputs, shape_features
+from outblas.learn.array_file import read_arrays
 from outblas.learn.posterior import Regressor
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryChoice, LibraryRow
@@ -183,6 +184,16 @@ def test_nets_of_other_inputs_are_refused(tmp_path: Path) -> None:
         replace(found, nets=wrong).save(path)
         with pytest.raises(RecordError, match="cannot be read"):
             AnyShapeModel.parse(path.read_bytes())
+
+
+@pytest.mark.parametrize("name", ["format", "layers", "mean", "w0", "b0", "kernels", "margin", "sure"])
+@pytest.mark.parametrize("value", [1j, "word", [1.0, 2.0], [[1.0]]])
+def test_arrays_of_another_kind_are_refused(name: str, value: Any, tmp_path: Path) -> None:
+    path = tmp_path / "h200.npz"
+    made(fast=(0.3, 0.05)).save(path)
+    np.savez(path, **{**read_arrays(path.read_bytes()), name: np.array(value)})
+    with pytest.raises(RecordError, match="cannot be read"):
+        AnyShapeModel.parse(path.read_bytes())
 
 
 @pytest.mark.parametrize("error", [RecordError("damaged", "whole", "install it"), ImportError("No module named numpy")])

@@ -215,11 +215,13 @@ def test_an_archive_gives_the_fastest_that_passed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["{", "[]", '{"problem": "512_512_512", "answer": "nonsense"}', '{"status": "passed"}']
+    "line",
+    [b"{", b"[]", b'{"problem": "512_512_512", "answer": "nonsense"}', b'{"status": "passed"}', b"\xff", b"[" * 99_999],
+    ids=["cut", "list", "nonsense", "fields", "binary", "deep"],
 )
-def test_a_damaged_archive_is_refused_with_its_line(tmp_path: Path, line: str) -> None:
+def test_a_damaged_archive_is_refused_with_its_line(tmp_path: Path, line: bytes) -> None:
     path = tmp_path / "a.jsonl"
-    path.write_text(f'{{"problem": "512_512_512", "answer": "{FAST}"}}\n{line}\n')
+    path.write_bytes(b'{"problem": "512_512_512", "answer": "%b"}\n%b\n' % (FAST.encode(), line))
     with pytest.raises(RecordError, match="line 2"):
         supervised_rows(path, KnobWords(), chat=False)
 
@@ -244,7 +246,7 @@ def test_a_checkpoint_that_was_cut_off_is_not_resumed_from(tmp_path: Path) -> No
 
 def test_logs_of_steps_that_are_taken_again_are_dropped(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
-    path.write_text('{"step": 1}\n{"step": 2}\n{"step": 3}\n{"st')
+    path.write_bytes(b'{"step": 1}\n\xff\n{"step": 2}\n{"step": 3}\n{"st')
     drop_later_lines(path, 2)
     assert path.read_text() == '{"step": 1}\n{"step": 2}\n'
 

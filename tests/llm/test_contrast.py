@@ -5,11 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +17,11 @@ from outblas.core.problem import Problem
 from outblas.judge.small_tasks import SmallTask
 from outblas.kernels.legality import why_illegal
 from outblas.llm.archive import Entry
-from outblas.llm.train import stages
 from outblas.llm.train.answer_judge import JudgedAnswer
 from outblas.llm.train.cuda_answers import CudaAnswers
 from outblas.llm.train.dataset import proven_evaluations
 from outblas.llm.train.knob_words import KnobWords
 from outblas.llm.train.step_prompts import StepPrompts
-from outblas.llm.train.tiny import RANDOM_TINY
 from outblas.llm.train.training_archive import TrainingArchive, archive_of_stage, begin_archive
 from support.gpus.known import H200
 from support.llm_kernels import BASELINE_US, failed, kernel, passed, record
@@ -39,6 +32,7 @@ from support.training.tiny_training import (
     go,
     lines,
     same_weights,
+    train_and_kill,
 )  # fmt: skip
 
 LANGUAGE = KnobWords()
@@ -103,24 +97,7 @@ def test_what_wins_is_shown_in_later_prompts(whole: Path) -> None:
 def test_a_killed_training_of_several_turns_resumes_to_the_same_weights(
     whole: Path, recording: Path, tmp_path: Path
 ) -> None:
-    command = [
-        sys.executable, "-m", "outblas", "train-llm", "--model", RANDOM_TINY, "--steps", str(STEPS), "--group", "4",
-        "--save-every", "2", "--cpu", "--stage", "speed", "--device", str(recording), "--run", str(tmp_path),
-        "--turns", str(TURNS),
-    ]  # fmt: skip
-    log = tmp_path / "speed" / "log.jsonl"
-    source = str(Path(stages.__file__).parents[3])
-    child = subprocess.Popen(
-        command, env={**os.environ, "PYTHONPATH": source, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
-    try:
-        while not log.exists() or len(log.read_text().splitlines()) < 3:  # a checkpoint is of step 2
-            assert child.poll() is None, "it ended before it could be killed"
-            time.sleep(0.01)
-    finally:
-        child.send_signal(signal.SIGKILL)
-        child.wait()
+    train_and_kill(tmp_path, "speed", "--device", str(recording), "--turns", str(TURNS))
     resumed = go(tmp_path, resume=True, stage="speed", device=str(recording), turns=TURNS)
     assert resumed.steps == STEPS and 0 < resumed.taken < STEPS
     assert lines(tmp_path / "speed" / "answers.jsonl") == lines(whole / "speed" / "answers.jsonl")  # pairs, too
@@ -215,12 +192,13 @@ def test_only_proven_and_timed_kernels_enter_once() -> None:
     assert archive.pair(Problem(64, 64, 64), 0) == ()
 
 
-def test_an_archive_is_read_back_and_a_damaged_one_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("damaged", [b"no JSON\n", b"\xff\n"])
+def test_an_archive_is_read_back_and_a_damaged_one_is_refused(damaged: bytes, tmp_path: Path) -> None:
     assert archive_of_stage(tmp_path, LANGUAGE, 0).entries == []
     begun = [entry(SLOW, 5.0), entry(FAST, 4.0)]
     begin_archive(tmp_path, begun)
     assert archive_of_stage(tmp_path, LANGUAGE, 0).entries == begun
-    (tmp_path / "archive.jsonl").write_text("no JSON\n")
+    (tmp_path / "archive.jsonl").write_bytes(damaged)
     with pytest.raises(RecordError, match="line 1 that cannot be read"):
         archive_of_stage(tmp_path, LANGUAGE, 0)
 

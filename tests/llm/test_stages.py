@@ -4,11 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -36,6 +31,7 @@ from support.training.tiny_training import (
     lines,
     same_weights,
     settings,
+    train_and_kill,
 )
 
 #: A free kernel with a hole; it compiles if that is filled with a multiple of 16.
@@ -112,31 +108,13 @@ def test_the_trained_model_loads_and_differs_from_the_base(whole: Path) -> None:
 
 
 def test_killed_in_between_and_resumed_it_is_the_same_training(whole: Path, tmp_path: Path) -> None:
-    command = [
-        sys.executable, "-m", "outblas", "train-llm", "--model", RANDOM_TINY, "--steps", str(STEPS), "--group", "4",
-        "--save-every", "2", "--cpu", "--run", str(tmp_path),
-    ]  # fmt: skip
-    source = str(Path(stages.__file__).parents[3])
-    log = tmp_path / "correctness" / "log.jsonl"
-    child = subprocess.Popen(
-        command,
-        env={**os.environ, "PYTHONPATH": source, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        while not log.exists() or len(log.read_text().splitlines()) < 3:  # a checkpoint is of step 2
-            assert child.poll() is None, "it ended before it could be killed"
-            time.sleep(0.01)
-    finally:
-        child.send_signal(signal.SIGKILL)
-        child.wait()
+    train_and_kill(tmp_path, "correctness")
     assert not (tmp_path / "correctness" / "final").exists()
     with pytest.raises(UsageError, match="--resume"):
         go(tmp_path)
     resumed = go(tmp_path, resume=True)
     assert resumed.steps == STEPS and 0 < resumed.taken < STEPS
-    assert [row["step"] for row in lines(log)] == list(range(1, STEPS + 1))
+    assert [row["step"] for row in lines(tmp_path / "correctness" / "log.jsonl")] == list(range(1, STEPS + 1))
     assert answers(tmp_path) == answers(whole)
     assert same_weights(tmp_path / "correctness" / "final", whole / "correctness" / "final")
     with Store(tmp_path / "store.sqlite") as store:

@@ -66,6 +66,14 @@ def test_where_it_lies(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         install(tuned(LibraryRow(FIRST)), PROVENANCE)
 
 
+@pytest.mark.parametrize("stamp", [None, "old", [1], {"gpu": [1]}])
+def test_a_file_with_a_foreign_stamp_is_moved_aside(stamp: Any, home: Path) -> None:
+    path = home / "outblas" / "libraries" / "h200.json"
+    Library("h200", (LibraryRow(SECOND),), {"stamp": stamp}).save(path)
+    done = install(tuned(LibraryRow(FIRST, plain=FAST)), PROVENANCE)
+    assert done.rows == 1 and done.aside is not None and Library.load(done.aside).rows == (LibraryRow(SECOND),)
+
+
 def test_an_installed_library_is_found_and_merged(home: Path) -> None:
     done = install(tuned(LibraryRow(FIRST, plain=FAST), LibraryRow(SECOND, plain=SLOW)), PROVENANCE)
     assert (done.changed, done.rows, done.aside) == (2, 2, None)

@@ -27,6 +27,14 @@ def assert_refused(result: Any, *words: str) -> None:
     assert result.stdout == ""
 
 
+def refused(result: Any) -> str:
+    """Return the line of a refusal, which has the three parts of an error."""
+    assert_refused(result)
+    line = str(result.stderr).strip()
+    assert line.count("; ") >= 2 and "; expected " in line, line
+    return line
+
+
 @pytest.fixture(name="two_gpus")
 def two_gpus_fixture(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "gpu_count", lambda: 2)

@@ -9,11 +9,23 @@ import pytest
 
 from outblas.core.config import KernelConfig
 from outblas.core.problem import Problem
-from outblas.kernels.geometry import geometry
+from outblas.kernels.geometry import geometry, workspace_bytes
+from outblas.kernels.legality import why_illegal
 from outblas.kernels.source import make_source
+from support.gpus.known import H200
 
 #: An incomplete type whose arguments the compiler's message spells out, before any code is generated.
 PROBE = "\ntemplate <int, int, int> struct Probe;\nProbe<SMEM_BYTES, THREADS, {split}> probe;\n"
+
+
+def assert_device_agrees(problem: Problem, config: KernelConfig) -> None:
+    """Assert that shared memory and threads of a legal kernel are those of its device code."""
+    pytest.importorskip("cuda.bindings")
+    if workspace_bytes(problem, config):
+        problem = replace(problem, m=512, n=512)
+    assert why_illegal(problem, config, H200) is None
+    shape = geometry(problem, config)
+    assert device_constants(problem, config) == (shape.smem_bytes, shape.threads)
 
 
 def device_constants(problem: Problem, config: KernelConfig) -> tuple[int, int]:

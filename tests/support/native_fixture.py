@@ -10,7 +10,8 @@ import importlib.util
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -193,6 +194,38 @@ def algorithm(cuda: FakeCuda, workspace_bytes: int = 0, keep: Any = None) -> Pre
 
 def learn(table: Any, a: Any, b: Any, out: Any, launch: Any = None, pdl: bool = False, product: Any = None) -> bool:
     return bool(table.learn(a, b, out, pdl, a.element_size(), launch, product))
+
+
+def run_while_forgetting(cuda: FakeCuda, streams: Iterable[int], work: Callable[[Any, int], None]) -> None:
+    """Call ``work(table, stream)`` in a thread for each stream, of one table that is made to forget meanwhile.
+
+    The threads change often. The first error of a thread is raised.
+    """
+    own, failures = threading.local(), list[BaseException]()
+    table, reason = native.open_table(cuda.path, **{**Host().hooks(), "current_stream": lambda device: own.stream})
+    assert table is not None, reason
+
+    def run(stream: int) -> None:
+        own.stream = stream
+        try:
+            work(table, stream)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=run, args=(stream,)) for stream in streams]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        for thread in threads:
+            thread.start()
+        while any(thread.is_alive() for thread in threads):
+            table.forget()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    if failures:
+        raise failures[0]
 
 
 NEED = COUNTERS_BYTES + WORKSPACE_BYTES

@@ -48,8 +48,11 @@ def test_work_that_fails_gives_its_count_back_and_seconds_stay_spent() -> None:
         raise AssertionError("the block must not run")
 
 
-@pytest.mark.parametrize(("limits", "option"), [((-1, 1, 1.0), "--compilations"), ((1, 1, math.nan), "--gpu-seconds")])
-def test_a_negative_limit_is_refused(limits: tuple[int, int, float], option: str) -> None:
+@pytest.mark.parametrize(
+    ("limits", "option"),
+    [((-1, 1, 1.0), "--compilations"), ((1, 1, math.nan), "--gpu-seconds"), ((1, 1, math.inf), "--gpu-seconds")],
+)
+def test_a_limit_that_is_negative_or_not_finite_is_refused(limits: tuple[int, int, float], option: str) -> None:
     with pytest.raises(UsageError, match=option):
         SessionLimits(*limits)
 

@@ -203,6 +203,25 @@ def test_recorded_free_kernels_are_proved_timed_and_stored(recording: str, tmp_p
     assert (tmp_path / "kernels" / "best" / f"{PROBLEM.key}.cu").read_text() == quick.text
 
 
+@pytest.mark.parametrize("at", ["KernelFolder._write_best", "EvolveJournal.settle"])
+def test_a_kernel_is_stored_whole_after_a_kill(
+    at: str, recording: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def kill(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    file = record(tmp_path / "r.jsonl", passed(kernel(1), 3.0))
+    settings = SessionSettings(EvaluatorChoice(str(file)), recording, folder=tmp_path / "kernels")
+    store = {"action": "store", **of(PROBLEM), "kernel": kernel(1).text}
+    with monkeypatch.context() as patch, ToolSession(settings) as session, pytest.raises(KeyboardInterrupt):
+        patch.setattr(f"outblas.tool_server.kernel_folder.{at}", kill)
+        answer_call(session, "archive", store)
+    with ToolSession(settings) as session:
+        assert data(answer_call(session, "archive", store))["stored"]
+        assert len(data(answer_call(session, "archive", {"action": "list"}))["kernels"]) == 1
+    assert (tmp_path / "kernels" / "best" / f"{PROBLEM.key}.cu").read_text() == kernel(1).text
+
+
 def test_on_a_gpu_kernels_are_evaluated_there_within_its_seconds(
     recording: str, gpu: FakeGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

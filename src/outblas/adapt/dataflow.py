@@ -37,9 +37,9 @@ class Step:
     Attributes:
         value: its value.
         node: the expression.
-        statement: index of the statement of the body that holds it.
+        statement: index of the statement of the function's body that holds it.
         nested: it stands in a branch, a loop or another block.
-        names: name -> value before that statement.
+        names: name -> value before the innermost statement that holds it.
     """
 
     value: int
@@ -86,7 +86,7 @@ class Dataflow:
         self._names[names[0]] = self.module = self._number("module")
         self.module_name = names[0]
         for place, statement in enumerate(self.tree.body):
-            self._statement, self._before = place, dict(self._names)
+            self._statement = place
             self._run(statement)
         if sum(isinstance(node, ast.Return) for node in ast.walk(self.tree)) != 1:
             self.returned = None
@@ -128,6 +128,7 @@ class Dataflow:
         self.users.setdefault(value, []).append(user)
 
     def _run(self, statement: ast.stmt) -> None:
+        self._before = dict(self._names)
         if isinstance(statement, ast.Assign):
             value = self._evaluate(statement.value)
             for target in statement.targets:

@@ -90,7 +90,8 @@ class ModuleDraft:
 
     def gate(self, found: Gate) -> None:
         """Add a gated product in the place of the multiplication."""
-        part = self._add(functools.partial(GatedProducts, self.module, found.names, found.activation))
+        activator = self.flow.called(found.call)
+        part = self._add(functools.partial(GatedProducts, self.module, found.names, found.activation, activator))
         for step in found.dropped:
             self._changes.replaced[place(step)] = "None"
         self._changes.replaced[place(found.product)] = f"{part}({found.argument})"
@@ -99,7 +100,8 @@ class ModuleDraft:
 
     def activate(self, found: Activated) -> None:
         """Add a product with its activation in the place of the layer's call, and leave out the activation's."""
-        part = self._add(functools.partial(ActivatedProduct, self.module, found.name, found.activation))
+        activator = self.flow.called(found.call)
+        part = self._add(functools.partial(ActivatedProduct, self.module, found.name, found.activation, activator))
         self._changes.replaced[place(found.product)] = f"{part}({found.argument})"
         self._changes.kept[place(found.call)] = "argument"
         self._take(found.name)

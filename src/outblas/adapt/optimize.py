@@ -8,7 +8,7 @@ from outblas.adapt.module_draft import ModuleDraft, plan_of
 from outblas.adapt.optimize_report import OptimizeReport
 from outblas.adapt.plain_linears import why_not_plain
 from outblas.adapt.structures import find_activated, find_gates, find_last, find_merges, find_sums
-from outblas.core.errors import UsageError
+from outblas.core.errors import TensorError, UsageError
 
 if TYPE_CHECKING:
     import torch
@@ -33,8 +33,8 @@ def optimize(model: torch.nn.Module) -> OptimizeReport:
     optimisers and adapters work as before.
 
     A module runs its own code while it trains, while gradients are recorded and while torch.compile traces. So does a
-    module with hooks, or with a layer that was replaced or moved. Move a model to its device and dtype before the call,
-    and call again after a later move.
+    module with hooks, or with a layer or an activation that was replaced or moved. Move a model to its device and dtype
+    before the call, and call again after a later move.
 
     Args:
         model: any module. One that is optimised already is restored first.
@@ -44,9 +44,10 @@ def optimize(model: torch.nn.Module) -> OptimizeReport:
         one line.
 
     Raises:
-        TensorError: weights cannot be written (inference tensors).
+        TensorError: a parameter was made in inference mode, so that torch does not let it be replaced.
         ToolchainMissing: torch is not installed.
     """
+    _check_writable(model)
     restore(model)
     report = OptimizeReport()
     drafts, errors = _drafts(model)
@@ -83,6 +84,19 @@ def restore(model: torch.nn.Module) -> int:
         del module.forward
         restored += 1
     return restored
+
+
+def _check_writable(model: Any) -> None:
+    """Raise TensorError if torch does not let an ordinary parameter be replaced; no others are."""
+    from torch.nn import Parameter
+
+    for name, parameter in model.named_parameters():
+        if type(parameter) is Parameter and parameter.is_inference():
+            raise TensorError(
+                f"parameter {name} was made in inference mode",
+                "parameters that torch lets a program replace",
+                "make the model outside of torch.inference_mode()",
+            )
 
 
 def _drafts(model: Any) -> tuple[dict[str, ModuleDraft], dict[str, str]]:

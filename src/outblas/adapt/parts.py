@@ -22,16 +22,24 @@ from outblas.dispatch.linear_operands import ActivationName, apply_activation, e
 class _Part:
     """Layers of a module, by their names in it; attribute ``layers`` has them."""
 
-    def __init__(self, module: Any, names: Sequence[str]) -> None:
+    def __init__(self, module: Any, names: Sequence[str], activator: str | None = None) -> None:
         self.names = tuple(names)
         self.layers = tuple(module._modules[name] for name in names)
+        self._activator = activator
+        self._activates = None if activator is None else getattr(module, activator)
 
     def intact(self, module: Any) -> bool:
-        """Return True if the module still has these very layers, and nothing watches them."""
+        """Return True if the module still has these very layers and activation, and nothing watches them."""
         children = module._modules
-        return all(
+        return self._has_its_activation(module) and all(
             children.get(name) is layer and is_plain(layer) for name, layer in zip(self.names, self.layers, strict=True)
         )
+
+    def _has_its_activation(self, module: Any) -> bool:
+        if self._activator is None:
+            return True
+        found = getattr(module, self._activator, None)
+        return bool(found == self._activates) and not (isinstance(found, torch.nn.Module) and is_observed(found))
 
     def release(self) -> None:
         """Give the layers' parameters memory of their own again."""
@@ -48,23 +56,27 @@ class _Part:
         return f"{owner or 'the model'}: {', '.join(self.names)}"
 
 
-class MergedProducts(_Part):
-    """Merged product of several layers of one input.
+class _JoinedPart(_Part):
+    """Layers whose weights lie in one tensor."""
 
-    Args:
-        module: owner of the layers.
-        names: names of two or more layers.
-    """
-
-    def __init__(self, module: Any, names: Sequence[str]) -> None:
-        super().__init__(module, names)
-        self._joined = JoinedWeights(self.layers)
+    def __init__(self, module: Any, names: Sequence[str], activator: str | None = None, by_turns: bool = False) -> None:
+        super().__init__(module, names, activator)
+        self._joined = JoinedWeights(self.layers, by_turns)
 
     def intact(self, module: Any) -> bool:
         return super().intact(module) and self._joined.intact()
 
     def release(self) -> None:
         self._joined.separate()
+
+
+class MergedProducts(_JoinedPart):
+    """Merged product of several layers of one input.
+
+    Args:
+        module: owner of the layers.
+        names: names of two or more layers.
+    """
 
     def weights(self, owner: str) -> list[LayerWeight]:
         return [LayerWeight(self._name(owner), self._joined.weight, self._joined.bias)]
@@ -76,25 +88,21 @@ class MergedProducts(_Part):
         return tuple(y.split(self._joined.sizes, dim=-1))
 
 
-class GatedProducts(_Part):
+class GatedProducts(_JoinedPart):
     """``act(gate(x)) * up(x)``: one fused kernel if there is one, else two products on views of the same weights.
 
     Args:
         module: owner of the layers.
         names: names of gate and up.
         activation: the activation of the gate.
+        activator: attribute of the module that computes it; None: a function does.
     """
 
-    def __init__(self, module: Any, names: Sequence[str], activation: ActivationName) -> None:
-        super().__init__(module, names)
+    def __init__(
+        self, module: Any, names: Sequence[str], activation: ActivationName, activator: str | None = None
+    ) -> None:
+        super().__init__(module, names, activator, by_turns=True)
         self._activation = activation
-        self._joined = JoinedWeights(self.layers, by_turns=True)
-
-    def intact(self, module: Any) -> bool:
-        return super().intact(module) and self._joined.intact()
-
-    def release(self) -> None:
-        self._joined.separate()
 
     def weights(self, owner: str) -> list[LayerWeight]:
         weight, bias = self._joined.weight, self._joined.bias
@@ -119,10 +127,11 @@ class ActivatedProduct(_Part):
         module: owner of the layer.
         name: its name.
         activation: the activation.
+        activator: as for :class:`GatedProducts`.
     """
 
-    def __init__(self, module: Any, name: str, activation: ActivationName) -> None:
-        super().__init__(module, [name])
+    def __init__(self, module: Any, name: str, activation: ActivationName, activator: str | None = None) -> None:
+        super().__init__(module, [name], activator)
         self._activation = activation
 
     def weights(self, owner: str) -> list[LayerWeight]:
@@ -187,8 +196,7 @@ class ResidualSum:
             children.get(self._child) is self._module
             and self._module.__dict__.get("forward") is self._forward
             and not is_observed(self._module)
-            and all(is_inactive_dropout(children[name]) and not children[name].training for name in self._dropouts)
-            and not any(is_observed(children[name]) for name in self._dropouts)
+            and all(_does_nothing(children.get(name)) for name in self._dropouts)
         )
 
     def release(self) -> None:
@@ -197,6 +205,10 @@ class ResidualSum:
     def weights(self, owner: str) -> list[LayerWeight]:
         """Return nothing: the child has the product."""
         return []
+
+
+def _does_nothing(dropout: Any) -> bool:
+    return is_inactive_dropout(dropout) and not dropout.training and not is_observed(dropout)
 
 
 def _has_kernels(x: Any) -> bool:

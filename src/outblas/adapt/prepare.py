@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -70,7 +70,7 @@ def prepare(model: torch.nn.Module, m: int | Sequence[int] = 1, *, tune_seconds:
         DeviceError: the GPU cannot be used.
         ToolchainMissing: torch is not installed, or a package that tuning needs.
     """
-    rows = [m] if isinstance(m, int) else list(m)
+    rows = list(m) if isinstance(m, Iterable) else [m]
     _check(rows, tune_seconds)
     weights = model_weights(model)
     if not weights:
@@ -89,10 +89,10 @@ def prepare(model: torch.nn.Module, m: int | Sequence[int] = 1, *, tune_seconds:
 
 
 def _check(rows: Sequence[int], tune_seconds: float) -> None:
-    if not rows or any(not isinstance(one, int) or one < 1 for one in rows):
+    if not rows or any(isinstance(one, bool) or not isinstance(one, int) or one < 1 for one in rows):
         raise UsageError(f"m is {rows}", "integers of 1 or more", "pass the number of tokens of a call")
-    if not 0 <= tune_seconds < float("inf"):
-        raise UsageError(f"tune_seconds is {tune_seconds}", "seconds, 0 or more", "pass 0 for no tuning")
+    if not isinstance(tune_seconds, (int, float)) or not 0 <= tune_seconds < float("inf"):
+        raise UsageError(f"tune_seconds is {tune_seconds!r}", "seconds, 0 or more", "pass 0 for no tuning")
 
 
 def _place_of(weights: Sequence[LayerWeight]) -> _Place:

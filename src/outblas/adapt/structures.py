@@ -6,7 +6,7 @@ Each finding says which child layers it concerns and how the source changes (:mo
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +37,7 @@ class Gate:
         names: names of gate and up.
         activation: the activation of the gate.
         argument: name of the input in the source.
+        call: the call of the activation.
         product: the multiplication.
         dropped: calls that the multiplication replaces; nothing else reads them.
     """
@@ -44,6 +45,7 @@ class Gate:
     names: tuple[str, str]
     activation: ActivationName
     argument: str
+    call: Step
     product: Step
     dropped: tuple[Step, ...]
 
@@ -136,7 +138,10 @@ def _gate(
     activation = _activation(module, flow, act)
     if activation is None or why_not_joined(layers) or layers[0].out_features != layers[1].out_features:
         return None
-    return Gate((gate, up), activation, argument, product, (products[gate], act, products[up]))
+    dropped = (products[gate], act, products[up])
+    if _what_may_change_inputs(module, flow, dropped, product):
+        return None
+    return Gate((gate, up), activation, argument, act, product, dropped)
 
 
 def find_activated(module: Any, flow: Dataflow, products: dict[str, Step]) -> list[Activated]:
@@ -189,23 +194,39 @@ def _why_apart(module: Any, flow: Dataflow, value: int, steps: dict[str, Step]) 
         return "the input has no name in the source"
     if any(step.nested for step in steps.values()):
         return "they stand in a branch or loop"
-    for step in flow.steps[flow.steps.index(first) : flow.steps.index(last)]:
-        if flow.keys[step.value][0] == "call" and not _keeps_its_input(module, flow, step):
-            return f"{ast.unparse(step.node.func)} may change the input between them"
+    changing = _what_may_change_inputs(module, flow, steps.values(), last)
+    if changing:
+        return f"{changing} may change the input between them"
     if not all(_splits_heads(flow, step.value) for step in steps.values()):
         return "what follows may not take a part of a wider matrix"
     return ""
 
 
+def _what_may_change_inputs(module: Any, flow: Dataflow, moved: Collection[Step], last: Step) -> str:
+    """Return the first function between moved calls and ``last`` that may change a tensor in place; empty if none may.
+
+    Args:
+        module: owner of the called children.
+        flow: the values of its ``forward``.
+        moved: calls that change their place; they themselves do not count.
+        last: the last step that may not see a change.
+    """
+    places = [flow.steps.index(step) for step in moved]
+    for step in flow.steps[min(places) : flow.steps.index(last)]:
+        if step not in moved and flow.keys[step.value][0] == "call" and not _keeps_its_input(module, flow, step):
+            return ast.unparse(step.node.func)
+    return ""
+
+
 def _keeps_its_input(module: Any, flow: Dataflow, call: Step) -> bool:
-    """The call is of a child that is not in place, or of a computed value's method.
+    """The call is of a child in which nothing is marked as in place, or of a computed value's method.
 
     Methods that end in ``_`` were refused before.
     """
     name = flow.called(call)
     if name is not None:
         child = module._modules.get(name)
-        return child is not None and not getattr(child, "inplace", False)
+        return child is not None and not any(getattr(one, "inplace", False) for one in child.modules())
     key = flow.keys[flow.keys[call.value][2]]
     while key[0] == "attribute":
         key = flow.keys[key[1]]
@@ -274,7 +295,9 @@ def find_sums(module: Any, flow: Dataflow) -> Iterator[Sum]:
             if call is None or not isinstance(name, ast.Name) or call.names.get(name.id) != residual:
                 continue
             child = flow.called(call)
-            if child is not None and not call.nested and flow.mentions(child) == 1:
+            if child is None or call.nested or flow.mentions(child) != 1:
+                continue
+            if not _what_may_change_inputs(module, flow, [call], addition):
                 yield Sum(child, takes_first, name.id, call, addition, kept, dropouts)
                 break
 

@@ -21,7 +21,7 @@ from outblas.core.switches import is_on
 from outblas.dispatch import device_registry, native_table
 from outblas.dispatch.compile_trace import in_graph
 from outblas.dispatch.fold import Folded, fold, unfold
-from outblas.dispatch.guarantees.aligned_copies import as_copied
+from outblas.dispatch.guarantees.aligned_copies import as_copied, is_not_half_gemm
 from outblas.dispatch.guarantees.full_precision import full_precision_reductions
 from outblas.dispatch.guarantees.guarantee import (
     Guarantee,
@@ -140,7 +140,7 @@ def guaranteed_matmul(
     if result is not None:
         return result
     with full_precision_reductions():
-        return _torch_matmul(a, b, out, guarantee)
+        return _torch_matmul(a, b, out, guarantee_of_option(option))
 
 
 def _guaranteed_in_graph(
@@ -164,15 +164,22 @@ def _torch_matmul(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, gu
 
     Without ``out`` torch's products end in the operators that ``enable(batch_invariant=True)`` replaces.
     """
-    if guarantee == "batch_invariant" and (process_guarantee() != guarantee or out is not None):
-        reason = _why_not_invariant(a, b, out)
-        if reason:
-            raise UsageError(
-                f"batch_invariant for {reason}",
-                "one product of fp16 or bf16 matrices on a CUDA GPU, of plain tensors",
-                "use torch.matmul under outblas.enable(batch_invariant=True), which covers batches and autocast",
-            )
+    refused = _why_refused(a, b, out, guarantee)
+    if refused:
+        raise UsageError(
+            refused,
+            "one product of fp16 or bf16 matrices on a CUDA GPU, of plain tensors",
+            "use torch.matmul under outblas.enable(batch_invariant=True), which covers batches and autocast",
+        )
     return import_torch().matmul(a, b, out=out)
+
+
+def _why_refused(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, guarantee: Guarantee) -> str:
+    """Return why torch may not compute a product under a guarantee; empty if it may."""
+    if guarantee != "batch_invariant" or (process_guarantee() == guarantee and out is None):
+        return ""
+    reason = _why_not_invariant(a, b, out)
+    return reason and f"batch_invariant for {reason}"
 
 
 def _why_not_invariant(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None) -> str:
@@ -234,8 +241,7 @@ def run_matmul(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, optio
     guarantee = guarantee_of_option(option)
     if reason and (out is not None or not (may_have_kernel(a, b) or (guarantee != "none" and is_half(a, b)))):
         return None
-    if guarantee == "batch_invariant" and a.dim() > 2 and b.dim() <= 2:
-        a = a.contiguous()  # torch would copy such rows, too
+    a = _with_rows(a, b, guarantee)
     folded = fold(a, b, out)
     if folded is None:
         return None
@@ -246,6 +252,11 @@ def run_matmul(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, optio
     else:
         c = run_product(folded.a, folded.b, folded.out, option)
     return None if c is None else unfold(c, folded.shape) if out is None else out
+
+
+def _with_rows(a: torch.Tensor, b: torch.Tensor, guarantee: Guarantee) -> torch.Tensor:
+    """Return ``a``, made contiguous for a batch-invariant product with one weight; torch would copy it, too."""
+    return a.contiguous() if guarantee == "batch_invariant" and a.dim() > 2 and b.dim() <= 2 else a
 
 
 def _with_gradients(folded: Folded, option: int) -> torch.Tensor | None:
@@ -271,8 +282,8 @@ def explain(
 ) -> str:
     """Return one line: the way that :func:`matmul` would take, and the reason. Compiles nothing.
 
-    With ``batch_invariant`` the line names the order of summation of the kernel. For :func:`outblas.linear` pass its
-    weight as ``weight.t()``, and its bias.
+    With ``batch_invariant`` the line names the order of summation of the kernel, or the error that the call would
+    raise. For :func:`outblas.linear` pass its weight as ``weight.t()``, and its bias.
 
     Args:
         a: as for :func:`matmul`.
@@ -292,13 +303,20 @@ def explain(
         full_option(pdl if weights is None else option_of(pdl, weights)), demanded(accurate, batch_invariant)
     )
     import_torch()
+    guarantee = guarantee_of_option(option)
+    invariant = guarantee == "batch_invariant"
     reason = why_left_to_torch(a, b, out)
-    if reason and (reason != GRADIENT_WANTED or out is not None):
+    left = bool(reason) and (reason != GRADIENT_WANTED or out is not None)
+    if not left:
+        check_devices_and_overlap(a, b, out)
+        a = _with_rows(a, b, guarantee)
+    refused = _why_refused(a, b, out, guarantee)
+    if refused:
+        return f"UsageError: {refused}"
+    if left:
         return f"torch.matmul: {reason}"
-    check_devices_and_overlap(a, b, out)
     if a.device.type != device_registry.DEVICE_TYPE:
         return f"torch.matmul: {reason + ', and ' if reason else ''}the tensors are on {a.device}"
-    invariant = guarantee_of_option(option) == "batch_invariant"
     if bias is not None and not invariant and is_on("OUTBLAS_FUSED"):
         return "one kernel by OUTBLAS_FUSED=1, else torch.addmm: outblas.dispatch.linear.why_not says which"
     if bias is not None and not invariant:
@@ -319,10 +337,11 @@ def explain(
 def _explain_matrices(folded: Folded, option: int) -> str:
     a, b, out = folded.a, folded.b, folded.out
     device, guarantee = device_registry.device_state(a.device.index), guarantee_of_option(option)
-    instead = {"none": "torch.matmul", "accurate": "torch.matmul with fp32 sums", "batch_invariant": "DeviceError"}
+    instead = {"none": "torch.matmul", "accurate": "torch.matmul with fp32 sums"}
     operands = operand(a), operand(b), None if out is None else operand(out)
     if guarantee == "batch_invariant":
         operands = as_copied(*operands)
+        instead[guarantee] = "torch.matmul" if is_not_half_gemm(a, b, out) else "DeviceError"
     found = device.decide(*operands, launch_of_option(option), guarantee)
     if found.problem is None:
         return f"{instead[guarantee]}: {found.reason}"

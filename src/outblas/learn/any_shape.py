@@ -14,8 +14,6 @@ import functools
 import io
 import math
 import os
-import zipfile
-import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -32,6 +30,7 @@ from outblas.core.roofline import Gpu, floor_us
 from outblas.kernels.config_text import config_from_name
 from outblas.kernels.cost.cost_model import predict_many
 from outblas.kernels.legality import why_illegal
+from outblas.learn.array_file import DAMAGED, read_arrays
 from outblas.learn.features import candidate_features
 from outblas.learn.posterior import Features, Regressor
 from outblas.learn.rival_answer import answer_features
@@ -77,7 +76,7 @@ class AnyShapeModel:
 
         Raises:
             UsageError: the package has no model for it.
-            RecordError: the file has another version, or is truncated.
+            RecordError: the file has another version, or is damaged.
         """
         path = resources.files("outblas") / "data" / "any_shape" / f"{gpu_name}.npz"
         if not path.is_file():
@@ -93,18 +92,17 @@ class AnyShapeModel:
             name: the data's name in an error.
 
         Raises:
-            RecordError: the data have another version, are truncated, or hold nets of other inputs.
+            RecordError: the data have another version, are damaged, or hold nets of other inputs.
         """
         try:
-            with np.load(io.BytesIO(data), allow_pickle=False) as file:
-                a = {name: file[name] for name in file.files}
+            a = read_arrays(data)
             if int(a["format"]) != FORMAT:
                 raise ValueError(f"format {int(a['format'])}")
             nets = Regressor.from_arrays(a)
             kernels = tuple(config_from_name(str(each)) for each in a["kernels"])
             _check_widths(nets)
             return cls(kernels, nets, float(a["margin"]), float(a["sure"]), str(a["about"]))
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        except DAMAGED as error:
             raise RecordError(
                 f"{name} cannot be read ({error})",
                 f"format {FORMAT}",

@@ -10,11 +10,9 @@ from __future__ import annotations
 import io
 import math
 import os
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +23,7 @@ from outblas.core.files import write_atomic
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
 from outblas.kernels.knobs import Knobs, all_knobs
+from outblas.learn.array_file import DAMAGED, read_arrays
 from outblas.learn.features import PROBLEM_FEATURES, Features, problem_features
 from outblas.learn.posterior import silu
 
@@ -165,8 +164,7 @@ class KnobPolicy:
         if not file.is_file():
             raise UsageError(f"no knob policy {str(path)!r}", "an .npz file", "train one: outblas train --env knobs")
         try:
-            with np.load(io.BytesIO(file.read_bytes()), allow_pickle=False) as kept:
-                arrays = {name: kept[name] for name in kept.files}
+            arrays = read_arrays(file.read_bytes())
             if int(arrays["knob_format"]) != FORMAT or str(arrays["knobs"]) != KnobView(all_knobs()).text:
                 raise ValueError("another format, or other knobs")
             count = sum(name.startswith("w") for name in arrays)
@@ -174,8 +172,7 @@ class KnobPolicy:
             policy = cls(layers, arrays["fixed"], arrays["typical"], str(arrays["about"]))
             policy._try()
             return policy
-        except (OSError, ArithmeticError, ValueError, LookupError, TypeError, EOFError, RuntimeError, MemoryError,
-                BadZipFile, zlib.error) as error:  # fmt: skip
+        except DAMAGED as error:
             raise RecordError(
                 f"knob policy {path} cannot be read ({error})",
                 f"format {FORMAT}",

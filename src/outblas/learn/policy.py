@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import io
 import os
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 
@@ -23,6 +21,7 @@ from outblas.core.errors import RecordError, UsageError
 from outblas.core.files import write_atomic
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
+from outblas.learn.array_file import DAMAGED, read_arrays
 from outblas.learn.features import (
     CANDIDATE_FEATURES,
     GPU_FEATURES,
@@ -91,16 +90,13 @@ class Policy:
         if not path.is_file():
             raise UsageError(f"no policy {text!r}", "a packaged name or an .npz file", "train one: outblas train")
         try:
-            with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as file:
-                arrays = {name: file[name] for name in file.files}
-            arrays = dict(_of_todays_inputs(arrays))
+            arrays = dict(_of_todays_inputs(read_arrays(path.read_bytes())))
             regressor = Regressor.from_arrays(arrays, "regressor_")
             scorer = {name.removeprefix("scorer_"): a for name, a in arrays.items() if name.startswith("scorer_")}
             policy = cls(regressor, scorer, str(arrays["about"]))
             policy._try()
             return policy
-        except (OSError, ArithmeticError, ValueError, LookupError, TypeError, EOFError, RuntimeError, MemoryError,
-                BadZipFile, zlib.error) as error:  # fmt: skip
+        except DAMAGED as error:
             raise RecordError(
                 f"policy {text} cannot be read ({error})", f"format {FORMAT}", "train it again: outblas train"
             ) from error

@@ -48,7 +48,10 @@ def _check(data: Mapping[str, Any]) -> None:
         missing = set(_KEYS) - set(row)
         if missing or not row["kernels"]:
             raise ValueError(f"a row lacks {sorted(missing) or 'kernels'}")
+        if not isinstance(row["name"], str):
+            raise TypeError("the name of a row is no text")
         for kernel in row["kernels"]:
-            numbers = [kernel[name] for name in FIGURE_METRICS] + [ratio for _, ratio in kernel["stalls"]]
-            if not all(value is None or isinstance(value, (int, float)) for value in numbers):
+            figures = [kernel[name] for name in FIGURE_METRICS if kernel[name] is not None]
+            numbers = figures + [ratio for _, ratio in kernel["stalls"]]
+            if not all(isinstance(value, (int, float)) for value in numbers):
                 raise TypeError(f"a counter of {kernel['kernel']} is no number")

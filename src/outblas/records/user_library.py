@@ -185,7 +185,8 @@ def _mergeable(path: Path, gpu: str, mark: Mapping[str, Any]) -> tuple[Library, 
         return Library(gpu, ()), None
     with contextlib.suppress(RecordError):
         old = Library.load(path)
-        if old.gpu == gpu and not stamp_differences(old.provenance.get("stamp") or {}, mark):
+        there = old.provenance.get("stamp")
+        if old.gpu == gpu and isinstance(there, dict) and not stamp_differences(there, mark):
             return old, None
     aside = next(p for i in range(1, 10**6) if not (p := path.with_name(f"{path.name}.stale{i}")).exists())
     try:

@@ -110,6 +110,8 @@ class KernelFolder:
         if not archive.insert(entry):
             return False
         self._begin(found.gpu)
+        if archive.best(entry.problem) == entry:
+            self._write_best(evaluation)  # first: a session that is killed here stores the kernel again
         with Store(self.files.store) as store:
             run_id = self.files.path.resolve().name
             store.begin(run_id, {KIND: KIND})
@@ -128,8 +130,6 @@ class KernelFolder:
                     words=f"from {found.source}",
                 )
                 journal.settle(outcome, [replace(entry, question=question.id)])
-        if archive.best(entry.problem) == entry:
-            self._write_best(evaluation)
         return True
 
     def install(self, problem: Problem, evaluator: Evaluator) -> dict[str, Any] | None:

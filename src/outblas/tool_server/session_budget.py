@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,7 +22,7 @@ class SessionLimits:
         gpu_seconds: seconds that evaluations and profiles hold the GPU. An evaluation that has begun is finished.
 
     Raises:
-        UsageError: a limit is negative.
+        UsageError: a limit is negative or no finite number.
     """
 
     compilations: int = 200
@@ -30,9 +31,9 @@ class SessionLimits:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if not value >= 0:
+            if not (math.isfinite(value) and value >= 0):
                 option = f"--{name.replace('_', '-')}"
-                raise UsageError(f"{option} is {value}", "a number of 0 or more", f"pass a larger {option}")
+                raise UsageError(f"{option} is {value}", "a number of 0 or more", f"pass another {option}")
 
 
 class SessionBudget:

@@ -228,3 +228,62 @@ class Conditional(nn.Module):
         if not more:
             return self.mlp(x)
         return x + self.mlp(x)
+
+
+class GateOfChangedInput(nn.Module):
+    """A child changes the input between the two layers of a gate."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(HIDDEN, HIDDEN), nn.Linear(HIDDEN, HIDDEN)
+        self.act, self.clamp = nn.SiLU(), nn.ReLU(inplace=True)
+
+    def forward(self, x: Any) -> Any:
+        gate = self.act(self.a(x))
+        self.clamp(x)
+        return gate * self.b(x)
+
+
+class ChangedResidual(nn.Module):
+    """A child changes the residual between the layer's call and the sum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mlp = SpelledOut()
+        self.clamp = nn.ReLU(inplace=True)
+
+    def forward(self, x: Any) -> Any:
+        y = self.mlp(x)
+        self.clamp(x)
+        return x + y
+
+
+class GateOfRenamedInput(nn.Module):
+    """In a branch, the name of the input gets another value between the layers and the multiplication."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(HIDDEN, HIDDEN), nn.Linear(HIDDEN, HIDDEN)
+
+    def forward(self, x: Any, more: bool = True) -> Any:
+        y = x
+        if more:
+            gate = self.a(x)
+            up = self.b(x)
+            x = x + 1
+            y = F.silu(gate) * up
+        return y + x
+
+
+class NestedInPlace(nn.Module):
+    """A child of a child changes the input between two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(HIDDEN, HIDDEN), nn.Linear(HIDDEN, HIDDEN)
+        self.block = nn.Sequential(nn.Identity(), nn.ReLU(inplace=True))
+
+    def forward(self, x: Any) -> Any:
+        y = self.a(x).view(*x.shape[:-1], -1, 8)
+        self.block(x)
+        return y, self.b(x).view(*x.shape[:-1], -1, 8)

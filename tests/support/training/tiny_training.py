@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,9 +15,9 @@ from typing import Any
 import pytest
 
 from outblas.core.problem import Problem
+from outblas.llm.train import stages
 from outblas.llm.train.knob_words import KnobWords
 from outblas.llm.train.settings import TrainSettings
-from outblas.llm.train.stages import train
 from outblas.llm.train.tiny import RANDOM_TINY
 
 PROBLEM = Problem(512, 512, 512)
@@ -44,7 +49,25 @@ def settings(**other: Any) -> TrainSettings:
 
 
 def go(run: Path, resume: bool = False, **other: Any) -> Any:
-    return train(run, settings(**other), KnobWords(), resume, say=lambda text: None)
+    return stages.train(run, settings(**other), KnobWords(), resume, say=lambda text: None)
+
+
+def train_and_kill(run: Path, stage: str, *options: str) -> None:
+    """Begin a stage as the command line does, and kill its process after the checkpoint of step 2."""
+    command = [
+        sys.executable, "-m", "outblas", "train-llm", "--model", RANDOM_TINY, "--steps", str(STEPS), "--group", "4",
+        "--save-every", "2", "--cpu", "--stage", stage, "--run", str(run), *options,
+    ]  # fmt: skip
+    environment = {**os.environ, "PYTHONPATH": str(Path(stages.__file__).parents[3]), "OMP_NUM_THREADS": "1"}
+    log = run / stage / "log.jsonl"
+    child = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        while not log.exists() or len(log.read_text().splitlines()) < 3:
+            assert child.poll() is None, "it ended before it could be killed"
+            time.sleep(0.01)
+    finally:
+        child.send_signal(signal.SIGKILL)
+        child.wait()
 
 
 def lines(path: Path) -> list[dict[str, Any]]:

@@ -158,10 +158,10 @@ def _of_lines(path: Path, language: Language, chat: bool) -> Iterator[dict[str, 
 
 def _json_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield (number of the line, its object) without blank lines and the head of a recording."""
-    for number, line in enumerate(read_plain_file(path).decode().splitlines(), 1):
+    for number, line in enumerate(read_plain_file(path).split(b"\n"), 1):
         if line.strip():
             with _readable(path, number):
-                row = dict(json.loads(line).items())
+                row = dict(json.loads(line.decode()).items())
             if "problem" in row or "format" not in row:
                 yield number, row
 
@@ -171,7 +171,7 @@ def _readable(path: Path, number: int) -> Iterator[None]:
     """Turn errors of reading a line within the ``with`` block into a RecordError that names it."""
     try:
         yield
-    except (AttributeError, KeyError, TypeError, ValueError, OutblasError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError, OutblasError) as error:
         raise RecordError(
             f"archive {path} has a line {number} that cannot be read ({error})",
             "prompt and completion, problem and answer, or an evaluation",

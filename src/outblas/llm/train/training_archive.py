@@ -182,10 +182,10 @@ def json_rows(path: Path, read: Callable[[dict[str, Any]], Read]) -> Iterator[Re
     """
     if not path.exists():
         return
-    for number, line in enumerate(read_plain_file(path).decode().split("\n")[:-1], 1):
+    for number, line in enumerate(read_plain_file(path).split(b"\n")[:-1], 1):
         try:
-            yield read(json.loads(line))
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            yield read(json.loads(line.decode()))
+        except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
             wrong = f"{path} has a line {number} that cannot be read ({error!r})"
             raise RecordError(
                 wrong, "a line that this release wrote", "restore a copy, or choose another run"

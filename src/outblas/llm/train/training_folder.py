@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from outblas.core.errors import RecordError
+from outblas.core.files import write_atomic
 from outblas.core.plain_files import open_plain
 
 STAGES = ("supervised", "general", "correctness", "speed")
@@ -107,10 +108,8 @@ def drop_later_lines(path: Path, steps: int) -> None:
     """
     if not path.exists():
         return
-    kept = [line for line in path.read_text(encoding="utf-8").splitlines() if 0 <= _logged(line) <= steps]
-    from outblas.core.files import write_atomic
-
-    write_atomic(path, "".join(f"{line}\n" for line in kept).encode())
+    kept = [line for line in path.read_bytes().split(b"\n") if 0 <= _logged(line) <= steps]
+    write_atomic(path, b"".join(line + b"\n" for line in kept))
 
 
 def append_line(path: Path, row: dict[str, Any]) -> None:
@@ -142,8 +141,8 @@ def _step(path: Path) -> int:
     return int(match[1]) if match else -1
 
 
-def _logged(line: str) -> int:
+def _logged(line: bytes) -> int:
     try:
-        return int(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):
+        return int(json.loads(line.decode())["step"])
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return -1
