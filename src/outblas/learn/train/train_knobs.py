@@ -25,6 +25,7 @@ from outblas.learn.knob_policy import KnobPolicy
 from outblas.learn.recorded_members import RecordedMembers
 from outblas.learn.train.knob_quality import KnobSearch, knob_search_qualities, knob_searches
 from outblas.learn.train.learner_settings import LearnerSettings, require
+from outblas.learn.train.torch_threads import one_thread
 from outblas.learn.train.train_ppo import Progress, TrainingRun, claim_folder
 from outblas.learn.train.training_part import TrainingPart, split_parts
 from outblas.records.provenance import source_commit
@@ -95,7 +96,7 @@ def train_knobs(
     The first stage offers every legal member of the space on simulated GPUs: that of the recording, and the other
     packaged ones with wgmma. The second stage offers the recorded cells of ``problems`` only. ``split_parts`` holds
     some problems back; the checkpoint that is best on their recorded cells is returned. The first checkpoint is the
-    untrained network. The result is the same for the same seed and number of threads.
+    untrained network. torch has one thread meanwhile. The result is the same for the same seed.
 
     Args:
         recording: the recording.
@@ -113,7 +114,7 @@ def train_knobs(
     run = run or TrainingRun()
     if len(problems) < 10:
         raise UsageError(f"{len(problems)} problems to train on", "10 or more", "name more problems")
-    with contextlib.nullcontext() if run.path is None else lock_folder(run.path):
+    with contextlib.nullcontext() if run.path is None else lock_folder(run.path), one_thread():
         claim_folder(run, settings, [TrainingPart(recording, tuple(problems))])
         return _Training(recording, problems, settings, run, progress, space or kernel_space()).run()
 

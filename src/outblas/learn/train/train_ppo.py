@@ -25,6 +25,7 @@ from outblas.learn.samplers import SAMPLERS, sampler
 from outblas.learn.train.learner_settings import LearnerSettings, require
 from outblas.learn.train.policy_quality import recorded_searches, search_qualities
 from outblas.learn.train.regression import RegressSettings, cached_regressor
+from outblas.learn.train.torch_threads import one_thread
 from outblas.learn.train.training_part import TrainingPart, split_parts
 from outblas.records.provenance import source_commit
 from outblas.records.recording import Recording
@@ -111,7 +112,7 @@ def train(
     ``split_parts`` holds some problems back. Episodes take the parts in turns. The checkpoint that is best on the
     problems held back is returned. The first checkpoint is the regressor's greedy order, so a training that learns
     nothing returns that order.
-    The result is the same for the same seed and number of threads.
+    torch has one thread meanwhile. The result is the same for the same seed.
 
     Args:
         parts: recorded problems of one GPU or several, 10 or more in all. The layout, dtype and accumulator of a part's
@@ -130,7 +131,7 @@ def train(
     count = sum(len(part.problems) for part in parts)
     if count < 10:
         raise UsageError(f"{count} problems to train on", "10 or more", "name more problems")
-    with contextlib.nullcontext() if run.path is None else lock_folder(run.path):
+    with contextlib.nullcontext() if run.path is None else lock_folder(run.path), one_thread():
         return _train(parts, settings, run, progress, on_update)
 
 
