@@ -106,7 +106,6 @@ def _place(device: str | None) -> Device:
     """Return the recording of a rehearsal, or the GPU of ``--gpus``."""
     if device is None:
         return Device(gpu_index=0)
-    found = parse_device(device)
-    if found.recording is None:
-        raise UsageError(f"--device {device}", "a recording to rehearse with", "name GPUs by --gpus")
-    return found
+    if not device.startswith("replay:"):
+        raise UsageError(f"--device {device}", "replay:NAME to rehearse with", "name GPUs by --gpus")
+    return parse_device(device)

@@ -1,4 +1,4 @@
-"""One GPU of a live comparison: what measures for the agents, and what judges their choices afterwards."""
+"""Evaluators of a live comparison on one GPU: one measures for the agents, the other judges their choices."""
 
 from __future__ import annotations
 

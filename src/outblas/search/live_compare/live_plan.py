@@ -52,7 +52,7 @@ def plan_lines(
     Args:
         problems: all problems.
         searches: arms, seeds and numbers of measurements.
-        budget: what is spent, and the limit.
+        budget: the spent seconds, and the limit.
         offered: returns the candidates of a space for a problem.
     """
     most = searches.budgets[-1]

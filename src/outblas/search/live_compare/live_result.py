@@ -72,10 +72,10 @@ def write_live(rows: Sequence[Mapping[str, Any]], meta: Mapping[str, Any], path:
 
     Args:
         rows: column -> value, for each of :data:`COLUMNS`.
-        meta: ``provenance``; ``gpu`` (short name), ``device``, ``rehearsal`` (True if a recording answered);
-            ``same`` and ``native`` (texts of the arms of both tables), ``space``, ``budgets``, ``seeds``,
-            ``problem_seed``, ``problems`` (number asked for), ``left_out`` (problem -> reason), ``costs`` (arm -> CPU
-            milliseconds of a proposal) and ``totals``. ``format`` and ``kind`` are set here.
+        meta: ``provenance``, ``gpu`` (short name), ``device`` and ``rehearsal`` (True if a recording answered).
+            ``same`` and ``native`` (texts of the arms of both tables), ``space``, ``budgets`` and ``seeds``.
+            ``problem_seed``, ``problems`` (number asked for) and ``left_out`` (problem -> reason). ``costs`` (arm ->
+            CPU milliseconds of a proposal) and ``totals``. ``format`` and ``kind`` are set here.
         path: the file.
 
     Raises:

@@ -91,7 +91,7 @@ class LiveRequest:
 
     Attributes:
         settings: settings that decide the result.
-        device: a GPU, or a recording to rehearse with.
+        device: a GPU, or the recording of a rehearsal.
         gpus: CUDA indices of the GPUs that share the problems; not used by a rehearsal.
         out_path: the result file to write. The store and the journal lie beside it.
         command: the command line, for provenance.
@@ -243,24 +243,27 @@ class _LiveRun:
         gpus = self.request.gpus if self.recording is None else (0,)
         measured_by = self._measured_by()
         run_id = f"measured-{hashlib.sha256(json.dumps(measured_by).encode()).hexdigest()[:12]}"
+        turn = threading.Lock()
 
         @contextmanager
         def station(index: int) -> Iterator[Callable[[Problem], dict[str, Any]]]:
-            with self._bench(index) as bench, Store(self._store_path) as store:
-                store.begin(run_id, measured_by)
-                shared = SharedMeasurements(bench.search, store, run_id)
+            with self._bench(index) as bench:
+                shared = SharedMeasurements(bench.search, store, turn, run_id)
 
                 def entry_of(problem: Problem) -> dict[str, Any]:
                     if not self.budget.has_room():
                         return {}
-                    return compare_problem(problem, searches, bench, shared, self._step_done)
+                    entry = compare_problem(problem, searches, bench, shared, self._step_done)
+                    self.budget.add(entry["gpu_s"])  # here, before this GPU takes another problem
+                    return entry
 
                 yield entry_of
 
-        for entry in entries_of_gpus(todo, gpus, station):
-            if entry:
-                journal.append(entry)
-                self.budget.add(entry["gpu_s"])
+        with Store(self._store_path) as store:
+            store.begin(run_id, measured_by)
+            for entry in entries_of_gpus(todo, gpus, station):
+                if entry:
+                    journal.append(entry)
 
     def _count(self, entry: Mapping[str, Any]) -> None:
         """Count a problem that an earlier command finished."""

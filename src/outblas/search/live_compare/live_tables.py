@@ -100,9 +100,9 @@ def _figures(result: LiveResult, table: str, figure: str) -> dict[tuple[str, int
 def reinforcement_rows(result: LiveResult) -> list[list[str]]:
     """Return the head and the rows of a table on what reinforcement adds, by regime, with the same candidates.
 
-    A cell is the paired gain in percent, its 95% interval over problems, and a word: ``pays`` or ``costs`` if the
-    interval excludes 0, else ``level``. A regime of one problem has no interval, so it is left out. The list is empty
-    without a pair of :data:`REINFORCED`.
+    A cell is the paired gain in percent, its 95% interval over problems, and a word. The word is ``pays`` or ``costs``
+    if the interval excludes 0, else ``level``. A regime of one problem has no interval, so it is left out. The list is
+    empty without a pair of :data:`REINFORCED`.
 
     Args:
         result: the result.

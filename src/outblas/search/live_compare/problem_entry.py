@@ -52,9 +52,9 @@ def compare_problem(
         step_done: called after each step of the searches, and after the judgement.
 
     Returns:
-        JSON values: ``problem`` and its ``regime``; ``picks``, see
+        JSON values. ``problem`` and its ``regime``; ``picks``, see
             :class:`outblas.search.live_compare.arm_search.Pick`; ``judged``, see
-            :func:`outblas.search.live_compare.live_bench.judged_choices`; ``kernels`` (measured for any agent),
+            :func:`outblas.search.live_compare.live_bench.judged_choices`. ``kernels`` (measured for any agent),
             ``measured`` (of these now), ``gpu_s``, ``cpu_s`` (arm -> seconds) and ``commit``.
     """
     begun, before = searches.begin(problem), (shared.measured, shared.seconds)

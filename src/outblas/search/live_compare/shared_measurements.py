@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterable
 
@@ -19,16 +20,17 @@ class SharedMeasurements:
 
     Args:
         evaluator: measures.
-        store: keeps the measurements.
-        run_id: name of the measurements in the store. Others with equal settings may share it.
+        store: keeps the measurements. Threads of other GPUs may use it, too.
+        turn: lock of the store; all its users share it.
+        run_id: name of the measurements in the store.
 
     Attributes:
         measured: number of kernels measured by this object.
         seconds: seconds for which this object had the GPU.
     """
 
-    def __init__(self, evaluator: Evaluator, store: Store, run_id: str) -> None:
-        self._evaluator, self._store, self._run_id = evaluator, store, run_id
+    def __init__(self, evaluator: Evaluator, store: Store, turn: threading.Lock, run_id: str) -> None:
+        self._evaluator, self._store, self._turn, self._run_id = evaluator, store, turn, run_id
         self._known: dict[Candidate, Evaluation] = {}
         self._problem: Problem | None = None
         self.measured = 0
@@ -46,13 +48,15 @@ class SharedMeasurements:
             DeviceError: the GPU cannot be used.
         """
         if problem != self._problem:
-            self._known, self._problem = self._store.recorded(self._run_id, problem), problem
+            with self._turn:
+                self._known, self._problem = self._store.recorded(self._run_id, problem), problem
         wanted = list(dict.fromkeys(configs))
         new = [config for config in wanted if config not in self._known]
         if new:
             begin = time.monotonic()
             for evaluation in self._evaluator.evaluate([(problem, config) for config in new]):
-                self._store.append(self._run_id, evaluation)
+                with self._turn:
+                    self._store.append(self._run_id, evaluation)
                 self._known[evaluation.config] = evaluation
                 self.measured += 1
             self.seconds += time.monotonic() - begin

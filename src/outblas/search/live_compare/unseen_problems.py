@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 from outblas.core.gpu_records import nearest_with_data
@@ -45,13 +46,14 @@ def unseen_problems(count: int, seed: int, gpu: Gpu, layout: str = "TN", dtype: 
         drawn *= 2
 
 
-def _seen_weights(gpu: Gpu) -> set[tuple[int, int]]:
+@functools.lru_cache(maxsize=1)
+def _seen_weights(gpu: Gpu) -> frozenset[tuple[int, int]]:
     """Return the (N, K) of everything that the package's fits may have seen."""
     library = Library.packaged(gpu.name, missing_ok=True)
     fitted = [p for name in SUITES for p in problems_of(name)]
     fitted += Recording.load(nearest_with_data(gpu, "recordings", "")).problems
     fitted += [row.problem for row in library.rows] + [interval.row.problem for interval in library.intervals]
-    return {(p.n, p.k) for p in fitted}
+    return frozenset((p.n, p.k) for p in fitted)
 
 
 def rehearsed_problems(recording: Recording, count: int, seed: int) -> list[Problem]:
