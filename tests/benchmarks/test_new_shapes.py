@@ -16,7 +16,7 @@ from outblas.core.problem import Problem
 from outblas.core.suites import suite
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryRow
-from outblas.search.live_compare.drawn_shapes import MAX_FLOPS, MODELS, drawn_shapes
+from outblas.search.live_compare.drawn_shapes import MAX_FLOPS, MODELS, OTHER_LAYERS, drawn_shapes
 from support.gpus.known import H200
 
 
@@ -54,11 +54,11 @@ def test_drawn_shapes_are_half_layers_and_a_quarter_odd() -> None:
         drawn_shapes(1, 0, "TT")
 
 
-def test_six_of_the_ten_models_share_no_weight_with_the_packaged_library(drawn: Any) -> None:
+def test_six_of_the_ten_models_share_no_weight_with_the_packaged_library() -> None:
     library = Library.packaged("h200")
     listed = {(row.problem.n, row.problem.k) for row in (*library.rows, *(one.row for one in library.intervals))}
-    assert len(drawn.MODELS) == 10 and len(drawn.OTHER_LAYERS) == 6
-    assert not listed & {nk for model in drawn.OTHER_LAYERS.values() for nk in model}
+    assert len(MODELS) == 10 and len(OTHER_LAYERS) == 6
+    assert not listed & {nk for model in OTHER_LAYERS.values() for nk in model}
 
 
 def test_what_ships_is_a_packaged_row_or_a_choice(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -205,7 +205,8 @@ def test_gpu_seconds_end_a_run_and_more_of_them_go_on(gpu: RecordedGpu, tmp_path
     assert figures(result) == figures(live(tmp_path / "once.parquet", *options))
 
 
-def test_the_plan_measures_nothing(gpu: RecordedGpu, tmp_path: Path) -> None:
+def test_the_plan_measures_nothing(gpu: RecordedGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_run, "ready_agent", None)  # no agent learns anything
     done = compare(tmp_path / "live.parquet", "--plan", "--problems", "2", "--agents", "heuristic", "--no-native")
     assert done.exit_code == 0 and not gpu.measured and list(tmp_path.glob("live*")) == []
     most = sum(min(32, len(gpu.offered("pool", p, H200))) for p in gpu.recording.problems[:2])
@@ -322,14 +323,16 @@ def test_each_space_has_the_kernels_of_the_one_before(monkeypatch: pytest.Monkey
 
 def test_a_policy_that_is_not_shipped_is_trained_first(monkeypatch: pytest.MonkeyPatch) -> None:
     trained: list[Any] = []
-    monkeypatch.setattr(KnobAgent, "prepare", lambda self, recording, problems: trained.append(len(problems)))
+    shipped = synthetic_recording()
+    monkeypatch.setattr(live_arms.Recording, "load", lambda name: {"h200": shipped}[name])
+    monkeypatch.setattr(KnobAgent, "prepare", lambda self, recording, problems: trained.append((recording, problems)))
     monkeypatch.setenv(KNOB_POLICY_VARIABLE, "runs/policy.npz")
     said: list[str] = []
     ready_agent("knob", 0, H200, said.append)
     assert not trained and not said
     monkeypatch.delenv(KNOB_POLICY_VARIABLE)
     ready_agent("knob", 0, H200, said.append)
-    assert trained == [2000] and "training" in said[0]
+    assert trained == [(shipped, shipped.problems)] and "training" in said[0]
 
 
 def test_unseen_problems_have_weights_that_no_fit_saw() -> None:

@@ -18,7 +18,6 @@ from outblas.core.errors import UsageError
 from outblas.core.journal import Journal, check_same_settings
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
-from outblas.kernels.kernel_hash import kernels_sha
 from outblas.records.parquet import check_parquet
 from outblas.records.provenance import collect_provenance
 from outblas.records.recording import Recording
@@ -26,9 +25,11 @@ from outblas.records.recording_hash import recording_sha
 from outblas.records.replay import ReplayEvaluator
 from outblas.records.store import Store
 from outblas.runtime.device import Device, gpu_of_device, require_gpus
+from outblas.search.agents.agent_registry import make_agent
 from outblas.search.agents.base import Agent
 from outblas.search.agents.knob import KNOB_POLICY_VARIABLE
 from outblas.search.agents.ppo import POLICY_VARIABLE
+from outblas.search.build_library.build_work import built_by
 from outblas.search.compare.compare_run import about_recording
 from outblas.search.live_compare import live_bench
 from outblas.search.live_compare.live_arms import LiveArm, live_arms, ready_agent, space_candidates
@@ -202,7 +203,7 @@ class _LiveRun:
         """Return what the measurements depend on: equal ones may be shared by runs."""
         rounds = {"search": live_bench.SEARCH_ROUNDS, "judge": live_bench.JUDGED_ROUNDS}
         source = None if self.recording is None else recording_sha(self.recording)
-        return {"gpu": self.gpu.name, "recording": source, "kernels": kernels_sha(), "rounds": rounds}
+        return {"gpu": self.gpu.name, "recording": source, **built_by(), "rounds": rounds}
 
     def _about(self) -> dict[str, Any]:
         """Return the settings that a resumed run must repeat, as JSON reads them back."""
@@ -212,14 +213,19 @@ class _LiveRun:
         return {**listed, **self._measured_by(), "policies": policies, "drawn": [p.key for p in self.problems]}
 
     def _searches(self) -> LiveSearches:
+        """Return the searches of every problem. A plan needs no agent that has learned."""
         settings, made = self.request.settings, dict[str, list[Agent]]()
         arms = list(dict.fromkeys((*self.same, *self.native)))
         for name in dict.fromkeys(arm.agent for arm in arms):
-            first = ready_agent(name, 0, self.gpu, self.say)
-            more = range(1, settings.seeds) if first.draws else ()
-            made[name] = [first, *(ready_agent(name, seed, self.gpu, self.say) for seed in more)]
+            seeds = range(settings.seeds if make_agent(name, 0, self.gpu).draws else 1)
+            made[name] = [self._agent(name, seed) for seed in seeds]
         runs: list[tuple[LiveArm, Agent]] = [(arm, agent) for arm in arms for agent in made[arm.agent]]
         return LiveSearches(runs, self._offered, settings.budgets)
+
+    def _agent(self, name: str, seed: int) -> Agent:
+        if self.request.plan_only:
+            return make_agent(name, seed, self.gpu)
+        return ready_agent(name, seed, self.gpu, self.say)
 
     def _offered(self, space: str, problem: Problem) -> Sequence[KernelConfig]:
         """Return the candidates of a space. A rehearsal offers the recorded ones without PDL in every space."""
