@@ -66,7 +66,8 @@ def compare_live(
         plan, resume,
     )  # fmt: skip
     with common.progress_bar("compare-live") as progress:
-        left = run_live(request, common.with_estimate(progress), lambda line: err.print(line, markup=False))
+        told = out if plan else err
+        left = run_live(request, common.with_estimate(progress), lambda line: told.print(line, markup=False))
     if plan:
         return
     if out_file.exists():

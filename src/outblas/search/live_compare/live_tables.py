@@ -15,10 +15,6 @@ from outblas.search.compare.compare_result import Comparison
 from outblas.search.compare.compare_stats import Figure, Gain, best_agents, figures, paired_gains
 from outblas.search.live_compare.live_result import LiveResult
 
-#: Tables of a result: the arms with the same candidates, and those in the agents' own spaces.
-TABLES = ("same", "native")
-#: Figures of a table.
-FIGURES = ("speedup", "share")
 #: (agent trained by reinforcement, the agent without it, the difference in words).
 REINFORCED = (
     ("ppo", "regressor", "the policy over its own regressor"),
@@ -36,7 +32,7 @@ def as_comparison(
 
     Args:
         result: the result.
-        table: one of :data:`TABLES`. In table ``same``, agents have their plain names, since they share a space.
+        table: ``same`` (the same candidates; agents have their plain names) or ``native`` (the agents' own spaces).
         figure: ``speedup`` or ``share``; it takes the place of the quality. A speed-up may be above 1.
         problems: problems to keep; None: all.
     """
@@ -62,7 +58,7 @@ def table_rows(result: LiveResult, table: str, figure: str, bold: str = "") -> l
 
     Args:
         result: the result.
-        table: one of :data:`TABLES`.
+        table: ``same`` or ``native``.
         figure: ``speedup`` or ``share``.
         bold: text around the best of each column, and around each whose interval overlaps it.
     """
