@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from outblas.core.config import KernelConfig, config_name
+from outblas.core.evaluation import Evaluation
 from outblas.core.problem import Problem
 from outblas.core.roofline import regime
 from outblas.records.provenance import source_commit
@@ -54,11 +55,17 @@ def compare_problem(
     Returns:
         JSON values. ``problem`` and its ``regime``; ``picks``, see
             :class:`outblas.search.live_compare.arm_search.Pick`; ``judged``, see
-            :func:`outblas.search.live_compare.live_bench.judged_choices`. ``kernels`` (measured for any agent),
-            ``measured`` (of these now), ``gpu_s``, ``cpu_s`` (arm -> seconds) and ``commit``.
+            :func:`outblas.search.live_compare.live_bench.judged_choices`. ``kernels`` (number that any
+            agent asked), ``gpu_s``, ``cpu_s`` (arm -> seconds) and ``commit``.
     """
-    begun, before = searches.begin(problem), (shared.measured, shared.seconds)
-    search_in_step(begun, lambda configs: shared.of(problem, configs), searches.budgets[-1], step_done)
+    begun, before = searches.begin(problem), shared.seconds
+    asked: dict[KernelConfig, Evaluation] = {}
+
+    def measure(configs: Collection[KernelConfig]) -> Mapping[KernelConfig, Evaluation]:
+        asked.update(answers := shared.of(problem, configs))
+        return answers
+
+    search_in_step(begun, measure, searches.budgets[-1], step_done)
     picks = [pick for search in begun for pick in search.picks(searches.budgets)]
     chosen = list(dict.fromkeys(pick.config for pick in picks if pick.config is not None))
     judged = judged_choices(problem, chosen, bench.judge)
@@ -71,9 +78,8 @@ def compare_problem(
         "regime": regime(problem, bench.judge.gpu),
         "picks": [_plain(pick) for pick in picks],
         "judged": judged,
-        "kernels": shared.known,
-        "measured": shared.measured - before[0],
-        "gpu_s": shared.seconds - before[1] + judged["seconds"],
+        "kernels": len(asked),
+        "gpu_s": shared.seconds - before + judged["seconds"],
         "cpu_s": cpu_s,
         "commit": source_commit(),
     }

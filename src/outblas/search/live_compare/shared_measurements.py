@@ -25,7 +25,6 @@ class SharedMeasurements:
         run_id: name of the measurements in the store.
 
     Attributes:
-        measured: number of kernels measured by this object.
         seconds: seconds for which this object had the GPU.
     """
 
@@ -33,7 +32,6 @@ class SharedMeasurements:
         self._evaluator, self._store, self._turn, self._run_id = evaluator, store, turn, run_id
         self._known: dict[Candidate, Evaluation] = {}
         self._problem: Problem | None = None
-        self.measured = 0
         self.seconds = 0.0
 
     def of(self, problem: Problem, configs: Iterable[KernelConfig]) -> dict[KernelConfig, Evaluation]:
@@ -58,11 +56,5 @@ class SharedMeasurements:
                 with self._turn:
                     self._store.append(self._run_id, evaluation)
                 self._known[evaluation.config] = evaluation
-                self.measured += 1
             self.seconds += time.monotonic() - begin
         return {config: self._known[config] for config in wanted}
-
-    @property
-    def known(self) -> int:
-        """Return the number of kernels of the last problem that are known."""
-        return len(self._known)
