@@ -16,6 +16,7 @@ from outblas.core.problem import Problem
 from outblas.core.suites import suite
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryRow
+from outblas.search.live_compare.drawn_shapes import MAX_FLOPS, MODELS, OTHER_LAYERS, drawn_shapes
 from support.gpus.known import H200
 
 
@@ -37,32 +38,27 @@ def test_what_needs_a_promise_is_not_searched(script: Any) -> None:
     assert script.OPTIONS == ("plain", "pdl")
 
 
-@pytest.fixture
-def drawn(script: Any) -> Any:
-    return importlib.import_module("shapes.drawn_shapes")
-
-
-def test_drawn_shapes_are_half_layers_and_a_quarter_odd(drawn: Any) -> None:
-    shapes = drawn.drawn_shapes(400, 3)
-    assert shapes == drawn.drawn_shapes(400, 3) != drawn.drawn_shapes(400, 4) and len(set(shapes)) == 400
-    layers = {nk for model in drawn.MODELS.values() for nk in model}
+def test_drawn_shapes_are_half_layers_and_a_quarter_odd() -> None:
+    shapes = drawn_shapes(400, 3)
+    assert shapes == drawn_shapes(400, 3) != drawn_shapes(400, 4) and len(set(shapes)) == 400
+    layers = {nk for model in MODELS.values() for nk in model}
     assert all((p.n, p.k) in layers and 1 <= p.m <= 8192 for p in shapes[::2])
     others = shapes[1::2]
     assert all(15 <= extent <= 16384 for p in others for extent in (p.m, p.n, p.k))
     assert all(p.m % 2 and p.n % 2 and p.k % 2 for p in others[1::2])
     assert not all(p.m % 2 for p in others[::2])
-    assert max(p.flops for p in shapes) <= drawn.MAX_FLOPS
-    nn = drawn.drawn_shapes(400, 3, "NN", "bf16")
+    assert max(p.flops for p in shapes) <= MAX_FLOPS
+    nn = drawn_shapes(400, 3, "NN", "bf16")
     assert {(p.layout, p.dtype) for p in nn} == {("NN", "bf16")} and [p.m for p in nn] == [p.m for p in shapes]
     with pytest.raises(UsageError, match="TN or NN"):
-        drawn.drawn_shapes(1, 0, "TT")
+        drawn_shapes(1, 0, "TT")
 
 
-def test_six_of_the_ten_models_share_no_weight_with_the_packaged_library(drawn: Any) -> None:
+def test_six_of_the_ten_models_share_no_weight_with_the_packaged_library() -> None:
     library = Library.packaged("h200")
     listed = {(row.problem.n, row.problem.k) for row in (*library.rows, *(one.row for one in library.intervals))}
-    assert len(drawn.MODELS) == 10 and len(drawn.OTHER_LAYERS) == 6
-    assert not listed & {nk for model in drawn.OTHER_LAYERS.values() for nk in model}
+    assert len(MODELS) == 10 and len(OTHER_LAYERS) == 6
+    assert not listed & {nk for model in OTHER_LAYERS.values() for nk in model}
 
 
 def test_what_ships_is_a_packaged_row_or_a_choice(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -143,6 +143,26 @@ def test_the_same_seed_the_same_policy(recording: Recording) -> None:
     assert any((a != b).any() for a, b in zip(one.regressor.weights, other.regressor.weights, strict=True))
 
 
+def test_a_training_has_one_thread_and_gives_the_others_back(recording: Recording) -> None:
+    learn, _ = split(recording)
+    seen: list[int] = []
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        settings = replace(SMALL, steps=128, regress=replace(SMALL.regress, epochs=1))
+        train(
+            part(recording, learn), settings, progress=lambda *_: seen.append(torch.get_num_threads()),
+            on_update=lambda *_: seen.append(torch.get_num_threads()) or False,
+        )  # fmt: skip
+        assert len(seen) >= 3 and set(seen) == {1}, "the regressor's epoch, and updates of PPO"
+        train_regressor(
+            part(recording, learn), settings.regress, progress=lambda *_: seen.append(10 * torch.get_num_threads())
+        )
+        assert seen[-1] == 10 and torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_a_training_that_was_stopped_goes_on(
     recording: Recording, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -71,6 +71,7 @@ PARTS = (
         {
             "list": "List suites, agents, kernels and counters",
             "compare": "Compare agents on held-out problems",
+            "compare-live": "Compare agents live on unseen problems (GPU)",
             "train": "Train the policy of agent ppo",
             "sweep": "Search the settings of `train` with Optuna",
             "recipe": "Train by the published reward and our own",

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -195,6 +196,27 @@ def parse_indices(option: str, text: str) -> tuple[int, ...]:
         raise UsageError(f"{option} {text!r}", "GPU indices separated by commas", "e.g. 0 or 0,1") from None
 
 
+def words(text: str) -> list[str]:
+    """Return the words of a text that commas separate, without blanks around them; empty ones are left out."""
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def integers(option: str, text: str) -> tuple[int, ...]:
+    """Return the integers of a text that commas separate; an empty text gives none.
+
+    Args:
+        option: name of the option for the message, e.g. ``--budgets``.
+        text: the integers.
+
+    Raises:
+        UsageError: a part is no integer.
+    """
+    try:
+        return tuple(int(word) for word in words(text))
+    except ValueError:
+        raise UsageError(f"{option} {text!r}", "integers separated by commas", f"e.g. {option} 4,8,16,32") from None
+
+
 def worker_plan(
     workers: str | None, device: str | None, gpus: str | None, count: int | None, ray_address: str | None
 ) -> WorkerPlan | None:
@@ -300,6 +322,22 @@ def _plain_progress(what: str) -> ProgressFn:
         if tenth > shown:
             shown = tenth
             err.print(f"{what}: {done}/{total} {_note(note)}".rstrip(), markup=False)
+
+    return update
+
+
+def with_estimate(progress: ProgressFn) -> ProgressFn:
+    """Return a progress function that adds the seconds left to the note, unless a bar estimates them."""
+    begun: list[tuple[float, int]] = []
+
+    def update(done: int, total: int, note: object = "") -> None:
+        now = monotonic()
+        if not begun:
+            begun.append((now, done))
+        start, first = begun[0]
+        if not err.is_terminal and done > first:
+            note = f"{note}, about {(now - start) * (total - done) / (done - first):.0f} s left"
+        progress(done, total, note)
 
     return update
 

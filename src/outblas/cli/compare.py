@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from time import monotonic
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from outblas.cli import common
-from outblas.cli.common import ProgressFn, err, out
+from outblas.cli.common import err, out
 from outblas.core.errors import UsageError
 from outblas.runtime.device import parse_device
 
@@ -64,31 +63,17 @@ def compare(
     from outblas.search.compare.compare_run import CompareRequest, run_compare
     from outblas.search.compare.held_out import Plan
 
-    plan = Plan(where.recording, _integers(budgets), held_out, split_seed, sample, _recording_name(across))
+    plan = Plan(
+        where.recording, common.integers("--budgets", budgets), held_out, split_seed, sample, _recording_name(across)
+    )
     with common.progress_bar("compare") as progress:
         request = CompareRequest(
-            plan, _words(splits), _words(agents), seeds, out_file, common.command_line(), jobs, resume,
-            _words(learn_from),
+            plan, common.words(splits), common.words(agents), seeds, out_file, common.command_line(), jobs, resume,
+            common.words(learn_from),
         )  # fmt: skip
-        run_compare(request, _with_estimate(progress), lambda line: err.print(line, markup=False))
+        run_compare(request, common.with_estimate(progress), lambda line: err.print(line, markup=False))
     print_comparison(read_comparison(out_file))
     out.print(f"result: {out_file}\npage:   outblas report {out_file}", markup=False)
-
-
-def _with_estimate(progress: ProgressFn) -> ProgressFn:
-    """Return a progress function that adds the seconds left to the note, unless a bar estimates them."""
-    begun: list[tuple[float, int]] = []
-
-    def update(done: int, total: int, note: object = "") -> None:
-        now = monotonic()
-        if not begun:
-            begun.append((now, done))
-        start, first = begun[0]
-        if not err.is_terminal and done > first:
-            note = f"{note}, about {(now - start) * (total - done) / (done - first):.0f} s left"
-        progress(done, total, note)
-
-    return update
 
 
 def print_comparison(comparison: Comparison) -> None:
@@ -145,16 +130,3 @@ def _lines(comparison: Comparison, made: dict[tuple[str, int], Figure]) -> list[
 def _recording_name(across: str | None) -> str | None:
     """Return the recording that ``--across`` names, with or without ``replay:`` in front."""
     return None if across is None else across.removeprefix("replay:")
-
-
-def _words(text: str) -> list[str]:
-    return [word.strip() for word in text.split(",") if word.strip()]
-
-
-def _integers(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(word) for word in _words(text))
-    except ValueError:
-        raise UsageError(
-            f"--budgets {text!r}", "integers separated by commas", "e.g. --budgets 0,1,2,4,8,16,32"
-        ) from None

@@ -28,6 +28,7 @@ from outblas.cli.profile import profile
 from outblas.cli.record import record
 from outblas.cli.report import report
 from outblas.cli.results import results
+from outblas.cli.study.live_command import compare_live
 from outblas.cli.study.recipe_command import recipe
 from outblas.cli.study.recording_group import recording
 from outblas.cli.t4 import export_t4, import_t4
@@ -79,6 +80,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "report": report,
     "list": listing,
     "compare": compare,
+    "compare-live": compare_live,
     "train": train,
     "sweep": sweep,
     "recipe": recipe,

@@ -1,10 +1,15 @@
-"""Check for the optional package that reads and writes Parquet: recordings, result files and comparisons need it."""
+"""Parquet: the check for its optional package, and files of plain columns with the ``outblas`` metadata."""
 
 from __future__ import annotations
 
 import importlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
-from outblas.core.errors import ToolchainMissing
+from outblas.core.errors import RecordError, ToolchainMissing
+from outblas.core.files import write_atomic
 from outblas.core.install_hint import install_hint
 
 
@@ -20,3 +25,58 @@ def check_parquet() -> None:
         raise ToolchainMissing(
             "pyarrow is not installed", "pyarrow, which reads and writes Parquet files", install_hint("tune")
         ) from error
+
+
+def column_schema(columns: Mapping[str, str]) -> Any:
+    """Return the Arrow schema of columns without nulls.
+
+    Args:
+        columns: name -> ``string``, ``int32``, ``double`` or ``bool``.
+    """
+    import pyarrow as pa
+
+    kinds = {"string": pa.string(), "int32": pa.int32(), "double": pa.float64(), "bool": pa.bool_()}
+    return pa.schema([pa.field(name, kinds[kind], False) for name, kind in columns.items()])
+
+
+def write_table(table: Any, meta: Mapping[str, Any], path: Path) -> Path:
+    """Write a table atomically with page checksums; return its path.
+
+    Args:
+        table: an Arrow table.
+        meta: JSON values of the metadata ``outblas``.
+        path: the file.
+
+    Raises:
+        RecordError: the disk refuses.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    sink = pa.BufferOutputStream()
+    table = table.replace_schema_metadata({b"outblas": json.dumps(meta).encode()})
+    pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
+    return write_atomic(path, sink.getvalue().to_pybytes())
+
+
+def read_table(path: Path, columns: Mapping[str, str], expected: str, do: str) -> Any:
+    """Return some columns of a file as an Arrow table, with their checksums verified.
+
+    Args:
+        path: the file.
+        columns: as for :func:`column_schema`.
+        expected: content of the file in words, for the error.
+        do: remedy in the error.
+
+    Raises:
+        RecordError: the file is truncated or damaged, or lacks a column.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.read_table(path, page_checksum_verification=True)
+        return table.select(list(columns)).replace_schema_metadata(None).cast(column_schema(columns))
+    except (pa.ArrowException, OSError, ValueError, KeyError) as error:
+        reason = str(error).split("\n")[0]
+        raise RecordError(f"{path} cannot be read: {reason}", expected, do) from error

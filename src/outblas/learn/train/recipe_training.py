@@ -5,6 +5,7 @@ The recipe has no regressor and chooses no checkpoint: the policy starts without
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from outblas.learn.policy import Policy
 from outblas.learn.posterior import Regressor
 from outblas.learn.reward import HIT_RATE
 from outblas.learn.train.recipe_evaluator import RecipeCells, RecipeEvaluator
+from outblas.learn.train.torch_threads import one_thread
 from outblas.learn.train.train_ppo import PpoSettings, TrainingRun, claim_folder, make_learner, wandb_run
 from outblas.learn.train.training_part import TrainingPart
 
@@ -106,7 +108,7 @@ def train_by_reward(
     """Train a policy on recorded problems under ``settings.preset``; the last policy counts.
 
     With ``run.wandb`` every update logs ``reward``, ``l2_hit_rate`` and ``failed_share`` to Weights & Biases, offline.
-    The result is the same for the same seed. torch has one thread from then on.
+    The result is the same for the same seed. torch has one thread meanwhile.
 
     Args:
         part: the problems.
@@ -120,9 +122,7 @@ def train_by_reward(
         RecordError: a checkpoint cannot be read or written, or another process trains in the folder.
         ToolchainMissing: wandb is wanted and not installed.
     """
-    if run.path is None:
-        return _train(part, settings, cells, run, progress)
-    with lock_folder(run.path):
+    with contextlib.nullcontext() if run.path is None else lock_folder(run.path), one_thread():
         claim_folder(run, settings, [part])
         return _train(part, settings, cells, run, progress)
 
@@ -131,7 +131,6 @@ def _train(
     part: TrainingPart, settings: PpoSettings, cells: RecipeCells, run: TrainingRun, progress: Progress | None
 ) -> Trained:
     torch.manual_seed(settings.seed)
-    torch.set_num_threads(1)  # the networks are small: more threads wait for each other
     begun = Policy(blank_regressor(), {})
     model, done = make_learner([part], settings, begun, run, partial(RecipeEvaluator, cells=cells))
     watch = _Watch(settings, run, done, progress)

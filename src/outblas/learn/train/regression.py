@@ -16,6 +16,7 @@ from outblas.core.problem import Problem
 from outblas.learn.features import Features, candidate_features, problem_features
 from outblas.learn.policy import Policy
 from outblas.learn.posterior import Regressor
+from outblas.learn.train.torch_threads import one_thread
 from outblas.learn.train.training_cache import training_cache_folder
 from outblas.learn.train.training_part import TrainingPart, split_parts
 from outblas.records.recording import Recording
@@ -169,10 +170,10 @@ def train_regressor(
     parts: Sequence[TrainingPart], settings: RegressSettings | None = None, seed: int = 0,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> Regressor:  # fmt: skip
-    """Train a regressor on the recorded cells of ``parts``. The result is the same for the same seed and number of
-    threads.
+    """Train a regressor on the recorded cells of ``parts``. The result is the same for the same seed.
 
-    An input that is the same everywhere contributes nothing. On one GPU, so are all features of the GPU.
+    torch has one thread meanwhile. An input that is the same everywhere contributes nothing. On one GPU, so are all
+    features of the GPU.
 
     Args:
         parts: recorded problems, of one GPU or several. Each task counts the same.
@@ -194,8 +195,7 @@ def train_regressor(
     same = (limits[0] == limits[1]) | (deviation < 1e-6)
     scale = np.where(same, 0.0, 1.0 / np.maximum(deviation, 1e-6)).astype(np.float32)
     x, y, weight = _padded(tasks, mean.astype(np.float32), scale)
-    generator = torch.random.fork_rng()
-    with generator:
+    with torch.random.fork_rng(), one_thread():
         torch.manual_seed(seed)
         nets = _fit(_Nets(x.shape[-1], settings), x, y, weight, settings, progress)
     weights, biases = ([p.detach().numpy().astype(np.float32) for p in part] for part in (nets.weights, nets.biases))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -25,6 +24,8 @@ from outblas.learn.features import problem_features
 from outblas.learn.knob_policy import KnobPolicy
 from outblas.learn.recorded_members import RecordedMembers
 from outblas.learn.train.knob_quality import KnobSearch, knob_search_qualities, knob_searches
+from outblas.learn.train.learner_settings import LearnerSettings, require
+from outblas.learn.train.torch_threads import one_thread
 from outblas.learn.train.train_ppo import Progress, TrainingRun, claim_folder
 from outblas.learn.train.training_part import TrainingPart, split_parts
 from outblas.records.provenance import source_commit
@@ -50,27 +51,15 @@ SIMULATED_FROM_ARCH = 90
 
 
 @dataclass(frozen=True)
-class KnobSettings:
-    """Every hyper-parameter of the recipe.
+class KnobSettings(LearnerSettings):
+    """Every hyper-parameter of the recipe. A transition is one choice of a knob.
 
     Attributes:
-        lr: Adam's learning rate, above 0.
-        batch: transitions per minibatch, 2 or more.
-        gamma: discount per choice, 0 to 1.
-        entropy: factor of the entropy bonus, 0 or more.
-        steps: transitions in all; a transition is one choice of a knob.
-        simulated: share of them on the simulated GPU, 0 to 1. The rest are on the recording.
-        rollout: transitions per update of each environment.
-        envs: environments side by side.
-        epochs: passes over an update's transitions.
-        clip: PPO's bound of the probability ratio.
-        gae: lambda of the generalised advantage estimate.
-        budget: measurements per episode, 1 or more.
-        width: units of each of the two hidden layers, of the policy and of the value.
-        seed: seed of everything, 0 to 2**32 - 1.
+        simulated: share of the transitions on the simulated GPU, 0 to 1. The rest are on the recording.
+        width: units of each of the two hidden layers, of the policy and of the value; 1 to 4096.
 
     Raises:
-        UsageError: a value is outside its range. ``clip`` and ``gae`` are not checked.
+        UsageError: a value is outside its range.
     """
 
     lr: float = 5e-4
@@ -78,24 +67,15 @@ class KnobSettings:
     gamma: float = 1.0
     entropy: float = 0.01
     steps: int = 300_000
-    simulated: float = 0.5
     rollout: int = 256
-    envs: int = 8
-    epochs: int = 4
-    clip: float = 0.2
-    gae: float = 0.95
     budget: int = 4
+    simulated: float = 0.5
     width: int = 128
-    seed: int = 0
 
     def __post_init__(self) -> None:
-        counts = {name: (getattr(self, name), 1, math.inf) for name in ("steps", "rollout", "envs", "epochs", "budget")}
-        shares = {name: (getattr(self, name), 0, 1) for name in ("gamma", "simulated")}
-        others = {"lr": (self.lr, 1e-12, 1e3), "entropy": (self.entropy, 0, 1e3), "seed": (self.seed, 0, 2**32 - 1)}
-        sizes = {"batch": (self.batch, 2, math.inf), "width": (self.width, 1, 4096)}
-        for name, (value, least, most) in (counts | shares | others | sizes).items():
-            if not least <= value <= most:
-                raise UsageError(f"{name} is {value}", f"{least} to {most}", f"correct {name}")
+        super().__post_init__()
+        require("simulated", self.simulated, 0 <= self.simulated <= 1, "a number from 0 to 1")
+        require("width", self.width, 1 <= self.width <= 4096, "an integer from 1 to 4096")
 
     @property
     def simulated_steps(self) -> int:
@@ -116,7 +96,7 @@ def train_knobs(
     The first stage offers every legal member of the space on simulated GPUs: that of the recording, and the other
     packaged ones with wgmma. The second stage offers the recorded cells of ``problems`` only. ``split_parts`` holds
     some problems back; the checkpoint that is best on their recorded cells is returned. The first checkpoint is the
-    untrained network. The result is the same for the same seed and number of threads.
+    untrained network. torch has one thread meanwhile. The result is the same for the same seed.
 
     Args:
         recording: the recording.
@@ -134,7 +114,7 @@ def train_knobs(
     run = run or TrainingRun()
     if len(problems) < 10:
         raise UsageError(f"{len(problems)} problems to train on", "10 or more", "name more problems")
-    with contextlib.nullcontext() if run.path is None else lock_folder(run.path):
+    with contextlib.nullcontext() if run.path is None else lock_folder(run.path), one_thread():
         claim_folder(run, settings, [TrainingPart(recording, tuple(problems))])
         return _Training(recording, problems, settings, run, progress, space or kernel_space()).run()
 
@@ -184,11 +164,7 @@ class _Training:
         if kept is not None and kept.exists():
             return MaskablePPO.load(kept, env=envs, tensorboard_log=logs)
         network = {"net_arch": {"pi": [s.width] * 2, "vf": [s.width] * 2}, "activation_fn": torch.nn.SiLU}
-        return MaskablePPO(
-            "MlpPolicy", envs, learning_rate=s.lr, n_steps=s.rollout, batch_size=s.batch, n_epochs=s.epochs,
-            gamma=s.gamma, gae_lambda=s.gae, clip_range=s.clip, ent_coef=s.entropy, seed=s.seed,
-            tensorboard_log=logs, device="cpu", policy_kwargs=network,
-        )  # fmt: skip
+        return MaskablePPO("MlpPolicy", envs, tensorboard_log=logs, policy_kwargs=network, **s.learner_arguments())
 
     def _simulated(self) -> Any:
         from outblas.learn.knob_env import KnobEnv

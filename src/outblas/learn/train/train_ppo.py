@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -23,8 +22,10 @@ from outblas.learn.policy import Policy, input_names
 from outblas.learn.posterior import Regressor
 from outblas.learn.reward import PRESETS
 from outblas.learn.samplers import SAMPLERS, sampler
+from outblas.learn.train.learner_settings import LearnerSettings, require
 from outblas.learn.train.policy_quality import recorded_searches, search_qualities
 from outblas.learn.train.regression import RegressSettings, cached_regressor
+from outblas.learn.train.torch_threads import one_thread
 from outblas.learn.train.training_part import TrainingPart, split_parts
 from outblas.records.provenance import source_commit
 from outblas.records.recording import Recording
@@ -45,28 +46,16 @@ JUDGED_MEASUREMENTS = (1, 2, 4, 8)
 
 
 @dataclass(frozen=True)
-class PpoSettings:
-    """Every hyper-parameter of the recipe.
+class PpoSettings(LearnerSettings):
+    """Every hyper-parameter of the recipe. An episode's transition is a measurement.
 
     Attributes:
-        lr: Adam's learning rate, above 0.
-        batch: transitions per minibatch, 2 or more.
-        gamma: discount, 0 to 1.
-        entropy: factor of the entropy bonus, 0 or more.
-        steps: transitions in all.
-        rollout: transitions per update of each environment.
-        envs: environments side by side.
-        epochs: passes over an update's transitions.
-        clip: PPO's bound of the probability ratio.
-        gae: lambda of the generalised advantage estimate.
-        budget: measurements per episode; 1 makes a contextual bandit.
         sampler: name of a sampler of ``outblas.learn.samplers``.
         preset: preset of the reward.
-        seed: seed of everything, 0 to 2**32 - 1.
         regress: settings of the regressor's training.
 
     Raises:
-        UsageError: a value is outside its range. ``clip`` and ``gae`` are not checked.
+        UsageError: a value is outside its range.
     """
 
     lr: float = 3e-4
@@ -75,31 +64,14 @@ class PpoSettings:
     entropy: float = 0.05
     steps: int = 40_000
     rollout: int = 128
-    envs: int = 8
-    epochs: int = 4
-    clip: float = 0.2
-    gae: float = 0.95
-    budget: int = 8
     sampler: str = "grid"
     preset: str = "gated"
-    seed: int = 0
     regress: RegressSettings = field(default_factory=RegressSettings)
 
     def __post_init__(self) -> None:
-        for name in ("steps", "rollout", "envs", "epochs", "budget"):
-            _require(name, getattr(self, name), getattr(self, name) >= 1, "1 or more")
-        _require("batch", self.batch, self.batch >= 2, "2 or more")
-        _require("lr", self.lr, 0 < self.lr < math.inf, "a number above 0")
-        _require("entropy", self.entropy, 0 <= self.entropy < math.inf, "a number of 0 or more")
-        _require("gamma", self.gamma, 0 <= self.gamma <= 1, "a number from 0 to 1")
-        _require("seed", self.seed, 0 <= self.seed < 2**32, "an integer from 0 to 4294967295")
-        _require("sampler", self.sampler, self.sampler in SAMPLERS, " or ".join(SAMPLERS))
-        _require("preset", self.preset, self.preset in PRESETS, " or ".join(PRESETS))
-
-
-def _require(name: str, value: object, fits: bool, expected: str) -> None:
-    if not fits:
-        raise UsageError(f"{name} is {value}", expected, f"correct {name}")
+        super().__post_init__()
+        require("sampler", self.sampler, self.sampler in SAMPLERS, " or ".join(SAMPLERS))
+        require("preset", self.preset, self.preset in PRESETS, " or ".join(PRESETS))
 
 
 #: Settings of the packaged policies. The entropy bonus is at the lower end of a sweep's range. The policy begins near
@@ -140,7 +112,7 @@ def train(
     ``split_parts`` holds some problems back. Episodes take the parts in turns. The checkpoint that is best on the
     problems held back is returned. The first checkpoint is the regressor's greedy order, so a training that learns
     nothing returns that order.
-    The result is the same for the same seed and number of threads.
+    torch has one thread meanwhile. The result is the same for the same seed.
 
     Args:
         parts: recorded problems of one GPU or several, 10 or more in all. The layout, dtype and accumulator of a part's
@@ -159,7 +131,7 @@ def train(
     count = sum(len(part.problems) for part in parts)
     if count < 10:
         raise UsageError(f"{count} problems to train on", "10 or more", "name more problems")
-    with contextlib.nullcontext() if run.path is None else lock_folder(run.path):
+    with contextlib.nullcontext() if run.path is None else lock_folder(run.path), one_thread():
         return _train(parts, settings, run, progress, on_update)
 
 
@@ -227,11 +199,7 @@ def make_learner(
     if kept is not None and kept.exists():
         model = MaskablePPO.load(kept, env=envs, tensorboard_log=logs)
         return model, int(model.num_timesteps)
-    model = MaskablePPO(
-        CandidatePolicy, envs, learning_rate=settings.lr, n_steps=settings.rollout, batch_size=settings.batch,
-        n_epochs=settings.epochs, gamma=settings.gamma, gae_lambda=settings.gae, clip_range=settings.clip,
-        ent_coef=settings.entropy, seed=settings.seed, tensorboard_log=logs, device="cpu",
-    )  # fmt: skip
+    model = MaskablePPO(CandidatePolicy, envs, tensorboard_log=logs, **settings.learner_arguments())
     return model, 0
 
 

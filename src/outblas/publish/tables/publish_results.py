@@ -25,6 +25,7 @@ from outblas.publish.tables.compare_block import compare_block, comparison_of
 from outblas.publish.tables.compare_picture import compare_svg
 from outblas.publish.tables.counter_table import counters_text
 from outblas.publish.tables.headline import ANY_SHAPES, headline_rows, headline_table
+from outblas.publish.tables.live_block import LIVE, LIVE_PICTURE, live_block, live_files, live_svg
 from outblas.publish.tables.notes import (
     notes_of_accuracy,
     notes_of_cutlass,
@@ -119,6 +120,7 @@ def generated_blocks(measured: Measured) -> dict[tuple[str, str], Callable[[], s
         ("docs/llm/recipe.md", "cost"): cost_table,
         ("docs/reference/knobs.md", "knobs"): reference_blocks.knob_page,
         ("docs/search/agents.md", "agents"): reference_blocks.agent_table,
+        ("docs/search/compare-live.md", "live"): lambda: _live(folder),
         ("docs/search/published-recipe.md", "recipe"): lambda: recipe_block(folder / RECIPE),
     }
     across = across_files(folder.parent)
@@ -135,10 +137,16 @@ def generated_blocks(measured: Measured) -> dict[tuple[str, str], Callable[[], s
 
 def _headline(folder: Path) -> str:
     """Return the small table: every folder beside this one that has result files of a GPU, this one first."""
-    folders = {path.parent for path in folder.parent.glob("*/*.parquet") if path.name != ACROSS}
+    folders = {path.parent for path in folder.parent.glob("*/*.parquet") if path.name not in (ACROSS, LIVE)}
     beside = sorted(path for path in folders if path != folder and path.name != ANY_SHAPES)
     every = [Measured(path) for path in (folder, *beside)]
     return headline_table([row for one in every for row in headline_rows(one.folder, one.results)])
+
+
+def _live(folder: Path) -> str:
+    """Return the tables of live comparisons, with the picture of this folder's if it has one."""
+    picture = f"../img/{LIVE_PICTURE}" if (folder / LIVE).exists() else None
+    return live_block(live_files(folder.parent), picture)
 
 
 def _notes(folder: Path) -> list[str]:
@@ -154,6 +162,8 @@ def _wanted(folder: Path, root: Path) -> dict[Path, str]:
     compared = comparison_of(folder)
     if compared is not None:
         wanted[root / PICTURES / COMPARE_PICTURE] = compare_svg(read_comparison(compared))
+    if (folder / LIVE).exists():
+        wanted[root / PICTURES / LIVE_PICTURE] = live_svg(folder / LIVE)
     for (page, name), text in generated_blocks(measured).items():
         path = root / page
         if path in wanted or path.exists():

@@ -104,6 +104,30 @@ class Agent:
         return random.Random(f"{self.seed}/{problem.key}/{len(history)}")
 
 
+class LaunchTurns(Agent):
+    """Base class of agents that search each launch option by itself; the options take turns (:func:`each_launch`)."""
+
+    def propose(
+        self, problem: Problem, candidates: Sequence[KernelConfig], history: Sequence[Evaluation], n: int
+    ) -> list[KernelConfig]:
+        return each_launch(candidates, history, n, lambda group, own: self.order(problem, group, own, n))
+
+    def order(
+        self, problem: Problem, group: Sequence[KernelConfig], history: Sequence[Evaluation], n: int
+    ) -> list[KernelConfig]:
+        """Return untried configs of one launch option, best guess first.
+
+        The base class raises NotImplementedError.
+
+        Args:
+            problem: the problem to search.
+            group: legal candidates of the option, tried ones included.
+            history: the option's evaluations so far, in the order of their proposal.
+            n: configs that are used; those after them may be left out.
+        """
+        raise NotImplementedError
+
+
 def unexplored(candidates: Sequence[KernelConfig], history: Sequence[Evaluation]) -> list[KernelConfig]:
     """Return the candidates whose config is in no evaluation of ``history``, in their order."""
     tried = {evaluation.config for evaluation in history}

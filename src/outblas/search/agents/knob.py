@@ -18,7 +18,7 @@ from outblas.core.roofline import Gpu
 from outblas.kernels.kernel_space import without_launch
 from outblas.kernels.knobs import all_knobs
 from outblas.learn.knob_policy import KnobPolicy, KnobView, SearchState
-from outblas.search.agents.base import Agent, each_launch, unexplored
+from outblas.search.agents.base import LaunchTurns, unexplored
 
 if TYPE_CHECKING:
     from outblas.records.recording import Recording
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 KNOB_POLICY_VARIABLE = "OUTBLAS_KNOB_POLICY"
 
 
-class KnobAgent(Agent):
+class KnobAgent(LaunchTurns):
     """Policy trained by PPO to choose a kernel knob by knob; legal by construction.
 
     The likeliest untried candidates come first. Their probability is the product over the knobs, each among the values
@@ -65,13 +65,8 @@ class KnobAgent(Agent):
         own = training_cache_folder("knob-policies", [TrainingPart(recording, tuple(problems))], asdict(settings))
         self._policy = train_knobs(recording, problems, settings, TrainingRun(own))
 
-    def propose(
-        self, problem: Problem, candidates: Sequence[KernelConfig], history: Sequence[Evaluation], n: int
-    ) -> list[KernelConfig]:
-        return each_launch(candidates, history, n, lambda group, own: self._order(problem, group, own))
-
-    def _order(
-        self, problem: Problem, group: Sequence[KernelConfig], history: Sequence[Evaluation]
+    def order(
+        self, problem: Problem, group: Sequence[KernelConfig], history: Sequence[Evaluation], n: int
     ) -> list[KernelConfig]:
         left = unexplored(group, history)
         if not left:

@@ -18,7 +18,7 @@ from outblas.core.gpu_records import nearest_with_data
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
 from outblas.learn.policy import CandidateView, Policy
-from outblas.search.agents.base import Agent, each_launch, unexplored
+from outblas.search.agents.base import LaunchTurns, unexplored
 
 if TYPE_CHECKING:
     from outblas.learn.train.train_ppo import PpoSettings
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 POLICY_VARIABLE = "OUTBLAS_POLICY"
 
 
-class Ppo(Agent):
+class Ppo(LaunchTurns):
     """Policy trained by PPO across shapes; it adapts to measurements.
 
     Untried candidates with the highest score come first; the score depends on the problem's measurements so far. Each
@@ -87,13 +87,8 @@ class Ppo(Agent):
 
         return replace(RECIPE, seed=self.seed)
 
-    def propose(
-        self, problem: Problem, candidates: Sequence[KernelConfig], history: Sequence[Evaluation], n: int
-    ) -> list[KernelConfig]:
-        return each_launch(candidates, history, n, lambda group, own: self._order(problem, group, own))
-
-    def _order(
-        self, problem: Problem, group: Sequence[KernelConfig], history: Sequence[Evaluation]
+    def order(
+        self, problem: Problem, group: Sequence[KernelConfig], history: Sequence[Evaluation], n: int
     ) -> list[KernelConfig]:
         place = {config: i for i, config in enumerate(group)}
         seen = [e for e in history if e.config in place]
@@ -133,10 +128,10 @@ class PpoOneshot(Ppo):
     def recipe(self) -> PpoSettings:
         return replace(super().recipe(), budget=1)
 
-    def _order(
-        self, problem: Problem, group: Sequence[KernelConfig], history: Sequence[Evaluation]
+    def order(
+        self, problem: Problem, group: Sequence[KernelConfig], history: Sequence[Evaluation], n: int
     ) -> list[KernelConfig]:
-        return unexplored(super()._order(problem, group, ()), history)
+        return unexplored(super().order(problem, group, (), n), history)
 
 
 def packaged_policy(gpu: Gpu, kind: str = "") -> str:

@@ -16,7 +16,7 @@ from outblas.learn.features import candidate_features, knob_columns, problem_fea
 from outblas.learn.policy import CandidateView, Policy
 from outblas.learn.posterior import Regressor, expected_improvement, posterior
 from outblas.records.recording import Recording
-from outblas.search.agents.base import Agent, each_launch, unexplored
+from outblas.search.agents.base import LaunchTurns, unexplored
 
 if TYPE_CHECKING:
     from outblas.learn.train.training_part import TrainingPart
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 FAILED_LOG_SLOWDOWN = math.log(4.0)
 
 
-class Surrogate(Agent):
+class Surrogate(LaunchTurns):
     """Expected improvement (Bayesian) on a model learned across shapes.
 
     The objective is log time. Each launch option is a separate search, and they take turns. The prediction is that of
@@ -72,15 +72,9 @@ class Surrogate(Agent):
 
         self._regressor = regressor_of_ppo(parts, self.seed)
 
-    def propose(
-        self, problem: Problem, candidates: Sequence[KernelConfig], history: Sequence[Evaluation], n: int
-    ) -> list[KernelConfig]:
-        return each_launch(candidates, history, n, lambda group, own: self._order(problem, group, own, n))
-
-    def _order(
+    def order(
         self, problem: Problem, group: Sequence[KernelConfig], history: Sequence[Evaluation], n: int
     ) -> list[KernelConfig]:
-        """Return up to ``n`` configs of one launch option."""
         if not unexplored(group, history):
             return []
         search = _Search(self._view(problem, group), group, history)

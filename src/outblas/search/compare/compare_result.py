@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outblas.core.errors import OutblasError, RecordError
-from outblas.core.files import write_atomic
 from outblas.core.problem import Problem
+from outblas.records.parquet import column_schema, read_table, write_table
 from outblas.records.results import FORMAT, PROVENANCE_FIELDS, read_meta
 
 KIND = "compare"
@@ -101,17 +100,13 @@ def write_comparison(rows: Sequence[Sequence[Any]], meta: Mapping[str, Any], pat
             or the disk refuses.
     """
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     path = Path(path)
     full = {**meta, "format": FORMAT, "kind": KIND}
     columns = list(zip(*rows, strict=True)) or [()] * len(COLUMNS)
-    table = pa.table(dict(zip(COLUMNS, columns, strict=True)), schema=_schema())
+    table = pa.table(dict(zip(COLUMNS, columns, strict=True)), schema=column_schema(COLUMNS))
     _checked(table, full, path)
-    sink = pa.BufferOutputStream()
-    table = table.replace_schema_metadata({b"outblas": json.dumps(full).encode()})
-    pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
-    return write_atomic(path, sink.getvalue().to_pybytes())
+    return write_table(table, full, path)
 
 
 def read_comparison(path: str | os.PathLike[str]) -> Comparison:
@@ -121,22 +116,13 @@ def read_comparison(path: str | os.PathLike[str]) -> Comparison:
         RecordError: it is missing, truncated or damaged, of another kind or format version, lacks a column, or holds
             rows that contradict themselves.
     """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     path = Path(path)
     meta = read_meta(path)
     if meta.get("kind") != KIND:
         raise RecordError(
             f"{path} is of kind {meta.get('kind')!r}", f"kind {KIND!r}", "pass what `outblas compare` wrote"
         )
-    try:
-        table = pq.read_table(path, page_checksum_verification=True)
-        table = table.select(list(COLUMNS)).replace_schema_metadata(None).cast(_schema())
-    except (pa.ArrowException, OSError, ValueError, KeyError) as error:
-        reason = str(error).split("\n")[0]
-        raise RecordError(f"{path} cannot be read: {reason}", "an undamaged comparison", _AGAIN) from error
-    return _checked(table, meta, path)
+    return _checked(read_table(path, COLUMNS, "an undamaged comparison", _AGAIN), meta, path)
 
 
 def _checked(table: Any, meta: dict[str, Any], path: Path) -> Comparison:
@@ -196,10 +182,3 @@ def _coded(column: Any, known: list[str], what: str, path: Path) -> tuple[tuple[
         )
     positions = np.array([names.index(str(value)) for value in values], dtype=np.int64)
     return names, positions[codes]
-
-
-def _schema() -> Any:
-    import pyarrow as pa
-
-    kinds = {"string": pa.string(), "int32": pa.int32(), "double": pa.float64(), "bool": pa.bool_()}
-    return pa.schema([pa.field(name, kinds[kind], False) for name, kind in COLUMNS.items()])

@@ -1,4 +1,4 @@
-"""Shapes drawn after a fit, for ``benchmarks/new_shapes.py --drawn``.
+"""Shapes drawn by a seed: for a live comparison of agents, and for ``benchmarks/new_shapes.py --drawn``.
 
 Half are layers of ten published models with M drawn log-uniformly from 1 to 8192. Six of the models share no (N, K)
 with a row or an interval of the packaged library. The others have all extents log-uniform from 16 to 16384. A quarter
