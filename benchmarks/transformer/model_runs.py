@@ -12,11 +12,10 @@ from typing import Any
 
 import torch
 from llama_example import llama
-from step_rounds import WARM_UPS, Entry, Step, StepGraphs, switched_on
+from step_rounds import WARM_UPS, Entry, Step, StepGraphs, fused_launches, switched_on
 from torch._inductor import config as inductor_config
 
 import outblas
-from outblas.dispatch import fused
 
 
 @dataclass(frozen=True)
@@ -207,7 +206,7 @@ def counted(model: Any, variant: Variant) -> Iterator[dict[str, int]]:
     if not variant.ours:
         yield counts
         return
-    before, launched, promises, follow = outblas.status()["torch"], _launched(), [0], [0]
+    before, launched, promises, follow = outblas.status()["torch"], fused_launches(), [0], [0]
 
     def hook(*_: Any) -> None:
         promises[0] += 1
@@ -232,10 +231,5 @@ def counted(model: Any, variant: Variant) -> Iterator[dict[str, int]]:
     if variant.weights:
         counts["promised"] = promises[0]
     if variant.fused:
-        counts["fused"] = _launched() - launched
+        counts["fused"] = fused_launches() - launched
         counts["unfused"] = follow[0] - counts["fused"]
-
-
-def _launched() -> int:
-    """Products so far by fused kernels."""
-    return sum(each["launched"] for each in fused.status().values())

@@ -15,6 +15,7 @@ import torch
 import outblas
 from outblas.core.errors import DeviceError, UsageError
 from outblas.core.stats import bootstrap_median, paired_speedup
+from outblas.dispatch import fused
 
 #: Eager or compiled calls before a capture, or before times are taken.
 WARM_UPS = 3
@@ -161,6 +162,11 @@ class Entry:
     around: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
     products: dict[str, int] = field(default_factory=dict)
     keeps: tuple[Any, ...] = ()
+
+
+def fused_launches() -> int:
+    """Return the number of products so far that fused kernels computed."""
+    return sum(each["launched"] for each in fused.status().values())
 
 
 def time_rounds(entries: Mapping[str, Entry], rounds: int, alone: bool, seed: int = 0) -> dict[str, list[float]]:

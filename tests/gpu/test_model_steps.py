@@ -112,9 +112,9 @@ def test_a_graph_holds_the_fused_kernels(code: SimpleNamespace, model: Any, size
     graph.run()
     eager.reset()
     with eager.around():
-        before = code.model_runs._launched()
+        before = code.step_rounds.fused_launches()
         logits = eager.run()
-        assert code.model_runs._launched() - before == FOLLOWED
+        assert code.step_rounds.fused_launches() - before == FOLLOWED
     torch.cuda.synchronize()
     error = float((graph.keeps[1].float() - logits.float()).abs().max())
     assert error < 0.05 * float(logits.float().square().mean().sqrt())
