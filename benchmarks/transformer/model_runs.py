@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import gc
 import types
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from typing import Any
 
 import torch
 from llama_example import llama
-from step_rounds import WARM_UPS, Entry, Step, StepGraphs, fused_launches, switched_on
+from step_rounds import WARM_UPS, Entry, Step, StepGraphs, fused_launches, release_memory, switched_on
 from torch._inductor import config as inductor_config
 
 import outblas
@@ -134,9 +133,7 @@ class Work:
     def close(self) -> None:
         """Release the memory of the step."""
         self.cache = self.ids = None
-        gc.collect()
-        if self.graphs.pool is not None:
-            torch.cuda.empty_cache()
+        release_memory()
 
 
 def entry(work: Work, mode: str, variant: Variant, backend: str = "inductor") -> Entry:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -135,6 +136,13 @@ class StepGraphs:
         ):
             result = run()
         return graph, result
+
+
+def release_memory() -> None:
+    """Give back the memory of models, caches and graphs that are no longer used."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def no_recompilation() -> contextlib.AbstractContextManager[Any]:

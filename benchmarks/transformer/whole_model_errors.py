@@ -65,8 +65,8 @@ def logit_errors(found: Any, reference: Any) -> dict[str, float]:
         reference: logits in fp32, of the same shape.
 
     Returns:
-        ``largest`` and ``mean`` of the absolute error, ``agree``: the share of places whose largest logit is of the
-        reference's token, ``places``: their number, and ``rms`` of the reference. A NaN stays one.
+        ``largest`` and ``mean`` of the absolute error, ``rms`` of the reference, ``places``, their number. ``agree`` is
+        the share of places whose largest logit is of the reference's token. A NaN stays one.
     """
     largest, total, agree, places = [], 0.0, 0, 0
     for z, exact in zip(found, reference, strict=True):  # in fp64 all at once would take gigabytes

@@ -1,4 +1,4 @@
-"""The result file of whole_models.py: its settings, its rows, and the bars that they are judged by."""
+"""The result file of whole_models.py: its settings, its rows, and its bars."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from outblas.core.plain_files import read_json
 from outblas.core.stats import geomean
 from outblas.publish.tables.whole_models_table import FORMAT
 
-#: (variant, figure) -> the geometric mean over a model's steps that is asked for.
+#: (variant, figure) -> the least geometric mean over a model's steps.
 BARS = {("enable", "speedup"): 1.04, ("optimize", "speedup"): 1.10, ("optimize", "speedup_over_merged"): 1.05}
 #: No step of these variants may be slower than this.
 LEAST = 0.99

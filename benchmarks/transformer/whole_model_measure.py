@@ -38,7 +38,7 @@ def measure(
         compile_options: for torch.compile.
 
     Returns:
-        (name -> figures, name -> the reason why there are none).
+        (name -> figures, name -> the reason why it has no figures).
 
     Raises:
         Exception: torch's own step fails, or the GPU is lost.
@@ -57,6 +57,7 @@ def measure(
             left_out[name] = first_line(error)
             if work.graphs.pool is not None:
                 torch.cuda.synchronize()  # raises if the GPU is lost: then nothing more can run
+                work.graphs.renew_pool()  # a capture may have failed in it
             continue
         ready[name] = made
     found = speeds(_timed(ready, rounds))

@@ -1,22 +1,22 @@
-"""One step of a transformers model, and the variants of its run: for whole_models.py."""
+"""A step of a transformers model, and the variants of its run: for whole_models.py."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import gc
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
 import torch
-from step_rounds import WARM_UPS, Entry, Step, StepGraphs, fused_launches, switched_on
+import transformers
+from step_rounds import WARM_UPS, Entry, Step, StepGraphs, fused_launches, release_memory, switched_on
 from torch._inductor.utils import fresh_cache
-from transformers import StaticCache
 from whole_model_weights import tensor_bytes
 
 import outblas
+from outblas.core.errors import UsageError
 
 #: Sequences of a decode step, and prompts of a prefill step, whose logits are compared with fp32.
 COMPARED = 8
@@ -96,12 +96,12 @@ class WholeStep:
         self._next = tokens(step.size, places) if step.kind == "decode" else tokens(COMPARED, step.size)
         self.ids = self.inputs()[0].clone()
         length = self.begin + places if step.kind == "decode" else step.size
-        self.cache = StaticCache(config=model.config, max_cache_len=length)
+        self.cache = transformers.StaticCache(config=model.config, max_cache_len=length)
         with torch.no_grad():
             if self.begin:
                 model(input_ids=self.prompt, past_key_values=self.cache, use_cache=True, logits_to_keep=1)
             self.run(model)
-        self._lengths = [layer.cumulative_length for layer in self.cache.layers]
+        self._lengths = [_length(layer) for layer in self.cache.layers]
         self.reset()
 
     def inputs(self) -> list[Any]:
@@ -144,9 +144,17 @@ class WholeStep:
     def close(self) -> None:
         """Release the memory of the step, after its graphs."""
         self.cache = self._lengths = self.prompt = self._next = self.ids = None
-        gc.collect()
-        if self.graphs.pool is not None:
-            torch.cuda.empty_cache()
+        torch._dynamo.reset()  # compiled code holds the cache
+        release_memory()
+
+
+def _length(layer: Any) -> Any:
+    """Return the tensor with the number of tokens in a layer of a static cache."""
+    length = getattr(layer, "cumulative_length", None)
+    if length is None:
+        wrong = f"the static cache of transformers {transformers.__version__} keeps no length on the device"
+        raise UsageError(wrong, "a release that does, e.g. 5.23", "pip install -U transformers")
+    return length
 
 
 @dataclass
@@ -186,7 +194,6 @@ def get_ready(
             with _timed(seconds, "prepare", on_gpu):
                 outblas.prepare(model, m=work.step.tokens)
         if variant.compiled:
-            torch._dynamo.reset()
             model = torch.compile(model, fullgraph=True, dynamic=False, **compile_options)
         run = torch.no_grad()(functools.partial(work.run, model))
         with (

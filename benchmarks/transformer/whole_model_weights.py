@@ -86,7 +86,7 @@ MODELS = {
 def random_model(config: Any, device: torch.device, dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> Any:
     """Return transformers' causal language model of a configuration, with N(0, 0.02²) weights and biases.
 
-    Attention is torch's scaled_dot_product_attention. The model wants no gradients.
+    Attention calls torch's scaled_dot_product_attention. The model wants no gradients.
     """
     torch.manual_seed(seed)
     with torch.device(device):
@@ -98,7 +98,7 @@ def random_model(config: Any, device: torch.device, dtype: torch.dtype = torch.b
 
 
 class ModelWeights:
-    """One model with its weights as they are, merged by torch, and optimised; each is made when it is first used.
+    """A model with its weights as they are, merged by torch, and optimised; each is made when it is first used.
 
     The three share every weight that no group has (:data:`GROUPS`), so they fit into one GPU.
 

@@ -1,4 +1,4 @@
-"""Question: what does a user gain whose whole model runs with OutBLAS, and at what price?
+"""Question: how much faster is a whole model with OutBLAS, and at what price?
 
 Command:
 
@@ -18,8 +18,8 @@ step, by a real prefill. All variants of a step run alternately in one process, 
 Variants. All but *eager* replay a CUDA graph:
 
 - *torch* alone, and *eager*: the same without a graph, each step on an idle GPU, so that its time holds the host's.
-- *compile*: torch.compile with max-autotune. transformers gives a compiled prefill an explicit mask and repeats keys and
-  values in compiled decode steps. Both cost time.
+- *compile*: torch.compile with max-autotune. transformers gives a compiled prefill an explicit mask, and repeats keys
+  and values in compiled decode steps. Both cost time.
 - *merged*: torch alone with q, k, v and gate, up merged into one product each.
 - *enable*: ``outblas.enable()``; *enable_pdl* with ``OUTBLAS_PDL=1``; *batch_invariant* with that guarantee.
 - *optimize*: ``outblas.optimize(model)`` and ``enable()``.
@@ -50,7 +50,7 @@ from typing import Any
 
 import torch
 from step_arguments import at_least, words
-from step_rounds import Step, switched_on
+from step_rounds import Step, release_memory, switched_on
 from whole_model_file import LEAST, WholeModelsFile
 from whole_model_measure import measure
 from whole_model_runs import MAX_AUTOTUNE, VARIANTS
@@ -94,7 +94,7 @@ def with_rivals(variants: Sequence[str]) -> list[str]:
 
 
 def device_of(hidden: str) -> torch.device:
-    """Return the GPU, or the CPU if there is none and the models are tiny.
+    """Return the GPU, or the CPU for tiny models on a machine without a GPU.
 
     Raises:
         DeviceError: there is no GPU for a model of full size.
@@ -141,7 +141,7 @@ def tune(weights: ModelWeights, arrangement: str, rows: Sequence[int], seconds: 
 
 
 class Measurement:
-    """One run of the command.
+    """A run of the command.
 
     Args:
         options: the arguments.
@@ -182,6 +182,7 @@ class Measurement:
 
     def _measure(self, model: str) -> None:
         config = MODELS[model].configuration(self._options.layers, self._options.hidden == "tiny")
+        release_memory()  # the model before is gone
         print(f"{model}: making {config.num_hidden_layers} layers", flush=True)
         weights = ModelWeights(random_model(config, self._device))
         self.file.begin(model, config.num_hidden_layers, self._start_up(model, weights))
