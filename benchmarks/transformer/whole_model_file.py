@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from outblas.core.errors import RecordError, UsageError
+from outblas.core.errors import UsageError
 from outblas.core.files import write_json
-from outblas.core.plain_files import read_json
 from outblas.core.stats import geomean
-from outblas.publish.tables.whole_models_table import FORMAT
+from outblas.publish.tables.whole_models_table import FORMAT, read_whole_models
 
 #: (variant, figure) -> the least geometric mean over a model's steps.
 BARS = {("enable", "speedup"): 1.04, ("optimize", "speedup"): 1.10, ("optimize", "speedup_over_merged"): 1.05}
@@ -35,23 +34,27 @@ class WholeModelsFile:
 
     def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
         self.path = path
-        empty = {"models": {}, "tuned_s": {}, "rows": [], "bars": []}
+        empty = {"models": {}, "tuned": {}, "rows": [], "bars": []}
         self.data: dict[str, Any] = {"format": FORMAT, "settings": dict(settings), **empty}
         if not path.exists():
             return
-        self.data = _read(path)
+        self.data = read_whole_models(path)
         for name, value in settings.items():
             known = self.data["settings"].get(name)
             if known != value:
                 raise UsageError(f"{path} has {name} {known}, not {value}", "the same settings", "give another --out")
 
-    @property
-    def tuned_s(self) -> dict[str, float]:
-        """Return "MODEL ARRANGEMENT" -> seconds of tuning; :meth:`begin` writes what a caller adds."""
-        return self.data["tuned_s"]
+    def tuned(self, model: str, arrangement: str) -> dict[str, Any]:
+        """Return ``rows``, the numbers of tokens tuned so far, and ``seconds``; :meth:`begin` writes changes of it.
+
+        Args:
+            model: name of the model.
+            arrangement: of its weights.
+        """
+        return self.data["tuned"].setdefault(f"{model} {arrangement}", {"rows": [], "seconds": 0.0})
 
     def begin(self, model: str, layers: int, startup_s: Mapping[str, Mapping[str, float]]) -> None:
-        """Enter a model, and write the file. Start-up times that it has already stay.
+        """Enter a model, and write the file. Start-up times of an earlier run are replaced.
 
         Args:
             model: its name.
@@ -62,7 +65,7 @@ class WholeModelsFile:
             RecordError: the disk refuses.
         """
         known = self.data["models"].setdefault(model, {"layers": layers, "startup_s": {}})["startup_s"]
-        known.update((name, dict(parts)) for name, parts in startup_s.items() if name not in known)
+        known.update((name, dict(parts)) for name, parts in startup_s.items())
         write_json(self.path, self.data)
 
     def missing(self, model: str, step: str, variants: Sequence[str]) -> list[str]:
@@ -104,16 +107,6 @@ class WholeModelsFile:
 
     def _row(self, model: str, step: str) -> dict[str, Any] | None:
         return next((row for row in self.data["rows"] if (row["model"], row["step"]) == (model, step)), None)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        found = read_json(path)
-    except (OSError, ValueError) as error:
-        raise RecordError(f"{path} cannot be read ({error})", "a result file", "give another --out") from error
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
-        raise RecordError(f"{path} is no result of whole_models.py", f"format {FORMAT}", "give another --out")
-    return found
 
 
 def bars(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

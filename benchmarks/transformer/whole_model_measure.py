@@ -73,6 +73,7 @@ def measure(
             "products": made.entry.products,
         }
     ready.clear()
+    del made  # its graph holds memory
     work.close()
     return found, left_out
 

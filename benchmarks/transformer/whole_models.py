@@ -119,23 +119,20 @@ def enable_seconds(variants: Sequence[str]) -> float:
         return perf_counter() - begin
 
 
-def tune(weights: ModelWeights, arrangement: str, rows: Sequence[int], seconds: float) -> float:
-    """Tune the products that no library lists; return the seconds that it took, which are 0 without ``seconds``.
+def tune(model: Any, rows: Sequence[int], seconds: float) -> float:
+    """Tune the products of a model that no library lists; return the seconds that it took.
 
     Args:
-        weights: the model.
-        arrangement: of its weights.
+        model: the model.
         rows: numbers of tokens of the steps.
         seconds: time of the search.
 
     Raises:
         OutblasError: as :func:`outblas.prepare`.
     """
-    if not seconds:
-        return 0.0
-    print(f"tuning the products of the {arrangement} weights for {seconds:g} s", flush=True)
+    print(f"tuning products of {', '.join(map(str, rows))} tokens for {seconds:g} s", flush=True)
     begin = perf_counter()
-    report = outblas.prepare(weights.get(arrangement), m=rows, tune_seconds=seconds)
+    report = outblas.prepare(model, m=rows, tune_seconds=seconds)
     print(*report.notes, sep="\n", flush=True)
     return perf_counter() - begin
 
@@ -202,15 +199,20 @@ class Measurement:
         found = {}
         for name in self._variants:
             variant = VARIANTS[name]
-            weights.get(variant.weights)
+            made = weights.get(variant.weights)
             found[name] = {"arrange": weights.seconds[variant.weights]}
             if variant.ours:
-                key = f"{model} {variant.weights}"
-                if key not in self.file.tuned_s:
-                    rows = sorted({Step.parse(step).tokens for step in self._options.steps})
-                    self.file.tuned_s[key] = tune(weights, variant.weights, rows, self._options.tune)
-                found[name] |= {"enable": self._enabled_s, "tune": self.file.tuned_s[key]}
+                found[name] |= {"enable": self._enabled_s, "tune": self._tune_seconds(model, variant.weights, made)}
         return found
+
+    def _tune_seconds(self, model: str, arrangement: str, made: Any) -> float:
+        """Tune the numbers of tokens that were not tuned before; return the seconds of all tuning."""
+        tuned = self.file.tuned(model, arrangement)
+        wanted = {Step.parse(step).tokens for step in self._options.steps} - set(tuned["rows"])
+        if self._options.tune and wanted:
+            tuned["seconds"] += tune(made, sorted(wanted), self._options.tune)
+            tuned["rows"] = sorted({*tuned["rows"], *wanted})
+        return tuned["seconds"]
 
 
 def lines(found: Mapping[str, Any], left_out: Mapping[str, str]) -> list[str]:
@@ -232,7 +234,7 @@ def main(arguments: Sequence[str] | None = None, compile_options: Mapping[str, A
     except OutblasError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    for bar in measurement.file.data.get("bars", []):
+    for bar in measurement.file.data["bars"]:
         slower = ", ".join(bar["slower"]) or "none"
         verdict = f"{'cleared' if bar['passed'] else 'NOT cleared'}; slower than {LEAST}: {slower}"
         print(f"{bar['model']} {bar['variant']} {bar['figure']}: {bar['geomean']:.3f} of {bar['bar']}, {verdict}")

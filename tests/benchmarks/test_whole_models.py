@@ -185,13 +185,12 @@ def test_an_interrupted_run_resumes(
     code: SimpleNamespace, measured: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out, steps = tmp_path / "w.json", ("--steps", "decode_2,prefill_4", "--variants", "eager,compile")
-    calls = list(measured)
     with pytest.raises(KeyboardInterrupt):
-        code_stop_after_first(code, measured, out, *steps)
+        interrupted_after_a_step(code, measured, out, *steps)
     assert [row["step"] for row in json.loads(out.read_text())["rows"]] == ["decode_2"]
     measured.clear()
     assert command(code, out, *steps) == 0
-    assert measured == [("decode_2", ["torch", "compile"]), ("prefill_4", ["torch", "eager", "compile"])], calls
+    assert measured == [("decode_2", ["torch", "compile"]), ("prefill_4", ["torch", "eager", "compile"])]
     data = json.loads(out.read_text())
     assert data["rows"][0]["variants"]["torch"]["us"][0] == 1, "figures that are there stay"
     assert data["rows"][0]["left_out"] == {"compile": "no compiler"} and len(data["rows"][0]["provenance"]) == 2
@@ -200,7 +199,7 @@ def test_an_interrupted_run_resumes(
     assert not measured and "has every step" in capsys.readouterr().out
 
 
-def code_stop_after_first(code: SimpleNamespace, measured: list[Any], out: Path, *arguments: str) -> None:
+def interrupted_after_a_step(code: SimpleNamespace, measured: list[Any], out: Path, *arguments: str) -> None:
     add = code.file.WholeModelsFile.add
 
     def then_stop(file: Any, *row: Any) -> None:
@@ -238,6 +237,8 @@ def test_tuning_comes_first_and_once(
     for _ in range(2):
         assert command(code, tmp_path / "w.json", *arguments) == 0
     assert asked == [([2, 4], 9, 0)] * 2, "for each arrangement, before all steps"
+    assert command(code, tmp_path / "w.json", "--steps", "decode_3,decode_2", *arguments[2:]) == 0
+    assert asked[2:] == [([3], 9, 2)] * 2, "only the tokens of the new step"
     assert code.command.os.environ["OUTBLAS_LIBRARY"] == str(tmp_path / "w_tuned")
 
 
@@ -249,7 +250,7 @@ def test_what_cannot_be_measured_is_refused_in_a_line(
     assert command(code, out, *steps, "--context", "9") == 2
     assert "has context 512, not 9" in capsys.readouterr().err
     assert command(code, out, "--hidden", "full") == 2 and "no CUDA GPU" in capsys.readouterr().err
-    for text in ("[]", "{", '{"format": "another"}'):
+    for text in ("[]", "{", '{"format": "another"}', '{"format": "outblas-whole-models-1"}'):
         out.write_text(text)
         with pytest.raises(RecordError):
             code.file.WholeModelsFile(out, {})

@@ -34,7 +34,14 @@ def content(**settings: Any) -> dict[str, Any]:
     ]
     startup_s = {"torch": {"arrange": 0.0}, "compile": {}, "optimize": {"arrange": 1.0, "enable": 2.0, "tune": 0.0}}
     models = {"llama_8b": {"layers": 8, "startup_s": startup_s}, "qwen_7b": {"layers": 8, "startup_s": {}}}
-    return {"format": FORMAT, "settings": {**about, "transformers": "5", **settings}, "models": models, "rows": rows}
+    return {
+        "format": FORMAT,
+        "settings": {**about, "transformers": "5", **settings},
+        "models": models,
+        "rows": rows,
+        "tuned": {},
+        "bars": [],
+    }
 
 
 def block(folder: Path, data: Any) -> str:
@@ -66,10 +73,12 @@ def test_the_tables_have_the_figures_of_the_file(tmp_path: Path) -> None:
     assert "were tuned for 60 s" in block(tmp_path, content(tune=60))
 
 
-@pytest.mark.parametrize("data", [[], {"format": "another"}, content(hidden="tiny")])
+@pytest.mark.parametrize("data", [[], {"format": "another"}, {"format": FORMAT}])
 def test_other_files_are_refused(data: Any, tmp_path: Path) -> None:
-    with pytest.raises(RecordError, match="has no whole models"):
+    with pytest.raises(RecordError, match="is no result"):
         block(tmp_path, data)
+    with pytest.raises(RecordError, match="tiny models"):
+        block(tmp_path, content(hidden="tiny"))
     (tmp_path / WHOLE_MODELS).write_text("{")
     with pytest.raises(RecordError, match="cannot be read"):
         whole_models_block(tmp_path)

@@ -25,6 +25,8 @@ _VARIANTS = {
     "optimize": "`optimize(model)`, `enable()`",
 }
 _MODELS = {"llama_8b": "Llama 3 8B", "qwen_7b": "Qwen2.5 7B"}
+#: Parts of a result file beside its format.
+_PARTS = {"settings", "models", "tuned", "rows", "bars"}
 _GB = 1e9
 
 
@@ -40,18 +42,28 @@ def whole_models_block(folder: Path) -> str:
     path = folder / WHOLE_MODELS
     if not path.exists():
         return "Not measured on this GPU."
-    data = _read(path)
+    data = read_whole_models(path)
+    if data["settings"].get("hidden") != "full":
+        raise RecordError(f"{path} is of tiny models", "models of full size", "measure without --hidden")
     blocks = [_model_block(model, about, data) for model, about in data["models"].items()]
     return "\n\n".join([*(block for block in blocks if block), _footer(data)])
 
 
-def _read(path: Path) -> Mapping[str, Any]:
+def read_whole_models(path: Path) -> dict[str, Any]:
+    """Return the content of a result file.
+
+    Args:
+        path: the file.
+
+    Raises:
+        RecordError: it cannot be read, has another format, or lacks a part.
+    """
     try:
         data = read_json(path)
     except (OSError, ValueError) as error:
-        raise RecordError(f"{path} cannot be read ({error})", "a result file", "measure it again") from error
-    if not isinstance(data, dict) or data.get("format") != FORMAT or data["settings"]["hidden"] != "full":
-        raise RecordError(f"{path} has no whole models", f"format {FORMAT}, of full size", "measure it again")
+        raise RecordError(f"{path} cannot be read ({error})", "a result file", "give another file") from error
+    if not isinstance(data, dict) or data.get("format") != FORMAT or not data.keys() >= _PARTS:
+        raise RecordError(f"{path} is no result of whole_models.py", f"format {FORMAT}", "measure it again")
     return data
 
 
