@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 import torch
 from llama_example import llama
-from model_runs import VARIANTS, Step, Work, followed
+from model_runs import VARIANTS, Work, followed
+from step_rounds import Step
 
 import outblas
 from outblas.dispatch import linear as affine

@@ -4,25 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import gc
-import os
-import random
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from time import perf_counter_ns
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from llama_example import llama
+from step_rounds import WARM_UPS, Entry, Step, StepGraphs, fused_launches, release_memory, switched_on
 from torch._inductor import config as inductor_config
 
 import outblas
-from outblas.core.errors import DeviceError
-from outblas.dispatch import fused
-
-#: Eager or compiled calls before a capture, or before times are taken.
-WARM_UPS = 3
 
 
 @dataclass(frozen=True)
@@ -53,48 +45,19 @@ VARIANTS = {
 }
 
 
-@dataclass(frozen=True)
-class Step:
-    """``decode``: one token of each of ``size`` sequences. ``prefill``: one sequence of ``size`` tokens."""
-
-    kind: str
-    size: int
-
-    @property
-    def name(self) -> str:
-        return f"{self.kind}_{self.size}"
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return (self.size, 1) if self.kind == "decode" else (1, self.size)
-
-    @property
-    def tokens(self) -> int:
-        return self.size
-
-
 @contextlib.contextmanager
 def active(variant: Variant, model: Any) -> Iterator[None]:
     """The variant is how torch's products are computed meanwhile. Raises DeviceError where OutBLAS cannot be on."""
     if not variant.ours:
         yield
         return
-    settings = {"OUTBLAS_PDL": str(int(variant.pdl)), "OUTBLAS_WEIGHTS": "0"}
-    before = {name: os.environ.get(name) for name in settings}
-    os.environ.update(settings)
-    try:
-        with outblas.use() as on:
-            if not on:
-                raise DeviceError("OutBLAS is not on", "a GPU that a library serves", "see the warning above")
-            nothing = contextlib.nullcontext()
-            with (
-                promised(model) if variant.weights else nothing,
-                followed(model, llama.FUSED) if variant.fused else nothing,
-            ):
-                yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name, None) if value is None else os.environ.update({name: value})
+    nothing = contextlib.nullcontext()
+    with (
+        switched_on(variant.pdl),
+        promised(model) if variant.weights else nothing,
+        followed(model, llama.FUSED) if variant.fused else nothing,
+    ):
+        yield
 
 
 @contextlib.contextmanager
@@ -143,8 +106,7 @@ class Work:
         context: tokens in the cache before a decode step; their keys and values are N(0, 1).
 
     Attributes:
-        pool: memory pool of the graphs that are captured from now on; None without CUDA.
-        stream: stream on which compiled steps are warmed up and captured; None without CUDA.
+        graphs: of the step.
     """
 
     def __init__(self, model: Any, step: Step, context: int, seed: int = 0) -> None:
@@ -157,21 +119,12 @@ class Work:
         self.cache = llama.Cache(model, batch, self.begin + tokens)
         for layer in self.cache.layers:
             layer.normal_(generator=generator)
-        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self.renew_pool()
+        self.graphs = StepGraphs(device)
         self.reset()
 
     def run(self, parts: Sequence[Callable[..., Any]] = llama.PARTS) -> Any:
         """Logits (batch, 1, vocabulary) of the last token; the cache is one step further, by Python's count of it."""
         return self.model(self.ids, self.cache, parts=parts)
-
-    def renew_pool(self) -> None:
-        """Give later graphs a memory pool of their own.
-
-        torch refuses a capture into a pool whose graphs are all gone and whose memory is not: ``use_count > 0 INTERNAL
-        ASSERT FAILED``. A workspace of cuBLAS, for instance, outlives the graph of its first use.
-        """
-        self.pool = None if self.stream is None else torch.cuda.graph_pool_handle()
 
     def reset(self) -> None:
         """The cache is as long as before the step."""
@@ -180,31 +133,7 @@ class Work:
     def close(self) -> None:
         """Release the memory of the step."""
         self.cache = self.ids = None
-        gc.collect()
-        if self.pool is not None:
-            torch.cuda.empty_cache()
-
-
-@dataclass
-class Entry:
-    """A variant of a step, ready to be timed.
-
-    ``products`` counts the products of one step; for a graph, those that it holds.
-
-    - ``ours`` and ``torchs``: products that :func:`outblas.enable` saw, by the library that computes them.
-    - ``promised``: products with the promise of constant weights.
-    - ``compiled``: products that a compiled step leaves to OutBLAS, in the layer whose code all layers run and in the
-      head. torch still runs one whose kernel needs a workspace if it is in a graph.
-    - ``fused`` and ``unfused``: sums and gates that are computed in a product's kernel, and those that are not. Their
-      products are calls of :func:`outblas.linear` or :func:`outblas.gated_linear`. They count among the others only if
-      these functions left them to torch's operator.
-    """
-
-    run: Callable[[], Any]
-    reset: Callable[[], None]
-    around: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
-    products: dict[str, int] = field(default_factory=dict)
-    keeps: tuple[Any, ...] = ()
+        release_memory()
 
 
 def entry(work: Work, mode: str, variant: Variant, backend: str = "inductor") -> Entry:
@@ -226,7 +155,7 @@ def entry(work: Work, mode: str, variant: Variant, backend: str = "inductor") ->
             run = compiled(work, backend)
         before = outblas.status()["torch"]["compiled"]
         # What comes from Inductor's cache is not counted.
-        with inductor_config.patch(force_disable_caches=True), compiled_stream(work, mode):
+        with inductor_config.patch(force_disable_caches=True), warm_up_place(work, mode):
             for _ in range(WARM_UPS):
                 work.reset()
                 run()
@@ -236,7 +165,7 @@ def entry(work: Work, mode: str, variant: Variant, backend: str = "inductor") ->
             if not mode.endswith("graph"):
                 run()
             else:
-                graph, logits = captured(work, mode, run)
+                graph, logits = work.graphs.capture(run, compiles=mode.startswith("compiled"))
     if mode.startswith("compiled") and variant.ours:
         products = {"compiled": in_graph}
     if mode.endswith("graph"):
@@ -244,42 +173,9 @@ def entry(work: Work, mode: str, variant: Variant, backend: str = "inductor") ->
     return Entry(run, work.reset, around, products)
 
 
-@contextlib.contextmanager
-def compiled_stream(work: Work, mode: str) -> Iterator[None]:
-    """Run a block on the stream of its later capture if the mode is a graph of a compiled step.
-
-    Code that was compiled for another current stream might be compiled anew during the capture, which CUDA refuses.
-    """
-    if mode != "compiled_graph" or work.stream is None:
-        yield
-        return
-    work.stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(work.stream):
-        yield
-    torch.cuda.current_stream().wait_stream(work.stream)
-
-
-def captured(work: Work, mode: str, run: Callable[[], Any]) -> tuple[Any, Any]:
-    """Return (CUDA graph of a warmed-up run, its logits).
-
-    Raises:
-        Exception: torch cannot capture it, or would compile during the capture. The current stream is as before.
-    """
-    graph, compiles = torch.cuda.CUDAGraph(), mode.startswith("compiled")
-    torch.cuda.synchronize()
-    # Where the end of a capture fails, torch.cuda.graph leaves its own stream current: the outer context undoes that.
-    with (
-        torch.cuda.stream(torch.cuda.current_stream()),
-        no_recompilation() if compiles else contextlib.nullcontext(),
-        torch.cuda.graph(graph, pool=work.pool, stream=work.stream if compiles else None),
-    ):
-        logits = run()
-    return graph, logits
-
-
-def no_recompilation() -> contextlib.AbstractContextManager[Any]:
-    """Let torch.compile fail meanwhile where it would compile anew, with an error that says why."""
-    return torch.compiler.set_stance("fail_on_recompile")
+def warm_up_place(work: Work, mode: str) -> contextlib.AbstractContextManager[None]:
+    """Return the stream for the warm-up of a mode: that of the later capture if the step is compiled and captured."""
+    return work.graphs.on_stream() if mode == "compiled_graph" else contextlib.nullcontext()
 
 
 def compiled(work: Work, backend: str) -> Callable[[], Any]:
@@ -307,7 +203,7 @@ def counted(model: Any, variant: Variant) -> Iterator[dict[str, int]]:
     if not variant.ours:
         yield counts
         return
-    before, launched, promises, follow = outblas.status()["torch"], _launched(), [0], [0]
+    before, launched, promises, follow = outblas.status()["torch"], fused_launches(), [0], [0]
 
     def hook(*_: Any) -> None:
         promises[0] += 1
@@ -332,48 +228,5 @@ def counted(model: Any, variant: Variant) -> Iterator[dict[str, int]]:
     if variant.weights:
         counts["promised"] = promises[0]
     if variant.fused:
-        counts["fused"] = _launched() - launched
+        counts["fused"] = fused_launches() - launched
         counts["unfused"] = follow[0] - counts["fused"]
-
-
-def _launched() -> int:
-    """Products so far by fused kernels."""
-    return sum(each["launched"] for each in fused.status().values())
-
-
-def time_rounds(entries: Mapping[str, Entry], rounds: int, alone: bool, seed: int = 0) -> dict[str, list[float]]:
-    """Return name -> microseconds of one run in each round. Every round has all entries in a random order.
-
-    ``alone``: each run begins on an idle GPU, so that the figure holds the host's time. Otherwise runs are queued one
-    after another, the first behind a run that is not timed. Without CUDA the figure is the host's time.
-    """
-    rng, cuda = random.Random(seed), torch.cuda.is_available()
-    times: dict[str, list[float]] = {name: [] for name in entries}
-    for _ in range(rounds):
-        stamps, order = [], rng.sample(list(entries), len(entries))
-        if not alone:
-            with entries[order[-1]].around():
-                entries[order[-1]].reset()
-                entries[order[-1]].run()
-        for name in order:
-            each = entries[name]
-            with each.around():
-                each.reset()
-                if alone and cuda:
-                    torch.cuda.synchronize()
-                begin = _stamp(cuda)
-                each.run()
-                stamps.append((name, begin, _stamp(cuda)))
-        if cuda:
-            torch.cuda.synchronize()
-        for name, begin, end in stamps:
-            times[name].append(begin.elapsed_time(end) * 1e3 if cuda else (end - begin) / 1e3)
-    return times
-
-
-def _stamp(cuda: bool) -> Any:
-    if not cuda:
-        return perf_counter_ns()
-    event = torch.cuda.Event(enable_timing=True)
-    event.record()
-    return event

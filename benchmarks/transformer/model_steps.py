@@ -55,26 +55,18 @@ import model_greedy
 import model_runs
 import model_tune
 import torch
+from step_arguments import at_least, numbers, words
+from step_rounds import Step, figures, time_rounds
 
 from outblas.core.errors import DeviceError, OutblasError
 from outblas.core.files import write_json
-from outblas.core.stats import MIN_ROUNDS, bootstrap_median, geomean, paired_speedup
+from outblas.core.stats import MIN_ROUNDS, geomean
 from outblas.judge.faults import first_line
 from outblas.records.provenance import collect_provenance
 
 MODES = ("eager", "graph", "compiled", "compiled_graph")
 #: The bar of a mode and variant: geometric mean over steps.
 GEOMEAN = 1.05
-
-
-def figures(times: Mapping[str, Sequence[float]]) -> dict[str, dict[str, Any]]:
-    """Variant -> its median step time in microseconds with its interval and, but for torch's, the speed-up over it."""
-    found: dict[str, dict[str, Any]] = {}
-    for name, samples in times.items():
-        found[name] = {"us": bootstrap_median(samples)}
-        if name != "torch" and "torch" in times:
-            found[name]["speedup"] = paired_speedup(samples, times["torch"])
-    return found
 
 
 def bars(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -102,7 +94,7 @@ def bars(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
 
 def measure(
     model: Any,
-    steps: Sequence[model_runs.Step],
+    steps: Sequence[Step],
     modes: Sequence[str],
     variants: Sequence[str],
     rounds: int,
@@ -126,10 +118,10 @@ def measure(
             kept = [name for name in variants if model_runs.VARIANTS[name].compiles or not mode.startswith("compiled")]
             if not kept:
                 continue
-            work.renew_pool()  # the graphs of the mode before are gone
+            work.graphs.renew_pool()  # the graphs of the mode before are gone
             try:
                 entries = {name: model_runs.entry(work, mode, model_runs.VARIANTS[name], backend) for name in kept}
-                times = model_runs.time_rounds(entries, rounds, alone=not mode.endswith("graph"))
+                times = time_rounds(entries, rounds, alone=not mode.endswith("graph"))
             except OutblasError:
                 raise
             except Exception as error:  # hours of other modes are worth more than this one
@@ -138,7 +130,7 @@ def measure(
                 print(f"{step.name:<14} {mode:<15} left out: {first_line(error)}", flush=True)
                 if left_out is not None:
                     left_out[f"{step.name}/{mode}"] = first_line(error)
-                if work.pool is not None:
+                if work.graphs.pool is not None:
                     torch.cuda.synchronize()  # raises where the GPU is lost: then nothing more can run
                 continue
             row = {"mode": mode, "step": step.name, "tokens": step.tokens, "variants": figures(times)}
@@ -156,38 +148,6 @@ def figures_text(found: Mapping[str, Any]) -> str:
     """A variant's figures in one line."""
     ratio = " {:.3f} ({:.3f} to {:.3f})".format(*found["speedup"]) if "speedup" in found else ""
     return f"{found['us'][0]:>10.1f} us{ratio} {found['products'] or ''}"
-
-
-def numbers(text: str) -> list[int]:
-    """Type of an argument: positive numbers, or none."""
-    found = [int(part) for part in text.split(",") if part]
-    if min(found, default=1) < 1:
-        raise argparse.ArgumentTypeError(f"{text}; expected positive numbers")
-    return found
-
-
-def at_least(least: int) -> Any:
-    """Type of an argument: a number that is not too small."""
-
-    def parse(text: str) -> int:
-        if int(text) < least:
-            raise argparse.ArgumentTypeError(f"{text}; expected {least} or more")
-        return int(text)
-
-    return parse
-
-
-def words(known: Sequence[str]) -> Any:
-    """Type of an argument: some of these words."""
-
-    def parse(text: str) -> list[str]:
-        chosen = [part for part in text.split(",") if part]
-        unknown = sorted(set(chosen) - set(known))
-        if unknown or not chosen:
-            raise argparse.ArgumentTypeError(f"{', '.join(unknown) or 'nothing'}; choose of {', '.join(known)}")
-        return chosen
-
-    return parse
 
 
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -216,8 +176,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     settings = torch.backends.cuda.matmul  # sums in fp32, by torch, too
     settings.allow_fp16_reduced_precision_reduction = False
     model = llama.random_model(llama.llama3_8b(options.layers), "cuda")
-    steps = [model_runs.Step("decode", size) for size in options.decode]
-    steps += [model_runs.Step("prefill", size) for size in options.prefill]
+    steps = [Step("decode", size) for size in options.decode]
+    steps += [Step("prefill", size) for size in options.prefill]
     command = " ".join(["benchmarks/transformer/model_steps.py", *(sys.argv[1:] if arguments is None else arguments)])
     result: dict[str, Any] = {"layers": options.layers, "context": options.context, "rounds": options.rounds}
     result["provenance"] = {**collect_provenance(command), "transformers": metadata.version("transformers")}

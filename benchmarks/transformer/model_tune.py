@@ -15,7 +15,8 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from model_runs import Step, Work
+from model_runs import Work
+from step_rounds import Step
 
 import outblas
 from outblas.core.config import config_name

@@ -81,7 +81,7 @@ def test_the_decoder_computes_what_transformers_model_does(code: SimpleNamespace
 def test_a_step_is_few_kernels_and_only_linear_layers_multiply(
     kind: str, size: int, code: SimpleNamespace, model: Any
 ) -> None:
-    work = code.model_runs.Work(model, code.model_runs.Step(kind, size), context=6)
+    work = code.model_runs.Work(model, code.step_rounds.Step(kind, size), context=6)
     with OperatorCounts() as called:
         work.run()
     found = called.counts
@@ -124,7 +124,7 @@ def test_sums_and_gates_are_torchs_operations_without_a_kernel(
     kind: str, size: int, code: SimpleNamespace, model: Any
 ) -> None:
     """Without a GPU a product and a sum, bit for bit; by the kernel's roundings the same up to these."""
-    work = code.model_runs.Work(model, code.model_runs.Step(kind, size), context=6)
+    work = code.model_runs.Work(model, code.step_rounds.Step(kind, size), context=6)
     expected = work.run()
     model.follow_by(code.llama.FUSED)
     work.reset()
@@ -134,7 +134,7 @@ def test_sums_and_gates_are_torchs_operations_without_a_kernel(
 
 
 def test_fused_sums_and_gates_are_rounded_once(code: SimpleNamespace, model: Any, host: fused.FusedState) -> None:
-    work = code.model_runs.Work(model, code.model_runs.Step("decode", 3), context=6)
+    work = code.model_runs.Work(model, code.step_rounds.Step("decode", 3), context=6)
     expected, wide = work.run(), code.model_greedy.in_fp32(model)
     code.model_runs.compile_fused(model, work.step.shape)
     launched = host.launched
@@ -161,7 +161,7 @@ def test_what_is_not_fused_is_told(
     def refuse(*_: Any) -> Any:
         raise CompileError("it spills", "less", "use another")
 
-    work = code.model_runs.Work(model, code.model_runs.Step("decode", 3), context=6)
+    work = code.model_runs.Work(model, code.step_rounds.Step("decode", 3), context=6)
     variant, sums = code.model_runs.VARIANTS["outblas_fused"], 2 * LAYERS
     if refused == "kernel":
         host._build = refuse

@@ -42,7 +42,7 @@ from support.served_fixture import ANY, Everything, Served, served_fixture  # no
 def test_every_variant_computes_the_same_step(
     kind: str, size: int, code: SimpleNamespace, model: Any, ours: Served
 ) -> None:
-    work = code.model_runs.Work(model, code.model_runs.Step(kind, size), context=6)
+    work = code.model_runs.Work(model, code.step_rounds.Step(kind, size), context=6)
     found = {}
     for mode in ("eager", "compiled"):
         for name, variant in code.model_runs.VARIANTS.items():
@@ -50,7 +50,7 @@ def test_every_variant_computes_the_same_step(
                 continue
             before = len(ours.ran)
             entry = code.model_runs.entry(work, mode, variant, backend="eager")
-            calls = code.model_runs.WARM_UPS + 1 + variant.fused
+            calls = code.step_rounds.WARM_UPS + 1 + variant.fused
             apart = PRODUCTS - FOLLOWED * variant.fused
             assert len(ours.ran) - before == (calls * apart if variant.ours else 0), (mode, name)
             expected = {"ours": 0, "promised": PRODUCTS} if variant.weights else {"ours": apart}
@@ -71,7 +71,7 @@ def test_every_variant_computes_the_same_step(
 @pytest.mark.parametrize("kind, size", [("decode", 3), ("prefill", 5)])
 def test_what_is_compiled_writes_the_same_cache(kind: str, size: int, code: SimpleNamespace, model: Any) -> None:
     """Compiled code has no writing in place until it is made so again: by AOTAutograd, without Inductor's compiler."""
-    work = code.model_runs.Work(model, code.model_runs.Step(kind, size), context=6)
+    work = code.model_runs.Work(model, code.step_rounds.Step(kind, size), context=6)
     logits, caches = [], []
     for run in (work.run, code.model_runs.compiled(work, "aot_eager")):
         work.reset()
@@ -109,7 +109,7 @@ def test_rows_have_all_variants_in_the_same_rounds(
     code: SimpleNamespace, model: Any, ours: Served, monkeypatch: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    steps = [code.model_runs.Step("decode", 2), code.model_runs.Step("prefill", 4)]
+    steps = [code.step_rounds.Step("decode", 2), code.step_rounds.Step("prefill", 4)]
     variants = list(code.model_runs.VARIANTS)
     rows = code.model_steps.measure(model, steps, ["eager", "compiled"], variants, 3, 4, backend="eager")
     assert [(row["step"], row["mode"]) for row in rows] == [
@@ -128,7 +128,7 @@ def test_a_mode_that_torch_cannot_run_is_left_out_with_a_line(
     code: SimpleNamespace, model: Any, ours: Served, monkeypatch: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    entry, renew = code.model_runs.entry, code.model_runs.Work.renew_pool
+    entry, renew = code.model_runs.entry, code.step_rounds.StepGraphs.renew_pool
     broken: dict[str, Exception] = {"compiled_graph": RuntimeError("no capture\nat all")}
     pools, left_out = list[Any](), dict[str, str]()
 
@@ -138,8 +138,8 @@ def test_a_mode_that_torch_cannot_run_is_left_out_with_a_line(
         return entry(work, mode.removesuffix("_graph"), variant, backend)
 
     monkeypatch.setattr(code.model_runs, "entry", fails)
-    monkeypatch.setattr(code.model_runs.Work, "renew_pool", lambda work: (pools.append(work), renew(work)))
-    modes, steps = ["eager", "compiled_graph", "compiled"], [code.model_runs.Step("decode", 2)]
+    monkeypatch.setattr(code.step_rounds.StepGraphs, "renew_pool", lambda graphs: (pools.append(graphs), renew(graphs)))
+    modes, steps = ["eager", "compiled_graph", "compiled"], [code.step_rounds.Step("decode", 2)]
     arguments: Any = (model, steps, modes, ["torch", "outblas"], 3, 4, "eager")
     rows = code.model_steps.measure(*arguments, left_out=left_out)
     assert [row["mode"] for row in rows] == ["eager", "compiled"]
@@ -155,10 +155,10 @@ def test_a_mode_that_torch_cannot_run_is_left_out_with_a_line(
 
 def test_a_step_that_is_warmed_up_is_not_compiled_again(code: SimpleNamespace, model: Any) -> None:
     """Compilation amid a capture is refused by CUDA in words that nobody understands."""
-    work = code.model_runs.Work(model, code.model_runs.Step("decode", 2), context=4)
+    work = code.model_runs.Work(model, code.step_rounds.Step("decode", 2), context=4)
     run = code.model_runs.compiled(work, "aot_eager")
     expected = run()
-    with code.model_runs.no_recompilation():
+    with code.step_rounds.no_recompilation():
         work.reset()
         assert torch.equal(run(), expected)
         work.cache.filled = work.begin - 1  # a constant of the code
@@ -170,14 +170,14 @@ def test_entries_are_run_once_a_round_in_changing_orders(code: SimpleNamespace, 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     order: list[str] = []
     entries = {
-        name: code.model_runs.Entry(lambda name=name: order.append(name), lambda: order.append("reset"))
+        name: code.step_rounds.Entry(lambda name=name: order.append(name), lambda: order.append("reset"))
         for name in ("a", "b")
     }
-    times = code.model_runs.time_rounds(entries, 20, alone=True)
+    times = code.step_rounds.time_rounds(entries, 20, alone=True)
     assert order[::2] == ["reset"] * 40
     rounds = {tuple(order[i : i + 4 : 2]) for i in range(1, 80, 4)}
     order.clear()
-    queued = code.model_runs.time_rounds(entries, 1, alone=False)
+    queued = code.step_rounds.time_rounds(entries, 1, alone=False)
     assert len(order) == 6 and {len(each) for each in queued.values()} == {1}, "one that is not timed goes before"
     assert rounds == {("a", "b"), ("b", "a")} and {name: len(each) for name, each in times.items()} == {
         "a": 20,
@@ -189,7 +189,7 @@ def test_figures_and_bars(code: SimpleNamespace) -> None:
     def row(step: str, *speedups: float) -> dict[str, Any]:
         times = {"torch": [100.0, 101.0, 102.0]}
         times |= {f"v{i}": [t / s for t in times["torch"]] for i, s in enumerate(speedups)}
-        return {"mode": "graph", "step": step, "variants": code.model_steps.figures(times)}
+        return {"mode": "graph", "step": step, "variants": code.step_rounds.figures(times)}
 
     rows = [row("decode_1", 1.2, 1.2, 1.01), row("prefill_512", 1.0, 0.98, 1.01)]
     assert rows[0]["variants"]["torch"]["us"][0] == 101 and "speedup" not in rows[0]["variants"]["torch"]
@@ -203,7 +203,7 @@ def test_figures_and_bars(code: SimpleNamespace) -> None:
 def test_linear_layers_are_explained(
     code: SimpleNamespace, model: Any, ours: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    step = code.model_runs.Step("prefill", 6)
+    step = code.step_rounds.Step("prefill", 6)
     rows = code.model_explained.explained(model, step, list(code.model_runs.VARIANTS))
     assert {row["mnk"] for row in rows} == {"6_128_64", "6_64_64", "6_192_64", "6_64_96", "1_128_64"}
     for row in rows:
@@ -222,7 +222,7 @@ def test_what_a_model_multiplies_is_tuned_before(
 ) -> None:
     """By the command line, into a library that this process uses from then on; steps count alike, however long."""
     commands: list[list[str]] = []
-    steps = [code.model_runs.Step("decode", 3), code.model_runs.Step("prefill", 5)]
+    steps = [code.step_rounds.Step("decode", 3), code.step_rounds.Step("prefill", 5)]
 
     def tune(command: list[str], env: dict[str, str], check: bool) -> SimpleNamespace:
         commands.append(command)
@@ -255,7 +255,7 @@ def test_what_a_model_multiplies_is_tuned_before(
 
 
 def test_a_step_has_a_time(code: SimpleNamespace, model: Any) -> None:
-    assert code.model_tune.step_seconds(model, code.model_runs.Step("decode", 2), 4) > 0
+    assert code.model_tune.step_seconds(model, code.step_rounds.Step("decode", 2), 4) > 0
 
 
 def test_greedy_tokens_and_logits_are_compared(
@@ -305,7 +305,7 @@ def test_what_inductor_compiled_as_ours_is_counted(
 
     One layer is compiled for all layers, and the head, for every variant anew.
     """
-    work = code.model_runs.Work(model, code.model_runs.Step("decode", 2), context=4)
+    work = code.model_runs.Work(model, code.step_rounds.Step("decode", 2), context=4)
 
     def backend(graph: Any, _inputs: Any) -> Any:
         enable._switch._pass.replaced += 7

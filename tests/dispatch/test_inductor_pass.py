@@ -18,11 +18,15 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
+from outblas.core.problem import Problem
 from outblas.dispatch import device_registry, inductor_pass
 from outblas.dispatch.inductor_pass import ProductPass, has_kernel_for_graph, replace_products
-from support.served_fixture import Served, numbers, served_fixture  # noqa: F401
+from outblas.records.library import Library
+from outblas.records.library_interval import LibraryInterval
+from outblas.records.library_row import LibraryChoice, LibraryRow
+from support.served_fixture import ANY, Served, numbers, served_fixture  # noqa: F401
 
 MM, OURS = torch.ops.aten.mm.default, torch.ops.outblas.mm.default
 
@@ -92,6 +96,51 @@ def test_nothing_is_chosen_off_the_gpu_nor_of_symbolic_shapes(served: Served, mo
         assert not has_kernel_for_graph(a, a.t())
     module = traced(lambda x, w, v: torch.addmm(v, x, w), numbers(3, 8), numbers(8, 5), numbers(5))
     assert replace_products(module.graph, lambda a, b: True) == 0 and "addmm" in str(module.graph)
+
+
+def traced_for_any(dimension: int, a: Any, b: Any) -> tuple[Any, Any]:
+    """Return a traced product whose first operand has one symbolic extent, and the environment of its symbols."""
+    shapes = ShapeEnv()
+    mode = FakeTensorMode(shape_env=shapes)
+    sizes = [DimDynamic.STATIC] * 2
+    sizes[dimension] = DimDynamic.DYNAMIC
+    symbolic = StatelessSymbolicContext(dynamic_sizes=sizes)
+    fakes = mode.from_tensor(a, symbolic_context=symbolic), mode.from_tensor(b, static_shapes=True)
+    return traced(lambda x, w: torch.relu(torch.mm(x, w)), *fakes), shapes
+
+
+def listed(*entries: tuple[int, bool], n: int = 5, k: int = 8) -> Library:
+    """Return a library of a weight with a row for each (M, whether it has a kernel)."""
+    choice = LibraryChoice(ANY, 1.2, 1.1, 1.3)
+    rows = [LibraryRow(Problem(m, n, k, "NN"), "lt_auto", plain=choice if kernel else None) for m, kernel in entries]
+    return Library("h200", tuple(rows))
+
+
+@pytest.mark.parametrize(
+    ("library", "chosen"),
+    [
+        (listed((24, True)), True),
+        (listed((24, False), (999, True)), True),
+        (listed((24, False)), False),
+        (listed((24, True), n=6), False),
+        (Library("h200", (), {}, (LibraryInterval(listed((100, True)).rows[0], 110),)), True),
+    ],
+)
+def test_a_product_of_any_m_is_chosen_if_some_m_has_a_kernel(library: Library, chosen: bool, served: Served) -> None:
+    served.library = library
+    module, shapes = traced_for_any(0, numbers(3, 8), numbers(8, 5))
+    assert replace_products(module.graph, has_kernel_for_graph) == chosen
+    assert targets(module.graph) == [OURS if chosen else MM]
+    assert shapes.guards == [], "no M is excluded from the graph"
+    (product,) = (node for node in module.graph.nodes if node.target in (MM, OURS))
+    assert not isinstance(product.meta["val"].shape[0], int) and product.meta["val"].shape[1] == 5
+
+
+def test_no_other_extent_may_be_symbolic(served: Served) -> None:
+    module, _ = traced_for_any(1, numbers(3, 8), numbers(8, 5))
+    assert replace_products(module.graph, has_kernel_for_graph) == 0
+    columns, _ = traced_for_any(0, numbers(8, 3).t(), numbers(8, 5))
+    assert replace_products(columns.graph, has_kernel_for_graph) == 0, "the strides of its columns are symbolic, too"
 
 
 def test_a_kernel_that_could_not_be_loaded_is_not_chosen(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,3 +275,21 @@ def test_inductor_compiles_what_the_pass_leaves(served: Served) -> None:
     assert torch.equal(result, function(x, w)) and made.replaced >= 2
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(found, expected, strict=True))
     assert len(served.ran) >= 2 and len(seen.graphs) == 2
+
+
+@pytest.mark.skipif(not any(map(shutil.which, ("g++", "clang++", "c++"))), reason="no C++ compiler")
+def test_code_for_any_m_looks_each_m_up_when_it_runs(served: Served) -> None:
+    served.library = listed((3, True), (24, True), (7, False))
+    made = inductor_pass.install()
+    torch._dynamo.reset()
+    counts = torch._dynamo.utils.counters["stats"]
+    w = numbers(8, 5, seed=1)
+    run = torch.compile(lambda x: torch.relu(torch.mm(x, w)) * 2, fullgraph=True)
+    graphs = counts["unique_graphs"]
+    with torch._inductor.config.patch(fx_graph_cache=False):
+        for m in (3, 7, 24, 5):
+            x = numbers(m, 8, seed=m)
+            torch._dynamo.mark_dynamic(x, 0)
+            assert torch.equal(run(x), torch.relu(torch.mm(x, w)) * 2)
+    assert counts["unique_graphs"] - graphs == 1 and made.replaced == 1
+    assert [problem.m for problem in served.ran] == [3, 24], "torch computes the others"

@@ -138,6 +138,36 @@ def test_a_compiled_model_has_our_products(mode: str, on: list[Counted]) -> None
     assert outblas.status()["torch"]["compiled"] > compiled
 
 
+def test_code_for_any_m_has_our_products(on: list[Counted]) -> None:
+    """A single compiled graph serves all numbers of rows; each CUDA graph holds the kernel of its number."""
+    made = model()
+    torch._dynamo.reset()
+    compiled, graphs = outblas.status()["torch"]["compiled"], torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    run, stream = torch.compile(made, fullgraph=True, dynamic=True), torch.cuda.Stream()
+    before = computed(on)
+    with torch.no_grad(), torch._inductor.config.patch(force_disable_caches=True):
+        for rows in (32, 5, 100):
+            x = few(rows, 256, seed=rows).detach()
+            torch._dynamo.mark_dynamic(x, 0)
+            product = exact(torch.relu(exact(x, made[0].weight.t())), made[2].weight.t())
+            expected = (product.float() + made[2].bias.float()).half()
+            torch.cuda.synchronize()
+            with torch.cuda.stream(stream):  # of the capture: for another one dynamo may compile again
+                found = run(x)
+            torch.cuda.synchronize()
+            assert torch.equal(found, expected)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, stream=stream):
+                captured = run(x)
+            captured.zero_()
+            graph.replay()
+            torch.cuda.synchronize()
+            assert torch.equal(captured, expected)
+    assert computed(on) >= before + 6, "a call and a capture for each number of rows"
+    assert outblas.status()["torch"]["compiled"] > compiled
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs + 1
+
+
 def test_threads_and_streams_share_it(on: list[Counted]) -> None:
     made = model()
     inputs = [few(32, 256, seed=seed) for seed in range(4)]

@@ -37,7 +37,7 @@ def code(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
     for name in ("OUTBLAS_PDL", "OUTBLAS_WEIGHTS", "OUTBLAS_DISABLE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "transformer"))
-    names = ("model_explained", "model_greedy", "model_runs", "model_steps")
+    names = ("model_explained", "model_greedy", "model_runs", "model_steps", "step_rounds")
     modules = {name: importlib.import_module(name) for name in names}
     with sums_in_fp32():
         yield SimpleNamespace(**modules, llama=importlib.import_module("llama_example").llama)
@@ -53,7 +53,7 @@ def model(code: SimpleNamespace) -> Iterator[Any]:
 
 @pytest.mark.parametrize("kind, size", [("decode", 8), ("prefill", 512)])
 def test_a_step_is_made_of_products_and_fused_kernels(code: SimpleNamespace, model: Any, kind: str, size: int) -> None:
-    work = code.model_runs.Work(model, code.model_runs.Step(kind, size), context=64)
+    work = code.model_runs.Work(model, code.step_rounds.Step(kind, size), context=64)
     with OperatorCounts() as called:
         work.run()
     found = called.counts
@@ -66,7 +66,7 @@ def test_a_step_is_made_of_products_and_fused_kernels(code: SimpleNamespace, mod
 
 @pytest.mark.parametrize("kind, size", [("decode", 8), ("prefill", 512)])
 def test_graphs_of_all_variants_compute_the_same_step(code: SimpleNamespace, model: Any, kind: str, size: int) -> None:
-    work = code.model_runs.Work(model, code.model_runs.Step(kind, size), context=64)
+    work = code.model_runs.Work(model, code.step_rounds.Step(kind, size), context=64)
     entries = {name: code.model_runs.entry(work, "graph", each) for name, each in code.model_runs.VARIANTS.items()}
     plain = entries["outblas"].products
     assert plain["ours"] + plain["torchs"] >= PRODUCTS and (plain["ours"] or kind == "prefill")
@@ -88,7 +88,7 @@ def test_graphs_of_all_variants_compute_the_same_step(code: SimpleNamespace, mod
     scale = float(work.run().float().square().mean().sqrt())
     for name, logits in found.items():
         assert float((logits - found["torch"]).abs().max()) < 0.05 * scale, name
-    times = code.model_runs.time_rounds(entries, 3, alone=False)
+    times = code.step_rounds.time_rounds(entries, 3, alone=False)
     assert {len(each) for each in times.values()} == {3} and min(map(min, times.values())) > 0
     work.close()
 
@@ -99,7 +99,7 @@ def test_a_graph_holds_the_fused_kernels(code: SimpleNamespace, model: Any, size
 
     The replay gives the results of these kernels outside of a graph.
     """
-    work = code.model_runs.Work(model, code.model_runs.Step("decode", size), context=64)
+    work = code.model_runs.Work(model, code.step_rounds.Step("decode", size), context=64)
     variants = code.model_runs.VARIANTS
     plain, graph = (code.model_runs.entry(work, "graph", variants[name]) for name in ("outblas", "outblas_fused"))
     eager = code.model_runs.entry(work, "eager", variants["outblas_fused"])
@@ -112,9 +112,9 @@ def test_a_graph_holds_the_fused_kernels(code: SimpleNamespace, model: Any, size
     graph.run()
     eager.reset()
     with eager.around():
-        before = code.model_runs._launched()
+        before = code.step_rounds.fused_launches()
         logits = eager.run()
-        assert code.model_runs._launched() - before == FOLLOWED
+        assert code.step_rounds.fused_launches() - before == FOLLOWED
     torch.cuda.synchronize()
     error = float((graph.keeps[1].float() - logits.float()).abs().max())
     assert error < 0.05 * float(logits.float().square().mean().sqrt())
@@ -124,7 +124,7 @@ def test_a_graph_holds_the_fused_kernels(code: SimpleNamespace, model: Any, size
 
 def test_a_compiled_graph_holds_our_products(code: SimpleNamespace, model: Any) -> None:
     """Four of the layer that is compiled for all, and the head's, at most."""
-    work = code.model_runs.Work(model, code.model_runs.Step("decode", 8), context=64)
+    work = code.model_runs.Work(model, code.step_rounds.Step("decode", 8), context=64)
     variants = code.model_runs.VARIANTS
     theirs = code.model_runs.entry(work, "compiled_graph", variants["torch"])
     ours = code.model_runs.entry(work, "compiled_graph", variants["outblas"])
@@ -149,7 +149,7 @@ def test_greedy_tokens_and_logits_are_within_rounding(code: SimpleNamespace, mod
 
 def test_linear_layers_of_the_library_are_ours(code: SimpleNamespace, model: Any) -> None:
     variants = ["torch", "outblas", "outblas_fused", "outblas_weights"]
-    rows = code.model_explained.explained(model, code.model_runs.Step("decode", 8), variants)
+    rows = code.model_explained.explained(model, code.step_rounds.Step("decode", 8), variants)
     by_shape = {row["mnk"]: row for row in rows}
     assert set(by_shape) == {"8_6144_4096", "8_4096_4096", "8_28672_4096", "8_4096_14336", "8_8192_4096"}
     assert "times" in by_shape["8_4096_4096"]["outblas_weights"]

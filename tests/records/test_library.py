@@ -10,6 +10,7 @@ import pytest
 from outblas.core.errors import RecordError
 from outblas.records import library as module
 from outblas.records.library import Library
+from outblas.records.library_interval import LibraryInterval
 from outblas.records.library_row import LibraryChoice, LibraryRow, choose_kernel
 from support.helpers import (
     failed_evaluation,
@@ -52,6 +53,15 @@ def test_the_file_says_use_the_baseline_with_null(tmp_path: Path) -> None:
     row = json.loads((tmp_path / "l.json").read_text())["rows"][1]
     assert row["config"] is None and row["speedup"] is None and row["baseline"] == "lt_auto"
     assert row["config_pdl"].startswith("sm90_wgmma_gemm:") and row["low_pdl"] == 1.01
+
+
+def test_m_of_a_weight_are_listed() -> None:
+    first = PROBLEMS[0]
+    same = [problem.m for problem in PROBLEMS[:3] if (problem.n, problem.k) == (first.n, first.k)]
+    assert LIBRARY.listed_m(first.n, first.k) == sorted(same) and LIBRARY.listed_m(first.n, first.k + 1) == []
+    row = replace(LIBRARY.rows[0], problem=replace(first, m=first.m + 100))
+    wider = replace(LIBRARY, intervals=(LibraryInterval(row, first.m + 200),))
+    assert wider.listed_m(first.n, first.k) == sorted([*same, first.m + 100])
 
 
 def test_lookup() -> None:

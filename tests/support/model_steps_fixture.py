@@ -42,7 +42,7 @@ TINY = {
 def code_fixture(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """The modules of the benchmark, and the example that they run."""
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "transformer"))
-    names = ("model_explained", "model_greedy", "model_runs", "model_steps", "model_tune")
+    names = ("model_explained", "model_greedy", "model_runs", "model_steps", "model_tune", "step_rounds")
     modules = {name: importlib.import_module(name) for name in names}
     return SimpleNamespace(**modules, llama=importlib.import_module("llama_example").llama)
 

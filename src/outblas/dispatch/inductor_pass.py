@@ -1,9 +1,9 @@
 """A pass over Inductor's graph that puts ``outblas::mm`` in place of products; it runs after torch's own passes.
 
 A product is replaced if the library has a kernel for it: two fp16 or bf16 matrices on CUDA, with extents that are
-numbers. Inductor keeps everything else, because it may fuse its own templates with later operations. Inductor has
-already split off biases that are better added later; other ``aten.addmm`` nodes stay (see
-:mod:`outblas.dispatch.linear`).
+numbers. M may be symbolic. Then one kernel for some M is enough, and the operator looks each M up when it runs.
+Inductor keeps everything else, because it may fuse its own templates with later operations. Inductor has already split
+off biases that are better added later; other ``aten.addmm`` nodes stay (see :mod:`outblas.dispatch.linear`).
 
 While the process's guarantee is ``batch_invariant``, every half-precision product on CUDA is replaced, also with
 symbolic extents, a bias or a true batch (:data:`outblas.dispatch.torch_op.INVARIANT`).
@@ -24,7 +24,7 @@ from torch._inductor.virtualized import V
 
 from outblas.dispatch import device_registry
 from outblas.dispatch.guarantees.guarantee import process_guarantee
-from outblas.dispatch.product import has_kernel
+from outblas.dispatch.product import has_kernel, has_kernel_for_some_m
 from outblas.dispatch.tensors import is_half
 from outblas.dispatch.torch_op import INVARIANT, mm
 
@@ -33,20 +33,22 @@ PRODUCTS_ALONE = {torch.ops.aten.mm.default: mm}
 
 
 def has_kernel_for_graph(a: Any, b: Any) -> bool:
-    """Return True if the library has a kernel for the product of two graph nodes.
+    """Return True if the library has a kernel for the product of two graph nodes, or for some value of a symbolic M.
+
+    No symbolic extent is compared with a number, so the graph gets no guard.
 
     Args:
-        a: fake tensor of the first node (``node.meta["val"]``).
-        b: fake tensor of the second node.
+        a: fake tensor of the first node (``node.meta["val"]``), (M, K).
+        b: fake tensor of the second node, (K, N).
 
     Returns:
-        False also for symbolic sizes and for anything that is no tensor.
+        False also for another symbolic extent or stride, and for anything that is no tensor.
     """
     if not _are_on_gpu(a, b):
         return False
-    if not all(isinstance(number, int) for t in (a, b) for number in (*t.shape, *t.stride())):
+    if not all(isinstance(number, int) for number in (*a.shape[1:], *a.stride(), *b.shape, *b.stride())):
         return False
-    return has_kernel(a, b)
+    return has_kernel(a, b) if isinstance(a.shape[0], int) else has_kernel_for_some_m(a, b)
 
 
 def is_half_for_graph(a: Any, b: Any) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from outblas.dispatch import device_registry, native_table
-from outblas.dispatch.decide import Decision
+from outblas.dispatch.decide import Decision, Operand
 from outblas.dispatch.device_state import DeviceState
 from outblas.dispatch.guarantees.aligned_copies import by_copies, is_not_half_gemm, refuse
 from outblas.dispatch.guarantees.guarantee import guarantee_of_option, process_guarantee
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     import torch
 
     from outblas.dispatch.aten_native import NativeCall
+
+#: Numbers of rows that are tried for a product of symbolic M, beside those that the library lists.
+_TRIED_M = tuple(2**exponent for exponent in range(14))
 
 
 def decide_and_run(
@@ -107,10 +110,28 @@ def has_kernel(a: torch.Tensor, b: torch.Tensor) -> bool:
     An algorithm of cuBLASLt does not count. The tensors must be of a device with a library (:func:`may_have_kernel`).
     They may lack an address (fake tensors); aligned operands are assumed.
     """
-    device = device_registry.device_state(a.device.index)
-    option = promise_free_option()
-    launch, guarantee = launch_of_option(option), guarantee_of_option(option)
-    decision = device.decide(aligned_operand(a), aligned_operand(b), None, launch, guarantee)
+    return _has_kernel(a.device.index, aligned_operand(a), aligned_operand(b))
+
+
+def has_kernel_for_some_m(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Return True if :func:`has_kernel` is True for some number of rows of ``a``.
+
+    Tried are the M that the library lists with this N and K, and the powers of two up to 8192.
+
+    Args:
+        a: (M, K), where M may be symbolic; K and the strides are numbers.
+        b: (K, N), of numbers.
+    """
+    index, rows, weight = a.device.index, aligned_operand(a), aligned_operand(b)
+    k, n = weight.shape
+    listed = device_registry.device_state(index).library.listed_m(n, k)
+    return any(_has_kernel(index, rows._replace(shape=(m, k)), weight) for m in (*listed, *_TRIED_M))
+
+
+def _has_kernel(index: int, a: Operand, b: Operand) -> bool:
+    """Decide a product of a CUDA device without promises; return True if a kernel computes it."""
+    device, option = device_registry.device_state(index), promise_free_option()
+    decision = device.decide(a, b, None, launch_of_option(option), guarantee_of_option(option))
     return decision.config is not None and not device.is_left_to_torch(decision)
 
 

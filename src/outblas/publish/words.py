@@ -104,3 +104,13 @@ def mean_in_words(geomean: float, interval: Sequence[float] | None) -> str:
     """
     mean = f"{geomean:.3f}×"
     return mean if interval is None else f"{mean} ({interval[0]:.3f}–{interval[1]:.3f})"
+
+
+def step_words(name: str) -> str:
+    """Return a step of a model for a reader: ``decode_8`` gives ``decode, batch 8``.
+
+    Args:
+        name: kind and count. The count is sequences of a decode step, else tokens.
+    """
+    kind, count = name.rsplit("_", 1)
+    return f"decode, batch {count}" if kind == "decode" else f"{kind}, {count} tokens"

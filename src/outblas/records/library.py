@@ -74,6 +74,14 @@ class Library:
         """Return the row of exactly this problem; None if only an interval, or nothing, decides it."""
         return self._by_problem.get(problem)
 
+    def listed_m(self, n: int, k: int) -> list[int]:
+        """Return the M of all rows with these N and K, and the smallest M of such intervals, in rising order.
+
+        Layout and dtype do not count.
+        """
+        problems = (*self._by_problem, *(one.row.problem for one in self.intervals))
+        return sorted({problem.m for problem in problems if (problem.n, problem.k) == (n, k)})
+
     def lookup(self, problem: Problem) -> LibraryRow | None:
         """Return the decision for a problem: its own row, else a row of the interval that holds its M.
 

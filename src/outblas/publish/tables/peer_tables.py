@@ -11,7 +11,7 @@ from outblas.core.problem import Problem
 from outblas.core.stats import geomean
 from outblas.publish.tables.headline import MODEL_STEPS, read_model_steps
 from outblas.publish.tables.notes import CUTLASS_FILE, cutlass_means, notes_of_cutlass
-from outblas.publish.words import regime_words
+from outblas.publish.words import regime_words, step_words
 
 #: Variant of a step -> its column.
 _VARIANTS = {"outblas": "`enable()`", "outblas_fused": "residuals and gates fused"}
@@ -37,10 +37,10 @@ def transformer_table(folder: Path) -> str:
         "| --- | --- | ---: | ---: |" + " ---: |" * len(names),
     ]
     for step in data["steps"]:
-        torch = step["variants"]["torch"]
+        torch, mode = step["variants"]["torch"], _MODES.get(step["mode"], step["mode"])
         cells = [_interval(step["variants"].get(name)) for name in names]
         lines.append(
-            f"| {_step_words(step)} | {_MODES.get(step['mode'], step['mode'])} | {torch['us'][0] / 1e3:.2f} ms | "
+            f"| {step_words(step['step'])} | {mode} | {torch['us'][0] / 1e3:.2f} ms | "
             f"{torch['tokens_per_s']:,.0f} | " + " | ".join(cells) + " |"
         )
     means = [_mean(data["steps"], name) for name in names]
@@ -53,11 +53,6 @@ def transformer_table(folder: Path) -> str:
         f"commit {made['commit'][:7]}.",
     ]
     return "\n".join(lines)
-
-
-def _step_words(step: Mapping[str, Any]) -> str:
-    kind, count = step["step"].rsplit("_", 1)
-    return f"decode, batch {count}" if kind == "decode" else f"{kind}, {count} tokens"
 
 
 def _interval(variant: Mapping[str, Any] | None) -> str:

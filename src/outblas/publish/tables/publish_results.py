@@ -39,6 +39,7 @@ from outblas.publish.tables.peer_tables import cutlass_table, transformer_table
 from outblas.publish.tables.recipe_block import RECIPE, recipe_block
 from outblas.publish.tables.speedup_picture import speedup_svg
 from outblas.publish.tables.weak_spots import weak_spots
+from outblas.publish.tables.whole_models_table import whole_models_block
 from outblas.records.averages import Row
 from outblas.records.results import Result, bench_files, read_result
 from outblas.records.summary import summary_rows, summary_text, why_stale
@@ -113,6 +114,7 @@ def generated_blocks(measured: Measured) -> dict[tuple[str, str], Callable[[], s
         ("docs/results/tables.md", "tables"): lambda: markdown_table(measured.summary, _notes(folder)),
         ("docs/results/method.md", "again"): lambda: again_table(measured.results),
         ("docs/results/transformer.md", "transformer"): lambda: transformer_table(folder),
+        ("docs/results/whole-models.md", "whole_models"): lambda: whole_models_block(folder),
         ("docs/results/cutlass.md", "cutlass"): lambda: cutlass_table(folder),
         ("docs/use/when-not.md", "weak"): lambda: weak_spots(folder, measured.results),
         ("docs/use/environment-variables.md", "variables"): reference_blocks.variable_table,

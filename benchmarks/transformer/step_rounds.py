@@ -1,0 +1,225 @@
+"""Steps, their CUDA graphs and their rounds, of any model: for model_steps.py and whole_models.py."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter_ns
+from typing import Any
+
+import torch
+
+import outblas
+from outblas.core.errors import DeviceError, UsageError
+from outblas.core.stats import bootstrap_median, paired_speedup
+from outblas.dispatch import fused
+
+#: Eager or compiled calls before a capture, or before times are taken.
+WARM_UPS = 3
+KINDS = ("decode", "prefill")
+
+
+@dataclass(frozen=True)
+class Step:
+    """``decode``: one token of each of ``size`` sequences. ``prefill``: one sequence of ``size`` tokens."""
+
+    kind: str
+    size: int
+
+    @classmethod
+    def parse(cls, name: str) -> Step:
+        """Return the step of a :attr:`name`.
+
+        Raises:
+            UsageError: the text is no name of a step.
+        """
+        kind, _, size = name.rpartition("_")
+        if kind not in KINDS or not size.isdecimal() or int(size) < 1:
+            raise UsageError(f"step {name!r}", "decode_BATCH or prefill_TOKENS", "e.g. decode_8")
+        return cls(kind, int(size))
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind}_{self.size}"
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return (self.size, 1) if self.kind == "decode" else (1, self.size)
+
+    @property
+    def tokens(self) -> int:
+        return self.size
+
+
+@contextlib.contextmanager
+def switched_on(pdl: bool = False, batch_invariant: bool = False) -> Iterator[None]:
+    """Run torch's products by OutBLAS meanwhile, without the promise of constant weights.
+
+    Args:
+        pdl: value of ``OUTBLAS_PDL`` meanwhile.
+        batch_invariant: as for :func:`outblas.enable`.
+
+    Raises:
+        DeviceError: OutBLAS cannot be on.
+    """
+    settings = {"OUTBLAS_PDL": str(int(pdl)), "OUTBLAS_WEIGHTS": "0"}
+    before = {name: os.environ.get(name) for name in settings}
+    os.environ.update(settings)
+    try:
+        with outblas.use(batch_invariant=batch_invariant) as on:
+            if not on:
+                raise DeviceError("OutBLAS is not on", "a GPU that a library serves", "see the warning above")
+            yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None) if value is None else os.environ.update({name: value})
+
+
+class StepGraphs:
+    """The memory pool and the stream of a step's CUDA graphs.
+
+    Args:
+        device: device of the model.
+
+    Attributes:
+        pool: memory pool of the graphs that are captured from now on; None without CUDA.
+        stream: stream on which compiled steps are warmed up and captured; None without CUDA.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self.renew_pool()
+
+    def renew_pool(self) -> None:
+        """Give later graphs a memory pool of their own.
+
+        torch refuses a capture into a pool whose graphs are all gone and whose memory is not: ``use_count > 0 INTERNAL
+        ASSERT FAILED``. A workspace of cuBLAS, for instance, outlives the graph of its first use.
+        """
+        self.pool = None if self.stream is None else torch.cuda.graph_pool_handle()
+
+    @contextlib.contextmanager
+    def on_stream(self) -> Iterator[None]:
+        """Run a block on the stream of its later capture.
+
+        Code that was compiled for another current stream might be compiled anew during the capture, which CUDA refuses.
+        """
+        if self.stream is None:
+            yield
+            return
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
+            yield
+        torch.cuda.current_stream().wait_stream(self.stream)
+
+    def capture(self, run: Callable[[], Any], compiles: bool) -> tuple[Any, Any]:
+        """Return (CUDA graph of a warmed-up run, its result).
+
+        Args:
+            run: the step.
+            compiles: the step is compiled, and was warmed up :meth:`on_stream`.
+
+        Raises:
+            Exception: torch cannot capture it, or would compile during the capture. The current stream is as before.
+        """
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize()
+        # If the end of a capture fails, torch.cuda.graph leaves its own stream current: the outer context undoes that.
+        with (
+            torch.cuda.stream(torch.cuda.current_stream()),
+            no_recompilation() if compiles else contextlib.nullcontext(),
+            torch.cuda.graph(graph, pool=self.pool, stream=self.stream if compiles else None),
+        ):
+            result = run()
+        return graph, result
+
+
+def release_memory() -> None:
+    """Give back the memory of models, caches and graphs that are no longer used."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def no_recompilation() -> contextlib.AbstractContextManager[Any]:
+    """Let torch.compile fail meanwhile where it would compile anew, with an error that says why."""
+    return torch.compiler.set_stance("fail_on_recompile")
+
+
+@dataclass
+class Entry:
+    """A variant of a step, ready to be timed.
+
+    ``products`` counts the products of one step; for a graph, those that it holds.
+
+    - ``ours`` and ``torchs``: products that :func:`outblas.enable` saw, by the library that computes them.
+    - ``promised``: products with the promise of constant weights.
+    - ``compiled``: products that a compiled step leaves to OutBLAS, in the layer whose code all layers run and in the
+      head. torch still runs one whose kernel needs a workspace if it is in a graph.
+    - ``fused`` and ``unfused``: sums and gates that are computed in a product's kernel, and those that are not. Their
+      products are calls of :func:`outblas.linear` or :func:`outblas.gated_linear`. They count among the others only if
+      these functions left them to torch's operator.
+    """
+
+    run: Callable[[], Any]
+    reset: Callable[[], None]
+    around: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
+    products: dict[str, int] = field(default_factory=dict)
+    keeps: tuple[Any, ...] = ()
+
+
+def fused_launches() -> int:
+    """Return the number of products so far that fused kernels computed."""
+    return sum(each["launched"] for each in fused.status().values())
+
+
+def time_rounds(entries: Mapping[str, Entry], rounds: int, alone: bool, seed: int = 0) -> dict[str, list[float]]:
+    """Return name -> microseconds of one run in each round. Every round has all entries in a random order.
+
+    ``alone``: each run begins on an idle GPU, so that the figure holds the host's time. Otherwise runs are queued one
+    after another, the first behind a run that is not timed. Without CUDA the figure is the host's time.
+    """
+    rng, cuda = random.Random(seed), torch.cuda.is_available()
+    times: dict[str, list[float]] = {name: [] for name in entries}
+    for _ in range(rounds):
+        stamps, order = [], rng.sample(list(entries), len(entries))
+        if not alone:
+            with entries[order[-1]].around():
+                entries[order[-1]].reset()
+                entries[order[-1]].run()
+        for name in order:
+            each = entries[name]
+            with each.around():
+                each.reset()
+                if alone and cuda:
+                    torch.cuda.synchronize()
+                begin = _stamp(cuda)
+                each.run()
+                stamps.append((name, begin, _stamp(cuda)))
+        if cuda:
+            torch.cuda.synchronize()
+        for name, begin, end in stamps:
+            times[name].append(begin.elapsed_time(end) * 1e3 if cuda else (end - begin) / 1e3)
+    return times
+
+
+def figures(times: Mapping[str, Sequence[float]]) -> dict[str, dict[str, Any]]:
+    """Variant -> its median step time in microseconds with its interval and, but for torch's, the speed-up over it."""
+    found: dict[str, dict[str, Any]] = {}
+    for name, samples in times.items():
+        found[name] = {"us": bootstrap_median(samples)}
+        if name != "torch" and "torch" in times:
+            found[name]["speedup"] = paired_speedup(samples, times["torch"])
+    return found
+
+
+def _stamp(cuda: bool) -> Any:
+    if not cuda:
+        return perf_counter_ns()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event

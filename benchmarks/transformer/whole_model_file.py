@@ -1,0 +1,130 @@
+"""The result file of whole_models.py: its settings, its rows, and its bars."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from outblas.core.errors import UsageError
+from outblas.core.files import write_json
+from outblas.core.stats import geomean
+from outblas.publish.tables.whole_models_table import FORMAT, read_whole_models
+
+#: (variant, figure) -> the least geometric mean over a model's steps.
+BARS = {("enable", "speedup"): 1.04, ("optimize", "speedup"): 1.10, ("optimize", "speedup_over_merged"): 1.05}
+#: No step of these variants may be slower than this.
+LEAST = 0.99
+
+
+class WholeModelsFile:
+    """The rows of a result file, one for each model and step. Every change is written at once.
+
+    Args:
+        path: the file; a new one is made by the first row.
+        settings: everything but model, step and variant on which figures depend; JSON values.
+
+    Attributes:
+        data: content of the file.
+
+    Raises:
+        RecordError: the file is there and is no result of whole_models.py.
+        UsageError: it has other settings.
+    """
+
+    def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
+        self.path = path
+        empty = {"models": {}, "tuned": {}, "rows": [], "bars": []}
+        self.data: dict[str, Any] = {"format": FORMAT, "settings": dict(settings), **empty}
+        if not path.exists():
+            return
+        self.data = read_whole_models(path)
+        for name, value in settings.items():
+            known = self.data["settings"].get(name)
+            if known != value:
+                raise UsageError(f"{path} has {name} {known}, not {value}", "the same settings", "give another --out")
+
+    def tuned(self, model: str, arrangement: str) -> dict[str, Any]:
+        """Return ``rows``, the numbers of tokens tuned so far, and ``seconds``; :meth:`begin` writes changes of it.
+
+        Args:
+            model: name of the model.
+            arrangement: of its weights.
+        """
+        return self.data["tuned"].setdefault(f"{model} {arrangement}", {"rows": [], "seconds": 0.0})
+
+    def begin(self, model: str, layers: int, startup_s: Mapping[str, Mapping[str, float]]) -> None:
+        """Enter a model, and write the file. Start-up times of an earlier run are replaced.
+
+        Args:
+            model: its name.
+            layers: number of its layers.
+            startup_s: variant -> part -> seconds that it takes once.
+
+        Raises:
+            RecordError: the disk refuses.
+        """
+        known = self.data["models"].setdefault(model, {"layers": layers, "startup_s": {}})["startup_s"]
+        known.update((name, dict(parts)) for name, parts in startup_s.items())
+        write_json(self.path, self.data)
+
+    def missing(self, model: str, step: str, variants: Sequence[str]) -> list[str]:
+        """Return the variants of a step that have no figures yet, in the given order."""
+        row = self._row(model, step)
+        return [name for name in variants if row is None or name not in row["variants"]]
+
+    def add(
+        self,
+        model: str,
+        step: str,
+        variants: Mapping[str, Any],
+        left_out: Mapping[str, str],
+        provenance: Mapping[str, Any],
+    ) -> None:
+        """Add figures of a step, and write the file. Figures that it has already stay.
+
+        Args:
+            model: name of the model.
+            step: name of the step.
+            variants: name -> figures.
+            left_out: name -> the reason why it has none.
+            provenance: of these figures.
+
+        Raises:
+            RecordError: the disk refuses.
+        """
+        row = self._row(model, step)
+        if row is None:
+            row = {"model": model, "step": step, "variants": {}, "left_out": {}, "provenance": []}
+            self.data["rows"].append(row)
+        row["variants"].update((name, each) for name, each in variants.items() if name not in row["variants"])
+        row["left_out"] = {
+            name: reason for name, reason in {**row["left_out"], **left_out}.items() if name not in row["variants"]
+        }
+        row["provenance"].append(dict(provenance))
+        self.data["bars"] = bars(self.data["rows"])
+        write_json(self.path, self.data)
+
+    def _row(self, model: str, step: str) -> dict[str, Any] | None:
+        return next((row for row in self.data["rows"] if (row["model"], row["step"]) == (model, step)), None)
+
+
+def bars(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the bars of each model: the geometric mean of its steps, the slower steps, and whether it is cleared.
+
+    A step is slower if its speed-up is below :data:`LEAST`. A bar holds for the steps that are measured.
+    """
+    found = []
+    for model in dict.fromkeys(row["model"] for row in rows):
+        for (variant, figure), bar in BARS.items():
+            ratios = {
+                row["step"]: row["variants"][variant][figure][0]
+                for row in rows
+                if row["model"] == model and figure in row["variants"].get(variant, {})
+            }
+            if ratios:
+                mean, slower = geomean(ratios.values()), [step for step, ratio in ratios.items() if ratio < LEAST]
+                judged = {"geomean": mean, "bar": bar, "slower": slower, "steps": len(ratios)}
+                passed = mean >= bar and not slower
+                found.append({"model": model, "variant": variant, "figure": figure, **judged, "passed": passed})
+    return found

@@ -1,0 +1,152 @@
+"""The tables of whole models of transformers, from the result file of ``benchmarks/transformer/whole_models.py``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from outblas.core.errors import RecordError
+from outblas.core.plain_files import read_json
+from outblas.core.stats import geomean
+from outblas.publish.words import step_words
+
+WHOLE_MODELS = "whole_models.json"
+FORMAT = "outblas-whole-models-1"
+#: Variant -> its row. All but the second are in CUDA graphs.
+_VARIANTS = {
+    "torch": "torch",
+    "eager": "torch, eager",
+    "compile": "torch.compile, max-autotune",
+    "merged": "torch, merged weights",
+    "enable": "`enable()`",
+    "enable_pdl": "`enable()`, PDL",
+    "batch_invariant": "`enable(batch_invariant=True)`",
+    "optimize": "`optimize(model)`, `enable()`",
+}
+_MODELS = {"llama_8b": "Llama 3 8B", "qwen_7b": "Qwen2.5 7B"}
+#: Parts of a result file beside its format.
+_PARTS = {"settings", "models", "tuned", "rows", "bars"}
+_GB = 1e9
+
+
+def whole_models_block(folder: Path) -> str:
+    """Return the tables of all measured models, or one line if nothing is measured.
+
+    Args:
+        folder: folder of a GPU's result files.
+
+    Raises:
+        RecordError: the file is there and cannot be read, has another format, or is of tiny models.
+    """
+    path = folder / WHOLE_MODELS
+    if not path.exists():
+        return "Not measured on this GPU."
+    data = read_whole_models(path)
+    if data["settings"].get("hidden") != "full":
+        raise RecordError(f"{path} is of tiny models", "models of full size", "measure without --hidden")
+    blocks = [_model_block(model, about, data) for model, about in data["models"].items()]
+    return "\n\n".join([*(block for block in blocks if block), _footer(data)])
+
+
+def read_whole_models(path: Path) -> dict[str, Any]:
+    """Return the content of a result file.
+
+    Args:
+        path: the file.
+
+    Raises:
+        RecordError: it cannot be read, has another format, or lacks a part.
+    """
+    try:
+        data = read_json(path)
+    except (OSError, ValueError) as error:
+        raise RecordError(f"{path} cannot be read ({error})", "a result file", "give another file") from error
+    if not isinstance(data, dict) or data.get("format") != FORMAT or not data.keys() >= _PARTS:
+        raise RecordError(f"{path} is no result of whole_models.py", f"format {FORMAT}", "measure it again")
+    return data
+
+
+def _model_block(model: str, about: Mapping[str, Any], data: Mapping[str, Any]) -> str:
+    """Return the two tables of a model; empty if no step of it is measured."""
+    rows = [row for row in data["rows"] if row["model"] == model]
+    if not rows:
+        return ""
+    names = [name for name in _VARIANTS if any(name in row["variants"] for row in rows)]
+    title = f"**{_MODELS.get(model, model)}**, {about['layers']} layers"
+    return "\n\n".join([title, _speed_table(rows, names), _price_table(rows, names, about["startup_s"])])
+
+
+def _speed_table(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
+    lines = [
+        "| tokens a second | " + " | ".join(step_words(row["step"]) for row in rows) + " | mean | over merged |",
+        "| --- |" + " ---: |" * (len(rows) + 2),
+    ]
+    for name in names:
+        cells = [_speed_cell(row["variants"].get(name)) for row in rows]
+        means = [_mean(rows, name, figure) for figure in ("speedup", "speedup_over_merged")]
+        lines.append(f"| {_VARIANTS[name]} | " + " | ".join([*cells, *means]) + " |")
+    return "\n".join(lines)
+
+
+def _speed_cell(figures: Mapping[str, Any] | None) -> str:
+    if figures is None:
+        return "–"
+    ratio = f" ({figures['speedup'][0]:.3f}×)" if "speedup" in figures else ""
+    return f"{figures['tokens_per_s']:,.0f}{ratio}"
+
+
+def _mean(rows: Sequence[Mapping[str, Any]], name: str, figure: str) -> str:
+    """Return the geometric mean of a variant's speed-ups; a dash unless every step has one."""
+    found = [row["variants"][name].get(figure) for row in rows if name in row["variants"]]
+    if len(found) < len(rows) or None in found:
+        return "–"
+    return f"{geomean([ratio for ratio, _, _ in found]):.3f}×"
+
+
+def _price_table(
+    rows: Sequence[Mapping[str, Any]], names: Sequence[str], startup_s: Mapping[str, Mapping[str, float]]
+) -> str:
+    lines = [
+        "| memory, start-up and logits | weights, GB | peak, GB | start-up, s | largest error | mean error | greedy |",
+        "| --- |" + " ---: |" * 6,
+    ]
+    for name in names:
+        found = [row["variants"][name] for row in rows if name in row["variants"]]
+        seconds = sum(startup_s[name].values()) + sum(sum(each["startup_s"].values()) for each in found)
+        logits = [each["logits"] for each in found]
+        places = sum(each["places"] for each in logits)
+        cells = [
+            f"{max(each['weight_bytes'] for each in found) / _GB:.1f}",
+            f"{max(each['peak_bytes'] for each in found) / _GB:.1f}",
+            f"{seconds:.1f}",
+            f"{max(each['largest'] for each in logits):.3f}",
+            f"{sum(each['mean'] * each['places'] for each in logits) / places:.4f}",
+            f"{sum(each['agree'] * each['places'] for each in logits) / places:.1%}",
+        ]
+        lines.append(f"| {_VARIANTS[name]} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _footer(data: Mapping[str, Any]) -> str:
+    """Return the conditions of the measurement, and what was left out."""
+    settings = data["settings"]
+    parts = [each for row in data["rows"] for each in row["provenance"]]
+    days = sorted({each["date"][:10] for each in parts})
+    commits = ", ".join(dict.fromkeys(each["commit"][:7] for each in parts))
+    tuned = (
+        f" Missing products were tuned for {settings['tune']} s for each arrangement of weights."
+        if settings["tune"]
+        else ""
+    )
+    text = (
+        f"bf16, context {settings['context']}, {settings['rounds']} interleaved rounds; {settings['gpu']}, driver "
+        f"{settings['driver']}, torch {settings['torch']}, transformers {settings['transformers']}, "
+        f"{' to '.join(dict.fromkeys((days[0], days[-1])))}, commit {commits}.{tuned}"
+    )
+    left_out = [
+        f"- Left out: {_VARIANTS[name]}, {row['model']}, {step_words(row['step'])}: {reason}"
+        for row in data["rows"]
+        for name, reason in row["left_out"].items()
+    ]
+    return "\n".join([text, *(["", *left_out] if left_out else [])])

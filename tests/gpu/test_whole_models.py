@@ -1,0 +1,103 @@
+"""Two layers of transformers' models on a GPU: every variant's graph, its memory and errors, and a result file."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("cuda.bindings")
+pytest.importorskip("transformers", reason="transformers is not installed: pip install '.[examples]'")
+
+import torch
+
+import outblas
+from outblas.publish.tables.whole_models_table import FORMAT
+from outblas.runtime.device import gpu_of_device
+
+pytestmark = pytest.mark.gpu
+
+ROOT = Path(__file__).resolve().parents[2]
+LAYERS = 2
+
+
+@pytest.fixture
+def code(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
+    if gpu_of_device(0).name != "h200":
+        pytest.skip("the packaged library is of an H200")
+    for name in ("OUTBLAS_PDL", "OUTBLAS_WEIGHTS", "OUTBLAS_DISABLE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "transformer"))
+    parts = ("errors", "measure", "runs", "weights")
+    modules = {name: importlib.import_module(f"whole_model_{name}") for name in parts}
+    yield SimpleNamespace(
+        command=importlib.import_module("whole_models"), rounds=importlib.import_module("step_rounds"), **modules
+    )
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    assert not outblas.enabled()
+
+
+def weights_of(code: SimpleNamespace, name: str) -> Any:
+    config = code.weights.MODELS[name].configuration(LAYERS, tiny=False)
+    return code.weights.ModelWeights(code.weights.random_model(config, torch.device("cuda")))
+
+
+@pytest.mark.parametrize("name", ["llama_8b", "qwen_7b"])
+@pytest.mark.parametrize("step", ["decode_8", "decode_13", "prefill_500"])
+def test_every_variant_computes_the_step(name: str, step: str, code: SimpleNamespace) -> None:
+    weights = weights_of(code, name)
+    names = [each for each in code.runs.VARIANTS if each != "compile"]
+    found, left_out = code.measure.measure(weights, code.rounds.Step.parse(step), names, 5, 64)
+    assert not left_out and set(found) == set(names)
+    torchs = found["torch"]["logits"]
+    assert torchs["rms"] > 10 * torchs["mean"] > 0
+    for each in found.values():
+        assert each["logits"]["mean"] <= 1.25 * torchs["mean"] and each["logits"]["largest"] <= 2 * torchs["largest"]
+        assert each["peak_bytes"] > each["weight_bytes"] == found["torch"]["weight_bytes"]
+    for each in ("enable", "enable_pdl", "batch_invariant", "optimize"):
+        assert set(found[each]["startup_s"]) == {"prepare", "first runs", "capture"}
+        assert found[each]["products"]["ours"] + found[each]["products"]["torchs"] > 0
+    assert found["enable"]["products"]["ours"] > 0 or step == "prefill_500"
+    assert found["optimize"]["products"]["fused"] > 0
+    assert found["batch_invariant"]["products"]["torchs"] == 0, "a torch product has no fixed order"
+
+
+def test_a_graph_repeats_what_an_eager_step_computes(code: SimpleNamespace) -> None:
+    """Also at later positions, which a replay reads from the cache's length."""
+    weights = weights_of(code, "llama_8b")
+    work = code.runs.WholeStep(weights.get("plain"), code.rounds.Step.parse("decode_3"), context=32, places=5)
+    graph, eager = (
+        code.runs.get_ready(work, weights.get("plain"), code.runs.VARIANTS[name]) for name in ("torch", "eager")
+    )
+    first = work.logits(graph)
+    assert torch.equal(first, work.logits(graph)), "a replay repeats itself"
+    torch.testing.assert_close(first, work.logits(eager), rtol=0.05, atol=0.1)
+    assert graph.extra_bytes > 0
+    work.close()
+
+
+def test_a_compiled_step_is_captured(code: SimpleNamespace) -> None:
+    weights = weights_of(code, "llama_8b")
+    options = {"mode": "default"}
+    found, left_out = code.measure.measure(
+        weights, code.rounds.Step.parse("decode_8"), ["torch", "compile"], 5, 64, options
+    )
+    assert not left_out, left_out
+    assert found["compile"]["logits"]["mean"] <= 1.25 * found["torch"]["logits"]["mean"]
+
+
+def test_the_command_writes_a_result_file(code: SimpleNamespace, tmp_path: Path) -> None:
+    out = tmp_path / "whole_models.json"
+    arguments = ["--models", "qwen_7b", "--layers", "1", "--steps", "decode_8", "--context", "64", "--rounds", "5"]
+    arguments += ["--variants", "optimize", "--out", str(out)]
+    assert code.command.main(arguments) == 0
+    data = json.loads(out.read_text())
+    assert data["format"] == FORMAT and data["settings"]["gpu"]
+    assert set(data["rows"][0]["variants"]) == {"torch", "merged", "optimize"} and len(data["bars"]) == 2

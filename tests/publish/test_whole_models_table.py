@@ -1,0 +1,84 @@
+"""The published tables of whole models: figures of the file, missing ones, and files that are refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outblas.core.errors import RecordError
+from outblas.publish.tables.whole_models_table import FORMAT, WHOLE_MODELS, whole_models_block
+
+MADE = {"date": "2026-12-01T10:00:00+00:00", "commit": "0123456789abcdef"}
+
+
+def figures(speedup: float | None, tokens_per_s: float, mean: float = 0.01, places: int = 10, **more: Any) -> Any:
+    logits = {"largest": 0.5, "mean": mean, "agree": 0.9, "places": places, "rms": 1.0}
+    found = {"us": [1.0, 1.0, 1.0], "tokens_per_s": tokens_per_s, "logits": logits, "startup_s": {"capture": 1.5}}
+    found |= {"weight_bytes": 6_000_000_000, "peak_bytes": 7_250_000_000, **more}
+    return found if speedup is None else {**found, "speedup": [speedup, speedup, speedup]}
+
+
+def content(**settings: Any) -> dict[str, Any]:
+    """Two steps of a model of eight layers; ``compile`` failed in one."""
+    about = {"hidden": "full", "context": 512, "rounds": 30, "tune": 0, "gpu": "a GPU", "driver": "1", "torch": "2"}
+    optimized = figures(1.2, 120.0, speedup_over_merged=[1.1, 1.0, 1.2])
+    first = {"torch": figures(None, 1234.4), "compile": figures(1.1, 110.0), "optimize": optimized}
+    second = {"torch": figures(None, 5000.0, 0.04, 20), "optimize": {**optimized, "speedup": [0.98, 0.9, 1.0]}}
+    step = {"model": "llama_8b", "left_out": {}, "provenance": [MADE]}
+    rows = [
+        {**step, "step": "decode_8", "variants": first},
+        {**step, "step": "prefill_500", "variants": second, "left_out": {"compile": "out of memory"}},
+    ]
+    startup_s = {"torch": {"arrange": 0.0}, "compile": {}, "optimize": {"arrange": 1.0, "enable": 2.0, "tune": 0.0}}
+    models = {"llama_8b": {"layers": 8, "startup_s": startup_s}, "qwen_7b": {"layers": 8, "startup_s": {}}}
+    return {
+        "format": FORMAT,
+        "settings": {**about, "transformers": "5", **settings},
+        "models": models,
+        "rows": rows,
+        "tuned": {},
+        "bars": [],
+    }
+
+
+def block(folder: Path, data: Any) -> str:
+    (folder / WHOLE_MODELS).write_text(json.dumps(data))
+    return whole_models_block(folder)
+
+
+def cells(text: str, name: str) -> list[list[str]]:
+    """The cells of a row, in each table that has it."""
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()]
+    return [row[1:] for row in lines if row[0] == name]
+
+
+def test_nothing_is_said_of_what_is_not_measured(tmp_path: Path) -> None:
+    assert whole_models_block(tmp_path) == "Not measured on this GPU."
+
+
+def test_the_tables_have_the_figures_of_the_file(tmp_path: Path) -> None:
+    text = block(tmp_path, content())
+    assert "**Llama 3 8B**, 8 layers" in text and "Qwen" not in text
+    speed, price = cells(text, "torch")
+    assert speed == ["1,234", "5,000", "–", "–"]
+    assert price == ["6.0", "7.2", "3.0", "0.500", "0.0300", "90.0%"], "the mean error counts every place once"
+    speed, price = cells(text, "`optimize(model)`, `enable()`")
+    assert speed == ["120 (1.200×)", "120 (0.980×)", "1.084×", "1.100×"] and price[2] == "6.0"
+    assert cells(text, "torch.compile, max-autotune")[0] == ["110 (1.100×)", "–", "–", "–"], "no mean of some steps"
+    assert "- Left out: torch.compile, max-autotune, llama_8b, prefill, 500 tokens: out of memory" in text
+    assert "a GPU, driver 1, torch 2, transformers 5, 2026-12-01, commit 0123456." in text and "tuned" not in text
+    assert "were tuned for 60 s" in block(tmp_path, content(tune=60))
+
+
+@pytest.mark.parametrize("data", [[], {"format": "another"}, {"format": FORMAT}])
+def test_other_files_are_refused(data: Any, tmp_path: Path) -> None:
+    with pytest.raises(RecordError, match="is no result"):
+        block(tmp_path, data)
+    with pytest.raises(RecordError, match="tiny models"):
+        block(tmp_path, content(hidden="tiny"))
+    (tmp_path / WHOLE_MODELS).write_text("{")
+    with pytest.raises(RecordError, match="cannot be read"):
+        whole_models_block(tmp_path)
