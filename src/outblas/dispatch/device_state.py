@@ -148,9 +148,10 @@ class DeviceState:
                 self._load(kind, problem, config)
             return kind in self._kernels
 
-    def add_kernel(self, problem: Problem, config: KernelConfig, kernel: Any) -> None:
-        """Take a bindable kernel that another part of the process has loaded, so that no call has to load it."""
-        self._kernels.setdefault(kernel_kind(problem, config), kernel)
+    def shared_kernel(self, problem: Problem, config: KernelConfig, load: Callable[[], Any]) -> Any:
+        """Return the loaded kernel. If it is missing, the caller's function loads it, for all later calls, too."""
+        kind = kernel_kind(problem, config)
+        return self._kernels.get(kind) or self._kernels.setdefault(kind, load())
 
     def forget_decisions(self) -> None:
         """Decide every product anew at its next call."""

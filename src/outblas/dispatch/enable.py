@@ -1,4 +1,4 @@
-"""``outblas.enable()``: run a program's own torch products on the library's kernels, without changing the program.
+"""The switch of ``outblas.enable()``: run a program's own torch products on the library's kernels, unchanged.
 
 In eager mode the kernels replace torch's (:mod:`outblas.dispatch.aten_override`). Code that torch.compile compiles
 from then on holds the operator ``outblas::mm`` for products in the library (:mod:`outblas.dispatch.inductor_pass`). It
@@ -164,36 +164,20 @@ class Switch:
 
 
 def enable(*, accurate: bool = False, batch_invariant: bool = False) -> bool:
-    """Run torch's products on the library's kernels from now on, in the whole process, if that is faster.
-
-    Affected are torch.matmul, mm, ``@``, F.linear and nn.Linear without a bias, bmm of one matrix, and their gradients.
-    Torch computes everything else.
-
-    The first call imports Inductor's configuration, which takes about as long as importing torch. No other thread may
-    compute a product during this call or :func:`disable`: the process may crash, because torch takes no lock.
-
-    A second call replaces the guarantee of the first.
+    """Switch the replacement on for the whole process; :func:`outblas.enable` is the form for users.
 
     Args:
-        accurate: round no partial sum to half precision. Torch's two switches ``allow_*_reduced_precision_reduction``
-            and ``allow_fp16_accumulation`` are off until :func:`disable`.
-        batch_invariant: give a row the same bits in every batch. Every half-precision product of two matrices runs a
-            kernel of its weight's one order of summation. Biases (``addmm``) and batches (``bmm``,
-            ``baddbmm``) are included, products with ``out=`` are not. Implies ``accurate``. A product that no such
-            kernel can compute raises DeviceError.
+        accurate: round no partial sum to half precision.
+        batch_invariant: give a row the same bits in every batch. Implies ``accurate``.
 
     Returns:
-        True if it is on. False if it is impossible or useless (``OUTBLAS_DISABLE=1``, no CUDA GPU, no library for
-        the GPUs); a RuntimeWarning of one line then says why. With a guarantee, no library is needed.
+        True if it is on. False if it is impossible or useless; a RuntimeWarning of one line then says why.
     """
     return _switch.enable(demanded(accurate, batch_invariant))
 
 
 def disable() -> None:
-    """Undo :func:`enable`: restore torch's own kernels, unless a :class:`use` is open.
-
-    Code that torch.compile compiled meanwhile keeps its operators.
-    """
+    """Undo :func:`enable`: restore torch's own kernels, unless a :class:`use` is open."""
     _switch.disable()
 
 

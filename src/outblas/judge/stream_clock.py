@@ -18,6 +18,10 @@ _FIRST_PLUG_US = 200.0
 _CYCLES_PER_US = 2000
 
 
+class HostBehindGpu(DeviceError):
+    """The host could not queue a round ahead of the GPU."""
+
+
 class StreamClock:
     """A stream and the events by which work on it is timed. Call :meth:`close` after use.
 
@@ -34,9 +38,14 @@ class StreamClock:
     def __init__(self, torch_stream: Any, tries: int = TRIES, max_plug_us: float = MAX_PLUG_US) -> None:
         self.torch_stream = torch_stream
         self.stream: int = torch_stream.cuda_stream
-        self._tries, self._max_plug_us = tries, max_plug_us
         self._events: list[tuple[Any, Any]] = []
-        self._plug_us = min(_FIRST_PLUG_US, max_plug_us)
+        self._plug_us = _FIRST_PLUG_US
+        self.limit(tries, max_plug_us)
+
+    def limit(self, tries: int, max_plug_us: float) -> None:
+        """Set the tries to queue a round and the longest plug, microseconds, as in the constructor."""
+        self._tries, self._max_plug_us = tries, max_plug_us
+        self._plug_us = min(self._plug_us, max_plug_us)
 
     def close(self) -> None:
         """Destroy the events; harmless when done twice."""
@@ -57,7 +66,8 @@ class StreamClock:
             before: enqueues what precedes each piece of work and is not timed; None: nothing.
 
         Raises:
-            DeviceError: a launch fails, or the host cannot queue ahead of the GPU.
+            HostBehindGpu: the host cannot queue ahead of the GPU.
+            DeviceError: a launch fails.
         """
         for _ in range(self._tries):
             ahead = self._queue(works, before)
@@ -69,7 +79,7 @@ class StreamClock:
                     for start, stop in self._events[: len(works)]
                 ]
             self._plug_us = min(self._max_plug_us, 2.0 * self._plug_us)
-        raise DeviceError(
+        raise HostBehindGpu(
             f"the host could not queue {len(works)} launches ahead of the GPU in {self._tries} tries",
             "a host that is not overloaded",
             "leave a core free for the timing process",
