@@ -72,7 +72,6 @@ def block_extents(problem: Problem, max_flop: float) -> tuple[int, int]:
         problem: the problem.
         max_flop: floating-point operations of a block, at most; two products of 2 K for each element.
     """
-    side = max(2, BLOCK_BYTES // (_BYTES_PER_ELEMENT * problem.k))
-    rows = min(problem.m, side // 2)
-    columns = min(problem.n, side - rows, max(1, int(max_flop / (4 * problem.k * rows))))
-    return rows, columns
+    side, elements = BLOCK_BYTES // (_BYTES_PER_ELEMENT * problem.k), int(max_flop / (4 * problem.k))
+    rows = max(1, min(problem.m, side // 2, elements))
+    return rows, max(1, min(problem.n, side - rows, elements // rows))

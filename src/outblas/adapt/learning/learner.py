@@ -24,7 +24,7 @@ from outblas.adapt.learning.learn_product import Winner, learn_product, row_of
 from outblas.adapt.learning.learned_products import IN_WORK, LearnedProduct, LearningReport, Stage
 from outblas.adapt.learning.learning_device import LearningDevice, LearningMachine, SliceTimer
 from outblas.core.config import Launch
-from outblas.core.errors import OutblasError, RecordError
+from outblas.core.errors import OutblasError, RecordError, UsageError
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
 from outblas.dispatch.decide import Choose, LeftToTorch, NotWhileCapturing
@@ -124,8 +124,10 @@ class Learner:
             The report.
 
         Raises:
-            UsageError: ``seconds`` is negative or no number.
+            UsageError: ``seconds`` is negative or no number, or this thread captures a CUDA graph.
         """
+        if self._capturing():
+            raise UsageError("settle() while a CUDA graph is captured", "a call before the capture", "move it there")
         with self._changed:
             if seconds is not None:
                 self.budget.allow(seconds)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from outblas.core.errors import UsageError
 from outblas.core.switches import is_on
-from outblas.dispatch import device_registry
 from outblas.dispatch import enable as switch
 
 if TYPE_CHECKING:
@@ -95,10 +94,6 @@ def settle(seconds: float | None = None) -> LearningReport:
     Raises:
         UsageError: learning is off, or this thread captures a CUDA graph, or ``seconds`` is no budget.
     """
-    import torch
-
-    if torch.cuda.is_current_stream_capturing():
-        raise UsageError("settle() while a CUDA graph is captured", "a call before the capture", "move it there")
     return _present().settle(seconds)
 
 
@@ -140,6 +135,7 @@ def _start(seconds: float) -> None:
     """Begin to learn, or give a learner that is at work another budget."""
     from outblas.adapt.learning.gpu_budget import GpuBudget
     from outblas.adapt.learning.learner import Learner
+    from outblas.dispatch import device_registry
 
     global _learner
     with _lock:
@@ -151,10 +147,12 @@ def _start(seconds: float) -> None:
 
 
 def _stop() -> None:
-    """End learning: settled rows of this process are served from its library only when that is opened again."""
+    """End learning. Its rows are served again when the user's library is opened anew."""
     global _learner
     with _lock:
         ended, _learner = _learner, None
-        if ended is not None:
-            ended.stop()
-            device_registry.wrap_choosers(None)
+    if ended is not None:
+        from outblas.dispatch import device_registry
+
+        ended.stop()
+        device_registry.wrap_choosers(None)
