@@ -163,7 +163,8 @@ def test_a_device_opens_a_bench_with_shared_kernels_and_enough_memory(
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (10**9, 10**10))
     assert _result(device.open(PROBLEM, "plain", False)) is None
     compiled += list(ready_contenders._likely_kernels(PROBLEM, "plain", H200, state.library, None))[:2]  # type: ignore[arg-type]
-    bench, contenders = _result(device.open(PROBLEM, "plain", False))
+    bench, contenders, unmeasured = _result(device.open(PROBLEM, "plain", False))
+    assert unmeasured is None
     assert [one.config for one in contenders] == compiled == loaded[:2] and set(bench[2]) == set(compiled)
     assert loaded[2] == (1, 80.0)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (10**8, 10**10))

@@ -70,11 +70,11 @@ def test_torch_computes_until_a_winner_is_proven_timed_and_saved(alone: Fixture)
     for _ in range(CALLS_BEFORE_QUEUED - 1):
         assert alone.call() == ("it is called too seldom so far to be learned", True)
     assert not alone.learner.report().products and alone.learner.advance() is None
-    assert alone.call() == ("it is being learned (queued)", False)
+    assert alone.call() is OWN and alone.one().stage is Stage.QUEUED, "from now on as without learning"
     seen = set()
     while alone.learner.advance() is not None:
         seen.add(alone.one().stage)
-        assert alone.one().row is not None or alone.call()[1] is False
+        assert alone.one().row is not None or alone.call() is OWN
     assert seen == {Stage.QUEUED, Stage.PROVING, Stage.TIMING, Stage.SETTLED}
     row = alone.call()
     assert row.plain.config == FAST.config and row.pdl is None and row.baseline == "torch" and row.source == "cuda:0"
@@ -105,15 +105,37 @@ def noisy(*us: float) -> Callable[[], float]:
 @pytest.mark.parametrize(
     ("us", "last_look"), [(9.98, LOOKS[0]), (noisy(8.0, 11.0), LOOKS[-1]), (noisy(9.95, 9.85), LOOKS[-1])]
 )
-def test_what_is_not_surely_faster_leaves_torch_and_saves_nothing(alone: Fixture, us: Any, last_look: int) -> None:
+def test_an_unsure_result_keeps_what_ran_before_and_saves_nothing(alone: Fixture, us: Any, last_look: int) -> None:
     alone.machine.us = {FAST: us}
     alone.queue()
     alone.work()
     assert len(alone.machine.rounds) == ORDERING_ROUNDS + last_look
+    assert alone.call() is OWN and not alone.machine.saved and not alone.machine.forgotten
+    assert alone.one().stage is Stage.SETTLED and "surely faster" in alone.one().detail
+
+
+def test_without_a_choice_before_torch_goes_on(alone: Fixture) -> None:
+    alone.machine.us, alone.machine.unmeasured = {SLOW: 12.0}, None  # type: ignore[assignment]
+    alone.queue()
+    alone.work()
     row = alone.call()
     assert (row.plain, row.pdl, row.fallback, row.baseline) == (None, None, "", "torch")
     assert not alone.machine.saved and not alone.machine.forgotten, "torch ran before, so every cache is right"
-    assert alone.one().stage is Stage.SETTLED and "surely faster" in alone.one().detail
+
+
+@pytest.mark.parametrize(("us", "wrong"), [(12.0, {}), (5.0, {(FAST, "normal"): "error 2 times the bound"})])
+def test_a_choice_that_is_slower_or_wrong_gives_way_to_torch(alone: Fixture, us: float, wrong: Any) -> None:
+    alone.machine.us, alone.machine.wrong, alone.machine.unmeasured = {FAST: us}, wrong, FAST.config  # type: ignore[assignment]
+    alone.queue()
+    alone.work()
+    assert alone.call().plain is None and alone.machine.forgotten == 1 and not alone.machine.saved
+
+
+def test_a_choice_that_may_be_faster_stays(alone: Fixture) -> None:
+    alone.machine.us, alone.machine.unmeasured = {FAST: 9.95}, FAST.config  # type: ignore[assignment]
+    alone.queue()
+    alone.work()
+    assert alone.call() is OWN and f"{FAST.name} stays" in alone.one().detail and not alone.machine.forgotten
 
 
 def test_what_is_slower_than_torch_costs_no_further_rounds(alone: Fixture) -> None:
@@ -163,7 +185,7 @@ def test_the_budget_ends_the_job_and_gives_the_queue_back(alone: Fixture) -> Non
     assert alone.work() == 5, "five slices of 100 us"
     assert alone.learner.budget.used == pytest.approx(0.0005)
     assert {one.stage for one in alone.learner.report().products} == {Stage.LEFT_ALONE}
-    assert alone.machine.benches[0].closed and alone.machine.forgotten == 2
+    assert alone.machine.benches[0].closed and not alone.machine.forgotten
     assert alone.call() is OWN and alone.call(OTHER, own=None) is None
     alone.queue(Problem(19, 64, 64))
     assert len(alone.learner.report().products) == 2, "nothing new without a budget"
@@ -242,7 +264,7 @@ def test_times_beside_changed_operands_count_for_nothing(alone: Fixture) -> None
     alone.machine.intact = False
     alone.queue()
     alone.work()
-    assert alone.call().plain is None and not alone.machine.saved
+    assert alone.call() is OWN and not alone.machine.saved
 
 
 def test_pauses_keep_the_share_and_settling_has_none(alone: Fixture) -> None:
@@ -299,7 +321,7 @@ def test_no_call_waits_while_a_slice_runs(threaded: Fixture) -> None:
     threaded.machine.gate = gate
     threaded.queue()
     assert inside.wait(20)
-    assert threaded.call()[0].startswith("it is being learned") and threaded.call(OTHER)[1] is True
+    assert threaded.call() is OWN and threaded.call(OTHER)[1] is True
     threaded.queue(OTHER)
     assert len(threaded.learner.report().products) == 2
     threaded.machine.gate = None

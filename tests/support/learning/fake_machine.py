@@ -8,7 +8,7 @@ from typing import Any
 
 from outblas.adapt.learning.learn_product import ALL_INPUTS
 from outblas.adapt.learning.learned_products import Contender
-from outblas.adapt.learning.learning_device import SliceTimer
+from outblas.adapt.learning.learning_device import Opened, SliceTimer
 from outblas.core.config import Launch
 from outblas.core.problem import Problem
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
@@ -69,6 +69,7 @@ class FakeMachine:
         self.intact, self.slice_us = True, 100.0
         self.fails: Exception | None = None
         self.gate: Any = None
+        self.unmeasured = OWN.config
 
     def why_not(self, problem: Problem) -> str:
         return self.reason(problem)
@@ -91,7 +92,7 @@ class FakeMachine:
             raise error
         self.settling.append(settling)
         self.benches.append(FakeBench(self))
-        return (self.benches[-1], list(self.us)) if self.us else None
+        return Opened(self.benches[-1], list(self.us), self.unmeasured) if self.us else None
 
     def save(self, row: LibraryRow) -> str:
         self.saved.append(row)

@@ -69,13 +69,26 @@ class Winner:
     high: float
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """What was learned of a product.
+
+    Attributes:
+        winner: the best contender that is surely faster than torch; None if no one is.
+        not_slower: right contenders that were faster than torch in most of the first rounds, surely or not.
+    """
+
+    winner: Winner | None
+    not_slower: frozenset[Contender] = frozenset()
+
+
 class HostTooBusy(Exception):
     """Raised if the host spoils round after round."""
 
 
 def learn_product(
     bench: Workbench, contenders: Sequence[Contender], record: LearnedProduct
-) -> Generator[None, None, Winner | None]:
+) -> Generator[None, None, Outcome]:
     """Prove and time contenders; yield after each slice.
 
     Args:
@@ -84,7 +97,7 @@ def learn_product(
         record: is kept up to date: stage, contenders and refused.
 
     Returns:
-        The winner; None if no contender is surely faster than torch.
+        The outcome. There is no winner if an operand changed while contenders were timed.
 
     Raises:
         HostTooBusy: the rounds cannot be timed.
@@ -99,8 +112,8 @@ def learn_product(
         winners += [] if winner is None else [winner]
     if winners and not bench.operands_intact():
         record.refused[winners[0].contender.name] = "an operand changed while contenders were timed"
-        return None
-    return max(winners, key=lambda one: one.low, default=None)
+        return Outcome(None)
+    return Outcome(max(winners, key=lambda one: one.low, default=None), frozenset(order))
 
 
 def _proven(

@@ -23,7 +23,7 @@ class Stage(str, Enum):
     LEFT_ALONE = "left alone"
 
 
-#: Stages in which torch computes a product because it is being learned.
+#: Stages of a product that the thread is to work on.
 IN_WORK = (Stage.QUEUED, Stage.PROVING, Stage.TIMING)
 
 
@@ -57,7 +57,7 @@ class LearnedProduct:
         contenders: number of ways that were tried.
         refused: name of a way -> the reason why it failed its proof.
         gpu_seconds: GPU time that was spent on it.
-        row: the decision; None before the product is settled.
+        row: the decision; None before the product is settled, or if it goes on as without learning.
     """
 
     problem: Problem

@@ -1,8 +1,8 @@
 """Learn the products of a program beside its own work, on one thread and one stream.
 
 A product of no library is *seen* until its third call; then it is *queued*, *proving*, *timing* and *settled*. torch
-computes it from the first call on. Its decision is cached while it is learned, so its calls cost what any call for
-torch costs. The thread works in slices and pauses after each, so that slices take 1% of the time.
+computes its first two calls. While it is learned, it runs as without learning, and its decision is cached: its calls
+cost what they always cost. The thread works in slices and pauses after each, so that slices take 1% of the time.
 
 A thread was chosen over work inside calls: a call would have to come to Python to do some, and a program whose calls
 the native table answers never does. No call waits for the thread. It holds a lock only for a few lines of Python.
@@ -20,9 +20,9 @@ from contextlib import suppress
 from dataclasses import replace
 
 from outblas.adapt.learning.gpu_budget import GpuBudget, pause_after
-from outblas.adapt.learning.learn_product import Winner, learn_product, row_of
-from outblas.adapt.learning.learned_products import IN_WORK, LearnedProduct, LearningReport, Stage
-from outblas.adapt.learning.learning_device import LearningDevice, LearningMachine, SliceTimer
+from outblas.adapt.learning.learn_product import Outcome, Winner, learn_product, row_of
+from outblas.adapt.learning.learned_products import IN_WORK, Contender, LearnedProduct, LearningReport, Stage
+from outblas.adapt.learning.learning_device import LearningDevice, LearningMachine, Opened, SliceTimer
 from outblas.core.config import Launch
 from outblas.core.errors import OutblasError, RecordError, UsageError
 from outblas.core.problem import Problem
@@ -83,10 +83,10 @@ class Learner:
         """Answer one call of a product that no library lists.
 
         Returns:
-            A row if the product is settled; else the answer of the device's own chooser, if the product is not learned.
+            A row if one was learned; else the answer of the device's own chooser.
 
         Raises:
-            LeftToTorch: torch computes the product, because it is being learned.
+            LeftToTorch: torch computes the first calls of a product.
             NotWhileCapturing: a CUDA graph is captured.
         """
         key: _Key = (index, problem, "plain" if launch == "plain" else "pdl")
@@ -95,13 +95,11 @@ class Learner:
             if self._capturing():
                 raise NotWhileCapturing("no product is learned while a CUDA graph is captured")
             record = self._notice(key, own, gpu)
-        if record is None or record.stage in (Stage.WAITING, Stage.LEFT_ALONE):
-            return None if own is None else own(problem, gpu, launch)
-        if record.row is not None:
-            return record.row
-        if record.stage is Stage.SEEN:
+        if record is not None and record.stage is Stage.SEEN:
             raise LeftToTorch("it is called too seldom so far to be learned", provisional=True)
-        raise LeftToTorch(f"it is being learned ({record.stage.value})")
+        if record is not None and record.row is not None:
+            return record.row
+        return None if own is None else own(problem, gpu, launch)
 
     def report(self) -> LearningReport:
         """Return copies of all products and the GPU time spent."""
@@ -265,38 +263,48 @@ class Learner:
         if opened is None:
             self._leave_alone(record, "nothing is ready here: outblas tune compiles kernels for it")
             return
-        bench, contenders = opened
         try:
-            winner = yield from learn_product(bench, contenders, record)
+            outcome = yield from learn_product(opened.bench, opened.contenders, record)
         finally:
-            bench.close()
-        self._finish(record, winner)
-
-    def _finish(self, record: LearnedProduct, winner: Winner | None) -> None:
-        """Settle a product: a winner is saved and served from now on, else torch goes on."""
-        machine, row = self._machines[record.index], row_of(record, winner)
-        if winner is None:
-            detail = f"none of {record.contenders} is surely faster than torch"
+            opened.bench.close()
+        if outcome.winner is not None:
+            self._install(record, outcome.winner)
         else:
-            detail = (
-                f"{winner.contender.name}, {winner.speedup:.3f} times torch ({winner.low:.3f} to {winner.high:.3f})"
-            )
-            try:
-                detail += f", {machine.save(row)}"
-            except RecordError as error:
-                detail += f", not saved: {first_line(error)}"
-                _LOG.warning("%s was learned, and is not saved: %s", record.problem.key, error)
+            self._keep(record, opened, outcome)
+
+    def _install(self, record: LearnedProduct, winner: Winner) -> None:
+        """Settle a product with a winner, which is saved and served from now on."""
+        machine, row = self._machines[record.index], row_of(record, winner)
+        detail = f"{winner.contender.name}, {winner.speedup:.3f} times torch ({winner.low:.3f} to {winner.high:.3f})"
+        try:
+            detail += f", {machine.save(row)}"
+        except RecordError as error:
+            detail += f", not saved: {first_line(error)}"
+            _LOG.warning("%s was learned, and is not saved: %s", record.problem.key, error)
+        self._settled(record, detail, row)
+        machine.forget_decisions()
+
+    def _keep(self, record: LearnedProduct, opened: Opened, outcome: Outcome) -> None:
+        """Settle a product without a winner: it goes on as before, unless that is wrong or slower than torch."""
+        detail = f"none of {record.contenders} is surely faster than torch"
+        before = None if opened.unmeasured is None else Contender(opened.unmeasured)
+        if before is None:
+            self._settled(record, detail, row_of(record, None))
+        elif before not in opened.contenders or before in outcome.not_slower:
+            self._settled(record, f"{detail}; {before.name} stays", None)
+        else:
+            self._settled(record, f"{detail}; torch replaces {before.name}", row_of(record, None))
+            self._machines[record.index].forget_decisions()
+
+    def _settled(self, record: LearnedProduct, detail: str, row: LibraryRow | None) -> None:
         with self._lock:
             record.row, record.detail, record.stage = row, detail, Stage.SETTLED
-        if winner is not None:
-            machine.forget_decisions()
         _LOG.info("%s: %s", record.problem.key, detail)
 
     def _leave_alone(self, record: LearnedProduct, reason: str) -> None:
-        """Give a product back to the way that it had without learning."""
+        """Give a product up; it goes on as without learning."""
         with self._lock:
             record.stage, record.detail = Stage.LEFT_ALONE, reason
-        self._machines[record.index].forget_decisions()
         _LOG.info("%s is not learned: %s", record.problem.key, reason)
 
     def _is_spent(self, record: LearnedProduct) -> bool:

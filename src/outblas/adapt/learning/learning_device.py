@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Generator, Iterator
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from outblas.adapt.learning.gpu_workbench import GpuWorkbench
 from outblas.adapt.learning.learn_product import Workbench
 from outblas.adapt.learning.learned_products import Contender
 from outblas.adapt.learning.ready_contenders import find_ready
 from outblas.adapt.learning.slice_limits import MAX_SCRATCH_BYTES, RUNNING, SETTLING, scratch_sets
-from outblas.core.config import Launch
+from outblas.core.config import KernelConfig, Launch
 from outblas.core.errors import DeviceError
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
@@ -24,7 +24,7 @@ from outblas.records.library import Library
 from outblas.records.library_row import LibraryRow
 from outblas.records.provenance import collect_provenance
 from outblas.records.user_library import install, user_library_path
-from outblas.runtime.driver import check, driver
+from outblas.runtime.driver import check, driver, new_stream
 from outblas.runtime.launch import load
 
 #: Learning leaves the program this many times its own scratch memory.
@@ -41,6 +41,20 @@ class SliceTimer:
     us = 0.0
 
 
+class Opened(NamedTuple):
+    """A product that is ready to be learned.
+
+    Attributes:
+        bench: its bench.
+        contenders: the ways to compute it, at least one.
+        unmeasured: the kernel that runs without learning; None: torch runs.
+    """
+
+    bench: Workbench
+    contenders: list[Contender]
+    unmeasured: KernelConfig | None
+
+
 class LearningMachine(Protocol):
     """A device on which products are learned."""
 
@@ -53,9 +67,7 @@ class LearningMachine(Protocol):
     def slice(self) -> contextlib.AbstractContextManager[SliceTimer]:
         """Return a context in which a slice enqueues its work; its end waits for that work."""
 
-    def open(
-        self, problem: Problem, launch: Launch, settling: bool
-    ) -> Generator[None, None, tuple[Workbench, list[Contender]] | None]:
+    def open(self, problem: Problem, launch: Launch, settling: bool) -> Generator[None, None, Opened | None]:
         """Find the contenders and make a bench for them; yield after each slice. Return None without contenders."""
 
     def save(self, row: LibraryRow) -> str:
@@ -113,9 +125,7 @@ class LearningDevice:
                     last.synchronize()
                     timer.us = 1e3 * first.elapsed_time(last)
 
-    def open(
-        self, problem: Problem, launch: Launch, settling: bool
-    ) -> Generator[None, None, tuple[Workbench, list[Contender]] | None]:
+    def open(self, problem: Problem, launch: Launch, settling: bool) -> Generator[None, None, Opened | None]:
         """Find the contenders and make a bench for them; yield after each slice.
 
         Args:
@@ -124,7 +134,7 @@ class LearningDevice:
             settling: nobody waits for the GPU but the caller of ``settle()``.
 
         Returns:
-            The bench and the contenders; None if nothing is ready.
+            The product; None if nothing is ready.
 
         Raises:
             DeviceError: too little memory is free.
@@ -142,7 +152,7 @@ class LearningDevice:
         clock.limit(limits.tries, limits.plug_us)
         bench = GpuWorkbench(problem, self._gpu, kernels, state.lt, clock, limits, f"cuda:{self._index}")
         yield
-        return bench, ready.contenders
+        return Opened(bench, ready.contenders, ready.unmeasured)
 
     def save(self, row: LibraryRow) -> str:
         """Save a winner's row in the user's library; return where, in words.
@@ -166,8 +176,8 @@ class LearningDevice:
     def _own_clock(self) -> StreamClock:
         import torch
 
-        if self._clock is None:  # priority 0 is the lowest that CUDA has
-            self._clock = StreamClock(torch.cuda.Stream(self._index, priority=0))
+        if self._clock is None:  # torch's streams come from a pool: the program may capture on the same one
+            self._clock = StreamClock(torch.cuda.ExternalStream(new_stream(), device=self._index))
         return self._clock
 
     def _check_memory(self) -> None:

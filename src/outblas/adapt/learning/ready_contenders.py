@@ -41,10 +41,12 @@ class Ready:
     Attributes:
         contenders: at most six, kernels in front.
         cubins: kernel -> its machine code.
+        unmeasured: the kernel that runs without learning, ready or not; None: torch runs.
     """
 
     contenders: list[Contender] = field(default_factory=list)
     cubins: dict[KernelConfig, Cubin] = field(default_factory=dict)
+    unmeasured: KernelConfig | None = None
 
 
 def find_ready(
@@ -63,11 +65,11 @@ def find_ready(
     Returns:
         The contenders; none if nothing is ready.
     """
-    ready = Ready()
+    ready = Ready(unmeasured=_choice(own, problem, gpu, launch))
     algorithms = other_answers(problem, lt)
     yield
     wanted = MAX_CONTENDERS - len(algorithms)
-    for config in _likely_kernels(problem, launch, gpu, library, own):
+    for config in _likely_kernels(problem, launch, gpu, library, ready.unmeasured):
         if len(ready.cubins) == wanted:
             break
         cubin = None if config in ready.cubins else ready_cubin(problem, config, architecture(gpu))
@@ -90,11 +92,10 @@ def other_answers(problem: Problem, lt: LtAlgorithms) -> list[Contender]:
 
 
 def _likely_kernels(
-    problem: Problem, launch: Launch, gpu: Gpu, library: Library, own: Choose | None
+    problem: Problem, launch: Launch, gpu: Gpu, library: Library, first: KernelConfig | None
 ) -> Iterator[KernelConfig]:
-    """Yield legal kernels, the most promising first: the unmeasured choice, those that ship, then the catalogue's."""
-    choice = _choice(own, problem, gpu, launch)
-    yield from _with_room(problem, [] if choice is None else [choice])
+    """Yield legal kernels, the most promising ones early: ``first``, those that ship, then the catalogue's."""
+    yield from _with_room(problem, [] if first is None else [first])
     shipped = _shipped(problem, launch, gpu, library)
     yield from _with_room(problem, likeliest(problem, shipped, gpu))
     seen = set(shipped)
