@@ -1,4 +1,4 @@
-"""Question: what does learning while running gain, what does it cost the program, and does it stay right?
+"""Question: how much does learning while running gain, how much does it cost the program, and does it stay right?
 
 Command:
 
@@ -6,7 +6,7 @@ Command:
     python benchmarks/learning.py --loop [--steps 4000]
     python benchmarks/learning.py --soak [--calls 1000000] [--processes 2]
 
-Result files: results/h200/drawn_<layout>_<dtype>_fp32_learned.parquet, results/h200/learning_loop.json and
+Result file: results/h200/drawn_<layout>_<dtype>_fp32_learned.parquet, results/h200/learning_loop.json or
 results/h200/learning_soak.json. ``--out`` names another one. Needs a GPU.
 
 - ``--drawn`` learns the shapes of ``benchmarks/shapes/drawn_shapes.py``, up to 0.3 s of GPU time each, and benches the
@@ -29,6 +29,7 @@ import resource
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -44,6 +45,7 @@ from outblas.core.errors import OutblasError, UsageError
 from outblas.core.files import lock_folder, write_json
 from outblas.core.problem import Problem
 from outblas.records.library import Library
+from outblas.records.library_row import LibraryRow
 from outblas.records.provenance import collect_provenance
 from outblas.records.results import read_result, write_result
 from outblas.runtime.device import gpu_of_device
@@ -61,26 +63,39 @@ SAMPLES = 20
 
 
 def learn_drawn(problems: Sequence[Problem]) -> list[LearnedProduct]:
-    """Call each product once and learn it; return what was learned."""
+    """Learn each product without PDL and with it; return what was learned."""
     import torch
 
+    found: list[LearnedProduct] = []
     outblas.use_library(None)
-    outblas.enable(learn=True, learn_seconds=SECONDS_PER_SHAPE * len(problems))
-    for problem in problems:
-        dtype = torch.float16 if problem.dtype == "fp16" else torch.bfloat16
-        x = torch.zeros(problem.m, problem.k, device="cuda", dtype=dtype)
-        w = torch.zeros(problem.b_shape, device="cuda", dtype=dtype)
-        torch.mm(x, w.t() if problem.layout == "TN" else w)
-    report = outblas.settle()
-    outblas.disable()
+    for pdl in ("0", "1"):
+        os.environ["OUTBLAS_PDL"] = pdl
+        outblas.enable(learn=True, learn_seconds=SECONDS_PER_SHAPE * len(problems))
+        for problem in problems:
+            dtype = torch.float16 if problem.dtype == "fp16" else torch.bfloat16
+            x = torch.zeros(problem.m, problem.k, device="cuda", dtype=dtype)
+            w = torch.zeros(problem.b_shape, device="cuda", dtype=dtype)
+            torch.mm(x, w.t() if problem.layout == "TN" else w)
+        found += outblas.settle().products
+        outblas.disable()
+    os.environ.pop("OUTBLAS_PDL")
     torch.cuda.empty_cache()
-    return list(report.products)
+    return found
 
 
 def learned_library(shipped: Library, products: Iterable[LearnedProduct]) -> Library:
-    """Return the rows that were learned, and the shipped ones of all other problems."""
-    rows = {one.problem: one.row for one in products if one.row is not None}
-    return Library(shipped.gpu, tuple(rows.get(row.problem) or row for row in shipped.rows))
+    """Return the library with what was learned in place of the choices that ship."""
+    rows = {(one.problem, one.launch): one.row for one in products}
+    merged = (
+        learned_row(row, *(rows.get((row.problem, launch)) for launch in ("plain", "pdl"))) for row in shipped.rows
+    )
+    return Library(shipped.gpu, tuple(merged))
+
+
+def learned_row(shipped: LibraryRow, plain: LibraryRow | None, pdl: LibraryRow | None) -> LibraryRow:
+    """Return one row of what was learned without PDL and with it; None: what ships goes on."""
+    named = next((row for row in (plain, pdl) if row is not None and row.fallback), plain or pdl or shipped)
+    return replace(named, plain=(plain or shipped).plain, pdl=(pdl or shipped).pdl, weights=None)
 
 
 def bench_learned(arguments: argparse.Namespace) -> None:
@@ -93,7 +108,7 @@ def bench_learned(arguments: argparse.Namespace) -> None:
     rows = [{**row, "mode": "learned"} for row in result.rows]
     about = {
         "shapes": f"benchmarks/shapes/drawn_shapes.py, seed {arguments.seed}",
-        "learned": sum(one.row is not None for one in products),
+        "rows_learned": sum(one.row is not None for one in products),
         "learning_gpu_seconds": sum(one.gpu_seconds for one in products),
     }
     write_result(rows, {**result.meta, **about}, arguments.out)

@@ -1,4 +1,4 @@
-"""The state machine of learning on a fake machine: who computes a call, what is proven, timed, saved and paid."""
+"""The state machine of learning on a fake machine: who computes a call, and proofs, rounds, rows and costs."""
 
 from __future__ import annotations
 

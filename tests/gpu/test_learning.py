@@ -55,7 +55,7 @@ def whole_numbers(*shape: int, seed: int = 0) -> Any:
 
 
 def check(m: int, n: int, k: int, seed: int = 0) -> None:
-    """One product of whole numbers is exact."""
+    """Compare a product of whole numbers with the exact one."""
     x, w = whole_numbers(m, k, seed=seed), whole_numbers(n, k, seed=seed + 1)
     assert torch.equal(x @ w.t(), (x.double() @ w.t().double()).half()), (m, n, k)
 

@@ -71,10 +71,10 @@ class Winner:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What was learned of a product.
+    """The result of learning a product.
 
     Attributes:
-        winner: the best contender that is surely faster than torch; None if no one is.
+        winner: the best contender that is surely faster than torch; None if nothing is.
         not_slower: right contenders that were faster than torch in most of the first rounds, surely or not.
     """
 

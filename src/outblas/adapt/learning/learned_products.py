@@ -46,14 +46,14 @@ class Contender:
 
 @dataclass
 class LearnedProduct:
-    """A product and what is known of it.
+    """A product and its state of learning.
 
     Attributes:
         problem: the problem.
         launch: launch option of its calls, ``plain`` or ``pdl``.
         index: CUDA index of its GPU.
         stage: the present stage.
-        detail: one line: the winner with its figures, or why there is none.
+        detail: one line: the winner with its figures, or why nothing won.
         contenders: number of ways that were tried.
         refused: name of a way -> the reason why it failed its proof.
         gpu_seconds: GPU time that was spent on it.
@@ -73,7 +73,7 @@ class LearnedProduct:
 
 @dataclass(frozen=True)
 class LearningReport:
-    """What a process has learned; ``print`` shows it as a table.
+    """The products of a process; ``print`` shows it as a table.
 
     Attributes:
         products: the products, those that were met first in front.

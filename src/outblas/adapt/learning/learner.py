@@ -4,8 +4,8 @@ A product of no library is *seen* until its third call; then it is *queued*, *pr
 computes its first two calls. While it is learned, it runs as without learning, and its decision is cached: its calls
 cost what they always cost. The thread works in slices and pauses after each, so that slices take 1% of the time.
 
-A thread was chosen over work inside calls: a call would have to come to Python to do some, and a program whose calls
-the native table answers never does. No call waits for the thread. It holds a lock only for a few lines of Python.
+A thread was chosen over work inside calls. A call that the native table answers runs no Python, so it could do none.
+No call waits for the thread. It holds a lock only for a few lines of Python.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from outblas.judge.faults import first_line
 from outblas.records.library_row import LibraryChoice, LibraryRow
 
 _LOG = logging.getLogger(__name__)
-#: Calls after which a product is queued: what is called once or twice is not worth the GPU's time.
+#: Calls after which a product is queued: one that is called once or twice is not worth the GPU's time.
 CALLS_BEFORE_QUEUED = 3
 #: Products that are kept, and products that were called too seldom so far.
 MAX_PRODUCTS, MAX_SEEN = 1024, 4096
@@ -116,7 +116,7 @@ class Learner:
         """Learn all that was seen at once, without pauses; wait for the end.
 
         Args:
-            seconds: GPU seconds that it may take; None: what is left of the budget.
+            seconds: GPU seconds that it may take; None: the rest of the budget.
 
         Returns:
             The report.
@@ -140,7 +140,7 @@ class Learner:
         return self.report()
 
     def stop(self) -> None:
-        """End the thread after its present slice. What is settled stays."""
+        """End the thread after its present slice. Settled products stay."""
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
@@ -249,7 +249,7 @@ class Learner:
             self._abandon(*self._job)
 
     def _begin_job(self) -> bool:
-        """Take the next product from the queue; return False if there is none."""
+        """Take the next product from the queue; return False if it is empty."""
         with self._lock:
             if self._job is None and self._queue:
                 record = self._queue.popleft()

@@ -1,4 +1,4 @@
-"""One GPU as learning sees it: its slices, its contenders, and the place where winners go."""
+"""A GPU as learning sees it: its slices, its contenders, and the place where winners go."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from outblas.adapt.learning.learned_products import LearningReport
     from outblas.adapt.learning.learner import Learner
 
-#: Set to ``1``, :func:`enable` learns unless it is told otherwise; and the GPU seconds that it then may take.
+#: Set to ``1``, :func:`enable` learns unless its argument says otherwise; the second has the GPU seconds that it then may take.
 LEARN_VARIABLE, SECONDS_VARIABLE = "OUTBLAS_LEARN", "OUTBLAS_LEARN_SECONDS"
 _lock = threading.RLock()
 #: The process's learner; None: learning is off.
@@ -86,7 +86,7 @@ def settle(seconds: float | None = None) -> LearningReport:
     product at INFO. Call it between warm-up and the capture of CUDA graphs, for instance.
 
     Args:
-        seconds: GPU seconds that it may take; None: what is left of the budget.
+        seconds: GPU seconds that it may take; None: the rest of the budget.
 
     Returns:
         What was learned; ``print`` shows it as a table.
