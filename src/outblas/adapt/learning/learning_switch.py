@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from outblas.adapt.learning.learned_products import LearningReport
     from outblas.adapt.learning.learner import Learner
 
-#: Set to ``1``, :func:`enable` learns unless its argument says otherwise; the second has the GPU seconds that it then may take.
+#: Set to ``1``, :func:`enable` learns unless its argument says otherwise. The second has the GPU seconds for it.
 LEARN_VARIABLE, SECONDS_VARIABLE = "OUTBLAS_LEARN", "OUTBLAS_LEARN_SECONDS"
 _lock = threading.RLock()
 #: The process's learner; None: learning is off.
@@ -89,7 +89,7 @@ def settle(seconds: float | None = None) -> LearningReport:
         seconds: GPU seconds that it may take; None: the rest of the budget.
 
     Returns:
-        What was learned; ``print`` shows it as a table.
+        The products; ``print`` shows them as a table.
 
     Raises:
         UsageError: learning is off, or this thread captures a CUDA graph, or ``seconds`` is no budget.
