@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from outblas.adapt.learning import learner as learner_module
-from outblas.adapt.learning.gpu_budget import SHARE, GpuBudget, pause_after
+from outblas.adapt.learning.gpu_budget import HOST_SHARE, SHARE, GpuBudget, pause_after
 from outblas.adapt.learning.learn_product import ALL_INPUTS, LOOKS, MAX_SPOILED, ORDERING_ROUNDS
 from outblas.adapt.learning.learned_products import Stage
 from outblas.adapt.learning.learner import CALLS_BEFORE_QUEUED, Learner
@@ -28,8 +28,10 @@ class Fixture:
     """A learner whose thread the test is, unless it says otherwise."""
 
     def __init__(self, seconds: float = 10.0) -> None:
-        self.machine, self.capturing = FakeMachine(), False
-        self.learner = Learner(GpuBudget(seconds), lambda index, own, gpu: self.machine, lambda: self.capturing)
+        self.machine, self.capturing, self.ticks = FakeMachine(), False, itertools.repeat(0.0)
+        self.learner = Learner(
+            GpuBudget(seconds), lambda index, own, gpu: self.machine, lambda: self.capturing, lambda: next(self.ticks)
+        )
 
     def call(self, problem: Problem = PROBLEM, launch: Launch = "plain", own: Any = lambda *_: OWN) -> Any:
         """Return the answer to one call; for torch, the reason and whether it is provisional."""
@@ -182,7 +184,7 @@ def test_the_budget_ends_the_job_and_gives_the_queue_back(alone: Fixture) -> Non
     alone.learner.budget.seconds = 0.0005
     alone.queue()
     alone.queue(OTHER)
-    assert alone.work() == 5, "five slices of 100 us"
+    assert alone.work() == 2 + 5, "two of the host, then five slices of 100 us"
     assert alone.learner.budget.used == pytest.approx(0.0005)
     assert {one.stage for one in alone.learner.report().products} == {Stage.LEFT_ALONE}
     assert alone.machine.benches[0].closed and not alone.machine.forgotten
@@ -194,7 +196,7 @@ def test_the_budget_ends_the_job_and_gives_the_queue_back(alone: Fixture) -> Non
 def test_one_product_cannot_take_the_whole_budget(alone: Fixture) -> None:
     alone.machine.slice_us = 1e5
     alone.queue()
-    assert alone.work() == 3 and alone.one().gpu_seconds == pytest.approx(0.3)
+    assert alone.work() == 2 + 3 and alone.one().gpu_seconds == pytest.approx(0.3)
     assert alone.one().stage is Stage.LEFT_ALONE and "0.3 GPU seconds" in alone.one().detail
 
 
@@ -270,7 +272,13 @@ def test_times_beside_changed_operands_count_for_nothing(alone: Fixture) -> None
 def test_pauses_keep_the_share_and_settling_has_none(alone: Fixture) -> None:
     assert pause_after(200.0) == pytest.approx(200e-6 * (1 / SHARE - 1))
     assert pause_after(0.0) == 0.001 and pause_after(1e9) == 1.0
+    assert pause_after(10.0, 2000.0) == pytest.approx(2e-3 * (1 / HOST_SHARE - 1))
+    alone.ticks = itertools.count(0.0, 0.002)
     alone.queue()
+    assert alone.learner.advance() == pytest.approx(pause_after(0.0, 2000.0)), "the host finds contenders"
+    assert not alone.learner.budget.used
+    alone.ticks = itertools.repeat(0.0)
+    alone.learner.advance()
     assert alone.learner.advance() == pytest.approx(pause_after(100.0))
     alone.learner._settling = True
     assert alone.learner.advance() == 0.0
@@ -291,6 +299,15 @@ def test_settle_learns_what_was_seen_once_and_what_no_slice_holds(threaded: Fixt
     assert {one.problem for one in report.products} == {PROBLEM, OTHER}
     assert threaded.machine.settling == [True, True] and len(threaded.machine.saved) == 2
     assert threaded.call(OTHER).plain.config == FAST.config
+
+
+def test_a_large_product_of_an_interrupted_settle_waits_again(alone: Fixture) -> None:
+    alone.machine.fits = lambda problem: False
+    alone.queue()
+    with alone.learner._lock:
+        alone.learner._queue_all()
+    assert alone.one().stage is Stage.QUEUED and alone.learner.advance() is None
+    assert alone.one().stage is Stage.WAITING
 
 
 def test_settle_may_have_a_budget_of_its_own(threaded: Fixture) -> None:

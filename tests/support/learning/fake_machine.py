@@ -78,12 +78,12 @@ class FakeMachine:
         return self.fits(problem)
 
     @contextlib.contextmanager
-    def slice(self) -> Iterator[SliceTimer]:
+    def slice(self, timed: bool = True) -> Iterator[SliceTimer]:
         timer = SliceTimer()
         if self.gate is not None:
             self.gate()
         yield timer
-        timer.us = self.slice_us
+        timer.us = self.slice_us if timed else 0.0
 
     def open(self, problem: Problem, launch: Launch, settling: bool) -> Any:
         yield

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
-
 from outblas.core.errors import UsageError
 
 #: GPU seconds of a process, unless the user sets others.
 DEFAULT_SECONDS = 10.0
-#: Part of the time that slices may take while the program runs.
-SHARE = 0.01
+#: Part of the time that slices may take of the GPU, and of the host, while the program runs.
+SHARE, HOST_SHARE = 0.01, 0.05
 #: Shortest and longest pause between two slices, seconds.
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 1.0
 
@@ -46,7 +44,12 @@ class GpuBudget:
         self.seconds = max(self.seconds, self.used + GpuBudget(seconds).seconds)
 
 
-def pause_after(us: float) -> float:
-    """Return the seconds to wait after a slice of ``us`` microseconds, so that slices take at most :data:`SHARE`."""
-    wanted = 1e-6 * us * (1 / SHARE - 1)
-    return min(_LONGEST_PAUSE_S, max(_SHORTEST_PAUSE_S, wanted)) if math.isfinite(wanted) else _LONGEST_PAUSE_S
+def pause_after(gpu_us: float, host_us: float = 0.0) -> float:
+    """Return the seconds to wait after a slice, so that slices keep to their shares of the time.
+
+    Args:
+        gpu_us: GPU time of the slice, microseconds.
+        host_us: time that the host took for it, microseconds.
+    """
+    wanted = 1e-6 * max(gpu_us * (1 / SHARE - 1), host_us * (1 / HOST_SHARE - 1))
+    return min(_LONGEST_PAUSE_S, max(_SHORTEST_PAUSE_S, wanted))

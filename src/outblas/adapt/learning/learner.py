@@ -18,6 +18,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Generator
 from contextlib import suppress
 from dataclasses import replace
+from time import perf_counter
 
 from outblas.adapt.learning.gpu_budget import GpuBudget, pause_after
 from outblas.adapt.learning.learn_product import Outcome, Winner, learn_product, row_of
@@ -51,6 +52,7 @@ class Learner:
         budget: GPU time of all products.
         make_machine: makes the machine of (CUDA index, the device's own chooser, GPU).
         capturing: returns True if the calling thread captures a CUDA graph.
+        clock: returns seconds of the host.
     """
 
     def __init__(
@@ -58,8 +60,9 @@ class Learner:
         budget: GpuBudget,
         make_machine: Callable[[int, Choose | None, Gpu], LearningMachine] = LearningDevice,
         capturing: Callable[[], bool] | None = None,
+        clock: Callable[[], float] = perf_counter,
     ) -> None:
-        self.budget = budget
+        self.budget, self._clock = budget, clock
         self._make_machine = make_machine
         self._capturing = capturing or _is_capturing
         self._machines: dict[int, LearningMachine] = {}
@@ -157,13 +160,12 @@ class Learner:
             return None
         assert self._job is not None
         record, steps = self._job
-        machine, timer = self._machines[record.index], SliceTimer()
+        machine, timer, begin = self._machines[record.index], SliceTimer(), self._clock()
         try:
-            with machine.slice() as timer:
-                next(steps)
-        except StopIteration:
-            self._job = None
-        except Exception as error:  # whatever it is, the program goes on with torch's products
+            with machine.slice(timed=record.stage is not Stage.QUEUED) as timer:  # before its proof only the host works
+                has_ended = next(steps, True)
+            self._job = None if has_ended else self._job
+        except Exception as error:  # whatever it is, the program goes on as without learning
             steps.close()
             self._end(record, f"{type(error).__name__}: {first_line(error)}")
             _LOG.warning("%s is not learned: %s", record.problem.key, error)
@@ -172,7 +174,7 @@ class Learner:
             self.budget.charge(timer.us)
         if self._job is not None and self._is_spent(record):
             self._abandon(record, steps)
-        return 0.0 if self._settling else pause_after(timer.us)
+        return 0.0 if self._settling else pause_after(timer.us, 1e6 * (self._clock() - begin))
 
     def _notice(self, key: _Key, own: Choose | None, gpu: Gpu) -> LearnedProduct | None:
         """Count a call of a product; return its record, None if it can never be learned."""
@@ -251,9 +253,12 @@ class Learner:
     def _begin_job(self) -> bool:
         """Take the next product from the queue; return False if it is empty."""
         with self._lock:
-            if self._job is None and self._queue:
+            while self._job is None and self._queue:
                 record = self._queue.popleft()
-                self._job = record, self._steps(record)
+                if self._settling or self._machines[record.index].fits_slice(record.problem):
+                    self._job = record, self._steps(record)
+                else:  # a settle() that queued it was interrupted
+                    record.stage = Stage.WAITING
         return self._job is not None
 
     def _steps(self, record: LearnedProduct) -> Generator[None, None, None]:
@@ -264,6 +269,8 @@ class Learner:
             self._leave_alone(record, "nothing is ready here: outblas tune compiles kernels for it")
             return
         try:
+            record.stage = Stage.PROVING
+            yield
             outcome = yield from learn_product(opened.bench, opened.contenders, record)
         finally:
             opened.bench.close()

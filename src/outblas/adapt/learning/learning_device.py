@@ -64,8 +64,8 @@ class LearningMachine(Protocol):
     def fits_slice(self, problem: Problem) -> bool:
         """Return True if a slice can hold the product while the program runs."""
 
-    def slice(self) -> contextlib.AbstractContextManager[SliceTimer]:
-        """Return a context in which a slice enqueues its work; its end waits for that work."""
+    def slice(self, timed: bool = True) -> contextlib.AbstractContextManager[SliceTimer]:
+        """Return a context in which a slice enqueues its work. If it is timed, its end waits for that work."""
 
     def open(self, problem: Problem, launch: Launch, settling: bool) -> Generator[None, None, Opened | None]:
         """Find the contenders and make a bench for them; yield after each slice. Return None without contenders."""
@@ -101,8 +101,12 @@ class LearningDevice:
         return RUNNING.holds(problem, self._gpu)
 
     @contextlib.contextmanager
-    def slice(self) -> Iterator[SliceTimer]:
-        """Run a slice on the learning thread's stream; its end waits for that stream alone.
+    def slice(self, timed: bool = True) -> Iterator[SliceTimer]:
+        """Run a slice on the learning thread's stream.
+
+        Args:
+            timed: measure its GPU time, and wait at its end for that stream alone. False for work of the host, whose
+                time must not count as the GPU's.
 
         Yields:
             The timer.
@@ -121,9 +125,10 @@ class LearningDevice:
                 try:
                     yield timer
                 finally:
-                    last.record()
-                    last.synchronize()
-                    timer.us = 1e3 * first.elapsed_time(last)
+                    if timed:
+                        last.record()
+                        last.synchronize()
+                        timer.us = 1e3 * first.elapsed_time(last)
 
     def open(self, problem: Problem, launch: Launch, settling: bool) -> Generator[None, None, Opened | None]:
         """Find the contenders and make a bench for them; yield after each slice.
