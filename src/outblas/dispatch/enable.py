@@ -59,9 +59,9 @@ class Switch:
     def on(self) -> bool:
         return self._on
 
-    def enable(self, guarantee: Guarantee = "none") -> bool:
+    def enable(self, guarantee: Guarantee = "none", stacklevel: int = 1) -> bool:
         with self._lock:
-            before, may = self._wanted, self._may_be_on(guarantee)
+            before, may = self._wanted, self._may_be_on(guarantee, stacklevel)
             self._wanted = guarantee if may else None
             try:
                 self._settle()
@@ -106,11 +106,11 @@ class Switch:
             "guarantee": process_guarantee(),
         }
 
-    def _may_be_on(self, guarantee: Guarantee) -> bool:
+    def _may_be_on(self, guarantee: Guarantee, stacklevel: int = 1) -> bool:
         """Return True if it can be on; where that gains nothing, or must not be, a warning of one line says why."""
         reason = "" if self._on and guarantee == "none" else self._why_not(guarantee)
         if reason:
-            warnings.warn(f"outblas changes nothing: {reason}", RuntimeWarning, stacklevel=4)
+            warnings.warn(f"outblas changes nothing: {reason}", RuntimeWarning, stacklevel=3 + stacklevel)
         return not reason
 
     def _settle(self) -> None:
@@ -163,17 +163,18 @@ class Switch:
         self._guarantee(GUARANTEES[0])
 
 
-def enable(*, accurate: bool = False, batch_invariant: bool = False) -> bool:
+def enable(*, accurate: bool = False, batch_invariant: bool = False, stacklevel: int = 1) -> bool:
     """Switch the replacement on for the whole process; :func:`outblas.enable` is the form for users.
 
     Args:
         accurate: round no partial sum to half precision.
         batch_invariant: give a row the same bits in every batch. Implies ``accurate``.
+        stacklevel: the caller that a warning names: 1 is the nearest.
 
     Returns:
         True if it is on. False if it is impossible or useless; a RuntimeWarning of one line then says why.
     """
-    return _switch.enable(demanded(accurate, batch_invariant))
+    return _switch.enable(demanded(accurate, batch_invariant), stacklevel)
 
 
 def disable() -> None:

@@ -62,7 +62,7 @@ def enable(
         raise UsageError("learn=True with batch_invariant=True", "one of them", "leave one out")
     wanted = (is_on(LEARN_VARIABLE) if learn is None else learn) and not batch_invariant
     seconds = _budget(learn_seconds) if wanted or learn_seconds is not None else 0.0
-    on = switch.enable(accurate=accurate, batch_invariant=batch_invariant)
+    on = switch.enable(accurate=accurate, batch_invariant=batch_invariant, stacklevel=2)
     if on and wanted:
         _start(seconds)
     else:
