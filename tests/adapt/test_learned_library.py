@@ -118,8 +118,8 @@ def test_only_what_is_ready_contends_the_unmeasured_choice_first(compiled: list[
 
 def test_other_answers_of_cublaslt_contend_and_inexact_ones_do_not(compiled: list[Any]) -> None:
     others = [f"id={i} splitk=1 reduction=0" for i in range(3, 8)]
-    monkeys = [one.algorithm for one in found(Lt(FIRST, FIRST, *others)).contenders]
-    assert monkeys == others[:MAX_ALGORITHMS]
+    contending = [one.algorithm for one in found(Lt(FIRST, FIRST, *others)).contenders]
+    assert contending == others[:MAX_ALGORITHMS]
 
 
 def test_a_launch_option_admits_its_kernels(compiled: list[Any]) -> None:
