@@ -13,10 +13,11 @@ from outblas.core.problem import Problem
 from outblas.core.version import __version__
 
 if TYPE_CHECKING:
+    from outblas.adapt.learning.learning_switch import disable, enable, learned, settle
     from outblas.adapt.optimize import optimize, restore
     from outblas.adapt.prepare import prepare
     from outblas.dispatch.capture.session import capture
-    from outblas.dispatch.enable import disable, enable, enabled, status, use
+    from outblas.dispatch.enable import enabled, status, use
     from outblas.dispatch.gated import gated_linear, interleave_gate_up
     from outblas.dispatch.linear import linear, warm
     from outblas.dispatch.matmul import explain, matmul, mm, use_library
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
 #: Public name -> the module that defines it. These modules need torch, so each is imported on first access.
 _LATER = {
     **dict.fromkeys(("explain", "matmul", "mm", "use_library"), "outblas.dispatch.matmul"),
-    **dict.fromkeys(("disable", "enable", "enabled", "status", "use"), "outblas.dispatch.enable"),
+    **dict.fromkeys(("disable", "enable", "learned", "settle"), "outblas.adapt.learning.learning_switch"),
+    **dict.fromkeys(("enabled", "status", "use"), "outblas.dispatch.enable"),
     "capture": "outblas.dispatch.capture.session",
     **dict.fromkeys(("linear", "warm"), "outblas.dispatch.linear"),
     **dict.fromkeys(("gated_linear", "interleave_gate_up"), "outblas.dispatch.gated"),
@@ -42,12 +44,14 @@ __all__ = [
     "explain",
     "gated_linear",
     "interleave_gate_up",
+    "learned",
     "linear",
     "matmul",
     "mm",
     "optimize",
     "prepare",
     "restore",
+    "settle",
     "status",
     "use",
     "use_library",

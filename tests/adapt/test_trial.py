@@ -31,7 +31,7 @@ import sys, time, types
 on = []
 counts = lambda: {"torch": {"ours": 3, "torchs": 1}}
 sys.modules["outblas.dispatch.enable"] = types.SimpleNamespace(
-    why_not=lambda: "", enable=lambda: on.append(True), status=counts
+    why_not=lambda: "", enable=lambda **_: on.append(True), status=counts
 )
 import torch
 """
@@ -184,7 +184,7 @@ def test_an_action_follows_the_first_import_of_a_module(tmp_path: Path, monkeypa
 def test_the_starter_switches_on_where_something_can_be_gained(reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[bool] = []
     monkeypatch.setattr(enable, "why_not", lambda: reason)
-    monkeypatch.setattr(enable, "enable", lambda: calls.append(True))
+    monkeypatch.setattr(enable, "enable", lambda **_: calls.append(True))
     assert switch_on() == reason and len(calls) == (not reason)
 
 

@@ -14,7 +14,7 @@ import pytest
 import outblas
 from outblas.core.errors import CompileError, DeviceError, ToolchainMissing
 from outblas.core.problem import Problem
-from outblas.dispatch import device_registry, device_state, enable, native_table
+from outblas.dispatch import device_registry, device_state, enable, native_table, recent_entries
 from outblas.dispatch.decide import Decision, Operand
 from outblas.dispatch.device_state import DeviceState
 from outblas.kernels.source import kernel_kind
@@ -172,8 +172,8 @@ def test_a_signals_handler_may_multiply_while_a_device_is_looked_up(monkeypatch:
 
 def test_what_a_handler_has_pushed_out_is_no_error() -> None:
     kept: Any = OrderedDict({"a": 1, "b": 2})
-    device_state._touch(kept, "a")
-    device_state._touch(kept, "gone")
+    recent_entries.touch(kept, "a")
+    recent_entries.touch(kept, "gone")
     assert list(kept) == ["b", "a"]
 
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from outblas.core.errors import DeviceError
-from outblas.judge import gpu_clock
+from outblas.judge import gpu_clock, stream_clock
 from outblas.runtime import driver
 
 
@@ -48,8 +48,10 @@ def test_a_capture_calls_each_call_in_order_on_the_stream(monkeypatch):
 
 
 def false_bench(monkeypatch, cu):
-    monkeypatch.setattr(gpu_clock, "driver", lambda: cu)
+    for module in (gpu_clock, stream_clock):
+        monkeypatch.setattr(module, "driver", lambda: cu)
     bench = gpu_clock.GpuClock.__new__(gpu_clock.GpuClock)
+    bench._tries, bench._max_plug_us = stream_clock.TRIES, stream_clock.MAX_PLUG_US
     bench._events, bench._plug_us, bench.stream, bench.sets, bench.repeats = [("s", "e")] * 8, 100.0, 5, 2, 4
     monkeypatch.setattr(bench, "synchronize", lambda: None, raising=False)
     return bench
@@ -119,7 +121,8 @@ def test_a_quick_choice_drops_the_hopeless_after_one_timed_round(monkeypatch):
 
 def test_freeing_a_graph_twice_is_harmless(monkeypatch):
     cu = FalseDriver()
-    monkeypatch.setattr(gpu_clock, "driver", lambda: cu)
+    for module in (gpu_clock, stream_clock):
+        monkeypatch.setattr(module, "driver", lambda: cu)
     graph = gpu_clock.GraphEntry("x", "executable", [], 1)
     graph.free()
     graph.free()
@@ -147,7 +150,7 @@ def queueing_bench(monkeypatch, late=(), host_us=10.0):
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: log.append(cycles), raising=False)
     times = iter([0.0, host_us / 1e6])
-    monkeypatch.setattr(gpu_clock, "perf_counter", lambda: next(times))
+    monkeypatch.setattr(stream_clock, "perf_counter", lambda: next(times))
     return bench, log
 
 
@@ -206,7 +209,7 @@ class Numbered:
 def test_a_graph_rotates_over_the_operand_sets_and_is_freed_if_it_is_not_made(monkeypatch):
     cu, log = FalseDriver(cuGraphInstantiate=(0, "executable")), []
     bench = false_bench(monkeypatch, cu)
-    monkeypatch.setattr(gpu_clock, "capture_graph", lambda calls, stream: [call(stream) for call in calls])
+    monkeypatch.setattr(stream_clock, "capture_graph", lambda calls, stream: [call(stream) for call in calls])
     bench.problem, bench.data, bench.sets, bench.repeats = None, [(i, None, None) for i in range(3)], 3, 7
     graph = bench.capture(Numbered(log))
     assert log[:2] == [(0, 5), (1, 5)], "run once before: nothing is loaded under capture"

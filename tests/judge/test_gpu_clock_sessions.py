@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 from outblas.core.errors import DeviceError, ToolchainMissing  # noqa: E402
 from outblas.core.problem import Problem  # noqa: E402
 from outblas.core.roofline import floor_us  # noqa: E402
-from outblas.judge import gpu_clock, operands  # noqa: E402
+from outblas.judge import gpu_clock, operands, stream_clock  # noqa: E402
 from outblas.judge import time_offline as time_offline_module  # noqa: E402
 from outblas.judge.gpu_clock import GpuClock, GraphEntry  # noqa: E402
 from outblas.judge.rounds import Prune, timing_of_samples  # noqa: E402
@@ -110,7 +110,7 @@ def test_graphs_are_freed_when_the_timing_fails_and_an_error_of_no_kind_of_ours_
 def test_the_least_effort_is_seven_rounds_and_the_clocks_numbers_are_those_of_the_text():
     assert TimingEffort() == TimingEffort(7, 0.0, 0.0)
     assert (gpu_clock.MIN_ROUNDS, gpu_clock.QUICK_ROUNDS, gpu_clock.COLD_CALLS_PER_ROUND) == (7, 3, 4)
-    assert (gpu_clock.DROP_BEYOND_FASTEST, gpu_clock._CYCLES_PER_US) == (1.5, 2000)
+    assert (gpu_clock.DROP_BEYOND_FASTEST, stream_clock._CYCLES_PER_US) == (1.5, 2000)
 
 
 @pytest.fixture
@@ -262,8 +262,9 @@ def test_graphs_and_events_are_made_without_flags(monkeypatch):
         cuGraphDestroy=lambda graph: (0,),
         cuEventCreate=lambda flags: log.append(flags) or (0, len(log)),
     )
-    monkeypatch.setattr(gpu_clock, "driver", lambda: cu)
-    monkeypatch.setattr(gpu_clock, "capture_graph", lambda calls, stream: ("graph", len(calls), stream))
+    for module in (gpu_clock, stream_clock):
+        monkeypatch.setattr(module, "driver", lambda: cu)
+    monkeypatch.setattr(stream_clock, "capture_graph", lambda calls, stream: ("graph", len(calls), stream))
     clock = bare_clock(monkeypatch, problem=PROBLEM, data=[(0, 0, 0)] * 2, stream=9)
     graph = clock.capture(SimpleNamespace(name="x", bind=lambda *_: lambda stream: None))
     assert log == [(("graph", 6, 9), 0)] and (graph.name, graph.executable, graph.repeats) == ("x", "executable", 6)

@@ -20,6 +20,7 @@ from outblas.judge.proof_inputs import (  # noqa: E402
     scaled_inputs,
     special_inputs,
 )
+from outblas.judge.reference import fp64_product  # noqa: E402
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -53,24 +54,33 @@ def test_drawing_leaves_the_callers_generator_alone():
     assert torch.equal(torch.get_rng_state(), before)
 
 
-@pytest.mark.parametrize(("device", "index"), [("cuda", 0), ("cuda:0", 0), ("cuda:1", 1), ("cuda:2", 2)])
-def test_on_a_gpu_its_own_generator_is_seeded_and_put_back(monkeypatch, device, index):
-    import contextlib
+def test_a_draw_takes_no_number_from_the_generator_that_other_threads_use(monkeypatch):
+    """Between a fork of the state and its return, another thread's numbers would be drawn twice."""
+    monkeypatch.setattr(torch.random, "fork_rng", lambda *a, **k: pytest.fail("the common generator is set back"))
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    found = proof_inputs._draw(Problem(2, 3, 4), 8, "cpu", lambda t, g: t.fill_(2.0).add_(torch.rand(()) * 0))
+    assert (found[0] == 2).all() and (found[0].shape, found[1].shape) == ((2, 4), (3, 4))
+    torch.manual_seed(5)
+    normal_inputs(Problem(4, 4, 4), 1)
+    assert torch.equal(torch.rand(3), expected)
 
-    log, empty = [], torch.empty
 
-    @contextlib.contextmanager
-    def fork(devices):
-        log.append(("fork", devices))
-        yield
-        log.append("back")
-
-    monkeypatch.setattr(torch.random, "fork_rng", fork)
-    monkeypatch.setattr(torch.cuda, "manual_seed", lambda seed: log.append(("seed", seed)))
-    monkeypatch.setattr(torch, "empty", lambda *shape, dtype, device: log.append(device) or empty(*shape, dtype=dtype))
-    a, b = proof_inputs._draw(Problem(2, 3, 4), 8, device, lambda t: t.fill_(2.0))
-    assert log == [("fork", [index]), ("seed", 8), device, device, "back"]
-    assert (a == 2).all() and (b == 2).all() and (a.shape, b.shape) == ((2, 4), (3, 4))
+@pytest.mark.parametrize("problem", [Problem(5, 7, 64), Problem(3, 4, 70_000, "NN"), Problem(4, 4, 4096, "TN", "bf16")])
+def test_integers_filled_in_place_have_exact_sums(problem):
+    dtype = torch.float16 if problem.dtype == "fp16" else torch.bfloat16
+    a = torch.empty(problem.m, problem.k, dtype=dtype)
+    b = torch.empty(problem.b_shape, dtype=dtype)
+    proof_inputs.fill_integers(problem, a, b)
+    top = max(1, min(15, int((60000 / problem.k) ** 0.5)))
+    for operand in (a, b):
+        assert torch.equal(operand, operand.round()) and int(operand.abs().max()) == top
+    product = fp64_product(problem, a, b)
+    assert torch.equal(product.float().double(), product) and float(product.abs().max()) <= 60000
+    again = torch.empty_like(a), torch.empty_like(b)
+    proof_inputs.fill_integers(problem, *again)
+    same(again, (a, b))
 
 
 @pytest.mark.parametrize("k", [3, 1023, 1024, 1025, 1030])

@@ -58,12 +58,13 @@ class AfterImport(MetaPathFinder):
 
 
 def switch_on() -> str:
-    """Switch the replacement of torch's products on; return why not, empty if it is on."""
+    """Switch the replacement of torch's products on, with learning if ``OUTBLAS_LEARN=1``; return why not, or empty."""
+    from outblas.adapt.learning import learning_switch
     from outblas.dispatch import enable
 
     reason = enable.why_not()
     if not reason:
-        enable.enable()
+        learning_switch.enable()
     return reason
 
 

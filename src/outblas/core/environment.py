@@ -47,6 +47,20 @@ VARIABLES = (
         "when a device is first used",
     ),
     Variable(
+        "OUTBLAS_LEARN",
+        "1",
+        "off",
+        "`outblas.enable()` learns products of no library while the program runs.",
+        "at `enable()`",
+    ),
+    Variable(
+        "OUTBLAS_LEARN_SECONDS",
+        "a number, 0 or more",
+        "10",
+        "The GPU seconds that learning may take in a process, unless `enable(learn_seconds=)` says otherwise.",
+        "at `enable()`",
+    ),
+    Variable(
         "OUTBLAS_PDL",
         "1",
         "off",

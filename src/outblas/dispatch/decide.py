@@ -24,10 +24,29 @@ from outblas.runtime.cublas import rounds_partial_sums
 #: Chooses a kernel for a problem on a GPU and a launch option, with its predicted speed-up over torch.matmul. None:
 #: leave it to torch. It may raise :class:`NotWhileCapturing`.
 Choose = Callable[[Problem, Gpu, Launch], LibraryChoice | None]
+#: As :data:`Choose`, for a chooser that may have measured the product: it then returns a row. It may also raise
+#: :class:`LeftToTorch`.
+ChooseOrRow = Callable[[Problem, Gpu, Launch], LibraryChoice | LibraryRow | None]
 
 
-class NotWhileCapturing(Exception):
+class LeftToTorch(Exception):
+    """Raised by a chooser that leaves a product to torch; its text is the reason.
+
+    Args:
+        reason: one line.
+        provisional: True if it holds for this call alone.
+    """
+
+    def __init__(self, reason: str, provisional: bool = False) -> None:
+        super().__init__(reason)
+        self.provisional = provisional
+
+
+class NotWhileCapturing(LeftToTorch):
     """Raised by a chooser that cannot choose while a CUDA graph is captured; it can after the capture."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason, provisional=True)
 
 
 class Operand(NamedTuple):
@@ -59,7 +78,7 @@ class Decision:
         problem: problem that ``config`` or ``algorithm`` computes; None: torch computes the product.
         reason: one line.
         algorithm: cuBLASLt algorithm, as :func:`outblas.runtime.cublas.describe` spells it. Empty: no algorithm.
-        provisional: True if the decision holds for this call alone, because a CUDA graph is captured.
+        provisional: True if the decision holds for this call alone, e.g. because a CUDA graph is captured.
     """
 
     config: KernelConfig | None
@@ -77,7 +96,7 @@ def decide(
     gpu: Gpu | None,
     library: Library,
     launch: Launch = "plain",
-    any_shape: Choose | None = None,
+    any_shape: ChooseOrRow | None = None,
     guarantee: Guarantee = "none",
 ) -> Decision:
     """Decide how to compute ``a @ b``: a pure function of the operands' properties.
@@ -89,7 +108,7 @@ def decide(
         gpu: GPU of the operands; None: not supported.
         library: library of that GPU.
         launch: launch option that the call allows.
-        any_shape: chooses a kernel for problems that the library does not have; None: torch computes them.
+        any_shape: decides problems that the library does not have; None: torch computes them.
         guarantee: the guarantee for the result. With ``batch_invariant`` only kernels of the weight's order of
             summation are chosen, whether they are fastest or not.
 
@@ -114,7 +133,7 @@ def decide(
         if guarantee == "batch_invariant":
             return _in_fixed_order(problem, row, (a, b, out), gpu, library, launch)
         if row is None:
-            found = _for_any_shape(problem, (a, b, out), gpu, library, launch, any_shape)
+            found = _for_any_shape(problem, (a, b, out), gpu, library, launch, any_shape, guarantee)
         else:
             found = _from_row(row, (a, b, out), gpu, library, launch, guarantee)
         if found.config is not None:
@@ -201,15 +220,18 @@ def _for_any_shape(
     gpu: Gpu,
     library: Library,
     launch: Launch,
-    any_shape: Choose | None,
+    any_shape: ChooseOrRow | None,
+    guarantee: Guarantee,
 ) -> Decision:
     missing = f"{problem.key} is not in the library of {gpu.name} ({library.size('problems')})"
     if any_shape is None:
         return Decision(None, None, missing)
     try:
         choice = any_shape(problem, gpu, launch)
-    except NotWhileCapturing as error:
-        return Decision(None, None, f"{missing}, and {error}", provisional=True)
+    except LeftToTorch as error:
+        return Decision(None, None, f"{missing}, and {error}", provisional=error.provisional)
+    if isinstance(choice, LibraryRow):
+        return _from_row(choice, operands, gpu, library, launch, guarantee)
     if choice is None:
         return Decision(None, None, f"{missing}, and no kernel is surely predicted to be faster than torch.matmul")
     figures = f"{choice.speedup:.2f} times torch.matmul, surely {choice.low:.2f}"

@@ -16,7 +16,7 @@ from outblas.core.errors import DeviceError, OutblasError, RecordError, Toolchai
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu, architecture
 from outblas.dispatch import native_table
-from outblas.dispatch.decide import Choose
+from outblas.dispatch.decide import Choose, ChooseOrRow
 from outblas.dispatch.device_state import DeviceState, load_kernel
 from outblas.dispatch.promises import promise_free_option
 from outblas.dispatch.unlisted_shapes import any_shape_chooser, ask_cublaslt, choices_id
@@ -35,6 +35,11 @@ devices: dict[int, DeviceState] = {}
 libraries: dict[int, tuple[str, ...]] = {}
 #: Held over Python code, amid which a signal's handler of the same thread may multiply, too.
 lock = threading.RLock()
+#: Device index -> its chooser of unlisted problems as the package makes it. A device whose library the program has
+#: given has no entry: nothing but that library decides there.
+_choosers: dict[int, Choose | None] = {}
+#: Returns the chooser that a device uses instead of its own. None: it uses its own.
+_wrap_chooser: Callable[[int, Choose | None], ChooseOrRow] | None = None
 #: Called when a library is replaced. Other keepers of decisions register here to forget them.
 on_library_replaced: list[Callable[[], None]] = []
 
@@ -76,24 +81,64 @@ def replace_library(library: Library | str | os.PathLike[str] | None, index: int
     loaded = library if library is None or isinstance(library, Library) else Library.load(library)
     gpu = gpu_of_device(index)  # after the file: a wrong path is the nearer mistake
     lt = LtAlgorithms()
+    own: Choose | None = None
+    any_shape: ChooseOrRow | None = None
     if loaded is None:
         packaged = Library.packaged(gpu.name, missing_ok=True)
         chosen, used = library_for_device(packaged, index)
-        any_shape = any_shape_chooser(gpu.name, packaged, functools.partial(ask_cublaslt, lt, index))
+        own = any_shape_chooser(gpu.name, packaged, functools.partial(ask_cublaslt, lt, index))
     else:
-        any_shape = None
         chosen = loaded
         named = "a library given" if isinstance(library, Library) else os.fspath(library or "")
         used = (f"{named} ({chosen.size()})",)
     if not chosen.is_empty and chosen.gpu != gpu.name:
         raise UsageError(f"a library of {chosen.gpu} for {gpu.name}", "a library tuned on this GPU", "tune on it")
-    absent = _absent(chosen, any_shape)
+    absent = _absent(chosen, own)
     with lock:
+        if loaded is None:
+            any_shape = _chooser(index, own)
+        else:
+            _choosers.pop(index, None)
         devices[index] = DeviceState(gpu, chosen, _loader(gpu), lt, any_shape, absent)
         libraries[index] = used
-        native_table.clear_table()
-        for forget in on_library_replaced:
-            forget()
+        _forget_tables()
+
+
+def wrap_choosers(wrap: Callable[[int, Choose | None], ChooseOrRow] | None) -> None:
+    """Let every device ask another chooser about problems that its library does not have.
+
+    It holds for open devices and for later ones. A device whose library the program has given is left out.
+
+    Args:
+        wrap: function of (CUDA index, the device's own chooser or None); None: each device uses its own again.
+    """
+    global _wrap_chooser
+    with lock:
+        _wrap_chooser = wrap
+        for index, own in list(_choosers.items()):
+            if index in devices:
+                devices[index].any_shape = _chooser(index, own)
+                forget_decisions(index)
+
+
+def forget_decisions(index: int) -> None:
+    """Let every product of an open CUDA device be decided anew at its next call; loaded kernels stay."""
+    with lock:
+        devices[index].forget_decisions()
+        _forget_tables()
+
+
+def _forget_tables() -> None:
+    """Forget the decisions that native tables repeat. The caller holds the lock."""
+    native_table.clear_table()
+    for forget in on_library_replaced:
+        forget()
+
+
+def _chooser(index: int, own: Choose | None) -> ChooseOrRow | None:
+    """Return the chooser that a device uses in place of its own, which is kept. The caller holds the lock."""
+    _choosers[index] = own
+    return own if _wrap_chooser is None else _wrap_chooser(index, own)
 
 
 def libraries_id() -> str:
@@ -119,7 +164,9 @@ def status() -> dict[str, dict[str, Any]]:
 
 
 def _any_shape_id(device: DeviceState) -> str:
-    return "" if device.any_shape is None or device.gpu is None else choices_id(device.gpu.name)
+    if device.any_shape is None or device.gpu is None:
+        return ""
+    return choices_id(device.gpu.name) + getattr(device.any_shape, "rows_id", "")
 
 
 def _new_device(index: int) -> DeviceState:
@@ -135,11 +182,11 @@ def _new_device(index: int) -> DeviceState:
         library = Library.packaged(gpu.name, missing_ok=True)
     except OutblasError as error:
         warnings.warn(f"outblas uses torch.matmul: {error}", RuntimeWarning, stacklevel=4)
-        library, any_shape = Library(gpu.name, ()), None
+        library, own = Library(gpu.name, ()), None
     else:
-        any_shape = any_shape_chooser(gpu.name, library, functools.partial(ask_cublaslt, lt, index))
+        own = any_shape_chooser(gpu.name, library, functools.partial(ask_cublaslt, lt, index))
     library, libraries[index] = library_for_device(library, index)
-    return DeviceState(gpu, library, _loader(gpu), lt, any_shape, _absent(library, any_shape))
+    return DeviceState(gpu, library, _loader(gpu), lt, _chooser(index, own), _absent(library, own))
 
 
 def _loader(gpu: Gpu) -> Callable[[Problem, KernelConfig], tuple[Any, float]]:

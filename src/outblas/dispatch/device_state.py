@@ -15,8 +15,9 @@ from outblas.core.config import KernelConfig, Launch, config_name
 from outblas.core.errors import CompileError, DeviceError, ToolchainMissing
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
-from outblas.dispatch.decide import Choose, Decision, Operand, decide
+from outblas.dispatch.decide import ChooseOrRow, Decision, Operand, decide
 from outblas.dispatch.guarantees.guarantee import Guarantee
+from outblas.dispatch.recent_entries import keep, touch
 from outblas.kernels.geometry import workspace_bytes
 from outblas.kernels.source import KernelKind, kernel_kind
 from outblas.records.library import Library
@@ -57,7 +58,7 @@ class DeviceState:
         library: Library,
         loader: Callable[[Problem, KernelConfig], tuple[Any, float]],
         lt: LtAlgorithms | None = None,
-        any_shape: Choose | None = None,
+        any_shape: ChooseOrRow | None = None,
         absent: str = "",
     ) -> None:
         self.gpu, self.library, self._loader, self.lt = gpu, library, loader, LtAlgorithms() if lt is None else lt
@@ -83,7 +84,7 @@ class DeviceState:
         with self._lock:
             found = self._decisions.get(key)
             if found is not None:
-                _touch(self._decisions, key)
+                touch(self._decisions, key)
                 return found
         # Outside of the lock: for a shape of no library it takes milliseconds, in which other threads go on.
         found = decide(
@@ -91,7 +92,7 @@ class DeviceState:
         )
         with self._lock:
             if not found.provisional:
-                _keep(self._decisions, key, found, KEPT_DECISIONS)
+                keep(self._decisions, key, found, KEPT_DECISIONS)
         return found
 
     def run(
@@ -146,6 +147,16 @@ class DeviceState:
             if kind not in self._kernels:
                 self._load(kind, problem, config)
             return kind in self._kernels
+
+    def shared_kernel(self, problem: Problem, config: KernelConfig, load: Callable[[], Any]) -> Any:
+        """Return the loaded kernel. If it is missing, the caller's function loads it, for all later calls, too."""
+        kind = kernel_kind(problem, config)
+        return self._kernels.get(kind) or self._kernels.setdefault(kind, load())
+
+    def forget_decisions(self) -> None:
+        """Decide every product anew at its next call."""
+        with self._lock:
+            self._decisions.clear()
 
     def algorithm_ready(self, problem: Problem, algorithm: str, capturing: Callable[[], bool] = lambda: False) -> bool:
         """Find an algorithm of cuBLASLt; return whether it is available, as :meth:`kernel_ready`.
@@ -224,9 +235,9 @@ class DeviceState:
                 # Kept by address, it must not keep the memory: torch could then never use it again.
                 call.release()
                 if not once:
-                    _keep(self._calls, key, call, KEPT_CALLS)
+                    keep(self._calls, key, call, KEPT_CALLS)
             else:
-                _touch(self._calls, key)
+                touch(self._calls, key)
             call(stream)
 
     def prepared(self, decision: Decision, c: torch.Tensor) -> tuple[Any, Any]:
@@ -384,15 +395,3 @@ def _compiled(source: Source, config: KernelConfig, arch: str) -> tuple[Any, flo
     seconds = 0.0 if cubin.from_cache else time.perf_counter() - start
     _LOG.info("%s %s", config_name(config), f"compiled in {seconds:.2f} s" if seconds else "taken from the cache")
     return load(cubin, config), seconds
-
-
-def _touch(kept: OrderedDict[Any, Any], key: Any) -> None:
-    """The most recently used; a signal's handler may have pushed it out since it was found."""
-    with contextlib.suppress(KeyError):
-        kept.move_to_end(key)
-
-
-def _keep(kept: OrderedDict[Any, Any], key: Any, value: Any, limit: int) -> None:
-    kept[key] = value
-    if len(kept) > limit:
-        kept.popitem(last=False)

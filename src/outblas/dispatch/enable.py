@@ -1,4 +1,4 @@
-"""``outblas.enable()``: run a program's own torch products on the library's kernels, without changing the program.
+"""The switch of ``outblas.enable()``: run a program's own torch products on the library's kernels, unchanged.
 
 In eager mode the kernels replace torch's (:mod:`outblas.dispatch.aten_override`). Code that torch.compile compiles
 from then on holds the operator ``outblas::mm`` for products in the library (:mod:`outblas.dispatch.inductor_pass`). It
@@ -59,9 +59,9 @@ class Switch:
     def on(self) -> bool:
         return self._on
 
-    def enable(self, guarantee: Guarantee = "none") -> bool:
+    def enable(self, guarantee: Guarantee = "none", stacklevel: int = 1) -> bool:
         with self._lock:
-            before, may = self._wanted, self._may_be_on(guarantee)
+            before, may = self._wanted, self._may_be_on(guarantee, stacklevel)
             self._wanted = guarantee if may else None
             try:
                 self._settle()
@@ -106,11 +106,11 @@ class Switch:
             "guarantee": process_guarantee(),
         }
 
-    def _may_be_on(self, guarantee: Guarantee) -> bool:
+    def _may_be_on(self, guarantee: Guarantee, stacklevel: int = 1) -> bool:
         """Return True if it can be on; where that gains nothing, or must not be, a warning of one line says why."""
         reason = "" if self._on and guarantee == "none" else self._why_not(guarantee)
         if reason:
-            warnings.warn(f"outblas changes nothing: {reason}", RuntimeWarning, stacklevel=4)
+            warnings.warn(f"outblas changes nothing: {reason}", RuntimeWarning, stacklevel=3 + stacklevel)
         return not reason
 
     def _settle(self) -> None:
@@ -163,37 +163,22 @@ class Switch:
         self._guarantee(GUARANTEES[0])
 
 
-def enable(*, accurate: bool = False, batch_invariant: bool = False) -> bool:
-    """Run torch's products on the library's kernels from now on, in the whole process, if that is faster.
-
-    Affected are torch.matmul, mm, ``@``, F.linear and nn.Linear without a bias, bmm of one matrix, and their gradients.
-    Torch computes everything else.
-
-    The first call imports Inductor's configuration, which takes about as long as importing torch. No other thread may
-    compute a product during this call or :func:`disable`: the process may crash, because torch takes no lock.
-
-    A second call replaces the guarantee of the first.
+def enable(*, accurate: bool = False, batch_invariant: bool = False, stacklevel: int = 1) -> bool:
+    """Switch the replacement on for the whole process; :func:`outblas.enable` is the form for users.
 
     Args:
-        accurate: round no partial sum to half precision. Torch's two switches ``allow_*_reduced_precision_reduction``
-            and ``allow_fp16_accumulation`` are off until :func:`disable`.
-        batch_invariant: give a row the same bits in every batch. Every half-precision product of two matrices runs a
-            kernel of its weight's one order of summation. Biases (``addmm``) and batches (``bmm``,
-            ``baddbmm``) are included, products with ``out=`` are not. Implies ``accurate``. A product that no such
-            kernel can compute raises DeviceError.
+        accurate: round no partial sum to half precision.
+        batch_invariant: give a row the same bits in every batch. Implies ``accurate``.
+        stacklevel: the caller that a warning names: 1 is the nearest.
 
     Returns:
-        True if it is on. False if it is impossible or useless (``OUTBLAS_DISABLE=1``, no CUDA GPU, no library for
-        the GPUs); a RuntimeWarning of one line then says why. With a guarantee, no library is needed.
+        True if it is on. False if it is impossible or useless; a RuntimeWarning of one line then says why.
     """
-    return _switch.enable(demanded(accurate, batch_invariant))
+    return _switch.enable(demanded(accurate, batch_invariant), stacklevel)
 
 
 def disable() -> None:
-    """Undo :func:`enable`: restore torch's own kernels, unless a :class:`use` is open.
-
-    Code that torch.compile compiled meanwhile keeps its operators.
-    """
+    """Undo :func:`enable`: restore torch's own kernels, unless a :class:`use` is open."""
     _switch.disable()
 
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Callable, Mapping, Sequence
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -31,17 +30,14 @@ from outblas.core.rivals import BaselineCall, Bindable
 from outblas.core.roofline import Gpu, floor_us, operand_sets, repeats
 from outblas.judge.operands import GUARD_BYTES, Operands
 from outblas.judge.rounds import Prune, slower_than_the_fastest, time_in_rounds, timing_of_samples
-from outblas.runtime.driver import capture_graph, check, driver
+from outblas.judge.stream_clock import StreamClock, instantiate
+from outblas.runtime.driver import check, driver
 
 MIN_ROUNDS, QUICK_ROUNDS = 7, 3
 #: Ratio to the fastest above which a choice among many gives an entry no further round.
 DROP_BEYOND_FASTEST = 1.5
 #: Calls of one entry in one cold round.
 COLD_CALLS_PER_ROUND = 4
-#: Tries to queue a round ahead of the GPU; longest plug.
-_TRIES, _MAX_PLUG_US = 10, 50_000.0
-#: Cycles that a plug spins per microsecond: a bound on the SM clock in MHz.
-_CYCLES_PER_US = 2000
 
 
 class GraphEntry:
@@ -62,7 +58,7 @@ class GraphEntry:
             self.executable = None
 
 
-class GpuClock:
+class GpuClock(StreamClock):
     """Operands, stream and events of one problem on one GPU; a context manager that yields itself and then closes.
 
     Attributes: ``problem``; ``gpu_index``; ``repeats``, the calls per graph; ``sets``, the number of operand sets;
@@ -90,10 +86,7 @@ class GpuClock:
         self.repeats, self.sets = repeats(estimate), operand_sets(problem, estimate)
         self.data = Operands(problem, self.sets, f"cuda:{gpu_index}", guard_bytes)
         self.data.fill_normal(seed)
-        self.torch_stream = torch.cuda.Stream(gpu_index)  # torch makes its streams non-blocking
-        self.stream: int = self.torch_stream.cuda_stream
-        self._events: list[tuple[Any, Any]] = []
-        self._plug_us = 200.0
+        super().__init__(torch.cuda.Stream(gpu_index))  # torch makes its streams non-blocking
         self._evictor: Callable[[], None] | None = None
         torch.cuda.synchronize(gpu_index)
 
@@ -105,10 +98,7 @@ class GpuClock:
 
     def close(self) -> None:
         """Give events and operands back (``data`` is None then); harmless when done twice."""
-        for pair in self._events:
-            for event in pair:
-                driver().cuEventDestroy(event)
-        self._events.clear()
+        super().close()
         self._evictor = None
         self.data = None  # type: ignore[assignment]
 
@@ -141,14 +131,7 @@ class GpuClock:
         """
         calls = self.bind(entry)
         rotated = [calls[i % self.sets] for i in range(self.repeats)]
-        graph = capture_graph(rotated, self.stream)
-        change = getattr(entry, "change_graph", None)
-        try:
-            if change is not None:
-                change(graph)
-            executable = check("cuGraphInstantiate", driver().cuGraphInstantiate(graph, 0))
-        finally:
-            driver().cuGraphDestroy(graph)
+        executable = instantiate(rotated, self.stream, getattr(entry, "change_graph", None))
         return GraphEntry(entry.name, executable, calls, self.repeats)
 
     def round(self, entries: Sequence[GraphEntry], order: Sequence[int]) -> list[float]:
@@ -246,65 +229,6 @@ class GpuClock:
 
         samples = time_in_rounds(one, list(calls), rounds, warmup_seconds, benchmark_seconds, prune)
         return {n: timing_of_samples("offline_cold", taken, 1, self.sets) for n, taken in samples.items()}
-
-    def synchronize(self) -> None:
-        """Wait for the clock's stream. Raises DeviceError if something on it failed."""
-        check("cuStreamSynchronize", driver().cuStreamSynchronize(self.stream))
-
-    def timed(self, works: Sequence[Callable[[], Any]], before: Callable[[], None] | None = None) -> list[float]:
-        """Return the microseconds of every piece of work, queued together behind a plug; see the module's text.
-
-        Args:
-            works: functions that enqueue work on the clock's stream. Each is timed between two events of its own.
-            before: enqueues what precedes each piece of work and is not timed; None: nothing.
-
-        Raises:
-            DeviceError: a launch fails, or the host cannot queue ahead of the GPU.
-        """
-        for _ in range(_TRIES):
-            ahead = self._queue(works, before)
-            self.synchronize()
-            if ahead:
-                elapsed = driver().cuEventElapsedTime
-                return [
-                    1000.0 * check("cuEventElapsedTime", elapsed(start, stop))
-                    for start, stop in self._events[: len(works)]
-                ]
-            self._plug_us = min(_MAX_PLUG_US, 2.0 * self._plug_us)
-        raise DeviceError(
-            f"the host could not queue {len(works)} launches ahead of the GPU in {_TRIES} tries",
-            "a host that is not overloaded",
-            "leave a core free for the timing process",
-        )
-
-    def _queue(self, works: Sequence[Callable[[], Any]], before: Callable[[], None] | None) -> bool:
-        """Queue a round; True if no work's start event had passed before the work itself was queued."""
-        import torch
-
-        cu = driver()
-        not_ready = int(cu.CUresult.CUDA_ERROR_NOT_READY)
-        self._more_events(len(works))
-        begin = perf_counter()
-        with torch.cuda.stream(self.torch_stream):
-            torch.cuda._sleep(int(self._plug_us * _CYCLES_PER_US))
-        ahead = True
-        for work, (start, stop) in zip(works, self._events, strict=False):
-            if before is not None:
-                before()
-            check("cuEventRecord", cu.cuEventRecord(start, self.stream))
-            work()
-            ahead &= int(cu.cuEventQuery(start)[0]) == not_ready
-            check("cuEventRecord", cu.cuEventRecord(stop, self.stream))
-        spent_us = 1e6 * (perf_counter() - begin)
-        if ahead:  # follow the host's own pace, slowly downwards
-            self._plug_us = min(_MAX_PLUG_US, max(1.5 * spent_us + 20.0, 0.8 * self._plug_us))
-        return ahead
-
-    def _more_events(self, count: int) -> None:
-        cu = driver()
-        while len(self._events) < count:
-            first, second = (check("cuEventCreate", cu.cuEventCreate(0)) for _ in range(2))
-            self._events.append((first, second))
 
     def _evict(self) -> None:
         """Read twice the L2's size on the stream."""

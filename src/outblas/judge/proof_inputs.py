@@ -1,6 +1,6 @@
 """Inputs of the proof, each of which exposes one kind of wrong kernel (see outblas.judge.gates).
 
-Every pair is (A, B as stored), drawn from the device's own generator with a fixed seed.
+Every pair is (A, B as stored), drawn from a generator with a fixed seed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def normal_inputs(problem: Problem, seed: int, device: str = "cpu", scale: float
         A (M, K), and B as stored (``problem.b_shape``). The same arguments give the same values; torch's own random
             state stays as it is.
     """
-    return _draw(problem, seed, device, lambda t: t.normal_(std=scale))
+    return _draw(problem, seed, device, lambda t, generator: t.normal_(std=scale, generator=generator))
 
 
 def positive_inputs(problem: Problem, device: str = "cpu") -> tuple[Any, Any]:
@@ -38,7 +38,7 @@ def positive_inputs(problem: Problem, device: str = "cpu") -> tuple[Any, Any]:
 
     Columns of A from 1024 on are 0, so at most 1,024 terms of every sum count. B has no such zeros.
     """
-    a, b = _draw(problem, 6, device, lambda t: t.uniform_(0.0, 1.0))
+    a, b = _draw(problem, 6, device, lambda t, generator: t.uniform_(0.0, 1.0, generator=generator))
     a[:, _POSITIVE_TERMS:] = 0.0
     return a, b
 
@@ -97,26 +97,16 @@ def integer_draws(problem: Problem, device: str = "cpu") -> Iterator[tuple[str, 
         problem: the problem.
         device: device of the operands.
     """
-    k = problem.k
-    if problem.acc == "fp32":
-        top = max(1, min(15, int(math.sqrt(60000 / k))))
-        density = min(1.0, math.sqrt(60000 / k))
-    else:
-        top, density = 1, min(1.0, math.sqrt(1024 / k))
+    k, (top, _) = problem.k, _integer_range(problem)
 
     def integers(seed: int, low: int, high: int) -> Callable[[], tuple[Any, Any]]:
-        def fill(t: Any) -> Any:
-            import torch
-
-            t.random_(low, high + 1)
-            if density < 1.0:
-                t.mul_(torch.empty_like(t).bernoulli_(density))
-            return t
+        def fill(t: Any, generator: Any) -> Any:
+            return _fill_sparse(problem, t, low, high, generator)
 
         return lambda: _draw(problem, seed, device, fill)
 
     def ones() -> tuple[Any, Any]:
-        a, b = _draw(problem, 5, device, lambda t: t.fill_(1.0))
+        a, b = _draw(problem, 5, device, lambda t, generator: t.fill_(1.0))
         limit = 2000 if problem.acc == "fp16" else 60000
         b_as_k_by_n(problem, b)[:1] = 2.0 if k % 2 == 0 else 3.0
         if k > limit:
@@ -128,6 +118,41 @@ def integer_draws(problem: Problem, device: str = "cpu") -> Iterator[tuple[str, 
     yield f"integers -{top}..{top}", integers(4, -top, top)
     # Sums that are odd and, for fp32, past 2048: A rows of ones against B of ones and one 3.
     yield "rows of ones", ones
+
+
+def fill_integers(problem: Problem, a: Any, b: Any, seed: int = 4) -> None:
+    """Fill A and B with the integers -T..T of :func:`integer_inputs`, in place and with little further memory.
+
+    Args:
+        problem: the problem.
+        a: (M, K).
+        b: B as stored, on the same device.
+        seed: seed of the draw; torch's own random state stays as it is.
+    """
+    import torch
+
+    top, _ = _integer_range(problem)
+    generator = torch.Generator(a.device).manual_seed(seed)
+    for operand in (a, b):
+        _fill_sparse(problem, operand, -top, top, generator)
+
+
+def _integer_range(problem: Problem) -> tuple[int, float]:
+    """Return (T, share of elements that are not zero) with which sums are exact in the accumulator."""
+    if problem.acc == "fp32":
+        return max(1, min(15, int(math.sqrt(60000 / problem.k)))), min(1.0, math.sqrt(60000 / problem.k))
+    return 1, min(1.0, math.sqrt(1024 / problem.k))
+
+
+def _fill_sparse(problem: Problem, t: Any, low: int, high: int, generator: Any) -> Any:
+    """Fill a tensor with integers from low to high, and with as many zeros as K needs; return it."""
+    import torch
+
+    t.random_(low, high + 1, generator=generator)
+    density = _integer_range(problem)[1]
+    if density < 1.0:
+        t.mul_(torch.empty_like(t).bernoulli_(density, generator=generator))
+    return t
 
 
 def special_inputs(problem: Problem, device: str = "cpu") -> tuple[Any, Any]:
@@ -164,17 +189,14 @@ def special_inputs(problem: Problem, device: str = "cpu") -> tuple[Any, Any]:
     return a, b
 
 
-def _draw(problem: Problem, seed: int, device: str, fill: Callable[[Any], Any]) -> tuple[Any, Any]:
-    """(A, B as stored) filled by ``fill``, from the device's own generator of torch, seeded for the while.
+def _draw(problem: Problem, seed: int, device: str, fill: Callable[[Any, Any], Any]) -> tuple[Any, Any]:
+    """Return (A, B as stored), filled by ``fill(tensor, generator)``.
 
-    Not by torch.manual_seed, which also queues seeds for every kind of device that is not there: 0.4 ms.
+    The generator is a new one: torch's own may be drawn from by another thread at the same time.
     """
     import torch
 
-    devices = [torch.device(device).index or 0] if device.startswith("cuda") else []
-    dtype = torch_dtype(problem)
-    with torch.random.fork_rng(devices=devices):
-        (torch.cuda.manual_seed if devices else torch.default_generator.manual_seed)(seed)
-        a = fill(torch.empty((problem.m, problem.k), dtype=torch.float32, device=device))
-        b = fill(torch.empty(problem.b_shape, dtype=torch.float32, device=device))
+    generator, dtype = torch.Generator(device).manual_seed(seed), torch_dtype(problem)
+    a = fill(torch.empty((problem.m, problem.k), dtype=torch.float32, device=device), generator)
+    b = fill(torch.empty(problem.b_shape, dtype=torch.float32, device=device), generator)
     return a.to(dtype), b.to(dtype)

@@ -24,6 +24,7 @@ PROTOCOLS = {
     "block": "blocks",
     "server": "requests",
     "unmeasured": "rounds",
+    "learned": "rounds",
 }
 #: A row below this is far behind: beyond the noise between starts.
 FAR_BELOW = 0.98

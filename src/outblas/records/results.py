@@ -39,7 +39,8 @@ __all__ = [
 FORMAT = 1
 TABLE_KIND = "bench"
 #: ``unmeasured`` is timed as ``offline``, on products that no library lists: the package serves them as it ships.
-MODES = ("offline", "offline_cold", "block", "server", "unmeasured")
+#: ``learned`` is the same after ``outblas.settle()``.
+MODES = ("offline", "offline_cold", "block", "server", "unmeasured", "learned")
 PROVENANCE_FIELDS = ("gpu", "driver", "toolchain", "date", "commit", "command")
 
 #: Column -> (Arrow type, may be null). Times are microseconds. ``ran`` is what ``outblas.matmul`` ran: a kernel, an

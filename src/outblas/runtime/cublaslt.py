@@ -190,6 +190,24 @@ class LtAlgorithms:
             _LOG.info("cuBLASLt has no answer for %s: %s", problem.key, error.wrong)
             return ""
 
+    def answers(self, problem: Problem) -> list[str]:
+        """Return the algorithms that :meth:`find` finds, the heuristic's first in front; empty if cuBLASLt is missing.
+
+        Args:
+            problem: the product.
+        """
+        with self._lock:
+            try:
+                plan = self._open().plan(problem)
+                try:
+                    results = plan.heuristic(AUTO_REQUEST, ROW_ALIGN_BYTES)
+                finally:
+                    plan.close()
+            except (DeviceError, ToolchainMissing) as error:
+                _LOG.info("cuBLASLt has no answers for %s: %s", problem.key, error.wrong)
+                return []
+        return [describe(result.algo) for result in results]
+
     def _look_up(self, problem: Problem, algorithm: str) -> LtAlgorithm:
         """Return the algorithm with this description.
 

@@ -225,7 +225,12 @@ def _alone(source: Source, arch: str, cache: CubinCache | None) -> Cubin | Compi
 
 def is_compiled(source: Source, arch: str) -> bool:
     """Return True if the default cache has the cubin; False if it is never cached. ToolchainMissing without NVRTC."""
-    return _self_contained(source) and DEFAULT_CACHE.get(cache_key(source, arch)) is not None
+    return cached_cubin(source, arch) is not None
+
+
+def cached_cubin(source: Source, arch: str) -> Cubin | None:
+    """Return the cubin that the default cache has; None if it has none. ToolchainMissing without NVRTC."""
+    return DEFAULT_CACHE.get(cache_key(source, arch)) if _self_contained(source) else None
 
 
 def fill_cache(source: Source, arch: str) -> None:

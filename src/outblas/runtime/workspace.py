@@ -39,7 +39,7 @@ def allocate(nbytes: int, device: torch.device | str) -> torch.Tensor:
             "one that was made before",
             "bind the call before the capture begins",
         )
-    workspace: torch.Tensor = run_on_own_thread(_zeroed, nbytes, device)
+    workspace: torch.Tensor = run_on_own_thread(zeroed, nbytes, device)
     workspace.record_stream(torch.cuda.current_stream(workspace.device))  # calls may still use it when it is freed
     return workspace
 
@@ -61,7 +61,13 @@ def run_on_own_thread(function: Callable[..., Any], *arguments: Any) -> Any:
         return done.result()
 
 
-def _zeroed(nbytes: int, device: torch.device | str) -> Any:
+def zeroed(nbytes: int, device: torch.device | str) -> Any:
+    """Return a workspace as :func:`allocate` does, but from this thread; wait for the current stream.
+
+    Args:
+        nbytes: its size, at least 64 KiB.
+        device: CUDA device.
+    """
     import torch
 
     workspace = torch.empty(nbytes, dtype=torch.uint8, device=device)

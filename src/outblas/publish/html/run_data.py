@@ -50,7 +50,7 @@ class Group:
     @property
     def title(self) -> str:
         modes = {"offline": "offline", "offline_cold": "offline, L2 cold", "block": "block", "server": "server"}
-        modes["unmeasured"] = "offline, as shipped"
+        modes |= {"unmeasured": "offline, as shipped", "learned": "offline, as learned"}
         return f"{self.layout} · {self.dtype}, {self.acc} accumulate · {modes[self.mode]}" + (
             " · constant weights" if self.early else ""
         )

@@ -1,0 +1,175 @@
+"""Scratch operands of one product on a GPU: contenders are proven on them, and timed against torch.
+
+All work runs on a stream of its own, in the thread that learns. Nothing here waits for the whole device, changes a
+setting of torch or draws from its generators: the program's threads use them meanwhile.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any
+
+from outblas.adapt.learning.learn_product import Inputs
+from outblas.adapt.learning.learned_products import Contender
+from outblas.adapt.learning.slice_limits import SHARED_WORKSPACE_BYTES, SliceLimits, scratch_sets
+from outblas.core.config import KernelConfig
+from outblas.core.errors import DeviceError
+from outblas.core.evaluation import Status
+from outblas.core.problem import Problem
+from outblas.core.rivals import BaselineCall
+from outblas.core.roofline import Gpu
+from outblas.judge.gates import check_cell
+from outblas.judge.operands import Operands
+from outblas.judge.proof_inputs import fill_integers
+from outblas.judge.sliced_reference import SlicedReference
+from outblas.judge.stream_clock import HostBehindGpu, StreamClock, instantiate
+from outblas.judge.torch_baselines import TorchMm
+from outblas.kernels.geometry import workspace_bytes
+from outblas.runtime.cublaslt import LtAlgorithms
+from outblas.runtime.driver import check, driver
+from outblas.runtime.workspace import zeroed
+
+#: Name of torch among captured graphs.
+_TORCH = "torch"
+
+
+class GpuWorkbench:
+    """The :class:`outblas.adapt.learning.learn_product.Workbench` of a GPU.
+
+    Make and use it with the clock's stream as torch's current one.
+
+    Args:
+        problem: the problem.
+        gpu: the GPU.
+        kernels: the kernels among the contenders, loaded.
+        lt: finds the algorithms among them.
+        clock: clock of the learning thread's stream.
+        limits: limits of a slice.
+        device: torch device.
+
+    Raises:
+        DeviceError: the scratch memory cannot be had.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        gpu: Gpu,
+        kernels: Mapping[KernelConfig, Any],
+        lt: LtAlgorithms,
+        clock: StreamClock,
+        limits: SliceLimits,
+        device: str,
+    ) -> None:
+        self._problem, self._gpu, self._kernels, self._lt = problem, gpu, kernels, lt
+        self._clock, self._limits = clock, limits
+        self._data: Any = Operands(problem, max(1, scratch_sets(problem, gpu)), device)
+        self._workspace: Any = zeroed(SHARED_WORKSPACE_BYTES, device)
+        self._torch = TorchMm(self._data[0][0].device.index or 0)
+        self._inputs: Inputs = "normal"
+        self._reference: Any = None
+        self._sums: Any = None
+        self._calls: dict[str, list[BaselineCall]] = {}
+        self._graphs: dict[str, Any] = {}
+        self._repeats = limits.calls(problem, gpu)
+        self._order = random.Random(0)
+
+    def prepare(self, inputs: Inputs) -> Iterator[None]:
+        """Fill the operands and compute the reference; yield after each slice."""
+        self._inputs, self._reference = inputs, None
+        self._fill()
+        yield
+        a, b, _ = self._data[0]
+        reference = SlicedReference(self._problem, a, b, exact=inputs == "integers")
+        yield from reference.blocks(self._limits.block_flop(self._gpu))
+        self._reference = reference
+
+    def prove(self, contender: Contender) -> str:
+        """Run a contender once on the first operands, between canaries; return why it is wrong, empty if it is right.
+
+        Raises:
+            DeviceError: it cannot be launched.
+        """
+        call = self._bound(contender)[0]
+        verdict = check_cell(self._data, self._reference, self._sums[0], partial(call, self._clock.stream))
+        if verdict.status is Status.MEMORY_VIOLATION:  # the next contender gets whole operands
+            self._data.restore()
+            self._fill()
+        return "" if verdict.status is Status.PASSED else verdict.detail
+
+    def time_pair(self, contender: Contender) -> tuple[float, float] | None:
+        """Return (microseconds per call of the contender, of torch) of one round in random order.
+
+        Returns:
+            None if the host could not queue the round ahead of the GPU.
+        """
+        pair = [contender.name, _TORCH]
+        for name, calls in ((contender.name, self._bound(contender)), (_TORCH, self._torch_calls())):
+            if name not in self._graphs:
+                self._graphs[name] = self._captured(calls)
+        self._order.shuffle(pair)
+        works = [partial(self._launch, self._graphs[name]) for name in pair]
+        try:
+            times = dict(zip(pair, self._clock.timed(works), strict=True))
+        except HostBehindGpu:
+            return None
+        return times[contender.name] / self._repeats, times[_TORCH] / self._repeats
+
+    def operands_intact(self) -> bool:
+        """Return True if no call has changed an input or a canary."""
+        import torch
+
+        return torch.equal(self._sums, self._data.sums())
+
+    def close(self) -> None:
+        """Destroy the graphs and give the memory back to torch; harmless when done twice."""
+        for executable in self._graphs.values():
+            driver().cuGraphExecDestroy(executable)  # unchecked: a failure here would hide the first one
+        self._graphs.clear()
+        self._calls.clear()
+        self._data = self._workspace = self._reference = self._sums = None
+
+    def _fill(self) -> None:
+        if self._inputs == "integers":
+            fill_integers(self._problem, *self._data[0][:2])
+        else:
+            self._data.fill_normal()
+        self._sums = self._data.sums()
+
+    def _bound(self, contender: Contender) -> list[BaselineCall]:
+        """Return the contender's calls, one per operand set."""
+        if contender.name not in self._calls:
+            sets = (self._data[index] for index in range(self._data.sets))
+            self._calls[contender.name] = [self._bind(contender, *operands) for operands in sets]
+        return self._calls[contender.name]
+
+    def _bind(self, contender: Contender, a: Any, b: Any, c: Any) -> BaselineCall:
+        if contender.config is not None:
+            need = workspace_bytes(self._problem, contender.config)
+            own = {"workspace": self._workspace} if need else {}
+            bound: BaselineCall = self._kernels[contender.config].bind(self._problem, a, b, c, **own)
+            return bound
+        algorithm = self._lt.find(self._problem, contender.algorithm)
+        if algorithm is None:
+            raise DeviceError(
+                f"cuBLASLt {contender.algorithm} cannot be used", "an algorithm of the heuristic", "tune again"
+            )
+        workspace = self._workspace
+        return lambda stream: algorithm(a, b, c, stream, workspace)
+
+    def _torch_calls(self) -> list[BaselineCall]:
+        if _TORCH not in self._calls:
+            sets = (self._data[index] for index in range(self._data.sets))
+            self._calls[_TORCH] = [self._torch.bind(self._problem, *operands) for operands in sets]
+        return self._calls[_TORCH]
+
+    def _captured(self, calls: list[BaselineCall]) -> Any:
+        """Return a graph of a round's calls, which rotate over the operand sets. One has run before: all is loaded."""
+        calls[0](self._clock.stream)
+        rotated = [calls[index % len(calls)] for index in range(self._repeats)]
+        return instantiate(rotated, self._clock.stream)
+
+    def _launch(self, executable: Any) -> None:
+        check("cuGraphLaunch", driver().cuGraphLaunch(executable, self._clock.stream))

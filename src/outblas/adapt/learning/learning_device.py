@@ -1,0 +1,214 @@
+"""A GPU as learning sees it: its slices, its contenders, and the place where winners go."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator, Iterator
+from functools import partial
+from typing import NamedTuple, Protocol
+
+from outblas.adapt.learning.gpu_workbench import GpuWorkbench
+from outblas.adapt.learning.learn_product import Workbench
+from outblas.adapt.learning.learned_products import Contender
+from outblas.adapt.learning.ready_contenders import find_ready
+from outblas.adapt.learning.slice_limits import MAX_SCRATCH_BYTES, RUNNING, SETTLING, scratch_sets
+from outblas.core.config import KernelConfig, Launch
+from outblas.core.errors import DeviceError
+from outblas.core.problem import Problem
+from outblas.core.roofline import Gpu
+from outblas.dispatch import device_registry
+from outblas.dispatch.decide import Choose
+from outblas.dispatch.device_state import DeviceState
+from outblas.judge.stream_clock import StreamClock
+from outblas.records.library import Library
+from outblas.records.library_row import LibraryRow
+from outblas.records.provenance import collect_provenance
+from outblas.records.user_library import install, user_library_path
+from outblas.runtime.driver import check, driver, new_stream
+from outblas.runtime.launch import load
+
+#: Learning leaves the program this many times its own scratch memory.
+_FREE_FACTOR = 2
+
+
+class SliceTimer:
+    """GPU time of a slice, known after it has ended.
+
+    Attributes:
+        us: microseconds from the slice's first work to its end, pauses between its launches included.
+    """
+
+    us = 0.0
+
+
+class Opened(NamedTuple):
+    """A product that is ready to be learned.
+
+    Attributes:
+        bench: its bench.
+        contenders: the ways to compute it, at least one.
+        unmeasured: the kernel that runs without learning; None: torch runs.
+    """
+
+    bench: Workbench
+    contenders: list[Contender]
+    unmeasured: KernelConfig | None
+
+
+class LearningMachine(Protocol):
+    """A device on which products are learned."""
+
+    def why_not(self, problem: Problem) -> str:
+        """Return why a product can never be learned here; empty if it can."""
+
+    def fits_slice(self, problem: Problem) -> bool:
+        """Return True if a slice can hold the product while the program runs."""
+
+    def slice(self, timed: bool = True) -> contextlib.AbstractContextManager[SliceTimer]:
+        """Return a context in which a slice enqueues its work. If it is timed, its end waits for that work."""
+
+    def open(self, problem: Problem, launch: Launch, settling: bool) -> Generator[None, None, Opened | None]:
+        """Find the contenders and make a bench for them; yield after each slice. Return None without contenders."""
+
+    def save(self, row: LibraryRow) -> str:
+        """Save a winner in the user's library; return where, in words."""
+
+    def forget_decisions(self) -> None:
+        """Let calls be decided anew."""
+
+
+class LearningDevice:
+    """The :class:`LearningMachine` of a CUDA device. All methods but the first two belong to the learning thread.
+
+    Args:
+        index: CUDA index.
+        own: the device's own chooser.
+        gpu: the GPU.
+    """
+
+    def __init__(self, index: int, own: Choose | None, gpu: Gpu) -> None:
+        self._index, self._own, self._gpu = index, own, gpu
+        self._clock: StreamClock | None = None
+
+    def why_not(self, problem: Problem) -> str:
+        """Return why a product can never be learned here; empty if it can."""
+        if scratch_sets(problem, self._gpu):
+            return ""
+        return f"its operands do not fit into {MAX_SCRATCH_BYTES // 10**6} MB of scratch memory"
+
+    def fits_slice(self, problem: Problem) -> bool:
+        """Return True if a slice can hold the product while the program runs."""
+        return RUNNING.holds(problem, self._gpu)
+
+    @contextlib.contextmanager
+    def slice(self, timed: bool = True) -> Iterator[SliceTimer]:
+        """Run a slice on the learning thread's stream.
+
+        Args:
+            timed: measure its GPU time, and wait at its end for that stream alone. False for work of the host, whose
+                time must not count as the GPU's.
+
+        Yields:
+            The timer.
+
+        Raises:
+            DeviceError: the GPU cannot be used any more.
+        """
+        import torch
+
+        timer = SliceTimer()
+        with torch.cuda.device(self._index), _unseen_by_captures(), torch.no_grad():
+            stream = self._own_clock().torch_stream
+            first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            with torch.cuda.stream(stream):
+                first.record()
+                try:
+                    yield timer
+                finally:
+                    if timed:
+                        last.record()
+                        last.synchronize()
+                        timer.us = 1e3 * first.elapsed_time(last)
+
+    def open(self, problem: Problem, launch: Launch, settling: bool) -> Generator[None, None, Opened | None]:
+        """Find the contenders and make a bench for them; yield after each slice.
+
+        Args:
+            problem: the problem.
+            launch: launch option of its calls.
+            settling: nobody waits for the GPU but the caller of ``settle()``.
+
+        Returns:
+            The product; None if nothing is ready.
+
+        Raises:
+            DeviceError: too little memory is free.
+        """
+        state = self._state()
+        ready = yield from find_ready(problem, launch, self._gpu, state.library, state.lt, self._own)
+        if not ready.contenders:
+            return None
+        kernels = {}
+        for config, cubin in ready.cubins.items():
+            kernels[config] = state.shared_kernel(problem, config, partial(load, cubin, config))
+            yield
+        self._check_memory()
+        limits, clock = SETTLING if settling else RUNNING, self._own_clock()
+        clock.limit(limits.tries, limits.plug_us)
+        bench = GpuWorkbench(problem, self._gpu, kernels, state.lt, clock, limits, f"cuda:{self._index}")
+        yield
+        return Opened(bench, ready.contenders, ready.unmeasured)
+
+    def save(self, row: LibraryRow) -> str:
+        """Save a winner's row in the user's library; return where, in words.
+
+        Raises:
+            RecordError: the file cannot be written. The row holds in this process all the same.
+        """
+        path = user_library_path(self._gpu.name)
+        if path is None:
+            return "not saved, as OUTBLAS_LIBRARY is empty"
+        about = collect_provenance("outblas.enable(learn=True)", self._index)
+        return f"saved in {install(Library(self._gpu.name, (row,)), about, path).path}"
+
+    def forget_decisions(self) -> None:
+        """Let calls be decided anew, as a product has a new way."""
+        device_registry.forget_decisions(self._index)
+
+    def _state(self) -> DeviceState:
+        return device_registry.device_state(self._index)
+
+    def _own_clock(self) -> StreamClock:
+        import torch
+
+        if self._clock is None:  # torch's streams come from a pool: the program may capture on the same one
+            self._clock = StreamClock(torch.cuda.ExternalStream(new_stream(), device=self._index))
+        return self._clock
+
+    def _check_memory(self) -> None:
+        import torch
+
+        free, _ = torch.cuda.mem_get_info(self._index)
+        own = torch.cuda.memory_reserved(self._index) - torch.cuda.memory_allocated(self._index)
+        if free + own < _FREE_FACTOR * MAX_SCRATCH_BYTES:
+            raise DeviceError(
+                f"only {(free + own) // 10**6} MB of GPU memory are free",
+                f"{_FREE_FACTOR * MAX_SCRATCH_BYTES // 10**6} MB for learning",
+                "free memory, or call outblas.settle() before the program fills it",
+            )
+
+
+@contextlib.contextmanager
+def _unseen_by_captures() -> Iterator[None]:
+    """Let this thread call CUDA while another one captures a graph in CUDA's global mode, without breaking its capture.
+
+    Source:
+        CUDA driver API, cuThreadExchangeStreamCaptureMode, CU_STREAM_CAPTURE_MODE_RELAXED.
+    """
+    cu = driver()
+    exchange = cu.cuThreadExchangeStreamCaptureMode
+    before = check("cuThreadExchangeStreamCaptureMode", exchange(cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED))
+    try:
+        yield
+    finally:
+        check("cuThreadExchangeStreamCaptureMode", exchange(before))

@@ -1,0 +1,158 @@
+"""``outblas.enable(learn=True)``: the switch of torch's products, with learning while the program runs."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import TYPE_CHECKING
+
+from outblas.core.errors import UsageError
+from outblas.core.switches import is_on
+from outblas.dispatch import enable as switch
+
+if TYPE_CHECKING:
+    from outblas.adapt.learning.learned_products import LearningReport
+    from outblas.adapt.learning.learner import Learner
+
+#: Set to ``1``, :func:`enable` learns unless its argument says otherwise. The second has the GPU seconds for it.
+LEARN_VARIABLE, SECONDS_VARIABLE = "OUTBLAS_LEARN", "OUTBLAS_LEARN_SECONDS"
+_lock = threading.RLock()
+#: The process's learner; None: learning is off.
+_learner: Learner | None = None
+
+
+def enable(
+    *,
+    accurate: bool = False,
+    batch_invariant: bool = False,
+    learn: bool | None = None,
+    learn_seconds: float | None = None,
+) -> bool:
+    """Run torch's products on the library's kernels from now on, in the whole process, if that is faster.
+
+    Affected are torch.matmul, mm, ``@``, F.linear and nn.Linear without a bias, bmm of one matrix, and their gradients.
+    Torch computes everything else.
+
+    The first call imports Inductor's configuration, which takes about as long as importing torch. No other thread may
+    compute a product during this call or :func:`disable`: the process may crash, because torch takes no lock.
+
+    A second call replaces the guarantee of the first, and switches learning on or off. Learning that goes on keeps its
+    results.
+
+    Args:
+        accurate: round no partial sum to half precision. Torch's two switches ``allow_*_reduced_precision_reduction``
+            and ``allow_fp16_accumulation`` are off until :func:`disable`.
+        batch_invariant: give a row the same bits in every batch. Every half-precision product of two matrices runs a
+            kernel of its weight's one order of summation. Biases (``addmm``) and batches (``bmm``,
+            ``baddbmm``) are included, products with ``out=`` are not. Implies ``accurate``. A product that no such
+            kernel can compute raises DeviceError.
+        learn: prove and time kernels for products of no library while the program runs. Winners go to the user's
+            library. None: True if ``OUTBLAS_LEARN=1``.
+        learn_seconds: GPU seconds that learning may take in this process. None: ``OUTBLAS_LEARN_SECONDS``, else 10.
+
+    Returns:
+        True if it is on. False if it is impossible or useless (``OUTBLAS_DISABLE=1``, no CUDA GPU, no library for
+        the GPUs); a RuntimeWarning of one line then says why. With a guarantee, no library is needed.
+
+    Raises:
+        UsageError: ``learn`` goes with ``batch_invariant``, which leaves no choice of kernels; or ``learn_seconds`` is
+            negative or no number.
+    """
+    if learn and batch_invariant:
+        raise UsageError("learn=True with batch_invariant=True", "one of them", "leave one out")
+    wanted = (is_on(LEARN_VARIABLE) if learn is None else learn) and not batch_invariant
+    seconds = _budget(learn_seconds) if wanted or learn_seconds is not None else 0.0
+    on = switch.enable(accurate=accurate, batch_invariant=batch_invariant, stacklevel=2)
+    if on and wanted:
+        _start(seconds)
+    else:
+        _stop()
+    return on
+
+
+def disable() -> None:
+    """Undo :func:`enable`: restore torch's own kernels, unless a :class:`outblas.use` is open. Learning ends.
+
+    Code that torch.compile compiled meanwhile keeps its operators. Rows that were saved stay in the user's library.
+    """
+    _stop()
+    switch.disable()
+
+
+def settle(seconds: float | None = None) -> LearningReport:
+    """Learn every product that this process has met, at once; return when it is done.
+
+    Products that are too large for a slice are learned, too. The logger ``outblas.adapt.learning.learner`` reports each
+    product at INFO. Call it between warm-up and the capture of CUDA graphs, for instance.
+
+    Args:
+        seconds: GPU seconds that it may take; None: the rest of the budget.
+
+    Returns:
+        The products; ``print`` shows them as a table.
+
+    Raises:
+        UsageError: learning is off, or this thread captures a CUDA graph, or ``seconds`` is no budget.
+    """
+    return _present().settle(seconds)
+
+
+def learned() -> LearningReport:
+    """Return what this process has learned so far; ``print`` shows it as a table.
+
+    Raises:
+        UsageError: learning is off.
+    """
+    return _present().report()
+
+
+def _budget(seconds: float | None) -> float:
+    """Return the budget in seconds, by the argument or the environment.
+
+    Raises:
+        UsageError: it is negative or no number.
+    """
+    from outblas.adapt.learning.gpu_budget import DEFAULT_SECONDS, GpuBudget
+
+    text = os.environ.get(SECONDS_VARIABLE, "")
+    try:
+        return GpuBudget((float(text) if text else DEFAULT_SECONDS) if seconds is None else seconds).seconds
+    except (TypeError, ValueError) as error:
+        raise UsageError(
+            f"{SECONDS_VARIABLE} or learn_seconds is {text if seconds is None else seconds!r}",
+            "seconds, 0 or more",
+            "set it to 10, for example",
+        ) from error
+
+
+def _present() -> Learner:
+    if _learner is None:
+        raise UsageError("learning is off", "outblas.enable(learn=True) before", "call that first")
+    return _learner
+
+
+def _start(seconds: float) -> None:
+    """Begin to learn, or give a learner that is at work another budget."""
+    from outblas.adapt.learning.gpu_budget import GpuBudget
+    from outblas.adapt.learning.learner import Learner
+    from outblas.dispatch import device_registry
+
+    global _learner
+    with _lock:
+        if _learner is not None:
+            _learner.budget.seconds = seconds
+            return
+        _learner = Learner(GpuBudget(seconds))
+        device_registry.wrap_choosers(_learner.chooser)
+
+
+def _stop() -> None:
+    """End learning. Its rows are served again when the user's library is opened anew."""
+    global _learner
+    with _lock:
+        ended, _learner = _learner, None
+    if ended is not None:
+        from outblas.dispatch import device_registry
+
+        ended.stop()
+        device_registry.wrap_choosers(None)

@@ -1,0 +1,144 @@
+"""Ways to compute a product that are ready on this machine: nothing is compiled.
+
+They are kernels whose machine code is shipped or lies in the compile cache, and algorithms of cuBLASLt. Finding them is
+work of the host. It is split into small steps, since other threads of the program wait for the interpreter meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from outblas.adapt.learning.learned_products import Contender
+from outblas.core.config import KernelConfig, Launch, launch_allows
+from outblas.core.errors import OutblasError, ToolchainMissing
+from outblas.core.problem import Problem
+from outblas.core.roofline import Gpu, architecture
+from outblas.dispatch.decide import Choose, LeftToTorch
+from outblas.dispatch.unlisted_shapes import installed_kernels
+from outblas.kernels.catalogue import first_search_candidates
+from outblas.kernels.geometry import workspace_bytes
+from outblas.kernels.source import make_source
+from outblas.learn.any_shape import AnyShapeModel, likeliest
+from outblas.records.library import Library
+from outblas.runtime.cubin import Cubin
+from outblas.runtime.cublas import WORKSPACE_BYTES, rounds_partial_sums
+from outblas.runtime.cublaslt import LtAlgorithms
+from outblas.runtime.nvrtc import cached_cubin
+from outblas.runtime.packaged_cubins import PACKAGED
+from outblas.runtime.sass import check_static
+
+#: Contenders in all, and the algorithms of cuBLASLt among them.
+MAX_CONTENDERS, MAX_ALGORITHMS = 6, 2
+#: Kernels of the catalogue, not of a library, whose machine code is looked for in the compile cache.
+MAX_LOOKED_FOR = 16
+
+
+@dataclass
+class Ready:
+    """Contenders and the machine code of their kernels.
+
+    Attributes:
+        contenders: at most six, kernels in front.
+        cubins: kernel -> its machine code.
+        unmeasured: the kernel that runs without learning, ready or not; None: torch runs.
+    """
+
+    contenders: list[Contender] = field(default_factory=list)
+    cubins: dict[KernelConfig, Cubin] = field(default_factory=dict)
+    unmeasured: KernelConfig | None = None
+
+
+def find_ready(
+    problem: Problem, launch: Launch, gpu: Gpu, library: Library, lt: LtAlgorithms, own: Choose | None
+) -> Generator[None, None, Ready]:
+    """Find the contenders of a product; yield after each small step.
+
+    Args:
+        problem: the problem.
+        launch: launch option of its calls, ``plain`` or ``pdl``.
+        gpu: the GPU.
+        library: the library in use.
+        lt: cuBLASLt of the device, whose context is current.
+        own: chooser of the device; its choice is the first contender.
+
+    Returns:
+        The contenders; none if nothing is ready.
+    """
+    ready = Ready(unmeasured=_choice(own, problem, gpu, launch))
+    algorithms = other_answers(problem, lt)
+    yield
+    wanted = MAX_CONTENDERS - len(algorithms)
+    for config in _likely_kernels(problem, launch, gpu, library, ready.unmeasured):
+        if len(ready.cubins) == wanted:
+            break
+        cubin = None if config in ready.cubins else ready_cubin(problem, config, architecture(gpu))
+        if cubin is not None:
+            ready.cubins[config] = cubin
+        yield
+    ready.contenders = [*(Contender(config) for config in ready.cubins), *algorithms]
+    return ready
+
+
+def other_answers(problem: Problem, lt: LtAlgorithms) -> list[Contender]:
+    """Return algorithms of cuBLASLt's heuristic but its first answer, which torch most likely runs.
+
+    An algorithm that rounds partial sums is left out: its results are less exact.
+    """
+    answers = dict.fromkeys(lt.answers(problem))
+    first = lt.first_answer(problem)
+    others = [one for one in answers if one != first and not rounds_partial_sums(one)]
+    return [Contender(None, one) for one in others[:MAX_ALGORITHMS]]
+
+
+def _likely_kernels(
+    problem: Problem, launch: Launch, gpu: Gpu, library: Library, first: KernelConfig | None
+) -> Iterator[KernelConfig]:
+    """Yield legal kernels, the most promising ones early: ``first``, those that ship, then the catalogue's."""
+    yield from _with_room(problem, [] if first is None else [first])
+    shipped = _shipped(problem, launch, gpu, library)
+    yield from _with_room(problem, likeliest(problem, shipped, gpu))
+    seen = set(shipped)
+    others = [one for one in first_search_candidates(problem, gpu) if launch_allows(launch, one) and one not in seen]
+    yield from _with_room(problem, likeliest(problem, others, gpu)[:MAX_LOOKED_FOR])
+
+
+def _with_room(problem: Problem, configs: Iterable[KernelConfig]) -> Iterator[KernelConfig]:
+    """Yield the kernels for which the shared workspace is large enough."""
+    return (config for config in configs if workspace_bytes(problem, config) <= WORKSPACE_BYTES)
+
+
+def _choice(own: Choose | None, problem: Problem, gpu: Gpu, launch: Launch) -> KernelConfig | None:
+    try:
+        choice = None if own is None else own(problem, gpu, launch)
+    except LeftToTorch:
+        return None
+    return None if choice is None else choice.config
+
+
+def _shipped(problem: Problem, launch: Launch, gpu: Gpu, library: Library) -> Sequence[KernelConfig]:
+    """Return the kernels for any shape and those that the library installs, each once."""
+    installed = installed_kernels(library).get((problem.layout, problem.dtype), ())
+    try:
+        return AnyShapeModel.load(gpu.name).offered(launch, installed)
+    except OutblasError:  # no data for this GPU; the device's chooser has warned if they are damaged
+        return [one for one in dict.fromkeys(installed) if launch_allows(launch, one)]
+
+
+def ready_cubin(problem: Problem, config: KernelConfig, arch: str) -> Cubin | None:
+    """Return a kernel's machine code if it is shipped or in the compile cache; None if it would have to be compiled.
+
+    Args:
+        problem: gives layout, dtype and accumulator.
+        config: the kernel.
+        arch: architecture of the GPU.
+    """
+    source = make_source(problem, config)
+    packaged = PACKAGED.get(source, arch)
+    if packaged is not None:
+        return packaged
+    try:
+        cubin = cached_cubin(source, arch)
+    except ToolchainMissing:  # the cache's keys name the compiler
+        return None
+    return None if cubin is None or check_static(cubin.facts, source, cubin) else cubin

@@ -1,0 +1,70 @@
+"""The limits of a slice: its GPU time, and the scratch memory of a product."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from outblas.core.problem import Problem
+from outblas.core.roofline import MAX_REPEATS, Gpu, floor_us, operand_sets
+from outblas.judge.sliced_reference import BLOCK_BYTES
+from outblas.kernels.geometry_terms import COUNTERS_BYTES
+from outblas.runtime.cublas import WORKSPACE_BYTES
+
+#: GPU memory of one product's operands, references and workspace at most, bytes.
+MAX_SCRATCH_BYTES = 256_000_000
+#: Workspace that contenders share: the counters of our kernels, and cuBLASLt's.
+SHARED_WORKSPACE_BYTES = COUNTERS_BYTES + WORKSPACE_BYTES
+#: Memory per element of C: reference and bound in fp32, and the difference of a comparison.
+_BYTES_PER_RESULT = 12
+#: A product may take this many times its roofline floor.
+_OVER_FLOOR = 2.0
+#: fp64 rate that is assumed of GPUs with fp64 tensor cores (A100, H100, B200), and of others, FLOP per microsecond.
+_FP64_RATE, _SLOW_FP64_RATE = 8e6, 5e5
+_FAST_FP64_ARCHITECTURES = (80, 90, 100)
+
+
+@dataclass(frozen=True)
+class SliceLimits:
+    """GPU time of a slice.
+
+    Attributes:
+        work_us: microseconds of products in one round: a contender's calls and torch's.
+        plug_us: microseconds for which a round may wait until the host has queued it.
+        tries: tries to queue a round ahead of the GPU.
+    """
+
+    work_us: float
+    plug_us: float
+    tries: int
+
+    def calls(self, problem: Problem, gpu: Gpu) -> int:
+        """Return the calls of each side in a round: as many as its time allows, 1 to 32."""
+        return max(1, min(MAX_REPEATS, int(self.work_us / 2 / (_OVER_FLOOR * floor_us(problem, gpu)))))
+
+    def holds(self, problem: Problem, gpu: Gpu) -> bool:
+        """Return True if a round of one call each is not longer than a slice."""
+        return 2 * _OVER_FLOOR * floor_us(problem, gpu) <= self.work_us
+
+    def block_flop(self, gpu: Gpu) -> float:
+        """Return the floating-point operations of a block of a reference."""
+        rate = _FP64_RATE if gpu.arch in _FAST_FP64_ARCHITECTURES else _SLOW_FP64_RATE
+        return rate * self.work_us / 2
+
+
+#: While the program runs: 200 us in all. In ``settle()``, whose caller waits, a round is longer and surer.
+RUNNING = SliceLimits(work_us=120.0, plug_us=80.0, tries=1)
+SETTLING = SliceLimits(work_us=600.0, plug_us=50_000.0, tries=10)
+
+
+def scratch_sets(problem: Problem, gpu: Gpu) -> int:
+    """Return how many operand sets of a problem fit into the scratch memory; timing rotates over them.
+
+    Args:
+        problem: the problem.
+        gpu: the GPU.
+
+    Returns:
+        At most as many as the offline clock uses. 0: not even one fits.
+    """
+    left = MAX_SCRATCH_BYTES - SHARED_WORKSPACE_BYTES - 2 * BLOCK_BYTES - _BYTES_PER_RESULT * problem.m * problem.n
+    return max(0, min(operand_sets(problem, floor_us(problem, gpu)), left // problem.bytes))

@@ -1,0 +1,180 @@
+"""Contenders that are ready without a compiler, and winners of several processes in one library."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from outblas.adapt.learning import learning_device, ready_contenders
+from outblas.adapt.learning.learning_device import LearningDevice
+from outblas.adapt.learning.ready_contenders import MAX_ALGORITHMS, MAX_CONTENDERS, find_ready, ready_cubin
+from outblas.core.problem import Problem
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.kernels.legality import why_illegal
+from outblas.records.library import Library
+from outblas.records.library_row import LibraryChoice, LibraryRow
+from outblas.runtime import nvrtc
+from outblas.runtime.packaged_cubins import PACKAGED
+from support.gpus.known import H200
+from support.helpers import ROOT
+
+PROBLEM = Problem(17, 4096, 4096)
+KERNEL = Sm90WgmmaConfig(64, 64)
+FIRST, ROUNDING = "id=1 splitk=1 reduction=0", "id=2 splitk=2 reduction=2"
+SAVE = """
+import sys
+from outblas.adapt.learning.learning_device import LearningDevice
+from outblas.core.gpu_records import packaged_records
+from outblas.core.problem import Problem
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.records.library_row import LibraryChoice, LibraryRow
+device = LearningDevice(0, None, packaged_records()["h200"].gpu)
+print("ready", flush=True)
+sys.stdin.readline()
+for m in map(int, sys.argv[1:]):
+    choice = LibraryChoice(Sm90WgmmaConfig(64, 64), 1.2, 1.1 + m / 1e4, 1.3)
+    device.save(LibraryRow(Problem(m, 512, 512), "torch", "", "cuda:0", choice))
+"""
+
+
+def test_two_processes_that_save_at_once_lose_no_row(tmp_path: Path) -> None:
+    path = tmp_path / "own.json"
+    variables = {"OUTBLAS_LIBRARY": str(path), "PYTHONPATH": str(ROOT / "src"), "PATH": ""}
+    numbers = [[str(m) for m in range(first, 41, 2)] for first in (1, 2)]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", SAVE, *own, "64"], env=variables, text=True, stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        for own in numbers
+    ]  # fmt: skip
+    for process in processes:
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    for process in processes:
+        process.communicate("go\n", timeout=60)
+    assert [process.returncode for process in processes] == [0, 0]
+    library = Library.load(path)
+    assert {row.problem.m for row in library.rows} == {*range(1, 41), 64}
+    assert "stamp" in library.provenance and library.provenance["command"] == "outblas.enable(learn=True)"
+
+
+def test_a_winner_is_not_saved_where_the_user_wants_no_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTBLAS_LIBRARY", "")
+    assert "not saved" in LearningDevice(0, None, H200).save(LibraryRow(PROBLEM, "torch"))
+
+
+class Lt:
+    """A cuBLASLt that proposes algorithms by their descriptions."""
+
+    def __init__(self, *answers: str) -> None:
+        self._answers = list(answers)
+
+    def answers(self, problem: Problem) -> list[str]:
+        return self._answers
+
+    def first_answer(self, problem: Problem) -> str:
+        return self._answers[0] if self._answers else ""
+
+
+def found(lt: Lt, launch: Any = "plain", own: Any = None) -> Any:
+    steps, count = find_ready(PROBLEM, launch, H200, Library.packaged("h200"), lt, own), 0  # type: ignore[arg-type]
+    while True:
+        try:
+            next(steps)
+            count += 1
+        except StopIteration as end:
+            assert count >= len(end.value.contenders), "each look is a step"
+            return end.value
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The kernels whose machine code is ready; a compiler is not."""
+    ready: list[Any] = []
+    monkeypatch.setattr(
+        ready_contenders, "ready_cubin", lambda problem, config, arch: "cubin" if config in ready else None
+    )
+    monkeypatch.setattr(nvrtc, "_compile", lambda *_: pytest.fail("a kernel was compiled"))
+    return ready
+
+
+def test_only_what_is_ready_contends_the_unmeasured_choice_first(compiled: list[Any]) -> None:
+    assert found(Lt()).contenders == []
+    likely = list(ready_contenders._likely_kernels(PROBLEM, "plain", H200, Library.packaged("h200"), None))  # type: ignore[arg-type]
+    assert len(likely) > 10 and not any(config.pdl or why_illegal(PROBLEM, config, H200) for config in likely)
+    own = likely[9]
+    compiled += [likely[2], likely[4], own]
+    ready = found(Lt(FIRST), own=lambda *_: LibraryChoice(own, 1.2, 1.1, 1.3))
+    assert [one.config for one in ready.contenders] == [own, likely[2], likely[4]]
+    assert set(ready.cubins) == {own, likely[2], likely[4]}
+    compiled += likely
+    assert len(found(Lt(FIRST)).contenders) == MAX_CONTENDERS
+
+
+def test_other_answers_of_cublaslt_contend_and_inexact_ones_do_not(compiled: list[Any]) -> None:
+    others = [f"id={i} splitk=1 reduction=0" for i in range(3, 8)]
+    contending = [one.algorithm for one in found(Lt(FIRST, FIRST, *others)).contenders]
+    assert contending == others[:MAX_ALGORITHMS]
+
+
+def test_a_launch_option_admits_its_kernels(compiled: list[Any]) -> None:
+    likely = list(ready_contenders._likely_kernels(PROBLEM, "pdl", H200, Library.packaged("h200"), None))  # type: ignore[arg-type]
+    assert any(config.pdl for config in likely) and not any(config.early for config in likely)
+
+
+def test_machine_code_comes_from_the_wheel_then_from_the_cache_and_never_from_a_compiler(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cubin = SimpleNamespace(facts="facts")
+    monkeypatch.setattr(nvrtc, "_compile", lambda *_: pytest.fail("a kernel was compiled"))
+    monkeypatch.setattr(ready_contenders, "check_static", lambda facts, source, cubin: None)
+    monkeypatch.setattr(PACKAGED, "get", lambda source, arch: "packaged")
+    assert ready_cubin(PROBLEM, KERNEL, "sm_90a") == "packaged"
+    monkeypatch.setattr(PACKAGED, "get", lambda source, arch: None)
+    monkeypatch.setattr(ready_contenders, "cached_cubin", lambda source, arch: cubin)
+    assert ready_cubin(PROBLEM, KERNEL, "sm_90a") is cubin
+    monkeypatch.setattr(ready_contenders, "check_static", lambda facts, source, cubin: "it spills")
+    assert ready_cubin(PROBLEM, KERNEL, "sm_90a") is None
+    monkeypatch.setattr(ready_contenders, "cached_cubin", lambda source, arch: None)
+    assert ready_cubin(PROBLEM, KERNEL, "sm_90a") is None
+
+
+def test_a_device_opens_a_bench_with_shared_kernels_and_enough_memory(
+    compiled: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = pytest.importorskip("torch")
+    loaded: list[Any] = []
+    state = SimpleNamespace(
+        library=Library.packaged("h200"), lt=Lt(FIRST), shared_kernel=lambda problem, config, load: load()
+    )
+    clock = SimpleNamespace(limit=lambda *given: loaded.append(given))
+    device = LearningDevice(0, None, H200)
+    monkeypatch.setattr(device, "_state", lambda: state)
+    monkeypatch.setattr(device, "_own_clock", lambda: clock)
+    monkeypatch.setattr(learning_device, "load", lambda cubin, config: loaded.append(config) or config)
+    monkeypatch.setattr(learning_device, "GpuWorkbench", lambda *given: given)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda index: 0)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda index: 0)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (10**9, 10**10))
+    assert _result(device.open(PROBLEM, "plain", False)) is None
+    compiled += list(ready_contenders._likely_kernels(PROBLEM, "plain", H200, state.library, None))[:2]  # type: ignore[arg-type]
+    bench, contenders, unmeasured = _result(device.open(PROBLEM, "plain", False))
+    assert unmeasured is None
+    assert [one.config for one in contenders] == compiled == loaded[:2] and set(bench[2]) == set(compiled)
+    assert loaded[2] == (1, 80.0)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (10**8, 10**10))
+    with pytest.raises(learning_device.DeviceError, match="100 MB"):
+        _result(device.open(PROBLEM, "plain", False))
+
+
+def _result(steps: Any) -> Any:
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return end.value

@@ -1,0 +1,220 @@
+"""The bench of learning on CPU tensors: right and wrong contenders between canaries, and rounds on a false clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from outblas.adapt.learning import gpu_workbench  # noqa: E402
+from outblas.adapt.learning.gpu_workbench import GpuWorkbench  # noqa: E402
+from outblas.adapt.learning.learned_products import Contender  # noqa: E402
+from outblas.adapt.learning.slice_limits import (  # noqa: E402
+    MAX_SCRATCH_BYTES,
+    RUNNING,
+    SETTLING,
+    scratch_sets,
+)
+from outblas.core.errors import DeviceError  # noqa: E402
+from outblas.core.problem import Problem  # noqa: E402
+from outblas.judge.reference import Reference  # noqa: E402
+from outblas.judge.sliced_reference import BLOCK_BYTES, SlicedReference, block_extents  # noqa: E402
+from outblas.judge.stream_clock import HostBehindGpu  # noqa: E402
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig  # noqa: E402
+from support.gpus.known import H200  # noqa: E402
+
+KERNEL = Contender(Sm90WgmmaConfig(64, 64))
+ALGORITHM = Contender(None, "id=66")
+PROBLEMS = [Problem(17, 40, 48), Problem(5, 24, 64, "NN", "bf16"), Problem(1, 8, 8)]
+
+
+def product(problem: Problem, a: Any, b: Any, c: Any) -> Any:
+    right = b.t() if problem.layout == "TN" else b
+    return a.float() @ right.float()
+
+
+def honest(problem: Problem, a: Any, b: Any, c: Any) -> None:
+    c.copy_(product(problem, a, b, c))
+
+
+def forgets_an_element(problem: Problem, a: Any, b: Any, c: Any) -> None:
+    kept = c[-1, -1].clone()
+    honest(problem, a, b, c)
+    c[-1, -1] = kept
+
+
+def off_by_one(problem: Problem, a: Any, b: Any, c: Any) -> None:
+    c.copy_(product(problem, a, b, c))
+    c[0, 0] += 1
+
+
+def leaves_out_k(problem: Problem, a: Any, b: Any, c: Any) -> None:
+    a = a.clone()
+    a[:, -1] = 0
+    honest(problem, a, b, c)
+
+
+def writes_behind(problem: Problem, a: Any, b: Any, c: Any) -> None:
+    honest(problem, a, b, c)
+    torch.as_strided(c, (1,), (1,), c.storage_offset() + c.numel())[0] = 0.0
+
+
+def changes_a(problem: Problem, a: Any, b: Any, c: Any) -> None:
+    honest(problem, a, b, c)
+    a[0, 0] += 1
+
+
+class Clock:
+    """Runs works and returns their times in the order of the works; or is late."""
+
+    stream = 7
+
+    def __init__(self) -> None:
+        self.us, self.late = {"ours": 8.0, "torch": 10.0}, False
+        self.launched: list[str] = []
+
+    def timed(self, works: list[Callable[[], Any]]) -> list[float]:
+        if self.late:
+            raise HostBehindGpu("late", "not", "wait")
+        for work in works:
+            work()
+        return [self.us[name] for name in self.launched[-len(works) :]]
+
+
+class Lt:
+    """Finds one algorithm."""
+
+    def find(self, problem: Problem, algorithm: str) -> Any:
+        if algorithm != ALGORITHM.algorithm:
+            return None
+        return lambda a, b, c, stream, workspace: honest(problem, a, b, c)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    torch_call = SimpleNamespace(bind=lambda problem, a, b, c: lambda stream: honest(problem, a, b, c))
+    torch_call_name = {"count": 0}
+
+    def instantiate(calls: Any, stream: int) -> str:
+        torch_call_name["count"] += 1
+        return "ours" if torch_call_name["count"] == 1 else "torch"
+
+    def launch(executable: str, stream: int) -> tuple[int]:
+        made.launched.append(executable)
+        return (0,)
+
+    driver = SimpleNamespace(cuGraphLaunch=launch, cuGraphExecDestroy=lambda executable: made.launched.append("freed"))
+    monkeypatch.setattr(gpu_workbench, "zeroed", lambda nbytes, device: torch.zeros(8, dtype=torch.uint8))
+    monkeypatch.setattr(gpu_workbench, "TorchMm", lambda index: torch_call)
+    monkeypatch.setattr(gpu_workbench, "instantiate", instantiate)
+    monkeypatch.setattr(gpu_workbench, "driver", lambda: driver)
+    return made
+
+
+def bench(clock: Any, problem: Problem, way: Callable[..., None] = honest) -> GpuWorkbench:
+    kernel = SimpleNamespace(bind=lambda p, a, b, c: lambda stream: way(p, a, b, c))
+    assert KERNEL.config is not None
+    return GpuWorkbench(problem, H200, {KERNEL.config: kernel}, Lt(), clock, RUNNING, "cpu")  # type: ignore[arg-type]
+
+
+def proven(made: GpuWorkbench, contender: Contender = KERNEL) -> list[str]:
+    found = []
+    for inputs in ("integers", "normal"):
+        assert sum(1 for _ in made.prepare(inputs)) >= 2  # type: ignore[arg-type]
+        found.append(made.prove(contender))
+    return found
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=lambda p: p.key)
+def test_a_right_contender_passes_and_is_timed_against_torch(clock: Clock, problem: Problem) -> None:
+    made = bench(clock, problem)
+    assert proven(made) == ["", ""] and proven(made, ALGORITHM) == ["", ""]
+    calls = RUNNING.calls(problem, H200)
+    for _ in range(8):
+        assert made.time_pair(KERNEL) == (8.0 / calls, 10.0 / calls)
+    orders = {tuple(clock.launched[i : i + 2]) for i in range(0, 16, 2)}
+    assert orders == {("ours", "torch"), ("torch", "ours")}
+    assert made.operands_intact()
+    clock.late = True
+    assert made.time_pair(KERNEL) is None
+    made.close()
+    made.close()
+    assert clock.launched[-2:] == ["freed"] * 2 and clock.launched.count("freed") == 2
+
+
+@pytest.mark.parametrize(
+    ("way", "words"),
+    [
+        (forgets_an_element, "NaN"),
+        (off_by_one, "error"),
+        (leaves_out_k, "error"),
+        (writes_behind, "behind C"),
+        (changes_a, "of A or B"),
+    ],
+)
+def test_a_wrong_contender_is_refused_by_integers_already(clock: Clock, way: Any, words: str) -> None:
+    made = bench(clock, PROBLEMS[0], way)
+    for _ in made.prepare("integers"):
+        pass
+    assert words in made.prove(KERNEL)
+    assert made.prove(ALGORITHM) == "", "the next contender gets whole operands"
+    for _ in made.prepare("normal"):
+        pass
+    assert words in made.prove(KERNEL) and made.prove(ALGORITHM) == ""
+
+
+def test_an_algorithm_that_cannot_be_found_is_an_error(clock: Clock) -> None:
+    made = bench(clock, PROBLEMS[0])
+    for _ in made.prepare("integers"):
+        pass
+    with pytest.raises(DeviceError, match="id=67 cannot be used"):
+        made.prove(Contender(None, "id=67"))
+
+
+def test_proof_and_timing_leave_torchs_generator_and_settings_alone(clock: Clock) -> None:
+    settings = torch.backends.cuda.matmul.allow_tf32
+    torch.manual_seed(3)
+    expected = torch.rand(4)
+    torch.manual_seed(3)
+    proven(bench(clock, PROBLEMS[0]))
+    assert torch.equal(torch.rand(4), expected) and torch.backends.cuda.matmul.allow_tf32 is settings
+
+
+@pytest.mark.parametrize("problem", [*PROBLEMS, Problem(70, 90, 33)], ids=lambda p: p.key)
+def test_a_sliced_reference_judges_as_the_whole_one(problem: Problem) -> None:
+    dtype = torch.float16 if problem.dtype == "fp16" else torch.bfloat16
+    generator = torch.Generator().manual_seed(1)
+    a = torch.empty(problem.m, problem.k, dtype=dtype).normal_(generator=generator)
+    b = torch.empty(problem.b_shape, dtype=dtype).normal_(generator=generator)
+    sliced, whole = SlicedReference(problem, a, b, exact=False), Reference(problem, a, b)
+    blocks = sum(1 for _ in sliced.blocks(max_flop=4 * problem.k * 50))
+    assert blocks >= problem.m * problem.n / 50
+    c = whole.reference.to(dtype)
+    for change in (0.0, 0.01, 1.0, float("nan")):
+        c[-1, -1] += change
+        mine, theirs = float(sliced.worst_error_ratio(c)), float(whole.worst_error_ratio(c))
+        assert mine == pytest.approx(theirs, rel=0.02, abs=0.01, nan_ok=True)
+
+
+def test_blocks_keep_their_limits() -> None:
+    for problem in (Problem(16, 4096, 4096), Problem(8192, 8192, 16384), Problem(1, 1, 10**6)):
+        rows, columns = block_extents(problem, 1e8)
+        assert 1 <= rows <= problem.m and 1 <= columns <= problem.n
+        assert 4 * rows * columns * problem.k <= 1e8
+        assert rows + columns <= max(2, BLOCK_BYTES // (16 * problem.k))
+
+
+def test_scratch_memory_has_a_limit_and_slices_hold_what_is_short() -> None:
+    layer = Problem(16, 4096, 4096)
+    assert scratch_sets(layer, H200) * layer.bytes <= MAX_SCRATCH_BYTES and scratch_sets(layer, H200) >= 3
+    assert scratch_sets(Problem(16, 14336, 4096), H200) == 1
+    assert scratch_sets(Problem(16, 28672, 8192), H200) == 0
+    assert RUNNING.holds(layer, H200) and not RUNNING.holds(Problem(4096, 4096, 4096), H200)
+    assert RUNNING.work_us + RUNNING.plug_us <= 200.0
+    assert SETTLING.calls(layer, H200) > RUNNING.calls(layer, H200) >= 1
+    assert RUNNING.calls(Problem(1, 8, 8), H200) <= 32
