@@ -13,12 +13,13 @@ from outblas.core.config import KernelConfig, Launch, config_name
 from outblas.core.errors import ProblemError
 from outblas.core.problem import ROW_ALIGN_BYTES, Problem, row_major
 from outblas.core.roofline import OLDEST_ARCH, Gpu
+from outblas.core.workload import Workload
 from outblas.dispatch.guarantees.guarantee import Guarantee
 from outblas.kernels.families.registry import FAMILIES
 from outblas.kernels.fixed_order import summation, summation_of_weight
 from outblas.kernels.legality import why_illegal
 from outblas.records.library import Library
-from outblas.records.library_row import LibraryChoice, LibraryRow
+from outblas.records.library_row import LibraryChoice, LibraryRow, SecondWinner
 from outblas.runtime.cublas import rounds_partial_sums
 
 #: Chooses a kernel for a problem on a GPU and a launch option, with its predicted speed-up over torch.matmul. None:
@@ -79,6 +80,7 @@ def decide(
     launch: Launch = "plain",
     any_shape: Choose | None = None,
     guarantee: Guarantee = "none",
+    workload: Workload = "stream",
 ) -> Decision:
     """Decide how to compute ``a @ b``: a pure function of the operands' properties.
 
@@ -92,6 +94,7 @@ def decide(
         any_shape: chooses a kernel for problems that the library does not have; None: torch computes them.
         guarantee: the guarantee for the result. With ``batch_invariant`` only kernels of the weight's order of
             summation are chosen, whether they are fastest or not.
+        workload: workload of the call, which may have a second winner.
 
     Returns:
         A kernel, else a cuBLASLt algorithm that the library names, else torch. It does not raise for odd operands.
@@ -116,7 +119,7 @@ def decide(
         if row is None:
             found = _for_any_shape(problem, (a, b, out), gpu, library, launch, any_shape)
         else:
-            found = _from_row(row, (a, b, out), gpu, library, launch, guarantee)
+            found = _from_row(row, (a, b, out), gpu, library, launch, guarantee, workload)
         if found.config is not None:
             return found
         kept = kept if kept.algorithm else found
@@ -218,17 +221,26 @@ def _for_any_shape(
 
 def _from_row(
     row: LibraryRow, operands: tuple[Operand | None, ...], gpu: Gpu, library: Library, launch: Launch,
-    guarantee: Guarantee,
+    guarantee: Guarantee, workload: Workload,
 ) -> Decision:  # fmt: skip
-    problem, choice = row.problem, row.choice(launch)
-    if choice is None:
-        return _fallback(row, operands, guarantee)
-    illegal = why_illegal(problem, choice.config, gpu)
+    problem, config = row.problem, row.kernel(launch, workload)
+    second, choice = row.second_winner(launch, workload), row.choice(launch)
+    if config is None:
+        return _fallback(row, operands, guarantee, "" if second is None else _figures_of_second(second, workload))
+    illegal = why_illegal(problem, config, gpu)
     if illegal:
-        return Decision(None, None, f"{config_name(choice.config)} on {problem.key}: {illegal}")
+        return Decision(None, None, f"{config_name(config)} on {problem.key}: {illegal}")
+    if second is not None:
+        return _by_kernel(config, problem, operands, _figures_of_second(second, workload))
+    assert choice is not None
     figures = f"{choice.speedup:.3f} times {row.baseline or 'the baseline'} ({choice.low:.3f} to {choice.high:.3f})"
     where = "measured at" if row.interval is None else f"{row.interval.words}, measured at no less than"
-    return _by_kernel(choice.config, problem, operands, f"{where} {figures} on {row.source or library.gpu}")
+    return _by_kernel(config, problem, operands, f"{where} {figures} on {row.source or library.gpu}")
+
+
+def _figures_of_second(second: SecondWinner, workload: Workload) -> str:
+    figures = f"{second.speedup:.3f} times the plain choice ({second.low:.3f} to {second.high:.3f})"
+    return f"under workload {workload} measured at {figures}"
 
 
 def _by_kernel(config: KernelConfig, problem: Problem, operands: tuple[Operand | None, ...], reason: str) -> Decision:
@@ -243,9 +255,10 @@ def _misaligned(operands: tuple[Operand | None, ...], need: int) -> str:
     return f"an operand is not aligned to {need} bytes" if wrong else ""
 
 
-def _fallback(row: LibraryRow, operands: tuple[Operand | None, ...], guarantee: Guarantee) -> Decision:
+def _fallback(row: LibraryRow, operands: tuple[Operand | None, ...], guarantee: Guarantee, why: str = "") -> Decision:
+    """Return the row's algorithm of cuBLASLt, else torch; ``why`` says it if no kernel lost to the baseline."""
     where = row.problem.key if row.interval is None else f"{row.problem.key}, {row.interval.words}"
-    reason = f"{where}: no kernel was proven faster than {row.baseline or 'the baseline'}"
+    reason = f"{where}: {why}" if why else f"{where}: no kernel was proven faster than {row.baseline or 'the baseline'}"
     if not row.fallback:
         return Decision(None, None, reason)
     wrong = _misaligned(operands, ROW_ALIGN_BYTES)

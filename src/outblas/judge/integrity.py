@@ -11,13 +11,16 @@ from operator import is_
 from typing import Any
 
 from outblas.core import stats
-from outblas.judge import gpu_clock, latency, operands, proof_context, proof_inputs, reference, rules, trials
+from outblas.judge import gpu_clock, latency, operands, proof_context, proof_inputs, reference, request_clock, rules, trials
 from outblas.runtime import driver
 
 #: Modules of others whose callables measure or judge, where they are loaded.
 _FOREIGN = ("builtins", "time", "torch", "torch.cuda", "torch.cuda.streams", "cuda.bindings.driver", "numpy")
 #: Our own, imported here: a candidate could otherwise be the first to load the clock, and patch it.
-_OWN = (driver, latency, operands, reference, proof_context, proof_inputs, rules, stats, gpu_clock, trials)
+_OWN = (
+    *(driver, latency, request_clock, operands, reference, proof_context, proof_inputs, rules, stats, gpu_clock),
+    trials,
+)
 #: Names of all watched modules. The gates, which import this module, add their own (:func:`watch`).
 WATCHED_MODULES = [*_FOREIGN, *(module.__name__ for module in _OWN)]
 #: Of a large foreign module only these names.

@@ -17,6 +17,7 @@ from time import monotonic
 from outblas.core.errors import OutblasError, UsageError
 from outblas.core.files import lock_folder, write_json
 from outblas.core.suites import Table
+from outblas.core.workload import MODE_OF_WORKLOAD
 from outblas.kernels.kernel_hash import kernels_sha
 from outblas.records.library import Library
 from outblas.records.retuning import RETUNE_FILE as RETUNE
@@ -59,7 +60,8 @@ def jobs(
     recorded: Sequence[Table] = TABLES[:1], starts: Sequence[str] = DEFAULT_STARTS,
 ) -> list[list[str]]:  # fmt: skip
     """Return the jobs of some steps in the order in which they are to run: ``[step, table]``,
-    ``["bench", table, mode]``, or ``[step, table, start]`` for ``trial`` and ``judge``.
+    ``[step, table, mode]`` for ``bench`` and ``trial_workloads``, or ``[step, table, start]`` for ``trial`` and
+    ``judge``.
 
     The table is a text. The order is that of ``steps``, and within a step that of ``tables``; for ``bench`` it is by
     mode, then by table. Example: ``jobs(["tune"], [table], [], [])`` returns ``[["tune", "grid1000:TN:fp16:fp32"]]``
@@ -68,8 +70,10 @@ def jobs(
     Args:
         steps: names of the steps, which are not checked.
         tables: the tables.
-        modes: modes of step ``bench``. Mode ``offline`` benches every table.
-        extra: tables that are benched in the modes other than ``offline``, too, if they are in ``tables``.
+        modes: modes of step ``bench``. Mode ``offline`` benches every table. Step ``trial_workloads`` takes those of
+            the other workloads.
+        extra: tables that are benched in the modes other than ``offline``, too, and that have second winners, if they
+            are in ``tables``.
         recorded: tables that step ``record`` measures, if they are in ``tables``. Default: grid1000 in TN, fp16, fp32.
         starts: starts of the machine that steps ``trial`` and ``judge`` make, e.g. ``["1", "block"]``. By default 1 to
             3 and ``block``. Only ``trial`` has 4 to 9.
@@ -83,13 +87,18 @@ def jobs(
             found += [[step, str(table), start] for start in mine for table in tables]
         elif step == "bench":
             found += [[step, str(t), mode] for mode in modes for t in tables if mode == "offline" or t in extra]
+        elif step == "trial_workloads":
+            judged_by = [mode for mode in MODE_OF_WORKLOAD.values() if mode in modes]
+            found += [[step, str(t), mode] for mode in judged_by for t in tables if t in extra]
+        elif step == "choose_workloads":
+            found += [[step, str(table)] for table in tables if table in extra]
         else:
             found += [[step, str(table)] for table in tables]
     return found
 
 
 def run_job(work: BuildFolder, job: Sequence[str]) -> None:
-    """Run one job in this process. ``choose`` and ``merge`` need no GPU.
+    """Run one job in this process. ``choose``, ``choose_workloads`` and ``merge`` need no GPU.
 
     Args:
         work: the directory.
