@@ -66,8 +66,9 @@ def use_decisions(kept: KeptDecisions, index: int) -> None:
     with device_registry.lock:
         if kept.state is None:
             device_registry.devices.pop(index, None)
+            device_registry.libraries.pop(index, None)
         else:
             device_registry.devices[index] = kept.state
-        device_registry.libraries[index] = kept.source
+            device_registry.libraries[index] = kept.source
         set_process_workload(kept.workload)
         native_table.replace_table(kept.table)

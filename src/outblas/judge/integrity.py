@@ -11,7 +11,17 @@ from operator import is_
 from typing import Any
 
 from outblas.core import stats
-from outblas.judge import gpu_clock, latency, operands, proof_context, proof_inputs, reference, request_clock, rules, trials
+from outblas.judge import (
+    gpu_clock,
+    latency,
+    operands,
+    proof_context,
+    proof_inputs,
+    reference,
+    request_clock,
+    rules,
+    trials,
+)
 from outblas.runtime import driver
 
 #: Modules of others whose callables measure or judge, where they are loaded.

@@ -70,8 +70,8 @@ def jobs(
     Args:
         steps: names of the steps, which are not checked.
         tables: the tables.
-        modes: modes of step ``bench``. Mode ``offline`` benches every table. Step ``trial_workloads`` takes those of
-            the other workloads.
+        modes: modes of step ``bench``. Mode ``offline`` benches every table. Step ``trial_workloads`` takes
+            ``offline_cold``, and ``server`` after it.
         extra: tables that are benched in the modes other than ``offline``, too, and that have second winners, if they
             are in ``tables``.
         recorded: tables that step ``record`` measures, if they are in ``tables``. Default: grid1000 in TN, fp16, fp32.
@@ -88,13 +88,19 @@ def jobs(
         elif step == "bench":
             found += [[step, str(t), mode] for mode in modes for t in tables if mode == "offline" or t in extra]
         elif step == "trial_workloads":
-            judged_by = [mode for mode in MODE_OF_WORKLOAD.values() if mode in modes]
-            found += [[step, str(t), mode] for mode in judged_by for t in tables if t in extra]
+            found += [[step, str(t), mode] for mode in _trial_modes(modes) for t in tables if t in extra]
         elif step == "choose_workloads":
-            found += [[step, str(table)] for table in tables if table in extra]
+            found += [[step, str(table)] for table in tables if table in extra and _trial_modes(modes)]
         else:
             found += [[step, str(table)] for table in tables]
     return found
+
+
+def _trial_modes(modes: Sequence[str]) -> list[str]:
+    """Return the modes of step ``trial_workloads``: those named, and the ones before them, which prove the kernels."""
+    order = list(MODE_OF_WORKLOAD.values())
+    last = max((order.index(mode) for mode in modes if mode in order), default=-1)
+    return order[: last + 1]
 
 
 def run_job(work: BuildFolder, job: Sequence[str]) -> None:

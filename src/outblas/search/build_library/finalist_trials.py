@@ -37,7 +37,9 @@ BLOCK = "block"
 DEFAULT_STARTS = JUDGED_STARTS = (*STARTS, BLOCK)
 #: Start -> the step that searched its rows once more (outblas.search.build_library.open_rows).
 STEP_OF_START = {start: step for step, starts in REOPENED_STARTS.items() for start in starts}
-ALL_STARTS = (*STARTS, *STEP_OF_START, BLOCK)
+#: Starts whose trials are of mode ``offline``.
+OFFLINE_STARTS = (*STARTS, *STEP_OF_START)
+ALL_STARTS = (*OFFLINE_STARTS, BLOCK)
 #: Rounds of a trial. Rows are open where three times 9 rounds do not tell level kernels apart, so they get 27.
 TRIAL_ROUNDS, REOPENED_ROUNDS = 9, 27
 #: In blocks, an entry this much slower than the fastest at its first visit gets no second one. Two visits of an entry

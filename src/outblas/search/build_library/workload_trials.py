@@ -14,6 +14,7 @@ from typing import Any
 
 from outblas.bench.serving import PublicApi, time_public_api
 from outblas.core.config import KernelConfig, config_name
+from outblas.core.errors import UsageError
 from outblas.core.evaluation import Status
 from outblas.core.problem import Problem
 from outblas.core.suites import BLOCK_FLOP, Table
@@ -66,6 +67,12 @@ def run_workload_trial(work: BuildFolder, table: Table, mode: str) -> None:
     rows = {row.problem: row for row in rows_of_table(work.load(), table).rows}
     chosen = workload_candidates(work, table, rows)
     if mode == SERVER:
+        if not finished_trial(work, table, COLD):
+            raise UsageError(
+                f"trial {COLD} of {table} is not finished",
+                f"it before that of mode {SERVER}: it proves the kernels",
+                f"run `outblas build-library --work {work.path} --tables {table} --steps trial_workloads`",
+            )
         passed = read_trial(work, table, COLD)
         chosen = {p: [c for c in configs if config_name(c) in passed[p].timings] for p, configs in chosen.items()}
     if finished_trial(work, table, mode, chosen):
