@@ -1,4 +1,4 @@
-"""The clock of server mode, built from its sources, with a libcuda that answers as it is told."""
+"""The clock of server mode, built from its sources, with a libcuda whose answers the tests set."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class NativeCall(NamedTuple):
         name: name of the function, e.g. ``cublasGemmEx``.
         function: its address; it returns 0 for success.
         words: its arguments, at most 19, all integers or pointers.
-        keep: what must live as long as the call, e.g. the memory that an argument points to.
+        keep: what must live as long as the call, e.g. memory whose address is an argument.
     """
 
     name: str

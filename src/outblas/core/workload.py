@@ -15,7 +15,7 @@ MODE_OF_WORKLOAD: dict[Workload, str] = {"cold": "offline_cold", "single": "serv
 
 
 def workload_of_mode(mode: str) -> Workload:
-    """Return the workload that a mode of timing stands for.
+    """Return the workload that a mode of timing judges.
 
     Example: ``workload_of_mode("server")`` returns ``"single"``; ``"offline"`` and every other mode give ``"stream"``.
     """

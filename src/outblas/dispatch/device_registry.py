@@ -119,8 +119,9 @@ def _forget_decisions() -> None:
 
 
 def libraries_id() -> str:
-    """Return a SHA-256 (64 hex digits) of what decides: the libraries in use, the launch option, the workload, and the
-    data for shapes that no library has.
+    """Return a SHA-256 (64 hex digits) of all that decides.
+
+    That is the libraries in use, the launch option, the workload, and the data for shapes that no library has.
     """
     used = [(i, device.library.sha(), _any_shape_id(device)) for i, device in sorted(devices.items())]
     return hashlib.sha256(repr((promise_free_option(), process_workload(), used)).encode()).hexdigest()

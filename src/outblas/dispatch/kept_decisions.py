@@ -22,7 +22,7 @@ class KeptDecisions(NamedTuple):
     Attributes:
         state: the device's library and loaded kernels; None: the device was not used yet.
         source: where the library comes from, in words.
-        table: the process's native table; None: there is none.
+        table: the process's native table; None: it is not open.
         workload: workload of the process; None: as the environment says.
     """
 

@@ -176,7 +176,7 @@ def raise_refused(call: str, status: int) -> None:
 
     Args:
         call: its name, e.g. ``cublasLtMatmul``.
-        status: what it returned, not 0.
+        status: its result, not 0.
     """
     if call.startswith("cublas"):
         check_status(call, status)

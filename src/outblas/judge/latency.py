@@ -30,8 +30,8 @@ from outblas.judge.request_clock import RequestTimes, clock_us, serve_requests
 from outblas.judge.rounds import timing_of_samples
 from outblas.runtime.device import gpu_of_device
 
-#: Timed requests of one entry before another has its turn, and untimed ones before them: the first requests after
-#: another entry meet caches of the host that hold that entry's code.
+#: Timed requests of one entry before another has its turn, and untimed ones before them. The first requests after
+#: another entry find that entry's code in the host's caches.
 BLOCK_REQUESTS, LEAD_REQUESTS = 50, 2
 #: Requests an entry, at least, in figures that are published.
 PUBLISHED_REQUESTS = 1000

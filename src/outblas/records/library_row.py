@@ -54,7 +54,7 @@ class LibraryChoice:
 
 @dataclass(frozen=True)
 class SecondWinner:
-    """What a plain call runs under another workload than a stream, in place of the row's plain choice.
+    """A kernel or the fall-back, which plain calls under another workload run in place of the row's plain choice.
 
     Attributes:
         config: the kernel; None: the row's fall-back (:attr:`LibraryRow.fallback`).

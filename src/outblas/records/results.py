@@ -50,8 +50,8 @@ PROVENANCE_FIELDS = ("gpu", "driver", "toolchain", "date", "commit", "command")
 #: ``ours_mhz`` and ``baseline_mhz`` are the frequencies of the SMs in mode ``block``. ``by_start`` has the published
 #: speed-ups of several starts of the machine, of which the row is the median one (:mod:`outblas.records.median_rows`).
 #: The 99th percentiles are for server mode. ``pdl``: PDL was allowed. ``early``: early loads of a constant B, too.
-#: ``plain_config``, ``plain_us``, ``plain_p99_us`` and ``plain_speedup`` are those of the row's plain choice, timed in
-#: the same rounds, if the library has a second winner for the mode's workload; an empty config is the fall-back.
+#: If the library has a second winner for the mode's workload, the row's plain choice is timed in the same rounds. Its
+#: figures are ``plain_config`` (empty: the fall-back), ``plain_us``, ``plain_p99_us`` and ``plain_speedup``.
 #: In server mode ``chosen_on`` requests of each entry chose the rival, and all figures are of ``judged_on`` others.
 #: ``qps`` is their rate, ``clock_us`` the clock's own share of a latency.
 COLUMNS: dict[str, tuple[str, bool]] = {

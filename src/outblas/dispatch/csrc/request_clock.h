@@ -4,11 +4,13 @@
 
 // serve_requests(libcuda, stream, calls, arrivals, refused): times of requests that come at given moments.
 //
-// Request i uses call i modulo their number: a Python callable that is given the stream, or a tuple (name of a C function,
-// its address, a tuple of its arguments as integers). `arrivals` are bytes of int64: nanoseconds after the first moment,
-// rising. Returns bytes of int64, three for each request: the arrival, the begin of the call and its observed completion,
-// in nanoseconds of CLOCK_MONOTONIC. A request that arrives while another is served starts late. `refused` is called with
-// the name of a call and its status if one fails, and raises.
+// Request i uses call i modulo their number. A call is a Python callable, which is given the stream. Or it is a tuple: the
+// name of a C function, its address, and a tuple of its arguments as integers. `arrivals` are bytes of int64: nanoseconds
+// after the first moment, rising. A request that arrives while another is served starts late. If a call fails, `refused`
+// is called with its name and status, and raises.
+//
+// Returns bytes of int64, three for each request, in nanoseconds of CLOCK_MONOTONIC: the arrival, the begin of the call,
+// and its observed completion.
 PyObject *serve_requests(PyObject *module, PyObject *args);
 
 #endif

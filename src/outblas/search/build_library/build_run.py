@@ -59,9 +59,10 @@ def jobs(
     steps: Sequence[str], tables: Sequence[Table], modes: Sequence[str], extra: Sequence[Table],
     recorded: Sequence[Table] = TABLES[:1], starts: Sequence[str] = DEFAULT_STARTS,
 ) -> list[list[str]]:  # fmt: skip
-    """Return the jobs of some steps in the order in which they are to run: ``[step, table]``,
-    ``[step, table, mode]`` for ``bench`` and ``trial_workloads``, or ``[step, table, start]`` for ``trial`` and
-    ``judge``.
+    """Return the jobs of some steps in the order in which they must run.
+
+    A job is ``[step, table]``; ``[step, table, mode]`` for ``bench`` and ``trial_workloads``; ``[step, table, start]``
+    for ``trial`` and ``judge``.
 
     The table is a text. The order is that of ``steps``, and within a step that of ``tables``; for ``bench`` it is by
     mode, then by table. Example: ``jobs(["tune"], [table], [], [])`` returns ``[["tune", "grid1000:TN:fp16:fp32"]]``
