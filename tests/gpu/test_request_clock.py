@@ -13,7 +13,7 @@ if not torch.cuda.is_available():
 from outblas.bench.serving import PublicApi, server_rows, time_public_api  # noqa: E402
 from outblas.core.config import config_name  # noqa: E402
 from outblas.core.problem import Problem  # noqa: E402
-from outblas.core.rivals import NativeCall  # noqa: E402
+from outblas.core.rivals import CallFromC  # noqa: E402
 from outblas.dispatch import native  # noqa: E402
 from outblas.dispatch.kept_decisions import current_decisions  # noqa: E402
 from outblas.judge.baselines import make_baselines  # noqa: E402
@@ -51,7 +51,7 @@ def test_a_native_call_from_c_computes_what_the_call_from_python_does(bench: Any
     c.zero_()
     torch.cuda.synchronize()
     call = entry.bind_native(PROBLEM, a, b, c, bench.stream)
-    assert isinstance(call, NativeCall)
+    assert isinstance(call, CallFromC)
     times = serve_requests([call], bench.stream, LATE)
     assert torch.equal(c, expected) and (times.service_us > 0).all()
 

@@ -12,7 +12,7 @@ import pytest
 
 from outblas.core.errors import DeviceError, ToolchainMissing, UsageError
 from outblas.core.problem import Problem
-from outblas.core.rivals import NativeCall
+from outblas.core.rivals import CallFromC
 from outblas.dispatch import native
 from outblas.judge import request_clock
 from outblas.runtime.cublas_loading import Algo
@@ -65,7 +65,7 @@ def test_a_native_call_gets_all_its_words(serve: Any, cuda: FakeCuda) -> None:
     arguments = list(words)
     arguments[2], arguments[7] = map(ctypes.addressof, scalars)
     arguments[12] = ctypes.addressof(algo)
-    times = serve([NativeCall("cublasLtMatmul", cuda.matmul, tuple(arguments), (scalars, algo))], [0, 0])
+    times = serve([CallFromC("cublasLtMatmul", cuda.matmul, tuple(arguments), (scalars, algo))], [0, 0])
     assert len(cuda.products) == len(times.latency_us) == 2
     product = cuda.products[0]
     assert (product.handle, product.descriptor, product.A, product.Adesc) == (11, 12, 14, 15)
@@ -88,7 +88,7 @@ def test_a_failed_call_or_stream_is_an_error(
     serve: Any, cuda: FakeCuda, setting: str, call: int | None, message: str
 ) -> None:
     cuda.set(setting, call or 700)
-    one = (lambda stream: None) if call is None else NativeCall("cublasLtMatmul", cuda.matmul, (0,) * 16)
+    one = (lambda stream: None) if call is None else CallFromC("cublasLtMatmul", cuda.matmul, (0,) * 16)
     with pytest.raises(DeviceError, match=message):
         serve([one], [0, 0])
 

@@ -52,7 +52,7 @@ class BaselineCall(Protocol):
     def __call__(self, stream: int) -> None: ...
 
 
-class NativeCall(NamedTuple):
+class CallFromC(NamedTuple):
     """A call of a C function with all its arguments, as the clock of server mode makes it without Python.
 
     Attributes:

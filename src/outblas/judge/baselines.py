@@ -20,7 +20,7 @@ from outblas.core.rivals import (
     LT_EDGES,
     TORCH_FULL,
     BaselineCall,
-    NativeCall,
+    CallFromC,
 )
 from outblas.core.roofline import architecture
 from outblas.judge.matmul_heuristics import nvmmh_config, nvmmh_configs
@@ -96,7 +96,7 @@ class CublasGemm:
         blas, shape, scalars, (pa, pb, pc) = self._bound(problem, a, b, c)
         return lambda stream: blas.gemm(shape, scalars, pa, pb, pc, stream)
 
-    def bind_native(self, problem: Problem, a: Any, b: Any, c: Any, stream: int) -> NativeCall:
+    def bind_native(self, problem: Problem, a: Any, b: Any, c: Any, stream: int) -> CallFromC:
         """Return the call for a caller in C, on a raw stream. The arguments are those of :meth:`bind`."""
         blas, shape, scalars, (pa, pb, pc) = self._bound(problem, a, b, c)
         return blas.native(shape, scalars, pa, pb, pc, stream)
@@ -142,7 +142,7 @@ class _Lt:
         plan, (pa, pb, pc) = self.plan(problem), _addresses(a, b, c)
         return lambda stream: plan.matmul(algo, pa, pb, pc, stream)
 
-    def native(self, problem: Problem, algo: Algo, a: Any, b: Any, c: Any, stream: int) -> NativeCall:
+    def native(self, problem: Problem, algo: Algo, a: Any, b: Any, c: Any, stream: int) -> CallFromC:
         pa, pb, pc = _addresses(a, b, c)
         return self.plan(problem).native(algo, pa, pb, pc, stream)
 
@@ -162,7 +162,7 @@ class LtHeuristic:
     def bind(self, problem: Problem, a: Any, b: Any, c: Any) -> BaselineCall:
         return self._lt.call(problem, self._algorithm(problem, a, b, c), a, b, c)
 
-    def bind_native(self, problem: Problem, a: Any, b: Any, c: Any, stream: int) -> NativeCall:
+    def bind_native(self, problem: Problem, a: Any, b: Any, c: Any, stream: int) -> CallFromC:
         """Return the call for a caller in C, on a raw stream. The arguments are those of :meth:`bind`."""
         return self._lt.native(problem, self._algorithm(problem, a, b, c), a, b, c, stream)
 
@@ -256,7 +256,7 @@ class LtAuto:
                 self.prepare(bench)
         return self._lt.call(problem, self._chosen[problem][0], a, b, c)
 
-    def bind_native(self, problem: Problem, a: Any, b: Any, c: Any, stream: int) -> NativeCall:
+    def bind_native(self, problem: Problem, a: Any, b: Any, c: Any, stream: int) -> CallFromC:
         """Return the call for a caller in C, on a raw stream, of a problem that was bound before.
 
         The arguments are those of :meth:`bind`.

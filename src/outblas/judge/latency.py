@@ -24,7 +24,7 @@ import numpy as np
 from outblas.core.errors import UsageError
 from outblas.core.evaluation import Timing
 from outblas.core.problem import Problem
-from outblas.core.rivals import BaselineCall, Bindable, NativeCall
+from outblas.core.rivals import BaselineCall, Bindable, CallFromC
 from outblas.judge.gpu_clock import GpuClock, choose_algorithm
 from outblas.judge.request_clock import RequestTimes, clock_us, serve_requests
 from outblas.judge.rounds import timing_of_samples
@@ -194,7 +194,7 @@ def _arrivals(count: int, qps: float, rng: random.Random) -> list[int]:
     return np.cumsum([int(1e9 * rng.expovariate(qps)) for _ in range(count)]).tolist()
 
 
-def _calls(entry: Any, bench: GpuClock) -> list[BaselineCall | NativeCall]:
+def _calls(entry: Any, bench: GpuClock) -> list[BaselineCall | CallFromC]:
     """Return a call of the entry for each operand set, made from C if the entry has such calls."""
     bound = bench.bind(entry)  # in any case: it loads what the first calls need
     native = getattr(entry, "bind_native", None)
@@ -203,7 +203,7 @@ def _calls(entry: Any, bench: GpuClock) -> list[BaselineCall | NativeCall]:
     return [native(bench.problem, *bench.operands(i), bench.stream) for i in range(bench.sets)]
 
 
-def _server(entry: Any, calls: Sequence[BaselineCall | NativeCall], stream: int) -> ServeBlock:
+def _server(entry: Any, calls: Sequence[BaselineCall | CallFromC], stream: int) -> ServeBlock:
     """Return a function that serves blocks of an entry, rotating over the operand sets from block to block."""
     begin, turn = getattr(entry, "begin", None), 0
 

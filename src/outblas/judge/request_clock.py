@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from outblas.core.errors import ToolchainMissing, UsageError
-from outblas.core.rivals import BaselineCall, NativeCall
+from outblas.core.rivals import BaselineCall, CallFromC
 from outblas.dispatch import native
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def require_clock() -> Any:
 
 
 def serve_requests(
-    calls: Sequence[BaselineCall | NativeCall], stream: int, arrivals_ns: Sequence[int], libcuda: str = native.LIBCUDA
+    calls: Sequence[BaselineCall | CallFromC], stream: int, arrivals_ns: Sequence[int], libcuda: str = native.LIBCUDA
 ) -> RequestTimes:
     """Serve one request after the other on a stream, and return their times.
 
@@ -77,7 +77,7 @@ def serve_requests(
             "correct it",
         )
     clock = require_clock()
-    words = tuple(call[:3] if isinstance(call, NativeCall) else call for call in calls)
+    words = tuple(call[:3] if isinstance(call, CallFromC) else call for call in calls)
     found = clock(libcuda, stream, words, array("q", due.tolist()).tobytes(), native.raise_refused)
     times = np.frombuffer(found, dtype=np.int64).reshape(-1, 3)
     begun, completed = times[:, _CALLED], times[:, _COMPLETED]

@@ -22,7 +22,7 @@ from typing import Any
 
 from outblas.core.errors import DeviceError
 from outblas.core.problem import Problem
-from outblas.core.rivals import NativeCall
+from outblas.core.rivals import CallFromC
 from outblas.runtime.cublas_loading import Algo, HeuristicResult, native_call, open_cublas, open_cublaslt
 
 #: Size of the scratch memory that every baseline may use, bytes.
@@ -155,7 +155,7 @@ class Cublas:
         self._use_stream(stream)
         check_status("cublasGemmEx", self._lib.cublasGemmEx(*self._arguments(shape, scalars, a, b, c)))
 
-    def native(self, shape: BlasShape, scalars: tuple[Any, Any], a: int, b: int, c: int, stream: int) -> NativeCall:
+    def native(self, shape: BlasShape, scalars: tuple[Any, Any], a: int, b: int, c: int, stream: int) -> CallFromC:
         """Return the call of :meth:`gemm` for a caller in C. It is valid until the handle gets another stream."""
         self._use_stream(stream)
         return native_call(self._lib, "cublasGemmEx", self._arguments(shape, scalars, a, b, c), self)
@@ -303,7 +303,7 @@ class LtPlan:
         space = self._owner._workspace if workspace is None else workspace
         check_status("cublasLtMatmul", self._lib.cublasLtMatmul(*self._arguments(algo, a, b, c, stream, space)))
 
-    def native(self, algo: Algo, a: int, b: int, c: int, stream: int) -> NativeCall:
+    def native(self, algo: Algo, a: int, b: int, c: int, stream: int) -> CallFromC:
         """Return the call of :meth:`matmul` for a caller in C, with the handle's workspace."""
         arguments = self._arguments(algo, a, b, c, stream, self._owner._workspace)
         return native_call(self._lib, "cublasLtMatmul", arguments, self)

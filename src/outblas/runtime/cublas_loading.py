@@ -12,7 +12,7 @@ from typing import Any
 
 from outblas.core.errors import ToolchainMissing
 from outblas.core.install_hint import install_hint
-from outblas.core.rivals import NativeCall
+from outblas.core.rivals import CallFromC
 
 
 class Algo(ctypes.Structure):
@@ -78,7 +78,7 @@ def open_cublaslt() -> ctypes.CDLL:
     return lib
 
 
-def native_call(lib: ctypes.CDLL, name: str, arguments: tuple[Any, ...], owner: Any) -> NativeCall:
+def native_call(lib: ctypes.CDLL, name: str, arguments: tuple[Any, ...], owner: Any) -> CallFromC:
     """Return a call of a library's function for a caller in C.
 
     Args:
@@ -88,7 +88,7 @@ def native_call(lib: ctypes.CDLL, name: str, arguments: tuple[Any, ...], owner: 
         owner: what keeps the handles among them alive.
     """
     address = ctypes.cast(getattr(lib, name), c_void_p).value or 0
-    return NativeCall(name, address, tuple(map(_word, arguments)), (arguments, owner))
+    return CallFromC(name, address, tuple(map(_word, arguments)), (arguments, owner))
 
 
 def _word(argument: Any) -> int:
