@@ -13,7 +13,7 @@ import outblas
 from outblas.core.errors import UsageError
 from outblas.core.problem import Problem
 from outblas.dispatch import device_registry, native, native_table, process_workload
-from outblas.dispatch.decide import decide
+from outblas.dispatch.decide import CallTerms, decide
 from outblas.dispatch.device_state import DeviceState
 from outblas.dispatch.kept_decisions import current_decisions, new_decisions, use_decisions
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
@@ -49,8 +49,9 @@ def forgotten(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     process_workload._of_environment.cache_clear()
 
 
-def choose(library: Library = LIBRARY, **options: Any) -> Any:
-    return decide(rows(64, 256), transposed(rows(128, 256)), None, gpu=H200, library=library, **options)
+def choose(library: Library = LIBRARY, launch: Any = "plain", **terms: Any) -> Any:
+    a, b = rows(64, 256), transposed(rows(128, 256))
+    return decide(a, b, None, gpu=H200, library=library, launch=launch, terms=CallTerms(**terms))
 
 
 def test_a_workload_chooses_among_the_winners_of_plain_calls() -> None:

@@ -31,6 +31,21 @@ class NotWhileCapturing(Exception):
     """Raised by a chooser that cannot choose while a CUDA graph is captured; it can after the capture."""
 
 
+class CallTerms(NamedTuple):
+    """Terms of a call that no operand shows, beside its launch option.
+
+    Attributes:
+        guarantee: the guarantee for the result.
+        workload: workload of the process, for which a row may have a second winner.
+    """
+
+    guarantee: Guarantee = "none"
+    workload: Workload = "stream"
+
+
+DEFAULT_TERMS = CallTerms()
+
+
 class Operand(NamedTuple):
     """The properties of a tensor on which a decision depends.
 
@@ -79,8 +94,7 @@ def decide(
     library: Library,
     launch: Launch = "plain",
     any_shape: Choose | None = None,
-    guarantee: Guarantee = "none",
-    workload: Workload = "stream",
+    terms: CallTerms = DEFAULT_TERMS,
 ) -> Decision:
     """Decide how to compute ``a @ b``: a pure function of the operands' properties.
 
@@ -92,9 +106,8 @@ def decide(
         library: library of that GPU.
         launch: launch option that the call allows.
         any_shape: chooses a kernel for problems that the library does not have; None: torch computes them.
-        guarantee: the guarantee for the result. With ``batch_invariant`` only kernels of the weight's order of
-            summation are chosen, whether they are fastest or not.
-        workload: workload of the call, which may have a second winner.
+        terms: guarantee and workload. With ``batch_invariant`` only kernels of the weight's order of summation are
+            chosen, whether they are fastest or not.
 
     Returns:
         A kernel, else a cuBLASLt algorithm that the library names, else torch. It does not raise for odd operands.
@@ -114,12 +127,12 @@ def decide(
         except ProblemError as error:
             return Decision(None, None, error.wrong)
         row = library.lookup(problem)
-        if guarantee == "batch_invariant":
+        if terms.guarantee == "batch_invariant":
             return _in_fixed_order(problem, row, (a, b, out), gpu, library, launch)
         if row is None:
             found = _for_any_shape(problem, (a, b, out), gpu, library, launch, any_shape)
         else:
-            found = _from_row(row, (a, b, out), gpu, library, launch, guarantee, workload)
+            found = _from_row(row, (a, b, out), gpu, library, launch, terms)
         if found.config is not None:
             return found
         kept = kept if kept.algorithm else found
@@ -221,8 +234,9 @@ def _for_any_shape(
 
 def _from_row(
     row: LibraryRow, operands: tuple[Operand | None, ...], gpu: Gpu, library: Library, launch: Launch,
-    guarantee: Guarantee, workload: Workload,
+    terms: CallTerms,
 ) -> Decision:  # fmt: skip
+    guarantee, workload = terms
     problem, config = row.problem, row.kernel(launch, workload)
     second, choice = row.second_winner(launch, workload), row.choice(launch)
     if config is None:

@@ -15,7 +15,7 @@ from outblas.core.config import KernelConfig, Launch, config_name
 from outblas.core.errors import CompileError, DeviceError, ToolchainMissing
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
-from outblas.dispatch.decide import Choose, Decision, Operand, decide
+from outblas.dispatch.decide import CallTerms, Choose, Decision, Operand, decide
 from outblas.dispatch.guarantees.guarantee import Guarantee
 from outblas.dispatch.process_workload import process_workload
 from outblas.kernels.geometry import workspace_bytes
@@ -89,7 +89,7 @@ class DeviceState:
         # Outside of the lock: for a shape of no library it takes milliseconds, in which other threads go on.
         found = decide(
             a, b, out, gpu=self.gpu, library=self.library, launch=launch, any_shape=self.any_shape,
-            guarantee=guarantee, workload=workload,
+            terms=CallTerms(guarantee, workload),
         )  # fmt: skip
         with self._lock:
             if not found.provisional:
