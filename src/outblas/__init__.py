@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from outblas.dispatch.enable import enabled, status, use
     from outblas.dispatch.gated import gated_linear, interleave_gate_up
     from outblas.dispatch.linear import linear, warm
-    from outblas.dispatch.matmul import explain, matmul, mm, use_library
+    from outblas.dispatch.matmul import explain, matmul, mm, use_library, use_workload
 
 #: Public name -> the module that defines it. These modules need torch, so each is imported on first access.
 _LATER = {
-    **dict.fromkeys(("explain", "matmul", "mm", "use_library"), "outblas.dispatch.matmul"),
+    **dict.fromkeys(("explain", "matmul", "mm", "use_library", "use_workload"), "outblas.dispatch.matmul"),
     **dict.fromkeys(("disable", "enable", "learned", "settle"), "outblas.adapt.learning.learning_switch"),
     **dict.fromkeys(("enabled", "status", "use"), "outblas.dispatch.enable"),
     "capture": "outblas.dispatch.capture.session",
@@ -55,6 +55,7 @@ __all__ = [
     "status",
     "use",
     "use_library",
+    "use_workload",
     "warm",
 ]
 

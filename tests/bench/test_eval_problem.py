@@ -9,12 +9,15 @@ from typing import Any
 import pytest
 
 from outblas.bench import eval_problem
+from outblas.bench.eval_problem import MIN_REQUESTS
+from outblas.bench.serving import Served
 from outblas.core.config import KernelConfig, config_name
 from outblas.core.errors import DeviceError, UsageError
 from outblas.core.evaluation import Speedup, Status
 from outblas.core.problem import Problem
 from outblas.core.rivals import BASELINE_NAMES
 from outblas.core.roofline import floor_us
+from outblas.judge.latency import RequestPlan, ServerTimes
 from outblas.kernels.catalogue import candidates
 from outblas.kernels.cost.cost_model import rank
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
@@ -159,7 +162,7 @@ def test_server_mode_reports_percentiles(gpu: FakeGpu, tmp_path: Path, monkeypat
     def serve(*arguments: Any) -> Any:
         asked.append(arguments)
         found = {"ours": timing(9.0, mode="server"), "torch": timing(12.0, mode="server")}
-        return found, Speedup("torch", 12 / 9, 1.3, 1.4), {"torch": "torch.mm"}
+        return Served(ServerTimes(found, found, 100.0), Speedup("torch", 12 / 9, 1.3, 1.4), {"torch": "torch.mm"})
 
     used: list[Any] = []
     monkeypatch.setattr("outblas.bench.serving.serve", serve)
@@ -168,7 +171,7 @@ def test_server_mode_reports_percentiles(gpu: FakeGpu, tmp_path: Path, monkeypat
     # outblas.matmul is timed with the kernel found here, and has its own library back afterwards.
     assert [row.problem for row in used[0].rows] == [PROBLEM] and used[0].rows[0].plain is not None
     assert used[1:] == [None]
-    assert asked == [(PROBLEM, 0, 100.0, 0.0, 0.1)]
+    assert asked == [(PROBLEM, 0, RequestPlan(100.0, MIN_REQUESTS, 0.0, 0.1))]
     rows = named(result)
     assert rows["ours"]["p50_us"] == rows["ours"]["p99_us"] == 9.0 and rows["ours"]["speedup"] == 12 / 9
     assert rows["torch"]["detail"] == "torch.mm" and "speedup" not in rows["torch"]

@@ -149,7 +149,10 @@ def test_the_default_is_every_published_table(tmp_path: Path, monkeypatch: pytes
     starts = {"trial": (" 1", " 2", " 3", " block"), "judge": (" 1", " 2", " 3", " block")}
     each = [f"{step} {t}{start}" for step in steps for start in starts.get(step, ("",)) for t in TABLES]
     benches = [*(f"bench {table} offline" for table in TABLES), f"bench {TABLE} server"]
-    assert jobs == [f"record {TABLE}", *each, *benches]
+    trials = [f"trial_workloads {TABLE} {mode}" for mode in ("offline_cold", "server")]
+    judged = each.index(f"judge {TABLES[0]} 1")
+    seconds = [*trials, f"choose_workloads {TABLE}"]
+    assert jobs == [f"record {TABLE}", *each[:judged], *seconds, *each[judged:], *benches]
 
 
 def test_the_module_runs_it_too() -> None:

@@ -15,7 +15,7 @@ import torch
 import outblas
 from outblas.core.errors import DeviceError, UsageError
 from outblas.core.problem import Problem
-from outblas.dispatch.decide import Decision, decide
+from outblas.dispatch.decide import CallTerms, Decision, decide
 from outblas.dispatch.enable import Switch
 from outblas.dispatch.guarantees import guarantee as guarantees
 from outblas.dispatch.guarantees.full_precision import full_precision_reductions, reduction_switches
@@ -53,7 +53,7 @@ def on(served: Served, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureR
 
 
 def choose(a: Any = A, b: Any = WEIGHT, guarantee: Any = "batch_invariant", library: Library = LIBRARY) -> Decision:
-    return decide(a, b, None, gpu=H200, library=library, guarantee=guarantee)
+    return decide(a, b, None, gpu=H200, library=library, terms=CallTerms(guarantee))
 
 
 def test_an_option_holds_a_launch_option_and_a_guarantee() -> None:

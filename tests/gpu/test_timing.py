@@ -44,9 +44,12 @@ def test_twice_the_work_takes_longer(rivals):
 
 
 def test_server_serves_every_entry(rivals):
-    found = latency.time_server(rivals, Problem(64, 64, 64), 2000.0, 0.05, 0.3)
-    assert all(t.mode == "server" and t.samples_us for t in found.values())
-    assert all(latency.percentile(t, 99) >= latency.percentile(t, 50) > 0 for t in found.values())
+    plan = latency.RequestPlan(requests=200, warmup_seconds=0.05)
+    found = latency.time_server(rivals, Problem(64, 64, 64), plan)
+    for half in (found.choosing, found.judging):
+        assert all(t.mode == "server" and len(t.samples_us) == 100 for t in half.values())
+        assert all(latency.percentile(t, 99) >= latency.percentile(t, 50) > 0 for t in half.values())
+    assert 0 < found.qps <= latency.MAX_QPS and 0 < found.clock_us < min(t.median_us for t in found.judging.values())
 
 
 def test_an_entry_that_cannot_do_it_is_left_out_with_its_reason(rivals):

@@ -28,11 +28,21 @@ def test_integrity_names_what_was_replaced(monkeypatch):
 
 def test_all_that_judges_is_watched():
     from outblas.core import stats
-    from outblas.judge import gates, gpu_clock, latency, operands, proof_context, proof_inputs, rules, trials
+    from outblas.judge import (
+        gates,
+        gpu_clock,
+        latency,
+        operands,
+        proof_context,
+        proof_inputs,
+        request_clock,
+        rules,
+        trials,
+    )
     from outblas.runtime import driver
 
     watched = {m.__name__ for m in (driver, latency, operands, reference, proof_context, proof_inputs, rules, stats)}
-    watched |= {m.__name__ for m in (gpu_clock, trials, gates)}
+    watched |= {m.__name__ for m in (gpu_clock, request_clock, trials, gates)}
     assert watched <= set(integrity.WATCHED_MODULES)
     assert watched <= integrity.snapshot().keys()
 

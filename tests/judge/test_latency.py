@@ -1,8 +1,9 @@
-"""Server mode's logic with a false driver and false time."""
+"""Server mode's logic with false service times and false time."""
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import random
 from types import SimpleNamespace
 
@@ -12,73 +13,87 @@ import pytest
 from outblas.core.errors import UsageError
 from outblas.core.evaluation import Timing
 from outblas.judge import latency
+from outblas.judge.latency import BLOCK_REQUESTS, LEAD_REQUESTS, RequestPlan
+from outblas.judge.request_clock import RequestTimes
 from outblas.judge.rounds import timing_of_samples
 from support.gpus.known import H200
 
 
-@pytest.mark.parametrize("qps", [None, 0, -1.0, float("nan"), float("inf")])
+@pytest.mark.parametrize("qps", [0, -1.0, float("nan"), float("inf")])
 def test_server_wants_a_rate(qps):
     with pytest.raises(UsageError, match="target-qps"):
-        latency.time_server({}, None, qps)
+        latency.time_server({}, None, RequestPlan(qps))
 
 
-class Clock:
-    """Moves by ``step`` at every look."""
+class Server:
+    """Serves requests in a given time each, one after the other, and moves the clock to the end of the last one."""
 
-    def __init__(self, step):
-        self.now, self.step = 0, step
+    def __init__(self, service_us):
+        self.now_s, self.service_us, self.blocks = 0.0, service_us, []
 
-    def __call__(self):
-        self.now += self.step
-        return self.now
+    def clock(self):
+        return self.now_s
 
-
-def serve_with(duration_ns, qps, seconds, names=("ours", "theirs"), warmup=0.0):
-    clock = Clock(1000)
-    calls = {name: 0 for name in names}
-
-    def request(name):
-        def serve():
-            calls[name] += 1
-            clock.now += duration_ns[name]
+    def entry(self, name):
+        def serve(arrivals):
+            self.blocks.append((name, list(arrivals), gc.isenabled()))
+            free, latencies = 0.0, []
+            for due in arrivals:
+                free = max(free, due / 1e3) + self.service_us[name]
+                latencies.append(free - due / 1e3)
+            self.now_s += free / 1e6
+            return RequestTimes(np.array(latencies), np.full(len(arrivals), self.service_us[name]))
 
         return serve
 
-    samples = latency.time_server_blocks({n: request(n) for n in names}, qps, warmup, seconds, random.Random(1), clock)
-    return samples, calls, clock
+    def serve(self, plan, seed=1):
+        entries = {name: self.entry(name) for name in self.service_us}
+        return latency.serve_blocks(entries, plan, random.Random(seed), self.clock)
 
 
-def test_server_latency_runs_from_the_call_to_completion():
-    samples, calls, _ = serve_with({"ours": 10_000, "theirs": 30_000}, 5000.0, 0.1)
-    assert np.median(samples["ours"]) == pytest.approx(11.0) and np.median(samples["theirs"]) == pytest.approx(31.0)
-    untimed = latency.SERVER_BLOCK + 1  # a block without waiting, and one request at the rate
-    assert calls == {name: len(s) + untimed for name, s in samples.items()}
+def test_every_entry_serves_as_many_requests_in_pairs_of_blocks():
+    server = Server({"ours": 10.0, "theirs": 30.0})
+    blocks, qps = server.serve(RequestPlan(requests=1000, warmup_seconds=0.0))
+    assert {name: [len(block) for block in served] for name, served in blocks.items()} == {
+        "ours": [50] * 20, "theirs": [50] * 20,
+    }  # fmt: skip
+    assert qps == 2000.0 and not any(collecting for _, _, collecting in server.blocks[2:]) and gc.isenabled()
+    assert len(Server({"one": 1.0}).serve(RequestPlan(requests=101, warmup_seconds=0.0))[0]["one"]) == 4
 
 
-def test_server_arrivals_have_the_target_rate():
-    samples, _, clock = serve_with({"ours": 1000, "theirs": 1000}, 1000.0, 2.0)
-    assert sum(map(len, samples.values())) / (clock.now / 1e9) == pytest.approx(1000.0, rel=0.1)
+def test_a_round_has_every_entry_once_in_random_order_with_the_same_arrivals():
+    server = Server({"a": 10.0, "b": 10.0, "c": 10.0})
+    server.serve(RequestPlan(requests=1000, warmup_seconds=0.0))
+    untimed, timed = server.blocks[:3], server.blocks[3:]
+    assert all(arrivals == [0] * BLOCK_REQUESTS for _, arrivals, _ in untimed)
+    rounds = [timed[i : i + 3] for i in range(0, len(timed), 3)]
+    assert all(sorted(name for name, _, _ in each) == ["a", "b", "c"] for each in rounds)
+    assert len({tuple(name for name, _, _ in each) for each in rounds}) > 1
+    assert all(each[0][1] == each[1][1] == each[2][1] for each in rounds)
+    assert len({tuple(each[0][1]) for each in rounds}) == len(rounds) == 20
+    assert all(len(arrivals) == LEAD_REQUESTS + BLOCK_REQUESTS for _, arrivals, _ in timed)
 
 
-def test_server_warm_up_is_served_and_not_kept():
-    samples, calls, _ = serve_with({"ours": 1000, "theirs": 1000}, 1000.0, 0.1, warmup=0.1)
-    assert all(samples.values())
-    assert all(calls[name] > len(samples[name]) + latency.SERVER_BLOCK + 1 for name in calls)
+@pytest.mark.parametrize(("slowest_us", "qps"), [(30.0, 2000.0), (1000.0, 250.0), (10_000.0, 25.0)])
+def test_the_rate_leaves_the_slowest_entry_idle_for_three_quarters_of_the_time(slowest_us, qps):
+    server = Server({"ours": 10.0, "theirs": slowest_us})
+    blocks, found = server.serve(RequestPlan(requests=2000, warmup_seconds=0.0))
+    assert found == pytest.approx(qps)
+    gaps = np.concatenate([np.diff(arrivals) for _, arrivals, _ in server.blocks[2:]])
+    assert 1e9 / gaps.mean() == pytest.approx(qps, rel=0.1)
+    waiting = np.mean([us > slowest_us for block in blocks["theirs"] for us in block])
+    assert waiting < 0.35, "requests that find another one in service"
 
 
-def test_server_at_a_low_rate_ends_with_a_sample_of_each():
-    samples, _, clock = serve_with({"ours": 1000, "theirs": 1000}, 10.0, 0.01)
-    assert all(len(s) >= 1 for s in samples.values()) and clock.now < 2e9
+def test_warm_up_and_benchmark_last_at_least_as_long_as_asked():
+    server = Server({"one": 10.0})
+    kept = server.serve(RequestPlan(requests=100, warmup_seconds=0.5, benchmark_seconds=1.0))[0]["one"]
+    assert server.now_s >= 1.5 and len(kept) % 2 == 0 and len(kept) * 52 / 2000 == pytest.approx(1.0, rel=0.3)
 
 
-def test_requests_rotate_over_the_operand_sets(monkeypatch):
-    seen, waits = [], []
-    false = SimpleNamespace(cuStreamSynchronize=lambda stream: waits.append(stream) or (0,))
-    monkeypatch.setattr(latency, "driver", lambda: false)
-    serve = latency._requests([lambda s, i=i: seen.append((i, s)) for i in range(3)], SimpleNamespace(stream=5))
-    for _ in range(7):
-        serve()
-    assert seen == [(i, 5) for i in (0, 1, 2, 0, 1, 2, 0)] and waits == [5] * 7
+def test_nobody_is_served_without_entries():
+    with pytest.raises(UsageError, match="no entries"):
+        latency.serve_blocks({}, RequestPlan(), random.Random(0))
 
 
 def test_percentiles_come_from_the_samples():
@@ -86,173 +101,106 @@ def test_percentiles_come_from_the_samples():
     assert latency.percentile(t, 50) == 51.0 and latency.percentile(t, 99) == 100.0
 
 
-class Metronome:
-    """In place of a random generator: arrivals one microsecond apart, names in the order given."""
+class Bench:
+    """In place of the clock of GPU time: three operand sets, and a log of what is asked."""
 
-    def __init__(self, qps):
-        self.qps = qps
+    stream, sets = 5, 3
 
-    def sample(self, names, count):
-        assert count == len(names)
-        return names
+    def __init__(self, log):
+        self.log = log
 
-    def expovariate(self, rate):
-        assert rate == self.qps
-        return 1e-6
+    def __call__(self, problem, gpu_index, seed, gpu):
+        self.problem = problem
+        self.log.append(("clock", problem, gpu_index, seed))
+        return self
 
+    def __enter__(self):
+        return self
 
-def trace(duration_ns, warmup_ns, benchmark_ns, names=("one",)):
-    """Return the start of each request by a clock that moves 1 ns at every look, and the kept samples."""
-    clock, begun = Clock(1), []
+    def __exit__(self, *_):
+        self.log.append("closed")
 
-    def request(name):
-        def serve():
-            begun.append((name, clock.now))
-            clock.now += duration_ns
+    @contextlib.contextmanager
+    def current(self):
+        self.log.append("current")
+        yield
+        self.log.append("no longer current")
 
-        return serve
+    def operands(self, index):
+        return f"a{index}", f"b{index}", f"c{index}"
 
-    samples = latency.time_server_blocks(
-        {name: request(name) for name in names}, 50.0, warmup_ns / 1e9, benchmark_ns / 1e9, Metronome(50.0), clock
-    )
-    return begun, samples
+    def bind(self, entry):
+        self.log.append(("bind", entry.name))
+        return [f"{entry.name} {i}" for i in range(3)]
 
-
-@pytest.mark.parametrize("duration_ns", [400, 5000])
-def test_each_request_waits_for_its_arrival_and_counts_from_its_own_call(duration_ns):
-    begun, samples = trace(duration_ns, 0, 70_000)
-    times = [at for _, at in begun]
-    assert times[:16] == [i * duration_ns for i in range(16)], "a block without waiting, without a look at the clock"
-    assert times[16] == 16 * duration_ns + 1003, "looks for the end and for the arrival 1,000 ns later, and its own"
-    served = times[17:]  # one more was the warm-up
-    assert len(served) == len(samples["one"]) and set(samples["one"]) == {(duration_ns + 1) / 1000}
-    gaps = [b - a for a, b in zip(served, served[1:], strict=False)]
-    within = [gap for i, gap in enumerate(gaps) if i % 16 != 15]
-    if duration_ns < 1000:
-        assert set(within) == {1000} and len(served) in range(64, 71)
-    else:  # late: one look for the sample, one for the end, one for the arrival, one for the beginning
-        assert set(within) == {5000 + 4} and len(served) == 14
+    def synchronize(self):
+        self.log.append("wait")
 
 
-@pytest.mark.parametrize(
-    ("warmup_ns", "benchmark_ns", "kept"), [(0, 0, 1), (2500, 0, 1), (0, 2500, 3), (9500, 4500, 5)]
-)
-def test_a_block_ends_with_its_time_and_only_timed_requests_are_kept(warmup_ns, benchmark_ns, kept):
-    begun, samples = trace(400, warmup_ns, benchmark_ns)
-    assert len(samples["one"]) == kept
-    assert len(begun) == 16 + max(1, -(-warmup_ns // 1000)) + kept
-
-
-def test_the_late_of_two_is_served_once_more_after_the_time():
-    begun, samples = trace(400, 0, 5500, ("one", "two"))
-    assert {name: len(s) for name, s in samples.items()} == {"one": 6, "two": 1}
-    assert [name for name, _ in begun] == ["one"] * 16 + ["two"] * 16 + ["one", "two"] + ["one"] * 6 + ["two"]
-
-
-def test_a_block_is_of_sixteen_requests():
-    """Two blocks take 2 x 16.4 us, so that the time of 40.5 us ends before the eighth request of the third does."""
-    begun, samples = trace(400, 0, 40_500, ("one", "two"))
-    order = ["one"] * 16 + ["two"] * 16 + ["one"] * 8 + ["two"]
-    assert [name for name, _ in begun[34:]] == order
-    assert {name: len(s) for name, s in samples.items()} == {"one": 24, "two": 17}
-
-
-@pytest.mark.parametrize(
-    "arguments", [{}, {"warmup_seconds": 2.5, "benchmark_seconds": 9.0, "seed": 3, "gpu_index": 2}]
-)
-def test_server_mode_prepares_binds_waits_and_serves_in_that_order(monkeypatch, arguments):
+@pytest.fixture(name="log")
+def log_fixture(monkeypatch):
+    """The log of a server without a GPU; what serves a block only notes its calls."""
     log = []
 
-    class Bench:
-        stream, sets = 5, 3
+    def serve(calls, stream, arrivals):
+        log.append(("serve", list(calls), stream, len(arrivals)))
+        times = np.arange(1.0, len(arrivals) + 1)
+        return RequestTimes(times, times)
 
-        def __init__(self, problem, gpu_index, seed, gpu):
-            log.append(("clock", problem, gpu_index, seed))
-
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *_):
-            log.append("closed")
-
-        @contextlib.contextmanager
-        def current(self):
-            log.append("current")
-            yield
-            log.append("no longer current")
-
-        def bind(self, entry):
-            log.append(("bind", entry.name))
-            return [lambda stream, i=i: log.append((entry.name, i, stream)) for i in range(3)]
-
-        def synchronize(self):
-            log.append("wait")
-
-    def blocks(serve, qps, warmup, seconds, rng):
-        log.append(("blocks", qps, warmup, seconds, rng.random()))
-        for name in serve:
-            serve[name]()
-        return {name: [1.0, 3.0, 2.0] for name in serve}
-
-    monkeypatch.setattr(latency, "GpuClock", Bench)
+    monkeypatch.setattr(latency, "GpuClock", Bench(log))
     monkeypatch.setattr(latency, "gpu_of_device", lambda index: H200)
-    monkeypatch.setattr(latency, "time_server_blocks", blocks)
-    cu = SimpleNamespace(cuStreamSynchronize=lambda stream: log.append(("done", stream)) or (0,))
-    monkeypatch.setattr(latency, "driver", lambda: cu)
+    monkeypatch.setattr(latency, "serve_requests", serve)
+    monkeypatch.setattr(latency, "clock_us", lambda stream, arrivals: 0.5)
+    return log
+
+
+def test_server_mode_prepares_binds_waits_and_serves_in_that_order(log):
     one = SimpleNamespace(name="one", prepare=lambda bench: log.append("chosen"))
-    found = latency.time_server({"one": one, "two": SimpleNamespace(name="two")}, "problem", 40.0, **arguments)
-    asked = {"warmup_seconds": 1.0, "benchmark_seconds": 5.0, "seed": 0, "gpu_index": 0} | arguments
-    first = random.Random(asked["seed"]).random()
-    assert log == [
-        ("clock", "problem", asked["gpu_index"], asked["seed"]), "chosen", "current", ("bind", "one"), ("bind", "two"),
-        "wait", ("blocks", 40.0, asked["warmup_seconds"], asked["benchmark_seconds"], first),
-        ("one", 0, 5), ("done", 5), ("two", 0, 5), ("done", 5), "no longer current", "closed",
-    ]  # fmt: skip
-    assert set(found) == {"one", "two"}
-    assert found["two"] == timing_of_samples("server", [1.0, 3.0, 2.0], 1, 3)
+    two = SimpleNamespace(name="two")
+    plan = RequestPlan(40.0, 200, warmup_seconds=0.0)
+    found = latency.time_server({"one": one, "two": two}, "problem", plan, seed=3, gpu_index=2)
+    before = [("clock", "problem", 2, 3), "chosen", "current", ("bind", "one"), ("bind", "two"), "wait"]
+    assert log[:6] == before and log[-2:] == ["no longer current", "closed"]
+    served = log[6:-2]
+    assert len(served) == 2 + 2 * 4 and all(stream == 5 for _, _, stream, _ in served)
+    assert (found.qps, found.clock_us) == (40.0, 0.5)
+    for half in (found.choosing, found.judging):
+        assert {name: len(t.samples_us) for name, t in half.items()} == {"one": 100, "two": 100}
+        expected = [float(us) for us in range(LEAD_REQUESTS + 1, LEAD_REQUESTS + BLOCK_REQUESTS + 1)]
+        assert half["two"] == timing_of_samples("server", 2 * expected, 1, 3)
+
+
+def test_halves_are_every_other_block(log, monkeypatch):
+    blocks = {"one": [[1.0], [2.0], [3.0], [4.0]]}
+    monkeypatch.setattr(latency, "serve_blocks", lambda serve, plan, rng: (blocks, 7.0))
+    found = latency.time_server({"one": SimpleNamespace(name="one")}, "problem", RequestPlan())
+    assert found.choosing["one"].samples_us == (1.0, 3.0) and found.judging["one"].samples_us == (2.0, 4.0)
+
+
+def test_calls_rotate_over_the_operand_sets_from_block_to_block(log):
+    latency.time_server({"one": SimpleNamespace(name="one")}, "problem", RequestPlan(requests=100, warmup_seconds=0.0))
+    starts = [calls[0] for entry in log if entry[0] == "serve" for _, calls, _, _ in [entry]]
+    assert starts == ["one 0", "one 2", "one 0"], "blocks of 50, 52 and 52 requests"
+
+
+def test_an_entry_with_native_calls_is_served_from_c_and_one_that_begins_does_so_before_each_block(log):
+    def bind_native(problem, a, b, c, stream):
+        return problem, a, b, c, stream
+
+    native = SimpleNamespace(name="native", bind_native=bind_native)
+    switching = SimpleNamespace(name="switching", begin=lambda: log.append("begin"))
+    plan = RequestPlan(requests=100, warmup_seconds=0.0)
+    latency.time_server({"native": native, "switching": switching}, "problem", plan)
+    served = [entry for entry in log if entry == "begin" or entry[0] == "serve"]
+    of_native = [calls for _, calls, _, _ in (e for e in served if e != "begin") if isinstance(calls[0], tuple)]
+    assert of_native[0] == [("problem", f"a{i}", f"b{i}", f"c{i}", 5) for i in range(3)] and len(of_native) == 3
+    after = [served[i + 1][1][0] for i, entry in enumerate(served) if entry == "begin"]
+    assert len(after) == 3 and all(first.startswith("switching") for first in after)
 
 
 @pytest.mark.parametrize("qps", [1e-9, 0.5, 1.0, 1e9])
 def test_any_rate_above_zero_will_do(qps):
     latency.check_qps(qps)
-
-
-SECOND = 10**9
-
-
-@pytest.mark.parametrize(
-    ("nanoseconds", "kept"),
-    [(1 + 3 * SECOND, 3), (2 + 3 * SECOND, 4), (1 + 16 * SECOND, 16), (2 + 16 * SECOND, 16), (3 + 16 * SECOND, 17)],
-)
-def test_the_time_ends_to_the_nanosecond_after_a_request_and_after_a_block(nanoseconds, kept):
-    """A request takes a second with the four looks around it; a block has one look before and one behind."""
-    clock, rng = Clock(1), Metronome(50.0)
-    rng.expovariate = lambda rate: 0.0
-
-    def serve():
-        clock.now += SECOND - 4
-
-    samples = latency.time_server_blocks({"one": serve}, 50.0, 0.0, nanoseconds / 1e9, rng, clock)
-    assert samples == {"one": [(SECOND - 3) / 1000] * kept}
-
-
-def test_arrivals_are_in_seconds_to_the_nanosecond():
-    clock, rng, begun = Clock(1), Metronome(50.0), []
-
-    def expovariate(rate):
-        begun.append(clock.now + 2 * SECOND + 1)  # at the look after the arrival
-        clock.now += 2 * SECOND - 5  # the host comes back in time
-        return 2.0
-
-    rng.expovariate = expovariate
-    served = []
-    latency.time_server_blocks({"one": lambda: served.append(clock.now)}, 50.0, 0.0, 0.0, rng, clock)
-    assert served[16:] == begun and len(begun) == 2
-
-
-def test_no_entries_are_not_served():
-    with pytest.raises(UsageError, match="no entries to serve; expected at least one"):
-        latency.time_server_blocks({}, 50.0, 0.0, 0.1, random.Random(1), Clock(1000))
 
 
 def test_a_percentile_of_no_samples_is_refused():

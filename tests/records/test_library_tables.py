@@ -27,7 +27,15 @@ def row(index: int, choice: LibraryChoice | None = None, **fields: Any) -> Libra
 
 
 def bench_row(index: int, **fields: Any) -> dict[str, Any]:
-    known = {"fallback": False, "status": "passed", "config": "", "pdl": False, "torch_us": 2.0, "lt_auto_us": 3.0}
+    known = {
+        "mode": "offline",
+        "fallback": False,
+        "status": "passed",
+        "config": "",
+        "pdl": False,
+        "torch_us": 2.0,
+        "lt_auto_us": 3.0,
+    }
     return {**PROBLEMS[index].to_json(), **known, **fields}
 
 

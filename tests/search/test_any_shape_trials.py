@@ -48,7 +48,8 @@ def write_trial(folder: Path, start: str, torch_us: float, kernels: dict[str, fl
 def test_times_are_means_over_starts_relative_to_torch(tmp_path: Path) -> None:
     write_trial(tmp_path, "1", 10.0, {FIRST: 8.0})
     write_trial(tmp_path, "2", 40.0, {FIRST: 32.0, SECOND: 20.0})
-    write_trial(tmp_path, "block", 1.0, {FIRST: 100.0})
+    for other_clock in ("block", "offline_cold", "server"):
+        write_trial(tmp_path, other_clock, 1.0, {FIRST: 100.0})
     out = tmp_path / "new" / "trials.parquet"
     assert collect_trials(tmp_path, out) == "2 cells of 1 problems"
     (cells,), provenance = read_cells(out)

@@ -42,7 +42,7 @@ def test_server_mode_takes_a_sample(script: Any, work: Any, monkeypatch: pytest.
     run(script, work, "tune", "bench", modes="server")
     (call,) = seen
     assert len(call.problems) == 3 and set(call.problems) < set(script.TABLES[0].problems())
-    assert call.target_qps == 200.0 and call.mode == "server"
+    assert call.target_qps == 2000.0 and call.mode == "server"
 
 
 def test_a_bench_of_which_half_was_made_before_the_library_changed_begins_anew(

@@ -84,7 +84,7 @@ class FakeEvaluator:
         offered: Callable[[Problem], Sequence[KernelConfig]] | None = None,
     ) -> None:  # fmt: skip
         self._state, self._index, self.options, self._offered = state, index, options, offered
-        self.gpu = options.gpu
+        self.gpu, self._fallbacks = options.gpu, set[Problem]()
 
     def __enter__(self) -> FakeEvaluator:
         return self
@@ -103,6 +103,7 @@ class FakeEvaluator:
         self._state.expected.append((self._index, tuple(problems)))
 
     def time_fallbacks(self, fallbacks: Mapping[Problem, str]) -> None:
+        self._fallbacks.update(fallbacks)
         self._state.fallbacks.update(fallbacks)
 
     def list_ahead(self, problems: Iterable[Problem]) -> None:
@@ -137,7 +138,7 @@ class FakeEvaluator:
 
     def baseline_report(self, problem: Problem) -> Baselines:
         names = [n for n in BENCH_BASELINES if n in self.options.baselines and n not in self._state.missing]
-        names += ["fallback"] if problem in self._state.fallbacks else []
+        names += ["fallback"] if problem in self._fallbacks else []
         left_out = dict.fromkeys(sorted(self._state.missing), "it was lost")
         found = {n: timing((BASELINES_US | BENCH_ONLY_US)[n], self.options.rounds) for n in names}
         return Baselines(found, {n: f"{n}'s algorithm" for n in names}, left_out)

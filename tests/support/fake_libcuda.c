@@ -31,6 +31,8 @@ static Launch launches[KEPT];
 static Product products[PRODUCTS];
 static _Atomic int launched, encoded, multiplied;
 static _Atomic int asked;
+// Of cuStreamQuery: an error, and how many more questions find the stream busy.
+int fake_query_status, fake_busy;
 int fake_status, fake_encode_status, fake_blas_status, fake_capture, fake_capture_status;
 uint64_t fake_capture_id = 1;
 uint64_t fake_context = 77;
@@ -56,6 +58,12 @@ int cuLaunchKernelEx(const Config *config, void *function, void **params, void *
     for (int i = 0; i < 3; i++) made->extents[i] = *(int32_t *)params[next++];
     if (made->function >= WITH_WORKSPACE) made->workspace = *(uint64_t *)params[next++];
     return extra ? 1 : 0;
+}
+
+int cuStreamQuery(void *stream) {
+    (void)stream;
+    if (fake_query_status) return fake_query_status;
+    return fake_busy-- > 0 ? 600 : (fake_busy = 0);
 }
 
 int cuStreamIsCapturing(void *stream, int *status) {
@@ -109,6 +117,7 @@ const Launch *fake_launch(int index) { return &launches[index % KEPT]; }
 void fake_reset(void) {
     launched = encoded = multiplied = asked = 0;
     fake_capture_id = 1;
+    fake_query_status = fake_busy = 0;
     fake_status = fake_encode_status = fake_blas_status = fake_capture = fake_capture_status = 0;
     fake_context = 77;
 }

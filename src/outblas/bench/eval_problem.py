@@ -16,7 +16,7 @@ from outblas.core.rivals import BASELINE_NAMES
 from outblas.core.roofline import Gpu, floor_us
 from outblas.dispatch.matmul import use_library
 from outblas.judge.bench_cell import Options
-from outblas.judge.latency import check_qps, percentile
+from outblas.judge.latency import RequestPlan, check_qps, percentile
 from outblas.kernels.catalogue import candidates
 from outblas.kernels.cost.cost_model import rank
 from outblas.kernels.legality import why_illegal
@@ -29,6 +29,8 @@ from outblas.workers.sandbox import STEP_TIMEOUT_S
 
 #: The ranking model's first choices that are tried for a problem, beside the library's kernels, at most two.
 CANDIDATES_TRIED = 24
+#: Timed requests of each entry in server mode, at least; ``benchmark_seconds`` asks for more.
+MIN_REQUESTS = 100
 
 Row = dict[str, Any]
 
@@ -190,9 +192,12 @@ def _server(
 ) -> list[Row]:
     from outblas.bench.serving import serve
 
-    timings, found, details = serve(problem, gpu_index, target_qps, warmup, seconds)
+    assert target_qps is not None
+    plan = RequestPlan(target_qps, MIN_REQUESTS, warmup, seconds)
+    served = serve(problem, gpu_index, plan)
+    found, details = served.speedup, served.details
     rows = []
-    for name, timing in timings.items():
+    for name, timing in served.timings.items():
         row: Row = {
             "name": name,
             "p50_us": percentile(timing, 50),

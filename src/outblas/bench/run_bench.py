@@ -16,7 +16,7 @@ from typing import Any
 
 from outblas.bench.live_evaluator import Baselines, LiveEvaluator
 from outblas.bench.share_gpus import entries_of_gpus
-from outblas.core.config import LAUNCHES, Launch, config_name
+from outblas.core.config import LAUNCHES, KernelConfig, Launch, config_name
 from outblas.core.errors import UsageError
 from outblas.core.evaluation import Evaluation, Status
 from outblas.core.journal import Journal
@@ -24,12 +24,14 @@ from outblas.core.problem import Problem
 from outblas.core.rivals import BENCH_BASELINES, LT_AUTO, RIVALS, fastest_baseline
 from outblas.core.roofline import Gpu, floor_us, regime
 from outblas.core.stats import geomean
+from outblas.core.workload import workload_of_mode
 from outblas.judge.bench_cell import Options
 from outblas.judge.fallback_entry import FALLBACK
 from outblas.judge.rounds import speedup
 from outblas.kernels.kernel_hash import kernels_sha
 from outblas.records.averages import launch_columns
 from outblas.records.library import Library
+from outblas.records.library_row import LibraryRow
 from outblas.records.parquet import check_parquet
 from outblas.records.provenance import collect_provenance, gpu_state, start_of_machine
 from outblas.records.results import COLUMNS, Row, write_result
@@ -48,11 +50,12 @@ class BenchRequest:
         suite: name of their suite.
         library: a library or its file; None: the packaged one.
         out_path: the result file to write.
-        gpu_indices: CUDA indices of the GPUs, which share the problems.
+        gpu_indices: CUDA indices of the GPUs, which share the problems. Mode ``server`` uses the first one alone: its
+            clock runs in this process, where two would wait for each other.
         mode: ``offline``, ``offline_cold``, ``block`` or ``server``.
         rounds: interleaved rounds per problem.
         resume: continue from an interrupted run's journal; False: begin anew.
-        target_qps: requests per second, in server mode.
+        target_qps: requests per second, at most, in server mode.
         seed: seed of the operands and of the order within a round.
         baselines: names of the baselines to time. A run without those that are no rivals is quicker.
         proved: names of kernels that passed every gate before. They must come from the same sources and toolchain, for
@@ -183,7 +186,8 @@ def _entries(
                 opened.compile_soon(todo)
             yield lambda problem: _entry(problem, opened)
 
-    return entries_of_gpus(todo, request.gpu_indices, station)
+    gpus = request.gpu_indices[:1] if request.mode == "server" else request.gpu_indices
+    return entries_of_gpus(todo, gpus, station)
 
 
 def _entry(problem: Problem, station: _Station) -> dict[str, Any]:
@@ -217,14 +221,25 @@ class _Station:
             {
                 problem: row.fallback if row else ""
                 for problem, row in rows.items()
-                if row is None or any(row.choice(launch) is None for launch in self._library.launches)
+                if row is None or any(None in self._picks(row, launch) for launch in self._library.launches)
             }
         )
+
+    def _picks(self, row: LibraryRow | None, launch: Launch) -> tuple[KernelConfig | None, ...]:
+        """Return the kernel of a row under the mode's workload; then, with a second winner, the plain choice's.
+
+        None stands for the fall-back.
+        """
+        if row is None:
+            return (None,)
+        workload = workload_of_mode(self._mode)
+        picked = row.kernel(launch, workload)
+        return (picked,) if row.second_winner(launch, workload) is None else (picked, row.kernel(launch))
 
     def compile_soon(self, problems: Sequence[Problem]) -> None:
         """Start to compile the library's kernels of these problems into the cache that all GPUs here share."""
         if self._mode != "server":
-            installed = self._library.restricted_to(problems).installed()
+            installed = self._library.restricted_to(problems).kernels()
             self._evaluator.compile_soon((p, config) for p, configs in installed.items() for config in configs)
 
     def rows(self, problem: Problem) -> list[Row]:
@@ -235,16 +250,24 @@ class _Station:
             return server_rows(problem, self._library, self._index, self._gpu, self._qps)
         row = self._library.lookup(problem)
         launches = LAUNCHES[:1] if self._mode == "block" else self._library.launches
-        picks = {launch: row.choice(launch) if row else None for launch in launches}
-        configs = list(dict.fromkeys(choice.config for choice in picks.values() if choice))
+        picks = {launch: self._picks(row, launch) for launch in launches}
+        configs = list(dict.fromkeys(c for configs in picks.values() for c in configs if c is not None))
         found = {e.config: e for e in self._evaluator.evaluate([(problem, c) for c in configs])}
         report = self._evaluator.baseline_report(problem)
         state = gpu_state(self._index)
         out = []
-        for launch, choice in picks.items():
-            evaluation = found[choice.config] if choice else None
-            out.append({**_row(problem, launch, self._mode, evaluation, report, self._gpu), **state})
+        for launch, picked in picks.items():
+            ran, *plain = (
+                _row(problem, launch, self._mode, None if config is None else found[config], report, self._gpu)
+                for config in picked
+            )
+            out.append({**ran, **(_plain_columns(plain[0]) if plain else {}), **state})
         return out
+
+
+def _plain_columns(plain: Row) -> Row:
+    """Return the columns of a row's plain choice, beside its second winner, from the row that it would make."""
+    return {"plain_config": plain["config"], "plain_us": plain.get("ours_us"), "plain_speedup": plain["published"]}
 
 
 def _row(

@@ -1,20 +1,24 @@
 """Server mode: latency of single requests through the public API, against torch and native calls.
 
 ``outblas.matmul`` and torch are called as users call them: one Python call on the current stream, which the server has
-made current once. The native calls of cuBLAS receive the stream.
+made current once. The native calls of cuBLAS are made from C. One half of the requests chooses the rival, the other
+half judges it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from outblas.core.config import config_name
 from outblas.core.evaluation import Speedup, Status, Timing
 from outblas.core.problem import Problem
-from outblas.core.rivals import LT_AUTO, BaselineCall
+from outblas.core.rivals import LT_AUTO, BaselineCall, fastest_baseline
 from outblas.core.roofline import Gpu, floor_us, regime
+from outblas.core.workload import Workload
 from outblas.judge.baselines import make_baselines, on_current_stream
-from outblas.judge.latency import percentile, time_server
+from outblas.judge.latency import RequestPlan, ServerTimes, check_qps, percentile, time_server
 from outblas.judge.rounds import speedup
 from outblas.records.averages import launch_columns
 from outblas.records.library import Library
@@ -22,101 +26,155 @@ from outblas.records.results import Row
 
 #: Baselines of server mode; nvmmh is left out, being our own kernel by another's choice.
 SERVER_BASELINES = ("torch", "cublas", "lt_heuristic", "lt_auto")
-WARMUP_SECONDS, BENCHMARK_SECONDS = 0.2, 2.0
+#: Names of ``outblas.matmul`` under workload ``single``, and of the same with the row's plain choice.
+OURS, PLAIN = "ours", "plain"
 
 
 class PublicApi:
-    """The entry ``outblas.matmul(a, b, out=c)`` of a server's clock, named ``ours``.
+    """The entry ``outblas.matmul(a, b, out=c)`` of a server's clock.
 
     It runs on torch's current stream, which must be the one passed to a bound call.
 
     Args:
         gpu_index: CUDA ordinal.
-        library: library of matmul from the first ``bind`` to :meth:`close`; None: unchanged.
+        library: library of matmul during the blocks of this entry; None: the one that matmul uses already.
+        workload: workload of the process during the blocks of this entry.
     """
 
-    name = "ours"
+    name = OURS
 
-    def __init__(self, gpu_index: int = 0, library: Library | None = None) -> None:
-        self._gpu, self._library = gpu_index, library
-        self._in_use = False
+    def __init__(self, gpu_index: int = 0, library: Library | None = None, workload: Workload = "single") -> None:
+        self._gpu, self._library, self._workload = gpu_index, library, workload
+        self._decisions: Any = None
 
     def bind(self, problem: Problem, a: Any, b: Any, c: Any) -> BaselineCall:
-        from outblas.dispatch.matmul import matmul, use_library
+        from outblas.dispatch.matmul import matmul
 
-        if self._library is not None and not self._in_use:
-            use_library(self._library, self._gpu)
-            self._in_use = True
+        self.begin()
         return on_current_stream(matmul, problem, a, b, c)
 
-    def close(self) -> None:
-        """Let matmul use the packaged library again, if it was given another."""
-        if self._in_use:
-            from outblas.dispatch.matmul import use_library
+    @property
+    def failures(self) -> list[str]:
+        """Return why kernels of this entry could not be loaded, one line each; torch served their requests."""
+        return [] if self._decisions is None else sorted(self._decisions.state.failed.values())
 
-            use_library(None, self._gpu)
-            self._in_use = False
+    def begin(self) -> None:
+        """Let matmul decide by this entry's library and workload, and repeat this entry's own earlier decisions."""
+        from outblas.dispatch.kept_decisions import new_decisions, use_decisions
+
+        if self._decisions is None:
+            self._decisions = new_decisions(self._gpu, self._library, self._workload)
+        use_decisions(self._decisions, self._gpu)
+
+
+@dataclass(frozen=True)
+class Served:
+    """The figures of one problem in server mode.
+
+    Attributes:
+        times: latencies of both halves of the requests.
+        speedup: speed-up of ``outblas.matmul`` over the rival, on the half that judges.
+        details: name of a baseline -> one line on its choice.
+    """
+
+    times: ServerTimes
+    speedup: Speedup
+    details: dict[str, str]
+
+    @property
+    def timings(self) -> dict[str, Timing]:
+        """Return name -> latencies of the half that judges."""
+        return self.times.judging
 
 
 def serve(
-    problem: Problem,
-    gpu_index: int,
-    target_qps: float | None,
-    warmup_seconds: float = WARMUP_SECONDS,
-    benchmark_seconds: float = BENCHMARK_SECONDS,
-    library: Library | None = None,
-) -> tuple[dict[str, Timing], Speedup, dict[str, str]]:
+    problem: Problem, gpu_index: int, plan: RequestPlan, library: Library | None = None, with_plain: bool = False
+) -> Served:
     """Time ``outblas.matmul`` and the baselines on requests that arrive at a rate.
 
     Args:
         problem: the product to compute.
         gpu_index: CUDA ordinal.
-        target_qps: requests per second; must be given and positive.
-        warmup_seconds: seconds of untimed requests, all entries together.
-        benchmark_seconds: seconds of timed requests, all entries together.
+        plan: number and rate of the requests.
         library: library for ``outblas.matmul``; None: the library that it uses already.
-
-    Returns:
-        Latencies in microseconds by name (``ours`` is ``outblas.matmul``), the speed-up over the fastest baseline, and
-        one line per baseline on its choice.
+        with_plain: also time the library's plain choice, as entry ``plain``.
 
     Raises:
-        UsageError: ``target_qps`` is missing or <= 0.
+        UsageError: the rate of the plan is not above 0.
         DeviceError: no GPU, or a call failed.
+        ToolchainMissing: the C extension is not built.
     """
     baselines = make_baselines(gpu_index, SERVER_BASELINES, current_stream=True)
-    ours = PublicApi(gpu_index, library)
-    entries = {"ours": ours, **baselines}
-    try:
-        timings = time_server(entries, problem, target_qps, warmup_seconds, benchmark_seconds, gpu_index=gpu_index)
-    finally:
-        ours.close()
+    ours = {OURS: PublicApi(gpu_index, library)}
+    if with_plain:
+        ours[PLAIN] = PublicApi(gpu_index, library, "stream")
+    times = time_public_api({**ours, **baselines}, problem, plan, gpu_index)
     details = {name: str(entry.detail(problem)) for name, entry in baselines.items()}
-    return timings, speedup(timings, "ours", SERVER_BASELINES), details
+    return Served(times, over_chosen_rival(times, OURS), details)
+
+
+def time_public_api(entries: Mapping[str, Any], problem: Problem, plan: RequestPlan, gpu_index: int) -> ServerTimes:
+    """Return :func:`outblas.judge.latency.time_server` of entries with some of :class:`PublicApi`.
+
+    ``outblas.matmul`` decides afterwards as it did before.
+    """
+    from outblas.dispatch.kept_decisions import current_decisions, use_decisions
+
+    before = current_decisions(gpu_index)
+    try:
+        return time_server(entries, problem, plan, gpu_index=gpu_index)
+    finally:
+        use_decisions(before, gpu_index)
+
+
+def over_chosen_rival(times: ServerTimes, name: str) -> Speedup:
+    """Return the speed-up of an entry over the baseline of the least median on the half that chooses.
+
+    The figures are of the half that judges: no luck of the choice is in them.
+
+    Args:
+        times: both halves.
+        name: the entry.
+    """
+    medians = {each: times.choosing[each].median_us for each in SERVER_BASELINES if each in times.choosing}
+    return speedup(times.judging, name, (fastest_baseline(medians),))
 
 
 def server_rows(problem: Problem, library: Library, gpu_index: int, gpu: Gpu, target_qps: float | None) -> list[Row]:
     """Return a list with the one result row of a problem in server mode.
 
-    Requests come one at a time, so PDL makes no difference and the launch option is ``plain``. A row with ``fallback``
-    has latencies, too: ``ours_us`` is the latency of ``outblas.matmul``, by any kernel that it ran.
+    Requests come one at a time, so PDL makes no difference and the launch option is ``plain``. The workload is
+    ``single``: if the library has a second winner for it, columns ``plain_...`` have the row's plain choice. A row with
+    ``fallback`` has latencies, too: ``ours_us`` is the latency of ``outblas.matmul``, by any kernel that it ran.
+
+    Args:
+        problem: the problem.
+        library: library of the bench.
+        gpu_index: CUDA ordinal.
+        gpu: the GPU.
+        target_qps: requests per second, at most; must be given.
 
     Raises:
         UsageError: ``target_qps`` is missing or <= 0.
         DeviceError: no GPU, or a call failed.
+        ToolchainMissing: the C extension is not built.
     """
-    timings, found, details = serve(problem, gpu_index, target_qps, library=library)
+    check_qps(target_qps)
     row = library.lookup(problem)
-    choice = row.choice("plain") if row else None
-    ours, best = timings["ours"], timings[found.baseline]
+    config = row.kernel("plain", "single") if row else None
+    second = row.second_winner("plain", "single") if row else None
+    served = serve(problem, gpu_index, RequestPlan(target_qps or 0.0), library, with_plain=second is not None)
+    timings, found = served.timings, served.speedup
+    ours, best, names = timings[OURS], timings[found.baseline], [n for n in SERVER_BASELINES if n in timings]
+    beside = _plain_columns(served, None if row is None else row.kernel("plain")) if PLAIN in timings else {}
     return [
         {
             **problem.to_json(),
             "mode": "server",
             **launch_columns("plain"),
-            "config": "" if choice is None else config_name(choice.config),
-            "status": (Status.LEFT_OUT if choice is None else Status.PASSED).value,
-            "fallback": choice is None,
+            "config": "" if config is None else config_name(config),
+            "status": (Status.LEFT_OUT if config is None else Status.PASSED).value,
+            "fallback": config is None,
             "ours_us": ours.median_us,
             "ours_spread": ours.spread,
             "ours_p99_us": percentile(ours, 99),
@@ -125,16 +183,32 @@ def server_rows(problem: Problem, library: Library, gpu_index: int, gpu: Gpu, ta
             "high": found.high,
             "baseline": found.baseline,
             "baseline_us": best.median_us,
-            "baseline_detail": details[found.baseline],
-            "lt_auto_detail": details[LT_AUTO],
+            "baseline_detail": served.details[found.baseline],
+            "lt_auto_detail": served.details[LT_AUTO],
             "baseline_p99_us": percentile(best, 99),
-            "torch_p99_us": percentile(timings["torch"], 99),
             "published": found.ratio,
             "floor_us": floor_us(problem, gpu),
             "regime": regime(problem, gpu),
-            **{f"{name}_us": t.median_us for name, t in timings.items() if name != "ours"},
+            **{f"{name}_us": timings[name].median_us for name in names},
+            **{f"{name}_p99_us": percentile(timings[name], 99) for name in names},
             "rounds": len(ours.samples_us),
             "repeats": 1,
             "operand_sets": ours.operand_sets,
+            "chosen_on": len(served.times.choosing[OURS].samples_us),
+            "judged_on": len(ours.samples_us),
+            "qps": served.times.qps,
+            "clock_us": served.times.clock_us,
+            **beside,
         }
     ]
+
+
+def _plain_columns(served: Served, config: Any) -> Row:
+    """Return the columns of the row's plain choice, which was served beside its second winner."""
+    plain = served.timings[PLAIN]
+    return {
+        "plain_config": "" if config is None else config_name(config),
+        "plain_us": plain.median_us,
+        "plain_p99_us": percentile(plain, 99),
+        "plain_speedup": over_chosen_rival(served.times, PLAIN).ratio,
+    }

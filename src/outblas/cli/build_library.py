@@ -35,10 +35,18 @@ StepsOption = Annotated[
     str | None, typer.Option(help="Steps, separated by commas; by default all but again, reopen and reopen_again.")
 ]
 ModesOption = Annotated[
-    str | None, typer.Option(help="Modes of step bench, separated by commas; by default all: " + ", ".join(MODES) + ".")
+    str | None,
+    typer.Option(
+        help="Modes of step bench, separated by commas; by default all: "
+        + ", ".join(MODES)
+        + ". Step trial_workloads takes offline_cold and server of them."
+    ),
 ]
 ExtraOption = Annotated[
-    str | None, typer.Option(help="Tables that are benched in the modes beside offline, too; by default the first.")
+    str | None,
+    typer.Option(
+        help="Tables that are benched in the modes beside offline, too, and have second winners; by default the first."
+    ),
 ]
 StartsOption = Annotated[
     str | None,
@@ -79,6 +87,8 @@ borrow   tries what won on shapes nearby; the better kernel stays
 refine   tries neighbours of the best candidates; the better kernel stays
 trial    times the fastest kernels of every row, in one start of the machine -> WORK/STEM_trial_START.jsonl
 choose   chooses each row's kernels from the pooled rounds of the trials
+trial_workloads times the plain kernels with cold caches (mode offline_cold) and as single requests (mode server)
+choose_workloads gives a row a second winner where one is surely over 2% faster than its plain kernel there
 judge    times the library against every baseline, in one start      -> WORK/STEM_judge_START.parquet
 merge    publishes the median of three judging starts for each row   -> WORK/STEM_offline.parquet
 bench    times the library in the other modes, in one start          -> WORK/STEM_MODE.parquet
@@ -153,12 +163,18 @@ def build_library(
 
 def _run_alone(work: BuildFolder, job: str) -> None:
     """Run one job in this process. The parent process reports how to resume."""
+    from outblas.core.workload import MODE_OF_WORKLOAD
     from outblas.search.build_library.build_run import run_job
     from outblas.search.build_library.build_steps import STEPS
     from outblas.search.build_library.finalist_trials import ALL_STARTS, DEFAULT_STARTS
 
     step, *rest = job.split() or [""]
-    third = {"bench": MODES, "trial": ALL_STARTS, "judge": DEFAULT_STARTS}.get(step, ())
+    third = {
+        "bench": MODES,
+        "trial": ALL_STARTS,
+        "judge": DEFAULT_STARTS,
+        "trial_workloads": tuple(MODE_OF_WORKLOAD.values()),
+    }.get(step, ())
     if step not in STEPS or len(rest) != 1 + bool(third) or (third and rest[1] not in third):
         raise UsageError(f"--job {job!r}", "a step, a table and, of some, a mode or a start", "leave it out")
     work.path.mkdir(parents=True, exist_ok=True)

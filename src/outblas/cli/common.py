@@ -74,7 +74,10 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON documen
 QpsOption = Annotated[
     float | None,
     typer.Option(
-        "--target-qps", "--target_qps", help="Requests per second, Poisson arrivals; server mode only, required there."
+        "--target-qps",
+        "--target_qps",
+        help="Requests per second, Poisson arrivals; server mode only, required there. "
+        "The rate is lower where the slowest entry would be busy for more than a quarter of the time.",
     ),
 ]
 

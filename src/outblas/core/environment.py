@@ -75,6 +75,13 @@ VARIABLES = (
         "at each call",
     ),
     Variable(
+        "OUTBLAS_WORKLOAD",
+        "`stream`, `single` or `cold`",
+        "`stream`",
+        "How the products of the process follow each other; `outblas.use_workload()` goes before it.",
+        "when the first product is decided",
+    ),
+    Variable(
         "OUTBLAS_FUSED",
         "1",
         "off",

@@ -6,7 +6,7 @@ The implementations need a GPU; they are in :mod:`outblas.judge.baselines`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from outblas.core.problem import Problem
@@ -50,6 +50,22 @@ class BaselineCall(Protocol):
     """
 
     def __call__(self, stream: int) -> None: ...
+
+
+class CallFromC(NamedTuple):
+    """A call of a C function with all its arguments, as the clock of server mode makes it without Python.
+
+    Attributes:
+        name: name of the function, e.g. ``cublasGemmEx``.
+        function: its address; it returns 0 for success.
+        words: its arguments, at most 19, all integers or pointers.
+        keep: what must live as long as the call, e.g. memory whose address is an argument.
+    """
+
+    name: str
+    function: int
+    words: tuple[int, ...]
+    keep: Any = None
 
 
 class Bindable(Protocol):

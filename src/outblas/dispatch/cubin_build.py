@@ -73,7 +73,7 @@ def packaged_libraries() -> dict[str, bytes]:
 
 def sources_of(libraries: Sequence[Library]) -> list[Source]:
     """Return the distinct sources of the kernels of some libraries: all launch options, layouts and dtypes."""
-    made = (make_source(p, c) for library in libraries for p, configs in library.installed().items() for c in configs)
+    made = (make_source(p, c) for library in libraries for p, configs in library.kernels().items() for c in configs)
     return list(dict.fromkeys(made))
 
 

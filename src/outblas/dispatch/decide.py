@@ -13,12 +13,13 @@ from outblas.core.config import KernelConfig, Launch, config_name
 from outblas.core.errors import ProblemError
 from outblas.core.problem import ROW_ALIGN_BYTES, Problem, row_major
 from outblas.core.roofline import OLDEST_ARCH, Gpu
+from outblas.core.workload import Workload
 from outblas.dispatch.guarantees.guarantee import Guarantee
 from outblas.kernels.families.registry import FAMILIES
 from outblas.kernels.fixed_order import summation, summation_of_weight
 from outblas.kernels.legality import why_illegal
 from outblas.records.library import Library
-from outblas.records.library_row import LibraryChoice, LibraryRow
+from outblas.records.library_row import LibraryChoice, LibraryRow, SecondWinner
 from outblas.runtime.cublas import rounds_partial_sums
 
 #: Chooses a kernel for a problem on a GPU and a launch option, with its predicted speed-up over torch.matmul. None:
@@ -47,6 +48,21 @@ class NotWhileCapturing(LeftToTorch):
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason, provisional=True)
+
+
+class CallTerms(NamedTuple):
+    """Terms of a call that no operand shows, beside its launch option.
+
+    Attributes:
+        guarantee: the guarantee for the result.
+        workload: workload of the process, for which a row may have a second winner.
+    """
+
+    guarantee: Guarantee = "none"
+    workload: Workload = "stream"
+
+
+DEFAULT_TERMS = CallTerms()
 
 
 class Operand(NamedTuple):
@@ -97,7 +113,7 @@ def decide(
     library: Library,
     launch: Launch = "plain",
     any_shape: ChooseOrRow | None = None,
-    guarantee: Guarantee = "none",
+    terms: CallTerms = DEFAULT_TERMS,
 ) -> Decision:
     """Decide how to compute ``a @ b``: a pure function of the operands' properties.
 
@@ -109,8 +125,8 @@ def decide(
         library: library of that GPU.
         launch: launch option that the call allows.
         any_shape: decides problems that the library does not have; None: torch computes them.
-        guarantee: the guarantee for the result. With ``batch_invariant`` only kernels of the weight's order of
-            summation are chosen, whether they are fastest or not.
+        terms: guarantee and workload. With ``batch_invariant`` only kernels of the weight's order of summation are
+            chosen, whether they are fastest or not.
 
     Returns:
         A kernel, else a cuBLASLt algorithm that the library names, else torch. It does not raise for odd operands.
@@ -130,12 +146,12 @@ def decide(
         except ProblemError as error:
             return Decision(None, None, error.wrong)
         row = library.lookup(problem)
-        if guarantee == "batch_invariant":
+        if terms.guarantee == "batch_invariant":
             return _in_fixed_order(problem, row, (a, b, out), gpu, library, launch)
         if row is None:
-            found = _for_any_shape(problem, (a, b, out), gpu, library, launch, any_shape, guarantee)
+            found = _for_any_shape(problem, (a, b, out), gpu, library, launch, any_shape, terms)
         else:
-            found = _from_row(row, (a, b, out), gpu, library, launch, guarantee)
+            found = _from_row(row, (a, b, out), gpu, library, launch, terms)
         if found.config is not None:
             return found
         kept = kept if kept.algorithm else found
@@ -221,7 +237,7 @@ def _for_any_shape(
     library: Library,
     launch: Launch,
     any_shape: ChooseOrRow | None,
-    guarantee: Guarantee,
+    terms: CallTerms,
 ) -> Decision:
     missing = f"{problem.key} is not in the library of {gpu.name} ({library.size('problems')})"
     if any_shape is None:
@@ -231,7 +247,7 @@ def _for_any_shape(
     except LeftToTorch as error:
         return Decision(None, None, f"{missing}, and {error}", provisional=error.provisional)
     if isinstance(choice, LibraryRow):
-        return _from_row(choice, operands, gpu, library, launch, guarantee)
+        return _from_row(choice, operands, gpu, library, launch, terms)
     if choice is None:
         return Decision(None, None, f"{missing}, and no kernel is surely predicted to be faster than torch.matmul")
     figures = f"{choice.speedup:.2f} times torch.matmul, surely {choice.low:.2f}"
@@ -240,17 +256,27 @@ def _for_any_shape(
 
 def _from_row(
     row: LibraryRow, operands: tuple[Operand | None, ...], gpu: Gpu, library: Library, launch: Launch,
-    guarantee: Guarantee,
+    terms: CallTerms,
 ) -> Decision:  # fmt: skip
-    problem, choice = row.problem, row.choice(launch)
-    if choice is None:
-        return _fallback(row, operands, guarantee)
-    illegal = why_illegal(problem, choice.config, gpu)
+    guarantee, workload = terms
+    problem, config = row.problem, row.kernel(launch, workload)
+    second, choice = row.second_winner(launch, workload), row.choice(launch)
+    if config is None:
+        return _fallback(row, operands, guarantee, "" if second is None else _figures_of_second(second, workload))
+    illegal = why_illegal(problem, config, gpu)
     if illegal:
-        return Decision(None, None, f"{config_name(choice.config)} on {problem.key}: {illegal}")
+        return Decision(None, None, f"{config_name(config)} on {problem.key}: {illegal}")
+    if second is not None:
+        return _by_kernel(config, problem, operands, _figures_of_second(second, workload))
+    assert choice is not None
     figures = f"{choice.speedup:.3f} times {row.baseline or 'the baseline'} ({choice.low:.3f} to {choice.high:.3f})"
     where = "measured at" if row.interval is None else f"{row.interval.words}, measured at no less than"
-    return _by_kernel(choice.config, problem, operands, f"{where} {figures} on {row.source or library.gpu}")
+    return _by_kernel(config, problem, operands, f"{where} {figures} on {row.source or library.gpu}")
+
+
+def _figures_of_second(second: SecondWinner, workload: Workload) -> str:
+    figures = f"{second.speedup:.3f} times the plain choice ({second.low:.3f} to {second.high:.3f})"
+    return f"under workload {workload} measured at {figures}"
 
 
 def _by_kernel(config: KernelConfig, problem: Problem, operands: tuple[Operand | None, ...], reason: str) -> Decision:
@@ -265,9 +291,10 @@ def _misaligned(operands: tuple[Operand | None, ...], need: int) -> str:
     return f"an operand is not aligned to {need} bytes" if wrong else ""
 
 
-def _fallback(row: LibraryRow, operands: tuple[Operand | None, ...], guarantee: Guarantee) -> Decision:
+def _fallback(row: LibraryRow, operands: tuple[Operand | None, ...], guarantee: Guarantee, why: str = "") -> Decision:
+    """Return the row's algorithm of cuBLASLt, else torch; ``why`` says it if no kernel lost to the baseline."""
     where = row.problem.key if row.interval is None else f"{row.problem.key}, {row.interval.words}"
-    reason = f"{where}: no kernel was proven faster than {row.baseline or 'the baseline'}"
+    reason = f"{where}: {why}" if why else f"{where}: no kernel was proven faster than {row.baseline or 'the baseline'}"
     if not row.fallback:
         return Decision(None, None, reason)
     wrong = _misaligned(operands, ROW_ALIGN_BYTES)

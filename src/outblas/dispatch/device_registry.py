@@ -18,6 +18,7 @@ from outblas.core.roofline import Gpu, architecture
 from outblas.dispatch import native_table
 from outblas.dispatch.decide import Choose, ChooseOrRow
 from outblas.dispatch.device_state import DeviceState, load_kernel
+from outblas.dispatch.process_workload import process_workload, set_process_workload
 from outblas.dispatch.promises import promise_free_option
 from outblas.dispatch.unlisted_shapes import any_shape_chooser, ask_cublaslt, choices_id
 from outblas.records.library import Library
@@ -40,7 +41,7 @@ lock = threading.RLock()
 _choosers: dict[int, Choose | None] = {}
 #: Returns the chooser that a device uses instead of its own. None: it uses its own.
 _wrap_chooser: Callable[[int, Choose | None], ChooseOrRow] | None = None
-#: Called when a library is replaced. Other keepers of decisions register here to forget them.
+#: Called when a library or the workload is replaced. Other keepers of decisions register here to forget them.
 on_library_replaced: list[Callable[[], None]] = []
 
 
@@ -128,8 +129,24 @@ def forget_decisions(index: int) -> None:
         _forget_tables()
 
 
+def replace_workload(workload: str | None) -> None:
+    """Set the workload of the process, and forget decisions by the old one.
+
+    Args:
+        workload: as for :func:`outblas.dispatch.process_workload.set_process_workload`.
+
+    Raises:
+        UsageError: the workload is unknown.
+    """
+    with lock:
+        before = process_workload()
+        set_process_workload(workload)
+        if process_workload() != before:
+            _forget_tables()
+
+
 def _forget_tables() -> None:
-    """Forget the decisions that native tables repeat. The caller holds the lock."""
+    """Empty the native table, and let the other keepers of decisions forget theirs. The caller holds the lock."""
     native_table.clear_table()
     for forget in on_library_replaced:
         forget()
@@ -142,11 +159,12 @@ def _chooser(index: int, own: Choose | None) -> ChooseOrRow | None:
 
 
 def libraries_id() -> str:
-    """Return a SHA-256 (64 hex digits) of what decides: the libraries in use, the launch option, and the data for
-    shapes that no library has.
+    """Return a SHA-256 (64 hex digits) of all that decides.
+
+    That is the libraries in use, the launch option, the workload, and the data for shapes that no library has.
     """
     used = [(i, device.library.sha(), _any_shape_id(device)) for i, device in sorted(devices.items())]
-    return hashlib.sha256(repr((promise_free_option(), used)).encode()).hexdigest()
+    return hashlib.sha256(repr((promise_free_option(), process_workload(), used)).encode()).hexdigest()
 
 
 def status() -> dict[str, dict[str, Any]]:
@@ -154,11 +172,11 @@ def status() -> dict[str, dict[str, Any]]:
 
     Example: ``{}`` before the first product. A state has the keys ``gpu``, ``library_rows``, ``library_intervals``,
     ``kernels_loaded``, ``kernels_shipped``, ``algorithms_found``, ``calls_bound``, ``compile_seconds``, ``failures``,
-    ``libraries`` and ``host_path``.
+    ``libraries``, ``host_path`` and ``workload``.
     """
-    path = native_table.host_path()
+    common = {"host_path": native_table.host_path(), "workload": process_workload()}
     return {
-        f"cuda:{i}": {**device.status(), "libraries": list(libraries.get(i, ())), "host_path": path}
+        f"cuda:{i}": {**device.status(), "libraries": list(libraries.get(i, ())), **common}
         for i, device in sorted(devices.items())
     }
 

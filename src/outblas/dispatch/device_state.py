@@ -15,8 +15,9 @@ from outblas.core.config import KernelConfig, Launch, config_name
 from outblas.core.errors import CompileError, DeviceError, ToolchainMissing
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
-from outblas.dispatch.decide import ChooseOrRow, Decision, Operand, decide
+from outblas.dispatch.decide import CallTerms, ChooseOrRow, Decision, Operand, decide
 from outblas.dispatch.guarantees.guarantee import Guarantee
+from outblas.dispatch.process_workload import process_workload
 from outblas.dispatch.recent_entries import keep, touch
 from outblas.kernels.geometry import workspace_bytes
 from outblas.kernels.source import KernelKind, kernel_kind
@@ -36,8 +37,8 @@ ARCHITECTURE = "sm_90a"
 #: Decisions and bound calls kept per device; the least recently used go first.
 KEPT_DECISIONS, KEPT_CALLS = 4096, 4096
 _LOG = logging.getLogger(__name__)
-#: What a decision is remembered by: A, B, C, launch option, guarantee, and the number of kernels left out under it.
-_Asked = tuple[Operand, Operand, Operand | None, Launch, Guarantee, int]
+#: What a decision is remembered by: A, B, C, launch option, guarantee, workload, number of kernels left out under it.
+_Asked = tuple[Operand, Operand, Operand | None, Launch, Guarantee, str, int]
 
 
 class DeviceState:
@@ -80,7 +81,7 @@ class DeviceState:
         if self.absent:
             return Decision(None, None, self.absent)
         left_out = len(self.library.fixed_order.left_out) if guarantee == "batch_invariant" else 0
-        key = (a, b, out, launch, guarantee, left_out)
+        key = (a, b, out, launch, guarantee, workload := process_workload(), left_out)
         with self._lock:
             found = self._decisions.get(key)
             if found is not None:
@@ -88,8 +89,9 @@ class DeviceState:
                 return found
         # Outside of the lock: for a shape of no library it takes milliseconds, in which other threads go on.
         found = decide(
-            a, b, out, gpu=self.gpu, library=self.library, launch=launch, any_shape=self.any_shape, guarantee=guarantee
-        )
+            a, b, out, gpu=self.gpu, library=self.library, launch=launch, any_shape=self.any_shape,
+            terms=CallTerms(guarantee, workload),
+        )  # fmt: skip
         with self._lock:
             if not found.provisional:
                 keep(self._decisions, key, found, KEPT_DECISIONS)

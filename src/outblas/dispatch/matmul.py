@@ -367,6 +367,23 @@ def use_library(library: Library | str | os.PathLike[str] | None, device: int = 
     device_registry.replace_library(library, device)
 
 
+def use_workload(workload: str | None) -> None:
+    """Say how the products of this process follow each other, from now on, on all devices.
+
+    It matters only where the library has a second winner for that workload, in calls without ``pdl`` and ``weights``.
+    Calls under ``batch_invariant`` ignore it. Results have the same accuracy under each workload. A product that
+    another thread decides during this call may keep the former workload.
+
+    Args:
+        workload: ``stream``: products follow each other closely. ``single``: each product is a request by itself.
+            ``cold``: operands are not in the L2 cache. None: as ``OUTBLAS_WORKLOAD`` says, else ``stream``.
+
+    Raises:
+        UsageError: another workload.
+    """
+    device_registry.replace_workload(workload)
+
+
 def status() -> dict[str, dict[str, Any]]:
     """Return the state of each device used so far, by name (``cuda:0``).
 
@@ -377,6 +394,7 @@ def status() -> dict[str, dict[str, Any]]:
     - the algorithms of cuBLASLt found, and the calls bound;
     - the seconds spent compiling;
     - why kernels or algorithms cannot be used, one line each;
+    - the workload (:func:`use_workload`);
     - the host path of repeated calls: ``native`` with its counts over all devices, or ``python`` and the reason.
     """
     return device_registry.status()

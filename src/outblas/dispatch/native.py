@@ -17,20 +17,25 @@ from outblas.runtime.cublas import check_status
 from outblas.runtime.driver import driver
 
 LIBCUDA = "libcuda.so.1"
-_BUILD = f"run python -m {source_id.__module__}"
+#: The remedy if the extension is not built.
+BUILD = f"run python -m {source_id.__module__}"
 
 
 def why_not() -> str:
     """Return why the extension cannot be used, and the remedy, in one line; empty if it can."""
     if is_off("OUTBLAS_NATIVE"):
         return "switched off by OUTBLAS_NATIVE"
+    reason = why_not_built()
+    return f"{reason}; {BUILD}" if reason else ""
+
+
+def why_not_built() -> str:
+    """Return in one line why the extension is not there; empty if it is there and built from these sources."""
     try:
         built = extension()
     except ImportError as error:
-        return f"outblas.dispatch._native is not built ({error}); {_BUILD}"
-    if source_id() not in ("", built.SOURCE_ID):
-        return f"outblas.dispatch._native was built from other sources; {_BUILD}"
-    return ""
+        return f"outblas.dispatch._native is not built ({error})"
+    return "" if source_id() in ("", built.SOURCE_ID) else "outblas.dispatch._native was built from other sources"
 
 
 def open_table(libcuda: str = LIBCUDA, **replaced: Any) -> tuple[Any, str]:
@@ -115,7 +120,7 @@ def _hooks() -> dict[str, Any]:
         "empty": _empty(),
         "increment_version": _increment_version(),
         "product": torch.matmul,
-        "refused": _refused,
+        "refused": raise_refused,
     }
 
 
@@ -166,8 +171,13 @@ def _spares_inference() -> bool:
     return True
 
 
-def _refused(call: str, status: int) -> None:
-    """Raise DeviceError for a failed call of the driver or of cuBLASLt."""
+def raise_refused(call: str, status: int) -> None:
+    """Raise DeviceError for a failed call of the driver or of cuBLASLt.
+
+    Args:
+        call: its name, e.g. ``cublasLtMatmul``.
+        status: its result, not 0.
+    """
     if call.startswith("cublas"):
         check_status(call, status)
     try:

@@ -32,13 +32,27 @@ def open_once() -> None:
 
     The caller holds the devices' lock.
     """
-    global table, why_no_table, is_compiling
+    global why_no_table
     if table is not None or why_no_table:
         return
-    table, why_no_table = open_table()
-    if table is not None:
-        is_compiling = tracing_check()
-        follow_guarantee()
+    made, why_no_table = open_table()
+    if made is not None:
+        replace_table(made)
+
+
+def replace_table(new: Any) -> None:
+    """Let products ask another table; None: the next product that is decided opens one, unless none can be had.
+
+    Args:
+        new: a table of :func:`outblas.dispatch.native.open_table`, or None.
+    """
+    global table, table_matmul, is_compiling
+    table = new
+    if new is None:
+        table_matmul = None
+        return
+    is_compiling = tracing_check()
+    follow_guarantee()
 
 
 def follow_guarantee() -> None:

@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 from outblas.core.errors import DeviceError, RecordError
 from outblas.core.problem import Problem
-from outblas.core.rivals import AUTO_REQUEST, BASELINE_NAMES, LT_AUTO, LT_EDGES, TORCH_FULL, BaselineCall
+from outblas.core.rivals import (
+    AUTO_REQUEST,
+    BASELINE_NAMES,
+    LT_AUTO,
+    LT_EDGES,
+    TORCH_FULL,
+    BaselineCall,
+    CallFromC,
+)
 from outblas.core.roofline import architecture
 from outblas.judge.matmul_heuristics import nvmmh_config, nvmmh_configs
 from outblas.judge.programmatic_edges import make_edges_programmatic
@@ -25,7 +33,7 @@ if TYPE_CHECKING:
     from outblas.judge.algorithm_cache import AlgorithmCache
     from outblas.judge.gpu_clock import GpuClock
     from outblas.kernels.source import KernelKind
-    from outblas.runtime.cublas import Cublas, CublasLt, LtPlan
+    from outblas.runtime.cublas import BlasShape, Cublas, CublasLt, LtPlan
     from outblas.runtime.cublas_loading import Algo, HeuristicResult
 
 __all__ = [
@@ -85,14 +93,25 @@ class CublasGemm:
         self._cublas: Cublas | None = None
 
     def bind(self, problem: Problem, a: Any, b: Any, c: Any) -> BaselineCall:
+        blas, shape, scalars, (pa, pb, pc) = self._bound(problem, a, b, c)
+        return lambda stream: blas.gemm(shape, scalars, pa, pb, pc, stream)
+
+    def bind_native(self, problem: Problem, a: Any, b: Any, c: Any, stream: int) -> CallFromC:
+        """Return the call for a caller in C, on a raw stream. The arguments are those of :meth:`bind`."""
+        blas, shape, scalars, (pa, pb, pc) = self._bound(problem, a, b, c)
+        return blas.native(shape, scalars, pa, pb, pc, stream)
+
+    def _bound(
+        self, problem: Problem, a: Any, b: Any, c: Any
+    ) -> tuple[Cublas, BlasShape, tuple[Any, Any], tuple[int, int, int]]:
+        """Return the handle, and the arguments of its product: shape, scalars and addresses."""
         from outblas.runtime.cublas import BlasShape, Cublas
 
         if self._cublas is None:
             self._workspace = _workspace(self._gpu)
             self._cublas = Cublas(self._workspace.data_ptr())
-        blas, shape = self._cublas, BlasShape.of(problem)
-        scalars, (pa, pb, pc) = shape.scalars(), _addresses(a, b, c)
-        return lambda stream: blas.gemm(shape, scalars, pa, pb, pc, stream)
+        shape = BlasShape.of(problem)
+        return self._cublas, shape, shape.scalars(), _addresses(a, b, c)
 
     def detail(self, problem: Problem) -> str:
         return "cublasGemmEx default"
@@ -123,6 +142,10 @@ class _Lt:
         plan, (pa, pb, pc) = self.plan(problem), _addresses(a, b, c)
         return lambda stream: plan.matmul(algo, pa, pb, pc, stream)
 
+    def native(self, problem: Problem, algo: Algo, a: Any, b: Any, c: Any, stream: int) -> CallFromC:
+        pa, pb, pc = _addresses(a, b, c)
+        return self.plan(problem).native(algo, pa, pb, pc, stream)
+
 
 class LtHeuristic:
     """Baseline "lt_heuristic": cuBLASLt with the first algorithm of its heuristic, chosen at ``bind``.
@@ -137,10 +160,17 @@ class LtHeuristic:
         self._algos: dict[tuple[Problem, int], HeuristicResult] = {}
 
     def bind(self, problem: Problem, a: Any, b: Any, c: Any) -> BaselineCall:
+        return self._lt.call(problem, self._algorithm(problem, a, b, c), a, b, c)
+
+    def bind_native(self, problem: Problem, a: Any, b: Any, c: Any, stream: int) -> CallFromC:
+        """Return the call for a caller in C, on a raw stream. The arguments are those of :meth:`bind`."""
+        return self._lt.native(problem, self._algorithm(problem, a, b, c), a, b, c, stream)
+
+    def _algorithm(self, problem: Problem, a: Any, b: Any, c: Any) -> Algo:
         key = (problem, _alignment(a, b, c))
         if key not in self._algos:
             self._algos[key] = self._lt.plan(problem).heuristic(1, key[1])[0]
-        return self._lt.call(problem, self._algos[key].algo, a, b, c)
+        return self._algos[key].algo
 
     def detail(self, problem: Problem) -> str:
         from outblas.runtime.cublas import describe
@@ -225,6 +255,13 @@ class LtAuto:
             with GpuClock(problem, self._gpu, gpu=gpu_of_device(self._gpu)) as bench:
                 self.prepare(bench)
         return self._lt.call(problem, self._chosen[problem][0], a, b, c)
+
+    def bind_native(self, problem: Problem, a: Any, b: Any, c: Any, stream: int) -> CallFromC:
+        """Return the call for a caller in C, on a raw stream, of a problem that was bound before.
+
+        The arguments are those of :meth:`bind`.
+        """
+        return self._lt.native(problem, self._chosen[problem][0], a, b, c, stream)
 
     def detail(self, problem: Problem) -> str:
         return self._chosen[problem][1] if problem in self._chosen else ""
@@ -348,10 +385,10 @@ def _workspace(gpu_index: int) -> Any:
     return torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=f"cuda:{gpu_index}")
 
 
-def _addresses(*tensors: Any) -> list[int]:
-    return [t.data_ptr() for t in tensors]
+def _addresses(a: Any, b: Any, c: Any) -> tuple[int, int, int]:
+    return a.data_ptr(), b.data_ptr(), c.data_ptr()
 
 
 def _alignment(*tensors: Any) -> int:
     """Largest power of two up to 256 that divides every address, bytes."""
-    return math.gcd(256, *_addresses(*tensors))
+    return math.gcd(256, *(t.data_ptr() for t in tensors))

@@ -1,114 +1,163 @@
-"""Server mode: latency of single requests, the clock of the host (outblas.judge.gpu_clock has that of the GPU).
+"""Server mode: latency of single requests, as a user of a lightly loaded service sees it.
 
-Requests of a Poisson process, one call each; host time from the call to its completion
-(a stream synchronise). Entries alternate in random order, a block of requests at a time. The stream
-is made torch's current one once for all of them, as it is for a user: no entry pays for that.
+Requests of a Poisson process make one call each. A request's latency runs from its arrival to the completion of its
+product, by the clock of :mod:`outblas.judge.request_clock`. Entries take turns in random order, a block of requests at
+a time, and all blocks of a round have the same arrivals. The stream is made torch's current one once for all of them,
+as it is for a user: no entry pays for that.
+
+The rate is at most :attr:`RequestPlan.max_qps`. It is lower where an entry would be busy for more than
+:attr:`RequestPlan.max_load` of the time, so that few requests wait for the one before.
 """
 
 from __future__ import annotations
 
+import gc
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from time import perf_counter_ns
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any
 
 import numpy as np
 
 from outblas.core.errors import UsageError
 from outblas.core.evaluation import Timing
 from outblas.core.problem import Problem
-from outblas.core.rivals import BaselineCall, Bindable
+from outblas.core.rivals import BaselineCall, Bindable, CallFromC
 from outblas.judge.gpu_clock import GpuClock, choose_algorithm
+from outblas.judge.request_clock import RequestTimes, clock_us, serve_requests
 from outblas.judge.rounds import timing_of_samples
 from outblas.runtime.device import gpu_of_device
-from outblas.runtime.driver import check, driver
 
-#: Requests of one entry before another has its turn.
-SERVER_BLOCK = 16
+#: Timed requests of one entry before another has its turn, and untimed ones before them. The first requests after
+#: another entry find that entry's code in the host's caches.
+BLOCK_REQUESTS, LEAD_REQUESTS = 50, 2
+#: Requests an entry, at least, in figures that are published.
+PUBLISHED_REQUESTS = 1000
+#: Requests per second, at most, and the share of the time that the slowest entry may be busy.
+MAX_QPS, MAX_LOAD = 2000.0, 0.25
+
+#: Serves requests that arrive at these nanoseconds after now, and returns their times.
+ServeBlock = Callable[[Sequence[int]], RequestTimes]
+
+
+@dataclass(frozen=True)
+class RequestPlan:
+    """The number of requests and their rate.
+
+    Attributes:
+        max_qps: requests per second offered to an entry while it is served, at most.
+        requests: timed requests of each entry, at least; a whole number of pairs of blocks is served.
+        warmup_seconds: seconds of requests that do not count, of all entries together.
+        benchmark_seconds: seconds of requests that count, at least, of all entries together.
+        max_load: share of the time that the slowest entry may be busy, 0 to 1.
+    """
+
+    max_qps: float = MAX_QPS
+    requests: int = PUBLISHED_REQUESTS
+    warmup_seconds: float = 0.2
+    benchmark_seconds: float = 0.0
+    max_load: float = MAX_LOAD
+
+
+@dataclass(frozen=True)
+class ServerTimes:
+    """Latencies of all entries, in two halves of as many requests: every other block.
+
+    Attributes:
+        choosing: name -> Timing of mode ``server``; the half that chooses the rival.
+        judging: name -> Timing of mode ``server``; the half that judges it.
+        qps: requests per second that were offered.
+        clock_us: the clock's own share of a latency, microseconds; None: not measured.
+    """
+
+    choosing: dict[str, Timing]
+    judging: dict[str, Timing]
+    qps: float
+    clock_us: float | None = None
 
 
 def time_server(
-    entries: Mapping[str, Bindable], problem: Problem, target_qps: float | None, warmup_seconds: float = 1.0,
-    benchmark_seconds: float = 5.0, seed: int = 0, gpu_index: int = 0,
-) -> dict[str, Timing]:  # fmt: skip
-    """Measure the latency per request at a Poisson arrival rate; see the module's text.
+    entries: Mapping[str, Bindable], problem: Problem, plan: RequestPlan, seed: int = 0, gpu_index: int = 0
+) -> ServerTimes:
+    """Measure the latency per request at Poisson arrivals; see the module's text.
+
+    An entry may have ``bind_native``: its calls are then made from C, without Python. An entry may have ``begin``,
+    which is called before each of its blocks.
 
     Args:
         entries: name -> kernel or baseline.
         problem: the problem that they compute.
-        target_qps: requests per second offered to each entry while it is served.
-        warmup_seconds: seconds of requests that do not count, of all entries together.
-        benchmark_seconds: seconds of requests that count, of all entries together. Every entry gets at least one
-            request.
+        plan: number and rate of the requests.
         seed: seed of the operands, of the arrivals and of the order.
         gpu_index: CUDA ordinal.
 
-    Returns:
-        Name -> Timing of mode ``server``, with one sample per request, in microseconds.
-
     Raises:
-        UsageError: ``target_qps`` is None, not finite or not above 0, or there are no entries.
+        UsageError: the plan's rate is not finite or not above 0, or there are no entries.
         DeviceError: no GPU, or a call failed.
-        ToolchainMissing: torch is not installed.
+        ToolchainMissing: torch is not installed, or the C extension is not built.
     """
-    check_qps(target_qps)
-    assert target_qps is not None
+    check_qps(plan.max_qps)
     with GpuClock(problem, gpu_index, seed, gpu=gpu_of_device(gpu_index)) as bench:
         for entry in entries.values():
             choose_algorithm(entry, bench)
         with bench.current():
-            bound = {name: bench.bind(entry) for name, entry in entries.items()}
+            calls = {name: _calls(entry, bench) for name, entry in entries.items()}
             bench.synchronize()
-            serve = {name: _requests(calls, bench) for name, calls in bound.items()}
-            blocks = time_server_blocks(serve, target_qps, warmup_seconds, benchmark_seconds, random.Random(seed))
-        return {name: timing_of_samples("server", samples, 1, bench.sets) for name, samples in blocks.items()}
+            own = clock_us(bench.stream, _arrivals(BLOCK_REQUESTS, MAX_QPS, random.Random(seed)))
+            serve = {name: _server(entries[name], calls[name], bench.stream) for name in entries}
+            blocks, qps = serve_blocks(serve, plan, random.Random(seed))
+        choosing, judging = (
+            {name: _timing(served[first::2], bench.sets) for name, served in blocks.items()} for first in range(2)
+        )
+        return ServerTimes(choosing, judging, qps, own)
 
 
-def time_server_blocks(
-    serve: Mapping[str, Callable[[], None]], target_qps: float, warmup_seconds: float, benchmark_seconds: float,
-    rng: random.Random, clock_ns: Callable[[], int] = perf_counter_ns,
-) -> dict[str, list[float]]:  # fmt: skip
-    """Serve requests in blocks of 16 per entry and return name -> latencies in microseconds, in the order of serving.
+def serve_blocks(
+    serve: Mapping[str, ServeBlock], plan: RequestPlan, rng: random.Random, clock: Callable[[], float] = monotonic
+) -> tuple[dict[str, list[list[float]]], float]:
+    """Serve requests in blocks and return (name -> latencies of each block in microseconds, requests per second).
 
-    First, every entry serves a block without waiting, which does not count. Then come the warm-up and the benchmark:
-    entries take turns, in a random order. The host waits for each arrival in a busy loop. A request that arrives while
-    another is served starts late; its latency counts from its own call.
+    First, every entry serves a block without waiting, which does not count and gives the rate. Then come rounds of
+    warm-up and rounds that count: in each, every entry serves one block, in a random order, with the same arrivals.
 
     Args:
-        serve: name -> function that serves one request to its completion.
-        target_qps: requests per second, above 0; the times between arrivals are exponentially distributed.
-        warmup_seconds: seconds of requests that do not count; at least one request per entry.
-        benchmark_seconds: seconds of requests that count; at least one request per entry.
+        serve: name -> function that serves a block.
+        plan: number and rate of the requests.
         rng: source of the order and of the arrivals.
-        clock_ns: function that returns nanoseconds.
+        clock: function that returns seconds.
 
     Raises:
         UsageError: ``serve`` is empty.
     """
     if not serve:
         raise UsageError("no entries to serve", "at least one kernel or baseline", "pass one")
-    for one in serve.values():
-        for _ in range(SERVER_BLOCK):
-            one()
-    samples: dict[str, list[float]] = {name: [] for name in serve}
-    for seconds, keep in ((warmup_seconds, False), (benchmark_seconds, True)):
-        end = clock_ns() + int(1e9 * seconds)
-        while True:
-            for name in rng.sample(list(serve), len(serve)):
-                arrival = clock_ns()
-                for _ in range(SERVER_BLOCK):
-                    arrival += int(1e9 * rng.expovariate(target_qps))
-                    while clock_ns() < arrival:
-                        pass
-                    begin = clock_ns()
-                    serve[name]()
-                    if keep:
-                        samples[name].append((clock_ns() - begin) / 1e3)
-                    if clock_ns() >= end and (samples[name] or not keep):
-                        break  # at a low rate a block may outlast the time
-            if clock_ns() >= end:
-                break
-    return samples
+    service_us = [float(np.median(one([0] * BLOCK_REQUESTS).service_us)) for one in serve.values()]
+    qps = min(plan.max_qps, 1e6 * plan.max_load / max(service_us))
+
+    def one_round() -> dict[str, list[float]]:
+        arrivals = _arrivals(LEAD_REQUESTS + BLOCK_REQUESTS, qps, rng)
+        order = rng.sample(list(serve), len(serve))
+        return {name: serve[name](arrivals).latency_us[LEAD_REQUESTS:].tolist() for name in order}
+
+    blocks: dict[str, list[list[float]]] = {name: [] for name in serve}
+    collecting = gc.isenabled()
+    gc.disable()  # a collection would fall on the requests of any entry
+    try:
+        begin = clock()
+        while clock() - begin < plan.warmup_seconds:
+            one_round()
+        begin, rounds = clock(), 2 * math.ceil(plan.requests / (2 * BLOCK_REQUESTS))
+        done = 0
+        while done < rounds or done % 2 or clock() - begin < plan.benchmark_seconds:
+            for name, latencies in one_round().items():
+                blocks[name].append(latencies)
+            done += 1
+    finally:
+        if collecting:
+            gc.enable()
+    return blocks, qps
 
 
 def check_qps(target_qps: float | None) -> None:
@@ -140,18 +189,34 @@ def percentile(timing: Timing, q: float) -> float:
     return float(np.percentile(np.asarray(timing.samples_us), q))
 
 
-def _requests(calls: Sequence[BaselineCall], bench: GpuClock) -> Callable[[], None]:
-    """Serves one request after the other, rotating over the operand sets."""
-    turn: Iterator[int] = iter(())
-    stream, wait = bench.stream, driver().cuStreamSynchronize
+def _arrivals(count: int, qps: float, rng: random.Random) -> list[int]:
+    """Return the arrivals of a Poisson process, nanoseconds after now."""
+    return np.cumsum([int(1e9 * rng.expovariate(qps)) for _ in range(count)]).tolist()
 
-    def serve() -> None:
+
+def _calls(entry: Any, bench: GpuClock) -> list[BaselineCall | CallFromC]:
+    """Return a call of the entry for each operand set, made from C if the entry has such calls."""
+    bound = bench.bind(entry)  # in any case: it loads what the first calls need
+    native = getattr(entry, "bind_native", None)
+    if native is None:
+        return list(bound)
+    return [native(bench.problem, *bench.operands(i), bench.stream) for i in range(bench.sets)]
+
+
+def _server(entry: Any, calls: Sequence[BaselineCall | CallFromC], stream: int) -> ServeBlock:
+    """Return a function that serves blocks of an entry, rotating over the operand sets from block to block."""
+    begin, turn = getattr(entry, "begin", None), 0
+
+    def serve(arrivals: Sequence[int]) -> RequestTimes:
         nonlocal turn
-        index = next(turn, None)
-        if index is None:
-            turn = iter(range(len(calls)))
-            index = next(turn)
-        calls[index](stream)
-        check("cuStreamSynchronize", wait(stream))
+        if begin is not None:
+            begin()
+        rotated = (*calls[turn:], *calls[:turn])
+        turn = (turn + len(arrivals)) % len(calls)
+        return serve_requests(rotated, stream, arrivals)
 
     return serve
+
+
+def _timing(blocks: Sequence[Sequence[float]], operand_sets: int) -> Timing:
+    return timing_of_samples("server", [us for block in blocks for us in block], 1, operand_sets)

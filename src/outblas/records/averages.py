@@ -28,6 +28,8 @@ PROTOCOLS = {
 }
 #: A row below this is far behind: beyond the noise between starts.
 FAR_BELOW = 0.98
+#: Columns of a row of one layout that mean nothing for the best of two.
+_OF_ONE_LAYOUT = ("by_start", "torch_full_us", "lt_edges_us", "plain_config", "plain_us", "plain_speedup")
 #: In the llm suite, rows with M up to this count as decode: one token of each request in a batch.
 MAX_DECODE_M = 64
 
@@ -118,6 +120,8 @@ def extended_figures(rows: Sequence[Row], suite: str) -> Row:
         A dictionary of these entries.
         ``by_decade``: ``{"1eD": {n, geomean}}`` by decade of FLOP.
         ``geomean_torch``: see :func:`torch_ratio`.
+        ``plain_choice``: only if rows have a second winner; ``{n, geomean}``: number of these rows, and the geometric
+            mean of all rows if each published its plain choice.
         ``geomean_torch_full``: not in server mode, and only if timed; the same over torch without reduced-precision
             reductions.
         ``geomean_lt_edges``: with PDL, and only if timed; the same over cuBLASLt with programmatic edges.
@@ -136,6 +140,9 @@ def extended_figures(rows: Sequence[Row], suite: str) -> Row:
         found["by_m"] = figures_by_key(
             rows, lambda r: f"<={MAX_DECODE_M}" if r["m"] <= MAX_DECODE_M else f">{MAX_DECODE_M}"
         )
+    if second := [row for row in rows if row.get("plain_speedup") is not None]:
+        plain = [row["published"] if row.get("plain_speedup") is None else row["plain_speedup"] for row in rows]
+        found["plain_choice"] = {"n": len(second), "geomean": _mean(plain)}
     if rows[0]["mode"] == "server":
         found["p50"] = _latencies(rows, "ours_us", "baseline_us")
         found["p99"] = _latencies(rows, "ours_p99_us", "baseline_p99_us")
@@ -253,7 +260,7 @@ def _best_of(pair: tuple[Row, Row]) -> Row:
     ours, base = min(pair, key=published_us), min(pair, key=lambda r: r["baseline_us"])
     torch = [r["torch_us"] for r in pair if r.get("torch_us") is not None]
     return {
-        **{name: value for name, value in base.items() if name not in ("by_start", "torch_full_us", "lt_edges_us")},
+        **{name: value for name, value in base.items() if name not in _OF_ONE_LAYOUT},
         "config": ours["config"],
         "fallback": ours["fallback"],
         "speedup": base["speedup"] if base["fallback"] else None,  # only demoted kernels keep their measured speed-up

@@ -22,6 +22,7 @@ from outblas.core.errors import RecordError
 from outblas.core.files import json_text, write_json
 from outblas.core.plain_files import read_plain_file
 from outblas.core.problem import Problem
+from outblas.core.workload import SECOND_WORKLOADS
 from outblas.kernels.fixed_order import FixedOrderKernels
 from outblas.records.library_file import LibraryContent, library_to_json, parse_content
 from outblas.records.library_interval import IntervalIndex, LibraryInterval
@@ -122,6 +123,14 @@ class Library:
         found: dict[Problem, list[KernelConfig]] = {}
         for row in (*self.rows, *(one.row for one in self.intervals)):
             found.setdefault(row.problem, []).extend(c.config for c in map(row.choice, LAUNCHES) if c)
+        return found
+
+    def kernels(self) -> dict[Problem, list[KernelConfig]]:
+        """Return problem -> all kernels that a call may run: those of :meth:`installed`, then second winners."""
+        found = self.installed()
+        for row in self.rows:
+            seconds = (getattr(row, workload) for workload in SECOND_WORKLOADS)
+            found[row.problem].extend(second.config for second in seconds if second and second.config)
         return found
 
     @cached_property

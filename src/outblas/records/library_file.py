@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -11,9 +12,10 @@ from outblas.core.config import KernelConfig, config_name
 from outblas.core.errors import OutblasError, RecordError, ToolchainMissing
 from outblas.core.problem import Problem
 from outblas.core.weight import Weight
+from outblas.core.workload import SECOND_WORKLOADS
 from outblas.kernels.config_text import config_from_name
 from outblas.records.library_interval import IntervalIndex, LibraryInterval
-from outblas.records.library_row import LibraryChoice, LibraryRow
+from outblas.records.library_row import LibraryChoice, LibraryRow, SecondWinner
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -51,7 +53,10 @@ def _interval_to_json(interval: LibraryInterval) -> dict[str, Any]:
 
 
 def _columns_to_json(row: LibraryRow) -> dict[str, Any]:
-    """Return a row without its problem: one set of columns per launch option; ``weights`` only if present."""
+    """Return a row without its problem: one set of columns per launch option; ``weights`` only if present.
+
+    A second winner is an object under its workload's name, and absent without one.
+    """
     data: dict[str, Any] = {}
     choices = {"": row.plain, "_pdl": row.pdl, **({} if row.weights is None else {"_weights": row.weights})}
     for suffix, choice in choices.items():
@@ -59,7 +64,14 @@ def _columns_to_json(row: LibraryRow) -> dict[str, Any]:
         for figure in ("speedup", "low", "high"):
             data[f"{figure}{suffix}"] = None if choice is None else getattr(choice, figure)
     data |= {"baseline": row.baseline, "baseline_detail": row.baseline_detail, "source": row.source}
-    return {**data, "lt_auto_detail": row.lt_auto_detail} if row.lt_auto_detail else data
+    data |= {"lt_auto_detail": row.lt_auto_detail} if row.lt_auto_detail else {}
+    seconds = {workload: getattr(row, workload) for workload in SECOND_WORKLOADS}
+    return {**data, **{workload: _second_to_json(second) for workload, second in seconds.items() if second}}
+
+
+def _second_to_json(second: SecondWinner) -> dict[str, Any]:
+    config = None if second.config is None else config_name(second.config)
+    return {"config": config, "speedup": second.speedup, "low": second.low, "high": second.high}
 
 
 def parse_content(text: str, where: str) -> LibraryContent:
@@ -119,6 +131,11 @@ def _row_from_file(problem: Problem, row: Any, configs: dict[str, KernelConfig])
     figures.
     """
 
+    def config_of(name: str) -> KernelConfig:
+        if name not in configs:
+            configs[name] = config_from_name(name)
+        return configs[name]
+
     def choice(suffix: str) -> LibraryChoice | None:
         name = getattr(row, f"config{suffix}")
         if name is None:
@@ -126,18 +143,31 @@ def _row_from_file(problem: Problem, row: Any, configs: dict[str, KernelConfig])
         figures = [getattr(row, f"{figure}{suffix}") for figure in ("speedup", "low", "high")]
         if None in figures:
             raise RecordError(f"{problem.key} has a kernel without figures", "speedup, low and high", "tune again")
-        if name not in configs:
-            configs[name] = config_from_name(name)
-        return LibraryChoice(configs[name], *figures)
+        return LibraryChoice(config_of(name), *figures)
+
+    def second(found: Any) -> SecondWinner | None:
+        if found is None:
+            return None
+        config = None if found.config is None else config_of(found.config)
+        return SecondWinner(config, found.speedup, found.low, found.high)
 
     named = row.baseline, row.baseline_detail, row.source
-    return LibraryRow(problem, *named, choice(""), choice("_pdl"), row.lt_auto_detail, choice("_weights"))
+    found = LibraryRow(problem, *named, choice(""), choice("_pdl"), row.lt_auto_detail, choice("_weights"))
+    return replace(found, cold=second(row.cold), single=second(row.single))
 
 
 @lru_cache(maxsize=1)
 def _file_model() -> type[BaseModel]:
     """Return the pydantic schema of the file. Pydantic is imported only here and in :func:`parse_content`."""
     from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt
+
+    class Second(BaseModel):
+        model_config = ConfigDict(allow_inf_nan=False)
+
+        config: str | None
+        speedup: PositiveFloat
+        low: PositiveFloat
+        high: PositiveFloat
 
     class Columns(BaseModel):
         model_config = ConfigDict(allow_inf_nan=False)
@@ -158,6 +188,8 @@ def _file_model() -> type[BaseModel]:
         speedup_weights: PositiveFloat | None = None
         low_weights: PositiveFloat | None = None
         high_weights: PositiveFloat | None = None
+        cold: Second | None = None
+        single: Second | None = None
 
     class RowOfFile(Columns):
         problem: str

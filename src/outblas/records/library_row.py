@@ -7,6 +7,8 @@ by that first margin. If no kernel qualifies, the row names the baseline, whose 
 
 A row has two winners: one without programmatic dependent launch (PDL) and one with it; both may be the same kernel.
 Some rows have a third winner, for a B that the caller promises to be constant.
+
+A row may also have a second winner for plain calls under another workload (:class:`SecondWinner`).
 """
 
 from __future__ import annotations
@@ -16,11 +18,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from outblas.core.config import KernelConfig, Launch, config_name, launch_allows
+from outblas.core.config import KernelConfig, Launch, config_name, launch_allows, launch_of
 from outblas.core.errors import ConfigError
 from outblas.core.evaluation import Evaluation, Status
 from outblas.core.problem import Problem
 from outblas.core.rivals import LT_AUTO, LT_HEURISTIC
+from outblas.core.workload import SECOND_WORKLOADS, Workload
 
 if TYPE_CHECKING:
     from outblas.records.library_interval import LibraryInterval
@@ -50,6 +53,23 @@ class LibraryChoice:
 
 
 @dataclass(frozen=True)
+class SecondWinner:
+    """A kernel or the fall-back, which plain calls under another workload run in place of the row's plain choice.
+
+    Attributes:
+        config: the kernel; None: the row's fall-back (:attr:`LibraryRow.fallback`).
+        speedup: speed-up over the plain choice, timed in the workload's mode.
+        low: lower end of the speed-up's 95% interval.
+        high: upper end of the interval.
+    """
+
+    config: KernelConfig | None
+    speedup: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
 class LibraryRow:
     """The decision for one problem.
 
@@ -64,9 +84,12 @@ class LibraryRow:
             the fastest; else empty.
         weights: winner if B is also promised to be constant (:data:`outblas.core.config.Launch`); None: use ``pdl``.
         interval: interval of M from which the row was taken; None: the row stands in its library by itself.
+        cold: second winner of plain calls whose operands are not in the L2 cache; None: ``plain`` holds there, too.
+        single: second winner of plain calls that are single requests; None: ``plain`` holds there, too.
 
     Raises:
-        ConfigError: ``plain`` or ``pdl`` is a kernel that needs constant weights.
+        ConfigError: ``plain`` or ``pdl`` is a kernel that needs constant weights, or a second winner is a kernel that
+            no plain call allows.
     """
 
     problem: Problem
@@ -78,8 +101,17 @@ class LibraryRow:
     lt_auto_detail: str = ""
     weights: LibraryChoice | None = None
     interval: LibraryInterval | None = field(default=None, compare=False, repr=False)
+    cold: SecondWinner | None = None
+    single: SecondWinner | None = None
 
     def __post_init__(self) -> None:
+        for second in filter(None, (self.cold, self.single)):
+            if second.config is not None and launch_of(second.config) != "plain":
+                raise ConfigError(
+                    f"{self.problem.key} has {config_name(second.config)} as a second winner",
+                    "a kernel without programmatic dependent launch, for second winners serve plain calls",
+                    "leave it out",
+                )
         for choice in (self.plain, self.pdl):
             if choice is not None and choice.config.early:
                 raise ConfigError(
@@ -97,6 +129,18 @@ class LibraryRow:
         if launch == "weights" and self.weights is not None:
             return self.weights
         return self.plain if launch == "plain" else self.pdl
+
+    def second_winner(self, launch: Launch, workload: Workload) -> SecondWinner | None:
+        """Return what a call runs in place of :meth:`choice`; None: the workload changes nothing.
+
+        Only plain calls have a second winner, because it was timed against the plain choice.
+        """
+        return getattr(self, workload) if launch == "plain" and workload in SECOND_WORKLOADS else None
+
+    def kernel(self, launch: Launch, workload: Workload = "stream") -> KernelConfig | None:
+        """Return the kernel that a call runs under a workload; None: the fall-back."""
+        found = self.second_winner(launch, workload) or self.choice(launch)
+        return None if found is None else found.config
 
     @property
     def algorithm(self) -> str:

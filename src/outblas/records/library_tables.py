@@ -12,6 +12,7 @@ from outblas.core.errors import UsageError
 from outblas.core.evaluation import Status
 from outblas.core.problem import Problem
 from outblas.core.suites import Table
+from outblas.core.workload import workload_of_mode
 from outblas.records.averages import launch_of_row
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryChoice
@@ -110,10 +111,10 @@ def is_bench_of(path: Path, library: Library, problems: Sequence[Problem]) -> bo
             if found is not None and getattr(found, launch) is not None:
                 return False
             continue
-        choice = found.choice(launch) if found is not None else None
+        kernel = found.kernel(launch, workload_of_mode(row["mode"])) if found is not None else None
         # A kernel that failed in the bench leaves no name there, but its status.
-        failed = choice is not None and row["fallback"] and row["status"] != Status.LEFT_OUT.value
-        if not failed and row["config"] != ("" if choice is None else config_name(choice.config)):
+        failed = kernel is not None and row["fallback"] and row["status"] != Status.LEFT_OUT.value
+        if not failed and row["config"] != ("" if kernel is None else config_name(kernel)):
             return False
     return True
 
@@ -143,9 +144,18 @@ def fill_fallbacks(old: LibraryRow, new: LibraryRow) -> LibraryRow:
 
 
 def _with_choices(old: LibraryRow, new: LibraryRow, picks: dict[str, LibraryChoice | None]) -> LibraryRow:
-    """Return a row with these kernels and the baseline of ``new``; ``old`` itself if it already has these kernels."""
+    """Return a row with these kernels and the baseline of ``new``; ``old`` itself if it already has these kernels.
+
+    Second winners were timed against the plain choice of their row, so they stay with it.
+    """
     if picks["weights"] == picks["pdl"]:
         picks = {**picks, "weights": None}
     if all(getattr(old, launch) == pick for launch, pick in picks.items()):
         return old
-    return replace(new, plain=picks["plain"], pdl=picks["pdl"], weights=picks["weights"])
+    row = replace(new, plain=picks["plain"], pdl=picks["pdl"], weights=picks["weights"])
+    return without_second_winners(row) if picks["plain"] != new.plain else row
+
+
+def without_second_winners(row: LibraryRow) -> LibraryRow:
+    """Return a row whose plain choice holds under every workload."""
+    return replace(row, cold=None, single=None)

@@ -51,6 +51,10 @@ PROVENANCE_FIELDS = ("gpu", "driver", "toolchain", "date", "commit", "command")
 #: ``ours_mhz`` and ``baseline_mhz`` are the frequencies of the SMs in mode ``block``. ``by_start`` has the published
 #: speed-ups of several starts of the machine, of which the row is the median one (:mod:`outblas.records.median_rows`).
 #: The 99th percentiles are for server mode. ``pdl``: PDL was allowed. ``early``: early loads of a constant B, too.
+#: If the library has a second winner for the mode's workload, the row's plain choice is timed in the same rounds. Its
+#: figures are ``plain_config`` (empty: the fall-back), ``plain_us``, ``plain_p99_us`` and ``plain_speedup``.
+#: In server mode ``chosen_on`` requests of each entry chose the rival, and all figures are of ``judged_on`` others.
+#: ``qps`` is their rate, ``clock_us`` the clock's own share of a latency.
 COLUMNS: dict[str, tuple[str, bool]] = {
     **{c: ("int32", False) for c in ("m", "n", "k")},
     **{c: ("string", False) for c in ("layout", "dtype", "acc", "mode")},
@@ -76,12 +80,18 @@ COLUMNS: dict[str, tuple[str, bool]] = {
     **{c: ("double", True) for c in ("torch_full_us", "lt_edges_us", "ours_mhz", "baseline_mhz")},
     "ran": ("string", True),
     "by_start": ("doubles", True),
+    **{c: ("double", True) for c in ("cublas_p99_us", "lt_heuristic_p99_us", "lt_auto_p99_us", "qps", "clock_us")},
+    **{c: ("int32", True) for c in ("chosen_on", "judged_on")},
+    "plain_config": ("string", True),
+    **{c: ("double", True) for c in ("plain_us", "plain_p99_us", "plain_speedup")},
 }
 #: Columns that older files lack -> the value that is read for them. Rows to write may omit them, too.
 LATER_COLUMN_DEFAULTS: dict[str, Any] = {
     **dict.fromkeys(("lt_auto_detail", "ours_p99_us", "baseline_p99_us", "torch_p99_us")),
     "early": False,
     **dict.fromkeys(("torch_full_us", "lt_edges_us", "ours_mhz", "baseline_mhz", "ran", "by_start")),
+    **dict.fromkeys(("cublas_p99_us", "lt_heuristic_p99_us", "lt_auto_p99_us", "qps", "clock_us")),
+    **dict.fromkeys(("chosen_on", "judged_on", "plain_config", "plain_us", "plain_p99_us", "plain_speedup")),
 }
 
 

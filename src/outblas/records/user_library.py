@@ -18,6 +18,7 @@ from typing import Any
 
 from outblas.core.errors import OutblasError, RecordError, UsageError
 from outblas.core.files import lock_for_update, user_data_folder
+from outblas.core.workload import SECOND_WORKLOADS
 from outblas.records.equal_kernels import EqualKernels, KernelRelease
 from outblas.records.interval_merge import overlay_intervals, replace_intervals
 from outblas.records.library import Library
@@ -267,7 +268,8 @@ def _owned(library: Library, owner: str) -> tuple[LibraryInterval, ...]:
 def merge_user_row(own: LibraryRow, packaged: LibraryRow | None) -> LibraryRow:
     """Return the user's decision, with the packaged kernel for each launch option in which the user's row has none.
 
-    Packaged kernels are proven too, and a short search may have missed them.
+    Packaged kernels are proven too, and a short search may have missed them. Second winners come from the row whose
+    plain kernel is used.
 
     Args:
         own: the user's row, of the library or of an interval.
@@ -276,4 +278,6 @@ def merge_user_row(own: LibraryRow, packaged: LibraryRow | None) -> LibraryRow:
     if packaged is None:
         return own
     weights = own.weights or (None if own.pdl is not None else packaged.weights)
-    return replace(own, plain=own.plain or packaged.plain, pdl=own.pdl or packaged.pdl, weights=weights)
+    first = packaged if own.plain is None and packaged.plain is not None else own
+    seconds = {workload: getattr(first, workload) for workload in SECOND_WORKLOADS}
+    return replace(own, plain=first.plain, pdl=own.pdl or packaged.pdl, weights=weights, **seconds)

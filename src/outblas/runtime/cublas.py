@@ -22,7 +22,8 @@ from typing import Any
 
 from outblas.core.errors import DeviceError
 from outblas.core.problem import Problem
-from outblas.runtime.cublas_loading import Algo, HeuristicResult, open_cublas, open_cublaslt
+from outblas.core.rivals import CallFromC
+from outblas.runtime.cublas_loading import Algo, HeuristicResult, native_call, open_cublas, open_cublaslt
 
 #: Size of the scratch memory that every baseline may use, bytes.
 WORKSPACE_BYTES = 32 * 1024 * 1024
@@ -151,21 +152,28 @@ class Cublas:
         Raises:
             DeviceError: a call failed.
         """
+        self._use_stream(stream)
+        check_status("cublasGemmEx", self._lib.cublasGemmEx(*self._arguments(shape, scalars, a, b, c)))
+
+    def native(self, shape: BlasShape, scalars: tuple[Any, Any], a: int, b: int, c: int, stream: int) -> CallFromC:
+        """Return the call of :meth:`gemm` for a caller in C. It is valid until the handle gets another stream."""
+        self._use_stream(stream)
+        return native_call(self._lib, "cublasGemmEx", self._arguments(shape, scalars, a, b, c), self)
+
+    def _arguments(self, s: BlasShape, scalars: tuple[Any, Any], a: int, b: int, c: int) -> tuple[Any, ...]:
+        return (
+            self._handle, s.op_first, _OP_N, s.m, s.n, s.k,
+            byref(scalars[0]), b, s.dtype, s.ld_first, a, s.dtype, s.ld_second,
+            byref(scalars[1]), c, s.dtype, s.ld_out, s.compute, _GEMM_DEFAULT,
+        )  # fmt: skip
+
+    def _use_stream(self, stream: int) -> None:
         lib, handle = self._lib, self._handle
         if stream != self._stream:
             check_status("cublasSetStream", lib.cublasSetStream_v2(handle, stream))
             # cublasSetStream resets the workspace, so the workspace is set second.
             check_status("cublasSetWorkspace", lib.cublasSetWorkspace_v2(handle, self._workspace, WORKSPACE_BYTES))
             self._stream = stream
-        s = shape
-        check_status(
-            "cublasGemmEx",
-            lib.cublasGemmEx(
-                handle, s.op_first, _OP_N, s.m, s.n, s.k,
-                byref(scalars[0]), b, s.dtype, s.ld_first, a, s.dtype, s.ld_second,
-                byref(scalars[1]), c, s.dtype, s.ld_out, s.compute, _GEMM_DEFAULT,
-            ),
-        )  # fmt: skip
 
     def close(self) -> None:
         """Destroy the handle. Later calls do nothing."""
@@ -293,13 +301,18 @@ class LtPlan:
             DeviceError: cuBLASLt refused the call.
         """
         space = self._owner._workspace if workspace is None else workspace
-        check_status(
-            "cublasLtMatmul",
-            self._lib.cublasLtMatmul(
-                self._owner._handle, self._desc, byref(self._alpha), b, self._first, a, self._second,
-                byref(self._beta), c, self._out, c, self._out,
-                byref(algo), space, WORKSPACE_BYTES if space else 0, stream,
-            ),
+        check_status("cublasLtMatmul", self._lib.cublasLtMatmul(*self._arguments(algo, a, b, c, stream, space)))
+
+    def native(self, algo: Algo, a: int, b: int, c: int, stream: int) -> CallFromC:
+        """Return the call of :meth:`matmul` for a caller in C, with the handle's workspace."""
+        arguments = self._arguments(algo, a, b, c, stream, self._owner._workspace)
+        return native_call(self._lib, "cublasLtMatmul", arguments, self)
+
+    def _arguments(self, algo: Algo, a: int, b: int, c: int, stream: int, space: int) -> tuple[Any, ...]:
+        return (
+            self._owner._handle, self._desc, byref(self._alpha), b, self._first, a, self._second,
+            byref(self._beta), c, self._out, c, self._out,
+            byref(algo), space, WORKSPACE_BYTES if space else 0, stream,
         )  # fmt: skip
 
     def numbers(self) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from outblas.core.errors import ToolchainMissing
 from outblas.core.install_hint import install_hint
+from outblas.core.rivals import CallFromC
 
 
 class Algo(ctypes.Structure):
@@ -75,6 +76,26 @@ def open_cublaslt() -> ctypes.CDLL:
     _typed(lib, signatures)
     lib.cublasLtGetVersion.argtypes, lib.cublasLtGetVersion.restype = [], c_size_t
     return lib
+
+
+def native_call(lib: ctypes.CDLL, name: str, arguments: tuple[Any, ...], owner: Any) -> CallFromC:
+    """Return a call of a library's function for a caller in C.
+
+    Args:
+        lib: the library.
+        name: name of the function.
+        arguments: its arguments: integers, ``c_void_p`` or results of ``byref``.
+        owner: what keeps the handles among them alive.
+    """
+    address = ctypes.cast(getattr(lib, name), c_void_p).value or 0
+    return CallFromC(name, address, tuple(map(_word, arguments)), (arguments, owner))
+
+
+def _word(argument: Any) -> int:
+    """Return an argument as an integer: a number, the value of a pointer, or the address of a ``byref``."""
+    if isinstance(argument, int):
+        return argument
+    return argument.value or 0 if isinstance(argument, c_void_p) else ctypes.addressof(argument._obj)
 
 
 def _typed(lib: ctypes.CDLL, signatures: dict[str, list[Any]]) -> ctypes.CDLL:

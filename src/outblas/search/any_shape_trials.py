@@ -13,7 +13,7 @@ from outblas.core.problem import Problem
 from outblas.core.rivals import LT_HEURISTIC, RIVALS
 from outblas.core.stats import geomean
 from outblas.search.build_library.build_work import BuildFolder, Table
-from outblas.search.build_library.finalist_trials import BLOCK, TrialEntry, read_trial
+from outblas.search.build_library.finalist_trials import OFFLINE_STARTS, TrialEntry, read_trial
 
 
 def collect_trials(work: Path, out: Path) -> str:
@@ -21,8 +21,8 @@ def collect_trials(work: Path, out: Path) -> str:
 
     Columns are ``problem`` (key), ``suite``, ``kernel`` (config name), ``torch_us``, ``median_us``, ``rival_us`` (the
     fastest baseline) and ``answer`` (the first answer of cuBLASLt's heuristic). Times are geometric means over the
-    starts. A kernel's time is scaled to that of torch.matmul in the same start. Trials in blocks are left out, as they
-    are of another clock. The metadata has the provenance of the last trial.
+    starts. A kernel's time is scaled to that of torch.matmul in the same start. Trials in blocks and of other workloads
+    are left out, as they are of other clocks. The metadata has the provenance of the last trial.
 
     Args:
         work: directory of ``outblas build-library``.
@@ -41,7 +41,7 @@ def collect_trials(work: Path, out: Path) -> str:
     about: dict[str, Any] = {}
     for path in sorted(work.glob("*_trial_*.jsonl")):
         settings, *_, last = read_journal(path)
-        if settings["start"] == BLOCK or not settings["table"].endswith("fp32"):
+        if settings["start"] not in OFFLINE_STARTS or not settings["table"].endswith("fp32"):
             continue
         table = Table.parse(settings["table"])
         for problem, entry in read_trial(BuildFolder(work), table, settings["start"]).items():

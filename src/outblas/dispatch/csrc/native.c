@@ -7,6 +7,7 @@
 // Only the limited API of Python 3.10 is used; neither torch nor CUDA is linked.
 #include "object.h"
 #include "read.h"
+#include "request_clock.h"
 
 #ifndef OUTBLAS_SOURCE_ID
 #define OUTBLAS_SOURCE_ID ""
@@ -290,8 +291,15 @@ static PyType_Spec table_spec = {
     "outblas.dispatch._native.Table", sizeof(TableObject), 0, Py_TPFLAGS_DEFAULT, table_slots,
 };
 
+static PyMethodDef module_methods[] = {
+    {"serve_requests", serve_requests, METH_VARARGS,
+     "serve_requests(libcuda, stream, calls, arrivals, refused): times of single requests, see request_clock.h."},
+    {NULL, NULL, 0, NULL},
+};
+
 static struct PyModuleDef module = {
-    PyModuleDef_HEAD_INIT, "outblas.dispatch._native", "The hot path of outblas.matmul.", -1, NULL, NULL, NULL, NULL, NULL,
+    PyModuleDef_HEAD_INIT, "outblas.dispatch._native", "The hot path of outblas.matmul.", -1, module_methods, NULL, NULL,
+    NULL, NULL,
 };
 
 #ifdef OUTBLAS_PRODUCTS

@@ -60,7 +60,7 @@ def _order(row: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def _notes(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """Return the figures that have no column: by M, dropped kernels, and latencies."""
+    """Return the figures that have no column: by M, plain choices, dropped kernels, and latencies."""
     notes, demoted = [], dict[str, list[tuple[int, float, str]]]()
     for r in sorted(rows, key=_order):
         name, flag = table_label(r["suite"], r), _FLAGS[launch_of_row(r)]
@@ -68,6 +68,11 @@ def _notes(rows: Sequence[dict[str, Any]]) -> list[str]:
             parts = [f"M {m.replace('<=', '≤ ').replace('>', '> ')} {f['geomean']:.3f}×" for m, f in r["by_m"].items()]
             notes.append(f"- {name}, {flag}: {', '.join(parts)}")
         notes += [f"- {name}, {flag}: {r[f]:.3f}× over {whom}" for f, whom in _UNRANKED.items() if r.get(f) is not None]
+        if second := r.get("plain_choice"):
+            notes.append(
+                f"- {name}, {flag}: {second['n']} rows have a second winner; "
+                f"with the plain choice in every row {second['geomean']:.3f}×"
+            )
         if r.get("demoted"):
             demoted.setdefault(name, []).append((r["demoted"]["n"], r["demoted"]["min"], flag))
         if r.get("p99"):

@@ -12,6 +12,7 @@ from outblas.core.errors import OutblasError, RecordError
 from outblas.core.plain_files import read_json
 from outblas.core.stats import geomean
 from outblas.core.suites import SUITES, Table
+from outblas.core.workload import workload_of_mode
 from outblas.publish.tables.headline import ANY_SHAPES
 from outblas.records.averages import launch_of_row, problem_of, table_label
 from outblas.records.library import Library
@@ -27,10 +28,10 @@ def count_replaced_rows(result: Result, library: Library) -> int:
 
 def _is_replaced(row: dict[str, object], library: Library) -> bool:
     found = library.lookup(problem_of(row))
-    choice = found.choice(launch_of_row(row)) if found else None
+    kernel = found.kernel(launch_of_row(row), workload_of_mode(str(row["mode"]))) if found else None
     if row["fallback"]:
-        return choice is not None
-    return choice is None or config_name(choice.config) != row["config"]
+        return kernel is not None
+    return kernel is None or config_name(kernel) != row["config"]
 
 
 def notes_of_replaced(directory: Path) -> list[str]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from outblas.core.gpu_records import packaged_records
 from outblas.core.stats import LOSS_BELOW
@@ -43,11 +44,11 @@ def _gpus() -> str:
 _TITLES = {
     "offline_cold": (
         "## Cold caches",
-        "L2 is evicted before every call. Kernels were chosen with warm caches, and nothing falls back by this bench.",
+        "L2 is evicted before every call. Nothing falls back by this bench.",
     ),
     "server": (
         "## Single requests",
-        "A request is one call from Python to the end of the product, at Poisson arrivals. Host time counts here.",
+        "A request is one call, at Poisson arrivals, to the end of the product. Host time counts here.",
     ),
     "block": (
         "## One large product again and again",
@@ -75,7 +76,16 @@ def _mode(results: Sequence[Result], mode: str) -> str:
             f"| {table} | {launch} | {found['n']} | {found['geomean']:.3f}× | {found['flop_weighted']:.3f}× | "
             f"{found['losses']} | {found['min']:.3f}× |"
         )
-    return f"{title}\n\n{words}\n\n" + "\n".join(lines)
+    return f"{title}\n\n{words} {_chosen_words(groups)}".rstrip() + "\n\n" + "\n".join(lines)
+
+
+def _chosen_words(groups: Mapping[Any, Sequence[Row]]) -> str:
+    """Return where a mode's kernels were chosen, in a sentence; empty for mode ``block``, which chooses its own."""
+    rows = [row for group in groups.values() for row in group]
+    second = sum(row.get("plain_speedup") is not None for row in rows)
+    if second:
+        return f"In {second} of {len(rows)} rows a second winner for this workload runs."
+    return "All kernels were chosen in streams, with warm caches." if rows[0]["mode"] != "block" else ""
 
 
 def _large(results: Sequence[Result]) -> str:

@@ -12,6 +12,7 @@ from outblas.core.errors import UsageError
 from outblas.core.evaluation import Status
 from outblas.core.problem import Problem
 from outblas.core.suites import Table, block_problems, sample
+from outblas.judge.latency import MAX_QPS
 from outblas.kernels.kernel_hash import kernels_sha
 from outblas.records.library import Library
 from outblas.records.library_tables import is_bench_of, rows_of_table
@@ -20,7 +21,7 @@ from outblas.runtime.device import gpu_of_device
 from outblas.search.build_library.build_work import SEEDS, BuildFolder, printer, proved, unproved_tables
 
 BENCH_ROUNDS = 11
-SERVER_SAMPLE, SERVER_QPS = 100, 200.0
+SERVER_SAMPLE = 100
 
 
 def bench(work: BuildFolder, table: Table, mode: str) -> None:
@@ -48,7 +49,7 @@ def bench(work: BuildFolder, table: Table, mode: str) -> None:
     if out.exists() and is_bench_of(out, part, problems):
         print(f"bench {table} {mode}: done before", flush=True)
     else:
-        rate = SERVER_QPS if mode == "server" else None
+        rate = MAX_QPS if mode == "server" else None
         benched(f"bench {table} {mode}", work, table, problems, part, out, mode, seed=SEEDS["bench"], target_qps=rate)
     if mode == "offline" and table in unproved_tables(work.load()):
         note_proof(work, table, read_result(out))

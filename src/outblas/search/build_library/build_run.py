@@ -17,6 +17,7 @@ from time import monotonic
 from outblas.core.errors import OutblasError, UsageError
 from outblas.core.files import lock_folder, write_json
 from outblas.core.suites import Table
+from outblas.core.workload import MODE_OF_WORKLOAD
 from outblas.kernels.kernel_hash import kernels_sha
 from outblas.records.library import Library
 from outblas.records.retuning import RETUNE_FILE as RETUNE
@@ -58,8 +59,10 @@ def jobs(
     steps: Sequence[str], tables: Sequence[Table], modes: Sequence[str], extra: Sequence[Table],
     recorded: Sequence[Table] = TABLES[:1], starts: Sequence[str] = DEFAULT_STARTS,
 ) -> list[list[str]]:  # fmt: skip
-    """Return the jobs of some steps in the order in which they are to run: ``[step, table]``,
-    ``["bench", table, mode]``, or ``[step, table, start]`` for ``trial`` and ``judge``.
+    """Return the jobs of some steps in the order in which they must run.
+
+    A job is ``[step, table]``; ``[step, table, mode]`` for ``bench`` and ``trial_workloads``; ``[step, table, start]``
+    for ``trial`` and ``judge``.
 
     The table is a text. The order is that of ``steps``, and within a step that of ``tables``; for ``bench`` it is by
     mode, then by table. Example: ``jobs(["tune"], [table], [], [])`` returns ``[["tune", "grid1000:TN:fp16:fp32"]]``
@@ -68,8 +71,10 @@ def jobs(
     Args:
         steps: names of the steps, which are not checked.
         tables: the tables.
-        modes: modes of step ``bench``. Mode ``offline`` benches every table.
-        extra: tables that are benched in the modes other than ``offline``, too, if they are in ``tables``.
+        modes: modes of step ``bench``. Mode ``offline`` benches every table. Step ``trial_workloads`` takes
+            ``offline_cold``, and ``server`` after it.
+        extra: tables that are benched in the modes other than ``offline``, too, and that have second winners, if they
+            are in ``tables``.
         recorded: tables that step ``record`` measures, if they are in ``tables``. Default: grid1000 in TN, fp16, fp32.
         starts: starts of the machine that steps ``trial`` and ``judge`` make, e.g. ``["1", "block"]``. By default 1 to
             3 and ``block``. Only ``trial`` has 4 to 9.
@@ -83,13 +88,24 @@ def jobs(
             found += [[step, str(table), start] for start in mine for table in tables]
         elif step == "bench":
             found += [[step, str(t), mode] for mode in modes for t in tables if mode == "offline" or t in extra]
+        elif step == "trial_workloads":
+            found += [[step, str(t), mode] for mode in _trial_modes(modes) for t in tables if t in extra]
+        elif step == "choose_workloads":
+            found += [[step, str(table)] for table in tables if table in extra and _trial_modes(modes)]
         else:
             found += [[step, str(table)] for table in tables]
     return found
 
 
+def _trial_modes(modes: Sequence[str]) -> list[str]:
+    """Return the modes of step ``trial_workloads``: those named, and the ones before them, which prove the kernels."""
+    order = list(MODE_OF_WORKLOAD.values())
+    last = max((order.index(mode) for mode in modes if mode in order), default=-1)
+    return order[: last + 1]
+
+
 def run_job(work: BuildFolder, job: Sequence[str]) -> None:
-    """Run one job in this process. ``choose`` and ``merge`` need no GPU.
+    """Run one job in this process. ``choose``, ``choose_workloads`` and ``merge`` need no GPU.
 
     Args:
         work: the directory.

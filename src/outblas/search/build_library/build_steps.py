@@ -21,6 +21,8 @@ from outblas.search.build_library.finalist_trials import run_trial
 from outblas.search.build_library.judging import judge, merge
 from outblas.search.build_library.open_rows import search_open_rows
 from outblas.search.build_library.weak_rows import search_weak_rows_again
+from outblas.search.build_library.workload_choosing import choose_workloads
+from outblas.search.build_library.workload_trials import run_workload_trial
 
 
 def record(work: BuildFolder, table: Table) -> None:
@@ -39,6 +41,8 @@ DEFAULT_STEPS: dict[str, Step] = {
     "refine": refine_table,
     "trial": run_trial,
     "choose": choose,
+    "trial_workloads": run_workload_trial,
+    "choose_workloads": choose_workloads,
     "judge": judge,
     "merge": merge,
     "bench": bench,
@@ -49,6 +53,9 @@ STEPS: dict[str, Step] = {
     **{step: partial(search_open_rows, step=step) for step in REOPENED_STARTS},
 }
 #: Steps that only read what others measured.
-STEPS_WITHOUT_GPU = ("choose", "merge")
+STEPS_WITHOUT_GPU = ("choose", "choose_workloads", "merge")
 #: What makes the library; the rest looks at it.
-LIBRARY_STEPS = ("record", "tune", "borrow", "refine", "again", "trial", *REOPENED_STARTS, "choose")
+LIBRARY_STEPS = (
+    "record", "tune", "borrow", "refine", "again", "trial", *REOPENED_STARTS, "choose", "trial_workloads",
+    "choose_workloads",
+)  # fmt: skip

@@ -25,7 +25,7 @@ from outblas.runtime.device import gpu_of_device
 #: Of every step that draws something at random.
 SEEDS = {
     "tune": 2, "bench": 4, "again": 5, "refine": 6, "borrow": 7, "reopen": 8, "reopen_again": 9, "trial": 100,
-    "judge": 200,
+    "judge": 200, "trial_workloads": 300,
 }  # fmt: skip
 #: What a second search leaves in the table's provenance, with the number of problems.
 PROVENANCE_KEYS = {
@@ -176,7 +176,7 @@ def proved(work: BuildFolder, table: Table) -> frozenset[str]:
     library = work.load()
     if library.provenance.get("toolchain", {}).get("nvrtc") == built_by()["nvrtc"] and "kernels" in library.provenance:
         unproved = {problem for each in unproved_tables(library) for problem in each.problems()}
-        installed = library.installed().items()
+        installed = library.kernels().items()
         same_kind = (c for p, c in installed if (p.layout, p.dtype, p.acc) == kind and p not in unproved)
         names |= {config_name(c) for configs in same_kind for c in configs}
     for recording in work.recorded():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,9 @@ BLOCK = "block"
 DEFAULT_STARTS = JUDGED_STARTS = (*STARTS, BLOCK)
 #: Start -> the step that searched its rows once more (outblas.search.build_library.open_rows).
 STEP_OF_START = {start: step for step, starts in REOPENED_STARTS.items() for start in starts}
-ALL_STARTS = (*STARTS, *STEP_OF_START, BLOCK)
+#: Starts whose trials are of mode ``offline``.
+OFFLINE_STARTS = (*STARTS, *STEP_OF_START)
+ALL_STARTS = (*OFFLINE_STARTS, BLOCK)
 #: Rounds of a trial. Rows are open where three times 9 rounds do not tell level kernels apart, so they get 27.
 TRIAL_ROUNDS, REOPENED_ROUNDS = 9, 27
 #: In blocks, an entry this much slower than the fastest at its first visit gets no second one. Two visits of an entry
@@ -45,6 +47,8 @@ TRIAL_ROUNDS, REOPENED_ROUNDS = 9, 27
 BLOCK_DROP_BEYOND = 1.03
 #: All finalists of a problem share its rounds.
 MANY = 64
+#: Opened for a GPU's index and the problems to come; yields a function that returns the line of one problem.
+TrialStation = Callable[[int, Sequence[Problem]], AbstractContextManager[Callable[[Problem], dict[str, Any]]]]
 
 
 @dataclass(frozen=True)
@@ -70,7 +74,7 @@ def trial_path(work: BuildFolder, table: Table, start: str) -> Path:
     Args:
         work: directory of the build.
         table: the table.
-        start: ``1`` to ``9`` or ``block``.
+        start: ``1`` to ``9``, ``block``, or a workload of :mod:`outblas.search.build_library.workload_trials`.
     """
     return work.path / f"{table.stem}_trial_{start}.jsonl"
 
@@ -98,25 +102,62 @@ def run_trial(work: BuildFolder, table: Table, start: str) -> None:
     if done:
         print(f"trial {table} {start}: done before", flush=True)
         return
-    journal = _journal(work, table, start, chosen)
+    rounds = _rounds(start)
+    keep_trial(work, table, start, chosen, rounds, live_station(work, chosen, _options(work, table, start)))
+
+
+def keep_trial(
+    work: BuildFolder, table: Table, start: str, chosen: Mapping[Problem, Sequence[KernelConfig]], rounds: int,
+    station: TrialStation, gpus: Sequence[int] | None = None,
+) -> None:  # fmt: skip
+    """Time the problems of a trial that its file lacks, and keep every line as it comes.
+
+    Args:
+        work: directory of the build.
+        table: the table.
+        start: name of the trial, a part of its file's name.
+        chosen: problem -> its finalists.
+        rounds: rounds of a problem; another number begins the trial anew.
+        station: opens a GPU and times a problem there.
+        gpus: CUDA indices of the GPUs that share the problems; None: all of the work.
+    """
+    journal = _journal(work, table, start, chosen, rounds)
     known = {entry["problem"] for entry in journal.entries}
     todo = [p for p in chosen if p.key not in known]
-    progress, options = printer(f"trial {table} {start}"), _options(work, table, start)
-
-    @contextmanager
-    def station(index: int) -> Iterator[Callable[[Problem], dict[str, Any]]]:
-        with LiveEvaluator(index, replace(options, gpu_index=index)) as evaluator:
-            if index == work.gpu_index:  # the GPUs of a host share the compile cache
-                evaluator.compile_soon((p, c) for p in todo for c in chosen[p])
-            yield lambda problem: _timed(problem, chosen[problem], evaluator)
-
+    progress = printer(f"trial {table} {start}")
     try:
-        for entry in entries_of_gpus(todo, work.gpus, station):
+        for entry in entries_of_gpus(todo, work.gpus if gpus is None else gpus, lambda index: station(index, todo)):
             journal.append(entry)
             progress(len(journal.entries), len(chosen))
         journal.append({"problem": "", "provenance": collect_provenance(f"trial {table} {start}", work.gpu_index)})
     finally:
         journal.close()
+
+
+def live_station(
+    work: BuildFolder,
+    chosen: Mapping[Problem, Sequence[KernelConfig]],
+    options: Options,
+    fallbacks: Mapping[Problem, str] | None = None,
+) -> TrialStation:
+    """Return a station that proves and times the finalists of a problem in interleaved rounds.
+
+    Args:
+        work: directory of the build.
+        chosen: problem -> its finalists.
+        options: settings of the evaluator; each GPU has its own index.
+        fallbacks: problem -> the algorithm that is timed as its fall-back; None: none is.
+    """
+
+    @contextmanager
+    def station(index: int, todo: Sequence[Problem]) -> Iterator[Callable[[Problem], dict[str, Any]]]:
+        with LiveEvaluator(index, replace(options, gpu_index=index)) as evaluator:
+            evaluator.time_fallbacks(fallbacks or {})
+            if index == work.gpu_index:  # the GPUs of a host share the compile cache
+                evaluator.compile_soon((p, c) for p in todo for c in chosen[p])
+            yield lambda problem: _timed(problem, chosen[problem], evaluator)
+
+    return station
 
 
 def finalists_of_start(work: BuildFolder, table: Table, start: str) -> dict[Problem, list[KernelConfig]]:
@@ -176,9 +217,11 @@ def read_trial(work: BuildFolder, table: Table, start: str) -> dict[Problem, Tri
     return {Problem.from_key(line["problem"]): _entry(line) for line in lines[:-1]}
 
 
-def _journal(work: BuildFolder, table: Table, start: str, chosen: Mapping[Problem, Sequence[KernelConfig]]) -> Journal:
+def _journal(
+    work: BuildFolder, table: Table, start: str, chosen: Mapping[Problem, Sequence[KernelConfig]], rounds: int
+) -> Journal:
     path = trial_path(work, table, start)
-    about = {"table": str(table), "start": start, "machine": start_of_machine(), **built_by(), "rounds": _rounds(start)}
+    about = {"table": str(table), "start": start, "machine": start_of_machine(), **built_by(), "rounds": rounds}
     settings = {**about, "gpu": gpu_of_device(work.gpu_index).name, "finalists": names_of_finalists(chosen)}
     try:
         return Journal(path, settings)
@@ -206,15 +249,16 @@ def _timed(problem: Problem, configs: Sequence[KernelConfig], evaluator: LiveEva
     report = evaluator.baseline_report(problem)
     return {
         "problem": problem.key,
-        "rivals": {name: _samples(timing) for name, timing in report.timings.items()},
+        "rivals": {name: samples_to_json(timing) for name, timing in report.timings.items()},
         "details": report.details,
         "left_out": report.left_out,
-        "kernels": {config_name(e.config): _samples(e.timing) for e in found if e.timing is not None},
+        "kernels": {config_name(e.config): samples_to_json(e.timing) for e in found if e.timing is not None},
         "failed": {config_name(e.config): e.status.value for e in found if e.timing is None},
     }
 
 
-def _samples(timing: Timing) -> dict[str, Any]:
+def samples_to_json(timing: Timing) -> dict[str, Any]:
+    """Return a timing as the line of a trial has it."""
     figures = {"us": [round(us, 4) for us in timing.samples_us], "repeats": timing.repeats, "sets": timing.operand_sets}
     return figures if timing.sm_mhz is None else {**figures, "mhz": timing.sm_mhz}
 

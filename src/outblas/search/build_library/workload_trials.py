@@ -1,0 +1,156 @@
+"""Trials under another workload than a stream: a row's plain kernels with cold caches, and as single requests.
+
+A trial of mode ``offline_cold`` proves the kernels and times them with L2 evicted. One of mode ``server`` serves single
+requests by ``outblas.matmul`` with each kernel that passed there. In both, the row's fall-back is timed, too.
+:mod:`outblas.search.build_library.workload_choosing` chooses second winners from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from outblas.bench.serving import PublicApi, time_public_api
+from outblas.core.config import KernelConfig, config_name
+from outblas.core.errors import UsageError
+from outblas.core.evaluation import Status
+from outblas.core.problem import Problem
+from outblas.core.suites import BLOCK_FLOP, Table
+from outblas.core.workload import MODE_OF_WORKLOAD
+from outblas.judge.bench_cell import Options
+from outblas.judge.fallback_entry import FALLBACK
+from outblas.judge.latency import RequestPlan
+from outblas.judge.rounds import timing_of_samples
+from outblas.kernels.catalogue import with_launch
+from outblas.kernels.legality import why_illegal
+from outblas.records.library import Library
+from outblas.records.library_row import LibraryChoice, LibraryRow
+from outblas.records.library_tables import rows_of_table, without_second_winners
+from outblas.runtime.device import gpu_of_device
+from outblas.search.build_library.build_work import REOPENED_STARTS, SEEDS, BuildFolder, proved
+from outblas.search.build_library.finalist_trials import (
+    MANY,
+    TrialStation,
+    finished_trial,
+    keep_trial,
+    live_station,
+    read_trial,
+    samples_to_json,
+)
+from outblas.search.build_library.finalists import finalists, read_finalists
+
+COLD, SERVER = MODE_OF_WORKLOAD["cold"], MODE_OF_WORKLOAD["single"]
+#: Kernels of a problem, at most, with the row's plain choice.
+PER_PROBLEM = 6
+#: Interleaved rounds with cold caches. Their one start of the machine has as many as three of the first trials.
+COLD_ROUNDS = 27
+#: Requests of each entry, below 1e11 FLOP and from there on, where a request takes milliseconds.
+REQUESTS, LONG_REQUESTS = 200, 100
+
+
+def run_workload_trial(work: BuildFolder, table: Table, mode: str) -> None:
+    """Time a table's plain kernels and fall-backs under a workload, and keep every sample.
+
+    The file is ``<stem>_trial_<mode>.jsonl``. A finished trial is left as it is, a killed one goes on.
+
+    Args:
+        work: directory of the build.
+        table: the table; its kernels must be chosen.
+        mode: ``offline_cold``, or ``server``, which comes after it and uses the first GPU alone.
+
+    Raises:
+        UsageError: the table is not tuned or changed since the trial began, or the cold trial is missing for mode
+            ``server``.
+    """
+    rows = {row.problem: row for row in rows_of_table(work.load(), table).rows}
+    chosen = workload_candidates(work, table, rows)
+    if mode == SERVER:
+        if not finished_trial(work, table, COLD):
+            raise UsageError(
+                f"trial {COLD} of {table} is not finished",
+                f"it before that of mode {SERVER}: it proves the kernels",
+                f"run `outblas build-library --work {work.path} --tables {table} --steps trial_workloads`",
+            )
+        passed = read_trial(work, table, COLD)
+        chosen = {p: [c for c in configs if config_name(c) in passed[p].timings] for p, configs in chosen.items()}
+    if finished_trial(work, table, mode, chosen):
+        print(f"trial {table} {mode}: done before", flush=True)
+    elif mode == SERVER:
+        keep_trial(work, table, mode, chosen, REQUESTS, _server_station(rows, chosen), work.gpus[:1])
+    else:
+        fallbacks = {problem: row.fallback for problem, row in rows.items()}
+        station = live_station(work, chosen, _cold_options(work, table), fallbacks)
+        keep_trial(work, table, mode, chosen, COLD_ROUNDS, station)
+
+
+def workload_candidates(
+    work: BuildFolder, table: Table, rows: Mapping[Problem, LibraryRow]
+) -> dict[Problem, list[KernelConfig]]:
+    """Return problem -> the plain kernels that may become second winners, the row's plain choice first.
+
+    They are the finalists of all trials; those of other launch options take part without programmatic dependent launch.
+
+    Args:
+        work: directory of the build.
+        table: the table.
+        rows: problem -> its row, for all problems of the table.
+
+    Raises:
+        UsageError: the table is not tuned.
+    """
+    gpu, known = gpu_of_device(work.gpu_index), [finalists(work, table)]
+    reopened = (work.reopened_finalists(table, step) for step in REOPENED_STARTS)
+    known += [read_finalists(path) for path in reopened if path.exists()]
+    found = {}
+    for problem, row in rows.items():
+        installed = [] if row.plain is None else [row.plain.config]
+        listed = [with_launch(config, "plain") for each in known for config in each.get(problem, ())]
+        legal = [config for config in listed if why_illegal(problem, config, gpu) is None]
+        found[problem] = list(dict.fromkeys([*installed, *legal]))[:PER_PROBLEM]
+    return found
+
+
+def _cold_options(work: BuildFolder, table: Table) -> Options:
+    return Options(
+        work.gpu_index, gpu_of_device(work.gpu_index), rounds=COLD_ROUNDS, baselines=(), chunk=MANY, mode=COLD,
+        seed=SEEDS["trial_workloads"], proved=proved(work, table), speedups=False,
+    )  # fmt: skip
+
+
+def _server_station(
+    rows: Mapping[Problem, LibraryRow], chosen: Mapping[Problem, Sequence[KernelConfig]]
+) -> TrialStation:
+    """Return a station that serves requests by ``outblas.matmul`` with each kernel of a problem."""
+
+    @contextmanager
+    def station(index: int, todo: Sequence[Problem]) -> Iterator[Callable[[Problem], dict[str, Any]]]:
+        yield lambda problem: _served(rows[problem], chosen[problem], index)
+
+    return station
+
+
+def _served(row: LibraryRow, configs: Sequence[KernelConfig], gpu_index: int) -> dict[str, Any]:
+    """Return the line of one problem. A kernel that could not be loaded has no time: torch served its requests."""
+    gpu = gpu_of_device(gpu_index).name
+    without = replace(without_second_winners(row), plain=None, pdl=None, weights=None)
+    choices = {config_name(config): LibraryChoice(config, 1.0, 1.0, 1.0) for config in configs}
+    rows = {FALLBACK: without, **{name: replace(without, plain=choice) for name, choice in choices.items()}}
+    entries = {name: PublicApi(gpu_index, Library(gpu, (each,)), "stream") for name, each in rows.items()}
+    plan = RequestPlan(requests=REQUESTS if row.problem.flops < BLOCK_FLOP else LONG_REQUESTS)
+    times = time_public_api(entries, row.problem, plan, gpu_index)
+    failed = {name for name, entry in entries.items() if entry.failures}
+    samples = {
+        name: samples_to_json(timing_of_samples(SERVER, times.choosing[name].samples_us + timing.samples_us))
+        for name, timing in times.judging.items()
+        if name not in failed
+    }
+    return {
+        "problem": row.problem.key,
+        "rivals": {FALLBACK: samples.pop(FALLBACK)} if FALLBACK in samples else {},
+        "details": {FALLBACK: row.fallback},
+        "left_out": {},
+        "kernels": samples,
+        "failed": {name: Status.LAUNCH_ERROR.value for name in choices if name in failed},
+    }

@@ -1,0 +1,220 @@
+"""Second winners: their trials on a fake GPU, and how they are chosen."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from outblas.core.config import KernelConfig, config_name, launch_of
+from outblas.core.errors import UsageError
+from outblas.core.files import write_json
+from outblas.core.problem import Problem
+from outblas.core.suites import Table
+from outblas.judge.fallback_entry import FALLBACK
+from outblas.judge.latency import ServerTimes
+from outblas.judge.rounds import timing_of_samples
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.records.library_row import LibraryChoice, LibraryRow, SecondWinner
+from outblas.records.library_tables import rows_of_table
+from outblas.search.build_library import workload_trials
+from outblas.search.build_library.build_run import jobs
+from outblas.search.build_library.build_work import proved
+from outblas.search.build_library.finalist_trials import TrialEntry, read_trial, trial_path
+from outblas.search.build_library.finalists import finalists, names_of_finalists
+from outblas.search.build_library.workload_choosing import choose_workloads, second_winner
+from outblas.search.build_library.workload_trials import COLD, SERVER, workload_candidates
+from support.build_library_fixture import run, script_fixture, work_fixture  # noqa: F401
+from support.fake_gpu import time_us
+from support.gpus.known import H200
+
+PLAIN, OTHER, THIRD = Sm90WgmmaConfig(64, 64), Sm90WgmmaConfig(64, 32), Sm90WgmmaConfig(128, 64)
+FINALISTS = (OTHER, replace(THIRD, pdl=True))
+ROW = LibraryRow(Problem(64, 128, 256), "lt_auto", "id=66", "cuda:0", LibraryChoice(PLAIN, 1.2, 1.1, 1.3))
+
+
+def entry(us: dict[Any, list[float]], failed: tuple[KernelConfig, ...] = ()) -> TrialEntry:
+    names = {key if isinstance(key, str) else config_name(key): samples for key, samples in us.items()}
+    timings = {name: timing_of_samples("offline", samples) for name, samples in names.items()}
+    return TrialEntry(timings, {}, {config_name(config): "wrong" for config in failed})
+
+
+def around(us: float, spread: float = 0.0) -> list[float]:
+    return [us * (1 + spread * (i % 5 - 2) / 2) for i in range(40)]
+
+
+@pytest.mark.parametrize("mode", [COLD, SERVER])
+def test_only_what_is_surely_more_than_two_percent_faster_is_a_second_winner(mode: str) -> None:
+    level = entry({PLAIN: around(10.0), OTHER: around(9.81), FALLBACK: around(11.0)})
+    assert second_winner(ROW, level, mode) is None
+    found = second_winner(ROW, entry({PLAIN: around(10.0), OTHER: around(9.0), THIRD: around(9.5)}), mode)
+    assert found is not None and found.config == OTHER
+    assert found.speedup == pytest.approx(10 / 9) and found.low == pytest.approx(10 / 9)
+    fallback = second_winner(ROW, entry({PLAIN: around(10.0), OTHER: around(9.5), FALLBACK: around(9.0)}), mode)
+    assert fallback is not None and fallback.config is None
+    assert second_winner(replace(ROW, plain=None), entry({FALLBACK: around(10.0)}), mode) is None
+    filled = second_winner(replace(ROW, plain=None), entry({FALLBACK: around(10.0), OTHER: around(9.0)}), mode)
+    assert filled is not None and filled.config == OTHER
+
+
+def test_requests_that_scatter_need_a_larger_gain() -> None:
+    noisy = {PLAIN: around(10.0, 0.3), OTHER: around(9.6, 0.3)}
+    assert second_winner(ROW, entry(noisy), SERVER) is None, "4% faster in the median, and not surely 2%"
+    assert second_winner(ROW, entry({**noisy, OTHER: around(5.0, 0.3)}), SERVER) is not None
+
+
+def test_cold_rounds_are_compared_in_pairs() -> None:
+    scattered = around(10.0, 0.5)
+    paired = entry({PLAIN: scattered, OTHER: [us / 1.05 for us in scattered]})
+    found = second_winner(ROW, paired, COLD)
+    assert found is not None and found.low == pytest.approx(1.05)
+
+
+def test_a_trial_without_the_plain_choice_chooses_nothing() -> None:
+    assert second_winner(ROW, entry({OTHER: around(9.0)}, failed=(PLAIN,)), COLD) is None
+    with pytest.raises(UsageError, match="lacks the plain choice.*trial_workloads again"):
+        second_winner(ROW, entry({OTHER: around(9.0)}), COLD)
+
+
+@pytest.fixture(name="served")
+def served_fixture(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Problem, int, list[str], int]]:
+    """Calls of the server's clock: (problem, requests, entries, GPU). A request takes 10 us longer than the kernel."""
+    asked: list[tuple[Problem, int, list[str], int]] = []
+
+    def serve(entries: Any, problem: Problem, plan: Any, gpu_index: int) -> ServerTimes:
+        asked.append((problem, plan.requests, list(entries), gpu_index))
+        halves = []
+        for _ in range(2):
+            timings = {}
+            for name, api in entries.items():
+                (row,) = api._library.rows
+                us = 30.0 if row.plain is None else 10.0 + time_us(problem, row.plain.config)
+                timings[name] = timing_of_samples(SERVER, [us] * (plan.requests // 2))
+                assert api._workload == "stream", "the plain choice forces a kernel"
+            halves.append(timings)
+        return ServerTimes(halves[0], halves[1], plan.max_qps)
+
+    monkeypatch.setattr(workload_trials, "time_public_api", serve)
+    monkeypatch.setattr(workload_trials, "gpu_of_device", lambda index: H200)
+    return asked
+
+
+@pytest.fixture(name="tuned")
+def tuned_fixture(script: Any, work: Any, served: Any) -> Table:
+    """A table whose rows have the finalists of :data:`FINALISTS` beside their own kernels."""
+    run(script, work, "tune")
+    table: Table = script.TABLES[0]
+    found = {problem: [*configs, *FINALISTS] for problem, configs in finalists(work, table).items()}
+    write_json(work.finalists(table), names_of_finalists(found))
+    return table
+
+
+def test_candidates_are_plain_and_begin_with_the_plain_choice(work: Any, tuned: Table) -> None:
+    rows = {row.problem: row for row in rows_of_table(work.load(), tuned).rows}
+    for problem, configs in workload_candidates(work, tuned, rows).items():
+        plain = rows[problem].plain
+        assert plain is not None and configs[0] == plain.config
+        assert {launch_of(config) for config in configs} == {"plain"}
+        assert {OTHER, THIRD} <= set(configs), "the last finalist takes part without its PDL"
+        assert len(set(configs)) == len(configs) <= workload_trials.PER_PROBLEM
+
+
+def test_both_trials_keep_every_sample_and_are_not_repeated(
+    script: Any, work: Any, tuned: Table, served: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    problems = tuned.problems()
+    with pytest.raises(UsageError, match=f"trial {COLD} of .* is not finished.*--steps trial_workloads"):
+        workload_trials.run_workload_trial(work, tuned, SERVER)
+    for mode in (COLD, SERVER):
+        workload_trials.run_workload_trial(work, tuned, mode)
+    cold, server = read_trial(work, tuned, COLD), read_trial(work, tuned, SERVER)
+    assert set(cold) == set(server) == set(problems)
+    (options,) = script.trial.options
+    assert (options.mode, options.rounds) == (COLD, workload_trials.COLD_ROUNDS)
+    assert set(script.trial.fallbacks) == set(problems), "what runs without a kernel is timed, too"
+    for problem in problems:
+        assert cold[problem].timings.keys() == server[problem].timings.keys()
+        assert {len(t.samples_us) for t in cold[problem].timings.values()} == {workload_trials.COLD_ROUNDS}
+        assert {len(t.samples_us) for t in server[problem].timings.values()} == {workload_trials.REQUESTS}
+    asked = len(script.trial.asked), len(served)
+    for mode in (COLD, SERVER):
+        workload_trials.run_workload_trial(work, tuned, mode)
+    assert asked == (len(script.trial.asked), len(served)) == (len(problems), len(problems))
+    assert capsys.readouterr().out.count("done before") == 2
+
+
+def test_a_kernel_that_failed_cold_is_not_served_and_one_that_cannot_be_loaded_has_no_time(
+    work: Any, tuned: Table, served: Any, script: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = {row.problem: row for row in rows_of_table(work.load(), tuned).rows}
+    problem, (_, wrong, unloadable, *_) = next(iter(workload_candidates(work, tuned, rows).items()))
+    script.trial.statuses[problem, wrong] = workload_trials.Status.WRONG
+    monkeypatch.setattr(
+        workload_trials.PublicApi,
+        "failures",
+        property(lambda api: ["no"] if api._library.rows[0].plain == LibraryChoice(unloadable, 1, 1, 1) else []),
+    )
+    for mode in (COLD, SERVER):
+        workload_trials.run_workload_trial(work, tuned, mode)
+    (entries,) = (names for asked, _, names, _ in served if asked == problem)
+    assert config_name(wrong) not in entries and FALLBACK in entries
+    found = read_trial(work, tuned, SERVER)[problem]
+    assert found.failed == {config_name(unloadable): "launch_error"} and config_name(unloadable) not in found.timings
+
+
+def test_a_server_uses_the_first_gpu_alone_and_large_products_have_fewer_requests(
+    work: Any, tuned: Table, served: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workload_trials, "BLOCK_FLOP", tuned.problems()[-1].flops)
+    both = replace(work, gpus=(1, 0))
+    for mode in (COLD, SERVER):
+        workload_trials.run_workload_trial(both, tuned, mode)
+    assert {index for *_, index in served} == {1}
+    assert {requests for problem, requests, *_ in served if problem == tuned.problems()[-1]} == {100}
+    assert {requests for problem, requests, *_ in served if problem != tuned.problems()[-1]} == {200}
+
+
+def test_second_winners_are_installed_and_a_new_choice_drops_them(
+    script: Any, work: Any, tuned: Table, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(UsageError, match="no trial of .* under another workload is finished"):
+        choose_workloads(work, tuned)
+    before = rows_of_table(work.load(), tuned).rows
+    workload_trials.run_workload_trial(work, tuned, COLD)
+    choose_workloads(work, tuned)
+    library = work.load()
+    rows = rows_of_table(library, tuned).rows
+    assert [replace(row, cold=None) for row in rows] == list(before), "all else is as it was"
+    for row in rows:
+        times = {c: time_us(row.problem, c) for c in workload_candidates(work, tuned, {row.problem: row})[row.problem]}
+        best = min(times, key=times.__getitem__)
+        assert row.plain is not None and row.single is None
+        if times[row.plain.config] / times[best] > 1.02:
+            assert row.cold is not None and row.cold.config == best
+        else:
+            assert row.cold is None or row.cold.config is None
+    assert library.provenance["tables"][str(tuned)]["workloads_from"].keys() == {COLD}
+    assert f"second winners in {len(rows)} rows" in capsys.readouterr().out
+    library = replace(library, rows=tuple(replace(r, single=SecondWinner(None, 1.1, 1.05, 1.2)) for r in library.rows))
+    library.save(work.library)
+    run(script, work, "trial", "choose")
+    assert not any(row.cold or row.single for row in work.load().rows)
+
+
+def test_the_steps_are_of_the_tables_that_are_benched_in_those_modes() -> None:
+    tables = [Table.parse("grid1000:TN:fp16:fp32"), Table.parse("llm:TN:fp16:fp32")]
+    found = jobs(["trial_workloads", "choose_workloads"], tables, ["offline", SERVER, COLD], tables[:1])
+    first = str(tables[0])
+    trials = [["trial_workloads", first, COLD], ["trial_workloads", first, SERVER]]
+    assert found == [*trials, ["choose_workloads", first]], "cold first: it proves the kernels"
+    assert jobs(["trial_workloads", "choose_workloads"], tables, ["offline", "block"], tables) == []
+    assert jobs(["trial_workloads"], tables[:1], [SERVER], tables) == trials
+    assert jobs(["trial_workloads"], tables, [COLD], tables) == [["trial_workloads", str(t), COLD] for t in tables]
+
+
+def test_kernels_that_passed_a_cold_trial_need_no_full_proof_again(work: Any, tuned: Table) -> None:
+    assert config_name(THIRD) not in proved(work, tuned)
+    workload_trials.run_workload_trial(work, tuned, COLD)
+    assert trial_path(work, tuned, COLD).name == f"{tuned.stem}_trial_offline_cold.jsonl"
+    assert config_name(THIRD) in proved(work, tuned)
