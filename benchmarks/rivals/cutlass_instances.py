@@ -1,4 +1,4 @@
-"""CUTLASS 2.x kernels that stand for a careful user of an A100: the usual tiles, their depths, orders and shares of K."""
+"""CUTLASS 2.x kernels that a careful user of an A100 tries: usual tiles, depths, orders and shares of K."""
 
 from __future__ import annotations
 
