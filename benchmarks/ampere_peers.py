@@ -186,7 +186,7 @@ def measure(arguments: Any) -> None:
 
     found = journaled_rows(arguments.out, settings, settings["problems"], rows, line, content)
     for limit, acc, rival, mean in ampere_means(found):
-        print(f"{limit} KiB, sums in {acc}: {mean.ratio:.3f}x {rival} on {mean.count} problems")
+        print(f"{limit} KiB, sums in {acc}: {mean.ratio:.3f}x {rival} on {mean.problems} problems")
     print(f"result: {arguments.out}")
 
 

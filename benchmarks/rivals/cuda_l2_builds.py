@@ -68,9 +68,7 @@ class CudaL2Builds:
         except FileNotFoundError:
             return "not compiled"
         except (OSError, ValueError, KeyError, TypeError, EOFError) as error:
-            raise RecordError(
-                f"{path} cannot be read ({error})", "what compile writes", "delete it, compile"
-            ) from error
+            raise RecordError(f"{path} cannot be read ({error})", "what compile writes", "compile anew") from error
         built = self._builds.get(kernel.kernel, kernel.problem)
         return "its machine code is missing or damaged" if built is None else (kernel, built)
 

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import host_cost
-from rivals.bound_rivals import IntoOutput
 from rivals.proofs import proved_cuda_l2, why_not
 from rivals.row_worker import CUDA_L2, RowRequest, confined
 
+from outblas.core.config import config_name
 from outblas.core.errors import DeviceError
 from outblas.core.problem import Problem
-from outblas.core.rivals import LT_AUTO
+from outblas.core.rivals import LT_AUTO, fastest_baseline
 from outblas.core.roofline import Gpu, floor_us, regime
+from outblas.records.library import Library
 
 SEED, ROUNDS = 0, 11
 OURS, TORCH = "ours", "torch"
@@ -22,36 +23,37 @@ OURS, TORCH = "ours", "torch"
 _BLOCKS, _BLOCK, _BLOCK_US = 7, 200, 50_000.0
 
 
-def make_handler(folder: str, gpu: Gpu, problems: Sequence[Problem]) -> Callable[..., None]:
+def make_handler(folder: str, gpu: Gpu, library: Library) -> Callable[..., None]:
     """Return the handler of a worker that is confined from then on.
 
     Args:
         folder: the worker's own folder.
         gpu: the GPU.
-        problems: the problems of later requests, whose kernels of ours are loaded before.
+        library: rows of the problems of later requests; their kernels are loaded before.
     """
-    return confined(CudaL2Rows(folder, gpu, problems), folder)
+    return confined(CudaL2Rows(folder, gpu, library), folder)
 
 
 class CudaL2Rows:
     """The measuring part of a worker, as :class:`rivals.row_worker.RowMaker`. Arguments as :func:`make_handler`."""
 
-    def __init__(self, folder: str, gpu: Gpu, problems: Sequence[Problem]) -> None:
+    def __init__(self, folder: str, gpu: Gpu, library: Library) -> None:
         from outblas.judge.baselines import make_baselines
 
-        self._folder, self._gpu, self._problems = folder, gpu, problems
+        self._folder, self._gpu, self._library = folder, gpu, library
         self._baselines: Mapping[str, Any] = make_baselines(0, (TORCH, LT_AUTO))
 
     def warm(self) -> None:
         """Start CUDA, torch and cuBLASLt; let ``outblas.matmul`` choose and load its kernel of each problem."""
         import torch
 
-        from outblas.dispatch.matmul import matmul
+        from outblas.dispatch.matmul import matmul, use_library
         from outblas.jail.jailed_worker import start_libraries
         from outblas.judge.reference import b_as_k_by_n
 
         start_libraries(0, [self._baselines[TORCH]])
-        for problem in self._problems:
+        use_library(self._library)
+        for problem in (row.problem for row in self._library.rows):
             a, b = (torch.zeros(s, dtype=torch.half, device="cuda") for s in ((problem.m, problem.k), problem.b_shape))
             c = torch.empty((problem.m, problem.n), dtype=torch.half, device="cuda")
             matmul(a, b_as_k_by_n(problem, b), out=c)
@@ -59,17 +61,18 @@ class CudaL2Rows:
 
     def measure(self, request: RowRequest) -> dict[str, Any]:
         """Return a row: times of the GPU in the same interleaved rounds, and times of the host."""
-        from outblas.dispatch.matmul import matmul
         from outblas.judge.gates import CellProver
         from outblas.judge.gpu_clock import GpuClock
+        from outblas.runtime.launch import load
 
         problem, refused = request.problem, dict(request.refused)
         with GpuClock(problem, 0, seed=SEED + 1, gpu=self._gpu) as clock:
             prover = CellProver(clock.data, clock.torch_stream)
-            ours = IntoOutput(matmul, clock.torch_stream, OURS)
-            if reason := why_not(ours, problem, clock, prover):
-                raise DeviceError(f"our kernel on {problem.key}: {reason}", "one that is right", "look at it")
-            entries = {**self._baselines, OURS: ours}
+            entries = dict(self._baselines)
+            for config, cubin in request.ours:
+                entries[OURS] = load(cubin, config)
+                if reason := why_not(entries[OURS], problem, clock, prover):
+                    raise DeviceError(f"our kernel on {problem.key}: {reason}", "one that is right", "look at it")
             if theirs := proved_cuda_l2(request, self._folder, self._gpu, clock, prover, refused):
                 entries[CUDA_L2] = theirs
             timings = clock.time_entries(entries, ROUNDS, SEED)
@@ -80,6 +83,7 @@ class CudaL2Rows:
             "us": {name: timing.median_us for name, timing in timings.items()},
             "host_us": host,
             "ratios": ratios(timings),
+            "config": next((config_name(config) for config, _ in request.ours), None),
             "kernel": facts(request),
             "refused": refused,
         }
@@ -121,16 +125,19 @@ def host_times(problem: Problem, entries: Mapping[str, Any], clock: Any, gpu_us:
 def ratios(timings: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``A_over_B`` -> how many times as fast A is on the GPU, with its interval.
 
+    Where the library falls back, ours is the faster of torch and cuBLASLt.
+
     Args:
-        timings: entry -> time, of the same rounds.
+        timings: entry -> time, of the same rounds; torch and cuBLASLt are among them.
     """
     from outblas.judge.rounds import speedup
 
+    ours = OURS if OURS in timings else fastest_baseline({name: timings[name].median_us for name in (TORCH, LT_AUTO)})
     pairs = [(OURS, CUDA_L2), (CUDA_L2, LT_AUTO), (CUDA_L2, TORCH), (OURS, LT_AUTO), (OURS, TORCH)]
     return {
-        f"{first}_over_{second}": dict(vars(speedup(timings, first, (second,))))
+        f"{first}_over_{second}": dict(vars(speedup(timings, ours if first == OURS else first, (second,))))
         for first, second in pairs
-        if first in timings and second in timings
+        if second in timings and (first == OURS or first in timings)
     }
 
 

@@ -22,8 +22,8 @@ from outblas.workers.sandbox import Emit, Sandbox, WorkerLoss
 CUDA_L2 = "cuda_l2"
 #: Seconds that a row may take, and that a worker may take to start.
 _ROW_S, _START_S = 900.0, 900.0
-#: Host memory of a worker, bytes.
-_MEMORY_BYTES = 64 << 30
+#: Host memory of a worker, bytes, and its seconds of processor time.
+_MEMORY_BYTES, _CPU_SECONDS = 64 << 30, 4 * 3600
 
 
 @dataclass(frozen=True)
@@ -60,9 +60,9 @@ def confined(maker: RowMaker, folder: str) -> Callable[[list[tuple[int, RowReque
         maker: the measuring part; it is warmed before.
         folder: the worker's own folder, the only writable one.
     """
-    jail = Jail(folder)
-    jail.environment()
+    jail = Jail(folder, cpu_seconds=_CPU_SECONDS)
     maker.warm()
+    jail.environment()
     jail.files()
     jail.calls()
     return serving(maker)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,12 +35,12 @@ class Mean(NamedTuple):
 
     Attributes:
         ratio: the mean; above 1 the first named is faster.
-        count: number of problems.
+        problems: number of problems.
         ahead: problems on which the whole interval is above 1.
     """
 
     ratio: float
-    count: int
+    problems: int
     ahead: int
 
 
@@ -97,7 +98,7 @@ def cuda_l2_table(results: Path) -> str:
     return _each(results, CUDA_L2_FILE, CUDA_L2_FORMAT, "benchmarks/cuda_l2.py", _cuda_l2_text)
 
 
-def _each(results: Path, name: str, form: str, made_by: str, text: Any) -> str:
+def _each(results: Path, name: str, form: str, made_by: str, text: Callable[[dict[str, Any]], str]) -> str:
     parts = [part for path in sorted(results.glob(f"*/{name}")) for part in note_of(path, form, made_by, text)]
     return "\n\n".join(parts) or NOT_MEASURED
 
@@ -112,10 +113,9 @@ def _ampere_text(data: dict[str, Any]) -> str:
         words, aim = _RIVALS[rival]
         bar = f"{aim:.2f}×" if limit == "163" else "–"
         lines.append(
-            f"| {_LIMITS[limit]} | {acc} | {words} | {mean.count} | {mean.ratio:.3f}× | {bar} | {mean.ahead} |"
+            f"| {_LIMITS[limit]} | {acc} | {words} | {mean.problems} | {mean.ratio:.3f}× | {bar} | {mean.ahead} |"
         )
-    lines += ["", *_square_lines(rows), _refused_words(rows), _lost_words(rows), _made_words(data["provenance"])]
-    return "\n".join(line for line in lines if line is not None)
+    return "\n".join([*lines, "", *_square_lines(rows), *_notes(data)])
 
 
 def _square_lines(rows: Iterable[Mapping[str, Any]]) -> Iterator[str]:
@@ -134,7 +134,7 @@ def _cuda_l2_text(data: dict[str, Any]) -> str:
     means = cuda_l2_means(rows)
     lines = ["| GPU time | problems | ratio of speed | surely above 1 on |", "| --- | ---: | ---: | ---: |"]
     for pair, mean in _some(list(means.items())):
-        lines.append(f"| {_PAIRS[pair]} | {mean.count} | {mean.ratio:.3f}× | {mean.ahead} |")
+        lines.append(f"| {_PAIRS[pair]} | {mean.problems} | {mean.ratio:.3f}× | {mean.ahead} |")
     timed = [row for row in rows if "ours_over_cuda_l2" in _ratios(row)]
     host = {name: geomean(row["host_us"][name] for row in timed) for name in timed[0]["host_us"]}
     kernels = [row["kernel"] for row in rows if row.get("kernel")]
@@ -145,11 +145,9 @@ def _cuda_l2_text(data: dict[str, Any]) -> str:
         "Host time per call, geometric mean: " + ", ".join(f"{name} {us:.2f} µs" for name, us in host.items()) + ".",
         f"Of {len(kernels)} kernels {other} have another accumulator in their machine code than CUDA-L2 claims. "
         f"{waits} wait for the GPU in each call, and {padded} compute padded problems.",
-        _refused_words(rows),
-        _lost_words(rows),
-        _made_words(data["provenance"]),
+        *_notes(data),
     ]
-    return "\n".join(line for line in lines if line is not None)
+    return "\n".join(lines)
 
 
 def _some(means: list[Any]) -> list[Any]:
@@ -158,24 +156,21 @@ def _some(means: list[Any]) -> list[Any]:
     return means
 
 
-def _refused_words(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the number of kernels that took no part, and the most frequent reasons' kernels by name in the file."""
-    counts: dict[str, int] = {}
-    for row in rows:
-        for name in row.get("refused", {}):
-            counts[name] = counts.get(name, 0) + 1
+def _notes(data: Mapping[str, Any]) -> list[str]:
+    """Return lines on kernels that failed, problems that were lost, and the origin of a result file."""
+    rows, made = data["rows"], data["provenance"]
+    lost = [Problem.from_key(row["problem"]).mnk for row in rows if "lost" in row]
+    cutlass = f", CUTLASS {made['cutlass']}" if made.get("cutlass") else ""
+    return [
+        _failures(Counter(name for row in rows for name in row.get("refused", {}))),
+        *([f"Not timed, because a kernel ended the process: {', '.join(lost)}."] if lost else []),
+        f"{made['gpu']}{cutlass}, {made['date'][:10]}, commit {made['commit'][:7]}.",
+    ]
+
+
+def _failures(counts: Counter[str]) -> str:
+    """Return a sentence on the kernels that failed: name -> number of problems."""
     if not counts:
         return "Every kernel passed its proof."
-    worst = sorted(counts, key=lambda name: (-counts[name], name))[:3]
-    named = ", ".join(f"`{name}` on {counts[name]}" for name in worst)
-    return f"{sum(counts.values())} proofs or builds of {len(counts)} kernels failed, most often {named}."
-
-
-def _lost_words(rows: Sequence[Mapping[str, Any]]) -> str | None:
-    lost = [Problem.from_key(row["problem"]).mnk for row in rows if "lost" in row]
-    return f"Not timed, because a kernel ended the process: {', '.join(lost)}." if lost else None
-
-
-def _made_words(made: Mapping[str, Any]) -> str:
-    cutlass = f", CUTLASS {made['cutlass']}" if made.get("cutlass") else ""
-    return f"{made['gpu']}{cutlass}, {made['date'][:10]}, commit {made['commit'][:7]}."
+    named = ", ".join(f"`{name}` on {count}" for name, count in counts.most_common(3))
+    return f"{sum(counts.values())} builds or proofs of {len(counts)} kernels failed, most often {named}."
