@@ -23,17 +23,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rivals.bound_rivals import IntoOutput
-
 from outblas.core.config import config_name
 from outblas.core.errors import DeviceError, OutblasError
 from outblas.core.evaluation import Status
 from outblas.core.files import write_json
 from outblas.core.journal import Journal
 from outblas.core.problem import Problem
+from outblas.core.rivals import BaselineCall
 from outblas.core.stats import geomean
 from outblas.core.suites import suite
 from outblas.judge.batch_invariance import MOST_ROWS, check_batch_invariance, drawn_batches
+from outblas.judge.reference import b_as_k_by_n
 from outblas.kernels.fixed_order import summation_of_weight
 from outblas.records.provenance import collect_provenance
 
@@ -68,6 +68,31 @@ def products() -> dict[str, Callable[[Any, Any], Any]]:
     except ImportError:
         return found
     return {**found, "triton": multiply}
+
+
+class IntoOutput:
+    """A product as an entry of the clock: it writes into the output of the problem.
+
+    Args:
+        product: ``product(a, b, out=c)``.
+        stream: torch's stream of the clock.
+    """
+
+    def __init__(self, product: Callable[..., Any], stream: Any) -> None:
+        self._product, self._stream = product, stream
+
+    def bind(self, problem: Problem, a: Any, b: Any, c: Any) -> BaselineCall:
+        """Return a call that computes into ``c``; the product runs once before."""
+        import torch
+
+        right = b_as_k_by_n(problem, b)
+
+        def call(stream: int) -> None:
+            with torch.cuda.stream(self._stream):
+                self._product(a, right, out=c)
+
+        call(0)
+        return call
 
 
 def times(problem: Problem, who: Sequence[str], gpu: Any) -> dict[str, Any]:

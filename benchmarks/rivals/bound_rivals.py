@@ -1,40 +1,12 @@
-"""Rivals as entries of the clock: products of two tensors, and kernels that compute a larger problem than the asked."""
+"""Kernels of others as entries of the clock: of a larger problem than the asked one, with notes of their memory."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from outblas.core.problem import Problem
 from outblas.core.rivals import BaselineCall
-from outblas.judge.reference import b_as_k_by_n
 from outblas.runtime.driver import check, driver
-
-
-class IntoOutput:
-    """A product as an entry of the clock: it writes into the output of the problem.
-
-    Args:
-        product: ``product(a, b, out=c)``.
-        stream: torch's stream of the clock.
-        name: name for reports.
-    """
-
-    def __init__(self, product: Callable[..., Any], stream: Any, name: str = "product") -> None:
-        self._product, self._stream, self.name = product, stream, name
-
-    def bind(self, problem: Problem, a: Any, b: Any, c: Any) -> BaselineCall:
-        """Return a call that computes into ``c``; the product runs once before."""
-        import torch
-
-        right = b_as_k_by_n(problem, b)
-
-        def call(stream: int) -> None:
-            with torch.cuda.stream(self._stream):
-                self._product(a, right, out=c)
-
-        call(0)
-        return call
 
 
 class Padded:
