@@ -5,8 +5,8 @@ Command:
     python benchmarks/ampere_peers.py compile --checkout CUDA-L2 [--jobs 8]   # anywhere with nvcc, no GPU
     python benchmarks/ampere_peers.py measure                                 # on a Hopper GPU
 
-Both take --carried, the folder of compiled kernels. Result file: results/h100/ampere_peers.json; `outblas results
---write` puts its table on docs/results/ampere-peers.md.
+Result file: results/h100/ampere_peers.json; `outblas results --write` puts its table on docs/results/ampere-peers.md.
+Both steps take --carried, the folder of compiled kernels.
 
 The family is meant for an A100. A Hopper GPU stands in: it runs the same machine instructions, and only kernels count
 whose CTAs have the shared memory of an A100 (163 KiB). A second table has those of 99 KiB, as on an A10, L40S or

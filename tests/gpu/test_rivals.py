@@ -30,7 +30,9 @@ TEXT = """
 #include <cuda_fp16.h>
 template <int N>
 struct Int {};
-inline auto BM = Int<48>{}, BN = Int<32>{}, BK = Int<16>{};
+inline auto BM = Int<48>{};
+inline auto BN = Int<32>{};
+inline auto BK = Int<16>{};
 __global__ void multiply(const half* a, const half* b, half* c, int N, int K) {
   const int column = blockIdx.x * 32 + threadIdx.x;
   for (int row = blockIdx.y * 48 + threadIdx.y; row < (blockIdx.y + 1) * 48; row += 16) {
