@@ -8,8 +8,8 @@ Command:
 Result file: results/h100/ampere_peers.json; `outblas results --write` puts its table on docs/results/ampere-peers.md.
 Both steps take --carried, the folder of compiled kernels.
 
-The family is meant for an A100. A Hopper GPU stands in: it runs the same machine instructions, and only kernels count
-whose CTAs have the shared memory of an A100 (163 KiB). A second table has those of 99 KiB, as on an A10, L40S or
+The family is meant for an A100. A Hopper GPU stands in, because it runs the same machine instructions. Only kernels
+count whose CTAs have the shared memory of an A100 (163 KiB). A second table has those of 99 KiB, as on an A10, L40S or
 GeForce. 60 problems of grid1000 are taken (TN, fp16), 15 of them with M up to 64, with sums in fp32 and in fp16.
 
 Ours is the fastest of the candidates that the cost model ranks first, 24 for each limit. CUTLASS is the fastest of 32

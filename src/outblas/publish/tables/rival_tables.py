@@ -17,7 +17,7 @@ CUDA_L2_FORMAT, CUDA_L2_FILE = "outblas-cuda-l2-1", "cuda_l2.json"
 NOT_MEASURED = "Not measured yet."
 #: Shared memory of a CTA, KiB -> GPUs with it.
 _LIMITS = {"163": "163 KiB (A100)", "99": "99 KiB (A10, L40S, GeForce)"}
-#: Rival -> its words, and the least geometric mean that is aimed at.
+#: Rival -> its words, and the aim: the least geometric mean.
 _RIVALS = {"cutlass": ("fastest CUTLASS 2.x", 1.00), "cuda_l2": ("CUDA-L2's A100 kernel", 1.10)}
 #: The problem that has a bar of its own, and the bar over CUTLASS.
 _SQUARE, _SQUARE_BAR = "4096_4096_4096", 0.95

@@ -153,8 +153,8 @@ class CutlassSm80:
 
     Attributes:
         tile: (rows of C, columns of C, K per step) of a CTA, elements. K: 32 or 64.
-        warp: (rows, columns) of the tile that a warp computes, elements: multiples of 16 that divide the tile into 1 to
-            8 warps, with at most 128 accumulators per thread.
+        warp: (rows, columns) of the tile that a warp computes, elements: multiples of 16 that divide the tile. A CTA
+            has 1 to 8 warps, and a thread at most 128 accumulators.
         stages: stages of the ring, 3 or more if they fit.
         swizzle: ``identity``: a tile is one CTA's. ``stream_k``: CTAs share the K of tiles, through a workspace.
         width: tile columns of the identity swizzle's band: 1, 2, 4 or 8.
