@@ -21,11 +21,11 @@ import functools
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from rivals.compile_jobs import compile_jobs, cutlass_version, set_patience
 from rivals.journaled_rows import journaled_rows
+from rivals.peer_arguments import peer_parser
 from rivals.proofs import passed, unproved, why_not
 
 from outblas.core.config import config_name
@@ -203,14 +203,7 @@ def _line(row: Mapping[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("step", choices=("compile", "measure"))
-    parser.add_argument("--carried", type=Path, default=Path("build/cutlass_peer"), help="folder of compiled instances")
-    parser.add_argument("--count", type=int, default=COUNT, help="problems")
-    parser.add_argument("--out", type=Path, default=Path("results/h200/cutlass_peer.json"))
-    parser.add_argument("--jobs", type=int, default=1, help="compilers at the same time")
-    parser.add_argument("--patience", type=float, help="seconds that a compilation may take, on a busy machine")
-    parser.add_argument("--cutlass", help="CUTLASS' version, where it was compiled elsewhere")
+    parser = peer_parser(__doc__, "build/cutlass_peer", "results/h200/cutlass_peer.json", COUNT)
     arguments = parser.parse_args()
     set_patience(arguments.patience)
     try:

@@ -16,7 +16,7 @@ def compile_jobs(jobs: Mapping[str, Callable[[], str]], at_once: int) -> dict[st
     """Run compilations and print a line as each ends.
 
     Args:
-        jobs: name -> function that compiles and returns a few words for its line. It reads a kernel that is compiled already.
+        jobs: name -> function that compiles, or reads what is compiled already, and returns a few words for its line.
         at_once: compilers that run at the same time.
 
     Returns:
