@@ -117,14 +117,7 @@ def times(problem: Problem, who: Sequence[str], gpu: Any) -> dict[str, Any]:
             from rivals.triton_persistent import multiply
 
             entries["triton"] = IntoOutput(multiply, bench.torch_stream)
-        graphs = {}
-        try:
-            for name, entry in entries.items():
-                graphs[name] = bench.capture(entry)
-            measured = bench.measure(graphs, ROUNDS, SEED)
-        finally:
-            for graph in graphs.values():
-                graph.free()
+        measured = bench.time_entries(entries, ROUNDS, SEED)
     return {"m": problem.m, "config": config_name(config), "us": {name: t.median_us for name, t in measured.items()}}
 
 

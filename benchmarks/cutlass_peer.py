@@ -17,25 +17,24 @@ one that the library names; none is tried. An interrupted run resumes.
 from __future__ import annotations
 
 import argparse
+import functools
 import sys
 import tempfile
-import time
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+
+from rivals.compile_jobs import compile_jobs, cutlass_version, set_patience
+from rivals.journaled_rows import journaled_rows
+from rivals.peer_arguments import peer_parser
+from rivals.proofs import passed, unproved, why_not
 
 from outblas.core.config import config_name
 from outblas.core.errors import CompileError, OutblasError
-from outblas.core.evaluation import Status
-from outblas.core.files import write_json
 from outblas.core.gpu_records import packaged_gpu
-from outblas.core.journal import Journal
 from outblas.core.problem import Problem
 from outblas.core.rivals import RIVALS, fastest_baseline
 from outblas.core.roofline import regime
 from outblas.core.suites import sample, suite
-from outblas.jail import build as free_build
 from outblas.jail.carried_builds import CarriedBuilds
 from outblas.judge.baselines import make_baselines
 from outblas.judge.rounds import speedup
@@ -78,17 +77,13 @@ RAGGED = Problem(200, 264, 328)
 COUNT, SEED, ROUNDS = 60, 0, 11
 
 
-def compile_all(carried: CarriedBuilds) -> int:
-    """Every instance to the folder; how many the compiler refused."""
-    begun, failed = time.perf_counter(), 0
-    for done, instance in enumerate(INSTANCES, 1):
-        try:
-            word = f"{carried.build(instance.kernel(), RAGGED).cubin.registers} registers"
-        except CompileError as error:
-            word, failed = f"refused: {error.wrong}", failed + 1
-        left = (time.perf_counter() - begun) / done * (len(INSTANCES) - done)
-        print(f"[{done}/{len(INSTANCES)}, {left:.0f} s left] {instance.name}: {word}", flush=True)
-    return failed
+def compile_all(carried: CarriedBuilds, jobs: int) -> dict[str, str]:
+    """Compile every instance to the folder; return name -> reason of those that the compiler refused."""
+
+    def compiled(instance: CutlassSm90) -> str:
+        return f"{carried.build(instance.kernel(), RAGGED).cubin.registers} registers"
+
+    return compile_jobs({each.name: functools.partial(compiled, each) for each in INSTANCES}, jobs)
 
 
 class Peer:
@@ -100,24 +95,12 @@ class Peer:
 
         self.gpu = gpu_of_device(0)
         self.cutlass = {i.name: load(carried.build(i.kernel(), RAGGED), scratch, None, self.gpu) for i in INSTANCES}
-        self.left_out = self._unproved()
+        self.left_out = unproved(self.cutlass, RAGGED)
         self.baselines = make_baselines(0, RIVALS)
         library = Library.packaged(self.gpu.name)
         rows = {problem: library.lookup(problem) for problem in problems}
         self.ours = {p: row.choice("plain") if row else None for p, row in rows.items()}
         self._compile_ours(problems)
-
-    def _unproved(self) -> dict[str, str]:
-        """Name -> reason of instances that fail the full proof, which then take no part."""
-        from outblas.judge.gates import prove
-
-        found = {}
-        for name, kernel in self.cutlass.items():
-            verdict = prove(kernel, RAGGED, None, "full")
-            if verdict.status is not Status.PASSED:
-                found[name] = f"{verdict.status.value}: {verdict.detail}"
-                print(f"{name} takes no part: {found[name]}", flush=True)
-        return found
 
     def _compile_ours(self, problems: Sequence[Problem]) -> None:
         """Fill the compile cache on all cores."""
@@ -130,60 +113,32 @@ class Peer:
     def measure(self, problem: Problem) -> dict[str, Any]:
         """Return one row: the best instance, the library's kernel and the baselines in the same rounds."""
         from outblas.judge.gates import CellProver
-        from outblas.judge.gpu_clock import GpuClock, choose_algorithm
+        from outblas.judge.gpu_clock import GpuClock
 
         choice = self.ours[problem]
         with GpuClock(problem, 0, seed=SEED + 1, gpu=self.gpu) as bench:
             prover = CellProver(bench.data, bench.torch_stream)
-            refused, passed = dict(self.left_out), {}
-            for name, kernel in self.cutlass.items():
-                if name not in refused:
-                    reason = self._why_not(kernel, problem, bench, prover)
-                    if reason:
-                        refused[name] = reason
-                    else:
-                        passed[name] = kernel
-            quick = {name: timing.median_us for name, timing in bench.quick(passed, skip=OutblasError).items()}
+            refused = dict(self.left_out)
+            right = passed(self.cutlass, problem, bench, prover, refused)
+            quick = {name: timing.median_us for name, timing in bench.quick(right, skip=OutblasError).items()}
             entries: dict[str, Any] = dict(self.baselines)
             if quick:
-                entries["cutlass"] = passed[min(quick, key=lambda name: quick[name])]
+                entries["cutlass"] = right[min(quick, key=lambda name: quick[name])]
             if choice is not None:
                 entries["ours"] = self._load_ours(problem, choice.config)
-                reason = self._why_not(entries["ours"], problem, bench, prover)
+                reason = why_not(entries["ours"], problem, bench, prover)
                 if reason:
                     raise CompileError(f"our kernel on {problem.key}: {reason}", "one that is right", "look at it")
-            timings = self._rounds(bench, entries, choose_algorithm)
+            timings = bench.time_entries(entries, ROUNDS, SEED)
         for kernel in self.cutlass.values():
             kernel.release()  # the workspaces of this problem
         return self._row(problem, choice, timings, quick, refused)
-
-    def _rounds(self, bench: Any, entries: Mapping[str, Any], prepare: Any) -> dict[str, Any]:
-        graphs = {}
-        try:
-            for name, entry in entries.items():
-                prepare(entry, bench)
-                graphs[name] = bench.capture(entry)
-            return dict(bench.measure(graphs, ROUNDS, SEED))
-        finally:
-            for graph in graphs.values():
-                graph.free()
 
     @staticmethod
     def _load_ours(problem: Problem, config: Any) -> Any:
         from outblas.dispatch.device_state import load_kernel
 
         return load_kernel(problem, config)[0]
-
-    @staticmethod
-    def _why_not(kernel: Any, problem: Problem, bench: Any, prover: Any) -> str:
-        """Return the reason why a kernel is not timed on the problem; empty if it is right on the timed operands."""
-        try:
-            verdict = prover.call(kernel.bind(problem, *bench.operands(0)))
-        except OutblasError as error:
-            return str(error)
-        if getattr(kernel, "broken_workspace", bool)():
-            return "it wrote past its workspace"
-        return "" if verdict.status is Status.PASSED else f"{verdict.status.value}: {verdict.detail}"
 
     def _row(
         self, problem: Problem, choice: Any, timings: Mapping[str, Any], quick: Mapping[str, float],
@@ -218,45 +173,25 @@ def measure(arguments: argparse.Namespace) -> None:
         "problems": [p.key for p in problems], "instances": [i.kernel().name for i in INSTANCES], "rounds": ROUNDS,
         "library": Library.packaged("h200").sha(), "kernels": kernels_sha(),
     }  # fmt: skip
-    journal = Journal(arguments.out.with_name(arguments.out.name + ".jsonl"), settings)
-    written = False
-    try:
-        known = {entry["problem"] for entry in journal.entries}
-        todo = [p for p in problems if p.key not in known]
-        if todo:
-            with tempfile.TemporaryDirectory() as scratch:
-                peer, begun = Peer(CarriedBuilds(arguments.carried, H200), scratch, todo), time.perf_counter()
-                for done, problem in enumerate(todo, 1):
-                    journal.append(peer.measure(problem))
-                    left = (time.perf_counter() - begun) / done * (len(todo) - done)
-                    print(f"[{done}/{len(todo)}, {left:.0f} s left] {_line(journal.entries[-1])}", flush=True)
-        rows = sorted(journal.entries, key=lambda row: settings["problems"].index(row["problem"]))  # type: ignore[attr-defined]
-        data = {
-            "format": CUTLASS_FORMAT,
-            "provenance": {
-                **collect_provenance("benchmarks/cutlass_peer.py measure"),
-                "cutlass": arguments.cutlass or _version(),
-            },
-            "instances": [instance.name for instance in INSTANCES],
-            "rows": rows,
-        }
-        write_json(arguments.out, data)
-        written = True
-    finally:
-        journal.close(done=written)
+
+    def rows_of(keys: list[str]) -> Iterator[dict[str, Any]]:
+        todo = [problem for problem in problems if problem.key in keys]
+        with tempfile.TemporaryDirectory() as scratch:
+            peer = Peer(CarriedBuilds(arguments.carried, H200), scratch, todo)
+            yield from map(peer.measure, todo)
+
+    def content(rows: list[dict[str, Any]]) -> dict[str, Any]:
+        about = collect_provenance("benchmarks/cutlass_peer.py measure")
+        version = arguments.cutlass or cutlass_version()
+        instances = [instance.name for instance in INSTANCES]
+        return {
+            "format": CUTLASS_FORMAT, "provenance": {**about, "cutlass": version}, "instances": instances, "rows": rows,
+        }  # fmt: skip
+
+    keys = [problem.key for problem in problems]
+    rows = journaled_rows(arguments.out, settings, keys, rows_of, _line, content)
     for name, value in cutlass_means(rows).items():
         print(f"{name.replace('_', ' ')}: {value:.3f}")
-
-
-def _version() -> str | None:
-    """CUTLASS' version where its headers are installed; a machine that only measures may have none."""
-    from outblas.core.errors import ToolchainMissing
-    from outblas.jail.toolchain import locate_cutlass
-
-    try:
-        return locate_cutlass()[1]
-    except ToolchainMissing:
-        return None
 
 
 def _line(row: Mapping[str, Any]) -> str:
@@ -268,19 +203,12 @@ def _line(row: Mapping[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("step", choices=("compile", "measure"))
-    parser.add_argument("--carried", type=Path, default=Path("build/cutlass_peer"), help="folder of compiled instances")
-    parser.add_argument("--count", type=int, default=COUNT, help="problems")
-    parser.add_argument("--out", type=Path, default=Path("results/h200/cutlass_peer.json"))
-    parser.add_argument("--patience", type=float, help="seconds that a compilation may take, on a busy machine")
-    parser.add_argument("--cutlass", help="CUTLASS' version, where it was compiled elsewhere")
+    parser = peer_parser(__doc__, "build/cutlass_peer", "results/h200/cutlass_peer.json", COUNT)
     arguments = parser.parse_args()
-    if arguments.patience:  # the package's own texts, whose compilation needs no short limit
-        free_build.CUTLASS_LIMITS = replace(free_build.CUTLASS_LIMITS, seconds=arguments.patience)
+    set_patience(arguments.patience)
     try:
         if arguments.step == "compile":
-            sys.exit(1 if compile_all(CarriedBuilds(arguments.carried, H200)) else 0)
+            sys.exit(1 if compile_all(CarriedBuilds(arguments.carried, H200), arguments.jobs) else 0)
         measure(arguments)
     except OutblasError as error:
         sys.exit(str(error))

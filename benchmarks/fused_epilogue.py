@@ -150,12 +150,7 @@ def measure(problem: Problem, config: KernelConfig, epilogue: Epilogue, rounds: 
         "plain": plain,
     }
     with GpuClock(problem, gpu=H200) as bench:
-        graphs = {name: bench.capture(entry) for name, entry in entries.items()}
-        try:
-            times = bench.measure(graphs, rounds)
-        finally:
-            for graph in graphs.values():
-                graph.free()
+        times = bench.time_entries(entries, rounds)
     us = {name: times[name].median_us for name in SIDES}
     paired = {
         f"over_{name}": sorted(t / f for t, f in zip(times[name].samples_us, times["fused"].samples_us, strict=True))

@@ -106,13 +106,22 @@ def measure(
     switch: Callable[[bool], Any],
     synchronize: Callable[[], Any],
     seed: int = 0,
+    block: int = BLOCK,
 ) -> dict[str, dict[str, float]]:
-    """Name -> microseconds per call: median, least and 99th percentile over blocks. ``switch``: turns on or off what
-    enable() does; ``synchronize``: waits for the device."""
+    """Return name -> microseconds per call: median, least and 99th percentile over blocks.
+
+    Args:
+        calls: name -> call.
+        count: calls of each, at least one block.
+        switch: turns on or off what enable() does.
+        synchronize: waits for the device.
+        seed: seed of the order.
+        block: calls between two readings of the clock, fewer than a stream's queue holds.
+    """
     on = False
     samples: dict[str, list[float]] = {name: [] for name in calls}
     rng = random.Random(seed)
-    for _ in range(max(1, count // BLOCK)):
+    for _ in range(max(1, count // block)):
         for name in rng.sample(list(calls), len(calls)):
             call = calls[name]
             if name.endswith(ENABLED) != on:
@@ -122,9 +131,9 @@ def measure(
                 call()
             synchronize()
             begin = perf_counter_ns()
-            for _ in range(BLOCK):
+            for _ in range(block):
                 call()
-            samples[name].append((perf_counter_ns() - begin) / 1e3 / BLOCK)
+            samples[name].append((perf_counter_ns() - begin) / 1e3 / block)
     if on:
         switch(False)
     return {

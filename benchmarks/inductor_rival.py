@@ -114,7 +114,7 @@ def measure_one(problem: Problem, row: LibraryRow | None, baselines: Mapping[str
             proved = prover.call(entries["ours"].bind(problem, *bench.operands(0)))
             if proved.status is not Status.PASSED:
                 raise OutblasError(f"our kernel on {problem.key}: {proved.detail}", "one that is right", "look at it")
-        timings = _rounds(bench, entries)
+        timings = bench.time_entries(entries, ROUNDS, SEED)
     us = {name: timing.median_us for name, timing in timings.items()}
     best = fastest_baseline({name: us[name] for name in RIVALS if name in us})
     found = {"problem": problem.key, "regime": regime(problem, gpu), "baseline": best, "us": us}
@@ -123,20 +123,6 @@ def measure_one(problem: Problem, row: LibraryRow | None, baselines: Mapping[str
     for name in (NAME, "ours"):
         found[name] = dict(vars(speedup(timings, name, RIVALS))) if name in timings else None
     return found
-
-
-def _rounds(bench: Any, entries: Mapping[str, Any]) -> dict[str, Any]:
-    from outblas.judge.gpu_clock import choose_algorithm
-
-    graphs = {}
-    try:
-        for name, entry in entries.items():
-            choose_algorithm(entry, bench)
-            graphs[name] = bench.capture(entry)
-        return dict(bench.measure(graphs, ROUNDS, SEED))
-    finally:
-        for graph in graphs.values():
-            graph.free()
 
 
 def means(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:

@@ -115,14 +115,7 @@ def cost(problem: Problem, gpu: Any) -> float:
 
     entries = make_baselines(0, ("torch", TORCH_FULL))
     with GpuClock(problem, 0, seed=SEED, gpu=gpu) as bench:
-        graphs = {}
-        try:
-            for name, entry in entries.items():
-                graphs[name] = bench.capture(entry)
-            timed = bench.measure(graphs, ROUNDS, SEED)
-        finally:
-            for graph in graphs.values():
-                graph.free()
+        timed = bench.time_entries(entries, ROUNDS, SEED)
     return float(timed[TORCH_FULL].median_us / timed["torch"].median_us)
 
 

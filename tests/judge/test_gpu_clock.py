@@ -119,6 +119,29 @@ def test_a_quick_choice_drops_the_hopeless_after_one_timed_round(monkeypatch):
     assert bench.quick({"broken": "broken"}, skip=DeviceError) == {}
 
 
+def test_entries_are_prepared_then_captured_then_timed_and_always_freed(monkeypatch):
+    cu, log = FalseDriver(), []
+    bench = false_bench(monkeypatch, cu)
+    entries = {name: SimpleNamespace(name=name) for name in ("a", "b", "late")}
+    entries["b"].prepare = lambda clock: log.append(("prepare", clock is bench))
+
+    def capture(entry):
+        log.append(entry.name)
+        if entry.name == "late":
+            raise DeviceError("cannot be captured", "one that can", "leave it out")
+        return gpu_clock.GraphEntry(entry.name, entry.name, (), 4)
+
+    monkeypatch.setattr(bench, "capture", capture)
+    monkeypatch.setattr(bench, "round", lambda graphs, order: [3.0 if g.name == "a" else 5.0 for g in graphs])
+    with pytest.raises(DeviceError, match="cannot be captured"):
+        bench.time_entries(entries)
+    assert log == [("prepare", True), "a", "b", "late"] and cu.log == ["cuGraphExecDestroy"] * 2
+    del entries["late"]
+    found = bench.time_entries(entries, rounds=5, seed=1)
+    assert {name: (t.median_us, len(t.samples_us)) for name, t in found.items()} == {"a": (3.0, 5), "b": (5.0, 5)}
+    assert cu.log == ["cuGraphExecDestroy"] * 4
+
+
 def test_freeing_a_graph_twice_is_harmless(monkeypatch):
     cu = FalseDriver()
     for module in (gpu_clock, stream_clock):

@@ -15,7 +15,7 @@ from outblas.jail import build
 from outblas.jail.carried_builds import CarriedBuilds
 from outblas.jail.confined_compiler import CompileLimits
 from outblas.jail.static_gate import check_built
-from outblas.kernels.custom.templates.fill import CuteSm80, CutlassSm90, template_text
+from outblas.kernels.custom.templates.fill import CuteSm80, CutlassSm80, CutlassSm90, template_text
 from support.gpus.known import H200
 
 pytestmark = pytest.mark.long
@@ -47,6 +47,48 @@ def test_what_cutlass_cannot_do_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError) as raised:
         CutlassSm90(**wrong)
     assert raised.value.wrong and raised.value.expected and raised.value.do
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"tile": (128, 128, 48)},
+        {"warp": (48, 64)},
+        {"warp": (8, 64)},
+        {"tile": (256, 256, 32)},
+        {"tile": (256, 128, 32), "warp": (128, 64)},
+        {"tile": (16, 128, 32), "warp": (16, 16)},
+        {"stages": 2},
+        {"stages": True},
+        {"tile": (256, 128, 64), "stages": 5},
+        {"swizzle": "streamk"},
+        {"width": 3},
+        {"swizzle": "stream_k", "width": 2},
+        {"splits": 4},
+        {"swizzle": "stream_k", "splits": 17},
+        {"acc": "bf16"},
+    ],
+)
+def test_what_cutlass_for_ampere_cannot_do_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError) as raised:
+        CutlassSm80(**wrong)
+    assert raised.value.wrong and raised.value.expected and raised.value.do
+
+
+def test_the_template_for_ampere_says_its_accumulator_and_its_shared_memory() -> None:
+    filled = [
+        CutlassSm80(),
+        CutlassSm80(acc="fp16"),
+        CutlassSm80(width=4),
+        CutlassSm80(stages=5),
+        CutlassSm80(swizzle="stream_k"),
+        CutlassSm80(swizzle="stream_k", splits=4),
+        CutlassSm80((64, 64, 64), (32, 32), 5),
+    ]
+    assert len({each.name for each in filled}) == len({each.kernel().name for each in filled}) == len(filled)
+    assert [each.kernel().launch.acc for each in filled[:2]] == ["fp32", "fp16"]
+    assert filled[0].shared_bytes == 4 * 2 * 32 * (128 + 128) and filled[-1].name == "64x64x64_32x32_s5_i1_fp32"
+    assert "GemmIdentityThreadblockSwizzle<4>" in filled[2].text() and "{M, N, K}, 4," in filled[5].text()
 
 
 @pytest.mark.parametrize(

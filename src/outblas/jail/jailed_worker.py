@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -50,6 +50,28 @@ def import_ahead() -> None:
     """
     scrub_environment()
     import torch  # noqa: F401
+
+
+def start_libraries(gpu_index: int, entries: Iterable[Bindable]) -> None:
+    """Start CUDA, torch and the libraries of some entries on a GPU, for a process that is confined afterwards.
+
+    An entry that fails is ignored.
+
+    Args:
+        gpu_index: CUDA ordinal.
+        entries: baselines that later calls need.
+    """
+    import torch
+
+    from outblas.judge.gates import reference_blas
+
+    torch.cuda.set_device(gpu_index)
+    x, y, z = (torch.ones((16, 16), dtype=torch.float16, device=f"cuda:{gpu_index}") for _ in range(3))
+    stream = int(torch.cuda.current_stream(gpu_index).cuda_stream)
+    for entry in (reference_blas(gpu_index), *entries):
+        with contextlib.suppress(OutblasError):  # one that cannot is left out where it is asked for, with the reason
+            entry.bind(Problem(16, 16, 16), x, y, z)(stream)
+    torch.cuda.synchronize(gpu_index)
 
 
 def make_handler(
@@ -98,21 +120,8 @@ class FreeHandler(Handler):
 
         A baseline that fails is ignored.
         """
-        import torch
-
-        from outblas.judge.gates import reference_blas
-
-        gpu, p = self._options.gpu_index, Problem(16, 16, 16)
-        torch.cuda.set_device(gpu)
-        x, y, z = (torch.ones((16, 16), dtype=torch.float16, device=f"cuda:{gpu}") for _ in range(3))
-        stream = int(torch.cuda.current_stream(gpu).cuda_stream)
         ready = [entry for name, entry in self._baselines.items() if name not in ("lt_auto", "nvmmh")]
-        for entry in (reference_blas(gpu), *ready):
-            with contextlib.suppress(
-                OutblasError
-            ):  # one that cannot is left out where it is asked for, with the reason
-                entry.bind(p, x, y, z)(stream)
-        torch.cuda.synchronize(gpu)
+        start_libraries(self._options.gpu_index, ready)
 
     def _why_illegal(self, problem: Any, config: Any) -> str | None:
         if not isinstance(config, FreeKernel):

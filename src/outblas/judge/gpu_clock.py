@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -175,13 +175,48 @@ class GpuClock(StreamClock):
         An entry that raises ``skip`` at its capture is left out of the result. So is one that is over 1.5 x the fastest
         in its first timed round. The result is name -> Timing of ``rounds`` samples; empty without entries.
         """
+        with self.captured(entries, skip) as graphs:
+            found = self.measure(graphs, rounds, seed, prune=Prune(1, slower_than_the_fastest(DROP_BEYOND_FASTEST)))
+            return {name: t for name, t in found.items() if len(t.samples_us) == rounds}
+
+    def time_entries(
+        self, entries: Mapping[str, Bindable], rounds: int = MIN_ROUNDS, seed: int = 0
+    ) -> dict[str, Timing]:
+        """Prepare every entry, capture all, time them in interleaved rounds and free their graphs.
+
+        Args:
+            entries: entries by name; :func:`choose_algorithm` is called for each.
+            rounds: timed rounds.
+            seed: seed of the order within a round.
+
+        Returns:
+            What :meth:`measure` returns.
+
+        Raises:
+            DeviceError: a capture or a launch fails. An entry's own errors are raised, too.
+        """
+        for entry in entries.values():
+            choose_algorithm(entry, self)
+        with self.captured(entries) as graphs:
+            return self.measure(graphs, rounds, seed)
+
+    @contextlib.contextmanager
+    def captured(
+        self, entries: Mapping[str, Bindable], skip: type[BaseException] | tuple[type[BaseException], ...] = ()
+    ) -> Iterator[dict[str, GraphEntry]]:
+        """Return a context manager that yields name -> captured entry and frees all of them at its end.
+
+        An entry whose capture raises ``skip`` is left out.
+
+        Raises:
+            DeviceError: a capture fails, as for :meth:`capture`.
+        """
         graphs: dict[str, GraphEntry] = {}
         try:
             for name, entry in entries.items():
                 with contextlib.suppress(*_classes(skip)):
                     graphs[name] = self.capture(entry)
-            found = self.measure(graphs, rounds, seed, prune=Prune(1, slower_than_the_fastest(DROP_BEYOND_FASTEST)))
-            return {name: t for name, t in found.items() if len(t.samples_us) == rounds}
+            yield graphs
         finally:
             for graph in graphs.values():
                 graph.free()

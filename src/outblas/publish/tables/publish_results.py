@@ -37,6 +37,7 @@ from outblas.publish.tables.notes import (
 )
 from outblas.publish.tables.peer_tables import cutlass_table, transformer_table
 from outblas.publish.tables.recipe_block import RECIPE, recipe_block
+from outblas.publish.tables.rival_tables import ampere_table, cuda_l2_table
 from outblas.publish.tables.speedup_picture import speedup_svg
 from outblas.publish.tables.weak_spots import weak_spots
 from outblas.publish.tables.whole_models_table import whole_models_block
@@ -116,6 +117,8 @@ def generated_blocks(measured: Measured) -> dict[tuple[str, str], Callable[[], s
         ("docs/results/transformer.md", "transformer"): lambda: transformer_table(folder),
         ("docs/results/whole-models.md", "whole_models"): lambda: whole_models_block(folder),
         ("docs/results/cutlass.md", "cutlass"): lambda: cutlass_table(folder),
+        ("docs/results/ampere-peers.md", "ampere"): lambda: ampere_table(folder.parent),
+        ("docs/results/cuda-l2.md", "cuda-l2"): lambda: cuda_l2_table(folder.parent),
         ("docs/use/when-not.md", "weak"): lambda: weak_spots(folder, measured.results),
         ("docs/use/environment-variables.md", "variables"): reference_blocks.variable_table,
         ("docs/kernels/counters.md", "ncu"): lambda: counters_text(folder / COUNTERS),

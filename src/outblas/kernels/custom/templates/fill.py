@@ -1,4 +1,4 @@
-"""Starting points for free kernels: CUTLASS 3.x and CuTe texts whose placeholders are filled with legal values."""
+"""Starting points for free kernels: CUTLASS and CuTe texts whose placeholders are filled with legal values."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from importlib import resources
 from typing import Literal, Union
 
 from outblas.core.errors import ConfigError
+from outblas.core.problem import ELEMENT_BYTES
 from outblas.kernels.custom.free_kernel import FreeKernel
 
 Schedule = Literal["warp_specialized", "pingpong", "cooperative"]
@@ -144,6 +145,109 @@ class CutlassSm90:
 
 
 @dataclass(frozen=True)
+class CutlassSm80:
+    """A CUTLASS 2.x kernel for Ampere: mma.sync m16n8k16 and a ring of cp.async stages, through ``GemmUniversal``.
+
+    It has form ``host``, TN and NN, fp16 (bf16 with fp32 accumulation, too). Its ``name`` is short and unique, e.g.
+    ``128x128x32_64x64_s4_i1_fp32`` for the defaults.
+
+    Attributes:
+        tile: (rows of C, columns of C, K per step) of a CTA, elements. K: 32 or 64.
+        warp: (rows, columns) of the tile that a warp computes, elements: multiples of 16 that divide the tile. A CTA
+            has 1 to 8 warps, and a thread at most 128 accumulators.
+        stages: stages of the ring, 3 or more if they fit.
+        swizzle: ``identity``: a tile is one CTA's. ``stream_k``: CTAs share the K of tiles, through a workspace.
+        width: tile columns of the identity swizzle's band: 1, 2, 4 or 8.
+        splits: equal parts of K with ``stream_k``, 1 to 16; 1: CUTLASS chooses the shares itself.
+        acc: accumulator, ``fp32`` or ``fp16``.
+
+    Raises:
+        ConfigError: values that CUTLASS or the GPU cannot handle (:meth:`why_not`).
+    """
+
+    tile: tuple[int, int, int] = (128, 128, 32)
+    warp: tuple[int, int] = (64, 64)
+    stages: int = 4
+    swizzle: Literal["identity", "stream_k"] = "identity"
+    width: int = 1
+    splits: int = 1
+    acc: Literal["fp32", "fp16"] = "fp32"
+
+    def __post_init__(self) -> None:
+        _refuse(self.why_not())
+
+    @property
+    def name(self) -> str:
+        """Return a short unique name, e.g. ``64x64x64_32x32_s5_k4_fp16`` for four parts of K."""
+        order = f"i{self.width}" if self.swizzle == "identity" else f"k{self.splits}" if self.splits > 1 else "stream_k"
+        sizes = ["x".join(map(str, self.tile)), "x".join(map(str, self.warp))]
+        return "_".join([*sizes, f"s{self.stages}", order, self.acc])
+
+    @property
+    def shared_bytes(self) -> int:
+        """Return the dynamic shared memory of a CTA's ring, bytes; the epilogue uses the same memory."""
+        m, n, k = self.tile
+        return self.stages * ELEMENT_BYTES * k * (m + n)
+
+    def why_not(self) -> str | None:
+        """Return why the values are impossible, with the possible ones; None if they are possible.
+
+        The constructor calls it and raises ConfigError for a reason, so it returns None for every object. A reason
+        reads, e.g., ``2 stages, 3 or more``.
+        """
+        m, n, k = self.tile
+        rows, columns = self.warp
+        if k not in (32, 64):
+            return f"{k} of K a step, 32 or 64"
+        if rows < 16 or columns < 16 or rows % 16 or columns % 16 or m % rows or n % columns:
+            return f"a warp's {rows} x {columns} of {m} x {n}, multiples of 16 that divide the tile"
+        warps = (m // rows) * (n // columns)
+        if warps > 8 or rows * columns > 128 * 32:
+            return f"{warps} warps with {rows * columns // 32} accumulators a thread, at most 8 and 128"
+        if m * k % (warps * 32 * 8) or n * k % (warps * 32 * 8):
+            return f"a tile of {m} x {n} x {k}, one that {32 * warps} threads copy in equal shares of 16 bytes"
+        if type(self.stages) is not int or self.stages < 3:
+            return f"{self.stages!r} stages, 3 or more"
+        if self.shared_bytes > _SHARED_LIMIT:
+            return f"{self.stages} stages need {self.shared_bytes} bytes of shared memory, at most {_SHARED_LIMIT}"
+        if self.acc not in ("fp32", "fp16"):
+            return f"accumulator {self.acc!r}, fp32 or fp16"
+        return self._order_reason()
+
+    def _order_reason(self) -> str | None:
+        """Return why the order of the tiles is impossible; None if it is possible."""
+        if self.swizzle not in ("identity", "stream_k"):
+            return f"swizzle {self.swizzle!r}, identity or stream_k"
+        if self.width not in (1, 2, 4, 8) or (self.width != 1 and self.swizzle != "identity"):
+            return f"width {self.width} with {self.swizzle}, 1, 2, 4 or 8 with identity"
+        if not 1 <= self.splits <= 16 or (self.splits != 1 and self.swizzle != "stream_k"):
+            return f"{self.splits} splits with {self.swizzle}, 1 to 16 with stream_k"
+        return None
+
+    def text(self) -> str:
+        """Return the CUDA C++ text with its launch block, all placeholders filled."""
+        identity = f"GemmIdentityThreadblockSwizzle<{self.width}>"
+        return _filled(
+            "cutlass_sm80.cu",
+            WHAT=self.name,
+            ACC=self.acc,
+            ACCUMULATOR={"fp32": "float", "fp16": "cutlass::half_t"}[self.acc],
+            TILE_M=self.tile[0],
+            TILE_N=self.tile[1],
+            TILE_K=self.tile[2],
+            WARP_M=self.warp[0],
+            WARP_N=self.warp[1],
+            STAGES=self.stages,
+            SWIZZLE=identity if self.swizzle == "identity" else "ThreadblockSwizzleStreamK",
+            SPLITS=self.splits,
+        )
+
+    def kernel(self) -> FreeKernel:
+        """Return the free kernel of :meth:`text`; its ``launch.form`` is ``host``."""
+        return FreeKernel.parse(self.text())
+
+
+@dataclass(frozen=True)
 class CuteSm80:
     """A CuTe kernel with mma.sync and a ring of cp.async stages.
 
@@ -227,14 +331,14 @@ def template_text(name: str) -> str:
     """Return the text of a template with its placeholders ``{{NAME}}``, e.g. ``{{TILE_M}}``.
 
     Args:
-        name: ``cutlass_sm90.cu`` or ``cute_sm80.cu``, with the suffix.
+        name: ``cutlass_sm90.cu``, ``cutlass_sm80.cu`` or ``cute_sm80.cu``, with the suffix.
 
     Raises:
         ConfigError: no such template.
     """
     found = resources.files(__package__) / name
     if not re.fullmatch(r"\w+\.cu", name) or not found.is_file():
-        raise ConfigError(f"template {name!r}", "cutlass_sm90.cu or cute_sm80.cu", "name one of them")
+        raise ConfigError(f"template {name!r}", "cutlass_sm90.cu, cutlass_sm80.cu or cute_sm80.cu", "name one of them")
     return found.read_text(encoding="utf-8")
 
 

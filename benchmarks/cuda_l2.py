@@ -1,0 +1,165 @@
+"""Question: how fast is CUDA-L2 on its own ground: its H100 kernels, their own problems, one clock?
+
+Command:
+
+    python benchmarks/cuda_l2.py compile --checkout CUDA-L2 [--jobs 8]   # anywhere with nvcc, no GPU
+    python benchmarks/cuda_l2.py measure                                 # on an H100
+
+Result file: results/h100/cuda_l2.json; `outblas results --write` puts its table on docs/results/cuda-l2.md.
+Both steps take --carried, the folder of compiled kernels.
+
+100 of CUDA-L2's 1,000 problems are drawn by a seed, stratified by regime. Its kernel of each, the library's kernel for
+plain launches, autotuned cuBLASLt and torch.matmul are timed on the GPU, in the same interleaved rounds. The host's
+clock times asynchronous calls; that of ours is `outblas.matmul`. A GPU without a library takes the H200's.
+The machine code says which accumulator a kernel has.
+
+CUDA-L2's texts are compiled as they are, with a stand-in for torch's header. It sends launches to the clock's stream,
+keeps freed memory for the next call, and does not wait for the GPU. Some kernels wait in each call; they are counted.
+As in its own benchmark, operands are padded to a kernel's tile outside the timed part. A kernel that reads B row by row
+makes its problem one of layout NN, for all. Every kernel is proved before it is timed, in a jailed worker process.
+An interrupted run of either step resumes.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rivals.compile_jobs import compile_jobs, cutlass_version, set_patience
+from rivals.cuda_l2_builds import CudaL2Builds
+from rivals.cuda_l2_rows import ROUNDS, make_handler
+from rivals.journaled_rows import journaled_rows
+from rivals.peer_arguments import peer_parser
+from rivals.row_worker import CUDA_L2, RowRequest, rows_of
+
+from outblas.core.config import KernelConfig
+from outblas.core.errors import OutblasError
+from outblas.core.gpu_records import packaged_gpu
+from outblas.core.problem import Problem
+from outblas.core.roofline import Gpu, architecture
+from outblas.core.suites import sample, suite
+from outblas.kernels.kernel_hash import kernels_sha
+from outblas.publish.tables.rival_tables import CUDA_L2_FORMAT, cuda_l2_means
+from outblas.records.library import Library
+from outblas.records.provenance import collect_provenance
+from outblas.runtime.cubin import Cubin
+from outblas.workers.sandbox import factory_name
+
+H100 = packaged_gpu("h100")
+COUNT, WHOSE = 100, "h100"
+
+
+def drawn(count: int, seed: int) -> list[Problem]:
+    """Return the problems, stratified by regime. Raises UsageError for a count that the suite does not have."""
+    return sample(suite("grid1000"), count, seed, gpu=H100)
+
+
+def compile_all(carried: Path, checkout: Path, problems: Sequence[Problem], jobs: int) -> dict[str, str]:
+    """Compile CUDA-L2's kernels of the problems; return name -> reason of those that were refused."""
+    builds = CudaL2Builds(carried, H100)
+    return compile_jobs({p.key: functools.partial(builds.compile, checkout, WHOSE, p) for p in problems}, jobs)
+
+
+def requests(carried: Path, problems: Sequence[Problem], library: Library, gpu: Gpu) -> list[RowRequest]:
+    """Return one request per problem, with the layout in which CUDA-L2's kernel reads B.
+
+    A problem without a kernel of CUDA-L2 keeps its layout.
+
+    Raises:
+        CompileError: the library's kernel of a problem does not compile.
+    """
+    builds, found = CudaL2Builds(carried, H100), []
+    for problem in problems:
+        kernel = builds.get(WHOSE, problem)
+        if isinstance(kernel, str):
+            found.append(RowRequest(problem, refused={CUDA_L2: kernel}))
+        else:
+            found.append(RowRequest(replace(problem, layout=kernel[0].problem.layout), theirs=kernel))
+    return [replace(each, ours=our_kernel(each.problem, library, gpu)) for each in found]
+
+
+def our_kernel(problem: Problem, library: Library, gpu: Gpu) -> list[tuple[KernelConfig, Cubin]]:
+    """Return the library's kernel for plain launches with its machine code; an empty list if the library falls back.
+
+    Raises:
+        CompileError: it does not compile.
+    """
+    from outblas.kernels.source import make_source
+    from outblas.runtime.nvrtc import compile_source
+
+    row = library.lookup(problem)
+    choice = row.choice("plain") if row else None
+    if choice is None:
+        return []
+    return [(choice.config, compile_source(make_source(problem, choice.config), architecture(gpu)))]
+
+
+def our_library(gpu: Gpu) -> Library:
+    """Return the GPU's packaged library; for one without, that of the H200, whose kernels run on any Hopper GPU."""
+    own = Library.packaged(gpu.name, missing_ok=True)
+    return own if own.rows else Library(gpu.name, Library.packaged("h200").rows)
+
+
+def measure(arguments: Any) -> None:
+    """All rows that the journal does not have, then the result file."""
+    from outblas.runtime.device import gpu_of_device
+
+    gpu = gpu_of_device(0)
+    library = our_library(gpu)
+    wanted = requests(arguments.carried, drawn(arguments.count, arguments.seed), library, gpu)
+    settings = {
+        "problems": [r.problem.key for r in wanted], "refused": [r.refused for r in wanted], "rounds": ROUNDS,
+        "gpu": gpu.name, "kernels": kernels_sha(), "library": library.sha(),
+    }  # fmt: skip
+
+    def rows(keys: list[str]) -> Iterator[dict[str, Any]]:
+        todo = [request for request in wanted if request.problem.key in keys]
+        with tempfile.TemporaryDirectory() as folder:
+            known = tuple(row for request in todo if (row := library.lookup(request.problem)) is not None)
+            yield from rows_of(iter(todo), factory_name(make_handler), (folder, gpu, Library(gpu.name, known)))
+
+    def content(found: list[dict[str, Any]]) -> dict[str, Any]:
+        about = collect_provenance("benchmarks/cuda_l2.py measure")
+        version = arguments.cutlass or cutlass_version()
+        provenance = {**about, "cutlass": version}
+        return {"format": CUDA_L2_FORMAT, "provenance": provenance, "seed": arguments.seed, "rows": found}
+
+    found = journaled_rows(arguments.out, settings, settings["problems"], rows, line, content)
+    for name, mean in cuda_l2_means(found).items():
+        print(f"{name.replace('_', ' ')}: {mean.ratio:.3f}x on {mean.problems} problems")
+    print(f"result: {arguments.out}")
+
+
+def line(row: dict[str, Any]) -> str:
+    """Return words on a row for its line of progress."""
+    if "lost" in row:
+        return f"{row['problem']}: {row['lost']}"
+    return f"{row['problem']}: " + ", ".join(f"{name} {us:.2f} us" for name, us in row["us"].items())
+
+
+def main(given: Sequence[str] | None = None) -> None:
+    parser = peer_parser(__doc__, "build/cuda_l2", "results/h100/cuda_l2.json", COUNT)
+    parser.add_argument("--checkout", type=Path, help="folder of CUDA-L2's repository, for compile")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the draw")
+    arguments = parser.parse_args(given)
+    set_patience(arguments.patience)
+    try:
+        if arguments.step == "measure":
+            measure(arguments)
+            return
+        if arguments.checkout is None:
+            parser.error("compile needs --checkout, the folder of CUDA-L2's repository")
+        problems = drawn(arguments.count, arguments.seed)
+        refused = compile_all(arguments.carried, arguments.checkout, problems, arguments.jobs)
+        sys.exit(f"{len(refused)} kernels were refused; their reasons are above" if refused else 0)
+    except OutblasError as error:
+        sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    main()

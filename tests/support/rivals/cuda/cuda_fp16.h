@@ -1,0 +1,4 @@
+#pragma once
+struct half {
+  unsigned short bits;
+};
