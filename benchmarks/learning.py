@@ -9,9 +9,9 @@ Command:
 Result file: results/h200/drawn_<layout>_<dtype>_fp32_learned.parquet, results/h200/learning_loop.json or
 results/h200/learning_soak.json. ``--out`` names another one. Needs a GPU.
 
-- ``--drawn`` learns the shapes of ``benchmarks/shapes/drawn_shapes.py``, up to 0.3 s of GPU time each, and benches the
-  result against every rival. The file's suite is ``drawn`` and its mode ``learned``. A product that is not learned is
-  benched as the package serves it.
+- ``--drawn`` learns the shapes of ``outblas.search.live_compare.drawn_shapes``, up to 0.3 s of GPU time each, and
+  benches the result against every rival. The file's suite is ``drawn`` and its mode ``learned``. A product that is not
+  learned is benched as the package serves it.
 - ``--loop`` times the steps of a decode loop of unlisted products, with learning and without in turns.
 - ``--soak`` calls products of random shapes in several processes at once. It counts wrong results and lost rows, and
   samples the memory.
@@ -36,7 +36,6 @@ from typing import Any
 
 import numpy as np
 from new_shapes import drawn_figures, shipped_library
-from shapes.drawn_shapes import drawn_shapes
 
 import outblas
 from outblas.adapt.learning.learned_products import IN_WORK, LearnedProduct
@@ -49,6 +48,7 @@ from outblas.records.library_row import LibraryRow
 from outblas.records.provenance import collect_provenance
 from outblas.records.results import read_result, write_result
 from outblas.runtime.device import gpu_of_device
+from outblas.search.live_compare.drawn_shapes import drawn_shapes
 
 #: GPU seconds that learning may take: of a drawn shape, and of a loop or a process of the soak.
 SECONDS_PER_SHAPE, SECONDS = 0.3, 60.0
@@ -107,7 +107,7 @@ def bench_learned(arguments: argparse.Namespace) -> None:
     result = read_result(arguments.out)
     rows = [{**row, "mode": "learned"} for row in result.rows]
     about = {
-        "shapes": f"benchmarks/shapes/drawn_shapes.py, seed {arguments.seed}",
+        "shapes": f"outblas.search.live_compare.drawn_shapes, seed {arguments.seed}",
         "rows_learned": sum(one.row is not None for one in products),
         "learning_gpu_seconds": sum(one.gpu_seconds for one in products),
     }

@@ -94,7 +94,7 @@ class NotHere(pytest.File):
 @pytest.hookimpl(tryfirst=True)
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
     """Import the files of tests/gpu without a GPU only to list their tests."""
-    if parent.config.option.collectonly or module_path.parent != GPU_TESTS or not why_no_gpu():
+    if parent.config.option.collectonly or GPU_TESTS not in module_path.parents or not why_no_gpu():
         return None
     return NotHere.from_parent(parent, path=module_path)
 

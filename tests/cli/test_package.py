@@ -24,8 +24,8 @@ print(sorted(heavy), outblas.Problem(64, 64, 64).key, "matmul" in dir(outblas))
 FACES = {
     "": [
         "OutblasError", "Problem", "__version__", "capture", "disable", "enable", "enabled", "explain", "gated_linear",
-        "interleave_gate_up", "linear", "matmul", "mm", "optimize", "prepare", "restore",
-        "status", "use", "use_library", "warm",
+        "interleave_gate_up", "learned", "linear", "matmul", "mm", "optimize", "prepare", "restore", "settle",
+        "status", "use", "use_library", "use_workload", "warm",
     ],
     "learn": ["KnobEnv", "Policy", "TuningEnv", "sampler"],
     "records": ["Library", "Recording", "ReplayEvaluator"],

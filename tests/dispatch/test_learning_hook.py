@@ -9,7 +9,7 @@ import pytest
 
 from outblas.core.problem import Problem
 from outblas.dispatch import device_registry, native_table
-from outblas.dispatch.decide import ChooseOrRow, LeftToTorch, decide
+from outblas.dispatch.decide import CallTerms, ChooseOrRow, LeftToTorch, decide
 from outblas.dispatch.device_state import DeviceState
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryChoice, LibraryRow
@@ -28,7 +28,7 @@ def decided(answer: Any, guarantee: Any = "none") -> Any:
             raise answer
         return answer
 
-    return decide(A, WEIGHT, None, gpu=H200, library=LIBRARY, any_shape=choose, guarantee=guarantee)
+    return decide(A, WEIGHT, None, gpu=H200, library=LIBRARY, any_shape=choose, terms=CallTerms(guarantee))
 
 
 def test_a_row_decides_as_one_of_the_library() -> None:

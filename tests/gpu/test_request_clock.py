@@ -25,10 +25,9 @@ from outblas.records.library import Library  # noqa: E402
 from outblas.records.library_row import LibraryChoice, LibraryRow, SecondWinner  # noqa: E402
 from outblas.runtime.device import gpu_of_device  # noqa: E402
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(bool(native.why_not_built()), reason="the C extension is not built"),
-]
+pytestmark = pytest.mark.gpu
+if native.why_not_built():
+    pytest.skip("the C extension is not built", allow_module_level=True)
 PROBLEM = Problem(256, 512, 1024)
 PLAIN, OTHER = Sm80MmaConfig(64, 64), Sm80MmaConfig(128, 64)
 LATE = [0] * 6

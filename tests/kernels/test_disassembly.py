@@ -39,5 +39,5 @@ def test_branches_are_counted_from_the_kernels_first_instruction() -> None:
 
 def test_every_test_of_the_gpu_folder_is_marked() -> None:
     """Without a GPU, conftest skips these files unread."""
-    files = sorted(FOLDER.glob("test_*.py"))
+    files = sorted(FOLDER.rglob("test_*.py"))
     assert files and all("\npytestmark = pytest.mark.gpu\n" in file.read_text() for file in files)

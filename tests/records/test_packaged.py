@@ -204,7 +204,7 @@ def test_the_published_benches_are_of_the_packaged_library(
     assert path.stem == "_".join((result.suite, *kind, head["mode"])).lower()
     if result.suite not in SUITES:  # benchmarks/new_shapes.py: what an agent finds where no library has anything
         assert not any(library.lookup(Problem.from_json(row)) for row in result.rows)
-        assert min(row["published"] for row in result.rows) >= 0.99
+        assert min(row["published"] for row in result.rows if not row["fallback"]) >= 0.99
         return
     if head["mode"] != "offline":  # a sample; where the library has changed since, the tables' notes say so
         assert count_replaced_rows(result, library) == 0 or f"{head['mode']}: of an earlier library" in notes

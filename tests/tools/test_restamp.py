@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -122,15 +121,21 @@ def test_tables_of_the_compared_kernels_are_stamped_too(script: Any) -> None:
     }
 
 
+def without_kernels(path: Path) -> Path:
+    """Write a published result that names no kernels."""
+    told = read_result(ROOT / "results" / "h200" / "new_shapes_tn_fp16_fp32_offline.parquet")
+    about = {key: value for key, value in told.provenance.items() if key != "kernels"}
+    return write_result(told.rows, {**told.meta, "provenance": about}, path)
+
+
 def test_libraries_and_results_with_a_hash_are_stamped_and_nothing_else_changes(script: Any, tmp_path: Path) -> None:
     data, results = tmp_path / "data", tmp_path / "results"
     row = LibraryRow(P, "lt_auto", plain=LibraryChoice(Sm80DirectConfig(16, 8), 1.2, 1.1, 1.3))
     path = data / "libraries" / "h200.json"
     Library("h200", (row,), {"gpu": "NVIDIA H200"}).save(path)
-    published = ROOT / "results" / "h200" / "new_shapes_tn_fp16_fp32_offline.parquet"
     (results / "h200").mkdir(parents=True)
-    without = Path(shutil.copy(published, results / "h200" / published.name))
-    told = read_result(published)
+    without = without_kernels(results / "h200" / "without.parquet")
+    told = read_result(without)
     about = {**told.meta, "provenance": {**told.provenance, "kernels": "old"}}
     stamped = write_result(told.rows, about, results / "h200" / "stamped.parquet")
     before = without.read_bytes()
@@ -221,14 +226,13 @@ def test_a_recorded_hash_by_the_old_rule_is_written_by_the_new_one(script: Any, 
 
 
 def test_a_published_result_that_names_its_kernels_is_rehashed(script: Any, recorded: Path) -> None:
-    published = ROOT / "results" / "h200" / "new_shapes_tn_fp16_fp32_offline.parquet"
-    told = read_result(published)
+    unnamed = without_kernels(recorded / "results" / "h200" / "unnamed.parquet")
+    before, told = unnamed.read_bytes(), read_result(unnamed)
     about = {**told.meta, "provenance": {**told.provenance, "kernels": headers_sha_as_written(HEADERS)}}
-    named = write_result(told.rows, about, recorded / "results" / "h200" / "named.parquet")
-    shutil.copy(published, named.with_name("unnamed.parquet"))
+    named = write_result(told.rows, about, unnamed.with_name("named.parquet"))
     assert named in script.rehash(HEADERS, recorded, recorded / "results")
     assert read_result(named).provenance["kernels"] == headers_sha(HEADERS) and read_result(named).rows == told.rows
-    assert named.with_name("unnamed.parquet").read_bytes() == published.read_bytes()
+    assert unnamed.read_bytes() == before
 
 
 @pytest.mark.parametrize("kernels", ["f" * 64, None])

@@ -16,7 +16,7 @@ GUESSED_SECONDS = 0.3
 
 
 @dataclass
-class GpuBudget:
+class RunBudget:
     """GPU seconds of a run, shared by the threads of its GPUs.
 
     Attributes:
@@ -44,7 +44,7 @@ class GpuBudget:
 
 
 def plan_lines(
-    problems: Sequence[Problem], searches: LiveSearches, budget: GpuBudget,
+    problems: Sequence[Problem], searches: LiveSearches, budget: RunBudget,
     offered: Callable[[str, Problem], Sequence[KernelConfig]],
 ) -> list[str]:  # fmt: skip
     """Return the plan in words: problems, searches, measurements at most, and seconds of the GPU.

@@ -33,7 +33,7 @@ from outblas.search.build_library.build_work import built_by
 from outblas.search.compare.compare_run import about_recording
 from outblas.search.live_compare import live_bench
 from outblas.search.live_compare.live_arms import LiveArm, live_arms, ready_agent, space_candidates
-from outblas.search.live_compare.live_plan import GpuBudget, plan_lines
+from outblas.search.live_compare.live_plan import RunBudget, plan_lines
 from outblas.search.live_compare.live_result import read_live, write_live
 from outblas.search.live_compare.problem_entry import LiveSearches, compare_problem, rows_of_entry, why_left_out
 from outblas.search.live_compare.shared_measurements import SharedMeasurements
@@ -153,7 +153,7 @@ class _LiveRun:
             require_gpus(request.gpus)
         self.gpu: Gpu = gpu_of_device(request.gpus[0]) if self.recording is None else self.recording.gpu
         self.problems = self._problems()
-        self.budget = GpuBudget(request.gpu_seconds)
+        self.budget = RunBudget(request.gpu_seconds)
         self._steps, self._lock = 0, threading.Lock()
 
     def run(self) -> int:
