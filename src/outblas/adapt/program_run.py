@@ -16,6 +16,7 @@ from pathlib import Path
 from outblas.adapt import run_enabled
 from outblas.core.clean_text import clean_text
 from outblas.core.errors import UsageError
+from outblas.core.process_group import run_group
 from outblas.core.python_command import check_interpreter, python_command
 from outblas.records.user_library import LIBRARY_VARIABLE
 
@@ -111,9 +112,7 @@ class Program:
     def _run(self, command: list[str], environment: dict[str, str], how: str) -> float:
         begin = time.perf_counter()
         try:
-            done = subprocess.run(
-                command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=self._timeout_s
-            )
+            done = run_group(command, environment, self._timeout_s)
         except subprocess.TimeoutExpired as error:
             wrong = f"{self._text} ran longer than {self._timeout_s:g} s {how}"
             raise UsageError(wrong, "a program that ends", "raise --timeout, or let it end by itself") from error

@@ -13,7 +13,6 @@ import math
 import os
 import re
 import shutil
-import signal
 import subprocess
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,6 +22,7 @@ from typing import Any, Literal
 
 from outblas.core.errors import DeviceError, OutblasError, RecordError, ToolchainMissing
 from outblas.core.files import write_atomic
+from outblas.core.process_group import run_group
 
 #: Content of the caches before each replay: empty, or as the replay before left them.
 CacheControl = Literal["flushed", "warm"]
@@ -383,17 +383,8 @@ def _run(
 
 def _wait_for(line: Sequence[str], timeout_s: float) -> tuple[int, str]:
     """Return (exit status, output) of a command. LC_ALL=C makes the number format independent of the locale."""
-    env = {**os.environ, "LC_ALL": "C"}
-    # A new session, so that a timeout also kills the target.
-    process = subprocess.Popen(
-        line, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
-    )
     try:
-        said, _ = process.communicate(timeout=timeout_s)
-    except BaseException as error:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-        if not isinstance(error, subprocess.TimeoutExpired):
-            raise
+        done = run_group(line, {**os.environ, "LC_ALL": "C"}, timeout_s, subprocess.STDOUT)
+    except subprocess.TimeoutExpired:
         raise DeviceError(f"ncu was not done after {timeout_s:g} s", "a profile", "profile less at once") from None
-    return process.returncode, said
+    return done.returncode, done.stdout.decode(errors="replace")
