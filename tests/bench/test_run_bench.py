@@ -306,12 +306,15 @@ def test_progress_says_the_mean_with_pdl_so_far(gpu: FakeGpu, library: Path, tmp
     assert seen == [(1, 2, pytest.approx(fallback)), (2, 2, pytest.approx(mean * fallback**0.5))]
 
 
+@pytest.mark.parametrize("older", [False, True])
 def test_a_disk_that_refuses_the_result_keeps_the_journal(
-    gpu: FakeGpu, library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    older: bool, gpu: FakeGpu, library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> None:
         raise RecordError("cannot write out.parquet", "room there", "free space")
 
+    if older:
+        run(library, tmp_path / "out.parquet")
     with monkeypatch.context() as patch:
         patch.setattr(run_bench, "write_result", full)
         with pytest.raises(RecordError):
@@ -341,22 +344,6 @@ def test_server_mode_has_one_row_per_problem_and_progress(
         library, tmp_path / "out.parquet", mode="server", target_qps=100.0, progress=lambda *at: seen.append(at)
     )
     assert len(result.rows) == 4 and seen == [(i + 1, 4, 1.0) for i in range(4)]
-
-
-def test_an_older_result_in_the_way_does_not_cost_the_journal(
-    gpu: FakeGpu, library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run(library, tmp_path / "out.parquet")
-
-    def full(*_: object) -> None:
-        raise RecordError("cannot write out.parquet", "room there", "free space")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(run_bench, "write_result", full)
-        with pytest.raises(RecordError):
-            run(library, tmp_path / "out.parquet")
-    gpu.asked.clear()
-    assert len(run(library, tmp_path / "out.parquet").rows) == 8 and gpu.asked == []
 
 
 def test_a_problem_without_any_baseline_stops_the_run_in_one_line_and_is_done_again(
