@@ -23,22 +23,21 @@ in a jailed worker process, which is replaced if a kernel breaks it. An interrup
 from __future__ import annotations
 
 import functools
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
 from rivals.ampere_rows import LIMITS, RAGGED, ROUNDS, SEED, make_handler
-from rivals.compile_jobs import compile_jobs, cutlass_version, set_patience
+from rivals.compile_jobs import compile_jobs
 from rivals.cuda_l2_builds import CudaL2Builds
 from rivals.cutlass_instances import cutlass_instances
 from rivals.journaled_rows import journaled_rows
-from rivals.peer_arguments import peer_parser
+from rivals.peer_arguments import peer_parser, peer_provenance, run_with_checkout
 from rivals.row_worker import CUDA_L2, RowRequest, rows_of
 
 from outblas.core.config import KernelConfig, config_name
-from outblas.core.errors import CompileError, OutblasError, UsageError
+from outblas.core.errors import CompileError, UsageError
 from outblas.core.gpu_records import packaged_gpu
 from outblas.core.problem import Acc, Problem
 from outblas.core.roofline import Gpu, architecture
@@ -51,7 +50,6 @@ from outblas.kernels.geometry import geometry
 from outblas.kernels.kernel_hash import kernels_sha
 from outblas.kernels.legality import why_illegal
 from outblas.publish.tables.rival_tables import AMPERE_FORMAT, ampere_means
-from outblas.records.provenance import collect_provenance
 from outblas.runtime.cubin import Cubin
 from outblas.workers.sandbox import factory_name
 
@@ -96,16 +94,17 @@ def our_candidates(problem: Problem, gpu: Gpu) -> list[KernelConfig]:
     return list(found)
 
 
-def compile_all(carried: Path, checkout: Path, problems: Sequence[Problem], jobs: int) -> dict[str, str]:
+def compile_all(arguments: Any) -> dict[str, str]:
     """Compile CUTLASS' instances, then CUDA-L2's kernels; return name -> reason of those that were refused."""
-    builds, theirs = CarriedBuilds(carried, H100), CudaL2Builds(carried, H100)
+    builds, theirs = CarriedBuilds(arguments.carried, H100), CudaL2Builds(arguments.carried, H100)
+    problems = with_both_accumulators(drawn(arguments.count))
     work = {
         each.name: functools.partial(_compile_instance, builds, each.kernel(), RAGGED[acc])
         for acc in get_args(Acc)
         for each in cutlass_instances(acc)
     }
-    work |= {f"{CUDA_L2} {p.key}": functools.partial(theirs.compile, checkout, WHOSE, p) for p in problems}
-    return compile_jobs(work, jobs)
+    work |= {f"{CUDA_L2} {p.key}": functools.partial(theirs.compile, arguments.checkout, WHOSE, p) for p in problems}
+    return compile_jobs(work, arguments.jobs)
 
 
 def _compile_instance(builds: CarriedBuilds, kernel: Any, problem: Problem) -> str:
@@ -175,11 +174,9 @@ def measure(arguments: Any) -> None:
             yield from rows_of(made, factory_name(make_handler), (folder, gpu, instances))
 
     def content(found: list[dict[str, Any]]) -> dict[str, Any]:
-        about = collect_provenance("benchmarks/ampere_peers.py measure")
-        version = arguments.cutlass or cutlass_version()
         return {
             "format": AMPERE_FORMAT,
-            "provenance": {**about, "cutlass": version},
+            "provenance": peer_provenance(arguments, "benchmarks/ampere_peers.py measure"),
             "instances": {acc: len(each) for acc, each in names.items()},
             "rows": found,
         }
@@ -200,20 +197,7 @@ def line(row: dict[str, Any]) -> str:
 
 def main(given: Sequence[str] | None = None) -> None:
     parser = peer_parser(__doc__, "build/ampere_peers", "results/h100/ampere_peers.json", COUNT)
-    parser.add_argument("--checkout", type=Path, help="folder of CUDA-L2's repository, for compile")
-    arguments = parser.parse_args(given)
-    set_patience(arguments.patience)
-    try:
-        if arguments.step == "measure":
-            measure(arguments)
-            return
-        if arguments.checkout is None:
-            parser.error("compile needs --checkout, the folder of CUDA-L2's repository")
-        problems = with_both_accumulators(drawn(arguments.count))
-        refused = compile_all(arguments.carried, arguments.checkout, problems, arguments.jobs)
-        sys.exit(f"{len(refused)} kernels were refused; their reasons are above" if refused else 0)
-    except OutblasError as error:
-        sys.exit(str(error))
+    run_with_checkout(parser, given, measure, compile_all)
 
 
 if __name__ == "__main__":

@@ -23,22 +23,20 @@ An interrupted run of either step resumes.
 from __future__ import annotations
 
 import functools
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rivals.compile_jobs import compile_jobs, cutlass_version, set_patience
+from rivals.compile_jobs import compile_jobs
 from rivals.cuda_l2_builds import CudaL2Builds
 from rivals.cuda_l2_rows import ROUNDS, make_handler
 from rivals.journaled_rows import journaled_rows
-from rivals.peer_arguments import peer_parser
+from rivals.peer_arguments import peer_parser, peer_provenance, run_with_checkout
 from rivals.row_worker import CUDA_L2, RowRequest, rows_of
 
 from outblas.core.config import KernelConfig
-from outblas.core.errors import OutblasError
 from outblas.core.gpu_records import packaged_gpu
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu, architecture
@@ -46,7 +44,6 @@ from outblas.core.suites import sample, suite
 from outblas.kernels.kernel_hash import kernels_sha
 from outblas.publish.tables.rival_tables import CUDA_L2_FORMAT, cuda_l2_means
 from outblas.records.library import Library
-from outblas.records.provenance import collect_provenance
 from outblas.runtime.cubin import Cubin
 from outblas.workers.sandbox import factory_name
 
@@ -59,10 +56,11 @@ def drawn(count: int, seed: int) -> list[Problem]:
     return sample(suite("grid1000"), count, seed, gpu=H100)
 
 
-def compile_all(carried: Path, checkout: Path, problems: Sequence[Problem], jobs: int) -> dict[str, str]:
+def compile_all(arguments: Any) -> dict[str, str]:
     """Compile CUDA-L2's kernels of the problems; return name -> reason of those that were refused."""
-    builds = CudaL2Builds(carried, H100)
-    return compile_jobs({p.key: functools.partial(builds.compile, checkout, WHOSE, p) for p in problems}, jobs)
+    builds, problems = CudaL2Builds(arguments.carried, H100), drawn(arguments.count, arguments.seed)
+    work = {p.key: functools.partial(builds.compile, arguments.checkout, WHOSE, p) for p in problems}
+    return compile_jobs(work, arguments.jobs)
 
 
 def requests(carried: Path, problems: Sequence[Problem], library: Library, gpu: Gpu) -> list[RowRequest]:
@@ -124,9 +122,7 @@ def measure(arguments: Any) -> None:
             yield from rows_of(iter(todo), factory_name(make_handler), (folder, gpu, Library(gpu.name, known)))
 
     def content(found: list[dict[str, Any]]) -> dict[str, Any]:
-        about = collect_provenance("benchmarks/cuda_l2.py measure")
-        version = arguments.cutlass or cutlass_version()
-        provenance = {**about, "cutlass": version}
+        provenance = peer_provenance(arguments, "benchmarks/cuda_l2.py measure")
         return {"format": CUDA_L2_FORMAT, "provenance": provenance, "seed": arguments.seed, "rows": found}
 
     found = journaled_rows(arguments.out, settings, settings["problems"], rows, line, content)
@@ -144,21 +140,8 @@ def line(row: dict[str, Any]) -> str:
 
 def main(given: Sequence[str] | None = None) -> None:
     parser = peer_parser(__doc__, "build/cuda_l2", "results/h100/cuda_l2.json", COUNT)
-    parser.add_argument("--checkout", type=Path, help="folder of CUDA-L2's repository, for compile")
     parser.add_argument("--seed", type=int, default=0, help="seed of the draw")
-    arguments = parser.parse_args(given)
-    set_patience(arguments.patience)
-    try:
-        if arguments.step == "measure":
-            measure(arguments)
-            return
-        if arguments.checkout is None:
-            parser.error("compile needs --checkout, the folder of CUDA-L2's repository")
-        problems = drawn(arguments.count, arguments.seed)
-        refused = compile_all(arguments.carried, arguments.checkout, problems, arguments.jobs)
-        sys.exit(f"{len(refused)} kernels were refused; their reasons are above" if refused else 0)
-    except OutblasError as error:
-        sys.exit(str(error))
+    run_with_checkout(parser, given, measure, compile_all)
 
 
 if __name__ == "__main__":

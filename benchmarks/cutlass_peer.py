@@ -23,9 +23,9 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rivals.compile_jobs import compile_jobs, cutlass_version, set_patience
+from rivals.compile_jobs import compile_jobs, set_patience
 from rivals.journaled_rows import journaled_rows
-from rivals.peer_arguments import peer_parser
+from rivals.peer_arguments import peer_parser, peer_provenance
 from rivals.proofs import passed, unproved, why_not
 
 from outblas.core.config import config_name
@@ -41,7 +41,6 @@ from outblas.judge.rounds import speedup
 from outblas.kernels.custom.templates.fill import CutlassSm90
 from outblas.publish.tables.notes import CUTLASS_FORMAT, cutlass_means
 from outblas.records.library import Library
-from outblas.records.provenance import collect_provenance
 
 H200 = packaged_gpu("h200")
 
@@ -181,12 +180,12 @@ def measure(arguments: argparse.Namespace) -> None:
             yield from map(peer.measure, todo)
 
     def content(rows: list[dict[str, Any]]) -> dict[str, Any]:
-        about = collect_provenance("benchmarks/cutlass_peer.py measure")
-        version = arguments.cutlass or cutlass_version()
-        instances = [instance.name for instance in INSTANCES]
         return {
-            "format": CUTLASS_FORMAT, "provenance": {**about, "cutlass": version}, "instances": instances, "rows": rows,
-        }  # fmt: skip
+            "format": CUTLASS_FORMAT,
+            "provenance": peer_provenance(arguments, "benchmarks/cutlass_peer.py measure"),
+            "instances": [instance.name for instance in INSTANCES],
+            "rows": rows,
+        }
 
     keys = [problem.key for problem in problems]
     rows = journaled_rows(arguments.out, settings, keys, rows_of, _line, content)

@@ -1,9 +1,17 @@
-"""Arguments that the benchmarks against other projects' kernels share: compile anywhere, measure on a GPU."""
+"""Arguments, choice of a step and provenance of the benchmarks against kernels of other projects."""
 
 from __future__ import annotations
 
 import argparse
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+from rivals.compile_jobs import cutlass_version, set_patience
+
+from outblas.core.errors import OutblasError
+from outblas.records.provenance import collect_provenance
 
 
 def peer_parser(text: str, carried: str, out: str, count: int) -> argparse.ArgumentParser:
@@ -24,3 +32,35 @@ def peer_parser(text: str, carried: str, out: str, count: int) -> argparse.Argum
     parser.add_argument("--patience", type=float, help="seconds that a compilation may take, on a busy machine")
     parser.add_argument("--cutlass", help="CUTLASS' version, where it was compiled elsewhere")
     return parser
+
+
+def run_with_checkout(
+    parser: argparse.ArgumentParser, given: Sequence[str] | None, measure: Callable[[argparse.Namespace], None],
+    compile_all: Callable[[argparse.Namespace], Mapping[str, str]],
+) -> None:  # fmt: skip
+    """Compile CUDA-L2's kernels from a checkout, or measure. The exit status is 1 if a compiler refused a kernel.
+
+    Args:
+        parser: that of :func:`peer_parser`; it gets ``--checkout``.
+        given: the command's arguments; None: those of the process.
+        measure: step ``measure``.
+        compile_all: step ``compile``; returns name -> reason of the kernels that were refused.
+    """
+    parser.add_argument("--checkout", type=Path, help="folder of CUDA-L2's repository, for compile")
+    arguments = parser.parse_args(given)
+    set_patience(arguments.patience)
+    try:
+        if arguments.step == "measure":
+            measure(arguments)
+            return
+        if arguments.checkout is None:
+            parser.error("compile needs --checkout, the folder of CUDA-L2's repository")
+        refused = compile_all(arguments)
+        sys.exit(f"{len(refused)} kernels were refused; their reasons are above" if refused else 0)
+    except OutblasError as error:
+        sys.exit(str(error))
+
+
+def peer_provenance(arguments: argparse.Namespace, command: str) -> dict[str, Any]:
+    """Return the provenance of a result file, with CUTLASS' version: the one that is given, else the installed one."""
+    return {**collect_provenance(command), "cutlass": arguments.cutlass or cutlass_version()}

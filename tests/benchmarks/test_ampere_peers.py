@@ -115,7 +115,7 @@ def test_an_interrupted_run_resumes_and_its_file_becomes_the_table(
     monkeypatch.setattr(script, "our_cubins", lambda problem, gpu: ([], {"slow": "it spills"}))
     monkeypatch.setattr("outblas.runtime.device.gpu_of_device", lambda index: H100)
     provenance = {"gpu": "NVIDIA H100", "date": "2026-01-02T03:04", "commit": "0123456789"}
-    monkeypatch.setattr(script, "collect_provenance", lambda command: provenance)
+    monkeypatch.setattr(modules("rivals.peer_arguments"), "collect_provenance", lambda command: provenance)
 
     def rows_of(requests: Any, factory: str, args: tuple[Any, ...]) -> Iterator[dict[str, Any]]:
         assert factory == "rivals.ampere_rows:make_handler" and args[1:] == (H100, instances)

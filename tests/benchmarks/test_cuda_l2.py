@@ -101,7 +101,7 @@ def test_the_run_takes_the_layout_of_the_kernel_and_its_file_becomes_the_table(
     monkeypatch.setattr(script, "our_kernel", lambda problem, library, gpu: [("ours of", problem)])
     monkeypatch.setattr("outblas.runtime.device.gpu_of_device", lambda index: H100)
     provenance = {"gpu": "NVIDIA H100", "date": "2026-01-02T03:04", "commit": "0123456789"}
-    monkeypatch.setattr(script, "collect_provenance", lambda command: provenance)
+    monkeypatch.setattr(modules("rivals.peer_arguments"), "collect_provenance", lambda command: provenance)
     out = tmp_path / "h100" / CUDA_L2_FILE
     assert cuda_l2_table(tmp_path) == NOT_MEASURED
     script.main(["measure", "--count", "4", "--out", str(out), "--carried", str(tmp_path), "--cutlass", "4.2.1"])
