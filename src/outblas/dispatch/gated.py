@@ -11,13 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from outblas.core.errors import TensorError
 from outblas.dispatch.linear import linear, run_fused
-from outblas.dispatch.linear_operands import (
-    ActivationName,
-    apply_activation,
-    check_like_result,
-    check_out,
-    epilogue_of,
-)
+from outblas.dispatch.linear_operands import ActivationName, apply_activation, checked_epilogue
 from outblas.dispatch.tensors import import_torch
 
 if TYPE_CHECKING:
@@ -65,10 +59,7 @@ def gated_linear(
         ToolchainMissing: torch is not installed.
     """
     torch = import_torch()
-    extra, epilogue = epilogue_of(x, w, bias, activation, None, gated=True)
-    if out is not None:
-        check_like_result("out", out, x, w, gated=True)
-        check_out(x, w, bias, out)
+    extra, epilogue = checked_epilogue(x, w, bias, activation, None, out, gated=True)
     result = None if batch_invariant else run_fused(x, w, extra, epilogue, out)
     if result is not None:
         return result

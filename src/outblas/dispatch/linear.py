@@ -15,13 +15,7 @@ from outblas.dispatch import device_registry, fused, native_table
 from outblas.dispatch.fold import fold, leading_dims_collapse, unfold
 from outblas.dispatch.guarantees.full_precision import full_precision_reductions
 from outblas.dispatch.guarantees.guarantee import process_guarantee
-from outblas.dispatch.linear_operands import (
-    ActivationName,
-    apply_activation,
-    check_like_result,
-    check_out,
-    epilogue_of,
-)
+from outblas.dispatch.linear_operands import ActivationName, apply_activation, check_out, checked_epilogue, epilogue_of
 from outblas.dispatch.matmul import matmul, run_matmul
 from outblas.dispatch.product import may_have_kernel
 from outblas.dispatch.tensors import GRADIENT_WANTED, check_devices_and_overlap, import_torch, why_left_to_torch
@@ -176,10 +170,7 @@ def _followed(
     """Compute with an activation or a residual: in one kernel, or by torch's operations one after the other."""
     import torch
 
-    extra, epilogue = epilogue_of(x, w, bias, activation, residual)
-    if out is not None:
-        check_like_result("out", out, x, w)
-        check_out(x, w, bias, out)
+    extra, epilogue = checked_epilogue(x, w, bias, activation, residual, out)
     result = run_fused(x, w, extra, epilogue, out)
     if result is not None:
         return result
@@ -198,10 +189,7 @@ def _in_steps(
     out: torch.Tensor | None,
 ) -> torch.Tensor:
     """Compute a batch-invariant product, and then torch's operations, each of which treats rows alike."""
-    _, epilogue = epilogue_of(x, w, bias, activation, residual)
-    if out is not None:
-        check_like_result("out", out, x, w)
-        check_out(x, w, bias, out)
+    _, epilogue = checked_epilogue(x, w, bias, activation, residual, out)
     y = matmul(x, w.t(), batch_invariant=True)
     y = apply_activation(y if bias is None else y + bias, epilogue.activation)
     y = y if residual is None else y + residual

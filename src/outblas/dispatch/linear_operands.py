@@ -57,6 +57,28 @@ def epilogue_of(
     return Extra(bias, residual), Epilogue(bias is not None, activation or "none", residual is not None, bool(gated))
 
 
+def checked_epilogue(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    bias: torch.Tensor | None,
+    activation: ActivationName | None,
+    residual: torch.Tensor | None,
+    out: torch.Tensor | None,
+    gated: bool = False,
+) -> tuple[Extra, Epilogue]:
+    """Return as :func:`epilogue_of`, and check ``out``, which is the result's tensor or None.
+
+    Raises:
+        UsageError: as :func:`epilogue_of`.
+        TensorError: as :func:`epilogue_of`, or ``out`` does not fit or overlaps an input.
+    """
+    found = epilogue_of(x, w, bias, activation, residual, gated)
+    if out is not None:
+        check_like_result("out", out, x, w, gated)
+        check_out(x, w, bias, out)
+    return found
+
+
 def check_like_result(name: str, t: torch.Tensor, x: torch.Tensor, w: torch.Tensor, gated: bool = False) -> None:
     """Raise TensorError unless ``t`` has the result's shape, dtype and device.
 
