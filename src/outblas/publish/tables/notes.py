@@ -93,14 +93,14 @@ def _dated_files(directory: Path) -> list[tuple[Path, str]]:
     return found
 
 
-def note_of(path: Path, form: str, made_by: str, line: Callable[[dict[str, Any]], str]) -> list[str]:
-    """Return a note on a result file in JSON, as a list of one line; an empty list if the file is missing.
+def note_of(path: Path, form: str, made_by: str, note: Callable[[dict[str, Any]], str]) -> list[str]:
+    """Return the lines of a note on a result file in JSON; an empty list if the file is missing.
 
     Args:
         path: the file.
         form: what its key ``format`` has to be.
         made_by: the script that writes it, for the error.
-        line: function of the file's content that returns the line.
+        note: function of the file's content that returns the note.
 
     Raises:
         RecordError: the file is there and cannot be used.
@@ -111,7 +111,7 @@ def note_of(path: Path, form: str, made_by: str, line: Callable[[dict[str, Any]]
         data = read_json(path)
         if data["format"] != form:
             raise ValueError(f"it is not of format {form}")
-        return [line(data)]
+        return note(data).splitlines()
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OutblasError) as error:
         raise RecordError(
             f"{path} cannot be read ({error})", f"what {made_by} writes", "measure again, or restore the committed file"
