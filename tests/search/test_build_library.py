@@ -12,17 +12,22 @@ import pytest
 from typer.testing import CliRunner
 
 from outblas.cli.main import app
+from outblas.core.config import config_name
 from outblas.core.errors import RecordError, UsageError
+from outblas.core.files import write_json
 from outblas.core.problem import Problem
 from outblas.core.suites import Table
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.kernels.kernel_hash import kernels_sha
 from outblas.publish.tables.notes import notes_of_retune
 from outblas.records.library import Library
 from outblas.records.recording import Recording
 from outblas.records.results import read_result
+from outblas.search.build_library.adopted_finalists import adopt
 from outblas.search.build_library.begin_with import copy_tables_from, fill_from
 from outblas.search.build_library.build_run import jobs, publish_seconds, run_job, run_jobs
 from outblas.search.build_library.build_work import BuildFolder
+from outblas.search.build_library.finalists import finalists
 from support.build_library_fixture import (  # noqa: F401
     ALL,
     LLM_SHAPES,
@@ -258,3 +263,38 @@ def test_what_a_library_from_nothing_took_is_told_with_the_results(script: Any, 
         (work.path / "retune.json").write_text(json.dumps({**kept, **damage}))
         with pytest.raises(RecordError, match="retune"):
             notes_of_retune(work.path)
+
+
+def test_a_gpu_begins_with_the_finalists_of_another_ones_build(
+    script: Any, work: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    table, other = script.TABLES[0], BuildFolder(tmp_path / "other")
+    other.path.mkdir()
+    run(script, other, "tune", "trial", "choose")
+    theirs, first, late = other.load(), finalists(other, table), [Sm90WgmmaConfig(64, 64)]
+    reopened = next(iter(first))
+    write_json(other.reopened_finalists(table, "reopen"), {reopened.key: [config_name(c) for c in late]})
+    with pytest.raises(UsageError, match="this kind of GPU"):
+        adopt(work, other.path, [table])
+    replace(theirs, gpu="h100").save(other.library)
+    adopt(work, other.path, [table])
+    installed = theirs.installed()
+    expected = {p: list(dict.fromkeys((*configs, *installed[p]))) for p, configs in first.items()}
+    expected[reopened] = list(dict.fromkeys((*late, *installed[reopened])))
+    assert finalists(work, table) == expected, "of each row the last list, then what the other library installs"
+    begun = work.load()
+    assert not any(begun.installed().values()), "nothing was timed here, so nothing is installed"
+    assert begun.provenance["tables"][str(table)]["adopted"]["gpu"] == "h100"
+    run(script, work, "tune", "trial", "choose")
+    assert "tune grid1000:TN:fp16:fp32: done before" in capsys.readouterr().out
+    chosen = work.load()
+    for problem, configs in chosen.installed().items():
+        assert configs and set(configs) <= set(expected[problem])
+    before = work.library.read_bytes()
+    adopt(work, other.path, [table])
+    assert work.library.read_bytes() == before, "the same command goes on"
+
+
+def test_only_a_build_of_another_gpu_is_adopted(script: Any, work: Any, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"no library\.json"):
+        adopt(work, tmp_path / "nothing", [script.TABLES[0]])

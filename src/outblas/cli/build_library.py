@@ -74,6 +74,14 @@ FillOption = Annotated[
         help="A library whose kernels rows that fall back take. May be repeated: the first that has one counts.",
     ),
 ]
+AdoptOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        help="Directory of another GPU's build: tables that are missing begin with its finalists, in place of a "
+        "search. Steps trial and choose decide among them.",
+    ),
+]
 JobOption = Annotated[str | None, typer.Option(hidden=True, help="One job, in this process.")]
 
 #: What each step does, below the options in ``--help``; a paragraph after "\b" keeps its lines.
@@ -124,6 +132,7 @@ def build_library(
     from_nothing: FromNothingOption = False,
     begin_with: BeginOption = None,
     fill_from: FillOption = None,
+    adopt: AdoptOption = None,
     check: CheckOption = None,
     job: JobOption = None,
 ) -> None:
@@ -154,7 +163,8 @@ def build_library(
         DEFAULT_STARTS if starts is None else parse_names(starts, ALL_STARTS, "--starts"),
     )
     libraries, fillers = common.files("--begin-with", begin_with), common.files("--fill-from", fill_from)
-    build(place, listed, chosen, libraries, fillers)
+    sibling = None if adopt is None else common.folder("--adopt", adopt)
+    build(place, listed, chosen, libraries, fillers, sibling)
     if place.library.exists():
         out.print(f"library: {place.library}", markup=False)
     for path in sorted(place.path.glob("*.parquet")):

@@ -19,6 +19,8 @@ UNROLL = 8
 LOAD_BYTES, LOADS = 16, 8
 #: Bytes that a CTA of a reading probe reads at a time.
 UNIT_BYTES = THREADS * LOAD_BYTES * LOADS
+#: Units by which a CTA moves on after a round. L2 has two halves, so a CTA that stayed would read from one of them.
+_STRIDE = 37
 #: Shared memory of the wgmma probe: A of 128 x 64 and B of 256 x 64 elements, and 1024 bytes for alignment.
 WGMMA_SMEM = (128 + 256) * 64 * 2 + 1024
 #: Columns of the wgmma instruction.
@@ -190,7 +192,7 @@ extern "C" __global__ void __launch_bounds__({THREADS}) probe_read(
   u32 sum = 0, units = bytes / {UNIT_BYTES}, each = units / gridDim.x > 0 ? units / gridDim.x : 1;
   for (int round = 0; round < rounds; round++)
     for (u32 i = 0; i < each; i++) {{
-      u64 at = (u64)((blockIdx.x + i * gridDim.x) % units) * {UNIT_BYTES};
+      u64 at = (u64)((blockIdx.x + i * gridDim.x + round * {_STRIDE}u) % units) * {UNIT_BYTES};
       const char* from = reinterpret_cast<const char*>(data) + at + threadIdx.x * {LOAD_BYTES};
       u32 x[{LOADS}][4];
 #pragma unroll

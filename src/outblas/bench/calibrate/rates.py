@@ -13,6 +13,8 @@ from outblas.core.gpu_records import GpuRecord
 #: A rate outside these shares of the expected one is no measurement of this GPU. Probes on registers are faster than
 #: products, whose rates a packaged record may have.
 LEAST_SHARE, MOST_SHARE = 0.05, 1.4
+#: Bytes that an SM can take from L2 in a clock: no GPU reads faster than all its SMs together.
+SM_BYTES_PER_CLOCK = 64
 #: Figures of a record that a calibration measures.
 MEASURED = ("tflops", "wgmma_tflops", "mma_tflops", "acc16_tflops", "hbm_tbs", "l2_tbs", "launch_us", "clusters")
 
@@ -98,15 +100,20 @@ def calibrated_record(
     if base.gpu.tflops > 2 * found["tflops"]:  # instructions that no probe has are faster, and rivals use them
         found["tflops"], source["tflops"] = base.gpu.tflops, base.source["tflops"]
         found["acc16_tflops"], source["acc16_tflops"] = base.gpu.acc16_tflops, base.source["acc16_tflops"]
-    for name in ("wgmma_tflops", "mma_tflops", "acc16_tflops", "hbm_tbs", "l2_tbs"):
+    for name in ("wgmma_tflops", "mma_tflops", "acc16_tflops", "hbm_tbs"):
         _check_plausible(name, found[name], getattr(base.gpu, name))
+    most = SM_BYTES_PER_CLOCK * base.gpu.sms * base.gpu.clock_mhz / 1e6  # a packaged record may have that of products
+    _check_plausible("l2_tbs", found["l2_tbs"], base.gpu.l2_tbs, most)
     gpu = replace(base.gpu, **found)
     return replace(base, gpu=gpu, source=source, reference=False, origin="user", provenance=dict(provenance))
 
 
-def _check_plausible(name: str, rate: float, bound: float) -> None:
-    """Raise DeviceError for a rate that is far from the GPU's expected one; ``bound`` 0 means: not on this GPU."""
-    if bound and not LEAST_SHARE * bound <= rate <= MOST_SHARE * bound:
+def _check_plausible(name: str, rate: float, bound: float, most: float = 0.0) -> None:
+    """Raise DeviceError for a rate that is far from the GPU's expected one; ``bound`` 0 means: not on this GPU.
+
+    ``most`` is the highest rate that is possible; 0: that of :data:`MOST_SHARE`.
+    """
+    if bound and not LEAST_SHARE * bound <= rate <= (most or MOST_SHARE * bound):
         raise DeviceError(
             f"{name} was measured at {rate:.4g}, the GPU has about {bound:.4g}",
             "an idle GPU at its full clock",

@@ -22,6 +22,7 @@ from outblas.kernels.kernel_hash import kernels_sha
 from outblas.records.library import Library
 from outblas.records.retuning import RETUNE_FILE as RETUNE
 from outblas.records.retuning import retune_record, seconds_by_step
+from outblas.search.build_library.adopted_finalists import adopt
 from outblas.search.build_library.begin_with import copy_tables_from, fill_from
 from outblas.search.build_library.build_steps import LIBRARY_STEPS, STEPS, STEPS_WITHOUT_GPU
 from outblas.search.build_library.build_work import TABLES, BuildFolder
@@ -34,6 +35,7 @@ def build(
     tables: Sequence[Table],
     libraries: Sequence[Path] = (),
     fillers: Sequence[Path] = (),
+    sibling: Path | None = None,
 ) -> None:
     """Lock the directory, take over and fill tables, then run the jobs.
 
@@ -43,6 +45,7 @@ def build(
         tables: tables whose rows may take kernels of ``fillers``.
         libraries: files of libraries whose tables the directory takes over if it lacks them (:func:`copy_tables_from`).
         fillers: files of libraries whose kernels fill rows that fall back (:func:`fill_from`).
+        sibling: directory of another GPU's build, whose finalists begin the tables that are missing (:func:`adopt`).
 
     Raises:
         OutblasError: a job failed; the same call resumes.
@@ -52,6 +55,9 @@ def build(
     with lock_folder(work.path):
         copy_tables_from(work, libraries)
         fill_from(work, fillers, tables)
+        if sibling is not None:
+            work.check()
+            adopt(work, sibling, tables)
         run_jobs(work, listed)
 
 
