@@ -140,3 +140,13 @@ def test_data_that_hold_themselves_are_no_json() -> None:
     data.append(data)
     with pytest.raises(UsageError, match="no JSON: Circular reference"):
         files.json_text(data)
+
+
+def test_a_turn_ends_a_wait_that_another_holds_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "TURN_SECONDS", 0.02)
+    path = tmp_path / "shared"
+    path.touch()
+    with path.open("r+b") as one, path.open("r+b") as other, path.open("r+b") as third:
+        with files.in_turn(one), files.in_turn(other), pytest.raises(RecordError, match="in use"):
+            files.lock_file(third, "shared")
+        files.lock_file(third, "shared")  # both turns have ended

@@ -160,3 +160,23 @@ def test_done_removes_it(path: Path) -> None:
     journal.append(ENTRIES[0])
     journal.close(done=True)
     assert not path.exists()
+
+
+def test_several_processes_append_to_a_shared_journal(path: Path) -> None:
+    one, other = Journal(path, SETTINGS, sole=False), Journal(path, SETTINGS, sole=False)
+    one.append({"name": "short"})
+    other.append({"name": "a line that is longer than the first"})
+    one.append({"name": "third"})
+    one.close()
+    other.close()
+    names = [entry["name"] for entry in reopened(path)]
+    assert names == ["short", "a line that is longer than the first", "third"]
+
+
+def test_a_journal_begun_anew_elsewhere_keeps_its_first_line(path: Path) -> None:
+    old = Journal(path, SETTINGS, sole=False)
+    old.append(ENTRIES[0])
+    Journal(path, SETTINGS, resume=False, sole=False).close()
+    old.append(ENTRIES[1])
+    old.close()
+    assert reopened(path) == ENTRIES[1:2]

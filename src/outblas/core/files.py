@@ -7,12 +7,16 @@ import fcntl
 import json
 import math
 import os
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
 from outblas.core.errors import RecordError, UsageError
 from outblas.core.plain_files import open_lock
+
+#: Seconds for which a process waits for its turn at a shared file, at most. A turn is one read or one line.
+TURN_SECONDS = 1.0
 
 #: Lock file in a run's folder; held by the process that works there.
 FOLDER_LOCK = ".driver.lock"
@@ -142,6 +146,33 @@ def lock_file(file: IO[bytes], what: str) -> None:
     except OSError:
         return
     raise RecordError(f"{what} is in use by {by}", "one process at a time", "wait for it, or choose another path")
+
+
+@contextlib.contextmanager
+def in_turn(file: IO[bytes]) -> Iterator[None]:
+    """Hold the lock of an open file for a block; wait for it, but not for long.
+
+    A process that holds it for longer than :data:`TURN_SECONDS` is stuck, or keeps the file to itself
+    (:func:`lock_file`). The block then goes on without the lock, and so does one on a file system without locks.
+
+    Args:
+        file: an open file that this process has not locked by :func:`lock_file`, whose lock would end with the block.
+    """
+    end = time.monotonic() + TURN_SECONDS
+    while not (held := _locked(file)) and time.monotonic() < end:
+        time.sleep(TURN_SECONDS / 100)
+    try:
+        yield
+    finally:
+        if held:
+            fcntl.flock(file, fcntl.LOCK_UN)
+
+
+def _locked(file: IO[bytes]) -> bool:
+    with contextlib.suppress(OSError):
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    return False
 
 
 def _locked_by(file: IO[bytes]) -> int | None:

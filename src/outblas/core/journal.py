@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from outblas.core.errors import RecordError, UsageError
-from outblas.core.files import lock_file
+from outblas.core.files import in_turn, lock_file
 from outblas.core.plain_files import open_plain
 
 
@@ -32,7 +32,8 @@ class Journal:
         settings: everything on which the results depend; JSON values only. A tuple equals the list that JSON makes of
             it.
         resume: True reads the entries of an existing journal. False deletes its content and starts again.
-        sole: True refuses a journal that is open elsewhere with ``sole``, in another process or in this one.
+        sole: True refuses a journal that is open elsewhere with ``sole``, in another process or in this one. False
+            lets several processes append to one journal; each knows its own lines and those that it found.
 
     Raises:
         UsageError: the existing journal has other settings.
@@ -42,6 +43,7 @@ class Journal:
     def __init__(self, path: Path, settings: Mapping[str, Any], resume: bool = True, sole: bool = True) -> None:
         self.path = path
         self.entries: list[dict[str, Any]] = []
+        self._sole = sole
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             # Unbuffered: otherwise close() would try again to write a line that the disk refused.
@@ -51,11 +53,12 @@ class Journal:
         try:
             if sole:
                 lock_file(self._file, f"journal {path}")
-            length = self._read(settings) if resume else 0
-            self._file.truncate(length)
-            self._file.seek(length)
-            if not length:
-                self._write(settings)
+            with self._turn():
+                length = self._read(settings) if resume else 0
+                self._file.truncate(length)
+                self._file.seek(length)
+                if not length:
+                    self._write_line(settings)
         except OSError as error:
             self._file.close()
             raise self._failed(error) from error
@@ -92,6 +95,16 @@ class Journal:
         self._file.close()
 
     def _write(self, entry: Mapping[str, Any]) -> None:
+        with self._turn():
+            if not self._sole:  # others may have appended since
+                self._file.seek(0, os.SEEK_END)
+            self._write_line(entry)
+
+    def _turn(self) -> contextlib.AbstractContextManager[object]:
+        """Return a lock on a shared file for a read or a write; of a journal of its own, nothing."""
+        return contextlib.nullcontext() if self._sole else in_turn(self._file)
+
+    def _write_line(self, entry: Mapping[str, Any]) -> None:
         """Append one JSON line and sync it. On an OSError, cut the file back to its earlier length and raise."""
         end = self._file.tell()
         line = json.dumps(entry).encode() + b"\n"
