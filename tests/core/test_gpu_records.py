@@ -45,7 +45,8 @@ def test_the_h200_has_the_figures_of_its_measurements() -> None:
 
 
 def test_figures_that_nobody_measured_are_marked() -> None:
-    assert {"tflops", "hbm_tbs", "l2_tbs", "launch_us"} <= set(packaged_records()["h100"].estimated)
+    assert packaged_records()["h100"].estimated == (), "written by outblas calibrate"
+    assert "mma_tflops" in packaged_records()["h200"].estimated
     assert not {"tflops", "hbm_tbs", "l2_tbs"} & set(packaged_records()["h200"].estimated)
     for record in packaged_records().values():
         assert set(record.source) == set(FIGURES)
