@@ -170,7 +170,9 @@ def test_a_library_is_of_these_kernels(each_library: Library) -> None:
     After a change that leaves every cubin equal, run tools/restamp.py. After any other change, prove and time the rows
     again.
     """
-    assert each_library.provenance["kernels"] == kernels_sha(), "python tools/restamp.py --since <commit before the change>"
+    assert each_library.provenance["kernels"] == kernels_sha(), (
+        "python tools/restamp.py --since <commit before the change>"
+    )
     assert unproved_tables(each_library) == [], "outblas build-library --steps bench --modes offline"
     for last in each_library.provenance.get("restamped", [])[-1:]:  # none: made by these very files
         same = last.get("identical_sources", 0) + last["identical_cubins"] + last["identical_code_sections_only"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import struct
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -76,19 +77,39 @@ def test_cubins_of_one_kernel_function_are_packed_against_each_other() -> None:
     assert len(pack_bytes({key(i): cubin(i) for i in range(50)}, ABOUT)) < 50 * 1000 + 40000
 
 
-def test_cubins_of_one_length_have_a_dictionary_of_their_own() -> None:
-    """Eight kinds of one kernel function do not fit into one dictionary."""
+def test_cubins_of_one_length_share_a_block(path: Path) -> None:
+    """Eight kinds of one kernel function, in turns: a block has alike ones, however they are mixed."""
     shared = [random.Random(kind).randbytes(6000 + 10 * kind) for kind in range(8)]
     kernels = {key(i): replace(cubin(i), image=shared[i % 8] + random.Random(i).randbytes(300)) for i in range(8 * 48)}
-    assert len(pack_bytes(kernels, ABOUT)) < 8 * 48 * 600 + 8 * 33000
+    blocks = 8 * 48 / cubin_pack.IMAGES_OF_A_BLOCK
+    assert len(pack_bytes(kernels, ABOUT)) < 8 * 48 * 500 + (blocks + 8) * 7000
 
 
-def test_a_cubin_longer_than_the_dictionarys_window(path: Path) -> None:
+def test_cubins_longer_than_a_block(path: Path) -> None:
     big = {
-        key(i): replace(cubin(i), image=random.Random(i).randbytes(3 * cubin_pack.ZLIB_WINDOW_BYTES)) for i in range(3)
+        key(i): replace(
+            cubin(i), image=random.Random(i).randbytes(cubin_pack.MOST_BLOCK_BYTES // 2 + 1 + i % 2 * 600_000)
+        )
+        for i in range(4)
     }
     path.write_bytes(pack_bytes(big, ABOUT))
     assert all(CubinPack(path).get(k).image == c.image for k, c in big.items())  # type: ignore[union-attr]
+
+
+def test_few_blocks_are_kept(path: Path) -> None:
+    kernels = {key(i): cubin(i, f"kernel_{i}") for i in range(20)}
+    path.write_bytes(pack_bytes(kernels, ABOUT))
+    pack = CubinPack(path)
+    for name in (*kernels, *kernels):
+        assert pack.get(name).image == kernels[name].image  # type: ignore[union-attr]
+    assert 1 <= len(pack._unpacked) <= 8
+
+
+def test_a_python_without_lzma_cannot_use_a_pack(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path.write_bytes(pack_bytes({key(0): cubin(0)}, ABOUT))
+    monkeypatch.setitem(sys.modules, "lzma", None)
+    with pytest.raises(RecordError, match="cannot be used .*lzma"):
+        CubinPack(path).get(key(0))
 
 
 @pytest.mark.parametrize("cut", [0, 1, 40, 100, 1500, -1])
@@ -120,7 +141,7 @@ def test_absurd_counts_are_refused_before_they_are_read(path: Path) -> None:
 
 
 def test_any_flipped_bit_is_noticed(path: Path) -> None:
-    """In the table it is noticed at once; in a cubin or its dictionary at the read. No wrong cubin is returned."""
+    """In the table it is noticed at once; in a block at the read. No wrong cubin is returned."""
     kernels = {key(i): cubin(i) for i in range(5)}
     good = pack_bytes(kernels, ABOUT)
     expected = {k: replace(c, compile_seconds=0.0, from_cache=True, log="") for k, c in kernels.items()}
