@@ -254,14 +254,14 @@ def test_conduct_notices_changed_machine_code():
     assert "changed the code" in conduct.what_changed(other)
 
 
-def timing(us):
-    return Timing("offline", (us,), us, 0.0, 32, 4)
+def timing(us, repeats=32):
+    return Timing("offline", (us,), us, 0.0, repeats, 4)
 
 
 class Bench:
     """The bench that timing_checks.py expects, on the CPU: a kernel is a function of the operand sets."""
 
-    problem, sets, gpu_index, stream = Problem(16, 16, 32), 2, 0, 0
+    problem, sets, gpu_index, stream = Problem(16, 16, 32), 8, 0, 0
 
     def __init__(self, kernel):
         from outblas.judge.operands import Operands
@@ -279,9 +279,9 @@ def honest(a, b, c):
 
 @pytest.fixture
 def on_cpu(monkeypatch):
-    """Launches run at once; a launch takes 300 us, or what the test says."""
+    """Launches run at once; a launch takes 300 us, or what the test says. So does the timed graph of 8 calls."""
 
-    def make(kernel, times=(300.0, 300.0), host_us=310.0):
+    def make(kernel, times=(300.0, 300.0), host_us=310.0, timed_us=300.0):
         bench = Bench(kernel)
 
         def launch(bench, graph, count):
@@ -299,7 +299,9 @@ def on_cpu(monkeypatch):
             return (0,)
 
         monkeypatch.setattr(timing_checks, "driver", lambda: SimpleNamespace(cuGraphLaunch=queue))
-        return timing_checks.check_fresh(bench, SimpleNamespace(repeats=4, executable=None), timing(300.0 / 32), 1)
+        monkeypatch.setattr(timing_checks, "instantiate", lambda calls, stream: None, raising=False)
+        graph = SimpleNamespace(name="x", repeats=8, calls=[None] * 8, executable=None)
+        return timing_checks.check_fresh(bench, graph, timing(timed_us / 8, 8), 1)
 
     return make
 
@@ -312,6 +314,37 @@ def test_an_honest_kernel_is_fresh(on_cpu):
 def test_a_kernel_that_keeps_answers_is_slow_where_it_cannot(on_cpu):
     verdict = on_cpu(honest, times=(300.0, 90.0))
     assert verdict.status is Status.RULE_BROKEN and "keeps answers" in verdict.detail
+
+
+def test_a_kernel_that_keeps_answers_from_a_later_call_on_is_slower_than_its_timing(on_cpu):
+    """Both launches compute, as its counter wants it. So do not the launches that were timed."""
+    verdict = on_cpu(honest, times=(900.0, 900.0))
+    assert verdict.status is Status.RULE_BROKEN and "in the timing: it keeps answers" in verdict.detail
+
+
+def test_a_kernel_that_leaves_out_sets_by_their_place_is_wrong(on_cpu):
+    """The sets in between the first, the middle and the last one count, too."""
+    seen = []
+
+    def some(a, b, c):
+        seen.append(a.data_ptr()) if a.data_ptr() not in seen else None
+        if seen.index(a.data_ptr()) in (0, 4, 7):
+            honest(a, b, c)
+
+    verdict = on_cpu(some)
+    assert verdict.status is Status.WRONG and "in set 1" in verdict.detail
+
+
+def test_a_kernel_that_makes_its_operands_easy_and_keeps_their_sum_is_seen(on_cpu):
+    """Their words are sorted: the sum stays, and zeros of a sorted operand are soon found."""
+
+    def sorts(a, b, c):
+        honest(a, b, c)
+        words = a.view(torch.int64).view(-1)
+        words.copy_(words.sort().values)
+
+    verdict = on_cpu(sorts)
+    assert verdict.status is Status.MEMORY_VIOLATION and "changed" in verdict.detail
 
 
 def test_a_kernel_that_answers_for_what_it_saw_before_is_wrong(on_cpu):
@@ -363,7 +396,7 @@ def test_what_a_rejected_kernel_overwrote_is_mended(on_cpu, monkeypatch):
         made[0]._flat[0] = 0
 
     assert on_cpu(far).status is Status.MEMORY_VIOLATION
-    assert not any(bool(made[0].any_guard_broken(index)) for index in range(2))
+    assert not any(bool(made[0].any_guard_broken(index)) for index in range(8))
 
 
 def test_clocks_that_disagree_are_a_broken_rule(on_cpu):
