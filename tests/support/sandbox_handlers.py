@@ -213,3 +213,14 @@ def jailed(folder):
                 double([(index, item)], emit)
 
     return handler
+
+
+def talker():
+    """Fills 300 MiB and sends a sign of life again and again, as strangers' threads can."""
+
+    def handler(items, emit):
+        held = b"x" * (300 << 20)
+        while held:
+            emit.begin(items[0][0])
+
+    return handler

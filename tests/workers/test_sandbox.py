@@ -240,3 +240,9 @@ def test_representatives_are_ragged_legal_and_of_the_same_kind():
         if config in walks:  # CTAs with two tiles and with three, the last tile ragged
             ctas = H200.sms * gemv_blocks_per_sm(problem, config)
             assert any(2 * ctas < p.n / config.bn < 3 * ctas and p.n % config.bn for p in found)
+
+
+def test_a_worker_that_talks_all_the_time_is_still_watched_as_it_fills_the_memory():
+    with Sandbox(f"{HANDLERS}:talker", (), 20.0, 60.0, memory_bytes=250 << 20, batch_timeout_s=6.0) as box:
+        ((_, loss),) = box.run(["x"])
+    assert loss.status is Status.FAULT and "host memory" in loss.detail

@@ -100,6 +100,7 @@ class Sandbox:
         self._memory, self._batch_s = memory_bytes, batch_timeout_s
         self._step_s, self._start_s = step_timeout_s, start_timeout_s
         self._spawn = spawn
+        self._look = 0.0  # when the worker's memory is looked at again
         self._child: ChildProcess | None = None
         self._past, self._present = PhaseTotals(), PhaseTotals()
         #: Workers lost so far.
@@ -237,14 +238,15 @@ class Sandbox:
             now = time.monotonic()
             if end is not None and now > end:
                 return WorkerLoss(Status.HANG, f"the batch was not done within {self._batch_s:g} s")
+            if self._memory is not None and now >= self._look:  # also at one that never stops talking
+                self._look = now + _WATCH_S
+                if (used := resident_bytes(child.pid)) > self._memory:
+                    return WorkerLoss(
+                        Status.FAULT, f"it filled {used >> 20} MiB of host memory, at most {self._memory >> 20}"
+                    )
             wait = deadline - now if end is None else min(deadline, end) - now
             if child.connection.poll(max(0.0, wait if self._memory is None else min(wait, _WATCH_S))):
                 return None
-            used = resident_bytes(child.pid)
-            if self._memory is not None and used > self._memory:
-                return WorkerLoss(
-                    Status.FAULT, f"it filled {used >> 20} MiB of host memory, at most {self._memory >> 20}"
-                )
             if time.monotonic() >= deadline:
                 return WorkerLoss(Status.HANG, f"no answer within {self._step_s:g} s")
 
