@@ -6,6 +6,7 @@ import io
 import json
 import os
 import sqlite3
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,20 @@ def test_a_policy_that_zip_cannot_unpack_is_an_error_of_the_house(
         data[6] |= 1
     (tmp_path / "p.npz").write_bytes(data)
     with pytest.raises(RecordError, match="cannot be read"):
+        Policy.load(tmp_path / "p.npz")
+
+
+def test_a_policy_that_unpacks_to_too_much_is_an_error_of_the_house(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Zeros shrink to a thousandth. Nothing of them is unpacked."""
+    from outblas.learn import array_file
+    from outblas.learn.policy import Policy
+
+    monkeypatch.setattr(array_file, "_MOST_BYTES", 1 << 20)
+    with zipfile.ZipFile(tmp_path / "p.npz", "w", zipfile.ZIP_DEFLATED) as packed:
+        packed.writestr("w0.npy", bytes(3 << 20))
+    with pytest.raises(RecordError, match="unpacks to 3 MiB"):
         Policy.load(tmp_path / "p.npz")
 
 
