@@ -347,6 +347,27 @@ def test_a_kernel_that_makes_its_operands_easy_and_keeps_their_sum_is_seen(on_cp
     assert verdict.status is Status.MEMORY_VIOLATION and "changed" in verdict.detail
 
 
+def test_a_kernel_whose_large_sums_are_coarse_is_wrong_on_the_timed_extents(on_cpu):
+    """Operands from N(0, 1) have no sums past 2048; integers have."""
+
+    def coarse(a, b, c):
+        exact = a.float() @ b.float().t()
+        c.copy_(torch.where(exact.abs() > 2048, (exact / 8).round() * 8, exact))
+
+    verdict = on_cpu(coarse)
+    assert verdict.status is Status.WRONG and "not exact on integers" in verdict.detail
+
+
+def test_a_kernel_that_adds_to_what_is_no_nan_is_wrong_on_the_timed_extents(on_cpu):
+    def adds(a, b, c):
+        held = torch.nan_to_num(c.float()) + (c == 0)
+        honest(a, b, c)
+        c.add_(held)
+
+    verdict = on_cpu(adds)
+    assert verdict.status is Status.WRONG and "not exact on integers" in verdict.detail
+
+
 def test_a_kernel_that_answers_for_what_it_saw_before_is_wrong(on_cpu):
     kept = {}
 

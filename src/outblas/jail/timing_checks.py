@@ -4,7 +4,7 @@ A kernel that keeps answers is as fast as a copy, but only on operands that it h
 of operands once is launched with new values in the same places. Its first launch must be about as fast as its second,
 and about as fast as the timing says. A kernel may keep answers only after several calls, or for a set that comes twice
 in the timed graph: then both launches are slow, and only the timing was fast. Every set of operands must be right and
-unchanged, and the host's clock must agree with the GPU's.
+unchanged, integers must give exact sums, and the host's clock must agree with the GPU's.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from outblas.core.evaluation import GateFailed, Status, Timing, Verdict
 from outblas.judge.gates import wrong_result_text
-from outblas.judge.operands import Operands
+from outblas.judge.operands import CANARY, Operands
+from outblas.judge.proof_inputs import fill_integers
 from outblas.judge.reference import Reference
 from outblas.judge.stream_clock import instantiate
 from outblas.runtime.driver import check, driver
@@ -55,6 +56,7 @@ def check_fresh(bench: GpuClock, graph: GraphEntry, timing: Timing, seed: int) -
         _both_clocks(bench, graph, timing, launches)
         ratio = _every_set(bench, graph)
         _unchanged(bench.data, before)
+        _exact(bench, graph, seed)
     except GateFailed as failure:
         bench.data.restore()
         return Verdict(failure.status, (), f"on fresh operands: {failure.detail}", failure.ratio)
@@ -172,6 +174,28 @@ def _every_set(bench: GpuClock, graph: GraphEntry) -> float:
             raise GateFailed(Status.WRONG, f"{wrong_result_text(ratio)} in set {index}", _finite(ratio))
         worst = max(worst, ratio)
     return worst
+
+
+def _exact(bench: GpuClock, graph: GraphEntry, seed: int) -> None:
+    """Every bit is right on integers, whatever C held. The full proof may have seen smaller extents only."""
+    import torch
+
+    data, problem = bench.data, bench.problem
+    a, b, c = data[0]
+    fill_integers(problem, a, b, seed, signed=False)  # sums past 2048, where half precision is coarse
+    before, found = data.sums(), []
+    for pattern in (CANARY, 0):
+        data.poison(0, pattern)
+        _launch_timed(bench, graph, 1)
+        found.append(c.clone())
+    _unchanged(data, before)
+    expected = Reference(problem, a, b).reference.to(c.dtype)  # made now: no answer lies in memory before
+    for result in found:
+        if off := int((result != expected).sum()):
+            raise GateFailed(Status.WRONG, f"{off} of {c.numel()} elements are not exact on integers")
+    if not torch.equal(found[0].view(torch.int16), found[1].view(torch.int16)):
+        raise GateFailed(Status.WRONG, "the result depends on what C held before")
+    data.fill_normal(seed)  # the next kernel is timed on such values
 
 
 def _finite(ratio: Any) -> float | None:
