@@ -215,12 +215,24 @@ def jailed(folder):
     return handler
 
 
-def talker():
-    """Fills 300 MiB and sends a sign of life again and again, as strangers' threads can."""
+def greedy(how, folder):
+    """Sends a sign of life again and again, as strangers' threads can, and fills the host meanwhile."""
 
     def handler(items, emit):
-        held = b"x" * (300 << 20)
-        while held:
+        held = []
+        if how == "memory":
+            held.append(b"x" * (200 << 20))
+        elif how == "file in memory":
+            held.append(os.memfd_create("x"))
+            os.write(held[0], b"x" * (200 << 20))
+        elif how == "disk":
+            os.mkdir(f"{folder}/in")
+            with open(f"{folder}/in/file", "wb") as file:
+                file.write(bytes(3 << 20))
+        else:
+            for number in range(101):
+                os.symlink("/", f"{folder}/{number}")
+        while True:
             emit.begin(items[0][0])
 
     return handler
