@@ -166,9 +166,7 @@ def test_the_launches_of_host_code_are_checked_on_the_timed_problem(world, monke
     assert (found.status, found.detail, found.timing) == (Status.RULE_BROKEN, "it sets an L2 policy", None)
 
 
-@pytest.mark.parametrize(
-    ("inside", "joined", "kept"), [(0, 0, True), (2, 0, True), (0, 1, False), (2, 1, False)]
-)
+@pytest.mark.parametrize(("inside", "joined", "kept"), [(0, 0, True), (2, 0, True), (0, 1, False), (2, 1, False)])
 def test_host_code_that_does_not_wait_for_its_predecessor_breaks_the_rules(monkeypatch, inside, joined, kept):
     """A fake driver: a graph is its number of calls. Kernels of one call may overlap each other."""
     edges = {1: inside, 2: 2 * inside + joined}

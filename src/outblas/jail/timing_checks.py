@@ -3,7 +3,7 @@
 A kernel that keeps answers is as fast as a copy, but only on operands that it has seen. So a graph that takes every set
 of operands once is launched with new values in the same places. Its first launch must be about as fast as its second,
 and about as fast as the timing says. A kernel may keep answers only after several calls, or for a set that comes twice
-in the timed graph: then both launches are slow, and only the timing was fast. Every set of operands must be right and
+in the timed graph. Then both launches are slow, and only the timing was fast. Every set of operands must be right and
 unchanged, integers must give exact sums, and the host's clock must agree with the GPU's.
 """
 
@@ -167,7 +167,7 @@ def _every_set(bench: GpuClock, graph: GraphEntry) -> float:
         bench.data.poison(index)
     _launch_timed(bench, graph, 1)
     worst = 0.0
-    for index in range(min(bench.sets, graph.repeats)):  # all: a kernel could tell by their addresses which are left out
+    for index in range(min(bench.sets, graph.repeats)):  # all: a kernel could tell sets by their place
         a, b, c = bench.data[index]
         ratio = float(Reference(bench.problem, a, b).worst_error_ratio(c))
         if not ratio <= 1.0:

@@ -26,7 +26,7 @@ GUARD_BYTES = 4096
 #: What a guard is in front of, and the last one.
 GUARDS = ("A", "B", "C", "end")
 _ALIGN = 256 // ELEMENT_BYTES
-#: Weights of a checksum's places, 8 MiB, and the odd factor from one piece of so many words to the next.
+#: Weights of a checksum's places, 8 MiB, and the odd factor from one piece of that length to the next.
 _WEIGHTS, _STEP = 1 << 20, 0x5851F42D4C957F2D
 
 

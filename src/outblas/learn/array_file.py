@@ -28,7 +28,7 @@ def read_arrays(data: bytes) -> dict[str, Any]:
         Exception: one of :data:`DAMAGED`. It is ValueError if the arrays have more than 256 MiB.
     """
     with ZipFile(io.BytesIO(data)) as packed:
-        size = sum(member.file_size for member in packed.infolist())  # no more than that is ever unpacked
+        size = sum(member.file_size for member in packed.infolist())  # zipfile unpacks at most this
     if size > _MOST_BYTES:
         raise ValueError(f"it unpacks to {size >> 20} MiB, at most {_MOST_BYTES >> 20} are read")
     with np.load(io.BytesIO(data), allow_pickle=False) as file:

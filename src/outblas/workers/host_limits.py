@@ -13,11 +13,11 @@ _BLOCK = 512  # of st_blocks, whatever the file system's own is
 
 @dataclass(frozen=True)
 class HostLimits:
-    """What a worker may take of the host. Its driver looks every second.
+    """Limits on a worker's use of the host. Its driver looks every second.
 
     Attributes:
         memory_bytes: host memory, files in memory included.
-        folder: the folder that it writes to; None: none is watched.
+        folder: the worker's own folder; None: none is watched.
         folder_bytes: bytes on the disk beneath that folder.
     """
 
@@ -66,7 +66,7 @@ def memory_file_bytes(pid: int | None) -> int:
 
 
 def folder_usage(folder: str) -> tuple[int, int]:
-    """Return (bytes on the disk, entries) beneath a folder. The count ends soon after the most entries that are allowed.
+    """Return (bytes on the disk, entries) beneath a folder. The count ends after the most entries allowed.
 
     No link is followed. Entries that vanish meanwhile do not count.
     """
