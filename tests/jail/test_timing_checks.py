@@ -1,4 +1,4 @@
-"""What is checked after a timing: kernels that keep answers, leave work out or change their operands are seen."""
+"""Checks after a timing: kernels that keep answers, leave work out or change their operands are seen."""
 
 from __future__ import annotations
 
