@@ -17,6 +17,7 @@ from outblas.core.problem import Problem
 from outblas.jail.build import BuiltKernel
 from outblas.jail.confinement import Jail
 from outblas.runtime.cubin import Cubin
+from outblas.workers.host_limits import HostLimits
 from outblas.workers.sandbox import Emit, Sandbox, WorkerLoss
 
 CUDA_L2 = "cuda_l2"
@@ -93,7 +94,7 @@ def rows_of(requests: Iterator[RowRequest], factory: str, args: tuple[Any, ...])
     Raises:
         DeviceError: a worker cannot start.
     """
-    with Sandbox(factory, args, _ROW_S, _START_S, codec=__name__, memory_bytes=_MEMORY_BYTES) as sandbox:
+    with Sandbox(factory, args, _ROW_S, _START_S, codec=__name__, limits=HostLimits(_MEMORY_BYTES)) as sandbox:
         request = next(requests, None)
         while request is not None:
             following: list[RowRequest | None] = []

@@ -281,6 +281,27 @@ def test_a_nul_in_a_name_is_an_error_of_the_house() -> None:
             reader(Path("a\0b"))
 
 
+def test_a_folder_that_a_killed_process_left_goes_away_with_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not one that is new, in use, of another kind, or a link."""
+    from outblas.core.scratch_folder import scratch_folder
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "outblas-x-link").symlink_to(tmp_path / "elsewhere")
+    for name in ("outblas-x-left", "outblas-x-new", "outblas-y-left"):
+        (tmp_path / name / "in").mkdir(parents=True)
+    with scratch_folder("outblas-x-") as used:
+        for name in ("outblas-x-left", "outblas-y-left", "elsewhere", used):
+            os.utime(tmp_path / name, (0, 0))
+        with scratch_folder("outblas-x-") as second:
+            assert not (tmp_path / "outblas-x-left").exists()
+        assert os.path.exists(used) and not os.path.exists(second)
+    kept = {"elsewhere", "outblas-x-link", "outblas-x-new", "outblas-y-left"}
+    assert {path.name for path in tmp_path.iterdir()} == kept
+
+
 def test_folders_in_folders_go_away_with_the_folder_of_a_worker() -> None:
     from outblas.core.scratch_folder import scratch_folder
 

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import sqlite3
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,22 @@ def test_a_nested_column_and_nested_metadata_are_errors_of_the_house(tmp_path: P
         Recording.load(tmp_path)
 
 
+def test_a_recording_of_too_many_rows_is_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Equal values take no room in the file: a thousandth of the rows would do."""
+    pa = pytest.importorskip("pyarrow")
+    from outblas.records import parquet
+    from outblas.records.recording_files import BASELINES, read_table, write_table
+
+    monkeypatch.setattr(parquet, "_MOST_ROWS", 1000)
+    file = tmp_path / f"x{BASELINES}"
+    columns = [pa.array([value] * 1001) for value in (0, "torch", 1.0, 0.1, "")]
+    write_table(file, BASELINES, columns, {})
+    with pytest.raises(RecordError, match="1001 rows"):
+        read_table(file, BASELINES)
+    write_table(file, BASELINES, [column[1:] for column in columns], {})
+    assert read_table(file, BASELINES)[0].num_rows == 1000
+
+
 @pytest.mark.parametrize(
     ("mark", "offset", "value"), [(b"PK\1\2", 8, 1), (b"PK\1\2", 10, 99)], ids=["locked", "method"]
 )
@@ -119,6 +136,20 @@ def test_a_policy_that_zip_cannot_unpack_is_an_error_of_the_house(
         data[6] |= 1
     (tmp_path / "p.npz").write_bytes(data)
     with pytest.raises(RecordError, match="cannot be read"):
+        Policy.load(tmp_path / "p.npz")
+
+
+def test_a_policy_that_unpacks_to_too_much_is_an_error_of_the_house(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Zeros shrink to a thousandth. Nothing of them is unpacked."""
+    from outblas.learn import array_file
+    from outblas.learn.policy import Policy
+
+    monkeypatch.setattr(array_file, "_MOST_BYTES", 1 << 20)
+    with zipfile.ZipFile(tmp_path / "p.npz", "w", zipfile.ZIP_DEFLATED) as packed:
+        packed.writestr("w0.npy", bytes(3 << 20))
+    with pytest.raises(RecordError, match="unpacks to 3 MiB"):
         Policy.load(tmp_path / "p.npz")
 
 

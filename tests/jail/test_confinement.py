@@ -13,6 +13,7 @@ import pytest
 from outblas.core.evaluation import Status
 from outblas.jail import landlock, seccomp
 from outblas.jail.confinement import Jail, lines, readable_roots, report
+from outblas.workers.host_limits import HostLimits
 from outblas.workers.sandbox import Sandbox, WorkerLoss
 
 SRC = Path(__file__).resolve().parents[2] / "src"
@@ -198,7 +199,7 @@ def test_faults_of_a_jailed_worker_cost_one_item_each(importable, tmp_path):
 
 
 def test_a_worker_that_fills_the_hosts_memory_is_ended(importable, tmp_path):
-    found = answers(jailed(tmp_path, memory_bytes=300 << 20), ["fill", 2])
+    found = answers(jailed(tmp_path, limits=HostLimits(300 << 20)), ["fill", 2])
     assert isinstance(found[0], WorkerLoss) and found[0].status.value == "fault" and "MiB" in found[0].detail
     assert found[1] == 4
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import struct
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -155,6 +156,26 @@ def test_a_compilers_children_end_with_it(tmp_path):
         run_confined({"program": [sys.executable, "-c", script]}, tmp_path, [], CompileLimits(4.0, 16 << 30))
     assert (tmp_path / "started").exists()
     end = time.monotonic() + 30  # a killed process ends when the kernel gets to it
+    while left := [pid for pid in _processes() if _cwd(pid) == str(tmp_path)]:
+        assert time.monotonic() < end, left
+        time.sleep(0.05)
+
+
+def test_a_compiler_ends_with_a_driver_that_is_killed(tmp_path):
+    """Its children, too: nobody is left who would count their seconds."""
+    script = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']);"
+    script += " open('started', 'w').close(); time.sleep(60)"
+    driver = "import sys; from pathlib import Path; from outblas.jail.confined_compiler import *\n"
+    driver += "run_confined({'program': [sys.executable, '-c', sys.argv[1]]}, Path(sys.argv[2]), [], "
+    driver += "CompileLimits(60.0, 16 << 30))"
+    process = subprocess.Popen([sys.executable, "-c", driver, script, str(tmp_path)])
+    end = time.monotonic() + 60
+    while not (tmp_path / "started").exists():
+        assert time.monotonic() < end and process.poll() is None
+        time.sleep(0.05)
+    process.kill()
+    process.wait()
+    end = time.monotonic() + 20
     while left := [pid for pid in _processes() if _cwd(pid) == str(tmp_path)]:
         assert time.monotonic() < end, left
         time.sleep(0.05)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from types import SimpleNamespace
 
 import pytest
 
-from outblas.core.evaluation import Evaluation, Speedup, Status, Timing, Verdict
+from outblas.core.evaluation import Evaluation, GateFailed, Speedup, Status, Timing, Verdict
 from outblas.core.problem import Problem
+from outblas.jail import host_launches
 from outblas.jail import jailed_worker as free
 from outblas.jail.answers import decode, encode
 from outblas.judge.bench_cell import Baselines, Options
@@ -38,7 +40,7 @@ class Kernel:
 
 
 class Bench:
-    repeats, data, torch_stream = 8, None, None
+    repeats, data, torch_stream, stream = 8, None, None, 7
     us = 4.0
 
     def operands(self, index):
@@ -95,8 +97,9 @@ def world(monkeypatch, tmp_path):
         made.proved.append(problem)
         return made.verdicts.get(problem, PASSED)
 
-    made.broken = False
+    made.broken, made.launches = False, []
     monkeypatch.setattr(free, "load", load)
+    monkeypatch.setattr(free, "check_launches", lambda call, stream: made.launches.append(stream))
     monkeypatch.setattr("outblas.judge.gates.prove", prove)
     monkeypatch.setattr(free.timing_checks, "check_fresh", lambda *a: made.fresh)
     monkeypatch.setattr(free.conduct, "snapshot", lambda: {"x": 1})
@@ -149,6 +152,32 @@ def test_a_problem_that_the_kernel_does_not_take_is_illegal(world):
 def test_only_host_code_can_offend_its_process(world, kernel, status):
     world.offence = "it set a timer"
     assert world.ask(kernel).status is status
+
+
+def test_the_launches_of_host_code_are_checked_on_the_timed_problem(world, monkeypatch):
+    assert world.ask(GOOD).status is Status.PASSED and not world.launches
+    assert world.ask(HOST).status is Status.PASSED and world.launches == [7]
+
+    def broken(call, stream):
+        raise GateFailed(Status.RULE_BROKEN, "it sets an L2 policy")
+
+    monkeypatch.setattr(free, "check_launches", broken)
+    found = world.ask(HOST)
+    assert (found.status, found.detail, found.timing) == (Status.RULE_BROKEN, "it sets an L2 policy", None)
+
+
+@pytest.mark.parametrize(("inside", "joined", "kept"), [(0, 0, True), (2, 0, True), (0, 1, False), (2, 1, False)])
+def test_host_code_that_does_not_wait_for_its_predecessor_breaks_the_rules(monkeypatch, inside, joined, kept):
+    """A fake driver: a graph is its number of calls. Kernels of one call may overlap each other."""
+    edges = {1: inside, 2: 2 * inside + joined}
+    destroyed = []
+    monkeypatch.setattr(host_launches, "capture_graph", lambda calls, stream: len(calls))
+    monkeypatch.setattr(host_launches, "check_nodes", lambda graph: None)
+    monkeypatch.setattr(host_launches, "count_programmatic_edges", edges.get)
+    monkeypatch.setattr(host_launches, "driver", lambda: SimpleNamespace(cuGraphDestroy=destroyed.append))
+    with contextlib.nullcontext() if kept else pytest.raises(GateFailed, match="programmatic"):
+        host_launches.check_launches(lambda stream: None, 7)
+    assert destroyed == [1, 2]
 
 
 def test_what_fails_on_fresh_operands_gets_no_figure(world):

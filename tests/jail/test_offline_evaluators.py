@@ -129,6 +129,15 @@ def test_a_compiled_kernel_is_kept_and_known_by_all_that_it_depends_on(tmp_path,
 
 
 @compiles
+def test_a_large_kernel_is_not_kept(tmp_path, monkeypatch):
+    """Texts without end could fill the disk with images of 64 MiB."""
+    monkeypatch.setattr(building, "MAX_CACHED_BYTES", 1000)
+    cache = CubinCache(tmp_path)
+    assert len(build(GOOD, P, H200, cache=cache).cubin.image) > 1000
+    assert not build(GOOD, P, H200, cache=cache).cubin.from_cache
+
+
+@compiles
 def test_a_compilers_child_gets_no_secret(monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "topsecret")
     seen = {}

@@ -126,7 +126,9 @@ class Graphs:
 def test_edges_between_kernels_become_programmatic_and_others_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     graphs = Graphs([(0, 2, 0), (2, 3, 0), (3, 4, 0), (4, 6, 1)])
     monkeypatch.setattr(programmatic_edges, "driver", lambda: graphs)
+    assert programmatic_edges.count_programmatic_edges("graph") == 1
     assert programmatic_edges.make_edges_programmatic("graph") == 1
+    assert programmatic_edges.count_programmatic_edges("graph") == 2
     assert {ends: (edge.type, edge.from_port) for ends, edge in graphs.edges.items()} == {
         (0, 2): (1, 1),
         (2, 3): (0, 0),
@@ -138,4 +140,5 @@ def test_edges_between_kernels_become_programmatic_and_others_stay(monkeypatch: 
 
 def test_a_graph_of_one_node_has_no_edge(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(programmatic_edges, "driver", lambda: Graphs([]))
+    assert programmatic_edges.count_programmatic_edges("graph") == 0
     assert programmatic_edges.make_edges_programmatic("graph") == 0

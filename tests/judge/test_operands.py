@@ -93,6 +93,25 @@ def test_a_change_of_any_word_is_named(m, n, k, layout, columns, guard_bytes, gu
     assert torch.equal(data.sums(), before)
 
 
+def test_words_that_change_places_are_a_change(monkeypatch):
+    """In one piece of the checksum, between two of them, and if a change elsewhere keeps the plain sum."""
+    monkeypatch.setattr(operands, "_WEIGHTS", 16)
+    operands._weights.cache_clear()
+    data = Operands(Problem(16, 16, 16), 1)
+    data.fill_normal(3)
+    words, before = data[0][0].view(torch.int64).view(-1), data.input_sum(0)
+    kept = words.clone()
+    for first, second in ((0, 1), (0, 16), (3, 35)):
+        words[first], words[second] = kept[second], kept[first]
+        assert words.sum() == kept.sum() and data.input_sum(0) != before
+        words.copy_(kept)
+    words[1:], words[0] = 0, kept.sum()
+    assert words.sum() == kept.sum() and data.input_sum(0) != before
+    words.copy_(kept)
+    assert data.input_sum(0) == before
+    operands._weights.cache_clear()
+
+
 def test_filling_draws_every_set_from_one_seeded_generator_and_restoring_brings_it_back():
     problem = Problem(3, 5, 7, "NN")
     for seed in (None, 0, 4):

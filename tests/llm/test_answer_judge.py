@@ -25,6 +25,7 @@ from outblas.llm.train.rewards import RefusedAnswer
 from outblas.llm.train.settings import TrainSettings, claim_folder
 from outblas.llm.train.training_folder import drop_later_lines, last_checkpoint, publish_folder
 from outblas.records.store import Store
+from support.free_fixture import host_text
 from support.gpus.known import H200
 
 PROBLEM = Problem(512, 512, 512)
@@ -184,6 +185,15 @@ def test_answers_with_a_block_are_read_as_they_are_written() -> None:
     assert isinstance(language.read(PROBLEM, ""), RefusedAnswer)
     messages = language.prompt(PROBLEM)
     assert [m["role"] for m in messages] == ["system", "user"] and "512" in messages[1]["content"]
+
+
+def test_a_training_neither_asks_for_nor_takes_code_that_could_forge_its_reward() -> None:
+    language, kernel = CudaAnswers(H200), FreeKernel.parse(host_text(""))
+    refused = language.read(PROBLEM, f"```cuda\n{kernel.text}\n```")
+    assert isinstance(refused, RefusedAnswer) and refused.kind == "contract" and 'form "host"' in refused.reason
+    assert language.write(PROBLEM, kernel) is None
+    asked = language.prompt(PROBLEM)
+    assert not isinstance(asked, str) and 'form "device"' in asked[1]["content"] and "host" not in asked[1]["content"]
 
 
 def test_prompts_are_messages_where_the_model_takes_them() -> None:

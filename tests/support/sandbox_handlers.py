@@ -213,3 +213,26 @@ def jailed(folder):
                 double([(index, item)], emit)
 
     return handler
+
+
+def greedy(how, folder):
+    """Sends a sign of life again and again, as strangers' threads can, and fills the host meanwhile."""
+
+    def handler(items, emit):
+        held = []
+        if how == "memory":
+            held.append(b"x" * (200 << 20))
+        elif how == "file in memory":
+            held.append(os.memfd_create("x"))
+            os.write(held[0], b"x" * (200 << 20))
+        elif how == "disk":
+            os.mkdir(f"{folder}/in")
+            with open(f"{folder}/in/file", "wb") as file:
+                file.write(bytes(3 << 20))
+        else:
+            for number in range(101):
+                os.symlink("/", f"{folder}/{number}")
+        while True:
+            emit.begin(items[0][0])
+
+    return handler

@@ -13,6 +13,8 @@ import pytest
 
 from outblas.core.errors import DeviceError
 from outblas.core.evaluation import Status
+from outblas.workers import host_limits
+from outblas.workers.host_limits import HostLimits
 from outblas.workers.sandbox import Sandbox, WorkerLoss
 from support.gpus.known import H200
 from support.helpers import running
@@ -240,3 +242,16 @@ def test_representatives_are_ragged_legal_and_of_the_same_kind():
         if config in walks:  # CTAs with two tiles and with three, the last tile ragged
             ctas = H200.sms * gemv_blocks_per_sm(problem, config)
             assert any(2 * ctas < p.n / config.bn < 3 * ctas and p.n % config.bn for p in found)
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [("memory", "host memory"), ("file in memory", "host memory"), ("disk", "3 MiB of disk"), ("files", "101 files")],
+)
+def test_a_worker_that_talks_all_the_time_is_still_watched_as_it_fills_the_host(tmp_path, monkeypatch, how, words):
+    monkeypatch.setattr(host_limits, "_MOST_ENTRIES", 100)
+    limits = HostLimits(150 << 20, str(tmp_path), 2 << 20)
+    given = (how, str(tmp_path))
+    with Sandbox(f"{HANDLERS}:greedy", given, 20.0, 60.0, limits=limits, batch_timeout_s=20.0) as box:
+        ((_, loss),) = box.run(["x"])
+    assert loss.status is Status.FAULT and words in loss.detail

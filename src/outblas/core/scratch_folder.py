@@ -1,17 +1,29 @@
-"""A temporary folder that is always removed, however deeply an untrusted program nests folders in it."""
+"""A temporary folder that is always removed, however deeply an untrusted program nests folders in it.
+
+Its process holds a lock on it. So the next such folder can remove those that killed processes have left.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
+import stat
 import tempfile
+import time
 from collections.abc import Iterator
+from pathlib import Path
+
+#: Age from which on a folder that nobody has locked counts as left, seconds. A new one is not locked yet.
+_LEFT_AFTER_S = 3600.0
 
 
 @contextlib.contextmanager
 def scratch_folder(prefix: str) -> Iterator[str]:
     """Make a temporary folder that only this user can access; remove it with its content when the ``with`` block ends.
+
+    Folders with the same prefix that killed processes have left for an hour are removed, too.
 
     Args:
         prefix: start of the folder's name, e.g. ``outblas-``; a random rest follows.
@@ -19,14 +31,47 @@ def scratch_folder(prefix: str) -> Iterator[str]:
     Yields:
         The absolute path, a string. The folder is empty. It lies in the system's folder for temporary files.
     """
+    _remove_left(prefix)
     path = tempfile.mkdtemp(prefix=prefix)
+    lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
+        _locked(lock)
         yield path
     finally:
-        try:
-            shutil.rmtree(path, ignore_errors=True)
-        except RecursionError:  # nested deeper than Python's recursion limit
-            _remove_deep(path)
+        _remove(path)
+        os.close(lock)
+
+
+def _remove_left(prefix: str) -> None:
+    """Remove the user's old folders of a prefix that no process has locked."""
+    for path in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
+        with contextlib.suppress(OSError):  # another process removes it, too
+            found = path.lstat()
+            ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
+            if not ours or time.time() - found.st_mtime < _LEFT_AFTER_S:
+                continue
+            lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                if _locked(lock):
+                    _remove(str(path))
+            finally:
+                os.close(lock)
+
+
+def _locked(folder: int) -> bool:
+    """Lock an open folder; return False if another process has, or the file system has no locks."""
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _remove(path: str) -> None:
+    try:
+        shutil.rmtree(path, ignore_errors=True)
+    except RecursionError:  # nested deeper than Python's recursion limit
+        _remove_deep(path)
 
 
 def _remove_deep(path: str) -> None:

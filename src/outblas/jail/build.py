@@ -36,6 +36,8 @@ PLAIN_LIMITS = CompileLimits(30.0, 16 << 30)
 CUTLASS_LIMITS = CompileLimits(120.0, 48 << 30)
 #: Bytes of what a compiler makes of a text, at most.
 MAX_IMAGE_BYTES = 64 << 20
+#: Larger ones are not kept in the compile cache, which a stranger could fill. Kernels with CUTLASS have about 1 MiB.
+MAX_CACHED_BYTES = 8 << 20
 _CUTLASS_DEFINES = ("-DCUTLASS_ENABLE_DIRECT_CUDA_DRIVER_CALL=1",)
 _NVCC = (
     "-std=c++17", "-O3", "-shared", "--expt-relaxed-constexpr", "--expt-extended-lambda", "--no-compress",
@@ -114,7 +116,8 @@ def build(kernel: FreeKernel, problem: Problem, gpu: Gpu, cache: CubinCache | No
         with cache.locked(key):
             if (hit := cache.get(key)) is None:  # nobody compiled it while we waited for our turn
                 hit = made.compile()
-                cache.put(key, hit)
+                if len(hit.image) <= MAX_CACHED_BYTES:
+                    cache.put(key, hit)
     return _built(kernel, hit)
 
 

@@ -7,6 +7,7 @@ program to become (nvcc), or a source for NVRTC, which is a library.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import resource
@@ -16,7 +17,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from outblas.core.errors import CompileError
 from outblas.jail.confinement import KEPT_ENVIRONMENT
@@ -25,6 +26,7 @@ _BOOT = "import sys; sys.path[:0] = {paths!r}; from {module} import main; main()
 #: What a compiler may say at most, bytes kept.
 LOG_BYTES = 256 * 1024
 _FILE_BYTES = 1 << 30
+_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,7 @@ def run_confined(
         CompileError: it takes longer than allowed; ``log`` has the output so far.
     """
     spec = {"folder": str(folder), "readable": list(readable), "memory": limits.memory_bytes, **job}
+    spec["parent"] = os.getpid()
     spec["cpu"] = int(4 * limits.seconds) + 1
     environment = {name: os.environ[name] for name in KEPT_ENVIRONMENT if name in os.environ}
     environment |= {"HOME": str(folder), "TMPDIR": str(folder)}
@@ -93,7 +96,7 @@ def main() -> None:
     """Run in the child process: read the job from standard input, confine the process, then compile.
 
     The job ``nvrtc`` holds ``text, entry, headers, options, acc, arch, key`` and leaves the file ``cubin``, or
-    ``error``; ``program`` is an argument vector that this process becomes.
+    ``error``; ``program`` is an argument vector. If the parent is killed, this process ends with all that it started.
     """
     from outblas.jail.confinement import Jail
 
@@ -102,11 +105,38 @@ def main() -> None:
     jail.files()
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
+    _end_with(spec["parent"], signal.SIGTERM if "program" in spec else signal.SIGKILL)
     if "program" in spec:
-        program = spec["program"]
-        os.execv(program[0], program)
+        _become(subprocess.run(spec["program"], check=False).returncode)
     jail.calls()
     _nvrtc(spec["nvrtc"], Path(spec["folder"]))
+
+
+def _end_with(parent: int, sent: signal.Signals) -> None:
+    """Kill this process and its group as soon as the parent is gone. Nobody else would count their seconds.
+
+    Args:
+        parent: the parent's process id.
+        sent: signal that the system sends then. SIGTERM ends the group, but waits for a library's call.
+    """
+
+    def end(*_: object) -> None:
+        os.killpg(0, signal.SIGKILL)
+
+    signal.signal(signal.SIGTERM, end)
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "prctl"):
+        libc.prctl(_PARENT_DEATH_SIGNAL, int(sent), 0, 0, 0)
+    if os.getppid() != parent:  # it went before
+        end()
+
+
+def _become(code: int) -> NoReturn:
+    """End as a program has ended, by its exit code or its signal."""
+    if code < 0:
+        signal.signal(-code, signal.SIG_DFL) if -code not in (signal.SIGKILL, signal.SIGSTOP) else None
+        os.kill(os.getpid(), -code)
+    os._exit(code)
 
 
 def _nvrtc(job: dict[str, Any], folder: Path) -> None:

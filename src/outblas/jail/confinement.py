@@ -184,7 +184,7 @@ def lines(files: bool, calls: bool, version: int) -> list[ConfinementLine]:
         ),
         ConfinementLine("environment", True, "scrubbed before CUDA starts: no keys, no tokens"),
         ConfinementLine(
-            "limits", True, "processor time, file size, threads (not for root), no core; memory watched every second"
+            "limits", True, "processor time, file size, threads (not for root), no core; memory and folder watched"
         ),
         ConfinementLine("descriptors", True, "none of those that it was started with, but its pipe to the driver"),
         ConfinementLine("answers", True, "cross to the driver as JSON, never as pickles"),

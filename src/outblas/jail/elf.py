@@ -9,7 +9,7 @@ from outblas.core.errors import CompileError
 
 _MAGIC = b"\x7fELF\x02\x01"
 _EM_CUDA = 190
-_DYNSYM, _NOBITS, _UNDEFINED = 11, 8, 0
+_SYMTAB, _DYNSYM, _NOBITS, _UNDEFINED = 2, 11, 8, 0
 _HIDDEN = (1, 2)  # STV_INTERNAL, STV_HIDDEN
 #: Letters of a name; more are no name. Symbols, and device images, of one library.
 _NAME_BYTES, _SYMBOLS, _IMAGES = 4096, 1 << 16, 64
@@ -66,12 +66,27 @@ def dynamic_symbols(image: bytes) -> tuple[list[str], list[str]]:
     Raises:
         CompileError: the object cannot be read, or has more than 65,536 symbols.
     """
+    return _symbols(image, _DYNSYM)
+
+
+def called_on_gpu(cubin: bytes) -> list[str]:
+    """Return the names that a cubin leaves to the driver, e.g. ``["vprintf"]`` for a kernel that prints.
+
+    Raises:
+        CompileError: it cannot be read, or has more than 65,536 symbols.
+    """
+    asked, _ = _symbols(cubin, _SYMTAB)
+    return asked
+
+
+def _symbols(image: bytes, kind: int) -> tuple[list[str], list[str]]:
+    """Names that the symbol tables of a kind leave open, and those that they define."""
     asked: list[str] = []
     offered: list[str] = []
     found = sections(image)
     try:
         for section in found:
-            if section.kind == _DYNSYM and section.link < len(found):
+            if section.kind == kind and section.link < len(found):
                 _read_symbols(image, section, found[section.link].offset, asked, offered)
     except (struct.error, ValueError) as error:
         raise _unreadable(error) from error

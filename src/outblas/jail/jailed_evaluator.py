@@ -19,6 +19,7 @@ from outblas.judge.bench_cell import Baselines, Options
 from outblas.kernels.custom.free_kernel import FreeKernel
 from outblas.runtime.nvrtc import usable_cores
 from outblas.workers.handler import WorkItem
+from outblas.workers.host_limits import HostLimits
 from outblas.workers.sandbox import Sandbox, WorkerLoss, factory_name
 from outblas.workers.spare_worker import SpareWorker
 
@@ -36,6 +37,7 @@ class FreeOptions:
         batch: number of kernels of form ``device`` that share a worker. A kernel of form ``host`` is alone, because its
             code could see others.
         memory_bytes: host memory of a worker, in bytes (48 GiB).
+        folder_bytes: disk that a worker fills in its folder, in bytes (4 GiB).
         candidate_s: seconds for one candidate of a batch, however often the worker reports.
         jailed: False in tests only.
         prepare: ``module:function`` that a worker calls before its turn, while another judges. None: no worker is
@@ -45,6 +47,7 @@ class FreeOptions:
 
     batch: int = 8
     memory_bytes: int = 48 << 30
+    folder_bytes: int = 4 << 30
     candidate_s: float = 240.0
     jailed: bool = True
     prepare: str | None = _PREPARE
@@ -134,7 +137,7 @@ class JailedEvaluator:
                 (self._options, cell),
                 self._step_s,
                 codec=_CODEC,
-                memory_bytes=self._free.memory_bytes,
+                limits=HostLimits(self._free.memory_bytes, folder, self._free.folder_bytes),
                 batch_timeout_s=self._free.candidate_s * len(batch),
                 spawn=None if self._spare is None else self._spare.take,
             )

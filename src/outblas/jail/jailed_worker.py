@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from outblas.core.errors import OutblasError
-from outblas.core.evaluation import Status, Timing, Verdict
+from outblas.core.evaluation import GateFailed, Status, Timing, Verdict
 from outblas.core.plausibility import why_too_fast
 from outblas.core.problem import Problem
 from outblas.core.rivals import Bindable
@@ -22,6 +22,7 @@ from outblas.jail.build import BuiltKernel
 from outblas.jail.confinement import Jail, scrub_environment
 from outblas.jail.free_launch import load
 from outblas.jail.free_proof_shapes import free_proof_shapes
+from outblas.jail.host_launches import check_launches
 from outblas.judge.bench_cell import Baselines, BenchCell, Options
 from outblas.kernels.custom.free_kernel import FreeKernel
 from outblas.workers.handler import Handler, ProvenCandidate, WorkItem
@@ -153,11 +154,15 @@ class FreeHandler(Handler):
                     return replace(verdict, detail=f"on {small.mnk}: {verdict.detail}")
                 worst, gates = max(worst, verdict.max_err_ratio or 0.0), verdict.gates
             emit.begin(index)
-        cell = self._guarded(
-            kernel, bench_cell.prover.call(kernel.bind(bench_cell.problem, *bench_cell.bench.operands(0)))
-        )
+        call = kernel.bind(bench_cell.problem, *bench_cell.bench.operands(0))
+        cell = self._guarded(kernel, bench_cell.prover.call(call))
         if cell.status is not Status.PASSED:
             return cell
+        if config.launch.form == "host":
+            try:
+                check_launches(call, bench_cell.bench.stream)
+            except GateFailed as failure:
+                return Verdict(failure.status, gates, failure.detail)
         return Verdict(Status.PASSED, max(gates, cell.gates, key=len), "", max(worst, cell.max_err_ratio or 0.0))
 
     def _guarded(self, kernel: Any, verdict: Verdict) -> Verdict:

@@ -7,7 +7,7 @@ from outblas.core.evaluation import Evaluation, Status, Verdict
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
 from outblas.jail.build import BuiltKernel, build
-from outblas.jail.elf import dynamic_symbols, fat_binaries
+from outblas.jail.elf import called_on_gpu, cubins, dynamic_symbols, fat_binaries
 from outblas.jail.symbols import why_refused
 from outblas.jail.text_rules import refusal
 from outblas.kernels.custom.free_kernel import FreeKernel
@@ -16,6 +16,8 @@ from outblas.runtime.nvrtc import DEFAULT_CACHE
 
 #: ``__device__`` variables that a kernel may have, bytes: counters, but no room for answers.
 MAX_GLOBAL_BYTES = 64 * 1024
+#: Names by which a kernel asks the driver for memory that lives from launch to launch: room for answers again.
+_HEAP = ("malloc", "free")
 
 
 def examine(
@@ -71,6 +73,9 @@ def check_built(built: BuiltKernel) -> str | None:
         return f"the SASS accumulates in {' and '.join(facts.accumulators)}, the kernel claims {claimed}"
     if built.globals_bytes > MAX_GLOBAL_BYTES:
         return f"it keeps {built.globals_bytes} bytes of __device__ variables, at most {MAX_GLOBAL_BYTES} are counters"
+    called = {name for image in cubins(built.cubin.image) for name in called_on_gpu(image)}
+    if heap := sorted(called.intersection(_HEAP)):
+        return f"it allocates memory on the GPU ({', '.join(heap)}), which lives from launch to launch"
     if built.kernel.launch.form == "host":
         hidden = fat_binaries(built.cubin.image)
         if hidden:

@@ -11,7 +11,9 @@ guard, too.
 
 from __future__ import annotations
 
+import functools
 import math
+import os
 from typing import Any
 
 from outblas.core.errors import DeviceError
@@ -24,6 +26,8 @@ GUARD_BYTES = 4096
 #: What a guard is in front of, and the last one.
 GUARDS = ("A", "B", "C", "end")
 _ALIGN = 256 // ELEMENT_BYTES
+#: Weights of a checksum's places, 8 MiB, and the odd factor from one piece of that length to the next.
+_WEIGHTS, _STEP = 1 << 20, 0x5851F42D4C957F2D
 
 
 def torch_dtype(problem: Problem) -> Any:
@@ -147,13 +151,13 @@ class Operands:
     def input_sum(self, index: int) -> Any:
         """Return a checksum of A, B and the guards in front of A, B and C of one set: a 0-dim int64 tensor.
 
-        It is equal before and after a call that leaves all of it alone. C and the guard behind it do not count. It does
-        not wait for the GPU.
+        It is equal before and after a call that leaves all of it alone. C and the guard behind it do not count. Values
+        that changed places count as changed. It does not wait for the GPU, but for the first call of a device.
         """
         import torch
 
         first, _, c = self._starts[index]
-        return self._flat[first - self._guard : c].view(torch.int64).sum()
+        return _sum_by_place(self._flat[first - self._guard : c].view(torch.int64))
 
     def tail_broken(self, index: int) -> Any:
         """Return a 0-dim bool tensor: True if the guard behind C was overwritten. Does not wait for the GPU."""
@@ -190,6 +194,25 @@ class Operands:
         begins = (starts[0] - self._guard, *(s + n for s, n in zip(starts, sizes, strict=True)))
         ends = (*starts, starts[2] + _round_up(sizes[2]) + self._guard)
         return [self._flat[begin:end] for begin, end in zip(begins, ends, strict=True)]
+
+
+def _sum_by_place(words: Any) -> Any:
+    """Return the sum, modulo 2**64, of int64 words times the secret odd weights of their places."""
+    weights = _weights(words.device)
+    total = None
+    for part in words.split(_WEIGHTS):
+        of_part = (part * weights[: part.numel()]).sum()
+        total = of_part if total is None else total * _STEP + of_part
+    return total
+
+
+@functools.cache
+def _weights(device: Any) -> Any:
+    """Return the weights on a device, other ones in each process: a kernel that changes a word cannot mend the sum."""
+    import torch
+
+    drawn = torch.frombuffer(bytearray(os.urandom(8 * _WEIGHTS)), dtype=torch.int64)
+    return (drawn | 1).to(device)
 
 
 def _round_up(elements: int) -> int:

@@ -1,4 +1,4 @@
-"""Programmatic edges on the kernel nodes of a captured graph.
+"""Programmatic edges between the kernel nodes of a captured graph: count them, or make them.
 
 cuBLASLt has no public option for programmatic dependent launch. A captured graph can be changed from outside, so a
 reader may ask what the rivals gain by it. The edges are safe only if the later kernel waits by
@@ -45,3 +45,21 @@ def make_edges_programmatic(graph: Any) -> int:
         check("cuGraphAddDependencies", cu.cuGraphAddDependencies(graph, [begin], [end], [edge], 1))
         changed += 1
     return changed
+
+
+def count_programmatic_edges(graph: Any) -> int:
+    """Return the number of edges over which a kernel may start before its predecessor has ended.
+
+    Args:
+        graph: CUgraph.
+
+    Raises:
+        DeviceError: the driver does not name the edges.
+    """
+    cu = driver()
+    programmatic = int(cu.CUgraphDependencyType.CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC)
+    *_, count = check("cuGraphGetEdges", cu.cuGraphGetEdges(graph))
+    if not count:
+        return 0
+    *_, kinds, count = check("cuGraphGetEdges", cu.cuGraphGetEdges(graph, count))
+    return sum(kind.type == programmatic for kind in kinds[:count])

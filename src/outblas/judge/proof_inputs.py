@@ -120,7 +120,7 @@ def integer_draws(problem: Problem, device: str = "cpu") -> Iterator[tuple[str, 
     yield "rows of ones", ones
 
 
-def fill_integers(problem: Problem, a: Any, b: Any, seed: int = 4) -> None:
+def fill_integers(problem: Problem, a: Any, b: Any, seed: int = 4, signed: bool = True) -> None:
     """Fill A and B with the integers -T..T of :func:`integer_inputs`, in place and with little further memory.
 
     Args:
@@ -128,13 +128,14 @@ def fill_integers(problem: Problem, a: Any, b: Any, seed: int = 4) -> None:
         a: (M, K).
         b: B as stored, on the same device.
         seed: seed of the draw; torch's own random state stays as it is.
+        signed: False: the integers 0..T, whose sums are large.
     """
     import torch
 
     top, _ = _integer_range(problem)
     generator = torch.Generator(a.device).manual_seed(seed)
     for operand in (a, b):
-        _fill_sparse(problem, operand, -top, top, generator)
+        _fill_sparse(problem, operand, -top if signed else 0, top, generator)
 
 
 def _integer_range(problem: Problem) -> tuple[int, float]:

@@ -143,7 +143,7 @@ def _capture(context: ProofContext, first: tuple[Any, Any], second: tuple[Any, A
         raise _broken(f"it cannot be captured in a graph ({error})") from error
     executable = None
     try:
-        _check_nodes(graph)
+        check_nodes(graph)
         executable = check("cuGraphInstantiate", cu.cuGraphInstantiate(graph, 0))
         for inputs in (second, first):
             context.data.set_inputs(0, *inputs)
@@ -158,7 +158,15 @@ def _capture(context: ProofContext, first: tuple[Any, Any], second: tuple[Any, A
         raise _broken("a launched graph of it does not compute the product")
 
 
-def _check_nodes(graph: Any) -> None:
+def check_nodes(graph: Any) -> None:
+    """Check the nodes of a captured call: kernels and memsets on one stream, without an L2 policy.
+
+    Args:
+        graph: CUgraph of one call.
+
+    Raises:
+        GateFailed: RULE_BROKEN.
+    """
     cu = driver()
     kinds = cu.CUgraphNodeType
     allowed = (int(kinds.CU_GRAPH_NODE_TYPE_KERNEL), int(kinds.CU_GRAPH_NODE_TYPE_MEMSET))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import zlib
 from typing import Any
-from zipfile import BadZipFile
+from zipfile import BadZipFile, ZipFile
 
 import numpy as np
 
@@ -14,6 +14,8 @@ DAMAGED = (
     OSError, ArithmeticError, ValueError, LookupError, TypeError, EOFError, RuntimeError, MemoryError, BadZipFile,
     zlib.error,
 )  # fmt: skip
+#: Most bytes of the arrays of a file together. The packaged ones have less than a megabyte.
+_MOST_BYTES = 256 << 20
 
 
 def read_arrays(data: bytes) -> dict[str, Any]:
@@ -23,7 +25,11 @@ def read_arrays(data: bytes) -> dict[str, Any]:
         data: content of the file.
 
     Raises:
-        Exception: one of :data:`DAMAGED`.
+        Exception: one of :data:`DAMAGED`. It is ValueError if the arrays have more than 256 MiB.
     """
+    with ZipFile(io.BytesIO(data)) as packed:
+        size = sum(member.file_size for member in packed.infolist())  # zipfile unpacks at most this
+    if size > _MOST_BYTES:
+        raise ValueError(f"it unpacks to {size >> 20} MiB, at most {_MOST_BYTES >> 20} are read")
     with np.load(io.BytesIO(data), allow_pickle=False) as file:
         return {name: file[name] for name in file.files}

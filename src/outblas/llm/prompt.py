@@ -49,7 +49,7 @@ _PARENT_CHARS = 40_000
 
 def first_prompt(
     problem: Problem, gpu: Gpu, baselines: Mapping[str, float], best_us: float | None, parents: Sequence[Entry],
-    facts: Mapping[str, str], kinds: Sequence[str] = (CODE, CONFIG), near: str = "",
+    facts: Mapping[str, str], kinds: Sequence[str] = (CODE, CONFIG), near: str = "", host_form: bool = True,
 ) -> list[Message]:  # fmt: skip
     """Return the beginning of a conversation: a list of a system message and a user message.
 
@@ -65,6 +65,7 @@ def first_prompt(
         facts: name of a kernel -> text on it (:func:`outblas.llm.feedback.kernel_facts`). A missing name: no text.
         kinds: requested kinds of answers, ``code`` and ``config``, at least one.
         near: section on near problems (:meth:`outblas.llm.near_problems.NearProblems.text`); may be empty.
+        host_form: offer kernels of form ``host``, too.
     """
     floor = floor_us(problem, gpu)
     known = [us for us in (best_us, min(baselines.values(), default=None)) if us is not None]
@@ -75,7 +76,7 @@ def first_prompt(
         **_task(problem, gpu),
         gap=gap,
         baselines=f"Baselines: {listed}.\n" if listed else "",
-        contract=_contract(problem, gpu) if CODE in kinds else "",
+        contract=_contract(problem, gpu, host_form) if CODE in kinds else "",
         knobs=_fill("knobs", families=describe()) if CONFIG in kinds else "",
         parents=near + _parents(parents, facts),
         task=_fill("task_contrast" if len(parents) == 2 else "task_new", asked=answer_rules(kinds)),
@@ -93,7 +94,7 @@ def small_task_prompt(task: SmallTask, gpu: Gpu) -> list[Message]:
     problem = task.problem
     text = _fill(
         "small_task", says=f"{task.says}.", m=problem.m, k=problem.k, n=problem.n, hardware=describe_gpu(gpu),
-        contract=_contract(problem, gpu), asked=answer_rules((CODE,)),
+        contract=_contract(problem, gpu, host=False), asked=answer_rules((CODE,)),
     )  # fmt: skip
     system = _fill("small_system", gpu=gpu.name.upper())
     return [{"role": "system", "content": system}, {"role": "user", "content": text}]
@@ -250,9 +251,10 @@ def notes_of(problem: Problem, gpu: Gpu) -> list[str]:
     return names
 
 
-def _contract(problem: Problem, gpu: Gpu) -> str:
+def _contract(problem: Problem, gpu: Gpu, host: bool = True) -> str:
     return _fill(
         "contract",
+        host=_fill("contract_host", acc=problem.acc) if host else "",
         arch=f"sm_{gpu.arch}a" if gpu.arch == 90 else f"sm_{gpu.arch}",
         acc=problem.acc,
         element="half" if problem.dtype == "fp16" else "__nv_bfloat16",

@@ -12,6 +12,9 @@ from outblas.core.errors import RecordError, ToolchainMissing
 from outblas.core.files import write_atomic
 from outblas.core.install_hint import install_hint
 
+#: Most rows of a file that is read. The largest packaged one has 400,000.
+_MOST_ROWS = 1 << 25
+
 
 def check_parquet() -> None:
     """Check that Parquet files can be read and written; work that ends in such a file begins with this.
@@ -59,6 +62,24 @@ def write_table(table: Any, meta: Mapping[str, Any], path: Path) -> Path:
     return write_atomic(path, sink.getvalue().to_pybytes())
 
 
+def check_row_count(source: Any) -> None:
+    """Check that a file has no more rows than any file of this package; nothing of it is unpacked.
+
+    Equal values take no room in a file, so that a small one could fill the memory.
+
+    Args:
+        source: path or buffer of the file.
+
+    Raises:
+        ValueError: it has more. pyarrow's errors are raised, too.
+    """
+    import pyarrow.parquet as pq
+
+    rows = pq.read_metadata(source).num_rows
+    if rows > _MOST_ROWS:
+        raise ValueError(f"it has {rows} rows, at most {_MOST_ROWS} are read")
+
+
 def read_table(path: Path, columns: Mapping[str, str], expected: str, do: str) -> Any:
     """Return some columns of a file as an Arrow table, with their checksums verified.
 
@@ -75,6 +96,7 @@ def read_table(path: Path, columns: Mapping[str, str], expected: str, do: str) -
     import pyarrow.parquet as pq
 
     try:
+        check_row_count(path)
         table = pq.read_table(path, page_checksum_verification=True)
         return table.select(list(columns)).replace_schema_metadata(None).cast(column_schema(columns))
     except (pa.ArrowException, OSError, ValueError, KeyError) as error:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from outblas.core.errors import OutblasError, RecordError
 from outblas.core.files import write_atomic
 from outblas.records.averages import Row, problem_of
-from outblas.records.parquet import check_parquet
+from outblas.records.parquet import check_parquet, check_row_count
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -243,6 +243,7 @@ def _read_rows(path: Path) -> list[Row]:
     import pyarrow.parquet as pq
 
     try:
+        check_row_count(path)
         table = pq.read_table(path, page_checksum_verification=True)
         absent = [c for c in COLUMNS if c not in table.column_names and c not in LATER_COLUMN_DEFAULTS]
     except (pa.ArrowException, OSError, ValueError) as error:  # ValueError: column names that are not UTF-8

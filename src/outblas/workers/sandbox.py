@@ -28,11 +28,12 @@ from outblas.core.errors import DeviceError
 from outblas.core.evaluation import Status
 from outblas.core.phase_times import PhaseTotals
 from outblas.judge.faults import ContextLost
+from outblas.workers.host_limits import HostLimits
 from outblas.workers.worker_messages import PlainConnection, UnreadableMessage, receive
 
 #: Seconds without a word from the worker: while it works, and while it starts (imports, CUDA context).
 STEP_TIMEOUT_S, START_TIMEOUT_S = 30.0, 300.0
-#: Seconds between two looks at a worker's memory.
+#: Seconds between two looks at a worker's memory and folder.
 _WATCH_S = 1.0
 
 
@@ -82,7 +83,7 @@ class Sandbox:
         codec: module for a worker that is not trusted. Its ``encode(value)`` makes JSON in the worker; its
             ``decode(data)`` reads it here. Nothing is unpickled, the worker's errors count as losses, and it is killed
             at the end. None: answers are pickled.
-        memory_bytes: host memory, watched every second; above it the worker is lost. None: no limit.
+        limits: host memory and disk, watched every second; above them the worker is lost. None: no limit.
         batch_timeout_s: seconds for a batch, despite reports; after them the worker is lost. None: no limit.
         spawn: returns a new process that runs :func:`serve_sandbox` with the same codec, such as
             :meth:`outblas.workers.spare_worker.SpareWorker.take`. None: processes are started as they are needed.
@@ -93,13 +94,14 @@ class Sandbox:
 
     def __init__(
         self, factory: str, args: tuple[Any, ...] = (), step_timeout_s: float = STEP_TIMEOUT_S,
-        start_timeout_s: float = START_TIMEOUT_S, codec: str | None = None, memory_bytes: int | None = None,
+        start_timeout_s: float = START_TIMEOUT_S, codec: str | None = None, limits: HostLimits | None = None,
         batch_timeout_s: float | None = None, spawn: Callable[[], ChildProcess] | None = None,
     ) -> None:  # fmt: skip
         self._factory, self._args, self._codec = factory, args, codec
-        self._memory, self._batch_s = memory_bytes, batch_timeout_s
+        self._limits, self._batch_s = limits, batch_timeout_s
         self._step_s, self._start_s = step_timeout_s, start_timeout_s
         self._spawn = spawn
+        self._look = 0.0  # when the worker's memory and folder are looked at again
         self._child: ChildProcess | None = None
         self._past, self._present = PhaseTotals(), PhaseTotals()
         #: Workers lost so far.
@@ -237,14 +239,13 @@ class Sandbox:
             now = time.monotonic()
             if end is not None and now > end:
                 return WorkerLoss(Status.HANG, f"the batch was not done within {self._batch_s:g} s")
+            if self._limits is not None and now >= self._look:  # also at one that never stops talking
+                self._look = now + _WATCH_S
+                if over := self._limits.why_over(child.pid):
+                    return WorkerLoss(Status.FAULT, over)
             wait = deadline - now if end is None else min(deadline, end) - now
-            if child.connection.poll(max(0.0, wait if self._memory is None else min(wait, _WATCH_S))):
+            if child.connection.poll(max(0.0, wait if self._limits is None else min(wait, _WATCH_S))):
                 return None
-            used = resident_bytes(child.pid)
-            if self._memory is not None and used > self._memory:
-                return WorkerLoss(
-                    Status.FAULT, f"it filled {used >> 20} MiB of host memory, at most {self._memory >> 20}"
-                )
             if time.monotonic() >= deadline:
                 return WorkerLoss(Status.HANG, f"no answer within {self._step_s:g} s")
 
@@ -302,15 +303,6 @@ def make_from_name(factory: str, args: tuple[Any, ...]) -> Any:
     """Import ``module`` of ``module:name``, return ``name(*args)``. ``("math:sqrt", (4.0,))`` gives 2.0."""
     module, _, name = factory.partition(":")
     return getattr(importlib.import_module(module), name)(*args)
-
-
-def resident_bytes(pid: int | None) -> int:
-    """Return the resident host memory of a process in bytes, e.g. 290308096; 0 for None, or if it is not known."""
-    try:
-        with open(f"/proc/{pid}/statm", encoding="ascii") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError, IndexError):
-        return 0
 
 
 def serve_sandbox(connection: Connection, codec: str | None = None, prepare: str | None = None) -> None:

@@ -20,8 +20,14 @@ if TYPE_CHECKING:
     from outblas.llm.train.answer_judge import JudgedAnswer
 
 
+#: Host code shares the process that judges it. A model that is paid by the verdict would learn to forge it.
+_HOST_FORM = 'the kernel is of form "host"; here only form "device" is taken, whose launch is done for you'
+
+
 class CudaAnswers:
     """Prompts and answers of ``outblas evolve``, so that a model trained here can write there.
+
+    Kernels of form ``host`` are neither asked for nor taken, because they could forge the verdict that is the reward.
 
     A prompt is a list of two messages. An answer is text with one code block: ``cuda`` with a free kernel, or ``json``
     with a config. ``prompt(problem)`` and ``read(problem, answer)`` make and read them. ``write`` returns such a block
@@ -43,7 +49,8 @@ class CudaAnswers:
         from outblas.llm.prompt import first_prompt
 
         best_us = min((entry.us for entry in pair), default=None)
-        return [dict(message) for message in first_prompt(problem, self._gpu, {}, best_us, pair, {})]
+        messages = first_prompt(problem, self._gpu, {}, best_us, pair, {}, host_form=False)
+        return [dict(message) for message in messages]
 
     def follow_up(self, problem: Problem | SmallTask, prompt: Text, answer: str, verdict: JudgedAnswer) -> Text:
         from outblas.llm.prompt import follow_up
@@ -63,7 +70,11 @@ class CudaAnswers:
         from outblas.llm.answer import read_answer
 
         found = read_answer(answer, "stop", problem, self._gpu)
-        return RefusedAnswer(found.words, found.kind) if found.candidate is None else found.candidate
+        if found.candidate is None:
+            return RefusedAnswer(found.words, found.kind)
+        if isinstance(found.candidate, FreeKernel) and found.candidate.launch.form != "device":
+            return RefusedAnswer(_HOST_FORM, "contract")
+        return found.candidate
 
     def write(self, problem: Problem, candidate: Candidate) -> str | None:
         if isinstance(candidate, FreeKernel):
