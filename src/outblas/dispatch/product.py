@@ -171,19 +171,20 @@ def remember(
             table.learn(a, b, out, option, a.element_size(), *answer)
             if call is not None:
                 call.learn(a.element_size(), *answer)
-            if result is not None and device.workspace_bytes(decision):
-                _lend_workspace(table, device, a, call)
+            need = 0 if result is None else device.workspace_bytes(decision)
+            if need:
+                _lend_workspace(table, device, a, need, call)
 
 
-def _lend_workspace(table: Any, device: DeviceState, a: torch.Tensor, call: NativeCall | None) -> None:
-    """Give the workspace of the current stream to the native table and to the asking C++ kernels, which keep it alive.
+def _lend_workspace(table: Any, device: DeviceState, a: torch.Tensor, need: int, call: NativeCall | None) -> None:
+    """Give a workspace of the current stream to the native table and to the asking C++ kernels, which keep it alive.
 
     While the stream captures, only the table gets the capture's workspace, and does not keep it alive.
     """
     import torch
 
     stream = torch._C._cuda_getCurrentRawStream(a.device.index)
-    workspace, capture = device.workspace_of(stream, torch.cuda.is_current_stream_capturing)
+    workspace, capture = device.workspaces.to_lend(stream, need, a.device, torch.cuda.is_current_stream_capturing)
     if workspace is not None:
         table.lend(a, stream, workspace.data_ptr(), workspace.nbytes, workspace, capture)
         if call is not None and not capture:
