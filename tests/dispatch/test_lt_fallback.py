@@ -12,7 +12,7 @@ from outblas.core.config import Launch
 from outblas.core.errors import DeviceError, OutblasError, ToolchainMissing
 from outblas.core.problem import Problem
 from outblas.core.rivals import AUTO_REQUEST
-from outblas.dispatch import device_workspaces
+from outblas.dispatch import device_registry, device_workspaces, native_table, product
 from outblas.dispatch.decide import Decision, Operand, decide
 from outblas.dispatch.device_state import DeviceState
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
@@ -22,7 +22,7 @@ from outblas.records.library import Library
 from outblas.records.library_row import LibraryChoice, LibraryRow
 from outblas.runtime import cublaslt
 from outblas.runtime.cublas import WORKSPACE_BYTES
-from outblas.runtime.cublaslt import LtAlgorithms
+from outblas.runtime.cublaslt import LtAlgorithm, LtAlgorithms
 from outblas.runtime.graph_workspace import CaptureWorkspaces
 from outblas.runtime.workspace import StreamWorkspaces
 from support.gpus.known import H200
@@ -283,6 +283,28 @@ def test_a_decision_is_run_on_the_current_stream(
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     assert device.run(decision, a, b, out) is not None
     assert lt.calls[-1][5] == ((2 << 20) + COUNTERS_BYTES if algorithm == SECOND else 0), "of no graph again"
+
+
+@pytest.mark.parametrize("place", ["call", "lent"])
+def test_without_memory_for_a_workspace_the_program_goes_on(
+    torch: Any, device: DeviceState, lt: Lt, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(nbytes: int, where: Any) -> Any:
+        raise torch.cuda.OutOfMemoryError("no memory")
+
+    a, b = torch.zeros(64, 256).half(), torch.zeros(128, 256).half().t()
+    decision, table = Decision(None, PROBLEM, "", SECOND), SimpleNamespace(learn=lambda *_: True)
+    monkeypatch.setattr(device_registry, "devices", {None: device})
+    monkeypatch.setattr(native_table, "table", table)
+    if place == "call":
+        monkeypatch.setattr(device_workspaces, "scratch", full)
+        assert device.run(decision, a, b, None) is None and not lt.calls
+        assert not device.is_left_to_torch(decision), "there may be memory later"
+    else:
+        device.workspaces._lent = StreamWorkspaces(full)
+        monkeypatch.setattr(LtAlgorithm, "prepared", lambda *_: None)
+        product.remember(device, decision, (a, b, None, 0), device.run(decision, a, b, None))
+        assert len(lt.calls) == 1, "and C asks Python for its next calls, too"
 
 
 def test_why_not_looks_it_up(torch: Any, device: DeviceState, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,9 +6,10 @@ thread must not use its memory between them (:mod:`outblas.runtime.workspace`). 
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from outblas.runtime.driver import capture_id
 from outblas.runtime.graph_workspace import CapturedWorkspace, CaptureWorkspaces
@@ -16,6 +17,9 @@ from outblas.runtime.workspace import StreamWorkspaces, scratch
 
 if TYPE_CHECKING:
     import torch
+
+_W = TypeVar("_W")
+_LOG = logging.getLogger(__name__)
 
 
 def _never() -> bool:
@@ -47,14 +51,14 @@ class DeviceWorkspaces:
             of_algorithm: the call is one of cuBLASLt, whose workspace must be dropped once it is enqueued.
 
         Returns:
-            The workspace; None if the capture can have none.
+            The workspace; None without memory, or if the capture can have none.
         """
         capture = capture_id(stream) if capturing() else 0
         if capture == 0 and of_algorithm:
-            return scratch(nbytes, device)
+            return _if_memory_is_left(lambda: scratch(nbytes, device))
         with self._lock:
             if capture == 0:
-                return self._of_kernels.take(stream, nbytes, device)
+                return _if_memory_is_left(lambda: self._of_kernels.take(stream, nbytes, device))
             return None if capture is None else self._captured.take(stream, capture, nbytes, device)
 
     def to_lend(
@@ -65,12 +69,23 @@ class DeviceWorkspaces:
         The arguments are those of :meth:`take`.
 
         Returns:
-            (workspace, or None if the capture has none; id of the capture in progress, or 0).
+            (workspace, or None without memory or if the capture has none; id of the capture in progress, or 0).
         """
         capture = capture_id(stream) if capturing() else 0
         if capture is None:
             return None, 0
         with self._lock:
             if capture == 0:
-                return self._lent.take(stream, nbytes, device), 0
+                return _if_memory_is_left(lambda: self._lent.take(stream, nbytes, device)), 0
             return self._captured.get(stream, capture), capture
+
+
+def _if_memory_is_left(make: Callable[[], _W]) -> _W | None:
+    """Return what a function makes; None if the GPU's memory is full. torch then computes the product."""
+    import torch
+
+    try:
+        return make()
+    except torch.cuda.OutOfMemoryError as error:
+        _LOG.info("no memory is left for a workspace: %s", str(error).partition("\n")[0])
+        return None

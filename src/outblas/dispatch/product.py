@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 #: Numbers of rows that are tried for a product of symbolic M, beside those that the library lists.
 _TRIED_M = tuple(2**exponent for exponent in range(14))
 
+#: Why a kernel that never failed may not be available.
+_NOT_NOW = "a kernel cannot be loaded while a graph is captured, or no memory is left for its workspace"
+
 
 def decide_and_run(
     a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, option: int | None, call: NativeCall | None = None
@@ -57,7 +60,7 @@ def decide_and_run(
         if decision.config is not None and reason:  # it cannot be loaded: another one of the order may be
             device.library.fixed_order.left_out.add(decision.config)
             return decide_and_run(a, b, out, option, call)
-        refuse(f"{tuple(a.shape)} by {tuple(b.shape)}", reason or "a kernel cannot be loaded while a graph is captured")
+        refuse(f"{tuple(a.shape)} by {tuple(b.shape)}", reason or _NOT_NOW)
     if result is not None or guarantee == process_guarantee():  # torch's answer differs between guarantees
         remember(device, decision, (a, b, out, option), result, call)
     return result
