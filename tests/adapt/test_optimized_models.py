@@ -306,6 +306,37 @@ def test_a_pruned_layer_runs_pruned_and_can_be_restored() -> None:
         assert torch.equal(model(x), plain(x))
 
 
+@pytest.mark.parametrize("by_data", [False, True])
+def test_a_layer_that_lost_its_last_rows_in_place_is_no_longer_merged(by_data: bool) -> None:
+    """The rest of a parameter begins at the same address."""
+    model, plain, x = decoder(), decoder(), rows(1, 3)
+    outblas.optimize(model)
+    for attention in (one.layers[0].attention for one in (model, plain)):
+        for layer in (attention.ask, attention.key, attention.worth):
+            if by_data:
+                layer.weight.data = layer.weight.data[: HIDDEN // 2]
+            else:
+                layer.weight = nn.Parameter(layer.weight.detach()[: HIDDEN // 2])
+        attention.out.weight.data = attention.out.weight.data[:, : HIDDEN // 2].clone()
+    with torch.no_grad():
+        assert torch.equal(model.layers[0].attention(x), plain.layers[0].attention(x))
+    outblas.restore(model)
+    weight = model.layers[0].attention.ask.weight
+    assert weight.untyped_storage().nbytes() == weight.numel() * weight.element_size()
+
+
+def test_a_model_that_is_optimised_in_inference_mode_can_be_trained() -> None:
+    model, x = decoder(), rows(1, 3)
+    with torch.inference_mode():
+        assert outblas.optimize(model).merged
+    assert not any(one.is_inference() for one in model.parameters())
+    model(x).sum().backward()
+    torch.optim.SGD(model.parameters(), 0.1).step()
+    with torch.inference_mode():
+        outblas.restore(model)
+    assert not any(one.is_inference() for one in model.parameters())
+
+
 def test_compiled_code_is_the_modules_own() -> None:
     model, x = decoder(), rows(1, 3)
     wanted = counted(model, x)[0]
