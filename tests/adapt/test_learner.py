@@ -284,6 +284,17 @@ def test_pauses_keep_the_share_and_settling_has_none(alone: Fixture) -> None:
     assert alone.learner.advance() == 0.0
 
 
+def test_a_forked_child_ends_even_if_the_lock_was_held(alone: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its exit handler must not wait for a thread that only the parent has."""
+    pid = os.getpid()
+    monkeypatch.setattr("os.getpid", lambda: pid + 1)
+    exits = threading.Thread(target=alone.learner.stop, daemon=True)
+    with alone.learner._lock:
+        exits.start()
+        exits.join(5)
+        assert not exits.is_alive()
+
+
 def test_a_forked_child_learns_nothing(alone: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "getpid", lambda: -1)
     assert alone.call() is OWN and not alone.learner._seen

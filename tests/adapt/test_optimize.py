@@ -106,6 +106,28 @@ def test_what_reads_an_input_that_changes_meanwhile_stays_where_it_is(kind: type
     torch.testing.assert_close(counted(module, x.clone())[0], wanted, rtol=0.02, atol=0.02)
 
 
+AROUND = (blocks.AroundChild, blocks.GateAroundChild, blocks.SumAroundChild)
+
+
+@pytest.mark.parametrize("child", [blocks.Doubles, blocks.DoublesByFunction])
+@pytest.mark.parametrize("kind", AROUND)
+def test_what_a_child_may_change_is_read_where_it_was(kind: type[nn.Module], child: type[nn.Module]) -> None:
+    module, x = kind(child()).eval().to(HALF), rows(2, 3, dtype=HALF)
+    wanted = counted(module, x.clone())[0]
+    report = outblas.optimize(module)
+    assert not report.merged and not any("*" in one or "+" in one for one in report.fused)
+    torch.testing.assert_close(counted(module, x.clone())[0], wanted, rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize("kind", AROUND)
+def test_a_child_that_only_reads_its_input_is_in_nobodys_way(kind: type[nn.Module]) -> None:
+    module, x = kind(blocks.Halves()).eval().to(HALF), rows(2, 3, dtype=HALF)
+    wanted = counted(module, x)[0]
+    report = outblas.optimize(module)
+    assert report.merged or any("*" in one or "+" in one for one in report.fused)
+    torch.testing.assert_close(counted(module, x)[0], wanted, rtol=0.02, atol=0.02)
+
+
 def test_a_child_that_is_called_twice_takes_no_residual() -> None:
     module = blocks.Conditional().eval().to(HALF)
     assert outblas.optimize(module).fused == ["mlp: gelu_tanh(one) * two"]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +23,12 @@ from outblas.core.errors import TensorError
 from support.models.decoder_blocks import HIDDEN, counted, decoder, rows
 
 HALF = torch.bfloat16
+
+
+def installed(module: Any) -> Any:
+    found = plan_of(module)
+    assert found is not None
+    return found
 
 
 def test_restore_gives_the_same_bits_parameters_and_memory_of_their_own() -> None:
@@ -48,7 +56,7 @@ def test_no_weight_is_held_twice() -> None:
     storages = {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in model.parameters()}
     assert sum(storages.values()) == bytes_before
     layer = model.layers[0]
-    part = layer.attention.__dict__["forward"].__func__.outblas_plan.parts[0]
+    part = installed(layer.attention).parts[0]
     assert part._joined.weight.data_ptr() == layer.attention.ask.weight.data_ptr()
 
 
@@ -79,7 +87,7 @@ def test_assigned_parameters_are_used_and_the_joined_weights_are_let_go() -> Non
     plain.load_state_dict(other)
     with torch.no_grad():
         assert torch.equal(model(x), plain(x))
-    parts = model.layers[0].attention.__dict__["forward"].__func__.outblas_plan.parts
+    parts = installed(model.layers[0].attention).parts
     assert parts[0]._joined.weight is None
 
 
@@ -249,9 +257,8 @@ def test_an_activation_by_a_method_stays_the_same() -> None:
     model, x = OwnActivation().eval().to(HALF), rows(2, dtype=HALF)
     wanted = counted(model, x)[0]
     assert outblas.optimize(model).fused == ["the model: silu(layer)"]
-    plan = plan_of(model)
     with torch.no_grad():
-        assert plan is not None and plan.runs(model)
+        assert installed(model).runs(model)
     torch.testing.assert_close(counted(model, x)[0], wanted, rtol=0.02, atol=0.02)
 
 
@@ -304,6 +311,51 @@ def test_a_pruned_layer_runs_pruned_and_can_be_restored() -> None:
     assert outblas.restore(model) == 6
     with torch.no_grad():
         assert torch.equal(model(x), plain(x))
+
+
+@pytest.mark.parametrize("by_data", [False, True])
+def test_a_layer_that_lost_its_last_rows_in_place_is_no_longer_merged(by_data: bool) -> None:
+    """The rest of a parameter begins at the same address."""
+    model, plain, x = decoder(), decoder(), rows(1, 3)
+    outblas.optimize(model)
+    for attention in (one.layers[0].attention for one in (model, plain)):
+        for layer in (attention.ask, attention.key, attention.worth):
+            if by_data:
+                layer.weight.data = layer.weight.data[: HIDDEN // 2]
+            else:
+                layer.weight = nn.Parameter(layer.weight.detach()[: HIDDEN // 2])
+        attention.out.weight.data = attention.out.weight.data[:, : HIDDEN // 2].clone()
+    with torch.no_grad():
+        assert torch.equal(model.layers[0].attention(x), plain.layers[0].attention(x))
+    outblas.restore(model)
+    weight = model.layers[0].attention.ask.weight
+    assert weight.untyped_storage().nbytes() == weight.numel() * weight.element_size()
+
+
+def test_a_model_that_is_optimised_in_inference_mode_can_be_trained() -> None:
+    model, x = decoder(), rows(1, 3)
+    with torch.inference_mode():
+        assert outblas.optimize(model).merged
+    assert not any(one.is_inference() for one in model.parameters())
+    model(x).sum().backward()
+    torch.optim.SGD(model.parameters(), 0.1).step()
+    with torch.inference_mode():
+        outblas.restore(model)
+    assert not any(one.is_inference() for one in model.parameters())
+
+
+def test_a_copy_does_not_keep_the_model_alive() -> None:
+    model, x = decoder(), rows(1, 3)
+    outblas.optimize(model)
+    alive = [weakref.ref(one) for one in (*model.modules(), *model.parameters())]
+    alive.append(weakref.ref(installed(model.layers[0].attention).parts[0]._joined.weight))
+    kept, wanted = copy.deepcopy(model), counted(model, x)[0]
+    del model
+    gc.collect()
+    assert not any(one() is not None for one in alive)
+    torch.testing.assert_close(counted(kept, x)[0], wanted, rtol=1e-5, atol=1e-5)
+    assert plan_of(kept.layers[0].attention) is None and outblas.restore(kept) == 6
+    assert outblas.optimize(kept).merged
 
 
 def test_compiled_code_is_the_modules_own() -> None:

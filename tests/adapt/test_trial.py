@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -172,6 +173,8 @@ def test_an_action_follows_the_first_import_of_a_module(tmp_path: Path, monkeypa
     seen: list[int] = []
     finder = AfterImport("late_one", lambda: seen.append(sys.modules["late_one"].value))
     monkeypatch.setattr(sys, "meta_path", [finder, *sys.meta_path])
+    for _ in range(2):  # as transformers does, before it imports torch
+        assert importlib.util.find_spec("late_one") is not None and not seen
     import late_one  # type: ignore[import-not-found]
 
     assert seen == [1] and finder not in sys.meta_path

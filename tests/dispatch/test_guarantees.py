@@ -326,6 +326,23 @@ def test_linear_takes_the_guarantees(served: Served) -> None:
     assert torch.equal(gated, torch.nn.functional.silu(y[..., 0::2]) * y[..., 1::2]) and len(served.ran) == 3
 
 
+@pytest.mark.parametrize("more", [{"activation": "silu"}, {"residual": numbers(3, 16, seed=3)}])
+def test_a_product_that_something_follows_is_accurate_too(
+    served: Served, more: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    decided = served.decide
+
+    def watched(*operands: Any) -> Decision:
+        asked.append(operands[4])
+        return decided(*operands)
+
+    monkeypatch.setattr(served, "decide", watched)
+    monkeypatch.setattr("outblas.dispatch.linear.run_fused", lambda *_: None)
+    outblas.linear(numbers(3, 8), numbers(16, 8, seed=1), accurate=True, **more)
+    assert asked == ["accurate"]
+
+
 def test_graphs_hold_operators_with_the_guarantee(served: Served) -> None:
     graphs: list[str] = []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,7 @@ from outblas.core.config import Launch
 from outblas.core.errors import DeviceError, OutblasError, ToolchainMissing
 from outblas.core.problem import Problem
 from outblas.core.rivals import AUTO_REQUEST
+from outblas.dispatch import device_registry, device_workspaces, native_table, product
 from outblas.dispatch.decide import Decision, Operand, decide
 from outblas.dispatch.device_state import DeviceState
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
@@ -20,7 +22,7 @@ from outblas.records.library import Library
 from outblas.records.library_row import LibraryChoice, LibraryRow
 from outblas.runtime import cublaslt
 from outblas.runtime.cublas import WORKSPACE_BYTES
-from outblas.runtime.cublaslt import LtAlgorithms
+from outblas.runtime.cublaslt import LtAlgorithm, LtAlgorithms
 from outblas.runtime.graph_workspace import CaptureWorkspaces
 from outblas.runtime.workspace import StreamWorkspaces
 from support.gpus.known import H200
@@ -193,15 +195,17 @@ def test_a_workspace_is_used_behind_the_counters_of_our_kernels(lt: Lt) -> None:
 
 
 @pytest.fixture
-def device(lt: Lt) -> DeviceState:
+def device(lt: Lt, monkeypatch: pytest.MonkeyPatch) -> DeviceState:
     made = DeviceState(H200, Library("h200", ()), lambda *_: None, LtAlgorithms(lambda: lt, lambda: 77))  # type: ignore[arg-type, return-value]
-    made._workspaces = StreamWorkspaces(lambda nbytes, device: Tensor(1 << 20))
+    addresses = itertools.count(1 << 20, 1 << 20)
+    monkeypatch.setattr(device_workspaces, "scratch", lambda nbytes, device: Tensor(next(addresses)))
+    made.workspaces._lent = StreamWorkspaces(lambda nbytes, device: Tensor(1 << 19))
     return made
 
 
 def call(device: DeviceState, algorithm: str, stream: int = 7) -> bool:
     need = device.workspace_bytes(Decision(None, PROBLEM, "", algorithm))
-    space = device.take_workspace(stream, need, "cuda:0") if need else None
+    space = device.workspaces.take(stream, need, "cuda:0", of_algorithm=True) if need else None
     return device.call_algorithm(PROBLEM, algorithm, Tensor(1), Tensor(2), Tensor(3), stream, space)
 
 
@@ -213,11 +217,14 @@ def test_nothing_is_looked_up_or_loaded_while_a_graph_is_captured(device: Device
     assert device.status()["algorithms_found"] == 1
 
 
-def test_a_workspace_per_stream(device: DeviceState, lt: Lt) -> None:
-    assert device.algorithm_ready(PROBLEM, SECOND) and device.workspace_of(7) == (None, 0)
+def test_a_workspace_per_call(device: DeviceState, lt: Lt) -> None:
+    """It launches several kernels; between them another thread may launch on the same stream."""
+    assert device.algorithm_ready(PROBLEM, SECOND)
     assert call(device, SECOND) and call(device, SECOND) and call(device, SECOND, 9)
-    kept, capture = device.workspace_of(7)
-    assert kept is not None and capture == 0 and kept is not device.workspace_of(9)[0]
+    lent = device.workspaces.to_lend(7, 1, "cuda:0")  # type: ignore[arg-type]
+    assert lent[1] == 0 and lent == device.workspaces.to_lend(7, 1, "cuda:0")  # type: ignore[arg-type]
+    used = [address for *_, address in lt.calls] + [lent[0].data_ptr() + COUNTERS_BYTES]  # type: ignore[union-attr]
+    assert len(set(used)) == 4
     decision = Decision(None, PROBLEM, "", SECOND)
     assert device.workspace_bytes(decision) == COUNTERS_BYTES + WORKSPACE_BYTES
     assert device.workspace_bytes(Decision(None, PROBLEM, "", FIRST)) == 0
@@ -260,22 +267,44 @@ def test_a_decision_is_run_on_the_current_stream(
     assert lt.calls[-1][:5] == (algorithm, a.data_ptr(), b.data_ptr(), made.data_ptr(), 7)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     asked: list[tuple[int, Any]] = []
-    device._captured = CaptureWorkspaces(lambda *need: asked.append(need) or 3 << 20)  # type: ignore[func-returns-value]
+    device.workspaces._captured = CaptureWorkspaces(lambda *need: asked.append(need) or 3 << 20)  # type: ignore[func-returns-value]
     for capture, times in ((5, 2), (6, 1)):
-        monkeypatch.setattr("outblas.dispatch.device_state.capture_id", lambda stream, capture=capture: capture)
+        monkeypatch.setattr("outblas.dispatch.device_workspaces.capture_id", lambda stream, capture=capture: capture)
         for _ in range(times):
             assert device.run(decision, a, b, out) is not None
             assert lt.calls[-1][5] == ((3 << 20) + COUNTERS_BYTES if algorithm == SECOND else 0)
     assert len(asked) == (2 if algorithm == SECOND else 0), "one for each capture"
-    device._captured = CaptureWorkspaces(lambda *need: 0)
+    device.workspaces._captured = CaptureWorkspaces(lambda *need: 0)
     before = len(lt.calls)
     for none in (7, None):  # a capture with no workspace to be had; one that has failed
-        monkeypatch.setattr("outblas.dispatch.device_state.capture_id", lambda stream, none=none: none)
+        monkeypatch.setattr("outblas.dispatch.device_workspaces.capture_id", lambda stream, none=none: none)
         assert (device.run(decision, a, b, out) is None) == (algorithm == SECOND), "it is torch's"
     assert len(lt.calls) == before + (0 if algorithm == SECOND else 2)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     assert device.run(decision, a, b, out) is not None
-    assert lt.calls[-1][5] == ((1 << 20) + COUNTERS_BYTES if algorithm == SECOND else 0), "the stream's own again"
+    assert lt.calls[-1][5] == ((2 << 20) + COUNTERS_BYTES if algorithm == SECOND else 0), "of no graph again"
+
+
+@pytest.mark.parametrize("place", ["call", "lent"])
+def test_without_memory_for_a_workspace_the_program_goes_on(
+    torch: Any, device: DeviceState, lt: Lt, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(nbytes: int, where: Any) -> Any:
+        raise torch.cuda.OutOfMemoryError("no memory")
+
+    a, b = torch.zeros(64, 256).half(), torch.zeros(128, 256).half().t()
+    decision, table = Decision(None, PROBLEM, "", SECOND), SimpleNamespace(learn=lambda *_: True)
+    monkeypatch.setattr(device_registry, "devices", {None: device})
+    monkeypatch.setattr(native_table, "table", table)
+    if place == "call":
+        monkeypatch.setattr(device_workspaces, "scratch", full)
+        assert device.run(decision, a, b, None) is None and not lt.calls
+        assert not device.is_left_to_torch(decision), "there may be memory later"
+    else:
+        device.workspaces._lent = StreamWorkspaces(full)
+        monkeypatch.setattr(LtAlgorithm, "prepared", lambda *_: None)
+        product.remember(device, decision, (a, b, None, 0), device.run(decision, a, b, None))
+        assert len(lt.calls) == 1, "and C asks Python for its next calls, too"
 
 
 def test_why_not_looks_it_up(torch: Any, device: DeviceState, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
-from outblas.core.errors import ToolchainMissing
+from outblas.core.errors import ToolchainMissing, UsageError
 from outblas.core.problem import Problem
 from outblas.dispatch import device_registry, device_state, native, native_build, native_table, product
 from outblas.dispatch import matmul as dispatch
 from outblas.dispatch.decide import Decision
+from outblas.dispatch.enable import Switch
+from outblas.dispatch.promises import full_option
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.kernels.families.sm90_wgmma_launch import tensor_boxes
 from outblas.kernels.geometry import geometry, grid
@@ -173,6 +175,25 @@ def test_another_library_empties_the_table(
     )
     product.remember(device, FOUND, (a, b, out, False), out)
     assert table.counts()["remembered"] == 0
+
+
+@pytest.mark.parametrize("guarantee", ["accurate", "batch_invariant"])
+def test_what_was_torchs_under_a_guarantee_of_the_process_is_asked_anew_without_it(
+    table: Any, device: Any, monkeypatch: pytest.MonkeyPatch, guarantee: Any
+) -> None:
+    """A call's own guarantee needs torch with fp32 sums, or a refusal: the table gives neither."""
+    switch = Switch("CPU", lambda guarantee: "")
+    monkeypatch.setattr(native, "why_not", lambda: "the kernels of Python do")
+    monkeypatch.setattr(device_registry, "DEVICE_TYPE", "cpu")
+    a, b = torch.zeros(3, 4), torch.zeros(4, 2)
+    assert switch.enable(guarantee)
+    option = full_option(0)
+    assert torch.equal(dispatch.matmul(a, b), a @ b) and torch.equal(table.matmul(a, b, None, option), a @ b)
+    switch.disable()
+    assert table.matmul(a, b, None, option) is None
+    if guarantee == "batch_invariant":
+        with pytest.raises(UsageError, match="batch_invariant for torch.float32"):
+            dispatch.matmul(a, b, batch_invariant=True)
 
 
 def test_status_says_what_serves(table: Any, device: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import ctypes
 import gc
 import sys
+import threading
 from typing import Any
 
 import pytest
 
 from outblas.core.problem import Problem
-from outblas.dispatch import device_registry, matmul, native_table, product
+from outblas.dispatch import device_registry, device_workspaces, matmul, native_table, product
 from outblas.dispatch.decide import Decision
 from outblas.dispatch.device_state import DeviceState
 from outblas.kernels.geometry_terms import COUNTERS_BYTES
@@ -249,6 +250,24 @@ def test_threads_use_the_workspaces_of_their_streams(table: Any, cuda: FakeCuda)
         assert made.stream == m == made.extents[0] and made.workspace // ADDRESS == m
 
 
+@pytest.mark.parametrize("other", ["kernel", "cublaslt"])
+def test_threads_on_one_stream_do_not_write_over_a_workspace_in_use(table: Any, cuda: FakeCuda, other: str) -> None:
+    """cublasLtMatmul launches two kernels. What another thread launches between them must not use their workspace."""
+    calls = [operands(), operands(m=2 * M)]
+    learn_one(table, cuda, "cublaslt", calls[0])
+    learn_one(table, cuda, other, calls[1])
+    table.lend(calls[0][0], 7, ADDRESS, NEED, object())
+    cuda.set("fake_wait_ms", 100)
+    threads = [threading.Thread(target=table.matmul, args=(*call, False)) for call in calls]
+    threads[0].start()
+    while threads[0].is_alive() and not cuda.library.fake_inside():
+        pass
+    threads[1].start()
+    for thread in threads:
+        thread.join()
+    assert count(cuda) == 2 and cuda.library.fake_met() == 0
+
+
 # -- in the dispatch ---------------------------------------------------------------------------------------
 
 
@@ -271,7 +290,8 @@ def test_what_the_dispatch_ran_once_is_answered_by_the_table(
     lt = LtAlgorithms(lambda: None, lambda: 77)
     lt._found[problem, name] = LtAlgorithm(problem, fake_plan(cuda, problem), Algo(), needs, 77)
     state = DeviceState(H200, Library("h200", ()), lambda *_: None, lt)  # type: ignore[arg-type, return-value]
-    state._workspaces = StreamWorkspaces(Buffer)
+    state.workspaces._lent = StreamWorkspaces(Buffer)
+    monkeypatch.setattr(device_workspaces, "scratch", Buffer)
     monkeypatch.setattr(device_registry, "devices", {None: state})
     monkeypatch.setattr(native_table, "table", table)
     monkeypatch.setattr(native_table, "table_matmul", table.matmul)

@@ -90,7 +90,7 @@ def captured(call: Any, **options: Any) -> tuple[Any, Any]:
 
 def workspaces(state: DeviceState) -> set[int]:
     """Addresses of the last captures' workspaces."""
-    return {found.address for found in state._captured._of.values()}
+    return {found.address for found in state.workspaces._captured._of.values()}
 
 
 def test_matmul_has_a_workspace_per_stream_and_another_in_a_graph(library: DeviceState) -> None:

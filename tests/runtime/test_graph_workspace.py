@@ -129,7 +129,9 @@ def kernel() -> Kernel:
 @pytest.fixture
 def state(kernel: Kernel) -> DeviceState:
     made = DeviceState(H200, Library("h200", ()), lambda *_: (kernel, 0.0))
-    made._workspaces, made._captured = StreamWorkspaces(Buffer), CaptureWorkspaces(Allocations())
+    spaces = made.workspaces
+    spaces._of_kernels, spaces._lent = StreamWorkspaces(Buffer), StreamWorkspaces(Buffer)
+    spaces._captured = CaptureWorkspaces(Allocations())
     return made
 
 
@@ -137,7 +139,7 @@ def run(state: DeviceState, config: KernelConfig, stream: int, capturing: bool) 
     """Compute one product; return whether OutBLAS computed it."""
     assert state.kernel_ready(PROBLEM, config)
     need = workspace_bytes(PROBLEM, config)
-    space = state.take_workspace(stream, need, "cuda:0", lambda: capturing) if need else None
+    space = state.workspaces.take(stream, need, "cuda:0", lambda: capturing) if need else None
     if need and space is None:
         return False
     state.launch(PROBLEM, config, TENSOR, TENSOR, TENSOR, stream, space)
@@ -148,20 +150,21 @@ def test_a_kernel_is_captured_with_the_captures_workspace(
     state: DeviceState, kernel: Kernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     captures: dict[int, int | None] = {}
-    monkeypatch.setattr("outblas.dispatch.device_state.capture_id", lambda stream: captures[stream])
+    monkeypatch.setattr("outblas.dispatch.device_workspaces.capture_id", lambda stream: captures[stream])
     assert run(state, SPLIT, 7, False) and run(state, SPLIT, 7, False)
     assert state.status()["calls_bound"] == 1 and isinstance(kernel.bound[0], Buffer)
     captures |= {7: 1, 9: 1}
     assert all(run(state, SPLIT, stream, True) for stream in (7, 7, 9))
     assert [(space.address, stream) for space, stream in kernel.called[2:]] == [(1000, 7), (1000, 7), (2000, 9)]
-    assert state.workspace_of(7, lambda: True)[0].address == 1000 and state.workspace_of(9, lambda: True)[1] == 1
+    lent: Any = [state.workspaces.to_lend(stream, 1, "cuda:0", lambda: True) for stream in (7, 9)]
+    assert lent[0][0].address == 1000 and lent[1][1] == 1
     captures[7] = 2
     assert run(state, SPLIT, 7, True) and kernel.called[-1][0].address == 3000
     assert state.status()["calls_bound"] == 1, "a graph has its calls itself"
     captures[7] = None
-    assert not run(state, SPLIT, 7, True) and state.workspace_of(7, lambda: True) == (None, 0)
+    assert not run(state, SPLIT, 7, True) and state.workspaces.to_lend(7, 1, "cuda:0", lambda: True) == (None, 0)
     assert run(state, SPLIT, 7, False) and kernel.called[-1] == (kernel.bound[0], 7)
-    assert state.workspace_of(7) == (kernel.bound[0], 0)
+    assert state.workspaces.to_lend(7, 1, "cuda:0")[0] is not kernel.bound[0], "calls from C have another"
 
 
 def test_a_kernel_without_a_workspace_asks_for_none(state: DeviceState, kernel: Kernel) -> None:

@@ -31,6 +31,7 @@ class Device(Served):
         super().__init__()
         self.function, self.needs, self.product = POINTERS, 0, None
         self.lent: Any = torch.zeros(4096, dtype=torch.uint8)
+        self.workspaces: Any = self
         self.capture = 0
         self.decided: list[Any] = []
 
@@ -46,7 +47,7 @@ class Device(Served):
     def workspace_bytes(self, decision: Any) -> int:
         return self.needs
 
-    def workspace_of(self, stream: int, capturing: Any) -> tuple[Any, int]:
+    def to_lend(self, stream: int, nbytes: int, device: Any, capturing: Any) -> tuple[Any, int]:
         return self.lent, self.capture
 
 

@@ -4,6 +4,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+#include <time.h>
 
 typedef struct {
     uint32_t grid[3], block[3], shared_bytes;
@@ -37,6 +38,20 @@ int fake_status, fake_encode_status, fake_blas_status, fake_capture, fake_captur
 uint64_t fake_capture_id = 1;
 uint64_t fake_context = 77;
 
+// Counts calls with a workspace that come while another call is in cublasLtMatmul. It waits for them up to fake_wait_ms.
+static _Atomic int inside, met;
+int fake_wait_ms;
+
+static void meet(void) {
+    const int others = inside++;
+    met += others > 0;
+    for (int i = 0; i < fake_wait_ms && !met; i++) nanosleep(&(struct timespec){0, 1000000}, NULL);
+    inside--;
+}
+
+int fake_met(void) { return met; }
+int fake_inside(void) { return inside; }
+
 int cuLaunchKernelEx(const Config *config, void *function, void **params, void **extra) {
     if (fake_status) return fake_status;
     Launch *made = &launches[launched++ % KEPT];
@@ -56,7 +71,10 @@ int cuLaunchKernelEx(const Config *config, void *function, void **params, void *
         for (int i = 0; i < 3; i++) made->addresses[i] = *(uint64_t *)params[i];
     }
     for (int i = 0; i < 3; i++) made->extents[i] = *(int32_t *)params[next++];
-    if (made->function >= WITH_WORKSPACE) made->workspace = *(uint64_t *)params[next++];
+    if (made->function >= WITH_WORKSPACE) {
+        made->workspace = *(uint64_t *)params[next++];
+        met += inside > 0;
+    }
     return extra ? 1 : 0;
 }
 
@@ -83,6 +101,7 @@ int cublasLtMatmul(void *handle, void *descriptor, const float *alpha, const voi
                    void *b_layout, const float *beta, const void *c, void *c_layout, void *d, void *d_layout,
                    const void *algo, void *workspace, size_t bytes, void *stream) {
     if (fake_blas_status) return fake_blas_status;
+    if (workspace) meet();
     Product *made = &products[multiplied++ % PRODUCTS];
     const void *pointers[13] = {handle, descriptor, a, a_layout, b, b_layout, c, c_layout, d, d_layout, workspace, stream};
     memcpy(made->pointers, pointers, sizeof pointers);
@@ -115,7 +134,7 @@ int fake_asked(void) { return asked; }
 const Product *fake_product(int index) { return &products[index % PRODUCTS]; }
 const Launch *fake_launch(int index) { return &launches[index % KEPT]; }
 void fake_reset(void) {
-    launched = encoded = multiplied = asked = 0;
+    launched = encoded = multiplied = asked = inside = met = fake_wait_ms = 0;
     fake_capture_id = 1;
     fake_query_status = fake_busy = 0;
     fake_status = fake_encode_status = fake_blas_status = fake_capture = fake_capture_status = 0;

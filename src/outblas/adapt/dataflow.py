@@ -12,7 +12,7 @@ import inspect
 import linecache
 import textwrap
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,8 @@ from outblas.core.errors import UsageError
 Key = tuple[Any, ...]
 #: First and last line and column of an expression, as in the parsed source.
 Place = tuple[int, int, int, int]
+#: Attributes and methods of a tensor that give no tensor.
+_NO_TENSORS = ("shape", "size", "stride", "dim", "ndim", "numel", "dtype", "device")
 _BLOCKS = (ast.If, ast.For, ast.While, ast.With, ast.Try)
 
 
@@ -107,6 +109,50 @@ class Dataflow:
 
     def has_keywords(self, step: Step) -> bool:
         return bool(self.keys[step.value][4])
+
+    def is_global(self, value: int) -> bool:
+        """Return True for a name of the function's module or of Python, and for an attribute of one."""
+        key = self.keys[value]
+        return key[0] == "global" or (key[0] == "attribute" and self.is_global(key[1]))
+
+    def global_object(self, value: int) -> Any:
+        """Return the object of a dotted name of the function's module; None if the value is something else."""
+        key = self.keys[value]
+        if key[0] == "global":
+            return self.globals.get(key[1])
+        return getattr(self.global_object(key[1]), key[2], None) if key[0] == "attribute" else None
+
+    def given(self, call: Step) -> tuple[int, ...]:
+        """Return the values that a call gets, positional ones first."""
+        _, _, _, arguments, keywords = self.keys[call.value]
+        return *arguments, *(value for _, value in keywords)
+
+    def may_share(self, value: int, other: int, new: Collection[int] = ()) -> bool:
+        """Return False if a value surely holds no memory of another one.
+
+        Args:
+            value: the value.
+            other: the other one.
+            new: results of calls that surely have memory of their own.
+        """
+        if value == other:
+            return True
+        kind, *parts = self.keys[value]
+        if kind in ("argument", "unknown"):
+            return True
+        if kind == "attribute":
+            return parts[1] not in _NO_TENSORS and self.may_share(parts[0], other, new)
+        if kind in ("item", "part", "starred"):
+            return self.may_share(parts[0], other, new)
+        if kind == "tuple":
+            return any(self.may_share(part, other, new) for part in parts)
+        if kind != "call" or value in new:
+            return False
+        _, function, arguments, keywords = parts
+        if self.keys[function][0] == "attribute" and self.keys[function][2] in _NO_TENSORS:
+            return False
+        sources = [function, *arguments, *(given for _, given in keywords)]
+        return any(self.may_share(source, other, new) for source in sources)
 
     def mentions(self, name: str) -> int:
         """Return the number of places that name an attribute of the module."""

@@ -26,29 +26,31 @@ class JoinedWeights:
     def __init__(self, linears: Sequence[Any], by_turns: bool = False) -> None:
         self.linears, self._by_turns = tuple(linears), by_turns
         self.sizes = [one.out_features for one in linears]
-        with torch.no_grad():
+        with torch.inference_mode(False), torch.no_grad():  # a parameter of inference mode could never be trained
             self.weight = self._join([one.weight for one in linears])
             self.bias = None if linears[0].bias is None else self._join([one.bias for one in linears])
-        self._pointers = self._addresses()
+        self._views = [_view(one, name) for one in linears for name in ("weight", "bias")]
 
     def intact(self) -> bool:
-        """Return True if every parameter is still a view of the joined tensors; if not, let go of them.
+        """Return True if every parameter is still the one that is a view of the joined tensors; if not, let go of them.
 
-        Moving a model to another device or dtype gives its parameters new memory.
+        Moving a model to another device or dtype gives its parameters new memory. Pruning may keep the address.
         """
         if self.weight is None:
             return False
-        if self._addresses() == self._pointers:
-            return True
-        self.weight = self.bias = None
-        return False
+        for linear, name, parameter, address_of, address, count_of, count in self._views:
+            if linear._parameters.get(name) is not parameter or address_of() != address or count_of() != count:
+                self.weight = self.bias = None
+                return False
+        return True
 
     def separate(self) -> None:
         """Give each parameter that is still a view memory of its own again, and let go of the joined tensors."""
-        with torch.no_grad():
-            for parameter, pointer in zip(self._parameters(), self._pointers, strict=True):
-                if pointer and _address(parameter) == pointer:
-                    parameter.data = parameter.data.clone(memory_format=torch.contiguous_format)
+        with torch.inference_mode(False), torch.no_grad():
+            for linear, name, _, _, address, *_ in self._views:
+                present = linear._parameters.get(name)
+                if address and type(present) is torch.nn.Parameter and present.data_ptr() == address:
+                    present.data = present.data.clone(memory_format=torch.contiguous_format)
         self.weight = self.bias = None
 
     def _join(self, parameters: Sequence[Any]) -> Any:
@@ -62,13 +64,13 @@ class JoinedWeights:
             parameter.data = view
         return joined
 
-    def _parameters(self) -> list[Any]:
-        return [one._parameters.get(name) for one in self.linears for name in ("weight", "bias")]
 
-    def _addresses(self) -> list[int]:
-        return [_address(one) for one in self._parameters()]
+def _view(linear: Any, name: str) -> tuple[Any, ...]:
+    """Return (layer, name, parameter, two functions of its place with their present answers: address and elements).
 
-
-def _address(parameter: Any) -> int:
-    """Return the address of an ordinary parameter; 0 for any other, such as a quantised one."""
-    return parameter.data_ptr() if type(parameter) is torch.nn.Parameter else 0
+    Without a parameter both answers are 0. Functions are kept bound, because each forward of a module calls them.
+    """
+    parameter = linear._parameters.get(name)
+    if parameter is None:
+        return linear, name, None, int, 0, int, 0
+    return linear, name, parameter, parameter.data_ptr, parameter.data_ptr(), parameter.numel, parameter.numel()

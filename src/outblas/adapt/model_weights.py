@@ -22,7 +22,7 @@ def model_weights(model: Any) -> list[LayerWeight]:
     covered: set[int] = set()
     for name, module in model.named_modules():
         plan = plan_of(module)
-        if plan is None or plan.module is not module:
+        if plan is None:
             continue
         for part in plan.parts:
             if part.intact(module):

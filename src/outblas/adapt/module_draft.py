@@ -20,20 +20,27 @@ from outblas.adapt.parts import (
 from outblas.adapt.rewritten_forward import PARTS, RESIDUAL, Changes, redecorated, rewritten
 from outblas.adapt.structures import Activated, Gate, Merge, Sum, place, product_steps
 
-#: Attribute of an installed ``forward`` that holds its :class:`ModulePlan`.
-PLAN = "outblas_plan"
+#: Attribute of a module that holds its :class:`ModulePlan`, and the mark of an installed ``forward``.
+PLAN, INSTALLED = "outblas_plan", "outblas_installed"
 
 
 class ModulePlan:
-    """The parts that are installed in a module.
+    """The parts that are installed in a module, which alone holds them: copies of it get None, also by pickle.
 
     Args:
         module: the module.
         parts: the objects that its rewritten code calls.
+        rewritten: that code, a function of the module and the arguments.
     """
 
-    def __init__(self, module: Any, parts: Sequence[Any]) -> None:
-        self.module, self.parts = module, tuple(parts)
+    def __init__(self, module: Any, parts: Sequence[Any], rewritten: Callable[..., Any]) -> None:
+        self.module, self.parts, self.rewritten = module, tuple(parts), rewritten
+
+    def __deepcopy__(self, memo: Any) -> None:
+        return None
+
+    def __reduce__(self) -> Any:
+        return type(None), ()
 
     def runs(self, module: Any) -> bool:
         """Return True if the rewritten code may run now; False for copies of the module, and for training."""
@@ -120,11 +127,12 @@ class ModuleDraft:
 
     def install(self) -> None:
         """Make the parts, which joins weights, and set ``forward`` of the module."""
-        plan = ModulePlan(self.module, [make() for make in self._makers])
-        copy = rewritten(self._inner, self.flow.source, self._changes, plan.parts)
+        parts = [make() for make in self._makers]
+        copy = rewritten(self._inner, self.flow.source, self._changes, parts)
         ours = redecorated(self._outer, copy, self._changes.takes_residual)
-        forward = _forward(plan, ours, self._outer, self._changes.takes_residual)
-        setattr(forward, PLAN, plan)
+        forward = _forward(self._outer, self._changes.takes_residual)
+        setattr(forward, INSTALLED, True)
+        setattr(self.module, PLAN, ModulePlan(self.module, parts, ours))
         self.module.forward = types.MethodType(forward, self.module)
 
     def _take(self, name: str) -> Step:
@@ -137,25 +145,38 @@ class ModuleDraft:
 
 
 def plan_of(module: Any) -> ModulePlan | None:
-    """Return what is installed in a module, or in the module of which it is a copy; None if nothing is."""
-    forward = module.__dict__.get("forward")
-    found = getattr(getattr(forward, "__func__", None), PLAN, None)
-    return found if isinstance(found, ModulePlan) else None
+    """Return what is installed in a module; None if nothing is, or if it is a copy of an optimised module."""
+    found = module.__dict__.get(PLAN)
+    return found if isinstance(found, ModulePlan) and found.module is module else None
 
 
-def _forward(plan: ModulePlan, ours: Any, original: Any, takes_residual: bool) -> Callable[..., Any]:
-    """Return a ``forward`` that chooses between the rewritten code and the module's own."""
+def uninstall(module: Any) -> bool:
+    """Give a module, or a copy of one, the ``forward`` of its class again; return False if it has that."""
+    if not hasattr(getattr(module.__dict__.get("forward"), "__func__", None), INSTALLED):
+        return False
+    plan = plan_of(module)
+    if plan is not None:  # else a copy, whose parameters have memory of their own
+        plan.release()
+    del module.forward
+    module.__dict__.pop(PLAN, None)
+    return True
+
+
+def _forward(original: Any, takes_residual: bool) -> Callable[..., Any]:
+    """Return a ``forward`` that chooses between the module's rewritten code and its own."""
 
     @functools.wraps(original)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if plan.runs(self):
-            return ours(self, *args, **kwargs)
+        plan = self.__dict__.get(PLAN)
+        if plan is not None and plan.runs(self):
+            return plan.rewritten(self, *args, **kwargs)
         return original(self, *args, **kwargs)
 
     @functools.wraps(original)
     def forward_with_residual(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if plan.runs(self):
-            return ours(self, *args, **kwargs)
+        plan = self.__dict__.get(PLAN)
+        if plan is not None and plan.runs(self):
+            return plan.rewritten(self, *args, **kwargs)
         residual = kwargs.pop(RESIDUAL, None)
         result = original(self, *args, **kwargs)
         if residual is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from outblas.adapt.module_draft import ModuleDraft, plan_of
+from outblas.adapt.module_draft import ModuleDraft, uninstall
 from outblas.adapt.optimize_report import OptimizeReport
 from outblas.adapt.plain_linears import why_not_plain
 from outblas.adapt.structures import find_activated, find_gates, find_last, find_merges, find_sums
@@ -74,15 +74,7 @@ def restore(model: torch.nn.Module) -> int:
     Returns:
         The number of modules that were changed back; 0 if the model was not optimised.
     """
-    restored = 0
-    for module in model.modules():
-        plan = plan_of(module)
-        if plan is None:
-            continue
-        if plan.module is module:  # else a copy, whose parameters have memory of their own
-            plan.release()
-        del module.forward
-        restored += 1
+    restored = sum(uninstall(module) for module in model.modules())
     return restored
 
 

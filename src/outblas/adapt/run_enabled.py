@@ -10,7 +10,6 @@ the program starts are not switched on, but forked ones keep the switch.
 from __future__ import annotations
 
 import atexit
-import importlib.util
 import json
 import os
 import sys
@@ -39,11 +38,15 @@ class AfterImport(MetaPathFinder):
         self._module, self._action = module, action
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """Return the module's spec with a loader that calls the action; None for every other module."""
+        """Return the module's spec with a loader that calls the action; None for every other module.
+
+        A program may ask for the spec, and import the module later or never.
+        """
         if name != self._module:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
+        others = (finder for finder in list(sys.meta_path) if finder is not self)
+        specs = (finder.find_spec(name, path, target) for finder in others if hasattr(finder, "find_spec"))
+        spec = next((one for one in specs if one is not None), None)
         loader: Any = None if spec is None else spec.loader
         if loader is None:
             return spec
@@ -51,7 +54,9 @@ class AfterImport(MetaPathFinder):
 
         def execute_and_act(module: Any) -> None:
             execute(module)
-            self._action()
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
+                self._action()
 
         loader.exec_module = execute_and_act
         return spec

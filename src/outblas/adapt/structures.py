@@ -12,6 +12,7 @@ from typing import Any
 
 from outblas.adapt.activations import activation_of
 from outblas.adapt.dataflow import Dataflow, Step, place_of
+from outblas.adapt.input_keepers import keeps_its_inputs
 from outblas.adapt.plain_linears import is_inactive_dropout, why_not_joined, why_not_plain
 from outblas.dispatch.linear_operands import ActivationName
 
@@ -139,7 +140,7 @@ def _gate(
     if activation is None or why_not_joined(layers) or layers[0].out_features != layers[1].out_features:
         return None
     dropped = (products[gate], act, products[up])
-    if _what_may_change_inputs(module, flow, dropped, product):
+    if _what_may_change(module, flow, dropped, product, flow.arguments(products[gate])[0]):
         return None
     return Gate((gate, up), activation, argument, act, product, dropped)
 
@@ -194,7 +195,7 @@ def _why_apart(module: Any, flow: Dataflow, value: int, steps: dict[str, Step]) 
         return "the input has no name in the source"
     if any(step.nested for step in steps.values()):
         return "they stand in a branch or loop"
-    changing = _what_may_change_inputs(module, flow, steps.values(), last)
+    changing = _what_may_change(module, flow, steps.values(), last, value)
     if changing:
         return f"{changing} may change the input between them"
     if not all(_splits_heads(flow, step.value) for step in steps.values()):
@@ -202,31 +203,37 @@ def _why_apart(module: Any, flow: Dataflow, value: int, steps: dict[str, Step]) 
     return ""
 
 
-def _what_may_change_inputs(module: Any, flow: Dataflow, moved: Collection[Step], last: Step) -> str:
-    """Return the first function between moved calls and ``last`` that may change a tensor in place; empty if none may.
+def _what_may_change(module: Any, flow: Dataflow, moved: Collection[Step], last: Step, value: int) -> str:
+    """Return the first function between moved calls and ``last`` that may change a value in place; empty if none may.
 
     Args:
         module: owner of the called children.
         flow: the values of its ``forward``.
         moved: calls that change their place; they themselves do not count.
         last: the last step that may not see a change.
+        value: the value that must stay.
     """
+    new = [step.value for step in moved]
     places = [flow.steps.index(step) for step in moved]
     for step in flow.steps[min(places) : flow.steps.index(last)]:
-        if step not in moved and flow.keys[step.value][0] == "call" and not _keeps_its_input(module, flow, step):
+        if step not in moved and flow.keys[step.value][0] == "call" and not _keeps(module, flow, step, value, new):
             return ast.unparse(step.node.func)
     return ""
 
 
-def _keeps_its_input(module: Any, flow: Dataflow, call: Step) -> bool:
-    """The call is of a child in which nothing is marked as in place, or of a computed value's method.
+def _keeps(module: Any, flow: Dataflow, call: Step, value: int, new: Collection[int]) -> bool:
+    """The call is of a child or of a computed value's method, and the value is not given to code that may change it.
 
     Methods that end in ``_`` were refused before.
     """
-    name = flow.called(call)
+    name, shared = flow.called(call), any(flow.may_share(one, value, new) for one in flow.given(call))
     if name is not None:
         child = module._modules.get(name)
-        return child is not None and not any(getattr(one, "inplace", False) for one in child.modules())
+        if child is None or any(getattr(one, "inplace", False) for one in child.modules()):
+            return False
+        return not shared or keeps_its_inputs(child)
+    if shared:
+        return False
     key = flow.keys[flow.keys[call.value][2]]
     while key[0] == "attribute":
         key = flow.keys[key[1]]
@@ -297,7 +304,7 @@ def find_sums(module: Any, flow: Dataflow) -> Iterator[Sum]:
             child = flow.called(call)
             if child is None or call.nested or flow.mentions(child) != 1:
                 continue
-            if not _what_may_change_inputs(module, flow, [call], addition):
+            if not _what_may_change(module, flow, [call], addition, residual):
                 yield Sum(child, takes_first, name.id, call, addition, kept, dropouts)
                 break
 
@@ -346,20 +353,12 @@ def _activation(module: Any, flow: Dataflow, call: Step) -> ActivationName | Non
         if not callable(function) or hooked or any(True for _ in getattr(function, "parameters", tuple)()):
             return None
         return None if flow.has_keywords(call) else activation_of(function)
-    function = _global(flow, flow.keys[call.value][2])
+    function = flow.global_object(flow.keys[call.value][2])
     if not callable(function):
         return None
     keywords = {word.arg: getattr(word.value, "value", None) for word in call.node.keywords}
     constant = all(isinstance(word.value, ast.Constant) and word.arg for word in call.node.keywords)
     return activation_of(lambda x: function(x, **keywords)) if constant else None
-
-
-def _global(flow: Dataflow, value: int) -> Any:
-    """Return the object of a dotted global name; None if the value is something else."""
-    key = flow.keys[value]
-    if key[0] == "global":
-        return flow.globals.get(key[1])
-    return getattr(_global(flow, key[1]), key[2], None) if key[0] == "attribute" else None
 
 
 def place(step: Step) -> tuple[int, int, int, int]:

@@ -16,6 +16,7 @@ from outblas.core.errors import CompileError, DeviceError, ToolchainMissing
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
 from outblas.dispatch.decide import CallTerms, ChooseOrRow, Decision, Operand, decide
+from outblas.dispatch.device_workspaces import DeviceWorkspaces
 from outblas.dispatch.guarantees.guarantee import Guarantee
 from outblas.dispatch.process_workload import process_workload
 from outblas.dispatch.recent_entries import keep, touch
@@ -23,9 +24,7 @@ from outblas.kernels.geometry import workspace_bytes
 from outblas.kernels.source import KernelKind, kernel_kind
 from outblas.records.library import Library
 from outblas.runtime.cublaslt import LtAlgorithms
-from outblas.runtime.driver import capture_id
-from outblas.runtime.graph_workspace import CapturedWorkspace, CaptureWorkspaces
-from outblas.runtime.workspace import StreamWorkspaces
+from outblas.runtime.graph_workspace import CapturedWorkspace
 
 if TYPE_CHECKING:
     import torch
@@ -69,7 +68,7 @@ class DeviceState:
         self._decisions: OrderedDict[_Asked, Decision] = OrderedDict()
         self._calls: OrderedDict[Any, Any] = OrderedDict()
         self._compile_seconds = 0.0
-        self._workspaces, self._captured = StreamWorkspaces(), CaptureWorkspaces()
+        self.workspaces = DeviceWorkspaces()
         # Held over Python code, amid which a signal's handler of this thread may multiply, too.
         self._lock = threading.RLock()
         self._threads = threading.local()
@@ -124,7 +123,7 @@ class DeviceState:
             if not ready:
                 return None
             stream, need = torch._C._cuda_getCurrentRawStream(index), self.workspace_bytes(decision)
-            space = self.take_workspace(stream, need, a.device, capturing) if need else None
+            space = self.workspaces.take(stream, need, a.device, capturing, config is None) if need else None
             if need and space is None:
                 return None
             c = out if out is not None else torch.empty((problem.m, problem.n), dtype=a.dtype, device=a.device)
@@ -169,19 +168,6 @@ class DeviceState:
         if (known is None or not known.ran) and capturing():
             return False
         return self.lt.find(problem, algorithm) is not None
-
-    def take_workspace(
-        self, stream: int, nbytes: int, device: torch.device, capturing: Callable[[], bool] = lambda: False
-    ) -> torch.Tensor | CapturedWorkspace | None:
-        """Return the workspace for calls on a raw stream, which is the current stream of torch.
-
-        While the stream captures, it is the capture's workspace. Return None if the capture can have none.
-        """
-        capture = capture_id(stream) if capturing() else 0
-        with self._lock:
-            if capture == 0:
-                return self._workspaces.take(stream, nbytes, device)
-            return None if capture is None else self._captured.take(stream, capture, nbytes, device)
 
     def call_algorithm(
         self,
@@ -263,17 +249,6 @@ class DeviceState:
             return workspace_bytes(decision.problem, decision.config)
         known = self.lt.get(decision.problem, decision.algorithm)
         return 0 if known is None else known.workspace_bytes
-
-    def workspace_of(self, stream: int, capturing: Callable[[], bool] = lambda: False) -> tuple[Any, int]:
-        """Return the present workspace of a raw stream and the id of its capture.
-
-        Returns:
-            (workspace, or None if no call has needed one yet; id of the capture in progress, or 0).
-        """
-        capture = capture_id(stream) if capturing() else 0
-        if capture == 0:
-            return self._workspaces.get(stream), 0
-        return (None, 0) if capture is None else (self._captured.get(stream, capture), capture)
 
     def is_left_to_torch(self, decision: Decision) -> bool:
         """Return True if torch computes such products permanently: by the library, or because of an earlier failure."""

@@ -134,6 +134,7 @@ class Switch:
             return
         set_process_guarantee(guarantee)
         native_table.follow_guarantee()
+        native_table.clear_table()  # its products of torch had the process's guarantee; a call's own needs more
         if was == GUARANTEES[0]:
             begin_full_precision()
         elif guarantee == GUARANTEES[0]:

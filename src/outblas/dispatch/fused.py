@@ -215,7 +215,7 @@ def fused_product(
         stream, need = _stream(a.device.index), workspace_bytes(problem, config)
         space = None
         if need:
-            space = device.take_workspace(stream, need, a.device, torch.cuda.is_current_stream_capturing)
+            space = device.workspaces.take(stream, need, a.device, torch.cuda.is_current_stream_capturing)
             if space is None:
                 return None
         shape = (problem.m, epilogue.columns(problem.n))

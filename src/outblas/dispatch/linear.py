@@ -72,13 +72,13 @@ def linear(
     torch = import_torch()
     if batch_invariant or (out is not None and process_guarantee() == "batch_invariant"):
         return _in_steps(x, w, bias, activation, residual, out)
+    if activation is not None or residual is not None:
+        return _followed(x, w, bias, activation, residual, out, accurate)
     if accurate:
-        if bias is activation is residual is None:
+        if bias is None:
             return matmul(x, w.t(), out=out, accurate=True)
         with full_precision_reductions():
-            return linear(x, w, bias, activation=activation, residual=residual, out=out)
-    if activation is not None or residual is not None:
-        return _followed(x, w, bias, activation, residual, out)
+            return linear(x, w, bias, out=out)
     result = None
     if isinstance(x, torch.Tensor) and isinstance(w, torch.Tensor) and x.dim() and w.dim() == 2:
         if bias is None:
@@ -166,6 +166,7 @@ def _followed(
     activation: ActivationName | None,
     residual: torch.Tensor | None,
     out: torch.Tensor | None,
+    accurate: bool,
 ) -> torch.Tensor:
     """Compute with an activation or a residual: in one kernel, or by torch's operations one after the other."""
     import torch
@@ -174,7 +175,7 @@ def _followed(
     result = run_fused(x, w, extra, epilogue, out)
     if result is not None:
         return result
-    y = apply_activation(linear(x, w, bias), epilogue.activation)
+    y = apply_activation(linear(x, w, bias, accurate=accurate), epilogue.activation)
     if residual is not None:
         return torch.add(y, residual) if out is None else torch.add(y, residual, out=out)
     return y if out is None else torch.mul(y, 1, out=out)

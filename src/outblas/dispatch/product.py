@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 #: Numbers of rows that are tried for a product of symbolic M, beside those that the library lists.
 _TRIED_M = tuple(2**exponent for exponent in range(14))
 
+#: Why a kernel that never failed may not be available.
+_NOT_NOW = "a kernel cannot be loaded while a graph is captured, or no memory is left for its workspace"
+
 
 def decide_and_run(
     a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, option: int | None, call: NativeCall | None = None
@@ -57,7 +60,7 @@ def decide_and_run(
         if decision.config is not None and reason:  # it cannot be loaded: another one of the order may be
             device.library.fixed_order.left_out.add(decision.config)
             return decide_and_run(a, b, out, option, call)
-        refuse(f"{tuple(a.shape)} by {tuple(b.shape)}", reason or "a kernel cannot be loaded while a graph is captured")
+        refuse(f"{tuple(a.shape)} by {tuple(b.shape)}", reason or _NOT_NOW)
     if result is not None or guarantee == process_guarantee():  # torch's answer differs between guarantees
         remember(device, decision, (a, b, out, option), result, call)
     return result
@@ -171,19 +174,20 @@ def remember(
             table.learn(a, b, out, option, a.element_size(), *answer)
             if call is not None:
                 call.learn(a.element_size(), *answer)
-            if result is not None and device.workspace_bytes(decision):
-                _lend_workspace(table, device, a, call)
+            need = 0 if result is None else device.workspace_bytes(decision)
+            if need:
+                _lend_workspace(table, device, a, need, call)
 
 
-def _lend_workspace(table: Any, device: DeviceState, a: torch.Tensor, call: NativeCall | None) -> None:
-    """Give the workspace of the current stream to the native table and to the asking C++ kernels, which keep it alive.
+def _lend_workspace(table: Any, device: DeviceState, a: torch.Tensor, need: int, call: NativeCall | None) -> None:
+    """Give a workspace of the current stream to the native table and to the asking C++ kernels, which keep it alive.
 
     While the stream captures, only the table gets the capture's workspace, and does not keep it alive.
     """
     import torch
 
     stream = torch._C._cuda_getCurrentRawStream(a.device.index)
-    workspace, capture = device.workspace_of(stream, torch.cuda.is_current_stream_capturing)
+    workspace, capture = device.workspaces.to_lend(stream, need, a.device, torch.cuda.is_current_stream_capturing)
     if workspace is not None:
         table.lend(a, stream, workspace.data_ptr(), workspace.nbytes, workspace, capture)
         if call is not None and not capture:

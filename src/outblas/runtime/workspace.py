@@ -2,7 +2,9 @@
 
 See geometry.workspace_bytes and epilogue/workspace_reduce.cuh. cuBLASLt does not touch the counters at the head. Calls
 that may run at the same time need separate workspaces. Calls that run one after the other on one stream may share one,
-whatever their kernels and problems. Each kernel leaves the counters at zero. Under programmatic dependent launch, a
+whatever their kernels and problems. A cuBLASLt call launches several kernels that pass sums on in its workspace. If
+another thread could launch between them on the same stream, they need memory of their own, or a lock. Each kernel
+leaves the counters at zero. Under programmatic dependent launch, a
 kernel writes to it only after its predecessor has ended. Calls captured in a CUDA graph use other workspaces
 (:mod:`outblas.runtime.graph_workspace`).
 """
@@ -74,6 +76,19 @@ def zeroed(nbytes: int, device: torch.device | str) -> Any:
     workspace[:COUNTERS_BYTES].zero_()
     torch.cuda.current_stream(workspace.device).synchronize()
     return workspace
+
+
+def scratch(nbytes: int, device: torch.device | str) -> Any:
+    """Return a workspace for one cuBLASLt call: uint8[nbytes], not set, for the device's current stream.
+
+    Drop it once the call is enqueued. torch gives the memory to later calls of the stream only.
+
+    Raises:
+        torch.OutOfMemoryError: no memory.
+    """
+    import torch
+
+    return torch.empty(nbytes, dtype=torch.uint8, device=device)
 
 
 class StreamWorkspaces:

@@ -131,6 +131,82 @@ def _double(x: Any) -> Any:
     return x.mul_(2)
 
 
+class Doubles(nn.Module):
+    """Changes its input, and returns a factor."""
+
+    def forward(self, x: Any) -> Any:
+        x.mul_(2)
+        return 0.5
+
+
+class DoublesByFunction(nn.Module):
+    """Changes its input in a function of its own."""
+
+    def forward(self, x: Any) -> Any:
+        _double(x)
+        return 0.5
+
+
+class Halves(nn.Module):
+    """Reads its input alone."""
+
+    def forward(self, x: Any) -> Any:
+        return x.new_full((), 0.5)
+
+
+class AroundChild(nn.Module):
+    """Two layers of one input, and a child between them that gets a view of the input."""
+
+    def __init__(self, child: nn.Module) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(HIDDEN, HIDDEN), nn.Linear(HIDDEN, HIDDEN)
+        self.child = child
+
+    def forward(self, x: Any) -> Any:
+        same = x.transpose(0, 1)
+        y = self.a(x).view(*x.shape[:-1], -1, 8)
+        factor = self.child(same)
+        return y * factor + self.b(x).view(*x.shape[:-1], -1, 8)
+
+
+class GateAroundChild(nn.Module):
+    """A gate, and a child between its two layers that gets their input."""
+
+    def __init__(self, child: nn.Module) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(HIDDEN, HIDDEN), nn.Linear(HIDDEN, HIDDEN)
+        self.child = child
+
+    def forward(self, x: Any) -> Any:
+        y = self.a(x)
+        self.child(x)
+        return y * F.silu(self.b(x))
+
+
+class SumAroundChild(nn.Module):
+    """A sum with what a child returns, and another child before it that gets the residual."""
+
+    def __init__(self, child: nn.Module) -> None:
+        super().__init__()
+        self.inner, self.child = Inner(), child
+
+    def forward(self, x: Any) -> Any:
+        y = self.inner(x)
+        self.child(x)
+        return x + y
+
+
+class Inner(nn.Module):
+    """Returns what a layer returns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(HIDDEN, HIDDEN)
+
+    def forward(self, x: Any) -> Any:
+        return self.last(x)
+
+
 class HiddenInPlace(nn.Module):
     """A function changes the input between two layers."""
 

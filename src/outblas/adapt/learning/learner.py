@@ -143,7 +143,9 @@ class Learner:
         return self.report()
 
     def stop(self) -> None:
-        """End the thread after its present slice. Settled products stay."""
+        """End the thread after its present slice. Settled products stay. Do nothing in a forked child."""
+        if os.getpid() != self._pid:
+            return  # it has no such thread, and the lock may be held by one that only the parent has
         with self._changed:
             self._stopped = True
             self._changed.notify_all()

@@ -1,6 +1,21 @@
 #include "blas.h"
 
+#include <pthread.h>
 #include <stddef.h>
+
+// Streams have workspaces of their own, so few of them share a lock by chance. torch's large blocks are of whole 2 MiB.
+enum { LOCKS = 64, BLOCK_BITS = 21 };
+static pthread_mutex_t locks[LOCKS] = {[0 ... LOCKS - 1] = PTHREAD_MUTEX_INITIALIZER};
+
+static pthread_mutex_t *lock_of(uint64_t workspace) { return &locks[(workspace >> BLOCK_BITS) % LOCKS]; }
+
+void workspace_hold(uint64_t workspace) {
+    if (workspace) pthread_mutex_lock(lock_of(workspace));
+}
+
+void workspace_release(uint64_t workspace) {
+    if (workspace) pthread_mutex_unlock(lock_of(workspace));
+}
 
 typedef int (*Matmul)(void *handle, void *descriptor, const void *alpha, const void *first, void *first_layout,
                       const void *second, void *second_layout, const void *beta, const void *in, void *in_layout,

@@ -18,4 +18,10 @@ typedef struct {
 // The status of cuBLASLt, 0 for success. `workspace`: address and bytes of a stream's, 0 for an algorithm that needs none.
 int blas_product(const Product *product, const uint64_t addresses[3], uint64_t workspace, uint64_t bytes, void *stream);
 
+// Hold a workspace over the call that uses it, cublasLtMatmul's or a launch; 0 is none. cublasLtMatmul enqueues several
+// kernels that pass sums on in the workspace. Another thread's call on the same stream must not come between them. The
+// caller must not wait for the interpreter's lock until the release.
+void workspace_hold(uint64_t workspace);
+void workspace_release(uint64_t workspace);
+
 #endif

@@ -72,10 +72,12 @@ static int enqueue(TableObject *self, const Entry *entry, const uint64_t address
     }
     // A full queue makes the driver wait, perhaps for a host function that needs the interpreter.
     Py_BEGIN_ALLOW_THREADS
+    workspace_hold(workspace);
     if (entry->maker == BY_KERNEL)
         status = driver_launch(&self->driver, &entry->launch, maps, addresses, workspace, stream);
     else
         status = blas_product(&entry->product, addresses, workspace, entry->workspace_bytes, stream);
+    workspace_release(workspace);
     Py_END_ALLOW_THREADS
     return status ? refuse(self, entry->maker == BY_KERNEL ? "cuLaunchKernelEx" : "cublasLtMatmul", status) : 0;
 }

@@ -145,10 +145,8 @@ bool enqueue(Products *p, const Entry *entry, const uint64_t addresses[3], void 
         if (!lent) return false;
         workspace = lent->address;
     }
-    if (entry->maker != BY_KERNEL)
-        return !blas_product(&entry->product, addresses, workspace, entry->workspace_bytes, stream);
     TensorMap maps[3];
-    if (entry->launch.maps) {
+    if (entry->maker == BY_KERNEL && entry->launch.maps) {
         pthread_mutex_lock(&p->maps_lock);
         int status = 0;
         for (int i = 0; i < 3 && !status; i++)
@@ -157,7 +155,12 @@ bool enqueue(Products *p, const Entry *entry, const uint64_t addresses[3], void 
         pthread_mutex_unlock(&p->maps_lock);
         if (status) return false;
     }
-    return !driver_launch(&p->driver, &entry->launch, maps, addresses, workspace, stream);
+    workspace_hold(workspace);
+    const int status = entry->maker == BY_KERNEL
+                           ? driver_launch(&p->driver, &entry->launch, maps, addresses, workspace, stream)
+                           : blas_product(&entry->product, addresses, workspace, entry->workspace_bytes, stream);
+    workspace_release(workspace);
+    return !status;
 }
 
 // With the operands' device current: nothing that is called with the lock held may run Python, so the output comes first.
