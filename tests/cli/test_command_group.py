@@ -52,6 +52,14 @@ def test_the_help_page_shows_whole_summaries_in_parts(flag: str) -> None:
     assert CliRunner().invoke(app, ["tune", flag]).exit_code == 0
 
 
+@pytest.mark.parametrize("group", [(), ("recording",), ("fit",)])
+def test_no_arguments_print_the_whole_help_page(group: tuple[str, ...]) -> None:
+    result = outblas(*group)
+    assert result.exit_code == 2 and not result.stdout
+    assert result.stderr == outblas(*group, "--help").stdout
+    assert "..." not in result.stderr.split("--help", 1)[1]
+
+
 def test_a_wrong_global_option_is_the_line_of_any_other_error() -> None:
     assert_refused(outblas("--nope"), "--nope", "outblas --help")
     done = subprocess.run([sys.executable, "-m", "outblas", "--nope"], capture_output=True, text=True, check=False)
@@ -142,6 +150,9 @@ def test_list_says_what_each_thing_is() -> None:
     for line in outblas("list", "agents").stdout.splitlines()[1:]:
         assert len(line.split(None, 1)[1]) > 10
     assert "(extra kernel-tuner)" in text
+    for kind in ("suites", "agents", "kernels", "counters"):
+        lines = outblas("list", kind).stdout.splitlines()[1:]
+        assert len({len(line) - len(line.split(None, 1)[1]) for line in lines}) == 1, kind
 
 
 def test_eval_takes_the_spelling_of_cuda_l2() -> None:

@@ -31,8 +31,9 @@ def listing(
         return
     for one in kinds:
         out.print(f"{one}:")
+        width = max(18, *(len(entry.name) for entry in found[one]))
         for entry in found[one]:
-            out.print(f"  {entry.name:<18} {_WORDS[one](entry)}".rstrip(), markup=False)
+            out.print(f"  {entry.name:<{width}} {_WORDS[one](entry)}".rstrip(), markup=False)
 
 
 def _suites() -> list[ListedSuite]:
