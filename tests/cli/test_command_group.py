@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from outblas.cli import common
 from outblas.cli.checks.gpu_data import TUNE
 from outblas.cli.checks.health import Check
 from outblas.cli.checks.verdict import REPLAY, verdict_of
@@ -78,6 +79,18 @@ def test_quiet_leaves_results_and_errors(tmp_path: Path, recording: str) -> None
     assert loud.stderr and not quiet.stderr
     assert loud.stdout.replace("loud", "quiet") == quiet.stdout
     assert_refused(outblas("-q", "tune", "--budget", "0"), "--budget is 0")
+
+
+def test_progress_off_a_terminal_is_a_line_for_each_tenth_and_for_each_half_minute(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = iter([100.0, 120.0, 140.0, 141.0, 169.0])
+    monkeypatch.setattr(common, "monotonic", lambda: next(clock))
+    with common.progress_bar("work") as progress:
+        for done in (0, 1, 2, 10, 11):
+            progress(done, 100, "a note")
+    shown = capsys.readouterr().err.splitlines()
+    assert shown == ["work: 0/100 a note", "work: 2/100 a note", "work: 10/100 a note"]
 
 
 def test_verbose_logs_details() -> None:
