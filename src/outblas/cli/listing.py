@@ -62,7 +62,15 @@ def _recorded_tables() -> dict[str, list[str]]:
 
 
 def _suite_words(entry: ListedSuite) -> str:
+    from outblas.core.errors import ToolchainMissing
+    from outblas.core.install_hint import install_hint
+    from outblas.records.parquet import check_parquet
+
     replay = f"recorded ({'; '.join(entry.recorded)})" if entry.recorded else "not recorded: needs a GPU"
+    try:
+        check_parquet()
+    except ToolchainMissing:
+        replay = f"recordings cannot be read: {install_hint('tune')}"
     return f"{entry.problems} problems per layout, dtype and accumulator; {replay}"
 
 
