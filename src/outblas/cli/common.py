@@ -47,7 +47,7 @@ ProgressFn = Callable[..., None]
 
 #: Columns of the widest table.
 MAX_TABLE_WIDTH = 1000
-#: Off a terminal, progress is a line for each tenth of the work, and one after so many seconds without a line.
+#: Off a terminal, progress is a line for each tenth of the work, and one after these seconds without a line.
 HEARTBEAT_S = 30.0
 MODES = ("offline", "offline_cold", "block", "server")
 #: The packaged recording that commands replay by default.

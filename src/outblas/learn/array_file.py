@@ -25,5 +25,7 @@ def read_arrays(data: bytes) -> dict[str, Any]:
     Raises:
         Exception: one of :data:`DAMAGED`.
     """
+    if not data.startswith(b"PK"):
+        raise ValueError("it is no .npz file")  # numpy would take it for a pickle, and propose to trust it
     with np.load(io.BytesIO(data), allow_pickle=False) as file:
         return {name: file[name] for name in file.files}
