@@ -1,7 +1,8 @@
 # The demo on a CPU, and OutBLAS on a GPU:
 #
 #   docker build --tag outblas .
-#   docker run --rm --volume "$PWD/runs:/work/runs" outblas            # tunes on recorded measurements, writes a report
+#   docker run --name outblas-demo outblas                             # tunes on recorded measurements, writes a report
+#   docker cp outblas-demo:/work/runs/demo/report.html .
 #   docker build --tag outblas:gpu --build-arg EXTRAS=gpu,tune .
 #   docker run --rm --gpus all outblas:gpu outblas doctor              # needs the NVIDIA Container Toolkit
 #
@@ -32,4 +33,4 @@ RUN wheel="$(ls /wheels/*.whl)" \
 USER outblas
 WORKDIR /work
 VOLUME /work/runs
-CMD ["sh", "-c", "outblas tune --suite grid1000 --agent ppo --budget 8 --device replay:h200 --run runs/demo && outblas report runs/demo"]
+CMD ["sh", "-c", "outblas tune --suite grid1000 --agent regressor --budget 8 --device replay:h200 --run runs/demo && outblas report runs/demo"]

@@ -125,6 +125,10 @@ def test_what_cannot_be_tried_is_one_line(
     assert_refused(outblas("-q", "try", *options, "--", *command(tmp_path, name)), *words)
 
 
+def test_too_few_pairs_are_refused_before_the_tuning(tmp_path: Path) -> None:
+    assert_refused(outblas("try", "--pairs", "2", "--", *command(tmp_path, "no torch")), "--pairs is 2", "3 or more")
+
+
 def test_a_command_that_is_no_program_is_refused() -> None:
     assert_refused(outblas("try", "--", "python", "no-such.py"), "no-such.py")
 

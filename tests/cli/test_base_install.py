@@ -53,6 +53,9 @@ def test_the_package_and_its_library_need_neither(tmp_path: Path) -> None:
 def test_commands_that_need_neither(arguments: tuple[str, ...], tmp_path: Path) -> None:
     done = run_without(COMMAND, *arguments, folder=tmp_path)
     assert done.returncode == 0 and done.stdout and not done.stderr, done.stderr
+    if arguments == ("list",):
+        grid = next(line for line in done.stdout.splitlines() if "grid1000" in line)
+        assert grid.endswith(f"recordings cannot be read: {install_hint('tune')}"), grid
 
 
 def test_a_kernel_is_exported_without_them(tmp_path: Path) -> None:

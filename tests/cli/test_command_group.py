@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from outblas.cli import common
 from outblas.cli.checks.gpu_data import TUNE
 from outblas.cli.checks.health import Check
 from outblas.cli.checks.verdict import REPLAY, verdict_of
@@ -18,6 +19,7 @@ from outblas.cli.command_group import PARTS, SUMMARIES
 from outblas.cli.common import err
 from outblas.cli.main import app
 from outblas.core.errors import unknown_name
+from outblas.publish.tables import publish_results
 from support.bench_fixture import write_bench
 from support.cli_fixture import assert_refused, outblas, recording_fixture  # noqa: F401
 from support.helpers import synthetic_recording
@@ -52,6 +54,14 @@ def test_the_help_page_shows_whole_summaries_in_parts(flag: str) -> None:
     assert CliRunner().invoke(app, ["tune", flag]).exit_code == 0
 
 
+@pytest.mark.parametrize("group", [(), ("recording",), ("fit",)])
+def test_no_arguments_print_the_whole_help_page(group: tuple[str, ...]) -> None:
+    result = outblas(*group)
+    assert result.exit_code == 2 and not result.stdout
+    assert result.stderr == outblas(*group, "--help").stdout
+    assert "..." not in result.stderr.split("--help", 1)[1]
+
+
 def test_a_wrong_global_option_is_the_line_of_any_other_error() -> None:
     assert_refused(outblas("--nope"), "--nope", "outblas --help")
     done = subprocess.run([sys.executable, "-m", "outblas", "--nope"], capture_output=True, text=True, check=False)
@@ -72,6 +82,18 @@ def test_quiet_leaves_results_and_errors(tmp_path: Path, recording: str) -> None
     assert_refused(outblas("-q", "tune", "--budget", "0"), "--budget is 0")
 
 
+def test_progress_off_a_terminal_is_a_line_for_each_tenth_and_for_each_half_minute(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = iter([100.0, 120.0, 140.0, 141.0, 169.0])
+    monkeypatch.setattr(common, "monotonic", lambda: next(clock))
+    with common.progress_bar("work") as progress:
+        for done in (0, 1, 2, 10, 11):
+            progress(done, 100, "a note")
+    shown = capsys.readouterr().err.splitlines()
+    assert shown == ["work: 0/100 a note", "work: 2/100 a note", "work: 10/100 a note"]
+
+
 def test_verbose_logs_details() -> None:
     assert outblas("-v", "list", "agents").exit_code == 0
     assert logging.getLogger("outblas").level == logging.DEBUG
@@ -85,6 +107,17 @@ def test_figures_are_never_cut(columns: str, tmp_path: Path) -> None:
     text = CliRunner().invoke(app, ["results", "--dir", str(tmp_path / "h200")], env={"COLUMNS": columns}).stdout
     assert "…" not in text and "TN fp16/fp32" in text
     assert len({len(line.split()) for line in text.splitlines()[1:]}) == 1
+
+
+@pytest.mark.parametrize("stale", [[], ["README.md is stale"]])
+def test_a_check_of_published_figures_says_its_outcome(
+    stale: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_bench(tmp_path / "h200" / "grid.parquet")
+    monkeypatch.setattr(publish_results, "check_published", lambda directory: stale)
+    result = outblas("results", "--check", "--dir", str(tmp_path / "h200"))
+    assert result.exit_code == (2 if stale else 0)
+    assert ("checked: " in result.stdout) == (not stale) and all(line in result.stderr for line in stale)
 
 
 def test_a_resumed_run_says_what_it_kept(tmp_path: Path, recording: str) -> None:
@@ -142,6 +175,9 @@ def test_list_says_what_each_thing_is() -> None:
     for line in outblas("list", "agents").stdout.splitlines()[1:]:
         assert len(line.split(None, 1)[1]) > 10
     assert "(extra kernel-tuner)" in text
+    for kind in ("suites", "agents", "kernels", "counters"):
+        lines = outblas("list", kind).stdout.splitlines()[1:]
+        assert len({len(line) - len(line.split(None, 1)[1]) for line in lines}) == 1, kind
 
 
 def test_eval_takes_the_spelling_of_cuda_l2() -> None:

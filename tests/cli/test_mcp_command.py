@@ -42,6 +42,13 @@ def test_a_folder_of_something_else_is_one_line(tmp_path: Path, monkeypatch: pyt
     assert [file.name for file in tmp_path.iterdir()] == ["letter.txt"]
 
 
+def test_a_person_at_a_terminal_sees_that_it_waits_for_a_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stdio_server, "require_sdk", lambda: None)
+    monkeypatch.setattr(stdio_server, "serve", lambda session: None)
+    result = outblas("mcp", "--device", "compile")
+    assert result.exit_code == 0 and "waiting for a client on stdin" in result.stderr and not result.stdout
+
+
 def test_without_the_sdk_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == "mcp"]:
         monkeypatch.delitem(sys.modules, name)

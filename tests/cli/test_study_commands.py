@@ -71,7 +71,8 @@ def test_a_private_seed_is_used_and_told_nowhere(
         (tmp_path / "seed").write_text(text)
         refused = outblas(*score, "--split-seed-file", str(tmp_path / "seed"))
         assert_refused(refused, "seed")
-        assert not text.strip() or text.strip() not in refused.stderr.replace(str(2**63 - 1), "")
+        said = refused.stderr.replace(str(tmp_path), "").replace(str(2**63 - 1), "")  # a folder pytest-134 has "-1"
+        assert not text.strip() or text.strip() not in said
     assert_refused(outblas(*score, "--split-seed-file", str(tmp_path / "none")), "cannot be read")
     assert_refused(outblas(*score, "--split-seed-file", "x", "--split-seed", "1"), "one of them")
 

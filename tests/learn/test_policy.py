@@ -112,6 +112,12 @@ def test_a_truncated_policy_is_refused(tmp_path: Path, share: float) -> None:
         Policy.load(tmp_path / "p.npz")
 
 
+def test_a_text_in_place_of_a_policy_is_refused_without_a_word_on_pickles(tmp_path: Path) -> None:
+    (tmp_path / "p.npz").write_text('{"a": 1}')
+    with pytest.raises(RecordError, match=r"it is no \.npz file"):
+        Policy.load(tmp_path / "p.npz")
+
+
 def test_a_policy_of_other_inputs_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     random_policy().save(tmp_path / "p.npz")
     monkeypatch.setattr("outblas.learn.policy.input_names", lambda *names: "others")

@@ -26,8 +26,9 @@ class Trainings:
         self.seen: list[PpoSettings] = []
         self.stopped = 0
 
-    def __call__(self, parts, settings, run, on_update):  # type: ignore[no-untyped-def]
+    def __call__(self, parts, settings, run, progress, on_update):  # type: ignore[no-untyped-def]
         self.seen.append(settings)
+        progress(0, settings.steps, "regressor")
         for step in range(1, 11):
             if on_update(step * settings.steps // 10, -abs(settings.lr - 1e-4)):
                 self.stopped += 1
@@ -60,6 +61,14 @@ def test_a_study_goes_on_where_it_was(trainings: Trainings, tmp_path: Path) -> N
     said: list[int] = []
     module.sweep(PARTS, 6, tmp_path, progress=lambda done, total, note: said.append(done))
     assert len(trainings.seen) == 6 and not said, "a study that has enough is only read"
+
+
+def test_a_sweep_says_how_far_its_trial_is(trainings: Trainings, tmp_path: Path) -> None:
+    said: list[tuple[int, int, str]] = []
+    module.sweep(PARTS, 2, tmp_path, progress=lambda *update: said.append(update))
+    steps = trainings.seen[0].steps
+    assert said[:2] == [(0, 2, "trial 1 of 2: it begins"), (0, 2, f"trial 1 of 2: 0 of {steps} steps, regressor")]
+    assert [done for done, _, text in said if text.startswith("best")] == [1, 2]
 
 
 def test_a_trial_that_fails_is_not_swallowed(

@@ -236,7 +236,7 @@ def test_a_weight_has_a_name_that_reads_back() -> None:
     for wrong in ("128", "128_256_7", "a_b", "0_8"):
         with pytest.raises(ProblemError):
             Weight.from_nk(wrong)
-    for text in ("", "1-8", "1:", ":8", "-1:8"):
+    for text in ("", "1-8", "1:", ":8", "-1:8", "0:8", "8:0"):
         with pytest.raises(UsageError, match="--m"):
             parse_range(text)
     with pytest.raises(UsageError, match="from 9 to 8"):

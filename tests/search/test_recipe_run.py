@@ -225,13 +225,22 @@ def test_the_study_keeps_the_settings_with_the_highest_published_reward(
 ) -> None:
     asked: list[Any] = []
 
-    def training(part: Any, settings: Any, cells: Any, run: Any) -> Any:
+    def training(part: Any, settings: Any, cells: Any, run: Any, progress: Any) -> Any:
         asked.append(settings)
+        progress(128, 3000, "reward 0.3")
         return SimpleNamespace(last_reward=-abs(settings.lr - 1e-4))
 
     monkeypatch.setattr(recipe_sweep, "train_by_reward", training)
     part = TrainingPart(RECORDING, RECORDING.problems)
-    best, value = search_recipe(part, 4, tmp_path, RecipeSettings(), RecipeCells())
+    said: list[tuple[int, int, str]] = []
+    best, value = search_recipe(
+        part, 4, tmp_path, RecipeSettings(), RecipeCells(), progress=lambda *update: said.append(update)
+    )
+    assert said[:2] == [
+        (0, 4, "trial 1 of 4: it begins"),
+        (0, 4, "trial 1 of 4: 128 of 3000 episodes, reward 0.3"),
+    ]
+    assert [done for done, _, text in said if text.startswith("best")] == [1, 2, 3, 4]
     assert {settings.preset for settings in asked} == {"additive"} and len(asked) == 4
     assert value == max(-abs(settings.lr - 1e-4) for settings in asked) == -abs(best.lr - 1e-4)
     assert search_recipe(part, 4, tmp_path, RecipeSettings(), RecipeCells()) == (best, value) and len(asked) == 4

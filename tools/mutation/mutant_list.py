@@ -101,7 +101,7 @@ def operators() -> dict[str, Any]:
     except ImportError as error:
         raise ToolchainMissing(
             f"cosmic-ray cannot be imported ({error})",
-            "what makes mutants",
+            "cosmic-ray, which makes the mutants",
             install_hint("mutation"),
         ) from error
     provider = OperatorProvider()

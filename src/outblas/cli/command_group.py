@@ -118,6 +118,8 @@ class OutblasGroup(TyperGroup):
         try:
             return super().make_context(*args, **options)
         except _BadUsage as error:
+            if _is_help(error):
+                raise
             _fail(_usage_line(error))
 
     def invoke(self, ctx: Any) -> Any:
@@ -131,9 +133,8 @@ class OutblasGroup(TyperGroup):
         except OutblasError as error:
             _fail(str(error))
         except _BadUsage as error:
-            message = " ".join(error.format_message().split())
-            if error.ctx is not None and message == " ".join(error.ctx.get_help().split()):
-                raise  # no arguments: the help text is the answer
+            if _is_help(error):
+                raise
             _fail(_usage_line(error))
         except ModuleNotFoundError as error:
             package = (error.name or "").partition(".")[0]
@@ -165,6 +166,13 @@ class OutblasGroup(TyperGroup):
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names of all commands in the order of the help page, ``doctor`` first."""
         return [name for name in SUMMARIES if name in self.commands]
+
+
+def _is_help(error: Any) -> bool:
+    """Return True if no arguments were given: the error's text is the help page, which typer prints as it is."""
+    if error.ctx is None:
+        return False
+    return " ".join(error.format_message().split()) == " ".join(error.ctx.get_help().split())
 
 
 def _usage_line(error: Any) -> str:

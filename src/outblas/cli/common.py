@@ -47,6 +47,8 @@ ProgressFn = Callable[..., None]
 
 #: Columns of the widest table.
 MAX_TABLE_WIDTH = 1000
+#: Off a terminal, progress is a line for each tenth of the work, and one after these seconds without a line.
+HEARTBEAT_S = 30.0
 MODES = ("offline", "offline_cold", "block", "server")
 #: The packaged recording that commands replay by default.
 DEFAULT_RECORDING = default_recording()
@@ -278,7 +280,7 @@ def suite_problems(
 
 @contextmanager
 def progress_bar(what: str) -> Iterator[ProgressFn]:
-    """Show progress on stderr: a bar with ETA on a terminal, else a line for each tenth of the work.
+    """Show progress on stderr: a bar with ETA on a terminal, else a line for each tenth of the work or 30 s.
 
     Args:
         what: words in front.
@@ -317,13 +319,13 @@ def progress_bar(what: str) -> Iterator[ProgressFn]:
 
 
 def _plain_progress(what: str) -> ProgressFn:
-    shown = -1
+    shown, last = -1, 0.0
 
     def update(done: int, total: int, note: object = "") -> None:
-        nonlocal shown
-        tenth = 10 * done // max(1, total)
-        if tenth > shown:
-            shown = tenth
+        nonlocal shown, last
+        tenth, now = 10 * done // max(1, total), monotonic()
+        if tenth > shown or now - last >= HEARTBEAT_S:
+            shown, last = tenth, now
             err.print(f"{what}: {done}/{total} {_note(note)}".rstrip(), markup=False)
 
     return update

@@ -28,7 +28,7 @@ RESULTS = Path("results/any_shapes")
 COUNTS = {"record": 1200, "bench": 300}
 
 
-@fit.command("catalogue")
+@fit.command("catalogue", short_help="Choose the kernels that searches offer")
 def fit_catalogue(
     out_file: Annotated[Path, typer.Option("--out", help="File to write.")],
     recording: Annotated[Path | None, typer.Option(help="Folder of a recording.")] = None,
@@ -51,7 +51,7 @@ def fit_catalogue(
     out.print(f"{count} kernels, {candidates} candidates: {out_file}", markup=False)
 
 
-@fit.command("model")
+@fit.command("model", short_help="Fit the ranking model's coefficients")
 def fit_model(
     jsonl: Annotated[
         list[Path] | None, typer.Argument(metavar="JSONL", help="Measurements as JSON lines.", show_default=False)
@@ -86,7 +86,7 @@ def fit_model(
     out.print(f"model: {path}", markup=False)
 
 
-@fit.command("any-shape")
+@fit.command("any-shape", short_help="Choose kernels for shapes of no library")
 def fit_any_shape(
     step: Annotated[
         str,

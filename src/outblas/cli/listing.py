@@ -31,8 +31,9 @@ def listing(
         return
     for one in kinds:
         out.print(f"{one}:")
+        width = max(18, *(len(entry.name) for entry in found[one]))
         for entry in found[one]:
-            out.print(f"  {entry.name:<18} {_WORDS[one](entry)}".rstrip(), markup=False)
+            out.print(f"  {entry.name:<{width}} {_WORDS[one](entry)}".rstrip(), markup=False)
 
 
 def _suites() -> list[ListedSuite]:
@@ -61,7 +62,15 @@ def _recorded_tables() -> dict[str, list[str]]:
 
 
 def _suite_words(entry: ListedSuite) -> str:
+    from outblas.core.errors import ToolchainMissing
+    from outblas.core.install_hint import install_hint
+    from outblas.records.parquet import check_parquet
+
     replay = f"recorded ({'; '.join(entry.recorded)})" if entry.recorded else "not recorded: needs a GPU"
+    try:
+        check_parquet()
+    except ToolchainMissing:
+        replay = f"recordings cannot be read: {install_hint('tune')}"
     return f"{entry.problems} problems per layout, dtype and accumulator; {replay}"
 
 

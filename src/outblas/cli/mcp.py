@@ -45,4 +45,5 @@ def mcp(
         for line in report():
             common.err.print(f"jail: {line.part}: {line.words}", markup=False)
     with ToolSession(SessionSettings(place, recording, limits, run)) as session:
+        common.err.print("waiting for a client on stdin: a coding agent starts this command", markup=False)
         serve(session)

@@ -68,5 +68,7 @@ def results(
         out.print(f"written: {path}", markup=False)
     for line in stale:
         errors.print(f"error: {line}", markup=False)
+    if check and not stale and not json_out:
+        out.print("checked: summary, pictures, README and docs are what the files say", markup=False)
     if stale:
         raise typer.Exit(EXIT_ERROR)

@@ -24,7 +24,7 @@ def try_program(
     program: Annotated[
         list[str], typer.Argument(help="The program, after --: python serve.py ..., or a console script of Python.")
     ],
-    pairs: Annotated[int, typer.Option(help="Counted runs of each kind; one more of each comes first.")] = 5,
+    pairs: Annotated[int, typer.Option(help="Counted runs of each kind, 3 or more; one more of each comes first.")] = 5,
     metric: Annotated[
         str | None,
         typer.Option(
@@ -48,7 +48,9 @@ def try_program(
     """
     from outblas.adapt.program_run import Program
     from outblas.adapt.trial import run_trial
+    from outblas.core.stats import MIN_ROUNDS
 
+    common.at_least("--pairs", pairs, MIN_ROUNDS)
     common.not_negative("--tune", tune)
     if timeout is not None:
         common.positive("--timeout", timeout)

@@ -118,9 +118,10 @@ def parse_range(text: str) -> tuple[int, int]:
     """Return (first, last) of a text ``FIRST:LAST``: ``"1:8192"`` gives ``(1, 8192)``, and ``"64"`` gives ``(64, 64)``.
 
     Raises:
-        UsageError: another form. The order of the two is not checked.
+        UsageError: another form, or an M below 1. The order of the two is not checked.
     """
-    match = re.fullmatch(r"(\d{1,9})(?::(\d{1,9}))?", text.strip())
-    if match is None:
-        raise UsageError(f"--m {text!r}", "the smallest and the largest M", "e.g. --m 1:8192")
-    return int(match[1]), int(match[2] or match[1])
+    match = re.fullmatch(r"(\d{1,18})(?::(\d{1,18}))?", text.strip())
+    first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+    if min(first, last) < 1:
+        raise UsageError(f"--m {text!r}", "the smallest and the largest M, integers of 1 or more", "e.g. --m 1:8192")
+    return first, last

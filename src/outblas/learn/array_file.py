@@ -27,6 +27,8 @@ def read_arrays(data: bytes) -> dict[str, Any]:
     Raises:
         Exception: one of :data:`DAMAGED`. It is ValueError if the arrays have more than 256 MiB.
     """
+    if not data.startswith(b"PK"):
+        raise ValueError("it is no .npz file")  # numpy would take it for a pickle, and propose to trust it
     with ZipFile(io.BytesIO(data)) as packed:
         size = sum(member.file_size for member in packed.infolist())  # zipfile unpacks at most this
     if size > _MOST_BYTES:

@@ -229,7 +229,7 @@ def parse_budget(text: str) -> Budget:
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d{1,12}(?:\.\d+)?)\s*([kKmM]?)\s*(requests?|tokens?|usd|s|seconds?)\s*", part, re.I)
         if match is None or not float(match[1]):
-            raise UsageError(f"--budget {part.strip()!r}", "so many requests, tokens, USD or s, above 0",
+            raise UsageError(f"--budget {part.strip()!r}", "a number above 0 and its unit: requests, tokens, USD or s",
                              "e.g. --budget '50 requests,3 USD'")  # fmt: skip
         unit = match[3].lower()
         name = _UNITS[unit if unit in _UNITS else unit.rstrip("s")]

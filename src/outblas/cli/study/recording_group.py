@@ -29,7 +29,7 @@ NameOption = Annotated[str, typer.Option("--recording", help="A packaged recordi
 MAX_SEED = 2**63
 
 
-@recording.command("export")
+@recording.command("export", short_help="Write a recording as a data set")
 def export_dataset(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to make; missing or empty.")],
     name: NameOption = common.DEFAULT_RECORDING,
@@ -52,7 +52,7 @@ def export_dataset(
     out.print(f'use it: datasets.load_dataset("{folder}", "cells")', markup=False)
 
 
-@recording.command("score")
+@recording.command("score", short_help="Score an agent file on held-out problems")
 def score(
     agent_file: Annotated[Path, typer.Argument(metavar="AGENT_FILE", help="Python file that defines one agent.")],
     name: NameOption = common.DEFAULT_RECORDING,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -44,13 +45,16 @@ def search_recipe(
         base: settings that are not searched, and the middle of the episodes.
         cells: hit rates and faults.
         seed: seed of the study and of its trainings.
-        progress: called after each trial with (finished trials, trials, text).
+        progress: called before a trial and after each of its updates, with (finished trials, trials, text).
     """
     study = open_study(path, STUDY_NAME, seed)
 
-    def objective(trial: Any) -> float:
-        settings = recipe_trial(trial, base)
-        return train_by_reward(part, settings.ppo("additive", seed), cells, TrainingRun()).last_reward
+    def objective(trial: Any, say: Callable[[str], None]) -> float:
+        def on_update(done: int, total: int, text: str) -> None:
+            say(f"{done} of {total} episodes, {text}")
+
+        settings = recipe_trial(trial, base).ppo("additive", seed)
+        return train_by_reward(part, settings, cells, TrainingRun(), on_update).last_reward
 
     finish_trials(study, objective, trials, progress)
     return replace(base, **study.best_params), float(study.best_value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -60,7 +61,7 @@ def sweep(
         trials: finished trials in all.
         path: folder of the study; it is made if missing.
         base: settings that are not searched. None: the defaults.
-        progress: called after each trial with (finished trials, trials, text).
+        progress: called before a trial and after each of its updates, with (finished trials, trials, text).
 
     Raises:
         UsageError: too few problems, or one that was not recorded.
@@ -69,7 +70,7 @@ def sweep(
     pruner = optuna.pruners.MedianPruner(n_startup_trials=3, n_warmup_steps=base.steps // 4)
     study = open_study(path, STUDY_NAME, base.seed, pruner)
 
-    def objective(trial: Any) -> float:
+    def objective(trial: Any, say: Callable[[str], None]) -> float:
         settings, last = trial_settings(trial, base), [float("-inf")]
 
         def on_update(steps: int, score: float) -> bool:
@@ -77,7 +78,10 @@ def sweep(
             trial.report(score, steps)
             return bool(trial.should_prune())
 
-        train(parts, settings, TrainingRun(regressor=path / "regressor.npz"), on_update=on_update)
+        def on_progress(done: int, total: int, text: str) -> None:
+            say(f"{done} of {total} steps, {text}")
+
+        train(parts, settings, TrainingRun(regressor=path / "regressor.npz"), on_progress, on_update)
         if trial.should_prune():
             raise optuna.TrialPruned
         return last[0]
@@ -109,17 +113,30 @@ def open_study(path: Path, name: str, seed: int, pruner: Any = None) -> Any:
     )
 
 
-def finish_trials(study: Any, objective: Callable[[Any], float], trials: int, progress: Progress | None = None) -> None:
+def finish_trials(
+    study: Any,
+    objective: Callable[[Any, Callable[[str], None]], float],
+    trials: int,
+    progress: Progress | None = None,
+) -> None:
     """Run trials until a study has ``trials`` finished ones, stopped ones included; return None.
 
     Args:
         study: an Optuna study.
-        objective: the value of an Optuna trial.
+        objective: the value of an Optuna trial. Its second argument takes a text on how far the trial is.
         trials: finished trials in all.
-        progress: called after each trial with (finished trials, trials, text).
+        progress: called with (finished trials, trials, text) before and after each trial, and for each of its texts.
     """
     done = (optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.PRUNED)
     while (finished := len(study.get_trials(deepcopy=False, states=done))) < trials:
-        study.optimize(objective, n_trials=1)
+        say = partial(_say, progress, finished, trials)
+        say("it begins")
+        study.optimize(lambda trial, say=say: objective(trial, say), n_trials=1)
         if progress is not None:
             progress(finished + 1, trials, f"best {study.best_value:.5f}")
+
+
+def _say(progress: Progress | None, finished: int, trials: int, text: str) -> None:
+    """Report how far the running trial is."""
+    if progress is not None:
+        progress(finished, trials, f"trial {finished + 1} of {trials}: {text}")

@@ -6,7 +6,7 @@ import ast
 import re
 from importlib import import_module, resources
 
-from outblas.core.errors import unknown_name
+from outblas.core.errors import UsageError, unknown_name
 from outblas.core.roofline import Gpu
 from outblas.search.agents.base import Agent
 
@@ -83,10 +83,13 @@ def make_agent(name: str, seed: int, gpu: Gpu) -> Agent:
         gpu: GPU that the candidates run on.
 
     Raises:
-        UsageError: no agent has that name, or no model or server is set for ``llm``.
+        UsageError: no agent has that name, it is a Python file, or no model or server is set for ``llm``.
         ToolchainMissing: Kernel Tuner (``kt-...``) or ``openai`` (``llm``) is not installed. Agents ``tpe`` and
             ``nvmmh`` raise it at their first proposal only.
     """
+    if name.endswith(".py"):
+        do = f"compare or score the file: outblas recording score {name}"
+        raise UsageError(f"agent file {name}", "the name of an agent, as `outblas list agents` prints them", do)
     if name not in AGENTS:
         raise unknown_name("agent", name, AGENTS, "pass one of them as --agent")
     module, _, cls = AGENTS[name].partition(":")
