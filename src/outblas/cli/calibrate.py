@@ -28,9 +28,11 @@ def calibrate(
 
     from outblas.bench.calibrate import calibration
     from outblas.core.files import write_json
-    from outblas.core.gpu_records import save_user_record
+    from outblas.core.gpu_records import read_record, save_user_record
     from outblas.records.provenance import collect_provenance
 
+    if out_file is not None:
+        common.output_file("--out", out_file, "GPU record", read_record)
     provenance = collect_provenance(common.command_line(), index)
     record = calibration.calibrate(index, provenance, lambda line: err.print(line, markup=False))
     path = save_user_record(record) if out_file is None else write_json(out_file, record.to_json())

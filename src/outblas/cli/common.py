@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from outblas.core.clean_text import clean_text
-from outblas.core.errors import UsageError, unknown_name
+from outblas.core.errors import OutblasError, UsageError, unknown_name
 from outblas.core.problem import Problem
 from outblas.runtime.device import default_recording
 
@@ -161,6 +161,29 @@ def files(option: str, paths: Sequence[Path] | None) -> list[Path]:
         if not path.is_file():
             raise UsageError(f"no file {path}", f"a file that can be read as {option}", "correct the path")
     return list(paths or ())
+
+
+def output_file(option: str, path: Path, kind: str, read: Callable[[Path], object]) -> Path:
+    """Return ``path`` unchanged if a command may write there: it is new, empty, or an earlier output of its kind.
+
+    Args:
+        option: name of the option for the error, e.g. ``"--out"``.
+        path: the file to write.
+        kind: its content in words, e.g. ``"report"``.
+        read: reads an earlier output; raises OutblasError, OSError or ValueError for anything else.
+
+    Raises:
+        UsageError: it is a folder, or a file of something else, which stays as it is.
+    """
+    if path.is_dir():
+        raise UsageError(f"{option} {path} is a folder", "a file to write", "name a file in it")
+    if os.path.lexists(path) and not (path.is_file() and path.stat().st_size == 0):
+        try:
+            read(path)
+        except (OutblasError, OSError, ValueError) as error:
+            wrong, do = f"{option} {path} is there and is no {kind}", "choose another path, or move it away"
+            raise UsageError(wrong, f"a new file, or a {kind}", do) from error
+    return path
 
 
 def check_mode(mode: str, target_qps: float | None, modes: Sequence[str] = MODES) -> str:

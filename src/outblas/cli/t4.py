@@ -34,8 +34,9 @@ def export_t4(
         raise unknown_name("launch option", launch, LAUNCHES, "pass one of them as --launch")
 
     from outblas.core.files import write_atomic
-    from outblas.search.kernel_tuner.t4_files import task_of, to_cache, to_t4
+    from outblas.search.kernel_tuner.t4_files import read_task, task_of, to_cache, to_t4
 
+    common.output_file("--out", out_file, "T4 results file or cache", read_task)
     task = task_of(_recording(device), Problem.from_mnk(mnk, layout, dtype, acc), launch)
     text = to_cache(task) if cache else json.dumps(to_t4(task), indent=1)
     write_atomic(out_file, text.encode())
@@ -59,6 +60,7 @@ def import_t4(
     task = read_task(file, None if mnk is None else Problem.from_mnk(mnk, layout, dtype, acc))
     recorded = None if device is None else task_of(_recording(device), task.problem, task.launch)
     if to is not None:
+        common.output_file("--to", to, "file of evaluations", _read_evaluations)
         write_atomic(to, "".join(json.dumps(evaluation_to_json(e)) + "\n" for e in task.evaluations()).encode())
     best = task.best()
     failed = sum(cell.median_us is None for cell in task.cells.values())
@@ -72,6 +74,17 @@ def import_t4(
         if target is not None:
             share = "" if best is None else f"; the file's best reaches {target[1] / best[1]:.1%} of its speed"
             out.print(f"best there: {target[1]:.3f} us, {config_name(target[0])}{share}", markup=False)
+
+
+def _read_evaluations(path: Path) -> None:
+    """Raise ValueError, RecordError or OSError unless the first line is that of an evaluation."""
+    from outblas.core.plain_files import read_plain_file
+    from outblas.records.evaluation_json import evaluation_from_json
+
+    try:
+        evaluation_from_json(json.loads(read_plain_file(path).partition(b"\n")[0]))
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError("its first line is no evaluation") from error
 
 
 def _recording(device: str) -> Recording:

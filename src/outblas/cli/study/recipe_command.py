@@ -50,8 +50,10 @@ def recipe(
         raise UsageError("--full with --episodes", "one of them", "leave one out")
 
     from outblas.learn.train.recipe_training import RecipeSettings
+    from outblas.search.recipe.recipe_result import read_recipe
     from outblas.search.recipe.recipe_run import RecipeRequest, run_recipe
 
+    common.output_file("--out", out_file, "result of `outblas recipe`", read_recipe)
     count = FULL_EPISODES if full else RecipeSettings.episodes if episodes is None else episodes
     request = RecipeRequest(
         recording, RecipeSettings(shapes, count, budget), layout.upper(), judged, seeds, faulty, hit_rates, trials,

@@ -8,7 +8,9 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from outblas.core.errors import RecordError
 from outblas.core.files import write_atomic
+from outblas.core.plain_files import read_plain_file
 from outblas.llm.evolve_folder import is_evolution
 from outblas.publish.html import definitions as terms
 from outblas.publish.html.charts import Chart, chart_html
@@ -19,7 +21,7 @@ from outblas.publish.html.figures import find_gpu, group_charts
 from outblas.publish.html.heat import heat_html
 from outblas.publish.html.intervals_table import intervals_section
 from outblas.publish.html.run_data import EMBEDDED, Group, ReportedRun, embedded_rows, load_run
-from outblas.publish.html.shell import copy_html, html_page, provenance_section
+from outblas.publish.html.shell import copy_html, html_page, is_page, provenance_section
 from outblas.publish.html.tune_tables import (
     counters_section,
     every_problem,
@@ -59,6 +61,17 @@ def write_report(run_path: str | os.PathLike[str], out_html: str | os.PathLike[s
     if path.is_file() and read_meta(path).get("kind") == KIND:
         return write_atomic(Path(out_html), render_comparison(read_comparison(path)).encode(errors="replace"))
     return write_atomic(Path(out_html), render(load_run(path)).encode(errors="replace"))
+
+
+def check_page(path: Path) -> None:
+    """Raise unless a file is a page of OutBLAS; return None if it is.
+
+    Raises:
+        RecordError: it is another file.
+        OSError: it cannot be read.
+    """
+    if not is_page(read_plain_file(path)):
+        raise RecordError(f"{path} is no report", "a page of `outblas report`", "pass another file")
 
 
 def render(run: ReportedRun) -> str:
