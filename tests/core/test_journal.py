@@ -90,6 +90,15 @@ def test_settings_cut_short_are_written_again(path: Path) -> None:
     assert reopened(path) == []
 
 
+@pytest.mark.parametrize("text", ["a note of mine", '{"a": 1}', "[1, 2"])
+def test_a_text_without_a_line_that_is_no_journal_is_refused_and_left_as_it_is(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    with pytest.raises(RecordError, match="is damaged"):
+        Journal(path, SETTINGS)
+    assert path.read_text() == text
+
+
 def test_settings_are_compared_as_json(path: Path) -> None:
     Journal(path, {**SETTINGS, "layouts": ("TN",)}).close()
     assert reopened(path) == []

@@ -36,7 +36,8 @@ class Journal:
 
     Raises:
         UsageError: the existing journal has other settings.
-        RecordError: a complete line is no JSON object; the file cannot be read or written, or is in use.
+        RecordError: the existing file is no journal, or a complete line is no JSON object. Or the file cannot be read
+            or written, or is in use.
     """
 
     def __init__(self, path: Path, settings: Mapping[str, Any], resume: bool = True, sole: bool = True) -> None:
@@ -109,15 +110,17 @@ class Journal:
         """Load the complete lines into ``entries`` and return their length in bytes; 0 for an empty file.
 
         Raises:
-            RecordError: a complete line is no JSON object.
+            RecordError: a complete line is no JSON object, or a file without one holds something else.
             UsageError: the first line differs from ``settings``.
         """
         self._file.seek(0)
         data = self._file.read()
         lines = data[: data.rfind(b"\n") + 1].splitlines(keepends=True)
-        if not lines:
-            return 0
+        if not lines and json.dumps(settings).encode().startswith(data):
+            return 0  # an empty file, or settings that a crash cut short
         try:
+            if not lines:
+                raise ValueError("its first line is cut short")
             found, *entries = [json.loads(line) for line in lines]
             if not all(isinstance(entry, dict) for entry in entries):
                 raise ValueError("a line is no object")
