@@ -67,6 +67,11 @@ def test_a_report_is_not_written_over_its_own_result(tmp_path: Path) -> None:
     assert result.read_bytes() == b"PAR1 and more"
 
 
+def test_a_bench_into_a_folder_is_refused_before_it_times(tmp_path: Path) -> None:
+    assert_refused(outblas("bench", "--suite", "llm", "--no-resume", "--out", str(tmp_path)), "is a folder", "--out")
+    assert not list(tmp_path.parent.glob(f"{tmp_path.name}.*"))
+
+
 def test_a_folder_or_a_dangling_link_is_no_output(tmp_path: Path) -> None:
     def unread(path: Path) -> None:
         raise RecordError(f"{path} is read", "no reading", "stop")

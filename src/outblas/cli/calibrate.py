@@ -8,11 +8,11 @@ from typing import Annotated
 import typer
 
 from outblas.cli import common
-from outblas.cli.common import JsonOption, err, out
+from outblas.cli.common import GpuDeviceOption, JsonOption, err, out
 
 
 def calibrate(
-    gpu_device_id: Annotated[int, typer.Option(help="CUDA index of the GPU.")] = 0,
+    gpu_device_id: GpuDeviceOption = 0,
     out_file: Annotated[
         Path | None, typer.Option("--out", help="File of the record; by default in ~/.local/share/outblas/gpus.")
     ] = None,

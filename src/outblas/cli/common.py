@@ -19,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from outblas.core.clean_text import clean_text
+from outblas.core.config import LAUNCHES, Launch
 from outblas.core.errors import OutblasError, UsageError, unknown_name
 from outblas.core.problem import Problem
 from outblas.runtime.device import default_recording
@@ -70,6 +71,11 @@ GpusOption = Annotated[str | None, typer.Option(help="GPUs of --workers local, s
 RayAddressOption = Annotated[
     str | None, typer.Option(help="Ray cluster: auto (the running one, the default), local, or host:port.")
 ]
+GpuDeviceOption = Annotated[int, typer.Option(help="CUDA index of the GPU.")]
+GpuIndicesOption = Annotated[str, typer.Option(help="CUDA indices of the GPUs, separated by commas.")]
+LaunchOption = Annotated[str, typer.Option(help="Launch option of the kernels: plain, pdl or weights.")]
+LibraryOption = Annotated[Path | None, typer.Option(help="Library file; by default the packaged one.")]
+RecordingNameOption = Annotated[str, typer.Option("--recording", help="A packaged recording's name, or a folder.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout instead of text.")]
 QpsOption = Annotated[
     float | None,
@@ -184,6 +190,13 @@ def output_file(option: str, path: Path, kind: str, read: Callable[[Path], objec
             wrong, do = f"{option} {path} is there and is no {kind}", "choose another path, or move it away"
             raise UsageError(wrong, f"a new file, or a {kind}", do) from error
     return path
+
+
+def check_launch(launch: str) -> Launch:
+    """Return a launch option unchanged; raise UsageError if there is no such option."""
+    if launch not in LAUNCHES:
+        raise unknown_name("launch option", launch, LAUNCHES, "pass one of them as --launch")
+    return launch
 
 
 def check_mode(mode: str, target_qps: float | None, modes: Sequence[str] = MODES) -> str:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from outblas.cli import common
-from outblas.cli.common import err, out
+from outblas.cli.common import GpuDeviceOption, err, out
 from outblas.core.errors import UsageError
 
 
@@ -20,7 +20,7 @@ def contribute(
     out_file: Annotated[
         Path | None, typer.Option("--out", help="File to write; by default GPU.outblas.zip in this directory.")
     ] = None,
-    gpu_device_id: Annotated[int, typer.Option(help="CUDA index of the GPU.")] = 0,
+    gpu_device_id: GpuDeviceOption = 0,
 ) -> None:
     """Pack your tuned library, the GPU's record, provenance and proofs into one file (GPU).
 

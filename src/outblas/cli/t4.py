@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from outblas.cli import common
-from outblas.cli.common import AccOption, DtypeOption, LayoutOption, out
-from outblas.core.config import LAUNCHES, config_name
-from outblas.core.errors import UsageError, unknown_name
+from outblas.cli.common import AccOption, DtypeOption, LaunchOption, LayoutOption, out
+from outblas.core.config import config_name
+from outblas.core.errors import UsageError
 from outblas.core.problem import Problem
 from outblas.runtime.device import parse_device
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def export_t4(
     mnk: Annotated[str, typer.Option(help="Recorded problem, M_N_K.")],
     out_file: Annotated[Path, typer.Option("--out", help="JSON file to write.")],
-    launch: Annotated[str, typer.Option(help="Candidates of one launch option: plain, pdl or weights.")] = "plain",
+    launch: LaunchOption = "plain",
     device: Annotated[str, typer.Option(help="Recording, replay:NAME.")] = f"replay:{common.DEFAULT_RECORDING}",
     layout: LayoutOption = "tn",
     dtype: DtypeOption = "fp16",
@@ -30,17 +30,16 @@ def export_t4(
     cache: Annotated[bool, typer.Option("--cache", help="A cache for Kernel Tuner's simulation mode, not T4.")] = False,
 ) -> None:
     """Write a problem's recorded measurements as Kernel Tuner's T4 results (milliseconds), or as its cache."""
-    if launch not in LAUNCHES:
-        raise unknown_name("launch option", launch, LAUNCHES, "pass one of them as --launch")
+    chosen = common.check_launch(launch)
 
     from outblas.core.files import write_atomic
     from outblas.search.kernel_tuner.t4_files import read_task, task_of, to_cache, to_t4
 
     common.output_file("--out", out_file, "T4 results file or cache", read_task)
-    task = task_of(_recording(device), Problem.from_mnk(mnk, layout, dtype, acc), launch)
+    task = task_of(_recording(device), Problem.from_mnk(mnk, layout, dtype, acc), chosen)
     text = to_cache(task) if cache else json.dumps(to_t4(task), indent=1)
     write_atomic(out_file, text.encode())
-    out.print(f"{len(task.cells)} configs of {task.problem.key}, {launch}: {out_file}", markup=False)
+    out.print(f"{len(task.cells)} configs of {task.problem.key}, {chosen}: {out_file}", markup=False)
 
 
 def import_t4(
