@@ -19,7 +19,7 @@ from outblas.core.evaluator import Evaluator
 from outblas.core.files import json_text, lock_folder, write_atomic, write_json
 from outblas.core.install_hint import install_hint
 from outblas.core.journal import check_same_settings
-from outblas.core.plain_files import read_json
+from outblas.core.plain_files import read_object
 from outblas.learn.array_file import DAMAGED
 from outblas.learn.policy import Policy, input_names
 from outblas.learn.posterior import Regressor
@@ -335,17 +335,10 @@ def claim_folder(run: TrainingRun, settings: Any, parts: Sequence[TrainingPart])
     wanted.pop("steps")  # a training may be prolonged
     if path.exists():
         what, do = f"{run.path} holds a training with other settings", "repeat those settings, or choose another --run"
-        check_same_settings(what, _settings_there(path), json.loads(json_text(wanted)), do)
+        was = read_object(path, "the settings of a training", "choose another --run")
+        check_same_settings(what, was, json.loads(json_text(wanted)), do)
         return
     write_json(path, wanted)
-
-
-def _settings_there(path: Path) -> dict[str, Any]:
-    try:
-        return dict(read_json(path))
-    except (OSError, ValueError, TypeError) as error:
-        wrong, do = f"{path} cannot be read ({error})", "choose another --run"
-        raise RecordError(wrong, "the settings of a training", do) from error
 
 
 def wandb_run(run: TrainingRun, settings: Any, mode: str | None = None) -> Any:

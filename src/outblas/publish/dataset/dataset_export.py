@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -28,16 +28,13 @@ from outblas.publish.dataset.dataset_tables import (
     kernels_table,
     problems_table,
 )
-from outblas.records.parquet import check_parquet
+from outblas.records.parquet import check_parquet, parquet_bytes
 from outblas.records.provenance import provenance_field, source_commit, utc_now
 from outblas.records.recording import Recording
 from outblas.records.recording_files import STATUSES
 from outblas.records.recording_hash import recording_sha
 from outblas.search.compare.public_split import PUBLIC_SEED, PUBLIC_SHARE, PUBLIC_SPLIT, public_split
 from outblas.search.kernel_tuner.t4_files import task_of, to_cache, to_t4
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 FORMAT, KIND = 1, "recording-data-set"
 SHEET, CARD = "datasheet.json", "README.md"
@@ -166,9 +163,9 @@ def _write_files(
     for table, make in makers.items():
         for part, problems in parts.items():
             made = make(recording, problems)
-            keep(f"data/{table}-{part}.parquet", _parquet(made), made.num_rows)
+            keep(f"data/{table}-{part}.parquet", parquet_bytes(made), made.num_rows)
     kernels = kernels_table(recording)
-    keep("data/kernels.parquet", _parquet(kernels), kernels.num_rows)
+    keep("data/kernels.parquet", parquet_bytes(kernels), kernels.num_rows)
     for path, text, rows in _kernel_tuner_files(recording, chosen):
         keep(path, text.encode(), rows)
     return files
@@ -186,16 +183,6 @@ def _kernel_tuner_files(recording: Recording, chosen: Sequence[Problem]) -> Iter
 
 def _launches(recording: Recording, problem: Problem) -> list[Any]:
     return list(recording.by_launch(problem))
-
-
-def _parquet(table: pa.Table) -> bytes:
-    """Return the bytes of a Parquet file of a table; the same for the same table and pyarrow."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    sink = pa.BufferOutputStream()
-    pq.write_table(table, sink, compression="zstd")
-    return bytes(sink.getvalue().to_pybytes())
 
 
 def _data_sheet(
