@@ -16,7 +16,8 @@ def report(
     run: Annotated[
         Path,
         typer.Argument(
-            help="Run directory of `outblas tune` or `evolve`, or result file of `outblas bench` or `compare`."
+            help="Run directory of `outblas tune` or `evolve`, or result file of `outblas bench`, `compare` or "
+            "`compare-live`."
         ),
     ],
     out_file: Annotated[

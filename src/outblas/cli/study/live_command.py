@@ -73,6 +73,7 @@ def compare_live(
     if out_file.exists():
         print_live(read_live(out_file))
         out.print(f"result: {out_file}\nmeasurements: {out_file}.sqlite", markup=False)
+        out.print(f"report: outblas report {out_file}", markup=False)
     if left:
         out.print(f"{left} problems are left: run the command again with more --gpu-seconds", markup=False)
 
