@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 from outblas.core import journal as module
 from outblas.core.errors import RecordError, UsageError
-from outblas.core.journal import Journal
+from outblas.core.journal import Journal, read_journal
 
 SETTINGS = {"suite": "grid1000", "rounds": 9, "layouts": ["TN"]}
 ENTRIES = [{"problem": f"p{i}", "us": [1.5 + i, None]} for i in range(4)]
@@ -169,3 +170,17 @@ def test_done_removes_it(path: Path) -> None:
     journal.append(ENTRIES[0])
     journal.close(done=True)
     assert not path.exists()
+
+
+@pytest.mark.parametrize("text", ["[1]\n", "{\n", "\xff\n", "[" * 100_000 + "\n"])
+def test_a_damaged_journal_is_not_read(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(text.encode("latin-1"))
+    with pytest.raises(RecordError, match="cannot be read"):
+        read_journal(path)
+    path.write_bytes(b'{"a": 1}\n{"b')
+    assert read_journal(path) == [{"a": 1}]
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(RecordError, match="cannot be read"):
+        read_journal(path)

@@ -15,7 +15,7 @@ from typing import Any
 
 from outblas.core.errors import RecordError, UsageError
 from outblas.core.files import lock_file
-from outblas.core.plain_files import open_plain
+from outblas.core.plain_files import open_plain, read_plain_file
 
 
 class Journal:
@@ -179,7 +179,10 @@ def read_journal(path: Path) -> list[dict[str, Any]]:
         RecordError: the file cannot be read or is damaged.
     """
     try:
-        text = path.read_text(encoding="utf-8")
-        return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
-    except (OSError, ValueError) as error:
-        raise RecordError(f"{path} cannot be read ({error})", "one JSON value per line", "delete it") from error
+        text = read_plain_file(path).decode()
+        found = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+        if not all(isinstance(line, dict) for line in found):
+            raise ValueError("a line is no object")
+        return found
+    except (OSError, ValueError, RecursionError) as error:
+        raise RecordError(f"{path} cannot be read ({error})", "one JSON object per line", "move it away") from error
