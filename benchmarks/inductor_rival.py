@@ -18,17 +18,16 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from rivals.journaled_rows import journaled_rows
 
 from outblas.core.config import config_name
 from outblas.core.errors import OutblasError, ToolchainMissing
 from outblas.core.evaluation import Status
-from outblas.core.files import write_json
 from outblas.core.gpu_records import packaged_gpu
-from outblas.core.journal import Journal
 from outblas.core.problem import Problem
 from outblas.core.rivals import RIVALS, BaselineCall, fastest_baseline
 from outblas.core.roofline import regime
@@ -138,30 +137,38 @@ def means(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def measure(count: int, out: Path) -> dict[str, Any]:
-    """Time all problems that the journal does not have, and write the result file."""
+    """Time all problems that the journal does not have, and write the result file; return its content."""
     from outblas.runtime.device import gpu_of_device
 
     gpu = gpu_of_device(0)
     library, listed = Library.packaged(gpu.name), problems_of(count)
-    todo = [(name, problem) for name, problems in listed.items() for problem in problems]
-    settings = {"problems": [p.key for _, p in todo], "rounds": ROUNDS, "library": library.sha()}
-    journal = Journal(out.with_name(out.name + ".jsonl"), settings)
-    written, begun = False, time.perf_counter()
-    try:
-        known, baselines = {entry["problem"] for entry in journal.entries}, make_baselines(0, RIVALS)
-        for name, problem in todo:
-            if problem.key not in known:
-                journal.append({"suite": name, **measure_one(problem, library.lookup(problem), baselines, gpu)})
-                print(f"{len(journal.entries)}/{len(todo)}, {time.perf_counter() - begun:.0f} s", flush=True)
-        rows = list(journal.entries)
+    todo = {_key(name, problem.key): (name, problem) for name, problems in listed.items() for problem in problems}
+    settings = {"problems": [p.key for _, p in todo.values()], "rounds": ROUNDS, "library": library.sha()}
+    result: dict[str, Any] = {}
+
+    def rows_of(keys: list[str]) -> Iterator[dict[str, Any]]:
+        baselines = make_baselines(0, RIVALS)
+        for name, problem in map(todo.__getitem__, keys):
+            yield {"suite": name, **measure_one(problem, library.lookup(problem), baselines, gpu)}
+
+    def content(rows: list[dict[str, Any]]) -> dict[str, Any]:
         by_suite = {name: means([row for row in rows if row["suite"] == name]) for name in listed}
         about = collect_provenance("benchmarks/inductor_rival.py")
-        result = {"format": INDUCTOR_FORMAT, "provenance": about, "means": by_suite, "rows": rows}
-        write_json(out, result)
-        written = True
+        result.update({"format": INDUCTOR_FORMAT, "provenance": about, "means": by_suite, "rows": rows})
         return result
-    finally:
-        journal.close(done=written)
+
+    journaled_rows(out, settings, list(todo), rows_of, _line, content, lambda row: _key(row["suite"], row["problem"]))
+    return result
+
+
+def _key(suite_name: str, problem: str) -> str:
+    """Return the key of a row: a problem may be in both suites."""
+    return f"{suite_name} {problem}"
+
+
+def _line(row: dict[str, Any]) -> str:
+    figures = [f"{name} {row[name]['ratio']:.3f}" for name in (NAME, "ours") if row[name]]
+    return f"{row['problem']}: {', '.join(figures) or row['refused']}"
 
 
 def main() -> None:

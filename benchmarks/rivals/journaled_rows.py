@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +17,18 @@ Row = dict[str, Any]
 def journaled_rows(
     out: Path, settings: Mapping[str, Any], keys: Sequence[str], measure: Callable[[list[str]], Iterable[Row]],
     line: Callable[[Row], str], content: Callable[[list[Row]], Mapping[str, Any]],
+    key: Callable[[Mapping[str, Any]], str] = itemgetter("problem"),
 ) -> list[Row]:  # fmt: skip
     """Measure the rows that the journal lacks, then write the result file. An interrupted run resumes.
 
     Args:
         out: result file; the journal lies beside it and ends in ``.jsonl``. It is removed when the file is written.
         settings: everything on which the rows depend; a journal of others is refused.
-        keys: the rows' keys ``problem``, in the order of the file.
+        keys: the rows' keys, each once, in the order of the file.
         measure: yields the rows of the keys that it is given.
         line: words on a row, for its line of progress.
         content: content of the result file, of all rows in order.
+        key: the key of a row; by default its field ``problem``.
 
     Returns:
         All rows in order.
@@ -37,13 +40,13 @@ def journaled_rows(
     journal = Journal(out.with_name(out.name + ".jsonl"), settings)
     written = False
     try:
-        known = {entry["problem"] for entry in journal.entries}
-        missing, begun = [key for key in keys if key not in known], time.perf_counter()
+        known = set(map(key, journal.entries))
+        missing, begun = [one for one in keys if one not in known], time.perf_counter()
         for done, row in enumerate(measure(missing) if missing else (), 1):
             journal.append(row)
             left = (time.perf_counter() - begun) / done * (len(missing) - done)
             print(f"[{done}/{len(missing)}, {left:.0f} s left] {line(journal.entries[-1])}", flush=True)
-        rows = sorted(journal.entries, key=lambda row: keys.index(row["problem"]))
+        rows = sorted(journal.entries, key=lambda row: keys.index(key(row)))
         write_json(out, content(rows))
         written = True
         return rows

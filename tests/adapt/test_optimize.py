@@ -171,6 +171,25 @@ def test_biases_are_merged_with_their_weights() -> None:
     torch.testing.assert_close(after, before, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("kind", "shape"),
+    [(blocks.FirstTwoExtents, (2, 3)), (blocks.FirstTwoExtents, (2, 3, 5)), (blocks.Attention, (2, 3))],
+)
+@pytest.mark.parametrize("contiguous", [True, False])
+def test_a_part_of_a_merged_product_can_take_every_shape(
+    kind: type[nn.Module], shape: tuple[int, ...], contiguous: bool
+) -> None:
+    module, x = kind().eval(), rows(*shape)
+    if not contiguous:
+        x = rows(*reversed(shape)).transpose(0, -2)
+        assert not x.is_contiguous() and x.shape[:-1] == torch.Size(shape)
+    before = counted(module, x)[0]
+    assert len(outblas.optimize(module).merged) == 1
+    after, counts = counted(module, x)
+    assert counts["split_with_sizes"] == 1
+    torch.testing.assert_close(after, before, rtol=1e-5, atol=1e-5)
+
+
 def test_gates_in_fp32_stay_apart_because_no_kernel_takes_them() -> None:
     report = outblas.optimize(decoder())
     assert "float32" in report.left_alone["layers.0.mlp.one"]

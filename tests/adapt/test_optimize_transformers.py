@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -162,3 +164,25 @@ def test_a_served_device_runs_every_fusion_as_one_kernel(
     assert host.launched == 3 * LAYERS, "a gate and two sums in each layer"
     assert len(served.ran) == LAYERS, "and the merged product of each"
     torch.testing.assert_close(after, before, rtol=0.02, atol=0.02)
+
+
+def test_an_optimised_model_is_saved_as_it_was(tmp_path: Path) -> None:
+    model = model_of("qwen2")
+    wanted = {name: value.clone() for name, value in model.state_dict().items()}
+    outblas.optimize(model)
+    place = model.model.layers[0].mlp.gate_proj.weight.data_ptr()
+    model.save_pretrained(tmp_path / "whole")
+    copy.deepcopy(model).save_pretrained(tmp_path / "copy")
+    model.save_pretrained(tmp_path / "given", state_dict=model.state_dict())
+    model.model.save_pretrained(tmp_path / "part")
+    torch.save(model, tmp_path / "pickled")
+    pickled = torch.load(tmp_path / "pickled", weights_only=False)
+    outblas.optimize(pickled)
+    pickled.save_pretrained(tmp_path / "again")
+    for name in ("whole", "copy", "given", "again"):
+        saved = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / name, dtype=torch.bfloat16).state_dict()
+        assert list(saved) == list(wanted) and all(torch.equal(value, wanted[key]) for key, value in saved.items())
+    assert (tmp_path / "part" / "model.safetensors").is_file()
+    assert model.model.layers[0].mlp.gate_proj.weight.data_ptr() == place, "the model itself stays optimised"
+    outblas.restore(model)
+    assert "save_pretrained" not in model.__dict__ and "save_pretrained" not in model.model.__dict__

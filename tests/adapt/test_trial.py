@@ -195,9 +195,12 @@ def test_the_starter_switches_on_where_something_can_be_gained(reason: str, monk
     assert switch_on() == reason and len(calls) == (not reason)
 
 
-def test_a_wrong_call_of_the_starter_is_one_line() -> None:
-    done = subprocess.run([sys.executable, "-m", "outblas.adapt.run_enabled", "--"], capture_output=True, text=True)
+@pytest.mark.parametrize("words", [["--"], ["--counts", "FILE", "--", "-m"], ["--counts", "FILE", "a.py"]])
+def test_a_wrong_call_of_the_starter_is_one_line(words: list[str], tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "outblas.adapt.run_enabled", *words]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 1 and done.stderr.startswith("error: ") and len(done.stderr.splitlines()) == 1
+    assert "see outblas try --help" in done.stderr and not list(tmp_path.iterdir())
 
 
 def test_a_gpu_tunes_the_captured_products_before_the_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

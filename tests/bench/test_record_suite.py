@@ -180,6 +180,17 @@ def test_a_recording_is_not_gone_on_with_on_another_gpu(
         run(tmp_path)
 
 
+def test_a_recording_without_its_journal_is_not_replaced(gpu: FakeGpu, tmp_path: Path) -> None:
+    path = run(tmp_path)
+    assert path is not None and run(tmp_path) == path, "its own journal may write it again"
+    (journal,) = tmp_path.glob("*.jsonl")
+    journal.unlink()
+    before = path.read_bytes()
+    with pytest.raises(UsageError, match="without its journal.*another --out"):
+        run(tmp_path)
+    assert path.read_bytes() == before
+
+
 def test_the_evaluator_is_told_what_a_recording_needs_and_is_closed(gpu: FakeGpu, tmp_path: Path) -> None:
     run(tmp_path)
     (options,) = gpu.options

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import importlib
+import json
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from outblas.core.problem import Problem
 from outblas.core.suites import suite
+from outblas.runtime import device
 
 
 @pytest.fixture
@@ -32,6 +35,34 @@ def test_a_row_without_our_kernel_counts_as_1_and_one_that_inductor_fails_does_n
     ]
     want = {"inductor": 0.5, "ours": 2**0.5, "ours_over_inductor": 8**0.5}
     assert script.means(rows) == pytest.approx(want)
+
+
+def test_a_problem_of_both_suites_has_a_row_in_each_also_after_an_interruption(
+    script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both, other = suite("llm")[:2]
+    asked: list[str] = []
+
+    def measured(problem: Problem, *_: Any) -> dict[str, Any]:
+        asked.append(problem.key)
+        if len(asked) == 2:
+            raise KeyboardInterrupt
+        figures = {"ratio": 1.0 + len(asked)}
+        return {"problem": problem.key, "inductor": figures, "ours": figures, "refused": None}
+
+    monkeypatch.setattr(device, "gpu_of_device", lambda index: script.H200)
+    monkeypatch.setattr(script, "problems_of", lambda count: {"grid1000": [both], "llm": [both, other]})
+    monkeypatch.setattr(script, "make_baselines", lambda *_: {})
+    monkeypatch.setattr(script, "measure_one", measured)
+    out = tmp_path / "r.json"
+    with pytest.raises(KeyboardInterrupt):
+        script.measure(2, out)
+    result = script.measure(2, out)
+    assert asked == [both.key, both.key, both.key, other.key], "the first row was kept"
+    rows = [(row["suite"], row["problem"]) for row in result["rows"]]
+    assert rows == [("grid1000", both.key), ("llm", both.key), ("llm", other.key)]
+    assert list(json.loads(out.read_text())) == ["format", "provenance", "means", "rows"]
+    assert set(result["means"]) == {"grid1000", "llm"} and list(tmp_path.iterdir()) == [out]
 
 
 def test_without_triton_it_says_so_in_one_line(script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

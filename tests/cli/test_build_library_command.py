@@ -16,7 +16,7 @@ from outblas.core.files import lock_folder
 from outblas.core.problem import Problem
 from outblas.search.build_library import build_run, build_steps
 from outblas.search.build_library.build_work import TABLES, BuildFolder
-from support.cli_fixture import refused
+from support.cli_fixture import assert_refused, refused
 
 TABLE = str(TABLES[0])
 
@@ -127,6 +127,18 @@ def test_an_interrupted_build_says_how_to_go_on(tmp_path: Path, monkeypatch: pyt
     done = command("--work", str(tmp_path), "--steps", "merge")
     assert done.exit_code == 130
     assert f"resume with: outblas build-library --work {tmp_path}" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["work.json", "seconds.json"])
+@pytest.mark.parametrize("text", ["{", "[]", ""])
+def test_a_damaged_file_of_a_build_is_one_line(
+    name: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build_run.subprocess, "run", lambda words, check: subprocess.CompletedProcess(words, 0))
+    (tmp_path / name).write_text(text)
+    words = ("--job", f"merge {TABLE}") if name == "work.json" else ("--steps", "merge", "--tables", TABLE)
+    assert_refused(command("--work", str(tmp_path), *words), f"{name} cannot be read")
+    assert (tmp_path / name).read_text() == text
 
 
 def test_a_job_is_a_process_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:

@@ -46,6 +46,14 @@ def test_what_is_packed_passes_the_check(tuned: Path, tmp_path: Path) -> None:
     assert checked.stdout.startswith("NVIDIA A100-SXM4-80GB: 1 problems, record a100-sxm4-80gb")
 
 
+def test_only_a_contribution_is_replaced(tuned: Path, tmp_path: Path) -> None:
+    target = tmp_path / "a100.outblas.zip"
+    target.write_bytes(b"PK\x03\x04 of somebody else")
+    assert_refused(outblas("contribute", "--out", str(target)), "is there and is no contribution")
+    target.unlink()
+    assert [outblas("contribute", "--out", str(target)).exit_code for _ in range(2)] == [0, 0]
+
+
 def test_nothing_about_the_machine_is_packed(tuned: Path, tmp_path: Path) -> None:
     target = tmp_path / "a100.outblas.zip"
     outblas("contribute", "--run", str(tuned), "--out", str(target))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 from outblas.core import journal as module
 from outblas.core.errors import RecordError, UsageError
-from outblas.core.journal import Journal
+from outblas.core.journal import Journal, read_journal
 
 SETTINGS = {"suite": "grid1000", "rounds": 9, "layouts": ["TN"]}
 ENTRIES = [{"problem": f"p{i}", "us": [1.5 + i, None]} for i in range(4)]
@@ -88,6 +89,15 @@ def test_settings_cut_short_are_written_again(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-4])
     Journal(path, SETTINGS).close()
     assert reopened(path) == []
+
+
+@pytest.mark.parametrize("text", ["a note of mine", '{"a": 1}', "[1, 2"])
+def test_a_text_without_a_line_that_is_no_journal_is_refused_and_left_as_it_is(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    with pytest.raises(RecordError, match="is damaged"):
+        Journal(path, SETTINGS)
+    assert path.read_text() == text
 
 
 def test_settings_are_compared_as_json(path: Path) -> None:
@@ -180,3 +190,17 @@ def test_a_journal_begun_anew_elsewhere_keeps_its_first_line(path: Path) -> None
     old.append(ENTRIES[1])
     old.close()
     assert reopened(path) == ENTRIES[1:2]
+
+
+@pytest.mark.parametrize("text", ["[1]\n", "{\n", "\xff\n", "[" * 100_000 + "\n"])
+def test_a_damaged_journal_is_not_read(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(text.encode("latin-1"))
+    with pytest.raises(RecordError, match="cannot be read"):
+        read_journal(path)
+    path.write_bytes(b'{"a": 1}\n{"b')
+    assert read_journal(path) == [{"a": 1}]
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(RecordError, match="cannot be read"):
+        read_journal(path)

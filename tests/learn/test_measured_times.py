@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from outblas.core.config import KernelConfig
+from outblas.core.config import KernelConfig, config_name
+from outblas.core.errors import RecordError
 from outblas.core.evaluation import Evaluation
 from outblas.core.problem import Problem
 from outblas.kernels.config_text import config_from_name
@@ -137,3 +138,16 @@ def test_fitting_script_reads_stores(tmp_path: Path) -> None:
     found = json.loads(out.read_text())
     assert found["checks"]["problems"] == 5 and found["checks"]["sources"]["t"]["top"]["4"]["n"] == 5
     assert found["provenance"]["source"] == "t.sqlite" and str(tmp_path) not in out.read_text()
+
+
+@pytest.mark.parametrize(
+    "text", ["{", '{"p": "8_8_8_TN_fp16_fp32"}', "[1]", '{"p": "x", "first": {}, "med": {}}', "\xff"]
+)
+def test_a_line_that_is_no_measurement_is_named(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "times.jsonl"
+    whole = {"p": PROBLEM.key, "first": {}, "med": {config_name(A): 3.0}}
+    path.write_text(json.dumps(whole) + "\n" + text, encoding="latin-1")
+    with pytest.raises(RecordError, match=r"times.jsonl(, line 2)? cannot be read"):
+        measured_times.rows_of_jsonl(path)
+    path.write_text(json.dumps(whole))
+    assert [row.problem for row in measured_times.rows_of_jsonl(path)] == [PROBLEM]

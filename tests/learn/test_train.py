@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs torch")
 pytest.importorskip("sb3_contrib", reason="needs sb3-contrib (pip install '.[rl]')")
 
+from stable_baselines3.common.save_util import open_path  # noqa: E402
 from typer.testing import CliRunner  # noqa: E402
 
 from outblas.cli.main import app  # noqa: E402
@@ -194,6 +196,25 @@ def test_a_training_that_was_stopped_goes_on(
         train(part(recording, learn), SMALL, TrainingRun(tmp_path))
     with pytest.raises(UsageError, match="other settings"):
         train(part(recording, learn), replace(SMALL, lr=1e-3), TrainingRun(tmp_path))
+    for name in ("ppo.zip", "settings.json"):
+        whole = (tmp_path / name).read_bytes()
+        (tmp_path / name).write_bytes(whole[: len(whole) // 2])
+        with pytest.raises(RecordError, match=f"{name} cannot be read"):
+            train(part(recording, learn), SMALL, TrainingRun(tmp_path))
+        (tmp_path / name).write_bytes(whole)
+
+
+def test_a_process_that_is_killed_while_it_saves_leaves_the_checkpoint_before(tmp_path: Path) -> None:
+    class Learner:
+        def save(self, file: Any) -> None:
+            with open_path(file, "w") as opened:
+                opened.write(b"half of a checkpoint")
+                raise KeyboardInterrupt
+
+    (tmp_path / "ppo.zip").write_bytes(b"the checkpoint before")
+    with pytest.raises(KeyboardInterrupt):
+        train_ppo.save_checkpoint(Learner(), tmp_path / "ppo.zip")
+    assert (tmp_path / "ppo.zip").read_bytes() == b"the checkpoint before" and len(list(tmp_path.iterdir())) == 1
 
 
 def test_training_looks_at_no_problem_that_was_not_named(recording: Recording) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from outblas.core.evaluation import Evaluation, Speedup, Status, Timing
 from outblas.core.problem import Problem
 from outblas.core.roofline import floor_us
 from outblas.kernels.custom.free_kernel import FreeKernel
+from outblas.llm.train import training_folder
 from outblas.llm.train.answer_judge import AnswerJudge, evaluator_of
 from outblas.llm.train.cuda_answers import CudaAnswers
 from outblas.llm.train.dataset import completion_text, prompt_messages, prompt_rows, supervised_rows
@@ -269,9 +270,32 @@ def test_a_folder_is_published_whole_or_not_at_all(tmp_path: Path) -> None:
         raise OSError(28, "No space left on device")
 
     publish_folder(tmp_path / "final", whole)
+    publish_folder(tmp_path / "final", whole)
     with pytest.raises(RecordError, match="No space"):
         publish_folder(tmp_path / "final", broken)
     assert [p.name for p in tmp_path.iterdir()] == ["final"] and (tmp_path / "final" / "a").read_text() == "new"
+
+
+def test_a_process_that_is_killed_while_it_publishes_leaves_no_half_of_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(path: Path, **_: object) -> None:
+        for file in path.glob("a") if path.exists() else ():
+            file.unlink()
+            raise KeyboardInterrupt
+
+    def save(text: str) -> Callable[[Path], None]:
+        def write(folder: Path) -> None:
+            for name in ("a", "b"):
+                (folder / name).write_text(text)
+
+        return write
+
+    publish_folder(tmp_path / "final", save("old"))
+    monkeypatch.setattr(training_folder.shutil, "rmtree", killed)
+    with pytest.raises(KeyboardInterrupt):
+        publish_folder(tmp_path / "final", save("new"))
+    assert {p.name: p.read_text() for p in (tmp_path / "final").iterdir()} == {"a": "new", "b": "new"}
 
 
 def test_a_stage_is_gone_on_with_only_if_asked_and_only_with_its_settings(tmp_path: Path) -> None:

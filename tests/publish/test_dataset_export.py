@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -178,3 +180,35 @@ def test_a_folder_with_files_is_refused_and_a_failure_leaves_nothing(
 def test_an_empty_folder_is_filled_and_no_kernel_tuner_means_none(recording: Recording, tmp_path: Path) -> None:
     export_recording(recording, "mine", tmp_path, 0)
     assert not (tmp_path / "kernel_tuner").exists() and "Kernel Tuner" not in (tmp_path / "README.md").read_text()
+
+
+def test_an_empty_folder_is_filled_and_not_replaced(
+    recording: Recording, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    before = (tmp_path / "real").stat().st_ino
+    monkeypatch.chdir(tmp_path / "real")
+    export_recording(recording, "mine", Path("."), 0)
+    assert sorted(os.listdir(".")) == ["README.md", "data", "datasheet.json"], "the current folder is still this one"
+    assert (tmp_path / "real").stat().st_ino == before
+    with pytest.raises(UsageError, match="not empty"):
+        export_recording(recording, "mine", tmp_path / "link", 0)
+    shutil.rmtree("data")
+    Path("README.md").unlink()
+    Path("datasheet.json").unlink()
+    Path(".outblas-export-of-a-killed-process").mkdir()
+    export_recording(recording, "mine", tmp_path / "link", 0)
+    assert (tmp_path / "link").is_symlink() and Path("README.md").is_file()
+
+
+@pytest.mark.parametrize("name", [".", "file", "dangling"])
+def test_a_folder_with_files_is_refused_and_kept(
+    name: str, recording: Recording, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "dangling").symlink_to("nowhere")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match="not empty"):
+        export_recording(recording, "mine", Path(name), 0)
+    assert sorted(os.listdir(".")) == ["dangling", "file"] and Path("file").read_text() == "mine"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -9,6 +11,7 @@ from xml.etree import ElementTree
 import pytest
 
 from outblas.core.errors import RecordError
+from outblas.publish.html.tune_page import write_report
 from outblas.publish.tables.live_block import NOT_MEASURED
 from outblas.publish.tables.publish_results import check_published, publish
 from outblas.search.live_compare.live_result import COLUMNS, LiveResult, read_live, write_live
@@ -98,6 +101,26 @@ def test_each_gpu_has_both_tables_and_the_reinforcement(published: tuple[Path, P
     ElementTree.fromstring(picture)
     assert "unseen problems" in picture and "random-legal" in picture and "split" not in picture
     assert check_published(*published) == []
+
+
+def test_the_report_has_every_figure_of_both_tables_and_asks_for_nothing(tmp_path: Path) -> None:
+    result = made_live(tmp_path / "live.parquet", "NVIDIA H200 <i>")
+    page = write_report(result.path, tmp_path / "live.html").read_text(encoding="utf-8")
+    found = re.search(r'id="outblas-data">(.*?)</script>', page, re.S)
+    assert found is not None and [g["title"] for g in json.loads(found[1])["groups"]] == ["same", "native"]
+    for table in ("same", "native"):
+        for figure in ("speedup", "share"):
+            for agent, *cells in table_rows(result, table, figure)[1:]:
+                assert f"<th scope='row'>{agent}</th>{''.join(f'<td>{cell}</td>' for cell in cells)}" in page
+    assert "Where reinforcement pays" in page and "ppo over regressor" in page and "no agent found a kernel" in page
+    assert "H200 <i>" not in page and "H200 &lt;i&gt;" in page and "https://" not in page and "rehearsal" not in page
+    assert write_report(result.path, tmp_path / "again.html").read_text(encoding="utf-8") == page
+
+
+def test_the_report_of_a_rehearsal_says_that_nothing_was_measured(tmp_path: Path) -> None:
+    result = made_live(tmp_path / "live.parquet", "NVIDIA H200", rehearsal=True)
+    page = write_report(result.path, tmp_path / "live.html").read_text(encoding="utf-8")
+    assert "A rehearsal on <strong>cuda:0</strong>: no figure was measured" in page
 
 
 def test_a_rehearsal_is_not_published(published: tuple[Path, Path]) -> None:

@@ -42,6 +42,17 @@ def test_files_of_earlier_kernels_are_named(folder: Path) -> None:
     assert notes.notes_of_earlier_kernels(folder) == [line]
 
 
+@pytest.mark.parametrize("text", ["{", "", "\xff"])
+def test_a_damaged_file_beside_the_benches_is_named(text: str, folder: Path) -> None:
+    bench(folder, "new", "2026-02-01T00:00:00+00:00")
+    (folder / "clock_study.json").write_bytes(text.encode("latin-1"))
+    with pytest.raises(RecordError, match="clock_study.json cannot be read"):
+        notes.notes_of_earlier_kernels(folder)
+    for made in (None, [], "x", {"date": None}):
+        (folder / "clock_study.json").write_text(json.dumps({"provenance": made}))
+        assert notes.notes_of_earlier_kernels(folder) == []
+
+
 def test_without_a_library_of_known_kernels_no_file_is_older(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bench(folder, "old", "2026-01-31T00:00:00+00:00")
     monkeypatch.setattr(Library, "packaged", lambda gpu, missing_ok=False: Library("h200", (), {}))

@@ -120,3 +120,15 @@ def test_the_picture_prefers_the_headline_suite(published):
     write_result(rows, META, directory / "a_first_by_name.parquet")
     publish(*published)
     assert "grid1000 TN, fp16" in picture.read_text()
+
+
+def test_a_result_file_that_lacks_a_field_is_one_error_and_nothing_is_written(published):
+    folder, root = published
+    place = page(root / "docs/search/published-recipe.md", "recipe")
+    before = place.read_bytes()
+    fields = ("provenance", "recording", "settings", "problems", "hit_rates", "faults", "rows", "curves")
+    data = {"format": 1, "kind": "recipe", **dict.fromkeys(fields, {})}
+    (folder / "recipe.json").write_text(json.dumps(data))
+    with pytest.raises(RecordError, match="block recipe cannot be made.*KeyError"):
+        publish(*published)
+    assert place.read_bytes() == before and not (root / "docs/img").exists()

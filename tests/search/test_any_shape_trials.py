@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import pytest
 pytest.importorskip("pyarrow", reason="the table is a Parquet file")
 pytest.importorskip("torch", reason="the table is read for a fit by torch")
 
-from outblas.core.errors import UsageError
+from outblas.core.errors import RecordError, UsageError
 from outblas.core.problem import Problem
 from outblas.learn.train.fit_any_shape_run import read_cells
 from outblas.search.any_shape_trials import collect_trials
@@ -66,3 +68,35 @@ def test_a_trial_that_is_not_finished_is_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="trial 1 of llm:TN:fp16:fp32 is not finished"):
         collect_trials(tmp_path, tmp_path / "out.parquet")
     assert not (tmp_path / "out.parquet").exists()
+
+
+def test_a_trial_that_has_only_begun_is_named(tmp_path: Path) -> None:
+    write_trial(tmp_path, "1", 10.0, {FIRST: 8.0})
+    (path,) = tmp_path.iterdir()
+    path.write_text(path.read_text().splitlines(keepends=True)[0])
+    with pytest.raises(UsageError, match="is not finished"):
+        collect_trials(tmp_path, tmp_path / "out.parquet")
+    path.write_text("")
+    with pytest.raises(UsageError, match="no finished trial"):
+        collect_trials(tmp_path, tmp_path / "out.parquet")
+
+
+def test_a_disk_that_refuses_keeps_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    write_trial(tmp_path, "1", 10.0, {FIRST: 8.0})
+    out = tmp_path / "out.parquet"
+    collect_trials(tmp_path, out)
+    before = out.read_bytes()
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(RecordError, match="No space left"):
+        collect_trials(tmp_path, out)
+    assert out.read_bytes() == before
+
+
+@pytest.mark.parametrize("text", [b"PAR1", b"", b"{}"])
+def test_a_damaged_table_is_named(text: bytes, tmp_path: Path) -> None:
+    (tmp_path / "cells.parquet").write_bytes(text)
+    with pytest.raises(RecordError, match="cells.parquet cannot be read"):
+        read_cells(tmp_path / "cells.parquet")

@@ -99,6 +99,24 @@ def test_a_session_that_was_killed_between_two_records_does_not_block_the_next(t
         assert folder.store(found(2, 2.5)) and len(folder.entries()) == 2
 
 
+def test_a_session_that_is_killed_before_its_second_record_stores_a_kernel_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with KernelFolder(tmp_path / "k") as folder, monkeypatch.context() as patch:
+        patch.setattr(EvolveJournal, "settle", killed)
+        with pytest.raises(KeyboardInterrupt):
+            folder.store(found(1, 3.0))
+        assert folder.entries() == []
+    with KernelFolder(tmp_path / "k") as folder:
+        assert folder.store(found(1, 2.5)) and not folder.store(found(1, 2.0))
+        assert [e.name for e in folder.entries()] == [kernel(1).name]
+    with Store(tmp_path / "k" / "store.sqlite") as store:
+        assert [e.config.name for e in store.evaluations()] == [kernel(1).name]  # type: ignore[union-attr]
+
+
 def test_a_folder_of_an_evolution_is_read_and_not_written(tmp_path: Path) -> None:
     write_json(tmp_path / "run.json", {"format": 1, "kind": "evolve"})
     with Store(tmp_path / "store.sqlite") as store:

@@ -18,7 +18,7 @@ from outblas.adapt.parts import (
     module_code_must_run,
 )
 from outblas.adapt.rewritten_forward import PARTS, RESIDUAL, Changes, redecorated, rewritten
-from outblas.adapt.structures import Activated, Gate, Merge, Sum, place, product_steps
+from outblas.adapt.structures import Activated, Gate, Merge, Sum, place, product_steps, views_of
 
 #: Attribute of a module that holds its :class:`ModulePlan`, and the mark of an installed ``forward``.
 PLAN, INSTALLED = "outblas_plan", "outblas_installed"
@@ -93,6 +93,8 @@ class ModuleDraft:
         self._changes.before.setdefault(first.statement, []).append(line)
         for name, text in zip(found.steps, names, strict=True):
             self._changes.replaced[place(found.steps[name])] = text
+            for step in views_of(self.flow, found.steps[name].value):  # a part of a wider matrix is not contiguous
+                self._changes.methods[place(step)] = "reshape"
             self._take(name)
 
     def gate(self, found: Gate) -> None:

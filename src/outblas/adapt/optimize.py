@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from outblas.adapt.contiguous_saving import save_as_before, save_contiguously
 from outblas.adapt.module_draft import ModuleDraft, uninstall
 from outblas.adapt.optimize_report import OptimizeReport
 from outblas.adapt.plain_linears import why_not_plain
@@ -30,7 +31,7 @@ def optimize(model: torch.nn.Module) -> OptimizeReport:
     so last bits may differ from the model before.
 
     Parameters stay the same objects and become views of the joined weights. No weight is held twice. State dicts,
-    optimisers and adapters work as before.
+    optimisers and adapters work as before, and so does ``save_pretrained`` of transformers.
 
     A module runs its own code while it trains, while gradients are recorded and while torch.compile traces. So does a
     module with hooks, or with a layer or an activation that was replaced or moved. Move a model to its device and dtype
@@ -59,6 +60,8 @@ def optimize(model: torch.nn.Module) -> OptimizeReport:
     for draft in reversed(drafts.values()):  # children come before the modules that pass them residuals
         if not draft.is_empty:
             draft.install()
+    if report.merged or report.fused:
+        save_contiguously(model)
     _name_the_rest(model, drafts, errors, report)
     return report
 
@@ -75,6 +78,7 @@ def restore(model: torch.nn.Module) -> int:
         The number of modules that were changed back; 0 if the model was not optimised.
     """
     restored = sum(uninstall(module) for module in model.modules())
+    save_as_before(model)
     return restored
 
 

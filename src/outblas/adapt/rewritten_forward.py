@@ -25,6 +25,7 @@ class Changes:
         before: index of a statement of the body -> statements in front of it.
         functions: place of a call -> the function that it calls instead, with :data:`RESIDUAL` as a further argument.
         keywords: place of a call -> the expression that it passes as :data:`RESIDUAL`.
+        methods: place of a call of a method -> the name of the method that it calls instead.
         kept: place of a sum or call -> ``left``, ``right`` or ``argument``: the operand that takes its place.
         takes_residual: the function gets the keyword :data:`RESIDUAL`.
     """
@@ -33,6 +34,7 @@ class Changes:
     before: dict[int, list[str]] = field(default_factory=dict)
     functions: dict[Place, str] = field(default_factory=dict)
     keywords: dict[Place, str] = field(default_factory=dict)
+    methods: dict[Place, str] = field(default_factory=dict)
     kept: dict[Place, str] = field(default_factory=dict)
     takes_residual: bool = False
 
@@ -134,6 +136,8 @@ class _Replacer(ast.NodeTransformer):
         if place in changes.kept:
             return self.visit(_operand(node, changes.kept[place]))
         node = self.generic_visit(node)  # type: ignore[assignment]
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and place in changes.methods:
+            node.func.attr = changes.methods[place]
         if isinstance(node, ast.Call) and place in changes.functions:
             node.func = self._parsed(changes.functions[place], node)
             node.args.append(self._parsed(RESIDUAL, node))

@@ -10,7 +10,6 @@ the program starts are not switched on, but forked ones keep the switch.
 from __future__ import annotations
 
 import atexit
-import json
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -19,9 +18,10 @@ from importlib.abc import MetaPathFinder
 from pathlib import Path
 from typing import Any
 
-from outblas.core.errors import UsageError
-from outblas.core.main_program import end_on_wrong_arguments, run_as_main
+from outblas.core.files import write_json
+from outblas.core.main_program import end_on_wrong_arguments, run_as_main, split_arguments, wrong_arguments
 
+_USAGE = "--counts FILE -- SCRIPT | -m MODULE | -c CODE, with its arguments"
 #: The reason of a program that never imported torch.
 NO_TORCH = "the program did not import torch"
 
@@ -91,10 +91,10 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _arguments(argv: Sequence[str]) -> tuple[str, list[str]]:
-    words = list(argv)
-    if len(words) > 3 and words[0] == "--counts" and words[2] == "--":
-        return words[1], words[3:]
-    raise UsageError(f"arguments {' '.join(words)!r}", "--counts FILE -- a program", "see outblas try --help")
+    options, program = split_arguments(argv, _USAGE, "try")
+    if len(options) != 2 or options[0] != "--counts":
+        raise wrong_arguments(argv, _USAGE, "try")
+    return options[1], program
 
 
 def _write(file: Path, pid: int, found: dict[str, str]) -> None:
@@ -107,7 +107,7 @@ def _write(file: Path, pid: int, found: dict[str, str]) -> None:
 
         state = enable.status()["torch"]
         counts = {name: state[name] for name in counts}
-    file.write_text(json.dumps({**counts, **found}))
+    write_json(file, {**counts, **found})
 
 
 if __name__ == "__main__":

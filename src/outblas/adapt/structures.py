@@ -255,6 +255,34 @@ def _splits_heads(flow: Dataflow, value: int) -> bool:
     return _leading_extents(flow, parts)
 
 
+def views_of(flow: Dataflow, value: int) -> list[Step]:
+    """Return the calls of ``.view(shape)`` on a value, and on what other methods, indices and slices make of it.
+
+    ``reshape`` in their place gives the same numbers, and needs no contiguous memory. Left out is ``.view`` with one
+    argument that may be a dtype.
+    """
+    found, waiting, seen = [], [value], {value}
+    while waiting:
+        for user in flow.users.get(waiting.pop(), []):
+            key = flow.keys[user] if user >= 0 else ("",)
+            if user in seen or key[0] not in ("attribute", "call", "item", "part"):
+                continue
+            seen.add(user)
+            waiting.append(user)
+            step = flow.step_of(user) if key[0] == "call" else None
+            if step is not None and flow.keys[key[2]][::2] == ("attribute", "view") and _is_shape_given(flow, step):
+                found.append(step)
+    return found
+
+
+def _is_shape_given(flow: Dataflow, view: Step) -> bool:
+    """The arguments of a ``.view`` are sizes."""
+    given = flow.arguments(view)
+    return not flow.has_keywords(view) and (
+        len(given) > 1 or (len(given) == 1 and flow.keys[given[0]][0] in ("tuple", "constant", "starred"))
+    )
+
+
 def _leading_extents(flow: Dataflow, parts: tuple[int, ...]) -> bool:
     """``(*x.shape[:-1], a, b)``, or ``(x.shape[0], x.shape[1], a, b)`` in any spelling."""
     keys = [flow.keys[part] for part in parts]

@@ -35,6 +35,7 @@ from outblas.kernels.legality import why_illegal
 from outblas.records.parquet import check_parquet
 from outblas.records.provenance import collect_provenance
 from outblas.records.recording import stem_of
+from outblas.records.recording_files import CELLS
 from outblas.runtime.device import gpu_of_device, record_of_device
 
 #: Interleaved rounds per cell; of a problem whose calls are long (``roofline.repeats`` is 1).
@@ -115,7 +116,7 @@ def run_record(
     Raises:
         DeviceError: the GPU does not exist.
         RecordError: a file cannot be written.
-        UsageError: the journal was begun with other settings.
+        UsageError: the journal was begun with other settings, or a recording is there without its journal.
         ToolchainMissing: pyarrow is not installed.
     """
     from time import monotonic
@@ -133,7 +134,13 @@ def run_record(
         "gpu": gpu.name,
         **how.to_json(),
     }
-    journal = Journal(out_dir / f"{stem_of(suite, problems)}_record.jsonl", settings)
+    stem = stem_of(suite, problems)
+    path = out_dir / f"{stem}_record.jsonl"
+    if (out_dir / f"{stem}{CELLS}").exists() and not path.exists():
+        raise UsageError(
+            f"a recording {stem} is in {out_dir} without its journal", "a folder without it", "choose another --out"
+        )
+    journal = Journal(path, settings)
     done = {entry["problem"] for entry in journal.entries}
     proved = {
         name

@@ -9,7 +9,17 @@ from typing import Annotated
 import typer
 
 from outblas.cli import common
-from outblas.cli.common import AccOption, DtypeOption, QpsOption, SampleOption, SampleSeedOption, SuiteOption, out
+from outblas.cli.common import (
+    AccOption,
+    DtypeOption,
+    GpuIndicesOption,
+    LibraryOption,
+    QpsOption,
+    SampleOption,
+    SampleSeedOption,
+    SuiteOption,
+    out,
+)
 from outblas.core.errors import RecordError, UsageError
 from outblas.core.problem import Problem
 from outblas.runtime.device import require_gpus
@@ -30,9 +40,9 @@ def bench(
     target_qps: QpsOption = None,
     sample: SampleOption = None,
     seed: SampleSeedOption = 0,
-    library: Annotated[Path | None, typer.Option(help="Library file to time; without it, the packaged one.")] = None,
+    library: LibraryOption = None,
     rounds: Annotated[int, typer.Option(help="Interleaved rounds per problem, 7 or more.")] = 9,
-    gpus: Annotated[str, typer.Option(help="CUDA indices of the GPUs, separated by commas.")] = "0",
+    gpus: GpuIndicesOption = "0",
     out_file: Annotated[
         Path | None, typer.Option("--out", help="Result file; by default ./results/<suite>_<layout>_....parquet.")
     ] = None,
@@ -54,6 +64,8 @@ def bench(
     part = () if sample is None else (f"sample{sample}",)
     name = "_".join((suite, layout.lower(), dtype.lower(), acc.lower(), mode, *part))
     path = out_file or Path("results") / f"{name}.parquet"
+    if path.is_dir():
+        raise UsageError(f"--out {path} is a folder", "a result file", "name a file in it")
     if resume and path.exists():
         _check_replaced(path, problems, mode)
     indices = require_gpus(common.parse_indices("--gpus", gpus))

@@ -8,11 +8,11 @@ from typing import Annotated
 import typer
 
 from outblas.cli import common
-from outblas.cli.common import JsonOption, err, out
+from outblas.cli.common import GpuDeviceOption, JsonOption, err, out
 
 
 def calibrate(
-    gpu_device_id: Annotated[int, typer.Option(help="CUDA index of the GPU.")] = 0,
+    gpu_device_id: GpuDeviceOption = 0,
     out_file: Annotated[
         Path | None, typer.Option("--out", help="File of the record; by default in ~/.local/share/outblas/gpus.")
     ] = None,
@@ -28,9 +28,11 @@ def calibrate(
 
     from outblas.bench.calibrate import calibration
     from outblas.core.files import write_json
-    from outblas.core.gpu_records import save_user_record
+    from outblas.core.gpu_records import read_record, save_user_record
     from outblas.records.provenance import collect_provenance
 
+    if out_file is not None:
+        common.output_file("--out", out_file, "GPU record", read_record)
     provenance = collect_provenance(common.command_line(), index)
     record = calibration.calibrate(index, provenance, lambda line: err.print(line, markup=False))
     path = save_user_record(record) if out_file is None else write_json(out_file, record.to_json())

@@ -12,7 +12,7 @@ import typer
 
 from outblas.cli import common
 from outblas.cli.common import JsonOption
-from outblas.core.errors import RecordError, UsageError
+from outblas.core.errors import UsageError
 from outblas.core.python_command import check_interpreter, python_command
 
 
@@ -34,10 +34,9 @@ def capture(
     """
     from outblas.dispatch.capture import run_program
 
-    if out_file.is_dir() or not os.access(common.existing(out_file.parent), os.W_OK):
+    if not os.access(common.existing(out_file.parent), os.W_OK):
         raise UsageError(f"--out {out_file}", "a file in a writable folder", "choose another path")
-    if out_file.exists():
-        _check_captured(out_file, append)
+    _check_captured(out_file, append)
     python, options, words = python_command(program)
     check_interpreter(python)
     out_file = out_file.resolve()  # the program may change its working directory
@@ -69,14 +68,6 @@ def _check_captured(path: Path, append: bool) -> None:
     """A record may be added to or replaced, and so may an empty file; nothing else that is there is written over."""
     from outblas.records.captured_products import CapturedProducts
 
-    wrong, do = f"--out {path} is there and is no record", "choose another path, or move it away"
-    expected = "a new file, or one that `outblas capture` wrote"
-    if not path.is_file():
-        raise UsageError(wrong, expected, do)
-    try:
+    if append and path.is_file():
         CapturedProducts.load(path)
-    except RecordError as error:
-        if append:
-            raise
-        if path.stat().st_size > 0:
-            raise UsageError(wrong, expected, do) from error
+    common.output_file("--out", path, "record of `outblas capture`", CapturedProducts.load)

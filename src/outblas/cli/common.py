@@ -19,7 +19,8 @@ from rich.table import Table
 from rich.text import Text
 
 from outblas.core.clean_text import clean_text
-from outblas.core.errors import UsageError, unknown_name
+from outblas.core.config import LAUNCHES, Launch
+from outblas.core.errors import OutblasError, UsageError, unknown_name
 from outblas.core.problem import Problem
 from outblas.runtime.device import default_recording
 
@@ -28,10 +29,7 @@ if TYPE_CHECKING:
 
 
 class CleanConsole(Console):
-    """A console that removes control characters from every string that it prints.
-
-    Text of files, workers and servers thus holds no terminal escapes. Objects of rich that hold text are not cleaned.
-    """
+    """A console that removes control characters, as files and servers may send, from every string that it prints."""
 
     def render_str(self, text: str, **options: Any) -> Text:
         return super().render_str(clean_text(text), **options)
@@ -72,6 +70,11 @@ GpusOption = Annotated[str | None, typer.Option(help="GPUs of --workers local, s
 RayAddressOption = Annotated[
     str | None, typer.Option(help="Ray cluster: auto (the running one, the default), local, or host:port.")
 ]
+GpuDeviceOption = Annotated[int, typer.Option(help="CUDA index of the GPU.")]
+GpuIndicesOption = Annotated[str, typer.Option(help="CUDA indices of the GPUs, separated by commas.")]
+LaunchOption = Annotated[str, typer.Option(help="Launch option of the kernels: plain, pdl or weights.")]
+LibraryOption = Annotated[Path | None, typer.Option(help="Library file; by default the packaged one.")]
+RecordingNameOption = Annotated[str, typer.Option("--recording", help="A packaged recording's name, or a folder.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout instead of text.")]
 QpsOption = Annotated[
     float | None,
@@ -163,6 +166,36 @@ def files(option: str, paths: Sequence[Path] | None) -> list[Path]:
         if not path.is_file():
             raise UsageError(f"no file {path}", f"a file that can be read as {option}", "correct the path")
     return list(paths or ())
+
+
+def output_file(option: str, path: Path, kind: str, read: Callable[[Path], object]) -> Path:
+    """Return ``path`` unchanged if a command may write there: it is new, empty, or an earlier output of its kind.
+
+    Args:
+        option: name of the option for the error, e.g. ``"--out"``.
+        path: the file to write.
+        kind: its content in words, e.g. ``"report"``.
+        read: reads an earlier output; raises OutblasError, OSError or ValueError for anything else.
+
+    Raises:
+        UsageError: it is a folder, or a file of something else, which stays as it is.
+    """
+    if path.is_dir():
+        raise UsageError(f"{option} {path} is a folder", "a file to write", "name a file in it")
+    if os.path.lexists(path) and not (path.is_file() and path.stat().st_size == 0):
+        try:
+            read(path)
+        except (OutblasError, OSError, ValueError) as error:
+            wrong, do = f"{option} {path} is there and is no {kind}", "choose another path, or move it away"
+            raise UsageError(wrong, f"a new file, or a {kind}", do) from error
+    return path
+
+
+def check_launch(launch: str) -> Launch:
+    """Return a launch option unchanged; raise UsageError if there is no such option."""
+    if launch not in LAUNCHES:
+        raise unknown_name("launch option", launch, LAUNCHES, "pass one of them as --launch")
+    return launch
 
 
 def check_mode(mode: str, target_qps: float | None, modes: Sequence[str] = MODES) -> str:

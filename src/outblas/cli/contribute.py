@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from outblas.cli import common
-from outblas.cli.common import err, out
+from outblas.cli.common import GpuDeviceOption, err, out
 from outblas.core.errors import UsageError
 
 
@@ -20,7 +20,7 @@ def contribute(
     out_file: Annotated[
         Path | None, typer.Option("--out", help="File to write; by default GPU.outblas.zip in this directory.")
     ] = None,
-    gpu_device_id: Annotated[int, typer.Option(help="CUDA index of the GPU.")] = 0,
+    gpu_device_id: GpuDeviceOption = 0,
 ) -> None:
     """Pack your tuned library, the GPU's record, provenance and proofs into one file (GPU).
 
@@ -30,7 +30,13 @@ def contribute(
 
     (index,) = require_gpus((gpu_device_id,))
 
-    from outblas.records.contribution import Contribution, contribution_faults, proof_summary, save_contribution
+    from outblas.records.contribution import (
+        Contribution,
+        contribution_faults,
+        load_contribution,
+        proof_summary,
+        save_contribution,
+    )
     from outblas.records.library import Library
     from outblas.records.user_library import user_library_path
     from outblas.search.tune_run import open_store
@@ -42,6 +48,8 @@ def contribute(
             f"no library of {record.gpu.name} is installed", "results of this GPU", "outblas tune --suite llm --install"
         )
     library = Library.load(path)
+    target = out_file or Path(f"{record.gpu.name}.outblas.zip")
+    common.output_file("--out", target, "contribution", load_contribution)
     evaluations = []
     for folder in run or ():
         with open_store(folder) as (store, name):
@@ -51,7 +59,7 @@ def contribute(
     provenance = {key: library.provenance.get(key) for key in kept}
     shared = Library(library.gpu, library.rows, intervals=library.intervals)
     found = Contribution(shared, record, provenance, proofs)
-    target = save_contribution(found, out_file or Path(f"{record.gpu.name}.outblas.zip"))
+    save_contribution(found, target)
     for fault in contribution_faults(found)[:20]:
         err.print(f"note: {fault}", markup=False)
     out.print(f"contribution: {target} ({library.size('problems')}, {proofs['kernels']} kernels)", markup=False)

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from outblas.cli import common
-from outblas.cli.common import AccOption, DtypeOption, LayoutOption, err, out
-from outblas.core.config import LAUNCHES
-from outblas.core.errors import UsageError, unknown_name
+from outblas.cli.common import AccOption, DtypeOption, LaunchOption, LayoutOption, LibraryOption, err, out
+from outblas.core.errors import UsageError
 from outblas.core.problem import Problem
 
 if TYPE_CHECKING:
@@ -29,8 +28,8 @@ def export(
     layout: LayoutOption = "tn",
     dtype: DtypeOption = "fp16",
     acc: AccOption = "fp32",
-    launch: Annotated[str, typer.Option(help="Launch option: plain, pdl or weights.")] = "plain",
-    library: Annotated[Path | None, typer.Option(help="Library file; by default the packaged one.")] = None,
+    launch: LaunchOption = "plain",
+    library: LibraryOption = None,
     formats: Annotated[
         list[str] | None,
         typer.Option(
@@ -42,8 +41,7 @@ def export(
     out_dir: Annotated[Path, typer.Option("--out", help="Directory of the files.")] = Path("export"),
 ) -> None:
     """Write kernels as CUDA source, PTX, cubin, a C++ launcher with a test, or a Hugging Face folder."""
-    if launch not in LAUNCHES:
-        raise unknown_name("launch option", launch, LAUNCHES, "pass one of them as --launch")
+    chosen = common.check_launch(launch)
     given = [one for one in (mnk, suite, captured) if one is not None]
     if len(given) != 1:
         raise UsageError(f"{len(given)} of --mnk, --suite and --captured", "one of them", "e.g. --mnk 64_4096_64")
@@ -57,11 +55,11 @@ def export(
 
     rows = Library.packaged(common.DEFAULT_RECORDING) if library is None else Library.load(library)
     if mnk is not None:
-        paths = write(find_target(Problem.from_mnk(mnk, layout, dtype, acc), launch, rows), wanted, out_dir)
+        paths = write(find_target(Problem.from_mnk(mnk, layout, dtype, acc), chosen, rows), wanted, out_dir)
     else:
         kind = (layout.upper(), dtype.lower(), acc.lower())
         problems = _captured(captured, kind) if captured else common.suite_problems(suite or "", (layout,), dtype, acc)
-        targets = find_targets(problems, launch, rows)
+        targets = find_targets(problems, chosen, rows)
         err.print(f"{len(targets)} of {len(problems)} problems have a kernel; torch computes the others", markup=False)
         paths = _write_set(targets, "captured" if captured else suite or "", out_dir)
     for path in paths:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -46,6 +47,7 @@ def fit_catalogue(
 
     from outblas.learn.train.choose_catalogue import read_rows, write_catalogue
 
+    common.output_file("--out", out_file, "catalogue", _reader("candidates"))
     rows = read_rows(recording, stores)
     count, candidates = write_catalogue(rows, kernels, out_file, lambda line: out.print(line, markup=False))
     out.print(f"{count} kernels, {candidates} candidates: {out_file}", markup=False)
@@ -79,11 +81,26 @@ def fit_model(
     from outblas.core.files import write_json
     from outblas.learn.train import fit_model_run as run
 
+    if out_file is not None:
+        common.output_file("--out", out_file, "ranking model", _reader("coefficients"))
     report = run.fit_model(run.Measurements(lines, stores, recording), folds)
     run.print_report(report)
     path = out_file or run.packaged_path(report["gpu"])
     write_json(path, report)
     out.print(f"model: {path}", markup=False)
+
+
+def _reader(field: str) -> Callable[[Path], None]:
+    """Return a reader that raises ValueError or OSError unless a file is a JSON object with ``format`` and a field."""
+
+    def read(path: Path) -> None:
+        from outblas.core.plain_files import read_json
+
+        data = read_json(path)
+        if not isinstance(data, dict) or not {"format", field} <= data.keys():
+            raise ValueError(f"it has no {field}")
+
+    return read
 
 
 @fit.command("any-shape", short_help="Choose kernels for shapes of no library")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from outblas.cli import common
-from outblas.cli.common import AccOption, DtypeOption, LayoutOption, SuiteOption, out
+from outblas.cli.common import AccOption, DtypeOption, GpuDeviceOption, LayoutOption, SuiteOption, out
 from outblas.core.errors import UsageError
 from outblas.runtime.device import require_gpus
 
@@ -48,7 +48,7 @@ def record(
         float | None, typer.Option(help="Share of the best time within which a candidate is near; by default 0.03.")
     ] = None,
     out_dir: Annotated[Path, typer.Option("--out", help="Directory of the recording.")] = Path("./recordings"),
-    gpu_device_id: Annotated[int, typer.Option(help="CUDA index of the GPU.")] = 0,
+    gpu_device_id: GpuDeviceOption = 0,
 ) -> None:
     """Prove and time candidates on every problem of a suite or of a sample of it, resumable (GPU)."""
     from outblas.bench.record_suite import RecordSettings, run_record

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from outblas.cli import common
 from outblas.cli.common import out
 from outblas.core.errors import UsageError
 
@@ -15,7 +16,8 @@ def report(
     run: Annotated[
         Path,
         typer.Argument(
-            help="Run directory of `outblas tune` or `evolve`, or result file of `outblas bench` or `compare`."
+            help="Run directory of `outblas tune` or `evolve`, or result file of `outblas bench`, `compare` or "
+            "`compare-live`."
         ),
     ],
     out_file: Annotated[
@@ -23,10 +25,11 @@ def report(
     ] = None,
 ) -> None:
     """Write the HTML report of a run: speed-ups, heat maps, roofline, losses; or agents compared; and provenance."""
-    from outblas.publish.html.tune_page import write_report
+    from outblas.publish.html.tune_page import check_page, write_report
 
     if not run.exists():
         raise UsageError(f"nothing is at {run}", "a run directory, or a result file (Parquet)", "correct the path")
     path = out_file or (run / "report.html" if run.is_dir() else run.with_suffix(".html"))
+    common.output_file("--out", path, "report", check_page)
     write_report(run, path)
     out.print(f"report: {path}", markup=False)

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from outblas.cli import common
-from outblas.cli.common import AccOption, DtypeOption, LayoutOption, out
-from outblas.core.config import LAUNCHES, config_name
-from outblas.core.errors import UsageError, unknown_name
+from outblas.cli.common import AccOption, DtypeOption, LaunchOption, LayoutOption, out
+from outblas.core.config import config_name
+from outblas.core.errors import UsageError
 from outblas.core.problem import Problem
 from outblas.runtime.device import parse_device
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def export_t4(
     mnk: Annotated[str, typer.Option(help="Recorded problem, M_N_K.")],
     out_file: Annotated[Path, typer.Option("--out", help="JSON file to write.")],
-    launch: Annotated[str, typer.Option(help="Candidates of one launch option: plain, pdl or weights.")] = "plain",
+    launch: LaunchOption = "plain",
     device: Annotated[str, typer.Option(help="Recording, replay:NAME.")] = f"replay:{common.DEFAULT_RECORDING}",
     layout: LayoutOption = "tn",
     dtype: DtypeOption = "fp16",
@@ -30,16 +30,16 @@ def export_t4(
     cache: Annotated[bool, typer.Option("--cache", help="A cache for Kernel Tuner's simulation mode, not T4.")] = False,
 ) -> None:
     """Write a problem's recorded measurements as Kernel Tuner's T4 results (milliseconds), or as its cache."""
-    if launch not in LAUNCHES:
-        raise unknown_name("launch option", launch, LAUNCHES, "pass one of them as --launch")
+    chosen = common.check_launch(launch)
 
     from outblas.core.files import write_atomic
-    from outblas.search.kernel_tuner.t4_files import task_of, to_cache, to_t4
+    from outblas.search.kernel_tuner.t4_files import read_task, task_of, to_cache, to_t4
 
-    task = task_of(_recording(device), Problem.from_mnk(mnk, layout, dtype, acc), launch)
+    common.output_file("--out", out_file, "T4 results file or cache", read_task)
+    task = task_of(_recording(device), Problem.from_mnk(mnk, layout, dtype, acc), chosen)
     text = to_cache(task) if cache else json.dumps(to_t4(task), indent=1)
     write_atomic(out_file, text.encode())
-    out.print(f"{len(task.cells)} configs of {task.problem.key}, {launch}: {out_file}", markup=False)
+    out.print(f"{len(task.cells)} configs of {task.problem.key}, {chosen}: {out_file}", markup=False)
 
 
 def import_t4(
@@ -59,6 +59,7 @@ def import_t4(
     task = read_task(file, None if mnk is None else Problem.from_mnk(mnk, layout, dtype, acc))
     recorded = None if device is None else task_of(_recording(device), task.problem, task.launch)
     if to is not None:
+        common.output_file("--to", to, "file of evaluations", _read_evaluations)
         write_atomic(to, "".join(json.dumps(evaluation_to_json(e)) + "\n" for e in task.evaluations()).encode())
     best = task.best()
     failed = sum(cell.median_us is None for cell in task.cells.values())
@@ -72,6 +73,17 @@ def import_t4(
         if target is not None:
             share = "" if best is None else f"; the file's best reaches {target[1] / best[1]:.1%} of its speed"
             out.print(f"best there: {target[1]:.3f} us, {config_name(target[0])}{share}", markup=False)
+
+
+def _read_evaluations(path: Path) -> None:
+    """Raise ValueError, RecordError or OSError unless the first line is that of an evaluation."""
+    from outblas.core.plain_files import read_plain_file
+    from outblas.records.evaluation_json import evaluation_from_json
+
+    try:
+        evaluation_from_json(json.loads(read_plain_file(path).partition(b"\n")[0]))
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError("its first line is no evaluation") from error
 
 
 def _recording(device: str) -> Recording:

@@ -121,11 +121,11 @@ def sweep(
     from outblas.learn.train.sweep import sweep as sweep_ppo
     from outblas.learn.train.train_ppo import RECIPE
 
+    path = common.output_file("--run: its", run / "settings.json", "settings file of `outblas sweep`", _read)
     parts = _parts(recording)
     base = replace(RECIPE, seed=seed, steps=RECIPE.steps if steps is None else steps)
     with common.progress_bar("sweep") as progress:
         best, score = sweep_ppo(parts, trials, run, base, progress)
-    path = run / "settings.json"
     write_json(path, asdict(best))
     out.print(f"best: {path}, mean log quality {score:.5f}\ntrain: outblas train --settings {path}", markup=False)
 

@@ -185,11 +185,22 @@ def user_records() -> list[GpuRecord]:
     folder = user_record_path("any").parent
     try:
         files = sorted(folder.glob("[!.]*.json")) if folder.is_dir() else []
-        return [record_from_json(read_json(file), str(file), "user") for file in files]
+        return [read_record(file) for file in files]
     except (OSError, ValueError) as error:
         raise RecordError(
             f"GPU records in {folder} cannot be read ({error})", "readable JSON files", "outblas calibrate"
         ) from error
+
+
+def read_record(path: Path) -> GpuRecord:
+    """Return the record of one file, e.g. of ``outblas calibrate --out``.
+
+    Raises:
+        RecordError: its content is no record.
+        OSError: the file cannot be read.
+        ValueError: it is no JSON.
+    """
+    return record_from_json(read_json(path), str(path), "user")
 
 
 def save_user_record(record: GpuRecord) -> Path:

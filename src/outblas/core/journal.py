@@ -15,7 +15,7 @@ from typing import Any
 
 from outblas.core.errors import RecordError, UsageError
 from outblas.core.files import in_turn, lock_file
-from outblas.core.plain_files import open_plain
+from outblas.core.plain_files import open_plain, read_plain_file
 
 
 class Journal:
@@ -37,7 +37,8 @@ class Journal:
 
     Raises:
         UsageError: the existing journal has other settings.
-        RecordError: a complete line is no JSON object; the file cannot be read or written, or is in use.
+        RecordError: the existing file is no journal, or a complete line is no JSON object. Or the file cannot be read
+            or written, or is in use.
     """
 
     def __init__(self, path: Path, settings: Mapping[str, Any], resume: bool = True, sole: bool = True) -> None:
@@ -122,15 +123,17 @@ class Journal:
         """Load the complete lines into ``entries`` and return their length in bytes; 0 for an empty file.
 
         Raises:
-            RecordError: a complete line is no JSON object.
+            RecordError: a complete line is no JSON object, or a file without one holds something else.
             UsageError: the first line differs from ``settings``.
         """
         self._file.seek(0)
         data = self._file.read()
         lines = data[: data.rfind(b"\n") + 1].splitlines(keepends=True)
-        if not lines:
-            return 0
+        if not lines and json.dumps(settings).encode().startswith(data):
+            return 0  # an empty file, or settings that a crash cut short
         try:
+            if not lines:
+                raise ValueError("its first line is cut short")
             found, *entries = [json.loads(line) for line in lines]
             if not all(isinstance(entry, dict) for entry in entries):
                 raise ValueError("a line is no object")
@@ -189,7 +192,10 @@ def read_journal(path: Path) -> list[dict[str, Any]]:
         RecordError: the file cannot be read or is damaged.
     """
     try:
-        text = path.read_text(encoding="utf-8")
-        return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
-    except (OSError, ValueError) as error:
-        raise RecordError(f"{path} cannot be read ({error})", "one JSON value per line", "delete it") from error
+        text = read_plain_file(path).decode()
+        found = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+        if not all(isinstance(line, dict) for line in found):
+            raise ValueError("a line is no object")
+        return found
+    except (OSError, ValueError, RecursionError) as error:
+        raise RecordError(f"{path} cannot be read ({error})", "one JSON object per line", "move it away") from error

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from importlib.machinery import SourceFileLoader, SourcelessFileLoader
 from typing import Any
 
-from outblas.core.errors import OutblasError
+from outblas.core.errors import OutblasError, UsageError
 
 
 def end_on_wrong_arguments(parse: Callable[[Sequence[str]], object]) -> None:
@@ -26,6 +26,30 @@ def end_on_wrong_arguments(parse: Callable[[Sequence[str]], object]) -> None:
         parse(sys.argv[1:])
     except OutblasError as error:
         sys.exit(f"error: {error}")
+
+
+def split_arguments(argv: Sequence[str], expected: str, command: str) -> tuple[list[str], list[str]]:
+    """Return the words before the first ``--``, and the program after it.
+
+    Args:
+        argv: the arguments of a process that runs a program.
+        expected: form of the arguments, for the error.
+        command: the command of ``outblas`` that starts the process, for the error.
+
+    Raises:
+        UsageError: there is no ``--``, or no program after it; also for ``-m`` and ``-c`` without a word after them.
+    """
+    words = list(argv)
+    place = words.index("--") if "--" in words else len(words)
+    options, program = words[:place], words[place + 1 :]
+    if not program or (program[0] in ("-m", "-c") and len(program) < 2):
+        raise wrong_arguments(words, expected, command)
+    return options, program
+
+
+def wrong_arguments(argv: Sequence[str], expected: str, command: str) -> UsageError:
+    """Return the error for wrong arguments, which are those of :func:`split_arguments`."""
+    return UsageError(f"arguments {' '.join(argv)!r}", expected, f"see outblas {command} --help")
 
 
 def run_as_main(program: list[str]) -> None:

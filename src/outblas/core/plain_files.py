@@ -14,6 +14,8 @@ import stat
 from pathlib import Path
 from typing import IO, Any
 
+from outblas.core.errors import RecordError
+
 _ROOT = 0
 #: Larger files are refused: no file of this package is that large. Bytes.
 _MOST_BYTES = 4 << 30
@@ -52,6 +54,26 @@ def read_json(path: Path) -> Any:
         return json.loads(read_plain_file(path).decode())
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
+
+
+def read_object(path: Path, expected: str, do: str) -> dict[str, Any]:
+    """Return the object of a JSON file.
+
+    Args:
+        path: the file.
+        expected: its content in words, for the error.
+        do: remedy in the error.
+
+    Raises:
+        RecordError: the file is missing, cannot be read, or holds no JSON object.
+    """
+    try:
+        found = read_json(path)
+        if not isinstance(found, dict):
+            raise ValueError("it holds no object")
+    except (OSError, ValueError) as error:
+        raise RecordError(f"{path} cannot be read ({error})", expected, do) from error
+    return found
 
 
 def read_own_file(path: Path) -> bytes:

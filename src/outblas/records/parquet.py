@@ -30,6 +30,21 @@ def check_parquet() -> None:
         ) from error
 
 
+def parquet_bytes(table: Any, checksums: bool = False) -> bytes:
+    """Return the content of a Parquet file, compressed by zstd; the same for the same table and pyarrow.
+
+    Args:
+        table: an Arrow table.
+        checksums: each page has a checksum.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, compression="zstd", write_page_checksum=checksums)
+    return bytes(sink.getvalue().to_pybytes())
+
+
 def column_schema(columns: Mapping[str, str]) -> Any:
     """Return the Arrow schema of columns without nulls.
 
@@ -53,13 +68,8 @@ def write_table(table: Any, meta: Mapping[str, Any], path: Path) -> Path:
     Raises:
         RecordError: the disk refuses.
     """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    sink = pa.BufferOutputStream()
     table = table.replace_schema_metadata({b"outblas": json.dumps(meta).encode()})
-    pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
-    return write_atomic(path, sink.getvalue().to_pybytes())
+    return write_atomic(path, parquet_bytes(table, checksums=True))
 
 
 def check_row_count(source: Any) -> None:

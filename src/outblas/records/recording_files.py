@@ -18,7 +18,7 @@ from outblas.core.errors import RecordError
 from outblas.core.evaluation import Status
 from outblas.core.files import write_atomic
 from outblas.core.plain_files import read_plain_file
-from outblas.records.parquet import check_parquet, check_row_count
+from outblas.records.parquet import check_parquet, check_row_count, parquet_bytes
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -62,15 +62,12 @@ def write_table(path: Path, suffix: str, columns: list[Any], metadata: Mapping[s
         RecordError: the disk refuses. The old file is kept.
     """
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     full = {"format": FORMAT, "kind": FILE_KINDS[suffix], **metadata}
     names = [*COLUMNS[suffix], CHOSEN_COLUMN][: len(columns)]
     table = pa.Table.from_arrays(columns, names=names)
     table = table.replace_schema_metadata({b"outblas": json.dumps(full).encode()})
-    sink = pa.BufferOutputStream()
-    pq.write_table(table, sink, compression="zstd")
-    write_atomic(path, sink.getvalue().to_pybytes())
+    write_atomic(path, parquet_bytes(table))
 
 
 def read_table(path: Traversable, suffix: str) -> tuple[pa.Table, dict[str, Any]]:

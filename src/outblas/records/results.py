@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from outblas.core.errors import OutblasError, RecordError
 from outblas.core.files import write_atomic
 from outblas.records.averages import Row, problem_of
-from outblas.records.parquet import check_parquet, check_row_count
+from outblas.records.parquet import check_parquet, check_row_count, parquet_bytes
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -153,7 +153,6 @@ def write_result(rows: Sequence[Mapping[str, Any]], meta: Mapping[str, Any], pat
         RecordError: a row lacks a column or contradicts itself, or the disk refuses. The old file is kept.
     """
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     path = Path(path)
     full = {**meta, "format": FORMAT, "kind": TABLE_KIND}
@@ -180,9 +179,7 @@ def write_result(rows: Sequence[Mapping[str, Any]], meta: Mapping[str, Any], pat
         raise RecordError(
             f"rows for {path}: {_first_line(error)}", "values of the columns' types", "correct them"
         ) from error
-    sink = pa.BufferOutputStream()
-    pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
-    return write_atomic(path, sink.getvalue().to_pybytes())
+    return write_atomic(path, parquet_bytes(table, checksums=True))
 
 
 def bench_files(directory: str | os.PathLike[str]) -> list[Path]:

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from outblas.core.errors import UsageError
+from outblas.core.files import write_atomic
 from outblas.core.journal import read_journal
 from outblas.core.problem import Problem
 from outblas.core.rivals import LT_HEURISTIC, RIVALS
 from outblas.core.stats import geomean
+from outblas.records.parquet import parquet_bytes
 from outblas.search.build_library.build_work import BuildFolder, Table
 from outblas.search.build_library.finalist_trials import OFFLINE_STARTS, TrialEntry, read_trial
 
@@ -35,25 +37,22 @@ def collect_trials(work: Path, out: Path) -> str:
         UsageError: the directory has no finished trial.
     """
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     entries: dict[tuple[Problem, str], list[TrialEntry]] = defaultdict(list)
     about: dict[str, Any] = {}
     for path in sorted(work.glob("*_trial_*.jsonl")):
-        settings, *_, last = read_journal(path)
+        settings, *lines = read_journal(path) or [{"start": None}]
         if settings["start"] not in OFFLINE_STARTS or not settings["table"].endswith("fp32"):
             continue
         table = Table.parse(settings["table"])
         for problem, entry in read_trial(BuildFolder(work), table, settings["start"]).items():
             entries[problem, table.suite].append(entry)
-        about = last["provenance"]
+        about = lines[-1]["provenance"]
     if not entries:
         raise UsageError(f"{work} has no finished trial", "the directory of a build", "unpack or run a build first")
     rows = [row for (problem, suite), starts in entries.items() for row in _rows(problem, suite, starts)]
-    out.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(
-        pa.Table.from_pylist(rows).replace_schema_metadata({"provenance": json.dumps(about)}), out, compression="zstd"
-    )
+    table_of_rows = pa.Table.from_pylist(rows).replace_schema_metadata({"provenance": json.dumps(about)})
+    write_atomic(out, parquet_bytes(table_of_rows))
     return f"{len(rows)} cells of {len(entries)} problems"
 
 

@@ -115,7 +115,8 @@ class KernelFolder:
         with Store(self.files.store) as store:
             run_id = self.files.path.resolve().name
             store.begin(run_id, {KIND: KIND})
-            store.append(run_id, evaluation)
+            if (entry.problem, entry.name) not in store.recorded_pairs(run_id):
+                store.append(run_id, evaluation)  # otherwise a session was killed after this line
             with EvolveJournal(self.files.store) as journal:
                 number = sum(1 for _ in journal.questions())  # a killed session may have left one open
                 question = journal.ask(number, 0, entry.problem, 0, _MODEL, "new", (), ())

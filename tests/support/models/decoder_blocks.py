@@ -100,6 +100,25 @@ class Mixes(nn.Module):
         return self.a(x).view(-1, 8), self.b(x).view(-1, 8)
 
 
+class FirstTwoExtents(nn.Module):
+    """Reads two extents of its input, whatever its rank, and looks at a result in other shapes later."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(HIDDEN, HIDDEN), nn.Linear(HIDDEN, 2 * HIDDEN)
+
+    def forward(self, x: Any) -> Any:
+        first = self.a(x).view(x.shape[0], x.shape[1], -1, 8)
+        second = self.b(x).view(x.shape[0], x.shape[1], -1, 8)
+        rows = second.view(-1, 8)
+        return first, rows, second[:, 0].view(x.shape[0], -1), second.view(torch.int16 if halves(second) else x.dtype)
+
+
+def halves(x: Any) -> bool:
+    """Return True for a dtype of two bytes."""
+    return bool(x.element_size() == 2)
+
+
 class Branches(nn.Module):
     """A layer that runs under a condition."""
 

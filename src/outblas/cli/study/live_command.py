@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from outblas.cli import common
-from outblas.cli.common import DtypeOption, LayoutOption, err, out
+from outblas.cli.common import DtypeOption, GpuIndicesOption, LayoutOption, err, out
 from outblas.core.errors import UsageError
 from outblas.runtime.device import Device, parse_device
 
@@ -36,7 +36,7 @@ def compare_live(
     problem_seed: Annotated[int, typer.Option(help="Seed of the draw of the problems.")] = 0,
     layout: LayoutOption = "tn",
     dtype: DtypeOption = "fp16",
-    gpus: Annotated[str, typer.Option(help="CUDA indices of the GPUs, separated by commas.")] = "0",
+    gpus: GpuIndicesOption = "0",
     device: Annotated[
         str | None, typer.Option(help="replay:NAME: rehearse with a recording in place of the GPUs.")
     ] = None,
@@ -73,6 +73,7 @@ def compare_live(
     if out_file.exists():
         print_live(read_live(out_file))
         out.print(f"result: {out_file}\nmeasurements: {out_file}.sqlite", markup=False)
+        out.print(f"report: outblas report {out_file}", markup=False)
     if left:
         out.print(f"{left} problems are left: run the command again with more --gpu-seconds", markup=False)
 

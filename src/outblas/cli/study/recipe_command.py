@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from outblas.cli import common
-from outblas.cli.common import LayoutOption, err, out
+from outblas.cli.common import LayoutOption, RecordingNameOption, err, out
 from outblas.core.errors import UsageError
 
 #: Settings of ``--full``, from the published recipe: half of it and twice it are the ends of its range.
@@ -17,9 +17,7 @@ FULL_EPISODES = 1000
 
 
 def recipe(
-    recording: Annotated[
-        str, typer.Option(help="A packaged recording's name, or a folder.")
-    ] = common.DEFAULT_RECORDING,
+    recording: RecordingNameOption = common.DEFAULT_RECORDING,
     layout: LayoutOption = "tn",
     shapes: Annotated[int, typer.Option(help="Problems to train on, stratified by regime.")] = 100,
     episodes: Annotated[int | None, typer.Option(help="Episodes of each problem on average; by default 30.")] = None,
@@ -50,8 +48,10 @@ def recipe(
         raise UsageError("--full with --episodes", "one of them", "leave one out")
 
     from outblas.learn.train.recipe_training import RecipeSettings
+    from outblas.search.recipe.recipe_result import read_recipe
     from outblas.search.recipe.recipe_run import RecipeRequest, run_recipe
 
+    common.output_file("--out", out_file, "result of `outblas recipe`", read_recipe)
     count = FULL_EPISODES if full else RecipeSettings.episodes if episodes is None else episodes
     request = RecipeRequest(
         recording, RecipeSettings(shapes, count, budget), layout.upper(), judged, seeds, faulty, hit_rates, trials,

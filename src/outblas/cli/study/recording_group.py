@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from outblas.cli import common
-from outblas.cli.common import JsonOption, err, out
+from outblas.cli.common import JsonOption, RecordingNameOption, err, out
 from outblas.core.errors import RecordError, UsageError
 from outblas.core.plain_files import read_plain_file
 
@@ -24,7 +24,6 @@ recording = typer.Typer(
     rich_markup_mode=None,
 )
 
-NameOption = Annotated[str, typer.Option("--recording", help="A packaged recording's name, or a folder.")]
 #: Seeds of splits are below this.
 MAX_SEED = 2**63
 
@@ -32,7 +31,7 @@ MAX_SEED = 2**63
 @recording.command("export", short_help="Write a recording as a data set")
 def export_dataset(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to make; missing or empty.")],
-    name: NameOption = common.DEFAULT_RECORDING,
+    name: RecordingNameOption = common.DEFAULT_RECORDING,
     kernel_tuner: Annotated[
         int, typer.Option(help="Held-out problems with files of Kernel Tuner, stratified by regime.")
     ] = 10,
@@ -55,7 +54,7 @@ def export_dataset(
 @recording.command("score", short_help="Score an agent file on held-out problems")
 def score(
     agent_file: Annotated[Path, typer.Argument(metavar="AGENT_FILE", help="Python file that defines one agent.")],
-    name: NameOption = common.DEFAULT_RECORDING,
+    name: RecordingNameOption = common.DEFAULT_RECORDING,
     baselines: Annotated[
         str, typer.Option(help="Agents beside it, separated by commas; none for nothing.")
     ] = "random,nearest,regressor",

@@ -21,8 +21,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from outblas.core.errors import OutblasError, RecordError, UsageError
-from outblas.core.main_program import end_on_wrong_arguments, run_as_main
+from outblas.core.errors import OutblasError, RecordError
+from outblas.core.main_program import end_on_wrong_arguments, run_as_main, split_arguments, wrong_arguments
 from outblas.dispatch.capture.session import capture
 from outblas.records.captured_products import CapturedProducts
 
@@ -47,14 +47,11 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _arguments(argv: Sequence[str]) -> tuple[str, bool, list[str]]:
-    words = list(argv)
-    if "--" in words:
-        options, program = words[: words.index("--")], words[words.index("--") + 1 :]
-        append = "--append" in options
-        rest = [word for word in options if word != "--append"]
-        if len(rest) == 2 and rest[0] == "--out" and program and not (program[0] in ("-m", "-c") and len(program) < 2):
-            return rest[1], append, program
-    raise UsageError(f"arguments {' '.join(words)!r}", _USAGE, "see outblas capture --help")
+    options, program = split_arguments(argv, _USAGE, "capture")
+    rest = [word for word in options if word != "--append"]
+    if len(rest) != 2 or rest[0] != "--out":
+        raise wrong_arguments(argv, _USAGE, "capture")
+    return rest[1], "--append" in options, program
 
 
 def _finish(recorder: capture, path: str, pid: int) -> None:

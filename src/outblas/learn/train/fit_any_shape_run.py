@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 
 from outblas.core.config import KernelConfig, config_name
-from outblas.core.errors import RecordError
-from outblas.core.files import write_json
+from outblas.core.errors import OutblasError, RecordError
+from outblas.core.files import write_atomic, write_json
 from outblas.core.gpu_records import gpu_of_product, reference_gpu
+from outblas.core.plain_files import read_object
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
 from outblas.kernels.config_text import config_from_name
@@ -38,6 +39,7 @@ from outblas.learn.train.held_out_choices import (
     joined,
     outcome,
 )
+from outblas.records.parquet import parquet_bytes
 from outblas.records.provenance import collect_provenance
 from outblas.records.recording import Recording
 from outblas.records.store import Store
@@ -61,7 +63,6 @@ def export(store: Path, out: Path) -> str:
         IndexError: the store has no run.
     """
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     with Store(store) as opened:
         run = opened.runs()[0]
@@ -74,8 +75,7 @@ def export(store: Path, out: Path) -> str:
     }
     about = collect_provenance("outblas fit any-shape record", 0) | {"date": run.started}
     table = pa.table(columns).replace_schema_metadata({"provenance": json.dumps(about)})
-    out.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(table, out)
+    write_atomic(out, parquet_bytes(table))
     return f"{len(done)} cells of {len(set(columns['problem']))} problems"
 
 
@@ -86,13 +86,22 @@ def read_cells(path: Path) -> tuple[list[OfferedCells], dict[str, Any]]:
         (one :class:`OfferedCells` per problem, the provenance). A fit sees all of the kernels.
 
     Raises:
-        RecordError: there is no such file.
+        RecordError: there is no such file, or it is damaged.
     """
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
     if not path.is_file():
         raise RecordError(f"no file {path}", "recorded cells", "make them: outblas fit any-shape record, or collect")
-    table = pq.read_table(path)
+    try:
+        return _cells_of(pq.read_table(path))
+    except (pa.ArrowException, OSError, ValueError, LookupError, TypeError, OutblasError) as error:
+        wrong, do = f"{path} cannot be read ({error})", "make it again: outblas fit any-shape record, or collect"
+        raise RecordError(wrong, "a whole table of recorded cells", do) from error
+
+
+def _cells_of(table: Any) -> tuple[list[OfferedCells], dict[str, Any]]:
+    """Return what :func:`read_cells` does, of a table."""
     grouped: dict[str, list[dict[str, Any]]] = {}
     for row in table.to_pylist():
         grouped.setdefault(row["problem"], []).append(row)
@@ -182,7 +191,8 @@ def _kernels_for_any_shape(data: FitData, proved: Path, out: Path) -> tuple[Kern
 
     Kernels that failed a proof are left out.
     """
-    failed = json.loads(proved.read_text())["failed"] if proved.exists() else {}
+    do = "make it again: outblas fit any-shape prove"
+    failed = read_object(proved, "proved kernels", do)["failed"] if proved.exists() else {}
     left_out = {name.split(" ", 1)[1] for name in failed}
     recorded = {config for each in data.random for config in each.configs}
     before = AnyShapeModel.parse(out.read_bytes(), str(out)).kernels if out.is_file() else ()

@@ -14,7 +14,9 @@ from typing import Any
 import numpy as np
 
 from outblas.core.config import KernelConfig
+from outblas.core.errors import OutblasError, RecordError
 from outblas.core.evaluation import Evaluation
+from outblas.core.plain_files import read_plain_file
 from outblas.core.problem import Problem
 from outblas.kernels.config_text import config_from_name
 from outblas.learn.train.fit_cost_model import MeasuredRow, measured_row
@@ -71,6 +73,10 @@ def clock_drift(before: Mapping[str, float], after: Mapping[str, float]) -> floa
     return float(np.clip(np.median(both), -DRIFT_LIMIT, DRIFT_LIMIT)) if both else 0.0
 
 
+#: Form of a file of measurements, for errors.
+_LINES = 'lines {"p": problem, "first": {kernel: us}, "med": {kernel: us}}'
+
+
 def rows_of_jsonl(path: Path) -> list[MeasuredRow]:
     """Return one row per line of a JSONL file.
 
@@ -78,11 +84,21 @@ def rows_of_jsonl(path: Path) -> list[MeasuredRow]:
     a first sample, which is brought to the scale of the medians. Names without a colon are baselines and are left out.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: a line is not JSON.
-        KeyError: a line lacks ``p``, ``first`` or ``med``.
+        RecordError: the file cannot be read, or a line is no such measurement.
     """
-    return [_line(path.stem, json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
+    do = "correct it"
+    try:
+        lines = read_plain_file(path).decode().splitlines()
+    except (OSError, ValueError) as error:
+        raise RecordError(f"{path} cannot be read ({error})", _LINES, do) from error
+    rows = []
+    for number, line in enumerate(lines, 1):
+        try:
+            rows.append(_line(path.stem, json.loads(line)))
+        except (ValueError, LookupError, TypeError, AttributeError, OutblasError) as error:
+            wrong = f"{path}, line {number} cannot be read ({type(error).__name__}: {error})"
+            raise RecordError(wrong, _LINES, do) from error
+    return rows
 
 
 def _line(source: str, found: dict[str, Any]) -> MeasuredRow:

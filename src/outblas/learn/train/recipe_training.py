@@ -14,24 +14,25 @@ from typing import Any
 
 import numpy as np
 
-from outblas.core.errors import ToolchainMissing, UsageError
+from outblas.core.errors import UsageError
 from outblas.core.evaluation import Status
 from outblas.core.files import lock_folder, write_json
-from outblas.core.install_hint import install_hint
 from outblas.learn.features import CANDIDATE_FEATURES, PROBLEM_FEATURES
 from outblas.learn.policy import Policy
 from outblas.learn.posterior import Regressor
 from outblas.learn.reward import HIT_RATE
 from outblas.learn.train.recipe_evaluator import RecipeCells, RecipeEvaluator
+from outblas.learn.train.rl_packages import BaseCallback, torch
 from outblas.learn.train.torch_threads import one_thread
-from outblas.learn.train.train_ppo import PpoSettings, TrainingRun, claim_folder, make_learner, wandb_run
+from outblas.learn.train.train_ppo import (
+    PpoSettings,
+    TrainingRun,
+    claim_folder,
+    make_learner,
+    save_checkpoint,
+    wandb_run,
+)
 from outblas.learn.train.training_part import TrainingPart
-
-try:
-    import torch
-    from stable_baselines3.common.callbacks import BaseCallback
-except ImportError as error:
-    raise ToolchainMissing(f"{error.name} is not installed", "torch and sb3-contrib", install_hint("rl")) from error
 
 #: Updates between two checkpoints, and the most points of a curve that are kept.
 CHECKPOINT_EVERY, CURVE_POINTS = 4, 20
@@ -197,4 +198,4 @@ class _Watch(BaseCallback):
         model, curve = self._run.file("ppo.zip"), self._run.file("curve.json")
         if model is not None and curve is not None:
             write_json(curve, self._curve)
-            self.model.save(model)
+            save_checkpoint(self.model, model)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -15,9 +16,11 @@ import numpy as np
 from outblas.core.config import LAUNCHES
 from outblas.core.errors import RecordError, ToolchainMissing, UsageError
 from outblas.core.evaluator import Evaluator
-from outblas.core.files import json_text, lock_folder, write_json
+from outblas.core.files import json_text, lock_folder, write_atomic, write_json
 from outblas.core.install_hint import install_hint
 from outblas.core.journal import check_same_settings
+from outblas.core.plain_files import read_object
+from outblas.learn.array_file import DAMAGED
 from outblas.learn.policy import Policy, input_names
 from outblas.learn.posterior import Regressor
 from outblas.learn.reward import PRESETS
@@ -25,19 +28,12 @@ from outblas.learn.samplers import SAMPLERS, sampler
 from outblas.learn.train.learner_settings import LearnerSettings, require
 from outblas.learn.train.policy_quality import recorded_searches, search_qualities
 from outblas.learn.train.regression import RegressSettings, cached_regressor
+from outblas.learn.train.rl_packages import BaseCallback, DummyVecEnv, MaskablePPO, VecMonitor, torch
 from outblas.learn.train.torch_threads import one_thread
 from outblas.learn.train.training_part import TrainingPart, split_parts
 from outblas.records.provenance import source_commit
 from outblas.records.recording import Recording
 from outblas.records.replay import ReplayEvaluator
-
-try:
-    import torch
-    from sb3_contrib import MaskablePPO
-    from stable_baselines3.common.callbacks import BaseCallback
-    from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor
-except ImportError as error:
-    raise ToolchainMissing(f"{error.name} is not installed", "torch and sb3-contrib", install_hint("rl")) from error
 
 #: Updates between two checkpoints.
 CHECKPOINT_EVERY_UPDATES = 4
@@ -179,6 +175,9 @@ def make_learner(
         begun: its regressor provides the guesses of the environment.
         run: place of the checkpoint and of TensorBoard's logs.
         evaluator_of: makes the evaluator of a part's recording.
+
+    Raises:
+        RecordError: the checkpoint cannot be read.
     """
     from outblas.learn.env import TuningEnv
     from outblas.learn.train.network import CandidatePolicy
@@ -197,10 +196,42 @@ def make_learner(
     logs = str(run.path) if run.path is not None and run.tensorboard else None
     kept = run.file("ppo.zip")
     if kept is not None and kept.exists():
-        model = MaskablePPO.load(kept, env=envs, tensorboard_log=logs)
+        model = load_checkpoint(kept, env=envs, tensorboard_log=logs)
         return model, int(model.num_timesteps)
     model = MaskablePPO(CandidatePolicy, envs, tensorboard_log=logs, **settings.learner_arguments())
     return model, 0
+
+
+def save_checkpoint(model: Any, path: Path) -> None:
+    """Write a learner atomically: a process that is killed meanwhile leaves the checkpoint before; return None.
+
+    Args:
+        model: a learner of Stable-Baselines3.
+        path: the file, e.g. ``ppo.zip``.
+
+    Raises:
+        RecordError: the disk refuses. The old file is kept.
+    """
+    data = io.BytesIO()
+    model.save(data)
+    write_atomic(path, data.getvalue())
+
+
+def load_checkpoint(path: Path, **arguments: Any) -> Any:
+    """Return the learner of a checkpoint.
+
+    Args:
+        path: file of :func:`save_checkpoint`.
+        arguments: those of ``MaskablePPO.load``.
+
+    Raises:
+        RecordError: the file is damaged.
+    """
+    try:
+        return MaskablePPO.load(path, **arguments)
+    except (*DAMAGED, AssertionError) as error:  # Stable-Baselines3 asserts that a file has its parts
+        wrong, do = f"checkpoint {path} cannot be read ({error})", "remove it to begin anew, or choose another --run"
+        raise RecordError(wrong, "a whole checkpoint", do) from error
 
 
 class _EvaluateOnCheck(BaseCallback):
@@ -271,7 +302,7 @@ class _EvaluateOnCheck(BaseCallback):
             if (kept := self._run.file("policy.npz")) is not None:
                 self._best.save(kept)
         if (kept := self._run.file("ppo.zip")) is not None:
-            self.model.save(kept)
+            save_checkpoint(self.model, kept)
         if self._progress is not None:
             said = ", ".join(f"{b}: {q:.4f}" for b, q in at.items())
             self._progress(self.num_timesteps, self._settings.steps, f"held back {said}")
@@ -304,7 +335,8 @@ def claim_folder(run: TrainingRun, settings: Any, parts: Sequence[TrainingPart])
     wanted.pop("steps")  # a training may be prolonged
     if path.exists():
         what, do = f"{run.path} holds a training with other settings", "repeat those settings, or choose another --run"
-        check_same_settings(what, json.loads(path.read_text()), json.loads(json_text(wanted)), do)
+        was = read_object(path, "the settings of a training", "choose another --run")
+        check_same_settings(what, was, json.loads(json_text(wanted)), do)
         return
     write_json(path, wanted)
 

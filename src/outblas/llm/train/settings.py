@@ -6,10 +6,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from outblas.core.errors import RecordError, UsageError, unknown_name
+from outblas.core.errors import UsageError, unknown_name
 from outblas.core.files import write_json
 from outblas.core.journal import check_same_settings
-from outblas.core.plain_files import read_json
+from outblas.core.plain_files import read_object
 from outblas.core.problem import Problem
 from outblas.llm.train.tiny import RANDOM_TINY
 from outblas.llm.train.training_folder import STAGES
@@ -150,16 +150,6 @@ class TrainSettings:
         return {k: v for k, v in kept.items() if k not in unused or v != unused[k]}
 
 
-def _begun_with(path: Path) -> dict[str, Any]:
-    try:
-        was = read_json(path)
-        return dict(was)
-    except (OSError, ValueError, TypeError) as error:
-        raise RecordError(
-            f"{path} cannot be read ({error})", "the settings of a stage", "choose another run"
-        ) from error
-
-
 def claim_folder(folder: Path, settings: TrainSettings, resume: bool, begun: bool) -> None:
     """Write a stage's settings into ``folder/settings.json``, or compare them with those there if ``resume`` is true.
 
@@ -184,7 +174,7 @@ def claim_folder(folder: Path, settings: TrainSettings, resume: bool, begun: boo
             f"{folder} holds a training", "a new folder, or --resume", "add --resume or choose another run"
         )
     if path.exists() and resume:
-        was = _begun_with(path)
+        was = read_object(path, "the settings of a stage", "choose another run")
         was, asked = ({key: one[key] for key in one if key not in _FREE} for one in (was, wanted))
         what = f"{folder} was begun with other settings"
         check_same_settings(what, was, asked, "repeat those settings, or choose another run")

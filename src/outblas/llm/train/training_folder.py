@@ -45,18 +45,23 @@ def publish_folder(folder: Path, save: Callable[[Path], None]) -> Path:
             ignored.
 
     Raises:
-        RecordError: the disk refuses it (an OSError). An earlier folder then stays, unless its removal had begun.
+        RecordError: the disk refuses it (an OSError). An earlier folder then stays.
     """
     scratch = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    former = scratch.with_suffix(".old")
     try:
-        shutil.rmtree(scratch, ignore_errors=True)
+        for path in (scratch, former):
+            shutil.rmtree(path, ignore_errors=True)
         scratch.mkdir(parents=True)
         save(scratch)
-        if folder.exists():
-            shutil.rmtree(folder)
+        if folder.exists():  # moved away in one step: a process that is killed now leaves no half of a folder
+            os.replace(folder, former)
         os.replace(scratch, folder)
+        shutil.rmtree(former, ignore_errors=True)
     except OSError as error:
         shutil.rmtree(scratch, ignore_errors=True)
+        if former.exists() and not folder.exists():
+            os.replace(former, folder)
         raise RecordError(
             f"cannot write {folder}: {error.strerror or error}", "a writable disk with free space", "choose another run"
         ) from error

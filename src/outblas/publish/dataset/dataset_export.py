@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -28,16 +28,13 @@ from outblas.publish.dataset.dataset_tables import (
     kernels_table,
     problems_table,
 )
-from outblas.records.parquet import check_parquet
+from outblas.records.parquet import check_parquet, parquet_bytes
 from outblas.records.provenance import provenance_field, source_commit, utc_now
 from outblas.records.recording import Recording
 from outblas.records.recording_files import STATUSES
 from outblas.records.recording_hash import recording_sha
 from outblas.search.compare.public_split import PUBLIC_SEED, PUBLIC_SHARE, PUBLIC_SPLIT, public_split
 from outblas.search.kernel_tuner.t4_files import task_of, to_cache, to_t4
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 FORMAT, KIND = 1, "recording-data-set"
 SHEET, CARD = "datasheet.json", "README.md"
@@ -49,6 +46,8 @@ PROTOCOL = (
     "than L2 holds, kernel and baselines interleaved in random order.",
     "A median is over the rounds of its cell. Slow kernels have fewer rounds.",
 )
+#: Start of the name of a temporary folder.
+_UNFINISHED = ".outblas-export-"
 #: Called with (files done, files in all, name of the file).
 Progress = Callable[[int, int, str], None]
 
@@ -58,13 +57,14 @@ def export_recording(
 ) -> dict[str, Any]:
     """Write a recording as a data set and return its data sheet.
 
-    The folder gets Parquet tables in ``data/``, files of Kernel Tuner, the data sheet and the card. It appears as a
-    whole or not at all.
+    The folder gets Parquet tables in ``data/``, files of Kernel Tuner, the data sheet and the card. A folder that is
+    missing appears as a whole or not at all. An empty one stays the same folder, so it may be a process' current one, a
+    mount or a link. Its files appear at the end, the card last.
 
     Args:
         recording: the recording.
         name: its name, as the user gave it.
-        folder: folder to make; it must be missing or empty.
+        folder: folder to make or to fill; it must be missing or empty.
         kernel_tuner: number of held-out problems with files of Kernel Tuner, stratified by regime; 0: none.
         progress: called after each file.
 
@@ -74,14 +74,15 @@ def export_recording(
         ToolchainMissing: pyarrow is not installed.
     """
     check_parquet()
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UsageError(f"{folder} is there and not empty", "a new or empty folder", "name another, or empty it")
+    there = _is_empty_folder(folder)
     split = public_split(recording.problems)
     chosen = _kernel_tuner_problems(recording, split.held_out, kernel_tuner)
     folder = folder.absolute()
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+        if not there:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+        beside = folder if there else folder.parent
+        unfinished = Path(tempfile.mkdtemp(prefix=f"{_UNFINISHED}{folder.name}-", dir=beside))
     except OSError as error:
         raise _refused(folder, error) from error
     try:
@@ -90,13 +91,46 @@ def export_recording(
         sheet = _data_sheet(recording, name, parts, files)
         write_atomic(unfinished / SHEET, json_text(sheet))
         write_atomic(unfinished / CARD, dataset_card(sheet).encode())
-        unfinished.chmod(0o755)  # a temporary folder is private
-        os.replace(unfinished, folder)
+        if there:
+            _move_into(unfinished, folder)
+        else:
+            unfinished.chmod(0o755)  # a temporary folder is private
+            os.replace(unfinished, folder)
     except OSError as error:
         raise _refused(folder, error) from error
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     return sheet
+
+
+def _is_empty_folder(folder: Path) -> bool:
+    """Return True for a folder without files, and False if nothing is there. What a killed export left is no file.
+
+    Raises:
+        UsageError: it is a file, or a folder with files.
+        RecordError: it cannot be read.
+    """
+    try:
+        if not os.path.lexists(folder):
+            return False
+        if folder.is_dir() and all(file.name.startswith(_UNFINISHED) for file in folder.iterdir()):
+            return True
+    except OSError as error:
+        raise RecordError(
+            f"{folder} cannot be read ({error.strerror or error})", "a readable folder", "name another"
+        ) from error
+    raise UsageError(f"{folder} is there and not empty", "a new or empty folder", "name another, or empty it")
+
+
+def _move_into(unfinished: Path, folder: Path) -> None:
+    """Move the files of an export into a folder, the card last.
+
+    Raises:
+        UsageError: the folder has got files of somebody else meanwhile.
+    """
+    _is_empty_folder(folder)
+    for path in sorted(unfinished.iterdir(), key=lambda path: (path.name == CARD, path.name == SHEET)):
+        os.replace(path, folder / path.name)
 
 
 def _refused(folder: Path, error: OSError) -> RecordError:
@@ -129,9 +163,9 @@ def _write_files(
     for table, make in makers.items():
         for part, problems in parts.items():
             made = make(recording, problems)
-            keep(f"data/{table}-{part}.parquet", _parquet(made), made.num_rows)
+            keep(f"data/{table}-{part}.parquet", parquet_bytes(made), made.num_rows)
     kernels = kernels_table(recording)
-    keep("data/kernels.parquet", _parquet(kernels), kernels.num_rows)
+    keep("data/kernels.parquet", parquet_bytes(kernels), kernels.num_rows)
     for path, text, rows in _kernel_tuner_files(recording, chosen):
         keep(path, text.encode(), rows)
     return files
@@ -149,16 +183,6 @@ def _kernel_tuner_files(recording: Recording, chosen: Sequence[Problem]) -> Iter
 
 def _launches(recording: Recording, problem: Problem) -> list[Any]:
     return list(recording.by_launch(problem))
-
-
-def _parquet(table: pa.Table) -> bytes:
-    """Return the bytes of a Parquet file of a table; the same for the same table and pyarrow."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    sink = pa.BufferOutputStream()
-    pq.write_table(table, sink, compression="zstd")
-    return bytes(sink.getvalue().to_pybytes())
 
 
 def _data_sheet(

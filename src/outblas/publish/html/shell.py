@@ -43,10 +43,17 @@ _LONG = frozenset({"Kernel", "Overlaps", "Without PDL", "With PDL", "Constant we
 _SHORT = 10
 #: Items of a list that a fact shows at most.
 _LISTED = 12
+#: First line of a page, and the id of its data, which the script reads.
+_FIRST_LINE, _DATA_ID = "<!DOCTYPE html>", "outblas-data"
 #: Rows from which a table can be searched and scrolls in a box.
 SEARCHED_ROWS = 12
 
 Card = tuple[str, str, str, str]
+
+
+def is_page(data: bytes) -> bool:
+    """Return True if a file's content is that of :func:`html_page`."""
+    return data.startswith(_FIRST_LINE.encode()) and f'id="{_DATA_ID}"'.encode() in data
 
 
 def html_page(title: str, header: str, body: str, data: Mapping[str, Any]) -> str:
@@ -58,7 +65,7 @@ def html_page(title: str, header: str, body: str, data: Mapping[str, Any]) -> st
         body: HTML of the sections.
         data: embedded as JSON; the script reads ``data["groups"][i]["figures"]``.
     """
-    return f"""<!DOCTYPE html>
+    return f"""{_FIRST_LINE}
 <html lang="en">
 <head>
 <meta charset="utf-8">
@@ -73,7 +80,7 @@ def html_page(title: str, header: str, body: str, data: Mapping[str, Any]) -> st
 <main>
 {body}
 </main>
-<script type="application/json" id="outblas-data">{_json(data)}</script>
+<script type="application/json" id="{_DATA_ID}">{_json(data)}</script>
 <script>{page_script()}</script>
 </body>
 </html>

@@ -8,7 +8,9 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from outblas.core.errors import RecordError
 from outblas.core.files import write_atomic
+from outblas.core.plain_files import read_plain_file
 from outblas.llm.evolve_folder import is_evolution
 from outblas.publish.html import definitions as terms
 from outblas.publish.html.charts import Chart, chart_html
@@ -18,8 +20,9 @@ from outblas.publish.html.evolve_page import render_evolution
 from outblas.publish.html.figures import find_gpu, group_charts
 from outblas.publish.html.heat import heat_html
 from outblas.publish.html.intervals_table import intervals_section
+from outblas.publish.html.live_page import render_live
 from outblas.publish.html.run_data import EMBEDDED, Group, ReportedRun, embedded_rows, load_run
-from outblas.publish.html.shell import copy_html, html_page, provenance_section
+from outblas.publish.html.shell import copy_html, html_page, is_page, provenance_section
 from outblas.publish.html.tune_tables import (
     counters_section,
     every_problem,
@@ -32,7 +35,10 @@ from outblas.publish.html.tune_tables import (
 from outblas.publish.words import date_words
 from outblas.records.averages import figures_of
 from outblas.records.results import PROVENANCE_FIELDS, read_meta
-from outblas.search.compare.compare_result import KIND, read_comparison
+from outblas.search.compare.compare_result import KIND as COMPARE_KIND
+from outblas.search.compare.compare_result import read_comparison
+from outblas.search.live_compare.live_result import KIND as LIVE_KIND
+from outblas.search.live_compare.live_result import read_live
 
 _SELECTION = (
     "Selection bias: the search chose the winners by these very times, so they look slightly too good. "
@@ -56,9 +62,23 @@ def write_report(run_path: str | os.PathLike[str], out_html: str | os.PathLike[s
     path = Path(run_path)
     if path.is_dir() and is_evolution(path):
         return write_atomic(Path(out_html), render_evolution(load_evolution(path)).encode(errors="replace"))
-    if path.is_file() and read_meta(path).get("kind") == KIND:
+    kind = read_meta(path).get("kind") if path.is_file() else None
+    if kind == COMPARE_KIND:
         return write_atomic(Path(out_html), render_comparison(read_comparison(path)).encode(errors="replace"))
+    if kind == LIVE_KIND:
+        return write_atomic(Path(out_html), render_live(read_live(path)).encode(errors="replace"))
     return write_atomic(Path(out_html), render(load_run(path)).encode(errors="replace"))
+
+
+def check_page(path: Path) -> None:
+    """Raise unless a file is a page of OutBLAS; return None if it is.
+
+    Raises:
+        RecordError: it is another file.
+        OSError: it cannot be read.
+    """
+    if not is_page(read_plain_file(path)):
+        raise RecordError(f"{path} is no report", "a page of `outblas report`", "pass another file")
 
 
 def render(run: ReportedRun) -> str:

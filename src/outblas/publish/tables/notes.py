@@ -86,9 +86,13 @@ def _dated_files(directory: Path) -> list[tuple[Path, str]]:
     benches = [*bench_files(directory), *([unlisted] if unlisted.exists() else [])]
     found = [(path, str(read_meta(path)["provenance"]["date"])) for path in benches]
     for path in sorted((*folder.glob("*.json"), *beside.glob(f"{folder.name}*.json"))):
-        data = read_json(path)
-        made = data.get("provenance", {}) if isinstance(data, dict) else {}
-        if made.get("date"):
+        try:
+            data = read_json(path)
+        except (OSError, ValueError) as error:
+            wrong, do = f"{path} cannot be read ({error})", "restore the file, or move it away"
+            raise RecordError(wrong, "whole JSON files beside the benches", do) from error
+        made = data.get("provenance") if isinstance(data, dict) else None
+        if isinstance(made, dict) and made.get("date"):
             found.append((path, str(made["date"])))
     return found
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from outblas.core.errors import RecordError
+from outblas.core.errors import OutblasError, RecordError
 from outblas.core.files import write_atomic
 from outblas.kernels.families.registry import FAMILIES
 from outblas.llm.train.training_cost import cost_table
@@ -172,8 +172,19 @@ def _wanted(folder: Path, root: Path) -> dict[Path, str]:
     for (page, name), text in generated_blocks(measured).items():
         path = root / page
         if path in wanted or path.exists():
-            wanted[path] = with_block(wanted.get(path) or _read(path), name, text(), page)
+            wanted[path] = with_block(wanted.get(path) or _read(path), name, _block(text, name, folder), page)
     return wanted
+
+
+def _block(text: Callable[[], str], name: str, folder: Path) -> str:
+    """Return a block's text; raise RecordError if a result file lacks a field or has another type in it."""
+    try:
+        return text()
+    except OutblasError:
+        raise
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        wrong = f"block {name} cannot be made of the result files of {folder} ({type(error).__name__}: {error})"
+        raise RecordError(wrong, "files with every field", "restore the file, or measure it again") from error
 
 
 def with_block(page: str, name: str, text: str, where: str) -> str:

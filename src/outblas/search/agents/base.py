@@ -128,6 +128,31 @@ class LaunchTurns(Agent):
         raise NotImplementedError
 
 
+class FixedOrder(Agent):
+    """Base class of agents whose order of the candidates does not depend on the measurements of the problem.
+
+    So launch options may take turns in it, however many configs are asked for at a time.
+    """
+
+    draws = False
+
+    def propose(
+        self, problem: Problem, candidates: Sequence[KernelConfig], history: Sequence[Evaluation], n: int
+    ) -> list[KernelConfig]:
+        return unexplored(self.whole_order(problem, candidates), history)[:n] if candidates else []
+
+    def whole_order(self, problem: Problem, candidates: Sequence[KernelConfig]) -> list[KernelConfig]:
+        """Return all candidates, best guess first, tried ones included.
+
+        The base class raises NotImplementedError.
+
+        Args:
+            problem: the problem to search.
+            candidates: its legal configs, at least one.
+        """
+        raise NotImplementedError
+
+
 def unexplored(candidates: Sequence[KernelConfig], history: Sequence[Evaluation]) -> list[KernelConfig]:
     """Return the candidates whose config is in no evaluation of ``history``, in their order."""
     tried = {evaluation.config for evaluation in history}

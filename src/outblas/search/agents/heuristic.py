@@ -8,17 +8,16 @@ from collections.abc import Sequence
 import numpy as np
 
 from outblas.core.config import KernelConfig
-from outblas.core.evaluation import Evaluation
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
 from outblas.records.recording import Recording
-from outblas.search.agents.base import Agent, group_by_launch, interleave, unexplored
+from outblas.search.agents.base import FixedOrder, group_by_launch, interleave
 
 #: Result of a fit: coefficients by family, and those of the residual.
 Fitted = tuple[dict[str, dict[str, float]], np.ndarray]
 
 
-class Heuristic(Agent):
+class Heuristic(FixedOrder):
     """Analytic cost model: fastest predicted candidate first.
 
     Launch options take turns (``plain``, ``pdl``, ``weights``), since a library row needs a winner of each. PDL is
@@ -26,8 +25,6 @@ class Heuristic(Agent):
     the order of the candidates. The measurements of the problem change nothing. Until :meth:`prepare`, the packaged
     model ranks; it was fitted on all measurements.
     """
-
-    draws = False
 
     def __init__(self, seed: int, gpu: Gpu) -> None:
         super().__init__(seed, gpu)
@@ -61,13 +58,9 @@ class Heuristic(Agent):
             coefficients = {family: scaled(family, own, self.gpu, measured) for family, own in coefficients.items()}
         self._fitted = coefficients, np.array(found)
 
-    def propose(
-        self, problem: Problem, candidates: Sequence[KernelConfig], history: Sequence[Evaluation], n: int
-    ) -> list[KernelConfig]:
-        if not candidates:
-            return []
+    def whole_order(self, problem: Problem, candidates: Sequence[KernelConfig]) -> list[KernelConfig]:
         ranked = [candidates[i] for i in self._rank(problem, candidates)]
-        return unexplored(interleave(*group_by_launch(ranked)), history)[:n]
+        return interleave(*group_by_launch(ranked))
 
     def _rank(self, problem: Problem, candidates: Sequence[KernelConfig]) -> np.ndarray:
         if self._fitted is None:

@@ -6,17 +6,13 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-
 from outblas.core.config import KernelConfig
-from outblas.core.evaluation import Evaluation, Status
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
 from outblas.learn.samplers import problem_distance
 from outblas.records.recording import Recording
-from outblas.records.recording_files import STATUS_CODES
-from outblas.search.agents.base import Agent, group_by_launch, interleave, unexplored
-from outblas.search.agents.recorded import nearest_recording
+from outblas.search.agents.base import FixedOrder, group_by_launch, interleave
+from outblas.search.agents.recorded import fastest_recorded, nearest_recording
 from outblas.search.agents.transfer import group_by_core, translate
 
 if TYPE_CHECKING:
@@ -40,7 +36,7 @@ class MeasuredShape(NamedTuple):
     foreign: bool
 
 
-class NearestShape(Agent):
+class NearestShape(FixedOrder):
     """Fastest kernels of the nearest measured shapes; nothing is predicted.
 
     The distance of two problems is the sum of |log2| of the ratios of their extents. An equal layout, dtype and
@@ -53,7 +49,7 @@ class NearestShape(Agent):
     the most similar GPU. There the problem itself may be its own nearest shape.
     """
 
-    draws, across = False, True
+    across = True
 
     def __init__(self, seed: int, gpu: Gpu) -> None:
         super().__init__(seed, gpu)
@@ -78,17 +74,15 @@ class NearestShape(Agent):
         found = (_shapes_of(part.recording, part.problems, self.gpu) for part in parts)
         self._shapes, self._near = list(chain.from_iterable(found)), {}
 
-    def propose(
-        self, problem: Problem, candidates: Sequence[KernelConfig], history: Sequence[Evaluation], n: int
-    ) -> list[KernelConfig]:
+    def whole_order(self, problem: Problem, candidates: Sequence[KernelConfig]) -> list[KernelConfig]:
         known = list(dict.fromkeys((*self._of_neighbours(problem, candidates), *candidates)))
-        return unexplored(interleave(*group_by_launch(known)), history)[:n]
+        return interleave(*group_by_launch(known))
 
     def _of_neighbours(self, problem: Problem, candidates: Sequence[KernelConfig]) -> Iterator[KernelConfig]:
         """Yield offered candidates by the times of similar shapes; some several times."""
         offered, by_core = set(candidates), group_by_core(candidates)
         if problem not in self._near:
-            self._near[problem] = [_fastest_first(shape) for shape in self._nearest(problem)]
+            self._near[problem] = [fastest_recorded(shape.recording, shape.problem) for shape in self._nearest(problem)]
         for config in interleave(*self._near[problem]):
             here = config if config in offered else translate(config, by_core)
             if here is not None:
@@ -108,10 +102,3 @@ class NearestShape(Agent):
 def _shapes_of(recording: Recording, problems: Sequence[Problem], gpu: Gpu) -> list[MeasuredShape]:
     foreign = recording.gpu != gpu
     return [MeasuredShape(problem, recording, foreign) for problem in problems]
-
-
-def _fastest_first(shape: MeasuredShape) -> list[KernelConfig]:
-    """Return the proven candidates of a shape, fastest first."""
-    recording, row = shape.recording, shape.recording.row(shape.problem)
-    passed = np.flatnonzero(recording.status[row] == STATUS_CODES[Status.PASSED])
-    return [recording.catalogue[i] for i in passed[np.argsort(recording.median_us[row, passed], kind="stable")]]

@@ -9,13 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outblas.core.config import KernelConfig
-from outblas.core.evaluation import Evaluation
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
 from outblas.judge.matmul_heuristics import ranked_choices
 from outblas.kernels.families.family import TileChoice
 from outblas.kernels.families.registry import FAMILIES
-from outblas.search.agents.base import Agent, group_by_launch, interleave, unexplored
+from outblas.search.agents.base import FixedOrder, group_by_launch, interleave
 
 #: Choices asked for each problem; the package has fewer for most.
 CHOICES = 64
@@ -23,7 +22,7 @@ CHOICES = 64
 FOREIGN = 4.0
 
 
-class HeuristicsAgent(Agent):
+class HeuristicsAgent(FixedOrder):
     """NVIDIA nvMatmulHeuristics: nearest candidates to its choices first.
 
     Each launch option has an order of its own, and the options take turns. In an order, each choice takes the nearest
@@ -36,26 +35,20 @@ class HeuristicsAgent(Agent):
     a GPU that it does not know.
     """
 
-    draws = False
-
     def __init__(self, seed: int, gpu: Gpu) -> None:
         super().__init__(seed, gpu)
         self._known: dict[Problem, list[TileChoice]] = {}
 
-    def propose(
-        self, problem: Problem, candidates: Sequence[KernelConfig], history: Sequence[Evaluation], n: int
-    ) -> list[KernelConfig]:
-        """Return configs as :meth:`Agent.propose` does; ``[]`` without candidates.
+    def whole_order(self, problem: Problem, candidates: Sequence[KernelConfig]) -> list[KernelConfig]:
+        """Return configs as :meth:`FixedOrder.whole_order` does.
 
         Raises:
             ToolchainMissing: nvMatmulHeuristics is not installed.
         """
-        if not candidates:
-            return []
         if problem not in self._known:
             self._known.update(ranked_choices([problem], self.gpu, CHOICES))
         orders = [_order(group, self._known[problem]) for group in group_by_launch(candidates)]
-        return unexplored(interleave(*orders), history)[:n]
+        return interleave(*orders)
 
 
 def _order(candidates: Sequence[KernelConfig], choices: Sequence[TileChoice]) -> list[KernelConfig]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from outblas.core.config import KernelConfig
 from outblas.core.evaluation import Evaluation
 from outblas.core.problem import Problem
-from outblas.search.agents.base import Agent, unexplored
+from outblas.search.agents.base import Agent, FixedOrder, unexplored
 
 
 class RandomSearch(Agent):
@@ -34,16 +34,12 @@ class RandomLegal(RandomSearch):
     every_legal = True
 
 
-class Exhaustive(Agent):
+class Exhaustive(FixedOrder):
     """Every candidate in catalogue order.
 
     It proposes the first untried candidates in the order in which they are offered. With a budget that covers all
     candidates, the result is the true best.
     """
 
-    draws = False
-
-    def propose(
-        self, problem: Problem, candidates: Sequence[KernelConfig], history: Sequence[Evaluation], n: int
-    ) -> list[KernelConfig]:
-        return unexplored(candidates, history)[:n]
+    def whole_order(self, problem: Problem, candidates: Sequence[KernelConfig]) -> list[KernelConfig]:
+        return list(candidates)

@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
+import numpy as np
+
 from outblas.core.config import KernelConfig
 from outblas.core.errors import UsageError
-from outblas.core.evaluation import Evaluation, Status
+from outblas.core.evaluation import Status
 from outblas.core.gpu_records import nearest_with_data
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
-from outblas.records.recording import STATUSES, Recording
-from outblas.search.agents.base import Agent, group_by_launch, interleave, unexplored
+from outblas.records.recording import Recording
+from outblas.records.recording_files import STATUS_CODES, STATUSES
+from outblas.search.agents.base import FixedOrder, group_by_launch, interleave
 
 #: Environment variable: name or path of the recording to follow, instead of the GPU's packaged one.
 RECORDING_VARIABLE = "OUTBLAS_RECORDING"
@@ -31,7 +34,17 @@ def nearest_recording(gpu: Gpu) -> Recording:
     return Recording.load(os.environ.get(RECORDING_VARIABLE) or nearest_with_data(gpu, "recordings", ""))
 
 
-class RecordedAgent(Agent):
+def fastest_recorded(recording: Recording, problem: Problem) -> list[KernelConfig]:
+    """Return the proven candidates of a problem, fastest first; empty if the problem was not recorded."""
+    try:
+        row = recording.row(problem)
+    except UsageError:
+        return []
+    passed = np.flatnonzero(recording.status[row] == STATUS_CODES[Status.PASSED])
+    return [recording.catalogue[i] for i in passed[np.argsort(recording.median_us[row, passed], kind="stable")]]
+
+
+class RecordedAgent(FixedOrder):
     """Fastest recorded candidates first, for tuning a live GPU again.
 
     The launch options take turns: the fastest without PDL, the fastest with PDL, the fastest with early loads, then the
@@ -49,19 +62,11 @@ class RecordedAgent(Agent):
             most similar GPU. It is loaded at the first proposal, which raises UsageError if it does not exist.
     """
 
-    draws = False
-
     def __init__(self, seed: int, gpu: Gpu, recording: Recording | None = None) -> None:
         super().__init__(seed, gpu)
         self._recording = recording
 
-    def propose(
-        self, problem: Problem, candidates: Sequence[KernelConfig], history: Sequence[Evaluation], n: int
-    ) -> list[KernelConfig]:
-        # The whole order first, so that the turns do not depend on how many are asked for at a time.
-        return unexplored(self._order(problem, candidates), history)[:n]
-
-    def _order(self, problem: Problem, candidates: Sequence[KernelConfig]) -> list[KernelConfig]:
+    def whole_order(self, problem: Problem, candidates: Sequence[KernelConfig]) -> list[KernelConfig]:
         measured, unknown, failed = self._sorted_out(problem, candidates)
         # Early loads are younger than recordings: until measured, they go by what the same kernel does without.
         guessed = {c: measured[s] for c in unknown if c.early and (s := c.with_knobs(early=False)) in measured}

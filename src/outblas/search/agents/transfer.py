@@ -7,14 +7,11 @@ from dataclasses import replace
 from itertools import product
 
 from outblas.core.config import KernelConfig
-from outblas.core.errors import UsageError
-from outblas.core.evaluation import Evaluation, Status
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
 from outblas.records.recording import Recording
-from outblas.records.recording_files import STATUS_CODES
-from outblas.search.agents.base import Agent, group_by_launch, interleave, unexplored
-from outblas.search.agents.recorded import nearest_recording
+from outblas.search.agents.base import FixedOrder, group_by_launch, interleave
+from outblas.search.agents.recorded import fastest_recorded, nearest_recording
 
 #: (layout, dtype, accumulator) of every possible sister.
 _KINDS = (*product(("TN", "NN"), ("fp16", "bf16"), ("fp32",)), *product(("TN", "NN"), ("fp16",), ("fp16",)))
@@ -24,7 +21,7 @@ _LAYOUT, _ACC, _DTYPE = 4, 2, 1
 _TRANSLATED = ("bn", "stages", "vec", "even")
 
 
-class Transfer(Agent):
+class Transfer(FixedOrder):
     """Fastest kernels of the same M, N, K in another layout or dtype.
 
     A sister is a problem of the same M, N and K, in any layout, dtype and accumulator, that was tuned or recorded. The
@@ -44,8 +41,6 @@ class Transfer(Agent):
         winners: problem -> configs that the tables tuned so far would install; None: no winners.
     """
 
-    draws = False
-
     def __init__(
         self,
         seed: int,
@@ -56,15 +51,7 @@ class Transfer(Agent):
         super().__init__(seed, gpu)
         self._recordings, self._winners = recordings, winners or {}
 
-    def propose(
-        self, problem: Problem, candidates: Sequence[KernelConfig], history: Sequence[Evaluation], n: int
-    ) -> list[KernelConfig]:
-        # The whole order first, so that the turns do not depend on how many are asked for at a time.
-        return unexplored(self._order(problem, candidates), history)[:n]
-
-    def _order(self, problem: Problem, candidates: Sequence[KernelConfig]) -> list[KernelConfig]:
-        if not candidates:
-            return []
+    def whole_order(self, problem: Problem, candidates: Sequence[KernelConfig]) -> list[KernelConfig]:
         from outblas.kernels.cost.cost_model import rank
 
         ranked = [candidates[i] for i in rank(problem, candidates, self.gpu)]
@@ -91,7 +78,7 @@ class Transfer(Agent):
         for sister in sister_problems(problem):
             yield from self._winners.get(sister, ())
             for recording in self._recordings:
-                yield from _fastest_first(recording, sister)
+                yield from fastest_recorded(recording, sister)
 
 
 def sister_problems(problem: Problem) -> list[Problem]:
@@ -149,16 +136,6 @@ def _core(config: KernelConfig) -> KernelConfig:
 def _stages(config: KernelConfig) -> int:
     """Return the depth of the pipeline, or 0 if the family has no knob ``stages``."""
     return int(getattr(config, "stages", 0))
-
-
-def _fastest_first(recording: Recording, problem: Problem) -> list[KernelConfig]:
-    """Return the proven candidates of a recorded problem, fastest first; empty if it was not recorded."""
-    try:
-        row = recording.row(problem)
-    except UsageError:
-        return []
-    passed = [i for i, code in enumerate(recording.status[row]) if code == STATUS_CODES[Status.PASSED]]
-    return [recording.catalogue[i] for i in sorted(passed, key=lambda i: float(recording.median_us[row, i]))]
 
 
 def _mixed(measured: list[KernelConfig], ranked: list[KernelConfig]) -> list[KernelConfig]:

@@ -6,7 +6,6 @@ that no state of one helps the next. A finished step is not repeated.
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from time import monotonic
 
 from outblas.core.errors import OutblasError, UsageError
 from outblas.core.files import lock_folder, write_json
+from outblas.core.plain_files import read_object
 from outblas.core.suites import Table
 from outblas.core.workload import MODE_OF_WORKLOAD
 from outblas.kernels.kernel_hash import kernels_sha
@@ -190,7 +190,8 @@ def add_seconds(work: BuildFolder, job: Sequence[str], seconds: float) -> dict[s
         seconds: seconds to add.
     """
     path = work.path / "seconds.json"
-    known = json.loads(path.read_text()) if path.exists() else {}
+    do = "move it away; it only has the seconds of jobs"
+    known = read_object(path, "what a build wrote", do) if path.exists() else {}
     name = " ".join(job)
     known[name] = round(known.get(name, 0.0) + seconds, 1)
     write_json(path, known)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 from outblas.core.config import config_name
 from outblas.core.errors import UsageError
 from outblas.core.evaluation import Evaluation, Status
 from outblas.core.files import write_json
 from outblas.core.journal import read_journal
+from outblas.core.plain_files import read_object
 from outblas.core.suites import Table
 from outblas.kernels.kernel_hash import kernels_sha
 from outblas.records.library import Library
@@ -113,6 +114,7 @@ class BuildFolder:
         Raises:
             UsageError: the directory is of other kernels, another compiler or another kind of GPU, or the GPUs are of
                 several kinds.
+            RecordError: ``work.json`` cannot be read.
         """
         kinds = sorted({gpu_of_device(index).name for index in self.gpus})
         if len(kinds) > 1:
@@ -122,7 +124,7 @@ class BuildFolder:
         about = {**built_by(), "gpu": kinds[0]}
         if not self.stamp.exists():
             write_json(self.stamp, about)
-        elif (found := {"gpu": about["gpu"], **json.loads(self.stamp.read_text())}) != about:
+        elif (found := {"gpu": about["gpu"], **self._stamped()}) != about:
             raise UsageError(f"{self.path} is of {found}", str(about), "choose another --work")
 
     def check_kernels(self) -> None:
@@ -130,10 +132,14 @@ class BuildFolder:
 
         Raises:
             UsageError: ``work.json`` names other kernels, or is missing.
+            RecordError: it cannot be read.
         """
-        found = json.loads(self.stamp.read_text())["kernels"] if self.stamp.exists() else "nothing"
+        found = self._stamped().get("kernels") if self.stamp.exists() else "nothing"
         if found != kernels_sha():
             raise UsageError(f"{self.path} is of kernels {found}", kernels_sha(), "choose another --work")
+
+    def _stamped(self) -> dict[str, Any]:
+        return read_object(self.stamp, "what a build wrote", "choose another --work")
 
 
 def built_by() -> dict[str, str | None]:

@@ -193,7 +193,7 @@ def finished_trial(
     path = trial_path(work, table, start)
     if not path.exists():
         return []
-    settings, *lines = read_journal(path)
+    settings, *lines = read_journal(path) or [{}]
     if not lines or lines[-1]["problem"]:
         return []
     if chosen is not None and settings["finalists"] != names_of_finalists(chosen):

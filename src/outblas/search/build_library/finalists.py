@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from outblas.core.config import LAUNCHES, KernelConfig, Launch, config_name, launch_of
 from outblas.core.evaluation import Evaluation, Status
 from outblas.core.files import write_json
+from outblas.core.plain_files import read_object
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
 from outblas.core.suites import BLOCK_FLOP, Table
@@ -57,7 +57,8 @@ def finalists(work: BuildFolder, table: Table) -> dict[Problem, list[KernelConfi
 
 def read_finalists(path: Path) -> dict[Problem, list[KernelConfig]]:
     """Return problem -> its finalists from a file of :func:`names_of_finalists`."""
-    known = json.loads(path.read_text(encoding="utf-8"))
+    do = "move it away to choose them again"
+    known = read_object(path, "the finalists of a build", do)
     return {Problem.from_key(key): [config_from_name(name) for name in names] for key, names in known.items()}
 
 
