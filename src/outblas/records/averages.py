@@ -259,12 +259,14 @@ def _best_of(pair: tuple[Row, Row]) -> Row:
     """Return the combined row of one problem's rows in both layouts, see :func:`best_of_layouts`."""
     ours, base = min(pair, key=published_us), min(pair, key=lambda r: r["baseline_us"])
     torch = [r["torch_us"] for r in pair if r.get("torch_us") is not None]
+    measured = not ours["fallback"] or ours.get("ran") is not None
     return {
         **{name: value for name, value in base.items() if name not in _OF_ONE_LAYOUT},
         "config": ours["config"],
+        "ran": ours.get("ran"),
         "fallback": ours["fallback"],
         "speedup": base["speedup"] if base["fallback"] else None,  # only demoted kernels keep their measured speed-up
-        "ours_us": None if ours["fallback"] else ours["ours_us"],
+        "ours_us": ours["ours_us"] if measured else None,
         "torch_us": min(torch, default=None),
         "published": base["baseline_us"] / published_us(ours),
     }
