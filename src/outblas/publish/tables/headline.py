@@ -18,6 +18,8 @@ SITE = "https://outblas.github.io/outblas"
 #: Folder, beside those of the GPUs, with the bench of shapes that no list has.
 ANY_SHAPES = "any_shapes"
 MODEL_STEPS = "model_steps.json"
+#: Decoder layers of Llama 3 8B.
+LAYERS = 32
 #: Rivals of every bench, in words.
 ALL_RIVALS = "the fastest of torch, cuBLAS and autotuned cuBLASLt"
 
@@ -105,14 +107,14 @@ def _how_counted(rows: Sequence[HeadlineRow]) -> str:
 
 def _listed(results: Sequence[Result]) -> Iterator[HeadlineRow]:
     uses = {
-        "grid1000": ("1,000 problems of *grid1000*", lambda row: True),
+        "grid1000": ("{:,} problems of *grid1000*", lambda row: True),
         "llm": (f"layers of language models, M ≤ {MAX_DECODE_M}", lambda row: row["m"] <= MAX_DECODE_M),
     }
     for suite, (use, wanted) in uses.items():
         for result in results:
             rows = [row for row in result.rows if _is_headline(row) and wanted(row)] if result.suite == suite else []
             if rows:
-                yield _row(result, use, rows, "results/tables/")
+                yield _row(result, use.format(len(rows)), rows, "results/tables/")
                 break
 
 
@@ -168,18 +170,31 @@ def read_model_steps(path: Path) -> dict[str, Any]:
     return dict(data)
 
 
+def unusual_words(data: Mapping[str, Any]) -> str:
+    """Return what sets a model of a result file apart from the whole one with the packaged library; else nothing.
+
+    Example: ``", 4 of its 32 layers, tuned before"``.
+
+    Args:
+        data: content of the file, see :func:`read_model_steps`.
+    """
+    layers = data.get("layers", LAYERS)
+    fewer = "" if layers == LAYERS else f", {layers} of its {LAYERS} layers"
+    return f"{fewer}, tuned before" if "tuned" in data else fewer
+
+
 def _model_steps(path: Path) -> Iterator[HeadlineRow]:
     if not path.exists():
         return
     data = read_model_steps(path)
-    for kind, use in (("decode", "decode steps of Llama 3 8B"), ("prefill", "prefill steps of Llama 3 8B")):
+    for kind in ("decode", "prefill"):
         steps = [step for step in data["steps"] if step["step"].startswith(kind) and step["mode"] == "graph"]
         if steps:
             ratios = [step["variants"]["outblas"]["speedup"][0] for step in steps]
             made = data["provenance"]
             yield HeadlineRow(
                 made["gpu"],
-                use,
+                f"{kind} steps of Llama 3 8B{unusual_words(data)}",
                 len(steps),
                 geomean(ratios),
                 None,

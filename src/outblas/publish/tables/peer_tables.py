@@ -48,7 +48,8 @@ def transformer_table(folder: Path) -> str:
     made = data["provenance"]
     lines += [
         "",
-        f"{data['layers']} layers, context {data['context']}, {data['rounds']} interleaved rounds; {made['gpu']}, "
+        f"{data['layers']} layers{', tuned before' if 'tuned' in data else ''}, context {data['context']}, "
+        f"{data['rounds']} interleaved rounds; {made['gpu']}, "
         f"driver {made['driver']}, torch {made['toolchain']['torch']}, {made['date'][:10]}, "
         f"commit {made['commit'][:7]}.",
     ]
