@@ -185,14 +185,18 @@ def write_result(rows: Sequence[Mapping[str, Any]], meta: Mapping[str, Any], pat
     return write_atomic(path, sink.getvalue().to_pybytes())
 
 
-def bench_files(directory: str | os.PathLike[str]) -> list[Path]:
+def bench_files(directory: str | os.PathLike[str], missing_ok: bool = False) -> list[Path]:
     """Return the result files of a directory, sorted by name. Parquet files of other kinds are skipped.
+
+    Args:
+        directory: the directory.
+        missing_ok: return an empty list if it has no result file.
 
     Raises:
         RecordError: the directory has no result file, or one of its Parquet files cannot be read.
     """
     files = [p for p in sorted(Path(directory).glob("*.parquet")) if read_meta(p).get("kind") == TABLE_KIND]
-    if not files:
+    if not files and not missing_ok:
         raise RecordError(
             f"no result file in {directory}", "one or more *.parquet of `outblas bench`", "run `outblas bench`"
         )

@@ -89,7 +89,11 @@ def summary_rows(directory: str | os.PathLike[str]) -> list[Row]:
     Raises:
         RecordError: no result file, or one that cannot be read.
     """
-    results = [read_result(path) for path in bench_files(directory)]
+    return rows_of_results([read_result(path) for path in bench_files(directory)])
+
+
+def rows_of_results(results: Sequence[Result]) -> list[Row]:
+    """Return the rows of :func:`summary_rows` for files that are already read, in their order."""
     return [row for result in results for row in summarise_result(result)] + best_rows(results)
 
 
@@ -97,7 +101,12 @@ def summary_text(directory: str | os.PathLike[str]) -> str:
     """Return the correct content of ``directory/summary.json``: JSON computed from the result files. It is
     deterministic.
     """
-    return json.dumps(summary_rows(directory), indent=1, ensure_ascii=False) + "\n"
+    return text_of_rows(summary_rows(directory))
+
+
+def text_of_rows(rows: Sequence[Row]) -> str:
+    """Return the content of a ``summary.json`` with these rows."""
+    return json.dumps(rows, indent=1, ensure_ascii=False) + "\n"
 
 
 def write_summary(directory: str | os.PathLike[str]) -> Path:

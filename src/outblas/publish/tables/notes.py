@@ -83,7 +83,7 @@ def _dated_files(directory: Path) -> list[tuple[Path, str]]:
     folder = Path(directory)
     beside = folder.parent / ANY_SHAPES
     unlisted = beside / f"{folder.name}_bench.parquet"
-    benches = [*bench_files(directory), *([unlisted] if unlisted.exists() else [])]
+    benches = [*bench_files(directory, missing_ok=True), *([unlisted] if unlisted.exists() else [])]
     found = [(path, str(read_meta(path)["provenance"]["date"])) for path in benches]
     for path in sorted((*folder.glob("*.json"), *beside.glob(f"{folder.name}*.json"))):
         data = read_json(path)
