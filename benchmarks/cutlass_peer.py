@@ -166,11 +166,12 @@ class Peer:
 def measure(arguments: argparse.Namespace) -> None:
     """All problems that the journal does not have, then the result file."""
     from outblas.kernels.kernel_hash import kernels_sha
+    from outblas.runtime.device import gpu_of_device
 
     problems = sample(suite("grid1000"), arguments.count, SEED, gpu=H200)
     settings = {
         "problems": [p.key for p in problems], "instances": [i.kernel().name for i in INSTANCES], "rounds": ROUNDS,
-        "library": Library.packaged("h200").sha(), "kernels": kernels_sha(),
+        "library": Library.packaged(gpu_of_device(0).name).sha(), "kernels": kernels_sha(),
     }  # fmt: skip
 
     def rows_of(keys: list[str]) -> Iterator[dict[str, Any]]:

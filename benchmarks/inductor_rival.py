@@ -40,7 +40,7 @@ from outblas.judge.rounds import speedup
 from outblas.publish.tables.notes import INDUCTOR_FORMAT
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryRow
-from outblas.records.provenance import collect_provenance
+from outblas.records.provenance import collect_provenance, shared_conditions, source_commit
 
 H200 = packaged_gpu("h200")
 
@@ -144,7 +144,10 @@ def measure(count: int, out: Path) -> dict[str, Any]:
     gpu = gpu_of_device(0)
     library, listed = Library.packaged(gpu.name), problems_of(count)
     todo = [(name, problem) for name, problems in listed.items() for problem in problems]
-    settings = {"problems": [p.key for _, p in todo], "rounds": ROUNDS, "library": library.sha()}
+    settings = {
+        "problems": [p.key for _, p in todo], "rounds": ROUNDS, "library": library.sha(),
+        "made_with": {**shared_conditions(), "commit": source_commit()},
+    }  # fmt: skip
     journal = Journal(out.with_name(out.name + ".jsonl"), settings)
     written, begun = False, time.perf_counter()
     try:

@@ -212,3 +212,33 @@ def test_kernels_that_are_wrong_are_named_and_not_tried_twice(rivals: Any) -> No
     assert list(proofs.passed(kernels, PROBLEM, clock, prover, refused)) == ["good"]
     assert refused["bad"].endswith("an error of 3") and "no room" in refused["refuses"]
     assert refused["leaks"] == "it wrote past its workspace" and refused["unfit"] == "failed the full proof"
+
+
+@pytest.mark.parametrize("changed", ["gpu", "driver", "toolchain", "commit"])
+def test_rows_of_another_driver_toolchain_or_commit_do_not_share_a_file(
+    rivals: Any, changed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, out = rivals("journaled_rows"), tmp_path / "r.json"
+    here = {"gpu": "a GPU", "driver": "1", "toolchain": "one"}
+
+    def under(commit: str, **conditions: str) -> None:
+        monkeypatch.setattr(module, "shared_conditions", lambda: {**here, **conditions})
+        monkeypatch.setattr(module, "source_commit", lambda: commit)
+
+    def measure(keys: list[str]) -> Any:
+        yield {"problem": keys[0]}
+        if len(keys) > 1:
+            raise KeyboardInterrupt
+
+    def rows() -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = module.journaled_rows(out, {"rounds": 3}, ["x", "y"], measure, str, list)
+        return found
+
+    under("first")
+    with pytest.raises(KeyboardInterrupt):
+        rows()
+    under("second" if changed == "commit" else "first", **({} if changed == "commit" else {changed: "another"}))
+    with pytest.raises(UsageError, match="other settings"):
+        rows()
+    under("first")
+    assert rows() == [{"problem": "x"}, {"problem": "y"}]

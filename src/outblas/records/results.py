@@ -119,6 +119,21 @@ class Result:
         """Return a copy of the run's provenance: :data:`PROVENANCE_FIELDS` -> value."""
         return dict(self.meta["provenance"])
 
+    def each(self, field: str) -> list[Any]:
+        """Return the distinct values of a field of the provenance, those of all starts of a merged file, in order.
+
+        Args:
+            field: e.g. ``commit``. A field that starts do not have is that of the whole file.
+        """
+        made = self.provenance
+        values = [start[field] for start in made.get("starts", ()) if field in start] or [made.get(field)]
+        return [value for index, value in enumerate(values) if value not in values[:index]]
+
+    @property
+    def starts(self) -> int | None:
+        """Return in how many starts of the machine a merged file was measured; None if its provenance does not say."""
+        return len(self.each("machine")) if self.provenance.get("starts") else None
+
 
 def read_result(path: str | os.PathLike[str]) -> Result:
     """Read and check a result file.

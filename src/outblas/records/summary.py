@@ -52,7 +52,7 @@ def best_rows(results: Iterable[Result]) -> list[Row]:
             rows = best_of_layouts(tn_rows, nn_rows)
             if rows:
                 sources = [tn] if tn.path == nn.path else [tn, nn]
-                starts = min(figures_by_start(each)["starts"] for each in (tn_rows, nn_rows))
+                starts = min(figures_by_start(each, of.starts)["starts"] for of, each in layouts.values())
                 found.append({**_summary_row(sources, ("best", *kind), rows), "starts": starts})
     return found
 
@@ -66,11 +66,11 @@ def _groups(result: Result) -> dict[tuple[Any, ...], list[Row]]:
 
 
 def _summary_row(sources: Sequence[Result], key: tuple[Any, ...], rows: list[Row]) -> Row:
-    """Return a summary row. If two files were joined, differing values of a field are joined by ``; ``."""
+    """Return a summary row. If files or starts were joined, differing values of a field are joined by ``; ``."""
 
     def joined(field: str) -> Any:
-        values = [source.provenance.get(field) for source in sources]
-        return values[0] if all(v == values[0] for v in values) else "; ".join(map(str, values))
+        values = [value for source in sources for value in source.each(field)]
+        return values[0] if all(v == values[0] for v in values) else "; ".join(dict.fromkeys(map(str, values)))
 
     return {
         "suite": sources[0].suite,
@@ -79,7 +79,7 @@ def _summary_row(sources: Sequence[Result], key: tuple[Any, ...], rows: list[Row
         "file": "; ".join(source.path.name for source in sources),
         **{field: joined(field) for field in ("gpu", "driver", "toolchain", "date", "commit")},
         **extended_figures(rows, sources[0].suite),
-        **figures_by_start(rows),
+        **figures_by_start(rows, sources[0].starts),
     }
 
 

@@ -36,8 +36,8 @@ class HeadlineRow:
         flop_weighted: mean weighted by FLOP; None if the file has no FLOP.
         rival: the rival, in words.
         dropped: kernels that an older bench found behind, which count as fall-backs since; None in other files.
-        driver: version of the GPU's driver.
-        date: day of the measurement, ISO 8601.
+        drivers: versions of the GPU's driver.
+        days: days of the measurement, ISO 8601.
         page: page of the site that has the details.
         interval: least and greatest geometric mean of a start of the machine; None if there was one.
     """
@@ -49,8 +49,8 @@ class HeadlineRow:
     flop_weighted: float | None
     rival: str
     dropped: int | None
-    driver: str
-    date: str
+    drivers: tuple[str, ...]
+    days: tuple[str, ...]
     page: str
     interval: tuple[float, float] | None = None
 
@@ -79,9 +79,9 @@ def headline_table(rows: Sequence[HeadlineRow]) -> str:
         use = f"[{row.use}]({SITE}/{row.page})"
         mean = mean_in_words(row.geomean, row.interval)
         lines.append(f"| {row.gpu} | {use} | {row.problems} | {mean} | {weighted} | {row.rival} |")
-    days = sorted({row.date for row in rows})
+    days = sorted({day for row in rows for day in row.days})
     when = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
-    drivers = ", ".join(sorted({row.driver for row in rows}))
+    drivers = ", ".join(sorted({driver for row in rows for driver in row.drivers}))
     lines += [
         "",
         f"fp16 with fp32 sums, without PDL. grid1000 and the layers have B stored as (N, K). {_how_counted(rows)} "
@@ -132,18 +132,18 @@ def _unlisted(folder: Path) -> Iterator[HeadlineRow]:
 
 
 def _row(result: Result, use: str, rows: Sequence[dict[str, Any]], page: str) -> HeadlineRow:
-    figures, made, interval = figures_of(rows), result.provenance, figures_by_start(rows)["interval"]
+    figures, interval = figures_of(rows), figures_by_start(rows, result.starts)["interval"]
     dropped = sum(row["fallback"] and row["speedup"] is not None for row in rows)
     return HeadlineRow(
-        str(made["gpu"]),
+        str(result.provenance["gpu"]),
         use,
         figures["n"],
         figures["geomean"],
         figures["flop_weighted"],
         ALL_RIVALS,
         None if any(row["ran"] for row in rows) else dropped,
-        str(made["driver"]),
-        str(made["date"])[:10],
+        tuple(map(str, result.each("driver"))),
+        tuple(str(date)[:10] for date in result.each("date")),
         page,
         (interval[0], interval[1]) if interval else None,
     )
@@ -200,7 +200,7 @@ def _model_steps(path: Path) -> Iterator[HeadlineRow]:
                 None,
                 "torch, whole step",
                 None,
-                made["driver"],
-                made["date"][:10],
+                (made["driver"],),
+                (made["date"][:10],),
                 "results/transformer/",
             )
