@@ -1,4 +1,4 @@
-"""A bench that was stopped and goes on: its file says what all of its figures are of."""
+"""A bench that was stopped and goes on: its file names the origin of all its figures."""
 
 from __future__ import annotations
 

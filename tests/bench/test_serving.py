@@ -82,9 +82,15 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 def test_ours_is_served_against_every_native_baseline(served: list[tuple[Any, ...]]) -> None:
     plan = RequestPlan(100.0, 200, 0.1, 0.5)
     found = serving.serve(TUNED, 2, plan)
-    assert served == [({"ours", *serving.SERVER_BASELINES}, TUNED, plan, {"gpu_index": 2})]
+    assert served == [({"ours", *serving.SERVER_BASELINES}, TUNED, plan, {"gpu_index": 2, "proved": []})]
     assert found.details == {name: f"{name} of {TUNED.key}" for name in serving.SERVER_BASELINES}
     assert found.timings["ours"].mode == "server"
+
+
+def test_what_a_kernel_serves_is_proved_and_a_fall_back_is_not(served: list[tuple[Any, ...]]) -> None:
+    for problem, with_plain in ((TUNED, True), (OTHER, True), (Problem(8, 8, 8), False)):
+        serving.serve(problem, 0, RequestPlan(100.0), WITH_SECOND, with_plain)
+    assert [named["proved"] for *_, named in served] == [["ours", "plain"], ["plain"], []]
 
 
 def test_one_half_of_the_requests_chooses_the_rival_and_the_other_judges_it(served: list[tuple[Any, ...]]) -> None:
@@ -116,6 +122,21 @@ def test_the_plain_choice_is_published_beside_a_second_winner(
     assert (row["config"], row["fallback"], row["ours_us"]) == (config, config == "", 8.0)
     assert (row["plain_config"], row["plain_us"], row["plain_p99_us"]) == (config_name(CONFIG), 9.0, 9.0)
     assert row["plain_speedup"] == pytest.approx(10.5 / 9) and row["published"] == pytest.approx(10.5 / 8)
+
+
+@pytest.mark.parametrize(("failed", "config", "plain"), [("single", "", CONFIG), ("stream", SECOND, None)])
+def test_a_row_whose_kernel_could_not_be_loaded_falls_back(
+    served: list[tuple[Any, ...]], failed: str, config: Any, plain: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch served its requests, so the row must not name the kernel."""
+    monkeypatch.setattr(
+        serving.PublicApi, "failures", property(lambda self: ["it cannot be loaded"] * (self._workload == failed))
+    )
+    (row,) = serving.server_rows(TUNED, WITH_SECOND, 0, H200, 100.0)
+    status = "passed" if config else "launch_error"
+    assert (row["config"], row["status"]) == (config and config_name(config), status)
+    assert row["fallback"] is (not config) and row["plain_config"] == ("" if plain is None else config_name(plain))
+    assert row["published"] == row["speedup"] == pytest.approx(10.5 / 8)
 
 
 @pytest.mark.parametrize("qps", [None, 0.0])
