@@ -9,7 +9,7 @@ from typing import Any
 from outblas.core.errors import RecordError
 from outblas.core.gpu_records import packaged_records
 from outblas.core.plain_files import read_json
-from outblas.publish.tables.headline import ANY_SHAPES
+from outblas.publish.tables.any_shape_block import ANY_SHAPES
 from outblas.records.results import bench_files, read_meta
 
 

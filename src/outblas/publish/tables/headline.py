@@ -10,13 +10,12 @@ from typing import Any
 from outblas.core.errors import RecordError
 from outblas.core.plain_files import read_json
 from outblas.core.stats import geomean
+from outblas.publish.tables.any_shape_block import ANY_SHAPES, of_another_fit
 from outblas.publish.words import mean_in_words
 from outblas.records.averages import MAX_DECODE_M, figures_by_start, figures_of
 from outblas.records.results import Result, read_result
 
 SITE = "https://outblas.github.io/outblas"
-#: Folder, beside those of the GPUs, with the bench of shapes that no list has.
-ANY_SHAPES = "any_shapes"
 MODEL_STEPS = "model_steps.json"
 #: Decoder layers of Llama 3 8B.
 LAYERS = 32
@@ -128,7 +127,9 @@ def _unlisted(folder: Path) -> Iterator[HeadlineRow]:
     path = folder.parent / ANY_SHAPES / f"{folder.name}_bench.parquet"
     if path.exists():
         result = read_result(path)
-        yield _row(result, "random shapes of no list", result.rows, "use/matmul/#which-products-can-gain")
+        earlier = ", by an earlier fit" if of_another_fit(path.with_name(f"{folder.name}.json"), folder.name) else ""
+        rows = [row for row in result.rows if not row["pdl"]]
+        yield _row(result, f"random shapes of no list{earlier}", rows, "use/matmul/#which-products-can-gain")
 
 
 def _row(result: Result, use: str, rows: Sequence[dict[str, Any]], page: str) -> HeadlineRow:

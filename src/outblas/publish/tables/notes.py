@@ -13,7 +13,7 @@ from outblas.core.plain_files import read_json
 from outblas.core.stats import geomean
 from outblas.core.suites import SUITES, Table
 from outblas.core.workload import workload_of_mode
-from outblas.publish.tables.headline import ANY_SHAPES
+from outblas.publish.tables.any_shape_block import ANY_SHAPES
 from outblas.records.averages import launch_of_row, problem_of, table_label
 from outblas.records.library import Library
 from outblas.records.library_tables import kernels_since

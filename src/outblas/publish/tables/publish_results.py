@@ -20,6 +20,7 @@ from outblas.publish.tables import reference_blocks
 from outblas.publish.tables.across_block import across_block, across_files
 from outblas.publish.tables.again_table import again_table
 from outblas.publish.tables.all_rows_table import markdown_table
+from outblas.publish.tables.any_shape_block import NOT_MEASURED, any_shape_text
 from outblas.publish.tables.compare_block import PICTURE as COMPARE_PICTURE
 from outblas.publish.tables.compare_block import compare_block, comparison_of
 from outblas.publish.tables.compare_picture import compare_svg
@@ -124,6 +125,7 @@ def generated_blocks(measured: Measured, *beside: Measured) -> dict[tuple[str, s
         ("docs/results/ampere-peers.md", "ampere"): lambda: ampere_table(folder.parent),
         ("docs/results/cuda-l2.md", "cuda-l2"): lambda: cuda_l2_table(folder.parent),
         ("docs/use/when-not.md", "weak"): lambda: _weak(benched),
+        ("docs/use/matmul.md", "any_shapes"): lambda: _any_shapes(gpus),
         ("docs/use/environment-variables.md", "variables"): reference_blocks.variable_table,
         ("docs/kernels/counters.md", "ncu"): lambda: _each_with(COUNTERS, gpus, lambda f: counters_text(f / COUNTERS)),
         ("docs/llm/recipe.md", "cost"): cost_table,
@@ -168,6 +170,13 @@ def _each_with(file: str, gpus: Sequence[Measured], text: Callable[[Path], str])
     """Return the texts of the GPUs whose folder has a file; if no folder has it, what the text of the first says."""
     there = [gpu for gpu in gpus if (gpu.folder / file).exists()]
     return _each(there or gpus[:1], lambda gpu: text(gpu.folder))
+
+
+def _any_shapes(gpus: Sequence[Measured]) -> str:
+    """Return the sentences on unlisted shapes, of the GPUs that have such a file."""
+    texts = {gpu.folder: any_shape_text(gpu.folder) for gpu in gpus}
+    there = [gpu for gpu in gpus if texts[gpu.folder] != NOT_MEASURED]
+    return _each(there or gpus[:1], lambda gpu: texts[gpu.folder])
 
 
 def _all_rows(gpu: Measured) -> str:
