@@ -41,6 +41,7 @@ from outblas.publish.tables.notes import (
 from outblas.publish.tables.peer_tables import cutlass_table, transformer_table
 from outblas.publish.tables.recipe_block import RECIPE, recipe_block
 from outblas.publish.tables.rival_tables import ampere_table, cuda_l2_table
+from outblas.publish.tables.row_notes import notes_of_rows
 from outblas.publish.tables.speedup_picture import speedup_svg
 from outblas.publish.tables.weak_spots import gpus_with_library, weak_spots
 from outblas.publish.tables.whole_models_table import WHOLE_MODELS, whole_models_block
@@ -180,7 +181,7 @@ def _any_shapes(gpus: Sequence[Measured]) -> str:
 
 
 def _all_rows(gpu: Measured) -> str:
-    return markdown_table(gpu.summary, _notes(gpu.folder))
+    return markdown_table(gpu.summary, [*notes_of_rows(gpu.results), *_notes(gpu.folder)])
 
 
 def _weak(gpus: Sequence[Measured]) -> str:
