@@ -1,4 +1,4 @@
-"""Notes on single rows: rivals without a time, and times that the check of free kernels would not believe."""
+"""Notes on single rows: kernels that failed, rivals without a time, and times that are hard to believe."""
 
 from __future__ import annotations
 
@@ -23,6 +23,12 @@ def result(*changes: dict[str, Any]) -> Result:
 
 def test_rows_of_which_all_was_timed_have_no_note() -> None:
     assert notes_of_rows([result({}, {"ours_us": 1.95})]) == []
+
+
+def test_a_kernel_that_failed_is_told() -> None:
+    wrong = {"status": "wrong", "fallback": True, "config": "", "published": 1.0}
+    (line,) = notes_of_rows([result({}, wrong, {**wrong, "status": "hang"}, wrong)])
+    assert line.endswith("of 4 rows the library's kernel failed and is no figure: wrong in 2, hang in 1")
 
 
 def test_a_rival_that_failed_is_told() -> None:

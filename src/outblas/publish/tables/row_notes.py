@@ -1,10 +1,13 @@
-"""Lines of the published table's notes on single rows: rivals that were not timed, and times below the floor."""
+"""Lines of the published table's notes on single rows: kernels that failed, rivals without a time, times below the
+floor.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from outblas.core.evaluation import Status
 from outblas.core.plausibility import PLAUSIBLE_SHARE_OF_FLOOR, why_too_fast
 from outblas.core.rivals import RIVALS
 from outblas.publish.words import baseline_words
@@ -18,7 +21,18 @@ def notes_of_rows(results: Sequence[Result]) -> list[str]:
     Args:
         results: bench files of a GPU, read.
     """
-    return [*_lost_rivals(results), *_below_the_floor(results)]
+    return [*_failed_kernels(results), *_lost_rivals(results), *_below_the_floor(results)]
+
+
+def _failed_kernels(results: Sequence[Result]) -> Iterator[str]:
+    """Yield a line for each bench in which kernels of the library failed."""
+    for result in results:
+        fine = (Status.PASSED.value, Status.LEFT_OUT.value)
+        failed = Counter(row["status"] for row in result.rows if row["status"] not in fine)
+        if failed:
+            each = ", ".join(f"{status} in {count}" for status, count in failed.items())
+            table = table_label(result.suite, result.rows[0])
+            yield f"- {table}: of {len(result.rows)} rows the library's kernel failed and is no figure: {each}"
 
 
 def _lost_rivals(results: Sequence[Result]) -> Iterator[str]:
