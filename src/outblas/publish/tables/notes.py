@@ -150,7 +150,8 @@ def cutlass_means(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         rows: rows of the result file.
 
     Returns:
-        ``cutlass_over_baseline``, ``ours_over_baseline`` (a fall-back counts as 1) and ``ours_over_cutlass``.
+        ``cutlass_over_baseline``, ``ours_over_baseline`` (a fall-back counts as 1 in older files, and as measured in
+        others) and ``ours_over_cutlass``.
 
     Raises:
         RecordError: CUTLASS passed on no problem.
