@@ -132,7 +132,7 @@ def measure_one(problem: Problem, row: LibraryRow | None, baselines: Mapping[str
 def means(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Return the geometric means over the fastest baseline, of rows on which Inductor's kernel passed.
 
-    In older files ours is None where the library falls back, and counts as 1.
+    An older file has no figure of ours if the library falls back; ours counts as 1 then.
     """
     passed = [row for row in rows if row[NAME]]
     ours = [row["ours"]["ratio"] if row["ours"] else 1.0 for row in passed]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import gc
 import random
 from types import SimpleNamespace
@@ -12,15 +11,12 @@ import numpy as np
 import pytest
 
 from outblas.core.errors import DeviceError, UsageError
-from outblas.core.evaluation import Status, Timing, Verdict
-from outblas.core.problem import Problem
+from outblas.core.evaluation import Timing
 from outblas.judge import latency
 from outblas.judge.latency import BLOCK_REQUESTS, LEAD_REQUESTS, RequestPlan
 from outblas.judge.request_clock import RequestTimes
 from outblas.judge.rounds import timing_of_samples
 from support.gpus.known import H200
-
-PROBLEM = Problem(64, 64, 64)
 
 
 @pytest.mark.parametrize("qps", [0, -1.0, float("nan"), float("inf")])
@@ -108,7 +104,7 @@ def test_percentiles_come_from_the_samples():
 class Bench:
     """In place of the clock of GPU time: three operand sets, and a log of what is asked."""
 
-    stream, sets, data, torch_stream = 5, 3, "operands", "stream"
+    stream, sets = 5, 3
 
     def __init__(self, log):
         self.log = log
@@ -175,26 +171,19 @@ def test_server_mode_prepares_binds_waits_and_serves_in_that_order(log):
 
 
 @pytest.mark.parametrize("wrong", [False, True])
-def test_entries_of_ours_are_proved_before_they_are_served(log, monkeypatch, wrong):
-    class Prover:
-        def __init__(self, data, stream):
-            log.append("prover")
+def test_calls_are_checked_before_any_is_served(log, wrong):
+    def check(bench, calls):
+        log.append(("check", bench.problem, calls))
+        if wrong:
+            raise DeviceError("a wrong result", "a right one", "report it")
 
-        def call(self, call):
-            log.append(("prove", call))
-            return Verdict(Status.WRONG if wrong else Status.PASSED, (), "error 3 times the bound")
-
-    monkeypatch.setattr("outblas.judge.gates.CellProver", Prover)
-    ours = SimpleNamespace(name="ours", begin=lambda: log.append("begin"))
-    entries = {"ours": ours, "theirs": SimpleNamespace(name="theirs")}
-    run = functools.partial(latency.time_server, entries, PROBLEM, RequestPlan(requests=100), proved=["ours"])
-    if wrong:
-        with pytest.raises(DeviceError, match=f"ours of {PROBLEM.key}: wrong, error 3 times the bound"):
-            run()
-        assert not any(entry[0] == "serve" for entry in log)
-    else:
-        run()
-    assert log[log.index("prover") :][:3] == ["prover", "begin", ("prove", "ours 0")]
+    entries = {name: SimpleNamespace(name=name) for name in ("ours", "theirs")}
+    plan = RequestPlan(requests=100, warmup_seconds=0.0)
+    with pytest.raises(DeviceError) if wrong else contextlib.nullcontext():
+        latency.time_server(entries, "problem", plan, check=check)
+    place = log.index(("check", "problem", {name: [f"{name} {i}" for i in range(3)] for name in entries}))
+    served = [index for index, entry in enumerate(log) if entry[0] == "serve"]
+    assert served == [] if wrong else served[0] > place
 
 
 def test_halves_are_every_other_block(log, monkeypatch):

@@ -7,11 +7,13 @@ half judges it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from outblas.core.config import config_name
+from outblas.core.errors import DeviceError
 from outblas.core.evaluation import Speedup, Status, Timing
 from outblas.core.problem import Problem
 from outblas.core.rivals import LT_AUTO, BaselineCall, fastest_baseline
@@ -134,10 +136,36 @@ def time_public_api(entries: Mapping[str, Any], problem: Problem, plan: RequestP
 
     before = current_decisions(gpu_index)
     try:
-        ours = [name for name, e in entries.items() if isinstance(e, PublicApi) and e.has_kernel(problem)]
-        return time_server(entries, problem, plan, gpu_index=gpu_index, proved=ours)
+        ours = {name: e for name, e in entries.items() if isinstance(e, PublicApi) and e.has_kernel(problem)}
+        return time_server(entries, problem, plan, gpu_index=gpu_index, check=functools.partial(prove_calls, ours))
     finally:
         use_decisions(before, gpu_index)
+
+
+def prove_calls(ours: Mapping[str, PublicApi], clock: Any, calls: Mapping[str, Sequence[Any]]) -> None:
+    """Prove one call of each entry on operand set 0, as cells of a recording are proved; return None.
+
+    Args:
+        ours: name -> entry of which a kernel computes the product.
+        clock: the GpuClock of the problem.
+        calls: name -> bound calls of each operand set, of these entries and possibly of others.
+
+    Raises:
+        DeviceError: a result is wrong.
+    """
+    from outblas.judge.gates import CellProver
+
+    prover = CellProver(clock.data, clock.torch_stream) if ours else None
+    for name, entry in ours.items():
+        entry.begin()
+        assert prover is not None
+        verdict = prover.call(calls[name][0])
+        if verdict.status is not Status.PASSED:
+            raise DeviceError(
+                f"{name} of {clock.problem.key}: {verdict.status.value}, {verdict.detail}",
+                "a call that computes the product",
+                "report it: no figure of it counts",
+            )
 
 
 def over_chosen_rival(times: ServerTimes, name: str) -> Speedup:

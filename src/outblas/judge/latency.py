@@ -14,15 +14,15 @@ from __future__ import annotations
 import gc
 import math
 import random
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
 import numpy as np
 
-from outblas.core.errors import DeviceError, UsageError
-from outblas.core.evaluation import Status, Timing
+from outblas.core.errors import UsageError
+from outblas.core.evaluation import Timing
 from outblas.core.problem import Problem
 from outblas.core.rivals import BaselineCall, Bindable, CallFromC
 from outblas.judge.gpu_clock import GpuClock, choose_algorithm
@@ -40,6 +40,8 @@ MAX_QPS, MAX_LOAD = 2000.0, 0.25
 
 #: Serves requests that arrive at these nanoseconds after now, and returns their times.
 ServeBlock = Callable[[Sequence[int]], RequestTimes]
+#: Called with the clock, and name -> the calls of each operand set.
+CheckCalls = Callable[[GpuClock, Mapping[str, Sequence[BaselineCall | CallFromC]]], None]
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ class ServerTimes:
 
 def time_server(
     entries: Mapping[str, Bindable], problem: Problem, plan: RequestPlan, seed: int = 0, gpu_index: int = 0,
-    proved: Collection[str] = (),
+    check: CheckCalls | None = None,
 ) -> ServerTimes:  # fmt: skip
     """Measure the latency per request at Poisson arrivals; see the module's text.
 
@@ -93,11 +95,12 @@ def time_server(
         plan: number and rate of the requests.
         seed: seed of the operands, of the arrivals and of the order.
         gpu_index: CUDA ordinal.
-        proved: names of entries of which one call is proved on the operands before any is served.
+        check: called with the clock and the bound calls of all entries before any is served; it raises an error to
+            refuse them. None: they are not checked.
 
     Raises:
         UsageError: the plan's rate is not finite or not above 0, or there are no entries.
-        DeviceError: no GPU, a call failed, or the result of an entry in ``proved`` is wrong.
+        DeviceError: no GPU, or a call failed. Errors of ``check`` are raised, too.
         ToolchainMissing: torch is not installed, or the C extension is not built.
     """
     check_qps(plan.max_qps)
@@ -106,7 +109,8 @@ def time_server(
             choose_algorithm(entry, bench)
         with bench.current():
             calls = {name: _calls(entry, bench) for name, entry in entries.items()}
-            _prove({name: entries[name] for name in proved}, calls, bench)
+            if check is not None:
+                check(bench, calls)
             bench.synchronize()
             own = clock_us(bench.stream, _arrivals(BLOCK_REQUESTS, MAX_QPS, random.Random(seed)))
             serve = {name: _server(entries[name], calls[name], bench.stream) for name in entries}
@@ -115,29 +119,6 @@ def time_server(
             {name: _timing(served[first::2], bench.sets) for name, served in blocks.items()} for first in range(2)
         )
         return ServerTimes(choosing, judging, qps, own)
-
-
-def _prove(entries: Mapping[str, Any], calls: Mapping[str, Sequence[Any]], bench: GpuClock) -> None:
-    """Prove one call of each entry on operand set 0, as a recording's cells are proved.
-
-    Raises:
-        DeviceError: a result is wrong.
-    """
-    if not entries:
-        return
-    from outblas.judge.gates import CellProver
-
-    prover = CellProver(bench.data, bench.torch_stream)
-    for name, entry in entries.items():
-        if (begin := getattr(entry, "begin", None)) is not None:
-            begin()
-        verdict = prover.call(calls[name][0])
-        if verdict.status is not Status.PASSED:
-            raise DeviceError(
-                f"{name} of {bench.problem.key}: {verdict.status.value}, {verdict.detail}",
-                "an entry that computes the product",
-                "report it: no figure of it counts",
-            )
 
 
 def serve_blocks(
