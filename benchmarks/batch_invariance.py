@@ -35,7 +35,7 @@ from outblas.core.suites import suite
 from outblas.judge.batch_invariance import MOST_ROWS, check_batch_invariance, drawn_batches
 from outblas.judge.reference import b_as_k_by_n
 from outblas.kernels.fixed_order import summation_of_weight
-from outblas.records.provenance import collect_provenance
+from outblas.records.provenance import collect_provenance, shared_conditions, source_commit
 
 FORMAT = "outblas-batch-invariance-1"
 SEED, ROUNDS = 0, 11
@@ -154,7 +154,10 @@ def measure(count: int, batches: int, out: Path) -> dict[str, Any]:
     from outblas.runtime.device import gpu_of_device
 
     gpu, listed = gpu_of_device(0), list(weights(count))
-    settings = {"weights": [w.key for w in listed], "batches": batches, "timed": list(TIMED), "rounds": ROUNDS}
+    settings = {
+        "weights": [w.key for w in listed], "batches": batches, "timed": list(TIMED), "rounds": ROUNDS,
+        "made_with": {**shared_conditions(), "commit": source_commit()},
+    }  # fmt: skip
     journal = Journal(out.with_name(out.name + ".jsonl"), settings)
     written = False
     try:

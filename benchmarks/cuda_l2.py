@@ -10,7 +10,8 @@ Both steps take --carried, the folder of compiled kernels.
 
 100 of CUDA-L2's 1,000 problems are drawn by a seed, stratified by regime. Its kernel of each, the library's kernel for
 plain launches, autotuned cuBLASLt and torch.matmul are timed on the GPU, in the same interleaved rounds. The host's
-clock times asynchronous calls; that of ours is `outblas.matmul`. A GPU without a library takes the H200's.
+clock times asynchronous calls; that of ours is `outblas.matmul`. A GPU without a library takes the H200's. Where the
+library falls back, ours is what it runs there.
 The machine code says which accumulator a kernel has.
 
 CUDA-L2's texts are compiled as they are, with a stand-in for torch's header. It sends launches to the clock's stream,

@@ -22,6 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rivals.fall_back import fall_back
 from rivals.journaled_rows import journaled_rows
 
 from outblas.core.config import config_name
@@ -108,7 +109,9 @@ def measure_one(problem: Problem, row: LibraryRow | None, baselines: Mapping[str
         verdict = prover.call(rival.into(problem, *bench.operands(0)))
         if verdict.status is Status.PASSED:
             entries[NAME] = rival
-        if choice is not None:
+        if choice is None:
+            entries["ours"] = fall_back(problem, row)
+        else:
             entries["ours"] = load_kernel(problem, choice.config)[0]
             proved = prover.call(entries["ours"].bind(problem, *bench.operands(0)))
             if proved.status is not Status.PASSED:
@@ -127,7 +130,7 @@ def measure_one(problem: Problem, row: LibraryRow | None, baselines: Mapping[str
 def means(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Return the geometric means over the fastest baseline, of rows on which Inductor's kernel passed.
 
-    Where the library falls back, ours counts as 1.
+    An older file has no figure of ours if the library falls back; ours counts as 1 then.
     """
     passed = [row for row in rows if row[NAME]]
     ours = [row["ours"]["ratio"] if row["ours"] else 1.0 for row in passed]

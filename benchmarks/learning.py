@@ -12,7 +12,8 @@ results/h200/learning_soak.json. ``--out`` names another one. Needs a GPU.
 - ``--drawn`` learns the shapes of ``outblas.search.live_compare.drawn_shapes``, up to 0.3 s of GPU time each, and
   benches the result against every rival. The file's suite is ``drawn`` and its mode ``learned``. A product that is not
   learned is benched as the package serves it.
-- ``--loop`` times the steps of a decode loop of unlisted products, with learning and without in turns.
+- ``--loop`` times the steps of a decode loop of unlisted products: first without learning, then while it learns, then
+  with what it learned. The order is fixed, so a drift of the clock is in the ratio.
 - ``--soak`` calls products of random shapes in several processes at once. It counts wrong results and lost rows, and
   samples the memory.
 

@@ -41,7 +41,7 @@ from outblas.dispatch.product import has_kernel, may_have_kernel
 from outblas.judge.baselines import make_baselines
 from outblas.judge.reference import Reference, b_as_k_by_n
 from outblas.publish.tables.notes import ACCURACY_FORMAT
-from outblas.records.provenance import collect_provenance
+from outblas.records.provenance import collect_provenance, shared_conditions, source_commit
 from outblas.runtime.device import gpu_of_device
 
 SEED, ROUNDS = 0, 11
@@ -122,7 +122,10 @@ def cost(problem: Problem, gpu: Any) -> float:
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Measure what the journal does not have; return ``by_dtype`` and ``cost_of_full_precision`` of the result."""
     listed = list(enumerate(products(options.count, options.seed, options.most)))
-    settings = {"count": options.count, "seed": options.seed, "most": options.most, "timed": options.timed}
+    made = {**shared_conditions(0 if options.device == "cuda" else None), "commit": source_commit()}
+    settings = {
+        "count": options.count, "seed": options.seed, "most": options.most, "timed": options.timed, "made_with": made,
+    }  # fmt: skip
     journal = Journal(options.out.with_name(options.out.name + ".jsonl"), settings)
     complete = False
     try:

@@ -10,6 +10,7 @@ from typing import Any
 
 from outblas.core.files import write_json
 from outblas.core.journal import Journal
+from outblas.records.provenance import shared_conditions, source_commit
 
 Row = dict[str, Any]
 
@@ -23,7 +24,8 @@ def journaled_rows(
 
     Args:
         out: result file; the journal lies beside it and ends in ``.jsonl``. It is removed when the file is written.
-        settings: everything on which the rows depend; a journal of others is refused.
+        settings: everything on which the rows depend, but the GPU, driver, toolchain and commit of this process. A
+            journal of others is refused.
         keys: the rows' keys, each once, in the order of the file.
         measure: yields the rows of the keys that it is given.
         line: words on a row, for its line of progress.
@@ -37,7 +39,8 @@ def journaled_rows(
         UsageError: the journal has other settings.
         RecordError: the disk refuses; finished rows are kept.
     """
-    journal = Journal(out.with_name(out.name + ".jsonl"), settings)
+    made = {**shared_conditions(), "commit": source_commit()}
+    journal = Journal(out.with_name(out.name + ".jsonl"), {**settings, "made_with": made})
     written = False
     try:
         known = set(map(key, journal.entries))

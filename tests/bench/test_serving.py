@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from outblas.bench import serving
 from outblas.core.config import config_name
-from outblas.core.errors import UsageError
+from outblas.core.errors import DeviceError, UsageError
+from outblas.core.evaluation import Status, Verdict
 from outblas.core.problem import Problem
 from outblas.dispatch import device_registry, native_table
 from outblas.dispatch.device_state import DeviceState
@@ -82,9 +85,39 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 def test_ours_is_served_against_every_native_baseline(served: list[tuple[Any, ...]]) -> None:
     plan = RequestPlan(100.0, 200, 0.1, 0.5)
     found = serving.serve(TUNED, 2, plan)
-    assert served == [({"ours", *serving.SERVER_BASELINES}, TUNED, plan, {"gpu_index": 2})]
+    ((*asked, named),) = served
+    assert asked == [{"ours", *serving.SERVER_BASELINES}, TUNED, plan] and named.pop("check")
+    assert named == {"gpu_index": 2}
     assert found.details == {name: f"{name} of {TUNED.key}" for name in serving.SERVER_BASELINES}
     assert found.timings["ours"].mode == "server"
+
+
+def test_what_a_kernel_serves_is_proved_and_a_fall_back_is_not(served: list[tuple[Any, ...]]) -> None:
+    for problem, with_plain in ((TUNED, True), (OTHER, True), (Problem(8, 8, 8), False)):
+        serving.serve(problem, 0, RequestPlan(100.0), WITH_SECOND, with_plain)
+    assert [list(named["check"].args[0]) for *_, named in served] == [["ours", "plain"], ["plain"], []]
+
+
+@pytest.mark.parametrize("status", [Status.PASSED, Status.WRONG])
+def test_a_wrong_result_of_ours_has_no_figure(status: Status, monkeypatch: pytest.MonkeyPatch) -> None:
+    log: list[Any] = []
+
+    class Prover:
+        def __init__(self, data: Any, stream: Any) -> None:
+            assert (data, stream) == ("operands", "a stream")
+
+        def call(self, call: Any) -> Verdict:
+            log.append(call)
+            return Verdict(status, (), "error 3 times the bound")
+
+    monkeypatch.setattr("outblas.judge.gates.CellProver", Prover)
+    clock = SimpleNamespace(problem=TUNED, data="operands", torch_stream="a stream")
+    ours: Any = {"ours": SimpleNamespace(begin=lambda: log.append("begin"))}
+    calls = {"ours": ["first", "second"], "torch": ["theirs"]}
+    wrong = pytest.raises(DeviceError, match=f"ours of {TUNED.key}: wrong, error 3 times the bound")
+    with contextlib.nullcontext() if status is Status.PASSED else wrong:
+        serving.prove_calls(ours, clock, calls)
+    assert log == ["begin", "first"]
 
 
 def test_one_half_of_the_requests_chooses_the_rival_and_the_other_judges_it(served: list[tuple[Any, ...]]) -> None:
@@ -116,6 +149,21 @@ def test_the_plain_choice_is_published_beside_a_second_winner(
     assert (row["config"], row["fallback"], row["ours_us"]) == (config, config == "", 8.0)
     assert (row["plain_config"], row["plain_us"], row["plain_p99_us"]) == (config_name(CONFIG), 9.0, 9.0)
     assert row["plain_speedup"] == pytest.approx(10.5 / 9) and row["published"] == pytest.approx(10.5 / 8)
+
+
+@pytest.mark.parametrize(("failed", "config", "plain"), [("single", "", CONFIG), ("stream", SECOND, None)])
+def test_a_row_whose_kernel_could_not_be_loaded_falls_back(
+    served: list[tuple[Any, ...]], failed: str, config: Any, plain: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch served its requests, so the row must not name the kernel."""
+    monkeypatch.setattr(
+        serving.PublicApi, "failures", property(lambda self: ["it cannot be loaded"] * (self._workload == failed))
+    )
+    (row,) = serving.server_rows(TUNED, WITH_SECOND, 0, H200, 100.0)
+    status = "passed" if config else "launch_error"
+    assert (row["config"], row["status"]) == (config and config_name(config), status)
+    assert row["fallback"] is (not config) and row["plain_config"] == ("" if plain is None else config_name(plain))
+    assert row["published"] == row["speedup"] == pytest.approx(10.5 / 8)
 
 
 @pytest.mark.parametrize("qps", [None, 0.0])

@@ -20,7 +20,9 @@ from outblas.core.errors import CompileError, ContractError, RecordError, UsageE
 from outblas.core.evaluation import Status, Verdict
 from outblas.core.problem import Problem
 from outblas.jail.build import BuiltKernel
+from outblas.records.library_row import LibraryRow
 from outblas.runtime.cubin import Cubin, SassFacts
+from support.fake_gpu import timing
 from support.gpus.known import H100
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
@@ -212,3 +214,50 @@ def test_kernels_that_are_wrong_are_named_and_not_tried_twice(rivals: Any) -> No
     assert list(proofs.passed(kernels, PROBLEM, clock, prover, refused)) == ["good"]
     assert refused["bad"].endswith("an error of 3") and "no room" in refused["refuses"]
     assert refused["leaks"] == "it wrote past its workspace" and refused["unfit"] == "failed the full proof"
+
+
+@pytest.mark.parametrize("changed", ["gpu", "driver", "toolchain", "commit"])
+def test_rows_of_another_driver_toolchain_or_commit_do_not_share_a_file(
+    rivals: Any, changed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, out = rivals("journaled_rows"), tmp_path / "r.json"
+    here = {"gpu": "a GPU", "driver": "1", "toolchain": "one"}
+
+    def under(commit: str, **conditions: str) -> None:
+        monkeypatch.setattr(module, "shared_conditions", lambda: {**here, **conditions})
+        monkeypatch.setattr(module, "source_commit", lambda: commit)
+
+    def measure(keys: list[str]) -> Any:
+        yield {"problem": keys[0]}
+        if len(keys) > 1:
+            raise KeyboardInterrupt
+
+    def rows() -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = module.journaled_rows(out, {"rounds": 3}, ["x", "y"], measure, str, list)
+        return found
+
+    under("first")
+    with pytest.raises(KeyboardInterrupt):
+        rows()
+    under("second" if changed == "commit" else "first", **({} if changed == "commit" else {changed: "another"}))
+    with pytest.raises(UsageError, match="other settings"):
+        rows()
+    under("first")
+    assert rows() == [{"problem": "x"}, {"problem": "y"}]
+
+
+def test_where_the_library_has_no_kernel_ours_is_its_own_fall_back_and_not_the_best_rival(
+    rivals: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named = LibraryRow(PROBLEM, "lt_auto", "index=2/8 id=66 tile=20", "cuda:0")
+    fall_back = rivals("fall_back").fall_back
+    assert fall_back(PROBLEM, named)._named == {PROBLEM: "id=66 tile=20"}
+    assert fall_back(PROBLEM, None)._named == {PROBLEM: ""}, "torch"
+    kind = importlib.import_module("cutlass_peer").Peer
+    peer = kind.__new__(kind)  # without a GPU
+    peer.gpu = H100
+    us = {"torch": 4.0, "cublas": 2.0, "cutlass": 3.0, "ours": 4.1}
+    timings = {name: timing(time, 11) for name, time in us.items()}
+    row = peer._row(PROBLEM, None, timings, {"an instance": 3.0}, {})
+    assert row["config"] is None and row["ours"]["ratio"] == pytest.approx(2.0 / 4.1)
+    assert row["ours_over_cutlass"]["ratio"] == pytest.approx(3.0 / 4.1)

@@ -93,6 +93,12 @@ def cell(timer: PhaseTimer | None = None, **entries: Entry) -> Any:
     return BenchCell(P, Options(gpu_index=3, seed=11, gpu=H200), entries, timer or PhaseTimer("idle"))
 
 
+@pytest.mark.parametrize(("mode", "cold"), [("offline", False), ("offline_cold", True), ("block", False)])
+def test_only_cold_figures_have_a_cold_clock(mode: str, cold: bool) -> None:
+    made = BenchCell(P, Options(gpu_index=3, seed=11, gpu=H200, mode=mode), {}, PhaseTimer("idle"))
+    assert made.bench.made[1]["cold"] is cold  # type: ignore[attr-defined]
+
+
 def test_how_a_worker_evaluates_unless_it_is_told_otherwise() -> None:
     assert vars(Options(0, H200)) == {
         "gpu_index": 0,
@@ -123,7 +129,7 @@ def test_how_a_worker_evaluates_unless_it_is_told_otherwise() -> None:
 
 def test_operands_prover_and_graphs_are_of_the_problem() -> None:
     made = cell(cublas=Entry(), torch=Entry())
-    assert made.bench.made == ((P, 3, 11), {"gpu": H200})
+    assert made.bench.made == ((P, 3, 11), {"gpu": H200, "cold": False})
     assert made.prover.made == (made.bench.data, made.bench.torch_stream)
     assert list(made.graphs) == ["cublas", "torch"] and not made.prover.called
     before = made.prover

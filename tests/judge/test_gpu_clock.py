@@ -8,6 +8,7 @@ import pytest
 
 from outblas.core.errors import DeviceError
 from outblas.judge import gpu_clock, stream_clock
+from outblas.judge.rounds import timing_of_samples
 from outblas.runtime import driver
 
 
@@ -117,6 +118,31 @@ def test_a_quick_choice_drops_the_hopeless_after_one_timed_round(monkeypatch):
     assert {n: t.samples_us for n, t in found.items()} == {"level": (150.0, 80.0, 90.0), "fast": (100.0, 110.0, 120.0)}
     assert found["level"].median_us == 90.0 and found["fast"].repeats == bench.repeats
     assert bench.quick({"broken": "broken"}, skip=DeviceError) == {}
+
+
+@pytest.mark.parametrize("cold", [False, True])
+def test_a_cold_clock_chooses_by_cold_times_among_those_near_with_warm_caches(monkeypatch, cold):
+    bench, bound = false_bench(monkeypatch, FalseDriver()), []
+    bench.cold = cold
+    warm, in_cold = {"a": 100.0, "b": 124.0, "far": 126.0, "broken": 110.0}, {"a": 300.0, "b": 200.0}
+    quick = {name: timing_of_samples("offline", [us] * 3) for name, us in warm.items()}
+    monkeypatch.setattr(bench, "quick", lambda entries, skip: quick)
+
+    def bind(name):
+        bound.append(name)
+        if name == "broken":
+            raise DeviceError("a", "b", "c")
+        return [name]
+
+    def cold_round(calls, rng):
+        return [in_cold[name] for (name,) in calls]
+
+    monkeypatch.setattr(bench, "bind", bind)
+    monkeypatch.setattr(bench, "cold_round", cold_round)
+    found = bench.quick_choice({n: n for n in warm}, skip=DeviceError)
+    best = min(found, key=lambda name: found[name].median_us)
+    assert (best, bound) == (("b", ["a", "b", "broken"]) if cold else ("a", []))
+    assert found["a"].samples_us == ((300.0,) * 7 if cold else (100.0,) * 3)
 
 
 def test_entries_are_prepared_then_captured_then_timed_and_always_freed(monkeypatch):

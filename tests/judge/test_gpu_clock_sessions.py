@@ -31,7 +31,7 @@ class Session:
 
     log: list
 
-    def __init__(self, *arguments, gpu):
+    def __init__(self, *arguments, gpu, cold):
         self.log.append(("clock", *arguments))
 
     def __enter__(self):

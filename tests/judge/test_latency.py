@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from outblas.core.errors import UsageError
+from outblas.core.errors import DeviceError, UsageError
 from outblas.core.evaluation import Timing
 from outblas.judge import latency
 from outblas.judge.latency import BLOCK_REQUESTS, LEAD_REQUESTS, RequestPlan
@@ -168,6 +168,22 @@ def test_server_mode_prepares_binds_waits_and_serves_in_that_order(log):
         assert {name: len(t.samples_us) for name, t in half.items()} == {"one": 100, "two": 100}
         expected = [float(us) for us in range(LEAD_REQUESTS + 1, LEAD_REQUESTS + BLOCK_REQUESTS + 1)]
         assert half["two"] == timing_of_samples("server", 2 * expected, 1, 3)
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_calls_are_checked_before_any_is_served(log, wrong):
+    def check(bench, calls):
+        log.append(("check", bench.problem, calls))
+        if wrong:
+            raise DeviceError("a wrong result", "a right one", "report it")
+
+    entries = {name: SimpleNamespace(name=name) for name in ("ours", "theirs")}
+    plan = RequestPlan(requests=100, warmup_seconds=0.0)
+    with pytest.raises(DeviceError) if wrong else contextlib.nullcontext():
+        latency.time_server(entries, "problem", plan, check=check)
+    place = log.index(("check", "problem", {name: [f"{name} {i}" for i in range(3)] for name in entries}))
+    served = [index for index, entry in enumerate(log) if entry[0] == "serve"]
+    assert served == [] if wrong else served[0] > place
 
 
 def test_halves_are_every_other_block(log, monkeypatch):

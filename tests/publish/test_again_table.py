@@ -13,8 +13,8 @@ from support.helpers import ROOT
 
 
 def made(suite: str, mode: str = "offline", **more: Any) -> Result:
-    row = {"layout": "TN", "dtype": "fp16", "acc": "fp32", "mode": mode, **more}
-    return Result(Path(f"{suite}_{mode}.parquet"), {"suite": suite, "provenance": {}}, [row])
+    row = {"m": 8, "n": 8, "k": 8, "layout": "TN", "dtype": "fp16", "acc": "fp32", "mode": mode, **more}
+    return Result(Path(f"{suite}_{mode}.parquet"), {"suite": suite, "provenance": {}, "shapes": "drawn, seed 3"}, [row])
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,17 @@ def made(suite: str, mode: str = "offline", **more: Any) -> Result:
         (made("grid1000"), "BUILD --tables grid1000:TN:fp16:fp32 --steps bench --modes offline"),
         (made("llm", "server"), "BUILD --tables llm:TN:fp16:fp32 --steps bench --modes server"),
         (made("grid1000", by_start=[1.0, 1.1, 1.2]), "BUILD --tables grid1000:TN:fp16:fp32 --steps judge,merge"),
-        (made("new_shapes"), "python benchmarks/new_shapes.py"),
+        (made("new_shapes"), "python benchmarks/new_shapes.py --out new_shapes_offline.parquet"),
+        (
+            made("drawn", "unmeasured", layout="NN"),
+            "python benchmarks/new_shapes.py --drawn --count 1 --seed 3 --layout NN --dtype fp16 "
+            "--out drawn_unmeasured.parquet",
+        ),
+        (
+            made("drawn", "learned"),
+            "python benchmarks/learning.py --drawn --count 1 --seed 3 --layout TN --dtype fp16 "
+            "--out drawn_learned.parquet",
+        ),
     ],
 )
 def test_each_file_has_its_command(result: Result, command: str) -> None:
@@ -31,14 +41,15 @@ def test_each_file_has_its_command(result: Result, command: str) -> None:
 
 
 def test_the_scripts_and_the_library_that_commands_name_exist() -> None:
-    assert (ROOT / "benchmarks" / "new_shapes.py").is_file()
+    assert all((ROOT / "benchmarks" / name).is_file() for name in ("new_shapes.py", "learning.py"))
     assert (ROOT / build_command("h200").split()[-1]).is_file()
+    assert build_command("no-gpu") == "outblas build-library --work build/no-gpu"
 
 
 def test_minutes_are_of_the_file_and_a_dash_without() -> None:
     timed = made("grid1000")
     timed.meta["provenance"]["gpu_seconds"] = 174.0
-    table = again_table([timed, made("llm")])
+    table = again_table([timed, made("llm")], "h200")
     assert table.startswith(f"`BUILD` stands for `{build_command('h200')}`.")
     assert "| grid1000_offline | `BUILD --tables grid1000:TN:fp16:fp32 --steps bench --modes offline` | 2.9 |" in table
     assert table.splitlines()[-1].endswith("| – |")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from outblas.publish.tables.headline import headline_rows, headline_table
+from outblas.publish.tables.peer_tables import transformer_table
 from outblas.publish.words import mean_in_words
 from outblas.records.results import read_result, write_result
 from support.bench_fixture import META, make_rows
@@ -53,3 +55,27 @@ def test_one_older_file_is_told_beside_newer_ones(tmp_path: Path) -> None:
     old = write_result(make_rows((64, 128), pdls=(False,)), {**META, "suite": "llm"}, tmp_path / "old.parquet")
     text = headline_table(headline_rows(tmp_path, [read_result(new), read_result(old)]))
     assert "A fall-back counts as measured. In older files it counts as 1, like a kernel" in text
+
+
+def test_the_use_has_the_number_of_problems_that_were_timed(tmp_path: Path) -> None:
+    rows = make_rows((64, 128), pdls=(False,))
+    text = table_of(rows, tmp_path)
+    assert f"[{len(rows)} problems of *grid1000*]" in text and len(rows) == 8
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"layers": 32}, "decode steps of Llama 3 8B]"),
+        ({"layers": 4}, "decode steps of Llama 3 8B, 4 of its 32 layers]"),
+        ({"layers": 32, "tuned": {}}, "decode steps of Llama 3 8B, tuned before]"),
+    ],
+)
+def test_a_part_of_a_model_and_a_tuned_one_are_told(more: dict[str, Any], words: str, tmp_path: Path) -> None:
+    variants = {"torch": {"us": [9.0], "tokens_per_s": 64}, "outblas": {"speedup": [1.25, 1.2, 1.3]}}
+    made = {**META["provenance"], "toolchain": {"torch": "2"}}
+    steps = [{"step": "decode_8", "mode": "graph", "variants": variants}]
+    data = {"context": 2, "rounds": 3, "provenance": made, "steps": steps, **more}
+    (tmp_path / "model_steps.json").write_text(json.dumps(data))
+    assert words in headline_table(headline_rows(tmp_path, []))
+    assert transformer_table(tmp_path).count(f"{more['layers']} layers, tuned before") == ("tuned" in more)

@@ -7,10 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from outblas.core.config import config_name
 from outblas.core.errors import RecordError
+from outblas.core.problem import Problem
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.publish.tables import notes
 from outblas.publish.tables.all_rows_table import markdown_table
 from outblas.records.library import Library
+from outblas.records.library_row import LibraryChoice, LibraryRow
 from outblas.records.results import read_result, write_result
 from outblas.records.summary import summarise_result
 from support.bench_fixture import META, make_rows
@@ -120,3 +124,29 @@ def test_files_of_unlisted_shapes_count_too(folder: Path) -> None:
     bench(beside, "h200_bench", "2026-01-01T00:00:00+00:00")
     (line,) = notes.notes_of_earlier_kernels(folder)
     assert line.endswith(": `any_shapes/h200_bench`, `any_shapes/h200_proved`")
+
+
+def test_a_peers_rows_of_other_kernels_than_the_library_has_now_are_counted(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert notes.replaced_words(folder, [{"problem": "64_64_64_TN_fp16_fp32", "config": "one"}]) == "", "no library"
+    config = Sm90WgmmaConfig(64, 64)
+    problems = [Problem(64, 64, 64 * k) for k in (1, 2, 3, 4)]
+    choices = (LibraryChoice(config, 1.2, 1.1, 1.3), None)
+    rows = tuple(LibraryRow(p, "torch", plain=choices[i % 2]) for i, p in enumerate(problems))
+    monkeypatch.setattr(Library, "packaged", lambda gpu, missing_ok=False: Library("h200", rows))
+    timed = [config_name(config), None, "another", "another"]
+    peer = [{"problem": p.key, "config": name} for p, name in zip(problems, timed, strict=True)]
+    assert notes.replaced_words(folder, peer[:2]) == ""
+    assert notes.replaced_words(folder, peer) == "; 2 of 4 have another kernel in the library now"
+
+
+def test_the_packaged_part_of_a_file_of_several_libraries_has_its_date(folder: Path) -> None:
+    bench(folder, "new", "2026-02-01T00:00:00+00:00")
+    parts = {name: {"provenance": {"date": f"2026-01-0{day}"}} for name, day in (("packaged", 2), ("those of 1", 1))}
+    (folder / "large_products.json").write_text(json.dumps({"libraries": parts}))
+    (line,) = notes.notes_of_earlier_kernels(folder)
+    assert line.endswith(": `large_products`")
+    parts["packaged"]["provenance"]["date"] = "2026-02-02"
+    (folder / "large_products.json").write_text(json.dumps({"libraries": parts}))
+    assert notes.notes_of_earlier_kernels(folder) == [], "an earlier library is older on purpose"

@@ -79,6 +79,76 @@ def test_the_readme_has_a_row_for_each_gpu_and_use_that_has_a_file(published):
     assert all(f"| {summary['n']} | {summary['geomean']:.3f}× | {summary['flop_weighted']:.3f}× |" in r for r in rows)
 
 
+def of_gpu(name, commit="0000000"):
+    """Metadata of a bench that a GPU made."""
+    return {**META, "provenance": {**META["provenance"], "gpu": name, "driver": f"of {name}", "commit": commit}}
+
+
+@pytest.fixture
+def two_gpus(published):
+    """Results of an H100 beside those of an H200, copied as if it had measured the same."""
+    folder, root = published
+    other = root / "results" / "h100"
+    rows = read_result(folder / "grid.parquet").rows
+    write_result(rows, of_gpu("NVIDIA H200"), folder / "grid.parquet")
+    write_result(rows, of_gpu("NVIDIA H100 80GB HBM3"), other / "grid.parquet")
+    page(root / "docs" / "results" / "method.md", "again")
+    return folder, root, other
+
+
+def test_each_page_has_the_tables_of_each_gpu_under_its_name(two_gpus):
+    folder, root, other = two_gpus
+    assert other / "summary.json" in publish(folder, root)
+    assert check_published(folder, root) == []
+    (h100,) = {row["gpu"] for row in json.loads((other / "summary.json").read_text())}
+    assert h100 == "NVIDIA H100 80GB HBM3"
+    readme, tables, weak, again = (
+        (root / name).read_text()
+        for name in ("README.md", "docs/results/tables.md", "docs/use/when-not.md", "docs/results/method.md")
+    )
+    assert [line.split(" | ")[0] for line in readme.splitlines() if "*grid1000*" in line] == [
+        "| NVIDIA H200",
+        "| NVIDIA H100 80GB HBM3",
+    ]
+    for text, heading in ((tables, "## {}"), (weak, "## The ten worst rows on {}"), (again, "**{}**")):
+        first, second = (text.index(heading.format(gpu) + "\n") for gpu in ("NVIDIA H200", "NVIDIA H100 80GB HBM3"))
+        assert first < second
+    of_h200, of_h100 = again.split("**NVIDIA H100 80GB HBM3**")
+    assert "--work build/h200" in of_h200 and "build/h100" not in of_h200
+    assert "--work build/h100" in of_h100 and "build/h200" not in of_h100
+    assert "Measured on NVIDIA H100 80GB HBM3, driver of NVIDIA H100 80GB HBM3" in tables
+    assert f"driver of NVIDIA H200, files in `{folder.as_posix()}`" in weak and f"files in `{other.as_posix()}`" in weak
+    assert weak.count("## A GPU without a library") == 1
+
+
+def test_a_gpu_with_other_files_alone_is_on_their_pages(two_gpus):
+    """It has a model's steps and no bench, so it has no summary and no place in the tables of benches."""
+    folder, root, other = two_gpus
+    steps = page(root / "docs" / "results" / "transformer.md", "transformer")
+    (other / "grid.parquet").unlink()
+    variants = {"torch": {"us": [1000.0], "tokens_per_s": 64}, "outblas": {"speedup": [1.25, 1.2, 1.3]}}
+    made = {**of_gpu("NVIDIA H100 80GB HBM3")["provenance"], "toolchain": {"torch": "2"}}
+    data = {"layers": 1, "context": 2, "rounds": 3, "provenance": made}
+    data["steps"] = [{"step": "decode_8", "mode": "graph", "variants": variants}]
+    (other / "model_steps.json").write_text(json.dumps(data))
+    publish(folder, root)
+    assert not (other / "summary.json").exists() and "H100" not in (root / "docs/results/tables.md").read_text()
+    assert "1.250× (1.200 to 1.300)" in steps.read_text() and "Not measured" not in steps.read_text()
+    assert "| NVIDIA H100 80GB HBM3 | [decode steps" in (root / "README.md").read_text()
+
+
+def test_a_file_in_the_folder_of_another_gpu_is_refused(two_gpus):
+    folder, root, other = two_gpus
+    (other / "host_cost.json").write_text(json.dumps({"provenance": {"gpu": "NVIDIA H200"}}))
+    with pytest.raises(RecordError, match=r"host_cost.json was measured on NVIDIA H200.* folder h200"):
+        publish(folder, root)
+    (other / "host_cost.json").unlink()
+    write_result(read_result(folder / "grid.parquet").rows, of_gpu("NVIDIA H200"), other / "grid.parquet")
+    with pytest.raises(RecordError, match="grid.parquet was measured on NVIDIA H200"):
+        check_published(folder, root)
+    assert not (root / "docs/img/speedup.svg").exists()
+
+
 def test_the_worst_rows_are_those_of_the_files(published):
     folder, root = published
     publish(*published)

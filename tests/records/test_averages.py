@@ -170,6 +170,7 @@ def test_the_best_of_both_layouts_is_our_best_over_their_best():
         row(2, 2, 2, layout="NN", ours_us=2.0, baseline_us=7.0, torch_us=9.0, config="nn"),
         row(1, 1, 1, layout="NN", ours_us=4.5, baseline_us=4.4, torch_us=5.5, config="nn"),
     ]
+    tn, nn = ([{**each, "ran": None} for each in rows] for rows in (tn, nn))
     one, two, three, five = best_of_layouts(tn, nn)
     assert one == {**nn[3], "config": "tn", "ours_us": 4.0, "torch_us": 5.5, "published": 4.4 / 4.0, "speedup": None}
     assert two == {**tn[1], "config": "nn", "ours_us": 2.0, "torch_us": 9.0, "published": 5.0 / 2.0, "speedup": None}
@@ -178,6 +179,15 @@ def test_the_best_of_both_layouts_is_our_best_over_their_best():
         **tn[4], "config": "nn", "fallback": False, "ours_us": 4.5, "torch_us": 6.0, "published": 5 / 4.5,
         "speedup": 0.6,
     }  # fmt: skip
+
+
+def test_the_best_of_both_layouts_is_over_torch_by_the_time_that_was_measured():
+    """Both fall back. The fall-back's own time is above the fastest rival's, and all ratios are over that time."""
+    fell = {"fallback": True, "config": "", "speedup": 0.8, "published": 0.8, "baseline_us": 4.0, "torch_us": 4.2}
+    tn, nn = row(**fell, ran="torch", ours_us=5.0), row(layout="NN", **fell, ran="id=66", ours_us=6.0)
+    (best,) = best_of_layouts([tn], [nn])
+    assert (best["ran"], best["ours_us"], best["published"]) == ("torch", 5.0, 0.8)
+    assert torch_ratio([best]) == round(4.2 / 5.0, 6)
 
 
 def test_what_is_no_rival_has_a_mean_only_where_it_was_timed():

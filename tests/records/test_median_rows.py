@@ -55,3 +55,10 @@ def test_starts_that_do_not_fit_are_refused(tmp_path: Any) -> None:
     wrong = [{**row, "by_start": [1.0, 1.0, 1.0]} for row in first]
     with pytest.raises(RecordError, match="is not the median of"):
         write_result(wrong, META, tmp_path / "r.parquet")
+
+
+def test_a_kernel_that_fails_in_one_start_is_not_hidden_by_the_others() -> None:
+    first, second, third = starts((1.02, 1.0, 0.95))
+    second[1] |= {"status": "wrong", "fallback": True, "config": "", "speedup": None, "published": 1.0}
+    with pytest.raises(UsageError, match=r"64_64_128_TN_fp16_fp32 failed in bench 2 \(wrong\)"):
+        median_rows([first, second, third])

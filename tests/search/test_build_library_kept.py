@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 
+from outblas.bench import run_bench
 from outblas.bench.run_bench import BenchRequest
 from outblas.core.errors import DeviceError, UsageError
 from outblas.core.journal import Journal
 from outblas.records.library_tables import is_bench_of
 from outblas.records.provenance import start_of_machine
-from outblas.records.results import read_result
+from outblas.records.results import read_result, write_result
+from outblas.records.summary import summarise
 from outblas.search.build_library.finalist_trials import STARTS
 from outblas.search.build_library.judging import judge_path
 from support.build_library_fixture import (  # noqa: F401
@@ -72,8 +74,35 @@ def test_the_steps_choose_and_judge_in_starts_of_their_own(script: Any, work: An
         assert row["by_start"] == [one["published"] for one in each]
         assert row["published"] == sorted(row["by_start"])[1] and not row["fallback"]
     assert [start["machine"] for start in merged.provenance["starts"]] == [start_of_machine()] * 3
+    assert {each["machine"] for each in about.values()} == {start_of_machine()}
+    assert {(row["starts"], row["interval"]) for row in summarise(merged.path)} == {(1, None)}, "all in one start"
     spent = [read_result(judge_path(work, table, start)).provenance["gpu_seconds"] for start in STARTS]
     assert merged.provenance["gpu_seconds"] == round(sum(spent), 1)
+
+
+def test_three_starts_have_an_interval_and_all_their_commits(
+    script: Any, work: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = script.TABLES[0]
+    run(script, work, "tune", "trial", "choose")
+    for start in STARTS:
+        monkeypatch.setattr(run_bench, "start_of_machine", lambda start=start: f"boot {start}")
+        monkeypatch.setattr(run_bench, "source_commit", lambda start=start: start * 40)
+        script.runs.run_job(work, ["judge", str(table), start])
+    run(script, work, "merge")
+    row, *_ = summarise(work.result(table, "offline"))
+    assert row["starts"] == 3 and row["interval"][0] <= row["interval"][1]
+    assert row["commit"] == "; ".join(start * 40 for start in STARTS)
+
+
+def test_judging_benches_of_different_toolchains_are_not_merged(script: Any, work: Any) -> None:
+    table = script.TABLES[0]
+    run(script, work, "tune", "trial", "choose", "judge")
+    last = read_result(judge_path(work, table, STARTS[-1]))
+    other = {**last.provenance, "toolchain": {"cublas": "another"}}
+    write_result(last.rows, {**last.meta, "provenance": other}, last.path)
+    with pytest.raises(UsageError, match=r"judge_3.parquet and .*judge_1.parquet are of different toolchains"):
+        run(script, work, "merge")
 
 
 def test_choose_and_merge_need_no_gpu_but_the_same_kernels(

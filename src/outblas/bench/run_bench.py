@@ -33,7 +33,13 @@ from outblas.records.averages import launch_columns
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryRow
 from outblas.records.parquet import check_parquet
-from outblas.records.provenance import collect_provenance, gpu_state, start_of_machine
+from outblas.records.provenance import (
+    collect_provenance,
+    gpu_state,
+    shared_conditions,
+    source_commit,
+    start_of_machine,
+)
 from outblas.records.results import COLUMNS, Row, write_result
 from outblas.runtime.device import gpu_of_device
 
@@ -58,6 +64,7 @@ class BenchRequest:
         target_qps: requests per second, at most, in server mode.
         seed: seed of the operands and of the order within a round.
         baselines: names of the baselines to time. A run without those that are no rivals is quicker.
+        one_start: all figures must be of one start of the machine. A journal of an earlier start is refused then.
         proved: names of kernels that passed every gate before. They must come from the same sources and toolchain, for
             the same layout, dtype and accumulator. Every kernel is still proved on the timed operands.
     """
@@ -73,14 +80,16 @@ class BenchRequest:
     target_qps: float | None = None
     seed: int = 1
     baselines: Sequence[str] = BENCH_BASELINES
+    one_start: bool = False
     proved: frozenset[str] = frozenset()
 
 
 def run_bench(request: BenchRequest, progress: Progress | None = None) -> Path:
     """Bench the problems and write the result file, a Parquet file that ``read_result`` reads.
 
-    A killed run resumes from the journal ``<out_path>.jsonl``, which is deleted once the file is written. Several GPUs
-    share the problems.
+    A killed run resumes from the journal ``<out_path>.jsonl``, which is deleted once the file is written. It resumes
+    only with the same GPU, driver and toolchain. If the commit or the start of the machine is another, the file's
+    provenance names all of them, joined by ``; ``. Several GPUs share the problems.
 
     Args:
         request: what to time, against what and how.
@@ -92,7 +101,7 @@ def run_bench(request: BenchRequest, progress: Progress | None = None) -> Path:
     Raises:
         RecordError: the library does not exist, or a file cannot be written.
         DeviceError: a GPU does not exist.
-        UsageError: the journal was begun with other settings, or the GPUs are of two kinds.
+        UsageError: the journal was begun with other settings, driver or toolchain, or the GPUs are of two kinds.
         ToolchainMissing: pyarrow or a part of CUDA is not installed.
     """
     check_parquet()
@@ -102,10 +111,10 @@ def run_bench(request: BenchRequest, progress: Progress | None = None) -> Path:
     journal = Journal(path, _settings(request, library, gpu), request.resume)
     done = {entry["problem"] for entry in journal.entries}
     todo = [p for p in problems if p.key not in done]
-    written = False
+    written, made = False, {"commit": source_commit(), "machine": start_of_machine()}
     try:
         for entry in _entries(todo, library, request, _options(request, gpu)):
-            journal.append(entry)
+            journal.append({**entry, **made})
             if progress is not None:
                 # The last row of a problem: PDL allowed, or the only one (server mode).
                 published = [e["rows"][-1]["published"] for e in journal.entries]
@@ -117,7 +126,7 @@ def run_bench(request: BenchRequest, progress: Progress | None = None) -> Path:
         provenance = {
             **about,
             "kernels": kernels_sha(),
-            "machine": start_of_machine(),
+            **{key: "; ".join(dict.fromkeys(entry[key] for entry in journal.entries)) for key in made},
             "gpus": len(request.gpu_indices),
             "gpu_seconds": seconds,
             "library": dict(library.provenance),
@@ -157,6 +166,8 @@ def _settings(request: BenchRequest, library: Library, gpu: Gpu) -> dict[str, ob
         "suite": request.suite, "mode": request.mode, "rounds": request.rounds, "seed": request.seed,
         "target_qps": request.target_qps, "library": library.sha(), "kernels": kernels_sha(),
         "problems": [p.key for p in request.problems], "baselines": list(request.baselines), "gpu": gpu.name,
+        "measured_with": shared_conditions(request.gpu_indices[0]),
+        **({"machine": start_of_machine()} if request.one_start else {}),
     }  # fmt: skip
 
 

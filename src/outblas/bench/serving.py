@@ -7,11 +7,13 @@ half judges it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from outblas.core.config import config_name
+from outblas.core.errors import DeviceError
 from outblas.core.evaluation import Speedup, Status, Timing
 from outblas.core.problem import Problem
 from outblas.core.rivals import LT_AUTO, BaselineCall, fastest_baseline
@@ -58,6 +60,11 @@ class PublicApi:
         """Return why kernels of this entry could not be loaded, one line each; torch served their requests."""
         return [] if self._decisions is None else sorted(self._decisions.state.failed.values())
 
+    def has_kernel(self, problem: Problem) -> bool:
+        """Return True if the entry's own library has a kernel for a problem under the entry's workload."""
+        row = None if self._library is None else self._library.lookup(problem)
+        return row is not None and row.kernel("plain", self._workload) is not None
+
     def begin(self) -> None:
         """Let matmul decide by this entry's library and workload, and repeat this entry's own earlier decisions."""
         from outblas.dispatch.kept_decisions import new_decisions, use_decisions
@@ -75,11 +82,13 @@ class Served:
         times: latencies of both halves of the requests.
         speedup: speed-up of ``outblas.matmul`` over the rival, on the half that judges.
         details: name of a baseline -> one line on its choice.
+        failures: name of an entry of ``outblas.matmul`` -> why its kernel could not be loaded, if so. torch served it.
     """
 
     times: ServerTimes
     speedup: Speedup
     details: dict[str, str]
+    failures: dict[str, str] = field(default_factory=dict)
 
     @property
     def timings(self) -> dict[str, Timing]:
@@ -110,21 +119,53 @@ def serve(
         ours[PLAIN] = PublicApi(gpu_index, library, "stream")
     times = time_public_api({**ours, **baselines}, problem, plan, gpu_index)
     details = {name: str(entry.detail(problem)) for name, entry in baselines.items()}
-    return Served(times, over_chosen_rival(times, OURS), details)
+    failures = {name: "; ".join(entry.failures) for name, entry in ours.items() if entry.failures}
+    return Served(times, over_chosen_rival(times, OURS), details, failures)
 
 
 def time_public_api(entries: Mapping[str, Any], problem: Problem, plan: RequestPlan, gpu_index: int) -> ServerTimes:
     """Return :func:`outblas.judge.latency.time_server` of entries with some of :class:`PublicApi`.
 
-    ``outblas.matmul`` decides afterwards as it did before.
+    One call of each of these is proved before, if a kernel computes it: torch may round more by itself than a proof
+    allows. ``outblas.matmul`` decides afterwards as it did before.
+
+    Raises:
+        DeviceError: a result of a kernel is wrong.
     """
     from outblas.dispatch.kept_decisions import current_decisions, use_decisions
 
     before = current_decisions(gpu_index)
     try:
-        return time_server(entries, problem, plan, gpu_index=gpu_index)
+        ours = {name: e for name, e in entries.items() if isinstance(e, PublicApi) and e.has_kernel(problem)}
+        return time_server(entries, problem, plan, gpu_index=gpu_index, check=functools.partial(prove_calls, ours))
     finally:
         use_decisions(before, gpu_index)
+
+
+def prove_calls(ours: Mapping[str, PublicApi], clock: Any, calls: Mapping[str, Sequence[Any]]) -> None:
+    """Prove one call of each entry on operand set 0, as cells of a recording are proved; return None.
+
+    Args:
+        ours: name -> entry of which a kernel computes the product.
+        clock: the GpuClock of the problem.
+        calls: name -> bound calls of each operand set, of these entries and possibly of others.
+
+    Raises:
+        DeviceError: a result is wrong.
+    """
+    from outblas.judge.gates import CellProver
+
+    prover = CellProver(clock.data, clock.torch_stream) if ours else None
+    for name, entry in ours.items():
+        entry.begin()
+        assert prover is not None
+        verdict = prover.call(calls[name][0])
+        if verdict.status is not Status.PASSED:
+            raise DeviceError(
+                f"{name} of {clock.problem.key}: {verdict.status.value}, {verdict.detail}",
+                "a call that computes the product",
+                "report it: no figure of it counts",
+            )
 
 
 def over_chosen_rival(times: ServerTimes, name: str) -> Speedup:
@@ -145,7 +186,8 @@ def server_rows(problem: Problem, library: Library, gpu_index: int, gpu: Gpu, ta
 
     Requests come one at a time, so PDL makes no difference and the launch option is ``plain``. The workload is
     ``single``: if the library has a second winner for it, columns ``plain_...`` have the row's plain choice. A row with
-    ``fallback`` has latencies, too: ``ours_us`` is the latency of ``outblas.matmul``, by any kernel that it ran.
+    ``fallback`` has latencies, too: ``ours_us`` is the latency of ``outblas.matmul``, by any kernel that it ran. A row
+    whose kernel could not be loaded falls back, with status ``launch_error``.
 
     Args:
         problem: the problem.
@@ -165,15 +207,19 @@ def server_rows(problem: Problem, library: Library, gpu_index: int, gpu: Gpu, ta
     second = row.second_winner("plain", "single") if row else None
     served = serve(problem, gpu_index, RequestPlan(target_qps or 0.0), library, with_plain=second is not None)
     timings, found = served.timings, served.speedup
+    status = Status.LEFT_OUT if config is None else Status.LAUNCH_ERROR if OURS in served.failures else Status.PASSED
+    if status is not Status.PASSED:
+        config = None
     ours, best, names = timings[OURS], timings[found.baseline], [n for n in SERVER_BASELINES if n in timings]
-    beside = _plain_columns(served, None if row is None else row.kernel("plain")) if PLAIN in timings else {}
+    plain = None if row is None or PLAIN in served.failures else row.kernel("plain")
+    beside = _plain_columns(served, plain) if PLAIN in timings else {}
     return [
         {
             **problem.to_json(),
             "mode": "server",
             **launch_columns("plain"),
             "config": "" if config is None else config_name(config),
-            "status": (Status.LEFT_OUT if config is None else Status.PASSED).value,
+            "status": status.value,
             "fallback": config is None,
             "ours_us": ours.median_us,
             "ours_spread": ours.spread,

@@ -180,8 +180,7 @@ class LtHeuristic:
 
 
 class LtAuto:
-    """Baseline "lt_auto": cuBLASLt with the fastest of up to 100 algorithms, each timed by the offline clock.
-
+    """Baseline "lt_auto": cuBLASLt with the fastest of up to 100 algorithms by :meth:`GpuClock.quick_choice`.
     :meth:`prepare` chooses, once per problem; ``bind`` does so if nobody has. ``detail(problem)`` describes the choice,
     e.g. ``"index=3/100 id=66 tile=20 ..."``; it is an empty string before.
     """
@@ -220,7 +219,7 @@ class LtAuto:
         a, b, c = bench.operands(0)
         results = self._lt.plan(problem).heuristic(AUTO_REQUEST, _alignment(a, b, c))
         entries = {str(i): _LtAlgo(self._lt, r.algo) for i, r in enumerate(results)}
-        times = bench.quick(entries, skip=DeviceError) if len(entries) > 1 else {}
+        times = bench.quick_choice(entries, skip=DeviceError) if len(entries) > 1 else {}
         if len(entries) > 1 and not times:
             raise DeviceError(f"no cuBLASLt algorithm of {len(entries)} runs {problem.key}", "one", "check the driver")
         best = min(times, key=lambda i: times[i].median_us) if times else "0"

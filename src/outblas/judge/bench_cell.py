@@ -133,7 +133,7 @@ class BenchCell:
 
     Args:
         problem: the problem.
-        options: settings; of them it takes ``gpu_index``, ``seed`` and ``gpu``.
+        options: settings; of them it takes ``gpu_index``, ``seed``, ``gpu`` and ``mode``.
         baselines: name -> baseline, as :func:`outblas.judge.baselines.make_baselines` returns them.
         phase_timer: receives the time of the phases "operands", "baselines" and "autotune".
 
@@ -156,7 +156,8 @@ class BenchCell:
 
         self.problem, self._entries = problem, baselines
         with phase_timer.phase("operands"):
-            self.bench: GpuClock = GpuClock(problem, options.gpu_index, options.seed, gpu=options.gpu)
+            cold = options.mode == "offline_cold"
+            self.bench: GpuClock = GpuClock(problem, options.gpu_index, options.seed, gpu=options.gpu, cold=cold)
             self.prover: CellProver = CellProver(self.bench.data, self.bench.torch_stream)
         self.graphs: dict[str, GraphEntry] = {}
         self._left_out: dict[str, str] = {}

@@ -40,6 +40,8 @@ MAX_QPS, MAX_LOAD = 2000.0, 0.25
 
 #: Serves requests that arrive at these nanoseconds after now, and returns their times.
 ServeBlock = Callable[[Sequence[int]], RequestTimes]
+#: Called with the clock, and name -> the calls of each operand set.
+CheckCalls = Callable[[GpuClock, Mapping[str, Sequence[BaselineCall | CallFromC]]], None]
 
 
 @dataclass(frozen=True)
@@ -79,8 +81,9 @@ class ServerTimes:
 
 
 def time_server(
-    entries: Mapping[str, Bindable], problem: Problem, plan: RequestPlan, seed: int = 0, gpu_index: int = 0
-) -> ServerTimes:
+    entries: Mapping[str, Bindable], problem: Problem, plan: RequestPlan, seed: int = 0, gpu_index: int = 0,
+    check: CheckCalls | None = None,
+) -> ServerTimes:  # fmt: skip
     """Measure the latency per request at Poisson arrivals; see the module's text.
 
     An entry may have ``bind_native``: its calls are then made from C, without Python. An entry may have ``begin``,
@@ -92,10 +95,12 @@ def time_server(
         plan: number and rate of the requests.
         seed: seed of the operands, of the arrivals and of the order.
         gpu_index: CUDA ordinal.
+        check: called with the clock and the bound calls of all entries before any is served; it raises an error to
+            refuse them. None: they are not checked.
 
     Raises:
         UsageError: the plan's rate is not finite or not above 0, or there are no entries.
-        DeviceError: no GPU, or a call failed.
+        DeviceError: no GPU, or a call failed. Errors of ``check`` are raised, too.
         ToolchainMissing: torch is not installed, or the C extension is not built.
     """
     check_qps(plan.max_qps)
@@ -104,6 +109,8 @@ def time_server(
             choose_algorithm(entry, bench)
         with bench.current():
             calls = {name: _calls(entry, bench) for name, entry in entries.items()}
+            if check is not None:
+                check(bench, calls)
             bench.synchronize()
             own = clock_us(bench.stream, _arrivals(BLOCK_REQUESTS, MAX_QPS, random.Random(seed)))
             serve = {name: _server(entries[name], calls[name], bench.stream) for name in entries}

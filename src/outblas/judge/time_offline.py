@@ -51,7 +51,7 @@ def time_offline(
     """
     effort = effort or TimingEffort()
     limits = effort.rounds, seed, effort.warmup_seconds, effort.benchmark_seconds
-    with GpuClock(problem, gpu_index, seed, gpu=gpu_of_device(gpu_index)) as bench:
+    with GpuClock(problem, gpu_index, seed, gpu=gpu_of_device(gpu_index), cold=cold) as bench:
         graphs: dict[str, GraphEntry] = {}
         calls: dict[str, list[BaselineCall]] = {}
         try:

@@ -183,22 +183,27 @@ def ratio_over(rows: Iterable[Row], column: str) -> float | None:
     return _mean(ratios) if ratios else None
 
 
-def figures_by_start(rows: Sequence[Row]) -> Row:
+def figures_by_start(rows: Sequence[Row], starts: int | None = None) -> Row:
     """Return the figures that say how far a mean can be trusted.
 
     Args:
         rows: at least one row, all of the same mode.
+        starts: number of different starts of the machine, as the provenance has it (``Result.starts``). None: each
+            figure of ``by_start`` is of another start.
 
     Returns:
         ``{protocol, starts, below_098, interval}``. ``protocol`` is the way of timing, see :data:`PROTOCOLS`.
         ``starts`` is the number of starts of the machine. ``below_098`` counts rows that publish less than 0.98.
-        ``interval`` is the least and the greatest geometric mean of a start; None if there was one.
+        ``interval`` is the least and the greatest geometric mean of a start. It is None if there was one start, or if
+        several means are of the same start.
     """
     each = list(zip(*(row["by_start"] for row in rows), strict=True)) if all(r.get("by_start") for r in rows) else []
     means = [_mean(start) for start in each]
+    if starts is not None and starts < len(means):
+        means = []
     return {
         "protocol": PROTOCOLS[rows[0]["mode"]],
-        "starts": len(means) or 1,
+        "starts": len(means) or starts or 1,
         "below_098": losses((row["published"] for row in rows), FAR_BELOW),
         "interval": [min(means), max(means)] if means else None,
     }
@@ -259,12 +264,14 @@ def _best_of(pair: tuple[Row, Row]) -> Row:
     """Return the combined row of one problem's rows in both layouts, see :func:`best_of_layouts`."""
     ours, base = min(pair, key=published_us), min(pair, key=lambda r: r["baseline_us"])
     torch = [r["torch_us"] for r in pair if r.get("torch_us") is not None]
+    measured = not ours["fallback"] or ours.get("ran") is not None
     return {
         **{name: value for name, value in base.items() if name not in _OF_ONE_LAYOUT},
         "config": ours["config"],
+        "ran": ours.get("ran"),
         "fallback": ours["fallback"],
         "speedup": base["speedup"] if base["fallback"] else None,  # only demoted kernels keep their measured speed-up
-        "ours_us": None if ours["fallback"] else ours["ours_us"],
+        "ours_us": ours["ours_us"] if measured else None,
         "torch_us": min(torch, default=None),
         "published": base["baseline_us"] / published_us(ours),
     }

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outblas.core.errors import UsageError
-from outblas.records.averages import Row
+from outblas.core.evaluation import Status
+from outblas.records.averages import Row, problem_of
 
 #: Columns that identify a row in a bench.
 _KEY = ("m", "n", "k", "layout", "dtype", "acc", "mode", "pdl", "early")
@@ -21,7 +22,8 @@ def median_rows(benches: Sequence[Sequence[Row]]) -> list[Row]:
         benches: rows of each start; an odd number of starts, all with the same problems and launch options.
 
     Raises:
-        UsageError: the number of starts is even, or their rows are of other problems.
+        UsageError: the number of starts is even, their rows are of other problems, or a kernel failed in a start. Its
+            row counts as 1 there, so a median of the other starts would hide the failure.
     """
     if len(benches) % 2 == 0:
         raise UsageError(
@@ -30,6 +32,14 @@ def median_rows(benches: Sequence[Sequence[Row]]) -> list[Row]:
     by_key = [{tuple(row[c] for c in _KEY): row for row in rows} for rows in benches]
     if any(known.keys() != by_key[0].keys() for known in by_key):
         raise UsageError("benches of other problems or launch options", "the same in all", "bench the same table")
+    for number, rows in enumerate(benches, 1):
+        for row in rows:
+            if row["status"] not in (Status.PASSED.value, Status.LEFT_OUT.value):
+                raise UsageError(
+                    f"a kernel of {problem_of(row).key} failed in bench {number} ({row['status']})",
+                    "kernels that pass in every start",
+                    "bench that start again if the machine failed, else search the row again",
+                )
     found = []
     for key in by_key[0]:
         rows = [known[key] for known in by_key]

@@ -35,15 +35,20 @@ def collect_provenance(command: str, gpu_index: int | None = 0) -> dict[str, Any
         ``gpu`` (name) and ``driver`` (version), both None without a GPU; ``toolchain``, see :func:`toolchain`;
             ``date``, UTC in ISO 8601, whole seconds; ``commit``, see :func:`source_commit`; ``command``.
     """
+    return {**shared_conditions(gpu_index), "date": utc_now(), "commit": source_commit(), "command": command}
+
+
+def shared_conditions(gpu_index: int | None = 0) -> dict[str, Any]:
+    """Return the provenance that all figures of one result file share, so that a run resumes only under the same.
+
+    Args:
+        gpu_index: as for :func:`collect_provenance`.
+
+    Returns:
+        ``gpu``, ``driver`` and ``toolchain``, as of :func:`collect_provenance`.
+    """
     gpu, driver = (None, None) if gpu_index is None else gpu_and_driver(gpu_index)
-    return {
-        "gpu": gpu,
-        "driver": driver,
-        "toolchain": toolchain(),
-        "date": utc_now(),
-        "commit": source_commit(),
-        "command": command,
-    }
+    return {"gpu": gpu, "driver": driver, "toolchain": toolchain()}
 
 
 def provenance_field(provenance: Mapping[str, Any], field: str) -> Any:

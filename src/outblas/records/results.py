@@ -119,6 +119,21 @@ class Result:
         """Return a copy of the run's provenance: :data:`PROVENANCE_FIELDS` -> value."""
         return dict(self.meta["provenance"])
 
+    def each(self, field: str) -> list[Any]:
+        """Return the distinct values of a field of the provenance, those of all starts of a merged file, in order.
+
+        Args:
+            field: e.g. ``commit``. A field that starts do not have is that of the whole file.
+        """
+        made = self.provenance
+        values = [start[field] for start in made.get("starts", ()) if field in start] or [made.get(field)]
+        return [value for index, value in enumerate(values) if value not in values[:index]]
+
+    @property
+    def starts(self) -> int | None:
+        """Return in how many starts of the machine a merged file was measured; None if its provenance does not say."""
+        return len(self.each("machine")) if self.provenance.get("starts") else None
+
 
 def read_result(path: str | os.PathLike[str]) -> Result:
     """Read and check a result file.
@@ -182,14 +197,18 @@ def write_result(rows: Sequence[Mapping[str, Any]], meta: Mapping[str, Any], pat
     return write_atomic(path, parquet_bytes(table, checksums=True))
 
 
-def bench_files(directory: str | os.PathLike[str]) -> list[Path]:
+def bench_files(directory: str | os.PathLike[str], missing_ok: bool = False) -> list[Path]:
     """Return the result files of a directory, sorted by name. Parquet files of other kinds are skipped.
+
+    Args:
+        directory: the directory.
+        missing_ok: return an empty list if it has no result file.
 
     Raises:
         RecordError: the directory has no result file, or one of its Parquet files cannot be read.
     """
     files = [p for p in sorted(Path(directory).glob("*.parquet")) if read_meta(p).get("kind") == TABLE_KIND]
-    if not files:
+    if not files and not missing_ok:
         raise RecordError(
             f"no result file in {directory}", "one or more *.parquet of `outblas bench`", "run `outblas bench`"
         )

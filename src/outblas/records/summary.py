@@ -52,7 +52,7 @@ def best_rows(results: Iterable[Result]) -> list[Row]:
             rows = best_of_layouts(tn_rows, nn_rows)
             if rows:
                 sources = [tn] if tn.path == nn.path else [tn, nn]
-                starts = min(figures_by_start(each)["starts"] for each in (tn_rows, nn_rows))
+                starts = min(figures_by_start(each, of.starts)["starts"] for of, each in layouts.values())
                 found.append({**_summary_row(sources, ("best", *kind), rows), "starts": starts})
     return found
 
@@ -66,11 +66,11 @@ def _groups(result: Result) -> dict[tuple[Any, ...], list[Row]]:
 
 
 def _summary_row(sources: Sequence[Result], key: tuple[Any, ...], rows: list[Row]) -> Row:
-    """Return a summary row. If two files were joined, differing values of a field are joined by ``; ``."""
+    """Return a summary row. If files or starts were joined, differing values of a field are joined by ``; ``."""
 
     def joined(field: str) -> Any:
-        values = [source.provenance.get(field) for source in sources]
-        return values[0] if all(v == values[0] for v in values) else "; ".join(map(str, values))
+        values = [value for source in sources for value in source.each(field)]
+        return values[0] if all(v == values[0] for v in values) else "; ".join(dict.fromkeys(map(str, values)))
 
     return {
         "suite": sources[0].suite,
@@ -79,7 +79,7 @@ def _summary_row(sources: Sequence[Result], key: tuple[Any, ...], rows: list[Row
         "file": "; ".join(source.path.name for source in sources),
         **{field: joined(field) for field in ("gpu", "driver", "toolchain", "date", "commit")},
         **extended_figures(rows, sources[0].suite),
-        **figures_by_start(rows),
+        **figures_by_start(rows, sources[0].starts),
     }
 
 
@@ -89,7 +89,11 @@ def summary_rows(directory: str | os.PathLike[str]) -> list[Row]:
     Raises:
         RecordError: no result file, or one that cannot be read.
     """
-    results = [read_result(path) for path in bench_files(directory)]
+    return rows_of_results([read_result(path) for path in bench_files(directory)])
+
+
+def rows_of_results(results: Sequence[Result]) -> list[Row]:
+    """Return the rows of :func:`summary_rows` for files that are already read, in their order."""
     return [row for result in results for row in summarise_result(result)] + best_rows(results)
 
 
@@ -97,7 +101,12 @@ def summary_text(directory: str | os.PathLike[str]) -> str:
     """Return the correct content of ``directory/summary.json``: JSON computed from the result files. It is
     deterministic.
     """
-    return json.dumps(summary_rows(directory), indent=1, ensure_ascii=False) + "\n"
+    return text_of_rows(summary_rows(directory))
+
+
+def text_of_rows(rows: Sequence[Row]) -> str:
+    """Return the content of a ``summary.json`` with these rows."""
+    return json.dumps(rows, indent=1, ensure_ascii=False) + "\n"
 
 
 def write_summary(directory: str | os.PathLike[str]) -> Path:

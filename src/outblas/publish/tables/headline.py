@@ -10,14 +10,15 @@ from typing import Any
 from outblas.core.errors import RecordError
 from outblas.core.plain_files import read_json
 from outblas.core.stats import geomean
+from outblas.publish.tables.any_shape_block import ANY_SHAPES, of_another_fit
 from outblas.publish.words import mean_in_words
 from outblas.records.averages import MAX_DECODE_M, figures_by_start, figures_of
 from outblas.records.results import Result, read_result
 
 SITE = "https://outblas.github.io/outblas"
-#: Folder, beside those of the GPUs, with the bench of shapes that no list has.
-ANY_SHAPES = "any_shapes"
 MODEL_STEPS = "model_steps.json"
+#: Decoder layers of Llama 3 8B.
+LAYERS = 32
 #: Rivals of every bench, in words.
 ALL_RIVALS = "the fastest of torch, cuBLAS and autotuned cuBLASLt"
 
@@ -34,8 +35,8 @@ class HeadlineRow:
         flop_weighted: mean weighted by FLOP; None if the file has no FLOP.
         rival: the rival, in words.
         dropped: kernels that an older bench found behind, which count as fall-backs since; None in other files.
-        driver: version of the GPU's driver.
-        date: day of the measurement, ISO 8601.
+        drivers: versions of the GPU's driver.
+        days: days of the measurement, ISO 8601.
         page: page of the site that has the details.
         interval: least and greatest geometric mean of a start of the machine; None if there was one.
     """
@@ -47,8 +48,8 @@ class HeadlineRow:
     flop_weighted: float | None
     rival: str
     dropped: int | None
-    driver: str
-    date: str
+    drivers: tuple[str, ...]
+    days: tuple[str, ...]
     page: str
     interval: tuple[float, float] | None = None
 
@@ -77,9 +78,9 @@ def headline_table(rows: Sequence[HeadlineRow]) -> str:
         use = f"[{row.use}]({SITE}/{row.page})"
         mean = mean_in_words(row.geomean, row.interval)
         lines.append(f"| {row.gpu} | {use} | {row.problems} | {mean} | {weighted} | {row.rival} |")
-    days = sorted({row.date for row in rows})
+    days = sorted({day for row in rows for day in row.days})
     when = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
-    drivers = ", ".join(sorted({row.driver for row in rows}))
+    drivers = ", ".join(sorted({driver for row in rows for driver in row.drivers}))
     lines += [
         "",
         f"fp16 with fp32 sums, without PDL. grid1000 and the layers have B stored as (N, K). {_how_counted(rows)} "
@@ -105,14 +106,14 @@ def _how_counted(rows: Sequence[HeadlineRow]) -> str:
 
 def _listed(results: Sequence[Result]) -> Iterator[HeadlineRow]:
     uses = {
-        "grid1000": ("1,000 problems of *grid1000*", lambda row: True),
+        "grid1000": ("{:,} problems of *grid1000*", lambda row: True),
         "llm": (f"layers of language models, M ≤ {MAX_DECODE_M}", lambda row: row["m"] <= MAX_DECODE_M),
     }
     for suite, (use, wanted) in uses.items():
         for result in results:
             rows = [row for row in result.rows if _is_headline(row) and wanted(row)] if result.suite == suite else []
             if rows:
-                yield _row(result, use, rows, "results/tables/")
+                yield _row(result, use.format(len(rows)), rows, "results/tables/")
                 break
 
 
@@ -126,22 +127,24 @@ def _unlisted(folder: Path) -> Iterator[HeadlineRow]:
     path = folder.parent / ANY_SHAPES / f"{folder.name}_bench.parquet"
     if path.exists():
         result = read_result(path)
-        yield _row(result, "random shapes of no list", result.rows, "use/matmul/#which-products-can-gain")
+        earlier = ", by an earlier fit" if of_another_fit(path.with_name(f"{folder.name}.json"), folder.name) else ""
+        rows = [row for row in result.rows if not row["pdl"]]
+        yield _row(result, f"random shapes of no list{earlier}", rows, "use/matmul/#which-products-can-gain")
 
 
 def _row(result: Result, use: str, rows: Sequence[dict[str, Any]], page: str) -> HeadlineRow:
-    figures, made, interval = figures_of(rows), result.provenance, figures_by_start(rows)["interval"]
+    figures, interval = figures_of(rows), figures_by_start(rows, result.starts)["interval"]
     dropped = sum(row["fallback"] and row["speedup"] is not None for row in rows)
     return HeadlineRow(
-        str(made["gpu"]),
+        str(result.provenance["gpu"]),
         use,
         figures["n"],
         figures["geomean"],
         figures["flop_weighted"],
         ALL_RIVALS,
         None if any(row["ran"] for row in rows) else dropped,
-        str(made["driver"]),
-        str(made["date"])[:10],
+        tuple(map(str, result.each("driver"))),
+        tuple(str(date)[:10] for date in result.each("date")),
         page,
         (interval[0], interval[1]) if interval else None,
     )
@@ -168,24 +171,37 @@ def read_model_steps(path: Path) -> dict[str, Any]:
     return dict(data)
 
 
+def unusual_words(data: Mapping[str, Any]) -> str:
+    """Return what sets a model of a result file apart from the whole one with the packaged library; else nothing.
+
+    Example: ``", 4 of its 32 layers, tuned before"``.
+
+    Args:
+        data: content of the file, see :func:`read_model_steps`.
+    """
+    layers = data.get("layers", LAYERS)
+    fewer = "" if layers == LAYERS else f", {layers} of its {LAYERS} layers"
+    return f"{fewer}, tuned before" if "tuned" in data else fewer
+
+
 def _model_steps(path: Path) -> Iterator[HeadlineRow]:
     if not path.exists():
         return
     data = read_model_steps(path)
-    for kind, use in (("decode", "decode steps of Llama 3 8B"), ("prefill", "prefill steps of Llama 3 8B")):
+    for kind in ("decode", "prefill"):
         steps = [step for step in data["steps"] if step["step"].startswith(kind) and step["mode"] == "graph"]
         if steps:
             ratios = [step["variants"]["outblas"]["speedup"][0] for step in steps]
             made = data["provenance"]
             yield HeadlineRow(
                 made["gpu"],
-                use,
+                f"{kind} steps of Llama 3 8B{unusual_words(data)}",
                 len(steps),
                 geomean(ratios),
                 None,
                 "torch, whole step",
                 None,
-                made["driver"],
-                made["date"][:10],
+                (made["driver"],),
+                (made["date"][:10],),
                 "results/transformer/",
             )

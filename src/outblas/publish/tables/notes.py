@@ -10,10 +10,11 @@ from typing import Any
 from outblas.core.config import config_name
 from outblas.core.errors import OutblasError, RecordError
 from outblas.core.plain_files import read_json
+from outblas.core.problem import Problem
 from outblas.core.stats import geomean
 from outblas.core.suites import SUITES, Table
 from outblas.core.workload import workload_of_mode
-from outblas.publish.tables.headline import ANY_SHAPES
+from outblas.publish.tables.any_shape_block import ANY_SHAPES
 from outblas.records.averages import launch_of_row, problem_of, table_label
 from outblas.records.library import Library
 from outblas.records.library_tables import kernels_since
@@ -83,7 +84,7 @@ def _dated_files(directory: Path) -> list[tuple[Path, str]]:
     folder = Path(directory)
     beside = folder.parent / ANY_SHAPES
     unlisted = beside / f"{folder.name}_bench.parquet"
-    benches = [*bench_files(directory), *([unlisted] if unlisted.exists() else [])]
+    benches = [*bench_files(directory, missing_ok=True), *([unlisted] if unlisted.exists() else [])]
     found = [(path, str(read_meta(path)["provenance"]["date"])) for path in benches]
     for path in sorted((*folder.glob("*.json"), *beside.glob(f"{folder.name}*.json"))):
         try:
@@ -91,10 +92,38 @@ def _dated_files(directory: Path) -> list[tuple[Path, str]]:
         except (OSError, ValueError) as error:
             wrong, do = f"{path} cannot be read ({error})", "restore the file, or move it away"
             raise RecordError(wrong, "whole JSON files beside the benches", do) from error
-        made = data.get("provenance") if isinstance(data, dict) else None
+        made = data.get("provenance") or _packaged_part(data) if isinstance(data, dict) else None
         if isinstance(made, dict) and made.get("date"):
             found.append((path, str(made["date"])))
     return found
+
+
+def _packaged_part(data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the provenance of the packaged library's part of a file that has several libraries; else nothing."""
+    found: Any = data
+    for name in ("libraries", "packaged", "provenance"):
+        found = found.get(name, {}) if isinstance(found, dict) else {}
+    return found if isinstance(found, dict) else {}
+
+
+def replaced_words(directory: Path, rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return how many rows of a peer's result file timed another kernel than the packaged library has now, in words.
+
+    Example: ``"; 3 of 60 have another kernel in the library now"``. Nothing if none has, or without such a library.
+
+    Args:
+        directory: result files of a GPU, whose name it has.
+        rows: rows with ``problem``, a key, and ``config``, the name of a kernel for plain launches or None.
+    """
+    library = Library.packaged(Path(directory).name, missing_ok=True)
+    count = sum(_plain_kernel(library, str(row["problem"])) != row["config"] for row in rows) if library.rows else 0
+    return f"; {count} of {len(rows)} have another kernel in the library now" if count else ""
+
+
+def _plain_kernel(library: Library, key: str) -> str | None:
+    row = library.lookup(Problem.from_key(key))
+    choice = row.choice("plain") if row else None
+    return config_name(choice.config) if choice else None
 
 
 def note_of(path: Path, form: str, made_by: str, note: Callable[[dict[str, Any]], str]) -> list[str]:
@@ -154,7 +183,8 @@ def cutlass_means(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         rows: rows of the result file.
 
     Returns:
-        ``cutlass_over_baseline``, ``ours_over_baseline`` (a fall-back counts as 1) and ``ours_over_cutlass``.
+        ``cutlass_over_baseline``, ``ours_over_baseline`` (a fall-back counts as 1 in older files, and as measured in
+        others) and ``ours_over_cutlass``.
 
     Raises:
         RecordError: CUTLASS passed on no problem.
@@ -177,7 +207,12 @@ def notes_of_cutlass(directory: Path) -> list[str]:
     Raises:
         RecordError: the file is there and cannot be used.
     """
-    return note_of(Path(directory) / CUTLASS_FILE, CUTLASS_FORMAT, "benchmarks/cutlass_peer.py", _cutlass_line)
+    return note_of(
+        Path(directory) / CUTLASS_FILE,
+        CUTLASS_FORMAT,
+        "benchmarks/cutlass_peer.py",
+        lambda data: _cutlass_line(data) + replaced_words(directory, data["rows"]),
+    )
 
 
 def _cutlass_line(data: dict[str, Any]) -> str:
@@ -204,15 +239,22 @@ def notes_of_inductor(directory: Path) -> list[str]:
     Raises:
         RecordError: the file is there and cannot be used.
     """
-    return note_of(Path(directory) / INDUCTOR_FILE, INDUCTOR_FORMAT, "benchmarks/inductor_rival.py", _inductor_lines)
+    return note_of(
+        Path(directory) / INDUCTOR_FILE,
+        INDUCTOR_FORMAT,
+        "benchmarks/inductor_rival.py",
+        lambda data: _inductor_lines(data, directory),
+    )
 
 
-def _inductor_lines(data: dict[str, Any]) -> str:
+def _inductor_lines(data: dict[str, Any], directory: Path) -> str:
+    rows = {suite: [row for row in data["rows"] if row["suite"] == suite] for suite in data["means"]}
     counts = Counter(row["suite"] for row in data["rows"] if row["inductor"])
     return "\n".join(
         f"- torch.compile with max-autotune on {counts[suite]} problems of {suite} (TN, fp16/fp32, offline, "
         f"without PDL): {found['inductor']:.3f}× the fastest baseline; the library's kernels have "
         f"{found['ours']:.3f}× there and {found['ours_over_inductor']:.3f}× torch.compile"
+        f"{replaced_words(directory, rows[suite])}"
         for suite, found in data["means"].items()
     )
 

@@ -10,7 +10,7 @@ from outblas.core.plain_files import read_json
 from outblas.core.problem import Problem
 from outblas.core.stats import geomean
 from outblas.publish.tables.headline import MODEL_STEPS, read_model_steps
-from outblas.publish.tables.notes import CUTLASS_FILE, cutlass_means, notes_of_cutlass
+from outblas.publish.tables.notes import CUTLASS_FILE, cutlass_means, notes_of_cutlass, replaced_words
 from outblas.publish.words import regime_words, step_words
 
 #: Variant of a step -> its column.
@@ -48,7 +48,8 @@ def transformer_table(folder: Path) -> str:
     made = data["provenance"]
     lines += [
         "",
-        f"{data['layers']} layers, context {data['context']}, {data['rounds']} interleaved rounds; {made['gpu']}, "
+        f"{data['layers']} layers{', tuned before' if 'tuned' in data else ''}, context {data['context']}, "
+        f"{data['rounds']} interleaved rounds; {made['gpu']}, "
         f"driver {made['driver']}, torch {made['toolchain']['torch']}, {made['date'][:10]}, "
         f"commit {made['commit'][:7]}.",
     ]
@@ -99,7 +100,8 @@ def cutlass_table(folder: Path) -> str:
         "",
         f"The worst problem for OutBLAS is {Problem.from_key(worst['problem']).mnk}: "
         f"{worst['ours_over_cutlass']['ratio']:.3f}× CUTLASS. "
-        f"CUTLASS has the fastest of {len(data['instances'])} kernels of its collective builder. "
+        f"CUTLASS has the fastest of {len(data['instances'])} kernels of its collective builder"
+        f"{replaced_words(folder, data['rows'])}. "
         f"{made['gpu']}, {made['date'][:10]}, commit {made['commit'][:7]}.",
     ]
     return "\n".join(lines)

@@ -7,7 +7,7 @@ result files or from the code, and is the same every time.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,16 +17,19 @@ from outblas.core.files import write_atomic
 from outblas.kernels.families.registry import FAMILIES
 from outblas.llm.train.training_cost import cost_table
 from outblas.publish.tables import reference_blocks
-from outblas.publish.tables.across_block import ACROSS, across_block, across_files
+from outblas.publish.tables.across_block import across_block, across_files
 from outblas.publish.tables.again_table import again_table
 from outblas.publish.tables.all_rows_table import markdown_table
+from outblas.publish.tables.any_shape_block import NOT_MEASURED, any_shape_text
 from outblas.publish.tables.compare_block import PICTURE as COMPARE_PICTURE
 from outblas.publish.tables.compare_block import compare_block, comparison_of
 from outblas.publish.tables.compare_picture import compare_svg
 from outblas.publish.tables.counter_table import counters_text
-from outblas.publish.tables.headline import ANY_SHAPES, headline_rows, headline_table
+from outblas.publish.tables.gpu_folders import gpu_folders, name_of_gpu, refuse_files_of_another_gpu
+from outblas.publish.tables.headline import MODEL_STEPS, headline_rows, headline_table
 from outblas.publish.tables.live_block import LIVE, LIVE_PICTURE, live_block, live_files, live_svg
 from outblas.publish.tables.notes import (
+    CUTLASS_FILE,
     notes_of_accuracy,
     notes_of_cutlass,
     notes_of_earlier_kernels,
@@ -38,12 +41,13 @@ from outblas.publish.tables.notes import (
 from outblas.publish.tables.peer_tables import cutlass_table, transformer_table
 from outblas.publish.tables.recipe_block import RECIPE, recipe_block
 from outblas.publish.tables.rival_tables import ampere_table, cuda_l2_table
+from outblas.publish.tables.row_notes import notes_of_rows
 from outblas.publish.tables.speedup_picture import speedup_svg
-from outblas.publish.tables.weak_spots import weak_spots
-from outblas.publish.tables.whole_models_table import whole_models_block
+from outblas.publish.tables.weak_spots import gpus_with_library, weak_spots
+from outblas.publish.tables.whole_models_table import WHOLE_MODELS, whole_models_block
 from outblas.records.averages import Row
 from outblas.records.results import Result, bench_files, read_result
-from outblas.records.summary import summary_rows, summary_text, why_stale
+from outblas.records.summary import rows_of_results, text_of_rows, why_stale
 from outblas.search.compare.compare_result import read_comparison
 
 PICTURES = Path("docs/img")
@@ -63,26 +67,26 @@ class Measured:
 
     @functools.cached_property
     def results(self) -> list[Result]:
-        """The bench files, by name."""
-        return [read_result(path) for path in bench_files(self.folder)]
+        """The bench files, by name; an empty list if the GPU has none."""
+        return [read_result(path) for path in bench_files(self.folder, missing_ok=True)]
 
     @functools.cached_property
     def summary(self) -> list[Row]:
         """The rows of summary.json."""
-        return summary_rows(self.folder)
+        return rows_of_results(self.results)
 
 
 def publish(folder: Path, root: Path = Path()) -> list[Path]:
-    """Write ``folder/summary.json``, the pictures and every generated block; return the paths.
+    """Write each GPU's ``summary.json``, the pictures and every generated block; return the paths.
 
     Args:
-        folder: result files of the GPU that has the pictures and the detailed tables. The folders of other GPUs lie
-            beside it and have rows in the small tables.
+        folder: result files of the GPU that comes first and has the pictures. The folders of other GPUs lie beside it,
+            and their tables follow on the same pages.
         root: folder with README.md and docs/.
 
     Raises:
-        RecordError: a result file cannot be read, a page lacks its markers, or the disk refuses a file. Everything is
-            computed before anything is written.
+        RecordError: a result file cannot be read, is of another GPU than its folder, a page lacks its markers, or the
+            disk refuses a file. Everything is computed before anything is written.
     """
     return [write_atomic(path, text.encode()) for path, text in _wanted(Path(folder), Path(root)).items()]
 
@@ -101,27 +105,30 @@ def check_published(folder: Path, root: Path = Path()) -> list[str]:
     return [line for line in lines if line]
 
 
-def generated_blocks(measured: Measured) -> dict[tuple[str, str], Callable[[], str]]:
+def generated_blocks(measured: Measured, *beside: Measured) -> dict[tuple[str, str], Callable[[], str]]:
     """Return (page, name of the block) -> the block's text, for every page from the root of the repository.
 
     Args:
-        measured: result files of the GPU with the detailed tables.
+        measured: result files of the GPU that comes first.
+        beside: those of the other GPUs, whose folders lie beside its folder.
     """
-    folder = measured.folder
+    folder, gpus = measured.folder, (measured, *beside)
+    benched = [gpu for gpu in gpus if gpu.results]
     compared = comparison_of(folder)
     blocks: dict[tuple[str, str], Callable[[], str]] = {
-        ("README.md", "results"): lambda: _headline(folder),
-        ("docs/results/index.md", "results"): lambda: _headline(folder),
-        ("docs/results/tables.md", "tables"): lambda: markdown_table(measured.summary, _notes(folder)),
-        ("docs/results/method.md", "again"): lambda: again_table(measured.results),
-        ("docs/results/transformer.md", "transformer"): lambda: transformer_table(folder),
-        ("docs/results/whole-models.md", "whole_models"): lambda: whole_models_block(folder),
-        ("docs/results/cutlass.md", "cutlass"): lambda: cutlass_table(folder),
+        ("README.md", "results"): lambda: _headline(gpus),
+        ("docs/results/index.md", "results"): lambda: _headline(gpus),
+        ("docs/results/tables.md", "tables"): lambda: _each(benched, _all_rows, "## "),
+        ("docs/results/method.md", "again"): lambda: _each(benched, lambda g: again_table(g.results, g.folder.name)),
+        ("docs/results/transformer.md", "transformer"): lambda: _each_with(MODEL_STEPS, gpus, transformer_table),
+        ("docs/results/whole-models.md", "whole_models"): lambda: _each_with(WHOLE_MODELS, gpus, whole_models_block),
+        ("docs/results/cutlass.md", "cutlass"): lambda: _each_with(CUTLASS_FILE, gpus, cutlass_table),
         ("docs/results/ampere-peers.md", "ampere"): lambda: ampere_table(folder.parent),
         ("docs/results/cuda-l2.md", "cuda-l2"): lambda: cuda_l2_table(folder.parent),
-        ("docs/use/when-not.md", "weak"): lambda: weak_spots(folder, measured.results),
+        ("docs/use/when-not.md", "weak"): lambda: _weak(benched),
+        ("docs/use/matmul.md", "any_shapes"): lambda: _any_shapes(gpus),
         ("docs/use/environment-variables.md", "variables"): reference_blocks.variable_table,
-        ("docs/kernels/counters.md", "ncu"): lambda: counters_text(folder / COUNTERS),
+        ("docs/kernels/counters.md", "ncu"): lambda: _each_with(COUNTERS, gpus, lambda f: counters_text(f / COUNTERS)),
         ("docs/llm/recipe.md", "cost"): cost_table,
         ("docs/reference/knobs.md", "knobs"): reference_blocks.knob_page,
         ("docs/search/agents.md", "agents"): reference_blocks.agent_table,
@@ -140,12 +147,48 @@ def generated_blocks(measured: Measured) -> dict[tuple[str, str], Callable[[], s
     return blocks
 
 
-def _headline(folder: Path) -> str:
-    """Return the small table: every folder beside this one that has result files of a GPU, this one first."""
-    folders = {path.parent for path in folder.parent.glob("*/*.parquet") if path.name not in (ACROSS, LIVE)}
-    beside = sorted(path for path in folders if path != folder and path.name != ANY_SHAPES)
-    every = [Measured(path) for path in (folder, *beside)]
-    return headline_table([row for one in every for row in headline_rows(one.folder, one.results)])
+def _headline(gpus: Sequence[Measured]) -> str:
+    """Return the small table of all GPUs."""
+    return headline_table([row for gpu in gpus for row in headline_rows(gpu.folder, gpu.results)])
+
+
+def _each(gpus: Sequence[Measured], text: Callable[[Measured], str], heading: str = "") -> str:
+    """Return the texts of some GPUs; each below the GPU's name if there are several.
+
+    Args:
+        gpus: the GPUs.
+        text: function that returns the text of one.
+        heading: marks of a heading, e.g. ``"## "``; empty: the name is bold.
+    """
+    if len(gpus) == 1:
+        return text(gpus[0])
+    names = {gpu.folder: name_of_gpu(gpu.folder) for gpu in gpus}
+    titles = {path: f"{heading}{name}" if heading else f"**{name}**" for path, name in names.items()}
+    return "\n\n".join(f"{titles[gpu.folder]}\n\n{text(gpu)}" for gpu in gpus)
+
+
+def _each_with(file: str, gpus: Sequence[Measured], text: Callable[[Path], str]) -> str:
+    """Return the texts of the GPUs whose folder has a file; if no folder has it, what the text of the first says."""
+    there = [gpu for gpu in gpus if (gpu.folder / file).exists()]
+    return _each(there or gpus[:1], lambda gpu: text(gpu.folder))
+
+
+def _any_shapes(gpus: Sequence[Measured]) -> str:
+    """Return the sentences on unlisted shapes, of the GPUs that have such a file."""
+    texts = {gpu.folder: any_shape_text(gpu.folder) for gpu in gpus}
+    there = [gpu for gpu in gpus if texts[gpu.folder] != NOT_MEASURED]
+    return _each(there or gpus[:1], lambda gpu: texts[gpu.folder])
+
+
+def _all_rows(gpu: Measured) -> str:
+    return markdown_table(gpu.summary, [*notes_of_rows(gpu.results), *_notes(gpu.folder)])
+
+
+def _weak(gpus: Sequence[Measured]) -> str:
+    """Return where OutBLAS does not pay, by GPU."""
+    ends = [f" on {name_of_gpu(gpu.folder)}" if len(gpus) > 1 else "" for gpu in gpus]
+    parts = [weak_spots(gpu.folder, gpu.results, end) for gpu, end in zip(gpus, ends, strict=True)]
+    return "\n\n".join([gpus_with_library(), *parts])
 
 
 def _live(folder: Path) -> str:
@@ -162,14 +205,18 @@ def _notes(folder: Path) -> list[str]:
 
 def _wanted(folder: Path, root: Path) -> dict[Path, str]:
     """Return path -> text of every published file; a page that is not there has no block."""
-    measured = Measured(folder)
-    wanted = {folder / "summary.json": summary_text(folder), root / PICTURES / "speedup.svg": picture_text(measured)}
+    bench_files(folder)  # it must have some
+    measured, *beside = (Measured(path) for path in gpu_folders(folder))
+    for gpu in (measured, *beside):
+        refuse_files_of_another_gpu(gpu.folder)
+    wanted = {gpu.folder / "summary.json": text_of_rows(gpu.summary) for gpu in (measured, *beside) if gpu.results}
+    wanted[root / PICTURES / "speedup.svg"] = picture_text(measured)
     compared = comparison_of(folder)
     if compared is not None:
         wanted[root / PICTURES / COMPARE_PICTURE] = compare_svg(read_comparison(compared))
     if (folder / LIVE).exists():
         wanted[root / PICTURES / LIVE_PICTURE] = live_svg(folder / LIVE)
-    for (page, name), text in generated_blocks(measured).items():
+    for (page, name), text in generated_blocks(measured, *beside).items():
         path = root / page
         if path in wanted or path.exists():
             wanted[path] = with_block(wanted.get(path) or _read(path), name, _block(text, name, folder), page)

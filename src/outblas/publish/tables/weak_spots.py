@@ -18,21 +18,22 @@ WORST_ROWS = 10
 LARGE_FLOP = 1e11
 
 
-def weak_spots(folder: Path, results: Sequence[Result]) -> str:
-    """Return the generated part of *When not to use it*, in Markdown: GPUs, modes, large products and the ten worst
-    rows.
+def weak_spots(folder: Path, results: Sequence[Result], of: str = "") -> str:
+    """Return one GPU's part of *When not to use it*, in Markdown: modes, large products and the ten worst rows.
 
     Args:
         folder: folder of a GPU's result files, e.g. ``results/h200``; it is named at the end.
         results: its bench files, read.
+        of: end of every heading, e.g. ``" on NVIDIA H200"``.
     """
-    parts = [_gpus(), *(_mode(results, mode) for mode in _TITLES), _large(results), _worst(results)]
-    made = results[0].provenance
-    parts.append(f"All figures: {made['gpu']}, driver {made['driver']}, files in `{folder.as_posix()}`.")
+    parts = [*(_mode(results, mode, of) for mode in _TITLES), _large(results, of), _worst(results, of)]
+    gpus, drivers = (", ".join(sorted({str(r.provenance[f]) for r in results})) for f in ("gpu", "driver"))
+    parts.append(f"All figures: {gpus}, driver {drivers}, files in `{folder.as_posix()}`.")
     return "\n\n".join(part for part in parts if part)
 
 
-def _gpus() -> str:
+def gpus_with_library() -> str:
+    """Return the section on GPUs without a packaged library, in Markdown."""
     known = [name for name in packaged_records() if Library.packaged(name, missing_ok=True).rows]
     have = ", ".join(name.upper() for name in known) or "no GPU"
     return (
@@ -57,7 +58,7 @@ _TITLES = {
 }
 
 
-def _mode(results: Sequence[Result], mode: str) -> str:
+def _mode(results: Sequence[Result], mode: str, of: str) -> str:
     groups: dict[tuple[str, str], list[Row]] = {}
     for result in results:
         for row in result.rows:
@@ -76,7 +77,7 @@ def _mode(results: Sequence[Result], mode: str) -> str:
             f"| {table} | {launch} | {found['n']} | {found['geomean']:.3f}× | {found['flop_weighted']:.3f}× | "
             f"{found['losses']} | {found['min']:.3f}× |"
         )
-    return f"{title}\n\n{words} {_chosen_words(groups)}".rstrip() + "\n\n" + "\n".join(lines)
+    return f"{title}{of}\n\n{words} {_chosen_words(groups)}".rstrip() + "\n\n" + "\n".join(lines)
 
 
 def _chosen_words(groups: Mapping[Any, Sequence[Row]]) -> str:
@@ -88,7 +89,7 @@ def _chosen_words(groups: Mapping[Any, Sequence[Row]]) -> str:
     return "All kernels were chosen in streams, with warm caches." if rows[0]["mode"] != "block" else ""
 
 
-def _large(results: Sequence[Result]) -> str:
+def _large(results: Sequence[Result], of: str) -> str:
     lines = [
         "| table | problems | geometric mean | fall-backs | largest gain |",
         "| --- | ---: | ---: | ---: | ---: |",
@@ -105,14 +106,14 @@ def _large(results: Sequence[Result]) -> str:
     if len(lines) == 2:
         return ""
     words = "From 10¹¹ FLOP on (about 3700 × 3700 × 3700) the tensor cores are the limit. Without PDL:"
-    return f"## Large products\n\n{words}\n\n" + "\n".join(lines)
+    return f"## Large products{of}\n\n{words}\n\n" + "\n".join(lines)
 
 
 def _flop(row: Row) -> float:
     return 2.0 * row["m"] * row["n"] * row["k"]
 
 
-def _worst(results: Sequence[Result]) -> str:
+def _worst(results: Sequence[Result], of: str) -> str:
     every = [(row["published"], result.suite, row) for result in results for row in result.rows]
     worst = sorted(every, key=lambda one: (one[0], one[1], one[2]["m"], one[2]["n"], one[2]["k"]))[:WORST_ROWS]
     lines = [
@@ -126,4 +127,4 @@ def _worst(results: Sequence[Result]) -> str:
         )
     total = sum(published < LOSS_BELOW for published, *_ in every)
     words = f"Of all {len(every):,} published rows {total} are below {LOSS_BELOW}. These are the ten worst:"
-    return f"## The ten worst rows\n\n{words}\n\n" + "\n".join(lines)
+    return f"## The ten worst rows{of}\n\n{words}\n\n" + "\n".join(lines)

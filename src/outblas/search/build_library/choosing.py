@@ -55,7 +55,9 @@ def choose(work: BuildFolder, table: Table) -> None:
     rows = [chosen_row(r.problem, found[r.problem], r.source) if r.problem in found else r for r in part.rows]
     trials = {start: finished_trial(work, table, start) for start in ALL_STARTS}
     begun = {start: lines[-1]["provenance"] for start, lines in trials.items() if len(lines) > 1}
-    about = {**part.provenance, "chosen_from": {s: {k: p[k] for k in ("date", "commit")} for s, p in begun.items()}}
+    named = ("date", "commit", "machine")  # older trials lack the last
+    chosen_from = {start: {key: made[key] for key in named if key in made} for start, made in begun.items()}
+    about = {**part.provenance, "chosen_from": chosen_from}
     replace_rows(library, rows, table, about).save(work.library)
     fall = {launch: sum(row.choice(launch) is None for row in rows) for launch in LAUNCHES}
     unnamed = sum(_only_cublas(found[row.problem]) for row in rows if row.plain is None and row.problem in found)

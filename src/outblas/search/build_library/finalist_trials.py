@@ -129,7 +129,8 @@ def keep_trial(
         for entry in entries_of_gpus(todo, work.gpus if gpus is None else gpus, lambda index: station(index, todo)):
             journal.append(entry)
             progress(len(journal.entries), len(chosen))
-        journal.append({"problem": "", "provenance": collect_provenance(f"trial {table} {start}", work.gpu_index)})
+        made = {**collect_provenance(f"trial {table} {start}", work.gpu_index), "machine": start_of_machine()}
+        journal.append({"problem": "", "provenance": made})
     finally:
         journal.close()
 

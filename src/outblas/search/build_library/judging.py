@@ -34,7 +34,8 @@ def judge_path(work: BuildFolder, table: Table, start: str) -> Path:
 def judge(work: BuildFolder, table: Table, start: str) -> None:
     """Bench a table's library in mode offline in one start of the machine, or in mode ``block``.
 
-    A finished bench is left as it is.
+    A finished bench is left as it is. One that was killed goes on where it was, if the machine was not started anew
+    since.
 
     Args:
         work: directory of the build.
@@ -52,18 +53,20 @@ def judge(work: BuildFolder, table: Table, start: str) -> None:
         print(f"judge {table} {start}: done before", flush=True)
         return
     seed = SEEDS["judge"] + int(start)
-    benched(f"judge {table} {start}", work, table, problems, part, out, "offline", seed=seed)
+    benched(f"judge {table} {start}", work, table, problems, part, out, "offline", seed=seed, one_start=True)
 
 
 def merge(work: BuildFolder, table: Table) -> None:
     """Write the table's offline result file: each row is that of the start whose speed-up is the median of three.
+
+    Benches in fewer than three starts of the machine are merged, too. A line says so, and no page gives an interval.
 
     Args:
         work: directory of the build.
         table: the table.
 
     Raises:
-        UsageError: a judging bench is missing, or is of another library.
+        UsageError: a judging bench is missing, or is of another library or toolchain.
         RecordError: a file is damaged.
     """
     part = rows_of_table(work.load(), table)
@@ -71,11 +74,19 @@ def merge(work: BuildFolder, table: Table) -> None:
     for result in results:
         if not is_bench_of(result.path, part, table.problems()):
             raise UsageError(f"{result.path} is of another library", "a bench of this one", "delete it and judge again")
+        if result.provenance["toolchain"] != results[0].provenance["toolchain"]:
+            raise UsageError(
+                f"{result.path} and {results[0].path.name} are of different toolchains",
+                f"{results[0].provenance['toolchain']} in all",
+                "delete what is older and judge again",
+            )
     starts = [{key: result.provenance[key] for key in ("date", "commit", "driver", "machine")} for result in results]
     spent = round(sum(result.provenance.get("gpu_seconds", 0.0) for result in results), 1)
     meta = {**results[0].meta, "provenance": {**results[0].provenance, "starts": starts, "gpu_seconds": spent}}
     write_result(median_rows([result.rows for result in results]), meta, work.result(table, "offline"))
-    print(f"merge {table}: the medians of {len(results)} starts", flush=True)
+    machines = len({start["machine"] for start in starts})
+    few = "" if machines == len(starts) else f", in {machines} different starts of the machine: no interval is shown"
+    print(f"merge {table}: the medians of {len(results)} benches{few}", flush=True)
 
 
 def _judged(work: BuildFolder, table: Table, start: str) -> Result:

@@ -1,0 +1,66 @@
+"""Lines of the published table's notes on single rows: kernels that failed, rivals without a time, times below the
+floor.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from outblas.core.evaluation import Status
+from outblas.core.plausibility import PLAUSIBLE_SHARE_OF_FLOOR, why_too_fast
+from outblas.core.rivals import RIVALS
+from outblas.publish.words import baseline_words
+from outblas.records.averages import Row, published_us, table_label
+from outblas.records.results import Result
+
+
+def notes_of_rows(results: Sequence[Result]) -> list[str]:
+    """Return the lines of Markdown on rows whose figures need a word; empty if no row does.
+
+    Args:
+        results: bench files of a GPU, read.
+    """
+    return [*_failed_kernels(results), *_lost_rivals(results), *_below_the_floor(results)]
+
+
+def _failed_kernels(results: Sequence[Result]) -> Iterator[str]:
+    """Yield a line for each bench in which kernels of the library failed."""
+    for result in results:
+        fine = (Status.PASSED.value, Status.LEFT_OUT.value)
+        failed = Counter(row["status"] for row in result.rows if row["status"] not in fine)
+        if failed:
+            each = ", ".join(f"{status} in {count}" for status, count in failed.items())
+            table = table_label(result.suite, result.rows[0])
+            yield f"- {table}: of {len(result.rows)} rows the library's kernel failed and is no figure: {each}"
+
+
+def _lost_rivals(results: Sequence[Result]) -> Iterator[str]:
+    """Yield a line for each bench in which rivals failed, so that others counted as the fastest.
+
+    Mode ``block`` times the two fastest alone, so nothing is lost there.
+    """
+    for result in results:
+        rows = [row for row in result.rows if row["mode"] != "block"]
+        lost = Counter(name for row in rows for name in RIVALS if row[f"{name}_us"] is None)
+        if lost:
+            each = ", ".join(f"{baseline_words(name)} in {count}" for name, count in lost.items())
+            yield f"- {table_label(result.suite, rows[0])}: of {len(rows)} rows a rival has no time: {each}"
+
+
+def _below_the_floor(results: Sequence[Result]) -> Iterator[str]:
+    """Yield a line with the number of rows whose time the check of free kernels would not believe."""
+    rows = [row for result in results for row in result.rows if _too_fast(row)]
+    if rows:
+        least = min(published_us(row) / row["floor_us"] for row in rows)
+        early, pdl = (sum(row[column] for row in rows) for column in ("early", "pdl"))
+        yield (
+            f"- {len(rows)} of {sum(len(result.rows) for result in results)} rows take less than "
+            f"{PLAUSIBLE_SHARE_OF_FLOOR:.0%} of the time of their floor and of every rival, {least:.0%} at least; "
+            f"{pdl} of them are with PDL, {early} with constant weights, which overlap the launch that the floor counts"
+        )
+
+
+def _too_fast(row: Row) -> bool:
+    rivals = {name: us for name in RIVALS if (us := row[f"{name}_us"]) is not None}
+    return bool(why_too_fast(published_us(row), rivals, row["floor_us"]))
