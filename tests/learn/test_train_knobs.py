@@ -24,10 +24,12 @@ from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig  # noqa: E402
 from outblas.kernels.kernel_space import KernelSpace  # noqa: E402
 from outblas.kernels.knobs import all_knobs  # noqa: E402
 from outblas.learn.features import PROBLEM_FEATURES  # noqa: E402
-from outblas.learn.knob_policy import KnobPolicy, KnobView, SearchState  # noqa: E402
+from outblas.learn.knob_policy import KnobPolicy  # noqa: E402
+from outblas.learn.knob_view import KnobView, SearchState  # noqa: E402
 from outblas.learn.train import train_knobs as module  # noqa: E402
 from outblas.learn.train.knob_quality import knob_search_qualities, knob_searches  # noqa: E402
-from outblas.learn.train.train_knobs import KnobSettings, network_layers, simulated_gpus, train_knobs  # noqa: E402
+from outblas.learn.train.knob_settings import KNOB_RECIPES, KnobSettings  # noqa: E402
+from outblas.learn.train.train_knobs import network_layers, simulated_gpus, train_knobs  # noqa: E402
 from outblas.learn.train.train_ppo import TrainingRun  # noqa: E402
 from outblas.records.recording import Recording  # noqa: E402
 from outblas.records.recording_files import STATUS_CODES  # noqa: E402
@@ -141,7 +143,7 @@ def test_the_command_trains_and_refuses_options_of_the_other_environment(
 ) -> None:
     monkeypatch.setattr(Recording, "load", classmethod(lambda cls, name: recording))
     monkeypatch.setattr(module, "kernel_space", lambda: space)
-    monkeypatch.setattr(module, "KNOB_RECIPE", SMALL)
+    monkeypatch.setitem(KNOB_RECIPES, "build", SMALL)
     done = CliRunner().invoke(
         app, ["train", "--env", "knobs", "--quick", "--steps", "1", "--run", str(tmp_path / "run")]
     )

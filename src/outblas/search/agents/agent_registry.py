@@ -23,6 +23,8 @@ AGENTS: dict[str, str] = {
     "ppo": "ppo:Ppo",
     "ppo-oneshot": "ppo:PpoOneshot",
     "knob": "knob:KnobAgent",
+    "knob-edit": "knob:KnobEdit",
+    "knob-rank": "knob:KnobRank",
     "greedy": "greedy:Greedy",
     "tpe": "tpe:Tpe",
     "surrogate": "surrogate:Surrogate",
