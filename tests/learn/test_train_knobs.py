@@ -105,9 +105,8 @@ def test_the_same_seed_is_the_same_policy(recording: Recording, space: KernelSpa
 
 
 def test_a_stopped_training_goes_on_and_other_settings_are_refused(
-    recording: Recording, space: KernelSpace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    recording: Recording, space: KernelSpace, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(module, "CHECKPOINT_EVERY_UPDATES", 1)
     seen: list[int] = []
 
     class Stop(Exception):
@@ -119,12 +118,12 @@ def test_a_stopped_training_goes_on_and_other_settings_are_refused(
 
     run = TrainingRun(tmp_path)
     with pytest.raises(Stop):
-        train_knobs(recording, recording.problems, replace(SMALL, steps=2560), run, stop, space)
-    train_knobs(recording, recording.problems, replace(SMALL, steps=2560), run, lambda d, *_: seen.append(d), space)
+        train_knobs(recording, recording.problems, replace(SMALL, steps=2560, checkpoint=1), run, stop, space)
+    train_knobs(recording, recording.problems, replace(SMALL, steps=2560, checkpoint=1), run, lambda d, *_: seen.append(d), space)
     assert seen[0] == 1536 and seen[-1] == 2560
     assert KnobPolicy.load(tmp_path / "policy.npz").about
     with pytest.raises(UsageError, match="other settings"):
-        train_knobs(recording, recording.problems, replace(SMALL, lr=1e-4), run, space=space)
+        train_knobs(recording, recording.problems, replace(SMALL, checkpoint=1, lr=1e-4), run, space=space)
 
 
 def test_the_simulated_gpus_begin_with_that_of_the_recording() -> None:

@@ -20,6 +20,7 @@ class KnobSettings(LearnerSettings):
         width: units of each of the two hidden layers, of the policy and of the value; 1 to 4096.
         design: name of the design.
         prior: name of the prior (:data:`outblas.learn.knob_prior.PRIORS`); empty for a design without one.
+        checkpoint: updates between two checkpoints, of which the best is kept.
         regress: settings of the training of the prior's regressor.
 
     Raises:
@@ -37,11 +38,13 @@ class KnobSettings(LearnerSettings):
     width: int = 128
     design: str = DEFAULT_DESIGN
     prior: str = ""
+    checkpoint: int = 24
     regress: RegressSettings = field(default_factory=RegressSettings)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require("simulated", self.simulated, 0 <= self.simulated <= 1, "a number from 0 to 1")
+        require("checkpoint", self.checkpoint, self.checkpoint >= 1, "1 or more")
         require("width", self.width, 1 <= self.width <= 4096, "an integer from 1 to 4096")
         require("design", self.design, self.design in DESIGNS, " or ".join(DESIGNS))
         if DESIGNS[self.design].prior:
@@ -56,10 +59,10 @@ class KnobSettings(LearnerSettings):
         return round(self.simulated * self.steps)
 
 
-_WITH_PRIOR = {"simulated": 0.0, "prior": PRIORS[0], "budget": 8, "lr": 3e-4}
+_WITH_PRIOR = {"simulated": 0.0, "prior": PRIORS[0], "budget": 8, "lr": 3e-4, "checkpoint": 5}
 #: Design -> settings of ``outblas train --env knobs --design``.
 KNOB_RECIPES = {
     "build": KnobSettings(),
-    "edit": KnobSettings(design="edit", steps=160_000, **_WITH_PRIOR),  # type: ignore[arg-type]
-    "rank": KnobSettings(design="rank", steps=120_000, **_WITH_PRIOR),  # type: ignore[arg-type]
+    "edit": KnobSettings(design="edit", steps=100_000, **_WITH_PRIOR),  # type: ignore[arg-type]
+    "rank": KnobSettings(design="rank", steps=80_000, **_WITH_PRIOR),  # type: ignore[arg-type]
 }

@@ -51,8 +51,6 @@ except ImportError as error:
 if TYPE_CHECKING:
     from outblas.learn.knob_env import Views
 
-#: Updates between two checkpoints.
-CHECKPOINT_EVERY_UPDATES = 24
 #: Measurements after which a checkpoint is judged: the mean of the log quality at these.
 JUDGED_MEASUREMENTS = (1, 4)
 #: Held-back problems, at most, on which a checkpoint is judged.
@@ -231,7 +229,7 @@ class _Checkpoints(BaseCallback):
         return True
 
     def _on_rollout_start(self) -> None:
-        if self._updates % CHECKPOINT_EVERY_UPDATES == 0:
+        if self._updates % self._training.settings.checkpoint == 0:
             self._judge()
         self._updates += 1
 
@@ -261,7 +259,7 @@ class _Checkpoints(BaseCallback):
         if (kept := training.place.file("knobs.zip")) is not None:
             self.model.save(kept)
         if training.progress is not None:
-            stage = "simulated" if self.num_timesteps <= settings.simulated_steps else "recorded"
+            stage = "simulated" if 0 < settings.simulated_steps >= self.num_timesteps else "recorded"
             said = ", ".join(f"{b}: {q:.4f}" for b, q in at.items())
             training.progress(self.num_timesteps, settings.steps, f"{stage}, held back {said}")
 
