@@ -25,9 +25,8 @@ from outblas.kernels.kernel_space import KernelSpace, kernel_space
 from outblas.learn.features import Features, problem_features
 from outblas.learn.knob_designs.design_registry import DEFAULT_DESIGN, make_design
 from outblas.learn.knob_designs.knob_design import Choice, KnobDesign, Offer
-from outblas.learn.knob_prior import believed_times
+from outblas.learn.knob_prior import PriorView
 from outblas.learn.knob_view import MAX_LOG_GAP, SearchState
-from outblas.learn.policy import CandidateView
 from outblas.learn.reward import reward
 from outblas.learn.samplers import Sampler
 
@@ -43,7 +42,7 @@ Offered = Callable[[Problem, Launch], NDArray[np.intp]]
 #: Returns (mean, deviation) of the rewards of a problem's kernels; the deviation is above 0.
 RewardScale = Callable[[Problem, Launch], tuple[float, float]]
 #: Returns the members that may be tried, in the order of their indices, as a prior sees them.
-Views = Callable[[Problem, Launch, NDArray[np.intp]], CandidateView]
+Views = Callable[[Problem, Launch, NDArray[np.intp]], PriorView]
 #: A paid reward is within this many deviations of the problem's mean.
 MAX_DEVIATIONS = 3.0
 #: Reward of a choice that the mask forbids, in deviations.
@@ -54,8 +53,8 @@ class KnobEnv(gymnasium.Env[Features, np.int64]):
     """Search of one problem with one launch option per episode: one action per step, one kernel after the last of some.
 
     Actions: ``Discrete``, those of the design. By default an action is a value of the next knob, the family first,
-    among all values of all knobs. ``space.knobs`` has them: knob after knob. The episode ends (``terminated``) when the budget is spent or every offered kernel was tried. ``truncated`` is
-    always False.
+    among all values of all knobs. ``space.knobs`` has them: knob after knob. The episode ends (``terminated``) when the
+    budget is spent or every offered kernel was tried. ``truncated`` is always False.
 
     Rewards: an action pays 0 until the kernel is measured. The reward of a kernel
     (:func:`outblas.learn.reward.reward`) is taken relative to the problem: less the mean of the problem's kernels, over
@@ -216,7 +215,7 @@ class KnobEnv(gymnasium.Env[Features, np.int64]):
             return
         believed = None
         if self._prior is not None:
-            believed = believed_times(self._prior, self._proven, self._log_us)[self._untried]
+            believed = self._prior.believed(self._proven, self._log_us)[self._untried]
         state = SearchState(self._features, self.launch, self._made, self._best_vector, self._gap)
         self._choice = self.design.begin(Offer(state, self.space.vectors, rows, believed))
 

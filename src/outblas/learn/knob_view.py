@@ -1,4 +1,4 @@
-"""What a network sees of a search over knobs: the state of the search, and kernels as vectors of choices."""
+"""Inputs of a network on a search over knobs: the state of the search, and kernels as vectors of choices."""
 
 from __future__ import annotations
 

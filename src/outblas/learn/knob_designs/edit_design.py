@@ -20,9 +20,9 @@ CHANGE_LOGIT = 1.0
 class EditDesign(KnobDesign):
     """An action gives one knob of the current kernel another value, or measures the kernel.
 
-    The first kernel is the untried one that is believed to be the fastest. A changed knob leads to the offered kernel
-    of the same family that has the value and differs in the fewest knobs; the believed times break ties. A change of
-    the family leads to the nearest kernel of that family. After four changes the kernel is measured.
+    The first kernel is the untried one that is believed to be the fastest. A changed knob leads to an offered kernel of
+    the same family with that value. It is the one that differs in the fewest knobs; the believed times break ties. A
+    change of the family leads to the nearest kernel of that family. After four changes the kernel is measured.
 
     Observation: :meth:`outblas.learn.knob_view.KnobView.observe` of the current kernel, the share of changes made, and
     the prior's logits. A value's logit is that of the kernel to which it leads.

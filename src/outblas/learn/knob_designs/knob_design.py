@@ -1,4 +1,4 @@
-"""The contract of a design: which actions choose the next kernel of a search, and what a network sees before each.
+"""The contract of a design: the actions that choose the next kernel of a search, and their observations.
 
 An environment, an agent and a training share it. A design only chooses among offered kernels, all of them legal and
 untried, so no action by its mask can name another kernel.
@@ -21,8 +21,6 @@ from outblas.learn.posterior import Floats
 
 #: Returns scores of all actions, float32[n, actions], for observations, float32[n, size].
 Scores = Callable[[Features], Features]
-#: A kernel that is believed to be slower by this log time is e times less likely, before a network learns.
-LOG_TIME_PER_LOGIT = 0.02
 #: The prior's logits are within this of the greatest one. An observation holds them over it, from -1 to 0.
 MAX_LOGIT = 12.0
 
@@ -35,7 +33,8 @@ class Offer:
         state: the search so far.
         vectors: int16[members, knobs], kernels; some may not be offered.
         rows: indices of the offered kernels in ``vectors``; one or more.
-        believed: float64[rows], believed log times of the offered kernels; None for a design without a prior.
+        believed: float64[rows], believed log times of the offered kernels over the prior's error. A difference of 1 is
+            a logit: before a network learns, the slower kernel is e times less likely. None: a design without a prior.
     """
 
     state: SearchState
@@ -117,10 +116,10 @@ class KnobDesign(ABC):
 
 
 def prior_logits(believed: Floats, best: float) -> Features:
-    """Return the prior's logits over ``MAX_LOGIT``, -1 to 0, of kernels with believed log times.
+    """Return the prior's logits over ``MAX_LOGIT``, -1 to 0, of kernels with believed times.
 
     Args:
-        believed: float64[n].
-        best: believed log time that has the logit 0.
+        believed: float64[n], as in an offer.
+        best: believed time that has the logit 0.
     """
-    return np.clip((best - believed) / LOG_TIME_PER_LOGIT / MAX_LOGIT, -1, 0).astype(np.float32)
+    return np.clip((best - believed) / MAX_LOGIT, -1, 0).astype(np.float32)

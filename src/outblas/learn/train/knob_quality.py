@@ -16,9 +16,8 @@ from outblas.kernels.kernel_space import without_launch
 from outblas.kernels.knobs import all_knobs
 from outblas.learn.knob_designs.knob_design import Offer
 from outblas.learn.knob_policy import KnobPolicy
-from outblas.learn.knob_prior import KnobPrior, believed_times
+from outblas.learn.knob_prior import KnobPrior, PriorView
 from outblas.learn.knob_view import KnobView, SearchState, Vectors
-from outblas.learn.policy import CandidateView
 from outblas.records.recording import Recording
 from outblas.records.recording_files import STATUS_CODES
 
@@ -41,7 +40,7 @@ class KnobSearch:
     launch: Launch
     vectors: Vectors
     us: NDArray[np.float64]
-    prior: CandidateView | None = None
+    prior: PriorView | None = None
 
 
 def knob_searches(
@@ -74,8 +73,8 @@ def knob_searches(
 def knob_search_qualities(policy: KnobPolicy, searches: Sequence[KnobSearch], budget: int) -> NDArray[np.float64]:
     """Return float64[searches, budget]: a search's best recorded time over the best time found so far.
 
-    The policy measures the untried candidate that it puts first every time; failed cells count as measurements. The value is
-    1e-9 while every measurement failed. A search with fewer cells than the budget repeats its last value.
+    The policy measures the untried candidate that it puts first every time; failed cells count as measurements. The
+    value is 1e-9 while every measurement failed. A search with fewer cells than the budget repeats its last value.
     """
     found = []
     for search in searches:
@@ -93,7 +92,7 @@ def _searched(policy: KnobPolicy, search: KnobSearch, budget: int) -> NDArray[np
         believed = None
         if policy.prior is not None and search.prior is not None:
             proven = [i for i in tried if np.isfinite(search.us[i])]
-            believed = believed_times(search.prior, proven, list(np.log(search.us[proven])))[left]
+            believed = search.prior.believed(proven, list(np.log(search.us[proven])))[left]
         (chosen,) = policy.order(Offer(state, search.vectors, left, believed), 1)
         tried.append(chosen)
         left = left[left != chosen]

@@ -19,7 +19,8 @@ class PriorPolicy(MaskableActorCriticPolicy):
 
     def _build_mlp_extractor(self) -> None:
         super()._build_mlp_extractor()
-        self.mlp_extractor = _PassedOn(self.mlp_extractor, int(self.action_space.n))  # type: ignore[assignment, attr-defined]
+        hidden: Any = self.mlp_extractor  # type: ignore[has-type]
+        self.mlp_extractor = _PassedOn(hidden, int(self.action_space.n))  # type: ignore[assignment, attr-defined]
 
     def _build(self, lr_schedule: Any) -> None:
         super()._build(lr_schedule)

@@ -25,8 +25,7 @@ from outblas.learn.cost_simulator import CostSimulator
 from outblas.learn.features import problem_features
 from outblas.learn.knob_designs.design_registry import DEFAULT_DESIGN
 from outblas.learn.knob_policy import KnobPolicy
-from outblas.learn.knob_prior import KnobPrior
-from outblas.learn.policy import CandidateView
+from outblas.learn.knob_prior import KnobPrior, PriorView
 from outblas.learn.recorded_members import RecordedMembers
 from outblas.learn.train.knob_quality import KnobSearch, knob_search_qualities, knob_searches
 from outblas.learn.train.knob_settings import KNOB_RECIPES, KnobSettings
@@ -172,18 +171,19 @@ class _Training:
 
         members, replay = RecordedMembers(self.recording, self.space), ReplayEvaluator(self.recording)
         able = [p for p in self.learn if all(len(members.offered(p, launch)) for launch in LAUNCHES[:2])]
-        known = {"offered": members.offered, "scale": members.reward_scale, "space": self.space}
-        known |= {"design": self.settings.design, "views": self._views()}
-        make = partial(KnobEnv, replay, able, self.settings.budget, **known)
+        make = partial(
+            KnobEnv, replay, able, self.settings.budget, members.offered, members.reward_scale, space=self.space,
+            design=self.settings.design, views=self._views(),
+        )  # fmt: skip
         return self._vector([make] * self.settings.envs)
 
     def _views(self) -> Views | None:
         """Return the prior's view of the recorded members; each problem and launch option is seen once."""
-        prior, kept = self.prior, dict[tuple[Problem, Launch], CandidateView]()
+        prior, kept = self.prior, dict[tuple[Problem, Launch], PriorView]()
         if prior is None:
             return None
 
-        def view(problem: Problem, launch: Launch, members: NDArray[np.intp]) -> CandidateView:
+        def view(problem: Problem, launch: Launch, members: NDArray[np.intp]) -> PriorView:
             if (problem, launch) not in kept:
                 configs = [self.space.config(int(member), launch) for member in members]
                 kept[problem, launch] = prior.view(problem, configs, self.recording.gpu)
@@ -240,9 +240,7 @@ class _Checkpoints(BaseCallback):
     def _judge(self) -> None:
         training, settings = self._training, self._training.settings
         layers = network_layers(self.model.policy)
-        policy = KnobPolicy(
-            layers, training.fixed, training.typical, design=settings.design, prior=training.prior
-        )
+        policy = KnobPolicy(layers, training.fixed, training.typical, design=settings.design, prior=training.prior)
         at = judged(policy, training.searches)
         score = float(np.mean(np.log(list(at.values()))))
         figures = {f"quality/after_{b}": q for b, q in at.items()} | {"quality/score": score}

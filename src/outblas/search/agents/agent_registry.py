@@ -47,7 +47,16 @@ EXTRAS = {"tpe": "rl", "nvmmh": "gpu", "llm": "llm"} | dict.fromkeys(
 )
 #: Seconds that an agent prepared itself on one split of the recording h200, on one core (results/h200/compare.parquet).
 #: That of ``knob`` is of journal entry 0063.
-PREPARATION_S = {"knob": 190, "knob-edit": 300, "knob-rank": 250, "ppo": 130, "ppo-oneshot": 130, "regressor": 65, "heuristic": 65, "surrogate": 65}
+PREPARATION_S = {
+    "knob": 190,
+    "knob-edit": 300,
+    "knob-rank": 250,
+    "ppo": 130,
+    "ppo-oneshot": 130,
+    "regressor": 65,
+    "heuristic": 65,
+    "surrogate": 65,
+}
 
 
 def agent_summaries() -> dict[str, str]:

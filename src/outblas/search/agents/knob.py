@@ -19,9 +19,8 @@ from outblas.kernels.kernel_space import without_launch
 from outblas.kernels.knobs import all_knobs
 from outblas.learn.knob_designs.knob_design import Offer
 from outblas.learn.knob_policy import KnobPolicy
-from outblas.learn.knob_prior import KnobPrior, believed_times
+from outblas.learn.knob_prior import KnobPrior, PriorView
 from outblas.learn.knob_view import KnobView, SearchState
-from outblas.learn.policy import CandidateView
 from outblas.search.agents.base import LaunchTurns, unexplored
 
 if TYPE_CHECKING:
@@ -55,7 +54,7 @@ class KnobAgent(LaunchTurns):
     def __init__(self, seed: int, gpu: Gpu, policy: KnobPolicy | None = None) -> None:
         super().__init__(seed, gpu)
         self._policy, self._view = policy, KnobView(all_knobs())
-        self._priors: dict[tuple[Problem, int], CandidateView] = {}
+        self._priors: dict[tuple[Problem, int], PriorView] = {}
 
     def prepare(self, recording: Recording, problems: Sequence[Problem]) -> None:
         """Train a policy on these problems by :meth:`recipe` and follow it; return None.
@@ -100,7 +99,7 @@ class KnobAgent(LaunchTurns):
     def _believed(
         self, prior: KnobPrior, problem: Problem, group: Sequence[KernelConfig], history: Sequence[Evaluation]
     ) -> np.ndarray:
-        """Return the believed log times of the untried kernels of a group, float64."""
+        """Return the believed times of the untried kernels of a group, float64, as in an offer."""
         key = problem, hash(tuple(group))
         if key not in self._priors:
             if len(self._priors) >= KEPT_VIEWS:
@@ -109,7 +108,7 @@ class KnobAgent(LaunchTurns):
         place = {config: i for i, config in enumerate(group)}
         tried = {e.config for e in history}
         proven = [(place[e.template], e.timing.median_us) for e in history if e.timing and e.config in place]
-        believed = believed_times(self._priors[key], [i for i, _ in proven], [math.log(us) for _, us in proven])
+        believed = self._priors[key].believed([i for i, _ in proven], [math.log(us) for _, us in proven])
         return believed[[i for i, config in enumerate(group) if config not in tried]]
 
     def _state(self, begun: SearchState, history: Sequence[Evaluation]) -> SearchState:
