@@ -24,7 +24,7 @@ from outblas.core.problem import Problem
 from outblas.kernels.kernel_space import KernelSpace, kernel_space
 from outblas.learn.features import Features, problem_features
 from outblas.learn.knob_designs.design_registry import DEFAULT_DESIGN, make_design
-from outblas.learn.knob_designs.knob_design import Choice, KnobDesign, Offer
+from outblas.learn.knob_designs.knob_design import KernelChoice, KnobDesign, Offer
 from outblas.learn.knob_prior import PriorView
 from outblas.learn.knob_view import MAX_LOG_GAP, SearchState
 from outblas.learn.reward import reward
@@ -106,7 +106,7 @@ class KnobEnv(gymnasium.Env[Features, np.int64]):
         self._over = True
         self._members: NDArray[np.intp] = np.array([], np.intp)  # legal
         self._untried: NDArray[np.bool_] = np.array([], np.bool_)
-        self._choice: Choice | None = None
+        self._choice: KernelChoice | None = None
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from outblas.kernels.knobs import Knobs
 from outblas.learn.features import Features
-from outblas.learn.knob_designs.knob_design import Choice, KnobDesign, Offer, Scores
+from outblas.learn.knob_designs.knob_design import KernelChoice, KnobDesign, Offer, Scores
 from outblas.learn.knob_view import SearchState, Vectors
 
 
@@ -28,7 +28,7 @@ class BuildDesign(KnobDesign):
         super().__init__(knobs)
         self.actions, self.size = self.view.values, self.view.size
 
-    def begin(self, offer: Offer) -> Choice:
+    def begin(self, offer: Offer) -> KernelChoice:
         return _BuildChoice(self, offer)
 
     def order(self, scores: Scores, offer: Offer, n: int) -> list[int]:
@@ -74,7 +74,7 @@ class BuildDesign(KnobDesign):
         return found
 
 
-class _BuildChoice(Choice):
+class _BuildChoice(KernelChoice):
     """The offered kernels that have the values chosen so far.
 
     A lone kernel needs no choice; it is left to an action that allows its family alone.

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from outblas.kernels.knobs import Knobs
 from outblas.learn.features import Features
-from outblas.learn.knob_designs.knob_design import MAX_LOGIT, Choice, KnobDesign, Offer, prior_logits
+from outblas.learn.knob_designs.knob_design import MAX_LOGIT, KernelChoice, KnobDesign, Offer, prior_logits
 
 #: Changes of a kernel before it must be measured.
 MAX_CHANGES = 4
@@ -35,11 +35,11 @@ class EditDesign(KnobDesign):
         self.actions = self.view.values + 1
         self.size = self.view.size + 1 + self.actions
 
-    def begin(self, offer: Offer) -> Choice:
+    def begin(self, offer: Offer) -> KernelChoice:
         return _EditChoice(self, offer)
 
 
-class _EditChoice(Choice):
+class _EditChoice(KernelChoice):
     """A current kernel, and the kernels to which each value leads. Kernels are places among the offered ones."""
 
     def __init__(self, design: EditDesign, offer: Offer) -> None:

@@ -43,7 +43,7 @@ class Offer:
     believed: Floats | None = None
 
 
-class Choice(ABC):
+class KernelChoice(ABC):
     """The choice of one kernel: its actions, one after another, until one names the kernel."""
 
     @abstractmethod
@@ -89,7 +89,7 @@ class KnobDesign(ABC):
         self.view = KnobView(knobs)
 
     @abstractmethod
-    def begin(self, offer: Offer) -> Choice:
+    def begin(self, offer: Offer) -> KernelChoice:
         """Begin the choice of a kernel."""
 
     def order(self, scores: Scores, offer: Offer, n: int) -> list[int]:

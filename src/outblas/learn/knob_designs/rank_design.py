@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from outblas.kernels.knobs import Knobs
 from outblas.learn.features import Features
-from outblas.learn.knob_designs.knob_design import Choice, KnobDesign, Offer, prior_logits
+from outblas.learn.knob_designs.knob_design import KernelChoice, KnobDesign, Offer, prior_logits
 
 #: Kernels, believed to be the fastest, from which an action chooses.
 PLACES = 32
@@ -27,11 +27,11 @@ class RankDesign(KnobDesign):
         self.actions = PLACES
         self.size = self.view.state_size + (1 + PLACES) * len(knobs.nvec) + PLACES
 
-    def begin(self, offer: Offer) -> Choice:
+    def begin(self, offer: Offer) -> KernelChoice:
         return _RankChoice(self, offer)
 
 
-class _RankChoice(Choice):
+class _RankChoice(KernelChoice):
     """The choice of one place."""
 
     def __init__(self, design: RankDesign, offer: Offer) -> None:
