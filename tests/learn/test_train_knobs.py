@@ -131,7 +131,7 @@ def test_a_design_with_a_prior_learns_what_the_prior_lacks(recording: Recording,
     learn = [p for p in recording.problems if p not in held]
     searches = knob_searches(recording, held, KnobPrior())
     settings = replace(
-        SMALL, design="rank", prior="model", simulated=0.0, steps=2048, rollout=64, lr=1e-2, checkpoint=2
+        SMALL, design="rank", prior="model", simulated=0.0, steps=512, rollout=64, batch=32, budget=1, lr=1e-2
     )
     policy = train_knobs(recording, learn, settings, space=space)
     silent = tuple((np.zeros_like(w), np.zeros_like(b)) for w, b in policy.layers)
@@ -145,7 +145,7 @@ def test_a_design_with_a_prior_learns_what_the_prior_lacks(recording: Recording,
 def test_a_regressor_is_trained_once_for_the_prior_and_kept(
     recording: Recording, space: KernelSpace, tmp_path: Path
 ) -> None:
-    settings = replace(SMALL, design="rank", prior="regressor", simulated=0.0, steps=1)
+    settings = replace(SMALL, design="rank", prior="regressor", simulated=0.0, steps=1, rollout=16)
     settings = replace(settings, regress=replace(settings.regress, epochs=1, nets=1, width=8))
     said: list[str] = []
     policy = train_knobs(
@@ -242,6 +242,8 @@ def test_the_command_trains_another_design_and_names_its_agent(
 ) -> None:
     monkeypatch.setattr(Recording, "load", classmethod(lambda cls, name: recording))
     monkeypatch.setattr(module, "kernel_space", lambda: space)
+    small = replace(KNOB_RECIPES["edit"], rollout=16, envs=2, batch=16, width=16)
+    monkeypatch.setitem(KNOB_RECIPES, "edit", small)
     words = ["train", "--env", "knobs", "--design", "edit", "--quick", "--steps", "1", "--run", str(tmp_path / "run")]
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 0, done.output
