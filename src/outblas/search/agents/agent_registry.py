@@ -46,7 +46,8 @@ EXTRAS = {"tpe": "rl", "nvmmh": "gpu", "llm": "llm"} | dict.fromkeys(
     (name for name in AGENTS if name.startswith("kt-")), "kernel-tuner"
 )
 #: Seconds that an agent prepared itself on one split of the recording h200, on one core (results/h200/compare.parquet).
-#: That of ``knob`` is of journal entry 0063. Those of ``knob-edit`` and ``knob-rank`` are of 0069, with the regressor's.
+#: That of ``knob`` is of journal entry 0063. Those of ``knob-edit`` and ``knob-rank`` are of entry 0069, and they
+#: include the regressor's.
 PREPARATION_S = {
     "knob": 190,
     "knob-edit": 300,
