@@ -1,9 +1,8 @@
-"""A Gymnasium environment that builds a kernel knob by knob; every kernel that it can build is legal.
+"""A Gymnasium environment that chooses kernels by actions on knobs; every kernel that it can choose is legal.
 
-An action chooses a value of the next knob, the family first. :meth:`KnobEnv.action_masks` allows a value only if a
-legal, untried member of an enumerated space (:mod:`outblas.kernels.kernel_space`) has it together with the values
-chosen so far. A knob with one such value is not asked. After the last knob the kernel is measured. The masks are those
-of sb3-contrib's ``MaskablePPO`` (https://sb3-contrib.readthedocs.io/en/master/modules/ppo_mask.html).
+A design (:mod:`outblas.learn.knob_designs.design_registry`) says what an action is. :meth:`KnobEnv.action_masks` allows
+an action only if it leads to a legal, untried member of an enumerated space (:mod:`outblas.kernels.kernel_space`). The
+masks are those of sb3-contrib's ``MaskablePPO`` (https://sb3-contrib.readthedocs.io/en/master/modules/ppo_mask.html).
 """
 
 from __future__ import annotations
@@ -24,7 +23,10 @@ from outblas.core.install_hint import install_hint
 from outblas.core.problem import Problem
 from outblas.kernels.kernel_space import KernelSpace, kernel_space
 from outblas.learn.features import Features, problem_features
-from outblas.learn.knob_policy import MAX_LOG_GAP, KnobView, SearchState
+from outblas.learn.knob_designs.design_registry import DEFAULT_DESIGN, make_design
+from outblas.learn.knob_designs.knob_design import KernelChoice, KnobDesign, Offer
+from outblas.learn.knob_prior import PriorView
+from outblas.learn.knob_view import MAX_LOG_GAP, SearchState
 from outblas.learn.reward import reward
 from outblas.learn.samplers import Sampler
 
@@ -39,6 +41,8 @@ Problems = Sampler | Sequence[Problem]
 Offered = Callable[[Problem, Launch], NDArray[np.intp]]
 #: Returns (mean, deviation) of the rewards of a problem's kernels; the deviation is above 0.
 RewardScale = Callable[[Problem, Launch], tuple[float, float]]
+#: Returns the members that may be tried, in the order of their indices, as a prior sees them.
+Views = Callable[[Problem, Launch, NDArray[np.intp]], PriorView]
 #: A paid reward is within this many deviations of the problem's mean.
 MAX_DEVIATIONS = 3.0
 #: Reward of a choice that the mask forbids, in deviations.
@@ -46,19 +50,19 @@ FORBIDDEN = -MAX_DEVIATIONS
 
 
 class KnobEnv(gymnasium.Env[Features, np.int64]):
-    """Search of one problem with one launch option per episode: one choice per step, one kernel after the last choice.
+    """Search of one problem with one launch option per episode: one action per step, one kernel after the last of some.
 
-    Actions: ``Discrete(V)``, a value of a knob among all V values of all knobs. ``space.knobs`` has them: knob after
-    knob. The episode ends (``terminated``) when the budget is spent or every offered kernel was tried. ``truncated`` is
-    always False.
+    Actions: ``Discrete``, those of the design. By default an action is a value of the next knob, the family first,
+    among all values of all knobs. ``space.knobs`` has them: knob after knob. The episode ends (``terminated``) when the
+    budget is spent or every offered kernel was tried. ``truncated`` is always False.
 
-    Rewards: a choice pays 0 until the kernel is measured. The reward of a kernel
+    Rewards: an action pays 0 until the kernel is measured. The reward of a kernel
     (:func:`outblas.learn.reward.reward`) is taken relative to the problem: less the mean of the problem's kernels, over
     their deviation, within +-3. The first kernel pays that, and a later one its improvement over the best so far, or 0.
-    So the sum over an episode is that of its best kernel, and a hard problem pays as well as an easy one. A choice that
-    the mask forbids pays -3, costs a measurement and begins the kernel anew.
+    So the sum over an episode is that of its best kernel, and a hard problem pays as well as an easy one. An action
+    that the mask forbids pays -3, costs a measurement and begins the kernel anew.
 
-    Observation, float32[size]: see :meth:`outblas.learn.knob_policy.KnobView.observe`.
+    Observation, float32[size]: that of the design. After the last offered kernel was tried it is 0.
 
     ``info`` of a step has ``invalid_action``, ``evaluation``, ``config`` (a name) and ``best``. The second and third
     are None if nothing was measured. ``best`` is the evaluation with the best reward so far, or None.
@@ -73,9 +77,11 @@ class KnobEnv(gymnasium.Env[Features, np.int64]):
         launches: launch options; each episode draws one of them.
         preset: name of the reward.
         space: the kernels. None: :func:`outblas.kernels.kernel_space.kernel_space`.
+        design: name of the design.
+        views: the prior's view of what may be tried, for a design with a prior; the others ignore it.
 
     Raises:
-        UsageError: the budget is below 1.
+        UsageError: the budget is below 1, no design has the name, or a design with a prior lacks the views.
     """
 
     metadata: dict[str, Any] = {"render_modes": []}
@@ -83,20 +89,24 @@ class KnobEnv(gymnasium.Env[Features, np.int64]):
     def __init__(
         self, evaluator: Evaluator, sampler: Problems, budget: int, offered: Offered | None = None,
         scale: RewardScale | None = None, launches: Sequence[Launch] = LAUNCHES[:2], preset: str = "gated",
-        space: KernelSpace | None = None,
+        space: KernelSpace | None = None, design: str = DEFAULT_DESIGN, views: Views | None = None,
     ) -> None:  # fmt: skip
         if budget < 1:
             raise UsageError(f"budget is {budget}", "1 or more measurements per episode", "pass a larger budget")
         self.evaluator, self.budget, self.preset = evaluator, budget, preset
         self.space = space or kernel_space()
-        self.view = KnobView(self.space.knobs)
+        self.design: KnobDesign = make_design(design, self.space.knobs)
+        if self.design.prior and views is None:
+            raise UsageError(f"design {design} without a prior", "the prior's views", "pass them as views")
+        self._views = views if self.design.prior else None
         self._sampler, self._offered, self._scale, self._launches = sampler, offered, scale, tuple(launches)
-        self.action_space = gymnasium.spaces.Discrete(self.view.values)  # type: ignore[assignment]
-        self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (self.view.size,), np.float32)
+        self.action_space = gymnasium.spaces.Discrete(self.design.actions)  # type: ignore[assignment]
+        self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (self.design.size,), np.float32)
         self.problem: Problem | None = None
         self._over = True
-        self._left: NDArray[np.intp] = np.array([], np.intp)  # legal and untried
-        self._rows, self._knob = self._left, 0
+        self._members: NDArray[np.intp] = np.array([], np.intp)  # legal
+        self._untried: NDArray[np.bool_] = np.array([], np.bool_)
+        self._choice: KernelChoice | None = None
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -126,7 +136,9 @@ class KnobEnv(gymnasium.Env[Features, np.int64]):
             raise UsageError(
                 f"nothing that is offered for {problem.key} is legal ({self.launch})", "a legal kernel", "leave it out"
             )
-        self._left = left
+        self._members, self._untried = left, np.ones(len(left), np.bool_)
+        self._prior = self._views(problem, self.launch, left) if self._views is not None else None
+        self._proven, self._log_us = list[int](), list[float]()
         self._mean, self._deviation = self._scale(problem, self.launch) if self._scale else (0.0, 1.0)
         self._features = problem_features(problem, self.evaluator.gpu)
         self._best: tuple[float, Evaluation] | None = None
@@ -136,10 +148,10 @@ class KnobEnv(gymnasium.Env[Features, np.int64]):
         return self._observe(), {"problem": problem.key, "launch": self.launch}
 
     def step(self, action: np.int64) -> tuple[Features, float, bool, bool, dict[str, Any]]:
-        """Choose a value of the next knob; measure the kernel after its last choice.
+        """Take an action; measure the kernel that it names, if it names one.
 
         Args:
-            action: index among all V values, 0 to V - 1.
+            action: index of an action of the design.
 
         Returns:
             Observation, reward, terminated, False, info; see the class.
@@ -157,13 +169,12 @@ class KnobEnv(gymnasium.Env[Features, np.int64]):
             self._made += 1
             self._begin_kernel()
         else:
-            column = self.space.vectors[self._rows, self._knob]
-            self._rows = self._rows[column == int(action) - self.view.starts[self._knob]]
-            self._knob += 1
-            if not self._next_choice():
-                evaluation, paid = self._measure(int(self._rows[0]))
+            assert self._choice is not None  # an episode that goes on has an untried kernel
+            member = self._choice.take(int(action))
+            if member is not None:
+                evaluation, paid = self._measure(member)
                 self._begin_kernel()
-        self._over = self._made >= self.budget or not len(self._left)
+        self._over = self._made >= self.budget or self._choice is None
         info = {
             "invalid_action": forbidden,
             "evaluation": evaluation,
@@ -173,31 +184,23 @@ class KnobEnv(gymnasium.Env[Features, np.int64]):
         return self._observe(), paid, self._over, False, info
 
     def action_masks(self) -> NDArray[np.bool_]:
-        """Return bool[V]: True for the values of the next knob that a legal, untried member has.
+        """Return bool[actions]: True for the actions that lead to a legal, untried member.
 
-        The member also has the values that were chosen so far. Values of other knobs are False. After the last
-        offered kernel was tried, the values of the first knob are all True: a mask must leave something.
+        After the last offered kernel was tried, all are True: a mask must leave something.
 
         Raises:
             UsageError: before the first :meth:`reset`.
         """
         if self.problem is None:
             raise UsageError("masks before the first episode", "a problem", "call reset first")
-        found = np.zeros(self.view.values, np.bool_)
-        start = int(self.view.starts[self._knob])
-        if len(self._rows):
-            found[start : start + int(self.space.knobs.nvec[self._knob])] = self._counts() > 0
-        else:
-            found[: int(self.space.knobs.nvec[0])] = True
-        return found
+        return np.ones(self.design.actions, np.bool_) if self._choice is None else self._choice.mask()
 
     def chosen(self) -> dict[str, Any]:
-        """Return knob -> value of the kernel that is being built, ``family`` first; knobs it lacks are left out."""
-        row = self.space.vectors[self._rows[0]] if len(self._rows) else ()
-        knobs = self.space.knobs.knobs[: self._knob]
-        named = {knob.name: (knob, knob.values[i]) for knob, i in zip(knobs, row, strict=False)}
-        family = named["family"][1] if named else ""
-        return {name: value for name, (knob, value) in named.items() if family in knob.families}
+        """Return knob -> value of the kernel that is being chosen, ``family`` first; knobs it lacks are left out.
+
+        It is empty for a design whose one action names the kernel.
+        """
+        return {} if self._choice is None else self._choice.chosen()
 
     def _sample(self) -> Problem:
         if callable(self._sampler):
@@ -205,33 +208,29 @@ class KnobEnv(gymnasium.Env[Features, np.int64]):
         return self._sampler[int(self.np_random.integers(len(self._sampler)))]
 
     def _begin_kernel(self) -> None:
-        """Begin with no knob chosen. A kernel without any choice is left to a step that allows its family alone."""
-        self._rows, self._knob = self._left, 0
-        if len(self._rows) > 1:
-            self._next_choice()
-
-    def _next_choice(self) -> bool:
-        """Go on to the next knob with two values or more; return False if none is left."""
-        while self._knob < len(self.space.knobs.nvec):
-            if np.count_nonzero(self._counts()) > 1:
-                return True
-            self._knob += 1
-        return False
-
-    def _counts(self) -> NDArray[np.intp]:
-        """Return, for each value of the next knob, the number of rows that have it."""
-        column = self.space.vectors[:, self._knob]
-        return np.bincount(column[self._rows], minlength=int(self.space.knobs.nvec[self._knob]))
+        """Begin the choice of the next kernel, if one is left."""
+        rows = self._members[self._untried]
+        if not len(rows):
+            self._choice = None
+            return
+        believed = None
+        if self._prior is not None:
+            believed = self._prior.believed(self._proven, self._log_us)[self._untried]
+        state = SearchState(self._features, self.launch, self._made, self._best_vector, self._gap)
+        self._choice = self.design.begin(Offer(state, self.space.vectors, rows, believed))
 
     def _measure(self, place: int) -> tuple[Evaluation, float]:
         """Measure a member; return its evaluation and what it pays."""
         assert self.problem is not None
         config = self.space.config(place, self.launch)
         (evaluation,) = self.evaluator.evaluate([(self.problem, config)])
-        self._left = self._left[self._left != place]
+        at = int(np.flatnonzero(self._members == place)[0])
+        self._untried[at] = False
         self._made += 1
         if evaluation.timing is not None:
             us = evaluation.timing.median_us
+            self._proven.append(at)
+            self._log_us.append(math.log(us))
             if us < self._best_us:
                 self._best_us, self._best_vector = us, self.space.vectors[place]
             self._gap = min(MAX_LOG_GAP, math.log(us / self._best_us))
@@ -243,6 +242,4 @@ class KnobEnv(gymnasium.Env[Features, np.int64]):
         return evaluation, value if was is None else max(0.0, value - was[0])
 
     def _observe(self) -> Features:
-        state = SearchState(self._features, self.launch, self._made, self._best_vector, self._gap)
-        row = self._rows[0] if len(self._rows) else 0
-        return self.view.observe(state, self.space.vectors[row : row + 1], self._knob)[0]
+        return np.zeros(self.design.size, np.float32) if self._choice is None else self._choice.observe()

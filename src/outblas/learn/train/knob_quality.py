@@ -14,7 +14,10 @@ from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
 from outblas.kernels.kernel_space import without_launch
 from outblas.kernels.knobs import all_knobs
-from outblas.learn.knob_policy import KnobPolicy, KnobView, SearchState, Vectors
+from outblas.learn.knob_designs.knob_design import Offer
+from outblas.learn.knob_policy import KnobPolicy
+from outblas.learn.knob_prior import KnobPrior, PriorView
+from outblas.learn.knob_view import KnobView, SearchState, Vectors
 from outblas.records.recording import Recording
 from outblas.records.recording_files import STATUS_CODES
 
@@ -29,6 +32,7 @@ class KnobSearch:
         launch: the launch option.
         vectors: int16[C, knobs], the candidates.
         us: float64[C], microseconds; inf where a candidate failed.
+        prior: the candidates as the prior sees them; None for policies without a prior.
     """
 
     problem: Problem
@@ -36,10 +40,18 @@ class KnobSearch:
     launch: Launch
     vectors: Vectors
     us: NDArray[np.float64]
+    prior: PriorView | None = None
 
 
-def knob_searches(recording: Recording, problems: Sequence[Problem]) -> list[KnobSearch]:
+def knob_searches(
+    recording: Recording, problems: Sequence[Problem], prior: KnobPrior | None = None
+) -> list[KnobSearch]:
     """Return a search per problem and launch option that has a proven cell, in the order of ``problems``.
+
+    Args:
+        recording: the recording.
+        problems: recorded problems.
+        prior: that of the policies to judge; None if they have none.
 
     Raises:
         UsageError: a problem was not recorded.
@@ -52,32 +64,38 @@ def knob_searches(recording: Recording, problems: Sequence[Problem]) -> list[Kno
             passed = recording.status[row, cells] == STATUS_CODES[Status.PASSED]
             if passed.any():
                 us = np.where(passed, recording.median_us[row, cells].astype(np.float64), np.inf)
-                found.append(KnobSearch(problem, recording.gpu, launch, vectors[cells], us))
+                configs = [recording.catalogue[i] for i in cells]
+                seen = None if prior is None else prior.view(problem, configs, recording.gpu)
+                found.append(KnobSearch(problem, recording.gpu, launch, vectors[cells], us, seen))
     return found
 
 
 def knob_search_qualities(policy: KnobPolicy, searches: Sequence[KnobSearch], budget: int) -> NDArray[np.float64]:
     """Return float64[searches, budget]: a search's best recorded time over the best time found so far.
 
-    The policy measures its likeliest untried candidate every time; failed cells count as measurements. The value is
-    1e-9 while every measurement failed. A search with fewer cells than the budget repeats its last value.
+    The policy measures the untried candidate that it puts first every time; failed cells count as measurements. The
+    value is 1e-9 while every measurement failed. A search with fewer cells than the budget repeats its last value.
     """
-    view, found = KnobView(all_knobs()), []
+    found = []
     for search in searches:
-        times = _searched(policy, view, search, min(budget, len(search.us)))
+        times = _searched(policy, search, min(budget, len(search.us)))
         found.append(search.us.min() / np.concatenate([times, np.full(budget - len(times), times[-1])]))
     return np.maximum(np.array(found), 1e-9)
 
 
-def _searched(policy: KnobPolicy, view: KnobView, search: KnobSearch, budget: int) -> NDArray[np.float64]:
+def _searched(policy: KnobPolicy, search: KnobSearch, budget: int) -> NDArray[np.float64]:
     """Return float64[budget]: the best time after each measurement."""
     left, tried = np.arange(len(search.us)), list[int]()
     about = policy.see(search.problem, search.gpu)
     for _ in range(budget):
         state = search_state(about, search.launch, search.vectors[tried], search.us[tried])
-        chosen = int(policy.log_probabilities(view, state, search.vectors[left]).argmax())
-        tried.append(int(left[chosen]))
-        left = np.delete(left, chosen)
+        believed = None
+        if policy.prior is not None and search.prior is not None:
+            proven = [i for i in tried if np.isfinite(search.us[i])]
+            believed = search.prior.believed(proven, list(np.log(search.us[proven])))[left]
+        (chosen,) = policy.order(Offer(state, search.vectors, left, believed), 1)
+        tried.append(chosen)
+        left = left[left != chosen]
     return np.minimum.accumulate(search.us[tried])
 
 

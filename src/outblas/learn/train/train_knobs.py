@@ -1,16 +1,18 @@
-"""PPO over knobs: on a simulated GPU first, then on a recording (sb3-contrib's maskable PPO)."""
+"""PPO over knobs: on a simulated GPU, then on a recording (sb3-contrib's maskable PPO)."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import asdict, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from outblas.core.config import LAUNCHES
+from outblas.core.config import LAUNCHES, Launch
 from outblas.core.errors import RecordError, ToolchainMissing, UsageError
 from outblas.core.files import lock_folder
 from outblas.core.gpu_records import packaged_records
@@ -21,10 +23,13 @@ from outblas.core.suites import sample
 from outblas.kernels.kernel_space import KernelSpace, kernel_space
 from outblas.learn.cost_simulator import CostSimulator
 from outblas.learn.features import problem_features
+from outblas.learn.knob_designs.design_registry import DEFAULT_DESIGN
 from outblas.learn.knob_policy import KnobPolicy
+from outblas.learn.knob_prior import KnobPrior, PriorView
 from outblas.learn.recorded_members import RecordedMembers
 from outblas.learn.train.knob_quality import KnobSearch, knob_search_qualities, knob_searches
-from outblas.learn.train.learner_settings import LearnerSettings, require
+from outblas.learn.train.knob_settings import KNOB_RECIPES, KnobSettings
+from outblas.learn.train.regression import cached_regressor
 from outblas.learn.train.torch_threads import one_thread
 from outblas.learn.train.train_ppo import Progress, TrainingRun, claim_folder
 from outblas.learn.train.training_part import TrainingPart, split_parts
@@ -37,11 +42,14 @@ try:
     from sb3_contrib import MaskablePPO
     from stable_baselines3.common.callbacks import BaseCallback
     from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor
+
+    from outblas.learn.train.prior_network import PriorPolicy
 except ImportError as error:
     raise ToolchainMissing(f"{error.name} is not installed", "torch and sb3-contrib", install_hint("rl")) from error
 
-#: Updates between two checkpoints.
-CHECKPOINT_EVERY_UPDATES = 24
+if TYPE_CHECKING:
+    from outblas.learn.knob_env import Views
+
 #: Measurements after which a checkpoint is judged: the mean of the log quality at these.
 JUDGED_MEASUREMENTS = (1, 4)
 #: Held-back problems, at most, on which a checkpoint is judged.
@@ -50,58 +58,22 @@ JUDGED_PROBLEMS = 20
 SIMULATED_FROM_ARCH = 90
 
 
-@dataclass(frozen=True)
-class KnobSettings(LearnerSettings):
-    """Every hyper-parameter of the recipe. A transition is one choice of a knob.
-
-    Attributes:
-        simulated: share of the transitions on the simulated GPU, 0 to 1. The rest are on the recording.
-        width: units of each of the two hidden layers, of the policy and of the value; 1 to 4096.
-
-    Raises:
-        UsageError: a value is outside its range.
-    """
-
-    lr: float = 5e-4
-    batch: int = 256
-    gamma: float = 1.0
-    entropy: float = 0.01
-    steps: int = 300_000
-    rollout: int = 256
-    budget: int = 4
-    simulated: float = 0.5
-    width: int = 128
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require("simulated", self.simulated, 0 <= self.simulated <= 1, "a number from 0 to 1")
-        require("width", self.width, 1 <= self.width <= 4096, "an integer from 1 to 4096")
-
-    @property
-    def simulated_steps(self) -> int:
-        """Return the transitions on the simulated GPU."""
-        return round(self.simulated * self.steps)
-
-
-#: Settings of ``outblas train --env knobs``.
-KNOB_RECIPE = KnobSettings()
-
-
 def train_knobs(
-    recording: Recording, problems: Sequence[Problem], settings: KnobSettings = KNOB_RECIPE,
+    recording: Recording, problems: Sequence[Problem], settings: KnobSettings | None = None,
     run: TrainingRun | None = None, progress: Progress | None = None, space: KernelSpace | None = None,
 ) -> KnobPolicy:  # fmt: skip
-    """Train a policy that chooses kernels knob by knob.
+    """Train a policy that chooses kernels by the actions of a design.
 
     The first stage offers every legal member of the space on simulated GPUs: that of the recording, and the other
     packaged ones with wgmma. The second stage offers the recorded cells of ``problems`` only. ``split_parts`` holds
     some problems back; the checkpoint that is best on their recorded cells is returned. The first checkpoint is the
-    untrained network. torch has one thread meanwhile. The result is the same for the same seed.
+    untrained network. For a design with a prior that is the prior alone. Its regressor learns from the problems that
+    are not held back. torch has one thread meanwhile. The result is the same for the same seed.
 
     Args:
         recording: the recording.
         problems: recorded problems, 10 or more.
-        settings: hyper-parameters.
+        settings: hyper-parameters. None: the recipe of the default design.
         run: place of checkpoints and logs. A folder with a training of the same settings is resumed; ``steps`` may
             differ. None: keep nothing.
         progress: called with (transitions done, transitions in all, text).
@@ -111,7 +83,7 @@ def train_knobs(
         UsageError: a problem was not recorded, fewer than ten problems, or the folder has a training of other settings.
         RecordError: the folder lacks a file, it cannot be read or written, or another process trains in it.
     """
-    run = run or TrainingRun()
+    run, settings = run or TrainingRun(), settings or KNOB_RECIPES[DEFAULT_DESIGN]
     if len(problems) < 10:
         raise UsageError(f"{len(problems)} problems to train on", "10 or more", "name more problems")
     with contextlib.nullcontext() if run.path is None else lock_folder(run.path), one_thread():
@@ -134,7 +106,8 @@ class _Training:
             check if len(check) <= JUDGED_PROBLEMS else sample(check, JUDGED_PROBLEMS, settings.seed, gpu=recording.gpu)
         )
         self.gpus = simulated_gpus(recording.gpu)
-        self.searches = knob_searches(recording, few)
+        self.prior = self._prior(learn)
+        self.searches = knob_searches(recording, few, self.prior)
         seen = np.stack([problem_features(p, gpu) for gpu in self.gpus for p in self.learn])
         self.fixed, self.typical = np.ptp(seen, axis=0) == 0, seen[0]
 
@@ -150,6 +123,19 @@ class _Training:
                 model.learn(until - done, callback=checkpoints, reset_num_timesteps=done == 0, tb_log_name="knobs")
         return checkpoints.best()
 
+    def _prior(self, learn: Sequence[TrainingPart]) -> KnobPrior | None:
+        """Return the prior of the settings; its regressor is trained on the part to learn from, or read."""
+        s, place = self.settings, self.place
+        if not s.prior:
+            return None
+        if s.prior == "model":
+            return KnobPrior()
+        file, progress = place.regressor or place.file("regressor.npz"), self.progress
+        said = None
+        if progress is not None:
+            said = lambda done, total, note: progress(0, s.steps, f"regressor, epoch {done} of {total}, {note}")  # noqa: E731
+        return KnobPrior(cached_regressor(file, learn, s.regress, s.seed, said))
+
     def _done(self) -> int:
         kept = self.place.file("knobs.zip")
         return int(MaskablePPO.load(kept).num_timesteps) if kept is not None and kept.exists() else 0
@@ -164,7 +150,8 @@ class _Training:
         if kept is not None and kept.exists():
             return MaskablePPO.load(kept, env=envs, tensorboard_log=logs)
         network = {"net_arch": {"pi": [s.width] * 2, "vf": [s.width] * 2}, "activation_fn": torch.nn.SiLU}
-        return MaskablePPO("MlpPolicy", envs, tensorboard_log=logs, policy_kwargs=network, **s.learner_arguments())
+        kind = "MlpPolicy" if self.prior is None else PriorPolicy
+        return MaskablePPO(kind, envs, tensorboard_log=logs, policy_kwargs=network, **s.learner_arguments())
 
     def _simulated(self) -> Any:
         from outblas.learn.knob_env import KnobEnv
@@ -172,8 +159,9 @@ class _Training:
         simulators = [CostSimulator(gpu, self.space) for gpu in self.gpus]
         chosen = (simulators[i % len(simulators)] for i in range(self.settings.envs))
         return self._vector([
-            lambda one=one: KnobEnv(  # type: ignore[misc]
-                one, self.learn, self.settings.budget, scale=one.reward_scale, space=self.space
+            partial(
+                KnobEnv, one, self.learn, self.settings.budget, scale=one.reward_scale, space=self.space,
+                design=self.settings.design,
             )
             for one in chosen
         ])  # fmt: skip
@@ -183,9 +171,25 @@ class _Training:
 
         members, replay = RecordedMembers(self.recording, self.space), ReplayEvaluator(self.recording)
         able = [p for p in self.learn if all(len(members.offered(p, launch)) for launch in LAUNCHES[:2])]
-        known = members.offered, members.reward_scale
-        make = lambda: KnobEnv(replay, able, self.settings.budget, *known, space=self.space)  # noqa: E731
+        make = partial(
+            KnobEnv, replay, able, self.settings.budget, members.offered, members.reward_scale, space=self.space,
+            design=self.settings.design, views=self._views(),
+        )  # fmt: skip
         return self._vector([make] * self.settings.envs)
+
+    def _views(self) -> Views | None:
+        """Return the prior's view of the recorded members; each problem and launch option is seen once."""
+        prior, kept = self.prior, dict[tuple[Problem, Launch], PriorView]()
+        if prior is None:
+            return None
+
+        def view(problem: Problem, launch: Launch, members: NDArray[np.intp]) -> PriorView:
+            if (problem, launch) not in kept:
+                configs = [self.space.config(int(member), launch) for member in members]
+                kept[problem, launch] = prior.view(problem, configs, self.recording.gpu)
+            return kept[problem, launch]
+
+        return view
 
     def _vector(self, makers: Sequence[Callable[[], Any]]) -> Any:
         envs = VecMonitor(DummyVecEnv(list(makers)))
@@ -225,7 +229,7 @@ class _Checkpoints(BaseCallback):
         return True
 
     def _on_rollout_start(self) -> None:
-        if self._updates % CHECKPOINT_EVERY_UPDATES == 0:
+        if self._updates % self._training.settings.checkpoint == 0:
             self._judge()
         self._updates += 1
 
@@ -235,7 +239,8 @@ class _Checkpoints(BaseCallback):
 
     def _judge(self) -> None:
         training, settings = self._training, self._training.settings
-        policy = KnobPolicy(network_layers(self.model.policy), training.fixed, training.typical)
+        layers = network_layers(self.model.policy)
+        policy = KnobPolicy(layers, training.fixed, training.typical, design=settings.design, prior=training.prior)
         at = judged(policy, training.searches)
         score = float(np.mean(np.log(list(at.values()))))
         figures = {f"quality/after_{b}": q for b, q in at.items()} | {"quality/score": score}
@@ -252,7 +257,7 @@ class _Checkpoints(BaseCallback):
         if (kept := training.place.file("knobs.zip")) is not None:
             self.model.save(kept)
         if training.progress is not None:
-            stage = "simulated" if self.num_timesteps <= settings.simulated_steps else "recorded"
+            stage = "simulated" if 0 < settings.simulated_steps >= self.num_timesteps else "recorded"
             said = ", ".join(f"{b}: {q:.4f}" for b, q in at.items())
             training.progress(self.num_timesteps, settings.steps, f"{stage}, held back {said}")
 

@@ -23,6 +23,8 @@ AGENTS: dict[str, str] = {
     "ppo": "ppo:Ppo",
     "ppo-oneshot": "ppo:PpoOneshot",
     "knob": "knob:KnobAgent",
+    "knob-edit": "knob:KnobEdit",
+    "knob-rank": "knob:KnobRank",
     "greedy": "greedy:Greedy",
     "tpe": "tpe:Tpe",
     "surrogate": "surrogate:Surrogate",
@@ -44,8 +46,18 @@ EXTRAS = {"tpe": "rl", "nvmmh": "gpu", "llm": "llm"} | dict.fromkeys(
     (name for name in AGENTS if name.startswith("kt-")), "kernel-tuner"
 )
 #: Seconds that an agent prepared itself on one split of the recording h200, on one core (results/h200/compare.parquet).
-#: That of ``knob`` is of journal entry 0063.
-PREPARATION_S = {"knob": 190, "ppo": 130, "ppo-oneshot": 130, "regressor": 65, "heuristic": 65, "surrogate": 65}
+#: That of ``knob`` is of journal entry 0063. Those of ``knob-edit`` and ``knob-rank`` are of entry 0069, and they
+#: include the regressor's.
+PREPARATION_S = {
+    "knob": 190,
+    "knob-edit": 300,
+    "knob-rank": 250,
+    "ppo": 130,
+    "ppo-oneshot": 130,
+    "regressor": 65,
+    "heuristic": 65,
+    "surrogate": 65,
+}
 
 
 def agent_summaries() -> dict[str, str]:
@@ -66,8 +78,7 @@ def agent_summaries() -> dict[str, str]:
 def agent_preparations() -> dict[str, str]:
     """Return name -> time of its preparation in words, e.g. ``about 65 s on one core of a server`` for ``heuristic``.
 
-    The keys are ``knob``, ``ppo``, ``ppo-oneshot``, ``regressor``, ``heuristic`` and ``surrogate``. The other
-    agents do not learn before they search.
+    The keys are those of :data:`PREPARATION_S`. The other agents do not learn before they search.
     """
     return {name: f"about {seconds} s on one core of a server" for name, seconds in PREPARATION_S.items()}
 

@@ -1,0 +1,1 @@
+"""Designs of the search over knobs: which actions choose a kernel."""
