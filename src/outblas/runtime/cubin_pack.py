@@ -39,7 +39,7 @@ BUILD_COMMAND = "python -m outblas.dispatch.cubin_build"
 MAGIC = b"outblas-cubins-2"
 #: Bytes back to which LZMA looks; a block is shorter.
 _WINDOW_BYTES = 1 << 20
-#: Bytes that a block may unpack to. A longer image has a block of its own.
+#: Unpacked bytes of a block, at most. A longer image has a block of its own.
 MOST_BLOCK_BYTES = 1 << 20
 #: Unpacked blocks that a pack keeps: the kernels of a program are often neighbours.
 _KEPT_BLOCKS = 8
