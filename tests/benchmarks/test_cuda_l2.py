@@ -42,8 +42,8 @@ def test_ratios_are_of_the_pairs_that_were_timed(modules: Any) -> None:
 
 def test_a_gpu_without_a_library_takes_the_rows_of_the_h200(modules: Any) -> None:
     script = modules("cuda_l2")
-    library = script.our_library(H100)
-    assert library.gpu == "h100" and library.rows == script.our_library(H200).rows and library.rows
+    library = script.our_library(replace(H100, name="h100-pcie"))
+    assert library.gpu == "h100-pcie" and library.rows == script.our_library(H200).rows and library.rows
 
 
 def test_facts_are_those_of_text_and_machine_code(modules: Any) -> None:

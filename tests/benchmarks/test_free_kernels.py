@@ -178,6 +178,7 @@ def test_the_peer_resumes_and_writes_what_the_note_reads(
             return dict(self._row(problem, None, times, {"x": 10.5, "y": 11.0}, {"z": "wrong"}))
 
     monkeypatch.setattr(peer, "Peer", Measured)
+    monkeypatch.setattr("outblas.runtime.device.gpu_of_device", lambda index: H200)
     arguments = argparse.Namespace(
         out=tmp_path / CUTLASS_FILE, count=3, carried=tmp_path / "carried", cutlass="4.2.0", step="measure"
     )

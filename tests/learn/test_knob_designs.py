@@ -136,14 +136,14 @@ def test_a_place_is_a_kernel_in_the_order_of_the_believed_times() -> None:
 @every_design
 def test_the_environment_tries_every_offered_kernel_once(name: str) -> None:
     pytest.importorskip("gymnasium")
-    from outblas.learn.knob_env import KnobEnv
+    from outblas.learn.knob_env import ChosenDesign, KnobEnv
 
     few, state, rng = KernelSpace(KERNELS[:9], all_knobs()), FakeGpu(), np.random.default_rng(0)
 
     def views(problem: Problem, launch: Any, members: Any) -> Any:
         return KnobPrior().view(problem, [few.config(int(i), launch) for i in members], H200)
 
-    env = KnobEnv(state.evaluator(), [PROBLEM], 50, space=few, design=name, views=views, launches=("plain",))
+    env = KnobEnv(state.evaluator(), [PROBLEM], 50, space=few, chosen=ChosenDesign(name, views), launches=("plain",))
     for seed in range(2):
         env.reset(seed=seed)
         found, over = [], False
@@ -160,10 +160,10 @@ def test_the_environment_tries_every_offered_kernel_once(name: str) -> None:
 @pytest.mark.parametrize("name", WITH_PRIOR)
 def test_a_design_with_a_prior_needs_one(name: str) -> None:
     pytest.importorskip("gymnasium")
-    from outblas.learn.knob_env import KnobEnv
+    from outblas.learn.knob_env import ChosenDesign, KnobEnv
 
     with pytest.raises(UsageError, match=f"design {name} without a prior"):
-        KnobEnv(FakeGpu().evaluator(), [PROBLEM], 2, space=SPACE, design=name)
+        KnobEnv(FakeGpu().evaluator(), [PROBLEM], 2, space=SPACE, chosen=ChosenDesign(name))
 
 
 @pytest.mark.parametrize("kind", [KnobRank, KnobEdit])

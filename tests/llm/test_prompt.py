@@ -17,7 +17,7 @@ from outblas.llm.answer import CODE, CONFIG
 from outblas.llm.archive import Entry
 from outblas.llm.feedback import OUTCOME_KINDS, clipped, feedback_text, kind_of, score_of
 from outblas.llm.header_notes import LISTED_HEADERS, header_listing
-from outblas.llm.prompt import FOLLOW_UPS, answer_rules, first_prompt, follow_up, notes_of
+from outblas.llm.prompt import FOLLOW_UPS, Asked, answer_rules, first_prompt, follow_up, notes_of
 from support.gpus.known import H200
 from support.helpers import ROOT
 from support.llm_kernels import PROBLEM, failed, kernel, passed
@@ -29,7 +29,9 @@ def entry(number: int, score: float, us: float) -> Entry:
 
 def prompt(problem: Problem = PROBLEM, parents: tuple[Entry, ...] = (), kinds: tuple[str, ...] = (CODE, CONFIG)) -> str:
     counters = {kernel(2).name: "registers 64"}
-    return first_prompt(problem, H200, {"lt_auto": 4.0, "torch": 5.0}, 3.5, parents, counters, kinds)[-1]["content"]
+    return first_prompt(problem, H200, {"lt_auto": 4.0, "torch": 5.0}, 3.5, parents, counters, Asked(kinds))[-1][
+        "content"
+    ]
 
 
 def test_a_prompt_holds_what_is_known() -> None:

@@ -6,6 +6,7 @@ import json
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -181,7 +182,9 @@ def test_each_job_has_a_process_and_the_seconds_are_published(
         commands.append(words)
         run_job(work, job_of(words))
 
-    monkeypatch.setattr(script.runs.subprocess, "run", here)
+    monkeypatch.setattr(
+        script.runs, "subprocess", SimpleNamespace(run=here, CalledProcessError=subprocess.CalledProcessError)
+    )
     tables = "grid1000:TN:fp16:fp32,grid1000:NN:fp16:fp32"
     done = command("--work", str(work.path), "--tables", tables, "--modes", "offline")
     assert done.exit_code == 0, (done.stderr, done.exception)

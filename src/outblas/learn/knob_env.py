@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,19 @@ MAX_DEVIATIONS = 3.0
 FORBIDDEN = -MAX_DEVIATIONS
 
 
+@dataclass(frozen=True)
+class ChosenDesign:
+    """A design of an environment's actions.
+
+    Attributes:
+        name: its name.
+        views: the prior's view of what may be tried, for a design with a prior; the others ignore it.
+    """
+
+    name: str = DEFAULT_DESIGN
+    views: Views | None = None
+
+
 class KnobEnv(gymnasium.Env[Features, np.int64]):
     """Search of one problem with one launch option per episode: one action per step, one kernel after the last of some.
 
@@ -75,10 +89,8 @@ class KnobEnv(gymnasium.Env[Features, np.int64]):
             :func:`recorded_members`.
         scale: mean and deviation of a problem's rewards. None: 0 and 1.
         launches: launch options; each episode draws one of them.
-        preset: name of the reward.
         space: the kernels. None: :func:`outblas.kernels.kernel_space.kernel_space`.
-        design: name of the design.
-        views: the prior's view of what may be tried, for a design with a prior; the others ignore it.
+        chosen: the design of the actions.
 
     Raises:
         UsageError: the budget is below 1, no design has the name, or a design with a prior lacks the views.
@@ -88,17 +100,17 @@ class KnobEnv(gymnasium.Env[Features, np.int64]):
 
     def __init__(
         self, evaluator: Evaluator, sampler: Problems, budget: int, offered: Offered | None = None,
-        scale: RewardScale | None = None, launches: Sequence[Launch] = LAUNCHES[:2], preset: str = "gated",
-        space: KernelSpace | None = None, design: str = DEFAULT_DESIGN, views: Views | None = None,
+        scale: RewardScale | None = None, launches: Sequence[Launch] = LAUNCHES[:2],
+        space: KernelSpace | None = None, chosen: ChosenDesign | None = None,
     ) -> None:  # fmt: skip
         if budget < 1:
             raise UsageError(f"budget is {budget}", "1 or more measurements per episode", "pass a larger budget")
-        self.evaluator, self.budget, self.preset = evaluator, budget, preset
+        self.evaluator, self.budget, chosen = evaluator, budget, chosen or ChosenDesign()
         self.space = space or kernel_space()
-        self.design: KnobDesign = make_design(design, self.space.knobs)
-        if self.design.prior and views is None:
-            raise UsageError(f"design {design} without a prior", "the prior's views", "pass them as views")
-        self._views = views if self.design.prior else None
+        self.design: KnobDesign = make_design(chosen.name, self.space.knobs)
+        if self.design.prior and chosen.views is None:
+            raise UsageError(f"design {chosen.name} without a prior", "the prior's views", "pass them as views")
+        self._views = chosen.views if self.design.prior else None
         self._sampler, self._offered, self._scale, self._launches = sampler, offered, scale, tuple(launches)
         self.action_space = gymnasium.spaces.Discrete(self.design.actions)  # type: ignore[assignment]
         self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (self.design.size,), np.float32)
@@ -234,7 +246,7 @@ class KnobEnv(gymnasium.Env[Features, np.int64]):
             if us < self._best_us:
                 self._best_us, self._best_vector = us, self.space.vectors[place]
             self._gap = min(MAX_LOG_GAP, math.log(us / self._best_us))
-        relative = (reward(evaluation, self.preset) - self._mean) / self._deviation
+        relative = (reward(evaluation, "gated") - self._mean) / self._deviation
         value = max(-MAX_DEVIATIONS, min(MAX_DEVIATIONS, relative))
         was = self._best
         if was is None or value > was[0]:

@@ -32,7 +32,7 @@ from outblas.llm.known_counters import KnownCounters
 from outblas.llm.models import Model
 from outblas.llm.near_problems import NearProblems
 from outblas.llm.problem_shares import log_gap, next_problem
-from outblas.llm.prompt import first_prompt, follow_up
+from outblas.llm.prompt import Asked, first_prompt, follow_up
 from outblas.llm.repair_chain import Chain, chains_of
 from outblas.llm.reply import Reply
 from outblas.records.store import Store
@@ -217,7 +217,7 @@ class Evolution:
         shown = {p.name: self._facts(self._evaluations[key, p.name]) for p in parents}
         near = self._near.text(self._problems[key], self.archive, self._settings.kinds)
         messages = first_prompt(self._problems[key], self._gpu, self._baselines[key], self._best(key)[0], parents,
-                                shown, self._settings.kinds, near)  # fmt: skip
+                                shown, Asked(self._settings.kinds), near)  # fmt: skip
         chain = self._chains[number] = Chain(number)
         model = self._model_of(number)
         names = [p.name for p in parents]

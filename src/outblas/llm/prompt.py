@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from string import Template
@@ -47,9 +48,22 @@ _EMPTY_WAVE = 0.25
 _PARENT_CHARS = 40_000
 
 
+@dataclass(frozen=True)
+class Asked:
+    """The answers that a prompt asks for.
+
+    Attributes:
+        kinds: kinds of answers, ``code`` and ``config``, at least one.
+        host_form: offer kernels of form ``host``, too.
+    """
+
+    kinds: Sequence[str] = (CODE, CONFIG)
+    host_form: bool = True
+
+
 def first_prompt(
     problem: Problem, gpu: Gpu, baselines: Mapping[str, float], best_us: float | None, parents: Sequence[Entry],
-    facts: Mapping[str, str], kinds: Sequence[str] = (CODE, CONFIG), near: str = "", host_form: bool = True,
+    facts: Mapping[str, str], asked: Asked | None = None, near: str = "",
 ) -> list[Message]:  # fmt: skip
     """Return the beginning of a conversation: a list of a system message and a user message.
 
@@ -63,11 +77,10 @@ def first_prompt(
         best_us: time in microseconds of the fastest proven kernel; None without one.
         parents: kernels to show: two, the slower first; or one, or none.
         facts: name of a kernel -> text on it (:func:`outblas.llm.feedback.kernel_facts`). A missing name: no text.
-        kinds: requested kinds of answers, ``code`` and ``config``, at least one.
+        asked: the answers that are asked for. None: all.
         near: section on near problems (:meth:`outblas.llm.near_problems.NearProblems.text`); may be empty.
-        host_form: offer kernels of form ``host``, too.
     """
-    floor = floor_us(problem, gpu)
+    asked, floor = asked or Asked(), floor_us(problem, gpu)
     known = [us for us in (best_us, min(baselines.values(), default=None)) if us is not None]
     gap = f"The fastest that is known takes {min(known):.2f} us, {min(known) / floor:.2f}x the floor." if known else ""
     listed = ", ".join(f"{name} {us:.2f} us" for name, us in sorted(baselines.items(), key=lambda pair: pair[1]))
@@ -76,10 +89,10 @@ def first_prompt(
         **_task(problem, gpu),
         gap=gap,
         baselines=f"Baselines: {listed}.\n" if listed else "",
-        contract=_contract(problem, gpu, host_form) if CODE in kinds else "",
-        knobs=_fill("knobs", families=describe()) if CONFIG in kinds else "",
+        contract=_contract(problem, gpu, asked.host_form) if CODE in asked.kinds else "",
+        knobs=_fill("knobs", families=describe()) if CONFIG in asked.kinds else "",
         parents=near + _parents(parents, facts),
-        task=_fill("task_contrast" if len(parents) == 2 else "task_new", asked=answer_rules(kinds)),
+        task=_fill("task_contrast" if len(parents) == 2 else "task_new", asked=answer_rules(asked.kinds)),
     )
     return [{"role": "system", "content": _fill("system", gpu=gpu.name.upper())}, {"role": "user", "content": text}]
 

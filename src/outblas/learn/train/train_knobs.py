@@ -154,26 +154,26 @@ class _Training:
         return MaskablePPO(kind, envs, tensorboard_log=logs, policy_kwargs=network, **s.learner_arguments())
 
     def _simulated(self) -> Any:
-        from outblas.learn.knob_env import KnobEnv
+        from outblas.learn.knob_env import ChosenDesign, KnobEnv
 
         simulators = [CostSimulator(gpu, self.space) for gpu in self.gpus]
         chosen = (simulators[i % len(simulators)] for i in range(self.settings.envs))
         return self._vector([
             partial(
                 KnobEnv, one, self.learn, self.settings.budget, scale=one.reward_scale, space=self.space,
-                design=self.settings.design,
+                chosen=ChosenDesign(self.settings.design),
             )
             for one in chosen
         ])  # fmt: skip
 
     def _recorded(self) -> Any:
-        from outblas.learn.knob_env import KnobEnv
+        from outblas.learn.knob_env import ChosenDesign, KnobEnv
 
         members, replay = RecordedMembers(self.recording, self.space), ReplayEvaluator(self.recording)
         able = [p for p in self.learn if all(len(members.offered(p, launch)) for launch in LAUNCHES[:2])]
         make = partial(
             KnobEnv, replay, able, self.settings.budget, members.offered, members.reward_scale, space=self.space,
-            design=self.settings.design, views=self._views(),
+            chosen=ChosenDesign(self.settings.design, self._views()),
         )  # fmt: skip
         return self._vector([make] * self.settings.envs)
 

@@ -46,10 +46,10 @@ class CudaAnswers:
         self._gpu = gpu
 
     def prompt(self, problem: Problem, pair: Sequence[Entry] = ()) -> Text:
-        from outblas.llm.prompt import first_prompt
+        from outblas.llm.prompt import Asked, first_prompt
 
         best_us = min((entry.us for entry in pair), default=None)
-        messages = first_prompt(problem, self._gpu, {}, best_us, pair, {}, host_form=False)
+        messages = first_prompt(problem, self._gpu, {}, best_us, pair, {}, Asked(host_form=False))
         return [dict(message) for message in messages]
 
     def follow_up(self, problem: Problem | SmallTask, prompt: Text, answer: str, verdict: JudgedAnswer) -> Text:
