@@ -50,6 +50,7 @@ from outblas.kernels.geometry import geometry
 from outblas.kernels.kernel_hash import kernels_sha
 from outblas.kernels.legality import why_illegal
 from outblas.publish.tables.rival_tables import AMPERE_FORMAT, ampere_means
+from outblas.records.results import result_file
 from outblas.runtime.cubin import Cubin
 from outblas.workers.sandbox import factory_name
 
@@ -196,7 +197,7 @@ def line(row: dict[str, Any]) -> str:
 
 
 def main(given: Sequence[str] | None = None) -> None:
-    parser = peer_parser(__doc__, "build/ampere_peers", "results/h100/ampere_peers.json", COUNT)
+    parser = peer_parser(__doc__, "build/ampere_peers", result_file("ampere_peers.json"), COUNT)
     run_with_checkout(parser, given, measure, compile_all)
 
 

@@ -2,9 +2,9 @@
 
 Command:
 
-    python benchmarks/batch_invariance.py [--weights 12] [--batches 32] [--out results/h200/batch_invariance.json]
+    python benchmarks/batch_invariance.py [--weights 12] [--batches 32] [--out results/<gpu>/batch_invariance.json]
 
-Result file: results/h200/batch_invariance.json. Needs a GPU. Triton is optional; without it its lines are left out.
+Result file: results/<gpu>/batch_invariance.json. Needs a GPU. Triton is optional; without it its lines are left out.
 
 The weights are drawn from suite llm in turns with random ones, half of whose rows are no multiple of 16 bytes. For each
 weight the gate of ``outblas.judge.batch_invariance`` compares rows bit by bit over drawn M from 1 to 8192. It judges
@@ -36,6 +36,7 @@ from outblas.judge.batch_invariance import MOST_ROWS, check_batch_invariance, dr
 from outblas.judge.reference import b_as_k_by_n
 from outblas.kernels.fixed_order import summation_of_weight
 from outblas.records.provenance import collect_provenance, shared_conditions, source_commit
+from outblas.records.results import result_file
 
 FORMAT = "outblas-batch-invariance-1"
 SEED, ROUNDS = 0, 11
@@ -180,7 +181,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--weights", type=int, default=12, help="number of weights")
     parser.add_argument("--batches", type=int, default=32, help="drawn M of the gate, in addition to the edges")
-    parser.add_argument("--out", type=Path, default=Path("results/h200/batch_invariance.json"))
+    parser.add_argument("--out", type=Path, default=result_file("batch_invariance.json"))
     options = parser.parse_args(arguments)
     try:
         result = measure(options.weights, options.batches, options.out)

@@ -2,9 +2,9 @@
 
 Command:
 
-    python benchmarks/clock_study.py [--problems 60] [--rounds 11] [--out results/h200/clock_study.json]
+    python benchmarks/clock_study.py [--problems 60] [--rounds 11] [--out results/<gpu>/clock_study.json]
 
-Result file: results/h200/clock_study.json. Needs a GPU; about two minutes.
+Result file: results/<gpu>/clock_study.json. Needs a GPU; about two minutes.
 
 Launch-bound problems of grid1000 TN are drawn by a seed. Each protocol times the same entries: four rivals, and the
 library's kernels without and with PDL. Another entry is autotuned cuBLASLt with programmatic edges on its captured
@@ -40,6 +40,7 @@ from outblas.judge.gpu_clock import GpuClock
 from outblas.judge.programmatic_edges import make_edges_programmatic
 from outblas.records.library import Library
 from outblas.records.provenance import collect_provenance
+from outblas.records.results import result_file
 from outblas.runtime.device import gpu_of_device
 from outblas.runtime.driver import capture_graph, check, driver
 
@@ -274,7 +275,7 @@ def main() -> None:
     parser.add_argument("--problems", type=int, default=60, help="number of launch-bound problems")
     parser.add_argument("--rounds", type=int, default=11, help="timed rounds of each protocol")
     parser.add_argument("--seed", type=int, default=0, help="of the draw")
-    parser.add_argument("--out", type=Path, default=Path("results/h200/clock_study.json"), help="result file")
+    parser.add_argument("--out", type=Path, default=result_file("clock_study.json"), help="result file")
     arguments = parser.parse_args()
     try:
         gpu = gpu_of_device(0)

@@ -45,6 +45,7 @@ from outblas.core.suites import sample, suite
 from outblas.kernels.kernel_hash import kernels_sha
 from outblas.publish.tables.rival_tables import CUDA_L2_FORMAT, cuda_l2_means
 from outblas.records.library import Library
+from outblas.records.results import result_file
 from outblas.runtime.cubin import Cubin
 from outblas.workers.sandbox import factory_name
 
@@ -140,7 +141,7 @@ def line(row: dict[str, Any]) -> str:
 
 
 def main(given: Sequence[str] | None = None) -> None:
-    parser = peer_parser(__doc__, "build/cuda_l2", "results/h100/cuda_l2.json", COUNT)
+    parser = peer_parser(__doc__, "build/cuda_l2", result_file("cuda_l2.json"), COUNT)
     parser.add_argument("--seed", type=int, default=0, help="seed of the draw")
     run_with_checkout(parser, given, measure, compile_all)
 

@@ -5,7 +5,7 @@ Command:
     python benchmarks/cutlass_peer.py compile [--carried build/cutlass_peer]   # anywhere with nvcc, no GPU
     python benchmarks/cutlass_peer.py measure [--carried build/cutlass_peer]   # on a GPU
 
-Result file: results/h200/cutlass_peer.json; `outblas results --write` puts a line of it under the published table.
+Result file: results/<gpu>/cutlass_peer.json; `outblas results --write` puts a line of it under the published table.
 
 60 problems of grid1000 TN fp16 are taken, stratified by regime. Every instance is proved in full once, on a ragged
 problem, and on the timed operands of each problem. A quick pass finds the fastest instance of those that passed. It is
@@ -42,6 +42,7 @@ from outblas.judge.rounds import speedup
 from outblas.kernels.custom.templates.fill import CutlassSm90
 from outblas.publish.tables.notes import CUTLASS_FORMAT, cutlass_means
 from outblas.records.library import Library
+from outblas.records.results import result_file
 
 H200 = packaged_gpu("h200")
 
@@ -205,7 +206,7 @@ def _line(row: Mapping[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = peer_parser(__doc__, "build/cutlass_peer", "results/h200/cutlass_peer.json", COUNT)
+    parser = peer_parser(__doc__, "build/cutlass_peer", result_file("cutlass_peer.json"), COUNT)
     arguments = parser.parse_args()
     set_patience(arguments.patience)
     try:

@@ -5,7 +5,7 @@ Command:
     python benchmarks/free_kernels.py --compile-only [--carried build/free_kernels]     # anywhere, no GPU
     python benchmarks/free_kernels.py [--carried build/free_kernels]                    # on a GPU
 
-Result file: results/h200/free_kernels.jsonl (evaluations) and results/h200/free_kernels.json (the ranking).
+Result file: results/<gpu>/free_kernels.jsonl (evaluations) and results/<gpu>/free_kernels.json (the ranking).
 
 Every example that a problem's extents allow is evaluated as in a search: proof in jailed workers, then timing in
 batches against the baselines. The evaluations are appended to ``--out`` (JSON lines of outblas.jail.evaluation_file).
@@ -42,6 +42,7 @@ from outblas.judge.baselines import make_baselines
 from outblas.kernels.custom.examples.example_kernels import all_examples
 from outblas.kernels.custom.free_kernel import FreeKernel
 from outblas.records.provenance import collect_provenance
+from outblas.records.results import result_file
 
 H200 = packaged_gpu("h200")
 
@@ -212,8 +213,8 @@ def main() -> None:
     parser.add_argument("--problems", nargs="+", default=list(PROBLEMS), help="M_N_K, all TN fp16 fp32")
     parser.add_argument("--kernels", nargs="+", help="names of examples; all of them without")
     parser.add_argument("--carried", type=Path, default=Path("build/free_kernels"), help="folder of compiled kernels")
-    parser.add_argument("--out", type=Path, default=Path("results/h200/free_kernels.jsonl"))
-    parser.add_argument("--ranking", type=Path, default=Path("results/h200/free_kernels.json"))
+    parser.add_argument("--out", type=Path, default=result_file("free_kernels.jsonl"))
+    parser.add_argument("--ranking", type=Path, default=result_file("free_kernels.json"))
     parser.add_argument("--compile-only", action="store_true", help="fill the folder, and stop")
     parser.add_argument("--patience", type=float, help="seconds that a compilation may take, on a busy machine")
     arguments = parser.parse_args()

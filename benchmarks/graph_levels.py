@@ -2,9 +2,9 @@
 
 Command:
 
-    python benchmarks/graph_levels.py [--rounds 25] [--out results/h200/graph_levels.json] [M_N_K ...]
+    python benchmarks/graph_levels.py [--rounds 25] [--out results/<gpu>/graph_levels.json] [M_N_K ...]
 
-Result file: results/h200/graph_levels.json. Needs a GPU; about a minute.
+Result file: results/<gpu>/graph_levels.json. Needs a GPU; about a minute.
 
 Three measurements of each problem, each with the frequency of the SMs:
 
@@ -34,6 +34,7 @@ from outblas.judge.baselines import make_baselines
 from outblas.judge.gpu_clock import GpuClock
 from outblas.judge.sm_clock import SmClock
 from outblas.records.provenance import collect_provenance
+from outblas.records.results import result_file
 from outblas.runtime.device import gpu_of_device
 from outblas.runtime.driver import capture_graph, check, driver
 
@@ -164,7 +165,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("problems", nargs="*", default=list(PROBLEMS), metavar="M_N_K", help="TN, fp16, fp32 sums")
     parser.add_argument("--rounds", type=int, default=25, help="timed rounds of each problem")
-    parser.add_argument("--out", type=Path, default=Path("results/h200/graph_levels.json"), help="result file")
+    parser.add_argument("--out", type=Path, default=result_file("graph_levels.json"), help="result file")
     arguments = parser.parse_args()
     try:
         rivals = make_baselines(0, RIVALS)

@@ -2,9 +2,9 @@
 
 Command:
 
-    python benchmarks/inductor_rival.py [--count 20] [--out results/h200/inductor_rival.json]
+    python benchmarks/inductor_rival.py [--count 20] [--out results/<gpu>/inductor_rival.json]
 
-Result file: results/h200/inductor_rival.json; `outblas results --write` puts a line of it under the published table.
+Result file: results/<gpu>/inductor_rival.json; `outblas results --write` puts a line of it under the published table.
 Needs a GPU and Triton. Compiling takes most of the time; it is kept in
 Inductor's own cache (``TORCHINDUCTOR_CACHE_DIR``).
 
@@ -41,6 +41,7 @@ from outblas.publish.tables.notes import INDUCTOR_FORMAT
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryRow
 from outblas.records.provenance import collect_provenance
+from outblas.records.results import result_file
 
 H200 = packaged_gpu("h200")
 
@@ -177,7 +178,7 @@ def _line(row: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=COUNT, help="problems of each suite")
-    parser.add_argument("--out", type=Path, default=Path("results/h200/inductor_rival.json"))
+    parser.add_argument("--out", type=Path, default=result_file("inductor_rival.json"))
     arguments = parser.parse_args()
     try:
         try:

@@ -3,10 +3,10 @@
 Command:
 
     python benchmarks/large_products.py [--library FILE] [--name packaged] [--work build/large_products]
-        [--out results/h200/large_products.json]
-    python benchmarks/large_products.py --bench results/h200/grid1000_tn_fp16_fp32_block.parquet [--name packaged]
+        [--out results/<gpu>/large_products.json]
+    python benchmarks/large_products.py --bench results/<gpu>/grid1000_tn_fp16_fp32_block.parquet [--name packaged]
 
-Result file: results/h200/large_products.json, an entry for each ``--name``. A note below the published table has the
+Result file: results/<gpu>/large_products.json, an entry for each ``--name``. A note below the published table has the
 counts. Needs a GPU, about 3 s a product.
 
 It times the problems of grid1000 in TN from 1e11 FLOP on for which the library has a kernel. An interrupted run
@@ -30,7 +30,7 @@ from outblas.core.problem import Problem
 from outblas.core.stats import geomean
 from outblas.core.suites import block_problems, suite
 from outblas.records.library import Library
-from outblas.records.results import read_result
+from outblas.records.results import read_result, result_file
 
 #: As outblas.publish.tables.notes has it; a checkout of an earlier commit does not.
 FORMAT = "outblas-large-products-1"
@@ -86,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--library", type=Path, help="a library file (default: the packaged one of the H200)")
     parser.add_argument("--name", default="packaged", help="name of the entry")
     parser.add_argument("--work", type=Path, default=Path("build/large_products"))
-    parser.add_argument("--out", type=Path, default=Path("results/h200/large_products.json"))
+    parser.add_argument("--out", type=Path, default=result_file("large_products.json"))
     parser.add_argument("--bench", type=Path, help="a result file of mode block, to count without timing")
     options = parser.parse_args(arguments)
     try:

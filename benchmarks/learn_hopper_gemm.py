@@ -5,7 +5,7 @@ Command:
     python benchmarks/learn_hopper_gemm.py                   # on a GPU
     python benchmarks/learn_hopper_gemm.py --pages-only      # anywhere: write the tables again from the result file
 
-Result file: results/h200/learn_hopper_gemm.json.
+Result file: results/<gpu>/learn_hopper_gemm.json.
 
 Each kernel is proven on each problem, then timed in rounds that alternate it with every rival. The last chapter has the
 kernel that the packaged library names for the problem. If the library falls back there, it has the ranking model's
@@ -36,6 +36,7 @@ from outblas.kernels.custom.examples.example_kernels import example
 from outblas.kernels.custom.free_kernel import FreeKernel
 from outblas.records.library import Library
 from outblas.records.provenance import collect_provenance
+from outblas.records.results import result_file
 from outblas.runtime.device import gpu_of_device
 
 #: Page of a chapter -> its example; the last chapter has the library's kernel.
@@ -129,7 +130,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--problems", nargs="+", default=list(PROBLEMS), help="M_N_K, all TN fp16 fp32")
     parser.add_argument("--rounds", type=int, default=15, help="interleaved rounds of each kernel")
-    parser.add_argument("--out", type=Path, default=Path("results/h200/learn_hopper_gemm.json"), help="result file")
+    parser.add_argument("--out", type=Path, default=result_file("learn_hopper_gemm.json"), help="result file")
     parser.add_argument("--pages", type=Path, default=Path("docs/kernels/learn-hopper-gemm"), help="chapters")
     parser.add_argument("--pages-only", action="store_true", help="write the tables from the result file")
     arguments = parser.parse_args()

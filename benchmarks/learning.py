@@ -6,8 +6,8 @@ Command:
     python benchmarks/learning.py --loop [--steps 4000]
     python benchmarks/learning.py --soak [--calls 1000000] [--processes 2]
 
-Result file: results/h200/drawn_<layout>_<dtype>_fp32_learned.parquet, results/h200/learning_loop.json or
-results/h200/learning_soak.json. ``--out`` names another one. Needs a GPU.
+Result file: results/<gpu>/drawn_<layout>_<dtype>_fp32_learned.parquet, results/<gpu>/learning_loop.json or
+results/<gpu>/learning_soak.json. ``--out`` names another one. Needs a GPU.
 
 - ``--drawn`` learns the shapes of ``outblas.search.live_compare.drawn_shapes``, up to 0.3 s of GPU time each, and
   benches the result against every rival. The file's suite is ``drawn`` and its mode ``learned``. A product that is not
@@ -47,7 +47,7 @@ from outblas.core.problem import Problem
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryRow
 from outblas.records.provenance import collect_provenance
-from outblas.records.results import read_result, write_result
+from outblas.records.results import read_result, result_file, write_result
 from outblas.runtime.device import gpu_of_device
 from outblas.search.live_compare.drawn_shapes import drawn_shapes
 
@@ -255,9 +255,7 @@ def main() -> None:
 def default_out(arguments: argparse.Namespace) -> Path:
     """Return the result file of a kind of run."""
     name = f"drawn_{arguments.layout}_{arguments.dtype}_fp32_learned.parquet".lower()
-    return Path("results/h200") / (
-        name if arguments.drawn else "learning_loop.json" if arguments.loop else "learning_soak.json"
-    )
+    return result_file(name if arguments.drawn else "learning_loop.json" if arguments.loop else "learning_soak.json")
 
 
 if __name__ == "__main__":

@@ -3,12 +3,12 @@
 Command:
 
     python benchmarks/new_shapes.py [--count 40] [--measurements 8] [--agent ppo]
-        [--out results/h200/new_shapes_tn_fp16_fp32_offline.parquet]
+        [--out results/<gpu>/new_shapes_tn_fp16_fp32_offline.parquet]
     python benchmarks/new_shapes.py --drawn [--count 400] [--seed 0] [--layout TN] [--dtype fp16]
-        [--out results/h200/drawn_tn_fp16_fp32_unmeasured.parquet]
+        [--out results/<gpu>/drawn_tn_fp16_fp32_unmeasured.parquet]
 
-Result file: results/h200/new_shapes_tn_fp16_fp32_offline.parquet, a row of the published table. Needs a GPU.
-With ``--drawn`` it is results/h200/drawn_<layout>_<dtype>_fp32_unmeasured.parquet.
+Result file: results/<gpu>/new_shapes_tn_fp16_fp32_offline.parquet, a row of the published table. Needs a GPU.
+With ``--drawn`` it is results/<gpu>/drawn_<layout>_<dtype>_fp32_unmeasured.parquet.
 
 With ``--drawn`` nothing is searched: the package serves drawn shapes as it ships
 (``src/outblas/search/live_compare/drawn_shapes.py``). Draw them with a seed that no fit has used. The file's suite is
@@ -40,7 +40,7 @@ from outblas.learn.any_shape import AnyShapeModel
 from outblas.learn.samplers import sampler
 from outblas.records.averages import FAR_BELOW, launch_of_row, published_us
 from outblas.records.library import Library
-from outblas.records.results import read_result, write_result
+from outblas.records.results import read_result, result_file, write_result
 from outblas.records.store import Store
 from outblas.runtime.device import gpu_of_device
 from outblas.search.agents.agent_registry import make_agent
@@ -172,7 +172,7 @@ def fill_defaults(arguments: argparse.Namespace) -> None:
     kind = f"{arguments.layout}_{arguments.dtype}".lower()
     name = f"drawn_{kind}_fp32_unmeasured" if arguments.drawn else "new_shapes_tn_fp16_fp32_offline"
     arguments.count = arguments.count or (400 if arguments.drawn else 40)
-    arguments.out = arguments.out or Path(f"results/h200/{name}.parquet")
+    arguments.out = arguments.out or result_file(f"{name}.parquet")
 
 
 if __name__ == "__main__":

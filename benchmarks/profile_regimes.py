@@ -2,10 +2,10 @@
 
 Command:
 
-    python benchmarks/profile_regimes.py [--out results/h200/ncu.json] [--ncu PATH]
+    python benchmarks/profile_regimes.py [--out results/<gpu>/ncu.json] [--ncu PATH]
     outblas results --write        # the table of docs/kernels/counters.md, from that file
 
-Result file: results/h200/ncu.json. Needs a GPU and Nsight Compute.
+Result file: results/<gpu>/ncu.json. Needs a GPU and Nsight Compute.
 
 Two problems of each regime are profiled.
 
@@ -39,6 +39,7 @@ from outblas.kernels.cost.cost_model import rank
 from outblas.records.counter_file import FORMAT, OURS
 from outblas.records.library import Library
 from outblas.records.provenance import collect_provenance
+from outblas.records.results import result_file
 from outblas.runtime import ncu
 from outblas.runtime.device import gpu_of_device
 
@@ -120,7 +121,7 @@ def rows_of(items: list[dict[str, Any]], found: list[list[list[ncu.ProfiledLaunc
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("results/h200/ncu.json"))
+    parser.add_argument("--out", type=Path, default=result_file("ncu.json"))
     parser.add_argument("--ncu", metavar="PATH", help="Nsight Compute's command line; by default it is looked for")
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds for each run of ncu (default 300)")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="leave ncu's own output (CSV) there")

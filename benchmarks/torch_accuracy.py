@@ -2,10 +2,10 @@
 
 Command:
 
-    python benchmarks/torch_accuracy.py [--count 400] [--timed 100] [--out results/h200/torch_accuracy.json]
+    python benchmarks/torch_accuracy.py [--count 400] [--timed 100] [--out results/<gpu>/torch_accuracy.json]
     python benchmarks/torch_accuracy.py --device cpu --count 8 --most 512    # tries it without a GPU
 
-Result file: results/h200/torch_accuracy.json; `outblas results --write` puts a line of it under the published table.
+Result file: results/<gpu>/torch_accuracy.json; `outblas results --write` puts a line of it under the published table.
 
 Every second product is one of suite grid1000. Of the others M, N and K are drawn log-uniformly, and half have rows that
 are no multiple of 16 bytes. A and B are N(0, 1). ``outblas.matmul`` has a line for products that ran its kernels, and
@@ -42,6 +42,7 @@ from outblas.judge.baselines import make_baselines
 from outblas.judge.reference import Reference, b_as_k_by_n
 from outblas.publish.tables.notes import ACCURACY_FORMAT
 from outblas.records.provenance import collect_provenance, shared_conditions, source_commit
+from outblas.records.results import result_file
 from outblas.runtime.device import gpu_of_device
 
 SEED, ROUNDS = 0, 11
@@ -155,7 +156,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--most", type=int, default=MOST, help="largest extent")
     parser.add_argument("--timed", type=int, default=100, help="products that are timed with both settings of torch")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--out", type=Path, default=Path("results/h200/torch_accuracy.json"))
+    parser.add_argument("--out", type=Path, default=result_file("torch_accuracy.json"))
     options = parser.parse_args(arguments)
     command = " ".join(["benchmarks/torch_accuracy.py", *(sys.argv[1:] if arguments is None else arguments)])
     try:

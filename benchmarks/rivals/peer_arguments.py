@@ -14,7 +14,7 @@ from outblas.core.errors import OutblasError
 from outblas.records.provenance import collect_provenance
 
 
-def peer_parser(text: str, carried: str, out: str, count: int) -> argparse.ArgumentParser:
+def peer_parser(text: str, carried: str, out: Path, count: int) -> argparse.ArgumentParser:
     """Return a parser with the shared arguments.
 
     Args:
@@ -27,7 +27,7 @@ def peer_parser(text: str, carried: str, out: str, count: int) -> argparse.Argum
     parser.add_argument("step", choices=("compile", "measure"))
     parser.add_argument("--carried", type=Path, default=Path(carried), help="folder of compiled kernels")
     parser.add_argument("--count", type=int, default=count, help="problems")
-    parser.add_argument("--out", type=Path, default=Path(out))
+    parser.add_argument("--out", type=Path, default=out)
     parser.add_argument("--jobs", type=int, default=1, help="compilers at the same time")
     parser.add_argument("--patience", type=float, help="seconds that a compilation may take, on a busy machine")
     parser.add_argument("--cutlass", help="CUTLASS' version, where it was compiled elsewhere")

@@ -5,9 +5,9 @@ Command:
     python benchmarks/transformer/model_steps.py [--layers 32] [--decode 1,8,64] [--prefill 512,4096]
         [--modes eager,graph,compiled,compiled_graph]
         [--variants torch,outblas,outblas_fused,outblas_pdl,outblas_weights] [--tune SECONDS]
-        [--out results/h200/model_steps.json]
+        [--out results/<gpu>/model_steps.json]
 
-Result file: results/h200/model_steps.json. Needs a GPU and the extra `examples`.
+Result file: results/<gpu>/model_steps.json. Needs a GPU and the extra `examples`.
 
 Timed are decode and prefill steps: eager, compiled and in CUDA graphs.
 
@@ -63,6 +63,7 @@ from outblas.core.files import write_json
 from outblas.core.stats import MIN_ROUNDS, geomean
 from outblas.judge.faults import first_line
 from outblas.records.provenance import collect_provenance
+from outblas.records.results import result_file
 
 MODES = ("eager", "graph", "compiled", "compiled_graph")
 #: The bar of a mode and variant: geometric mean over steps.
@@ -163,7 +164,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--greedy", type=numbers, default=[1, 8, 64], help="batches whose tokens are compared")
     parser.add_argument("--greedy-steps", type=at_least(1), default=64)
     parser.add_argument("--tune", type=at_least(1), metavar="SECONDS", help="tune the model's products before")
-    parser.add_argument("--out", type=Path, default=Path("results/h200/model_steps.json"))
+    parser.add_argument("--out", type=Path, default=result_file("model_steps.json"))
     return parser.parse_args(arguments)
 
 

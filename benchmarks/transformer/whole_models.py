@@ -5,10 +5,10 @@ Command:
     python benchmarks/transformer/whole_models.py [--models llama_8b,qwen_7b] [--layers N]
         [--steps decode_1,decode_8,decode_13,decode_64,decode_100,prefill_500,prefill_2048]
         [--variants torch,eager,compile,merged,enable,enable_pdl,batch_invariant,optimize]
-        [--tune SECONDS] [--out results/h200/whole_models.json]
+        [--tune SECONDS] [--out results/<gpu>/whole_models.json]
 
-Result file: results/h200/whole_models.json. `outblas results --write` makes docs/results/whole-models.md of it. Needs a
-GPU of 80 GB and the extra `examples`. An interrupted run resumes with the next step, and so does one with further
+Result file: results/<gpu>/whole_models.json. `outblas results --write` makes docs/results/whole-models.md of it. Needs
+a GPU of 80 GB and the extra `examples`. An interrupted run resumes with the next step, and so does one with further
 models, variants or steps: the file keeps what it has. Other settings need another ``--out``.
 
 The models are transformers' own classes with the shapes of Llama 3 8B and Qwen2.5 7B, random bf16 weights, and its
@@ -60,6 +60,7 @@ import outblas
 from outblas.core.errors import DeviceError, OutblasError, UsageError
 from outblas.core.stats import MIN_ROUNDS
 from outblas.records.provenance import collect_provenance
+from outblas.records.results import result_file
 from outblas.records.user_library import LIBRARY_VARIABLE
 
 STEPS = ("decode_1", "decode_8", "decode_13", "decode_64", "decode_100", "prefill_500", "prefill_2048")
@@ -75,7 +76,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--context", type=at_least(1), default=512, help="tokens in the cache of a decode step")
     parser.add_argument("--rounds", type=at_least(MIN_ROUNDS), default=30)
     parser.add_argument("--tune", type=at_least(0), default=0, metavar="SECONDS", help="tune missing products before")
-    parser.add_argument("--out", type=Path, default=Path("results/h200/whole_models.json"))
+    parser.add_argument("--out", type=Path, default=result_file("whole_models.json"))
     return parser.parse_args(arguments)
 
 

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 import outblas
 from outblas.adapt.optimize_report import OptimizeReport
+from outblas.core.errors import UsageError
 from support.models import decoder_blocks as blocks
 from support.models.decoder_blocks import counted, decoder, products, rows
 from support.served_fixture import Served, served_fixture  # noqa: F401
@@ -233,3 +234,9 @@ def test_activations_are_known_by_their_values() -> None:
     assert activation_of(nn.ReLU()) is None
     assert activation_of(lambda x, y: x) is None
     assert activation_of(lambda x: 3) is None
+
+
+@pytest.mark.parametrize("call", ["optimize", "restore", "prepare"])
+def test_what_is_no_model_is_refused(call: str) -> None:
+    with pytest.raises(UsageError, match="the model is a str; expected a torch.nn.Module"):
+        getattr(outblas, call)("a/model")

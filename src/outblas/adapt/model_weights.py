@@ -8,6 +8,20 @@ from torch import nn
 
 from outblas.adapt.layer_weight import LayerWeight
 from outblas.adapt.module_draft import plan_of
+from outblas.core.errors import UsageError
+
+
+def check_module(model: Any) -> None:
+    """Refuse what is no module of torch.
+
+    Args:
+        model: what a caller passed as a model.
+
+    Raises:
+        UsageError: it is none.
+    """
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"the model is a {type(model).__name__}", "a torch.nn.Module", "load it before, and pass that")
 
 
 def model_weights(model: Any) -> list[LayerWeight]:
@@ -17,7 +31,11 @@ def model_weights(model: Any) -> list[LayerWeight]:
 
     Args:
         model: any module.
+
+    Raises:
+        UsageError: it is none.
     """
+    check_module(model)
     found: list[LayerWeight] = []
     covered: set[int] = set()
     for name, module in model.named_modules():

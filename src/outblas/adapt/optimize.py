@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from outblas.adapt.contiguous_saving import save_as_before, save_contiguously
+from outblas.adapt.model_weights import check_module
 from outblas.adapt.module_draft import ModuleDraft, uninstall
 from outblas.adapt.optimize_report import OptimizeReport
 from outblas.adapt.plain_linears import why_not_plain
@@ -46,8 +47,10 @@ def optimize(model: torch.nn.Module) -> OptimizeReport:
 
     Raises:
         TensorError: a parameter was made in inference mode, so that torch does not let it be replaced.
+        UsageError: ``model`` is no module.
         ToolchainMissing: torch is not installed.
     """
+    check_module(model)
     _check_writable(model)
     restore(model)
     report = OptimizeReport()
@@ -76,7 +79,11 @@ def restore(model: torch.nn.Module) -> int:
 
     Returns:
         The number of modules that were changed back; 0 if the model was not optimised.
+
+    Raises:
+        UsageError: ``model`` is no module.
     """
+    check_module(model)
     restored = sum(uninstall(module) for module in model.modules())
     save_as_before(model)
     return restored

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from outblas.core.errors import OutblasError, RecordError
+from outblas.core.errors import DeviceError, OutblasError, RecordError
 from outblas.core.files import write_atomic
+from outblas.core.gpu_records import reference_gpu
 from outblas.records.averages import Row, problem_of
 from outblas.records.parquet import check_parquet, check_row_count, parquet_bytes
 
@@ -133,6 +134,23 @@ class Result:
     def starts(self) -> int | None:
         """Return in how many starts of the machine a merged file was measured; None if its provenance does not say."""
         return len(self.each("machine")) if self.provenance.get("starts") else None
+
+
+def result_file(name: str) -> Path:
+    """Return where a benchmark on this machine writes a result file: ``results/<gpu>/<name>``.
+
+    The GPU is that of device 0; without one it is the reference GPU.
+
+    Args:
+        name: name of the file, e.g. ``clock_study.json``.
+    """
+    from outblas.runtime.device import gpu_of_device
+
+    try:
+        gpu = gpu_of_device(0)
+    except DeviceError:
+        gpu = reference_gpu()
+    return Path("results") / gpu.name / name
 
 
 def read_result(path: str | os.PathLike[str]) -> Result:

@@ -105,11 +105,12 @@ def _how_counted(rows: Sequence[HeadlineRow]) -> str:
 
 
 def _listed(results: Sequence[Result]) -> Iterator[HeadlineRow]:
-    uses = {
-        "grid1000": ("{:,} problems of *grid1000*", lambda row: True),
-        "llm": (f"layers of language models, M ≤ {MAX_DECODE_M}", lambda row: row["m"] <= MAX_DECODE_M),
-    }
-    for suite, (use, wanted) in uses.items():
+    uses = (
+        ("grid1000", "{:,} problems of *grid1000*", lambda row: True),
+        ("llm", f"layers of language models, M ≤ {MAX_DECODE_M}", lambda row: row["m"] <= MAX_DECODE_M),
+        ("llm", f"layers of language models, M > {MAX_DECODE_M}", lambda row: row["m"] > MAX_DECODE_M),
+    )
+    for suite, use, wanted in uses:
         for result in results:
             rows = [row for row in result.rows if _is_headline(row) and wanted(row)] if result.suite == suite else []
             if rows:

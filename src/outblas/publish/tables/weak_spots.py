@@ -45,7 +45,7 @@ def gpus_with_library() -> str:
 _TITLES = {
     "offline_cold": (
         "## Cold caches",
-        "L2 is evicted before every call. Nothing falls back by this bench.",
+        "L2 is evicted before every call. This bench takes no kernel back.",
     ),
     "server": (
         "## Single requests",
