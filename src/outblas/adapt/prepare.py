@@ -64,8 +64,8 @@ def prepare(model: torch.nn.Module, m: int | Sequence[int] = 1, *, tune_seconds:
         The report. ``print`` shows it as a table.
 
     Raises:
-        UsageError: ``m`` or ``tune_seconds`` is out of range, or the model is no module or has no linear layer. Also raised if
-            something must be tuned and ``OUTBLAS_LIBRARY`` is empty.
+        UsageError: ``m`` or ``tune_seconds`` is out of range, or the model is no module or has no linear layer. Also
+            raised if something must be tuned and ``OUTBLAS_LIBRARY`` is empty.
         RecordError: a library or a run cannot be read or written.
         DeviceError: the GPU cannot be used.
         ToolchainMissing: torch is not installed, or a package that tuning needs.
