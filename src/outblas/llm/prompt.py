@@ -50,7 +50,7 @@ _PARENT_CHARS = 40_000
 
 @dataclass(frozen=True)
 class Asked:
-    """The answers that a prompt asks for.
+    """The answers that a prompt requests.
 
     Attributes:
         kinds: kinds of answers, ``code`` and ``config``, at least one.
@@ -77,7 +77,7 @@ def first_prompt(
         best_us: time in microseconds of the fastest proven kernel; None without one.
         parents: kernels to show: two, the slower first; or one, or none.
         facts: name of a kernel -> text on it (:func:`outblas.llm.feedback.kernel_facts`). A missing name: no text.
-        asked: the answers that are asked for. None: all.
+        asked: the requested answers. None: all.
         near: section on near problems (:meth:`outblas.llm.near_problems.NearProblems.text`); may be empty.
     """
     asked, floor = asked or Asked(), floor_us(problem, gpu)
