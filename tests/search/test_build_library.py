@@ -241,6 +241,8 @@ def test_from_nothing_begins_without_the_packaged_library(
 ) -> None:
     monkeypatch.undo()
     gpu = H200
+    few = Library.packaged("h200").restricted_to([Problem(64, 64, 64), Problem(128, 64, 64)])
+    monkeypatch.setattr(Library, "packaged", lambda *_, **__: few)  # neighbours of all its kernels take long
     assert Problem(64, 64, 64) in script.search.packaged_kernels(work, gpu)
     assert script.search.packaged_kernels(replace(work, from_nothing=True), gpu) == {}
     commands: list[list[str]] = []
