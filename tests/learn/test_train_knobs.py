@@ -17,7 +17,7 @@ from typer.testing import CliRunner  # noqa: E402
 
 from outblas.cli.main import app  # noqa: E402
 from outblas.core.config import KernelConfig  # noqa: E402
-from outblas.core.errors import UsageError  # noqa: E402
+from outblas.core.errors import RecordError, UsageError  # noqa: E402
 from outblas.core.evaluation import Status  # noqa: E402
 from outblas.core.problem import Problem  # noqa: E402
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig  # noqa: E402
@@ -191,6 +191,10 @@ def test_a_stopped_training_goes_on_and_other_settings_are_refused(
     assert KnobPolicy.load(tmp_path / "policy.npz").about
     with pytest.raises(UsageError, match="other settings"):
         train_knobs(recording, recording.problems, replace(SMALL, checkpoint=1, lr=1e-4), run, space=space)
+    checkpoint = tmp_path / "knobs.zip"
+    checkpoint.write_bytes(checkpoint.read_bytes()[:500])
+    with pytest.raises(RecordError, match="knobs.zip cannot be read"):
+        train_knobs(recording, recording.problems, replace(SMALL, steps=3072, checkpoint=1), run, space=space)
 
 
 def test_the_simulated_gpus_begin_with_that_of_the_recording() -> None:

@@ -13,10 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outblas.core.config import LAUNCHES, Launch
-from outblas.core.errors import RecordError, ToolchainMissing, UsageError
+from outblas.core.errors import RecordError, UsageError
 from outblas.core.files import lock_folder
 from outblas.core.gpu_records import packaged_records
-from outblas.core.install_hint import install_hint
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
 from outblas.core.suites import sample
@@ -30,22 +29,13 @@ from outblas.learn.recorded_members import RecordedMembers
 from outblas.learn.train.knob_quality import KnobSearch, knob_search_qualities, knob_searches
 from outblas.learn.train.knob_settings import KNOB_RECIPES, KnobSettings
 from outblas.learn.train.regression import cached_regressor
+from outblas.learn.train.rl_packages import BaseCallback, DummyVecEnv, MaskablePPO, VecMonitor, torch
 from outblas.learn.train.torch_threads import one_thread
-from outblas.learn.train.train_ppo import Progress, TrainingRun, claim_folder
+from outblas.learn.train.train_ppo import Progress, TrainingRun, claim_folder, load_checkpoint, save_checkpoint
 from outblas.learn.train.training_part import TrainingPart, split_parts
 from outblas.records.provenance import source_commit
 from outblas.records.recording import Recording
 from outblas.records.replay import ReplayEvaluator
-
-try:
-    import torch
-    from sb3_contrib import MaskablePPO
-    from stable_baselines3.common.callbacks import BaseCallback
-    from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor
-
-    from outblas.learn.train.prior_network import PriorPolicy
-except ImportError as error:
-    raise ToolchainMissing(f"{error.name} is not installed", "torch and sb3-contrib", install_hint("rl")) from error
 
 if TYPE_CHECKING:
     from outblas.learn.knob_env import Views
@@ -138,17 +128,19 @@ class _Training:
 
     def _done(self) -> int:
         kept = self.place.file("knobs.zip")
-        return int(MaskablePPO.load(kept).num_timesteps) if kept is not None and kept.exists() else 0
+        return int(load_checkpoint(kept).num_timesteps) if kept is not None and kept.exists() else 0
 
     def _model(self, envs: Any, model: Any) -> Any:
         """Return the learner on some environments: the given one, that of the last checkpoint, or a new one."""
+        from outblas.learn.train.prior_network import PriorPolicy  # it needs the packages that are checked above
+
         s, kept = self.settings, self.place.file("knobs.zip")
         logs = str(self.place.path) if self.place.path is not None and self.place.tensorboard else None
         if model is not None:
             model.set_env(envs)
             return model
         if kept is not None and kept.exists():
-            return MaskablePPO.load(kept, env=envs, tensorboard_log=logs)
+            return load_checkpoint(kept, env=envs, tensorboard_log=logs)
         network = {"net_arch": {"pi": [s.width] * 2, "vf": [s.width] * 2}, "activation_fn": torch.nn.SiLU}
         kind = "MlpPolicy" if self.prior is None else PriorPolicy
         return MaskablePPO(kind, envs, tensorboard_log=logs, policy_kwargs=network, **s.learner_arguments())
@@ -255,7 +247,7 @@ class _Checkpoints(BaseCallback):
             if (kept := training.place.file("policy.npz")) is not None:
                 self._best.save(kept)
         if (kept := training.place.file("knobs.zip")) is not None:
-            self.model.save(kept)
+            save_checkpoint(self.model, kept)
         if training.progress is not None:
             stage = "simulated" if 0 < settings.simulated_steps >= self.num_timesteps else "recorded"
             said = ", ".join(f"{b}: {q:.4f}" for b, q in at.items())
