@@ -98,6 +98,9 @@ def test_a_file_system_without_locks_is_worked_on(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(files.fcntl, "flock", none)
     with lock_run_folder(tmp_path / "run"), lock_run_folder(tmp_path / "run"):
         assert (tmp_path / "run" / FOLDER_LOCK).exists()
+    monkeypatch.setattr(files.time, "sleep", lambda seconds: pytest.fail("it waits for a lock that there cannot be"))
+    with (tmp_path / "shared").open("w+b") as file, files.in_turn(file):
+        pass
 
 
 def test_a_folder_is_begun_where_there_is_nothing_of_anybody_else(tmp_path: Path) -> None:

@@ -135,16 +135,12 @@ def lock_file(file: IO[bytes], what: str) -> None:
         RecordError: another process holds the lock, or this process does through another open file. The message has the
             pid if the system reports it. Or the file was deleted.
     """
-    by = "another process"
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.fstat(file.fileno()).st_nlink:
-            return  # otherwise the former holder has just deleted the file
-    except BlockingIOError:
+    by, held = "another process", _try_to_lock(file)
+    if held is None or (held and os.fstat(file.fileno()).st_nlink):
+        return  # without a link, the former holder has just deleted the file
+    if not held:
         pid = _locked_by(file)
         by += "" if pid is None else f" (pid {pid})"
-    except OSError:
-        return
     raise RecordError(f"{what} is in use by {by}", "one process at a time", "wait for it, or choose another path")
 
 
@@ -159,7 +155,7 @@ def in_turn(file: IO[bytes]) -> Iterator[None]:
         file: an open file that this process has not locked by :func:`lock_file`, whose lock would end with the block.
     """
     end = time.monotonic() + TURN_SECONDS
-    while not (held := _locked(file)) and time.monotonic() < end:
+    while (held := _try_to_lock(file)) is False and time.monotonic() < end:
         time.sleep(TURN_SECONDS / 100)
     try:
         yield
@@ -168,11 +164,15 @@ def in_turn(file: IO[bytes]) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_UN)
 
 
-def _locked(file: IO[bytes]) -> bool:
-    with contextlib.suppress(OSError):
+def _try_to_lock(file: IO[bytes]) -> bool | None:
+    """Return whether an open file is locked now. False: another holds the lock. None: the file system has no locks."""
+    try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return True
-    return False
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+    return True
 
 
 def _locked_by(file: IO[bytes]) -> int | None:
