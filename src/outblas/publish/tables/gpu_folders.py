@@ -49,22 +49,44 @@ def refuse_files_of_another_gpu(folder: Path) -> None:
 
 def _gpus_of_files(folder: Path) -> Iterator[tuple[Path, str]]:
     """Yield (file, name of its GPU) of the benches and JSON files of a GPU, and of its benches of shapes of no list."""
-    beside = folder.parent / ANY_SHAPES
-    unlisted = beside / f"{folder.name}_bench.parquet"
-    for path in (*bench_files(folder, missing_ok=True), *([unlisted] if unlisted.exists() else [])):
+    for path in bench_files_of(folder):
         yield path, str(read_meta(path).get("provenance", {}).get("gpu"))
-    for path in sorted((*folder.glob("*.json"), *beside.glob(f"{folder.name}*.json"))):
-        for made in _provenances(path):
+    for path, data in json_files_of(folder):
+        for made in _provenances(data):
             if isinstance(made.get("gpu"), str):
                 yield path, made["gpu"]
 
 
-def _provenances(path: Path) -> Iterator[dict[str, Any]]:
+def bench_files_of(folder: Path) -> list[Path]:
+    """Return the benches of a GPU, and the one of shapes of no list, which lies in a folder beside its own.
+
+    Args:
+        folder: folder of one GPU's result files.
+    """
+    unlisted = folder.parent / ANY_SHAPES / f"{folder.name}_bench.parquet"
+    return [*bench_files(folder, missing_ok=True), *([unlisted] if unlisted.exists() else [])]
+
+
+def json_files_of(folder: Path) -> Iterator[tuple[Path, Any]]:
+    """Yield (file, its content) of the JSON files of a GPU, and of those of shapes of no list.
+
+    Args:
+        folder: folder of one GPU's result files.
+
+    Raises:
+        RecordError: a file cannot be read.
+    """
+    beside = folder.parent / ANY_SHAPES
+    for path in sorted((*folder.glob("*.json"), *beside.glob(f"{folder.name}*.json"))):
+        try:
+            yield path, read_json(path)
+        except (OSError, ValueError) as error:
+            wrong, do = f"{path} cannot be read ({error})", "restore the file, or move it away"
+            raise RecordError(wrong, "whole JSON files beside the benches", do) from error
+
+
+def _provenances(data: Any) -> Iterator[dict[str, Any]]:
     """Yield the provenance of a JSON file, of each library in it, and its settings."""
-    try:
-        data = read_json(path)
-    except (OSError, ValueError) as error:
-        raise RecordError(f"{path} cannot be read ({error})", "a whole JSON file", "measure again") from error
     if isinstance(data, dict):
         libraries = data.get("libraries")
         parts = [data, *(libraries.values() if isinstance(libraries, dict) else [])]

@@ -14,7 +14,7 @@ from outblas.core.problem import Problem
 from outblas.core.stats import geomean
 from outblas.core.suites import SUITES, Table
 from outblas.core.workload import workload_of_mode
-from outblas.publish.tables.any_shape_block import ANY_SHAPES
+from outblas.publish.tables.gpu_folders import bench_files_of, json_files_of
 from outblas.records.averages import launch_of_row, problem_of, table_label
 from outblas.records.library import Library
 from outblas.records.library_tables import kernels_since
@@ -81,17 +81,8 @@ def _dated_files(directory: Path) -> list[tuple[Path, str]]:
 
     Those of shapes of no list lie in a folder beside this one.
     """
-    folder = Path(directory)
-    beside = folder.parent / ANY_SHAPES
-    unlisted = beside / f"{folder.name}_bench.parquet"
-    benches = [*bench_files(directory, missing_ok=True), *([unlisted] if unlisted.exists() else [])]
-    found = [(path, str(read_meta(path)["provenance"]["date"])) for path in benches]
-    for path in sorted((*folder.glob("*.json"), *beside.glob(f"{folder.name}*.json"))):
-        try:
-            data = read_json(path)
-        except (OSError, ValueError) as error:
-            wrong, do = f"{path} cannot be read ({error})", "restore the file, or move it away"
-            raise RecordError(wrong, "whole JSON files beside the benches", do) from error
+    found = [(path, str(read_meta(path)["provenance"]["date"])) for path in bench_files_of(directory)]
+    for path, data in json_files_of(directory):
         made = data.get("provenance") or _packaged_part(data) if isinstance(data, dict) else None
         if isinstance(made, dict) and made.get("date"):
             found.append((path, str(made["date"])))
