@@ -20,14 +20,15 @@ import random
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
+
+from rivals.journaled_rows import journaled_rows
 
 from outblas.core.config import config_name
 from outblas.core.errors import DeviceError, OutblasError
 from outblas.core.evaluation import Status
-from outblas.core.files import write_json
-from outblas.core.journal import Journal
 from outblas.core.problem import Problem
 from outblas.core.rivals import BaselineCall
 from outblas.core.stats import geomean
@@ -35,7 +36,7 @@ from outblas.core.suites import suite
 from outblas.judge.batch_invariance import MOST_ROWS, check_batch_invariance, drawn_batches
 from outblas.judge.reference import b_as_k_by_n
 from outblas.kernels.fixed_order import summation_of_weight
-from outblas.records.provenance import collect_provenance, shared_conditions, source_commit
+from outblas.records.provenance import collect_provenance
 from outblas.records.results import result_file
 
 FORMAT = "outblas-batch-invariance-1"
@@ -155,26 +156,21 @@ def measure(count: int, batches: int, out: Path) -> dict[str, Any]:
     from outblas.runtime.device import gpu_of_device
 
     gpu, listed = gpu_of_device(0), list(weights(count))
-    settings = {
-        "weights": [w.key for w in listed], "batches": batches, "timed": list(TIMED), "rounds": ROUNDS,
-        "made_with": {**shared_conditions(), "commit": source_commit()},
-    }  # fmt: skip
-    journal = Journal(out.with_name(out.name + ".jsonl"), settings)
-    written = False
-    try:
-        known = {entry["weight"] for entry in journal.entries}
-        for weight in listed:
-            if weight.key not in known:
-                journal.append(measure_weight(weight, batches, TIMED, gpu))
-                print(f"{len(journal.entries)}/{count} {journal.entries[-1]['verdicts']}", flush=True)
-        rows = list(journal.entries)
+    settings = {"weights": [w.key for w in listed], "batches": batches, "timed": list(TIMED), "rounds": ROUNDS}
+    by_key, result = {weight.key: weight for weight in listed}, dict[str, Any]()
+
+    def rows_of(keys: list[str]) -> Iterator[dict[str, Any]]:
+        for key in keys:
+            yield measure_weight(by_key[key], batches, TIMED, gpu)
+
+    def content(rows: list[dict[str, Any]]) -> dict[str, Any]:
         about = collect_provenance("benchmarks/batch_invariance.py")
-        result = {"format": FORMAT, "provenance": about, "means": means(rows), "rows": rows}
-        write_json(out, result)
-        written = True
+        result.update({"format": FORMAT, "provenance": about, "means": means(rows), "rows": rows})
         return result
-    finally:
-        journal.close(done=written)
+
+    line, key = (lambda row: str(row["verdicts"])), itemgetter("weight")
+    journaled_rows(out, settings, list(by_key), rows_of, line, content, key)
+    return result
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
