@@ -197,7 +197,8 @@ def test_explain_names_the_order_or_the_refusal(served: Served, monkeypatch: pyt
     assert outblas.explain(numbers(4, 8), b, accurate=True).startswith("torch.matmul with fp32 sums: ")
 
 
-def test_gradients_keep_the_guarantee(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def guarantees_asked(served: Served, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return a list that gets the guarantee of each decision from now on."""
     asked: list[str] = []
     decided = served.decide
 
@@ -206,6 +207,11 @@ def test_gradients_keep_the_guarantee(served: Served, monkeypatch: pytest.Monkey
         return decided(*operands)
 
     monkeypatch.setattr(served, "decide", watched)
+    return asked
+
+
+def test_gradients_keep_the_guarantee(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = guarantees_asked(served, monkeypatch)
     a, b = numbers(3, 8, grad=True), numbers(8, 16, grad=True)
     outblas.matmul(a, b, batch_invariant=True).backward(numbers(3, 16, seed=2))
     assert torch.equal(a.grad, numbers(3, 16, seed=2) @ b.t()) and torch.equal(b.grad, a.t() @ numbers(3, 16, seed=2))
@@ -330,14 +336,7 @@ def test_linear_takes_the_guarantees(served: Served) -> None:
 def test_a_product_that_something_follows_is_accurate_too(
     served: Served, more: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[str] = []
-    decided = served.decide
-
-    def watched(*operands: Any) -> Decision:
-        asked.append(operands[4])
-        return decided(*operands)
-
-    monkeypatch.setattr(served, "decide", watched)
+    asked = guarantees_asked(served, monkeypatch)
     monkeypatch.setattr("outblas.dispatch.linear.run_fused", lambda *_: None)
     outblas.linear(numbers(3, 8), numbers(16, 8, seed=1), accurate=True, **more)
     assert asked == ["accurate"]
