@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class CleanConsole(Console):
-    """A console that removes control characters, as files and servers may send, from every string that it prints."""
+    """A console that removes control characters from all strings that it prints, but not from objects of rich."""
 
     def render_str(self, text: str, **options: Any) -> Text:
         return super().render_str(clean_text(text), **options)

@@ -135,7 +135,7 @@ def lock_file(file: IO[bytes], what: str) -> None:
         RecordError: another process holds the lock, or this process does through another open file. The message has the
             pid if the system reports it. Or the file was deleted.
     """
-    by, held = "another process", _try_to_lock(file)
+    by, held = "another process", try_to_lock(file)
     if held is None or (held and os.fstat(file.fileno()).st_nlink):
         return  # without a link, the former holder has just deleted the file
     if not held:
@@ -155,7 +155,7 @@ def in_turn(file: IO[bytes]) -> Iterator[None]:
         file: an open file that this process has not locked by :func:`lock_file`, whose lock would end with the block.
     """
     end = time.monotonic() + TURN_SECONDS
-    while (held := _try_to_lock(file)) is False and time.monotonic() < end:
+    while (held := try_to_lock(file)) is False and time.monotonic() < end:
         time.sleep(TURN_SECONDS / 100)
     try:
         yield
@@ -164,8 +164,15 @@ def in_turn(file: IO[bytes]) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_UN)
 
 
-def _try_to_lock(file: IO[bytes]) -> bool | None:
-    """Return whether an open file is locked now. False: another holds the lock. None: the file system has no locks."""
+def try_to_lock(file: IO[bytes] | int) -> bool | None:
+    """Lock an open file without waiting; return True if it is locked now.
+
+    Args:
+        file: an open file, or the descriptor of a file or folder.
+
+    Returns:
+        False if another open file holds the lock; None if the file system has no locks.
+    """
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -6,7 +6,6 @@ Its process holds a lock on it. So the next such folder can remove those that ki
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
 import stat
@@ -14,6 +13,8 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+
+from outblas.core.files import try_to_lock
 
 #: Age from which on a folder that nobody has locked counts as left, seconds. A new one is not locked yet.
 _LEFT_AFTER_S = 3600.0
@@ -35,7 +36,7 @@ def scratch_folder(prefix: str) -> Iterator[str]:
     path = tempfile.mkdtemp(prefix=prefix)
     lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        _locked(lock)
+        try_to_lock(lock)
         yield path
     finally:
         _remove(path)
@@ -52,19 +53,10 @@ def _remove_left(prefix: str) -> None:
                 continue
             lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
-                if _locked(lock):
+                if try_to_lock(lock):
                     _remove(str(path))
             finally:
                 os.close(lock)
-
-
-def _locked(folder: int) -> bool:
-    """Lock an open folder; return False if another process has, or the file system has no locks."""
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
 
 
 def _remove(path: str) -> None:
