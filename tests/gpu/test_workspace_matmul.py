@@ -112,8 +112,10 @@ def test_matmul_has_a_workspace_per_stream_and_another_in_a_graph(library: Devic
     )
     graph, c = captured(lambda: outblas.matmul(a, stored.t()), stream=streams[0])
     assert ours() == before + 1 and library.status()["calls_bound"] == bound
-    eager = {library.workspace_of(stream.cuda_stream)[0].data_ptr() for stream in streams}
-    assert len(eager) == 2 and not eager & workspaces(library)
+    found = [library.workspaces.take(stream.cuda_stream, 1, a.device) for stream in streams]
+    found += [library.workspaces.to_lend(stream.cuda_stream, 1, a.device)[0] for stream in streams]
+    eager = {space.data_ptr() for space in found}
+    assert len(eager) == len(found) and not eager & workspaces(library)
     c.fill_(torch.nan)
     graph.replay()
     torch.cuda.synchronize()

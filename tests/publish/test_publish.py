@@ -79,6 +79,24 @@ def test_the_readme_has_a_row_for_each_gpu_and_use_that_has_a_file(published):
     assert all(f"| {summary['n']} | {summary['geomean']:.3f}× | {summary['flop_weighted']:.3f}× |" in r for r in rows)
 
 
+def test_a_fall_back_that_runs_under_every_launch_option_is_one_of_the_ten_worst_lines(published):
+    folder, root = published
+    rows = read_result(folder / "grid.parquet").rows
+    last = max(rows, key=lambda row: row["m"] * row["n"] * row["k"])
+    kept = [row for row in rows if row["m"] * row["n"] * row["k"] != last["m"] * last["n"] * last["k"]]
+
+    def row(ratio, pdl, early=False):
+        same = dict.fromkeys(("published", "speedup", "low", "high"), ratio)
+        return {**last, **same, "baseline": "torch", "pdl": pdl, "early": early}
+
+    write_result([*kept, row(0.5, False), row(0.5, True), row(0.6, True, early=True)], META, folder / "grid.parquet")
+    publish(*published)
+    text = (root / "docs/use/when-not.md").read_text()
+    label = f"| {last['m']} × {last['n']} × {last['k']} |"
+    lines = [line.split(" | ") for line in text.splitlines() if line.startswith(label)]
+    assert [line[2:4] for line in lines] == [["off / on", "0.500×"], ["on, constant weights", "0.600×"]]
+
+
 def of_gpu(name, commit="0000000"):
     """Metadata of a bench that a GPU made."""
     return {**META, "provenance": {**META["provenance"], "gpu": name, "driver": f"of {name}", "commit": commit}}

@@ -77,7 +77,8 @@ def check_provenance(provenance: dict[str, Any], gpu: str = "h200") -> None:
     assert re.fullmatch(r"\d+(\.\d+)+", provenance["driver"])
     assert all(provenance["toolchain"][part] for part in ("outblas", "python", "nvrtc", "torch", "cublas"))
     assert datetime.fromisoformat(provenance["date"]).utcoffset() is not None
-    assert re.fullmatch(r"[0-9a-f]{7,40}", provenance["commit"]) and provenance["command"]
+    commits = provenance["commit"].split("; ")  # a bench that went on after a kill names all of them
+    assert all(re.fullmatch(r"[0-9a-f]{7,40}", commit) for commit in commits) and provenance["command"]
 
 
 def test_the_recording_is_small_enough_to_ship() -> None:
