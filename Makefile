@@ -10,6 +10,8 @@ PIP    := $(BIN)/python -m pip install --disable-pip-version-check --quiet --no-
 SELDOM := /tests?/|/testing/|/transformers/models/|/ray/(rllib|serve|tune|data|llm|train)/
 BYTECODE := $(BIN)/python -m compileall -qq -j 0 -x '$(SELDOM)' $(VENV)/lib src || true
 RUN    ?= runs/demo
+# Whose recorded measurements the demo replays: h200 or h100.
+GPU    ?= h200
 # What the rules of prose hold for.
 PROSE  := README.md CONTRIBUTING.md CHANGELOG.md SECURITY.md CODE_OF_CONDUCT.md docs src tests tools benchmarks examples hatch_build.py
 # What an editable install has to be repeated for: it builds the C extension, too.
@@ -20,7 +22,7 @@ TORCH_CPU ?= torch==2.13.0+cpu
 .PHONY: help demo test prepare check imports imports-here imports-others lint docs format pre-commit build clean
 
 help:
-	@echo "make demo    tune grid1000 on the recorded H200 measurements and write a report (no GPU needed)"
+	@echo "make demo    tune grid1000 on an H200's recorded measurements, or with GPU=h100 an H100's; write a report (no GPU needed)"
 	@echo "make test    lint, types, documentation and all tests; those that need a GPU are skipped where there is none"
 	@echo "make imports import all modules under every Python from 3.10 to 3.13 that is here"
 	@echo "make prepare install all that the tests need, and check meanwhile"
@@ -30,7 +32,7 @@ help:
 	@echo "make clean   remove .venv, caches and builds"
 
 demo: $(VENV)/.base
-	$(BIN)/outblas tune --suite grid1000 --agent regressor --budget 8 --device replay:h200 --run $(RUN)
+	$(BIN)/outblas tune --suite grid1000 --agent regressor --budget 8 --device replay:$(GPU) --run $(RUN)
 	$(BIN)/outblas report $(RUN)
 	@echo "Report: $(abspath $(RUN))/report.html"
 

@@ -15,7 +15,7 @@ import pytest
 from outblas.bench import eval_problem, live_evaluator
 from outblas.core.config import config_name
 from outblas.core.evaluation import Evaluation, Status
-from outblas.core.gpu_records import user_record_path
+from outblas.core.gpu_records import nearest, user_record_path
 from outblas.core.plausibility import is_below_floor
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
@@ -31,6 +31,7 @@ from outblas.search.agents.ppo import packaged_policy
 from support.cli_fixture import outblas
 from support.fake_gpu import STATE, FakeGpu, timing
 from support.gpus.fake_driver import DEVICES, FakeDevice, plug_in
+from support.gpus.known import H100, H200
 
 LARGE, FEW_ROWS = Problem(8192, 8192, 8192), Problem(8, 16384, 16384)
 #: Short name -> agent that tunes there, so that each default agent has its turn.
@@ -83,7 +84,8 @@ def test_doctor_says_what_exists_and_the_command_that_adds_the_rest(fake: FakeDe
     assert record.found.startswith(f"{gpu.name}: record estimated") and record.do == "outblas calibrate"
     assert ("never ran them on such a GPU" in record.found) == (arch != 90)
     assert "no packaged library; no own library" in library.found and library.do.startswith("outblas tune --suite llm")
-    for words in ("ranking model scaled from h200", "policy of h200", "catalogue of h200", "recording of h200"):
+    recorded = f"recording of {nearest(gpu, [H100, H200]).name}"
+    for words in ("ranking model scaled from h200", "policy of h200", "catalogue of h200", recorded):
         assert words in library.found
 
 

@@ -36,9 +36,9 @@ from outblas.records.library_row import LEVEL_ABOVE, LibraryRow
 from outblas.records.library_tables import kernels_since
 from outblas.records.recording import Recording
 from outblas.records.recording_files import STATUS_CODES
+from outblas.records.recording_places import packaged
 from outblas.records.results import PROVENANCE_FIELDS, bench_files, read_result, write_result
 from outblas.search.build_library.build_work import unproved_tables
-from support.gpus.known import H200
 from support.helpers import ROOT
 
 DATA = ROOT / "src" / "outblas" / "data"
@@ -51,6 +51,12 @@ SAMPLE = 10
 @pytest.fixture(scope="module")
 def recording() -> Recording:
     return Recording.load("h200")
+
+
+@pytest.fixture(scope="module", params=packaged())
+def each_recording(request: pytest.FixtureRequest) -> Recording:
+    """Every packaged recording in turn."""
+    return Recording.load(request.param)
 
 
 @pytest.fixture(scope="module")
@@ -104,26 +110,27 @@ def test_every_family_of_the_catalogue_was_measured(recording: Recording) -> Non
     assert {Sm90WgmmaConfig, Sm80MmaConfig} <= measured and Sm80GemvConfig not in measured
 
 
-def test_every_cell_passed_or_was_not_tried(recording: Recording) -> None:
+def test_every_cell_passed_or_was_not_tried(each_recording: Recording) -> None:
     """The catalogue holds proven kernels only: a wrong, faulty or slow-to-die cell is a bug that ships."""
     fine = [STATUS_CODES[s] for s in (Status.PASSED, Status.LEFT_OUT, Status.ILLEGAL)]
-    assert np.isin(recording.status, fine).all()
-    passed = recording.status == STATUS_CODES[Status.PASSED]
+    assert np.isin(each_recording.status, fine).all()
+    passed = each_recording.status == STATUS_CODES[Status.PASSED]
     assert passed.any(axis=1).all(), "every problem has a kernel"
-    assert (recording.median_us[passed] > 0).all() and (recording.rounds[passed] > 0).all()
-    assert np.isnan(recording.median_us[~passed]).all()
+    assert (each_recording.median_us[passed] > 0).all() and (each_recording.rounds[passed] > 0).all()
+    assert np.isnan(each_recording.median_us[~passed]).all()
 
 
-def test_the_recordings_verdict_of_legality_is_the_predicates(recording: Recording) -> None:
-    for i in range(0, len(recording.problems), 37):
-        illegal = [why_illegal(recording.problems[i], c, H200) is not None for c in recording.catalogue]
-        assert illegal == (recording.status[i] == STATUS_CODES[Status.ILLEGAL]).tolist(), recording.problems[i].key
+def test_the_recordings_verdict_of_legality_is_the_predicates(each_recording: Recording) -> None:
+    gpu, kernels = each_recording.gpu, each_recording.catalogue
+    for problem, status in list(zip(each_recording.problems, each_recording.status, strict=True))[::37]:
+        illegal = [why_illegal(problem, config, gpu) is not None for config in kernels]
+        assert illegal == (status == STATUS_CODES[Status.ILLEGAL]).tolist(), problem.key
 
 
-def test_every_problem_has_its_baselines(recording: Recording) -> None:
-    assert {"torch", "cublas", "lt_heuristic", "lt_auto"} <= set(recording.baselines)
+def test_every_problem_has_its_baselines(each_recording: Recording) -> None:
+    assert {"torch", "cublas", "lt_heuristic", "lt_auto"} <= set(each_recording.baselines)
     for name in ("torch", "cublas", "lt_heuristic", "lt_auto"):
-        assert (recording.baselines[name] > 0).all(), name
+        assert (each_recording.baselines[name] > 0).all(), name
 
 
 def test_a_library_decides_grid1000_with_legal_kernels(each_library: Library) -> None:
@@ -191,11 +198,15 @@ def test_a_library_says_where_and_when_it_was_measured(each_library: Library) ->
         check_provenance(about, each_library.gpu)
 
 
-def test_all_that_was_measured_says_where_and_when(recording: Recording) -> None:
-    for part in recording.provenance.get("parts", [recording.provenance]):
-        check_provenance(part)
-    for path in bench_files(RESULTS):
-        check_provenance(read_result(path).provenance)
+def test_a_recording_says_where_and_when_it_was_measured(each_recording: Recording) -> None:
+    for part in each_recording.provenance.get("parts", [each_recording.provenance]):
+        check_provenance(part, each_recording.gpu.name)
+
+
+@pytest.mark.parametrize("gpu", ["h100", "h200"])
+def test_a_bench_says_where_and_when_it_was_measured(gpu: str) -> None:
+    for path in bench_files(RESULTS.parent / gpu):
+        check_provenance(read_result(path).provenance, gpu)
 
 
 def test_summary_pictures_and_generated_blocks_are_current(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ import pytest
 from outblas.core.errors import UsageError
 from outblas.core.problem import Problem
 from outblas.core.suites import GRID_EXTENTS, suite
-from outblas.search.compare.splits import make_split
+from outblas.search.compare.splits import held_out_words, make_split, outside_held_out
 
 #: Two layouts and two dtypes of 1000 shapes.
 PROBLEMS = [p for kind in (("TN", "fp16"), ("NN", "fp16"), ("TN", "bf16")) for p in suite("grid1000", *kind)]
@@ -54,6 +54,16 @@ def test_one_layout_cannot_be_split_by_layout(layout: str) -> None:
         make_split("layout", [Problem(64, 64, 64, layout)])  # type: ignore[arg-type]
 
 
+def test_an_extent_is_held_out_with_all_its_problems() -> None:
+    split = make_split("k=64", PROBLEMS)
+    assert len(split.held_out) == 3 * 100 and {p.k for p in split.held_out} == {64}
+    assert len(split.training) == 3 * 900 and 64 not in {p.k for p in split.training}
+    assert {p.m for p in make_split("m=16384", PROBLEMS).held_out} == {16384}
+    others = [*suite("grid1000", "NN", "bf16"), Problem(64, 64, 100)]
+    assert outside_held_out(split, others) == tuple(p for p in others if p.k != 64)
+    assert held_out_words("k=64") == "K = 64" and held_out_words("families") == "(N, K) pairs"
+
+
 def test_something_is_left_on_both_sides() -> None:
     two = [Problem(64, 64, 64), Problem(64, 128, 64)]
     for share in (0.001, 0.999):
@@ -65,6 +75,10 @@ def test_something_is_left_on_both_sides() -> None:
     ("name", "problems", "share", "words"),
     [
         ("rows", PROBLEMS, 0.2, "unknown split 'rows'"),
+        ("k=", PROBLEMS, 0.2, "unknown split 'k='"),
+        ("k=064", PROBLEMS, 0.2, "unknown split 'k=064'"),
+        ("k=65", PROBLEMS, 0.2, "split k=65 holds out 0 of 3000 problems"),
+        ("k=64", [Problem(64, 64, 64)], 0.2, "holds out 1 of 1 problems"),
         ("shapes", PROBLEMS, 0.0, "held-out share of 0"),
         ("shapes", PROBLEMS, 1.0, "held-out share of 1"),
         ("shapes", PROBLEMS, float("nan"), "held-out share of nan"),

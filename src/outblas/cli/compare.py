@@ -27,7 +27,10 @@ def compare(
     seeds: Annotated[int, typer.Option(help="Seeds of every agent that draws.")] = 5,
     held_out: Annotated[float, typer.Option(help="Share of shapes or families that is held out.")] = 0.2,
     splits: Annotated[
-        str, typer.Option(help="Held-out parts: shapes (M, N, K), families (N, K), layout (all but TN).")
+        str,
+        typer.Option(
+            help="Held-out parts: shapes (M, N, K), families (N, K), layout (all but TN), or an extent, e.g. k=64."
+        ),
     ] = "shapes,families",
     split_seed: Annotated[int, typer.Option(help="Which shapes and families are held out, and which sample.")] = 0,
     sample: Annotated[

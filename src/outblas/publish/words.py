@@ -8,7 +8,7 @@ from typing import Any
 
 from outblas.core.config import KernelConfig
 from outblas.search.compare.compare_result import Comparison
-from outblas.search.compare.splits import SPLITS
+from outblas.search.compare.splits import held_out_words
 
 #: Names of the launch option, by whether programmatic dependent launch (PDL) is on.
 PDL_NAMES = {False: "without PDL", True: "with PDL"}
@@ -42,11 +42,12 @@ def split_words(comparison: Comparison, split: str) -> str:
 
     Args:
         comparison: the comparison.
-        split: name of one of its splits: ``shapes``, ``families`` or ``layout``.
+        split: name of one of its splits: ``shapes``, ``families``, ``layout`` or an extent.
     """
     size = comparison.meta["splits"][split]
     searched = "" if size["searched"] == size["held_out"] else f", of which {size['searched']} were searched"
-    return f"{size['held_out']} problems of held-out {SPLITS[split]}{searched}; {size['training']} to learn from"
+    held_out = f"{size['held_out']} problems of held-out {held_out_words(split)}"
+    return f"{held_out}{searched}; {size['training']} to learn from"
 
 
 def baseline_words(name: str) -> str:

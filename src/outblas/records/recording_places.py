@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def packaged() -> list[str]:
-    """Return the sorted names of the recordings that come with the package: ``["h200"]``."""
+    """Return the sorted names of the recordings that come with the package: ``["h100", "h200"]``."""
     root = _package_root()
     return sorted(d.name for d in root.iterdir() if d.is_dir()) if root.is_dir() else []
 

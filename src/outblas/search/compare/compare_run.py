@@ -21,7 +21,7 @@ from outblas.search.compare.compare_pool import Watch, run_units
 from outblas.search.compare.compare_result import read_comparison, write_comparison
 from outblas.search.compare.held_out import CompareUnit, HeldOutTask, Plan, check_agents, held_out_tasks
 from outblas.search.compare.noise_floor import noise_floor
-from outblas.search.compare.splits import SPLITS, Split
+from outblas.search.compare.splits import Split, check_split
 from outblas.search.tune import Interrupted
 
 #: What a result file has room for, and more runs of an agent than any interval needs.
@@ -234,10 +234,10 @@ def _check(request: CompareRequest) -> None:
     check_agents(request.agents)
     if plan.across is not None and any(map(is_agent_file, request.agents)):
         raise UsageError("an agent file with --across", "agents of the registry", "leave one of them out")
-    if not splits or len(set(splits)) != len(splits) or not set(splits) <= set(SPLITS):
-        raise UsageError(
-            f"splits {', '.join(splits) or 'none'}", f"different ones of {', '.join(SPLITS)}", "correct --splits"
-        )
+    for name in splits:
+        check_split(name)
+    if not splits or len(set(splits)) != len(splits):
+        raise UsageError(f"splits {', '.join(splits) or 'none'}", "one or more different ones", "correct --splits")
     budgets = list(plan.budgets)
     if not budgets or budgets[0] < 0 or budgets != sorted(set(budgets)) or budgets[-1] > MAX_BUDGET:
         raise UsageError(

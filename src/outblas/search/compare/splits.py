@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 from outblas.core.errors import UsageError, unknown_name
 from outblas.core.problem import Problem
 
-#: name -> what is drawn, in words. ``layout`` draws nothing: it trains on TN and holds out the other layouts.
+#: name -> what is drawn, in words. ``layout`` draws nothing: it trains on TN and holds out the other layouts. There are
+#: splits of an extent, too, as ``k=64``.
 SPLITS = {"shapes": "(M, N, K) shapes", "families": "(N, K) pairs", "layout": "layouts other than TN"}
 TRAINING_LAYOUT = "TN"
+_EXTENT = re.compile(r"([mnk])=([1-9]\d*)", re.ASCII)
 
 #: split -> group of a problem; a group is never on both sides.
 _GROUP: dict[str, Callable[[Problem], Hashable]] = {
@@ -35,27 +38,42 @@ class Split:
     held_out: tuple[Problem, ...]
 
 
+def check_split(name: str) -> None:
+    """Check the name of a split; return None. Raises UsageError if there is no such split."""
+    if name not in SPLITS and not _EXTENT.fullmatch(name):
+        raise unknown_name("split", name, (*SPLITS, "k=64", "m=16384"), "pass some of them as --splits")
+
+
+def held_out_words(name: str) -> str:
+    """Return in words what a split holds out, e.g. ``(N, K) pairs`` or ``K = 64``."""
+    if name in SPLITS:
+        return SPLITS[name]
+    check_split(name)
+    return name.upper().replace("=", " = ")
+
+
 def make_split(name: str, problems: Sequence[Problem], share: float = 0.2, seed: int = 0) -> Split:
     """Split problems for a comparison on problems that no agent has learned from before.
 
     ``shapes`` holds out a seeded ``share`` of the (M, N, K), each in all its layouts, dtypes and accumulators.
     ``families`` holds out a seeded ``share`` of the (N, K), each with all its M. ``layout`` holds out every layout but
-    TN. The number of groups is rounded, but at least one is on each side. The draw depends on the seed and the set of
-    shapes, not on their order.
+    TN. An extent such as ``k=64`` holds out every problem that has it: agents extrapolate. The number of groups is
+    rounded, but at least one is on each side. The draw depends on the seed and the set of shapes, not on their order.
 
     Args:
-        name: ``shapes``, ``families`` or ``layout``.
+        name: ``shapes``, ``families``, ``layout``, or one extent as ``m=16384``, ``n=64`` or ``k=64``.
         problems: all problems of the recording.
-        share: held-out share of the groups, above 0 and below 1; unused by ``layout``.
-        seed: seed of the draw; unused by ``layout``.
+        share: held-out share of the groups, above 0 and below 1; unused where nothing is drawn.
+        seed: seed of the draw; unused where nothing is drawn.
 
     Raises:
         UsageError: the split is unknown, the share is not between 0 and 1, or one side would be empty.
     """
-    if name not in SPLITS:
-        raise unknown_name("split", name, SPLITS, "pass some of them as --splits")
+    check_split(name)
     if name == "layout":
         return _by_layout(problems)
+    if name not in SPLITS:
+        return _by_extent(name, problems)
     if not 0 < share < 1:
         raise UsageError(f"a held-out share of {share:g}", "a number between 0 and 1", "e.g. --held-out 0.2")
     group = _GROUP[name]
@@ -73,17 +91,31 @@ def outside_held_out(split: Split, problems: Sequence[Problem]) -> tuple[Problem
     """Return the problems of which no group is held out, in their order. They may be of another GPU's recording.
 
     Args:
-        split: a split of kind ``shapes`` or ``families``.
+        split: a split of kind ``shapes`` or ``families``, or of an extent.
         problems: any problems.
 
     Raises:
         UsageError: the split is of another kind.
     """
-    if split.name not in _GROUP:
-        raise UsageError(f"split {split.name} across GPUs", " or ".join(_GROUP), "name others as --splits")
-    group = _GROUP[split.name]
+    if split.name == "layout":
+        raise UsageError("split layout across GPUs", "any other", "name others as --splits")
+    group = _GROUP.get(split.name) or _has_extent(split.name)
     held_out = {group(p) for p in split.held_out}
     return tuple(p for p in problems if group(p) not in held_out)
+
+
+def _has_extent(name: str) -> Callable[[Problem], bool]:
+    """Return whether a problem has the extent that a split is named after, as a function."""
+    dimension, extent = name.split("=")
+    return lambda problem: getattr(problem, dimension) == int(extent)
+
+
+def _by_extent(name: str, problems: Sequence[Problem]) -> Split:
+    split = _cut(name, problems, _has_extent(name))
+    if not split.training or not split.held_out:
+        count = f"{len(split.held_out)} of {len(problems)} problems"
+        raise UsageError(f"split {name} holds out {count}", "some and not all", "name another extent in --splits")
+    return split
 
 
 def _by_layout(problems: Sequence[Problem]) -> Split:
