@@ -76,7 +76,7 @@ def installed(library: Library) -> list[tuple[Problem, KernelConfig]]:
     return [(problem, choice.config) for problem, choice in choices if choice is not None]
 
 
-def check_provenance(provenance: dict[str, Any], gpu: str = "h200") -> None:
+def check_provenance(provenance: dict[str, Any], gpu: str) -> None:
     """A measurement on a GPU of a kind; its driver, toolchain, time and commit are all known."""
     assert set(PROVENANCE_FIELDS) <= set(provenance)
     assert provenance["gpu"] in packaged_records()[gpu].products

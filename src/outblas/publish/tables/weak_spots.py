@@ -115,15 +115,19 @@ def _flop(row: Row) -> float:
 
 def _worst(results: Sequence[Result], of: str) -> str:
     every = [(row["published"], result.suite, row) for result in results for row in result.rows]
+    equal: dict[tuple[str, str, float, str], list[Row]] = {}  # rows of a line
+    for published, suite, row in sorted(every, key=lambda one: (one[0], one[1], *(one[2][d] for d in "mnk"))):
+        shape = f"{row['m']} × {row['n']} × {row['k']}"
+        equal.setdefault((shape, table_label(suite, row), published, row["baseline"]), []).append(row)
     lines = [
         "| M × N × K | table | PDL | speed-up | fastest rival | regime |",
         "| --- | --- | --- | ---: | --- | --- |",
     ]
-    for suite, rows in _worst_products(every):
-        first, launches = rows[0], " / ".join(dict.fromkeys(map(launch_label, rows)))
+    for (shape, table, published, rival), rows in list(equal.items())[:WORST_ROWS]:
+        launches = " / ".join(dict.fromkeys(map(launch_label, rows)))
         lines.append(
-            f"| {first['m']} × {first['n']} × {first['k']} | {table_label(suite, first)} | {launches} | "
-            f"{first['published']:.3f}× | {baseline_words(first['baseline'])} | {regime_words(first['regime'])} |"
+            f"| {shape} | {table} | {launches} | {published:.3f}× | {baseline_words(rival)} | "
+            f"{regime_words(rows[0]['regime'])} |"
         )
     total = sum(published < LOSS_BELOW for published, *_ in every)
     words = (
@@ -131,12 +135,3 @@ def _worst(results: Sequence[Result], of: str) -> str:
         "fall-back, which runs with and without PDL, share a line:"
     )
     return f"## The ten worst rows{of}\n\n{words}\n\n" + "\n".join(lines)
-
-
-def _worst_products(every: Sequence[tuple[float, str, Row]]) -> list[tuple[str, list[Row]]]:
-    """Return (suite, rows) of the worst lines; the rows of a line have the same product, table, figure and rival."""
-    lines: dict[tuple[object, ...], tuple[str, list[Row]]] = {}
-    for published, suite, row in sorted(every, key=lambda one: (one[0], one[1], *(one[2][d] for d in "mnk"))):
-        key = (table_label(suite, row), row["m"], row["n"], row["k"], published, row["baseline"])
-        lines.setdefault(key, (suite, []))[1].append(row)
-    return list(lines.values())[:WORST_ROWS]

@@ -6,6 +6,7 @@ import random
 import re
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from outblas.core.errors import UsageError, unknown_name
 from outblas.core.problem import Problem
@@ -76,7 +77,7 @@ def make_split(name: str, problems: Sequence[Problem], share: float = 0.2, seed:
         return _by_extent(name, problems)
     if not 0 < share < 1:
         raise UsageError(f"a held-out share of {share:g}", "a number between 0 and 1", "e.g. --held-out 0.2")
-    group = _GROUP[name]
+    group = _group_of(name)
     groups = sorted({group(p) for p in problems})  # type: ignore[type-var]
     if len(groups) < 2:
         raise UsageError(
@@ -99,19 +100,19 @@ def outside_held_out(split: Split, problems: Sequence[Problem]) -> tuple[Problem
     """
     if split.name == "layout":
         raise UsageError("split layout across GPUs", "any other", "name others as --splits")
-    group = _GROUP.get(split.name) or _has_extent(split.name)
+    group = _group_of(split.name)
     held_out = {group(p) for p in split.held_out}
     return tuple(p for p in problems if group(p) not in held_out)
 
 
-def _has_extent(name: str) -> Callable[[Problem], bool]:
-    """Return whether a problem has the extent that a split is named after, as a function."""
-    dimension, extent = name.split("=")
-    return lambda problem: getattr(problem, dimension) == int(extent)
+def _group_of(name: str) -> Callable[[Problem], Hashable]:
+    """Return the function that gives a problem's group in a split: its extent in a split such as ``k=64``."""
+    return _GROUP[name] if name in _GROUP else attrgetter(name.partition("=")[0])
 
 
 def _by_extent(name: str, problems: Sequence[Problem]) -> Split:
-    split = _cut(name, problems, _has_extent(name))
+    group, extent = _group_of(name), int(name.partition("=")[2])
+    split = _cut(name, problems, lambda p: group(p) == extent)
     if not split.training or not split.held_out:
         count = f"{len(split.held_out)} of {len(problems)} problems"
         raise UsageError(f"split {name} holds out {count}", "some and not all", "name another extent in --splits")
