@@ -12,7 +12,8 @@ Both steps take --carried, the folder of compiled kernels.
 plain launches, autotuned cuBLASLt and torch.matmul are timed on the GPU, in the same interleaved rounds. The host's
 clock times asynchronous calls; that of ours is `outblas.matmul`. A GPU without a library takes the H200's. Where the
 library falls back, ours is what it runs there.
-The machine code says which accumulator a kernel has.
+The machine code says which accumulator a kernel has. One with another accumulator than its text claims is proved by
+the bound of its own, and its figures stand apart.
 
 CUDA-L2's texts are compiled as they are, with a stand-in for torch's header. It sends launches to the clock's stream,
 keeps freed memory for the next call, and does not wait for the GPU. Some kernels wait in each call; they are counted.
@@ -43,7 +44,7 @@ from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu, architecture
 from outblas.core.suites import sample, suite
 from outblas.kernels.kernel_hash import kernels_sha
-from outblas.publish.tables.rival_tables import CUDA_L2_FORMAT, cuda_l2_means
+from outblas.publish.tables.rival_tables import CUDA_L2_FORMAT, cuda_l2_groups
 from outblas.records.library import Library
 from outblas.records.results import result_file
 from outblas.runtime.cubin import Cubin
@@ -128,8 +129,9 @@ def measure(arguments: Any) -> None:
         return {"format": CUDA_L2_FORMAT, "provenance": provenance, "seed": arguments.seed, "rows": found}
 
     found = journaled_rows(arguments.out, settings, settings["problems"], rows, line, content)
-    for name, mean in cuda_l2_means(found).items():
-        print(f"{name.replace('_', ' ')}: {mean.ratio:.3f}x on {mean.problems} problems")
+    for words, means in cuda_l2_groups(found).items():
+        for name, mean in means.items():
+            print(f"sums {words}: {name.replace('_', ' ')}: {mean.ratio:.3f}x on {mean.problems} problems")
     print(f"result: {arguments.out}")
 
 

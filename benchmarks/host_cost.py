@@ -134,6 +134,7 @@ def measure(
             for _ in range(block):
                 call()
             samples[name].append((perf_counter_ns() - begin) / 1e3 / block)
+    synchronize()  # the caller may free the operands now
     if on:
         switch(False)
     return {

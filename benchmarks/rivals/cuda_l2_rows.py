@@ -13,7 +13,7 @@ from rivals.row_worker import CUDA_L2, RowRequest, confined
 
 from outblas.core.config import config_name
 from outblas.core.errors import DeviceError
-from outblas.core.problem import Problem
+from outblas.core.problem import Acc, Problem
 from outblas.core.rivals import LT_AUTO
 from outblas.core.roofline import Gpu, floor_us, regime
 from outblas.records.library import Library
@@ -76,7 +76,8 @@ class CudaL2Rows:
                     raise DeviceError(f"our kernel on {problem.key}: {reason}", "one that is right", "look at it")
             if OURS not in entries:
                 entries[OURS] = fall_back(problem, self._library.lookup(problem))
-            if theirs := proved_cuda_l2(request, self._folder, self._gpu, clock, prover, refused):
+            own = CellProver(clock.data, clock.torch_stream, sums(request))
+            if theirs := proved_cuda_l2(request, self._folder, self._gpu, clock, own, refused):
                 entries[CUDA_L2] = theirs
             timings = clock.time_entries(entries, ROUNDS, SEED)
             host = host_times(problem, entries, clock, floor_us(problem, self._gpu))
@@ -139,6 +140,14 @@ def ratios(timings: Mapping[str, Any]) -> dict[str, Any]:
         for first, second in pairs
         if first in timings and second in timings
     }
+
+
+def sums(request: RowRequest) -> Acc:
+    """Return the accumulator of CUDA-L2's machine code if it has one alone; else the one that its text claims."""
+    if request.theirs is None:
+        return request.problem.acc
+    found = request.theirs[1].cubin.facts.accumulators
+    return found[0] if len(found) == 1 else request.problem.acc
 
 
 def facts(request: RowRequest) -> dict[str, Any] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from rivals.bound_rivals import Padded, SharedMemoryOf
@@ -74,6 +75,7 @@ def proved_cuda_l2(
     """Return CUDA-L2's kernel of a request as an entry if it is right; else None.
 
     It is proved on its padded problem, and on the timed operands. It must be capturable in a graph.
+    The bound is that of the prover's accumulator.
 
     Args:
         request: may have the kernel.
@@ -91,7 +93,7 @@ def proved_cuda_l2(
     theirs, built = request.theirs
     try:
         kernel = load(built, folder, None, gpu)
-        verdict = prove(kernel, theirs.padded, None, "cell")
+        verdict = prove(kernel, replace(theirs.padded, acc=prover.problem.acc), None, "cell")
         reason = "" if verdict.status is Status.PASSED else f"{verdict.status.value}: {verdict.detail}"
         if not reason:
             with_copy = Padded(kernel, theirs.padded, clock.torch_stream, copies_back=True)

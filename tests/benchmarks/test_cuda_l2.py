@@ -40,6 +40,14 @@ def test_ratios_are_of_the_pairs_that_were_timed(modules: Any) -> None:
     assert sorted(alone) == ["ours_over_lt_auto", "ours_over_torch"]
 
 
+def test_the_host_clock_waits_for_the_last_calls_whose_operands_may_then_be_freed(modules: Any) -> None:
+    seen: list[str] = []
+    modules("host_cost").measure(
+        {"ours": lambda: seen.append("call")}, 4, lambda on: None, lambda: seen.append("wait"), block=2
+    )
+    assert seen[-1] == "wait" and seen.count("call") > 4
+
+
 def test_a_gpu_without_a_library_takes_the_rows_of_the_h200(modules: Any) -> None:
     script = modules("cuda_l2")
     library = script.our_library(replace(H100, name="h100-pcie"))
@@ -56,6 +64,11 @@ def test_facts_are_those_of_text_and_machine_code(modules: Any) -> None:
         "claimed": "fp32", "accumulators": ["fp16"], "waits": True, "padded": replace(problem, m=96).key,
     }  # fmt: skip
     assert facts(request(problem)) is None
+    sums = modules("rivals.cuda_l2_rows").sums
+    for found, its in ((("fp16",), "fp16"), (("fp32",), "fp32"), (("fp16", "fp32"), "fp32"), ((), "fp32")):
+        built = SimpleNamespace(cubin=SimpleNamespace(facts=SimpleNamespace(accumulators=found)))
+        assert sums(request(problem, (), (kernel, built))) == its
+    assert sums(request(problem)) == "fp32"
 
 
 def test_the_run_takes_the_layout_of_the_kernel_and_its_file_becomes_the_table(
@@ -107,9 +120,10 @@ def test_the_run_takes_the_layout_of_the_kernel_and_its_file_becomes_the_table(
     script.main(["measure", "--count", "4", "--out", str(out), "--carried", str(tmp_path), "--cutlass", "4.2.1"])
     keys = [found["problem"] for found in json.loads(out.read_text())["rows"]]
     assert keys == [p.key for p in (problems[0], replace(problems[1], layout="NN"), *problems[2:])]
-    assert "ours over cuda l2: 2.000x on 3 problems" in capsys.readouterr().out
+    assert "sums as claimed: ours over cuda l2: 2.000x on 2 problems" in capsys.readouterr().out
     text = cuda_l2_table(tmp_path)
-    assert "| OutBLAS / CUDA-L2 | 3 | 2.000× | 3 |" in text and "| CUDA-L2 / torch | 3 | 0.750× | 0 |" in text
+    assert "| as claimed | OutBLAS / CUDA-L2 | 2 | 2.000× | 2 |" in text
+    assert "| others | OutBLAS / CUDA-L2 | 1 | 2.000× | 1 |" in text and "CUDA-L2 / torch | 1 | 0.750× | 0 |" in text
     assert "Of 3 kernels 1 have another accumulator" in text and "3 wait for the GPU" in text
     assert "most often `cuda_l2` on 1" in text and "cuda_l2 2.00 µs" in text
 

@@ -24,7 +24,7 @@ from typing import Any, Literal
 
 from outblas.core.errors import UsageError
 from outblas.core.evaluation import GateFailed, Status, Verdict
-from outblas.core.problem import Problem
+from outblas.core.problem import Acc, Problem
 from outblas.core.rivals import BaselineCall, Bindable
 from outblas.judge import integrity
 from outblas.judge.baselines import CublasGemm
@@ -169,10 +169,15 @@ class CellProver:
     Args:
         data: operands on a GPU, filled by ``fill_normal``; set 0 is the one that is proved on.
         torch_stream: where the calls run, a torch.cuda.Stream.
+        acc: accumulator whose bound counts; None: the problem's.
+
+    Attributes:
+        problem: the problem with the accumulator whose bound counts.
     """
 
-    def __init__(self, data: Operands, torch_stream: Any) -> None:
+    def __init__(self, data: Operands, torch_stream: Any, acc: Acc | None = None) -> None:
         self._data, self._stream = data, torch_stream
+        self.problem = replace(data.problem, acc=acc or data.problem.acc)
         self._snapshot_operands()
 
     def call(self, call: BaselineCall) -> Verdict:
@@ -231,7 +236,7 @@ class CellProver:
         import torch
 
         a, b, _ = self._data[0]
-        self._reference = Reference(self._data.problem, a, b)
+        self._reference = Reference(self.problem, a, b)
         self._sums = self._data.sums()
         torch.cuda.synchronize(a.device)
 
