@@ -124,8 +124,9 @@ def test_the_run_takes_the_layout_of_the_kernel_and_its_file_becomes_the_table(
     text = cuda_l2_table(tmp_path)
     assert "| as claimed | OutBLAS / CUDA-L2 | 2 | 2.000× | 2 |" in text
     assert "| others | OutBLAS / CUDA-L2 | 1 | 2.000× | 1 |" in text and "CUDA-L2 / torch | 1 | 0.750× | 0 |" in text
+    assert "| ---: |\n| as claimed |" in text, "the lines of a table follow each other"
     assert "Of 3 kernels 1 have another accumulator" in text and "3 wait for the GPU" in text
-    assert "most often `cuda_l2` on 1" in text and "cuda_l2 2.00 µs" in text
+    assert "1 builds or proofs failed: `cuda_l2` on 1." in text and "cuda_l2 2.00 µs" in text
 
 
 def test_compile_needs_the_checkout(modules: Any, capsys: pytest.CaptureFixture[str]) -> None:

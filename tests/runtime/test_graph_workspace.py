@@ -326,3 +326,17 @@ def test_a_stream_is_made_in_relaxed_mode_and_the_threads_own_comes_back(
     else:
         assert new_stream() == 41
     assert modes == ["global", "relaxed", "global"]
+
+
+def test_a_new_thread_takes_the_primary_context_without_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    from outblas.runtime.driver import use_primary_context
+
+    current = []
+    fake = SimpleNamespace(
+        cuDeviceGet=lambda index: (0, f"device {index}"),
+        cuDevicePrimaryCtxRetain=lambda device: (0, f"context of {device}"),
+        cuCtxSetCurrent=lambda context: current.append(context) or (0,),
+    )
+    monkeypatch.setattr("outblas.runtime.driver.driver", lambda: fake)
+    use_primary_context(1)
+    assert current == ["context of device 1"]

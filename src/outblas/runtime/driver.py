@@ -127,6 +127,20 @@ def new_stream() -> int:
         check("cuThreadExchangeStreamCaptureMode", cu.cuThreadExchangeStreamCaptureMode(before))
 
 
+def use_primary_context(index: int) -> None:
+    """Make the primary context of a CUDA device, which is torch's, current in this thread. No work is waited for.
+
+    Args:
+        index: CUDA index.
+
+    Raises:
+        DeviceError: there is no such device, or it has no context.
+    """
+    cu = driver()
+    device = check("cuDeviceGet", cu.cuDeviceGet(index))
+    check("cuCtxSetCurrent", cu.cuCtxSetCurrent(check("cuDevicePrimaryCtxRetain", cu.cuDevicePrimaryCtxRetain(device))))
+
+
 def zero(address: int, nbytes: int, stream: int) -> None:
     """Enqueue a memset to zero of ``nbytes`` at a device address on a raw stream; return at once.
 

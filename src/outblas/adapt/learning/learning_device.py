@@ -24,7 +24,7 @@ from outblas.records.library import Library
 from outblas.records.library_row import LibraryRow
 from outblas.records.provenance import collect_provenance
 from outblas.records.user_library import install, user_library_path
-from outblas.runtime.driver import check, driver, new_stream
+from outblas.runtime.driver import check, driver, new_stream, use_primary_context
 from outblas.runtime.launch import load
 
 #: Learning leaves the program this many times its own scratch memory.
@@ -182,6 +182,7 @@ class LearningDevice:
         import torch
 
         if self._clock is None:  # torch's streams come from a pool: the program may capture on the same one
+            use_primary_context(self._index)  # a new thread has none before torch's first work there
             self._clock = StreamClock(torch.cuda.ExternalStream(new_stream(), device=self._index))
         return self._clock
 

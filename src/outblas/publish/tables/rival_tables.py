@@ -112,7 +112,7 @@ def cuda_l2_table(results: Path) -> str:
 
 
 def _each(results: Path, name: str, form: str, made_by: str, text: Callable[[dict[str, Any]], str]) -> str:
-    parts = [part for path in sorted(results.glob(f"*/{name}")) for part in note_of(path, form, made_by, text)]
+    parts = ["\n".join(note_of(path, form, made_by, text)) for path in sorted(results.glob(f"*/{name}"))]
     return "\n\n".join(parts) or NOT_MEASURED
 
 
@@ -189,4 +189,4 @@ def _failures(counts: Counter[str]) -> str:
     if not counts:
         return "Every kernel passed its proof."
     named = ", ".join(f"`{name}` on {count}" for name, count in counts.most_common(3))
-    return f"{sum(counts.values())} builds or proofs of {len(counts)} kernels failed, most often {named}."
+    return f"{sum(counts.values())} builds or proofs failed: {'most often ' if len(counts) > 3 else ''}{named}."
