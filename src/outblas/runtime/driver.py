@@ -128,7 +128,7 @@ def new_stream() -> int:
 
 
 def use_primary_context(index: int) -> None:
-    """Make the primary context of a CUDA device, which is torch's, current in this thread. No work is waited for.
+    """Make the primary context of a CUDA device, which torch uses, current in this thread. The call does not wait.
 
     Args:
         index: CUDA index.
