@@ -21,9 +21,13 @@ def unproved(kernels: Mapping[str, Any], problem: Problem) -> dict[str, str]:
 
     found = {}
     for name, kernel in kernels.items():
-        verdict = prove(kernel, problem, None, "full")
-        if verdict.status is not Status.PASSED:
-            found[name] = f"{verdict.status.value}: {verdict.detail}"
+        try:
+            verdict = prove(kernel, problem, None, "full")
+            reason = "" if verdict.status is Status.PASSED else f"{verdict.status.value}: {verdict.detail}"
+        except OutblasError as error:
+            reason = str(error)
+        if reason:
+            found[name] = reason
             print(f"{name} takes no part: {found[name]}", flush=True)
     return found
 

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from rivals.cuda_l2_kernels import CudaL2Kernel
 
 from outblas.core.config import KernelConfig
+from outblas.core.errors import DeviceError
 from outblas.core.problem import Problem
 from outblas.jail.build import BuiltKernel
 from outblas.jail.confinement import Jail
@@ -23,6 +24,8 @@ from outblas.workers.sandbox import Emit, Sandbox, WorkerLoss
 CUDA_L2 = "cuda_l2"
 #: Seconds that a row may take, and that a worker may take to start.
 _ROW_S, _START_S = 900.0, 900.0
+#: Rows that may be lost at the beginning, less one: more is no matter of single kernels.
+_LOST_AT_FIRST = 3
 #: Host memory of a worker, bytes, and its seconds of processor time.
 _MEMORY_BYTES, _CPU_SECONDS = 64 << 30, 4 * 3600
 
@@ -92,8 +95,33 @@ def rows_of(requests: Iterator[RowRequest], factory: str, args: tuple[Any, ...])
         args: its arguments.
 
     Raises:
-        DeviceError: a worker cannot start.
+        DeviceError: a worker cannot start, or the first three rows are all lost. None of those three is yielded.
     """
+    yield from _unless_all_are_lost(_all_rows(requests, factory, args))
+
+
+def _unless_all_are_lost(rows: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield rows; hold the first ones back while all are lost. Raise DeviceError at the third of them."""
+    held: list[dict[str, Any]] = []
+    for row in rows:
+        if "lost" in row:
+            held.append(row)
+            if len(held) == _LOST_AT_FIRST:
+                raise DeviceError(
+                    f"the first {_LOST_AT_FIRST} problems were lost, the last one because {row['lost']}",
+                    "a worker that measures",
+                    "mend it and run again; nothing of them is recorded",
+                )
+        else:
+            yield from held
+            yield row
+            yield from rows
+            return
+    yield from held
+
+
+def _all_rows(requests: Iterator[RowRequest], factory: str, args: tuple[Any, ...]) -> Iterator[dict[str, Any]]:
+    """Yield the row of each request, as :func:`rows_of`."""
     with Sandbox(factory, args, _ROW_S, _START_S, codec=__name__, limits=HostLimits(_MEMORY_BYTES)) as sandbox:
         request = next(requests, None)
         while request is not None:

@@ -157,7 +157,18 @@ def test_a_device_opens_a_bench_with_shared_kernels_and_enough_memory(
     monkeypatch.setattr(device, "_state", lambda: state)
     monkeypatch.setattr(device, "_own_clock", lambda: clock)
     monkeypatch.setattr(learning_device, "load", lambda cubin, config: loaded.append(config) or config)
-    monkeypatch.setattr(learning_device, "GpuWorkbench", lambda *given: given)
+
+    class Bench(tuple[Any, ...]):
+        def __new__(cls, *given: Any) -> Any:
+            return super().__new__(cls, given)
+
+        def warm(self) -> None:
+            loaded.append("warm")
+
+        def close(self) -> None:
+            loaded.append("closed")
+
+    monkeypatch.setattr(learning_device, "GpuWorkbench", Bench)
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda index: 0)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda index: 0)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (10**9, 10**10))
@@ -166,7 +177,9 @@ def test_a_device_opens_a_bench_with_shared_kernels_and_enough_memory(
     bench, contenders, unmeasured = _result(device.open(PROBLEM, "plain", False))
     assert unmeasured is None
     assert [one.config for one in contenders] == compiled == loaded[:2] and set(bench[2]) == set(compiled)
-    assert loaded[2] == (1, 80.0)
+    assert loaded[2:] == [(1, 80.0), "warm", "closed"]
+    _result(device.open(PROBLEM, "plain", False))
+    assert loaded.count("warm") == 1, "once in a process"
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (10**8, 10**10))
     with pytest.raises(learning_device.DeviceError, match="100 MB"):
         _result(device.open(PROBLEM, "plain", False))

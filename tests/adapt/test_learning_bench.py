@@ -168,6 +168,16 @@ def test_a_wrong_contender_is_refused_by_integers_already(clock: Clock, way: Any
     assert words in made.prove(KERNEL) and made.prove(ALGORITHM) == ""
 
 
+@pytest.mark.parametrize("late", [False, True])
+def test_warming_up_runs_torch_alone_and_a_late_host_is_no_error(clock: Clock, late: bool) -> None:
+    made = bench(clock, PROBLEMS[0])
+    clock.late, clock.us = late, {"ours": 1.0}  # the first graph's name here
+    made.warm()
+    assert clock.launched == ([] if late else ["ours"])
+    made.close()
+    assert clock.launched[-1] == "freed"
+
+
 def test_an_algorithm_that_cannot_be_found_is_an_error(clock: Clock) -> None:
     made = bench(clock, PROBLEMS[0])
     for _ in made.prepare("integers"):

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from outblas.core.errors import CompileError, ContractError, RecordError, UsageError
+from outblas.core.errors import CompileError, ContractError, DeviceError, RecordError, UsageError
 from outblas.core.evaluation import Status, Verdict
 from outblas.core.problem import Problem
 from outblas.jail.build import BuiltKernel
@@ -193,6 +193,26 @@ def test_a_lost_row_is_measured_again_without_the_foreign_kernel(rivals: Any, mo
     assert "exit code 3" in second["refused"][worker.CUDA_L2]
     assert third == {"problem": Problem(256, 64, 64).key, "lost": "exited: the worker ended with exit code 3"}
     assert "cannot be read" in fourth["lost"], "a time that is not finite is no row"
+
+
+def test_a_run_whose_first_rows_are_all_lost_ends_and_yields_none_of_them(rivals: Any) -> None:
+    worker = rivals("row_worker")
+    lost = worker.RowRequest(Problem(256, 64, 64))
+    with pytest.raises(DeviceError, match="first 3 problems were lost.*exit code 3"):
+        list(worker.rows_of(iter([lost] * 4), "support.rivals.fake_rows:make_handler", ()))
+    rows = list(worker.rows_of(iter([lost] * 2), "support.rivals.fake_rows:make_handler", ()))
+    assert [set(row) for row in rows] == [{"problem", "lost"}] * 2, "too few to tell"
+
+
+def test_an_instance_that_cannot_be_launched_takes_no_part(rivals: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def prove(kernel: str, *_: Any) -> Verdict:
+        if kernel == "refuses":
+            raise DeviceError("outblas_launch returned -1", "0", "look")
+        return Verdict(Status.PASSED if kernel == "good" else Status.WRONG, (), "an error of 3")
+
+    monkeypatch.setattr("outblas.judge.gates.prove", prove)
+    found = rivals("proofs").unproved({name: name for name in ("good", "bad", "refuses")}, PROBLEM)
+    assert set(found) == {"bad", "refuses"} and "returned -1" in found["refuses"]
 
 
 def test_kernels_that_are_wrong_are_named_and_not_tried_twice(rivals: Any) -> None:

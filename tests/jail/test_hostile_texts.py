@@ -64,6 +64,16 @@ def test_what_compiles_to_too_much_is_not_kept(monkeypatch, text):
     assert isinstance(found, Evaluation) and found.status is Status.COMPILE_ERROR and "MiB" in found.detail
 
 
+def test_statics_of_templates_are_each_kernels_own(tmp_path):
+    """A unique symbol (nm: ``u``) is one variable in all libraries of a process, however they were loaded."""
+    kept = "template <int N> struct Kept { static int value; };\ntemplate <int N> int Kept<N>::value = 0;\n"
+    built = examined(host_text(kept + "int extra() { return 0 * ++Kept<1>::value; }"))
+    (tmp_path / "kernel.so").write_bytes(built.cubin.image)
+    symbols = subprocess.run(["nm", "-DC", tmp_path / "kernel.so"], check=True, capture_output=True, text=True).stdout
+    kinds = {name: kind for _, kind, name in (line.split(None, 2) for line in symbols.splitlines() if line[:1] != " ")}
+    assert kinds["Kept<1>::value"] == "V", "of its own, and weak"
+
+
 def cuda_elf(extent):
     """An ELF header whose table of sections ends ``extent`` bytes behind its begin."""
     data = bytearray(64)

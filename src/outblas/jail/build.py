@@ -39,9 +39,10 @@ MAX_IMAGE_BYTES = 64 << 20
 #: Larger ones are not kept in the compile cache, which a stranger could fill. Kernels with CUTLASS have about 1 MiB.
 MAX_CACHED_BYTES = 8 << 20
 _CUTLASS_DEFINES = ("-DCUTLASS_ENABLE_DIRECT_CUDA_DRIVER_CALL=1",)
+#: Without gnu-unique, the statics of a template in one library are those of a kernel that was loaded before.
 _NVCC = (
     "-std=c++17", "-O3", "-shared", "--expt-relaxed-constexpr", "--expt-extended-lambda", "--no-compress",
-    "-Xcompiler=-fPIC,-fno-diagnostics-show-caret", "-Xptxas=-v", "-cudart=none",
+    "-Xcompiler=-fPIC,-fno-gnu-unique,-fno-diagnostics-show-caret", "-Xptxas=-v", "-cudart=none",
 )  # fmt: skip
 
 
@@ -143,7 +144,7 @@ class _Job:
 
     def key(self) -> str:
         """SHA-256 (hex) of all that the result depends on."""
-        parts = [FORMAT, "free-2", self.toolchain(), self.arch, self.cutlass[1] if self.cutlass else ""]
+        parts = [FORMAT, "free-3", self.toolchain(), self.arch, self.cutlass[1] if self.cutlass else ""]
         parts += [
             *macro_definitions(self.problem),
             self.kernel.text,

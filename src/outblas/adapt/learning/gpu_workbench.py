@@ -6,12 +6,13 @@ setting of torch or draws from its generators: the program's threads use them me
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from outblas.adapt.learning.learn_product import Inputs
+from outblas.adapt.learning.learn_product import ALL_INPUTS, Inputs
 from outblas.adapt.learning.learned_products import Contender
 from outblas.adapt.learning.slice_limits import SHARED_WORKSPACE_BYTES, SliceLimits, scratch_sets
 from outblas.core.config import KernelConfig
@@ -85,6 +86,21 @@ class GpuWorkbench:
         reference = SlicedReference(self._problem, a, b, exact=inputs == "integers")
         yield from reference.blocks(self._limits.block_flop(self._gpu))
         self._reference = reference
+
+    def warm(self) -> None:
+        """Run once what every product's slices run, so that no product pays for the loading of it.
+
+        Raises:
+            DeviceError: torch's product cannot be captured.
+        """
+        for inputs in ALL_INPUTS:
+            for _ in self.prepare(inputs):
+                pass
+            check_cell(self._data, self._reference, self._sums[0], partial(self._torch_calls()[0], self._clock.stream))
+        self._graphs[_TORCH] = self._captured(self._torch_calls())
+        with contextlib.suppress(HostBehindGpu):
+            self._clock.timed([partial(self._launch, self._graphs[_TORCH])])
+        self.operands_intact()
 
     def prove(self, contender: Contender) -> str:
         """Run a contender once on the first operands, between canaries; return why it is wrong, empty if it is right.

@@ -29,6 +29,8 @@ from outblas.runtime.launch import load
 
 #: Learning leaves the program this many times its own scratch memory.
 _FREE_FACTOR = 2
+#: A small product of torch. Its loading is not charged to the first product that is learned.
+WARM_UP = Problem(24, 136, 264)
 
 
 class SliceTimer:
@@ -89,6 +91,7 @@ class LearningDevice:
     def __init__(self, index: int, own: Choose | None, gpu: Gpu) -> None:
         self._index, self._own, self._gpu = index, own, gpu
         self._clock: StreamClock | None = None
+        self._is_warm = False
 
     def why_not(self, problem: Problem) -> str:
         """Return why a product can never be learned here; empty if it can."""
@@ -155,6 +158,9 @@ class LearningDevice:
         self._check_memory()
         limits, clock = SETTLING if settling else RUNNING, self._own_clock()
         clock.limit(limits.tries, limits.plug_us)
+        if not self._is_warm:
+            self._warm(state, clock)
+            yield
         bench = GpuWorkbench(problem, self._gpu, kernels, state.lt, clock, limits, f"cuda:{self._index}")
         yield
         return Opened(bench, ready.contenders, ready.unmeasured)
@@ -177,6 +183,14 @@ class LearningDevice:
 
     def _state(self) -> DeviceState:
         return device_registry.device_state(self._index)
+
+    def _warm(self, state: DeviceState, clock: StreamClock) -> None:
+        bench = GpuWorkbench(WARM_UP, self._gpu, {}, state.lt, clock, RUNNING, f"cuda:{self._index}")
+        try:
+            bench.warm()
+        finally:
+            bench.close()
+        self._is_warm = True
 
     def _own_clock(self) -> StreamClock:
         import torch
