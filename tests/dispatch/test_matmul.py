@@ -218,6 +218,17 @@ def test_launch_options_are_opted_into_by_argument_or_environment(monkeypatch: p
     with pytest.raises(UsageError, match="weights=True with pdl=False"):
         option_of(False, True)
     assert option_of(True, False) == 1 and type(option_of(True, False)) is int
+    assert option_of(9, False) == 1, "any truth is True: 2 would promise constant weights"  # type: ignore[arg-type]
+
+
+def test_a_true_number_allows_pdl_and_promises_no_more(monkeypatch: pytest.MonkeyPatch, torch: Any) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr("outblas.dispatch.matmul.native_table.table_matmul", None)
+    monkeypatch.setattr("outblas.dispatch.matmul.run_matmul", lambda a, b, out, option: seen.append(option) or a)
+    a = torch.ones(2, 2)
+    for pdl in (2, 9, 0, None):
+        matmul(a, a, pdl=pdl)
+    assert seen == [True, True, False, None]
 
 
 def test_status_is_empty_before_the_first_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,6 +59,16 @@ def test_a_program_runs_as_alone_and_is_recorded(tmp_path: Path) -> None:
     assert "serve.py exit" in found.provenance[0]["command"]
 
 
+def test_without_torch_it_ends_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "hidden" / "torch").mkdir(parents=True)
+    (tmp_path / "hidden" / "torch" / "__init__.py").write_text("raise ModuleNotFoundError('hidden', name='torch')")
+    paths = {"PYTHONPATH": f"{tmp_path / 'hidden'}:{ROOT / 'src'}"}
+    run = command(tmp_path, sys.executable, "program/serve.py", "exit")
+    done = subprocess.run(run, cwd=tmp_path, env={**environment(), **paths}, capture_output=True, text=True)
+    assert done.returncode == 1 and done.stderr.startswith("error: torch is not installed"), done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
 def test_an_exception_leaves_its_traceback_and_the_record(tmp_path: Path) -> None:
     run = command(tmp_path, sys.executable, "-u", "program/serve.py", "raise")
     done = subprocess.run(run, cwd=tmp_path, env=environment(), input="", capture_output=True, text=True)

@@ -103,7 +103,7 @@ def matmul(
             one product of half-precision matrices on a CUDA GPU.
         ToolchainMissing: torch is not installed.
     """
-    option = pdl if weights is None else option_of(pdl, weights)
+    option = (pdl if pdl is None else bool(pdl)) if weights is None else option_of(pdl, weights)
     if accurate or batch_invariant:
         return guaranteed_matmul(a, b, out, option, demanded(accurate, batch_invariant))
     known = native_table.table_matmul
@@ -300,7 +300,8 @@ def explain(
         UsageError: as for :func:`matmul`.
     """
     option = with_guarantee(
-        full_option(pdl if weights is None else option_of(pdl, weights)), demanded(accurate, batch_invariant)
+        full_option((pdl if pdl is None else bool(pdl)) if weights is None else option_of(pdl, weights)),
+        demanded(accurate, batch_invariant),
     )
     import_torch()
     guarantee = guarantee_of_option(option)

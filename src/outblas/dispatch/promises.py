@@ -28,7 +28,7 @@ def option_of(pdl: bool | None, weights: bool) -> int:
         raise UsageError("weights=True with pdl=False", "pdl=True, or none", "leave pdl out: constant weights imply it")
     if weights:
         return LAUNCHES.index("weights")
-    return promise_free_option() if pdl is None else int(pdl)
+    return promise_free_option() if pdl is None else int(bool(pdl))
 
 
 def launch_of_option(option: int | None) -> Launch:

@@ -30,15 +30,19 @@ _USAGE = "--out FILE [--append] -- SCRIPT | -m MODULE | -c CODE, with its argume
 
 
 def main(argv: Sequence[str]) -> None:
-    """Run the program that ``argv`` names; raise its errors.
+        SystemExit: the recorder cannot begin: torch is not installed, or nothing can be added to the file.
 
     Raises:
-        OutblasError: an argument is wrong, or the record cannot be appended to the file.
+        OutblasError: an argument is wrong.
+        SystemExit: the recorder cannot begin: torch is not installed, or the file cannot be appended to.
     """
     path, append, program = _arguments(argv)
     recorder = capture(path, append, command=" ".join(["outblas capture", *program]))
     # Stays on as long as the process lives: threads may outlive the script.
-    recorder.__enter__()
+    try:
+        recorder.__enter__()
+    except OutblasError as error:  # the program has not begun, so a traceback would be none of its own
+        sys.exit(f"error: {error}")
     # Registered first, so called last: it also sees products of the program's own exit handlers.
     finish = partial(_finish, recorder, os.path.abspath(path), os.getpid())  # the program may change its folder
     atexit.register(finish)
