@@ -30,11 +30,11 @@ _USAGE = "--out FILE [--append] -- SCRIPT | -m MODULE | -c CODE, with its argume
 
 
 def main(argv: Sequence[str]) -> None:
-        SystemExit: the recorder cannot begin: torch is not installed, or nothing can be added to the file.
+    """Run the program that ``argv`` names; raise its errors.
 
     Raises:
         OutblasError: an argument is wrong.
-        SystemExit: the recorder cannot begin: torch is not installed, or the file cannot be appended to.
+        SystemExit: the recorder cannot begin: torch is not installed, or nothing can be added to the file.
     """
     path, append, program = _arguments(argv)
     recorder = capture(path, append, command=" ".join(["outblas capture", *program]))
