@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 #: Values of ``--env``.
 ENVIRONMENTS = ("candidates", "knobs")
 #: Of ``--quick``.
-QUICK_STEPS, QUICK_EPOCHS = 2048, 2
+QUICK_STEPS, QUICK_EPOCHS = 1024, 1
 RecordingOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -58,7 +58,7 @@ def train(
     tensorboard: Annotated[bool, typer.Option(help="Write TensorBoard logs into the run directory.")] = False,
     wandb: Annotated[bool, typer.Option(help="Log to Weights & Biases; WANDB_MODE=offline keeps it on disk.")] = False,
     quick: Annotated[
-        bool, typer.Option("--quick", help="A trial: 2 epochs of the regressor and 2048 steps. The policy is weak.")
+        bool, typer.Option("--quick", help="A trial: one epoch of the regressor and 1024 steps. The policy is weak.")
     ] = False,
 ) -> None:
     """Train the policy of agent ppo, or of agent knob, on recorded problems (no GPU)."""

@@ -12,7 +12,7 @@ import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -207,8 +207,11 @@ class Library:
         )
 
 
+@lru_cache(maxsize=4)
 def parse_library(text: str, where: str) -> Library:
     """Return the library of a file's text; ``where`` names the file in errors.
+
+    A library is frozen, and reading a packaged one takes half a second. So the last four are kept.
 
     Raises:
         RecordError: as :func:`outblas.records.library_file.parse_content`.
