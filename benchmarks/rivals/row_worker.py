@@ -24,7 +24,7 @@ from outblas.workers.sandbox import Emit, Sandbox, WorkerLoss
 CUDA_L2 = "cuda_l2"
 #: Seconds that a row may take, and that a worker may take to start.
 _ROW_S, _START_S = 900.0, 900.0
-#: Rows that may be lost at the beginning, less one: more is no matter of single kernels.
+#: If this many rows are lost at the beginning, the cause is no single kernel.
 _LOST_AT_FIRST = 3
 #: Host memory of a worker, bytes, and its seconds of processor time.
 _MEMORY_BYTES, _CPU_SECONDS = 64 << 30, 4 * 3600

@@ -39,7 +39,7 @@ MAX_IMAGE_BYTES = 64 << 20
 #: Larger ones are not kept in the compile cache, which a stranger could fill. Kernels with CUTLASS have about 1 MiB.
 MAX_CACHED_BYTES = 8 << 20
 _CUTLASS_DEFINES = ("-DCUTLASS_ENABLE_DIRECT_CUDA_DRIVER_CALL=1",)
-#: Without gnu-unique, the statics of a template in one library are those of a kernel that was loaded before.
+#: A unique symbol is one variable in all libraries of a process. Kernels must not share the statics of templates.
 _NVCC = (
     "-std=c++17", "-O3", "-shared", "--expt-relaxed-constexpr", "--expt-extended-lambda", "--no-compress",
     "-Xcompiler=-fPIC,-fno-gnu-unique,-fno-diagnostics-show-caret", "-Xptxas=-v", "-cudart=none",
