@@ -73,6 +73,7 @@ def loaded(kernel: FreeKernel, problem: Problem, folder: Path) -> Any:
         CutlassSm80((128, 128, 32), (64, 64), 4, width=4),
         CutlassSm80((64, 64, 64), (32, 32), 5, acc="fp16"),
         CutlassSm80((64, 128, 64), (32, 64), 4, "stream_k"),
+        CutlassSm80((64, 128, 64), (32, 64), 4, "stream_k", splits=4),  # of the same template, in the same process
         CutlassSm80((32, 64, 64), (16, 32), 6, "stream_k", splits=8),
     ],
     ids=lambda instance: instance.name,
