@@ -299,10 +299,8 @@ def explain(
         TensorError: as for :func:`matmul`.
         UsageError: as for :func:`matmul`.
     """
-    option = with_guarantee(
-        full_option((pdl if pdl is None else bool(pdl)) if weights is None else option_of(pdl, weights)),
-        demanded(accurate, batch_invariant),
-    )
+    asked = (pdl if pdl is None else bool(pdl)) if weights is None else option_of(pdl, weights)
+    option = with_guarantee(full_option(asked), demanded(accurate, batch_invariant))
     import_torch()
     guarantee = guarantee_of_option(option)
     invariant = guarantee == "batch_invariant"
