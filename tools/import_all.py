@@ -146,11 +146,10 @@ def environment_of(python: Path, folder: Path, dependencies: Sequence[str]) -> P
     if made.is_file() and made.read_text() == wanted and inside.exists():
         return inside
     shutil.rmtree(folder, ignore_errors=True)
-    # Another interpreter's pip installs, which saves the making of one in each.
+    # This interpreter's uv or pip installs, which saves the making of one in each.
     _run([str(python), "-m", "venv", "--without-pip", str(folder)], "no virtual environment")
-    pip = [sys.executable, "-m", "pip", "--python", str(inside), "install", "--quiet", "--disable-pip-version-check"]
-    options = ["--no-compile", "--only-binary=:all:"]
-    _run([*pip, *options, *dependencies], "the base dependencies cannot be installed")
+    install = [sys.executable, str(ROOT / "tools" / "install.py"), "--python", str(inside), "--only-binary=:all:"]
+    _run([*install, *dependencies], "the base dependencies cannot be installed")
     made.write_text(wanted)
     return inside
 

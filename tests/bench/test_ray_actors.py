@@ -60,7 +60,9 @@ def pool(name: str, *arguments: Any) -> PoolEvaluator:
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize(("name", "more", "lost"), [("Logged", (), 0), ("KilledOnce", (29,), 1)])
+@pytest.mark.parametrize(
+    ("name", "more", "lost"), [pytest.param("Logged", (), 0, marks=pytest.mark.slow), ("KilledOnce", (29,), 1)]
+)
 def test_actors_make_what_one_process_makes(
     cluster: Any, tmp_path: Path, name: str, more: tuple[Any, ...], lost: int
 ) -> None:

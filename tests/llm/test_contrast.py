@@ -94,6 +94,7 @@ def test_what_wins_is_shown_in_later_prompts(whole: Path) -> None:
     assert len(groups) == STEPS  # all answers to a prompt have seen the same pair
 
 
+@pytest.mark.slow
 def test_a_killed_training_of_several_turns_resumes_to_the_same_weights(
     whole: Path, recording: Path, tmp_path: Path
 ) -> None:

@@ -261,10 +261,10 @@ def test_a_bench_of_an_earlier_library_is_said_to_be_so(tmp_path: Path, library:
     rows = [dict(row) for row in result.rows]
     rows[ours[0]]["config"] = rows[ours[0]]["config"].replace("bm=", "bm=9")
     rows[ours[1]] |= {"fallback": True, "published": 1.0, "ran": None, "by_start": None}
-    write_result(rows, result.meta, directory / path.name)
+    read = [read_result(write_result(rows, result.meta, directory / path.name))]
     of = f"of an earlier library; 2 of {len(rows)} rows have another kernel now"
-    assert notes_of_replaced(directory) == [f"- grid1000 TN fp16/fp32, offline: {of}"]
-    assert notes_of_replaced(directory.rename(tmp_path / "b1")) == [], "no library of that GPU to compare with"
+    assert notes_of_replaced(directory, read) == [f"- grid1000 TN fp16/fp32, offline: {of}"]
+    assert notes_of_replaced(directory.rename(tmp_path / "b1"), read) == [], "no library of that GPU to compare with"
 
 
 def test_every_resource_of_the_package_is_of_a_known_kind() -> None:

@@ -112,7 +112,7 @@ def test_a_registry_that_fails_is_told_and_asked_again(
 
     def run(command: list[str], trouble: str, *rest: Any) -> str:
         ran.append(command[2])
-        if command[2] == "pip":
+        if command[2] == "--python":
             raise tool.NotTried(f"{trouble} (no network)")
         return ""
 
@@ -122,7 +122,7 @@ def test_a_registry_that_fails_is_told_and_asked_again(
         outcome = tool.try_version(OTHER, tmp_path, ["p"], ["a"], tmp_path)
         (line,) = outcome.lines()
         assert line.startswith(f"Python {OTHER} ({tmp_path}/python): not tried: ") and line.endswith("(no network)")
-    assert ran == ["venv", "pip"] * 2
+    assert ran == ["venv", "--python"] * 2
 
 
 def test_a_command_that_fails_is_not_tried_with_its_last_word(tool: Any, tmp_path: Path) -> None:

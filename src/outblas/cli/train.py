@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 #: Values of ``--env``.
 ENVIRONMENTS = ("candidates", "knobs")
-#: Of ``--quick``.
-QUICK_STEPS, QUICK_EPOCHS = 1024, 1
+#: Of ``--quick``; the problems are of each recording.
+QUICK_STEPS, QUICK_EPOCHS, QUICK_PROBLEMS = 1024, 1, 200
 RecordingOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -58,7 +58,11 @@ def train(
     tensorboard: Annotated[bool, typer.Option(help="Write TensorBoard logs into the run directory.")] = False,
     wandb: Annotated[bool, typer.Option(help="Log to Weights & Biases; WANDB_MODE=offline keeps it on disk.")] = False,
     quick: Annotated[
-        bool, typer.Option("--quick", help="A trial: one epoch of the regressor and 1024 steps. The policy is weak.")
+        bool,
+        typer.Option(
+            "--quick",
+            help="A trial: some 200 problems, one epoch of the regressor and 1024 steps. The policy is weak.",
+        ),
     ] = False,
 ) -> None:
     """Train the policy of agent ppo, or of agent knob, on recorded problems (no GPU)."""
@@ -84,7 +88,7 @@ def train(
         base = replace(base, regress=replace(base.regress, epochs=QUICK_EPOCHS))
     chosen = replace(base, **{k: v for k, v in given.items() if v is not None})  # type: ignore[arg-type]
     chosen = replace(chosen, sampler=sampler, preset=preset, budget=1 if oneshot else chosen.budget)
-    parts = _parts(recording)
+    parts = _parts(recording, QUICK_PROBLEMS if quick else None)
     with common.progress_bar("train") as progress:
         policy = train_ppo(parts, chosen, TrainingRun(run, None, tensorboard, wandb), progress)
     about = json.loads(policy.about)
@@ -100,22 +104,20 @@ def _train_knobs(
     from outblas.learn.train.knob_settings import KNOB_RECIPES
     from outblas.learn.train.train_knobs import train_knobs
     from outblas.learn.train.train_ppo import TrainingRun
-    from outblas.records.recording import Recording
 
     name = DEFAULT_DESIGN if design is None else design
     if name not in DESIGNS:
         raise unknown_name("design", name, DESIGNS, "pass one of them as --design")
-    names = recordings or [common.DEFAULT_RECORDING]
-    if len(names) > 1:
+    if recordings and len(recordings) > 1:
         raise UsageError(
-            f"{len(names)} recordings with --env knobs", "one", "pass one --recording; its GPU and others are simulated"
+            f"{len(recordings)} recordings with --env knobs", "one", "pass one --recording; its GPU and others are simulated"
         )
     chosen = replace(KNOB_RECIPES[name], **given)
     if quick:
         chosen = replace(chosen, regress=replace(chosen.regress, epochs=QUICK_EPOCHS))
-    loaded = Recording.load(names[0])
+    (part,) = _parts(recordings, QUICK_PROBLEMS if quick else None)
     with common.progress_bar("train") as progress:
-        policy = train_knobs(loaded, loaded.problems, chosen, TrainingRun(run, None, tensorboard), progress)
+        policy = train_knobs(part.recording, part.problems, chosen, TrainingRun(run, None, tensorboard), progress)
     about = json.loads(policy.about)
     agent = "knob" if name == DEFAULT_DESIGN else f"knob-{name}"
     out.print(f"policy: {run / 'policy.npz'} (best of {about['steps']} steps)", markup=False)
@@ -145,13 +147,19 @@ def sweep(
     out.print(f"best: {path}, mean log quality {score:.5f}\ntrain: outblas train --settings {path}", markup=False)
 
 
-def _parts(names: list[str] | None) -> list[TrainingPart]:
-    """Return all problems of the named recordings, or of the default one."""
+def _parts(names: list[str] | None, about: int | None = None) -> list[TrainingPart]:
+    """Return the problems of the named recordings, or of the default one.
+
+    Args:
+        names: names or folders of recordings.
+        about: so many problems of each or up to twice as many, evenly drawn; None: all.
+    """
     from outblas.learn.train.training_part import TrainingPart
     from outblas.records.recording import Recording
 
     loaded = [Recording.load(name) for name in names or [common.DEFAULT_RECORDING]]
-    return [TrainingPart(recording, recording.problems) for recording in loaded]
+    steps = [1 if about is None else max(1, len(one.problems) // about) for one in loaded]
+    return [TrainingPart(one, one.problems[::step]) for one, step in zip(loaded, steps, strict=True)]
 
 
 def _read(path: Path) -> PpoSettings:

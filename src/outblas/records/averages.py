@@ -6,12 +6,13 @@ that they are equal on every platform.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from outblas.core.config import Launch
-from outblas.core.problem import Problem
+from outblas.core.problem import Acc, Dtype, Layout, Problem
 from outblas.core.stats import flop_weighted, geomean, losses
 from outblas.core.suites import LAYER_SUITES
 
@@ -40,7 +41,16 @@ def problem_of(row: Mapping[str, Any]) -> Problem:
     Raises:
         ProblemError: they are no valid problem.
     """
-    return Problem.from_json(dict(row))
+    try:
+        return _problem(row["m"], row["n"], row["k"], row["layout"], row["dtype"], row["acc"])
+    except TypeError:  # a value that has no hash is none of a problem's, and this says so
+        return Problem.from_json(dict(row))
+
+
+@functools.lru_cache(maxsize=16384, typed=True)
+def _problem(m: int, n: int, k: int, layout: Layout, dtype: Dtype, acc: Acc) -> Problem:
+    """Return the problem; the benches of a folder have the same ones again and again."""
+    return Problem(m, n, k, layout, dtype, acc)
 
 
 def launch_of_row(row: Mapping[str, Any]) -> Launch:

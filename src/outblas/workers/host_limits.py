@@ -32,13 +32,18 @@ class HostLimits:
             pid: the process; None: one that has ended.
         """
         if (used := resident_bytes(pid) + memory_file_bytes(pid)) > self.memory_bytes:
-            return f"it filled {used >> 20} MiB of host memory, at most {self.memory_bytes >> 20}"
+            return f"it filled {_mib(used)} MiB of host memory, at most {self.memory_bytes >> 20}"
         if self.folder is None:
             return ""
         used, entries = folder_usage(self.folder)
         if used > self.folder_bytes or entries > _MOST_ENTRIES:
-            return f"it filled {used >> 20} MiB of disk with {entries} files, at most {self.folder_bytes >> 20}"
+            return f"it filled {_mib(used)} MiB of disk with {entries} files, at most {self.folder_bytes >> 20}"
         return ""
+
+
+def _mib(used: int) -> int:
+    """Return bytes in MiB, rounded up: what is over a limit must not read as the limit."""
+    return -(-used >> 20)
 
 
 def resident_bytes(pid: int | None) -> int:

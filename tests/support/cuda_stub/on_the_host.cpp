@@ -1,9 +1,12 @@
 // A driver for the host; the stub's header precedes it. Memory is malloc's. A launch of (a, b, c, m, n, k) computes the
-// product in double. B_NK: B is stored N x K. WRONG: one element of C is wrong. PAST: one element past C is written.
+// product. The environment says how: with B_NK, B is stored N x K. With WRONG, one element of C is wrong. With PAST, one
+// element past C is written.
 #include <cuda.h>
 
 #include <cstdlib>
 #include <cstring>
+
+static bool told(const char* name) { return std::getenv(name) != nullptr; }
 
 CUresult cuInit(unsigned) { return CUDA_SUCCESS; }
 CUresult cuGetErrorName(CUresult, const char** name) { return *name = "error", CUDA_SUCCESS; }
@@ -35,16 +38,17 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig*, CUfunction, void** parameters, 
   const _Float16 *a = operand(0), *b = operand(1);
   _Float16* c = operand(2);
   const std::size_t m = extent(3), n = extent(4), k = extent(5);
+  const bool b_nk = told("B_NK");
   for (std::size_t i = 0; i < m; ++i) {
     for (std::size_t j = 0; j < n; ++j) {
       float sum = 0;
       for (std::size_t x = 0; x < k; ++x) {
-        sum += static_cast<float>(a[i * k + x]) * static_cast<float>(B_NK ? b[j * k + x] : b[x * n + j]);
+        sum += static_cast<float>(a[i * k + x]) * static_cast<float>(b_nk ? b[j * k + x] : b[x * n + j]);
       }
       c[i * n + j] = static_cast<_Float16>(sum);
     }
   }
-  if (WRONG) c[m * n - 1] = static_cast<_Float16>(static_cast<float>(c[m * n - 1]) + 1.0f);
-  if (PAST) c[m * n] = 0;
+  if (told("WRONG")) c[m * n - 1] = static_cast<_Float16>(static_cast<float>(c[m * n - 1]) + 1.0f);
+  if (told("PAST")) c[m * n] = 0;
   return CUDA_SUCCESS;
 }

@@ -18,7 +18,7 @@ from outblas.publish.tables.gpu_folders import bench_files_of, json_files_of
 from outblas.records.averages import launch_of_row, problem_of, table_label
 from outblas.records.library import Library
 from outblas.records.library_tables import kernels_since
-from outblas.records.results import Result, bench_files, read_meta, read_result
+from outblas.records.results import Result, read_meta
 from outblas.records.retuning import RETUNE_FILE, RETUNE_FORMAT, seconds_by_step
 
 
@@ -35,19 +35,19 @@ def _is_replaced(row: dict[str, object], library: Library) -> bool:
     return kernel is None or config_name(kernel) != row["config"]
 
 
-def notes_of_replaced(directory: Path) -> list[str]:
+def notes_of_replaced(directory: Path, results: Sequence[Result]) -> list[str]:
     """Return a line of Markdown for each bench that timed another kernel than the packaged library has now.
 
     Args:
         directory: result files of a GPU, whose name it has, e.g. ``results/h200``.
+        results: its bench files.
 
     Returns:
         An empty list if no library is packaged for the GPU. Benches outside the named suites are left out.
     """
     library = Library.packaged(Path(directory).name, missing_ok=True)
     notes = []
-    for path in bench_files(directory) if library.rows else ():
-        result = read_result(path)
+    for result in results if library.rows else ():
         count = count_replaced_rows(result, library) if result.suite in SUITES else 0
         if count:
             table = table_label(result.suite, result.rows[0])

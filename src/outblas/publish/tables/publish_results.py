@@ -181,7 +181,7 @@ def _any_shapes(gpus: Sequence[Measured]) -> str:
 
 
 def _all_rows(gpu: Measured) -> str:
-    return markdown_table(gpu.summary, [*notes_of_rows(gpu.results), *_notes(gpu.folder)])
+    return markdown_table(gpu.summary, [*notes_of_rows(gpu.results), *_notes(gpu)])
 
 
 def _weak(gpus: Sequence[Measured]) -> str:
@@ -197,8 +197,9 @@ def _live(folder: Path) -> str:
     return live_block(live_files(folder.parent), picture)
 
 
-def _notes(folder: Path) -> list[str]:
-    about_library = [*notes_of_replaced(folder), *notes_of_earlier_kernels(folder)]
+def _notes(gpu: Measured) -> list[str]:
+    folder = gpu.folder
+    about_library = [*notes_of_replaced(folder, gpu.results), *notes_of_earlier_kernels(folder)]
     beside = (notes_of_large_products, notes_of_retune, notes_of_cutlass, notes_of_inductor, notes_of_accuracy)
     return [*about_library, *(line for notes in beside for line in notes(folder))]
 
