@@ -43,7 +43,9 @@ def test_legal_kernels_compile_without_spills(arch: str, fresh_cubins: CubinCach
     pytest.importorskip("cuda.bindings")
     gpu = GPUS[arch]
     tiles = set()
-    for problem in PROBLEMS if arch in ("sm_80", "sm_90a", "sm_120a") else PROBLEMS[::3]:  # others have few of their own
+    for problem in (
+        PROBLEMS if arch in ("sm_80", "sm_90a", "sm_120a") else PROBLEMS[::3]
+    ):  # others are like one of these
         for config in sample(problem, gpu):
             cubin = compile_source(make_source(problem, config), arch, fresh_cubins)
             assert cubin.spill_bytes == 0, config_name(config)

@@ -246,7 +246,12 @@ def test_representatives_are_ragged_legal_and_of_the_same_kind():
 
 @pytest.mark.parametrize(
     ("how", "words"),
-    [("memory", "host memory"), ("file in memory", "host memory"), ("disk", "MiB of disk with 2 files, at most 2"), ("files", "101 files")],
+    [
+        ("memory", "host memory"),
+        ("file in memory", "host memory"),
+        ("disk", "MiB of disk with 2 files, at most 2"),
+        ("files", "101 files"),
+    ],
 )
 def test_a_worker_that_talks_all_the_time_is_still_watched_as_it_fills_the_host(tmp_path, monkeypatch, how, words):
     monkeypatch.setattr(host_limits, "_MOST_ENTRIES", 100)

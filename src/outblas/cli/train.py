@@ -110,7 +110,9 @@ def _train_knobs(
         raise unknown_name("design", name, DESIGNS, "pass one of them as --design")
     if recordings and len(recordings) > 1:
         raise UsageError(
-            f"{len(recordings)} recordings with --env knobs", "one", "pass one --recording; its GPU and others are simulated"
+            f"{len(recordings)} recordings with --env knobs",
+            "one",
+            "pass one --recording; its GPU and others are simulated",
         )
     chosen = replace(KNOB_RECIPES[name], **given)
     if quick:
