@@ -154,7 +154,7 @@ def _parts(names: list[str] | None, about: int | None = None) -> list[TrainingPa
 
     Args:
         names: names or folders of recordings.
-        about: so many problems of each or up to twice as many, evenly drawn; None: all.
+        about: number of problems of each, or up to twice that, evenly drawn; None: all.
     """
     from outblas.learn.train.training_part import TrainingPart
     from outblas.records.recording import Recording

@@ -42,7 +42,7 @@ class HostLimits:
 
 
 def _mib(used: int) -> int:
-    """Return bytes in MiB, rounded up: what is over a limit must not read as the limit."""
+    """Return bytes in MiB, rounded up, so that a use above a limit does not read as the limit."""
     return -(-used >> 20)
 
 
