@@ -280,7 +280,7 @@ def generate(model: Decoder, prompt: Any, count: int) -> Any:
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--layers", type=int, default=32, help="of 32; 2 run on any GPU, and on a CPU with patience")
+    parser.add_argument("--layers", type=int, help="by default 32, or 2 if tiny; 2 run on any GPU, and on a CPU slowly")
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--prompt", type=int, default=128, help="tokens of the prompt")
     parser.add_argument("--new-tokens", type=int, default=64)
@@ -295,7 +295,8 @@ def main(arguments: list[str] | None = None) -> None:
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     small = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
-    config = llama3_8b(options.layers, **({**small, "vocab_size": 256} if options.tiny else {}))
+    layers = options.layers or (2 if options.tiny else 32)
+    config = llama3_8b(layers, **({**small, "vocab_size": 256} if options.tiny else {}))
     model = random_model(config, device)
     prompt = torch.randint(config.vocab_size, (options.batch, options.prompt), device=device)
     model.follow_by(WARM if options.fused else APART)
