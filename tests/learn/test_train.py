@@ -320,3 +320,14 @@ def test_the_command_refuses_them_before_it_makes_a_folder(tmp_path: Path) -> No
 def test_too_few_problems() -> None:
     with pytest.raises(UsageError, match="10 or more"):
         train(part(trivial(), trivial().problems[:9]), SMALL)
+
+
+def test_a_quick_training_has_fewer_problems_of_all_kinds() -> None:
+    from outblas.cli.train import QUICK_PROBLEMS, _parts
+
+    (every,), (few,) = _parts(["h200"]), _parts(["h200"], QUICK_PROBLEMS)
+    assert len(few.problems) == QUICK_PROBLEMS and {*few.problems} < {*every.problems}
+    for extent in ("m", "n", "k", "layout"):
+        assert {getattr(p, extent) for p in few.problems} == {getattr(p, extent) for p in every.problems}
+    (all_of_few,) = _parts(["h200"], len(every.problems) + 1)
+    assert all_of_few.problems == every.problems

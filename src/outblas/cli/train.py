@@ -61,7 +61,7 @@ def train(
         bool,
         typer.Option(
             "--quick",
-            help="A trial: some 200 problems, one epoch of the regressor and 1024 steps. The policy is weak.",
+            help="A trial: 200 problems, one epoch of the regressor and 1024 steps. The policy is weak.",
         ),
     ] = False,
 ) -> None:
@@ -149,19 +149,25 @@ def sweep(
     out.print(f"best: {path}, mean log quality {score:.5f}\ntrain: outblas train --settings {path}", markup=False)
 
 
-def _parts(names: list[str] | None, about: int | None = None) -> list[TrainingPart]:
+def _parts(names: list[str] | None, most: int | None = None) -> list[TrainingPart]:
     """Return the problems of the named recordings, or of the default one.
 
     Args:
         names: names or folders of recordings.
-        about: number of problems of each, or up to twice that, evenly drawn; None: all.
+        most: greatest number of problems of each, stratified; None: all.
     """
+    from outblas.core.suites import sample
     from outblas.learn.train.training_part import TrainingPart
     from outblas.records.recording import Recording
 
     loaded = [Recording.load(name) for name in names or [common.DEFAULT_RECORDING]]
-    steps = [1 if about is None else max(1, len(one.problems) // about) for one in loaded]
-    return [TrainingPart(one, one.problems[::step]) for one, step in zip(loaded, steps, strict=True)]
+    if most is None:
+        return [TrainingPart(one, one.problems) for one in loaded]
+    counts = [min(most, len(one.problems)) for one in loaded]
+    return [
+        TrainingPart(one, tuple(sample(one.problems, count, gpu=one.gpu)))
+        for one, count in zip(loaded, counts, strict=True)
+    ]
 
 
 def _read(path: Path) -> PpoSettings:
