@@ -43,9 +43,8 @@ def test_legal_kernels_compile_without_spills(arch: str, fresh_cubins: CubinCach
     pytest.importorskip("cuda.bindings")
     gpu = GPUS[arch]
     tiles = set()
-    for problem in (
-        PROBLEMS if arch in ("sm_80", "sm_90a", "sm_120a") else PROBLEMS[::3]
-    ):  # others are like one of these
+    # The others are like one of these.
+    for problem in PROBLEMS if arch in ("sm_80", "sm_90a", "sm_120a") else PROBLEMS[::3]:
         for config in sample(problem, gpu):
             cubin = compile_source(make_source(problem, config), arch, fresh_cubins)
             assert cubin.spill_bytes == 0, config_name(config)

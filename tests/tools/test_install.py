@@ -12,7 +12,7 @@ import pytest
 
 from support.helpers import ROOT
 
-#: Writes its variables whose names begin so, and the words given, into a file; ends with a status.
+#: Writes its variables of uv and the words given into a file, and ends with a status.
 SAYS = """
 import json, os, sys
 path, status, *words = sys.argv[1:]
