@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
-import sys
 from typing import Any
 
 import pytest
@@ -19,18 +17,14 @@ from outblas.core.problem import Problem
 from outblas.judge.fused_gates import fused_reference
 from outblas.kernels.epilogue import ACTIVATIONS, Epilogue
 from outblas.runtime.fused_launch import Extra
-from support.helpers import ROOT
+from support.helpers import ROOT, module_of_file
 
 EVERY = [Epilogue(b, a, r) for b in (False, True) for a in ACTIVATIONS for r in (False, True)][1:]
 
 
 @pytest.fixture(name="script")
 def script_fixture(monkeypatch: pytest.MonkeyPatch) -> Any:
-    spec = importlib.util.spec_from_file_location("fused_epilogue", ROOT / "benchmarks" / "fused_epilogue.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "fused_epilogue", module)
-    spec.loader.exec_module(module)
+    module = module_of_file(ROOT / "benchmarks" / "fused_epilogue.py", monkeypatch)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
     monkeypatch.setattr(module.Followed, "_stream", lambda self, handle: None)
     return module

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import sys
@@ -26,7 +25,7 @@ from outblas.records.library_row import LibraryChoice, LibraryRow
 from outblas.runtime import ncu
 from support.fake_gpu import PROVENANCE
 from support.gpus.known import H200
-from support.helpers import ROOT
+from support.helpers import ROOT, module_of_file
 
 GOLDEN = ROOT / "tests" / "support" / "golden"
 ALGO = "index=3/8 id=66 tile=64x32"
@@ -47,10 +46,7 @@ ITEMS = [
 
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch) -> Any:
-    spec = importlib.util.spec_from_file_location("profile_regimes", ROOT / "benchmarks" / "profile_regimes.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = module_of_file(ROOT / "benchmarks" / "profile_regimes.py", monkeypatch)
     monkeypatch.setattr(module, "collect_provenance", lambda command: {**PROVENANCE, "command": command})
     monkeypatch.setattr(module, "gpu_of_device", lambda index: H200)
     monkeypatch.setattr(module, "plan", lambda gpu: ITEMS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import sys
 from argparse import Namespace
@@ -17,16 +16,12 @@ from outblas.core.phase_times import PhaseTotals
 from outblas.core.problem import Problem
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.kernels.source import make_source
-from support.helpers import ROOT
+from support.helpers import ROOT, module_of_file
 
 
 @pytest.fixture(name="script")
-def script_fixture() -> Any:
-    spec = importlib.util.spec_from_file_location("scale_out", ROOT / "benchmarks" / "scale_out.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def script_fixture(monkeypatch: pytest.MonkeyPatch) -> Any:
+    return module_of_file(ROOT / "benchmarks" / "scale_out.py", monkeypatch)
 
 
 @pytest.mark.parametrize(

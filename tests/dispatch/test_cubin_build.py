@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -25,7 +24,7 @@ from outblas.runtime.cubin import Cubin
 from outblas.runtime.cubin_pack import CubinPack
 from outblas.runtime.nvrtc import compile_source
 from outblas.runtime.packaged_cubins import PACK, PackagedCubins
-from support.helpers import ROOT
+from support.helpers import ROOT, module_of_file
 from support.packed_fixture import FACTS, OTHER, PACKED, PROBLEM, cubin, path_fixture  # noqa: F401
 
 
@@ -189,10 +188,7 @@ def hook(monkeypatch: pytest.MonkeyPatch) -> Any:
     for end in range(1, name.count(".") + 2):
         monkeypatch.setitem(sys.modules, ".".join(name.split(".")[:end]), ModuleType(name))
     monkeypatch.setattr(sys.modules[name], "BuildHookInterface", object, raising=False)
-    spec = importlib.util.spec_from_file_location("hatch_build_under_test", ROOT / "hatch_build.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = module_of_file(ROOT / "hatch_build.py", monkeypatch)
     made = module.NativeExtension()
     made.app = App()
 

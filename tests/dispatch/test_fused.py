@@ -25,7 +25,7 @@ from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.kernels.source import make_source
 from outblas.runtime.cubin import CubinCache
 from outblas.runtime.fused_launch import Extra, row_stride, why_unfit
-from support.fused_fixture import KERNELS, OnTheHost, P, host_fixture
+from support.fused_fixture import KERNELS, SECOND_KERNELS, OnTheHost, P, host_fixture
 from support.served_fixture import served_fixture
 
 pytestmark = pytest.mark.long
@@ -87,7 +87,7 @@ def test_fused_kernels_multiply_as_before_and_spill_nothing(name: str, fresh_cub
     plain = compile_source(make_source(problem, config), cache=fresh_cubins)
     in_bf16 = replace(problem, dtype="bf16"), Epilogue(True, "silu", True)
     unbiased = problem, Epilogue(False, "gelu_tanh", True)
-    for kind, epilogue in ((problem, ALL), unbiased if list(KERNELS).index(name) % 2 else in_bf16):
+    for kind, epilogue in ((problem, ALL), unbiased if name in SECOND_KERNELS else in_bf16):
         source = make_source(kind, config, epilogue)
         cubin = compile_source(source, cache=None)
         assert check_static(cubin.facts, source, cubin) is None

@@ -48,6 +48,8 @@ KERNELS: dict[str, tuple[Problem, KernelConfig]] = {
     "gemv_split": (FEW, Sm80GemvConfig(8, 64, 1, 8, 2, "shared", 8, pdl=True)),
     "gemv_walk": (FEW, Sm80GemvConfig(8, 64, 1, 4, 2, persistent=True, l2="stream_b", kept_k=4096)),
 }
+#: Every second one, for variants that need not be compiled with all.
+SECOND_KERNELS = frozenset([*KERNELS][1::2])
 
 
 class OnTheHost:

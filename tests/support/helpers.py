@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,6 +25,9 @@ from outblas.learn.posterior import Regressor
 from outblas.records.library import Library
 from outblas.records.recording import Recording
 from outblas.records.recording_files import STATUS_CODES
+
+if TYPE_CHECKING:  # the workers of tests import this file, too
+    import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -134,3 +140,13 @@ def without_kernels(library: Library, kernels: Iterable[tuple[Problem, Launch]])
     lost = set(kernels)
     rows = (replace(row, **{n: None for n in LAUNCHES if (row.problem, n) in lost}) for row in library.rows)
     return replace(library, rows=tuple(rows))
+
+
+def module_of_file(path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The module of a file that lies in no package, such as a tool; for the time of the test it has the file's name."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, path.stem, module)  # its dataclasses look for it there
+    spec.loader.exec_module(module)
+    return module

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
 import subprocess
@@ -12,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from support.helpers import ROOT
+from support.helpers import ROOT, module_of_file
 
 HERE = f"{sys.version_info[0]}.{sys.version_info[1]}"
 OTHER = "3.10" if HERE != "3.10" else "3.12"
@@ -20,12 +19,7 @@ OTHER = "3.10" if HERE != "3.10" else "3.12"
 
 @pytest.fixture(name="tool")
 def tool_fixture(monkeypatch: pytest.MonkeyPatch) -> Any:
-    spec = importlib.util.spec_from_file_location("import_all", ROOT / "tools" / "import_all.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "import_all", module)  # its dataclasses look for it there
-    spec.loader.exec_module(module)
-    return module
+    return module_of_file(ROOT / "tools" / "import_all.py", monkeypatch)
 
 
 def interpreter(path: Path, says: str, status: int = 0) -> Path:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from support.helpers import ROOT
+from support.helpers import ROOT, module_of_file
 
 #: Writes its variables of uv and the words given into a file, and ends with a status.
 SAYS = """
@@ -24,12 +23,8 @@ sys.exit(int(status))
 
 
 @pytest.fixture(name="tool")
-def tool_fixture() -> Any:
-    spec = importlib.util.spec_from_file_location("install", ROOT / "tools" / "install.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def tool_fixture(monkeypatch: pytest.MonkeyPatch) -> Any:
+    return module_of_file(ROOT / "tools" / "install.py", monkeypatch)
 
 
 @pytest.fixture(name="stand_in")

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +30,7 @@ from outblas.records.library_row import LibraryChoice, LibraryRow
 from outblas.records.results import read_result, write_result
 from outblas.runtime.cubin import Cubin
 from outblas.runtime.nvrtc import compile_source
-from support.helpers import ROOT
+from support.helpers import ROOT, module_of_file
 
 P = Problem(64, 64, 512)
 SOURCES = [make_source(P, c) for c in (Sm80DirectConfig(16, 8), Sm80MmaConfig(64, 64))]
@@ -44,12 +42,7 @@ RECORD = {"since": "c" * 40, "compared": 2, "kernels_of_that_commit": "old"}
 
 @pytest.fixture(name="script")
 def script_fixture(monkeypatch: pytest.MonkeyPatch) -> Any:
-    spec = importlib.util.spec_from_file_location("restamp", ROOT / "tools" / "restamp.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "restamp", module)  # its dataclasses look for it there
-    spec.loader.exec_module(module)
-    return module
+    return module_of_file(ROOT / "tools" / "restamp.py", monkeypatch)
 
 
 @pytest.fixture(name="cubins", scope="module")

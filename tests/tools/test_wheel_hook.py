@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 
 from outblas.core.errors import ToolchainMissing
 from outblas.dispatch import cubin_build, native_build
-from support.helpers import ROOT
+from support.helpers import ROOT, module_of_file
 
 VARIABLE = "OUTBLAS_BUILD_CUBINS"
 INTERFACE = "hatchling.builders.hooks.plugin.interface"
@@ -49,10 +48,7 @@ def run_fixture(monkeypatch: pytest.MonkeyPatch) -> Run:
     interface = ModuleType(INTERFACE)
     interface.BuildHookInterface = object  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, INTERFACE, interface)
-    spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "hatch_build.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = module_of_file(ROOT / "hatch_build.py", monkeypatch)
     monkeypatch.setattr(native_build, "build", lambda: ROOT / "src" / "outblas" / "dispatch" / "_native.abi3.so")
     monkeypatch.delenv(VARIABLE, raising=False)
 

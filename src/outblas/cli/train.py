@@ -161,13 +161,11 @@ def _parts(names: list[str] | None, most: int | None = None) -> list[TrainingPar
     from outblas.records.recording import Recording
 
     loaded = [Recording.load(name) for name in names or [common.DEFAULT_RECORDING]]
-    if most is None:
-        return [TrainingPart(one, one.problems) for one in loaded]
-    counts = [min(most, len(one.problems)) for one in loaded]
-    return [
-        TrainingPart(one, tuple(sample(one.problems, count, gpu=one.gpu)))
-        for one, count in zip(loaded, counts, strict=True)
+    problems = [
+        one.problems if most is None or most >= len(one.problems) else tuple(sample(one.problems, most, gpu=one.gpu))
+        for one in loaded
     ]
+    return [TrainingPart(*part) for part in zip(loaded, problems, strict=True)]
 
 
 def _read(path: Path) -> PpoSettings:
