@@ -23,6 +23,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from rivals.bound_rivals import load_instances
 from rivals.compile_jobs import compile_jobs, set_patience
 from rivals.fall_back import fall_back
 from rivals.journaled_rows import journaled_rows
@@ -91,11 +92,11 @@ class Peer:
     """Everything that is loaded once: instances, our kernels, baselines."""
 
     def __init__(self, carried: CarriedBuilds, scratch: str, problems: Sequence[Problem]) -> None:
-        from outblas.jail.free_launch import load
         from outblas.runtime.device import gpu_of_device
 
         self.gpu = gpu_of_device(0)
-        self.cutlass = {i.name: load(carried.build(i.kernel(), RAGGED), scratch, None, self.gpu) for i in INSTANCES}
+        built = {i.name: carried.build(i.kernel(), RAGGED) for i in INSTANCES}
+        self.cutlass = load_instances(built, scratch, self.gpu)
         self.left_out = unproved(self.cutlass, RAGGED)
         self.baselines = make_baselines(0, RIVALS)
         library = Library.packaged(self.gpu.name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rivals.bound_rivals import SharedMemoryOf
+from rivals.bound_rivals import SharedMemoryOf, load_instances
 from rivals.proofs import passed, proved_cuda_l2, unproved
 from rivals.row_worker import CUDA_L2, RowRequest, confined
 
@@ -80,11 +80,9 @@ class AmpereRows:
 
     def _cutlass(self, acc: Acc) -> tuple[dict[str, Any], dict[str, str]]:
         """Return the instances of an accumulator, and name -> reason of those that fail the full proof."""
-        from outblas.jail.free_launch import load
-
         if acc not in self._loaded:
-            built = self._instances[acc]
-            kernels = {name: SharedMemoryOf(load(each, self._folder, None, self._gpu)) for name, each in built.items()}
+            loaded = load_instances(self._instances[acc], self._folder, self._gpu)
+            kernels = {name: SharedMemoryOf(kernel) for name, kernel in loaded.items()}
             self._loaded[acc] = kernels, unproved(kernels, RAGGED[acc])
         return self._loaded[acc]
 

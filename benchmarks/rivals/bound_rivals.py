@@ -2,11 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from outblas.core.problem import Problem
 from outblas.core.rivals import BaselineCall
+from outblas.core.roofline import Gpu
+from outblas.jail.build import BuiltKernel
+from outblas.jail.free_launch import DeviceKernel, HostKernel, load
 from outblas.runtime.driver import check, driver
+
+#: The largest workspace of an instance of CUTLASS, bytes. It is far above ours, so that no useful split is left out.
+MAX_WORKSPACE = 2 << 30
+
+
+def load_instances(built: Mapping[str, BuiltKernel], folder: str, gpu: Gpu) -> dict[str, DeviceKernel | HostKernel]:
+    """Load compiled instances of CUTLASS into this process, a jailed worker.
+
+    Args:
+        built: name -> compiled instance.
+        folder: writable folder.
+        gpu: the GPU.
+    """
+    return {name: load(each, folder, None, gpu, MAX_WORKSPACE) for name, each in built.items()}
 
 
 class Padded:

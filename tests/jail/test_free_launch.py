@@ -140,6 +140,15 @@ def test_calls_of_one_stream_share_a_workspace_and_others_do_not(recorder):
     assert not kernel.broken_workspace()
 
 
+def test_a_workspace_has_a_limit_that_a_bench_can_raise(recorder):
+    large = built(device_text(workspace="264000 * M"))  # 33,792,000 bytes: more than 32 MiB
+    with pytest.raises(DeviceError, match="at most 33554432"):
+        free_launch.load(large, "", None, H200).bind(P, *operands())
+    call = free_launch.load(large, "", None, H200, 64 << 20).bind(P, *operands())
+    call(0)
+    assert arguments(recorder.launches[0][2], 7)[2] is not None
+
+
 def test_a_kernel_without_a_workspace_gets_a_null_pointer_and_large_clusters_ask(recorder):
     kernel = free_launch.DeviceKernel(built(device_text(cluster=[16, 1, 1], grid=[16, 1, 1])), H200)
     call = kernel.bind(P, *operands())

@@ -70,9 +70,9 @@ class _Loaded:
         config: the kernel, as the proof needs it.
     """
 
-    def __init__(self, built: BuiltKernel, gpu: Gpu) -> None:
+    def __init__(self, built: BuiltKernel, gpu: Gpu, max_workspace: int) -> None:
         self.config: FreeKernel = built.kernel
-        self.name, self._gpu = built.kernel.name, gpu
+        self.name, self._gpu, self._max_workspace = built.kernel.name, gpu, max_workspace
         self._workspaces: list[GuardedWorkspace] = []
 
     def bind(self, problem: Problem, a: Any, b: Any, c: Any) -> Any:
@@ -101,8 +101,8 @@ class _Loaded:
         self._workspaces.clear()
 
     def _workspace(self, nbytes: int, device: Any) -> GuardedWorkspace | None:
-        if not 0 <= nbytes <= MAX_WORKSPACE_BYTES:
-            raise DeviceError(f"a workspace of {nbytes} bytes", f"at most {MAX_WORKSPACE_BYTES}", "use less")
+        if not 0 <= nbytes <= self._max_workspace:
+            raise DeviceError(f"a workspace of {nbytes} bytes", f"at most {self._max_workspace}", "use less")
         if nbytes:
             self._workspaces.append(GuardedWorkspace(nbytes, device))
             return self._workspaces[-1]
@@ -125,13 +125,14 @@ class DeviceKernel(_Loaded):
     Args:
         built: the compiled kernel.
         gpu: the GPU.
+        max_workspace: the largest workspace that it may ask for, bytes.
 
     Raises:
         DeviceError: the driver cannot load it.
     """
 
-    def __init__(self, built: BuiltKernel, gpu: Gpu) -> None:
-        super().__init__(built, gpu)
+    def __init__(self, built: BuiltKernel, gpu: Gpu, max_workspace: int = MAX_WORKSPACE_BYTES) -> None:
+        super().__init__(built, gpu, max_workspace)
         self._launch: LaunchBlock = built.kernel.launch
         cu = driver()
         ensure_context()
@@ -172,13 +173,17 @@ class HostKernel(_Loaded):
         folder: writable folder; the shared object is written there, loaded and removed.
         cudart: path of the CUDA run-time library of its build. None leaves the search to the system.
         gpu: the GPU.
+        max_workspace: the largest workspace that it may ask for, bytes.
 
     Raises:
         DeviceError: it cannot be loaded.
     """
 
-    def __init__(self, built: BuiltKernel, folder: str | Path, cudart: str | None, gpu: Gpu) -> None:
-        super().__init__(built, gpu)
+    def __init__(
+        self, built: BuiltKernel, folder: str | Path, cudart: str | None, gpu: Gpu,
+        max_workspace: int = MAX_WORKSPACE_BYTES,
+    ) -> None:  # fmt: skip
+        super().__init__(built, gpu, max_workspace)
         path = Path(folder) / f"{self.name}.so"
         path.write_bytes(built.cubin.image)
         ensure_context()
@@ -236,7 +241,9 @@ class HostCall:
             raise DeviceError(f"outblas_launch returned {status}", "0", "look at its launch")
 
 
-def load(built: BuiltKernel, folder: str | Path, cudart: str | None, gpu: Gpu) -> DeviceKernel | HostKernel:
+def load(
+    built: BuiltKernel, folder: str | Path, cudart: str | None, gpu: Gpu, max_workspace: int = MAX_WORKSPACE_BYTES
+) -> DeviceKernel | HostKernel:
     """Load a built kernel into this process, which must be a sandboxed worker.
 
     Args:
@@ -244,13 +251,14 @@ def load(built: BuiltKernel, folder: str | Path, cudart: str | None, gpu: Gpu) -
         folder: writable folder, for form ``host``.
         cudart: path of the CUDA run-time library, for form ``host``.
         gpu: the GPU.
+        max_workspace: the largest workspace that it may ask for, bytes. A free kernel's own limit by default.
 
     Raises:
         DeviceError: it cannot be loaded.
     """
     if built.kernel.launch.form == "host":
-        return HostKernel(built, folder, cudart, gpu)
-    return DeviceKernel(built, gpu)
+        return HostKernel(built, folder, cudart, gpu, max_workspace)
+    return DeviceKernel(built, gpu, max_workspace)
 
 
 def launch_config(launch: LaunchBlock, problem: Problem, gpu: Gpu) -> Any:
