@@ -12,8 +12,8 @@ results/<gpu>/learning_soak.json. ``--out`` names another one. Needs a GPU.
 - ``--drawn`` learns the shapes of ``outblas.search.live_compare.drawn_shapes``, up to 0.3 s of GPU time each, and
   benches the result against every rival. The file's suite is ``drawn`` and its mode ``learned``. A product that is not
   learned is benched as the package serves it.
-- ``--loop`` times the steps of a decode loop of unlisted products: first without learning, then while it learns, then
-  with what it learned. The order is fixed, so a drift of the clock is in the ratio.
+- ``--loop`` times the steps of a decode loop of Llama 8B's products, each layer with weights of its own: without
+  learning, then while it learns, then with what it learned. The order is fixed, so the ratio has the clock's drift.
 - ``--soak`` calls products of random shapes in several processes at once. It counts wrong results and lost rows, and
   samples the memory.
 
@@ -23,6 +23,7 @@ The user's own library is not touched: each run has one in its work directory.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import random
@@ -53,8 +54,10 @@ from outblas.search.live_compare.drawn_shapes import drawn_shapes
 
 #: GPU seconds that learning may take: of a drawn shape, and of a loop or a process of the soak.
 SECONDS_PER_SHAPE, SECONDS = 0.3, 60.0
-#: (N, K) of the loop's layers, in no library; M of its steps; and how often a step runs them.
-LAYERS, LOOP_M, LAYERS_PER_STEP = ((4104, 4096), (4096, 4104), (11016, 4096), (4096, 11016)), 17, 8
+#: (N, K) of a layer of Llama 8B: queries, keys and values; output; gate and up; down. And its number of layers.
+LAYER, LAYERS = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336)), 32
+#: M of the loop's steps in turn, as in continuous batching. The package lists none of these products.
+LOOP_M = (17, 19, 21, 23, 25, 27, 29, 31)
 #: Steps that are not timed, at the beginning of a loop.
 WARM_UP = 50
 #: Largest extent of the soak, different shapes that return, and part of calls with a new shape.
@@ -120,13 +123,15 @@ def loop(arguments: argparse.Namespace) -> None:
     """Time a decode loop with learning and without, to ``--out``."""
     import torch
 
-    weights = [torch.randn(n, k, device="cuda").half() for n, k in LAYERS]
-    inputs = {k: torch.randn(LOOP_M, k, device="cuda").half() for _, k in LAYERS}
+    weights = [torch.randn(n, k, device="cuda", dtype=torch.float16) for _ in range(LAYERS) for n, k in LAYER]
+    widest = max(k for _, k in LAYER)
+    inputs = [torch.randn(m, widest, device="cuda", dtype=torch.float16) for m in LOOP_M]
+    batches = itertools.cycle([{k: x[:, :k].contiguous() for _, k in LAYER} for x in inputs])
 
     def step() -> None:
-        for _ in range(LAYERS_PER_STEP):
-            for weight in weights:
-                inputs[weight.shape[1]] @ weight.t()
+        batch = next(batches)
+        for weight in weights:
+            batch[weight.shape[1]] @ weight.t()
         torch.cuda.synchronize()
 
     found: dict[str, Any] = {}
