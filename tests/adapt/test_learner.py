@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from outblas.adapt.learning import learner as learner_module
-from outblas.adapt.learning.gpu_budget import HOST_SHARE, SHARE, GpuBudget, pause_after
+from outblas.adapt.learning.gpu_budget import HOST_SHARE, SEARCH_SHARE, SHARE, GpuBudget, pause_after
 from outblas.adapt.learning.learn_product import ALL_INPUTS, LOOKS, MAX_SPOILED, ORDERING_ROUNDS
 from outblas.adapt.learning.learned_products import Stage
 from outblas.adapt.learning.learner import CALLS_BEFORE_QUEUED, Learner
@@ -275,7 +275,7 @@ def test_pauses_keep_the_share_and_settling_has_none(alone: Fixture) -> None:
     assert pause_after(10.0, 2000.0) == pytest.approx(2e-3 * (1 / HOST_SHARE - 1))
     alone.ticks = itertools.count(0.0, 0.002)
     alone.queue()
-    assert alone.learner.advance() == pytest.approx(pause_after(0.0, 2000.0)), "the host finds contenders"
+    assert alone.learner.advance() == pytest.approx(pause_after(0.0, 2000.0, SEARCH_SHARE)), "the host finds contenders"
     assert not alone.learner.budget.used
     alone.ticks = itertools.repeat(0.0)
     alone.learner.advance()

@@ -7,7 +7,7 @@ import hashlib
 import warnings
 from collections.abc import Callable
 from importlib import resources
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from outblas.core.config import KernelConfig, Launch
 from outblas.core.errors import OutblasError
@@ -19,6 +19,9 @@ from outblas.dispatch.decide import Choose, NotWhileCapturing
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryChoice
 from outblas.runtime.cublaslt import LtAlgorithms
+
+if TYPE_CHECKING:
+    from outblas.learn.any_shape import SameObject
 
 #: Set to ``0``, it leaves such problems to torch.
 ANY_SHAPE_VARIABLE = "OUTBLAS_ANY_SHAPE"
@@ -48,16 +51,6 @@ def any_shape_chooser(gpu_name: str, library: Library, ask: Ask | None = None) -
         return None
     broken = False
 
-    @functools.cache
-    def installed() -> dict[tuple[Layout, Dtype], tuple[KernelConfig, ...]]:
-        return installed_kernels(library)
-
-    @functools.cache
-    def offered(layout: Layout, dtype: Dtype, launch: Launch) -> tuple[KernelConfig, ...]:
-        from outblas.learn.any_shape import AnyShapeModel
-
-        return AnyShapeModel.load(gpu_name).offered(launch, installed().get((layout, dtype), ()))
-
     @functools.lru_cache(MAX_CACHED_CHOICES)
     def choose(problem: Problem, gpu: Gpu, launch: Launch) -> LibraryChoice | None:
         nonlocal broken
@@ -75,9 +68,47 @@ def any_shape_chooser(gpu_name: str, library: Library, ask: Ask | None = None) -
         fitted = packaged_records().get(gpu_name)
         gpu = gpu if fitted is None else fitted.gpu
         answer = "" if ask is None or is_left_to_torch(problem, gpu) else ask(problem)
-        return found.choose(problem, gpu, offered(problem.layout, problem.dtype, launch), answer)
+        offered = offered_kernels(gpu_name, library, problem.layout, problem.dtype, launch)
+        return found.choose(problem, gpu, offered, answer)
 
     return choose
+
+
+def offered_kernels(
+    gpu_name: str, library: Library, layout: Layout, dtype: Dtype, launch: Launch
+) -> tuple[KernelConfig, ...]:
+    """Return the kernels on offer for unlisted shapes: those for any shape, then those that a library installs.
+
+    Equal requests with the same library object return the same tuple, as long as few others come between.
+
+    Args:
+        gpu_name: name of a GPU with packaged data, e.g. ``h200``.
+        library: the library.
+        layout: layout of the calls.
+        dtype: dtype of the calls.
+        launch: launch option of the calls; kernels that need more are left out.
+
+    Raises:
+        UsageError: the package has no data for the GPU.
+        RecordError: the data are damaged.
+    """
+    from outblas.learn.any_shape import SameObject
+
+    return _offered(gpu_name, SameObject(library), layout, dtype, launch)
+
+
+@functools.lru_cache(maxsize=32)
+def _offered(
+    gpu_name: str, library: SameObject, layout: Layout, dtype: Dtype, launch: Launch
+) -> tuple[KernelConfig, ...]:
+    from outblas.learn.any_shape import AnyShapeModel
+
+    return AnyShapeModel.load(gpu_name).offered(launch, _installed(library).get((layout, dtype), ()))
+
+
+@functools.lru_cache(maxsize=4)
+def _installed(library: SameObject) -> dict[tuple[Layout, Dtype], tuple[KernelConfig, ...]]:
+    return installed_kernels(library.value)
 
 
 def installed_kernels(library: Library) -> dict[tuple[Layout, Dtype], tuple[KernelConfig, ...]]:

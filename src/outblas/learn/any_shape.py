@@ -18,6 +18,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -42,6 +43,8 @@ REGULAR_MULTIPLE, REGULAR_US = 64, 100.0
 #: The most kernels whose speed-up is predicted, and the longest time among them by the ranking model, as a multiple of
 #: the shortest. Recordings measured the kernels within this multiple.
 MAX_LIKELIEST, WITHIN = 64, 1.35
+#: Rankings that are kept.
+MAX_RANKINGS = 512
 #: Tiles by whose waves cuBLAS' kernels are guessed.
 _TILES = ((64, 64), (128, 128), (128, 256), (64, 256), (256, 128))
 #: Largest power of two that is looked for in an extent.
@@ -185,13 +188,36 @@ def likeliest(problem: Problem, configs: Sequence[KernelConfig], gpu: Gpu) -> li
     """Return the legal kernels that the ranking model predicts to be fastest, fastest first.
 
     They are at most 64, all within 1.35 times the shortest predicted time. Legality is checked in the order of the
-    predictions, so few checks are needed.
+    predictions, so few checks are needed. The last rankings are kept: learning asks for those of choices.
 
     Args:
         problem: the problem.
-        configs: kernels, legal or not.
+        configs: kernels, legal or not, in a sequence that does not change later.
         gpu: the GPU.
     """
+    return list(_likeliest(problem, SameObject(configs), gpu))
+
+
+class SameObject:
+    """A key for caches that is equal for the same object only, so that no content is compared or hashed.
+
+    Args:
+        value: the object; it must not change.
+    """
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SameObject) and self.value is other.value
+
+
+@functools.lru_cache(maxsize=MAX_RANKINGS)
+def _likeliest(problem: Problem, same: SameObject, gpu: Gpu) -> tuple[KernelConfig, ...]:
+    configs: Sequence[KernelConfig] = same.value
     with np.errstate(all="ignore"):  # the time of an illegal kernel has no meaning
         times = predict_many(problem, configs, gpu)
     found: list[KernelConfig] = []
@@ -203,7 +229,7 @@ def likeliest(problem: Problem, configs: Sequence[KernelConfig], gpu: Gpu) -> li
             continue
         longest = longest if found else WITHIN * float(times[index])
         found.append(configs[index])
-    return found
+    return tuple(found)
 
 
 def is_left_to_torch(problem: Problem, gpu: Gpu) -> bool:

@@ -8,6 +8,8 @@ from outblas.core.errors import UsageError
 DEFAULT_SECONDS = 10.0
 #: Part of the time that slices may take of the GPU, and of the host, while the program runs.
 SHARE, HOST_SHARE = 0.01, 0.05
+#: The same of the host for slices without GPU work: they hold the interpreter, and the program waits for it.
+SEARCH_SHARE = 0.0025
 #: Shortest and longest pause between two slices, seconds.
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 1.0
 
@@ -44,12 +46,13 @@ class GpuBudget:
         self.seconds = max(self.seconds, self.used + GpuBudget(seconds).seconds)
 
 
-def pause_after(gpu_us: float, host_us: float = 0.0) -> float:
+def pause_after(gpu_us: float, host_us: float = 0.0, host_share: float = HOST_SHARE) -> float:
     """Return the seconds to wait after a slice, so that slices keep to their shares of the time.
 
     Args:
         gpu_us: GPU time of the slice, microseconds.
         host_us: time that the host took for it, microseconds.
+        host_share: part of the time that the host may take for such slices.
     """
-    wanted = 1e-6 * max(gpu_us * (1 / SHARE - 1), host_us * (1 / HOST_SHARE - 1))
+    wanted = 1e-6 * max(gpu_us * (1 / SHARE - 1), host_us * (1 / host_share - 1))
     return min(_LONGEST_PAUSE_S, max(_SHORTEST_PAUSE_S, wanted))

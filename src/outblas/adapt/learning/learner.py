@@ -20,7 +20,7 @@ from contextlib import suppress
 from dataclasses import replace
 from time import perf_counter
 
-from outblas.adapt.learning.gpu_budget import GpuBudget, pause_after
+from outblas.adapt.learning.gpu_budget import HOST_SHARE, SEARCH_SHARE, GpuBudget, pause_after
 from outblas.adapt.learning.learn_product import Outcome, Winner, learn_product, row_of
 from outblas.adapt.learning.learned_products import IN_WORK, Contender, LearnedProduct, LearningReport, Stage
 from outblas.adapt.learning.learning_device import LearningDevice, LearningMachine, Opened, SliceTimer
@@ -163,8 +163,9 @@ class Learner:
         assert self._job is not None
         record, steps = self._job
         machine, timer, begin = self._machines[record.index], SliceTimer(), self._clock()
+        searching = record.stage is Stage.QUEUED  # before its proof only the host works
         try:
-            with machine.slice(timed=record.stage is not Stage.QUEUED) as timer:  # before its proof only the host works
+            with machine.slice(timed=not searching) as timer:
                 has_ended = next(steps, True)
             self._job = None if has_ended else self._job
         except Exception as error:  # whatever it is, the program goes on as without learning
@@ -176,7 +177,8 @@ class Learner:
             self.budget.charge(timer.us)
         if self._job is not None and self._is_spent(record):
             self._abandon(record, steps)
-        return 0.0 if self._settling else pause_after(timer.us, 1e6 * (self._clock() - begin))
+        host_us, share = 1e6 * (self._clock() - begin), SEARCH_SHARE if searching else HOST_SHARE
+        return 0.0 if self._settling else pause_after(timer.us, host_us, share)
 
     def _notice(self, key: _Key, own: Choose | None, gpu: Gpu) -> LearnedProduct | None:
         """Count a call of a product; return its record, None if it can never be learned."""

@@ -15,11 +15,11 @@ from outblas.core.errors import OutblasError, ToolchainMissing
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu, architecture
 from outblas.dispatch.decide import Choose, LeftToTorch
-from outblas.dispatch.unlisted_shapes import installed_kernels
+from outblas.dispatch.unlisted_shapes import installed_kernels, offered_kernels
 from outblas.kernels.catalogue import first_search_candidates
 from outblas.kernels.geometry import workspace_bytes
 from outblas.kernels.source import make_source
-from outblas.learn.any_shape import AnyShapeModel, likeliest
+from outblas.learn.any_shape import likeliest
 from outblas.records.library import Library
 from outblas.runtime.cubin import Cubin
 from outblas.runtime.cublas import WORKSPACE_BYTES, rounds_partial_sums
@@ -118,10 +118,10 @@ def _choice(own: Choose | None, problem: Problem, gpu: Gpu, launch: Launch) -> K
 
 def _shipped(problem: Problem, launch: Launch, gpu: Gpu, library: Library) -> Sequence[KernelConfig]:
     """Return the kernels for any shape and those that the library installs, each once."""
-    installed = installed_kernels(library).get((problem.layout, problem.dtype), ())
     try:
-        return AnyShapeModel.load(gpu.name).offered(launch, installed)
+        return offered_kernels(gpu.name, library, problem.layout, problem.dtype, launch)
     except OutblasError:  # no data for this GPU; the device's chooser has warned if they are damaged
+        installed = installed_kernels(library).get((problem.layout, problem.dtype), ())
         return [one for one in dict.fromkeys(installed) if launch_allows(launch, one)]
 
 
