@@ -12,8 +12,8 @@ results/<gpu>/learning_soak.json. ``--out`` names another one. Needs a GPU.
 - ``--drawn`` learns the shapes of ``outblas.search.live_compare.drawn_shapes``, up to 0.3 s of GPU time each, and
   benches the result against every rival. The file's suite is ``drawn`` and its mode ``learned``. A product that is not
   learned is benched as the package serves it.
-- ``--loop`` times the steps of a decode loop of Llama 8B's products, each layer with weights of its own: without
-  learning, then while it learns, then with what it learned. The order is fixed, so the ratio has the clock's drift.
+- ``--loop`` times the steps of a decode loop of Llama 8B's products, each layer with weights of its own. It runs
+  without learning, then while it learns, then with what it learned. The order is fixed, so the ratio has the drift.
 - ``--soak`` calls products of random shapes in several processes at once. It counts wrong results and lost rows, and
   samples the memory.
 

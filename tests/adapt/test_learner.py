@@ -284,6 +284,17 @@ def test_pauses_keep_the_share_and_settling_has_none(alone: Fixture) -> None:
     assert alone.learner.advance() == 0.0
 
 
+@pytest.mark.parametrize("fails", [None, RuntimeError("no memory")])
+def test_warming_up_runs_on_the_thread_and_is_waited_for(threaded: Fixture, fails: Exception | None) -> None:
+    threaded.machine.fails = fails
+    threaded.learner.chooser(0, None)
+    threaded.learner.warm_up(0, H200)
+    assert threaded.machine.warmed == 1 and not threaded.learner._to_warm
+    threaded.queue()
+    threaded.learner.settle()
+    assert threaded.one().stage is Stage.SETTLED
+
+
 def test_a_forked_child_ends_even_if_the_lock_was_held(alone: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its exit handler must not wait for a thread that only the parent has."""
     pid = os.getpid()

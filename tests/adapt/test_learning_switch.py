@@ -70,6 +70,17 @@ def test_torch_computes_first_and_the_winner_after_settle(machine: FakeMachine, 
         outblas.settle()
 
 
+@pytest.mark.parametrize("in_use", [False, True])
+def test_learning_warms_up_only_on_a_gpu_that_the_program_uses(
+    machine: FakeMachine, monkeypatch: pytest.MonkeyPatch, in_use: bool
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: in_use)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: None)
+    outblas.enable(learn=True)
+    outblas.enable(learn=True)
+    assert machine.warmed == int(in_use)
+
+
 def test_a_product_that_is_learned_says_so(machine: FakeMachine) -> None:
     machine.fits = lambda problem: False
     outblas.enable(learn=True)

@@ -65,7 +65,7 @@ class FakeMachine:
         self.saved: list[LibraryRow] = []
         self.settling: list[bool] = []
         self.benches: list[FakeBench] = []
-        self.forgotten = 0
+        self.forgotten = self.warmed = 0
         self.intact, self.slice_us = True, 100.0
         self.fails: Exception | None = None
         self.gate: Any = None
@@ -84,6 +84,12 @@ class FakeMachine:
             self.gate()
         yield timer
         timer.us = self.slice_us if timed else 0.0
+
+    def warm(self) -> None:
+        self.warmed += 1
+        if self.fails is not None:
+            error, self.fails = self.fails, None
+            raise error
 
     def open(self, problem: Problem, launch: Launch, settling: bool) -> Any:
         yield

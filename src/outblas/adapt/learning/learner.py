@@ -23,6 +23,7 @@ from time import perf_counter
 from outblas.adapt.learning.gpu_budget import HOST_SHARE, SEARCH_SHARE, GpuBudget, pause_after
 from outblas.adapt.learning.learn_product import Outcome, Winner, learn_product, row_of
 from outblas.adapt.learning.learned_products import IN_WORK, Contender, LearnedProduct, LearningReport, Stage
+from outblas.adapt.learning.learning_chooser import LearningChooser
 from outblas.adapt.learning.learning_device import LearningDevice, LearningMachine, Opened, SliceTimer
 from outblas.core.config import Launch
 from outblas.core.errors import OutblasError, RecordError, UsageError
@@ -69,6 +70,8 @@ class Learner:
         self._seen: OrderedDict[_Key, int] = OrderedDict()
         self._products: dict[_Key, LearnedProduct] = {}
         self._queue: deque[LearnedProduct] = deque()
+        self._choosers: dict[int, Choose | None] = {}
+        self._to_warm: deque[LearningMachine] = deque()
         self._job: tuple[LearnedProduct, Generator[None, None, None]] | None = None
         self._lock = threading.RLock()  # a signal's handler may multiply meanwhile
         self._changed = threading.Condition(self._lock)
@@ -78,7 +81,23 @@ class Learner:
 
     def chooser(self, index: int, own: Choose | None) -> LearningChooser:
         """Return the chooser of a CUDA device that asks this learner, and its own chooser for the rest."""
+        self._choosers[index] = own
         return LearningChooser(self, index, own)
+
+    def warm_up(self, index: int, gpu: Gpu) -> None:
+        """Load what every product's slices run, on the learning thread; wait for its end.
+
+        Without it the first product's slices load it, beside the program. A failure only costs that.
+
+        Args:
+            index: CUDA index of a device that has asked for its chooser.
+            gpu: its GPU.
+        """
+        with self._changed:
+            self._to_warm.append(self._machine(index, self._choosers.get(index), gpu))
+            self._wake()
+            while self._to_warm and self._is_alive():
+                self._changed.wait(0.1)
 
     def row_for(
         self, index: int, own: Choose | None, problem: Problem, gpu: Gpu, launch: Launch
@@ -158,6 +177,9 @@ class Learner:
         Returns:
             Seconds to pause after it; None if there is nothing to do.
         """
+        if self._to_warm:
+            self._warm_one()
+            return 0.0
         if self._job is None and not self._begin_job():
             return None
         assert self._job is not None
@@ -237,7 +259,7 @@ class Learner:
         self._changed.notify_all()
 
     def _is_busy(self) -> bool:
-        return bool(self._queue) or self._job is not None
+        return bool(self._queue or self._to_warm) or self._job is not None
 
     def _is_alive(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
@@ -253,6 +275,17 @@ class Learner:
                     self._changed.wait_for(lambda: self._stopped or self._settling, pause)
         if self._job is not None:
             self._abandon(*self._job)
+
+    def _warm_one(self) -> None:
+        machine = self._to_warm[0]
+        try:
+            with machine.slice(timed=False):
+                machine.warm()
+        except Exception as error:  # whatever it is, the first product meets it again and says so
+            _LOG.info("the GPU is not warmed up for learning: %s", error)
+        with self._changed:
+            self._to_warm.popleft()
+            self._changed.notify_all()
 
     def _begin_job(self) -> bool:
         """Take the next product from the queue; return False if it is empty."""
@@ -343,27 +376,6 @@ class Learner:
         self._job = None
         if record.stage in IN_WORK:
             self._leave_alone(record, reason)
-
-
-class LearningChooser:
-    """The chooser of a CUDA device while learning is on; see :meth:`Learner.row_for`.
-
-    Args:
-        learner: the process's learner.
-        index: CUDA index of the device.
-        own: the device's own chooser; None: it has none.
-    """
-
-    def __init__(self, learner: Learner, index: int, own: Choose | None) -> None:
-        self._learner, self._index, self._own = learner, index, own
-
-    def __call__(self, problem: Problem, gpu: Gpu, launch: Launch) -> LibraryRow | LibraryChoice | None:
-        return self._learner.row_for(self._index, self._own, problem, gpu, launch)
-
-    @property
-    def rows_id(self) -> str:
-        """Return a text that changes with the rows that were learned."""
-        return repr(self._learner.rows(self._index))
 
 
 def _is_capturing() -> bool:

@@ -13,12 +13,13 @@ from outblas.adapt.learning.learned_products import Contender
 from outblas.adapt.learning.ready_contenders import find_ready
 from outblas.adapt.learning.slice_limits import MAX_SCRATCH_BYTES, RUNNING, SETTLING, scratch_sets
 from outblas.core.config import KernelConfig, Launch
-from outblas.core.errors import DeviceError
+from outblas.core.errors import DeviceError, OutblasError
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
 from outblas.dispatch import device_registry
 from outblas.dispatch.decide import Choose
 from outblas.dispatch.device_state import DeviceState
+from outblas.dispatch.unlisted_shapes import offered_kernels
 from outblas.judge.stream_clock import StreamClock
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryRow
@@ -68,6 +69,9 @@ class LearningMachine(Protocol):
 
     def slice(self, timed: bool = True) -> contextlib.AbstractContextManager[SliceTimer]:
         """Return a context in which a slice enqueues its work. If it is timed, its end waits for that work."""
+
+    def warm(self) -> None:
+        """Load what every product's slices run."""
 
     def open(self, problem: Problem, launch: Launch, settling: bool) -> Generator[None, None, Opened | None]:
         """Find the contenders and make a bench for them; yield after each slice. Return None without contenders."""
@@ -133,6 +137,24 @@ class LearningDevice:
                         last.synchronize()
                         timer.us = 1e3 * first.elapsed_time(last)
 
+    def warm(self) -> None:
+        """Load what every product's slices run, and list the kernels on offer for plain calls. Do it once.
+
+        Raises:
+            DeviceError: torch's product cannot be captured.
+        """
+        if self._is_warm:
+            return
+        state, clock = self._state(), self._own_clock()
+        bench = GpuWorkbench(WARM_UP, self._gpu, {}, state.lt, clock, RUNNING, f"cuda:{self._index}")
+        try:
+            bench.warm()
+        finally:
+            bench.close()
+        with contextlib.suppress(OutblasError):  # no data for this GPU: contenders are found without them
+            offered_kernels(self._gpu.name, state.library, WARM_UP.layout, WARM_UP.dtype, "plain")
+        self._is_warm = True
+
     def open(self, problem: Problem, launch: Launch, settling: bool) -> Generator[None, None, Opened | None]:
         """Find the contenders and make a bench for them; yield after each slice.
 
@@ -159,7 +181,7 @@ class LearningDevice:
         limits, clock = SETTLING if settling else RUNNING, self._own_clock()
         clock.limit(limits.tries, limits.plug_us)
         if not self._is_warm:
-            self._warm(state, clock)
+            self.warm()
             yield
         bench = GpuWorkbench(problem, self._gpu, kernels, state.lt, clock, limits, f"cuda:{self._index}")
         yield
@@ -183,14 +205,6 @@ class LearningDevice:
 
     def _state(self) -> DeviceState:
         return device_registry.device_state(self._index)
-
-    def _warm(self, state: DeviceState, clock: StreamClock) -> None:
-        bench = GpuWorkbench(WARM_UP, self._gpu, {}, state.lt, clock, RUNNING, f"cuda:{self._index}")
-        try:
-            bench.warm()
-        finally:
-            bench.close()
-        self._is_warm = True
 
     def _own_clock(self) -> StreamClock:
         import torch

@@ -33,7 +33,8 @@ def enable(
     Affected are torch.matmul, mm, ``@``, F.linear and nn.Linear without a bias, bmm of one matrix, and their gradients.
     Torch computes everything else.
 
-    The first call imports Inductor's configuration, which takes about as long as importing torch. No other thread may
+    The first call imports Inductor's configuration, which takes about as long as importing torch. With ``learn``, a
+    program that already uses its GPU also waits half a second for what learning loads. No other thread may
     compute a product during this call or :func:`disable`: the process may crash, because torch takes no lock.
 
     A second call replaces the guarantee of the first, and switches learning on or off. Learning that goes on keeps its
@@ -144,6 +145,20 @@ def _start(seconds: float) -> None:
             return
         _learner = Learner(GpuBudget(seconds))
         device_registry.wrap_choosers(_learner.chooser)
+        _warm_up(_learner)
+
+
+def _warm_up(learner: Learner) -> None:
+    """Let learning load its tools now, if the program already uses a GPU. Else its first product does, later."""
+    import torch
+
+    from outblas.dispatch import device_registry
+
+    if torch.cuda.is_initialized():
+        index = torch.cuda.current_device()
+        gpu = device_registry.device_state(index).gpu
+        if gpu is not None and device_registry.has_library(index):
+            learner.warm_up(index, gpu)
 
 
 def _stop() -> None:
