@@ -30,8 +30,9 @@ from outblas.runtime.launch import load
 
 #: Learning leaves the program this many times its own scratch memory.
 _FREE_FACTOR = 2
-#: A small product of torch. Its loading is not charged to the first product that is learned.
-WARM_UP = Problem(24, 136, 264)
+#: A small product of torch and a layer's. Their loading is not charged to the first product that is learned. CUDA loads
+#: a kernel at its first launch, and large operands have other kernels than small ones.
+WARM_UP = (Problem(24, 136, 264), Problem(17, 4096, 4096))
 
 
 class SliceTimer:
@@ -141,18 +142,20 @@ class LearningDevice:
         """Load what every product's slices run, and list the kernels on offer for plain calls. Do it once.
 
         Raises:
-            DeviceError: torch's product cannot be captured.
+            DeviceError: torch's product cannot be captured, or too little memory is free.
         """
         if self._is_warm:
             return
+        self._check_memory()
         state, clock = self._state(), self._own_clock()
-        bench = GpuWorkbench(WARM_UP, self._gpu, {}, state.lt, clock, RUNNING, f"cuda:{self._index}")
-        try:
-            bench.warm()
-        finally:
-            bench.close()
+        for problem in WARM_UP:
+            bench = GpuWorkbench(problem, self._gpu, {}, state.lt, clock, RUNNING, f"cuda:{self._index}")
+            try:
+                bench.warm()
+            finally:
+                bench.close()
         with contextlib.suppress(OutblasError):  # no data for this GPU: contenders are found without them
-            offered_kernels(self._gpu.name, state.library, WARM_UP.layout, WARM_UP.dtype, "plain")
+            offered_kernels(self._gpu.name, state.library, "TN", "fp16", "plain")
         self._is_warm = True
 
     def open(self, problem: Problem, launch: Launch, settling: bool) -> Generator[None, None, Opened | None]:
