@@ -169,6 +169,11 @@ def test_a_device_opens_a_bench_with_shared_kernels_and_enough_memory(
             loaded.append("closed")
 
     monkeypatch.setattr(learning_device, "GpuWorkbench", Bench)
+    monkeypatch.setattr(
+        learning_device,
+        "collect_provenance",
+        lambda command, index: loaded.append("provenance") or {"command": command},
+    )
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda index: 0)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda index: 0)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (10**9, 10**10))
@@ -177,9 +182,10 @@ def test_a_device_opens_a_bench_with_shared_kernels_and_enough_memory(
     bench, contenders, unmeasured = _result(device.open(PROBLEM, "plain", False))
     assert unmeasured is None
     assert [one.config for one in contenders] == compiled == loaded[:2] and set(bench[2]) == set(compiled)
-    assert loaded[2:] == [(1, 80.0), "warm", "closed"]
+    warm_ups = ["warm", "closed"] * len(learning_device.WARM_UP)
+    assert loaded[2:] == [(1, 80.0), *warm_ups, "provenance", (1, 80.0)]
     _result(device.open(PROBLEM, "plain", False))
-    assert loaded.count("warm") == 1, "once in a process"
+    assert loaded.count("warm") == len(learning_device.WARM_UP), "once in a process"
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (10**8, 10**10))
     with pytest.raises(learning_device.DeviceError, match="100 MB"):
         _result(device.open(PROBLEM, "plain", False))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Generator, Iterator
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from outblas.adapt.learning.gpu_workbench import GpuWorkbench
 from outblas.adapt.learning.learn_product import Workbench
@@ -23,7 +23,7 @@ from outblas.dispatch.unlisted_shapes import offered_kernels
 from outblas.judge.stream_clock import StreamClock
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryRow
-from outblas.records.provenance import collect_provenance
+from outblas.records.provenance import collect_provenance, utc_now
 from outblas.records.user_library import install, user_library_path
 from outblas.runtime.driver import check, driver, new_stream, use_primary_context
 from outblas.runtime.launch import load
@@ -96,6 +96,7 @@ class LearningDevice:
     def __init__(self, index: int, own: Choose | None, gpu: Gpu) -> None:
         self._index, self._own, self._gpu = index, own, gpu
         self._clock: StreamClock | None = None
+        self._about: dict[str, Any] = {}
         self._is_warm = False
 
     def why_not(self, problem: Problem) -> str:
@@ -139,7 +140,8 @@ class LearningDevice:
                         timer.us = 1e3 * first.elapsed_time(last)
 
     def warm(self) -> None:
-        """Load what every product's slices run, and list the kernels on offer for plain calls. Do it once.
+        """Load what every product's slices run, list the kernels on offer for plain calls, and ask for the provenance.
+        Do it once.
 
         Raises:
             DeviceError: torch's product cannot be captured, or too little memory is free.
@@ -148,6 +150,7 @@ class LearningDevice:
             return
         self._check_memory()
         state, clock = self._state(), self._own_clock()
+        clock.limit(RUNNING.tries, RUNNING.plug_us)
         for problem in WARM_UP:
             bench = GpuWorkbench(problem, self._gpu, {}, state.lt, clock, RUNNING, f"cuda:{self._index}")
             try:
@@ -156,6 +159,7 @@ class LearningDevice:
                 bench.close()
         with contextlib.suppress(OutblasError):  # no data for this GPU: contenders are found without them
             offered_kernels(self._gpu.name, state.library, "TN", "fp16", "plain")
+        self._provenance()
         self._is_warm = True
 
     def open(self, problem: Problem, launch: Launch, settling: bool) -> Generator[None, None, Opened | None]:
@@ -181,11 +185,11 @@ class LearningDevice:
             kernels[config] = state.shared_kernel(problem, config, partial(load, cubin, config))
             yield
         self._check_memory()
-        limits, clock = SETTLING if settling else RUNNING, self._own_clock()
-        clock.limit(limits.tries, limits.plug_us)
         if not self._is_warm:
             self.warm()
             yield
+        limits, clock = SETTLING if settling else RUNNING, self._own_clock()
+        clock.limit(limits.tries, limits.plug_us)
         bench = GpuWorkbench(problem, self._gpu, kernels, state.lt, clock, limits, f"cuda:{self._index}")
         yield
         return Opened(bench, ready.contenders, ready.unmeasured)
@@ -199,12 +203,16 @@ class LearningDevice:
         path = user_library_path(self._gpu.name)
         if path is None:
             return "not saved, as OUTBLAS_LIBRARY is empty"
-        about = collect_provenance("outblas.enable(learn=True)", self._index)
-        return f"saved in {install(Library(self._gpu.name, (row,)), about, path).path}"
+        return f"saved in {install(Library(self._gpu.name, (row,)), self._provenance(), path).path}"
 
     def forget_decisions(self) -> None:
         """Let calls be decided anew, as a product has a new way."""
         device_registry.forget_decisions(self._index)
+
+    def _provenance(self) -> dict[str, Any]:
+        """Return the provenance of a row that is saved now. What stays the same is asked for once: it may take long."""
+        self._about = self._about or collect_provenance("outblas.enable(learn=True)", self._index)
+        return {**self._about, "date": utc_now()}
 
     def _state(self) -> DeviceState:
         return device_registry.device_state(self._index)

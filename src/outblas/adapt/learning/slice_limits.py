@@ -46,9 +46,12 @@ class SliceLimits:
         return 2 * _OVER_FLOOR * floor_us(problem, gpu) <= self.work_us
 
     def block_flop(self, gpu: Gpu) -> float:
-        """Return the floating-point operations of a block of a reference."""
+        """Return the floating-point operations of a block of a reference: a quarter of the slice's work.
+
+        The program's own kernels run beside it and stretch it.
+        """
         rate = _FP64_RATE if gpu.arch in _FAST_FP64_ARCHITECTURES else _SLOW_FP64_RATE
-        return rate * self.work_us / 2
+        return rate * self.work_us / 4
 
 
 #: While the program runs: 200 us in all. In ``settle()``, whose caller waits, a round is longer and surer.
