@@ -14,7 +14,7 @@ from outblas.core.errors import DeviceError, ToolchainMissing
 from outblas.core.problem import Problem
 from outblas.dispatch import unlisted_shapes
 from outblas.dispatch.decide import NotWhileCapturing, Operand, decide
-from outblas.dispatch.unlisted_shapes import any_shape_chooser
+from outblas.dispatch.unlisted_shapes import any_shape_chooser, offered_kernels
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.kernels.legality import why_illegal
 from outblas.learn import any_shape
@@ -78,6 +78,20 @@ def test_the_likeliest_kernels_are_legal_few_and_near_the_best(monkeypatch: pyte
     monkeypatch.setattr(any_shape, "MAX_LIKELIEST", 2)
     assert likeliest(PROBLEM, list(times), H200) == [INSTALLED, EARLY]
     assert likeliest(PROBLEM, [odd], H200) == []
+
+
+def test_libraries_with_the_same_kernels_share_their_rankings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Learning asks for a ranking that the choice has made, by a merged library that installs nothing more."""
+    row = LibraryRow(Problem(64, 64, 64), "torch", plain=LibraryChoice(INSTALLED, 1.2, 1.1, 1.3))
+    one, other = (
+        offered_kernels("h200", Library("h200", rows), "TN", "fp16", "plain")
+        for rows in ((row,), (row, replace(row, problem=Problem(128, 64, 64))))
+    )
+    assert one is other and one[-1] == INSTALLED
+    first = likeliest(PROBLEM, one, H200)
+    monkeypatch.setattr(any_shape, "predict_many", None)
+    assert likeliest(PROBLEM, other, H200) == first
+    assert offered_kernels("h200", Library("h200", ()), "TN", "fp16", "plain") != one
 
 
 def test_an_answer_is_among_the_inputs_of_a_choice(chooser: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -103,7 +103,13 @@ def _offered(
 ) -> tuple[KernelConfig, ...]:
     from outblas.learn.any_shape import AnyShapeModel
 
-    return AnyShapeModel.load(gpu_name).offered(launch, _installed(library).get((layout, dtype), ()))
+    return _one_object(AnyShapeModel.load(gpu_name).offered(launch, _installed(library).get((layout, dtype), ())))
+
+
+@functools.lru_cache(maxsize=32)
+def _one_object(configs: tuple[KernelConfig, ...]) -> tuple[KernelConfig, ...]:
+    """Return the first of equal tuples. So libraries that install the same kernels share their rankings."""
+    return configs
 
 
 @functools.lru_cache(maxsize=4)
