@@ -183,7 +183,8 @@ def test_a_device_opens_a_bench_with_shared_kernels_and_enough_memory(
     assert unmeasured is None
     assert [one.config for one in contenders] == compiled == loaded[:2] and set(bench[2]) == set(compiled)
     warm_ups = ["warm", "closed"] * len(learning_device.WARM_UP)
-    assert loaded[2:] == [(1, 80.0), *warm_ups, "provenance", (1, 80.0)]
+    limits = (learning_device.RUNNING.tries, learning_device.RUNNING.plug_us)
+    assert loaded[2:] == [limits, *warm_ups, "provenance", limits]
     _result(device.open(PROBLEM, "plain", False))
     assert loaded.count("warm") == len(learning_device.WARM_UP), "once in a process"
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (10**8, 10**10))

@@ -1,14 +1,16 @@
 """Scratch operands of one product on a GPU: contenders are proven on them, and timed against torch.
 
 All work runs on a stream of its own, in the thread that learns. Nothing here waits for the whole device, changes a
-setting of torch or draws from its generators: the program's threads use them meanwhile.
+setting of torch or draws from its generators: the program's threads use them meanwhile. Nothing is captured in a CUDA
+graph either: while any stream is captured, a program that waits for its device gets an error.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -25,14 +27,13 @@ from outblas.judge.gates import check_cell
 from outblas.judge.operands import Operands
 from outblas.judge.proof_inputs import fill_integers
 from outblas.judge.sliced_reference import SlicedReference
-from outblas.judge.stream_clock import HostBehindGpu, StreamClock, instantiate
+from outblas.judge.stream_clock import HostBehindGpu, StreamClock
 from outblas.judge.torch_baselines import TorchMm
 from outblas.kernels.geometry import workspace_bytes
 from outblas.runtime.cublaslt import LtAlgorithms
-from outblas.runtime.driver import check, driver
 from outblas.runtime.workspace import zeroed
 
-#: Name of torch among captured graphs.
+#: Name of torch among the ways to compute a product.
 _TORCH = "torch"
 
 
@@ -73,7 +74,7 @@ class GpuWorkbench:
         self._reference: Any = None
         self._sums: Any = None
         self._calls: dict[str, list[BaselineCall]] = {}
-        self._graphs: dict[str, Any] = {}
+        self._turns: dict[str, Iterator[BaselineCall]] = {}
         self._repeats = limits.calls(problem, gpu)
         self._order = random.Random(0)
 
@@ -88,18 +89,13 @@ class GpuWorkbench:
         self._reference = reference
 
     def warm(self) -> None:
-        """Run once what every product's slices run, so that no product pays for the loading of it.
-
-        Raises:
-            DeviceError: torch's product cannot be captured.
-        """
+        """Run once what every product's slices run, so that no product pays for the loading of it."""
         for inputs in ALL_INPUTS:
             for _ in self.prepare(inputs):
                 pass
             check_cell(self._data, self._reference, self._sums[0], partial(self._torch_calls()[0], self._clock.stream))
-        self._graphs[_TORCH] = self._captured(self._torch_calls())
         with contextlib.suppress(HostBehindGpu):
-            self._clock.timed([partial(self._launch, self._graphs[_TORCH])])
+            self._clock.timed([self._round_of(_TORCH, self._torch_calls())])
         self.operands_intact()
 
     def prove(self, contender: Contender) -> str:
@@ -121,14 +117,14 @@ class GpuWorkbench:
         Returns:
             None if the host could not queue the round ahead of the GPU.
         """
-        pair = [contender.name, _TORCH]
-        for name, calls in ((contender.name, self._bound(contender)), (_TORCH, self._torch_calls())):
-            if name not in self._graphs:
-                self._graphs[name] = self._captured(calls)
+        works = {
+            contender.name: self._round_of(contender.name, self._bound(contender)),
+            _TORCH: self._round_of(_TORCH, self._torch_calls()),
+        }
+        pair = list(works)
         self._order.shuffle(pair)
-        works = [partial(self._launch, self._graphs[name]) for name in pair]
         try:
-            times = dict(zip(pair, self._clock.timed(works), strict=True))
+            times = dict(zip(pair, self._clock.timed([works[name] for name in pair]), strict=True))
         except HostBehindGpu:
             return None
         return times[contender.name] / self._repeats, times[_TORCH] / self._repeats
@@ -140,10 +136,8 @@ class GpuWorkbench:
         return torch.equal(self._sums, self._data.sums())
 
     def close(self) -> None:
-        """Destroy the graphs and give the memory back to torch; harmless when done twice."""
-        for executable in self._graphs.values():
-            driver().cuGraphExecDestroy(executable)  # unchecked: a failure here would hide the first one
-        self._graphs.clear()
+        """Give the memory back to torch; harmless when done twice."""
+        self._turns.clear()
         self._calls.clear()
         self._data = self._workspace = self._reference = self._sums = None
 
@@ -181,11 +175,18 @@ class GpuWorkbench:
             self._calls[_TORCH] = [self._torch.bind(self._problem, *operands) for operands in sets]
         return self._calls[_TORCH]
 
-    def _captured(self, calls: list[BaselineCall]) -> Any:
-        """Return a graph of a round's calls, which rotate over the operand sets. One has run before: all is loaded."""
-        calls[0](self._clock.stream)
-        rotated = [calls[index % len(calls)] for index in range(self._repeats)]
-        return instantiate(rotated, self._clock.stream)
+    def _round_of(self, name: str, calls: list[BaselineCall]) -> Callable[[], None]:
+        """Return a function that enqueues a round's calls. They go on with the operand sets from round to round.
 
-    def _launch(self, executable: Any) -> None:
-        check("cuGraphLaunch", driver().cuGraphLaunch(executable, self._clock.stream))
+        One call runs untimed at the first round, so that all is loaded.
+        """
+        if name not in self._turns:
+            calls[0](self._clock.stream)
+            self._turns[name] = itertools.cycle(calls)
+        turns, stream = self._turns[name], self._clock.stream
+
+        def enqueue() -> None:
+            for call in itertools.islice(turns, self._repeats):
+                call(stream)
+
+        return enqueue

@@ -144,7 +144,7 @@ class LearningDevice:
         Do it once.
 
         Raises:
-            DeviceError: torch's product cannot be captured, or too little memory is free.
+            DeviceError: too little memory is free.
         """
         if self._is_warm:
             return

@@ -31,15 +31,17 @@ class SliceLimits:
         work_us: microseconds of products in one round: a contender's calls and torch's.
         plug_us: microseconds for which a round may wait until the host has queued it.
         tries: tries to queue a round ahead of the GPU.
+        most_calls: calls of each side in a round at most; the host must queue them during the plug.
     """
 
     work_us: float
     plug_us: float
     tries: int
+    most_calls: int
 
     def calls(self, problem: Problem, gpu: Gpu) -> int:
-        """Return the calls of each side in a round: as many as its time allows, 1 to 32."""
-        return max(1, min(MAX_REPEATS, int(self.work_us / 2 / (_OVER_FLOOR * floor_us(problem, gpu)))))
+        """Return the calls of each side in a round: as many as its time and the host allow, 1 or more."""
+        return max(1, min(self.most_calls, int(self.work_us / 2 / (_OVER_FLOOR * floor_us(problem, gpu)))))
 
     def holds(self, problem: Problem, gpu: Gpu) -> bool:
         """Return True if a round of one call each is not longer than a slice."""
@@ -55,8 +57,8 @@ class SliceLimits:
 
 
 #: While the program runs: 200 us in all. In ``settle()``, whose caller waits, a round is longer and surer.
-RUNNING = SliceLimits(work_us=120.0, plug_us=80.0, tries=1)
-SETTLING = SliceLimits(work_us=600.0, plug_us=50_000.0, tries=10)
+RUNNING = SliceLimits(work_us=100.0, plug_us=100.0, tries=1, most_calls=4)
+SETTLING = SliceLimits(work_us=600.0, plug_us=50_000.0, tries=10, most_calls=MAX_REPEATS)
 
 
 def scratch_sets(problem: Problem, gpu: Gpu) -> int:
