@@ -287,6 +287,8 @@ def test_pauses_keep_the_share_and_settling_has_none(alone: Fixture) -> None:
 @pytest.mark.parametrize("fails", [None, RuntimeError("no memory")])
 def test_warming_up_runs_on_the_thread_and_is_waited_for(threaded: Fixture, fails: Exception | None) -> None:
     threaded.machine.fails = fails
+    threaded.learner.warm_up(0, H200)
+    assert not threaded.machine.warmed, "its library was given by the program"
     threaded.learner.chooser(0, None)
     threaded.learner.warm_up(0, H200)
     assert threaded.machine.warmed == 1 and not threaded.learner._to_warm

@@ -87,14 +87,17 @@ class Learner:
     def warm_up(self, index: int, gpu: Gpu) -> None:
         """Load what every product's slices run, on the learning thread; wait for its end.
 
-        Without it the first product's slices load it, beside the program. A failure only costs that.
+        Without it the first product's slices load it, beside the program. A failure only costs that. Nothing is done for
+        a device that never asked for its chooser: the program has given its library.
 
         Args:
-            index: CUDA index of a device that has asked for its chooser.
+            index: CUDA index of the device.
             gpu: its GPU.
         """
+        if index not in self._choosers:
+            return
         with self._changed:
-            self._to_warm.append(self._machine(index, self._choosers.get(index), gpu))
+            self._to_warm.append(self._machine(index, self._choosers[index], gpu))
             self._wake()
             while self._to_warm and self._is_alive():
                 self._changed.wait(0.1)
