@@ -87,8 +87,8 @@ class Learner:
     def warm_up(self, index: int, gpu: Gpu) -> None:
         """Load what every product's slices run, on the learning thread; wait for its end.
 
-        Without it the first product's slices load it, beside the program. A failure only costs that. Nothing is done for
-        a device that never asked for its chooser: the program has given its library.
+        Without it the first product's slices load it, beside the program. A failure only costs that.
+        Nothing is done for a device that never asked for its chooser: the program has given its library.
 
         Args:
             index: CUDA index of the device.
