@@ -103,27 +103,14 @@ def _offered(
 ) -> tuple[KernelConfig, ...]:
     from outblas.learn.any_shape import AnyShapeModel
 
-    return _one_object(AnyShapeModel.load(gpu_name).offered(launch, _installed(library).get((layout, dtype), ())))
+    installed = library.value.fp32_kernels.get((layout, dtype), ())
+    return _one_object(AnyShapeModel.load(gpu_name).offered(launch, installed))
 
 
 @functools.lru_cache(maxsize=32)
 def _one_object(configs: tuple[KernelConfig, ...]) -> tuple[KernelConfig, ...]:
     """Return the first of equal tuples. So libraries that install the same kernels share their rankings."""
     return configs
-
-
-@functools.lru_cache(maxsize=4)
-def _installed(library: SameObject) -> dict[tuple[Layout, Dtype], tuple[KernelConfig, ...]]:
-    return installed_kernels(library.value)
-
-
-def installed_kernels(library: Library) -> dict[tuple[Layout, Dtype], tuple[KernelConfig, ...]]:
-    """Return (layout, dtype) -> the kernels with fp32 accumulation that a library installs, each once."""
-    found: dict[tuple[Layout, Dtype], dict[KernelConfig, None]] = {}
-    for problem, configs in library.installed().items():
-        if problem.acc == "fp32":
-            found.setdefault((problem.layout, problem.dtype), {}).update(dict.fromkeys(configs))
-    return {key: tuple(configs) for key, configs in found.items()}
 
 
 def ask_cublaslt(lt: LtAlgorithms, index: int, problem: Problem) -> str:

@@ -21,7 +21,7 @@ from outblas.core.config import LAUNCHES, KernelConfig, Launch
 from outblas.core.errors import RecordError
 from outblas.core.files import json_text, write_json
 from outblas.core.plain_files import read_plain_file
-from outblas.core.problem import Problem
+from outblas.core.problem import Dtype, Layout, Problem
 from outblas.core.workload import SECOND_WORKLOADS
 from outblas.kernels.fixed_order import FixedOrderKernels
 from outblas.records.library_file import LibraryContent, library_to_json, parse_content
@@ -132,6 +132,15 @@ class Library:
             seconds = (getattr(row, workload) for workload in SECOND_WORKLOADS)
             found[row.problem].extend(second.config for second in seconds if second and second.config)
         return found
+
+    @cached_property
+    def fp32_kernels(self) -> dict[tuple[Layout, Dtype], tuple[KernelConfig, ...]]:
+        """Return (layout, dtype) -> the installed kernels with fp32 accumulation, each once; made once."""
+        found: dict[tuple[Layout, Dtype], dict[KernelConfig, None]] = {}
+        for problem, configs in self.installed().items():
+            if problem.acc == "fp32":
+                found.setdefault((problem.layout, problem.dtype), {}).update(dict.fromkeys(configs))
+        return {key: tuple(configs) for key, configs in found.items()}
 
     @cached_property
     def fixed_order(self) -> FixedOrderKernels:

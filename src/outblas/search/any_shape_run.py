@@ -44,7 +44,7 @@ from outblas.core.rivals import RIVALS
 from outblas.core.roofline import Gpu
 from outblas.core.stats import geomean
 from outblas.core.suites import GRID_EXTENTS, LLM_LAYERS, PUBLISHED_SUITES, suite
-from outblas.dispatch.unlisted_shapes import any_shape_chooser, ask_cublaslt, installed_kernels
+from outblas.dispatch.unlisted_shapes import any_shape_chooser, ask_cublaslt, offered_kernels
 from outblas.judge.bench_cell import Options
 from outblas.kernels.legality import why_illegal
 from outblas.learn.any_shape import AnyShapeModel
@@ -179,9 +179,9 @@ def prove(out: Path) -> bool:
         True if all passed.
     """
     gpu, pairs = gpu_of_device(0), []
-    general, installed = AnyShapeModel.load(gpu.name).kernels, installed_kernels(Library.packaged(gpu.name))
+    library = Library.packaged(gpu.name)
     for layout, dtype in product(get_args(Layout), get_args(Dtype)):
-        for config in dict.fromkeys((*general, *installed.get((layout, dtype), ()))):
+        for config in offered_kernels(gpu.name, library, layout, dtype, "weights"):  # those of every call
             problems = (Problem(*mnk, layout, dtype) for mnk in PROOF_EXTENTS)
             pairs += [(p, config) for p in problems if not why_illegal(p, config, gpu)][:1]
     failed = {}

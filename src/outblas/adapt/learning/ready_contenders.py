@@ -15,7 +15,7 @@ from outblas.core.errors import OutblasError, ToolchainMissing
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu, architecture
 from outblas.dispatch.decide import Choose, LeftToTorch
-from outblas.dispatch.unlisted_shapes import installed_kernels, offered_kernels
+from outblas.dispatch.unlisted_shapes import offered_kernels
 from outblas.kernels.catalogue import first_search_candidates
 from outblas.kernels.geometry import workspace_bytes
 from outblas.kernels.source import make_source
@@ -121,8 +121,8 @@ def _shipped(problem: Problem, launch: Launch, gpu: Gpu, library: Library) -> Se
     try:
         return offered_kernels(gpu.name, library, problem.layout, problem.dtype, launch)
     except OutblasError:  # no data for this GPU; the device's chooser has warned if they are damaged
-        installed = installed_kernels(library).get((problem.layout, problem.dtype), ())
-        return [one for one in dict.fromkeys(installed) if launch_allows(launch, one)]
+        installed = library.fp32_kernels.get((problem.layout, problem.dtype), ())
+        return [one for one in installed if launch_allows(launch, one)]
 
 
 def ready_cubin(problem: Problem, config: KernelConfig, arch: str) -> Cubin | None:
