@@ -72,22 +72,27 @@ def write_table(table: Any, meta: Mapping[str, Any], path: Path) -> Path:
     return write_atomic(path, parquet_bytes(table, checksums=True))
 
 
-def check_row_count(source: Any) -> None:
-    """Check that a file has no more rows than any file of this package; nothing of it is unpacked.
+def read_whole(source: Any, checksums: bool = False) -> Any:
+    """Return a file as an Arrow table; a file with more rows than any of this package is refused unread.
 
     Equal values take no room in a file, so that a small one could fill the memory.
 
+    The calling thread reads. Threads of Arrow free what they read a moment later. A process that ends in that moment
+    is aborted: "terminate called without an active exception" (github.com/apache/arrow/issues/39862).
+
     Args:
         source: path or buffer of the file.
+        checksums: the checksum of each page is verified.
 
     Raises:
-        ValueError: it has more. pyarrow's errors are raised, too.
+        ValueError: it has more rows. pyarrow's errors are raised, too.
     """
     import pyarrow.parquet as pq
 
-    rows = pq.read_metadata(source).num_rows
-    if rows > _MOST_ROWS:
-        raise ValueError(f"it has {rows} rows, at most {_MOST_ROWS} are read")
+    with pq.ParquetFile(source, page_checksum_verification=checksums, pre_buffer=False) as file:
+        if file.metadata.num_rows > _MOST_ROWS:
+            raise ValueError(f"it has {file.metadata.num_rows} rows, at most {_MOST_ROWS} are read")
+        return file.read(use_threads=False)
 
 
 def read_table(path: Path, columns: Mapping[str, str], expected: str, do: str) -> Any:
@@ -103,11 +108,9 @@ def read_table(path: Path, columns: Mapping[str, str], expected: str, do: str) -
         RecordError: the file is truncated or damaged, or lacks a column.
     """
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     try:
-        check_row_count(path)
-        table = pq.read_table(path, page_checksum_verification=True)
+        table = read_whole(path, checksums=True)
         return table.select(list(columns)).replace_schema_metadata(None).cast(column_schema(columns))
     except (pa.ArrowException, OSError, ValueError, KeyError) as error:
         reason = str(error).split("\n")[0]

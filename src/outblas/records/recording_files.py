@@ -18,7 +18,7 @@ from outblas.core.errors import RecordError
 from outblas.core.evaluation import Status
 from outblas.core.files import write_atomic
 from outblas.core.plain_files import read_plain_file
-from outblas.records.parquet import check_parquet, check_row_count, parquet_bytes
+from outblas.records.parquet import check_parquet, parquet_bytes, read_whole
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -83,12 +83,10 @@ def read_table(path: Traversable, suffix: str) -> tuple[pa.Table, dict[str, Any]
     """
     check_parquet()
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     try:
         data = read_plain_file(path) if isinstance(path, Path) else path.read_bytes()
-        check_row_count(pa.BufferReader(data))
-        table = pq.read_table(pa.BufferReader(data))
+        table = read_whole(pa.BufferReader(data))
         metadata = json.loads((table.schema.metadata or {}).get(b"outblas", b"{}"))
     except (OSError, ValueError, RecursionError, pa.ArrowException) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error).split("\n")[0]

@@ -18,7 +18,7 @@ from outblas.core.errors import DeviceError, OutblasError, RecordError
 from outblas.core.files import write_atomic
 from outblas.core.gpu_records import reference_gpu
 from outblas.records.averages import Row, problem_of
-from outblas.records.parquet import check_parquet, check_row_count, parquet_bytes
+from outblas.records.parquet import check_parquet, parquet_bytes, read_whole
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -274,11 +274,9 @@ def _read_rows(path: Path) -> list[Row]:
         RecordError: the file is damaged, lacks a column, or has a column of a wrong type.
     """
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     try:
-        check_row_count(path)
-        table = pq.read_table(path, page_checksum_verification=True)
+        table = read_whole(path, checksums=True)
         absent = [c for c in COLUMNS if c not in table.column_names and c not in LATER_COLUMN_DEFAULTS]
     except (pa.ArrowException, OSError, ValueError) as error:  # ValueError: column names that are not UTF-8
         raise RecordError(f"{path} cannot be read: {_first_line(error)}", "an undamaged file", _AGAIN) from error

@@ -39,7 +39,7 @@ from outblas.learn.train.held_out_choices import (
     joined,
     outcome,
 )
-from outblas.records.parquet import parquet_bytes
+from outblas.records.parquet import parquet_bytes, read_whole
 from outblas.records.provenance import collect_provenance
 from outblas.records.recording import Recording
 from outblas.records.store import Store
@@ -89,12 +89,11 @@ def read_cells(path: Path) -> tuple[list[OfferedCells], dict[str, Any]]:
         RecordError: there is no such file, or it is damaged.
     """
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     if not path.is_file():
         raise RecordError(f"no file {path}", "recorded cells", "make them: outblas fit any-shape record, or collect")
     try:
-        return _cells_of(pq.read_table(path))
+        return _cells_of(read_whole(path))
     except (pa.ArrowException, OSError, ValueError, LookupError, TypeError, OutblasError) as error:
         wrong, do = f"{path} cannot be read ({error})", "make it again: outblas fit any-shape record, or collect"
         raise RecordError(wrong, "a whole table of recorded cells", do) from error
