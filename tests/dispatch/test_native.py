@@ -135,6 +135,20 @@ def test_maps_are_encoded_once_per_address(table: Any, cuda: FakeCuda) -> None:
     assert cuda.encoded == 7 and cuda[-1].maps[2][5] == 16
 
 
+def test_eight_maps_of_an_operand_are_one_parameter(table: Any, cuda: FakeCuda) -> None:
+    """Each has its own distance of rows and begin; the recording library keeps the first of each operand."""
+    a, b, out, other = operands_of_own_slots()
+    spec = lambda i, s: (M + i, N + s, 16, 64, 6, 3, 2, 8 * N, 16 * (i + s))  # noqa: E731
+    learn(table, a, b, out, prepared(maps=tuple(spec(i, s) for i in range(3) for s in range(8))))
+    for _ in range(3):
+        table.matmul(a, b, out, False)
+    assert cuda.encoded == 24
+    for i, (words, tensor) in enumerate(zip(cuda[-1].maps, (a, b, out), strict=True)):
+        assert [words[0], *words[2:5]] == [tensor.data_ptr() + 16 * i, N, M + i, 16 * N]
+    assert [*cuda[-1].extents] == [M, N, K] and cuda[-1].addresses[2] == out.data_ptr()
+    assert table.matmul(a, b, other, False) is other and cuda.encoded == 32
+
+
 def test_an_output_is_allocated_where_none_is_given(table: Any, cuda: FakeCuda, host: Host) -> None:
     a, b, out = operands()
     learn(table, a, b, None, prepared())

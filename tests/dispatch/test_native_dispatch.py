@@ -15,6 +15,7 @@ from outblas.dispatch import matmul as dispatch
 from outblas.dispatch.decide import Decision
 from outblas.dispatch.enable import Switch
 from outblas.dispatch.promises import full_option
+from outblas.kernels.families.sm90_oddrows_gemm import Sm90OddrowsConfig
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.kernels.families.sm90_wgmma_launch import tensor_boxes
 from outblas.kernels.geometry import geometry, grid
@@ -215,8 +216,9 @@ def test_the_table_is_opened_once_and_never_asked_where_there_is_none(monkeypatc
     assert len(tries) == 1 and native_table.table_matmul is None and native_table.why_no_table == "not built"
 
 
-def test_a_loaded_kernel_tells_its_launch(table: Any, cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The numbers of geometry, grid and boxes, in the driver's own enumerations; launched as they are."""
+@pytest.fixture(name="loads")
+def loads_fixture(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A driver that loads any kernel, as the recording library's; the real one for its enumerations."""
     real = pytest.importorskip("cuda.bindings.driver")
 
     class Driver:
@@ -237,6 +239,12 @@ def test_a_loaded_kernel_tells_its_launch(table: Any, cuda: FakeCuda, monkeypatc
 
     monkeypatch.setattr(launch, "driver", Driver)
     monkeypatch.setattr(launch, "gpu_of_device", lambda index: H200)
+    return real
+
+
+def test_a_loaded_kernel_tells_its_launch(table: Any, cuda: FakeCuda, loads: Any) -> None:
+    """The numbers of geometry, grid and boxes, in the driver's own enumerations; launched as they are."""
+    real = loads
     cubin = SimpleNamespace(image=b"", entry="gemm")
     a, b, c = operands(m=64, n=128, k=256)
     made = launch.LoadedKernel(cubin, CONFIG).prepared(TUNED, c)  # type: ignore[arg-type]
@@ -256,6 +264,17 @@ def test_a_loaded_kernel_tells_its_launch(table: Any, cuda: FakeCuda, monkeypatc
     seen = cuda[-1]
     assert tuple(seen.grid) == made.grid and seen.shared_bytes == shape.smem_bytes and seen.attribute_count == 2
     assert seen.maps[0][9] == kinds.CU_TENSOR_MAP_DATA_TYPE_FLOAT16 and seen.maps[0][11] == made.maps[0][5]
+
+
+def test_a_kernel_for_odd_rows_tells_the_maps_of_its_combs(table: Any, cuda: FakeCuda, loads: Any) -> None:
+    problem, config = Problem(65, 131, 333), Sm90OddrowsConfig(64, 64)
+    a, b, c = operands(m=65, n=131, k=333)
+    made = launch.LoadedKernel(SimpleNamespace(image=b"", entry="gemm"), config).prepared(problem, c)  # type: ignore[arg-type]
+    assert len(made.maps) == 24
+    assert [m[:4] + m[7:] for m in made.maps[:2]] == [(9, 333, 8, 64, 2664, 0), (8, 338, 8, 64, 2664, 656)]
+    assert [m[:4] + m[7:] for m in made.maps[16:18]] == [(9, 131, 8, 64, 1048, 0), (8, 134, 8, 64, 1048, 256)]
+    learn(table, a, b, c, made)
+    assert table.matmul(a, b, c, False) is c and cuda.encoded == 24
 
 
 @pytest.mark.parametrize("asked", ["traced", "is_compiling"])

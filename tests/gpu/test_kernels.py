@@ -21,6 +21,7 @@ from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
 from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.families.sm80_pipelined_gemm import Sm80PipelinedConfig
+from outblas.kernels.families.sm90_oddrows_gemm import Sm90OddrowsConfig
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.kernels.legality import why_illegal
 from outblas.kernels.proof_shapes import proof_shapes
@@ -113,6 +114,17 @@ CONFIGS: dict[str, KernelConfig] = {
     "direct_warps_over_k": Sm80DirectConfig(16, 16, 1, 1, 8, 4),
     "direct_uneven_pdl": Sm80DirectConfig(32, 32, 1, 2, 3, 3, pdl=True),
     "direct_sixteen_warps": Sm80DirectConfig(16, 32, 1, 1, 16, 1),
+    "oddrows_tile": Sm90OddrowsConfig(128, 128, consumers=2),
+    "oddrows_largest": Sm90OddrowsConfig(128, 256, stages=4, consumers=2),
+    "oddrows_tall": Sm90OddrowsConfig(256, 128, stages=4, consumers=2),
+    "oddrows_deep": Sm90OddrowsConfig(128, 128, 128, 3, consumers=2),
+    "oddrows_three_spans": Sm90OddrowsConfig(64, 192, stages=5),
+    "oddrows_two_blocks": Sm90OddrowsConfig(128, 64, stages=5),
+    "oddrows_three_ctas": Sm90OddrowsConfig(64, 64, stages=4, min_blocks=3, pdl=True),
+    "oddrows_split": Sm90OddrowsConfig(128, 128, stages=4, consumers=2, split_k=3),
+    "oddrows_split_pdl": Sm90OddrowsConfig(64, 64, stages=4, split_k=7, pdl=True, early=True),
+    "oddrows_few_rows": Sm90OddrowsConfig(64, 64, stages=8, a_rows=16),
+    "oddrows_fewest_rows_split": Sm90OddrowsConfig(64, 128, 128, 4, split_k=4, a_rows=8),
     "pipelined_tile": Sm80PipelinedConfig(128, 128),
     "pipelined_largest": Sm80PipelinedConfig(256, 128, 64, 3, 4, 2),
     "pipelined_wide": Sm80PipelinedConfig(128, 256, 32, 3, 2, 4),

@@ -34,7 +34,7 @@ from outblas.kernels.geometry import geometry, grid, k_tiles, workspace_bytes
 from outblas.kernels.knobs import all_knobs
 from outblas.kernels.legality import why_illegal
 from outblas.kernels.neighbours import neighbours
-from outblas.kernels.pool import mma_pool, pool
+from outblas.kernels.pool import mma_pool, pool, unaligned_pool
 from outblas.kernels.proof_shapes import proof_shapes
 from outblas.kernels.source import kernel_headers, make_source
 from support.family_tools import device_constants
@@ -125,9 +125,8 @@ def test_whatever_its_knobs_are_there_is_an_answer_and_a_reason(family: Family[K
 def test_its_part_of_the_pool_is_legal_somewhere_and_has_no_launch_options(family: Family[KernelConfig]) -> None:
     mine = list(family.pool())
     assert mine and all(type(config) is family.config for config in mine)
-    assert set(mine) <= set(mma_pool() if family.without_wgmma else pool()) and not any(
-        config.pdl or config.early or config.even for config in mine
-    )
+    its = mma_pool() if family.without_wgmma else unaligned_pool() if family.for_unaligned_rows else pool()
+    assert set(mine) <= set(its) and not any(config.pdl or config.early or config.even for config in mine)
     assert len(legal_pairs(family.name)) >= min(len(mine), 12), "a part of the pool is legal nowhere"
 
 

@@ -14,11 +14,11 @@ from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.kernels.kernel_space import KernelSpace, kernel_space, one_knob_away, with_launch, without_launch
 from outblas.kernels.knobs import all_knobs
 from outblas.kernels.legality import why_illegal
-from outblas.kernels.pool import pool
+from outblas.kernels.pool import pool, pool_families
 from support.gpus.known import H200
 
 #: Families in the pool of the reference GPU.
-OF_THE_POOL = {name for name, family in FAMILIES.items() if not family.without_wgmma}
+OF_THE_POOL = {family.name for family in pool_families()}
 
 
 def test_the_space_is_much_wider_than_the_pool_and_contains_it_and_the_catalogue() -> None:

@@ -20,7 +20,7 @@ from outblas.kernels.families.registry import FAMILIES
 from outblas.kernels.geometry import geometry, workspace_bytes
 from outblas.kernels.geometry_terms import MAX_CLUSTER
 from outblas.kernels.legality import why_illegal
-from outblas.kernels.pool import mma_pool, pool
+from outblas.kernels.pool import mma_pool, pool, pool_families, unaligned_pool
 from outblas.kernels.source import make_source
 from outblas.runtime.device import gpu_of_device
 from support.gpus.known import H200
@@ -29,11 +29,12 @@ from support.helpers import ROOT
 
 def test_every_pool_config_is_legal_somewhere() -> None:
     large = Problem(8192, 8192, 16384)
-    for config in dict.fromkeys((*pool(), *mma_pool())):
+    for config in dict.fromkeys((*pool(), *unaligned_pool(), *mma_pool())):
         problem = large
         if FAMILIES[config.family].few_rows_only:
             problem = replace(large, m=config.bm, k=getattr(config, "kept_k", 0) or large.k)
-        problem = replace(large, m=512, n=512) if workspace_bytes(problem, config) else problem
+        rows = getattr(config, "a_rows", 0) or 512
+        problem = replace(large, m=rows, n=512) if workspace_bytes(problem, config) or rows < 512 else problem
         kinds = [replace(problem, acc=acc) for acc in ("fp32", "fp16")] + [replace(problem, layout="NN")]
         reasons = {why_illegal(kind, config, H200) for kind in kinds}
         assert None in reasons, (config_name(config), reasons)
@@ -41,10 +42,11 @@ def test_every_pool_config_is_legal_somewhere() -> None:
 
 def test_each_pool_has_its_families_no_duplicates_and_no_launch_options() -> None:
     families = FAMILIES.values()
-    hopper = {family.name for family in families if not family.without_wgmma}
+    hopper = {family.name for family in pool_families()}
+    odd = {family.name for family in families if family.for_unaligned_rows}
     others = {family.name for family in families if family.instructions == "mma"}
-    assert hopper | others == set(FAMILIES) and hopper & others
-    for kernels, of in ((pool(), hopper), (mma_pool(), others)):
+    assert hopper | odd | others == set(FAMILIES) and hopper & others
+    for kernels, of in ((pool(), hopper), (unaligned_pool(), odd), (mma_pool(), others)):
         assert len(set(kernels)) == len(kernels) >= 128
         assert {c.family for c in kernels} == of
         assert not any(c.pdl for c in kernels)
@@ -88,6 +90,8 @@ def compiled_sample() -> list[tuple[Problem, KernelConfig]]:
         family = families[i // 3 % len(families)]
         if family.few_rows_only:
             problem = replace(problem, m=8 + 8 * (i % 2), acc="fp32")
+        if all(why_illegal(problem, c, H200) for c in family.pool()):
+            problem = replace(problem, acc="fp32")
         legal = [c for c in dict.fromkeys(family.pool()) if why_illegal(problem, c, H200) is None]
         found.append((problem, rng.choice(legal)))
     return found

@@ -17,6 +17,7 @@ from outblas.core.config import config_name
 from outblas.core.errors import UsageError
 from outblas.core.problem import Problem
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
+from outblas.kernels.families.sm90_oddrows_gemm import Sm90OddrowsConfig
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.kernels.families.sm90_wgmma_launch import tensor_boxes
 from outblas.kernels.geometry import grid, launch_smem, workspace_bytes
@@ -46,6 +47,11 @@ _HALF = Problem(256, 256, 256, "TN", "fp16", "fp16")
 _CONFIG = Sm90WgmmaConfig(128, 128, stages=4, consumers=2, cluster_m=2)
 TARGETS["half"] = find_target(
     _HALF, "plain", Library("h200", (LibraryRow(_HALF, plain=LibraryChoice(_CONFIG, 1.2, 1.1, 1.3)),))
+)
+_ODD = Problem(65, 131, 333, "NN")
+_ODD_CONFIG = Sm90OddrowsConfig(64, 64, split_k=2)
+TARGETS["odd"] = find_target(
+    _ODD, "plain", Library("h200", (LibraryRow(_ODD, plain=LibraryChoice(_ODD_CONFIG, 1.2, 1.1, 1.3)),))
 )
 
 each_target = pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
@@ -98,13 +104,17 @@ def test_the_header_has_the_numbers_of_the_librarys_launch(target: Target) -> No
     assert f"SHARED_BYTES = {launch_smem(problem, config, H200.sms)}," in text
     assert f"WORKSPACE_BYTES = {workspace_bytes(problem, config)}," in text
     assert f"DEPENDENT = {str(config.pdl).lower()};" in text
-    found = re.findall(r"MAP_[ABC] = \{(\d+), (\d+), (\d+), (\d+), CU_TENSOR_MAP_SWIZZLE_(\w+)\}", text)
+    number = r"(\d+), "
+    if config == _ODD_CONFIG:
+        assert "MAPS_B[8] = {{42, 131, 1048, 0, 8, 64, CU_TENSOR_MAP_SWIZZLE_128B}, {42, 134, 1048, 256, 8," in text
+    found = re.findall(rf"MAPS_[ABC]\[1\] = {{{{{number * 6}CU_TENSOR_MAP_SWIZZLE_(\w+)}}}}", text)
     if isinstance(config, Sm90WgmmaConfig):
         swizzles = {16: "NONE", 32: "32B", 64: "64B", 128: "128B"}
-        wanted = [(*map(str, box), swizzles[2 * box[3]]) for box in tensor_boxes(problem, config)]
+        boxes = tensor_boxes(problem, config)
+        wanted = [(*map(str, (rows, cols, cols, 0, *box)), swizzles[2 * box[1]]) for rows, cols, *box in boxes]
         assert found == wanted
     else:
-        assert found == [] and "Tensor" not in text
+        assert found == [] and ("Tensor" in text) == (config == _ODD_CONFIG)
     assert ("&k, &workspace}" in text) == bool(workspace_bytes(problem, config))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import replace
 from enum import IntEnum
 from types import SimpleNamespace
@@ -244,3 +245,28 @@ def test_other_kernels_ask_once_for_what_they_use(allowed: list[int]) -> None:
         kernel, used = loaded(config), geometry(P, config).smem_bytes
         made = [kernel.prepared(p, operands(p)[2]) for p in (P, Problem(16, 8192, 512))]
         assert [m.shared_bytes for m in made] == [used, used] and allowed.pop() == used and not allowed
+
+
+def test_the_descriptors_of_combs_lie_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[Any, ...]] = []
+
+    class Made:
+        def __init__(self, byte: int) -> None:
+            self.kept = (ctypes.c_ubyte * 128)(*[byte] * 128)
+
+        def getPtr(self) -> int:
+            return ctypes.addressof(self.kept)
+
+    def encode(address: int, extents: Any, box: Any, dtype: str, swizzle: str, pitch: int) -> Made:
+        asked.append((address, *extents, *box, dtype, swizzle, pitch))
+        return Made(len(asked))
+
+    monkeypatch.setattr(tensor_map, "encode_boxes", encode)
+    tensor_map.encode_combs.cache_clear()
+    try:
+        found = tensor_map.encode_combs(4096, 20, 9, 2, 64, "bf16")
+        assert tensor_map.encode_combs(4096, 20, 9, 2, 64, "bf16") is found
+    finally:
+        tensor_map.encode_combs.cache_clear()
+    assert asked[:2] == [(4096, 3, 9, 2, 64, "bf16", "128B", 72), (4112, 3, 10, 2, 64, "bf16", "128B", 72)]
+    assert bytes(found) == b"".join(bytes([i] * 128) for i in range(1, 9))

@@ -21,7 +21,7 @@ from outblas.kernels.catalogue import catalogue
 from outblas.kernels.families.family import Family
 from outblas.kernels.families.registry import FAMILIES, knobs_by_name
 from outblas.kernels.legality import why_illegal
-from outblas.kernels.pool import mma_pool
+from outblas.kernels.pool import mma_pool, pool_families, unaligned_pool
 
 #: Name of the first entry, on which the others depend.
 FAMILY = "family"
@@ -115,13 +115,13 @@ def all_knobs() -> Knobs:
 
     The values are the same on every GPU. Every call returns the same object. The first knob is ``family``.
     """
-    return knobs_of((*_reference_kernels(), *mma_pool()), _more_values(FAMILIES.values()))
+    return knobs_of((*_reference_kernels(), *mma_pool(), *unaligned_pool()), _more_values(FAMILIES.values()))
 
 
 @functools.cache
 def reference_knobs() -> Knobs:
-    """Return the knobs as :func:`all_knobs`, without the values that only GPUs without wgmma need."""
-    return knobs_of(_reference_kernels(), _more_values(f for f in FAMILIES.values() if not f.without_wgmma))
+    """Return the knobs as :func:`all_knobs`, without the values that only families outside of the pool need."""
+    return knobs_of(_reference_kernels(), _more_values(pool_families()))
 
 
 @functools.cache

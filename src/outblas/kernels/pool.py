@@ -19,10 +19,16 @@ def pool() -> tuple[KernelConfig, ...]:
     """Return all kernels of the pool in a fixed order, without duplicates, with ``pdl`` False.
 
     The families follow each other by :attr:`Family.pool_place`: ``sm80_mma_gemm``, ``sm80_direct_gemm``,
-    ``sm90_wgmma_gemm``, ``sm80_gemv_mma``. Families that are only for GPUs without wgmma are left out. Every call
-    returns the same tuple.
+    ``sm90_wgmma_gemm``, ``sm80_gemv_mma``. Families that are only for GPUs without wgmma, or for unaligned rows, are
+    left out. Every call returns the same tuple.
     """
-    return _kernels(family for family in FAMILIES.values() if not family.without_wgmma)
+    return _kernels(pool_families())
+
+
+@functools.cache
+def unaligned_pool() -> tuple[KernelConfig, ...]:
+    """Return all kernels of the families for rows that are not multiples of 16 bytes, as :func:`pool`."""
+    return _kernels(family for family in FAMILIES.values() if family.for_unaligned_rows)
 
 
 @functools.cache
@@ -32,6 +38,11 @@ def mma_pool() -> tuple[KernelConfig, ...]:
     ``sm80_pipelined_gemm`` comes last.
     """
     return _kernels(family for family in FAMILIES.values() if family.instructions == "mma")
+
+
+def pool_families() -> list[Family[Any]]:
+    """Return the families of :func:`pool`: those that serve aligned rows on the reference GPU."""
+    return [f for f in FAMILIES.values() if not (f.without_wgmma or f.for_unaligned_rows)]
 
 
 def _kernels(families: Iterable[Family[Any]]) -> tuple[KernelConfig, ...]:

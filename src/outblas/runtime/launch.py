@@ -23,7 +23,7 @@ from outblas.runtime.cubin import Cubin
 from outblas.runtime.device import gpu_of_device
 from outblas.runtime.driver import check, driver
 from outblas.runtime.overlap import may_overlap
-from outblas.runtime.tensor_map import SWIZZLES, encode_map, map_kinds
+from outblas.runtime.tensor_map import SWIZZLES, combs_of, encode_combs, encode_map, map_kinds
 from outblas.runtime.workspace import allocate
 
 if TYPE_CHECKING:
@@ -108,7 +108,9 @@ class PreparedLaunch(NamedTuple):
         dependent: True for programmatic dependent launch.
         extents: M, N, K.
         maps: (rows, cols, box rows, box cols, element type, swizzle, L2 promotion) of the TMA maps of A, B and C. The
-            last three are the driver's enumerations. Empty if the kernel takes addresses.
+            last three are the driver's enumerations. Eight maps of each operand (:func:`combs_of`) have two more
+            numbers: elements from a row to the next, and bytes from the operand's address. Empty if the kernel takes
+            addresses.
         workspace_bytes: size of the stream's workspace, whose address is the last parameter; 0 if the kernel takes
             none.
         output: shape, strides and torch dtype of C.
@@ -249,11 +251,13 @@ class LoadedKernel:
         params: list[Any] = [ctypes.c_void_p(t.data_ptr()) for t in operands]
         maps: list[Any] = []
         if plan.boxes:
+            combs = self._family.combs > 1
+            encode = encode_combs if combs else encode_map
             maps = [
-                encode_map(tensor.data_ptr(), rows, cols, box_rows, box_cols, problem.dtype)
+                encode(tensor.data_ptr(), rows, cols, box_rows, box_cols, problem.dtype)
                 for tensor, (rows, cols, box_rows, box_cols) in zip(operands, plan.boxes, strict=True)
             ]
-            params = [*(m.getPtr() for m in maps), params[-1]]
+            params = [*(m if combs else m.getPtr() for m in maps), params[-1]]
         params += plan.extents
         if plan.workspace_bytes:
             workspace = self._workspace(plan.workspace_bytes, workspace, operands[0])
@@ -305,10 +309,23 @@ class LoadedKernel:
             cluster=shape.cluster,
             dependent=_dependent(self.config.pdl, gpu_of_device(device_index)),
             extents=(problem.m, problem.n, problem.k),
-            maps=tuple((*box, *map_kinds(problem.dtype, SWIZZLES[box[3] * ELEMENT_BYTES])) for box in plan.boxes),
+            maps=self._described_maps(problem, plan.boxes),
             workspace_bytes=plan.workspace_bytes,
             output=((problem.m, problem.n), (problem.n, 1), c.dtype),
         )
+
+    def _described_maps(
+        self, problem: Problem, boxes: Sequence[tuple[int, int, int, int]]
+    ) -> tuple[tuple[int, ...], ...]:
+        """Return :attr:`PreparedLaunch.maps`."""
+        found: list[tuple[int, ...]] = []
+        for rows, cols, *box in boxes:
+            kinds = map_kinds(problem.dtype, SWIZZLES[box[1] * ELEMENT_BYTES])
+            if self._family.combs == 1:
+                found.append((rows, cols, *box, *kinds))
+            else:
+                found += [(c.rows, c.cols, *box, *kinds, c.pitch, c.offset) for c in combs_of(rows, cols)]
+        return tuple(found)
 
     def _check_alignment(self, *tensors: torch.Tensor) -> None:
         need = self._family.alignment(self.config)

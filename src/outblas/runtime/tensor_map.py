@@ -2,15 +2,54 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
-from outblas.core.problem import ELEMENT_BYTES
+from outblas.core.problem import ELEMENT_BYTES, ROW_ALIGN_BYTES
 from outblas.runtime.driver import check, driver
 
 #: The driver's names: dtype -> element type, and bytes of a box's row -> swizzle.
 KINDS = {"fp16": "FLOAT16", "bf16": "BFLOAT16"}
 SWIZZLES = {16: "NONE", 32: "32B", 64: "64B", 128: "128B"}
+#: Rows of a comb are this many rows apart. Their distance is then a multiple of 16 bytes, whatever the row's length.
+COMBS = 8
+#: Bytes of a descriptor.
+MAP_BYTES = 128
+
+
+class Comb(NamedTuple):
+    """Rows s, s + 8, s + 16, ... of a matrix, with the elements between the 16-byte boundary before a row and the row.
+
+    Attributes:
+        rows: number of rows.
+        cols: columns, those elements included.
+        pitch: elements from a row to the next.
+        offset: bytes from the matrix to the first row's boundary.
+    """
+
+    rows: int
+    cols: int
+    pitch: int
+    offset: int
+
+
+def combs_of(rows: int, cols: int) -> tuple[Comb, ...]:
+    """Return the eight combs of a row-major matrix, which begins at a multiple of 16 bytes.
+
+    Example: ``combs_of(10, 9)`` begins with ``Comb(2, 9, 72, 0), Comb(2, 10, 72, 16)``. Row 1 is 18 bytes from the
+    first, so one element lies between it and the boundary.
+
+    Args:
+        rows: rows of the matrix, 8 or more.
+        cols: columns of the matrix.
+    """
+    unit = ROW_ALIGN_BYTES // ELEMENT_BYTES
+    found = []
+    for s in range(COMBS):
+        before = cols * s % unit
+        found.append(Comb(-(-(rows - s) // COMBS), cols + before, COMBS * cols, (cols * s - before) * ELEMENT_BYTES))
+    return tuple(found)
 
 
 @functools.lru_cache(maxsize=8192)
@@ -35,7 +74,31 @@ def encode_map(address: int, rows: int, cols: int, box_rows: int, box_cols: int,
     return encode_boxes(address, (rows, cols), (box_rows, box_cols), dtype, SWIZZLES[box_cols * ELEMENT_BYTES])
 
 
-def encode_boxes(address: int, extents: tuple[int, int], box: tuple[int, int], dtype: str, swizzle: str) -> Any:
+@functools.lru_cache(maxsize=1024)
+def encode_combs(address: int, rows: int, cols: int, box_rows: int, box_cols: int, dtype: str) -> Any:
+    """Return the descriptors of a matrix's eight combs (:func:`combs_of`), one after the other: a ctypes array.
+
+    It is cached. Arguments and errors are those of :func:`encode_map`. A box has rows of one comb.
+    """
+    swizzle = SWIZZLES[box_cols * ELEMENT_BYTES]
+    maps = [
+        encode_boxes(address + comb.offset, comb[:2], (box_rows, box_cols), dtype, swizzle, comb.pitch)
+        for comb in combs_of(rows, cols)
+    ]
+    made = (ctypes.c_ubyte * (COMBS * MAP_BYTES))()
+    for i, each in enumerate(maps):
+        ctypes.memmove(ctypes.addressof(made) + i * MAP_BYTES, each.getPtr(), MAP_BYTES)
+    return made
+
+
+def encode_boxes(
+    address: int,
+    extents: tuple[int, int],
+    box: tuple[int, int],
+    dtype: str,
+    swizzle: str,
+    pitch: int | None = None,
+) -> Any:
     """Return the descriptor (CUtensorMap) of a row-major matrix.
 
     Args:
@@ -44,6 +107,7 @@ def encode_boxes(address: int, extents: tuple[int, int], box: tuple[int, int], d
         box: (rows, columns) of a box.
         dtype: ``fp16`` or ``bf16``.
         swizzle: suffix of the driver's enumeration: ``NONE``, ``32B``, ``64B`` or ``128B``.
+        pitch: elements from a row to the next; None: the columns.
 
     Raises:
         DeviceError: the driver refused it.
@@ -56,7 +120,7 @@ def encode_boxes(address: int, extents: tuple[int, int], box: tuple[int, int], d
         2,
         address,
         [cu.cuuint64_t(cols), cu.cuuint64_t(rows)],
-        [cu.cuuint64_t(cols * ELEMENT_BYTES)],
+        [cu.cuuint64_t((pitch or cols) * ELEMENT_BYTES)],
         [cu.cuuint32_t(box_cols), cu.cuuint32_t(box_rows)],
         [cu.cuuint32_t(1), cu.cuuint32_t(1)],
         cu.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,

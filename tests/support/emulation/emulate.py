@@ -15,6 +15,7 @@ import numpy as np
 from outblas.core.config import KernelConfig
 from outblas.core.problem import Problem
 from outblas.kernels.custom.free_kernel import FreeKernel
+from outblas.kernels.families.registry import FAMILIES
 from outblas.kernels.geometry import geometry, grid, workspace_bytes
 from outblas.kernels.source import make_source
 from support.gpus.known import H200
@@ -25,13 +26,15 @@ _SHARED = re.compile(r"^(\s*)__shared__\s+(?:__align__\((\d+)\)\s+)?((?:unsigned
 _KERNEL = """
 namespace emu {
 const bool nn = OUTBLAS_NN;
-const int described[][4] = {@MAPS@{0, 0, 0, 0}}, described_count = @COUNT@;
+const int described[][5] = {@MAPS@{0, 0, 0, 0, 0}}, described_count = @COUNT@;
 void run_kernel(const void* A, const void* B, void* C, int M, int N, int K, void* workspace, const TensorMap* maps) {
   using Type = @TYPE@;
-  @ENTRY@(static_cast<const Type*>(A), static_cast<const Type*>(B), static_cast<Type*>(C), M, N, K, workspace@MORE@);
+  @ENTRY@(@OPERANDS@, M, N, K, workspace@MORE@);
 }
 }  // namespace emu
 """
+_ADDRESSES = "static_cast<const Type*>(A), static_cast<const Type*>(B), static_cast<Type*>(C)"
+_COMBS = ", ".join(f"reinterpret_cast<const CombMaps*>(maps)[{i}]" for i in range(3)) + ", static_cast<u16*>(C)"
 _FLAGS = ("-std=c++17", "-O1", "-w", "-Wno-psabi", "-fno-strict-aliasing", "-ffp-contract=off", f"-I{HERE}")
 
 
@@ -45,9 +48,12 @@ def build(kernel: FreeKernel, layout: str, dtype: str, folder: Path) -> Path:
     if program.exists():
         return program
     launch = kernel.launch
-    maps = "".join(f"{{{'ABC'.index(m.operand)}, {m.box[0]}, {m.box[1]}, {m.swizzle}}}, " for m in launch.tensor_maps)
+    maps = "".join(
+        f"{{{'ABC'.index(m.operand)}, {m.box[0]}, {m.box[1]}, {m.swizzle}, -1}}, " for m in launch.tensor_maps
+    )
     text = _KERNEL.replace("@MAPS@", maps).replace("@COUNT@", str(len(launch.tensor_maps)))
-    text = text.replace("@ENTRY@", launch.entry).replace("@TYPE@", "Half" if "using Half" in kernel.text else "u16")
+    text = text.replace("@ENTRY@", launch.entry).replace("@OPERANDS@", _ADDRESSES)
+    text = text.replace("@TYPE@", "Half" if "using Half" in kernel.text else "u16")
     text = text.replace("@MORE@", "".join(f", maps[{i}]" for i in range(len(launch.tensor_maps))))
     source.write_text('#include "emulation.hpp"\n' + _for_cpu(kernel.text) + text)
     macros = [f"-DOUTBLAS_BF16={int(dtype == 'bf16')}", f"-DOUTBLAS_NN={int(layout == 'NN')}"]
@@ -67,7 +73,7 @@ def run(program: Path, kernel: FreeKernel, problem: Problem, a: np.ndarray, b: n
 
 
 def build_template(problem: Problem, config: KernelConfig, folder: Path) -> Path:
-    """An executable of a template kernel that takes addresses; ``folder`` is the kernel's own.
+    """An executable of a template kernel that takes addresses or combs; ``folder`` is the kernel's own.
 
     Raises:
         subprocess.CalledProcessError: the compiler refuses it.
@@ -79,7 +85,12 @@ def build_template(problem: Problem, config: KernelConfig, folder: Path) -> Path
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(_for_cpu(text))
     more = ", static_cast<unsigned char*>(workspace)" if workspace_bytes(problem, config) else ""
-    text = _KERNEL.replace("@MAPS@", "").replace("@COUNT@", "0").replace("@ENTRY@", source.entry)
+    family = FAMILIES[config.family]
+    boxes = family.tensor_boxes(problem, config)
+    places = [(i, box, s) for i, (_, _, *box) in enumerate(boxes) for s in range(family.combs)]
+    maps = [f"{{{i}, {rows}, {cols}, 128, {s}}}" for i, (rows, cols), s in places]
+    text = _KERNEL.replace("@MAPS@", "".join(f"{each}, " for each in maps)).replace("@COUNT@", str(len(maps)))
+    text = text.replace("@OPERANDS@", _COMBS if maps else _ADDRESSES).replace("@ENTRY@", source.entry)
     text = text.replace("@TYPE@", "u16").replace(", workspace@MORE@", more)
     file, program = folder / "kernel.cpp", folder / "kernel"
     file.write_text('#include "emulation.hpp"\n' + source.text + text)
@@ -140,6 +151,12 @@ def _for_cpu(text: str) -> str:
     """The kernel without PTX of its own, and with shared memory that is a CTA's."""
     text = re.sub(
         r"(void wgmma_m64n(\d+)k16\([^{]*\{).*?\n\}\n",
+        lambda found: f"{found[1]}\n  emu::wgmma(d, {found[2]}, a, b, accumulate);\n}}\n",
+        text,
+        flags=re.S,
+    )
+    text = re.sub(
+        r"(void wgmma_instance\([^{]*\{).*?m64n(\d+)k16.*?\n\}\n",
         lambda found: f"{found[1]}\n  emu::wgmma(d, {found[2]}, a, b, accumulate);\n}}\n",
         text,
         flags=re.S,

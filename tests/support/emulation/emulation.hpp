@@ -46,6 +46,7 @@ const dim3& block_size();
 unsigned char* shared_window();  // of this CTA; its addresses fit into 32 bits
 float widened(u16 bits, bool bf16);
 u16 rounded(float value, bool bf16);
+void arrive_at_barrier(int id, int threads);
 void barrier(int id, int threads);  // 0 threads: all of the CTA that are left
 bool barrier_any(int id, int threads, bool mine);
 void warp_barrier();
@@ -54,6 +55,8 @@ void store(u32 addr, u16 value);
 u32 shuffle(u32 value, int from_lane);
 // Four 8x8 matrices between shared memory and the registers of a warp.
 void matrices(u32 addr, u32 (&r)[4], bool transposed, bool store);
+// 16 bytes of each lane of a warp.
+void vectors(u32 addr, u32 (&r)[4], bool store);
 void mma(float* d, const u32* a, u32 b0, u32 b1, bool bf16);
 void copy(u32 dst, const void* src, int bytes, bool valid);
 void copy_commit();
@@ -67,17 +70,24 @@ void box_load(u32 dst, const TensorMap* map, u32 bar, int x, int y, u32 mask);  
 void box_store(const TensorMap* map, u32 src, int x, int y);
 void store_commit();
 void store_wait(int groups);
-void wgmma_of(float* d, int n, u64 a, u64 b, bool accumulate, bool bf16);
+// `registers`: of A, or null with a descriptor. B is N-major with `transposed`.
+void wgmma_of(float* d, int n, u64 a, const u32* registers, u64 b, bool accumulate, bool bf16, bool transposed);
 void wgmma_close();
 void wgmma_drain(int groups);
 u32 rank();
 void arrive_at_cluster();
 void wait_for_cluster();
-inline void wgmma(float* d, int n, u64 a, u64 b, bool accumulate) { wgmma_of(d, n, a, b, accumulate, OUTBLAS_BF16); }
+inline void wgmma(float* d, int n, u64 a, u64 b, bool accumulate) {
+  wgmma_of(d, n, a, nullptr, b, accumulate, OUTBLAS_BF16, false);
+}
+inline void wgmma(float* d, int n, const u32 (&a)[4], u64 b, bool accumulate) {
+  wgmma_of(d, n, 0, a, b, accumulate, OUTBLAS_BF16, OUTBLAS_NN);
+}
 
-// What every program has beside the machine: the kernel, and its tensor maps as (operand, box rows, columns, swizzle).
+// What every program has beside the machine: the kernel, and its tensor maps as (operand, box rows, columns, swizzle,
+// comb). Comb s has the rows s, s + 8, ...; -1 is the whole matrix.
 void run_kernel(const void* A, const void* B, void* C, int M, int N, int K, void* workspace, const TensorMap* maps);
-extern const int described[][4], described_count;
+extern const int described[][5], described_count;
 extern const bool nn;
 }  // namespace emu
 
@@ -129,6 +139,13 @@ inline void stmatrix_x4(u32 addr, u32 a, u32 b, u32 c, u32 d) {
   u32 r[4] = {a, b, c, d};
   emu::matrices(addr, r, false, true);
 }
+inline void load_shared_x4(u32 (&r)[4], u32 addr) { emu::vectors(addr, r, false); }
+inline void store_shared_x4(u32 addr, const u32 (&r)[4]) {
+  u32 copy[4] = {r[0], r[1], r[2], r[3]};
+  emu::vectors(addr, copy, true);
+}
+inline u32 low_halves(u32 first, u32 second) { return (first & 0xFFFF) | second << 16; }
+inline u32 high_halves(u32 first, u32 second) { return first >> 16 | (second & 0xFFFF0000); }
 template <bool BF16>
 inline void mma_f32(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
   emu::mma(d, a, b0, b1, BF16);
@@ -152,6 +169,7 @@ inline void mbar_arrive_expect_tx(u32 bar, u32 bytes) { emu::mbarrier_expect(bar
 inline void mbar_arrive(u32 bar) { emu::mbarrier_arrive(bar, -1); }
 inline void mbar_arrive_remote(u32 bar, u32 to) { emu::mbarrier_arrive(bar, static_cast<int>(to)); }
 inline void mbar_wait(u32 bar, u32 parity) { emu::mbarrier_wait(bar, parity); }
+inline void tma_prefetch(const TensorMap*) {}
 inline void tma_load(u32 dst, const TensorMap* map, u32 bar, int x, int y) { emu::box_load(dst, map, bar, x, y, 0); }
 inline void tma_load_multicast(u32 dst, const TensorMap* map, u32 bar, int x, int y, u16 mask) {
   emu::box_load(dst, map, bar, x, y, mask);
@@ -177,6 +195,11 @@ template <int N>
 inline void setmaxnreg_dec() {}
 template <int N>
 inline void setmaxnreg_inc() {}
+inline bool elect_one() {
+  emu::warp_barrier();
+  return threadIdx.x % 32 == 0;
+}
+inline void named_arrive(int id, int threads) { emu::arrive_at_barrier(id + 16, threads); }
 inline u32 cluster_rank() { return emu::rank(); }
 inline void cluster_arrive() { emu::arrive_at_cluster(); }
 inline void cluster_wait() { emu::wait_for_cluster(); }

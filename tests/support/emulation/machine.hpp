@@ -11,7 +11,8 @@
 #include <memory>
 #include <vector>
 
-#define OUTBLAS_BF16 0  // kernels say it with each call
+#define OUTBLAS_BF16 0  // kernels say these with each call
+#define OUTBLAS_NN 0
 #include "emulation.hpp"
 #undef threadIdx
 #undef blockIdx
@@ -44,8 +45,9 @@ struct Mbarrier {
 struct Wgmma {
   int n;
   u64 a, b;
-  bool accumulate, bf16;
+  bool accumulate, bf16, transposed;
   float* d[128];
+  const u32* registers[128];  // of A; read when the product happens
 };
 struct Warpgroup {
   Gather gather;
@@ -125,6 +127,12 @@ void barrier(int id, int threads) {
   });
 }
 
+void arrive_at_barrier(int id, int threads) {
+  Gather& at = cta().barriers[id];
+  ++machine().progress;
+  if (++at.arrived >= threads) at.arrived = 0, ++at.generation;
+}
+
 bool barrier_any(int id, int threads, bool mine) {  // `mine` of any thread
   bool& any = cta().any[{id, cta().barriers[id].generation}];
   any = any || mine;
@@ -190,17 +198,25 @@ u32 start_of(u64 descriptor) {
   return static_cast<u32>(reinterpret_cast<u64>(cta().shared)) | (static_cast<u32>(descriptor) & 0x3FFF) << 4;
 }
 void run(const Wgmma& op) {
-  const u32 a = start_of(op.a), b = start_of(op.b);
+  const bool from_registers = op.registers[0] != nullptr;
+  const u32 a = start_of(op.a), b = start_of(op.b), leading_b = (op.b >> 16 & 0x3FFF) << 4;
   const u32 stride_a = (op.a >> 32 & 0x3FFF) << 4, stride_b = (op.b >> 32 & 0x3FFF) << 4;
-  if (op.a >> 62 != 1 || op.b >> 62 != 1) fail("a descriptor that is not of 128 swizzled bytes");
+  if ((!from_registers && op.a >> 62 != 1) || op.b >> 62 != 1) fail("a descriptor that is not of 128 swizzled bytes");
   const auto at = [&op](u32 start, u32 stride, int row, int k) {
     return widened(element(swizzled(start + row / 8 * stride + row % 8 * 128 + k * 2)), op.bf16);
   };
+  const auto held = [&op](int row, int k) {
+    const u32 word = op.registers[row / 16 * 32 + row % 8 * 4 + k % 8 / 2][row % 16 / 8 + k / 8 * 2];
+    return widened(static_cast<u16>(word >> k % 2 * 16), op.bf16);
+  };
+  const auto n_major = [&](int col, int k) {
+    return widened(element(swizzled(b + col / 64 * leading_b + k / 8 * stride_b + k % 8 * 128 + col % 64 * 2)), op.bf16);
+  };
   std::vector<float> left(64 * 16), right(op.n * 16);
   for (int r = 0; r < 64; ++r)
-    for (int k = 0; k < 16; ++k) left[r * 16 + k] = at(a, stride_a, r, k);
+    for (int k = 0; k < 16; ++k) left[r * 16 + k] = from_registers ? held(r, k) : at(a, stride_a, r, k);
   for (int c = 0; c < op.n; ++c)
-    for (int k = 0; k < 16; ++k) right[c * 16 + k] = at(b, stride_b, c, k);
+    for (int k = 0; k < 16; ++k) right[c * 16 + k] = op.transposed ? n_major(c, k) : at(b, stride_b, c, k);
   for (int r = 0; r < 64; ++r)
     for (int c = 0; c < op.n; ++c) {
       float sum = 0;
@@ -220,11 +236,18 @@ Warpgroup& warpgroup() { return cta().warpgroups[self().linear / 128]; }
 void warpgroup_together(void* mine, const std::function<void(void**)>& act) {
   together(warpgroup().gather, self().linear % 128, 128, mine, act);
 }
-void wgmma_of(float* d, int n, u64 a, u64 b, bool accumulate, bool bf16) {
+void wgmma_of(float* d, int n, u64 a, const u32* registers, u64 b, bool accumulate, bool bf16, bool transposed) {
+  struct Mine {
+    float* d;
+    const u32* registers;
+  } mine{d, registers};
   Warpgroup& group = warpgroup();
-  warpgroup_together(d, [&](void** slots) {
-    Wgmma op{n, a, b, accumulate, bf16, {}};
-    for (int i = 0; i < 128; ++i) op.d[i] = static_cast<float*>(slots[i]);
+  warpgroup_together(&mine, [&](void** slots) {
+    Wgmma op{n, a, b, accumulate, bf16, transposed, {}, {}};
+    for (int i = 0; i < 128; ++i) {
+      op.d[i] = static_cast<Mine*>(slots[i])->d;
+      op.registers[i] = static_cast<Mine*>(slots[i])->registers;
+    }
     if (late())
       group.groups.back().push_back(op);
     else
@@ -251,22 +274,33 @@ void drain(Groups& groups, size_t keep) {
 // --- TMA -----------------------------------------------------------------------------------------------------------
 struct Map {
   u16* data;
-  int rows, cols, box_rows, box_cols, swizzle;
+  int rows, cols, box_rows, box_cols, swizzle, pitch;  // pitch: elements from row to row
 };
+// What TMA wants of a matrix; a comb of one fulfils it where the matrix does not.
+Map described_map(u16* data, int rows, int cols, const int* box, int comb) {
+  Map map{data, rows, cols, box[0], box[1], box[2], cols};
+  if (comb >= 0) {
+    const int before = cols * comb % 8;
+    map = {data + static_cast<size_t>(cols) * comb - before, (rows - comb + 7) / 8, cols + before, box[0], box[1], box[2],
+           8 * cols};
+  }
+  if (comb >= 0 && (reinterpret_cast<u64>(map.data) % 16 || map.pitch % 8 || map.rows < 1)) fail("no matrix for TMA");
+  return map;
+}
 Map map_of(const TensorMap* from) {
   Map map;
   std::memcpy(&map, from, sizeof map);
   return map;
 }
 u32 in_box(const Map& map, u32 base, int row, int col) {
-  if (map.swizzle != 128 || map.box_cols != 64 || base % 1024) fail("a box that the emulation does not know");
+  if (map.swizzle != 128 || map.box_cols != 64 || base % 128) fail("a box that the emulation does not know");
   return swizzled(base + row * 128 + col * 2);
 }
 void load_box(const Map& map, u32 to, u32 bar, int x, int y) {
   for (int r = 0; r < map.box_rows; ++r)
     for (int c = 0; c < map.box_cols; ++c) {
       const bool inside = y + r >= 0 && y + r < map.rows && x + c >= 0 && x + c < map.cols;
-      element(in_box(map, to, r, c)) = inside ? map.data[static_cast<size_t>(y + r) * map.cols + x + c] : 0;
+      element(in_box(map, to, r, c)) = inside ? map.data[static_cast<size_t>(y + r) * map.pitch + x + c] : 0;
     }
   Mbarrier& b = mbarrier(bar);
   b.bytes -= map.box_rows * map.box_cols * 2;
@@ -276,7 +310,7 @@ void store_box(const Map& map, u32 from, int x, int y) {
   for (int r = 0; r < map.box_rows; ++r)
     for (int c = 0; c < map.box_cols; ++c)
       if (y + r < map.rows && x + c < map.cols)
-        map.data[static_cast<size_t>(y + r) * map.cols + x + c] = element(in_box(map, from, r, c));
+        map.data[static_cast<size_t>(y + r) * map.pitch + x + c] = element(in_box(map, from, r, c));
 }
 
 // --- the machine ---------------------------------------------------------------------------------------------------

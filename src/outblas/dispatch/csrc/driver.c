@@ -69,13 +69,13 @@ uint64_t driver_capture(const Driver *driver, void *stream) {
 
 int driver_encode(const Driver *driver, const MapSpec *spec, uint64_t address, TensorMap *map) {
     const uint64_t extents[2] = {spec->cols, spec->rows};
-    const uint64_t pitches[1] = {(uint64_t)spec->cols * ELEMENT_BYTES};
+    const uint64_t pitches[1] = {(uint64_t)spec->pitch * ELEMENT_BYTES};
     const uint32_t box[2] = {spec->box_cols, spec->box_rows}, steps[2] = {1, 1};
-    return driver->encode_tiled(map, spec->type, 2, (void *)(uintptr_t)address, extents, pitches, box, steps, 0,
+    return driver->encode_tiled(map, spec->type, 2, (void *)(uintptr_t)(address + spec->offset), extents, pitches, box, steps, 0,
                                 spec->swizzle, spec->promotion, 0);
 }
 
-int driver_launch(const Driver *driver, const Launch *launch, TensorMap maps[3], const uint64_t addresses[3],
+int driver_launch(const Driver *driver, const Launch *launch, const TensorMap *maps, const uint64_t addresses[3],
                   uint64_t workspace, void *stream) {
     LaunchAttribute attributes[2];
     LaunchConfig config;
@@ -100,7 +100,8 @@ int driver_launch(const Driver *driver, const Launch *launch, TensorMap maps[3],
     }
     void *params[8];
     int count = 0;
-    for (int i = 0; i < 3; i++) params[count++] = launch->maps ? (void *)&maps[i] : (void *)&addresses[i];
+    const int each = launch->maps / 3;
+    for (int i = 0; i < 3; i++) params[count++] = each ? (void *)&maps[i * each] : (void *)&addresses[i];
     if (launch->maps) params[count++] = (void *)&addresses[2];
     for (int i = 0; i < 3; i++) params[count++] = (void *)&launch->extents[i];
     if (workspace) params[count++] = (void *)&workspace;

@@ -18,17 +18,21 @@ typedef struct {
 typedef struct {
     uint32_t rows, cols, box_rows, box_cols;  // elements
     int type, swizzle, promotion;             // values of the driver's enumerations
+    uint32_t pitch;                           // elements from a row to the next
+    uint64_t offset;                          // bytes from the operand's address
 } MapSpec;
 
+enum { COMBS = 8, MAX_MAPS = 3 * COMBS };
+
 // All of a launch except its addresses and its stream. A kernel with maps takes the TMA maps of A, B and C, the address
-// of C, and M, N, K. A kernel without maps takes the three addresses and M, N, K. A workspace comes last.
+// of C, and M, N, K. It may take COMBS maps of each in one parameter. A kernel without maps takes the three addresses and M, N, K. A workspace comes last.
 typedef struct {
     void *function;
     uint32_t grid[3], threads, shared_bytes, cluster;
     int dependent;  // programmatic dependent launch
     int32_t extents[3];
-    int maps;
-    MapSpec map[3];
+    int maps;  // 0, 3 or MAX_MAPS
+    MapSpec map[MAX_MAPS];
 } Launch;
 
 typedef struct {
@@ -58,7 +62,7 @@ uint64_t driver_capture(const Driver *driver, void *stream);
 
 // These return the driver's status, 0 for success. `workspace`: address, 0 for a kernel that takes none.
 int driver_encode(const Driver *driver, const MapSpec *spec, uint64_t address, TensorMap *map);
-int driver_launch(const Driver *driver, const Launch *launch, TensorMap maps[3], const uint64_t addresses[3],
+int driver_launch(const Driver *driver, const Launch *launch, const TensorMap *maps, const uint64_t addresses[3],
                   uint64_t workspace, void *stream);
 
 #endif

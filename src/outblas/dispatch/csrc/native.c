@@ -63,11 +63,10 @@ static int refuse(TableObject *self, const char *call, int status) {
 
 // Enqueues what an entry says, 0 for success.
 static int enqueue(TableObject *self, const Entry *entry, const uint64_t addresses[3], uint64_t workspace, void *stream) {
-    TensorMap maps[3];
+    TensorMap maps[MAX_MAPS];
     int status;
-    for (int i = 0; entry->maker == BY_KERNEL && entry->launch.maps && i < 3; i++) {
-        status = table_map(&self->table, &self->driver, &entry->launch.map[i], 3 * entry->serial + (uint64_t)i, addresses[i],
-                           &maps[i]);
+    if (entry->maker == BY_KERNEL) {
+        status = table_maps(&self->table, &self->driver, entry, addresses, maps);
         if (status) return refuse(self, "cuTensorMapEncodeTiled", status);
     }
     // A full queue makes the driver wait, perhaps for a host function that needs the interpreter.

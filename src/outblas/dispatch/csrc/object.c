@@ -39,16 +39,21 @@ static int parse_launch(PyObject *tuple, Entry *entry) {
     entry->context = (void *)(uintptr_t)context;
     entry->allocation = allocation;
     launch->function = (void *)(uintptr_t)function;
-    launch->maps = PyTuple_Size(maps) > 0;
-    if (launch->maps && PyTuple_Size(maps) != 3) {
-        PyErr_SetString(PyExc_ValueError, "a launch has the TMA maps of three operands, or none");
+    const Py_ssize_t count = PyTuple_Size(maps);
+    if (count != 0 && count != 3 && count != MAX_MAPS) {
+        PyErr_SetString(PyExc_ValueError, "a launch has one or eight TMA maps of each of three operands, or none");
         return -1;
     }
-    for (int i = 0; launch->maps && i < 3; i++) {
+    launch->maps = (int)count;
+    for (int i = 0; i < launch->maps; i++) {
         MapSpec *spec = &launch->map[i];
-        if (!PyArg_ParseTuple(PyTuple_GetItem(maps, i), "IIIIiii", &spec->rows, &spec->cols, &spec->box_rows,
-                              &spec->box_cols, &spec->type, &spec->swizzle, &spec->promotion))
+        unsigned long long offset = 0;
+        spec->pitch = 0;
+        if (!PyArg_ParseTuple(PyTuple_GetItem(maps, i), "IIIIiii|IK", &spec->rows, &spec->cols, &spec->box_rows,
+                              &spec->box_cols, &spec->type, &spec->swizzle, &spec->promotion, &spec->pitch, &offset))
             return -1;
+        if (!spec->pitch) spec->pitch = spec->cols;
+        spec->offset = offset;
     }
     return 0;
 }

@@ -145,13 +145,10 @@ bool enqueue(Products *p, const Entry *entry, const uint64_t addresses[3], void 
         if (!lent) return false;
         workspace = lent->address;
     }
-    TensorMap maps[3];
+    TensorMap maps[MAX_MAPS];
     if (entry->maker == BY_KERNEL && entry->launch.maps) {
         pthread_mutex_lock(&p->maps_lock);
-        int status = 0;
-        for (int i = 0; i < 3 && !status; i++)
-            status = table_map(&p->table, &p->driver, &entry->launch.map[i], 3 * entry->serial + uint64_t(i), addresses[i],
-                               &maps[i]);
+        const int status = table_maps(&p->table, &p->driver, entry, addresses, maps);
         pthread_mutex_unlock(&p->maps_lock);
         if (status) return false;
     }

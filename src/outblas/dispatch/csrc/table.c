@@ -84,8 +84,9 @@ void table_close(Table *table, void (*release)(void *)) {
     table->maps = NULL;
 }
 
-int table_map(Table *table, const Driver *driver, const MapSpec *spec, uint64_t owner, uint64_t address,
-              TensorMap *map) {
+// `owner`: a number of this spec and no other, from 1; those of entries that are gone are never asked for again.
+static int known_map(Table *table, const Driver *driver, const MapSpec *spec, uint64_t owner, uint64_t address,
+                     TensorMap *map) {
     MapSlot *slot = &table->maps[mixed(address + owner * 0x100000001b3u) % MAP_SLOTS];
     if (slot->address != address || slot->owner != owner) {
         slot->owner = 0;  // a map that is refused leaves nothing behind
@@ -95,6 +96,17 @@ int table_map(Table *table, const Driver *driver, const MapSpec *spec, uint64_t 
         slot->owner = owner;
     }
     *map = slot->map;
+    return 0;
+}
+
+int table_maps(Table *table, const Driver *driver, const Entry *entry, const uint64_t addresses[3], TensorMap *maps) {
+    const Launch *launch = &entry->launch;
+    for (int i = 0; i < launch->maps; i++) {
+        const int operand = i / (launch->maps / 3);
+        const int status = known_map(table, driver, &launch->map[i], MAX_MAPS * entry->serial + (uint64_t)i,
+                                     addresses[operand], &maps[i]);
+        if (status) return status;
+    }
     return 0;
 }
 

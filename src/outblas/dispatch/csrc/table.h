@@ -6,7 +6,7 @@
 #include "blas.h"
 #include "driver.h"
 
-enum { TABLE_LIMIT = 4096, MAP_SLOTS = 1024, LENT_LIMIT = 256 };
+enum { TABLE_LIMIT = 4096, MAP_SLOTS = 4096, LENT_LIMIT = 256 };
 
 // What a caller allows of a launch, in the order of outblas.core.config.LAUNCHES: Python's False and True are the first two.
 // Each guarantee has its own three numbers (guarantees/guarantee.py), so that no entry serves calls under two of them.
@@ -72,10 +72,8 @@ Entry *table_add(Table *table, const Key *key, const Entry *made);
 void table_clear(Table *table, void (*release)(void *));
 void table_close(Table *table, void (*release)(void *));
 
-// The TMA map of a matrix at an address, encoded unless it is there still; the driver's status. `owner`: a number of
-// this spec and no other, from 1; those of entries that are gone are never asked for again.
-int table_map(Table *table, const Driver *driver, const MapSpec *spec, uint64_t owner, uint64_t address,
-              TensorMap *map);
+// The TMA maps of an entry's operands, each encoded unless it is there still; the driver's status.
+int table_maps(Table *table, const Driver *driver, const Entry *entry, const uint64_t addresses[3], TensorMap *maps);
 
 // Returns the workspace of a stream in a capture, or outside of captures; NULL if it is absent or too small.
 const Lent *table_lent(const Table *table, int16_t device, void *stream, uint64_t capture, uint64_t bytes);

@@ -77,6 +77,9 @@ class Family(ABC, Generic[C]):
         more_values: knob -> values in addition to those in pool and catalogue.
         few_rows_only: True if it serves only problems with few rows of A.
         without_wgmma: True if its kernels are tried only on GPUs without wgmma. The pool leaves them out.
+        for_unaligned_rows: True if its kernels are tried only on problems whose rows are not multiples of 16 bytes. The
+            pool leaves them out.
+        combs: TMA maps of each operand: 1, or 8 for rows of any length (:meth:`tensor_boxes`).
         paired_stores: True if its epilogue reads and writes two adjacent elements at a time.
         any_alignment: knob setting with which its kernels accept unaligned operands, e.g. ``vec=1``; empty: none.
         follows_heuristics: True if the choices of nvMatmulHeuristics apply to its kernels.
@@ -95,6 +98,8 @@ class Family(ABC, Generic[C]):
     more_values: ClassVar[Mapping[str, tuple[int, ...]]] = {}
     few_rows_only: ClassVar[bool] = False
     without_wgmma: ClassVar[bool] = False
+    for_unaligned_rows: ClassVar[bool] = False
+    combs: ClassVar[int] = 1
     paired_stores: ClassVar[bool] = False
     any_alignment: ClassVar[str] = ""
     follows_heuristics: ClassVar[bool] = False
@@ -184,7 +189,8 @@ class Family(ABC, Generic[C]):
     def tensor_boxes(self, problem: Problem, config: C) -> tuple[tuple[int, int, int, int], ...]:
         """Return (rows, cols, box rows, box cols), elements, of the TMA descriptors of A, B and C, in this order.
 
-        Empty, the default: the kernel takes addresses.
+        Empty, the default: the kernel takes addresses. With eight :attr:`combs`, rows and columns are those of the
+        whole matrix, and box rows those of a box of one comb.
         """
         return ()
 

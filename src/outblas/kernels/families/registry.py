@@ -15,6 +15,7 @@ _NAMES = (
     "sm80_gemv_mma",
     "sm80_direct_gemm",
     "sm80_pipelined_gemm",
+    "sm90_oddrows_gemm",
 )
 FAMILIES: dict[str, Family[Any]] = {name: import_module(f"{__package__}.{name}").FAMILY for name in _NAMES}
 

@@ -18,6 +18,7 @@ from outblas.kernels.families import sm90_wgmma_neighbours as near
 from outblas.kernels.families import sm90_wgmma_pool as pool
 from outblas.kernels.families.family import Family, Summation, TileChoice
 from outblas.kernels.families.sm90_wgmma_config import Sm90WgmmaConfig
+from outblas.kernels.families.wgmma_text import wgmma_instance
 from outblas.kernels.geometry_terms import WGMMA_ROWS, Geometry
 
 __all__ = ["FAMILY", "Sm90WgmmaConfig", "Sm90WgmmaGemm"]
@@ -76,9 +77,7 @@ class Sm90WgmmaGemm(Family[Sm90WgmmaConfig]):
         return [f"#define SPLIT_WORKSPACE {int(workspace)}", *switch]
 
     def headers(self, problem: Problem, config: Sm90WgmmaConfig) -> tuple[tuple[str, str], ...]:
-        return (
-            ("generated/wgmma_instance.cuh", launch.wgmma_instance(config.bm if config.swap else config.bn, problem)),
-        )
+        return (("generated/wgmma_instance.cuh", wgmma_instance(config.bm if config.swap else config.bn, problem)),)
 
     def tensor_boxes(self, problem: Problem, config: Sm90WgmmaConfig) -> tuple[tuple[int, int, int, int], ...]:
         return launch.tensor_boxes(problem, config)

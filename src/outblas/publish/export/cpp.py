@@ -15,7 +15,7 @@ from outblas.kernels.families.registry import FAMILIES
 from outblas.kernels.geometry import geometry, grid, launch_smem, workspace_bytes
 from outblas.kernels.geometry_terms import COUNTERS_BYTES
 from outblas.publish.export.target import Target
-from outblas.runtime.tensor_map import KINDS, SWIZZLES
+from outblas.runtime.tensor_map import KINDS, SWIZZLES, combs_of
 
 
 def launch_header(target: Target) -> str:
@@ -44,7 +44,7 @@ def launch_header(target: Target) -> str:
         WORKSPACE_BYTES=need,
         COUNTERS_BYTES=COUNTERS_BYTES if need else 0,
         ENCODE=_encode(target) if maps else "",
-        PARAMS=_params(maps, bool(need)),
+        PARAMS=_params(family.combs if maps else 0, bool(need)),
     )
 
 
@@ -71,28 +71,33 @@ def checking_program(target: Target) -> str:
 
 
 def _encode(target: Target) -> str:
-    """The function that makes a TMA map, and the three maps' numbers."""
+    """The function that makes a TMA map, and the numbers of the operands' maps."""
     config, problem = target.config, target.problem
     boxes = FAMILIES[config.family].tensor_boxes(problem, config)
+    combs = FAMILIES[config.family].combs
     lines = []
     for name, (rows, cols, box_rows, box_cols) in zip("ABC", boxes, strict=True):
-        swizzle = f"CU_TENSOR_MAP_SWIZZLE_{SWIZZLES[box_cols * ELEMENT_BYTES]}"
-        lines.append(f"constexpr Map MAP_{name} = {{{rows}, {cols}, {box_rows}, {box_cols}, {swizzle}}};")
+        of_box = f"{box_rows}, {box_cols}, CU_TENSOR_MAP_SWIZZLE_{SWIZZLES[box_cols * ELEMENT_BYTES]}"
+        parts = [(rows, cols, cols, 0)] if combs == 1 else combs_of(rows, cols)
+        maps = [f"{{{r}, {c}, {pitch}, {offset}, {of_box}}}" for r, c, pitch, offset in parts]
+        lines.append(f"constexpr Map MAPS_{name}[{combs}] = {{{', '.join(maps)}}};")
     kind = f"CU_TENSOR_MAP_DATA_TYPE_{KINDS[problem.dtype]}"
     return filled("encode.h", KIND=kind, MAPS="\n".join(lines), ELEMENT_BYTES=ELEMENT_BYTES).rstrip() + "\n\n"
 
 
-def _params(maps: bool, workspace: bool) -> str:
-    """Statements that make ``parameters``, the array that the driver reads."""
+def _params(maps: int, workspace: bool) -> str:
+    """Statements that make ``parameters``, the array that the driver reads. ``maps``: of each operand; 0: addresses."""
     last = ", &workspace" if workspace else ""
     if not maps:
         return f"  void* parameters[] = {{&a, &b, &c, &m, &n, &k{last}}};"
     return (
-        "  CUtensorMap maps[3];\n"
-        "  if (const CUresult status = encode(&maps[0], a, MAP_A)) return status;\n"
-        "  if (const CUresult status = encode(&maps[1], b, MAP_B)) return status;\n"
-        "  if (const CUresult status = encode(&maps[2], c, MAP_C)) return status;\n"
-        f"  void* parameters[] = {{&maps[0], &maps[1], &maps[2], &c, &m, &n, &k{last}}};"
+        f"  CUtensorMap maps[3][{maps}];\n"
+        f"  for (int i = 0; i < {maps}; ++i) {{\n"
+        "    if (const CUresult status = encode(&maps[0][i], a, MAPS_A[i])) return status;\n"
+        "    if (const CUresult status = encode(&maps[1][i], b, MAPS_B[i])) return status;\n"
+        "    if (const CUresult status = encode(&maps[2][i], c, MAPS_C[i])) return status;\n"
+        "  }\n"
+        f"  void* parameters[] = {{maps[0], maps[1], maps[2], &c, &m, &n, &k{last}}};"
     )
 
 

@@ -1,0 +1,117 @@
+"""The cost of ``sm90_oddrows_gemm``: its registers, its columns and its part of the cost model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from outblas.core.problem import ELEMENT_BYTES, Problem
+from outblas.kernels.cost.terms import Columns, Floats, smooth_max, workspace_us
+from outblas.kernels.cost.tiled import TiledCost
+from outblas.kernels.families.sm90_oddrows_config import Sm90OddrowsConfig
+from outblas.kernels.geometry_terms import SM_REGISTERS, WGMMA_ROWS
+
+#: Coefficients from which a fit starts: rough physics in microseconds, bytes per microsecond, cycles, GHz. ``box`` is
+#: the time of the producer for one box of TMA, cycles.
+START = {
+    "launch": 1.3,
+    "launch_pdl": 0.8,
+    "launch_early": 0.5,
+    "cluster": 0.1,
+    "cluster_log": 0.05,
+    "latency_l2": 0.4,
+    "latency_hbm": 0.9,
+    "loaded_l2": 0.4,
+    "loaded_hbm": 0.4,
+    "queue": 3e7,
+    "apart": 1.0,
+    "stacked": 0.3,
+    "clock": 1.6,
+    "issue": 60.0,
+    "stage": 40.0,
+    "box": 24.0,
+    "ingest": 60e3,
+    "l2": 4.4e6,
+    "hbm": 3.8e6,
+    "cache": 30e6,
+    "wave": 0.3,
+    "quantum": 0.9,
+    "epilogue_tma": 0.6,
+    "store_tma": 60e3,
+    "split": 0.4,
+    "split_peer": 0.03,
+    "exchange": 50e3,
+    "workspace": 1.2,
+}
+#: Registers per thread in addition to sums and operands: addresses, shifts of the combs, loop state.
+OTHER_REGISTERS = 48
+
+
+def accumulators(c: Sm90OddrowsConfig) -> int:
+    """Return the accumulator registers per thread, one per fp32 sum."""
+    return max(1, c.bm // WGMMA_ROWS // c.consumers) * c.bn // 2
+
+
+def registers(p: Problem, c: Sm90OddrowsConfig) -> int:
+    """Return the registers that a consumer's thread needs: sums, for NN the operands of two stages, and 48 others.
+
+    A stage has 16 registers of A for each 64 rows and 64 of K.
+    """
+    operands = 2 * 16 * (c.bk // 64) * max(1, c.bm // WGMMA_ROWS // c.consumers) if p.layout == "NN" else 0
+    return accumulators(c) + operands + OTHER_REGISTERS
+
+
+def register_budget(c: Sm90OddrowsConfig) -> int:
+    """Return the registers that a consumer's thread may use: 224 of two consumers, else 255 for one CTA per SM.
+
+    With ``min_blocks`` above 1 it is 200 for 2, 136 for 3, 96 for 4.
+    """
+    if c.consumers > 1:
+        return 224
+    return 255 if c.min_blocks == 1 else SM_REGISTERS // c.min_blocks // 160 // 8 * 8
+
+
+def allotted_registers(p: Problem, c: Sm90OddrowsConfig) -> int:
+    """Return the registers per thread that limit the CTAs of an SM. Two consumers share the whole register file."""
+    return SM_REGISTERS // c.threads if c.consumers > 1 else registers(p, c)
+
+
+def columns(c: Sm90OddrowsConfig) -> dict[str, Any]:
+    """Return the inputs of the cost model that depend on a config: name -> number or bool.
+
+    ``workspace`` is True with ``split_k`` above 1, and ``rows`` are the rows of A in a stage. The other keys are knobs.
+    """
+    return {
+        "stages": c.stages,
+        "min_blocks": c.min_blocks,
+        "group": c.group,
+        "tma": True,
+        "consumers": c.consumers,
+        "workspace": c.split_k > 1,
+        "rows": c.loaded_rows,
+    }
+
+
+class _Cost(TiledCost):
+    """The part of the model that differs from other tiled families."""
+
+    def stage(self, x: Mapping[str, float], c: Columns) -> tuple[Floats, Floats]:
+        """Return (tensor time, serial overhead) of one stage, microseconds.
+
+        m64nNk16 takes N / 2 cycles of the tensor cores; shared memory delivers its operands in 16 + N / 4. The producer
+        issues eight boxes for each operand and 64 of K, for NN as many for each 64 columns of B.
+        """
+        k16 = c["bk"] / 16
+        cycles = k16 * (c["bm"] / 64) * smooth_max(c["bn"] / 2, 16 + c["bn"] / 4)
+        boxes = 16 * c["bk"] / 64
+        tensor = smooth_max(cycles, x["box"] * boxes)
+        return tensor / (x["clock"] * 1e3), (x["stage"] + x["issue"] * k16 / 4) / (x["clock"] * 1e3)
+
+    def store_us(self, x: Mapping[str, float], c: Columns) -> Floats:
+        return x["epilogue_tma"] + ELEMENT_BYTES * c["bm"] * c["bn"] / x["store_tma"]
+
+    def with_workspace(self, x: Mapping[str, float], c: Columns, tiles: Floats, sums: Floats) -> Floats:
+        return sums + workspace_us(x, c, tiles)
+
+
+COST = _Cost()

@@ -1,0 +1,108 @@
+"""Kernels of sm90_oddrows_gemm run on the CPU: the kernel file itself, with wgmma early and late.
+
+Boxes of TMA, the swizzle and the registers of wgmma are emulated, and a bank conflict fails. Real TMA is not: that its
+swizzle depends on addresses alone, and that boxes may begin at any element, is said by CUDA's programming guide.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+from outblas.core.problem import Problem
+from outblas.kernels.families.sm90_oddrows_gemm import Sm90OddrowsConfig
+from outblas.kernels.legality import why_illegal
+from support.emulation import emulate
+from support.gpus.known import H200
+
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(emulate.COMPILER is None, reason="g++ is not installed"),
+]
+
+C = Sm90OddrowsConfig
+#: Kernels with a problem each: extents of several remainders by 8, several tiles, K shorter and longer than the ring.
+CASES: dict[str, tuple[Sm90OddrowsConfig, Problem]] = {
+    "odd": (C(64, 64, stages=2), Problem(67, 131, 333)),
+    "odd_nn": (C(64, 64, stages=2), Problem(67, 131, 333, "NN")),
+    "two_spans": (C(64, 128, stages=3), Problem(66, 250, 70, "TN", "bf16")),
+    "two_spans_nn": (C(64, 128, stages=3), Problem(66, 250, 70, "NN", "bf16")),
+    "three_spans": (C(64, 192, stages=2), Problem(9, 199, 68)),
+    "deep": (C(64, 64, 128, 2), Problem(70, 75, 391)),
+    "deep_nn": (C(64, 64, 128, 2), Problem(70, 75, 391, "NN")),
+    "two_consumers": (C(128, 64, stages=2, consumers=2), Problem(131, 67, 203)),
+    "two_consumers_nn": (C(128, 64, stages=2, consumers=2), Problem(131, 67, 203, "NN")),
+    "two_blocks_nn": (C(128, 64, stages=2), Problem(140, 66, 131, "NN")),
+    "few_rows": (C(64, 64, stages=3, a_rows=16), Problem(13, 139, 210)),
+    "fewest_rows_nn": (C(64, 64, stages=3, a_rows=8), Problem(8, 139, 211, "NN")),
+    "split": (C(64, 64, stages=2, split_k=3), Problem(66, 71, 330)),
+    "split_nn": (C(128, 64, stages=2, consumers=2, split_k=2), Problem(66, 71, 330, "NN", "bf16")),
+    "aligned": (C(64, 64, stages=2), Problem(64, 64, 64)),
+    "early": (C(64, 64, stages=2, pdl=True, early=True), Problem(70, 73, 205)),
+    "early_short_k": (C(64, 64, stages=4, pdl=True, early=True), Problem(70, 73, 75, "NN")),
+    "least": (C(64, 64, stages=2), Problem(8, 8, 8, "NN")),
+}
+
+
+def computed(problem: Problem, config: Sm90OddrowsConfig, folder: Path, late: bool) -> tuple[np.ndarray, np.ndarray]:
+    """(C, expected C) in fp32. Inputs are small integers and an Inf, so sums are exact in any order."""
+    dtype = torch.float16 if problem.dtype == "fp16" else torch.bfloat16
+    generator = torch.Generator().manual_seed(1)
+    a = torch.randint(-3, 4, (problem.m, problem.k), generator=generator).to(dtype)
+    b = torch.randint(-3, 4, problem.b_shape, generator=generator).to(dtype)
+    a[problem.m - 1, problem.k - 1] = float("inf")
+    right = b.float() if problem.layout == "NN" else b.float().T
+    bits = tuple(t.view(torch.int16).numpy().view(np.uint16) for t in (a, b))
+    program = folder / "kernel"
+    program = program if program.exists() else emulate.build_template(problem, config, folder)
+    c = emulate.run_template(program, problem, config, bits, H200.sms, late)  # type: ignore[arg-type]
+    got = torch.from_numpy(c.view(np.int16).copy()).view(dtype)
+    return got.float().numpy(), (a.float() @ right).to(dtype).float().numpy()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_computes_the_product(name: str, tmp_path: Path) -> None:
+    config, problem = CASES[name]
+    assert why_illegal(problem, config, H200) is None
+    for late in (False, True):  # products as early, and as late, as they may happen
+        got, want = computed(problem, config, tmp_path, late)
+        np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "layout"),
+    [
+        ("(unit ^ (row & 7)) * 16", "unit * 16", "NN"),  # another swizzle than TMA's
+        ("length * s & 7", "0", "TN"),  # combs that begin with their rows
+        ("low_halves(first[t], second[t])", "first[t]", "NN"),  # K of A in its own order
+        ("wgmma_wait<1>()", "wgmma_wait<2>()", "TN"),  # a stage is given back too soon
+        ("step(acc, odd, false)", "step(acc, even, false)", "NN"),  # registers of a product in flight are overwritten
+        ("m0 + s < m && col < n", "true", "TN"),  # right all the same: TMA clips
+    ],
+)
+def test_the_emulation_sees_what_is_wrong(
+    right: str, wrong: str, layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = emulate.make_source
+
+    def spoiled(problem: Problem, config: Sm90OddrowsConfig) -> object:
+        made = source(problem, config)
+        changed = tuple((name, text.replace(right, wrong)) for name, text in made.headers)
+        assert changed != made.headers
+        return replace(made, headers=changed)
+
+    monkeypatch.setattr(emulate, "make_source", spoiled)
+    config, problem = C(64, 64, stages=2), Problem(67, 71, 333, layout)  # type: ignore[arg-type]
+    try:
+        got, want = computed(problem, config, tmp_path, late=True)
+    except AssertionError as error:
+        assert "emulation" in str(error)
+    else:
+        assert np.array_equal(got, want, equal_nan=True) is (wrong == "true")
