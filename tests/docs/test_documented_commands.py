@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import shlex
@@ -11,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -172,9 +174,15 @@ def _outblas_commands() -> list[tuple[str, list[str]]]:
     return [(place, words[1:]) for place, words in commands if words[0] == "outblas"]
 
 
+@functools.cache
+def command_tree() -> Any:
+    """Building it takes longer than a look into it."""
+    return typer.main.get_command(app)
+
+
 @pytest.mark.parametrize(("place", "words"), _outblas_commands(), ids=lambda value: str(value)[:60])
 def test_the_options_of_every_outblas_command_exist(place: str, words: list[str]) -> None:
-    at = typer.main.get_command(app)
+    at = command_tree()
     context = at.make_context("outblas", [], resilient_parsing=True)
     while words and hasattr(at, "commands") and not words[0].startswith("-"):
         name, *words = words

@@ -15,6 +15,7 @@ from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
 from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig, gemv_loads_per_step
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.families.sm80_pipelined_gemm import Sm80PipelinedConfig
+from outblas.kernels.families.sm90_oddrows_gemm import Sm90OddrowsConfig
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.kernels.legality import why_illegal
 from outblas.kernels.source import make_source
@@ -37,6 +38,7 @@ CONFIGS: dict[str, KernelConfig] = {
     "mma_split": Sm80MmaConfig(16, 32, 64, 3, 1, 1, 4, split_k=2),
     "mma_one_stage": Sm80MmaConfig(32, 32, 64, 1),
     "mma_pairs": Sm80MmaConfig(32, 32, 64, 3, vec=2),
+    "oddrows": Sm90OddrowsConfig(64, 128),
     "pipelined": Sm80PipelinedConfig(64, 64, 64, 4),
     "pipelined_walk": Sm80PipelinedConfig(64, 96, 32, 3, persistent=True),
     "pipelined_split": Sm80PipelinedConfig(64, 64, 32, 4, split_k=3),
@@ -98,6 +100,8 @@ def early_loads(problem: Problem, c: KernelConfig) -> int:
     """Instructions that load B before the wait: all of a first fill of the ring, or the loop over its stages."""
     if isinstance(c, Sm90WgmmaConfig):
         return c.bk // 64 if problem.layout == "TN" else max(1, c.bn // 64)
+    if isinstance(c, Sm90OddrowsConfig):
+        return 8 * c.bk // 64 * (1 if problem.layout == "TN" else c.bn // 64)
     if isinstance(c, Sm80GemvConfig):
         return c.unroll * gemv_loads_per_step(problem, c)[0]
     if isinstance(c, Sm80DirectConfig):
@@ -128,7 +132,7 @@ def test_only_weights_are_read_before_the_wait(
     own = count(start(late), READS)
     assert own == (count(late, ("LDG",)) if workspace else 0)
     assert count(start(early), READS) - own == early_loads(problem, config)
-    if not isinstance(config, Sm90WgmmaConfig):
+    if not isinstance(config, Sm90WgmmaConfig | Sm90OddrowsConfig):
         assert count(start(early), WRITES) == 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from multiprocessing import Pipe
@@ -169,6 +170,15 @@ def test_a_process_that_died_is_named() -> None:
         compare_pool._receive(ours, dead, CompareUnit("shapes", "random", 0))
 
 
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    """(a recording, the result of a comparison by it)."""
+    place = tmp_path_factory.mktemp("finished")
+    synthetic_recording(problems=12, candidates=40).write(place / "recording")
+    run(str(place / "recording"), place / "r.parquet")
+    return str(place / "recording"), place / "r.parquet"
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -220,10 +230,10 @@ def test_a_folder_as_the_result_file_is_refused_before_the_search(folder: str, t
     ],
 )
 def test_a_result_of_other_settings_is_not_replaced(
-    folder: str, tmp_path: Path, changes: dict[str, Any], words: str
+    finished: tuple[str, Path], tmp_path: Path, changes: dict[str, Any], words: str
 ) -> None:
-    out = tmp_path / "r.parquet"
-    run(folder, out)
+    folder, result = finished
+    out = Path(shutil.copy(result, tmp_path / "r.parquet"))
     before = out.read_bytes()
     asked = {**{"budgets": BUDGETS, "share": 0.5}, **changes.get("plan", {})}
     plan, others = Plan(folder, **asked), {k: v for k, v in changes.items() if k != "plan"}
