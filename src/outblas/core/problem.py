@@ -6,6 +6,7 @@ reward -> agent -> Library -> dispatch``. It imports none of the others.
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -166,6 +167,16 @@ def _one_of(what: str, value: object, allowed: tuple[str, ...]) -> None:
     """Raise ProblemError unless ``value`` is one of ``allowed``; ``what`` names the field in the message."""
     if value not in allowed:
         raise ProblemError(f"{what} {value!r} is not supported", " or ".join(allowed), f"pass one of them as {what}")
+
+
+@functools.lru_cache(maxsize=64)
+def any_of_kind(layout: Layout, dtype: Dtype, acc: Acc) -> Problem:
+    """Return a problem of a kind, for what does not depend on extents: M, N and K are 1. It is made once.
+
+    Raises:
+        ProblemError: there is no such kind.
+    """
+    return Problem(1, 1, 1, layout, dtype, acc)
 
 
 def row_major(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:

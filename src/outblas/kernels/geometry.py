@@ -10,7 +10,7 @@ import functools
 import math
 
 from outblas.core.config import KernelConfig
-from outblas.core.problem import Acc, Dtype, Layout, Problem
+from outblas.core.problem import Acc, Dtype, Layout, Problem, any_of_kind
 from outblas.kernels.families.registry import FAMILIES
 from outblas.kernels.geometry_terms import CTA_SMEM, SM_SMEM, SM_THREADS, SMEM_LIMIT, SMEM_UNIT, Geometry, ceil_div
 
@@ -25,7 +25,7 @@ def geometry(problem: Problem, config: KernelConfig) -> Geometry:
 
 @functools.lru_cache(maxsize=16384)  # large enough for a search: legality asks for each kernel on each problem
 def _geometry(layout: Layout, dtype: Dtype, acc: Acc, config: KernelConfig) -> Geometry:
-    return FAMILIES[config.family].geometry(Problem(1, 1, 1, layout, dtype, acc), config)
+    return FAMILIES[config.family].geometry(any_of_kind(layout, dtype, acc), config)
 
 
 def grid(problem: Problem, config: KernelConfig, sms: int) -> tuple[int, int, int]:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outblas.core.config import KernelConfig
-from outblas.core.problem import Acc, Dtype, Layout, Problem
+from outblas.core.problem import Acc, Dtype, Layout, Problem, any_of_kind
 from outblas.core.roofline import Gpu
 from outblas.kernels.families.registry import FAMILIES
 from outblas.kernels.geometry import geometry, launch_smem
@@ -85,7 +85,7 @@ def _extent_rules(problem: Problem, family: str, config: Any) -> tuple[tuple[Any
 @functools.lru_cache(maxsize=1 << 17)  # a space of kernels of three kinds of problems
 def _why_never_legal(layout: Layout, dtype: Dtype, acc: Acc, config: KernelConfig, gpu: Gpu) -> str | None:
     """Return the first rule without M, N and K that a config breaks, in words; None if it breaks none."""
-    kind = Problem(1, 1, 1, layout, dtype, acc)
+    kind = any_of_kind(layout, dtype, acc)
     reason = FAMILIES[config.family].why_illegal(kind, config, gpu)
     if reason:
         return reason
