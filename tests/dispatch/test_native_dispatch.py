@@ -275,6 +275,16 @@ def test_a_kernel_for_odd_rows_tells_the_maps_of_its_combs(table: Any, cuda: Fak
     assert [m[:4] + m[7:] for m in made.maps[16:18]] == [(9, 131, 8, 64, 1048, 0), (8, 134, 8, 64, 1048, 256)]
     learn(table, a, b, c, made)
     assert table.matmul(a, b, c, False) is c and cuda.encoded == 24
+    assert table.matmul(a, b, c, False) is c and cuda.encoded < 36  # two maps may want one place
+    # The recording library keeps the first map of each operand's eight: address, columns, rows, bytes between rows.
+    for words, tensor, spec in zip(cuda[-1].maps, (a, b, c), made.maps[::8], strict=True):
+        assert [words[0], *words[2:5]] == [tensor.data_ptr(), spec[1], spec[0], 2 * spec[7]]
+    assert [*cuda[-1].extents] == [65, 131, 333] and cuda[-1].addresses[2] == c.data_ptr()
+    moved = made._replace(maps=tuple(m[:8] + (16 * i,) for i, m in enumerate(made.maps)))
+    table.forget()
+    learn(table, a, b, c, moved)
+    assert table.matmul(a, b, c, False) is c
+    assert [words[0] - t.data_ptr() for words, t in zip(cuda[-1].maps, (a, b, c), strict=True)] == [0, 128, 256]
 
 
 @pytest.mark.parametrize("asked", ["traced", "is_compiling"])

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from outblas.core.config import KernelConfig, config_name
 from outblas.core.errors import ConfigError, TensorError
-from outblas.core.problem import ELEMENT_BYTES, Problem
+from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
 from outblas.kernels.families.registry import FAMILIES
 from outblas.kernels.geometry import geometry, grid, launch_smem, workspace_bytes
@@ -23,7 +23,7 @@ from outblas.runtime.cubin import Cubin
 from outblas.runtime.device import gpu_of_device
 from outblas.runtime.driver import check, driver
 from outblas.runtime.overlap import may_overlap
-from outblas.runtime.tensor_map import SWIZZLES, combs_of, encode_combs, encode_map, map_kinds
+from outblas.runtime.tensor_map import described_maps, encode_operands
 from outblas.runtime.workspace import allocate
 
 if TYPE_CHECKING:
@@ -251,13 +251,8 @@ class LoadedKernel:
         params: list[Any] = [ctypes.c_void_p(t.data_ptr()) for t in operands]
         maps: list[Any] = []
         if plan.boxes:
-            combs = self._family.combs > 1
-            encode = encode_combs if combs else encode_map
-            maps = [
-                encode(tensor.data_ptr(), rows, cols, box_rows, box_cols, problem.dtype)
-                for tensor, (rows, cols, box_rows, box_cols) in zip(operands, plan.boxes, strict=True)
-            ]
-            params = [*(m if combs else m.getPtr() for m in maps), params[-1]]
+            maps = encode_operands(operands, plan.boxes, problem.dtype, self._family.combs)
+            params = [*(m.getPtr() if self._family.combs == 1 else m for m in maps), params[-1]]
         params += plan.extents
         if plan.workspace_bytes:
             workspace = self._workspace(plan.workspace_bytes, workspace, operands[0])
@@ -309,23 +304,10 @@ class LoadedKernel:
             cluster=shape.cluster,
             dependent=_dependent(self.config.pdl, gpu_of_device(device_index)),
             extents=(problem.m, problem.n, problem.k),
-            maps=self._described_maps(problem, plan.boxes),
+            maps=described_maps(plan.boxes, problem.dtype, self._family.combs),
             workspace_bytes=plan.workspace_bytes,
             output=((problem.m, problem.n), (problem.n, 1), c.dtype),
         )
-
-    def _described_maps(
-        self, problem: Problem, boxes: Sequence[tuple[int, int, int, int]]
-    ) -> tuple[tuple[int, ...], ...]:
-        """Return :attr:`PreparedLaunch.maps`."""
-        found: list[tuple[int, ...]] = []
-        for rows, cols, *box in boxes:
-            kinds = map_kinds(problem.dtype, SWIZZLES[box[1] * ELEMENT_BYTES])
-            if self._family.combs == 1:
-                found.append((rows, cols, *box, *kinds))
-            else:
-                found += [(c.rows, c.cols, *box, *kinds, c.pitch, c.offset) for c in combs_of(rows, cols)]
-        return tuple(found)
 
     def _check_alignment(self, *tensors: torch.Tensor) -> None:
         need = self._family.alignment(self.config)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from outblas.core.problem import ELEMENT_BYTES, ROW_ALIGN_BYTES
@@ -14,6 +15,8 @@ KINDS = {"fp16": "FLOAT16", "bf16": "BFLOAT16"}
 SWIZZLES = {16: "NONE", 32: "32B", 64: "64B", 128: "128B"}
 #: Rows of a comb are this many rows apart. Their distance is then a multiple of 16 bytes, whatever the row's length.
 COMBS = 8
+#: (rows, columns, box rows, box columns) of matrices, elements.
+Boxes = Sequence[tuple[int, int, int, int]]
 #: Bytes of a descriptor.
 MAP_BYTES = 128
 
@@ -89,6 +92,40 @@ def encode_combs(address: int, rows: int, cols: int, box_rows: int, box_cols: in
     for i, each in enumerate(maps):
         ctypes.memmove(ctypes.addressof(made) + i * MAP_BYTES, each.getPtr(), MAP_BYTES)
     return made
+
+
+def encode_operands(operands: Sequence[Any], boxes: Boxes, dtype: str, combs: int) -> list[Any]:
+    """Return the descriptors of A, B and C: of :func:`encode_map`, or with eight combs those of :func:`encode_combs`.
+
+    Args:
+        operands: the three tensors.
+        boxes: (rows, columns, box rows, box columns) of each.
+        dtype: ``fp16`` or ``bf16``.
+        combs: descriptors of each: 1 or 8.
+
+    Raises:
+        DeviceError: the driver refused one.
+    """
+    encode = encode_map if combs == 1 else encode_combs
+    return [encode(tensor.data_ptr(), *box, dtype) for tensor, box in zip(operands, boxes, strict=True)]
+
+
+def described_maps(boxes: Boxes, dtype: str, combs: int) -> tuple[tuple[int, ...], ...]:
+    """Return the descriptors of A, B and C as numbers: ``PreparedLaunch.maps`` of :mod:`outblas.runtime.launch`.
+
+    Args:
+        boxes: (rows, columns, box rows, box columns) of each; may be empty.
+        dtype: ``fp16`` or ``bf16``.
+        combs: descriptors of each: 1 or 8.
+    """
+    found: list[tuple[int, ...]] = []
+    for rows, cols, *box in boxes:
+        kinds = map_kinds(dtype, SWIZZLES[box[1] * ELEMENT_BYTES])
+        if combs == 1:
+            found.append((rows, cols, *box, *kinds))
+        else:
+            found += [(c.rows, c.cols, *box, *kinds, c.pitch, c.offset) for c in combs_of(rows, cols)]
+    return tuple(found)
 
 
 def encode_boxes(
