@@ -71,8 +71,8 @@ int driver_encode(const Driver *driver, const MapSpec *spec, uint64_t address, T
     const uint64_t extents[2] = {spec->cols, spec->rows};
     const uint64_t pitches[1] = {(uint64_t)spec->pitch * ELEMENT_BYTES};
     const uint32_t box[2] = {spec->box_cols, spec->box_rows}, steps[2] = {1, 1};
-    return driver->encode_tiled(map, spec->type, 2, (void *)(uintptr_t)(address + spec->offset), extents, pitches, box, steps, 0,
-                                spec->swizzle, spec->promotion, 0);
+    return driver->encode_tiled(map, spec->type, 2, (void *)(uintptr_t)(address + spec->offset), extents, pitches, box,
+                                steps, 0, spec->swizzle, spec->promotion, 0);
 }
 
 int driver_launch(const Driver *driver, const Launch *launch, const TensorMap *maps, const uint64_t addresses[3],

@@ -25,7 +25,8 @@ typedef struct {
 enum { COMBS = 8, MAX_MAPS = 3 * COMBS };
 
 // All of a launch except its addresses and its stream. A kernel with maps takes the TMA maps of A, B and C, the address
-// of C, and M, N, K. It may take COMBS maps of each in one parameter. A kernel without maps takes the three addresses and M, N, K. A workspace comes last.
+// of C, and M, N, K. It may take COMBS maps of each in one parameter. A kernel without maps takes the three addresses and
+// M, N, K. A workspace comes last.
 typedef struct {
     void *function;
     uint32_t grid[3], threads, shared_bytes, cluster;
