@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from outblas.core.errors import UsageError
 
@@ -21,6 +22,9 @@ MAX_GRID_YZ = 65535
 MAX_CLUSTER = 16
 #: Rows of a wgmma instruction; tile heights are multiples of it.
 WGMMA_ROWS = 64
+#: Every eighth row of a matrix of 2-byte elements is a multiple of 16 bytes from the last, whatever the row's length.
+#: A kernel for rows of any length has as many TMA maps of an operand.
+COMBS = 8
 #: Tile rows per band in the tile order of mma.sync kernels.
 SM80_GROUP = 8
 
@@ -98,6 +102,19 @@ def banded_grid(inner: int, outer: int, group: int, cluster: int) -> tuple[int, 
         cluster: CTAs per tile.
     """
     return cluster * min(group, inner), outer, ceil_div(inner, group)
+
+
+def split_workspace_bytes(p: Any, c: Any) -> Any:
+    """Return the bytes of a workspace in which the parts of K meet: counters, then each part's tile in fp32.
+
+    Example: 4 tiles of 64 x 64 with ``split_k=2`` need 65536 + 4 * 2 * 64 * 64 * 4 = 196608 bytes.
+
+    Args:
+        p: the problem.
+        c: a config, or columns of configs: then the result is int64[configs].
+    """
+    tiles = -(-p.m // c.bm) * -(-p.n // c.bn)
+    return COUNTERS_BYTES + tiles * c.split_k * c.bm * c.bn * 4
 
 
 def divisor_up_to(value: int, limit: int) -> int:

@@ -8,13 +8,12 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from outblas.core.problem import ELEMENT_BYTES, ROW_ALIGN_BYTES
+from outblas.kernels.geometry_terms import COMBS
 from outblas.runtime.driver import check, driver
 
 #: The driver's names: dtype -> element type, and bytes of a box's row -> swizzle.
 KINDS = {"fp16": "FLOAT16", "bf16": "BFLOAT16"}
 SWIZZLES = {16: "NONE", 32: "32B", 64: "64B", 128: "128B"}
-#: Rows of a comb are this many rows apart. Their distance is then a multiple of 16 bytes, whatever the row's length.
-COMBS = 8
 #: (rows, columns, box rows, box columns) of matrices, elements.
 Boxes = Sequence[tuple[int, int, int, int]]
 #: Bytes of a descriptor.

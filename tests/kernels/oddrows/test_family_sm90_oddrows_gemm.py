@@ -13,10 +13,11 @@ from outblas.kernels.catalogue import candidates
 from outblas.kernels.families.registry import FAMILIES
 from outblas.kernels.families.sm90_oddrows_gemm import Sm90OddrowsConfig
 from outblas.kernels.geometry import geometry, grid, workspace_bytes
+from outblas.kernels.geometry_terms import COMBS
 from outblas.kernels.knobs import all_knobs
 from outblas.kernels.legality import breaks_extent_rule, why_illegal
 from outblas.kernels.pool import mma_pool, pool, unaligned_pool
-from outblas.runtime.tensor_map import COMBS, combs_of
+from outblas.runtime.tensor_map import combs_of
 from support.gpus.fake_driver import DEVICES
 from support.gpus.known import H200
 

@@ -6,15 +6,12 @@ across SMs.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 pytest.importorskip("torch")
-
-import torch
 
 from outblas.core.problem import Problem
 from outblas.kernels.families.sm80_pipelined_gemm import Sm80PipelinedConfig
@@ -54,28 +51,12 @@ CASES: dict[str, tuple[Sm80PipelinedConfig, Problem]] = {
 SMS = 3
 
 
-def computed(problem: Problem, config: Sm80PipelinedConfig, folder: Path, late: bool) -> tuple[np.ndarray, np.ndarray]:
-    """(C, expected C) in fp32. Inputs are small integers and an Inf, so sums are exact in any order."""
-    dtype = torch.float16 if problem.dtype == "fp16" else torch.bfloat16
-    generator = torch.Generator().manual_seed(1)
-    a = torch.randint(-3, 4, (problem.m, problem.k), generator=generator).to(dtype)
-    b = torch.randint(-3, 4, problem.b_shape, generator=generator).to(dtype)
-    a[problem.m - 1, problem.k - 1] = float("inf")
-    right = b.float() if problem.layout == "NN" else b.float().T
-    bits = tuple(t.view(torch.int16).numpy().view(np.uint16) for t in (a, b))
-    program = folder / "kernel"
-    program = program if program.exists() else emulate.build_template(problem, config, folder)
-    c = emulate.run_template(program, problem, config, bits, SMS, late)  # type: ignore[arg-type]
-    got = torch.from_numpy(c.view(np.int16).copy()).view(dtype)
-    return got.float().numpy(), (a.float() @ right).to(dtype).float().numpy()
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_it_computes_the_product(name: str, tmp_path: Path) -> None:
     config, problem = CASES[name]
     assert why_illegal(problem, config, H200) is None
     for late in (False, True):  # copies as early, and as late, as they may happen
-        got, want = computed(problem, config, tmp_path, late)
+        got, want = emulate.exact_product(problem, config, tmp_path, SMS, late)
         np.testing.assert_array_equal(got, want)
 
 
@@ -91,18 +72,10 @@ def test_it_computes_the_product(name: str, tmp_path: Path) -> None:
 def test_the_emulation_sees_what_is_wrong(
     right: str, wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = emulate.make_source
-
-    def spoiled(problem: Problem, config: Sm80PipelinedConfig) -> object:
-        made = source(problem, config)
-        changed = tuple((name, text.replace(right, wrong)) for name, text in made.headers)
-        assert changed != made.headers
-        return replace(made, headers=changed)
-
-    monkeypatch.setattr(emulate, "make_source", spoiled)
+    monkeypatch.setattr(emulate, "make_source", emulate.spoiled_source(right, wrong))
     config, problem = C(32, 32, 32, 3, vec=4), Problem(33, 36, 76)
     try:
-        got, want = computed(problem, config, tmp_path, late=True)
+        got, want = emulate.exact_product(problem, config, tmp_path, SMS, late=True)
     except AssertionError as error:
         assert "emulation" in str(error)
     else:

@@ -8,6 +8,8 @@ import re
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +19,7 @@ from outblas.core.problem import Problem
 from outblas.kernels.custom.free_kernel import FreeKernel
 from outblas.kernels.families.registry import FAMILIES
 from outblas.kernels.geometry import geometry, grid, workspace_bytes
-from outblas.kernels.source import make_source
+from outblas.kernels.source import Source, make_source
 from support.gpus.known import H200
 
 HERE = Path(__file__).parent
@@ -111,6 +113,42 @@ def run_template(
         operands,
         {**_how(late), "EMULATE_STRICT_BANKS": "1"},
     )
+
+
+def exact_product(
+    problem: Problem, config: KernelConfig, folder: Path, sms: int, late: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """(C, expected C) in fp32, of :func:`run_template`. Inputs are small integers and an Inf: exact in any order.
+
+    The kernel is built once per folder.
+    """
+    import torch
+
+    dtype = torch.float16 if problem.dtype == "fp16" else torch.bfloat16
+    generator = torch.Generator().manual_seed(1)
+    a = torch.randint(-3, 4, (problem.m, problem.k), generator=generator).to(dtype)
+    b = torch.randint(-3, 4, problem.b_shape, generator=generator).to(dtype)
+    a[problem.m - 1, problem.k - 1] = float("inf")
+    right = b.float() if problem.layout == "NN" else b.float().T
+    left_bits, right_bits = (t.view(torch.int16).numpy().view(np.uint16) for t in (a, b))
+    program = folder / "kernel"
+    program = program if program.exists() else build_template(problem, config, folder)
+    c = run_template(program, problem, config, (left_bits, right_bits), sms, late)
+    got = torch.from_numpy(c.view(np.int16).copy()).view(dtype)
+    return got.float().numpy(), (a.float() @ right).to(dtype).float().numpy()
+
+
+def spoiled_source(right: str, wrong: str) -> Callable[[Problem, KernelConfig], Source]:
+    """A ``make_source`` whose headers have ``wrong`` in place of ``right``; one that finds no such text fails."""
+    source = make_source  # the result takes its place
+
+    def spoiled(problem: Problem, config: KernelConfig) -> Source:
+        made = source(problem, config)
+        changed = tuple((name, text.replace(right, wrong)) for name, text in made.headers)
+        assert changed != made.headers
+        return replace(made, headers=changed)
+
+    return spoiled
 
 
 def _how(late: bool) -> dict[str, str]:

@@ -139,7 +139,7 @@ inline void stmatrix_x4(u32 addr, u32 a, u32 b, u32 c, u32 d) {
   u32 r[4] = {a, b, c, d};
   emu::matrices(addr, r, false, true);
 }
-inline void load_shared_x4(u32 (&r)[4], u32 addr) { emu::vectors(addr, r, false); }
+inline void load_shared(u32 addr, u32 (&r)[4]) { emu::vectors(addr, r, false); }
 inline void store_shared_x4(u32 addr, const u32 (&r)[4]) {
   u32 copy[4] = {r[0], r[1], r[2], r[3]};
   emu::vectors(addr, copy, true);

@@ -21,6 +21,7 @@ from outblas.kernels.geometry_terms import (
     banded_grid,
     ceil_div,
     cpp_literals,
+    split_workspace_bytes,
 )
 
 __all__ = ["FAMILY", "Sm80PipelinedConfig", "Sm80PipelinedGemm"]
@@ -78,7 +79,7 @@ class Sm80PipelinedGemm(Family[Sm80PipelinedConfig]):
             (c.persistent & (tiles >= 2**22), "more than 4 million tiles for one CTA to walk over"),
             (split & (tiles * COUNTER_BYTES > COUNTERS_BYTES), "more tiles than the counters of a workspace"),
             (
-                split & (_workspace_bytes(p, c) > WORKSPACE_LIMIT),
+                split & (split_workspace_bytes(p, c) > WORKSPACE_LIMIT),
                 "a workspace of {workspace_bytes} bytes exceeds 64 MiB",
             ),
         )
@@ -124,7 +125,7 @@ class Sm80PipelinedGemm(Family[Sm80PipelinedConfig]):
         return config.min_blocks
 
     def workspace_bytes(self, problem: Problem, config: Sm80PipelinedConfig) -> int:
-        return _workspace_bytes(problem, config) if config.split_k > 1 else 0
+        return split_workspace_bytes(problem, config) if config.split_k > 1 else 0
 
     def source_lines(self, config: Sm80PipelinedConfig) -> Sequence[str]:
         """Return the switch of the workspace, one more kernel parameter: ``["#define SPLIT_WORKSPACE 0"]`` or 1."""
@@ -172,12 +173,6 @@ class Sm80PipelinedGemm(Family[Sm80PipelinedConfig]):
 
     def time_us(self, x: Mapping[str, float], p: Columns, c: Columns, gpu: Gpu) -> Floats:
         return tiled_us(cost.COST, x, p, c, gpu)
-
-
-def _workspace_bytes(p: Problem, c: Any) -> Any:
-    """Return the bytes of a workspace for a config, an integer, or for columns of configs, int64[configs]."""
-    tiles = -(-p.m // c.bm) * -(-p.n // c.bn)
-    return COUNTERS_BYTES + tiles * c.split_k * c.bm * c.bn * 4
 
 
 FAMILY = Sm80PipelinedGemm()

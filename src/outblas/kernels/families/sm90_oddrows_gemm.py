@@ -19,6 +19,7 @@ from outblas.kernels.families.family import Family
 from outblas.kernels.families.sm90_oddrows_config import Sm90OddrowsConfig
 from outblas.kernels.families.wgmma_text import wgmma_instance
 from outblas.kernels.geometry_terms import (
+    COMBS,
     COUNTERS_BYTES,
     WGMMA_ROWS,
     WORKSPACE_LIMIT,
@@ -26,12 +27,13 @@ from outblas.kernels.geometry_terms import (
     banded_grid,
     ceil_div,
     cpp_literals,
+    split_workspace_bytes,
 )
 
 __all__ = ["FAMILY", "Sm90OddrowsConfig", "Sm90OddrowsGemm"]
 
-#: Maps of an operand, and elements of a box's row (combs/maps.cuh).
-COMBS, SPAN = 8, 64
+#: Elements of a box's row (combs/maps.cuh).
+SPAN = 64
 #: Maximum parts of K, and bytes of a tile's counter in the workspace.
 MAX_SPLIT, COUNTER_BYTES = 32, 4
 
@@ -81,7 +83,7 @@ class Sm90OddrowsGemm(Family[Sm90OddrowsConfig]):
             (min(p.m, p.n, p.k) < COMBS, "M, N and K must be 8 or more, for eight TMA maps"),
             (split & (tiles * COUNTER_BYTES > COUNTERS_BYTES), "more tiles than the counters of a workspace"),
             (
-                split & (_workspace_bytes(p, c) > WORKSPACE_LIMIT),
+                split & (split_workspace_bytes(p, c) > WORKSPACE_LIMIT),
                 "a workspace of {workspace_bytes} bytes exceeds 64 MiB",
             ),
             ((c.a_rows > 0) & (c.a_rows < p.m), "M = {p.m} exceeds the {c.a_rows} rows of A that are loaded"),
@@ -125,7 +127,7 @@ class Sm90OddrowsGemm(Family[Sm90OddrowsConfig]):
         return config.min_blocks
 
     def workspace_bytes(self, problem: Problem, config: Sm90OddrowsConfig) -> int:
-        return _workspace_bytes(problem, config) if config.split_k > 1 else 0
+        return split_workspace_bytes(problem, config) if config.split_k > 1 else 0
 
     def source_lines(self, config: Sm90OddrowsConfig) -> Sequence[str]:
         """Return the switch of the workspace, one more kernel parameter: ``["#define SPLIT_WORKSPACE 0"]`` or 1."""
@@ -177,12 +179,6 @@ class Sm90OddrowsGemm(Family[Sm90OddrowsConfig]):
 
     def time_us(self, x: Mapping[str, float], p: Columns, c: Columns, gpu: Gpu) -> Floats:
         return tiled_us(cost.COST, x, p, c, gpu)
-
-
-def _workspace_bytes(p: Problem, c: Any) -> Any:
-    """Return the bytes of a workspace for a config, an integer, or for columns of configs, int64[configs]."""
-    tiles = -(-p.m // c.bm) * -(-p.n // c.bn)
-    return COUNTERS_BYTES + tiles * c.split_k * c.bm * c.bn * 4
 
 
 FAMILY = Sm90OddrowsGemm()

@@ -4,15 +4,15 @@
 // steps. PTX ISA: wgmma: Register Fragments: A.
 #pragma once
 #include "combs/maps.cuh"
-#include "ptx/shared_vector.cuh"
+#include "ptx/load.cuh"
 
 constexpr int BLOCK_STEPS = 4;  // of 16 of K in a block of 64
 
 // One row's part: registers `half` (upper or lower 8 rows) and `half` + 2 of the four steps.
 __device__ __forceinline__ void load_row_fragments(u32 (&f)[BLOCK_STEPS][4], u32 block, int row, int c, int half) {
   u32 first[4], second[4];
-  load_shared_x4(first, unit_address(block, row, 2 * c));
-  load_shared_x4(second, unit_address(block, row, 2 * c + 1));
+  load_shared(unit_address(block, row, 2 * c), first);
+  load_shared(unit_address(block, row, 2 * c + 1), second);
 #pragma unroll
   for (int t = 0; t < BLOCK_STEPS; ++t) {
     f[t][half] = low_halves(first[t], second[t]);
