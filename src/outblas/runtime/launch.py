@@ -252,7 +252,7 @@ class LoadedKernel:
         maps: list[Any] = []
         if plan.boxes:
             maps = encode_operands(operands, plan.boxes, problem.dtype, self._family.combs)
-            params = [*(m.getPtr() if self._family.combs == 1 else m for m in maps), params[-1]]
+            params = [*(m.getPtr() for m in maps), params[2]] if self._family.combs == 1 else [*maps, *params[1:]]
         params += plan.extents
         if plan.workspace_bytes:
             workspace = self._workspace(plan.workspace_bytes, workspace, operands[0])

@@ -94,11 +94,11 @@ def encode_combs(address: int, rows: int, cols: int, box_rows: int, box_cols: in
 
 
 def encode_operands(operands: Sequence[Any], boxes: Boxes, dtype: str, combs: int) -> list[Any]:
-    """Return the descriptors of A, B and C: of :func:`encode_map`, or with eight combs those of :func:`encode_combs`.
+    """Return the descriptors of A, B and C: of :func:`encode_map`. With eight combs: :func:`encode_combs` of A and B.
 
     Args:
-        operands: the three tensors.
-        boxes: (rows, columns, box rows, box columns) of each.
+        operands: A, B and C, tensors.
+        boxes: (rows, columns, box rows, box columns) of those that have descriptors.
         dtype: ``fp16`` or ``bf16``.
         combs: descriptors of each: 1 or 8.
 
@@ -106,11 +106,11 @@ def encode_operands(operands: Sequence[Any], boxes: Boxes, dtype: str, combs: in
         DeviceError: the driver refused one.
     """
     encode = encode_map if combs == 1 else encode_combs
-    return [encode(tensor.data_ptr(), *box, dtype) for tensor, box in zip(operands, boxes, strict=True)]
+    return [encode(tensor.data_ptr(), *box, dtype) for tensor, box in zip(operands, boxes, strict=False)]
 
 
 def described_maps(boxes: Boxes, dtype: str, combs: int) -> tuple[tuple[int, ...], ...]:
-    """Return the descriptors of A, B and C as numbers: ``PreparedLaunch.maps`` of :mod:`outblas.runtime.launch`.
+    """Return the descriptors of the operands as numbers: ``PreparedLaunch.maps`` of :mod:`outblas.runtime.launch`.
 
     Args:
         boxes: (rows, columns, box rows, box columns) of each; may be empty.

@@ -36,7 +36,10 @@ void run_kernel(const void* A, const void* B, void* C, int M, int N, int K, void
 }  // namespace emu
 """
 _ADDRESSES = "static_cast<const Type*>(A), static_cast<const Type*>(B), static_cast<Type*>(C)"
-_COMBS = ", ".join(f"reinterpret_cast<const CombMaps*>(maps)[{i}]" for i in range(3)) + ", static_cast<u16*>(C)"
+_COMBS = (
+    "reinterpret_cast<const CombMaps*>(maps)[0], reinterpret_cast<const CombMaps*>(maps)[1],"
+    " static_cast<const u16*>(B), static_cast<u16*>(C)"
+)
 _FLAGS = ("-std=c++17", "-O1", "-w", "-Wno-psabi", "-fno-strict-aliasing", "-ffp-contract=off", f"-I{HERE}")
 
 
@@ -189,13 +192,13 @@ def _for_cpu(text: str) -> str:
     """The kernel without PTX of its own, and with shared memory that is a CTA's."""
     text = re.sub(
         r"(void wgmma_m64n(\d+)k16\([^{]*\{).*?\n\}\n",
-        lambda found: f"{found[1]}\n  emu::wgmma(d, {found[2]}, a, b, accumulate);\n}}\n",
+        lambda found: f"{found[1]}\n  emu::wgmma(d, {found[2]}, a, b, accumulate, false);\n}}\n",
         text,
         flags=re.S,
     )
     text = re.sub(
         r"(void wgmma_instance\([^{]*\{).*?m64n(\d+)k16.*?\n\}\n",
-        lambda found: f"{found[1]}\n  emu::wgmma(d, {found[2]}, a, b, accumulate);\n}}\n",
+        lambda found: f"{found[1]}\n  emu::wgmma(d, {found[2]}, a, b, accumulate, OUTBLAS_NN);\n}}\n",
         text,
         flags=re.S,
     )

@@ -55,8 +55,9 @@ void store(u32 addr, u16 value);
 u32 shuffle(u32 value, int from_lane);
 // Four 8x8 matrices between shared memory and the registers of a warp.
 void matrices(u32 addr, u32 (&r)[4], bool transposed, bool store);
-// 16 bytes of each lane of a warp.
-void vectors(u32 addr, u32 (&r)[4], bool store);
+void check_aligned(const void* address, int bytes);
+// 16 bytes of this lane.
+void vector(u32 addr, u32 (&r)[4], bool store);
 void mma(float* d, const u32* a, u32 b0, u32 b1, bool bf16);
 void copy(u32 dst, const void* src, int bytes, bool valid);
 void copy_commit();
@@ -70,18 +71,14 @@ void box_load(u32 dst, const TensorMap* map, u32 bar, int x, int y, u32 mask);  
 void box_store(const TensorMap* map, u32 src, int x, int y);
 void store_commit();
 void store_wait(int groups);
-// `registers`: of A, or null with a descriptor. B is N-major with `transposed`.
-void wgmma_of(float* d, int n, u64 a, const u32* registers, u64 b, bool accumulate, bool bf16, bool transposed);
+void wgmma_of(float* d, int n, u64 a, u64 b, bool accumulate, bool bf16, bool n_major);
 void wgmma_close();
 void wgmma_drain(int groups);
 u32 rank();
 void arrive_at_cluster();
 void wait_for_cluster();
-inline void wgmma(float* d, int n, u64 a, u64 b, bool accumulate) {
-  wgmma_of(d, n, a, nullptr, b, accumulate, OUTBLAS_BF16, false);
-}
-inline void wgmma(float* d, int n, const u32 (&a)[4], u64 b, bool accumulate) {
-  wgmma_of(d, n, 0, a, b, accumulate, OUTBLAS_BF16, OUTBLAS_NN);
+inline void wgmma(float* d, int n, u64 a, u64 b, bool accumulate, bool n_major) {
+  wgmma_of(d, n, a, b, accumulate, OUTBLAS_BF16, n_major);
 }
 
 // What every program has beside the machine: the kernel, and its tensor maps as (operand, box rows, columns, swizzle,
@@ -139,13 +136,14 @@ inline void stmatrix_x4(u32 addr, u32 a, u32 b, u32 c, u32 d) {
   u32 r[4] = {a, b, c, d};
   emu::matrices(addr, r, false, true);
 }
-inline void load_shared(u32 addr, u32 (&r)[4]) { emu::vectors(addr, r, false); }
+inline void load_shared(u32 addr, u32 (&r)[4]) { emu::vector(addr, r, false); }
 inline void store_shared_x4(u32 addr, const u32 (&r)[4]) {
   u32 copy[4] = {r[0], r[1], r[2], r[3]};
-  emu::vectors(addr, copy, true);
+  emu::vector(addr, copy, true);
 }
 inline u32 low_halves(u32 first, u32 second) { return (first & 0xFFFF) | second << 16; }
 inline u32 high_halves(u32 first, u32 second) { return first >> 16 | (second & 0xFFFF0000); }
+inline u32 halves_between(u32 first, u32 second) { return first >> 16 | second << 16; }
 template <bool BF16>
 inline void mma_f32(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
   emu::mma(d, a, b0, b1, BF16);
@@ -158,6 +156,17 @@ inline void cp_async_commit() { emu::copy_commit(); }
 template <int N>
 inline void cp_async_wait() {
   emu::copy_wait(N);
+}
+template <int WORDS>
+inline void load_vector(u32 (&r)[WORDS], const u16* from, bool valid) {
+  emu::check_aligned(from, 4 * WORDS);
+  std::memset(r, 0, 4 * WORDS);
+  if (valid) std::memcpy(r, from, 4 * WORDS);
+}
+template <int WORDS>
+inline void store_vector(u16* to, const u32 (&r)[WORDS]) {
+  emu::check_aligned(to, 4 * WORDS);
+  std::memcpy(to, r, 4 * WORDS);
 }
 inline void store_f32x4(float* to, const float (&v)[4]) { std::memcpy(to, v, 16); }
 inline void load_f32x4_of_other_sms(float (&v)[4], const float* from) { std::memcpy(v, from, 16); }

@@ -61,23 +61,15 @@ void matrices(u32 addr, u32 (&r)[4], bool transposed, bool store) {
     }
   });
 }
-void vectors(u32 addr, u32 (&r)[4], bool store) {
-  Tiles mine{addr, r};
-  warp_together(&mine, [=](void** slots) {
-    for (int quarter = 0; quarter < 4; ++quarter) {
-      std::vector<u32> units;
-      for (int i = 8 * quarter; i < 8 * quarter + 8; ++i) units.push_back(static_cast<Tiles*>(slots[i])->addr);
-      if (strict_banks() && banks(units).size() < 8) fail("vectors of a quarter warp in the same banks");
-    }
-    for (int lane = 0; lane < 32; ++lane) {
-      const Tiles* each = static_cast<Tiles*>(slots[lane]);
-      if (each->addr % 16) fail("a vector that is not aligned");
-      if (store)
-        std::memcpy(address(each->addr), each->r, 16);
-      else
-        std::memcpy(each->r, address(each->addr), 16);
-    }
-  });
+void check_aligned(const void* address, int bytes) {
+  if (reinterpret_cast<u64>(address) % bytes) fail("a vector in global memory that is not aligned");
+}
+void vector(u32 addr, u32 (&r)[4], bool store) {
+  if (addr % 16) fail("a vector that is not aligned");
+  if (store)
+    std::memcpy(address(addr), r, 16);
+  else
+    std::memcpy(r, address(addr), 16);
 }
 void mma(float* d, const u32* a, u32 b0, u32 b1, bool bf16) {
   struct Mine {
@@ -172,8 +164,8 @@ int main(int argc, char** argv) {
     if (std::fread(data[i].data(), 2, sizes[i], stdin) != sizes[i]) return 2;
   std::vector<unsigned char> workspace(workspace_bytes + 64, 0);
   const int rows[3] = {M, emu::nn ? K : N, M}, cols[3] = {K, emu::nn ? N : K, N};
-  static TensorMap maps[24];
-  if (emu::described_count > 24) return 2;
+  static TensorMap maps[16];
+  if (emu::described_count > 16) return 2;
   for (int i = 0; i < emu::described_count; ++i) {
     const int* d = emu::described[i];
     const emu::Map map = emu::described_map(data[d[0]].data(), rows[d[0]], cols[d[0]], d + 1, d[4]);

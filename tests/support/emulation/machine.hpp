@@ -45,9 +45,8 @@ struct Mbarrier {
 struct Wgmma {
   int n;
   u64 a, b;
-  bool accumulate, bf16, transposed;
+  bool accumulate, bf16, n_major;  // of B
   float* d[128];
-  const u32* registers[128];  // of A; read when the product happens
 };
 struct Warpgroup {
   Gather gather;
@@ -198,25 +197,20 @@ u32 start_of(u64 descriptor) {
   return static_cast<u32>(reinterpret_cast<u64>(cta().shared)) | (static_cast<u32>(descriptor) & 0x3FFF) << 4;
 }
 void run(const Wgmma& op) {
-  const bool from_registers = op.registers[0] != nullptr;
   const u32 a = start_of(op.a), b = start_of(op.b), leading_b = (op.b >> 16 & 0x3FFF) << 4;
   const u32 stride_a = (op.a >> 32 & 0x3FFF) << 4, stride_b = (op.b >> 32 & 0x3FFF) << 4;
-  if ((!from_registers && op.a >> 62 != 1) || op.b >> 62 != 1) fail("a descriptor that is not of 128 swizzled bytes");
+  if (op.a >> 62 != 1 || op.b >> 62 != 1) fail("a descriptor that is not of 128 swizzled bytes");
   const auto at = [&op](u32 start, u32 stride, int row, int k) {
     return widened(element(swizzled(start + row / 8 * stride + row % 8 * 128 + k * 2)), op.bf16);
-  };
-  const auto held = [&op](int row, int k) {
-    const u32 word = op.registers[row / 16 * 32 + row % 8 * 4 + k % 8 / 2][row % 16 / 8 + k / 8 * 2];
-    return widened(static_cast<u16>(word >> k % 2 * 16), op.bf16);
   };
   const auto n_major = [&](int col, int k) {
     return widened(element(swizzled(b + col / 64 * leading_b + k / 8 * stride_b + k % 8 * 128 + col % 64 * 2)), op.bf16);
   };
   std::vector<float> left(64 * 16), right(op.n * 16);
   for (int r = 0; r < 64; ++r)
-    for (int k = 0; k < 16; ++k) left[r * 16 + k] = from_registers ? held(r, k) : at(a, stride_a, r, k);
+    for (int k = 0; k < 16; ++k) left[r * 16 + k] = at(a, stride_a, r, k);
   for (int c = 0; c < op.n; ++c)
-    for (int k = 0; k < 16; ++k) right[c * 16 + k] = op.transposed ? n_major(c, k) : at(b, stride_b, c, k);
+    for (int k = 0; k < 16; ++k) right[c * 16 + k] = op.n_major ? n_major(c, k) : at(b, stride_b, c, k);
   for (int r = 0; r < 64; ++r)
     for (int c = 0; c < op.n; ++c) {
       float sum = 0;
@@ -236,18 +230,11 @@ Warpgroup& warpgroup() { return cta().warpgroups[self().linear / 128]; }
 void warpgroup_together(void* mine, const std::function<void(void**)>& act) {
   together(warpgroup().gather, self().linear % 128, 128, mine, act);
 }
-void wgmma_of(float* d, int n, u64 a, const u32* registers, u64 b, bool accumulate, bool bf16, bool transposed) {
-  struct Mine {
-    float* d;
-    const u32* registers;
-  } mine{d, registers};
+void wgmma_of(float* d, int n, u64 a, u64 b, bool accumulate, bool bf16, bool n_major) {
   Warpgroup& group = warpgroup();
-  warpgroup_together(&mine, [&](void** slots) {
-    Wgmma op{n, a, b, accumulate, bf16, transposed, {}, {}};
-    for (int i = 0; i < 128; ++i) {
-      op.d[i] = static_cast<Mine*>(slots[i])->d;
-      op.registers[i] = static_cast<Mine*>(slots[i])->registers;
-    }
+  warpgroup_together(d, [&](void** slots) {
+    Wgmma op{n, a, b, accumulate, bf16, n_major, {}};
+    for (int i = 0; i < 128; ++i) op.d[i] = static_cast<float*>(slots[i]);
     if (late())
       group.groups.back().push_back(op);
     else
@@ -297,6 +284,8 @@ u32 in_box(const Map& map, u32 base, int row, int col) {
   return swizzled(base + row * 128 + col * 2);
 }
 void load_box(const Map& map, u32 to, u32 bar, int x, int y) {
+  // A GPU says "illegal instruction". NVIDIA's documentation does not.
+  if (x * 2 % 16) fail("a box that does not begin at 16 bytes");
   for (int r = 0; r < map.box_rows; ++r)
     for (int c = 0; c < map.box_cols; ++c) {
       const bool inside = y + r >= 0 && y + r < map.rows && x + c >= 0 && x + c < map.cols;
@@ -307,6 +296,7 @@ void load_box(const Map& map, u32 to, u32 bar, int x, int y) {
   advance(b);
 }
 void store_box(const Map& map, u32 from, int x, int y) {
+  if (x * 2 % 16) fail("a box that does not begin at 16 bytes");
   for (int r = 0; r < map.box_rows; ++r)
     for (int c = 0; c < map.box_cols; ++c)
       if (y + r < map.rows && x + c < map.cols)

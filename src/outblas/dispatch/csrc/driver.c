@@ -100,9 +100,9 @@ int driver_launch(const Driver *driver, const Launch *launch, const TensorMap *m
     }
     void *params[8];
     int count = 0;
-    const int each = launch->maps / 3;
-    for (int i = 0; i < 3; i++) params[count++] = each ? (void *)&maps[i * each] : (void *)&addresses[i];
-    if (launch->maps) params[count++] = (void *)&addresses[2];
+    const int each = maps_of_operand(launch);
+    for (int i = 0; i < launch->maps; i += each) params[count++] = (void *)&maps[i];
+    for (int i = each == 0 ? 0 : each == 1 ? 2 : 1; i < 3; i++) params[count++] = (void *)&addresses[i];
     for (int i = 0; i < 3; i++) params[count++] = (void *)&launch->extents[i];
     if (workspace) params[count++] = (void *)&workspace;
     return driver->launch_kernel(&config, launch->function, params, NULL);

@@ -22,11 +22,11 @@ typedef struct {
     uint64_t offset;                          // bytes from the operand's address
 } MapSpec;
 
-enum { COMBS = 8, MAX_MAPS = 3 * COMBS };
+enum { COMBS = 8, MAX_MAPS = 2 * COMBS };
 
 // All of a launch except its addresses and its stream. A kernel with maps takes the TMA maps of A, B and C, the address
-// of C, and M, N, K. It may take COMBS maps of each in one parameter. A kernel without maps takes the three addresses and
-// M, N, K. A workspace comes last.
+// of C, and M, N, K. Or it takes COMBS maps of A in one parameter, as many of B, and the addresses of B and C. A kernel
+// without maps takes the three addresses and M, N, K. A workspace comes last.
 typedef struct {
     void *function;
     uint32_t grid[3], threads, shared_bytes, cluster;
@@ -35,6 +35,9 @@ typedef struct {
     int maps;  // 0, 3 or MAX_MAPS
     MapSpec map[MAX_MAPS];
 } Launch;
+
+// Maps of an operand that has maps; 0 without maps.
+static inline int maps_of_operand(const Launch *launch) { return launch->maps == MAX_MAPS ? COMBS : launch->maps != 0; }
 
 typedef struct {
     void *library;

@@ -41,7 +41,7 @@ static int parse_launch(PyObject *tuple, Entry *entry) {
     launch->function = (void *)(uintptr_t)function;
     const Py_ssize_t count = PyTuple_Size(maps);
     if (count != 0 && count != 3 && count != MAX_MAPS) {
-        PyErr_SetString(PyExc_ValueError, "a launch has one or eight TMA maps of each of three operands, or none");
+        PyErr_SetString(PyExc_ValueError, "a launch has three TMA maps, eight of each of two operands, or none");
         return -1;
     }
     launch->maps = (int)count;

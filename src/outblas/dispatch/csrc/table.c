@@ -101,13 +101,12 @@ static int known_map(Table *table, const Driver *driver, const MapSpec *spec, ui
 
 int table_maps(Table *table, const Driver *driver, const Entry *entry, const uint64_t addresses[3], TensorMap *maps) {
     const Launch *launch = &entry->launch;
-    const int each = launch->maps / 3;
-    for (int operand = 0, i = 0; operand < 3; operand++)
-        for (const int end = i + each; i < end; i++) {
-            const int status = known_map(table, driver, &launch->map[i], MAX_MAPS * entry->serial + (uint64_t)i,
-                                         addresses[operand], &maps[i]);
-            if (status) return status;
-        }
+    const int each = maps_of_operand(launch);
+    for (int i = 0; i < launch->maps; i++) {
+        const int status = known_map(table, driver, &launch->map[i], MAX_MAPS * entry->serial + (uint64_t)i,
+                                     addresses[i / each], &maps[i]);
+        if (status) return status;
+    }
     return 0;
 }
 

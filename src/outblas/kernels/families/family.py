@@ -189,8 +189,9 @@ class Family(ABC, Generic[C]):
     def tensor_boxes(self, problem: Problem, config: C) -> tuple[tuple[int, int, int, int], ...]:
         """Return (rows, cols, box rows, box cols), elements, of the TMA descriptors of A, B and C, in this order.
 
-        Empty, the default: the kernel takes addresses. With eight :attr:`combs`, rows and columns are those of the
-        whole matrix, and box rows those of a box of one comb.
+        Empty, the default: the kernel takes addresses. With eight :attr:`combs` there are those of A and B, and the
+        kernel takes the addresses of B and C, too. Rows and columns are then those of the whole matrix, and box rows
+        those of a box of one comb.
         """
         return ()
 

@@ -1,7 +1,7 @@
 """The kernel family ``sm90_oddrows_gemm``: TMA and wgmma for rows that are no multiples of 16 bytes.
 
-TMA wants rows whose distance is a multiple of 16 bytes. Every eighth row of any matrix has such a distance. So each
-operand has eight TMA maps, one for each remainder of the row's number by eight.
+TMA wants rows whose distance is a multiple of 16 bytes. Every eighth row of any matrix has such a distance. So A and B
+have eight TMA maps each, one for each remainder of the row's number by eight.
 """
 
 from __future__ import annotations
@@ -104,6 +104,7 @@ class Sm90OddrowsGemm(Family[Sm90OddrowsConfig]):
             "CONSUMER_REGS": 224,
             "PDL": c.pdl,
             "EARLY_B": c.early,
+            "N_MAJOR": problem.layout == "NN",
             "BF16": problem.dtype == "bf16",
         }
         if c.split_k > 1:
@@ -134,19 +135,13 @@ class Sm90OddrowsGemm(Family[Sm90OddrowsConfig]):
         return [f"#define SPLIT_WORKSPACE {int(config.split_k > 1)}"]
 
     def headers(self, problem: Problem, config: Sm90OddrowsConfig) -> tuple[tuple[str, str], ...]:
-        """Return the header of the wgmma instruction. It also defines ``A_IN_REGISTERS``, 1 for NN."""
-        in_registers = problem.layout == "NN"
-        text = wgmma_instance(config.bn, problem, in_registers)
-        return (("generated/wgmma_instance.cuh", f"{text}#define A_IN_REGISTERS {int(in_registers)}\n"),)
+        """Return the header of the wgmma instruction."""
+        return (("generated/wgmma_instance.cuh", wgmma_instance(config.bn, problem)),)
 
     def tensor_boxes(self, problem: Problem, config: Sm90OddrowsConfig) -> tuple[tuple[int, int, int, int], ...]:
         rows = config.loaded_rows // COMBS
         rows_b = config.bn if problem.layout == "TN" else SPAN
-        return (
-            (problem.m, problem.k, rows, SPAN),
-            (*problem.b_shape, rows_b // COMBS, SPAN),
-            (problem.m, problem.n, rows, SPAN),
-        )
+        return (problem.m, problem.k, rows, SPAN), (*problem.b_shape, rows_b // COMBS, SPAN)
 
     def alignment(self, config: Sm90OddrowsConfig) -> int:
         return ROW_ALIGN_BYTES

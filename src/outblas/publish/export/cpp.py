@@ -76,7 +76,7 @@ def _encode(target: Target) -> str:
     boxes = FAMILIES[config.family].tensor_boxes(problem, config)
     combs = FAMILIES[config.family].combs
     lines = []
-    for name, (rows, cols, box_rows, box_cols) in zip("ABC", boxes, strict=True):
+    for name, (rows, cols, box_rows, box_cols) in zip("ABC", boxes, strict=False):
         of_box = f"{box_rows}, {box_cols}, CU_TENSOR_MAP_SWIZZLE_{SWIZZLES[box_cols * ELEMENT_BYTES]}"
         parts = [(rows, cols, cols, 0)] if combs == 1 else combs_of(rows, cols)
         maps = [f"{{{r}, {c}, {pitch}, {offset}, {of_box}}}" for r, c, pitch, offset in parts]
@@ -90,14 +90,16 @@ def _params(maps: int, workspace: bool) -> str:
     last = ", &workspace" if workspace else ""
     if not maps:
         return f"  void* parameters[] = {{&a, &b, &c, &m, &n, &k{last}}};"
+    operands = "abc" if maps == 1 else "ab"
+    taken = [f"maps[{i}]" for i in range(len(operands))] + (["&c"] if maps == 1 else ["&b", "&c"])
+    encoded = "".join(
+        f"    if (const CUresult status = encode(&maps[{i}][i], {name}, MAPS_{name.upper()}[i])) return status;\n"
+        for i, name in enumerate(operands)
+    )
     return (
-        f"  CUtensorMap maps[3][{maps}];\n"
-        f"  for (int i = 0; i < {maps}; ++i) {{\n"
-        "    if (const CUresult status = encode(&maps[0][i], a, MAPS_A[i])) return status;\n"
-        "    if (const CUresult status = encode(&maps[1][i], b, MAPS_B[i])) return status;\n"
-        "    if (const CUresult status = encode(&maps[2][i], c, MAPS_C[i])) return status;\n"
-        "  }\n"
-        f"  void* parameters[] = {{maps[0], maps[1], maps[2], &c, &m, &n, &k{last}}};"
+        f"  CUtensorMap maps[{len(operands)}][{maps}];\n"
+        f"  for (int i = 0; i < {maps}; ++i) {{\n{encoded}  }}\n"
+        f"  void* parameters[] = {{{', '.join(taken)}, &m, &n, &k{last}}};"
     )
 
 
