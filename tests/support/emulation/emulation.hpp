@@ -143,7 +143,12 @@ inline void store_shared_x4(u32 addr, const u32 (&r)[4]) {
 }
 inline u32 low_halves(u32 first, u32 second) { return (first & 0xFFFF) | second << 16; }
 inline u32 high_halves(u32 first, u32 second) { return first >> 16 | (second & 0xFFFF0000); }
-inline u32 halves_between(u32 first, u32 second) { return first >> 16 | second << 16; }
+inline u32 permute_bytes(u32 low, u32 high, u32 selector) {
+  const u64 both = static_cast<u64>(high) << 32 | low;
+  u32 r = 0;
+  for (int i = 0; i < 4; ++i) r |= static_cast<u32>(both >> 8 * (selector >> 4 * i & 7) & 0xFF) << 8 * i;
+  return r;
+}
 template <bool BF16>
 inline void mma_f32(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
   emu::mma(d, a, b0, b1, BF16);

@@ -138,10 +138,11 @@ struct Multiplier {
 #pragma unroll 1
     for (int i = 0; i < k_iters; ++i) {
       mbar_wait(smem + FULL_OFFSET + 8 * ring.stage, ring.parity);
-      aligner.align(smem + ring.stage * STAGE_BYTES, i);
+      aligner.align(smem + ring.stage * STAGE_BYTES, i == 0);
       fence_proxy_async();
-      named_sync(CONSUMER_BARRIER, 128 * CONSUMERS);
+      named_sync(CONSUMER_BARRIER, CONSUMER_THREADS);
       multiply(acc, i == 0);
+      if constexpr (N_MAJOR) aligner.load_edges(i + 1);
       if (i > 0) {
         wgmma_wait<1>();
         if (wg_thread == 0) mbar_arrive(smem + EMPTY_OFFSET + 8 * previous);
@@ -156,27 +157,32 @@ struct Multiplier {
 __device__ __forceinline__ void consume(const Work& w, const u16* b, u16* c, u32 smem, int m, int n, int k, int warpgroup,
                                         int wg_thread, unsigned char* workspace) {
   AccReg acc[MI][ACC_REGS];
-  const int wg_row = warpgroup * MI * 64, lane = wg_thread % 32;
-  const int warp = __shfl_sync(0xFFFFFFFF, wg_thread / 32, 0);  // the same in all lanes, and known to be
-  if constexpr (PDL && N_MAJOR && !EARLY_B) pdl_wait();         // the aligner reads B
-  Aligner aligner({b, n, k, w.n0, w.k_begin - UNIT}, warpgroup * 4 + warp, lane);
+  const int wg_row = warpgroup * MI * 64, thread = warpgroup * 128 + wg_thread;
+  Aligner aligner{{b, n, k, w.n0, w.k_begin - UNIT}, thread};
+  if constexpr (N_MAJOR) {
+    if constexpr (PDL && !EARLY_B) pdl_wait();  // a predecessor may have written B
+    aligner.load_edges(0);
+  }
   Multiplier{smem, wg_row, wg_thread}.run(acc, aligner, w.k_iters);
 #if SPLIT_WORKSPACE
   if constexpr (PDL) pdl_wait();  // a predecessor may still be adding up in the workspace
-  if (!sum_parts<MI, 128 * CONSUMERS>(acc, workspace, w.tile, w.part, warpgroup * 128 + wg_thread, CONSUMER_BARRIER)) return;
+  if (!sum_parts<MI, CONSUMER_THREADS>(acc, workspace, w.tile, w.part, thread, CONSUMER_BARRIER)) return;
 #else
-  named_sync(CONSUMER_BARRIER, 128 * CONSUMERS);  // the tile overwrites stages
+  named_sync(CONSUMER_BARRIER, CONSUMER_THREADS);  // the tile overwrites stages
 #endif
 #pragma unroll
   for (int mi = 0; mi < MI; ++mi) {
-    const int row = wg_row + mi * 64 + warp * 16;
+    const int row = wg_row + mi * 64 + wg_thread / 32 * 16;
     if constexpr (N_MAJOR)
-      write_rows(acc[mi], smem, row, lane);
+      write_rows(acc[mi], smem, row, wg_thread % 32);
     else
-      write_rows_of_combs(acc[mi], smem, row, lane);
+      write_rows_of_combs(acc[mi], smem, row, wg_thread % 32);
   }
   named_sync(STORE_BARRIER + warpgroup, 128);
-  store_combs(c, smem, (warpgroup * 4 + warp) * OWN_COMBS, lane, w.m0, w.n0, m, n);
+  const CombStore store{c, smem, w.m0, w.n0, m, n};
+  constexpr int ROWS = A_ROWS / CONSUMERS;
+  store.store_whole(wg_row, ROWS, wg_thread);
+  store.store_ends(wg_row, ROWS, wg_thread);
 }
 
 __device__ __forceinline__ void init_barriers(u32 smem) {
@@ -213,14 +219,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     const bool one = elect_one();
     if (one) init_barriers(smem);
     __syncwarp();
-    named_arrive(START_BARRIER, 128 * CONSUMERS + 32);
+    named_arrive(START_BARRIER, CONSUMER_THREADS + 32);
     if (one) produce(work, map_a, map_b, smem);
   } else {
     if constexpr (CONSUMERS > 1) setmaxnreg_inc<CONSUMER_REGS>();
     const int wg_thread = static_cast<int>(threadIdx.x) % 128;
     if (warpgroup == 0 && wg_thread < COMBS) tma_prefetch(&map_a.comb[wg_thread]);
     if (warpgroup == 0 && wg_thread / COMBS == 32 / COMBS) tma_prefetch(&map_b.comb[wg_thread % COMBS]);
-    named_sync(START_BARRIER, 128 * CONSUMERS + 32);
+    named_sync(START_BARRIER, CONSUMER_THREADS + 32);
     consume(work, b, c, smem, m, n, k, warpgroup, wg_thread, workspace);
   }
 }

@@ -9,7 +9,7 @@ from outblas.core.problem import ELEMENT_BYTES, Problem
 from outblas.kernels.cost.terms import Columns, Floats, smooth_max, workspace_us
 from outblas.kernels.cost.tiled import TiledCost
 from outblas.kernels.families.sm90_oddrows_config import Sm90OddrowsConfig
-from outblas.kernels.geometry_terms import SM_REGISTERS, WGMMA_ROWS
+from outblas.kernels.geometry_terms import SM_REGISTERS, WGMMA_ROWS, ceil_div
 
 #: Coefficients from which a fit starts: rough physics in microseconds, bytes per microsecond, cycles, GHz. ``box`` is
 #: the time of the producer for one box of TMA, cycles.
@@ -43,8 +43,8 @@ START = {
     "exchange": 50e3,
     "workspace": 1.2,
 }
-#: Registers per thread in addition to sums and operands: addresses, shifts of the combs, loop state.
-OTHER_REGISTERS = 48
+#: Registers per thread beside the sums: a row on its way, addresses, loop state. For NN also the order of K.
+OTHER_REGISTERS = {"TN": 68, "NN": 88}
 
 
 def accumulators(c: Sm90OddrowsConfig) -> int:
@@ -53,22 +53,20 @@ def accumulators(c: Sm90OddrowsConfig) -> int:
 
 
 def registers(p: Problem, c: Sm90OddrowsConfig) -> int:
-    """Return the registers that a consumer's thread needs: sums, for NN the operands of two stages, and 48 others.
-
-    A stage has 16 registers of A for each 64 rows and 64 of K.
-    """
-    operands = 2 * 16 * (c.bk // 64) * max(1, c.bm // WGMMA_ROWS // c.consumers) if p.layout == "NN" else 0
-    return accumulators(c) + operands + OTHER_REGISTERS
+    """Return the registers that a consumer's thread needs, without spills."""
+    return accumulators(c) + OTHER_REGISTERS[p.layout]
 
 
 def register_budget(c: Sm90OddrowsConfig) -> int:
     """Return the registers that a consumer's thread may use: 224 of two consumers, else 255 for one CTA per SM.
 
-    With ``min_blocks`` above 1 it is 200 for 2, 136 for 3, 96 for 4.
+    With ``min_blocks`` above 1 it is 168 for 2, 128 for 3, 96 for 4. A quarter of an SM has a quarter of its registers
+    and whole warps.
     """
     if c.consumers > 1:
         return 224
-    return 255 if c.min_blocks == 1 else SM_REGISTERS // c.min_blocks // 160 // 8 * 8
+    warps = ceil_div(c.threads // 32 * c.min_blocks, 4)
+    return 255 if c.min_blocks == 1 else SM_REGISTERS // 4 // 32 // warps // 8 * 8
 
 
 def allotted_registers(p: Problem, c: Sm90OddrowsConfig) -> int:

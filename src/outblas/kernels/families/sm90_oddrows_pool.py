@@ -13,7 +13,7 @@ _TILES = (
     *((128, 128, 2, 64, 4, 1), (128, 128, 2, 64, 6, 1), (128, 128, 2, 128, 3, 1), (64, 256, 1, 64, 4, 1)),
     *((64, 256, 1, 64, 5, 1), (64, 192, 1, 64, 6, 1), (128, 64, 2, 64, 6, 1), (128, 64, 2, 64, 8, 1)),
     *((64, 128, 1, 64, 4, 2), (64, 128, 1, 64, 8, 1), (64, 128, 1, 128, 4, 1), (64, 64, 1, 64, 6, 2)),
-    *((64, 64, 1, 64, 4, 3), (64, 64, 1, 128, 6, 1), (64, 64, 1, 64, 12, 1)),
+    *((64, 64, 1, 64, 4, 3), (64, 64, 1, 128, 6, 1), (64, 64, 1, 64, 12, 1), (64, 192, 1, 64, 3, 2)),
 )
 #: Tiles of which K is split, and parts of K.
 _SPLIT_TILES = (
@@ -21,9 +21,12 @@ _SPLIT_TILES = (
     *((64, 128, 1, 64, 8, 1), (64, 64, 1, 64, 4, 3), (64, 64, 1, 128, 6, 1)),
 )
 _SPLITS = (2, 3, 4, 6, 8, 12, 16)
-#: Rows of A in a stage for small M, and (bn, bk, stages) of such tiles.
+#: Rows of A in a stage for small M, and (bn, bk, stages, CTAs per SM) of such tiles.
 _FEW_ROWS = (8, 16, 24, 32, 48)
-_FEW_ROWS_RINGS = ((64, 64, 12), (64, 128, 8), (128, 64, 8), (128, 128, 5), (256, 64, 5))
+_FEW_ROWS_RINGS = (
+    *((64, 64, 12, 1), (64, 128, 8, 1), (128, 64, 8, 1), (128, 128, 5, 1), (256, 64, 5, 1)),
+    *((64, 64, 5, 3), (64, 128, 3, 2), (128, 64, 4, 2)),
+)
 
 
 def plain_kernels() -> Iterator[Sm90OddrowsConfig]:
@@ -42,9 +45,9 @@ def split_kernels() -> Iterator[Sm90OddrowsConfig]:
 def few_rows_kernels() -> Iterator[Sm90OddrowsConfig]:
     """Yield kernels for M below 64, with K in one part and in several."""
     for rows in _FEW_ROWS:
-        for bn, bk, stages in _FEW_ROWS_RINGS:
+        for bn, bk, stages, blocks in _FEW_ROWS_RINGS:
             for split in (1, 2, 4, 8):
-                yield Sm90OddrowsConfig(64, bn, bk, stages, 1, split, a_rows=rows)
+                yield Sm90OddrowsConfig(64, bn, bk, stages, 1, split, a_rows=rows, min_blocks=blocks)
 
 
 def pool() -> Iterator[Sm90OddrowsConfig]:

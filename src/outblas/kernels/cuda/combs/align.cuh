@@ -1,5 +1,5 @@
 // Rows of a stage are put right where they lie: comb s came shifted by `comb_shift` elements. All consumers share the
-// work; a warp has combs of its own, so a shift is the same in all of its lanes.
+// work; a thread has a row of A, or of B, or 64 columns of it.
 //
 // Rows along K (A, and B of TN): a unit needs the one after it, which may come with the next stage. So a stage's rows
 // move back by one unit: unit p is made of the arrived units p - 1 and p, and a thread keeps the last one of each row.
@@ -22,47 +22,44 @@ constexpr int B_BLOCK_BYTES = BN * COMB_ROW_BYTES;
 constexpr int SPAN_BYTES = COMB_SPAN * COMB_ROW_BYTES;  // NN: 64 columns of a block
 constexpr int A_BYTES = K_BLOCKS * A_BLOCK_BYTES;
 
-constexpr int OWN_COMBS = COMBS / (4 * CONSUMERS);  // of a warp
-constexpr int A_COMB = A_ROWS / COMBS;              // rows of a comb in a tile
-constexpr int B_COMB = N_MAJOR ? 0 : BN / COMBS;
-constexpr int ROUNDS = (A_COMB + B_COMB + 31) / 32;  // rows along K of a lane and comb
+// What threads share: the rows of A, then in TN those of B. In NN a warp has all columns of some rows of B, since a
+// thread reads what its neighbour overwrites; so its share begins at a whole warp.
+constexpr int SPAN_LANES = SPANS == 3 ? 4 : SPANS, WARP_ROWS = 32 / SPAN_LANES;
+constexpr int A_THREADS = N_MAJOR ? (A_ROWS + 31) / 32 * 32 : A_ROWS;
+constexpr int B_THREADS = N_MAJOR ? K_BLOCKS * COMB_SPAN * SPAN_LANES : BN;
+constexpr int CONSUMER_THREADS = 128 * CONSUMERS;
+constexpr int ROUNDS = (A_THREADS + B_THREADS + CONSUMER_THREADS - 1) / CONSUMER_THREADS;
 
-__device__ __forceinline__ void set_zero(u32 (&unit)[4]) {
+template <int FIRST, int COUNT, int WORDS>
+__device__ __forceinline__ void load_units(u32 (&words)[WORDS], u32 block, int row) {
 #pragma unroll
-  for (int i = 0; i < 4; ++i) unit[i] = 0;
+  for (int u = 0; u < COUNT; ++u) {
+    u32 unit[4];
+    load_shared(unit_address(block, row, u), unit);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) words[4 * (FIRST + u) + i] = unit[i];
+  }
+}
+__device__ __forceinline__ void store_units(const u32 (&words)[32], u32 block, int row) {
+#pragma unroll
+  for (int u = 0; u < 8; ++u) {
+    const u32 unit[4] = {words[4 * u], words[4 * u + 1], words[4 * u + 2], words[4 * u + 3]};
+    store_shared_x4(unit_address(block, row, u), unit);
+  }
 }
 
-// One row along K of a stage, whose combs came shifted by S. `last`: the unit that arrived before the stage's first.
-template <int S>
-__device__ __forceinline__ void align_along_k(u32 block, int row, int block_bytes, bool first, u32 (&last)[4]) {
+// Element t of unit j becomes element j of unit t.
+__device__ __forceinline__ void order_by_combs(u32 (&words)[32]) {
+  u32 ordered[32];
 #pragma unroll
-  for (int kb = 0; kb < K_BLOCKS; ++kb, block += block_bytes) {
-    u32 came[9][4];
+  for (int t = 0; t < 8; ++t)
 #pragma unroll
-    for (int i = 0; i < 4; ++i) came[0][i] = last[i];
-#pragma unroll
-    for (int u = 0; u < 8; ++u) load_shared(unit_address(block, row, u), came[u + 1]);
-#pragma unroll
-    for (int u = 0; u < 8; ++u) {
-      u32 unit[4];
-      if constexpr (N_MAJOR) {
-        constexpr int EIGHT = 8;
-        const int from = (S + u) % EIGHT, later = (S + u) / EIGHT;  // element of a unit; whether of the next one
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const u32 a = came[2 * i + later][from / 2], b = came[2 * i + later + 1][from / 2];
-          unit[i] = from % 2 ? high_halves(a, b) : low_halves(a, b);
-        }
-        if (kb == 0 && first) unit[0] &= 0xFFFF0000;
-      } else {
-        eight_from<S>(came[u], came[u + 1], unit);
-        if (kb == 0 && u == 0 && first) set_zero(unit);
-      }
-      store_shared_x4(unit_address(block, row, u), unit);
+    for (int i = 0; i < 4; ++i) {
+      const u32 first = words[8 * i + t / 2], second = words[8 * i + 4 + t / 2];
+      ordered[4 * t + i] = t % 2 ? high_halves(first, second) : low_halves(first, second);
     }
 #pragma unroll
-    for (int i = 0; i < 4; ++i) last[i] = came[8][i];
-  }
+  for (int i = 0; i < 32; ++i) words[i] = ordered[i];
 }
 
 // B of NN in global memory: what a tile's rows end with.
@@ -70,102 +67,104 @@ struct EdgeOfB {
   const u16* b;
   int n, k, n0, k0;  // k0: K of the first row of stage 0
 
-  // The unit behind the tile's last one in K = k0 + stage * BK + row. Zeros if no column of the tile is in it.
-  __device__ __forceinline__ void load(u32 (&unit)[4], int shift, int stage, int row) const {
-    set_zero(unit);
-    const int of_k = k0 + stage * BK + row, col = n0 + BN - shift;
+  // The unit behind the tile's last one in row `of_k`. Zeros if no column of the tile is in it.
+  __device__ __forceinline__ void load(u32 (&unit)[4], int shift, int of_k) const {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) unit[i] = 0;
+    const int col = n0 + BN - shift;
     if (shift == 0 || of_k < 0 || of_k >= k || col >= n) return;
     const u64 at = static_cast<u64>(of_k) * n + col, end = static_cast<u64>(k) * n;
     if (at + UNIT <= end) {
       load_vector<4>(unit, b + at, true);
     } else {
-      for (u64 i = at; i < end; ++i) {
-        const u32 one = static_cast<u32>(b[i]) << 16 * (i & 1);
 #pragma unroll
-        for (u32 word = 0; word < 4; ++word) unit[word] |= (i & 7) / 2 == word ? one : 0;
-      }
+      for (int i = 0; i < UNIT - 1; ++i)
+        if (at + i < end) unit[i / 2] |= static_cast<u32>(b[at + i]) << 16 * (i % 2);
     }
   }
 };
 
-// What a thread keeps from stage to stage.
+// A thread's part of each stage, and what it keeps from stage to stage.
 struct Aligner {
   EdgeOfB edge;
-  int own, lane;  // first comb of this warp
-  u32 last[OWN_COMBS][ROUNDS][4];
-  u32 edges[OWN_COMBS][K_BLOCKS][4];
+  int thread;           // of the consumers
+  u32 kept[ROUNDS][4];  // along K: the unit that arrived last; along N: the unit behind the tile
 
-  __device__ __forceinline__ Aligner(const EdgeOfB& edge, int warp, int lane) : edge(edge), own(warp * OWN_COMBS), lane(lane) {
-    if constexpr (N_MAJOR) load_edges(0);
-  }
+  // Columns of a row of B in NN: of which round, if any.
+  struct Columns {
+    int kb, row, span;
+    __device__ __forceinline__ explicit Columns(int at)
+        : kb(at / (COMB_SPAN * SPAN_LANES)),
+          row(at / 32 % (COMB_SPAN / WARP_ROWS) * WARP_ROWS + at % WARP_ROWS),
+          span(at % 32 / WARP_ROWS) {}
+    __device__ __forceinline__ int comb() const { return row / (COMB_SPAN / COMBS); }
+  };
+  __device__ __forceinline__ int place(int round) const { return thread + round * CONSUMER_THREADS; }
 
+  // NN: the units behind the tile, for a stage to come.
   __device__ __forceinline__ void load_edges(int stage) {
-    if (lane / 8 != SPANS - 1) return;
+    if constexpr (!N_MAJOR) return;
 #pragma unroll
-    for (int i = 0; i < OWN_COMBS; ++i)
-#pragma unroll
-      for (int kb = 0; kb < K_BLOCKS; ++kb)
-        edge.load(edges[i][kb], comb_shift(edge.n, own + i), stage, kb * COMB_SPAN + lane % 8 * COMBS + own + i);
-  }
-
-  // A lane has a row and 64 columns.
-  template <int S>
-  __device__ __forceinline__ void align_along_n(u32 block, int comb, bool first, const u32 (&edge)[4]) const {
-    const int row = comb * (COMB_SPAN / COMBS) + lane % 8, span = lane / 8;
-    u32 came[9][4];
-    if (span < SPANS) {
-      block += span * SPAN_BYTES;
-#pragma unroll
-      for (int u = 0; u < 8; ++u) load_shared(unit_address(block, row, u), came[u]);
-      if (span < SPANS - 1) {
-        load_shared(unit_address(block + SPAN_BYTES, row, 0), came[8]);
-      } else {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) came[8][i] = edge[i];
-      }
-    }
-    __syncwarp();  // another lane overwrites what this one has read
-    if (span < SPANS) {
-#pragma unroll
-      for (int u = 0; u < 8; ++u) {
-        u32 unit[4];
-        eight_from<S>(came[u], came[u + 1], unit);
-        if (first && lane % 8 == 0) set_zero(unit);
-        store_shared_x4(unit_address(block, row, u), unit);
-      }
+    for (int round = 0; round < ROUNDS; ++round) {
+      const int at = place(round) - A_THREADS;
+      const Columns columns(at);
+      if (at < 0 || at >= B_THREADS || columns.span != SPANS - 1) continue;
+      const int of_k = columns.kb * COMB_SPAN + columns.row % COMBS * COMBS + columns.comb();
+      edge.load(kept[round], comb_shift(edge.n, columns.comb()), edge.k0 + stage * BK + of_k);
     }
   }
 
-  // Puts this warp's rows of a stage right. `i`: number of the stage, from 0.
-  __device__ __forceinline__ void align(u32 stage, int i) {
-    const bool first = i == 0;
+  // Puts this thread's part of a stage right.
+  __device__ __forceinline__ void align(u32 stage, bool first) {
 #pragma unroll
-    for (int of = 0; of < OWN_COMBS; ++of) {
-      const int comb = own + of;
-      with_shift(comb_shift(edge.k, comb), [&](auto shift) { align_rows(shift, stage, comb, first, last[of]); });
-      if constexpr (N_MAJOR)
-        with_shift(comb_shift(edge.n, comb), [&](auto shift) { align_columns(shift, stage, comb, first, edges[of]); });
+    for (int round = 0; round < ROUNDS; ++round) {
+      const int at = place(round), of_b = at - A_THREADS;
+      if (at < A_ROWS) {
+        align_along_k(stage, A_BLOCK_BYTES, at, at / (A_ROWS / COMBS), first, kept[round]);
+      } else if constexpr (!N_MAJOR) {
+        if (of_b < BN) align_along_k(stage + A_BYTES, B_BLOCK_BYTES, of_b, of_b / (BN / COMBS), first, kept[round]);
+      } else if (of_b >= 0 && of_b < B_THREADS) {
+        align_along_n(stage + A_BYTES, Columns(of_b), first, kept[round]);
+      }
     }
-    if constexpr (N_MAJOR) load_edges(i + 1);
   }
 
  private:
-  template <int S>
-  __device__ __forceinline__ void align_rows(Shift<S>, u32 stage, int comb, bool first, u32 (&last)[ROUNDS][4]) const {
+  __device__ __forceinline__ void align_along_k(u32 block, int block_bytes, int row, int comb, bool first,
+                                                u32 (&last)[4]) const {
+    const int shift = comb_shift(edge.k, comb);
+#pragma unroll 1
+    for (int kb = 0; kb < K_BLOCKS; ++kb, block += block_bytes) {
+      u32 came[36], words[32];
+      load_units<1, 8>(came, block, row);
 #pragma unroll
-    for (int round = 0; round < ROUNDS; ++round) {
-      const int each = round * 32 + lane;
-      const bool of_a = each < A_COMB;
-      if (each < A_COMB + B_COMB)
-        align_along_k<S>(of_a ? stage : stage + A_BYTES, of_a ? comb * A_COMB + each : comb * B_COMB + each - A_COMB,
-                         of_a ? A_BLOCK_BYTES : B_BLOCK_BYTES, first, last[round]);
+      for (int i = 0; i < 4; ++i) came[i] = last[i], last[i] = came[32 + i];
+      shifted(came, shift, words);
+      if (first && kb == 0) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) words[i] = 0;
+      }
+      if constexpr (N_MAJOR) order_by_combs(words);
+      store_units(words, block, row);
     }
   }
-  template <int S>
-  __device__ __forceinline__ void align_columns(Shift<S>, u32 stage, int comb, bool first,
-                                                const u32 (&edges)[K_BLOCKS][4]) const {
+  __device__ __forceinline__ void align_along_n(u32 block, const Columns& columns, bool first, const u32 (&edge_unit)[4]) const {
+    u32 came[36], words[32];
+    block += columns.kb * B_BLOCK_BYTES + columns.span * SPAN_BYTES;
+    if (columns.span < SPANS) load_units<0, 8>(came, block, columns.row);
+    if (columns.span < SPANS - 1) {
+      load_units<8, 1>(came, block + SPAN_BYTES, columns.row);
+    } else {
 #pragma unroll
-    for (int kb = 0; kb < K_BLOCKS; ++kb)
-      align_along_n<S>(stage + A_BYTES + kb * B_BLOCK_BYTES, comb, first && kb == 0, edges[kb]);
+      for (int i = 0; i < 4; ++i) came[32 + i] = edge_unit[i];
+    }
+    __syncwarp();  // another lane overwrites what this one has read
+    if (columns.span >= SPANS) return;
+    shifted(came, comb_shift(edge.n, columns.comb()), words);
+    if (first && columns.kb == 0 && columns.row % COMBS == 0) {
+#pragma unroll
+      for (int i = 0; i < 32; ++i) words[i] = 0;
+    }
+    store_units(words, block, columns.row);
   }
 };

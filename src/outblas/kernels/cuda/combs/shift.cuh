@@ -1,32 +1,16 @@
-// Eight elements that lie across two 16-byte units.
+// Elements of a row that lie across 16-byte units.
 #pragma once
 #include "ptx/permute.cuh"
 
-template <int N>
-struct Shift {};
-
-// Calls `f` with Shift<shift>, for a shift of 0 to 7 that is the same in all lanes: the code of each is its own.
-template <class F>
-__device__ __forceinline__ void with_shift(int shift, const F& f) {
-  switch (shift) {
-    case 0: return f(Shift<0>{});
-    case 1: return f(Shift<1>{});
-    case 2: return f(Shift<2>{});
-    case 3: return f(Shift<3>{});
-    case 4: return f(Shift<4>{});
-    case 5: return f(Shift<5>{});
-    case 6: return f(Shift<6>{});
-    default: return f(Shift<7>{});
-  }
-}
-
-// Elements FROM to FROM + 7 of the 16 in `low` and `high`; FROM is 0 to 8.
-template <int FROM>
-__device__ __forceinline__ void eight_from(const u32 (&low)[4], const u32 (&high)[4], u32 (&eight)[4]) {
-  const u32 words[9] = {low[0], low[1], low[2], low[3], high[0], high[1], high[2], high[3], 0};
+// WORDS words from element `shift`, 0 to 7, of `from`. A shift is a thread's own, so each of its bits selects.
+template <int WORDS>
+__device__ __forceinline__ void shifted(const u32 (&from)[WORDS + 4], int shift, u32 (&words)[WORDS]) {
+  u32 by_four[WORDS + 2], by_two[WORDS + 1];
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const int at = i + FROM / 2;
-    eight[i] = FROM % 2 == 0 ? words[at] : halves_between(words[at], words[at + 1]);
-  }
+  for (int i = 0; i < WORDS + 2; ++i) by_four[i] = shift & 4 ? from[i + 2] : from[i];
+#pragma unroll
+  for (int i = 0; i < WORDS + 1; ++i) by_two[i] = shift & 2 ? by_four[i + 1] : by_four[i];
+  const u32 selector = shift & 1 ? 0x5432 : 0x3210;
+#pragma unroll
+  for (int i = 0; i < WORDS; ++i) words[i] = permute_bytes(by_two[i], by_two[i + 1], selector);
 }

@@ -1,8 +1,8 @@
 // The epilogue: sums to a tile in shared memory, in blocks of 64 columns, and from there to rows of C.
 //
 // The rows of the sums are those of A in shared memory, which lie comb after comb. For TN the columns are rows of B, and
-// lie comb after comb, too. Then a lane holds eight neighbours of a row of C: one of each comb. The rows of a comb of C
-// are all as far behind a 16-byte boundary, so vectors of C are made of two units of the tile.
+// lie comb after comb, too. Then a lane holds eight neighbours of a row of C: one of each comb. A row of C begins
+// anywhere, so a vector of C is made of two units of the tile.
 #pragma once
 #include "combs/align.cuh"
 #include "epilogue/fragment.cuh"
@@ -39,78 +39,64 @@ __device__ __forceinline__ void write_rows(const AccReg (&acc)[ACC_REGS], u32 ti
   }
 }
 
-// Rows of a comb of C from a tile whose corner is (m0, n0), by a warp. Each row begins S elements behind a 16-byte
-// boundary. Vector u has the tile's columns from 8 u - S.
-template <int S>
+// Rows of C from a tile whose corner is (m0, n0), by a warpgroup. A row begins `shift` elements behind a 16-byte boundary,
+// and its vector u has the tile's columns from 8 u - shift.
 struct CombStore {
+  u16* c;
   u32 tile;
-  int comb, lane, cols;  // columns of the tile that C has
-  u16* corner;           // of the tile's row `comb`
-  long long apart;       // elements from a row of the comb to the next
-  int rows;              // of the comb that C has
+  int m0, n0, m, n;
 
-  // The unit `u` of row `row` of the tile. A unit outside is never stored: it may be any.
-  __device__ __forceinline__ void load_unit(int row, int u, u32 (&unit)[4]) const {
-    const int at = u < 0 ? 0 : u < BN / UNIT ? u : BN / UNIT - 1;
-    load_shared(unit_address(tile + at / 8 * TILE_BLOCK_BYTES, comb * A_COMB + row, at % 8), unit);
+  struct Row {
+    int at, shift;  // row of the tile
+    bool inside;    // of C
+    u16* first;     // its element in the tile's first column
+  };
+  __device__ __forceinline__ Row row_of(int at) const {
+    const int comb = at / (A_ROWS / COMBS), row = m0 + at % (A_ROWS / COMBS) * COMBS + comb;
+    return {at, comb_shift(n, comb), row < m, c + static_cast<long long>(row) * n + n0};
   }
-  __device__ __forceinline__ void load(int row, int u, u32 (&vector)[4]) const {
-    u32 low[4], high[4];
-    load_unit(row, u, high);
-    if constexpr (S == 0) {
-      eight_from<8>(high, high, vector);
-    } else {
-      load_unit(row, u - 1, low);
-      eight_from<8 - S>(low, high, vector);
+  __device__ __forceinline__ int columns() const { return n - n0 < BN ? n - n0 : BN; }
+
+  // A vector of a row. Elements of it outside the tile may be any.
+  __device__ __forceinline__ void load(const Row& row, int u, u32 (&vector)[4]) const {
+    u32 words[8];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int from = u + i - (row.shift != 0), unit = from < 0 ? 0 : from < BN / UNIT ? from : BN / UNIT - 1;
+      u32 loaded[4];
+      load_shared(unit_address(tile + unit / 8 * TILE_BLOCK_BYTES, row.at, unit % 8), loaded);
+#pragma unroll
+      for (int word = 0; word < 4; ++word) words[4 * i + word] = loaded[word];
     }
+    shifted(words, -row.shift & 7, vector);
   }
 
-  // Vectors that lie in the tile and in C.
-  __device__ __forceinline__ void store_whole() const {
-    constexpr int MOST = BN / UNIT, FIRST = S > 0;
-    const int behind = (cols + S) / UNIT;
+  // Vectors that lie in the tile and in C, of `rows` rows of the tile from `from`.
+  __device__ __forceinline__ void store_whole(int from, int rows, int thread) const {
+    constexpr int MOST = BN / UNIT;
 #pragma unroll 2
-    for (int i = lane; i < A_COMB * MOST; i += 32) {
-      const int row = i / MOST, u = FIRST + i % MOST;
+    for (int i = thread; i < rows * MOST; i += 128) {
+      const Row row = row_of(from + i / MOST);
+      const int u = i % MOST, col = u * UNIT - row.shift;
       u32 vector[4];
       load(row, u, vector);
-      if (row < rows && u < behind) store_vector<4>(corner + row * apart + u * UNIT - S, vector);
+      if (row.inside && col >= 0 && col + UNIT <= columns()) store_vector<4>(row.first + col, vector);
     }
   }
 
   // The first and the last vector of each row, of which some elements are another tile's.
-  __device__ __forceinline__ void store_ends() const {
-    const int behind = (cols + S) / UNIT, left = (cols + S) % UNIT;
-    for (int i = lane; i < 2 * A_COMB; i += 32) {
-      const int row = i / 2, u = i % 2 ? behind : 0;
-      const int from = u == 0 ? S : 0, to = u == behind ? left : UNIT;
-      const bool here = row < rows && (i % 2 == 0 ? S > 0 : behind > 0 || S == 0);
+  __device__ __forceinline__ void store_ends(int from, int rows, int thread) const {
+    for (int i = thread; i < 2 * rows; i += 128) {
+      const Row row = row_of(from + i / 2);
+      const int last = (columns() + row.shift) / UNIT, u = i % 2 ? last : 0;
+      const int begin = u == 0 ? row.shift : 0, end = u == last ? (columns() + row.shift) % UNIT : UNIT;
+      const bool own = i % 2 ? last > 0 || row.shift == 0 : row.shift != 0;
       u32 vector[4];
       load(row, u, vector);
 #pragma unroll
       for (int e = 0; e < UNIT; ++e)
-        if (here && from <= e && e < to)
-          corner[row * apart + u * UNIT - S + e] = static_cast<u16>(vector[e / 2] >> 16 * (e % 2));
+        if (row.inside && own && begin <= e && e < end)
+          row.first[u * UNIT - row.shift + e] = static_cast<u16>(vector[e / 2] >> 16 * (e % 2));
     }
   }
 };
-
-template <int S>
-__device__ __forceinline__ void store_comb(Shift<S>, u32 tile, int comb, int lane, int cols, u16* corner, long long apart,
-                                           int rows) {
-  const CombStore<S> store{tile, comb, lane, cols, corner, apart, rows};
-  store.store_whole();
-  store.store_ends();
-}
-
-// The combs of a warp, from `first`, of a tile whose corner is (m0, n0) of C.
-__device__ __forceinline__ void store_combs(u16* c, u32 tile, int first, int lane, int m0, int n0, int m, int n) {
-#pragma unroll 1
-  for (int comb = first; comb < first + OWN_COMBS; ++comb) {
-    const int row = m0 + comb, rows = (m - row + COMBS - 1) / COMBS, cols = n - n0 < BN ? n - n0 : BN;
-    u16* const corner = c + static_cast<u64>(row) * n + n0;
-    with_shift(comb_shift(n, comb), [&](auto shift) {
-      store_comb(shift, tile, comb, lane, cols, corner, static_cast<long long>(COMBS) * n, rows);
-    });
-  }
-}
