@@ -79,9 +79,13 @@ def test_it_is_in_no_pool_but_its_own() -> None:
     assert all(knobs.decode(knobs.encode(c)) == c for c in unaligned_pool())
 
 
-def test_no_search_offers_it_before_it_ran_on_a_gpu() -> None:
-    for problem in (P, NN):
-        assert all(c.family != NAME for c in candidates(problem, H200))
+@pytest.mark.parametrize(("problem", "rows"), [(P, 0), (NN, 0), (replace(P, m=13), 16), (replace(NN, m=49), 0)])
+def test_searches_offer_it_for_rows_that_are_not_aligned(problem: Problem, rows: int) -> None:
+    found: list[Any] = [c for c in candidates(problem, H200) if c.family == NAME]
+    assert len(found) > 15 and {c.a_rows for c in found} == {rows} and {c.pdl for c in found} == {False, True}
+    aligned = replace(problem, m=1024, n=2048, k=4096)
+    assert all(c.family != NAME for c in candidates(aligned, H200))
+    assert all(c.family != NAME for c in candidates(problem, DEVICES["A100"].gpu))
 
 
 @pytest.mark.parametrize("layout", ["TN", "NN"])

@@ -7,4 +7,4 @@ from __future__ import annotations
 #: these columns, unless LEARNED_AS names one.
 LEARNED_FAMILIES = ("sm90_wgmma_gemm", "sm80_mma_gemm", "sm80_gemv_mma", "sm80_direct_gemm")
 #: Family that was not learned -> the learned family that it resembles, whose column its kernels have.
-LEARNED_AS = {"sm80_pipelined_gemm": "sm80_mma_gemm"}
+LEARNED_AS = {"sm80_pipelined_gemm": "sm80_mma_gemm", "sm90_oddrows_gemm": "sm90_wgmma_gemm"}

@@ -155,6 +155,11 @@ class Sm90OddrowsGemm(Family[Sm90OddrowsConfig]):
     def neighbours(self, problem: Problem, config: Sm90OddrowsConfig) -> Sequence[Iterable[Sm90OddrowsConfig]]:
         return pool.neighbours(config)
 
+    def unaligned_candidates(
+        self, problem: Problem, gpu: Gpu, listed: Sequence[Sm90OddrowsConfig]
+    ) -> Iterable[Sm90OddrowsConfig]:
+        return pool.candidates(problem, gpu)
+
     def proof_shapes(self, problem: Problem, config: Sm90OddrowsConfig, gpu: Gpu) -> list[tuple[int, int, int]]:
         """Return four (M, N, K): rows of every remainder by 8 in one tile or in several, K within a stage or beyond."""
         bm, bn, bk = config.loaded_rows, config.bn, config.bk

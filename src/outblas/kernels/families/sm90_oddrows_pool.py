@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from outblas.core.problem import Problem
+from outblas.core.roofline import Gpu
 from outblas.kernels.families.sm90_oddrows_config import Sm90OddrowsConfig
+from outblas.kernels.geometry_terms import ceil_div
 
 #: (bm, bn, consumers, bk, stages, CTAs per SM) of tiles from large to small.
 _TILES = (
@@ -27,6 +30,8 @@ _FEW_ROWS_RINGS = (
     *((64, 64, 12, 1), (64, 128, 8, 1), (128, 64, 8, 1), (128, 128, 5, 1), (256, 64, 5, 1)),
     *((64, 64, 5, 3), (64, 128, 3, 2), (128, 64, 4, 2)),
 )
+#: CTAs per SM up to which a split of K is offered.
+_CTAS_PER_SM = 4
 
 
 def plain_kernels() -> Iterator[Sm90OddrowsConfig]:
@@ -55,6 +60,24 @@ def pool() -> Iterator[Sm90OddrowsConfig]:
     yield from plain_kernels()
     yield from split_kernels()
     yield from few_rows_kernels()
+
+
+def candidates(problem: Problem, gpu: Gpu) -> Iterator[Sm90OddrowsConfig]:
+    """Yield the kernels of the pool to try on a problem, each without PDL, then with it; some may be illegal.
+
+    K is split only if the CTAs are then at most four per SM. A small M has the kernels that load as few rows as serve
+    it, and no others.
+
+    Args:
+        problem: the problem.
+        gpu: the GPU.
+    """
+    rows = next((rows for rows in _FEW_ROWS if rows >= problem.m), 0)
+    for config in pool():
+        tiles = ceil_div(problem.m, config.bm) * ceil_div(problem.n, config.bn)
+        if config.a_rows == rows and (config.split_k == 1 or tiles * config.split_k <= _CTAS_PER_SM * gpu.sms):
+            yield config
+            yield replace(config, pdl=True)
 
 
 def neighbours(c: Sm90OddrowsConfig) -> list[Iterator[Sm90OddrowsConfig]]:
