@@ -11,37 +11,37 @@ from outblas.kernels.cost.tiled import TiledCost
 from outblas.kernels.families.sm90_oddrows_config import Sm90OddrowsConfig
 from outblas.kernels.geometry_terms import SM_REGISTERS, WGMMA_ROWS, ceil_div
 
-#: Coefficients from which a fit starts: rough physics in microseconds, bytes per microsecond, cycles, GHz. ``box`` is
-#: the time of the producer for one box of TMA, cycles.
+#: Coefficients, fitted on results/any_shapes/h200_unaligned.parquet: microseconds, bytes per microsecond, cycles, GHz. ``align`` is
+#: the time of a row of 128 bytes in shared memory, cycles.
 START = {
-    "launch": 1.3,
-    "launch_pdl": 0.8,
+    "align": 4.96,
+    "launch": 1.94,
+    "launch_pdl": 1.53,
     "launch_early": 0.5,
     "cluster": 0.1,
     "cluster_log": 0.05,
-    "latency_l2": 0.4,
-    "latency_hbm": 0.9,
-    "loaded_l2": 0.4,
-    "loaded_hbm": 0.4,
-    "queue": 3e7,
+    "latency_l2": 0.233,
+    "latency_hbm": 1.22,
+    "loaded_l2": 0.398,
+    "loaded_hbm": 0.409,
+    "queue": 2.93e7,
     "apart": 1.0,
-    "stacked": 0.3,
-    "clock": 1.6,
-    "issue": 60.0,
-    "stage": 40.0,
-    "box": 24.0,
-    "ingest": 60e3,
-    "l2": 4.4e6,
-    "hbm": 3.8e6,
+    "stacked": 0.208,
+    "clock": 1.65,
+    "issue": 112,
+    "stage": 31.2,
+    "ingest": 104000,
+    "l2": 6.24e6,
+    "hbm": 5.15e6,
     "cache": 30e6,
-    "wave": 0.3,
-    "quantum": 0.9,
-    "epilogue_tma": 0.6,
-    "store_tma": 60e3,
+    "wave": 0.184,
+    "quantum": 0.778,
+    "epilogue_tma": 0.312,
+    "store_tma": 28100,
     "split": 0.4,
     "split_peer": 0.03,
     "exchange": 50e3,
-    "workspace": 1.2,
+    "workspace": 1.64,
 }
 #: Registers per thread beside the sums: a row on its way, addresses, loop state. For NN also the order of K.
 OTHER_REGISTERS = {"TN": 68, "NN": 88}
@@ -96,13 +96,13 @@ class _Cost(TiledCost):
     def stage(self, x: Mapping[str, float], c: Columns) -> tuple[Floats, Floats]:
         """Return (tensor time, serial overhead) of one stage, microseconds.
 
-        m64nNk16 takes N / 2 cycles of the tensor cores; shared memory delivers its operands in 16 + N / 4. The producer
-        issues eight boxes for each operand and 64 of K, for NN as many for each 64 columns of B.
+        m64nNk16 takes N / 2 cycles of the tensor cores; shared memory delivers its operands in 16 + N / 4. The threads
+        put right each row of 128 bytes of A and B meanwhile. Before the first product they have nothing to hide it.
         """
         k16 = c["bk"] / 16
         cycles = k16 * (c["bm"] / 64) * smooth_max(c["bn"] / 2, 16 + c["bn"] / 4)
-        boxes = 16 * c["bk"] / 64
-        tensor = smooth_max(cycles, x["box"] * boxes)
+        rows = (c["rows"] + c["bn"]) * c["bk"] / 64
+        tensor = smooth_max(cycles, x["align"] * rows)
         return tensor / (x["clock"] * 1e3), (x["stage"] + x["issue"] * k16 / 4) / (x["clock"] * 1e3)
 
     def store_us(self, x: Mapping[str, float], c: Columns) -> Floats:

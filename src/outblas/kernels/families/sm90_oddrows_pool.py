@@ -23,7 +23,7 @@ _SPLIT_TILES = (
     *((128, 256, 2, 64, 4, 1), (128, 128, 2, 64, 6, 1), (64, 256, 1, 64, 5, 1), (64, 128, 1, 64, 4, 2)),
     *((64, 128, 1, 64, 8, 1), (64, 64, 1, 64, 4, 3), (64, 64, 1, 128, 6, 1)),
 )
-_SPLITS = (2, 3, 4, 6, 8, 12, 16)
+_SPLITS = (2, 3, 4, 6, 8, 12, 16, 32)
 #: Rows of A in a stage for small M, and (bn, bk, stages, CTAs per SM) of such tiles.
 _FEW_ROWS = (8, 16, 24, 32, 48)
 _FEW_ROWS_RINGS = (
@@ -51,7 +51,7 @@ def few_rows_kernels() -> Iterator[Sm90OddrowsConfig]:
     """Yield kernels for M below 64, with K in one part and in several."""
     for rows in _FEW_ROWS:
         for bn, bk, stages, blocks in _FEW_ROWS_RINGS:
-            for split in (1, 2, 4, 8):
+            for split in (1, 2, 4, 8, 16, 32):
                 yield Sm90OddrowsConfig(64, bn, bk, stages, 1, split, a_rows=rows, min_blocks=blocks)
 
 

@@ -15,11 +15,14 @@ __device__ __forceinline__ bool sum_parts(AccReg (&acc)[MI][ACC_REGS], unsigned 
   constexpr int UNITS = MI * ACC_REGS / 4, UNIT_FLOATS = CONSUMER_THREADS * 4, PART_FLOATS = UNITS * UNIT_FLOATS;
   float* const first = reinterpret_cast<float*>(workspace + COUNTERS_BYTES) +
                        static_cast<u64>(tile) * SPLIT * PART_FLOATS + thread * 4;
+  const bool used = A_ROWS >= 64 || thread / 32 * 16 < A_ROWS;  // this warp's rows were loaded
+  if (used) {
 #pragma unroll
-  for (int unit = 0; unit < UNITS; ++unit) {
-    float v[4];
-    fragment_f32(acc[unit / (ACC_REGS / 4)], unit % (ACC_REGS / 4), v);
-    store_f32x4(first + part * PART_FLOATS + unit * UNIT_FLOATS, v);
+    for (int unit = 0; unit < UNITS; ++unit) {
+      float v[4];
+      fragment_f32(acc[unit / (ACC_REGS / 4)], unit % (ACC_REGS / 4), v);
+      store_f32x4(first + part * PART_FLOATS + unit * UNIT_FLOATS, v);
+    }
   }
   named_sync(barrier, CONSUMER_THREADS);  // one thread counts for the whole CTA
   u32* const counter = reinterpret_cast<u32*>(workspace) + tile;
@@ -28,7 +31,7 @@ __device__ __forceinline__ bool sum_parts(AccReg (&acc)[MI][ACC_REGS], unsigned 
 #pragma unroll
   for (int i = 0; i < MI * ACC_REGS; ++i) acc[i / ACC_REGS][i % ACC_REGS] = 0;
 #pragma unroll 1
-  for (int each = 0; each < SPLIT; ++each) {
+  for (int each = 0; used && each < SPLIT; ++each) {
 #pragma unroll
     for (int unit = 0; unit < UNITS; ++unit) {
       float v[4];
