@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -50,11 +50,16 @@ def packaged_path() -> Path:
     return Path(str(resources.files("outblas"))) / "data" / "any_shape" / f"{reference_gpu().name}.npz"
 
 
-def export(store: Path, out: Path) -> str:
+def export(store: Path, out: Path, answers: Mapping[str, str] | None = None) -> str:
     """Write the timed kernels of a store's first run as a Parquet table.
 
     Its columns are ``problem`` (key), ``kernel`` (config name), ``median_us`` and ``torch_us``; its metadata has the
     provenance. Missing folders are made.
+
+    Args:
+        store: file of the evaluations.
+        out: the table, which is replaced.
+        answers: key of a problem -> first answer of cuBLASLt's heuristic, one more column ``answer``.
 
     Returns:
         The counts in words, e.g. ``"9600 cells of 1200 problems"``.
@@ -73,6 +78,8 @@ def export(store: Path, out: Path) -> str:
         "median_us": [e.timing.median_us for e in done if e.timing],
         "torch_us": [e.baselines_us["torch"] for e in done],
     }
+    if answers is not None:
+        columns["answer"] = [answers[key] for key in columns["problem"]]
     about = collect_provenance("outblas fit any-shape record", 0) | {"date": run.started}
     table = pa.table(columns).replace_schema_metadata({"provenance": json.dumps(about)})
     write_atomic(out, parquet_bytes(table))

@@ -1,0 +1,163 @@
+"""Measure on further random problems what the package would choose there: a step of ``outblas fit any-shape``.
+
+A fit has seen kernels on few of the problems for which it chooses. So it is too sure of some. Here each problem has the
+kernels on which its lower bounds are highest. A next fit sees how fast they are. Problems with unaligned rows also have
+random kernels of the families for them (``for_unaligned_rows``), which no packaged recording has.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from outblas.bench.live_evaluator import LiveEvaluator
+from outblas.core.config import LAUNCHES, KernelConfig, launch_of
+from outblas.core.problem import ELEMENT_BYTES, ROW_ALIGN_BYTES, Problem
+from outblas.core.roofline import Gpu
+from outblas.core.suites import LLM_LAYERS
+from outblas.dispatch.unlisted_shapes import ask_cublaslt, offered_kernels
+from outblas.judge.bench_cell import Options
+from outblas.kernels.catalogue import candidates
+from outblas.kernels.families.registry import FAMILIES
+from outblas.learn.any_shape import AnyShapeModel, likeliest, network_inputs
+from outblas.learn.train.fit_any_shape_run import export
+from outblas.records.library import Library
+from outblas.records.store import Store
+from outblas.runtime.cublaslt import LtAlgorithms
+from outblas.runtime.device import gpu_of_device
+from outblas.search.agents.agent_registry import make_agent
+from outblas.search.tune import SearchOptions, tune
+
+#: The most FLOP of a problem; the range of M of layers, and of all extents of other problems.
+MAX_FLOPS, LAYER_M, EXTENTS = 1e12, (1, 8192), (12, 16384)
+#: Multiple and range of N and K of layers that no model has.
+LAYER_STEP, LAYER_EXTENTS = 64, (1024, 40960)
+#: Kernels of a problem and launch option with the highest bounds, and others, drawn; random ones for unaligned rows.
+CHOSEN, DRAWN, UNALIGNED = 6, 2, 16
+#: Deviations from the prediction down to the bound by which they are ordered.
+SURE = 0.5
+#: Launch options of which a problem has kernels.
+_OPTIONS = LAUNCHES[:2]
+
+
+def extension_shapes(count: int, seed: int) -> list[Problem]:
+    """Return ``count`` different fp16 problems: model layers, layers of any width, and any extents, twice as often.
+
+    The same arguments give the same problems, in the same order. Layouts take turns. 0 gives ``[]``.
+
+    Args:
+        count: number of problems.
+        seed: seed of the draw.
+    """
+    rng = random.Random(seed)
+    turns: tuple[Callable[[random.Random], tuple[int, int, int]], ...] = (_layer, _any_extents, _wide, _any_extents)
+    found: dict[Problem, None] = {}
+    while len(found) < count:
+        mnk = turns[len(found) % len(turns)](rng)
+        if 2 * math.prod(mnk) <= MAX_FLOPS:
+            found[Problem(*mnk, "NN" if len(found) // len(turns) % 2 else "TN")] = None
+    return list(found)
+
+
+def _layer(rng: random.Random) -> tuple[int, int, int]:
+    n, k = rng.choice([nk for model in LLM_LAYERS.values() for nk in model])
+    return _log_uniform(rng, *LAYER_M), n, k
+
+
+def _wide(rng: random.Random) -> tuple[int, int, int]:
+    n, k = (LAYER_STEP * _log_uniform(rng, *(e // LAYER_STEP for e in LAYER_EXTENTS)) for _ in range(2))
+    return _log_uniform(rng, *LAYER_M), n, k
+
+
+def _any_extents(rng: random.Random) -> tuple[int, int, int]:
+    m, n, k = (_log_uniform(rng, *EXTENTS) for _ in range(3))
+    return m, n, k
+
+
+def _log_uniform(rng: random.Random, low: int, high: int) -> int:
+    return round(2 ** rng.uniform(math.log2(low), math.log2(high)))
+
+
+def is_unaligned(problem: Problem) -> bool:
+    """Return True if the rows of A or B lie at distances that are no multiples of 16 bytes."""
+    rows = (problem.k, problem.k if problem.layout == "TN" else problem.n)
+    return any(length * ELEMENT_BYTES % ROW_ALIGN_BYTES for length in rows)
+
+
+def unaligned_kernels(problem: Problem, gpu: Gpu) -> list[KernelConfig]:
+    """Return the kernels of families for unaligned rows that a search tries on a problem, without early loads."""
+    return [
+        config
+        for config in candidates(problem, gpu)
+        if FAMILIES[config.family].for_unaligned_rows and launch_of(config) in _OPTIONS
+    ]
+
+
+class Measured:
+    """The kernels that are measured of each problem on a GPU, and cuBLASLt's answers on which they depend.
+
+    Args:
+        gpu: GPU 0, which the package has data for.
+
+    Attributes:
+        answers: key of a problem -> first answer of cuBLASLt's heuristic.
+    """
+
+    def __init__(self, gpu: Gpu) -> None:
+        self._gpu = gpu
+        self._model, self._library = AnyShapeModel.load(gpu.name), Library.packaged(gpu.name)
+        self._lt = LtAlgorithms()
+        self.answers: dict[str, str] = {}
+
+    @functools.lru_cache(maxsize=256)  # noqa: B019 - one object per run
+    def kernels(self, problem: Problem) -> Sequence[KernelConfig]:
+        """Return the kernels of a problem, each once."""
+        rng = random.Random(problem.key)
+        answer = self.answers[problem.key] = ask_cublaslt(self._lt, 0, problem)
+        found: dict[KernelConfig, None] = {}
+        for launch in _OPTIONS:
+            offered = offered_kernels(self._gpu.name, self._library, problem.layout, problem.dtype, launch)
+            configs = likeliest(problem, offered, self._gpu)
+            if not configs:
+                continue
+            gain, deviation = self._model.nets.predict(network_inputs(problem, configs, self._gpu, answer))
+            order = np.argsort(SURE * deviation - gain, kind="stable").tolist()
+            rest = order[CHOSEN:]
+            taken = order[:CHOSEN] + rng.sample(rest, min(DRAWN, len(rest)))
+            found.update(dict.fromkeys(configs[i] for i in taken))
+        if is_unaligned(problem):
+            more = unaligned_kernels(problem, self._gpu)
+            found.update(dict.fromkeys(rng.sample(more, min(UNALIGNED, len(more)))))
+        return tuple(found)
+
+
+def extend(problems: Sequence[Problem], store: Path, cells: Path) -> str:
+    """Measure the kernels of :class:`Measured` beside torch, and write them as a table (GPU 0, resumable).
+
+    Args:
+        problems: problems to measure.
+        store: file of the evaluations, in which a stopped run resumes.
+        cells: path of the Parquet table, which is replaced.
+
+    Returns:
+        The counts in words, e.g. ``"9600 cells of 600 problems"``.
+    """
+    gpu = gpu_of_device(0)
+    measured = Measured(gpu)
+    options = Options(0, gpu, rounds=7, baselines=("torch",), drop_beyond=1.5, level="cell")
+
+    def progress(done: int, of: int, mean: float) -> None:
+        if done % 500 == 0:
+            print(f"{done} of {of}, geometric mean of the best so far {mean:.3f}", flush=True)
+
+    most = 2 * (CHOSEN + DRAWN) + UNALIGNED
+    with LiveEvaluator(0, options, offered=measured.kernels) as evaluator, Store(store) as opened:
+        agent = make_agent("exhaustive", 0, gpu)
+        tune(problems, agent, most, evaluator, opened, "any_shapes", progress, SearchOptions(per_round=most))
+    answers = {p.key: measured.answers.get(p.key) or ask_cublaslt(LtAlgorithms(), 0, p) for p in problems}
+    return export(store, cells, answers)
