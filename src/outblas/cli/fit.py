@@ -23,10 +23,10 @@ fit = typer.Typer(
 StoreOption = Annotated[
     list[Path] | None, typer.Option("--store", help="Store that a tuning left; may be repeated.", metavar="FILE")
 ]
-STEPS = ("record", "collect", "fit", "evaluate", "prove", "bench")
+STEPS = ("record", "extend", "collect", "fit", "evaluate", "prove", "bench")
 RESULTS = Path("results/any_shapes")
 #: Problems of a step that draws them, where --count is not given.
-COUNTS = {"record": 1200, "bench": 300}
+COUNTS = {"record": 1200, "extend": 800, "bench": 300}
 
 
 @fit.command("catalogue", short_help="Choose the kernels that searches offer")
@@ -107,10 +107,10 @@ def _reader(field: str) -> Callable[[Path], None]:
 def fit_any_shape(
     step: Annotated[
         str,
-        typer.Argument(help="record (GPU), collect, fit, evaluate, prove (GPU) or bench (GPU).", metavar="STEP"),
+        typer.Argument(help="record (GPU), extend (GPU), collect, fit, evaluate, prove (GPU) or bench (GPU).", metavar="STEP"),
     ],
     count: Annotated[
-        int | None, typer.Option(help="Problems; by default 1200 to record, 300 to bench.", show_default=False)
+        int | None, typer.Option(help="Problems; by default 1200 to record, 800 to extend, 300 to bench.", show_default=False)
     ] = None,
     measurements: Annotated[
         int | None, typer.Option(help="Kernels of each recorded problem; by default those that are likely the best.")
@@ -121,6 +121,10 @@ def fit_any_shape(
     ),
     cells: Annotated[Path, typer.Option(help="Table of what was recorded.")] = RESULTS
     / f"{common.DEFAULT_RECORDING}_cells.parquet",
+    more: Annotated[
+        list[Path] | None,
+        typer.Option(help="Table of further problems; may be repeated. By default *_extension*.parquet beside --cells."),
+    ] = None,
     trials: Annotated[Path, typer.Option(help="Table of a library's trials.")] = RESULTS
     / f"{common.DEFAULT_RECORDING}_trials.parquet",
     build: Annotated[Path, typer.Option(help="Directory of the build whose trials are collected.")] = Path("build")
@@ -136,27 +140,31 @@ def fit_any_shape(
 ) -> None:
     """Choose kernels for shapes of no library: ``outblas fit any-shape STEP``.
 
-    ``record`` measures random shapes into --cells. ``collect`` reads the trials of --build into --trials. ``fit``
-    writes the package's own table from --cells, --trials and --proved. ``evaluate`` scores the choice on problems that
-    no fit has seen, beside the former rule, into --held-out. ``prove`` proves every offered kernel into --proved.
-    ``bench`` times other shapes into --out and --summary.
+    ``record`` measures random shapes into --cells. ``extend`` measures on others what the package would choose, into
+    --more. ``collect`` reads the trials of --build into --trials. ``fit`` writes the package's own table from --cells,
+    --more, --trials and --proved. ``evaluate`` scores the choice on problems that no fit has seen, beside the former
+    rule, into --held-out. ``prove`` proves every offered kernel into --proved. ``bench`` times other shapes into --out
+    and --summary.
     """
     if step not in STEPS:
         raise UsageError(f"step {step!r}", " or ".join(STEPS), "pass one of them")
     number = common.at_least("--count", COUNTS.get(step, 1) if count is None else count, 1)
     common.at_least("--every", every, 1)
+    more = sorted(cells.parent.glob(f"{cells.stem.removesuffix('_cells')}_extension*.parquet")) if more is None else more
 
     from outblas.core.files import lock_folder
 
     with lock_folder(work):
         if step == "record":
             _record_any_shape(number, measurements, seed, work, cells)
+        elif step == "extend":
+            _extend_any_shape(number, seed, work, more)
         elif step == "collect":
             _collect_any_shape(build, trials)
         elif step == "fit":
-            _fit_any_shape(cells, trials, proved)
+            _fit_any_shape(cells, trials, more, proved)
         elif step == "evaluate":
-            _evaluate_any_shape(cells, trials, held_out, every)
+            _evaluate_any_shape(cells, trials, more, held_out, every)
         elif step == "prove":
             _prove_any_shape(proved)
         else:
@@ -171,24 +179,33 @@ def _record_any_shape(count: int, measurements: int | None, seed: int, work: Pat
     out.print(f"{about}: {cells}", markup=False)
 
 
+def _extend_any_shape(count: int, seed: int, work: Path, more: list[Path]) -> None:
+    from outblas.search.any_shape_extension import extend, extension_shapes
+
+    if len(more) != 1:
+        raise UsageError(f"{len(more)} files of --more", "the file to write", "pass --more once")
+    about = extend(extension_shapes(count, seed), work / "extension.sqlite", more[0])
+    out.print(f"{about}: {more[0]}", markup=False)
+
+
 def _collect_any_shape(build: Path, trials: Path) -> None:
     from outblas.search.any_shape_trials import collect_trials
 
     out.print(f"{collect_trials(build, trials)}: {trials}", markup=False)
 
 
-def _fit_any_shape(cells: Path, trials: Path, proved: Path) -> None:
+def _fit_any_shape(cells: Path, trials: Path, more: list[Path], proved: Path) -> None:
     from outblas.learn.train.fit_any_shape_run import fit_all, packaged_path
 
-    about = fit_all(cells, trials, proved, packaged_path(), lambda line: out.print(line, markup=False))
+    about = fit_all(cells, trials, more, proved, packaged_path(), lambda line: out.print(line, markup=False))
     out.print(f"{about}: {packaged_path()}", markup=False)
 
 
-def _evaluate_any_shape(cells: Path, trials: Path, held_out: Path, every: int) -> None:
+def _evaluate_any_shape(cells: Path, trials: Path, more: list[Path], held_out: Path, every: int) -> None:
     from outblas.learn.train.fit_any_shape_run import evaluate
     from outblas.learn.train.held_out_choices import SPLITS, figures_in_words
 
-    found = evaluate(cells, trials, held_out, every, lambda line: out.print(line, markup=False))
+    found = evaluate(cells, trials, more, held_out, every, lambda line: out.print(line, markup=False))
     for split in SPLITS:
         for rule in ("former", "today"):
             for line in figures_in_words(found[split][rule]):

@@ -301,6 +301,26 @@ def nearest_with_data(gpu: Gpu, kind: str, ending: str) -> str:
     return nearest(gpu, (r.gpu for name, r in packaged_records().items() if has_data(name, kind, ending))).name
 
 
+@functools.cache
+def data_of_architecture(name: str, kind: str, ending: str) -> str | None:
+    """Return the short name of the GPU whose packaged machine code and data serve a GPU.
+
+    It is the GPU itself if it has such data, else the nearest one of the same architecture. Return None if no such GPU
+    has data, or if the package does not know the GPU.
+
+    Args:
+        name: short name of the GPU.
+        kind: folder of the data in the package, as for :func:`nearest_with_data`.
+        ending: end of the file's name, as for :func:`nearest_with_data`.
+    """
+    record = packaged_records().get(name)
+    if record is None:
+        return None
+    known = [r.gpu for other, r in packaged_records().items() if has_data(other, kind, ending)]
+    known = [gpu for gpu in known if gpu.arch == record.gpu.arch]
+    return nearest(record.gpu, known).name if known else None
+
+
 def has_data(name: str, kind: str, ending: str) -> bool:
     """Return True if the package has data of a GPU.
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from outblas.core.config import KernelConfig, Launch
 from outblas.core.errors import OutblasError
-from outblas.core.gpu_records import packaged_records
+from outblas.core.gpu_records import data_of_architecture, packaged_records
 from outblas.core.problem import Dtype, Layout, Problem
 from outblas.core.roofline import Gpu
 from outblas.core.switches import is_off
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 ANY_SHAPE_VARIABLE = "OUTBLAS_ANY_SHAPE"
 #: Number of cached choices: the same problem returns with other addresses, outputs and launch options.
 MAX_CACHED_CHOICES = 4096
+#: Folder and ending of the fitted data.
+_DATA = ("any_shape", ".npz")
 #: Folders of the package's other data on which choices depend: the ranking model and the kernels on offer.
 _OTHER_DATA = ("models", "libraries")
 #: Returns the first answer of cuBLASLt's heuristic for a problem; empty: unknown. It raises
@@ -47,7 +49,7 @@ def any_shape_chooser(gpu_name: str, library: Library, ask: Ask | None = None) -
             so that their machine code ships.
         ask: see :data:`Ask`; None: choose without an answer.
     """
-    if is_off(ANY_SHAPE_VARIABLE) or not _data(gpu_name).is_file():
+    if is_off(ANY_SHAPE_VARIABLE) or data_of_architecture(gpu_name, *_DATA) is None:
         return None
     broken = False
 
@@ -139,12 +141,9 @@ def choices_id(gpu_name: str) -> str:
         gpu_name: short name of the GPU, e.g. ``h200``. Missing files count as empty ones, without an error.
     """
     others = (resources.files("outblas") / "data" / kind / f"{gpu_name}.json" for kind in _OTHER_DATA)
-    files = (_data(gpu_name), *others)
+    fitted = data_of_architecture(gpu_name, *_DATA) or gpu_name
+    files = (resources.files("outblas") / "data" / "any_shape" / f"{fitted}.npz", *others)
     return hashlib.sha256(b"".join(hashlib.sha256(_bytes(file)).digest() for file in files)).hexdigest()
-
-
-def _data(gpu_name: str) -> Any:
-    return resources.files("outblas") / "data" / "any_shape" / f"{gpu_name}.npz"
 
 
 def _bytes(file: Any) -> bytes:

@@ -25,7 +25,7 @@ import numpy as np
 from outblas.core.config import KernelConfig, Launch, config_name, launch_allows
 from outblas.core.errors import RecordError, UsageError
 from outblas.core.files import write_atomic
-from outblas.core.gpu_records import reference_gpu
+from outblas.core.gpu_records import data_of_architecture, reference_gpu
 from outblas.core.problem import ELEMENT_BYTES, ROW_ALIGN_BYTES, Problem
 from outblas.core.roofline import Gpu, floor_us
 from outblas.kernels.config_text import config_from_name
@@ -72,7 +72,9 @@ class AnyShapeModel:
     @classmethod
     @functools.cache
     def load(cls, gpu_name: str) -> AnyShapeModel:
-        """Load the packaged model of a GPU.
+        """Load the packaged model of a GPU, or of the nearest one of its architecture.
+
+        The nets' inputs hold the GPU's rates, so a model serves more GPUs than its own.
 
         Args:
             gpu_name: name of a GPU description, e.g. ``"h200"``; case matters.
@@ -81,9 +83,10 @@ class AnyShapeModel:
             UsageError: the package has no model for it.
             RecordError: the file has another version, or is damaged.
         """
-        path = resources.files("outblas") / "data" / "any_shape" / f"{gpu_name}.npz"
-        if not path.is_file():
+        fitted = data_of_architecture(gpu_name, "any_shape", ".npz")
+        if fitted is None:
             raise UsageError(f"nothing for any shape on {gpu_name}", "a packaged GPU", "fit it: outblas fit any-shape")
+        path = resources.files("outblas") / "data" / "any_shape" / f"{fitted}.npz"
         return cls.parse(path.read_bytes(), str(path))
 
     @classmethod

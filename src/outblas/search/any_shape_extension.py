@@ -38,7 +38,7 @@ MAX_FLOPS, LAYER_M, EXTENTS = 1e12, (1, 8192), (12, 16384)
 #: Multiple and range of N and K of layers that no model has.
 LAYER_STEP, LAYER_EXTENTS = 64, (1024, 40960)
 #: Kernels of a problem and launch option with the highest bounds, and others, drawn; random ones for unaligned rows.
-CHOSEN, DRAWN, UNALIGNED = 6, 2, 16
+CHOSEN, DRAWN, UNALIGNED = 6, 2, 48
 #: Deviations from the prediction down to the bound by which they are ordered.
 SURE = 0.5
 #: Launch options of which a problem has kernels.

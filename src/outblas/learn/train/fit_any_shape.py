@@ -35,6 +35,8 @@ from outblas.records.recording import Recording
 #: Counts of kernels by the reason of their choice. The first add most to the recorded problems; the second are those
 #: that the library installs most. The last are ranked first by the model at extents that are no multiples of 8.
 BY_RECORDING, BY_LIBRARY, GEMVS, BY_MODEL = 80, 24, 24, 24
+#: Kernels for unaligned rows, and the least number of such kernels of a problem from which they are chosen.
+FOR_UNALIGNED, LEAST_UNALIGNED = 40, 20
 #: Random problems of which the ranking model is asked.
 RANDOM_PROBLEMS = 300
 #: Of a recorded problem, with and without PDL: the fastest kernels, and as many others, drawn.
@@ -190,6 +192,34 @@ def _drawn(rows: int, inputs: int, outputs: int, generator: torch.Generator) -> 
     bound = 1 / math.sqrt(inputs)
     drawn = torch.rand((NETS, rows, outputs), generator=generator) * 2 * bound - bound
     return drawn.requires_grad_()
+
+
+def unaligned_kernels(cells: Sequence[OfferedCells], count: int = FOR_UNALIGNED) -> tuple[KernelConfig, ...]:
+    """Return kernels of the families for unaligned rows, which no recording has: each without PDL, then with it.
+
+    Greedily, each adds most to the mean log speed-up over torch.matmul that those before give. A kernel counts with the
+    faster of both launches. Problems with fewer than 20 such kernels do not count, as they may lack the best.
+
+    Args:
+        cells: measured kernels of one problem each.
+        count: number of kernels, each of which is returned in both launches.
+    """
+    rows = []
+    for each in cells:
+        best: dict[KernelConfig, float] = {}
+        for config, gain in zip(each.configs, each.gains.tolist(), strict=True):
+            if FAMILIES[config.family].for_unaligned_rows:
+                plain = config.with_knobs(pdl=False)
+                best[plain] = max(gain, best.get(plain, 0.0))
+        rows += [best] if len(best) >= LEAST_UNALIGNED else []
+    configs = sorted({config for row in rows for config in row})
+    gains = np.array([[row.get(config, 0.0) for config in configs] for row in rows])
+    found, reached = list[KernelConfig](), np.zeros(len(rows))
+    for _ in range(min(count, len(configs))):
+        index = int(np.maximum(gains, reached[:, None]).mean(axis=0).argmax())
+        reached = np.maximum(reached, gains[:, index])
+        found.append(configs[index])
+    return tuple(option for config in dict.fromkeys(found) for option in (config, config.with_knobs(pdl=True)))
 
 
 def _covering(recording: Recording, count: int) -> Iterator[KernelConfig]:

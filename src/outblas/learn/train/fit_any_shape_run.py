@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -26,7 +26,15 @@ from outblas.core.roofline import Gpu
 from outblas.kernels.config_text import config_from_name
 from outblas.learn.any_shape import AnyShapeModel
 from outblas.learn.policy import Policy
-from outblas.learn.train.fit_any_shape import RANDOM, OfferedCells, cells_of_recording, fit, general_kernels
+from outblas.kernels.families.registry import FAMILIES
+from outblas.learn.train.fit_any_shape import (
+    RANDOM,
+    OfferedCells,
+    cells_of_recording,
+    fit,
+    general_kernels,
+    unaligned_kernels,
+)
 from outblas.learn.train.former_choice import FORMER_RULE, former_cells, former_guess
 from outblas.learn.train.held_out_choices import (
     KEPT_SUITE,
@@ -139,12 +147,13 @@ class FitData:
     about: str
 
 
-def read_all(cells: Path, trials: Path, every: int = 1) -> FitData:
+def read_all(cells: Path, trials: Path, more: Sequence[Path] = (), every: int = 1) -> FitData:
     """Read the random problems, the trials of the packaged library, and the packaged recording of their GPU.
 
     Args:
         cells: file of the random problems.
         trials: file of the trials.
+        more: files of further random problems.
         every: take each n-th problem of each source alone; 1: all.
 
     Raises:
@@ -152,6 +161,8 @@ def read_all(cells: Path, trials: Path, every: int = 1) -> FitData:
     """
     random, provenance = read_cells(cells)
     tried, _ = read_cells(trials)
+    for path in more:
+        random += read_cells(path)[0]
     gpu = gpu_of_product(str(provenance["gpu"])) or reference_gpu()
     together = joined([*cells_of_recording(Recording.load(gpu.name)), *tried, *random])[::every]
     counts = Counter(each.source for each in together)
@@ -160,14 +171,17 @@ def read_all(cells: Path, trials: Path, every: int = 1) -> FitData:
     return FitData(together, random, gpu, f"{words}; {where}")
 
 
-def fit_all(cells: Path, trials: Path, proved: Path, out: Path, report: Callable[[str], None]) -> str:
+def fit_all(
+    cells: Path, trials: Path, more: Sequence[Path], proved: Path, out: Path, report: Callable[[str], None]
+) -> str:
     """Fit the speed-up over torch.matmul and the margin, and write them with the kernels for any shape.
 
-    A file at ``out`` keeps its kernels, because these are proved and shipped.
+    A file at ``out`` keeps its kernels, because these are proved and shipped. Those for unaligned rows are chosen anew.
 
     Args:
         cells: file that :func:`export` wrote.
         trials: file of the library's trials.
+        more: files of :mod:`outblas.search.any_shape_extension`.
         proved: JSON file of proof results; kernels under ``failed`` are left out. It may be missing.
         out: the file to write.
         report: receives one line for each part of the fit.
@@ -179,7 +193,7 @@ def fit_all(cells: Path, trials: Path, proved: Path, out: Path, report: Callable
         OutblasError: no margin keeps nearly all products from getting slower.
         RecordError: a file is missing.
     """
-    data = read_all(cells, trials)
+    data = read_all(cells, trials, more)
     guesses = guess_held_out(data.cells, "problems", data.gpu, report)
     rule = choose_rule(guesses, data.gpu)
     taken = [outcome(guess, rule, "plain", data.gpu) or 0.0 for guess in guesses]
@@ -195,7 +209,7 @@ def fit_all(cells: Path, trials: Path, proved: Path, out: Path, report: Callable
 def _kernels_for_any_shape(data: FitData, proved: Path, out: Path) -> tuple[KernelConfig, ...]:
     """Return the kernels of the file that is replaced, which ship; without one, those that were recorded.
 
-    Kernels that failed a proof are left out.
+    Then come those for unaligned rows. Kernels that failed a proof are left out.
     """
     do = "make it again: outblas fit any-shape prove"
     failed = read_object(proved, "proved kernels", do)["failed"] if proved.exists() else {}
@@ -203,15 +217,20 @@ def _kernels_for_any_shape(data: FitData, proved: Path, out: Path) -> tuple[Kern
     recorded = {config for each in data.random for config in each.configs}
     before = AnyShapeModel.parse(out.read_bytes(), str(out)).kernels if out.is_file() else ()
     kernels = before or [config for config in general_kernels(data.gpu) if config in recorded]
+    kernels = [config for config in kernels if not FAMILIES[config.family].for_unaligned_rows]
+    kernels += unaligned_kernels(data.random)
     return tuple(config for config in kernels if config_name(config) not in left_out)
 
 
-def evaluate(cells: Path, trials: Path, out: Path, every: int, report: Callable[[str], None]) -> dict[str, Any]:
+def evaluate(
+    cells: Path, trials: Path, more: Sequence[Path], out: Path, every: int, report: Callable[[str], None]
+) -> dict[str, Any]:
     """Score today's rule and the former one on problems that no fit has seen, and write the figures (no GPU).
 
     Args:
         cells: file that :func:`export` wrote.
         trials: file of the library's trials.
+        more: files of :mod:`outblas.search.any_shape_extension`.
         out: JSON file to write.
         every: score each n-th problem alone; 1: all.
         report: receives one line for each part.
@@ -223,7 +242,7 @@ def evaluate(cells: Path, trials: Path, out: Path, every: int, report: Callable[
     Raises:
         RecordError: a file is missing.
     """
-    data = read_all(cells, trials, every)
+    data = read_all(cells, trials, more, every)
     gpu, policy = data.gpu, Policy.load(data.gpu.name)
     kernels = frozenset(config for each in data.random for config in each.configs)
     found: dict[str, Any] = {}
