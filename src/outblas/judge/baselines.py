@@ -314,6 +314,31 @@ class _LtAlgo:
         return self._lt.call(problem, self._algo, a, b, c)
 
 
+class LtAnswers:
+    """All answers of cuBLASLt's heuristic, to be timed beside each other.
+
+    Args:
+        gpu_index: CUDA ordinal.
+    """
+
+    def __init__(self, gpu_index: int = 0) -> None:
+        self._lt = _Lt(gpu_index)
+
+    def times(self, clock: GpuClock) -> dict[str, float]:
+        """Return description -> microseconds of each answer that runs, in the heuristic's order.
+
+        Args:
+            clock: the clock of a problem, whose operands are used.
+        """
+        from outblas.runtime.cublas import describe
+
+        problem = clock.problem
+        results = self._lt.plan(problem).heuristic(AUTO_REQUEST, _alignment(*clock.operands(0)))
+        entries = {describe(result.algo): _LtAlgo(self._lt, result.algo) for result in results}
+        times = clock.quick_choice(entries, skip=DeviceError)
+        return {answer: times[answer].median_us for answer in entries if answer in times}
+
+
 class NvMatmulHeuristics:
     """Baseline "nvmmh": nvMatmulHeuristics' first choice, built with our own family.
 

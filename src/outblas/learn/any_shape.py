@@ -30,6 +30,7 @@ from outblas.core.problem import ELEMENT_BYTES, ROW_ALIGN_BYTES, Problem
 from outblas.core.roofline import Gpu, floor_us
 from outblas.kernels.config_text import config_from_name
 from outblas.kernels.cost.cost_model import predict_many
+from outblas.kernels.families.registry import FAMILIES
 from outblas.kernels.legality import why_illegal
 from outblas.learn.array_file import DAMAGED, read_arrays
 from outblas.learn.features import candidate_features
@@ -228,10 +229,12 @@ def _likeliest(problem: Problem, same: SameObject, gpu: Gpu) -> tuple[KernelConf
     for index in np.argsort(times, kind="stable"):
         if not times[index] <= longest or len(found) == MAX_LIKELIEST:
             break
-        if why_illegal(problem, configs[index], gpu):
+        config = configs[index]
+        # Kernels for unaligned rows are legal for all rows, but no fit has seen them there.
+        if problem.rows_aligned and FAMILIES[config.family].for_unaligned_rows or why_illegal(problem, config, gpu):
             continue
         longest = longest if found else WITHIN * float(times[index])
-        found.append(configs[index])
+        found.append(config)
     return tuple(found)
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from outblas.bench.live_evaluator import LiveEvaluator
 from outblas.core.config import LAUNCHES, KernelConfig, launch_of
-from outblas.core.problem import ELEMENT_BYTES, ROW_ALIGN_BYTES, Problem
+from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
 from outblas.core.suites import LLM_LAYERS
 from outblas.dispatch.unlisted_shapes import ask_cublaslt, offered_kernels
@@ -38,7 +38,7 @@ MAX_FLOPS, LAYER_M, EXTENTS = 1e12, (1, 8192), (12, 16384)
 #: Multiple and range of N and K of layers that no model has.
 LAYER_STEP, LAYER_EXTENTS = 64, (1024, 40960)
 #: Kernels of a problem and launch option with the highest bounds, and others, drawn; random ones for unaligned rows.
-CHOSEN, DRAWN, UNALIGNED = 6, 2, 48
+CHOSEN, DRAWN, UNALIGNED = 6, 2, 24
 #: Deviations from the prediction down to the bound by which they are ordered.
 SURE = 0.5
 #: Launch options of which a problem has kernels.
@@ -46,7 +46,7 @@ _OPTIONS = LAUNCHES[:2]
 
 
 def extension_shapes(count: int, seed: int) -> list[Problem]:
-    """Return ``count`` different fp16 problems: model layers, layers of any width, and any extents, twice as often.
+    """Return ``count`` different fp16 problems, in turns: model layers, any extents, and layers of any width.
 
     The same arguments give the same problems, in the same order. Layouts take turns. 0 gives ``[]``.
 
@@ -55,7 +55,7 @@ def extension_shapes(count: int, seed: int) -> list[Problem]:
         seed: seed of the draw.
     """
     rng = random.Random(seed)
-    turns: tuple[Callable[[random.Random], tuple[int, int, int]], ...] = (_layer, _any_extents, _wide, _any_extents)
+    turns: tuple[Callable[[random.Random], tuple[int, int, int]], ...] = (_layer, _any_extents, _wide)
     found: dict[Problem, None] = {}
     while len(found) < count:
         mnk = turns[len(found) % len(turns)](rng)
@@ -81,12 +81,6 @@ def _any_extents(rng: random.Random) -> tuple[int, int, int]:
 
 def _log_uniform(rng: random.Random, low: int, high: int) -> int:
     return round(2 ** rng.uniform(math.log2(low), math.log2(high)))
-
-
-def is_unaligned(problem: Problem) -> bool:
-    """Return True if the rows of A or B lie at distances that are no multiples of 16 bytes."""
-    rows = (problem.k, problem.k if problem.layout == "TN" else problem.n)
-    return any(length * ELEMENT_BYTES % ROW_ALIGN_BYTES for length in rows)
 
 
 def unaligned_kernels(problem: Problem, gpu: Gpu) -> list[KernelConfig]:
@@ -130,7 +124,7 @@ class Measured:
             rest = order[CHOSEN:]
             taken = order[:CHOSEN] + rng.sample(rest, min(DRAWN, len(rest)))
             found.update(dict.fromkeys(configs[i] for i in taken))
-        if is_unaligned(problem):
+        if not problem.rows_aligned:
             more = unaligned_kernels(problem, self._gpu)
             found.update(dict.fromkeys(rng.sample(more, min(UNALIGNED, len(more)))))
         return tuple(found)
