@@ -46,6 +46,7 @@ def config_of(family: str, *knobs: Any, **more: Any) -> KernelConfig | None:
 
 wgmma, mma = partial(config_of, "sm90_wgmma_gemm"), partial(config_of, "sm80_mma_gemm")
 direct, gemv = partial(config_of, "sm80_direct_gemm"), partial(config_of, "sm80_gemv_mma")
+oddrows = partial(config_of, "sm90_oddrows_gemm")
 Extents = tuple[tuple[int, int, int], ...]
 #: name, problems' extents, layout, dtype, accumulator, config
 _BY_HAND: list[tuple[str, Extents, str, str, str, KernelConfig | None]] = [
@@ -141,6 +142,13 @@ _BY_HAND: list[tuple[str, Extents, str, str, str, KernelConfig | None]] = [
         gemv(16, 64, 1, 4, 2, "shared", pdl=True, early=True),
     ),
     ("mma-scalar", (ODD,), "TN", "fp16", "fp32", mma(32, 32, 32, 3, 2, 2, vec=1)),
+    ("oddrows", (ODD, (75, 141, 333)), "TN", "fp16", "fp32", oddrows(64, 64, stages=3)),
+    ("oddrows", (ODD, (75, 141, 333)), "NN", "bf16", "fp32", oddrows(64, 128, stages=3)),
+    ("oddrows-two", (ODD,), "TN", "fp16", "fp32", oddrows(128, 64, stages=3, consumers=2)),
+    ("oddrows-two", (ODD,), "NN", "fp16", "fp32", oddrows(128, 64, stages=3, consumers=2)),
+    ("oddrows-split", (ODD, (75, 141, 333)), "TN", "fp16", "fp32", oddrows(64, 64, stages=3, split_k=2)),
+    ("oddrows-few-rows", ((13, 139, 331),), "NN", "fp16", "fp32", oddrows(64, 64, stages=3, split_k=2, a_rows=16)),
+    ("oddrows-early", (ODD,), "NN", "fp16", "fp32", oddrows(64, 64, stages=3, pdl=True, early=True)),
 ]  # fmt: skip
 CASES: list[tuple[str, Extents, str, str, str, KernelConfig]] = [
     (name, extents, layout, dtype, acc, config)

@@ -14,8 +14,8 @@ from outblas.core.files import lock_folder
 
 pytest.importorskip("torch", reason="what any shape is given is fitted by torch")
 
-from outblas.learn.train import fit_any_shape, fit_any_shape_run, held_out_choices  # noqa: E402
-from outblas.search import any_shape_run  # noqa: E402
+from outblas.learn.train import fit_answers, fit_any_shape, fit_any_shape_run, held_out_choices  # noqa: E402
+from outblas.search import answer_record, any_shape_extension, any_shape_run  # noqa: E402
 from support.cli_fixture import refused  # noqa: E402
 
 
@@ -36,7 +36,7 @@ def test_without_a_command_it_tells_all_three() -> None:
         (
             "any-shape",
             ("STEP", "--count", "--measurements", "--seed", "--work", "--cells", "--proved", "--out", "--summary")
-            + ("--trials", "--build", "--held-out", "--every"),
+            + ("--trials", "--build", "--held-out", "--every", "--more", "--answers"),
         ),
     ],
 )
@@ -57,7 +57,7 @@ def test_help_names_every_option(name: str, options: tuple[str, ...]) -> None:
         (["model", "--store", "missing.sqlite"], "missing.sqlite"),
         (["model", "--recording", "missing"], "missing"),
         (["model", "--recording", "missing", "--folds", "1"], "--folds"),
-        (["any-shape", "guess"], "record or collect or fit or evaluate or prove or bench"),
+        (["any-shape", "guess"], "record or extend or answers or collect or fit or evaluate or prove or bench"),
         (["any-shape", "evaluate", "--every", "0"], "--every"),
         (["any-shape", "evaluate", "--cells", "missing.parquet"], "missing.parquet"),
         (["any-shape", "collect", "--build", "missing"], "missing has no finished trial"),
@@ -99,19 +99,36 @@ def test_random_shapes_are_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_the_fit_goes_into_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
 
-    def fit_all(cells: Path, trials: Path, proved: Path, out: Path, tell: Any) -> str:
-        asked.append((cells, trials, proved, out))
+    def fit_all(cells: Path, trials: Path, more: list[Path], proved: Path, out: Path, tell: Any) -> str:
+        asked.append((cells, trials, more, proved, out))
         return "9 kernels"
 
     monkeypatch.setattr(fit_any_shape_run, "fit_all", fit_all)
+    monkeypatch.setattr(fit_answers, "fit_answers", lambda files, out, tell: asked.append((files, out)) or "a margin")
     monkeypatch.chdir(tmp_path)
-    done = fit("any-shape", "fit", "--work", "work")
     results = Path("results/any_shapes")
-    packaged = fit_any_shape_run.packaged_path()
-    assert packaged.is_file() and packaged.name == "h200.npz"
-    names = ("h200_cells.parquet", "h200_trials.parquet", "h200_proved.json")
-    assert asked == [(*(results / name for name in names), packaged)]
-    assert done.stdout == f"9 kernels: {packaged}\n"
+    results.mkdir(parents=True)
+    beside = [results / name for name in ("h200_answers.parquet", "h200_extension.parquet", "h200_extension_b.parquet")]
+    for file in (*beside, results / "h100_extension.parquet"):
+        file.touch()
+    done = fit("any-shape", "fit", "--work", "work")
+    packaged, answers = (fit_any_shape_run.packaged_path(folder) for folder in ("any_shape", "answers"))
+    assert packaged.is_file() and packaged.name == "h200.npz" and answers.is_file()
+    cells, trials, proved = (results / f"h200_{name}" for name in ("cells.parquet", "trials.parquet", "proved.json"))
+    assert asked == [(cells, trials, beside[1:], proved, packaged), (beside[:1], answers)]
+    assert done.stdout == f"9 kernels: {packaged}\na margin: {answers}\n"
+
+
+def test_what_further_steps_record_goes_into_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(any_shape_extension, "extend", lambda *given: asked.append(given) or "7 cells")
+    monkeypatch.setattr(answer_record, "record_answers", lambda *given: asked.append(given) or "9 answers")
+    for step, option, told in (("extend", "--more", "7 cells"), ("answers", "--answers", "9 answers")):
+        file = tmp_path / f"{step}.parquet"
+        done = fit("any-shape", step, "--count", "3", "--work", str(tmp_path), option, str(file))
+        assert (done.exit_code, done.stdout) == (0, f"{told}: {file}\n")
+        assert asked[-1][0] == any_shape_extension.extension_shapes(3, 1) and asked[-1][2] == file
+        assert f"pass {option} once" in refused(fit("any-shape", step, "--cells", str(tmp_path / "h200_cells.parquet")))
 
 
 @pytest.mark.parametrize(("passed", "status"), [(True, 0), (False, 1)])
@@ -138,8 +155,7 @@ def test_a_slice_of_the_problems_is_scored_beside_the_former_rule(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Small nets see few problems once, so the form of the figures and their bounds are tested, not their values."""
-    for name, value in (("EPOCHS", 1), ("WIDTH", 8), ("BATCH", 256)):
-        monkeypatch.setattr(fit_any_shape, name, value)
+    monkeypatch.setattr(fit_any_shape, "SETTINGS", fit_any_shape.NetSettings(width=8, epochs=1, batch=256))
     monkeypatch.setattr(held_out_choices, "MAX_SLOWER", 1.0)
     results, out = Path(__file__).resolve().parents[2] / "results" / "any_shapes", tmp_path / "held_out.json"
     tables = ("--cells", str(results / "h200_cells.parquet"), "--trials", str(results / "h200_trials.parquet"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -15,13 +16,15 @@ from outblas.core.problem import Problem
 from outblas.dispatch import unlisted_shapes
 from outblas.dispatch.decide import NotWhileCapturing, Operand, decide
 from outblas.dispatch.unlisted_shapes import any_shape_chooser, offered_kernels
+from outblas.kernels.families.sm90_oddrows_gemm import Sm90OddrowsConfig
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.kernels.legality import why_illegal
 from outblas.learn import any_shape
+from outblas.learn.answer_choice import AnswerModel
 from outblas.learn.any_shape import AnyShapeModel, likeliest, network_inputs
 from outblas.learn.posterior import Regressor
 from outblas.records.library import Library
-from outblas.records.library_row import LibraryChoice, LibraryRow
+from outblas.records.library_row import AnswerChoice, LibraryChoice, LibraryRow
 from outblas.runtime import cublaslt
 from outblas.runtime.cublaslt import LtAlgorithms
 from support.gpus.known import H200
@@ -32,6 +35,7 @@ INSTALLED: KernelConfig = Sm90WgmmaConfig(64, 64, stages=4)
 PDL = INSTALLED.with_knobs(pdl=True)
 EARLY = INSTALLED.with_knobs(pdl=True, early=True)
 ANSWER = "id=66 tile=20 splitk=1 reduction=0 swizzle=0 custom=1 stages=35 inner=0 cluster=3"
+OTHER = ANSWER.replace("tile=20", "tile=15")
 
 
 def preferring(*order: KernelConfig) -> Regressor:
@@ -44,6 +48,11 @@ def preferring(*order: KernelConfig) -> Regressor:
     return Regressor(zeros, ones, (parts[0],), (parts[1],))
 
 
+def other_answer(problem: Problem, gpu: Any, answers: Sequence[str]) -> AnswerChoice | None:
+    """Choose the second answer, if there is one."""
+    return AnswerChoice(answers[1], 1.2, 1.1) if len(answers) > 1 else None
+
+
 @pytest.fixture
 def chooser(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A chooser whose model prefers kernels that need more of a call, over a library that installs three of them."""
@@ -52,6 +61,7 @@ def chooser(monkeypatch: pytest.MonkeyPatch) -> Any:
     model = AnyShapeModel((GENERAL,), preferring(EARLY, PDL, INSTALLED, GENERAL), 1.05, 1.0)
     monkeypatch.delenv(unlisted_shapes.ANY_SHAPE_VARIABLE, raising=False)
     monkeypatch.setattr(AnyShapeModel, "load", lambda name: model)
+    monkeypatch.setattr(AnswerModel, "load", lambda name: SimpleNamespace(choose=other_answer))
     monkeypatch.setattr(any_shape, "WITHIN", 100.0)
     return lambda ask=None: any_shape_chooser("h200", Library("h200", (row,)), ask)
 
@@ -80,6 +90,12 @@ def test_the_likeliest_kernels_are_legal_few_and_near_the_best(monkeypatch: pyte
     assert likeliest(PROBLEM, [odd], H200) == []
 
 
+def test_kernels_for_unaligned_rows_are_likely_for_them_alone() -> None:
+    odd: KernelConfig = Sm90OddrowsConfig(64, 64)
+    assert why_illegal(PROBLEM, odd, H200) is None and likeliest(PROBLEM, [odd], H200) == []
+    assert likeliest(replace(PROBLEM, k=521), [odd], H200) == [odd]
+
+
 def test_libraries_with_the_same_kernels_share_their_rankings(monkeypatch: pytest.MonkeyPatch) -> None:
     """Learning asks for a ranking that the choice has made, by a merged library that installs nothing more."""
     row = LibraryRow(Problem(64, 64, 64), "torch", plain=LibraryChoice(INSTALLED, 1.2, 1.1, 1.3))
@@ -99,12 +115,26 @@ def test_an_answer_is_among_the_inputs_of_a_choice(chooser: Any, monkeypatch: py
     inputs = any_shape.network_inputs
     monkeypatch.setattr(any_shape, "network_inputs", lambda *given: seen.append(given[3]) or inputs(*given))
     asked: list[Problem] = []
-    choose = chooser(lambda problem: asked.append(problem) or ANSWER)
+    choose = chooser(lambda problem: asked.append(problem) or (ANSWER,))
     for _ in range(2):
         choose(PROBLEM, H200, "plain")
     assert asked == [PROBLEM] and seen == [ANSWER]
-    choose(Problem(8192, 8192, 8192), H200, "plain")
-    assert asked == [PROBLEM], "a long regular product is left to torch without a question"
+    choose(Problem(333, 1, 520), H200, "plain")
+    assert asked == [PROBLEM], "a product of one column is left to torch without a question"
+
+
+def test_another_algorithm_is_chosen_where_no_kernel_is(chooser: Any) -> None:
+    long = Problem(8192, 8192, 8192)
+    choose = chooser(lambda problem: (ANSWER, OTHER))
+    assert choose(PROBLEM, H200, "plain").config == INSTALLED
+    assert choose(long, H200, "plain") == AnswerChoice(OTHER, 1.2, 1.1)
+    a, b = Operand((8192, 8192), (8192, 1), "fp16", "cuda:0"), Operand((8192, 8192), (1, 8192), "fp16", "cuda:0")
+    found = decide(a, b, None, gpu=H200, library=Library("h200", ()), any_shape=choose)
+    assert (found.config, found.problem, found.algorithm) == (None, long, OTHER)
+    assert "predicted at 1.20 times torch.matmul, surely 1.10" in found.reason
+    found = decide(a._replace(offset=2), b, None, gpu=H200, library=Library("h200", ()), any_shape=choose)
+    assert found.problem is None and "not aligned to 16 bytes" in found.reason
+    assert chooser(lambda problem: (ANSWER,))(long, H200, "plain") is None
 
 
 class Lt:
@@ -115,7 +145,7 @@ class Lt:
         self.broken = False
 
     def plan(self, problem: Problem) -> Any:
-        return SimpleNamespace(heuristic=lambda count: self.heuristic(problem, count), close=lambda: None)
+        return SimpleNamespace(heuristic=lambda count, *_: self.heuristic(problem, count), close=lambda: None)
 
     def heuristic(self, problem: Problem, count: int) -> list[Any]:
         self.asked.append((problem, count))
@@ -136,12 +166,13 @@ def test_the_heuristic_is_asked_once_for_a_problem(lt: Lt) -> None:
     assert lt.asked == [(PROBLEM, 1)]
 
 
-def test_few_answers_are_kept(lt: Lt, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("ask", [LtAlgorithms.first_answer, LtAlgorithms.answers])
+def test_few_answers_are_kept(ask: Any, lt: Lt, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cublaslt, "MAX_ANSWERS", 2)
     answers = LtAlgorithms(lambda: lt, lambda: 77)
     first, second, third = (replace(PROBLEM, m=m) for m in (1, 2, 3))
     for problem in (first, second, third, third, second, first):
-        answers.first_answer(problem)
+        ask(answers, problem)
     assert [problem.m for problem, _ in lt.asked] == [1, 2, 3, 1], "the oldest goes first"
 
 
@@ -189,9 +220,9 @@ def test_a_choice_that_must_wait_for_the_end_of_a_capture_is_not_kept() -> None:
 
 
 def test_a_chooser_that_waits_decides_after_the_capture(chooser: Any) -> None:
-    answers: list[str | None] = [None, ANSWER]
+    answers: list[tuple[str, ...] | None] = [None, (ANSWER,)]
 
-    def ask(problem: Problem) -> str:
+    def ask(problem: Problem) -> tuple[str, ...]:
         answer = answers.pop(0)
         if answer is None:
             raise NotWhileCapturing("cuBLASLt is not opened")

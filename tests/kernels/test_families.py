@@ -138,7 +138,7 @@ def test_its_figures_are_those_of_its_problem_alone(family: Family[KernelConfig]
         ctas = grid(problem, config, H200.sms)
         assert len(ctas) == 3 and min(ctas) >= 1 and ctas[0] % shape.cluster == 0
         assert k_tiles(problem, config) >= config.split_k and workspace_bytes(problem, config) >= 0
-        assert len(family.tensor_boxes(problem, config)) in (0, 3)
+        assert len(family.tensor_boxes(problem, config)) in (0, 3 if family.combs == 1 else 2)
         assert family.alignment(config) in (2, 4, 8, ROW_ALIGN_BYTES)
         assert not family.without_early(config.with_knobs(pdl=True, early=True)).early
 

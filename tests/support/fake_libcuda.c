@@ -1,6 +1,6 @@
 // A libcuda and a cuBLASLt that record their calls. A kernel's handle encodes its parameters. An odd handle takes three
 // maps, an address and three extents. An even handle takes three addresses and three extents. From 5000 on, a workspace
-// follows.
+// follows. Handle 4001 takes eight maps of each of two operands, two addresses and three extents.
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
@@ -27,7 +27,7 @@ typedef struct {
     uint64_t algo[8], bytes;
 } Product;
 
-enum { KEPT = 65536, PRODUCTS = 64, WITH_WORKSPACE = 5000 };
+enum { KEPT = 65536, PRODUCTS = 64, WITH_WORKSPACE = 5000, WITH_COMBS = 4001 };
 static Launch launches[KEPT];
 static Product products[PRODUCTS];
 static _Atomic int launched, encoded, multiplied;
@@ -64,7 +64,11 @@ int cuLaunchKernelEx(const Config *config, void *function, void **params, void *
     made->attribute_count = config->count;
     memcpy(made->attributes, config->attributes, 72 * config->count);
     int next = 3;
-    if (made->function % 2) {
+    if (made->function == WITH_COMBS) {
+        for (int i = 0; i < 2; i++) memcpy(made->maps[i], params[i], sizeof made->maps[i]);
+        for (int i = 1; i < 3; i++) made->addresses[i] = *(uint64_t *)params[i + 1];
+        next = 4;
+    } else if (made->function % 2) {
         for (int i = 0; i < 3; i++) memcpy(made->maps[i], params[i], sizeof made->maps[i]);
         made->addresses[2] = *(uint64_t *)params[next++];
     } else {

@@ -23,10 +23,10 @@ fit = typer.Typer(
 StoreOption = Annotated[
     list[Path] | None, typer.Option("--store", help="Store that a tuning left; may be repeated.", metavar="FILE")
 ]
-STEPS = ("record", "extend", "collect", "fit", "evaluate", "prove", "bench")
+STEPS = ("record", "extend", "answers", "collect", "fit", "evaluate", "prove", "bench")
 RESULTS = Path("results/any_shapes")
 #: Problems of a step that draws them, where --count is not given.
-COUNTS = {"record": 1200, "extend": 800, "bench": 300}
+COUNTS = {"record": 1200, "extend": 800, "answers": 5000, "bench": 300}
 
 
 @fit.command("catalogue", short_help="Choose the kernels that searches offer")
@@ -107,10 +107,16 @@ def _reader(field: str) -> Callable[[Path], None]:
 def fit_any_shape(
     step: Annotated[
         str,
-        typer.Argument(help="record (GPU), extend (GPU), collect, fit, evaluate, prove (GPU) or bench (GPU).", metavar="STEP"),
+        typer.Argument(
+            help="record, extend, answers, prove, bench (on a GPU), collect, fit or evaluate.", metavar="STEP"
+        ),
     ],
     count: Annotated[
-        int | None, typer.Option(help="Problems; by default 1200 to record, 800 to extend, 300 to bench.", show_default=False)
+        int | None,
+        typer.Option(
+            help="Problems; by default 1200 to record, 800 to extend, 5000 of answers, 300 to bench.",
+            show_default=False,
+        ),
     ] = None,
     measurements: Annotated[
         int | None, typer.Option(help="Kernels of each recorded problem; by default those that are likely the best.")
@@ -123,7 +129,15 @@ def fit_any_shape(
     / f"{common.DEFAULT_RECORDING}_cells.parquet",
     more: Annotated[
         list[Path] | None,
-        typer.Option(help="Table of further problems; may be repeated. By default *_extension*.parquet beside --cells."),
+        typer.Option(
+            help="Table of further problems; may be repeated. By default *_extension*.parquet beside --cells."
+        ),
+    ] = None,
+    answers: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Table of cuBLASLt's answers; may be repeated. By default *_answers*.parquet beside --cells."
+        ),
     ] = None,
     trials: Annotated[Path, typer.Option(help="Table of a library's trials.")] = RESULTS
     / f"{common.DEFAULT_RECORDING}_trials.parquet",
@@ -141,8 +155,9 @@ def fit_any_shape(
     """Choose kernels for shapes of no library: ``outblas fit any-shape STEP``.
 
     ``record`` measures random shapes into --cells. ``extend`` measures on others what the package would choose, into
-    --more. ``collect`` reads the trials of --build into --trials. ``fit`` writes the package's own table from --cells,
-    --more, --trials and --proved. ``evaluate`` scores the choice on problems that no fit has seen, beside the former
+    --more. ``answers`` times all answers of cuBLASLt's heuristic, into --answers. ``collect`` reads the trials of
+    --build into --trials. ``fit`` writes the package's own tables from --cells, --more, --answers, --trials and
+    --proved. ``evaluate`` scores the choice on problems that no fit has seen, beside the former
     rule, into --held-out. ``prove`` proves every offered kernel into --proved. ``bench`` times other shapes into --out
     and --summary.
     """
@@ -150,7 +165,7 @@ def fit_any_shape(
         raise UsageError(f"step {step!r}", " or ".join(STEPS), "pass one of them")
     number = common.at_least("--count", COUNTS.get(step, 1) if count is None else count, 1)
     common.at_least("--every", every, 1)
-    more = sorted(cells.parent.glob(f"{cells.stem.removesuffix('_cells')}_extension*.parquet")) if more is None else more
+    more, answers = (_beside(cells, *each) for each in ((more, "extension"), (answers, "answers")))
 
     from outblas.core.files import lock_folder
 
@@ -159,10 +174,12 @@ def fit_any_shape(
             _record_any_shape(number, measurements, seed, work, cells)
         elif step == "extend":
             _extend_any_shape(number, seed, work, more)
+        elif step == "answers":
+            _record_answers(number, seed, work, answers)
         elif step == "collect":
             _collect_any_shape(build, trials)
         elif step == "fit":
-            _fit_any_shape(cells, trials, more, proved)
+            _fit_any_shape(cells, trials, more, answers, proved)
         elif step == "evaluate":
             _evaluate_any_shape(cells, trials, more, held_out, every)
         elif step == "prove":
@@ -179,13 +196,31 @@ def _record_any_shape(count: int, measurements: int | None, seed: int, work: Pat
     out.print(f"{about}: {cells}", markup=False)
 
 
+def _beside(cells: Path, given: list[Path] | None, name: str) -> list[Path]:
+    """The files that an option names; without it, those of that name beside the cells."""
+    pattern = f"{cells.stem.removesuffix('_cells')}_{name}*.parquet"
+    return sorted(cells.parent.glob(pattern)) if given is None else given
+
+
+def _one_file(option: str, files: list[Path]) -> Path:
+    if len(files) != 1:
+        raise UsageError(f"{len(files)} files of {option}", "the file to write", f"pass {option} once")
+    return files[0]
+
+
 def _extend_any_shape(count: int, seed: int, work: Path, more: list[Path]) -> None:
     from outblas.search.any_shape_extension import extend, extension_shapes
 
-    if len(more) != 1:
-        raise UsageError(f"{len(more)} files of --more", "the file to write", "pass --more once")
-    about = extend(extension_shapes(count, seed), work / "extension.sqlite", more[0])
-    out.print(f"{about}: {more[0]}", markup=False)
+    file = _one_file("--more", more)
+    out.print(f"{extend(extension_shapes(count, seed), work / 'extension.sqlite', file)}: {file}", markup=False)
+
+
+def _record_answers(count: int, seed: int, work: Path, answers: list[Path]) -> None:
+    from outblas.search.answer_record import record_answers
+    from outblas.search.any_shape_extension import extension_shapes
+
+    file = _one_file("--answers", answers)
+    out.print(f"{record_answers(extension_shapes(count, seed), work / 'answers.jsonl', file)}: {file}", markup=False)
 
 
 def _collect_any_shape(build: Path, trials: Path) -> None:
@@ -194,11 +229,15 @@ def _collect_any_shape(build: Path, trials: Path) -> None:
     out.print(f"{collect_trials(build, trials)}: {trials}", markup=False)
 
 
-def _fit_any_shape(cells: Path, trials: Path, more: list[Path], proved: Path) -> None:
+def _fit_any_shape(cells: Path, trials: Path, more: list[Path], answers: list[Path], proved: Path) -> None:
+    from outblas.learn.train.fit_answers import fit_answers
     from outblas.learn.train.fit_any_shape_run import fit_all, packaged_path
 
     about = fit_all(cells, trials, more, proved, packaged_path(), lambda line: out.print(line, markup=False))
     out.print(f"{about}: {packaged_path()}", markup=False)
+    if answers:
+        path = packaged_path("answers")
+        out.print(f"{fit_answers(answers, path, lambda line: out.print(line, markup=False))}: {path}", markup=False)
 
 
 def _evaluate_any_shape(cells: Path, trials: Path, more: list[Path], held_out: Path, every: int) -> None:

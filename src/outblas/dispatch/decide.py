@@ -19,15 +19,15 @@ from outblas.kernels.families.registry import FAMILIES
 from outblas.kernels.fixed_order import summation, summation_of_weight
 from outblas.kernels.legality import why_illegal
 from outblas.records.library import Library
-from outblas.records.library_row import LibraryChoice, LibraryRow, SecondWinner
+from outblas.records.library_row import AnswerChoice, LibraryChoice, LibraryRow, SecondWinner
 from outblas.runtime.cublas import rounds_partial_sums
 
-#: Chooses a kernel for a problem on a GPU and a launch option, with its predicted speed-up over torch.matmul. None:
-#: leave it to torch. It may raise :class:`NotWhileCapturing`.
-Choose = Callable[[Problem, Gpu, Launch], LibraryChoice | None]
+#: Chooses a kernel or an algorithm of cuBLASLt for a problem on a GPU and a launch option, with its predicted speed-up
+#: over torch.matmul. None: leave it to torch. It may raise :class:`NotWhileCapturing`.
+Choose = Callable[[Problem, Gpu, Launch], LibraryChoice | AnswerChoice | None]
 #: As :data:`Choose`, for a chooser that may have measured the product: it then returns a row. It may also raise
 #: :class:`LeftToTorch`.
-ChooseOrRow = Callable[[Problem, Gpu, Launch], LibraryChoice | LibraryRow | None]
+ChooseOrRow = Callable[[Problem, Gpu, Launch], LibraryChoice | AnswerChoice | LibraryRow | None]
 
 
 class LeftToTorch(Exception):
@@ -250,8 +250,13 @@ def _for_any_shape(
         return _from_row(choice, operands, gpu, library, launch, terms)
     if choice is None:
         return Decision(None, None, f"{missing}, and no kernel is surely predicted to be faster than torch.matmul")
-    figures = f"{choice.speedup:.2f} times torch.matmul, surely {choice.low:.2f}"
-    return _by_kernel(choice.config, problem, operands, f"{missing}; predicted at {figures}")
+    reason = f"{missing}; predicted at {choice.speedup:.2f} times torch.matmul, surely {choice.low:.2f}"
+    if isinstance(choice, LibraryChoice):
+        return _by_kernel(choice.config, problem, operands, reason)
+    wrong = _misaligned(operands, ROW_ALIGN_BYTES)
+    return (
+        Decision(None, None, f"{missing}, and {wrong}") if wrong else Decision(None, problem, reason, choice.algorithm)
+    )
 
 
 def _from_row(

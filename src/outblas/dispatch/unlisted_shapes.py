@@ -1,11 +1,11 @@
-"""Choose kernels for problems that the packaged library does not have."""
+"""Choose kernels, or algorithms of cuBLASLt, for problems that the packaged library does not have."""
 
 from __future__ import annotations
 
 import functools
 import hashlib
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from outblas.core.roofline import Gpu
 from outblas.core.switches import is_off
 from outblas.dispatch.decide import Choose, NotWhileCapturing
 from outblas.records.library import Library
-from outblas.records.library_row import LibraryChoice
+from outblas.records.library_row import AnswerChoice, LibraryChoice
 from outblas.runtime.cublaslt import LtAlgorithms
 
 if TYPE_CHECKING:
@@ -27,17 +27,19 @@ if TYPE_CHECKING:
 ANY_SHAPE_VARIABLE = "OUTBLAS_ANY_SHAPE"
 #: Number of cached choices: the same problem returns with other addresses, outputs and launch options.
 MAX_CACHED_CHOICES = 4096
-#: Folder and ending of the fitted data.
-_DATA = ("any_shape", ".npz")
+#: Folders of the fitted data of kernels and of algorithms, and the ending of the files.
+_FITTED, _ENDING = ("any_shape", "answers"), ".npz"
 #: Folders of the package's other data on which choices depend: the ranking model and the kernels on offer.
 _OTHER_DATA = ("models", "libraries")
-#: Returns the first answer of cuBLASLt's heuristic for a problem; empty: unknown. It raises
+#: Returns the answers of cuBLASLt's heuristic for a problem, the first in front; empty without cuBLASLt. It raises
 #: :class:`outblas.dispatch.decide.NotWhileCapturing` if it must wait for the end of a capture.
-Ask = Callable[[Problem], str]
+Ask = Callable[[Problem], Sequence[str]]
 
 
 def any_shape_chooser(gpu_name: str, library: Library, ask: Ask | None = None) -> Choose | None:
-    """Return the chooser of :mod:`outblas.learn.any_shape` for a GPU, which reads its data at its first call.
+    """Return the chooser for a GPU, which reads its data at its first call.
+
+    It chooses a kernel by :mod:`outblas.learn.any_shape`, else an algorithm by :mod:`outblas.learn.answer_choice`.
 
     Return None if the package has no data for this GPU, or if ``OUTBLAS_ANY_SHAPE`` is 0, false, no or off. If the data
     cannot be read or numpy cannot be imported, the chooser warns once and returns None from then on.
@@ -47,21 +49,22 @@ def any_shape_chooser(gpu_name: str, library: Library, ask: Ask | None = None) -
             name.
         library: the packaged library. Its kernels are on offer for the layouts and dtypes in which it installs them,
             so that their machine code ships.
-        ask: see :data:`Ask`; None: choose without an answer.
+        ask: see :data:`Ask`; None: choose kernels alone, without an answer.
     """
-    if is_off(ANY_SHAPE_VARIABLE) or data_of_architecture(gpu_name, *_DATA) is None:
+    if is_off(ANY_SHAPE_VARIABLE) or any(data_of_architecture(gpu_name, folder, _ENDING) is None for folder in _FITTED):
         return None
     broken = False
 
     @functools.lru_cache(MAX_CACHED_CHOICES)
-    def choose(problem: Problem, gpu: Gpu, launch: Launch) -> LibraryChoice | None:
+    def choose(problem: Problem, gpu: Gpu, launch: Launch) -> LibraryChoice | AnswerChoice | None:
         nonlocal broken
         if broken:
             return None
         try:
-            from outblas.learn.any_shape import AnyShapeModel, is_left_to_torch  # with numpy
+            from outblas.learn.answer_choice import AnswerModel  # with numpy
+            from outblas.learn.any_shape import AnyShapeModel, is_narrow
 
-            found = AnyShapeModel.load(gpu_name)
+            kernels, algorithms = AnyShapeModel.load(gpu_name), AnswerModel.load(gpu_name)
         except (OutblasError, ImportError, OSError) as error:
             broken = True
             warnings.warn(f"outblas leaves shapes of no library to torch: {error}", RuntimeWarning, stacklevel=2)
@@ -69,9 +72,10 @@ def any_shape_chooser(gpu_name: str, library: Library, ask: Ask | None = None) -
         # The bounds were fitted with the packaged record; a calibration would move them.
         fitted = packaged_records().get(gpu_name)
         gpu = gpu if fitted is None else fitted.gpu
-        answer = "" if ask is None or is_left_to_torch(problem, gpu) else ask(problem)
+        answers = () if ask is None or is_narrow(problem) else ask(problem)
         offered = offered_kernels(gpu_name, library, problem.layout, problem.dtype, launch)
-        return found.choose(problem, gpu, offered, answer)
+        found = kernels.choose(problem, gpu, offered, answers[0] if answers else "")
+        return found or algorithms.choose(problem, gpu, answers)
 
     return choose
 
@@ -115,8 +119,8 @@ def _one_object(configs: tuple[KernelConfig, ...]) -> tuple[KernelConfig, ...]:
     return configs
 
 
-def ask_cublaslt(lt: LtAlgorithms, index: int, problem: Problem) -> str:
-    """Return the first answer of cuBLASLt's heuristic for a problem on a CUDA device; empty if cuBLASLt is missing.
+def ask_cublaslt(lt: LtAlgorithms, index: int, problem: Problem) -> tuple[str, ...]:
+    """Return the answers of cuBLASLt's heuristic for a problem on a CUDA device: :data:`Ask`.
 
     Raises:
         NotWhileCapturing: a CUDA graph is captured, and cuBLASLt is not open yet.
@@ -128,9 +132,9 @@ def ask_cublaslt(lt: LtAlgorithms, index: int, problem: Problem) -> str:
     with torch.cuda.device(index):
         ensure_context()
         answer = lt.first_answer(problem, may_open=not torch.cuda.is_current_stream_capturing())
-    if answer is None:
-        raise NotWhileCapturing("cuBLASLt, which a choice asks, is not opened while a CUDA graph is captured")
-    return answer
+        if answer is None:
+            raise NotWhileCapturing("cuBLASLt, which a choice asks, is not opened while a CUDA graph is captured")
+        return tuple(dict.fromkeys((answer, *lt.answers(problem)))) if answer else ()
 
 
 @functools.cache
@@ -141,9 +145,13 @@ def choices_id(gpu_name: str) -> str:
         gpu_name: short name of the GPU, e.g. ``h200``. Missing files count as empty ones, without an error.
     """
     others = (resources.files("outblas") / "data" / kind / f"{gpu_name}.json" for kind in _OTHER_DATA)
-    fitted = data_of_architecture(gpu_name, *_DATA) or gpu_name
-    files = (resources.files("outblas") / "data" / "any_shape" / f"{fitted}.npz", *others)
+    files = (*(_fitted(gpu_name, folder) for folder in _FITTED), *others)
     return hashlib.sha256(b"".join(hashlib.sha256(_bytes(file)).digest() for file in files)).hexdigest()
+
+
+def _fitted(gpu_name: str, folder: str) -> Any:
+    name = data_of_architecture(gpu_name, folder, _ENDING) or gpu_name
+    return resources.files("outblas") / "data" / folder / f"{name}{_ENDING}"
 
 
 def _bytes(file: Any) -> bytes:

@@ -116,6 +116,19 @@ class AnyShapeModel:
                 "install the package again, or fit it: outblas fit any-shape",
             ) from error
 
+    @staticmethod
+    def kernels_of(data: bytes) -> tuple[KernelConfig, ...]:
+        """Return the kernels of a file that :meth:`save` wrote, also if its nets have other inputs than today's.
+
+        Raises:
+            RecordError: the data are damaged.
+        """
+        try:
+            return tuple(config_from_name(str(each)) for each in read_arrays(data)["kernels"])
+        except DAMAGED as error:
+            wrong = f"the data for any shape cannot be read ({error})"
+            raise RecordError(wrong, "a file of outblas fit any-shape", "move it away") from error
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write an .npz file that :meth:`parse` reads. A file at ``path`` is replaced as a whole or not at all.
 
@@ -238,16 +251,19 @@ def _likeliest(problem: Problem, same: SameObject, gpu: Gpu) -> tuple[KernelConf
     return tuple(found)
 
 
-def is_left_to_torch(problem: Problem, gpu: Gpu) -> bool:
-    """Return True if N or K is too small, or if the product is long and regular.
+def is_narrow(problem: Problem) -> bool:
+    """Return True if N or K is too small: cuBLAS has other kernels for N = 1 and for K below 8."""
+    return problem.n == 1 or problem.k < ROW_ALIGN_BYTES // ELEMENT_BYTES
 
-    cuBLAS has other kernels for N = 1 and for K below 8, and their times are not predicted. N and K of a regular
-    product are multiples of 64. Long ones gain little: 1.002 in the suites, from 1e11 FLOP on. The test saves the
-    host's time for prompts of any length.
+
+def is_left_to_torch(problem: Problem, gpu: Gpu) -> bool:
+    """Return True if no kernel is chosen: N or K is too small (:func:`is_narrow`), or the product is long and regular.
+
+    N and K of a regular product are multiples of 64. Long ones gain little: 1.002 in the suites, from 1e11 FLOP on. The
+    test saves the host's time for prompts of any length.
     """
-    narrow = problem.n == 1 or problem.k < ROW_ALIGN_BYTES // ELEMENT_BYTES
     regular = problem.n % REGULAR_MULTIPLE == 0 and problem.k % REGULAR_MULTIPLE == 0
-    return narrow or (regular and floor_us(problem, gpu) > REGULAR_US)
+    return is_narrow(problem) or (regular and floor_us(problem, gpu) > REGULAR_US)
 
 
 def network_inputs(problem: Problem, configs: Sequence[KernelConfig], gpu: Gpu, answer: str = "") -> Features:

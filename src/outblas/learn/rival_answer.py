@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable
 
 import numpy as np
 
@@ -17,8 +16,8 @@ from outblas.core.roofline import Gpu
 from outblas.learn.features import Features
 
 #: Number of features of an answer.
-ANSWER_FEATURES = 9
-#: Algorithm of all answers in the fit: cuBLASLt's kernels for Hopper. Others say nothing that a fit has seen.
+ANSWER_FEATURES = 10
+#: Algorithm of cuBLASLt's kernels for Hopper. It answers for aligned rows.
 _HOPPER_ALGORITHM = 66
 #: Tiles 1 to 35 of cublasLtMatmulTile_t (cublasLt.h of CUDA 13), rows x columns of the column-major output.
 _FIRST_TILES = (
@@ -34,35 +33,37 @@ _STAGE_K = 64
 
 
 def answer_features(problem: Problem, answer: str, gpu: Gpu) -> Features:
-    """Return the features of a heuristic's first answer, float32[9], each of order one.
+    """Return the features of a heuristic's first answer, float32[10], each of order one.
 
-    The first is a flag. Then come log2 of tile rows, tile columns, parts of K and waves. Three shares follow: waves
-    over whole waves, SMs that the first wave uses, and the used part of the tiles. The last is log2 of the steps along
-    K. All are 0 if the answer is empty, unreadable, or names an algorithm or tile that no fit has seen.
+    The first two are flags: a readable answer, and cuBLASLt's algorithm for Hopper. Then come log2 of tile rows, tile
+    columns, parts of K and waves. Three shares follow: waves over whole waves, SMs that the first wave uses, and the
+    used part of the tiles. The last is log2 of the steps along K. All are 0 if the answer is empty, unreadable, or
+    names an unknown tile.
 
     Args:
         problem: the problem.
         answer: text of :func:`outblas.runtime.cublas.describe`, e.g. ``id=66 tile=10 splitk=1 ...``; empty: unknown.
         gpu: the GPU.
     """
-    fields = _fields(answer.split())
+    fields = answer_fields(answer)
     tile = _tiles().get(fields.get("tile", 0))
-    if tile is None or fields.get("id") != _HOPPER_ALGORITHM:
+    if tile is None:
         return np.zeros(ANSWER_FEATURES, dtype=np.float32)
     rows, columns = tile
     parts = max(1, fields.get("splitk", 1))
     # cuBLASLt computes the transpose: its rows are columns of our output.
     tiles = math.ceil(problem.n / rows) * math.ceil(problem.m / columns)
     waves = tiles * parts / gpu.sms
-    values = [1.0, math.log2(rows) / 4, math.log2(columns) / 4, math.log2(parts) / 2, math.log2(waves) / 4]
+    values = [1.0, float(fields.get("id") == _HOPPER_ALGORITHM)]
+    values += [math.log2(rows) / 4, math.log2(columns) / 4, math.log2(parts) / 2, math.log2(waves) / 4]
     values += [waves / math.ceil(waves), min(1.0, waves), problem.m * problem.n / (tiles * rows * columns)]
     values += [math.log2(max(1.0, problem.k / (_STAGE_K * parts))) / 4]
     return np.array(values, dtype=np.float32)
 
 
-def _fields(words: Iterable[str]) -> dict[str, int]:
-    """Return name -> number of the words ``name=number``; other words are skipped."""
-    pairs = (word.partition("=") for word in words)
+def answer_fields(answer: str) -> dict[str, int]:
+    """Return name -> number of the words ``name=number`` of an answer; other words are skipped."""
+    pairs = (word.partition("=") for word in answer.split())
     return {name: int(value) for name, _, value in pairs if value.isdecimal()}
 
 

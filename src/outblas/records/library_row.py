@@ -53,6 +53,21 @@ class LibraryChoice:
 
 
 @dataclass(frozen=True)
+class AnswerChoice:
+    """An algorithm of cuBLASLt that is predicted to be faster than torch.matmul.
+
+    Attributes:
+        algorithm: its description (:func:`outblas.runtime.cublas.describe`).
+        speedup: predicted speed-up over torch.matmul.
+        low: lower bound of that speed-up.
+    """
+
+    algorithm: str
+    speedup: float
+    low: float
+
+
+@dataclass(frozen=True)
 class SecondWinner:
     """A kernel or the fall-back, which plain calls under another workload run in place of the row's plain choice.
 

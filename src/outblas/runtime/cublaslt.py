@@ -114,6 +114,7 @@ class LtAlgorithms:
         self._found: dict[tuple[Problem, str], LtAlgorithm] = {}
         self.failed: dict[tuple[Problem, str], str] = {}
         self._answers: dict[Problem, str] = {}
+        self._all_answers: dict[Problem, list[str]] = {}
         self._lock = threading.RLock()  # reentrant: a signal handler may multiply meanwhile
 
     @property
@@ -193,19 +194,28 @@ class LtAlgorithms:
     def answers(self, problem: Problem) -> list[str]:
         """Return the algorithms that :meth:`find` finds, the heuristic's first in front; empty if cuBLASLt is missing.
 
+        The last ones are kept, as for :meth:`first_answer`.
+
         Args:
             problem: the product.
         """
         with self._lock:
+            if problem not in self._all_answers:
+                if len(self._all_answers) == MAX_ANSWERS:
+                    self._all_answers.pop(next(iter(self._all_answers)))
+                self._all_answers[problem] = self._ask_all(problem)
+            return self._all_answers[problem]
+
+    def _ask_all(self, problem: Problem) -> list[str]:
+        try:
+            plan = self._open().plan(problem)
             try:
-                plan = self._open().plan(problem)
-                try:
-                    results = plan.heuristic(AUTO_REQUEST, ROW_ALIGN_BYTES)
-                finally:
-                    plan.close()
-            except (DeviceError, ToolchainMissing) as error:
-                _LOG.info("cuBLASLt has no answers for %s: %s", problem.key, error.wrong)
-                return []
+                results = plan.heuristic(AUTO_REQUEST, ROW_ALIGN_BYTES)
+            finally:
+                plan.close()
+        except (DeviceError, ToolchainMissing) as error:
+            _LOG.info("cuBLASLt has no answers for %s: %s", problem.key, error.wrong)
+            return []
         return [describe(result.algo) for result in results]
 
     def _look_up(self, problem: Problem, algorithm: str) -> LtAlgorithm:

@@ -40,7 +40,7 @@ from outblas.core.errors import UsageError
 from outblas.core.evaluation import Status
 from outblas.core.files import write_json
 from outblas.core.problem import Dtype, Layout, Problem
-from outblas.core.rivals import RIVALS
+from outblas.core.rivals import LT_AUTO, RIVALS
 from outblas.core.roofline import Gpu
 from outblas.core.stats import geomean
 from outblas.core.suites import GRID_EXTENTS, LLM_LAYERS, PUBLISHED_SUITES, suite
@@ -52,7 +52,7 @@ from outblas.learn.train.fit_any_shape import general_kernels
 from outblas.learn.train.fit_any_shape_run import export
 from outblas.learn.train.held_out_choices import SLOW
 from outblas.records.library import Library
-from outblas.records.library_row import LibraryRow
+from outblas.records.library_row import AnswerChoice, LibraryChoice, LibraryRow
 from outblas.records.provenance import collect_provenance
 from outblas.records.results import read_result, write_result
 from outblas.records.store import Store
@@ -225,7 +225,7 @@ def bench(problems: Sequence[Problem], out: Path, summary_file: Path) -> dict[st
 def library_of_choices(problems: Sequence[Problem], gpu: Gpu) -> Library:
     """Return the choices for problems that no library has, on GPU 0, as a library; cuBLASLt is asked about each.
 
-    A problem of which no kernel is surely faster has a row that names torch.
+    A problem of which no kernel is surely faster has a row that names torch, or an algorithm of cuBLASLt.
 
     Args:
         problems: the problems.
@@ -242,8 +242,11 @@ def library_of_choices(problems: Sequence[Problem], gpu: Gpu) -> Library:
         )
     rows = []
     for problem in problems:
-        plain, pdl, weights = (choose(problem, gpu, launch) for launch in LAUNCHES)
-        rows.append(LibraryRow(problem, "torch", source="any_shape", plain=plain, pdl=pdl, weights=weights))
+        found = {launch: choose(problem, gpu, launch) for launch in LAUNCHES}
+        kernels = {launch: choice for launch, choice in found.items() if isinstance(choice, LibraryChoice)}
+        named = [choice.algorithm for choice in found.values() if isinstance(choice, AnswerChoice)]
+        baseline = {"baseline": LT_AUTO, "baseline_detail": named[0]} if named else {"baseline": "torch"}
+        rows.append(LibraryRow(problem, source="any_shape", **baseline, **kernels))
     return Library(gpu.name, tuple(rows))
 
 

@@ -32,7 +32,7 @@ from outblas.core.roofline import Gpu
 from outblas.dispatch.decide import Choose, LeftToTorch, NotWhileCapturing
 from outblas.dispatch.recent_entries import keep, touch
 from outblas.judge.faults import first_line
-from outblas.records.library_row import LibraryChoice, LibraryRow
+from outblas.records.library_row import AnswerChoice, LibraryChoice, LibraryRow
 
 _LOG = logging.getLogger(__name__)
 #: Calls after which a product is queued: one that is called once or twice is not worth the GPU's time.
@@ -104,7 +104,7 @@ class Learner:
 
     def row_for(
         self, index: int, own: Choose | None, problem: Problem, gpu: Gpu, launch: Launch
-    ) -> LibraryRow | LibraryChoice | None:
+    ) -> LibraryRow | LibraryChoice | AnswerChoice | None:
         """Answer one call of a product that no library lists.
 
         Returns:

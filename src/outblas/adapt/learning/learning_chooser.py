@@ -8,7 +8,7 @@ from outblas.core.config import Launch
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
 from outblas.dispatch.decide import Choose
-from outblas.records.library_row import LibraryChoice, LibraryRow
+from outblas.records.library_row import AnswerChoice, LibraryChoice, LibraryRow
 
 if TYPE_CHECKING:
     from outblas.adapt.learning.learner import Learner
@@ -26,7 +26,7 @@ class LearningChooser:
     def __init__(self, learner: Learner, index: int, own: Choose | None) -> None:
         self._learner, self._index, self._own = learner, index, own
 
-    def __call__(self, problem: Problem, gpu: Gpu, launch: Launch) -> LibraryRow | LibraryChoice | None:
+    def __call__(self, problem: Problem, gpu: Gpu, launch: Launch) -> LibraryRow | LibraryChoice | AnswerChoice | None:
         return self._learner.row_for(self._index, self._own, problem, gpu, launch)
 
     @property

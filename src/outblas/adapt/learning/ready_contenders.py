@@ -21,6 +21,7 @@ from outblas.kernels.geometry import workspace_bytes
 from outblas.kernels.source import make_source
 from outblas.learn.any_shape import likeliest
 from outblas.records.library import Library
+from outblas.records.library_row import LibraryChoice
 from outblas.runtime.cubin import Cubin
 from outblas.runtime.cublas import WORKSPACE_BYTES, rounds_partial_sums
 from outblas.runtime.cublaslt import LtAlgorithms
@@ -113,7 +114,7 @@ def _choice(own: Choose | None, problem: Problem, gpu: Gpu, launch: Launch) -> K
         choice = None if own is None else own(problem, gpu, launch)
     except LeftToTorch:
         return None
-    return None if choice is None else choice.config
+    return choice.config if isinstance(choice, LibraryChoice) else None
 
 
 def _shipped(problem: Problem, launch: Launch, gpu: Gpu, library: Library) -> Sequence[KernelConfig]:

@@ -21,7 +21,7 @@ MULTIPLIED = {
     "tensor": ("clock",),
 }
 #: Cycles at the coefficient ``clock`` that are no tensor work: their time scales with the clock of an SM.
-CYCLES = ("issue", "stage", "copy", "scalar", "box")
+CYCLES = ("issue", "stage", "copy", "scalar", "align")
 #: Times on an SM, microseconds, that shrink as its clock rises.
 TIMES = (
     *("cluster", "cluster_log", "latency_l2", "latency_hbm", "loaded_l2", "loaded_hbm", "wave", "tile"),

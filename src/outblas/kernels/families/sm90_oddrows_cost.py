@@ -11,8 +11,8 @@ from outblas.kernels.cost.tiled import TiledCost
 from outblas.kernels.families.sm90_oddrows_config import Sm90OddrowsConfig
 from outblas.kernels.geometry_terms import SM_REGISTERS, WGMMA_ROWS, ceil_div
 
-#: Coefficients, fitted on results/any_shapes/h200_extension_unaligned.parquet: microseconds, bytes per microsecond, cycles, GHz. ``align`` is
-#: the time of a row of 128 bytes in shared memory, cycles.
+#: Coefficients in microseconds, bytes per microsecond, cycles and GHz. They were fitted on the file
+#: results/any_shapes/h200_extension_unaligned.parquet. ``align`` is the time of a row of 128 bytes in shared memory.
 START = {
     "align": 4.96,
     "launch": 1.94,

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -41,16 +42,39 @@ FOR_UNALIGNED, LEAST_UNALIGNED = 40, 20
 RANDOM_PROBLEMS = 300
 #: Of a recorded problem, with and without PDL: the fastest kernels, and as many others, drawn.
 FASTEST_PER_PROBLEM = 8
-#: Nets, their width, passes over the data, cells a step, highest learning rate and weight decay.
-NETS, WIDTH, EPOCHS, BATCH, LEARNING_RATE, WEIGHT_DECAY = 5, 96, 24, 2048, 1e-2, 1e-2
-#: Log speed-ups beyond this are as good as it; errors beyond HUBER count by their size, not its square.
-LOG_SPEEDUP_BOUND, HUBER = 1.5, 0.1
+#: Log speed-ups beyond this are as good as it.
+LOG_SPEEDUP_BOUND = 1.5
+#: Nets of a fit.
+NETS = 5
 #: Source of the problems that no suite has.
 RANDOM = "random"
 #: What a cell of these problems counts, of a suite's 1.
 UNLISTED_WEIGHT = 2.0
 #: Share of the cells whose answer of cuBLASLt a fit does not see, so that the nets can do without it.
 UNANSWERED = 0.3
+
+
+class NetSettings(NamedTuple):
+    """How nets are trained.
+
+    Attributes:
+        width: of each of two hidden layers.
+        epochs: passes over the data.
+        batch: cells a step of each net.
+        huber: errors beyond it count by their size, not its square.
+        learning_rate: the highest.
+        weight_decay: of AdamW.
+    """
+
+    width: int = 160
+    epochs: int = 48
+    batch: int = 2048
+    huber: float = 0.1
+    learning_rate: float = 1e-2
+    weight_decay: float = 1e-2
+
+
+SETTINGS = NetSettings()
 
 
 def general_kernels(gpu: Gpu, seed: int = 0) -> tuple[KernelConfig, ...]:
@@ -140,12 +164,8 @@ def fit(cells: Sequence[OfferedCells], gpu: Gpu, seed: int = 0) -> Regressor:
     counts = np.repeat([UNLISTED_WEIGHT if c.source == RANDOM else 1.0 for c in cells], [c.fitted.sum() for c in cells])
     blind = np.random.default_rng(seed).random(len(x)) < UNANSWERED
     x[blind, answer_columns()] = 0
-    mean, deviation = x.mean(axis=0), x.std(axis=0)
-    scale = np.where(deviation < 1e-5, 0.0, 1.0 / np.maximum(deviation, 1e-5)).astype(np.float32)
     y = torch.from_numpy(np.clip(gains, -LOG_SPEEDUP_BOUND, LOG_SPEEDUP_BOUND))
-    layers = _fit_nets(torch.from_numpy((x - mean) * scale), y, torch.from_numpy(counts).float(), seed)
-    weights, biases = (tuple(each.detach().numpy() for each in side) for side in zip(*layers, strict=True))
-    return Regressor(mean, scale, weights, biases)
+    return fit_nets(x, y, torch.from_numpy(counts).float(), SETTINGS, seed)
 
 
 def answer_columns() -> slice:
@@ -164,22 +184,41 @@ def _inputs(problem: Problem, configs: tuple[KernelConfig, ...], gpu: Gpu, answe
     return network_inputs(problem, configs, gpu, answer)
 
 
-def _fit_nets(x: torch.Tensor, y: torch.Tensor, counts: torch.Tensor, seed: int) -> list[tuple[torch.Tensor, ...]]:
-    """Return (weights, biases) of each layer of all nets, trained together: float32[nets, in, out], [nets, 1, out]."""
+def fit_nets(x: Features, y: torch.Tensor, counts: torch.Tensor, settings: NetSettings, seed: int = 0) -> Regressor:
+    """Return 5 nets with two hidden layers, trained together. The result depends on seed and number of threads only.
+
+    Args:
+        x: float32[cells, inputs].
+        y: float32[cells], the outputs.
+        counts: float32[cells], what each cell counts.
+        settings: how they are trained.
+        seed: seed of the nets and batches.
+    """
+    mean, deviation = x.mean(axis=0), x.std(axis=0)
+    scale = np.where(deviation < 1e-5, 0.0, 1.0 / np.maximum(deviation, 1e-5)).astype(np.float32)
+    layers = _trained(torch.from_numpy((x - mean) * scale), y, counts, settings, seed)
+    weights, biases = (tuple(each.detach().numpy() for each in side) for side in zip(*layers, strict=True))
+    return Regressor(mean, scale, weights, biases)
+
+
+def _trained(
+    x: torch.Tensor, y: torch.Tensor, counts: torch.Tensor, settings: NetSettings, seed: int
+) -> list[tuple[torch.Tensor, ...]]:
+    """Return (weights, biases) of each layer of all nets: float32[nets, in, out], [nets, 1, out]."""
     generator = torch.Generator().manual_seed(seed)
-    sizes = (x.shape[1], WIDTH, WIDTH, 1)
+    sizes = (x.shape[1], settings.width, settings.width, 1)
     layers = [tuple(_drawn(n, inner, outer, generator) for n in (inner, 1)) for inner, outer in pairwise(sizes)]
-    steps = EPOCHS * max(1, len(x) // BATCH)
+    steps = settings.epochs * max(1, len(x) // settings.batch)
     parts = [part for layer in layers for part in layer]
-    optimizer = torch.optim.AdamW(parts, LEARNING_RATE, weight_decay=WEIGHT_DECAY)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LEARNING_RATE, total_steps=steps)
+    optimizer = torch.optim.AdamW(parts, settings.learning_rate, weight_decay=settings.weight_decay)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, settings.learning_rate, total_steps=steps)
     for _ in range(steps):
-        some = torch.randint(len(x), (NETS, BATCH), generator=generator)
+        some = torch.randint(len(x), (NETS, settings.batch), generator=generator)
         h = x[some]
         for weight, bias in layers[:-1]:
             h = torch.nn.functional.silu(torch.baddbmm(bias, h, weight))
         h = torch.baddbmm(layers[-1][1], h, layers[-1][0])
-        error = torch.nn.functional.huber_loss(h[:, :, 0], y[some], delta=HUBER, reduction="none")
+        error = torch.nn.functional.huber_loss(h[:, :, 0], y[some], delta=settings.huber, reduction="none")
         optimizer.zero_grad()
         (counts[some] * error).mean(dim=1).sum().backward()
         optimizer.step()

@@ -24,9 +24,9 @@ from outblas.core.plain_files import read_object
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
 from outblas.kernels.config_text import config_from_name
+from outblas.kernels.families.registry import FAMILIES
 from outblas.learn.any_shape import AnyShapeModel
 from outblas.learn.policy import Policy
-from outblas.kernels.families.registry import FAMILIES
 from outblas.learn.train.fit_any_shape import (
     RANDOM,
     OfferedCells,
@@ -53,9 +53,13 @@ from outblas.records.recording import Recording
 from outblas.records.store import Store
 
 
-def packaged_path() -> Path:
-    """Return the package's path of the reference GPU's fitted data."""
-    return Path(str(resources.files("outblas"))) / "data" / "any_shape" / f"{reference_gpu().name}.npz"
+def packaged_path(folder: str = "any_shape") -> Path:
+    """Return the package's path of the reference GPU's fitted data.
+
+    Args:
+        folder: ``any_shape``, or ``answers`` of :mod:`outblas.learn.answer_choice`.
+    """
+    return Path(str(resources.files("outblas"))) / "data" / folder / f"{reference_gpu().name}.npz"
 
 
 def export(store: Path, out: Path, answers: Mapping[str, str] | None = None) -> str:
@@ -215,7 +219,7 @@ def _kernels_for_any_shape(data: FitData, proved: Path, out: Path) -> tuple[Kern
     failed = read_object(proved, "proved kernels", do)["failed"] if proved.exists() else {}
     left_out = {name.split(" ", 1)[1] for name in failed}
     recorded = {config for each in data.random for config in each.configs}
-    before = AnyShapeModel.parse(out.read_bytes(), str(out)).kernels if out.is_file() else ()
+    before = AnyShapeModel.kernels_of(out.read_bytes()) if out.is_file() else ()
     kernels = before or [config for config in general_kernels(data.gpu) if config in recorded]
     kernels = [config for config in kernels if not FAMILIES[config.family].for_unaligned_rows]
     kernels += unaligned_kernels(data.random)

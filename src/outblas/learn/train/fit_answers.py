@@ -1,0 +1,139 @@
+"""Fit the choice among cuBLASLt's answers (:mod:`outblas.learn.answer_choice`) on recorded times of all answers.
+
+``outblas.search.answer_record`` records; the command is ``outblas fit any-shape fit``.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from outblas.core.errors import OutblasError, RecordError
+from outblas.core.gpu_records import gpu_of_product, reference_gpu
+from outblas.core.problem import Problem
+from outblas.learn.answer_choice import AnswerModel, network_inputs, other_answers
+from outblas.learn.features import Features
+from outblas.learn.posterior import Floats, Regressor
+from outblas.learn.train.fit_any_shape import NetSettings, fit_nets
+from outblas.records.parquet import read_whole
+
+#: Nets of a fit: wide enough for about a hundred inputs.
+SETTINGS = NetSettings(width=128, epochs=40, batch=1024, huber=0.05)
+#: Log speed-ups beyond this are as good as it.
+BOUND = 0.5
+#: Folds of the problems, of which each is predicted by nets that have not seen it.
+FOLDS = 4
+#: Bounds and margins among which a fit chooses.
+SURES, MARGINS = (0.5, 1.0, 1.5, 2.0, 3.0), (1.0, 1.005, 1.01, 1.015, 1.02, 1.03)
+#: A choice below this times the first answer's speed is slower; this share of the problems may be.
+SLOW, MAX_SLOWER = 0.98, 0.007
+
+
+@dataclass(frozen=True)
+class Answers:
+    """All answers for one problem, the first in front, with their times in microseconds."""
+
+    problem: Problem
+    names: tuple[str, ...]
+    us: tuple[float, ...]
+
+
+def read_answers(path: Path) -> tuple[list[Answers], dict[str, Any]]:
+    """Read a file of :func:`outblas.search.answer_record.record_answers`.
+
+    Returns:
+        (one :class:`Answers` per problem with two answers or more, the provenance).
+
+    Raises:
+        RecordError: there is no such file, or it is damaged.
+    """
+    import pyarrow as pa
+
+    if not path.is_file():
+        raise RecordError(f"no file {path}", "recorded answers", "make them: outblas fit any-shape answers")
+    try:
+        table = read_whole(path)
+        grouped: dict[str, list[tuple[str, float]]] = {}
+        for row in table.to_pylist():
+            grouped.setdefault(row["problem"], []).append((row["answer"], row["median_us"]))
+        found = [Answers(Problem.from_key(key), *zip(*rows, strict=True)) for key, rows in grouped.items()]
+        return [each for each in found if len(each.names) > 1], json.loads(table.schema.metadata[b"provenance"])
+    except (pa.ArrowException, OSError, ValueError, LookupError, TypeError, OutblasError) as error:
+        wrong, do = f"{path} cannot be read ({error})", "make it again: outblas fit any-shape answers"
+        raise RecordError(wrong, "a whole table of answers", do) from error
+
+
+def fit_answers(paths: Sequence[Path], out: Path, report: Callable[[str], None]) -> str:
+    """Fit nets, bound and margin, and write them.
+
+    Args:
+        paths: files of recorded answers of one GPU.
+        out: the file to write. Missing folders are made.
+        report: receives one line for each part of the fit.
+
+    Returns:
+        One line about the fit.
+
+    Raises:
+        OutblasError: no margin keeps nearly all products from getting slower.
+        RecordError: a file is missing.
+    """
+    read = [read_answers(path) for path in paths]
+    problems = [each for found, _ in read for each in found]
+    provenance = read[-1][1]
+    gpu = gpu_of_product(str(provenance["gpu"])) or reference_gpu()
+    x = [network_inputs(each.problem, each.names, other_answers(each.names), gpu) for each in problems]
+    gains = [np.array([math.log(each.us[0] / each.us[i]) for i in other_answers(each.names)]) for each in problems]
+    fold = np.random.default_rng(0).permutation(len(problems)) % FOLDS
+    predicted: list[tuple[Floats, Floats]] = [(np.empty(0), np.empty(0))] * len(problems)
+    for number in range(FOLDS):
+        nets = _fit([x[i] for i in np.flatnonzero(fold != number)], [gains[i] for i in np.flatnonzero(fold != number)])
+        for i in np.flatnonzero(fold == number).tolist():
+            predicted[i] = nets.predict(x[i]) if len(x[i]) else (np.empty(0), np.empty(0))
+        report(f"answers: fold {number + 1} of {FOLDS}")
+    sure, margin, taken = _choose_rule(predicted, gains)
+    slower = int((taken < math.log(SLOW)).sum())
+    best = np.array([max(0.0, each.max(initial=0.0)) for each in gains])
+    told = (
+        f"kept out: {math.exp(taken.mean()):.4f} over the first answer, the best answers {math.exp(best.mean()):.4f}, "
+        f"{slower} of {len(taken)} below {SLOW}"
+    )
+    about = f"{len(problems)} problems; {provenance['gpu']}, driver {provenance['driver']}, {provenance['date'][:10]}"
+    out.parent.mkdir(parents=True, exist_ok=True)
+    AnswerModel(_fit(x, gains), margin, sure, f"{about}; {told}").save(out)
+    return f"answers: bound {sure:g} deviations below, margin {margin}; {told}"
+
+
+def _fit(x: Sequence[Features], gains: Sequence[Floats]) -> Regressor:
+    """Nets that predict the log speed-up of an answer over the first."""
+    inputs, wanted = np.concatenate([each for each in x if len(each)]), np.concatenate(gains)
+    y = torch.from_numpy(np.clip(wanted, -BOUND, BOUND).astype(np.float32))
+    return fit_nets(inputs, y, torch.ones(len(y)), SETTINGS)
+
+
+def _choose_rule(predicted: Sequence[tuple[Floats, Floats]], gains: Sequence[Floats]) -> tuple[float, float, Floats]:
+    """Return (bound, margin, log speed-ups taken) with the most speed, of those that make few problems slower."""
+    rules = []
+    for sure, margin in product(SURES, MARGINS):
+        taken = np.array([_outcome(*each, gain, sure, margin) for each, gain in zip(predicted, gains, strict=True)])
+        if (taken < math.log(SLOW)).mean() <= MAX_SLOWER:
+            rules.append((float(taken.mean()), sure, margin, taken))
+    if not rules:
+        raise OutblasError("no margin keeps the answers of cuBLASLt fast", "surer predictions", "record more problems")
+    _, sure, margin, taken = max(rules, key=lambda rule: rule[0])
+    return sure, margin, taken
+
+
+def _outcome(gain: Floats, deviation: Floats, measured: Floats, sure: float, margin: float) -> float:
+    low = gain - sure * deviation
+    if not len(low) or not low.max() >= math.log(margin):
+        return 0.0
+    return float(measured[int(low.argmax())])
