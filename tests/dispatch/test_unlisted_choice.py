@@ -137,6 +137,14 @@ def test_another_algorithm_is_chosen_where_no_kernel_is(chooser: Any) -> None:
     assert chooser(lambda problem: (ANSWER,))(long, H200, "plain") is None
 
 
+@pytest.mark.parametrize(("low", "kernel"), [(1.0, True), (9.0, False)])
+def test_the_higher_bound_wins(low: float, kernel: bool, chooser: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = AnswerChoice(OTHER, low, low)
+    monkeypatch.setattr(AnswerModel, "load", lambda name: SimpleNamespace(choose=lambda *_: answer))
+    found = chooser(lambda problem: (ANSWER, OTHER))(PROBLEM, H200, "plain")
+    assert found.config == INSTALLED if kernel else found is answer
+
+
 class Lt:
     """A cuBLASLt without a GPU that proposes one algorithm."""
 

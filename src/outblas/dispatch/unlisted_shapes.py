@@ -39,7 +39,8 @@ Ask = Callable[[Problem], Sequence[str]]
 def any_shape_chooser(gpu_name: str, library: Library, ask: Ask | None = None) -> Choose | None:
     """Return the chooser for a GPU, which reads its data at its first call.
 
-    It chooses a kernel by :mod:`outblas.learn.any_shape`, else an algorithm by :mod:`outblas.learn.answer_choice`.
+    It chooses a kernel by :mod:`outblas.learn.any_shape` or an algorithm by :mod:`outblas.learn.answer_choice`: what has
+    the higher lower bound.
 
     Return None if the package has no data for this GPU, or if ``OUTBLAS_ANY_SHAPE`` is 0, false, no or off. If the data
     cannot be read or numpy cannot be imported, the chooser warns once and returns None from then on.
@@ -74,8 +75,11 @@ def any_shape_chooser(gpu_name: str, library: Library, ask: Ask | None = None) -
         gpu = gpu if fitted is None else fitted.gpu
         answers = () if ask is None or is_narrow(problem) else ask(problem)
         offered = offered_kernels(gpu_name, library, problem.layout, problem.dtype, launch)
-        found = kernels.choose(problem, gpu, offered, answers[0] if answers else "")
-        return found or algorithms.choose(problem, gpu, answers)
+        kernel = kernels.choose(problem, gpu, offered, answers[0] if answers else "")
+        algorithm = algorithms.choose(problem, gpu, answers)
+        if kernel is None or algorithm is None:
+            return kernel or algorithm
+        return kernel if kernel.low >= algorithm.low else algorithm
 
     return choose
 

@@ -26,7 +26,7 @@ from outblas.learn.train.fit_any_shape import NetSettings, fit_nets
 from outblas.records.parquet import read_whole
 
 #: Nets of a fit: wide enough for about a hundred inputs.
-SETTINGS = NetSettings(width=128, epochs=40, batch=1024, huber=0.05)
+SETTINGS = NetSettings(width=128, epochs=28, batch=1024, huber=0.05)
 #: Log speed-ups beyond this are as good as it.
 BOUND = 0.5
 #: Folds of the problems, of which each is predicted by nets that have not seen it.
@@ -34,7 +34,7 @@ FOLDS = 4
 #: Bounds and margins among which a fit chooses.
 SURES, MARGINS = (0.5, 1.0, 1.5, 2.0, 3.0), (1.0, 1.005, 1.01, 1.015, 1.02, 1.03)
 #: A choice below this times the first answer's speed is slower; this share of the problems may be.
-SLOW, MAX_SLOWER = 0.98, 0.007
+SLOW, MAX_SLOWER = 0.98, 0.01
 
 
 @dataclass(frozen=True)
