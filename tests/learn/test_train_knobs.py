@@ -75,7 +75,7 @@ def test_a_rule_is_learned_and_holds_on_new_shapes(recording: Recording, space: 
     learn = [p for p in recording.problems if p not in held]
     searches = knob_searches(recording, held)
     assert len(searches) == 2 * len(held)
-    policy = train_knobs(recording, learn, replace(SMALL, steps=4096), space=space)
+    policy = train_knobs(recording, learn, replace(SMALL, steps=4096, seed=1), space=space)
     before, after = (knob_search_qualities(one, searches, 2) for one in (untrained_knob_policy(), policy))
     assert before[:, 0].mean() < 0.9 and after[:, 0].mean() > 0.98
     assert (after[:, 1] >= after[:, 0]).all()

@@ -39,8 +39,8 @@ Ask = Callable[[Problem], Sequence[str]]
 def any_shape_chooser(gpu_name: str, library: Library, ask: Ask | None = None) -> Choose | None:
     """Return the chooser for a GPU, which reads its data at its first call.
 
-    It chooses a kernel by :mod:`outblas.learn.any_shape` or an algorithm by :mod:`outblas.learn.answer_choice`: what has
-    the higher lower bound.
+    It chooses a kernel by :mod:`outblas.learn.any_shape`, or an algorithm by :mod:`outblas.learn.answer_choice` if its
+    lower bound is higher.
 
     Return None if the package has no data for this GPU, or if ``OUTBLAS_ANY_SHAPE`` is 0, false, no or off. If the data
     cannot be read or numpy cannot be imported, the chooser warns once and returns None from then on.
