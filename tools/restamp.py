@@ -7,10 +7,10 @@ code.
     python tools/restamp.py --rehash
     python tools/restamp.py --new
 
-Every kernel counts that a packaged library installs or that is offered for any shape. An older commit (its generator
-and its kernel files) and the present one make its source. If a compiler reads different texts, one NVRTC compiles both.
-All cubins must then be the same, byte by byte or at least in their code sections. The provenance of the libraries, and
-of published results that name their kernels, then gets the present hash
+Every kernel counts that a packaged library installs. One that is offered for any shape counts if it was on offer in the
+older commit. That commit (its generator and its kernel files) and the present one make its source. If a compiler reads
+different texts, one NVRTC compiles both. All cubins must then be the same, byte by byte or at least in their code
+sections. The provenance of the libraries, and of published results that name their kernels, then gets the present hash
 (:func:`outblas.kernels.kernel_hash.kernels_sha`). A record beside it holds the old hash, the date and the counts. The
 table of equal kernels is written with it (:mod:`outblas.records.equal_kernels`); it keeps users' tuned libraries valid.
 If a kernel differs, nothing is written, the different kernels are listed, and the exit status is 1.
@@ -37,7 +37,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -45,7 +45,7 @@ from pathlib import Path
 from typing import Any
 
 from outblas import __version__
-from outblas.core.config import config_name
+from outblas.core.config import KernelConfig, config_name
 from outblas.core.errors import CompileError, OutblasError, UsageError
 from outblas.core.problem import Problem
 from outblas.dispatch.cubin_build import ARCHITECTURE, any_shape_files, packaged_libraries, pairs_for_any_shape
@@ -64,6 +64,8 @@ from outblas.search.build_library.build_work import unproved_tables
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA, RESULTS = ROOT / "src" / "outblas" / "data", ROOT / "results"
+#: Folder of the kernels for any shape.
+ANY_SHAPE = "src/outblas/data/any_shape"
 #: Key of the hash in a provenance, and of the lists of records beside it.
 HASH, RECORDS, REHASHED = "kernels", "restamped", "rehashed"
 #: What the older package is asked, in a process of its own: (problem, config) pairs in, their sources out.
@@ -120,9 +122,16 @@ class Compared:
     differences: tuple[str, ...]
 
 
-def packaged_pairs() -> list[tuple[str, str]]:
+def offered_before(commit: str) -> set[tuple[Problem, KernelConfig]]:
+    """The kernels for any shape of a commit. No figure of that commit is of others that are on offer now."""
+    listed = _git("ls-tree", "--name-only", f"{commit}:{ANY_SHAPE}").decode().split()
+    files = {name.removesuffix(".npz"): _git("show", f"{commit}:{ANY_SHAPE}/{name}") for name in listed}
+    return set(pairs_for_any_shape(files))
+
+
+def packaged_pairs(before: Container[tuple[Problem, KernelConfig]] | None = None) -> list[tuple[str, str]]:
     """(problem, config) by name, one of each distinct kernel that a packaged library installs or that is offered for
-    any shape."""
+    any shape. Of the latter, those in ``before``."""
     installed = (
         (problem, config)
         for gpu in packaged_libraries()
@@ -130,7 +139,8 @@ def packaged_pairs() -> list[tuple[str, str]]:
         for config in configs
     )
     pairs: dict[Source, tuple[str, str]] = {}
-    for problem, config in chain(installed, pairs_for_any_shape(any_shape_files())):
+    offered = pairs_for_any_shape(any_shape_files())
+    for problem, config in chain(installed, (pair for pair in offered if before is None or pair in before)):
         pairs.setdefault(make_source(problem, config), (problem.key, config_name(config)))
     return list(pairs.values())
 
@@ -365,7 +375,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             begin_table([Library.packaged(gpu) for gpu in packaged_libraries()], TABLE_PATH)
             _report([TABLE_PATH])
             return 0
-        pairs = packaged_pairs()
+        pairs = packaged_pairs(offered_before(options.since))
         past = older(options.since, pairs)
         now = [make_source(Problem.from_key(key), config_from_name(name)) for key, name in pairs]
         sides = iter(("before", "now"))

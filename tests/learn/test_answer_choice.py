@@ -30,7 +30,7 @@ FIRST, FASTER, ROUNDING = (
 
 
 def model(gain: float, deviation: float = 0.0, margin: float = 1.01) -> AnswerModel:
-    """One whose two nets predict ``gain`` plus and minus ``deviation`` for every answer."""
+    """Return a model whose two nets predict ``gain`` plus and minus ``deviation`` for every answer."""
     wide = answer_choice.inputs()
     weights = (np.zeros((2, wide, 1), np.float32),)
     biases = (np.array([gain + deviation, gain - deviation], np.float32).reshape(2, 1, 1),)

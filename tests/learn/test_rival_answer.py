@@ -36,8 +36,6 @@ def test_algorithms_for_hopper_have_a_flag() -> None:
     assert (ours[1], older[1]) == (1, 0) and np.array_equal(np.delete(ours, 1), np.delete(older, 1))
 
 
-@pytest.mark.parametrize(
-    "answer", ["", "nonsense", "id=66", "tile", "id=66 tile=99999", "id=66 tile=x"]
-)
+@pytest.mark.parametrize("answer", ["", "nonsense", "id=66", "tile", "id=66 tile=99999", "id=66 tile=x"])
 def test_what_no_fit_has_seen_counts_as_no_answer(answer: str) -> None:
     assert np.array_equal(answer_features(PROBLEM, answer, H200), np.zeros(ANSWER_FEATURES))

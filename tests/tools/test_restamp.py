@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from outblas import __version__
+from outblas.core.config import config_name
 from outblas.core.errors import CompileError, RecordError, UsageError
 from outblas.core.problem import Problem
 from outblas.kernels.config_text import config_from_name
@@ -97,6 +98,17 @@ def test_everything_that_ships_is_compared(script: Any) -> None:
     assert compared >= set(sources_of([Library.packaged("h200")])) | set(sources_for_any_shape(any_shape_files()))
 
 
+def test_kernels_for_any_shape_count_if_they_were_on_offer_before(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from outblas.dispatch.cubin_build import any_shape_files, pairs_for_any_shape
+
+    now = pairs_for_any_shape(any_shape_files())
+    file = (script.ROOT / script.ANY_SHAPE / "h200.npz").read_bytes()
+    monkeypatch.setattr(script, "_git", lambda command, *_: b"h200.npz\n" if command == "ls-tree" else file)
+    assert script.offered_before("a commit") == set(now)
+    all_of_them, without = (set(script.packaged_pairs(known)) for known in (now, set(now) - {now[-1]}))
+    assert all_of_them - without == {(now[-1][0].key, config_name(now[-1][1]))}
+
+
 def test_a_stamp_keeps_what_it_replaces(script: Any) -> None:
     once = script.stamped({"gpu": "x", "kernels": "a"}, RECORD, "b")
     assert once == {"gpu": "x", "kernels": "b", "restamped": [{**RECORD, "replaced": "a"}]}
@@ -159,7 +171,8 @@ def test_one_kernel_that_differs_leaves_everything_as_it_is(
     script: Any, cubins: list[Cubin], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pairs = [(P.key, "sm80_direct_gemm:bm=16,bn=8,wm=1,wn=1,wk=1,unroll=2,pdl=false")]
-    monkeypatch.setattr(script, "packaged_pairs", lambda: pairs)
+    monkeypatch.setattr(script, "offered_before", lambda commit: set())
+    monkeypatch.setattr(script, "packaged_pairs", lambda before: pairs)
     monkeypatch.setattr(script, "older", lambda commit, pairs: script.Older("c" * 40, "old", EARLIER[:1], NAMED))
     monkeypatch.setattr(script, "_build", lambda sources, jobs, what: [cubins[what == "now"]])
     written: list[Any] = []

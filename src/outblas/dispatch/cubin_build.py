@@ -104,7 +104,7 @@ def pairs_for_any_shape(files: Mapping[str, bytes]) -> list[tuple[Problem, Kerne
     found = []
     for gpu, data in files.items():
         for config, (layout, dtype) in product(
-            AnyShapeModel.parse(data, gpu).kernels, product(get_args(Layout), get_args(Dtype))
+            AnyShapeModel.kernels_of(data), product(get_args(Layout), get_args(Dtype))
         ):
             problems = (Problem(*mnk, layout, dtype) for mnk in _ASKED)
             found += [(p, config) for p in problems if not why_illegal(p, config, packaged_gpu(gpu))][:1]

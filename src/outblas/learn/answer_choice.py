@@ -105,8 +105,14 @@ class AnswerModel:
             RecordError: the disk refuses.
         """
         buffer = io.BytesIO()
-        about = {"format": FORMAT, "margin": self.margin, "sure": self.sure, "about": self.about}
-        np.savez_compressed(buffer, **about, **self.nets.to_arrays())
+        np.savez_compressed(
+            buffer,
+            format=FORMAT,
+            margin=self.margin,
+            sure=self.sure,
+            about=self.about,
+            **self.nets.to_arrays(),
+        )
         write_atomic(Path(path), buffer.getvalue())
 
     def choose(self, problem: Problem, gpu: Gpu, answers: Sequence[str]) -> AnswerChoice | None:

@@ -96,7 +96,7 @@ class Measured:
     """The kernels that are measured of each problem on a GPU, and cuBLASLt's answers on which they depend.
 
     Args:
-        gpu: GPU 0, which the package has data for.
+        gpu: GPU 0; the package has data of its architecture.
 
     Attributes:
         answers: key of a problem -> first answer of cuBLASLt's heuristic.

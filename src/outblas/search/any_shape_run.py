@@ -243,10 +243,14 @@ def library_of_choices(problems: Sequence[Problem], gpu: Gpu) -> Library:
     rows = []
     for problem in problems:
         found = {launch: choose(problem, gpu, launch) for launch in LAUNCHES}
-        kernels = {launch: choice for launch, choice in found.items() if isinstance(choice, LibraryChoice)}
         named = [choice.algorithm for choice in found.values() if isinstance(choice, AnswerChoice)]
-        baseline = {"baseline": LT_AUTO, "baseline_detail": named[0]} if named else {"baseline": "torch"}
-        rows.append(LibraryRow(problem, source="any_shape", **baseline, **kernels))
+        row = (
+            LibraryRow(problem, LT_AUTO, named[0], "any_shape")
+            if named
+            else LibraryRow(problem, "torch", "", "any_shape")
+        )
+        kernels = {launch: choice for launch, choice in found.items() if isinstance(choice, LibraryChoice)}
+        rows.append(replace(row, plain=kernels.get("plain"), pdl=kernels.get("pdl"), weights=kernels.get("weights")))
     return Library(gpu.name, tuple(rows))
 
 

@@ -1,4 +1,4 @@
-"""What ``outblas fit any-shape extend`` and ``answers`` measure of each problem."""
+"""The measurements of ``outblas fit any-shape extend`` and ``answers``."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 // sm90_oddrows_gemm: C[M, N] = A[M, K] B for rows of any length, warp-specialised TMA + wgmma for sm_90a.
 //
-// Rows that are no multiples of 16 bytes have eight TMA maps (combs/maps.cuh), so a tile's rows lie in shared memory in
+// Rows that are no multiples of 16 bytes have eight TMA maps (combs/maps.cuh). So a tile's rows lie in shared memory in
 // another order, and shifted. The consumers put a stage's rows right while the stage before it is multiplied
 // (combs/align.cuh). The order of rows of A is that of rows of the sums, and rows of B are columns of the sums (TN). The
 // epilogue puts them right (combs/store_tile.cuh). For NN, rows of B are K, and A gets the same order of K.

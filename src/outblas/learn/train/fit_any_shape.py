@@ -55,7 +55,7 @@ UNANSWERED = 0.3
 
 
 class NetSettings(NamedTuple):
-    """How nets are trained.
+    """Settings of a training of nets.
 
     Attributes:
         width: of each of two hidden layers.

@@ -2,7 +2,7 @@
 // work; a thread has a row of A, or of B, or 64 columns of it.
 //
 // Rows along K (A, and B of TN): a unit needs the one after it, which may come with the next stage. So a stage's rows
-// move back by one unit: unit p is made of the arrived units p - 1 and p, and a thread keeps the last one of each row.
+// move back by one unit. Unit p is made of the arrived units p - 1 and p, and a thread keeps the last one of each row.
 // The first unit of the first stage is zero. Thus a stage holds K from 8 elements before the K that arrived.
 //
 // Rows along N (B of NN): the unit after the tile's last one is loaded from global memory, a stage ahead. Rows of such a
@@ -23,7 +23,7 @@ constexpr int SPAN_BYTES = COMB_SPAN * COMB_ROW_BYTES;  // NN: 64 columns of a b
 constexpr int A_BYTES = K_BLOCKS * A_BLOCK_BYTES;
 
 // What threads share: the rows of A, then in TN those of B. In NN a warp has all columns of some rows of B, since a
-// thread reads what its neighbour overwrites; so its share begins at a whole warp.
+// thread reads what its neighbour overwrites. So B's share begins at a whole warp.
 constexpr int SPAN_LANES = SPANS == 3 ? 4 : SPANS, WARP_ROWS = 32 / SPAN_LANES;
 constexpr int A_THREADS = N_MAJOR ? (A_ROWS + 31) / 32 * 32 : A_ROWS;
 constexpr int B_THREADS = N_MAJOR ? K_BLOCKS * COMB_SPAN * SPAN_LANES : BN;
@@ -62,7 +62,7 @@ __device__ __forceinline__ void order_by_combs(u32 (&words)[32]) {
   for (int i = 0; i < 32; ++i) words[i] = ordered[i];
 }
 
-// B of NN in global memory: what a tile's rows end with.
+// B of NN in global memory: the ends of a tile's rows.
 struct EdgeOfB {
   const u16* b;
   int n, k, n0, k0;  // k0: K of the first row of stage 0
