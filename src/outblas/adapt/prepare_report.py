@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 #: Ways of a product, as reports name them.
-LIBRARY, ALGORITHM, UNLISTED, TORCH = "library kernel", "library algorithm", "unlisted-shape kernel", "torch"
+LIBRARY, ALGORITHM, UNLISTED, TORCH = "library kernel", "cuBLASLt algorithm", "unlisted-shape kernel", "torch"
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class PreparedProduct:
         follows: operations after the product, e.g. ``gated silu``, or an empty text.
         count: number of layers.
         share: part of the time of all products with these M rows, 0 to 1.
-        way: ``library kernel``, ``library algorithm`` (of cuBLASLt), ``unlisted-shape kernel`` or ``torch``.
+        way: ``library kernel``, ``cuBLASLt algorithm``, ``unlisted-shape kernel`` or ``torch``.
         reason: why the product goes that way, one line.
         ready: the code is loaded; None without a GPU, or where torch runs.
         fused: one kernel also computes what follows; None without a GPU, or if nothing follows.

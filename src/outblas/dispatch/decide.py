@@ -1,4 +1,4 @@
-"""Decide whether a product goes to a kernel of the library, to a named cuBLASLt algorithm or to torch.
+"""Decide whether a product goes to a kernel, to a named cuBLASLt algorithm or to torch.
 
 A decision is a pure function of the operands' shapes, strides, dtypes and alignment. It needs no GPU, torch or tensor.
 """
@@ -129,7 +129,7 @@ def decide(
             chosen, whether they are fastest or not.
 
     Returns:
-        A kernel, else a cuBLASLt algorithm that the library names, else torch. It does not raise for odd operands.
+        A kernel, or a cuBLASLt algorithm that the library or ``any_shape`` names, else torch. It does not raise for odd operands.
     """
     wrong = why_not_half_gemm(a, b, out) or _why_not_rows(a, out)
     if wrong:

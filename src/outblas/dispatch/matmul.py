@@ -1,4 +1,4 @@
-"""``outblas.matmul``: a kernel of the library, an algorithm of cuBLASLt that the library names, or torch.
+"""``outblas.matmul``: a kernel, an algorithm of cuBLASLt that the library or a prediction names, or torch.
 
 A kernel is loaded at its first product. It comes from the shipped cubins, else from the compile cache on disk, else it
 is compiled (about 0.2 s). The logger ``outblas.dispatch.device_state`` reports each compilation at INFO, and
@@ -60,9 +60,9 @@ def matmul(
 ) -> torch.Tensor:
     """Return ``a @ b``, computed by a tuned kernel if the library has a proven faster one.
 
-    If no kernel is faster, an algorithm of cuBLASLt that the library names may run. Every input that neither takes goes
-    unchanged to :func:`torch.matmul`, which also raises its own errors. That concerns shape, dtype, strides, alignment,
-    device, autocast and transforms. :func:`explain` says which way a product goes.
+    If no kernel is faster, an algorithm of cuBLASLt may run, which the library or a prediction names. Every input that
+    neither takes goes unchanged to :func:`torch.matmul`, which also raises its own errors. That concerns shape, dtype,
+    strides, alignment, device, autocast and transforms. :func:`explain` says which way a product goes.
 
     Vectors and batches have torch.matmul's meaning; those that are one product of two matrices by views alone
     (:func:`outblas.dispatch.fold.fold`) may use a kernel. The call is enqueued on the device's current torch stream.
