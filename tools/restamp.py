@@ -7,24 +7,19 @@ code.
     python tools/restamp.py --rehash
     python tools/restamp.py --new
 
-Every kernel counts that a packaged library installs. One that is offered for any shape counts if it was on offer in the
-older commit. That commit (its generator and its kernel files) and the present one make its source. If a compiler reads
-different texts, one NVRTC compiles both. All cubins must then be the same, byte by byte or at least in their code
-sections. The provenance of the libraries, and of published results that name their kernels, then gets the present hash
-(:func:`outblas.kernels.kernel_hash.kernels_sha`). A record beside it holds the old hash, the date and the counts. The
-table of equal kernels is written with it (:mod:`outblas.records.equal_kernels`); it keeps users' tuned libraries valid.
-If a kernel differs, nothing is written, the different kernels are listed, and the exit status is 1.
+Every kernel counts that a packaged library installs, or that is offered for any shape and was in the older commit.
+That commit and the present one make its source. If a compiler reads different texts, one NVRTC compiles both. All
+cubins have to be the same, at least in their code sections. Then the libraries, and results that name their kernels,
+get the present hash (:func:`outblas.kernels.kernel_hash.kernels_sha`). A record beside it has the old hash, the date
+and the counts. The table of equal kernels (:mod:`outblas.records.equal_kernels`) keeps users' libraries valid.
 
-The stamp is a statement on a library's rows, from the older commit on. Their proofs and figures belong to kernels that
-compile to the shipped code. That commit must have the kernels that the library names. If the library names none, the
-stamp says nothing on changes between its measurements and that commit.
+The stamp says that proofs and figures of a library's rows, from the older commit on, belong to kernels that compile to
+the shipped code. That commit must have the kernels that the library names, if it names any.
 
-``--rehash`` is for a new rule of hashing. It compiles nothing. Every recorded hash must be that of the present kernel
-files by the old rule, comments and blanks included. Otherwise it writes nothing.
+``--rehash`` is for a new rule of hashing. It compiles nothing. Every recorded hash must be that of the present files by
+the old rule, comments and blanks included.
 
-``--new`` is for kernels that differ and were proved and timed again. It compiles nothing. It begins the table of equal
-kernels anew, so that libraries of earlier kernels are no longer valid. Every table of the packaged libraries must have
-been proved with the present kernels.
+``--new`` is for kernels that differ and were proved and timed again. It begins the table of equal kernels anew.
 """
 
 from __future__ import annotations
@@ -63,9 +58,7 @@ from outblas.runtime.sass import _code_sections
 from outblas.search.build_library.build_work import unproved_tables
 
 ROOT = Path(__file__).resolve().parents[1]
-DATA, RESULTS = ROOT / "src" / "outblas" / "data", ROOT / "results"
-#: Folder of the kernels for any shape.
-ANY_SHAPE = "src/outblas/data/any_shape"
+DATA, RESULTS, ANY_SHAPE = ROOT / "src" / "outblas" / "data", ROOT / "results", "src/outblas/data/any_shape"
 #: Key of the hash in a provenance, and of the lists of records beside it.
 HASH, RECORDS, REHASHED = "kernels", "restamped", "rehashed"
 #: What the older package is asked, in a process of its own: (problem, config) pairs in, their sources out.
@@ -124,14 +117,12 @@ class Compared:
 
 def offered_before(commit: str) -> set[tuple[Problem, KernelConfig]]:
     """The kernels for any shape of a commit. No figure of that commit is of others that are on offer now."""
-    listed = _git("ls-tree", "--name-only", f"{commit}:{ANY_SHAPE}").decode().split()
-    files = {name.removesuffix(".npz"): _git("show", f"{commit}:{ANY_SHAPE}/{name}") for name in listed}
-    return set(pairs_for_any_shape(files))
+    names = _git("ls-tree", "--name-only", f"{commit}:{ANY_SHAPE}").decode().split()
+    return set(pairs_for_any_shape({n.removesuffix(".npz"): _git("show", f"{commit}:{ANY_SHAPE}/{n}") for n in names}))
 
 
 def packaged_pairs(before: Container[tuple[Problem, KernelConfig]] | None = None) -> list[tuple[str, str]]:
-    """(problem, config) by name, one of each distinct kernel that a packaged library installs or that is offered for
-    any shape. Of the latter, those in ``before``."""
+    """(problem, config) by name, one of each distinct kernel that ships; for any shape only those in ``before``."""
     installed = (
         (problem, config)
         for gpu in packaged_libraries()

@@ -128,7 +128,8 @@ def test_what_further_steps_record_goes_into_one_file(tmp_path: Path, monkeypatc
         done = fit("any-shape", step, "--count", "3", "--work", str(tmp_path), option, str(file))
         assert (done.exit_code, done.stdout) == (0, f"{told}: {file}\n")
         assert asked[-1][0] == any_shape_extension.extension_shapes(3, 1) and asked[-1][2] == file
-        assert f"pass {option} once" in refused(fit("any-shape", step, "--cells", str(tmp_path / "h200_cells.parquet")))
+        nowhere = ("--cells", str(tmp_path / "none_cells.parquet"), "--work", str(tmp_path))
+        assert f"pass {option} once" in refused(fit("any-shape", step, *nowhere))
 
 
 @pytest.mark.parametrize(("passed", "status"), [(True, 0), (False, 1)])

@@ -43,7 +43,8 @@ def test_figures_of_an_earlier_fit_are_marked(folder: Path, earlier: bool) -> No
     assert row.use == f"random shapes of no list{', by an earlier fit' if earlier else ''}"
 
 
-def test_held_out_figures_are_those_of_todays_rule_without_pdl(folder: Path) -> None:
+@pytest.mark.parametrize("earlier", [False, True])
+def test_held_out_figures_are_those_of_todays_rule_without_pdl(folder: Path, earlier: bool) -> None:
     assert any_shape_text(folder) == NOT_MEASURED, "a bench alone does not say by which fit it was made"
     rows = [
         {"source": source, "layout": layout, "launch": launch, "over_best": [ratio, 1.0, 2.0]}
@@ -53,8 +54,12 @@ def test_held_out_figures_are_those_of_todays_rule_without_pdl(folder: Path) -> 
         )
     ]  # fmt: skip
     problems = {"today": rows, "former": [{**row, "over_best": [9.0]} for row in rows]}
-    (folder.parent / "any_shapes" / "h200_held_out.json").write_text(json.dumps({"problems": problems}))
-    assert "without PDL: 1.100× in TN and 1.200× in NN (" in any_shape_text(folder)
+    (folder.parent / "any_shapes" / "h200_held_out.json").write_text(
+        json.dumps({"problems": problems, "data": "other data" if earlier else AnyShapeModel.load("h200").about})
+    )
+    text = any_shape_text(folder)
+    assert "without PDL: 1.100× in TN and 1.200× in NN (" in text
+    assert ("the rule of an earlier fit gained this" if earlier else "today's rule gains this") in text
 
 
 def test_a_damaged_file_is_refused(folder: Path) -> None:

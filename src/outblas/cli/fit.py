@@ -103,54 +103,49 @@ def _reader(field: str) -> Callable[[Path], None]:
     return read
 
 
+_FILES = ("cells.parquet", "trials.parquet", "held_out.json", "proved.json", "bench.parquet")
+_CELLS, _TRIALS, _HELD_OUT, _PROVED, _BENCH = (RESULTS / f"{common.DEFAULT_RECORDING}_{name}" for name in _FILES)
+_WORK, _BUILD = Path("build/any_shapes"), Path("build") / common.DEFAULT_RECORDING
+_SUMMARY = RESULTS / f"{common.DEFAULT_RECORDING}.json"
+_STEP_HELP = "record, extend, answers, prove, bench (on a GPU), collect, fit or evaluate."
+_COUNT_HELP = "Problems; by default 1200 to record, 800 to extend, 5000 of answers, 300 to bench."
+_MEASUREMENTS_HELP = "Kernels of each recorded problem; by default those that are likely the best."
+_MORE_HELP = "Table of further problems; may be repeated. By default *_extension*.parquet beside --cells."
+_ANSWERS_HELP = "Table of cuBLASLt's answers; may be repeated. By default *_answers*.parquet beside --cells."
+StepArgument = Annotated[str, typer.Argument(help=_STEP_HELP, metavar="STEP")]
+CountOption = Annotated[int | None, typer.Option(help=_COUNT_HELP, show_default=False)]
+MeasurementsOption = Annotated[int | None, typer.Option(help=_MEASUREMENTS_HELP)]
+SeedOption = Annotated[int, typer.Option(help="Which problems are recorded.")]
+WorkOption = Annotated[Path, typer.Option(help="Directory of the recording's store; a stopped run goes on there.")]
+CellsOption = Annotated[Path, typer.Option(help="Table of what was recorded.")]
+MoreOption = Annotated[list[Path] | None, typer.Option(help=_MORE_HELP)]
+AnswersOption = Annotated[list[Path] | None, typer.Option(help=_ANSWERS_HELP)]
+TrialsOption = Annotated[Path, typer.Option(help="Table of a library's trials.")]
+BuildOption = Annotated[Path, typer.Option(help="Directory of the build whose trials are collected.")]
+HeldOutOption = Annotated[Path, typer.Option(help="Figures on problems that no fit has seen.")]
+EveryOption = Annotated[int, typer.Option(help="Evaluate each n-th problem alone, for a quick look.")]
+ProvedOption = Annotated[Path, typer.Option(help="Which kernels passed all gates.")]
+BenchOption = Annotated[Path, typer.Option("--out", help="Result file of the bench.")]
+SummaryOption = Annotated[Path, typer.Option(help="Figures of the bench.")]
+
+
 @fit.command("any-shape", short_help="Choose kernels for shapes of no library")
 def fit_any_shape(
-    step: Annotated[
-        str,
-        typer.Argument(
-            help="record, extend, answers, prove, bench (on a GPU), collect, fit or evaluate.", metavar="STEP"
-        ),
-    ],
-    count: Annotated[
-        int | None,
-        typer.Option(
-            help="Problems; by default 1200 to record, 800 to extend, 5000 of answers, 300 to bench.",
-            show_default=False,
-        ),
-    ] = None,
-    measurements: Annotated[
-        int | None, typer.Option(help="Kernels of each recorded problem; by default those that are likely the best.")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Which problems are recorded.")] = 1,
-    work: Annotated[Path, typer.Option(help="Directory of the recording's store; a stopped run goes on there.")] = Path(
-        "build/any_shapes"
-    ),
-    cells: Annotated[Path, typer.Option(help="Table of what was recorded.")] = RESULTS
-    / f"{common.DEFAULT_RECORDING}_cells.parquet",
-    more: Annotated[
-        list[Path] | None,
-        typer.Option(
-            help="Table of further problems; may be repeated. By default *_extension*.parquet beside --cells."
-        ),
-    ] = None,
-    answers: Annotated[
-        list[Path] | None,
-        typer.Option(
-            help="Table of cuBLASLt's answers; may be repeated. By default *_answers*.parquet beside --cells."
-        ),
-    ] = None,
-    trials: Annotated[Path, typer.Option(help="Table of a library's trials.")] = RESULTS
-    / f"{common.DEFAULT_RECORDING}_trials.parquet",
-    build: Annotated[Path, typer.Option(help="Directory of the build whose trials are collected.")] = Path("build")
-    / common.DEFAULT_RECORDING,
-    held_out: Annotated[Path, typer.Option(help="Figures on problems that no fit has seen.")] = RESULTS
-    / f"{common.DEFAULT_RECORDING}_held_out.json",
-    every: Annotated[int, typer.Option(help="Evaluate each n-th problem alone, for a quick look.")] = 1,
-    proved: Annotated[Path, typer.Option(help="Which kernels passed all gates.")] = RESULTS
-    / f"{common.DEFAULT_RECORDING}_proved.json",
-    out_file: Annotated[Path, typer.Option("--out", help="Result file of the bench.")] = RESULTS
-    / f"{common.DEFAULT_RECORDING}_bench.parquet",
-    summary: Annotated[Path, typer.Option(help="Figures of the bench.")] = RESULTS / f"{common.DEFAULT_RECORDING}.json",
+    step: StepArgument,
+    count: CountOption = None,
+    measurements: MeasurementsOption = None,
+    seed: SeedOption = 1,
+    work: WorkOption = _WORK,
+    cells: CellsOption = _CELLS,
+    more: MoreOption = None,
+    answers: AnswersOption = None,
+    trials: TrialsOption = _TRIALS,
+    build: BuildOption = _BUILD,
+    held_out: HeldOutOption = _HELD_OUT,
+    every: EveryOption = 1,
+    proved: ProvedOption = _PROVED,
+    out_file: BenchOption = _BENCH,
+    summary: SummaryOption = _SUMMARY,
 ) -> None:
     """Choose kernels for shapes of no library: ``outblas fit any-shape STEP``.
 

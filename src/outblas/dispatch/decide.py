@@ -129,7 +129,8 @@ def decide(
             chosen, whether they are fastest or not.
 
     Returns:
-        A kernel, or a cuBLASLt algorithm that the library or ``any_shape`` names, else torch. It does not raise for odd operands.
+        A kernel, or a cuBLASLt algorithm that the library or ``any_shape`` names, else torch. It does not raise for odd
+        operands.
     """
     wrong = why_not_half_gemm(a, b, out) or _why_not_rows(a, out)
     if wrong:

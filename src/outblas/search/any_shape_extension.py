@@ -92,7 +92,7 @@ def unaligned_kernels(problem: Problem, gpu: Gpu) -> list[KernelConfig]:
     ]
 
 
-class Measured:
+class PromisingKernels:
     """The kernels that are measured of each problem on a GPU, and cuBLASLt's answers on which they depend.
 
     Args:
@@ -135,7 +135,7 @@ def _first_answer(lt: LtAlgorithms, problem: Problem) -> str:
 
 
 def extend(problems: Sequence[Problem], store: Path, cells: Path) -> str:
-    """Measure the kernels of :class:`Measured` beside torch, and write them as a table (GPU 0, resumable).
+    """Measure the kernels of :class:`PromisingKernels` beside torch, and write them as a table (GPU 0, resumable).
 
     Args:
         problems: problems to measure.
@@ -146,7 +146,7 @@ def extend(problems: Sequence[Problem], store: Path, cells: Path) -> str:
         The counts in words, e.g. ``"9600 cells of 600 problems"``.
     """
     gpu = gpu_of_device(0)
-    measured = Measured(gpu)
+    promising = PromisingKernels(gpu)
     options = Options(0, gpu, rounds=7, baselines=("torch",), drop_beyond=1.5, level="cell")
 
     def progress(done: int, of: int, mean: float) -> None:
@@ -154,8 +154,8 @@ def extend(problems: Sequence[Problem], store: Path, cells: Path) -> str:
             print(f"{done} of {of}, geometric mean of the best so far {mean:.3f}", flush=True)
 
     most = 2 * (CHOSEN + DRAWN) + UNALIGNED
-    with LiveEvaluator(0, options, offered=measured.kernels) as evaluator, Store(store) as opened:
+    with LiveEvaluator(0, options, offered=promising.kernels) as evaluator, Store(store) as opened:
         agent = make_agent("exhaustive", 0, gpu)
         tune(problems, agent, most, evaluator, opened, "any_shapes", progress, SearchOptions(per_round=most))
-    answers = {p.key: measured.answers.get(p.key) or _first_answer(LtAlgorithms(), p) for p in problems}
+    answers = {p.key: promising.answers.get(p.key) or _first_answer(LtAlgorithms(), p) for p in problems}
     return export(store, cells, answers)

@@ -16,7 +16,14 @@ from outblas.core.config import launch_of
 from outblas.core.problem import Problem
 from outblas.kernels.families.registry import FAMILIES
 from outblas.search import answer_record, any_shape_extension
-from outblas.search.any_shape_extension import CHOSEN, DRAWN, UNALIGNED, Measured, extension_shapes, unaligned_kernels
+from outblas.search.any_shape_extension import (
+    CHOSEN,
+    DRAWN,
+    UNALIGNED,
+    PromisingKernels,
+    extension_shapes,
+    unaligned_kernels,
+)
 from support.gpus.known import H200
 
 
@@ -28,20 +35,22 @@ def test_shapes_are_drawn_in_turns() -> None:
 
 
 @pytest.fixture
-def measured(monkeypatch: pytest.MonkeyPatch) -> Measured:
+def promising(monkeypatch: pytest.MonkeyPatch) -> PromisingKernels:
     monkeypatch.setattr(any_shape_extension, "ask_cublaslt", lambda lt, index, problem: ("id=66 tile=10 splitk=1",))
-    return Measured(H200)
+    return PromisingKernels(H200)
 
 
 @pytest.mark.parametrize("problem", [Problem(64, 4096, 4096), Problem(65, 1001, 2003), Problem(65, 1001, 2003, "NN")])
-def test_a_problem_has_likely_kernels_and_random_ones_for_unaligned_rows(measured: Measured, problem: Problem) -> None:
-    kernels = measured.kernels(problem)
-    assert kernels == Measured(H200).kernels(problem)  # a run that resumes asks for the same
+def test_a_problem_has_likely_kernels_and_random_ones_for_unaligned_rows(
+    promising: PromisingKernels, problem: Problem
+) -> None:
+    kernels = promising.kernels(problem)
+    assert kernels == PromisingKernels(H200).kernels(problem)  # a run that resumes asks for the same
     assert len(set(kernels)) == len(kernels) <= 2 * (CHOSEN + DRAWN) + UNALIGNED
     assert {launch_of(c) for c in kernels} == {"plain", "pdl"}
     for_unaligned = [c for c in kernels if FAMILIES[c.family].for_unaligned_rows]
     assert len(for_unaligned) >= UNALIGNED if not problem.rows_aligned else not for_unaligned
-    assert measured.answers[problem.key] == "id=66 tile=10 splitk=1"
+    assert promising.answers[problem.key] == "id=66 tile=10 splitk=1"
 
 
 def test_aligned_rows_have_no_kernels_for_unaligned_ones() -> None:

@@ -33,7 +33,7 @@ def any_shape_text(folder: Path) -> str:
     if figures.exists() and bench.exists():
         lines.append(_used(figures, lambda data: _benched(data, read_result(bench).rows, figures, folder.name)))
     if held_out.exists():
-        lines.append(_used(held_out, lambda data: _recorded(data, held_out)))
+        lines.append(_used(held_out, lambda data: _recorded(data, held_out, folder.name)))
     return "\n".join(lines) or NOT_MEASURED
 
 
@@ -87,14 +87,15 @@ def _benched(data: Mapping[str, Any], rows: Sequence[Row], path: Path, gpu: str)
     )
 
 
-def _recorded(data: Mapping[str, Any], path: Path) -> str:
+def _recorded(data: Mapping[str, Any], path: Path, gpu: str) -> str:
     plain = {
         row["layout"]: row["over_best"][0]
         for row in data["problems"]["today"]
         if row["source"] == "grid1000" and row["launch"] == "plain"
     }
     each = " and ".join(f"{ratio:.3f}× in {layout}" for layout, ratio in plain.items())
+    rule = "today's rule gains" if _packaged_fit(gpu).startswith(data["data"]) else "the rule of an earlier fit gained"
     return (
-        "On recorded problems of *grid1000* that its fit had not seen, today's rule gains this over the fastest rival, "
+        f"On recorded problems of *grid1000* that its fit had not seen, {rule} this over the fastest rival, "
         f"without PDL: {each} (`{path.as_posix()}`)."
     )
