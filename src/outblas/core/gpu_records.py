@@ -302,11 +302,11 @@ def nearest_with_data(gpu: Gpu, kind: str, ending: str) -> str:
 
 
 @functools.cache
-def data_of_architecture(name: str, kind: str, ending: str) -> str | None:
-    """Return the short name of the GPU whose packaged machine code and data serve a GPU.
+def data_of_architecture(name: str, kind: str, ending: str) -> Any | None:
+    """Return the packaged file, of which machine code and data serve a GPU.
 
-    It is the GPU itself if it has such data, else the nearest one of the same architecture. Return None if no such GPU
-    has data, or if the package does not know the GPU.
+    It is the GPU's own file, else that of the nearest GPU of the same architecture. Return None without such a file, or
+    if the package does not know the GPU.
 
     Args:
         name: short name of the GPU.
@@ -318,7 +318,7 @@ def data_of_architecture(name: str, kind: str, ending: str) -> str | None:
         return None
     known = [r.gpu for other, r in packaged_records().items() if has_data(other, kind, ending)]
     known = [gpu for gpu in known if gpu.arch == record.gpu.arch]
-    return nearest(record.gpu, known).name if known else None
+    return resources.files("outblas") / "data" / kind / f"{nearest(record.gpu, known).name}{ending}" if known else None
 
 
 def has_data(name: str, kind: str, ending: str) -> bool:

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 ANY_SHAPE_VARIABLE = "OUTBLAS_ANY_SHAPE"
 #: Number of cached choices: the same problem returns with other addresses, outputs and launch options.
 MAX_CACHED_CHOICES = 4096
-#: Folders of the fitted data of kernels and of algorithms, and the ending of the files.
-_FITTED, _ENDING = ("any_shape", "answers"), ".npz"
+#: Folders of the fitted data of kernels and of algorithms.
+_FITTED = ("any_shape", "answers")
 #: Folders of the package's other data on which choices depend: the ranking model and the kernels on offer.
 _OTHER_DATA = ("models", "libraries")
 #: Returns the answers of cuBLASLt's heuristic for a problem, the first in front; empty without cuBLASLt. It raises
@@ -52,7 +52,7 @@ def any_shape_chooser(gpu_name: str, library: Library, ask: Ask | None = None) -
             so that their machine code ships.
         ask: see :data:`Ask`; None: choose kernels alone, without an answer.
     """
-    if is_off(ANY_SHAPE_VARIABLE) or any(data_of_architecture(gpu_name, folder, _ENDING) is None for folder in _FITTED):
+    if is_off(ANY_SHAPE_VARIABLE) or any(_fitted(gpu_name, folder) is None for folder in _FITTED):
         return None
     broken = False
 
@@ -154,11 +154,12 @@ def choices_id(gpu_name: str) -> str:
 
 
 def _fitted(gpu_name: str, folder: str) -> Any:
-    name = data_of_architecture(gpu_name, folder, _ENDING) or gpu_name
-    return resources.files("outblas") / "data" / folder / f"{name}{_ENDING}"
+    return data_of_architecture(gpu_name, folder, ".npz")
 
 
 def _bytes(file: Any) -> bytes:
+    if file is None:
+        return b""
     try:
         return bytes(file.read_bytes())
     except OSError:  # the chooser reports it

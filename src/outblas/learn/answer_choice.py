@@ -13,7 +13,6 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 
 import numpy as np
@@ -32,8 +31,6 @@ from outblas.records.library_row import AnswerChoice
 from outblas.runtime.cublas import rounds_partial_sums
 
 FORMAT = 1
-#: Folder and ending of the packaged data.
-DATA = ("answers", ".npz")
 #: Values of fields of an answer that have an input each (cublasLtMatmulAlgoConfig).
 _VALUES = {"custom": range(8), "cluster": range(8)}
 
@@ -66,10 +63,9 @@ class AnswerModel:
             UsageError: the package has no model for it.
             RecordError: the file has another version, or is damaged.
         """
-        fitted = data_of_architecture(gpu_name, *DATA)
-        if fitted is None:
+        path = data_of_architecture(gpu_name, "answers", ".npz")
+        if path is None:
             raise UsageError(f"no choice of answers on {gpu_name}", "a packaged GPU", "fit it: outblas fit any-shape")
-        path = resources.files("outblas") / "data" / DATA[0] / f"{fitted}{DATA[1]}"
         return cls.parse(path.read_bytes(), str(path))
 
     @classmethod

@@ -16,7 +16,6 @@ import math
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -84,10 +83,9 @@ class AnyShapeModel:
             UsageError: the package has no model for it.
             RecordError: the file has another version, or is damaged.
         """
-        fitted = data_of_architecture(gpu_name, "any_shape", ".npz")
-        if fitted is None:
+        path = data_of_architecture(gpu_name, "any_shape", ".npz")
+        if path is None:
             raise UsageError(f"nothing for any shape on {gpu_name}", "a packaged GPU", "fit it: outblas fit any-shape")
-        path = resources.files("outblas") / "data" / "any_shape" / f"{fitted}.npz"
         return cls.parse(path.read_bytes(), str(path))
 
     @classmethod

@@ -58,13 +58,23 @@ def sampler(
 
 
 def _log_uniform(layout: str, dtype: str, acc: str) -> Sampler:
-    low, high = math.log2(GRID_EXTENTS[0]), math.log2(GRID_EXTENTS[-1])
 
     def draw(rng: random.Random) -> Problem:
-        m, n, k = (round(2 ** rng.uniform(low, high)) for _ in range(3))
+        m, n, k = (log_uniform(rng, GRID_EXTENTS[0], GRID_EXTENTS[-1]) for _ in range(3))
         return Problem(m, n, k, layout, dtype, acc)  # type: ignore[arg-type]
 
     return draw
+
+
+def log_uniform(rng: random.Random, low: int, high: int) -> int:
+    """Return a whole number from ``low`` to ``high`` whose logarithm is uniform.
+
+    Args:
+        rng: generator of the draw.
+        low: the least number, 1 or more.
+        high: the greatest number.
+    """
+    return round(2 ** rng.uniform(math.log2(low), math.log2(high)))
 
 
 def problem_distance(one: Problem, other: Problem) -> tuple[int, float]:

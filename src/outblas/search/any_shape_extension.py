@@ -15,26 +15,22 @@ from pathlib import Path
 
 import numpy as np
 
-from outblas.bench.live_evaluator import LiveEvaluator
 from outblas.core.config import LAUNCHES, KernelConfig, launch_of
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
-from outblas.core.suites import LLM_LAYERS
 from outblas.dispatch.unlisted_shapes import ask_cublaslt, offered_kernels
-from outblas.judge.bench_cell import Options
 from outblas.kernels.catalogue import candidates
 from outblas.kernels.families.registry import FAMILIES
 from outblas.learn.any_shape import AnyShapeModel, likeliest, network_inputs
+from outblas.learn.samplers import log_uniform
 from outblas.learn.train.fit_any_shape_run import export
 from outblas.records.library import Library
-from outblas.records.store import Store
 from outblas.runtime.cublaslt import LtAlgorithms
 from outblas.runtime.device import gpu_of_device
-from outblas.search.agents.agent_registry import make_agent
-from outblas.search.tune import SearchOptions, tune
+from outblas.search.any_shape_run import MAX_FLOPS, measure, near_layers
 
-#: The most FLOP of a problem; the range of M of layers, and of all extents of other problems.
-MAX_FLOPS, LAYER_M, EXTENTS = 1e12, (1, 8192), (12, 16384)
+#: The range of M of layers that no model has, and of all extents of other problems.
+LAYER_M, EXTENTS = (1, 8192), (12, 16384)
 #: Multiple and range of N and K of layers that no model has.
 LAYER_STEP, LAYER_EXTENTS = 64, (1024, 40960)
 #: Kernels of a problem and launch option with the highest bounds, and others, drawn; random ones for unaligned rows.
@@ -55,7 +51,7 @@ def extension_shapes(count: int, seed: int) -> list[Problem]:
         seed: seed of the draw.
     """
     rng = random.Random(seed)
-    turns: tuple[Callable[[random.Random], tuple[int, int, int]], ...] = (_layer, _any_extents, _wide)
+    turns: tuple[Callable[[random.Random], tuple[int, int, int]], ...] = (near_layers, _any_extents, _wide)
     found: dict[Problem, None] = {}
     while len(found) < count:
         mnk = turns[len(found) % len(turns)](rng)
@@ -64,23 +60,14 @@ def extension_shapes(count: int, seed: int) -> list[Problem]:
     return list(found)
 
 
-def _layer(rng: random.Random) -> tuple[int, int, int]:
-    n, k = rng.choice([nk for model in LLM_LAYERS.values() for nk in model])
-    return _log_uniform(rng, *LAYER_M), n, k
-
-
 def _wide(rng: random.Random) -> tuple[int, int, int]:
-    n, k = (LAYER_STEP * _log_uniform(rng, *(e // LAYER_STEP for e in LAYER_EXTENTS)) for _ in range(2))
-    return _log_uniform(rng, *LAYER_M), n, k
+    n, k = (LAYER_STEP * log_uniform(rng, *(e // LAYER_STEP for e in LAYER_EXTENTS)) for _ in range(2))
+    return log_uniform(rng, *LAYER_M), n, k
 
 
 def _any_extents(rng: random.Random) -> tuple[int, int, int]:
-    m, n, k = (_log_uniform(rng, *EXTENTS) for _ in range(3))
+    m, n, k = (log_uniform(rng, *EXTENTS) for _ in range(3))
     return m, n, k
-
-
-def _log_uniform(rng: random.Random, low: int, high: int) -> int:
-    return round(2 ** rng.uniform(math.log2(low), math.log2(high)))
 
 
 def unaligned_kernels(problem: Problem, gpu: Gpu) -> list[KernelConfig]:
@@ -97,22 +84,22 @@ class PromisingKernels:
 
     Args:
         gpu: GPU 0; the package has data of its architecture.
-
-    Attributes:
-        answers: key of a problem -> first answer of cuBLASLt's heuristic.
     """
 
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
         self._model, self._library = AnyShapeModel.load(gpu.name), Library.packaged(gpu.name)
         self._lt = LtAlgorithms()
-        self.answers: dict[str, str] = {}
+
+    def answer(self, problem: Problem) -> str:
+        """Return the first answer of cuBLASLt's heuristic for a problem; empty without cuBLASLt."""
+        return next(iter(ask_cublaslt(self._lt, 0, problem)), "")
 
     @functools.lru_cache(maxsize=256)  # noqa: B019 - one object per run
     def kernels(self, problem: Problem) -> Sequence[KernelConfig]:
         """Return the kernels of a problem, each once."""
         rng = random.Random(problem.key)
-        answer = self.answers[problem.key] = _first_answer(self._lt, problem)
+        answer = self.answer(problem)
         found: dict[KernelConfig, None] = {}
         for launch in _OPTIONS:
             offered = offered_kernels(self._gpu.name, self._library, problem.layout, problem.dtype, launch)
@@ -130,10 +117,6 @@ class PromisingKernels:
         return tuple(found)
 
 
-def _first_answer(lt: LtAlgorithms, problem: Problem) -> str:
-    return next(iter(ask_cublaslt(lt, 0, problem)), "")
-
-
 def extend(problems: Sequence[Problem], store: Path, cells: Path) -> str:
     """Measure the kernels of :class:`PromisingKernels` beside torch, and write them as a table (GPU 0, resumable).
 
@@ -145,17 +128,7 @@ def extend(problems: Sequence[Problem], store: Path, cells: Path) -> str:
     Returns:
         The counts in words, e.g. ``"9600 cells of 600 problems"``.
     """
-    gpu = gpu_of_device(0)
-    promising = PromisingKernels(gpu)
-    options = Options(0, gpu, rounds=7, baselines=("torch",), drop_beyond=1.5, level="cell")
-
-    def progress(done: int, of: int, mean: float) -> None:
-        if done % 500 == 0:
-            print(f"{done} of {of}, geometric mean of the best so far {mean:.3f}", flush=True)
-
+    promising = PromisingKernels(gpu_of_device(0))
     most = 2 * (CHOSEN + DRAWN) + UNALIGNED
-    with LiveEvaluator(0, options, offered=promising.kernels) as evaluator, Store(store) as opened:
-        agent = make_agent("exhaustive", 0, gpu)
-        tune(problems, agent, most, evaluator, opened, "any_shapes", progress, SearchOptions(per_round=most))
-    answers = {p.key: promising.answers.get(p.key) or _first_answer(LtAlgorithms(), p) for p in problems}
-    return export(store, cells, answers)
+    measure(problems, most, store, "exhaustive", promising.kernels, 1.5)
+    return export(store, cells, {problem.key: promising.answer(problem) for problem in problems})

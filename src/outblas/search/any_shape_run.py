@@ -35,7 +35,7 @@ from typing import Any, get_args
 
 from outblas.bench.live_evaluator import LiveEvaluator
 from outblas.bench.run_bench import BenchRequest, run_bench
-from outblas.core.config import LAUNCHES, config_name
+from outblas.core.config import LAUNCHES, KernelConfig, config_name
 from outblas.core.errors import UsageError
 from outblas.core.evaluation import Status
 from outblas.core.files import write_json
@@ -48,6 +48,7 @@ from outblas.dispatch.unlisted_shapes import any_shape_chooser, ask_cublaslt, of
 from outblas.judge.bench_cell import Options
 from outblas.kernels.legality import why_illegal
 from outblas.learn.any_shape import AnyShapeModel
+from outblas.learn.samplers import log_uniform
 from outblas.learn.train.fit_any_shape import general_kernels
 from outblas.learn.train.fit_any_shape_run import export
 from outblas.learn.train.held_out_choices import SLOW
@@ -78,7 +79,7 @@ def near_layers(rng: random.Random) -> tuple[int, int, int]:
         rng: generator of the draws.
     """
     n, k = rng.choice([nk for model in LLM_LAYERS.values() for nk in model])
-    return _log_uniform(rng, 1, 8192), n, k
+    return log_uniform(rng, 1, 8192), n, k
 
 
 def multiples_of_8(rng: random.Random) -> tuple[int, int, int]:
@@ -87,12 +88,12 @@ def multiples_of_8(rng: random.Random) -> tuple[int, int, int]:
     Args:
         rng: generator of the draws.
     """
-    n, k = (8 * _log_uniform(rng, 4, GRID_EXTENTS[-1] // 8) for _ in range(2))
-    return _log_uniform(rng, 1, GRID_EXTENTS[-1]), n, k
+    n, k = (8 * log_uniform(rng, 4, GRID_EXTENTS[-1] // 8) for _ in range(2))
+    return log_uniform(rng, 1, GRID_EXTENTS[-1]), n, k
 
 
 def any_extents(rng: random.Random) -> tuple[int, int, int]:
-    m, n, k = (_log_uniform(rng, 1, GRID_EXTENTS[-1]) for _ in range(3))
+    m, n, k = (log_uniform(rng, 1, GRID_EXTENTS[-1]) for _ in range(3))
     return m, n, k
 
 
@@ -123,10 +124,6 @@ def shapes(count: int, seed: int) -> list[Problem]:
     return list(found)
 
 
-def _log_uniform(rng: random.Random, low: int, high: int) -> int:
-    return round(2 ** rng.uniform(math.log2(low), math.log2(high)))
-
-
 def record(problems: Sequence[Problem], measurements: int, store: Path, cells: Path) -> str:
     """Measure the kernels that the policy chooses beside torch, and write them as a table (GPU 0, resumable).
 
@@ -141,28 +138,38 @@ def record(problems: Sequence[Problem], measurements: int, store: Path, cells: P
     """
     gpu = gpu_of_device(0)
     general = general_kernels(gpu)
-    options = Options(0, gpu, rounds=7, baselines=("torch",), drop_beyond=1.3, level="cell")
+    measure(problems, measurements, store, "ppo", lambda p: [c for c in general if not why_illegal(p, c, gpu)], 1.3)
+    return export(store, cells)
+
+
+def measure(
+    problems: Sequence[Problem],
+    measurements: int,
+    store: Path,
+    agent: str,
+    offered: Callable[[Problem], Sequence[KernelConfig]],
+    drop_beyond: float,
+) -> None:
+    """Measure kernels that an agent chooses beside torch (GPU 0, resumable).
+
+    Args:
+        problems: problems to measure.
+        measurements: kernels of each problem, proposed at once.
+        store: file of the evaluations, in which a stopped run resumes.
+        agent: name of the agent.
+        offered: returns a problem's kernels.
+        drop_beyond: see :class:`outblas.judge.bench_cell.Options`.
+    """
+    gpu = gpu_of_device(0)
+    options = Options(0, gpu, rounds=7, baselines=("torch",), drop_beyond=drop_beyond, level="cell")
 
     def progress(done: int, of: int, mean: float) -> None:
         if done % 500 == 0:
             print(f"{done} of {of}, geometric mean of the best so far {mean:.3f}", flush=True)
 
-    with (
-        LiveEvaluator(0, options, offered=lambda p: [c for c in general if not why_illegal(p, c, gpu)]) as evaluator,
-        Store(store) as opened,
-    ):
-        agent = make_agent("ppo", 0, gpu)
-        tune(
-            problems,
-            agent,
-            measurements,
-            evaluator,
-            opened,
-            "any_shapes",
-            progress,
-            SearchOptions(per_round=measurements),
-        )
-    return export(store, cells)
+    with LiveEvaluator(0, options, offered=offered) as evaluator, Store(store) as opened:
+        made, at_once = make_agent(agent, 0, gpu), SearchOptions(per_round=measurements)
+        tune(problems, made, measurements, evaluator, opened, "any_shapes", progress, at_once)
 
 
 def prove(out: Path) -> bool:

@@ -50,7 +50,7 @@ def test_a_problem_has_likely_kernels_and_random_ones_for_unaligned_rows(
     assert {launch_of(c) for c in kernels} == {"plain", "pdl"}
     for_unaligned = [c for c in kernels if FAMILIES[c.family].for_unaligned_rows]
     assert len(for_unaligned) >= UNALIGNED if not problem.rows_aligned else not for_unaligned
-    assert promising.answers[problem.key] == "id=66 tile=10 splitk=1"
+    assert promising.answer(problem) == "id=66 tile=10 splitk=1"
 
 
 def test_aligned_rows_have_no_kernels_for_unaligned_ones() -> None:

@@ -15,6 +15,7 @@ from typing import get_args
 from outblas.core.errors import UsageError
 from outblas.core.problem import Dtype, Layout, Problem
 from outblas.core.suites import GRID_EXTENTS, LLM_LAYERS
+from outblas.learn.samplers import log_uniform
 
 #: Model -> (N = out features, K = in features) of its linear layers, from the model's config.json. QKV and gate/up are
 #: fused. No suite has any of these.
@@ -69,18 +70,14 @@ def drawn_shapes(count: int, seed: int, layout: str = "TN", dtype: str = "fp16")
 
 def _layer(rng: random.Random) -> tuple[int, int, int]:
     n, k = rng.choice(MODELS[rng.choice(sorted(MODELS))])
-    return _log_uniform(rng, *LAYER_M), n, k
+    return log_uniform(rng, *LAYER_M), n, k
 
 
 def _any(rng: random.Random) -> tuple[int, int, int]:
-    m, n, k = (_log_uniform(rng, *EXTENTS) for _ in range(3))
+    m, n, k = (log_uniform(rng, *EXTENTS) for _ in range(3))
     return m, n, k
 
 
 def _odd(rng: random.Random) -> tuple[int, int, int]:
     m, n, k = (extent - 1 if extent % 2 == 0 else extent for extent in _any(rng))
     return m, n, k
-
-
-def _log_uniform(rng: random.Random, low: int, high: int) -> int:
-    return round(2 ** rng.uniform(math.log2(low), math.log2(high)))
