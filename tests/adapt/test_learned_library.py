@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,12 +13,14 @@ import pytest
 
 from outblas.adapt.learning import learning_device, ready_contenders
 from outblas.adapt.learning.learning_device import LearningDevice
-from outblas.adapt.learning.ready_contenders import MAX_ALGORITHMS, MAX_CONTENDERS, find_ready, ready_cubin
+from outblas.adapt.learning.ready_contenders import MAX_ALGORITHMS, MAX_KERNELS, find_ready, ready_cubin
 from outblas.core.problem import Problem
+from outblas.dispatch.unlisted_shapes import offered_kernels, promising_kernels
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.kernels.legality import why_illegal
+from outblas.learn.any_shape import AnyShapeModel
 from outblas.records.library import Library
-from outblas.records.library_row import LibraryChoice, LibraryRow
+from outblas.records.library_row import AnswerChoice, LibraryChoice, LibraryRow
 from outblas.runtime import nvrtc
 from outblas.runtime.packaged_cubins import PACKAGED
 from support.gpus.known import H200
@@ -31,6 +34,7 @@ import sys
 from outblas.adapt.learning.learning_device import LearningDevice
 from outblas.core.gpu_records import packaged_records
 from outblas.core.problem import Problem
+from outblas.dispatch.unlisted_shapes import offered_kernels, promising_kernels
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.records.library_row import LibraryChoice, LibraryRow
 device = LearningDevice(0, None, packaged_records()["h200"].gpu)
@@ -105,7 +109,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 def test_only_what_is_ready_contends_the_unmeasured_choice_first(compiled: list[Any]) -> None:
     assert found(Lt()).contenders == []
-    likely = list(ready_contenders._likely_kernels(PROBLEM, "plain", H200, Library.packaged("h200"), None))  # type: ignore[arg-type]
+    likely = list(ready_contenders._likely_kernels(PROBLEM, "plain", H200, Library.packaged("h200"), None, FIRST))  # type: ignore[arg-type]
     assert len(likely) > 10 and not any(config.pdl or why_illegal(PROBLEM, config, H200) for config in likely)
     own = likely[9]
     compiled += [likely[2], likely[4], own]
@@ -113,17 +117,39 @@ def test_only_what_is_ready_contends_the_unmeasured_choice_first(compiled: list[
     assert [one.config for one in ready.contenders] == [own, likely[2], likely[4]]
     assert set(ready.cubins) == {own, likely[2], likely[4]}
     compiled += likely
-    assert len(found(Lt(FIRST)).contenders) == MAX_CONTENDERS
+    assert len(found(Lt(FIRST)).contenders) == MAX_KERNELS
 
 
 def test_other_answers_of_cublaslt_contend_and_inexact_ones_do_not(compiled: list[Any]) -> None:
-    others = [f"id={i} splitk=1 reduction=0" for i in range(3, 8)]
+    others = [f"id={i} splitk=1 reduction=0" for i in range(3, 13)]
     contending = [one.algorithm for one in found(Lt(FIRST, FIRST, *others)).contenders]
     assert contending == others[:MAX_ALGORITHMS]
 
 
+def test_a_predicted_answer_of_cublaslt_is_what_runs_without_learning(compiled: list[Any]) -> None:
+    other = "id=3 splitk=1 reduction=0"
+    ready = found(Lt(FIRST, other), own=lambda *_: AnswerChoice(other, 1.05, 1.02))
+    assert ready.unmeasured == ready.contenders[0] and ready.unmeasured.algorithm == other
+
+
+def test_the_most_promising_kernels_are_looked_for_first() -> None:
+    library, model = Library.packaged("h200"), AnyShapeModel.load("h200")
+    first, second, *_ = promising_kernels(H200, library, PROBLEM, "plain", FIRST)
+    configs, gain, deviation = model.predict(
+        PROBLEM, H200, offered_kernels("h200", library, PROBLEM.layout, PROBLEM.dtype, "plain"), FIRST
+    )
+    bound = dict(zip(configs, gain + deviation, strict=True))
+    assert bound[first] == max(bound.values()) >= bound[second]
+
+
+def test_a_gpu_without_data_has_the_librarys_kernels() -> None:
+    library, unknown = Library.packaged("h200"), replace(H200, name="unknown")
+    likely = list(ready_contenders._likely_kernels(PROBLEM, "plain", unknown, library, None, ""))
+    assert len(likely) > 3 and not any(why_illegal(PROBLEM, config, unknown) for config in likely)
+
+
 def test_a_launch_option_admits_its_kernels(compiled: list[Any]) -> None:
-    likely = list(ready_contenders._likely_kernels(PROBLEM, "pdl", H200, Library.packaged("h200"), None))  # type: ignore[arg-type]
+    likely = list(ready_contenders._likely_kernels(PROBLEM, "pdl", H200, Library.packaged("h200"), None, FIRST))  # type: ignore[arg-type]
     assert any(config.pdl for config in likely) and not any(config.early for config in likely)
 
 
@@ -178,7 +204,7 @@ def test_a_device_opens_a_bench_with_shared_kernels_and_enough_memory(
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda index: 0)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (10**9, 10**10))
     assert _result(device.open(PROBLEM, "plain", False)) is None
-    compiled += list(ready_contenders._likely_kernels(PROBLEM, "plain", H200, state.library, None))[:2]  # type: ignore[arg-type]
+    compiled += list(ready_contenders._likely_kernels(PROBLEM, "plain", H200, state.library, None, FIRST))[:2]  # type: ignore[arg-type]
     bench, contenders, unmeasured = _result(device.open(PROBLEM, "plain", False))
     assert unmeasured is None
     assert [one.config for one in contenders] == compiled == loaded[:2] and set(bench[2]) == set(compiled)

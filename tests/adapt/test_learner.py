@@ -12,7 +12,7 @@ import pytest
 
 from outblas.adapt.learning import learner as learner_module
 from outblas.adapt.learning.gpu_budget import HOST_SHARE, SEARCH_SHARE, SHARE, GpuBudget, pause_after
-from outblas.adapt.learning.learn_product import ALL_INPUTS, LOOKS, MAX_SPOILED, ORDERING_ROUNDS
+from outblas.adapt.learning.learn_product import ALL_INPUTS, LOOKS, MAX_SPOILED, ORDERING_ROUNDS, SCREENING_ROUNDS
 from outblas.adapt.learning.learned_products import Stage
 from outblas.adapt.learning.learner import CALLS_BEFORE_QUEUED, Learner
 from outblas.core.config import Launch
@@ -83,7 +83,8 @@ def test_torch_computes_until_a_winner_is_proven_timed_and_saved(alone: Fixture)
     assert row.plain.speedup == pytest.approx(1.25) and row.plain.low == pytest.approx(1.25)
     assert machine.saved == [row] and machine.forgotten == 1 and machine.benches[0].closed
     assert machine.proofs == [(one, inputs) for inputs in ALL_INPUTS for one in (FAST, SLOW)]
-    assert machine.rounds == [FAST, SLOW] * ORDERING_ROUNDS + [FAST] * LOOKS[0], "the slow one is not timed anew"
+    ordering = [FAST, SLOW] * SCREENING_ROUNDS + [FAST] * (ORDERING_ROUNDS - SCREENING_ROUNDS)
+    assert machine.rounds == ordering + [FAST] * LOOKS[0], "the slow one is not timed anew"
     assert "1.250 times torch" in alone.one().detail and "saved" in str(alone.learner.report())
 
 
@@ -117,7 +118,7 @@ def test_an_unsure_result_keeps_what_ran_before_and_saves_nothing(alone: Fixture
 
 
 def test_without_a_choice_before_torch_goes_on(alone: Fixture) -> None:
-    alone.machine.us, alone.machine.unmeasured = {SLOW: 12.0}, None  # type: ignore[assignment]
+    alone.machine.us, alone.machine.unmeasured = {SLOW: 12.0}, None
     alone.queue()
     alone.work()
     row = alone.call()
@@ -127,21 +128,34 @@ def test_without_a_choice_before_torch_goes_on(alone: Fixture) -> None:
 
 @pytest.mark.parametrize(("us", "wrong"), [(12.0, {}), (5.0, {(FAST, "normal"): "error 2 times the bound"})])
 def test_a_choice_that_is_slower_or_wrong_gives_way_to_torch(alone: Fixture, us: float, wrong: Any) -> None:
-    alone.machine.us, alone.machine.wrong, alone.machine.unmeasured = {FAST: us}, wrong, FAST.config  # type: ignore[assignment]
+    alone.machine.us, alone.machine.wrong, alone.machine.unmeasured = {FAST: us}, wrong, FAST
     alone.queue()
     alone.work()
     assert alone.call().plain is None and alone.machine.forgotten == 1 and not alone.machine.saved
 
 
 def test_a_choice_that_may_be_faster_stays(alone: Fixture) -> None:
-    alone.machine.us, alone.machine.unmeasured = {FAST: 9.95}, FAST.config  # type: ignore[assignment]
+    alone.machine.us, alone.machine.unmeasured = {FAST: 9.95}, FAST
     alone.queue()
     alone.work()
     assert alone.call() is OWN and f"{FAST.name} stays" in alone.one().detail and not alone.machine.forgotten
 
 
+def test_what_is_far_slower_than_the_best_is_not_timed_further(alone: Fixture) -> None:
+    alone.machine.us = {FAST: 8.0, ALGORITHM: 8.2, SLOW: 9.5}
+    alone.queue()
+    alone.work()
+    count = {contender: alone.machine.rounds.count(contender) for contender in (FAST, ALGORITHM, SLOW)}
+    assert count == {
+        FAST: ORDERING_ROUNDS + LOOKS[0],
+        ALGORITHM: ORDERING_ROUNDS + LOOKS[0],
+        SLOW: SCREENING_ROUNDS,
+    }
+    assert alone.call().plain.config == FAST.config
+
+
 def test_what_is_slower_than_torch_costs_no_further_rounds(alone: Fixture) -> None:
-    alone.machine.us = {FAST: 10.5, SLOW: 12.0}
+    alone.machine.us = {FAST: 10.5, SLOW: 11.0}
     alone.queue()
     alone.work()
     assert len(alone.machine.rounds) == 2 * ORDERING_ROUNDS

@@ -36,7 +36,7 @@ def test_without_a_command_it_tells_all_three() -> None:
         (
             "any-shape",
             ("STEP", "--count", "--measurements", "--seed", "--work", "--cells", "--proved", "--out", "--summary")
-            + ("--trials", "--build", "--held-out", "--every", "--more", "--answers"),
+            + ("--trials", "--build", "--held-out", "--every", "--more", "--answers", "--layouts"),
         ),
     ],
 )
@@ -99,24 +99,25 @@ def test_random_shapes_are_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_the_fit_goes_into_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
 
-    def fit_all(cells: Path, trials: Path, more: list[Path], proved: Path, out: Path, tell: Any) -> str:
-        asked.append((cells, trials, more, proved, out))
-        return "9 kernels"
+    def fit_all(cells: list[Path], proved: Path, folder: Path, tell: Any) -> list[str]:
+        asked.append((cells, proved, folder))
+        return ["9 kernels", "8 kernels"]
 
     monkeypatch.setattr(fit_any_shape_run, "fit_all", fit_all)
-    monkeypatch.setattr(fit_answers, "fit_answers", lambda files, out, tell: asked.append((files, out)) or "a margin")
+    monkeypatch.setattr(fit_answers, "fit_answers", lambda *given: asked.append(given[:2]) or ["a margin"])
     monkeypatch.chdir(tmp_path)
     results = Path("results/any_shapes")
     results.mkdir(parents=True)
-    beside = [results / name for name in ("h200_answers.parquet", "h200_extension.parquet", "h200_extension_b.parquet")]
-    for file in (*beside, results / "h100_extension.parquet"):
+    cells, trials, proved = (results / f"h200_{name}" for name in ("cells.parquet", "trials.parquet", "proved.json"))
+    beside = [results / f"{name}.parquet" for name in ("h100_extension", "h200_extension", "h200_extension_b")]
+    others, answers = results / "h100_trials.parquet", [results / f"{g}_answers.parquet" for g in ("h100", "h200")]
+    for file in (*beside, *answers, others, cells, trials, results / "h200_bench.parquet"):
         file.touch()
     done = fit("any-shape", "fit", "--work", "work")
-    packaged, answers = (fit_any_shape_run.packaged_path(folder) for folder in ("any_shape", "answers"))
-    assert packaged.is_file() and packaged.name == "h200.npz" and answers.is_file()
-    cells, trials, proved = (results / f"h200_{name}" for name in ("cells.parquet", "trials.parquet", "proved.json"))
-    assert asked == [(cells, trials, beside[1:], proved, packaged), (beside[:1], answers)]
-    assert done.stdout == f"9 kernels: {packaged}\na margin: {answers}\n"
+    packaged, of_answers = (fit_any_shape_run.packaged_folder(name) for name in ("any_shape", "answers"))
+    assert {file.name for file in packaged.iterdir()} == {file.name for file in of_answers.iterdir()} >= {"h200.npz"}
+    assert asked == [([cells, trials, *sorted([*beside, others])], proved, packaged), (answers, of_answers)]
+    assert done.stdout == "9 kernels\n8 kernels\na margin\n"
 
 
 def test_what_further_steps_record_goes_into_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,6 +129,11 @@ def test_what_further_steps_record_goes_into_one_file(tmp_path: Path, monkeypatc
         done = fit("any-shape", step, "--count", "3", "--work", str(tmp_path), option, str(file))
         assert (done.exit_code, done.stdout) == (0, f"{told}: {file}\n")
         assert asked[-1][0] == any_shape_extension.extension_shapes(3, 1) and asked[-1][2] == file
+        fit("any-shape", step, "--count", "3", "--work", str(tmp_path), option, str(file), "--layouts", "NN")
+        assert asked[-1][0] == any_shape_extension.extension_shapes(3, 1, ("NN",))
+        assert {problem.layout for problem in asked[-1][0]} == {"NN"}
+        wrong = fit("any-shape", step, "--work", str(tmp_path), option, str(file), "--layouts", "NT,TN")
+        assert "--layouts NT,TN" in refused(wrong)
         nowhere = ("--cells", str(tmp_path / "none_cells.parquet"), "--work", str(tmp_path))
         assert f"pass {option} once" in refused(fit("any-shape", step, *nowhere))
 

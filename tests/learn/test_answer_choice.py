@@ -19,7 +19,7 @@ from outblas.learn.posterior import Regressor
 from outblas.learn.train import fit_answers as module
 from outblas.learn.train.fit_answers import fit_answers, read_answers
 from outblas.records.parquet import parquet_bytes
-from support.gpus.known import H200
+from support.gpus.known import H100, H200
 
 P = Problem(64, 4096, 4096)
 FIRST, FASTER, ROUNDING = (
@@ -74,17 +74,17 @@ def test_the_packaged_model_serves_its_architecture() -> None:
         AnswerModel.load("a100")
 
 
-def recorded(file: Path, count: int) -> Path:
-    """Answers of which the second is 20% faster where M is below 64, else 20% slower."""
+def recorded(file: Path, count: int, gpu: str = "NVIDIA H200", below: float = 8.0) -> Path:
+    """Answers of which the second takes ``below`` us where M is below 64, else 12. The first takes 10."""
     import pyarrow as pa
 
     rng, rows = np.random.default_rng(0), []
     for _ in range(count):
         m, n, k = (int(2 ** rng.uniform(4, 8)), *(64 * int(rng.integers(8, 64)) for _ in range(2)))
-        other = 8.0 if m < 64 else 12.0
+        other = below if m < 64 else 12.0
         for answer, us in ((FIRST, 10.0), (FASTER, other)):
             rows.append({"problem": Problem(m, n, k).key, "answer": answer, "median_us": us})
-    about = {"gpu": "NVIDIA H200", "driver": "1", "date": "2026-11-26T00:00:00"}
+    about = {"gpu": gpu, "driver": "1", "date": "2026-11-26T00:00:00"}
     table = pa.Table.from_pylist(rows).replace_schema_metadata({"provenance": json.dumps(about)})
     file.write_bytes(parquet_bytes(table))
     return file
@@ -93,12 +93,23 @@ def recorded(file: Path, count: int) -> Path:
 def test_a_fit_learns_which_answer_is_faster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SETTINGS", module.SETTINGS._replace(width=16, epochs=30, batch=64))
     file, lines = recorded(tmp_path / "a.parquet", 400), list[str]()
-    told = fit_answers([file], tmp_path / "sub" / "out.npz", lines.append)
-    assert len(lines) == module.FOLDS and "margin" in told
-    fitted = AnswerModel.parse((tmp_path / "sub" / "out.npz").read_bytes())
+    (told,) = fit_answers([file], tmp_path / "sub", lines.append)
+    assert len(lines) == module.FOLDS and "h200: bound" in told
+    fitted = AnswerModel.parse((tmp_path / "sub" / "h200.npz").read_bytes())
     chosen = [fitted.choose(Problem(m, 2048, 2048), H200, [FIRST, FASTER]) for m in (20, 30, 150, 250)]
     assert [choice is not None for choice in chosen] == [True, True, False, False]
     assert "NVIDIA H200" in fitted.about
+
+
+def test_one_fit_serves_both_gpus_as_each_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SETTINGS", module.SETTINGS._replace(width=16, epochs=30, batch=64))
+    files = [recorded(tmp_path / "a.parquet", 400), recorded(tmp_path / "b.parquet", 300, "NVIDIA H100 80GB HBM3", 12)]
+    told = fit_answers(files, tmp_path, lambda line: None)
+    assert ["h200" in told[0], "h100" in told[1], len(told)] == [True, True, 2]
+    problems = [Problem(m, 2048, 2048) for m in (20, 30)]
+    for gpu, faster in ((H200, True), (H100, False)):
+        fitted = AnswerModel.parse((tmp_path / f"{gpu.name}.npz").read_bytes())
+        assert [fitted.choose(p, gpu, [FIRST, FASTER]) is not None for p in problems] == [faster] * 2
 
 
 def test_files_that_are_none_are_refused(tmp_path: Path) -> None:

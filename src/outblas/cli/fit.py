@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, get_args
 
 import typer
 
 from outblas.cli import common
 from outblas.cli.common import out
 from outblas.core.errors import UsageError
+from outblas.core.problem import Layout
 
 fit = typer.Typer(
     help="Fit what the package ships to measurements: the catalogue, the ranking model, kernels for any shape.",
@@ -110,12 +111,15 @@ _SUMMARY = RESULTS / f"{common.DEFAULT_RECORDING}.json"
 _STEP_HELP = "record, extend, answers, prove, bench (on a GPU), collect, fit or evaluate."
 _COUNT_HELP = "Problems; by default 1200 to record, 800 to extend, 5000 of answers, 300 to bench."
 _MEASUREMENTS_HELP = "Kernels of each recorded problem; by default those that are likely the best."
-_MORE_HELP = "Table of further problems; may be repeated. By default *_extension*.parquet beside --cells."
-_ANSWERS_HELP = "Table of cuBLASLt's answers; may be repeated. By default *_answers*.parquet beside --cells."
+_MORE_HELP = "Table of further problems, of any GPU; may be repeated. By default all those beside --cells."
+_ANSWERS_HELP = "Table of cuBLASLt's answers; may be repeated. By default all *_answers*.parquet beside --cells."
 StepArgument = Annotated[str, typer.Argument(help=_STEP_HELP, metavar="STEP")]
 CountOption = Annotated[int | None, typer.Option(help=_COUNT_HELP, show_default=False)]
 MeasurementsOption = Annotated[int | None, typer.Option(help=_MEASUREMENTS_HELP)]
 SeedOption = Annotated[int, typer.Option(help="Which problems are recorded.")]
+LayoutsOption = Annotated[
+    str, typer.Option("--layouts", help="Layouts of the problems of extend and answers.", metavar="LAYOUT[,LAYOUT]")
+]
 WorkOption = Annotated[Path, typer.Option(help="Directory of the recording's store; a stopped run goes on there.")]
 CellsOption = Annotated[Path, typer.Option(help="Table of what was recorded.")]
 MoreOption = Annotated[list[Path] | None, typer.Option(help=_MORE_HELP)]
@@ -135,6 +139,7 @@ def fit_any_shape(
     count: CountOption = None,
     measurements: MeasurementsOption = None,
     seed: SeedOption = 1,
+    layouts: LayoutsOption = "TN,NN",
     work: WorkOption = _WORK,
     cells: CellsOption = _CELLS,
     more: MoreOption = None,
@@ -152,15 +157,17 @@ def fit_any_shape(
     ``record`` measures random shapes into --cells. ``extend`` measures on others what the package would choose, into
     --more. ``answers`` times all answers of cuBLASLt's heuristic, into --answers. ``collect`` reads the trials of
     --build into --trials. ``fit`` writes the package's own tables from --cells, --more, --answers, --trials and
-    --proved. ``evaluate`` scores the choice on problems that no fit has seen, beside the former
-    rule, into --held-out. ``prove`` proves every offered kernel into --proved. ``bench`` times other shapes into --out
-    and --summary.
+    --proved, for each GPU that was measured. ``evaluate`` scores the choice on problems that no fit has seen, beside
+    the former rule, into --held-out. ``prove`` proves every offered kernel into --proved. ``bench`` times other shapes
+    into --out and --summary.
     """
     if step not in STEPS:
         raise UsageError(f"step {step!r}", " or ".join(STEPS), "pass one of them")
     number = common.at_least("--count", COUNTS.get(step, 1) if count is None else count, 1)
     common.at_least("--every", every, 1)
-    more, answers = (_beside(cells, *each) for each in ((more, "extension"), (answers, "answers")))
+    more = _beside(cells, more, "extension", "trials", "cells")
+    answers = _beside(cells, answers, "answers")
+    drawn = number, seed, _layouts(layouts)
 
     from outblas.core.files import lock_folder
 
@@ -168,15 +175,15 @@ def fit_any_shape(
         if step == "record":
             _record_any_shape(number, measurements, seed, work, cells)
         elif step == "extend":
-            _extend_any_shape(number, seed, work, more)
+            _extend_any_shape(*drawn, work, more)
         elif step == "answers":
-            _record_answers(number, seed, work, answers)
+            _record_answers(*drawn, work, answers)
         elif step == "collect":
             _collect_any_shape(build, trials)
         elif step == "fit":
-            _fit_any_shape(cells, trials, more, answers, proved)
+            _fit_any_shape([cells, trials, *more], answers, proved)
         elif step == "evaluate":
-            _evaluate_any_shape(cells, trials, more, held_out, every)
+            _evaluate_any_shape([cells, trials, *more], held_out, every)
         elif step == "prove":
             _prove_any_shape(proved)
         else:
@@ -191,10 +198,12 @@ def _record_any_shape(count: int, measurements: int | None, seed: int, work: Pat
     out.print(f"{about}: {cells}", markup=False)
 
 
-def _beside(cells: Path, given: list[Path] | None, name: str) -> list[Path]:
-    """The files that an option names; without it, those of that name beside the cells."""
-    pattern = f"{cells.stem.removesuffix('_cells')}_{name}*.parquet"
-    return sorted(cells.parent.glob(pattern)) if given is None else given
+def _beside(cells: Path, given: list[Path] | None, *kinds: str) -> list[Path]:
+    """The files that an option names; without it, all other tables of these kinds beside the cells, of any GPU."""
+    if given is not None:
+        return given
+    taken = (_CELLS.name, _TRIALS.name, cells.name)
+    return sorted(file for kind in kinds for file in cells.parent.glob(f"*_{kind}*.parquet") if file.name not in taken)
 
 
 def _one_file(option: str, files: list[Path]) -> Path:
@@ -203,19 +212,26 @@ def _one_file(option: str, files: list[Path]) -> Path:
     return files[0]
 
 
-def _extend_any_shape(count: int, seed: int, work: Path, more: list[Path]) -> None:
+def _layouts(value: str) -> tuple[Layout, ...]:
+    named = tuple(layout for layout in get_args(Layout) if layout in value.split(","))
+    if not named or set(value.split(",")) - set(named):
+        raise UsageError(f"--layouts {value}", " or ".join(get_args(Layout)), "separate them by commas")
+    return named
+
+
+def _extend_any_shape(count: int, seed: int, layouts: tuple[Layout, ...], work: Path, more: list[Path]) -> None:
     from outblas.search.any_shape_extension import extend, extension_shapes
 
-    file = _one_file("--more", more)
-    out.print(f"{extend(extension_shapes(count, seed), work / 'extension.sqlite', file)}: {file}", markup=False)
+    file, drawn = _one_file("--more", more), extension_shapes(count, seed, layouts)
+    out.print(f"{extend(drawn, work / 'extension.sqlite', file)}: {file}", markup=False)
 
 
-def _record_answers(count: int, seed: int, work: Path, answers: list[Path]) -> None:
+def _record_answers(count: int, seed: int, layouts: tuple[Layout, ...], work: Path, answers: list[Path]) -> None:
     from outblas.search.answer_record import record_answers
     from outblas.search.any_shape_extension import extension_shapes
 
-    file = _one_file("--answers", answers)
-    out.print(f"{record_answers(extension_shapes(count, seed), work / 'answers.jsonl', file)}: {file}", markup=False)
+    file, drawn = _one_file("--answers", answers), extension_shapes(count, seed, layouts)
+    out.print(f"{record_answers(drawn, work / 'answers.jsonl', file)}: {file}", markup=False)
 
 
 def _collect_any_shape(build: Path, trials: Path) -> None:
@@ -224,22 +240,24 @@ def _collect_any_shape(build: Path, trials: Path) -> None:
     out.print(f"{collect_trials(build, trials)}: {trials}", markup=False)
 
 
-def _fit_any_shape(cells: Path, trials: Path, more: list[Path], answers: list[Path], proved: Path) -> None:
+def _fit_any_shape(cells: list[Path], answers: list[Path], proved: Path) -> None:
     from outblas.learn.train.fit_answers import fit_answers
-    from outblas.learn.train.fit_any_shape_run import fit_all, packaged_path
+    from outblas.learn.train.fit_any_shape_run import fit_all, packaged_folder
 
-    about = fit_all(cells, trials, more, proved, packaged_path(), lambda line: out.print(line, markup=False))
-    out.print(f"{about}: {packaged_path()}", markup=False)
-    if answers:
-        path = packaged_path("answers")
-        out.print(f"{fit_answers(answers, path, lambda line: out.print(line, markup=False))}: {path}", markup=False)
+    def report(line: str) -> None:
+        out.print(line, markup=False)
+
+    for line in fit_all(cells, proved, packaged_folder("any_shape"), report):
+        report(line)
+    for line in fit_answers(answers, packaged_folder("answers"), report) if answers else ():
+        report(line)
 
 
-def _evaluate_any_shape(cells: Path, trials: Path, more: list[Path], held_out: Path, every: int) -> None:
+def _evaluate_any_shape(cells: list[Path], held_out: Path, every: int) -> None:
     from outblas.learn.train.fit_any_shape_run import evaluate
     from outblas.learn.train.held_out_choices import SPLITS, figures_in_words
 
-    found = evaluate(cells, trials, more, held_out, every, lambda line: out.print(line, markup=False))
+    found = evaluate(cells, held_out, every, lambda line: out.print(line, markup=False))
     for split in SPLITS:
         for rule in ("former", "today"):
             for line in figures_in_words(found[split][rule]):

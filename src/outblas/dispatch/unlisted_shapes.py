@@ -70,9 +70,7 @@ def any_shape_chooser(gpu_name: str, library: Library, ask: Ask | None = None) -
             broken = True
             warnings.warn(f"outblas leaves shapes of no library to torch: {error}", RuntimeWarning, stacklevel=2)
             return None
-        # The bounds were fitted with the packaged record; a calibration would move them.
-        fitted = packaged_records().get(gpu_name)
-        gpu = gpu if fitted is None else fitted.gpu
+        gpu = _fitted_gpu(gpu)
         answers = () if ask is None or is_narrow(problem) else ask(problem)
         offered = offered_kernels(gpu_name, library, problem.layout, problem.dtype, launch)
         kernel = kernels.choose(problem, gpu, offered, answers[0] if answers else "")
@@ -82,6 +80,37 @@ def any_shape_chooser(gpu_name: str, library: Library, ask: Ask | None = None) -
         return kernel if kernel.low >= algorithm.low else algorithm
 
     return choose
+
+
+def promising_kernels(
+    gpu: Gpu, library: Library, problem: Problem, launch: Launch, answer: str
+) -> tuple[KernelConfig, ...]:
+    """Return the legal kernels on offer for a problem, first those that may well be fastest.
+
+    They are in the order of the predicted speed-up plus one standard deviation.
+
+    Args:
+        gpu: a GPU with packaged data.
+        library: the library.
+        problem: the problem.
+        launch: launch option of its calls.
+        answer: first answer of cuBLASLt's heuristic; empty: unknown.
+
+    Raises:
+        UsageError: the package has no data for the GPU.
+        RecordError: the data are damaged.
+    """
+    from outblas.learn.any_shape import AnyShapeModel
+
+    offered = offered_kernels(gpu.name, library, problem.layout, problem.dtype, launch)
+    configs, gain, deviation = AnyShapeModel.load(gpu.name).predict(problem, _fitted_gpu(gpu), offered, answer)
+    return tuple(configs[i] for i in (-gain - deviation).argsort(kind="stable").tolist())
+
+
+def _fitted_gpu(gpu: Gpu) -> Gpu:
+    """The packaged record, with which the bounds were fitted; a calibration would move them."""
+    fitted = packaged_records().get(gpu.name)
+    return gpu if fitted is None else fitted.gpu
 
 
 def offered_kernels(

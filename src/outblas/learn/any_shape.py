@@ -33,7 +33,7 @@ from outblas.kernels.families.registry import FAMILIES
 from outblas.kernels.legality import why_illegal
 from outblas.learn.array_file import DAMAGED, read_arrays
 from outblas.learn.features import candidate_features
-from outblas.learn.posterior import Features, Regressor
+from outblas.learn.posterior import Features, Floats, Regressor
 from outblas.learn.rival_answer import answer_features
 from outblas.records.library_row import LibraryChoice
 
@@ -156,6 +156,25 @@ class AnyShapeModel:
         """
         return tuple(c for c in dict.fromkeys((*self.kernels, *installed)) if launch_allows(launch, c))
 
+    def predict(
+        self, problem: Problem, gpu: Gpu, offered: Sequence[KernelConfig], answer: str = ""
+    ) -> tuple[tuple[KernelConfig, ...], Floats, Floats]:
+        """Predict the likeliest kernels' speed-ups over torch.matmul.
+
+        The last results are kept, as learning asks for those of choices.
+
+        Args:
+            problem: the problem.
+            gpu: the GPU.
+            offered: kernels of :meth:`offered`, legal or not; the sequence must not change later.
+            answer: first answer of cuBLASLt's heuristic, as for :func:`network_inputs`.
+
+        Returns:
+            (kernels of :func:`likeliest`, natural log of each one's speed-up, its standard deviation); float64[kernels]
+            each.
+        """
+        return _predicted(SameObject(self), problem, SameObject(offered), gpu, answer)
+
     def choose(
         self, problem: Problem, gpu: Gpu, offered: Sequence[KernelConfig], answer: str = ""
     ) -> LibraryChoice | None:
@@ -174,10 +193,9 @@ class AnyShapeModel:
         """
         if is_left_to_torch(problem, gpu) or problem.acc != "fp32":
             return None
-        configs = likeliest(problem, offered, gpu)
+        configs, gain, deviation = self.predict(problem, gpu, offered, answer)
         if not configs:
             return None
-        gain, deviation = self.nets.predict(network_inputs(problem, configs, gpu, answer))
         low = gain - self.sure * deviation
         best = int(low.argmax())
         if not low[best] >= math.log(self.margin):  # nor what is no number
@@ -247,6 +265,17 @@ def _likeliest(problem: Problem, same: SameObject, gpu: Gpu) -> tuple[KernelConf
         longest = longest if found else WITHIN * float(times[index])
         found.append(config)
     return tuple(found)
+
+
+@functools.lru_cache(maxsize=MAX_RANKINGS)
+def _predicted(
+    model: SameObject, problem: Problem, offered: SameObject, gpu: Gpu, answer: str
+) -> tuple[tuple[KernelConfig, ...], Floats, Floats]:
+    configs = _likeliest(problem, offered, gpu)
+    if not configs:
+        return (), np.empty(0), np.empty(0)
+    nets: Regressor = model.value.nets
+    return configs, *nets.predict(network_inputs(problem, configs, gpu, answer))
 
 
 def is_narrow(problem: Problem) -> bool:

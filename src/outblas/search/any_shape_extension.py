@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from outblas.core.config import LAUNCHES, KernelConfig, launch_of
-from outblas.core.problem import Problem
+from outblas.core.problem import Layout, Problem
 from outblas.core.roofline import Gpu
 from outblas.dispatch.unlisted_shapes import ask_cublaslt, offered_kernels
 from outblas.kernels.catalogue import candidates
@@ -41,14 +41,15 @@ SURE = 0.5
 _OPTIONS = LAUNCHES[:2]
 
 
-def extension_shapes(count: int, seed: int) -> list[Problem]:
+def extension_shapes(count: int, seed: int, layouts: Sequence[Layout] = ("TN", "NN")) -> list[Problem]:
     """Return ``count`` different fp16 problems, in turns: model layers, any extents, and layers of any width.
 
-    The same arguments give the same problems, in the same order. Layouts take turns. 0 gives ``[]``.
+    The same arguments give the same problems, in the same order. 0 gives ``[]``.
 
     Args:
         count: number of problems.
         seed: seed of the draw.
+        layouts: layouts of the problems, which take turns.
     """
     rng = random.Random(seed)
     turns: tuple[Callable[[random.Random], tuple[int, int, int]], ...] = (near_layers, _any_extents, _wide)
@@ -56,7 +57,7 @@ def extension_shapes(count: int, seed: int) -> list[Problem]:
     while len(found) < count:
         mnk = turns[len(found) % len(turns)](rng)
         if 2 * math.prod(mnk) <= MAX_FLOPS:
-            found[Problem(*mnk, "NN" if len(found) // len(turns) % 2 else "TN")] = None
+            found[Problem(*mnk, layouts[len(found) // len(turns) % len(layouts)])] = None
     return list(found)
 
 

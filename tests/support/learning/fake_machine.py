@@ -69,7 +69,7 @@ class FakeMachine:
         self.intact, self.slice_us = True, 100.0
         self.fails: Exception | None = None
         self.gate: Any = None
-        self.unmeasured = OWN.config
+        self.unmeasured: Contender | None = Contender(OWN.config)
 
     def why_not(self, problem: Problem) -> str:
         return self.reason(problem)

@@ -1,15 +1,15 @@
 """Learn one product: prove each contender, then time the right ones against torch, in slices.
 
 Each function yields after every slice of GPU work; its caller waits between slices as it must. A contender is timed
-only after its proof. A first part of the rounds only orders the contenders. The best two are then timed anew, so no
+only after its proof. A first part of the rounds only orders the contenders. The best three are then timed anew, so no
 figure comes from rounds that have chosen its contender. A decision needs a 99% interval, because it is looked at up to
-three times and for two contenders.
+three times and for three contenders.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Literal, Protocol
@@ -22,12 +22,12 @@ from outblas.records.library_row import INSTALL_ABOVE, LibraryChoice, LibraryRow
 #: Inputs of the proof.
 Inputs = Literal["integers", "normal"]
 ALL_INPUTS: tuple[Inputs, ...] = ("integers", "normal")
-#: Rounds that order the contenders.
-ORDERING_ROUNDS = 5
+#: Rounds that order the contenders. After the first two, those go on that reach 0.9 of the fastest one's speed.
+ORDERING_ROUNDS, SCREENING_ROUNDS, STAYS_ABOVE = 5, 2, 0.9
 #: Numbers of further rounds after which a decision is tried.
 LOOKS = (11, 21, 31)
-#: Contenders that are timed anew.
-FINALISTS = 2
+#: The most contenders that are timed anew, if they reach this part of the fastest one's speed.
+FINALISTS, FINAL_ABOVE = 3, 0.97
 _DECIDING_CONFIDENCE = 0.99
 #: Rounds in turn that the host may spoil before the timing is given up.
 MAX_SPOILED = 50
@@ -105,15 +105,15 @@ def learn_product(
     record.contenders = len(contenders)
     right = yield from _proven(bench, contenders, record)
     record.stage = Stage.TIMING
-    order = yield from _ordered(bench, right)
+    speedups = yield from _ordered(bench, right)
     winners = []
-    for contender in order[:FINALISTS]:
+    for contender in _finalists(speedups):
         winner = yield from _decided(bench, contender)
         winners += [] if winner is None else [winner]
     if winners and not bench.operands_intact():
         record.refused[winners[0].contender.name] = "an operand changed while contenders were timed"
         return Outcome(None)
-    return Outcome(max(winners, key=lambda one: one.low, default=None), frozenset(order))
+    return Outcome(max(winners, key=lambda one: one.low, default=None), frozenset(speedups))
 
 
 def _proven(
@@ -133,15 +133,25 @@ def _proven(
     return right
 
 
-def _ordered(bench: Workbench, right: Sequence[Contender]) -> Generator[None, None, list[Contender]]:
-    """Return the contenders whose median over a few rounds beats torch, the fastest first."""
+def _finalists(speedups: Mapping[Contender, float]) -> list[Contender]:
+    """Return the contenders that are timed anew, the fastest first."""
+    order = sorted(speedups, key=lambda contender: -speedups[contender])[:FINALISTS]
+    return [contender for contender in order if speedups[contender] >= FINAL_ABOVE * speedups[order[0]]]
+
+
+def _ordered(bench: Workbench, right: Sequence[Contender]) -> Generator[None, None, dict[Contender, float]]:
+    """Return the contenders that beat torch in a few rounds, each with its median speed-up."""
     ratios: dict[Contender, list[float]] = {contender: [] for contender in right}
-    for _ in range(ORDERING_ROUNDS):
-        for contender in right:
+    stay = list(right)
+    for number in range(ORDERING_ROUNDS):
+        if number == SCREENING_ROUNDS:
+            best = max((median(ratios[contender]) for contender in stay), default=0.0)
+            stay = [contender for contender in stay if median(ratios[contender]) >= STAYS_ABOVE * best]
+        for contender in stay:
             ours, theirs = yield from _round(bench, contender)
             ratios[contender].append(theirs / ours)
-    faster = [contender for contender in right if median(ratios[contender]) > 1]
-    return sorted(faster, key=lambda contender: -median(ratios[contender]))
+    medians = {contender: median(ratios[contender]) for contender in right}
+    return {contender: ratio for contender, ratio in medians.items() if ratio > 1}
 
 
 def _decided(bench: Workbench, contender: Contender) -> Generator[None, None, Winner | None]:

@@ -22,7 +22,7 @@ from time import perf_counter
 
 from outblas.adapt.learning.gpu_budget import HOST_SHARE, SEARCH_SHARE, GpuBudget, pause_after
 from outblas.adapt.learning.learn_product import Outcome, Winner, learn_product, row_of
-from outblas.adapt.learning.learned_products import IN_WORK, Contender, LearnedProduct, LearningReport, Stage
+from outblas.adapt.learning.learned_products import IN_WORK, LearnedProduct, LearningReport, Stage
 from outblas.adapt.learning.learning_chooser import LearningChooser
 from outblas.adapt.learning.learning_device import LearningDevice, LearningMachine, Opened, SliceTimer
 from outblas.core.config import Launch
@@ -334,7 +334,7 @@ class Learner:
     def _keep(self, record: LearnedProduct, opened: Opened, outcome: Outcome) -> None:
         """Settle a product without a winner: it goes on as before, unless that is wrong or slower than torch."""
         detail = f"none of {record.contenders} is surely faster than torch"
-        before = None if opened.unmeasured is None else Contender(opened.unmeasured)
+        before = opened.unmeasured
         if before is None:
             self._settled(record, detail, row_of(record, None))
         elif before not in opened.contenders or before in outcome.not_slower:

@@ -12,7 +12,7 @@ from outblas.adapt.learning.learn_product import Workbench
 from outblas.adapt.learning.learned_products import Contender
 from outblas.adapt.learning.ready_contenders import find_ready
 from outblas.adapt.learning.slice_limits import MAX_SCRATCH_BYTES, RUNNING, SETTLING, scratch_sets
-from outblas.core.config import KernelConfig, Launch
+from outblas.core.config import Launch
 from outblas.core.errors import DeviceError, OutblasError
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
@@ -51,12 +51,12 @@ class Opened(NamedTuple):
     Attributes:
         bench: its bench.
         contenders: the ways to compute it, at least one.
-        unmeasured: the kernel that runs without learning; None: torch runs.
+        unmeasured: what runs without learning; None: torch.
     """
 
     bench: Workbench
     contenders: list[Contender]
-    unmeasured: KernelConfig | None
+    unmeasured: Contender | None
 
 
 class LearningMachine(Protocol):

@@ -15,13 +15,13 @@ from outblas.core.errors import OutblasError, ToolchainMissing
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu, architecture
 from outblas.dispatch.decide import Choose, LeftToTorch
-from outblas.dispatch.unlisted_shapes import offered_kernels
+from outblas.dispatch.unlisted_shapes import promising_kernels
 from outblas.kernels.catalogue import first_search_candidates
 from outblas.kernels.geometry import workspace_bytes
 from outblas.kernels.source import make_source
 from outblas.learn.any_shape import likeliest
 from outblas.records.library import Library
-from outblas.records.library_row import LibraryChoice
+from outblas.records.library_row import AnswerChoice, LibraryChoice
 from outblas.runtime.cubin import Cubin
 from outblas.runtime.cublas import WORKSPACE_BYTES, rounds_partial_sums
 from outblas.runtime.cublaslt import LtAlgorithms
@@ -29,8 +29,8 @@ from outblas.runtime.nvrtc import cached_cubin
 from outblas.runtime.packaged_cubins import PACKAGED
 from outblas.runtime.sass import check_static
 
-#: Contenders in all, and the algorithms of cuBLASLt among them.
-MAX_CONTENDERS, MAX_ALGORITHMS = 6, 2
+#: The most contenders: kernels, and algorithms of cuBLASLt. Its heuristic gives up to 8, of which torch runs the first.
+MAX_KERNELS, MAX_ALGORITHMS = 8, 7
 #: Kernels of the catalogue, not of a library, whose machine code is looked for in the compile cache.
 MAX_LOOKED_FOR = 16
 
@@ -40,14 +40,14 @@ class Ready:
     """Contenders and the machine code of their kernels.
 
     Attributes:
-        contenders: at most six, kernels in front.
+        contenders: kernels in front, then algorithms of cuBLASLt.
         cubins: kernel -> its machine code.
-        unmeasured: the kernel that runs without learning, ready or not; None: torch runs.
+        unmeasured: what runs without learning, ready or not; None: torch.
     """
 
     contenders: list[Contender] = field(default_factory=list)
     cubins: dict[KernelConfig, Cubin] = field(default_factory=dict)
-    unmeasured: KernelConfig | None = None
+    unmeasured: Contender | None = None
 
 
 def find_ready(
@@ -61,7 +61,7 @@ def find_ready(
         gpu: the GPU.
         library: the library in use.
         lt: cuBLASLt of the device, whose context is current.
-        own: chooser of the device; its choice is the first contender.
+        own: chooser of the device; a kernel that it chooses is the first contender.
 
     Returns:
         The contenders; none if nothing is ready.
@@ -69,9 +69,9 @@ def find_ready(
     ready = Ready(unmeasured=_choice(own, problem, gpu, launch))
     algorithms = other_answers(problem, lt)
     yield
-    wanted = MAX_CONTENDERS - len(algorithms)
-    for config in _likely_kernels(problem, launch, gpu, library, ready.unmeasured):
-        if len(ready.cubins) == wanted:
+    chosen = None if ready.unmeasured is None else ready.unmeasured.config
+    for config in _likely_kernels(problem, launch, gpu, library, chosen, lt.first_answer(problem) or ""):
+        if len(ready.cubins) == MAX_KERNELS:
             break
         cubin = None if config in ready.cubins else ready_cubin(problem, config, architecture(gpu))
         if cubin is not None:
@@ -93,12 +93,15 @@ def other_answers(problem: Problem, lt: LtAlgorithms) -> list[Contender]:
 
 
 def _likely_kernels(
-    problem: Problem, launch: Launch, gpu: Gpu, library: Library, first: KernelConfig | None
+    problem: Problem, launch: Launch, gpu: Gpu, library: Library, first: KernelConfig | None, answer: str
 ) -> Iterator[KernelConfig]:
-    """Yield legal kernels, the most promising ones early: ``first``, those that ship, then the catalogue's."""
+    """Yield legal kernels, the most promising ones early: ``first``, those that ship, then the catalogue's.
+
+    ``answer`` is the first answer of cuBLASLt's heuristic.
+    """
     yield from _with_room(problem, [] if first is None else [first])
-    shipped = _shipped(problem, launch, gpu, library)
-    yield from _with_room(problem, likeliest(problem, shipped, gpu))
+    shipped = _shipped(problem, launch, gpu, library, answer)
+    yield from _with_room(problem, shipped)
     seen = set(shipped)
     others = [one for one in first_search_candidates(problem, gpu) if launch_allows(launch, one) and one not in seen]
     yield from _with_room(problem, likeliest(problem, others, gpu)[:MAX_LOOKED_FOR])
@@ -109,21 +112,23 @@ def _with_room(problem: Problem, configs: Iterable[KernelConfig]) -> Iterator[Ke
     return (config for config in configs if workspace_bytes(problem, config) <= WORKSPACE_BYTES)
 
 
-def _choice(own: Choose | None, problem: Problem, gpu: Gpu, launch: Launch) -> KernelConfig | None:
+def _choice(own: Choose | None, problem: Problem, gpu: Gpu, launch: Launch) -> Contender | None:
     try:
         choice = None if own is None else own(problem, gpu, launch)
     except LeftToTorch:
         return None
-    return choice.config if isinstance(choice, LibraryChoice) else None
+    if isinstance(choice, AnswerChoice):
+        return Contender(None, choice.algorithm)
+    return Contender(choice.config) if isinstance(choice, LibraryChoice) else None
 
 
-def _shipped(problem: Problem, launch: Launch, gpu: Gpu, library: Library) -> Sequence[KernelConfig]:
-    """Return the kernels for any shape and those that the library installs, each once."""
+def _shipped(problem: Problem, launch: Launch, gpu: Gpu, library: Library, answer: str) -> Sequence[KernelConfig]:
+    """Return legal kernels for any shape and of those that the library installs, the most promising first."""
     try:
-        return offered_kernels(gpu.name, library, problem.layout, problem.dtype, launch)
+        return promising_kernels(gpu, library, problem, launch, answer)
     except OutblasError:  # no data for this GPU; the device's chooser has warned if they are damaged
         installed = library.fp32_kernels.get((problem.layout, problem.dtype), ())
-        return [one for one in installed if launch_allows(launch, one)]
+        return likeliest(problem, [one for one in installed if launch_allows(launch, one)], gpu)
 
 
 def ready_cubin(problem: Problem, config: KernelConfig, arch: str) -> Cubin | None:

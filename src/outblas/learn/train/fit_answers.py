@@ -19,6 +19,7 @@ import torch
 from outblas.core.errors import OutblasError, RecordError
 from outblas.core.gpu_records import gpu_of_product, reference_gpu
 from outblas.core.problem import Problem
+from outblas.core.roofline import Gpu
 from outblas.learn.answer_choice import AnswerModel, network_inputs, other_answers
 from outblas.learn.features import Features
 from outblas.learn.posterior import Floats, Regressor
@@ -39,8 +40,9 @@ SLOW, MAX_SLOWER = 0.98, 0.01
 
 @dataclass(frozen=True)
 class Answers:
-    """All answers for one problem, the first in front, with their times in microseconds."""
+    """All answers for one problem on a GPU, the first in front, with their times in microseconds."""
 
+    gpu: Gpu
     problem: Problem
     names: tuple[str, ...]
     us: tuple[float, ...]
@@ -64,23 +66,25 @@ def read_answers(path: Path) -> tuple[list[Answers], dict[str, Any]]:
         grouped: dict[str, list[tuple[str, float]]] = {}
         for row in table.to_pylist():
             grouped.setdefault(row["problem"], []).append((row["answer"], row["median_us"]))
-        found = [Answers(Problem.from_key(key), *zip(*rows, strict=True)) for key, rows in grouped.items()]
-        return [each for each in found if len(each.names) > 1], json.loads(table.schema.metadata[b"provenance"])
+        provenance = json.loads(table.schema.metadata[b"provenance"])
+        gpu = gpu_of_product(str(provenance["gpu"])) or reference_gpu()
+        found = [Answers(gpu, Problem.from_key(key), *zip(*rows, strict=True)) for key, rows in grouped.items()]
+        return [each for each in found if len(each.names) > 1], provenance
     except (pa.ArrowException, OSError, ValueError, LookupError, TypeError, OutblasError) as error:
         wrong, do = f"{path} cannot be read ({error})", "make it again: outblas fit any-shape answers"
         raise RecordError(wrong, "a whole table of answers", do) from error
 
 
-def fit_answers(paths: Sequence[Path], out: Path, report: Callable[[str], None]) -> str:
-    """Fit nets, bound and margin, and write them.
+def fit_answers(paths: Sequence[Path], folder: Path, report: Callable[[str], None]) -> list[str]:
+    """Fit nets on all GPUs at once, and bound and margin for each; write them.
 
     Args:
-        paths: files of recorded answers of one GPU.
-        out: the file to write. Missing folders are made.
+        paths: files of recorded answers, of one or more GPUs.
+        folder: the folder to write to, one file ``<gpu>.npz`` per GPU.
         report: receives one line for each part of the fit.
 
     Returns:
-        One line about the fit.
+        One line about the fit of each GPU.
 
     Raises:
         OutblasError: no margin keeps nearly all products from getting slower.
@@ -88,28 +92,42 @@ def fit_answers(paths: Sequence[Path], out: Path, report: Callable[[str], None])
     """
     read = [read_answers(path) for path in paths]
     problems = [each for found, _ in read for each in found]
-    provenance = read[-1][1]
-    gpu = gpu_of_product(str(provenance["gpu"])) or reference_gpu()
-    x = [network_inputs(each.problem, each.names, other_answers(each.names), gpu) for each in problems]
+    x = [network_inputs(each.problem, each.names, other_answers(each.names), each.gpu) for each in problems]
     gains = [np.array([math.log(each.us[0] / each.us[i]) for i in other_answers(each.names)]) for each in problems]
-    fold = np.random.default_rng(0).permutation(len(problems)) % FOLDS
-    predicted: list[tuple[Floats, Floats]] = [(np.empty(0), np.empty(0))] * len(problems)
+    predicted, nets, told = _predicted(problems, x, gains, report), _fit(x, gains), []
+    folder.mkdir(parents=True, exist_ok=True)
+    for gpu, provenance in {found[0].gpu: provenance for found, provenance in read if found}.items():
+        same = [i for i, each in enumerate(problems) if each.gpu == gpu]
+        own = [gains[i] for i in same]
+        sure, margin, taken = _choose_rule([predicted[i] for i in same], own)
+        slower = int((taken < math.log(SLOW)).sum())
+        best = np.array([max(0.0, each.max(initial=0.0)) for each in own])
+        words = (
+            f"kept out: {math.exp(taken.mean()):.4f} over the first answer, the best answers "
+            f"{math.exp(best.mean()):.4f}, {slower} of {len(taken)} below {SLOW}"
+        )
+        where = f"{provenance['gpu']}, driver {provenance['driver']}, {provenance['date'][:10]}"
+        path = folder / f"{gpu.name}.npz"
+        AnswerModel(nets, margin, sure, f"{len(same)} problems; {where}; {words}").save(path)
+        told.append(f"answers, {gpu.name}: bound {sure:g} deviations below, margin {margin}; {words}: {path}")
+    return told
+
+
+def _predicted(
+    problems: Sequence[Answers], x: Sequence[Features], gains: Sequence[Floats], report: Callable[[str], None]
+) -> list[tuple[Floats, Floats]]:
+    """Return gain and deviation of each problem's answers by nets that have not seen it on any GPU."""
+    keys = sorted({each.problem.key for each in problems})
+    drawn = dict(zip(keys, np.random.default_rng(0).permutation(len(keys)) % FOLDS, strict=True))
+    fold = np.array([drawn[each.problem.key] for each in problems])
+    found: list[tuple[Floats, Floats]] = [(np.empty(0), np.empty(0))] * len(problems)
     for number in range(FOLDS):
-        nets = _fit([x[i] for i in np.flatnonzero(fold != number)], [gains[i] for i in np.flatnonzero(fold != number)])
+        seen = np.flatnonzero(fold != number).tolist()
+        nets = _fit([x[i] for i in seen], [gains[i] for i in seen])
         for i in np.flatnonzero(fold == number).tolist():
-            predicted[i] = nets.predict(x[i]) if len(x[i]) else (np.empty(0), np.empty(0))
+            found[i] = nets.predict(x[i]) if len(x[i]) else found[i]
         report(f"answers: fold {number + 1} of {FOLDS}")
-    sure, margin, taken = _choose_rule(predicted, gains)
-    slower = int((taken < math.log(SLOW)).sum())
-    best = np.array([max(0.0, each.max(initial=0.0)) for each in gains])
-    told = (
-        f"kept out: {math.exp(taken.mean()):.4f} over the first answer, the best answers {math.exp(best.mean()):.4f}, "
-        f"{slower} of {len(taken)} below {SLOW}"
-    )
-    about = f"{len(problems)} problems; {provenance['gpu']}, driver {provenance['driver']}, {provenance['date'][:10]}"
-    out.parent.mkdir(parents=True, exist_ok=True)
-    AnswerModel(_fit(x, gains), margin, sure, f"{about}; {told}").save(out)
-    return f"answers: bound {sure:g} deviations below, margin {margin}; {told}"
+    return found
 
 
 def _fit(x: Sequence[Features], gains: Sequence[Floats]) -> Regressor:

@@ -108,6 +108,7 @@ class OfferedCells:
         gains: float32, natural log of each kernel's speed-up over torch.matmul.
         fitted: bool, which kernels a fit sees.
         source: suite of the problem, or ``random``.
+        gpu: the GPU that was measured.
         answer: first answer of cuBLASLt's heuristic (:func:`outblas.runtime.cublas.describe`); empty: unknown.
         rival: natural log of the speed-up of the fastest baseline over torch.matmul; NaN if torch alone was timed.
     """
@@ -117,14 +118,20 @@ class OfferedCells:
     gains: NDArray[np.float32]
     fitted: NDArray[np.bool_]
     source: str
+    gpu: Gpu
     answer: str = ""
     rival: float = math.nan
 
 
-def cells_of_recording(recording: Recording, seed: int = 0) -> list[OfferedCells]:
+def cells_of_recording(recording: Recording, gpu: Gpu, seed: int = 0) -> list[OfferedCells]:
     """Return one :class:`OfferedCells` per recorded problem, in the recording's order, with all measured kernels.
 
     A fit sees the 8 fastest kernels without PDL, the 8 fastest with it, and up to 8 others of each, drawn.
+
+    Args:
+        recording: the recording.
+        gpu: its GPU.
+        seed: seed of the draw.
     """
     rng, found = np.random.default_rng(seed), []
     pdl = np.array([config.pdl for config in recording.catalogue])
@@ -145,6 +152,7 @@ def cells_of_recording(recording: Recording, seed: int = 0) -> list[OfferedCells
                 np.log(times["torch"] / us[timed]).astype(np.float32),
                 fitted[timed],
                 recording.suite,
+                gpu,
                 recording.baseline_detail[LT_HEURISTIC][i],
                 math.log(times["torch"] / np.nanmin(list(times.values()))),
             )
@@ -152,14 +160,14 @@ def cells_of_recording(recording: Recording, seed: int = 0) -> list[OfferedCells
     return found
 
 
-def fit(cells: Sequence[OfferedCells], gpu: Gpu, seed: int = 0) -> Regressor:
+def fit(cells: Sequence[OfferedCells], seed: int = 0) -> Regressor:
     """Return 5 nets trained on the cells: inputs of ``network_inputs``, output the log speed-up over torch.matmul.
 
     Log speed-ups are clipped to [-1.5, 1.5]. A cell of a random problem counts twice. The result is the same for the
     same seed and number of threads.
     """
     cells = [c for c in cells if c.fitted.any()]
-    x = np.concatenate([inputs_of(c, gpu)[c.fitted] for c in cells])
+    x = np.concatenate([inputs_of(c)[c.fitted] for c in cells])
     gains = np.concatenate([c.gains[c.fitted] for c in cells])
     counts = np.repeat([UNLISTED_WEIGHT if c.source == RANDOM else 1.0 for c in cells], [c.fitted.sum() for c in cells])
     blind = np.random.default_rng(seed).random(len(x)) < UNANSWERED
@@ -174,12 +182,12 @@ def answer_columns() -> slice:
     return slice(first, first + ANSWER_FEATURES)
 
 
-def inputs_of(cells: OfferedCells, gpu: Gpu) -> Features:
+def inputs_of(cells: OfferedCells) -> Features:
     """Return ``network_inputs`` of all kernels of a problem; kept for the fits of the next folds."""
-    return _inputs(cells.problem, cells.configs, gpu, cells.answer)
+    return _inputs(cells.problem, cells.configs, cells.gpu, cells.answer)
 
 
-@functools.lru_cache(1 << 14)
+@functools.lru_cache(1 << 15)
 def _inputs(problem: Problem, configs: tuple[KernelConfig, ...], gpu: Gpu, answer: str) -> Features:
     return network_inputs(problem, configs, gpu, answer)
 

@@ -24,7 +24,6 @@ from outblas.core.plain_files import read_object
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
 from outblas.kernels.config_text import config_from_name
-from outblas.kernels.families.registry import FAMILIES
 from outblas.learn.any_shape import AnyShapeModel
 from outblas.learn.policy import Policy
 from outblas.learn.train.fit_any_shape import (
@@ -53,13 +52,13 @@ from outblas.records.recording import Recording
 from outblas.records.store import Store
 
 
-def packaged_path(folder: str = "any_shape") -> Path:
-    """Return the package's path of the reference GPU's fitted data.
+def packaged_folder(name: str) -> Path:
+    """Return the package's folder of fitted data, with a file ``<gpu>.npz`` per GPU.
 
     Args:
-        folder: ``any_shape``, or ``answers`` of :mod:`outblas.learn.answer_choice`.
+        name: ``any_shape``, or ``answers`` of :mod:`outblas.learn.answer_choice`.
     """
-    return Path(str(resources.files("outblas"))) / "data" / folder / f"{reference_gpu().name}.npz"
+    return Path(str(resources.files("outblas"))) / "data" / name
 
 
 def export(store: Path, out: Path, answers: Mapping[str, str] | None = None) -> str:
@@ -123,15 +122,16 @@ def _cells_of(table: Any) -> tuple[list[OfferedCells], dict[str, Any]]:
     grouped: dict[str, list[dict[str, Any]]] = {}
     for row in table.to_pylist():
         grouped.setdefault(row["problem"], []).append(row)
-    found = []
+    found, provenance = [], json.loads(table.schema.metadata[b"provenance"])
+    gpu = gpu_of_product(str(provenance["gpu"])) or reference_gpu()
     for key, rows in grouped.items():
         gains = np.log([row["torch_us"] / row["median_us"] for row in rows]).astype(np.float32)
         configs = tuple(config_from_name(row["kernel"]) for row in rows)
         one = rows[0]
         rival = math.log(one["torch_us"] / one["rival_us"]) if "rival_us" in one else math.nan
-        about = one.get("suite", RANDOM), one.get("answer", ""), rival
+        about = one.get("suite", RANDOM), gpu, one.get("answer", ""), rival
         found.append(OfferedCells(Problem.from_key(key), configs, gains, np.ones(len(rows), dtype=bool), *about))
-    return found, json.loads(table.schema.metadata[b"provenance"])
+    return found, provenance
 
 
 @dataclass(frozen=True)
@@ -139,102 +139,99 @@ class FitData:
     """All cells of a fit.
 
     Attributes:
-        cells: one entry per problem.
+        cells: one entry per problem and GPU.
         random: the random problems alone.
-        gpu: the GPU that was measured.
-        about: counts, GPU, driver and date in words.
+        about: GPU -> counts, GPU, driver and date in words.
     """
 
     cells: list[OfferedCells]
     random: list[OfferedCells]
-    gpu: Gpu
-    about: str
+    about: dict[Gpu, str]
 
 
-def read_all(cells: Path, trials: Path, more: Sequence[Path] = (), every: int = 1) -> FitData:
-    """Read the random problems, the trials of the packaged library, and the packaged recording of their GPU.
+def read_all(files: Sequence[Path], every: int = 1) -> FitData:
+    """Read cells of one or more GPUs, and the packaged recordings of these GPUs.
 
     Args:
-        cells: file of the random problems.
-        trials: file of the trials.
-        more: files of further random problems.
+        files: tables that :func:`read_cells` reads.
         every: take each n-th problem of each source alone; 1: all.
 
     Raises:
         RecordError: a file is missing.
     """
-    random, provenance = read_cells(cells)
-    tried, _ = read_cells(trials)
-    for path in more:
-        random += read_cells(path)[0]
-    gpu = gpu_of_product(str(provenance["gpu"])) or reference_gpu()
-    together = joined([*cells_of_recording(Recording.load(gpu.name)), *tried, *random])[::every]
-    counts = Counter(each.source for each in together)
-    where = f"{provenance['gpu']}, driver {provenance['driver']}, {provenance['date'][:10]}"
-    words = ", ".join(f"{number} problems of {source}" for source, number in sorted(counts.items()))
-    return FitData(together, random, gpu, f"{words}; {where}")
+    read = [read_cells(path) for path in files]
+    measured = {cells[0].gpu: provenance for cells, provenance in read if cells}
+    recorded = [cells_of_recording(Recording.load(gpu.name), gpu) for gpu in measured]
+    all_cells = [each for cells in (*recorded, *(cells for cells, _ in read)) for each in cells]
+    together, random = joined(all_cells)[::every], [each for each in all_cells if each.source == RANDOM]
+    about = {}
+    for gpu, provenance in measured.items():
+        counts = Counter(each.source for each in together if each.gpu == gpu)
+        words = ", ".join(f"{number} problems of {source}" for source, number in sorted(counts.items()))
+        about[gpu] = f"{words}; {provenance['gpu']}, driver {provenance['driver']}, {provenance['date'][:10]}"
+    return FitData(together, random, about)
 
 
-def fit_all(
-    cells: Path, trials: Path, more: Sequence[Path], proved: Path, out: Path, report: Callable[[str], None]
-) -> str:
-    """Fit the speed-up over torch.matmul and the margin, and write them with the kernels for any shape.
+def fit_all(files: Sequence[Path], proved: Path, folder: Path, report: Callable[[str], None]) -> list[str]:
+    """Fit the speed-up over torch.matmul on all GPUs at once, and a margin for each; write them with the kernels.
 
-    A file at ``out`` keeps its kernels, because these are proved and shipped. Those for unaligned rows are chosen anew.
+    A GPU's file keeps its kernels, because these are proved and shipped. A new one has those of the reference GPU.
 
     Args:
-        cells: file that :func:`export` wrote.
-        trials: file of the library's trials.
-        more: files of :mod:`outblas.search.any_shape_extension`.
+        files: tables that :func:`read_cells` reads, of one or more GPUs.
         proved: JSON file of proof results; kernels under ``failed`` are left out. It may be missing.
-        out: the file to write.
+        folder: the folder to write to, one file ``<gpu>.npz`` per GPU.
         report: receives one line for each part of the fit.
 
     Returns:
-        One line about the fit.
+        One line about the fit of each GPU.
 
     Raises:
         OutblasError: no margin keeps nearly all products from getting slower.
         RecordError: a file is missing.
     """
-    data = read_all(cells, trials, more)
-    guesses = guess_held_out(data.cells, "problems", data.gpu, report)
-    rule = choose_rule(guesses, data.gpu)
-    taken = [outcome(guess, rule, "plain", data.gpu) or 0.0 for guess in guesses]
-    slower = sum(gain < math.log(SLOW) for gain in taken)
-    told = f"kept out: {math.exp(np.mean(taken)):.3f} over torch.matmul, {slower} of {len(taken)} below {SLOW}"
-    kernels = _kernels_for_any_shape(data, proved, out)
-    nets = fit(data.cells, data.gpu)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    AnyShapeModel(kernels, nets, rule.margin, rule.sure, f"{data.about}; {told}").save(out)
-    return f"{len(kernels)} kernels, bound {rule.sure:g} deviations below, margin {rule.margin}; {told}"
+    data = read_all(files)
+    guesses = guess_held_out(data.cells, "problems", report)
+    nets, told = fit(data.cells), []
+    folder.mkdir(parents=True, exist_ok=True)
+    for gpu, about in data.about.items():
+        same = [guess for guess in guesses if guess.cells.gpu == gpu]
+        rule = choose_rule(same)
+        taken = [outcome(guess, rule, "plain") or 0.0 for guess in same]
+        slower = sum(gain < math.log(SLOW) for gain in taken)
+        words = f"kept out: {math.exp(np.mean(taken)):.3f} over torch.matmul, {slower} of {len(taken)} below {SLOW}"
+        kernels, path = _kernels_for_any_shape(data, proved, folder, gpu), folder / f"{gpu.name}.npz"
+        AnyShapeModel(kernels, nets, rule.margin, rule.sure, f"{about}; {words}").save(path)
+        bound = f"bound {rule.sure:g} deviations below, margin {rule.margin}"
+        told.append(f"{gpu.name}: {len(kernels)} kernels, {bound}; {words}: {path}")
+    return told
 
 
-def _kernels_for_any_shape(data: FitData, proved: Path, out: Path) -> tuple[KernelConfig, ...]:
-    """Return the kernels of the file that is replaced, which ship; without one, those that were recorded.
+def _kernels_for_any_shape(data: FitData, proved: Path, folder: Path, gpu: Gpu) -> tuple[KernelConfig, ...]:
+    """Return the kernels of the file that is replaced, which ship, or of the reference GPU's file.
 
-    Then come those for unaligned rows. Kernels that failed a proof are left out.
+    Without both, they are those that were recorded, then those for unaligned rows. Kernels that failed a proof are left
+    out.
     """
     do = "make it again: outblas fit any-shape prove"
     failed = read_object(proved, "proved kernels", do)["failed"] if proved.exists() else {}
     left_out = {name.split(" ", 1)[1] for name in failed}
-    recorded = {config for each in data.random for config in each.configs}
-    before = AnyShapeModel.kernels_of(out.read_bytes()) if out.is_file() else ()
-    kernels = before or [config for config in general_kernels(data.gpu) if config in recorded]
-    kernels = [config for config in kernels if not FAMILIES[config.family].for_unaligned_rows]
-    kernels += unaligned_kernels(data.random)
-    return tuple(config for config in kernels if config_name(config) not in left_out)
+    before = [folder / f"{name}.npz" for name in (gpu.name, reference_gpu().name)]
+    shipped = next((AnyShapeModel.kernels_of(path.read_bytes()) for path in before if path.is_file()), ())
+    if not shipped:
+        recorded = {config for each in data.random for config in each.configs}
+        found = [config for config in general_kernels(gpu) if config in recorded]
+        shipped = (*found, *unaligned_kernels(data.random))
+    return tuple(config for config in shipped if config_name(config) not in left_out)
 
 
-def evaluate(
-    cells: Path, trials: Path, more: Sequence[Path], out: Path, every: int, report: Callable[[str], None]
-) -> dict[str, Any]:
+def evaluate(files: Sequence[Path], out: Path, every: int, report: Callable[[str], None]) -> dict[str, Any]:
     """Score today's rule and the former one on problems that no fit has seen, and write the figures (no GPU).
 
+    The problems are those of the GPU of the first file. The fits see the other GPUs, too.
+
     Args:
-        cells: file that :func:`export` wrote.
-        trials: file of the library's trials.
-        more: files of :mod:`outblas.search.any_shape_extension`.
+        files: tables that :func:`read_cells` reads, of one or more GPUs.
         out: JSON file to write.
         every: score each n-th problem alone; 1: all.
         report: receives one line for each part.
@@ -246,27 +243,28 @@ def evaluate(
     Raises:
         RecordError: a file is missing.
     """
-    data = read_all(cells, trials, more, every)
-    gpu, policy = data.gpu, Policy.load(data.gpu.name)
+    data = read_all(files, every)
+    gpu = next(iter(data.about))
+    policy = Policy.load(gpu.name)
     kernels = frozenset(config for each in data.random for config in each.configs)
     found: dict[str, Any] = {}
     elsewhere: list[Guess] = []
     for split in SPLITS:
-        guesses = guess_held_out(data.cells, split, gpu, report)
+        guesses = [guess for guess in guess_held_out(data.cells, split, report) if guess.cells.gpu == gpu]
         # The bound for the suite that is kept out may not come from that suite.
         elsewhere = elsewhere or [guess for guess in guesses if guess.cells.source != KEPT_SUITE]
         rules = {
-            fold: choose_rule(elsewhere if split == "suites" else [g for g in guesses if g.fold != fold], gpu)
+            fold: choose_rule(elsewhere if split == "suites" else [g for g in guesses if g.fold != fold])
             for fold in {guess.fold for guess in guesses}
         }
-        former = guess_held_out(former_cells(data.cells), split, gpu, lambda line: report(f"former rule, {line}"))
-        former = [former_guess(guess, kernels, policy, gpu) for guess in former]
+        former = guess_held_out(former_cells(data.cells), split, lambda line: report(f"former rule, {line}"))
+        former = [former_guess(guess, kernels, policy) for guess in former if guess.cells.gpu == gpu]
         found[split] = {
-            "today": figures(guesses, rules, gpu),
-            "former": figures(former, dict.fromkeys(rules, FORMER_RULE), gpu),
+            "today": figures(guesses, rules),
+            "former": figures(former, dict.fromkeys(rules, FORMER_RULE)),
             "rules": {str(fold): rule._asdict() for fold, rule in sorted(rules.items())},
         }
-    found |= {"data": data.about, "every": every}
+    found |= {"data": data.about[gpu], "every": every}
     found["provenance"] = collect_provenance("outblas fit any-shape evaluate", None)
     out.parent.mkdir(parents=True, exist_ok=True)
     write_json(out, found)

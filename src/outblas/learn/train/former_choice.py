@@ -33,20 +33,19 @@ def former_cells(cells: Sequence[OfferedCells]) -> list[OfferedCells]:
     return [each for each in found if each.configs]
 
 
-def former_guess(guess: Guess, kernels: frozenset[KernelConfig], policy: Policy, gpu: Gpu) -> Guess:
+def former_guess(guess: Guess, kernels: frozenset[KernelConfig], policy: Policy) -> Guess:
     """Return the guess with the kernels alone that the former rule looked at, perhaps none.
 
     Args:
         guess: predictions of nets that were fitted to :func:`former_cells`.
         kernels: the kernels for any shape.
         policy: the packaged policy. It saw the suites, which favours the former rule there.
-        gpu: the GPU.
     """
     cells = guess.cells
     offered = [i for i, config in enumerate(cells.configs) if config in kernels]
     looked_at = np.zeros(len(cells.configs), dtype=bool)
-    if offered and not _left_to_torch(cells.problem, gpu):
-        ranked = policy.view(cells.problem, [cells.configs[i] for i in offered], gpu).guess
+    if offered and not _left_to_torch(cells.problem, cells.gpu):
+        ranked = policy.view(cells.problem, [cells.configs[i] for i in offered], cells.gpu).guess
         looked_at[[offered[i] for i in np.argsort(ranked, kind="stable")[:_RANKED]]] = True
     kept = guess.gain[looked_at], guess.deviation[looked_at], guess.needed[looked_at]
     return Guess(_restricted(cells, looked_at), *kept, guess.fold)

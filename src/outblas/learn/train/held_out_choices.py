@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from outblas.core.config import LAUNCHES, Launch, launch_of
 from outblas.core.errors import OutblasError
-from outblas.core.roofline import Gpu
+from outblas.core.problem import Problem
 from outblas.learn.any_shape import is_left_to_torch
 from outblas.learn.train.fit_any_shape import RANDOM, OfferedCells, fit, inputs_of
 
@@ -66,10 +66,14 @@ class Guess(NamedTuple):
 
 
 def joined(cells: Iterable[OfferedCells]) -> list[OfferedCells]:
-    """Return one :class:`OfferedCells` per problem. Answer and rival are those of the last with times of rivals."""
-    found: dict[Any, OfferedCells] = {}
+    """Return one :class:`OfferedCells` per problem and GPU.
+
+    Answer and rival are those of the last with times of rivals.
+    """
+    found: dict[tuple[Problem, str], OfferedCells] = {}
     for each in cells:
-        before = found.get(each.problem)
+        key = each.problem, each.gpu.name
+        before = found.get(key)
         if before is not None:
             known = before if math.isnan(each.rival) else each
             each = replace(
@@ -80,7 +84,7 @@ def joined(cells: Iterable[OfferedCells]) -> list[OfferedCells]:
                 answer=known.answer,
                 rival=known.rival,
             )
-        found[each.problem] = each
+        found[key] = each
     return list(found.values())
 
 
@@ -102,14 +106,13 @@ def folds_of(cells: Sequence[OfferedCells], split: str, seed: int = 0) -> list[i
 
 
 def guess_held_out(
-    cells: Sequence[OfferedCells], split: str, gpu: Gpu, report: Callable[[str], None], seed: int = 0
+    cells: Sequence[OfferedCells], split: str, report: Callable[[str], None], seed: int = 0
 ) -> list[Guess]:
     """Predict each problem that a split keeps out by nets that have not seen it.
 
     Args:
         cells: one entry per problem.
         split: one of :data:`SPLITS`.
-        gpu: the GPU that was measured.
         report: called with ``"problems: fold 1 of 3"`` and so on.
         seed: seed of the folds and nets.
     """
@@ -117,18 +120,18 @@ def guess_held_out(
     kept = sorted(set(folds) - {-1})
     found = []
     for number, fold in enumerate(kept, 1):
-        nets = fit([each for each, one in zip(cells, folds, strict=True) if one != fold], gpu, seed)
+        nets = fit([each for each, one in zip(cells, folds, strict=True) if one != fold], seed)
         for each, one in zip(cells, folds, strict=True):
             if one == fold:
                 needed = np.array([LAUNCHES.index(launch_of(config)) for config in each.configs])
-                found.append(Guess(each, *nets.predict(inputs_of(each, gpu)), needed, fold))
+                found.append(Guess(each, *nets.predict(inputs_of(each)), needed, fold))
         report(f"{split}: fold {number} of {len(kept)}")
     return found
 
 
-def outcome(guess: Guess, rule: Rule, launch: Launch, gpu: Gpu) -> float | None:
+def outcome(guess: Guess, rule: Rule, launch: Launch) -> float | None:
     """Return the measured log speed-up over torch.matmul of the kernel that a rule takes; None: torch runs."""
-    if not guess.cells.configs or is_left_to_torch(guess.cells.problem, gpu):
+    if not guess.cells.configs or is_left_to_torch(guess.cells.problem, guess.cells.gpu):
         return None
     allowed = guess.needed <= LAUNCHES.index(launch)
     low = np.where(allowed, guess.gain - rule.sure * guess.deviation, -np.inf)
@@ -136,7 +139,7 @@ def outcome(guess: Guess, rule: Rule, launch: Launch, gpu: Gpu) -> float | None:
     return float(guess.cells.gains[best]) if low[best] >= math.log(rule.margin) else None
 
 
-def choose_rule(guesses: Sequence[Guess], gpu: Gpu) -> Rule:
+def choose_rule(guesses: Sequence[Guess]) -> Rule:
     """Return the rule with the most speed over all launch options, of those that make few problems slower.
 
     At most 1% of the problems of each source may be slower than 0.98 of torch.matmul.
@@ -147,7 +150,7 @@ def choose_rule(guesses: Sequence[Guess], gpu: Gpu) -> Rule:
     best: tuple[float, Rule] | None = None
     sources = np.array([guess.cells.source for guess in guesses])
     for rule in (Rule(*each) for each in product(SURES, MARGINS)):
-        gains = np.array([[outcome(guess, rule, launch, gpu) or 0.0 for launch in LAUNCHES] for guess in guesses])
+        gains = np.array([[outcome(guess, rule, launch) or 0.0 for launch in LAUNCHES] for guess in guesses])
         slower = gains < math.log(SLOW)
         few = all(slower[sources == name].mean() <= MAX_SLOWER for name in set(sources))
         if few and (best is None or gains.mean() > best[0]):
@@ -157,7 +160,7 @@ def choose_rule(guesses: Sequence[Guess], gpu: Gpu) -> Rule:
     return best[1]
 
 
-def figures(guesses: Sequence[Guess], rules: dict[int, Rule], gpu: Gpu) -> list[dict[str, Any]]:
+def figures(guesses: Sequence[Guess], rules: dict[int, Rule]) -> list[dict[str, Any]]:
     """Return one dict of figures per source, layout and launch option.
 
     Each has ``source``, ``layout``, ``launch`` and ``problems`` (their number). The others are [value, low, high], with
@@ -172,7 +175,6 @@ def figures(guesses: Sequence[Guess], rules: dict[int, Rule], gpu: Gpu) -> list[
     Args:
         guesses: predictions for problems that were kept out.
         rules: fold -> rule.
-        gpu: the GPU.
     """
     found = []
     sources = sorted({guess.cells.source for guess in guesses})
@@ -180,7 +182,7 @@ def figures(guesses: Sequence[Guess], rules: dict[int, Rule], gpu: Gpu) -> list[
         same = [g for g in guesses if (g.cells.source, g.cells.problem.layout) == (source, layout)]
         if not same or (source == RANDOM and launch != "plain"):  # measured without PDL alone
             continue
-        taken = [outcome(guess, rules[guess.fold], launch, gpu) for guess in same]
+        taken = [outcome(guess, rules[guess.fold], launch) for guess in same]
         over_torch = np.array([0.0 if gain is None else gain for gain in taken])
         over_best = over_torch - np.array([guess.cells.rival for guess in same])
         known = bool(np.isfinite(over_best).all())

@@ -1,0 +1,193 @@
+"""Question: is the kernel of an interval as fast as one that is tuned for that very M?
+
+Command, after ``outblas tune --linear N_K ... --run RUN`` for the weights:
+
+    python benchmarks/interval_check.py --run RUN [--count 40] [--seed 0] [--budget 8] [--agent AGENT]
+
+Without intervals at hand, ``--names 20`` prints the weights of a draw, one ``--linear N_K`` each.
+
+Result file: results/<gpu>/interval_check.json. ``--out`` names another one. Needs a GPU. A stopped run resumes in
+``--work``.
+
+For each weight, M are drawn log-uniformly from the range of its intervals. At each of them the agent measures
+``--budget`` kernels, as ``outblas tune --mnk`` does. The winner and the interval's decision are then timed anew, in the
+same rounds. A decision for torch or cuBLASLt counts with that one's time, on both sides.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from outblas.bench.live_evaluator import LiveEvaluator
+from outblas.core.config import KernelConfig, config_name, launch_of
+from outblas.core.errors import OutblasError, UsageError
+from outblas.core.evaluation import Evaluation
+from outblas.core.files import lock_folder, write_json
+from outblas.core.problem import Problem
+from outblas.core.rivals import LT_AUTO, RIVALS
+from outblas.core.stats import geomean, losses
+from outblas.core.weight import Weight
+from outblas.judge.bench_cell import Options
+from outblas.kernels.catalogue import first_search_candidates
+from outblas.learn.samplers import log_uniform
+from outblas.records.averages import FAR_BELOW
+from outblas.records.library import Library
+from outblas.records.library_row import LibraryRow
+from outblas.records.provenance import collect_provenance
+from outblas.records.results import result_file
+from outblas.records.store import Store
+from outblas.runtime.device import gpu_of_device
+from outblas.search.agents.agent_registry import make_agent
+from outblas.search.live_compare.drawn_shapes import MODELS
+from outblas.search.tune import tune
+
+#: Runs of the store: what each M is tuned by, and the figures.
+TUNED, TIMED = "tuned", "timed"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A drawn M of a weight, and the two decisions for it. None: torch, or the algorithm that the row names."""
+
+    problem: Problem
+    interval: LibraryRow
+    tuned: LibraryRow
+
+    @property
+    def kernels(self) -> list[KernelConfig]:
+        """Return the kernels of both decisions, each once."""
+        both = (self.interval.plain, self.tuned.plain)
+        return list(dict.fromkeys(choice.config for choice in both if choice is not None))
+
+
+def drawn_weights(count: int, seed: int) -> list[tuple[int, int]]:
+    """Return ``count`` different (N, K) of layers of published models."""
+    known = sorted({nk for layers in MODELS.values() for nk in layers})
+    return random.Random(seed).sample(known, count)
+
+
+def drawn_problems(library: Library, count: int, seed: int) -> list[Problem]:
+    """Return ``count`` problems of each weight with intervals, each M once.
+
+    Raises:
+        UsageError: the library has no intervals.
+    """
+    ranges: dict[Weight, list[int]] = {}
+    for one in library.intervals:
+        ranges.setdefault(one.weight, []).extend((one.first, one.last))
+    if not ranges:
+        raise UsageError("the library has no intervals", "a run of outblas tune --linear", "pass its folder as --run")
+    rng, found = random.Random(seed), []
+    for weight, ends in sorted(ranges.items()):
+        drawn: dict[int, None] = {}
+        while len(drawn) < min(count, max(ends) - min(ends) + 1):
+            drawn[log_uniform(rng, min(ends), max(ends))] = None
+        found += [weight.problem(m) for m in drawn]
+    return found
+
+
+def time_of(row: LibraryRow, timed: dict[KernelConfig, Evaluation]) -> float | None:
+    """Return the time of a decision, microseconds, by the evaluations of its problem; None: its kernel failed."""
+    if row.plain is not None:
+        timing = timed[row.plain.config].timing
+        return None if timing is None else timing.median_us
+    baselines = next(iter(timed.values())).baselines_us
+    return baselines[LT_AUTO if row.fallback else "torch"]
+
+
+def check(arguments: argparse.Namespace) -> None:
+    """Tune each drawn M, time both decisions, and write the figures to ``--out``."""
+    gpu, library = gpu_of_device(0), Library.load(arguments.run / "library.json")
+    problems = drawn_problems(library, arguments.count, arguments.seed)
+
+    def offered(problem: Problem) -> list[KernelConfig]:
+        return [config for config in first_search_candidates(problem, gpu) if launch_of(config) == "plain"]
+
+    def progress(done: int, of: int, mean: float) -> None:
+        if done % 200 == 0:
+            print(f"{done} of {of} measurements", flush=True)
+
+    options = Options(0, gpu, rounds=arguments.rounds, baselines=RIVALS, level="cell")
+    with (
+        LiveEvaluator(0, options, offered=offered) as evaluator,
+        Store(arguments.work / "store.sqlite") as store,
+    ):
+        agent = make_agent(arguments.agent, 0, gpu)
+        tuned = tune(problems, agent, arguments.budget, evaluator, store, TUNED, progress)
+        rows = zip(problems, tuned.rows, strict=True)
+        cases = [Case(p, library.lookup(p) or LibraryRow(p, "torch"), row) for p, row in rows]
+        store.begin(TIMED, {"agent": "interval_check", "seed": arguments.seed, "source": evaluator.source})
+        figures = [row_of(case, timed(case, evaluator, store)) for case in cases if case.kernels]
+    ratios = [row["ratio"] for row in figures if row["ratio"] is not None]
+    found = {
+        "cases": len(problems),
+        "same_decision": len(problems) - len(figures) + sum(row["interval"] == row["tuned"] for row in figures),
+        "below": losses(ratios, FAR_BELOW),
+        "geomean": geomean(ratios),
+        "failed": [row for row in figures if row["ratio"] is None],
+        "rows": figures,
+    }
+    about = collect_provenance(" ".join(["python", "benchmarks/interval_check.py", *sys.argv[1:]]), 0)
+    write_json(arguments.out, {**found, "budget": arguments.budget, "seed": arguments.seed, "provenance": about})
+    print(
+        f"{found['cases']} cases, {found['below']} below {FAR_BELOW} of the kernel tuned for that M, "
+        f"{found['same_decision']} with the same decision, geometric mean {found['geomean']:.4f}\n"
+        f"result: {arguments.out}"
+    )
+
+
+def timed(case: Case, evaluator: LiveEvaluator, store: Store) -> dict[KernelConfig, Evaluation]:
+    """Return the evaluations of a case's kernels, timed in the same rounds, or those that the store holds."""
+    known = {e.template: e for e in store.recorded(TIMED, case.problem).values()}
+    if not known.keys() >= set(case.kernels):
+        for e in evaluator.evaluate([(case.problem, config) for config in case.kernels]):
+            store.append(TIMED, e)
+            known[e.template] = e
+    return known
+
+
+def row_of(case: Case, evaluations: dict[KernelConfig, Evaluation]) -> dict[str, Any]:
+    """Return the figures of a case. ``ratio`` above 1: the interval is faster; None: a kernel failed."""
+    interval, tuned = (time_of(row, evaluations) for row in (case.interval, case.tuned))
+    names = {"interval": name_of(case.interval), "tuned": name_of(case.tuned)}
+    ratio = None if interval is None or tuned is None else tuned / interval
+    return {"problem": case.problem.key, **names, "interval_us": interval, "tuned_us": tuned, "ratio": ratio}
+
+
+def name_of(row: LibraryRow) -> str:
+    return (row.fallback or "torch") if row.plain is None else config_name(row.plain.config)
+
+
+def main(given: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--run", type=Path, help="folder of a run with intervals")
+    parser.add_argument("--names", type=int, metavar="COUNT", help="print the weights of a draw, and end")
+    parser.add_argument("--count", type=int, default=40, help="drawn M of a weight")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the draws")
+    parser.add_argument("--budget", type=int, default=8, help="kernels that are measured at each M")
+    parser.add_argument("--agent", default="regressor", help="the agent that chooses them")
+    parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--out", type=Path, help="by default the result file above")
+    parser.add_argument("--work", type=Path, default=Path("build/interval_check"))
+    arguments = parser.parse_args(given)
+    if arguments.names:
+        print(" ".join(f"--linear {n}_{k}" for n, k in drawn_weights(arguments.names, arguments.seed)))
+        return
+    if arguments.run is None:
+        parser.error("pass --run or --names")
+    arguments.out = arguments.out or result_file("interval_check.json")
+    try:
+        with lock_folder(arguments.work):
+            check(arguments)
+    except OutblasError as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()

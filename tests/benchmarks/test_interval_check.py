@@ -1,0 +1,110 @@
+"""benchmarks/interval_check.py: an interval's decision beside the kernel that is tuned for that very M."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outblas.core.errors import UsageError
+from outblas.core.weight import Weight
+from outblas.records.library import Library
+from outblas.records.library_interval import LibraryInterval
+from outblas.records.library_row import LibraryChoice, LibraryRow
+from outblas.search.live_compare.drawn_shapes import MODELS
+from support.gpus.known import H200
+from support.gpus.modelled_gpu import LARGE, SMALL, Model, ModelledEvaluator
+
+WEIGHT = Weight(512, 512)
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[2] / "benchmarks"))
+    return importlib.import_module("interval_check")
+
+
+def library(*ranges: tuple[int, int, Any]) -> Library:
+    """Intervals (first, last, kernel) of the weight; None: torch."""
+    rows = (
+        (LibraryRow(WEIGHT.problem(first), "torch", plain=kernel and LibraryChoice(kernel, 1.2, 1.1, 1.3)), last)
+        for first, last, kernel in ranges
+    )
+    return Library("h200", (), {}, tuple(LibraryInterval(row, last, (row.problem.m, last)) for row, last in rows))
+
+
+def test_weights_and_problems_are_drawn_by_the_seed(script: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    drawn = script.drawn_weights(20, 1)
+    assert len(set(drawn)) == 20 and drawn == script.drawn_weights(20, 1) != script.drawn_weights(20, 2)
+    assert {nk for layers in MODELS.values() for nk in layers} >= set(drawn)
+    script.main(["--names", "2", "--seed", "1"])
+    assert capsys.readouterr().out.split() == [word for n, k in drawn[:2] for word in ("--linear", f"{n}_{k}")]
+    problems = script.drawn_problems(library((1, 64, SMALL), (65, 4096, LARGE)), 40, 7)
+    assert len(set(problems)) == 40 and {Weight.of(p) for p in problems} == {WEIGHT}
+    assert min(p.m for p in problems) < 64 < max(p.m for p in problems) <= 4096
+    assert len(script.drawn_problems(library((3, 6, SMALL)), 40, 7)) == 4
+    with pytest.raises(UsageError, match="no intervals"):
+        script.drawn_problems(Library("h200", ()), 40, 7)
+
+
+@pytest.fixture
+def model(script: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Model:
+    """The large kernel is twice as fast from M = 100 on, and torch is level with the small one."""
+    found = Model({SMALL: lambda m: 1.2, LARGE: lambda m: 2.4 if m >= 100 else 0.6})
+    monkeypatch.setattr(script, "LiveEvaluator", lambda *_, **__: contextlib.nullcontext(ModelledEvaluator(found)))
+    monkeypatch.setattr(script, "gpu_of_device", lambda index: H200)
+    monkeypatch.setattr(script, "collect_provenance", lambda command, index: {"command": command})
+    library((1, 99, SMALL), (100, 199, SMALL), (200, 300, None)).save(tmp_path / "library.json")
+    return found
+
+
+def run(script: Any, tmp_path: Path) -> dict[str, Any]:
+    script.main(
+        ["--run", str(tmp_path), "--agent", "exhaustive", "--work", str(tmp_path / "work")]
+        + ["--out", str(tmp_path / "out.json")]
+    )
+    found: dict[str, Any] = json.loads((tmp_path / "out.json").read_text())
+    return found
+
+
+def test_cases_below_the_kernel_of_that_m_are_counted(script: Any, model: Model, tmp_path: Path) -> None:
+    found = run(script, tmp_path)
+    by_m = {int(row["problem"].split("_")[0]): row for row in found["rows"]}
+    assert found["cases"] == 40 and not found["failed"]
+    late = [row for m, row in by_m.items() if 100 <= m < 200]
+    assert late and all(row["ratio"] == pytest.approx(0.5) for row in late), "1.2 where 2.4 can be had"
+    torch = [row for m, row in by_m.items() if m >= 200]
+    assert torch and all(row["interval"] == "torch" and row["interval_us"] == 11.0 for row in torch)
+    assert found["below"] == len(late) + len(torch) == sum(m >= 100 for m in by_m)
+    early = [row for m, row in by_m.items() if m < 100]
+    assert all(row["ratio"] == 1 for row in early) and found["same_decision"] >= len(early)
+
+
+def test_a_stopped_run_measures_nothing_twice(script: Any, model: Model, tmp_path: Path) -> None:
+    model.kill_at, model.error = 30, RuntimeError("killed")
+    with pytest.raises(RuntimeError):
+        run(script, tmp_path)
+    model.kill_at = None
+    first = len(model.asked)
+    whole = run(script, tmp_path)
+    counts = len(model.asked)
+    assert run(script, tmp_path) == whole and len(model.asked) == counts > first
+
+
+def test_a_kernel_that_fails_is_named_not_counted(script: Any, model: Model, tmp_path: Path) -> None:
+    asked: set[Any] = set()
+
+    def fails(problem: Any, config: Any) -> bool:
+        """The second time that the small kernel is tried."""
+        again = (problem, config) in asked
+        asked.add((problem, config))
+        return again and config == SMALL
+
+    model.fails = fails
+    found = run(script, tmp_path)
+    assert found["failed"] and all(row["ratio"] is None for row in found["failed"])
+    assert found["cases"] == 40
