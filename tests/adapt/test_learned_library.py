@@ -13,9 +13,9 @@ import pytest
 
 from outblas.adapt.learning import learning_device, ready_contenders
 from outblas.adapt.learning.learning_device import LearningDevice
-from outblas.adapt.learning.ready_contenders import MAX_ALGORITHMS, MAX_KERNELS, find_ready, ready_cubin
+from outblas.adapt.learning.ready_contenders import WHILE_RUNNING, WHILE_SETTLING, find_ready, ready_cubin
 from outblas.core.problem import Problem
-from outblas.dispatch.unlisted_shapes import offered_kernels, promising_kernels
+from outblas.dispatch.unlisted_shapes import offered_kernels, promising_answers, promising_kernels
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.kernels.legality import why_illegal
 from outblas.learn.any_shape import AnyShapeModel
@@ -28,13 +28,13 @@ from support.helpers import ROOT
 
 PROBLEM = Problem(17, 4096, 4096)
 KERNEL = Sm90WgmmaConfig(64, 64)
-FIRST, ROUNDING = "id=1 splitk=1 reduction=0", "id=2 splitk=2 reduction=2"
+FIRST, ROUNDING = "id=1 splitk=1 reduction=0", "id=2 splitk=2 reduction=4"
 SAVE = """
 import sys
 from outblas.adapt.learning.learning_device import LearningDevice
 from outblas.core.gpu_records import packaged_records
 from outblas.core.problem import Problem
-from outblas.dispatch.unlisted_shapes import offered_kernels, promising_kernels
+from outblas.dispatch.unlisted_shapes import offered_kernels, promising_answers, promising_kernels
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.records.library_row import LibraryChoice, LibraryRow
 device = LearningDevice(0, None, packaged_records()["h200"].gpu)
@@ -85,8 +85,8 @@ class Lt:
         return self._answers[0] if self._answers else ""
 
 
-def found(lt: Lt, launch: Any = "plain", own: Any = None) -> Any:
-    steps, count = find_ready(PROBLEM, launch, H200, Library.packaged("h200"), lt, own), 0  # type: ignore[arg-type]
+def found(lt: Lt, launch: Any = "plain", own: Any = None, most: tuple[int, int] = WHILE_RUNNING) -> Any:
+    steps, count = find_ready(PROBLEM, launch, H200, Library.packaged("h200"), lt, own, most), 0  # type: ignore[arg-type]
     while True:
         try:
             next(steps)
@@ -117,13 +117,15 @@ def test_only_what_is_ready_contends_the_unmeasured_choice_first(compiled: list[
     assert [one.config for one in ready.contenders] == [own, likely[2], likely[4]]
     assert set(ready.cubins) == {own, likely[2], likely[4]}
     compiled += likely
-    assert len(found(Lt(FIRST)).contenders) == MAX_KERNELS
+    assert [len(found(Lt(FIRST), most=most).contenders) for most in (WHILE_RUNNING, WHILE_SETTLING)] == [4, 8]
 
 
 def test_other_answers_of_cublaslt_contend_and_inexact_ones_do_not(compiled: list[Any]) -> None:
     others = [f"id={i} splitk=1 reduction=0" for i in range(3, 13)]
-    contending = [one.algorithm for one in found(Lt(FIRST, FIRST, *others)).contenders]
-    assert contending == others[:MAX_ALGORITHMS]
+    for most in (WHILE_RUNNING, WHILE_SETTLING):
+        contending = [one.algorithm for one in found(Lt(FIRST, ROUNDING, *others), most=most).contenders]
+        promising = promising_answers(H200, PROBLEM, [FIRST, ROUNDING, *others])
+        assert contending == promising[: most[1]] and set(promising) == set(others) - {ROUNDING}
 
 
 def test_a_predicted_answer_of_cublaslt_is_what_runs_without_learning(compiled: list[Any]) -> None:
@@ -175,6 +177,7 @@ def test_a_device_opens_a_bench_with_shared_kernels_and_enough_memory(
 ) -> None:
     torch = pytest.importorskip("torch")
     loaded: list[Any] = []
+    failing = None
     state = SimpleNamespace(
         library=Library.packaged("h200"), lt=Lt(FIRST), shared_kernel=lambda problem, config, load: load()
     )
@@ -190,6 +193,11 @@ def test_a_device_opens_a_bench_with_shared_kernels_and_enough_memory(
 
         def warm(self) -> None:
             loaded.append("warm")
+
+        def load(self, contender: Any) -> None:
+            loaded.append(contender)
+            if contender.config == failing:
+                raise learning_device.DeviceError("a launch", "a launch", "none")
 
         def close(self) -> None:
             loaded.append("closed")
@@ -210,9 +218,13 @@ def test_a_device_opens_a_bench_with_shared_kernels_and_enough_memory(
     assert [one.config for one in contenders] == compiled == loaded[:2] and set(bench[2]) == set(compiled)
     warm_ups = ["warm", "closed"] * len(learning_device.WARM_UP)
     limits = (learning_device.RUNNING.tries, learning_device.RUNNING.plug_us)
-    assert loaded[2:] == [limits, *warm_ups, "provenance", limits]
+    assert loaded[2:] == [limits, *warm_ups, "provenance", limits, *contenders], "each runs once, so CUDA loads it"
     _result(device.open(PROBLEM, "plain", False))
     assert loaded.count("warm") == len(learning_device.WARM_UP), "once in a process"
+    failing = compiled[1]
+    with pytest.raises(learning_device.DeviceError, match="a launch"):
+        _result(device.open(PROBLEM, "plain", False))
+    assert loaded[-1] == "closed"
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (10**8, 10**10))
     with pytest.raises(learning_device.DeviceError, match="100 MB"):
         _result(device.open(PROBLEM, "plain", False))

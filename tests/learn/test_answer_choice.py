@@ -68,8 +68,8 @@ def test_a_model_survives_its_file(tmp_path: Path) -> None:
         AnswerModel.parse(file.read_bytes()[:100])
 
 
-def test_the_packaged_model_serves_its_architecture() -> None:
-    assert AnswerModel.load("h100").about == AnswerModel.load("h200").about
+def test_packaged_models_serve_their_gpus_and_no_other_architecture() -> None:
+    assert "H100" in AnswerModel.load("h100").about and "H200" in AnswerModel.load("h200").about
     with pytest.raises(OutblasError, match="no choice of answers on a100"):
         AnswerModel.load("a100")
 

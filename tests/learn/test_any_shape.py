@@ -52,7 +52,7 @@ def nets(gains: dict[KernelConfig, tuple[float, float]]) -> Regressor:
 
 
 def made(fast: tuple[float, float], scalar: tuple[float, float] = (0.0, 0.0), **changes: Any) -> AnyShapeModel:
-    found = AnyShapeModel(KERNELS, nets({SCALAR: scalar, FAST: fast}), 1.1, 2.0, "a test")
+    found = AnyShapeModel(KERNELS, nets({SCALAR: scalar, FAST: fast}), 1.1, 2.0, 3.0, "a test")
     return replace(found, **changes)
 
 
@@ -99,7 +99,8 @@ def test_it_is_what_was_saved_and_a_damaged_file_is_named(tmp_path: Path) -> Non
     path, found = tmp_path / "h200.npz", made(fast=(0.3, 0.05))
     found.save(path)
     again = AnyShapeModel.parse(path.read_bytes())
-    assert (again.kernels, again.margin, again.sure, again.about) == (KERNELS, 1.1, 2.0, "a test")
+    assert (again.kernels, again.margin, again.about) == (KERNELS, 1.1, "a test")
+    assert (again.sure, again.sure_unaligned) == (2.0, 3.0)
     assert again.choose(ALIGNED, H200, KERNELS) == found.choose(ALIGNED, H200, KERNELS)
     for data in (path.read_bytes()[:-100], b"", b"nonsense"):
         with pytest.raises(RecordError, match="install the package again"):

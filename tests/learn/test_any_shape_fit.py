@@ -35,17 +35,16 @@ def cells(gpu: Gpu, count: int, speedup: float) -> list[OfferedCells]:
 @pytest.fixture
 def both(monkeypatch: pytest.MonkeyPatch) -> FitData:
     """A kernel that is 1.3 times as fast as torch on an H200, and 0.9 times on an H100."""
-    everything = [*cells(H200, 300, 1.3), *cells(H100, 200, 0.9)]
+    everything = [*cells(H200, 120, 1.3), *cells(H100, 80, 0.9)]
     data = FitData(everything, everything, {H200: "NVIDIA H200", H100: "NVIDIA H100"})
     monkeypatch.setattr(fit_any_shape_run, "read_all", lambda files: data)
-    monkeypatch.setattr(fit_any_shape, "SETTINGS", fit_any_shape.SETTINGS._replace(width=16, epochs=40, batch=64))
+    monkeypatch.setattr(fit_any_shape, "SETTINGS", fit_any_shape.SETTINGS._replace(width=16, epochs=40, batch=32))
     return data
 
 
 def test_each_gpu_gets_a_file_with_what_holds_there(both: FitData, tmp_path: Path) -> None:
-    nets = fit_any_shape.fit(both.cells)
     for gpu in (H200, H100):
-        AnyShapeModel((KERNEL,), nets, 1.5, 1.0).save(tmp_path / f"{gpu.name}.npz")
+        AnyShapeModel((KERNEL,), AnyShapeModel.load("h200").nets, 1.5, 1.0, 1.0).save(tmp_path / f"{gpu.name}.npz")
     told = fit_all([], tmp_path / "no proofs.json", tmp_path, lambda line: None)
     assert [line.split(":")[0] for line in told] == ["h200", "h100"] and all("1 kernels" in line for line in told)
     problem = Problem(100, 2048, 2048)
@@ -57,7 +56,7 @@ def test_each_gpu_gets_a_file_with_what_holds_there(both: FitData, tmp_path: Pat
 
 
 def test_a_gpu_without_a_file_gets_the_kernels_that_ship_for_the_reference_gpu(both: FitData, tmp_path: Path) -> None:
-    AnyShapeModel((KERNEL,), fit_any_shape.fit(both.cells), 1.5, 1.0).save(tmp_path / "h200.npz")
+    AnyShapeModel((KERNEL,), AnyShapeModel.load("h200").nets, 1.5, 1.0, 1.0).save(tmp_path / "h200.npz")
     failed = tmp_path / "proved.json"
     failed.write_text('{"failed": {}}')
     fit_all([], failed, tmp_path, lambda line: None)

@@ -37,13 +37,13 @@ def guess(of: OfferedCells, gain: tuple[float, ...], deviation: tuple[float, ...
 
 def test_a_rule_takes_the_highest_bound_among_the_kernels_that_a_call_allows() -> None:
     found = guess(cells(), (0.15, 0.3))
-    assert outcome(found, Rule(0, 1.05), "plain") == pytest.approx(0.1)
-    assert outcome(found, Rule(0, 1.05), "pdl") == outcome(found, Rule(0, 1.05), "weights")
-    assert outcome(found, Rule(0, 1.05), "pdl") == pytest.approx(0.2)
+    assert outcome(found, Rule(0, 1.05, 0), "plain") == pytest.approx(0.1)
+    assert outcome(found, Rule(0, 1.05, 0), "pdl") == outcome(found, Rule(0, 1.05, 0), "weights")
+    assert outcome(found, Rule(0, 1.05, 0), "pdl") == pytest.approx(0.2)
     unsure = guess(cells(), (0.15, 0.3), (0.0, 0.2))
-    assert outcome(unsure, Rule(1, 1.05), "pdl") == pytest.approx(0.1), "0.15 is more than 0.3 - 0.2"
-    assert outcome(unsure, Rule(1, 1.2), "pdl") is None, "exp(0.15) is below 1.2"
-    assert outcome(guess(cells(replace(PROBLEM, n=1)), (0.5, 0.5)), Rule(0, 1.0), "pdl") is None
+    assert outcome(unsure, Rule(1, 1.05, 1), "pdl") == pytest.approx(0.1), "0.15 is more than 0.3 - 0.2"
+    assert outcome(unsure, Rule(1, 1.2, 1), "pdl") is None, "exp(0.15) is below 1.2"
+    assert outcome(guess(cells(replace(PROBLEM, n=1)), (0.5, 0.5)), Rule(0, 1.0, 0), "pdl") is None
 
 
 def test_measurements_of_one_problem_are_joined() -> None:
@@ -73,6 +73,10 @@ def test_the_margin_leaves_few_problems_slower() -> None:
     wrong = [guess(cells(replace(PROBLEM, m=m), (-0.2,)), (0.04,)) for m in range(50, 60)]
     rule = choose_rule([*right, *wrong])
     assert 0.04 < math.log(rule.margin) <= 0.1
+    unaligned = [guess(cells(Problem(m, 201, 303), (-0.2,)), (0.2,)) for m in range(1, 50)]
+    unsure = [one._replace(deviation=np.full(1, 0.05)) for one in unaligned]
+    both = choose_rule([*(one._replace(deviation=np.full(1, 0.02)) for one in right), *wrong, *unsure])
+    assert both.sure < both.sure_unaligned, "predictions for unaligned rows are wrong here"
     with pytest.raises(OutblasError, match="no margin"):
         choose_rule([guess(cells(gains=(-0.2,)), (0.5,))])
 
@@ -80,10 +84,10 @@ def test_the_margin_leaves_few_problems_slower() -> None:
 def test_figures_count_torchs_products_and_are_of_the_fastest_rival() -> None:
     served = guess(cells(gains=(math.log(1.2),), rival=math.log(1.1)), (0.2,))
     left = guess(cells(Problem(101, 200, 304), (math.log(2.0),), rival=math.log(1.25)), (0.0,), fold=1)
-    plain = figures([served, left], {0: Rule(0, 1.05), 1: Rule(0, 1.05)})[0]
+    plain = figures([served, left], {0: Rule(0, 1.05, 0), 1: Rule(0, 1.05, 0)})[0]
     assert (plain["source"], plain["layout"], plain["launch"], plain["problems"]) == ("grid1000", "TN", "plain", 2)
     assert plain["over_torch"][0] == pytest.approx(math.sqrt(1.2), abs=1e-4)
     assert plain["over_best"][0] == pytest.approx(math.sqrt(1.2 / 1.1 / 1.25), abs=1e-4)
     assert plain["served"][0] == 0.5 and plain["below_torch"][0] == 0.0 and plain["below_best"][0] == 0.5
-    random = figures([guess(cells(source=RANDOM, rival=math.nan), (0.2, 0.2))], {0: Rule(0, 1.05)})
+    random = figures([guess(cells(source=RANDOM, rival=math.nan), (0.2, 0.2))], {0: Rule(0, 1.05, 0)})
     assert [row["launch"] for row in random] == ["plain"] and random[0]["over_best"] is None

@@ -107,6 +107,27 @@ def promising_kernels(
     return tuple(configs[i] for i in (-gain - deviation).argsort(kind="stable").tolist())
 
 
+def promising_answers(gpu: Gpu, problem: Problem, answers: Sequence[str]) -> list[str]:
+    """Return the answers of cuBLASLt's heuristic but the first, those that may well be fastest in front.
+
+    They are in the order of the predicted speed-up plus one standard deviation. Those that round partial sums are left
+    out.
+
+    Args:
+        gpu: a GPU with packaged data.
+        problem: the problem.
+        answers: descriptions of all answers, the first in front.
+
+    Raises:
+        UsageError: the package has no data for the GPU.
+        RecordError: the data are damaged.
+    """
+    from outblas.learn.answer_choice import AnswerModel
+
+    others, gain, deviation = AnswerModel.load(gpu.name).predict(problem, _fitted_gpu(gpu), answers)
+    return [answers[others[i]] for i in (-gain - deviation).argsort(kind="stable").tolist()]
+
+
 def _fitted_gpu(gpu: Gpu) -> Gpu:
     """The packaged record, with which the bounds were fitted; a calibration would move them."""
     fitted = packaged_records().get(gpu.name)

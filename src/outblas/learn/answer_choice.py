@@ -25,7 +25,7 @@ from outblas.core.roofline import Gpu
 from outblas.learn.any_shape import shape_features
 from outblas.learn.array_file import DAMAGED, read_arrays
 from outblas.learn.features import Features
-from outblas.learn.posterior import Regressor
+from outblas.learn.posterior import Floats, Regressor
 from outblas.learn.rival_answer import answer_features, answer_fields
 from outblas.records.library_row import AnswerChoice
 from outblas.runtime.cublas import rounds_partial_sums
@@ -111,6 +111,19 @@ class AnswerModel:
         )
         write_atomic(Path(path), buffer.getvalue())
 
+    def predict(self, problem: Problem, gpu: Gpu, answers: Sequence[str]) -> tuple[list[int], Floats, Floats]:
+        """Return the indices of :func:`other_answers`, and natural log and deviation of their speed-ups over the first.
+
+        Args:
+            problem: the problem.
+            gpu: the GPU.
+            answers: descriptions (:func:`outblas.runtime.cublas.describe`) in the heuristic's order.
+        """
+        others = other_answers(answers)
+        if not others:
+            return [], np.empty(0), np.empty(0)
+        return others, *self.nets.predict(network_inputs(problem, answers, others, gpu))
+
     def choose(self, problem: Problem, gpu: Gpu, answers: Sequence[str]) -> AnswerChoice | None:
         """Choose an answer for a problem; None: the first, which torch runs.
 
@@ -121,10 +134,9 @@ class AnswerModel:
             gpu: the GPU.
             answers: descriptions (:func:`outblas.runtime.cublas.describe`) in the heuristic's order.
         """
-        others = other_answers(answers)
+        others, gain, deviation = self.predict(problem, gpu, answers)
         if not others:
             return None
-        gain, deviation = self.nets.predict(network_inputs(problem, answers, others, gpu))
         low = gain - self.sure * deviation
         best = int(low.argmax())
         if not low[best] >= math.log(self.margin):  # nor what is no number

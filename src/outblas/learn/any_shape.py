@@ -37,7 +37,7 @@ from outblas.learn.posterior import Features, Floats, Regressor
 from outblas.learn.rival_answer import answer_features
 from outblas.records.library_row import LibraryChoice
 
-FORMAT = 2
+FORMAT = 3
 #: torch computes a product whose N and K are multiples of the first and whose floor exceeds the second (us).
 REGULAR_MULTIPLE, REGULAR_US = 64, 100.0
 #: The most kernels whose speed-up is predicted, and the longest time among them by the ranking model, as a multiple of
@@ -59,7 +59,8 @@ class AnyShapeModel:
         kernels: the kernels for any shape, which ship in both layouts and dtypes.
         nets: predicts the natural logarithm of each kernel's speed-up over torch.matmul.
         margin: least lower bound of a predicted speed-up for a choice, as a ratio, e.g. 1.04.
-        sure: number of standard deviations from the prediction down to that bound.
+        sure: number of standard deviations from the prediction down to that bound, where rows are aligned.
+        sure_unaligned: the same for problems with unaligned rows, of which predictions are less exact.
         about: data and date of the fit.
     """
 
@@ -67,6 +68,7 @@ class AnyShapeModel:
     nets: Regressor
     margin: float
     sure: float
+    sure_unaligned: float
     about: str = ""
 
     @classmethod
@@ -106,7 +108,8 @@ class AnyShapeModel:
             nets = Regressor.from_arrays(a)
             kernels = tuple(config_from_name(str(each)) for each in a["kernels"])
             _check_widths(nets)
-            return cls(kernels, nets, float(a["margin"]), float(a["sure"]), str(a["about"]))
+            margin, sure, unaligned = (float(a[name]) for name in ("margin", "sure", "sure_unaligned"))
+            return cls(kernels, nets, margin, sure, unaligned, str(a["about"]))
         except DAMAGED as error:
             raise RecordError(
                 f"{name} cannot be read ({error})",
@@ -142,6 +145,7 @@ class AnyShapeModel:
             kernels=np.array([config_name(c) for c in self.kernels]),
             margin=self.margin,
             sure=self.sure,
+            sure_unaligned=self.sure_unaligned,
             about=self.about,
             **self.nets.to_arrays(),
         )
@@ -187,7 +191,7 @@ class AnyShapeModel:
             answer: first answer of cuBLASLt's heuristic, as for :func:`network_inputs`.
 
         Returns:
-            The kernel, its predicted speed-up over torch.matmul, and the bounds ``sure`` standard deviations from it.
+            The kernel, its predicted speed-up over torch.matmul, and the bounds some standard deviations from it.
             None: leave the product to torch. No kernel is legal, or the best lower bound is below ``margin``. The same
                 holds for :func:`is_left_to_torch` and any accumulator but fp32.
         """
@@ -196,11 +200,12 @@ class AnyShapeModel:
         configs, gain, deviation = self.predict(problem, gpu, offered, answer)
         if not configs:
             return None
-        low = gain - self.sure * deviation
+        sure = self.sure if problem.rows_aligned else self.sure_unaligned
+        low = gain - sure * deviation
         best = int(low.argmax())
         if not low[best] >= math.log(self.margin):  # nor what is no number
             return None
-        high = gain[best] + self.sure * deviation[best]
+        high = gain[best] + sure * deviation[best]
         return LibraryChoice(configs[best], *(float(np.exp(x)) for x in (gain[best], low[best], high)))
 
 

@@ -20,6 +20,7 @@ from outblas.adapt.learning.gpu_workbench import GpuWorkbench
 from outblas.adapt.learning.learned_products import Contender, Stage
 from outblas.adapt.learning.learner import CALLS_BEFORE_QUEUED
 from outblas.adapt.learning.learning_device import LearningDevice
+from outblas.adapt.learning.ready_contenders import WHILE_SETTLING
 from outblas.adapt.learning.slice_limits import RUNNING, SETTLING
 from outblas.core.errors import UsageError
 from outblas.core.problem import Problem
@@ -200,7 +201,7 @@ def test_the_contenders_of_a_product_are_right_and_ready() -> None:
             break
     assert opened is not None
     bench, contenders, _ = opened
-    assert 2 <= len(contenders) <= 6 and any(one.config is None for one in contenders)
+    assert 2 <= len(contenders) <= sum(WHILE_SETTLING) and any(one.config is None for one in contenders)
     for inputs in ("integers", "normal"):
         with device.slice():
             for _ in bench.prepare(inputs):

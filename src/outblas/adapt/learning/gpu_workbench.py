@@ -98,6 +98,14 @@ class GpuWorkbench:
             self._clock.timed([self._round_of(_TORCH, self._torch_calls())])
         self.operands_intact()
 
+    def load(self, contender: Contender) -> None:
+        """Run a contender once, so that CUDA loads its machine code: at its first launch that takes milliseconds.
+
+        Raises:
+            DeviceError: it cannot be launched.
+        """
+        self._bound(contender)[0](self._clock.stream)
+
     def prove(self, contender: Contender) -> str:
         """Run a contender once on the first operands, between canaries; return why it is wrong, empty if it is right.
 

@@ -1,9 +1,9 @@
 """Learn one product: prove each contender, then time the right ones against torch, in slices.
 
 Each function yields after every slice of GPU work; its caller waits between slices as it must. A contender is timed
-only after its proof. A first part of the rounds only orders the contenders. The best three are then timed anew, so no
+only after its proof. A first part of the rounds only orders the contenders. The best two are then timed anew, so no
 figure comes from rounds that have chosen its contender. A decision needs a 99% interval, because it is looked at up to
-three times and for three contenders.
+three times and for two contenders.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ORDERING_ROUNDS, SCREENING_ROUNDS, STAYS_ABOVE = 5, 2, 0.9
 #: Numbers of further rounds after which a decision is tried.
 LOOKS = (11, 21, 31)
 #: The most contenders that are timed anew, if they reach this part of the fastest one's speed.
-FINALISTS, FINAL_ABOVE = 3, 0.97
+FINALISTS, FINAL_ABOVE = 2, 0.97
 _DECIDING_CONFIDENCE = 0.99
 #: Rounds in turn that the host may spoil before the timing is given up.
 MAX_SPOILED = 50

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 from outblas.adapt.learning.gpu_workbench import GpuWorkbench
 from outblas.adapt.learning.learn_product import Workbench
 from outblas.adapt.learning.learned_products import Contender
-from outblas.adapt.learning.ready_contenders import find_ready
+from outblas.adapt.learning.ready_contenders import WHILE_RUNNING, WHILE_SETTLING, find_ready
 from outblas.adapt.learning.slice_limits import MAX_SCRATCH_BYTES, RUNNING, SETTLING, scratch_sets
 from outblas.core.config import Launch
 from outblas.core.errors import DeviceError, OutblasError
@@ -177,7 +177,8 @@ class LearningDevice:
             DeviceError: too little memory is free.
         """
         state = self._state()
-        ready = yield from find_ready(problem, launch, self._gpu, state.library, state.lt, self._own)
+        most = WHILE_SETTLING if settling else WHILE_RUNNING
+        ready = yield from find_ready(problem, launch, self._gpu, state.library, state.lt, self._own, most)
         if not ready.contenders:
             return None
         kernels = {}
@@ -191,7 +192,14 @@ class LearningDevice:
         limits, clock = SETTLING if settling else RUNNING, self._own_clock()
         clock.limit(limits.tries, limits.plug_us)
         bench = GpuWorkbench(problem, self._gpu, kernels, state.lt, clock, limits, f"cuda:{self._index}")
-        yield
+        try:
+            yield
+            for contender in ready.contenders:  # here, as the host's time does not count as the GPU's yet
+                bench.load(contender)
+                yield
+        except BaseException:  # the end of this generator, too
+            bench.close()
+            raise
         return Opened(bench, ready.contenders, ready.unmeasured)
 
     def save(self, row: LibraryRow) -> str:

@@ -15,22 +15,25 @@ from outblas.core.errors import OutblasError, ToolchainMissing
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu, architecture
 from outblas.dispatch.decide import Choose, LeftToTorch
-from outblas.dispatch.unlisted_shapes import promising_kernels
+from outblas.dispatch.unlisted_shapes import promising_answers, promising_kernels
 from outblas.kernels.catalogue import first_search_candidates
 from outblas.kernels.geometry import workspace_bytes
 from outblas.kernels.source import make_source
+from outblas.learn.answer_choice import other_answers
 from outblas.learn.any_shape import likeliest
 from outblas.records.library import Library
 from outblas.records.library_row import AnswerChoice, LibraryChoice
 from outblas.runtime.cubin import Cubin
-from outblas.runtime.cublas import WORKSPACE_BYTES, rounds_partial_sums
+from outblas.runtime.cublas import WORKSPACE_BYTES
 from outblas.runtime.cublaslt import LtAlgorithms
 from outblas.runtime.nvrtc import cached_cubin
 from outblas.runtime.packaged_cubins import PACKAGED
 from outblas.runtime.sass import check_static
 
-#: The most contenders: kernels, and algorithms of cuBLASLt. Its heuristic gives up to 8, of which torch runs the first.
-MAX_KERNELS, MAX_ALGORITHMS = 8, 7
+#: The most contenders while the program runs: kernels, and algorithms of cuBLASLt.
+WHILE_RUNNING = (4, 2)
+#: The same in ``settle()``. The heuristic gives up to 8 algorithms, of which torch runs the first.
+WHILE_SETTLING = (8, 7)
 #: Kernels of the catalogue, not of a library, whose machine code is looked for in the compile cache.
 MAX_LOOKED_FOR = 16
 
@@ -51,7 +54,13 @@ class Ready:
 
 
 def find_ready(
-    problem: Problem, launch: Launch, gpu: Gpu, library: Library, lt: LtAlgorithms, own: Choose | None
+    problem: Problem,
+    launch: Launch,
+    gpu: Gpu,
+    library: Library,
+    lt: LtAlgorithms,
+    own: Choose | None,
+    most: tuple[int, int] = WHILE_RUNNING,
 ) -> Generator[None, None, Ready]:
     """Find the contenders of a product; yield after each small step.
 
@@ -62,16 +71,17 @@ def find_ready(
         library: the library in use.
         lt: cuBLASLt of the device, whose context is current.
         own: chooser of the device; a kernel that it chooses is the first contender.
+        most: the most kernels, and algorithms of cuBLASLt.
 
     Returns:
         The contenders; none if nothing is ready.
     """
     ready = Ready(unmeasured=_choice(own, problem, gpu, launch))
-    algorithms = other_answers(problem, lt)
+    algorithms = _likely_answers(problem, gpu, lt)[: most[1]]
     yield
     chosen = None if ready.unmeasured is None else ready.unmeasured.config
     for config in _likely_kernels(problem, launch, gpu, library, chosen, lt.first_answer(problem) or ""):
-        if len(ready.cubins) == MAX_KERNELS:
+        if len(ready.cubins) == most[0]:
             break
         cubin = None if config in ready.cubins else ready_cubin(problem, config, architecture(gpu))
         if cubin is not None:
@@ -81,15 +91,18 @@ def find_ready(
     return ready
 
 
-def other_answers(problem: Problem, lt: LtAlgorithms) -> list[Contender]:
+def _likely_answers(problem: Problem, gpu: Gpu, lt: LtAlgorithms) -> list[Contender]:
     """Return algorithms of cuBLASLt's heuristic but its first answer, which torch most likely runs.
 
-    An algorithm that rounds partial sums is left out: its results are less exact.
+    The most promising ones come first. An algorithm that rounds partial sums is left out: its results are less exact.
     """
-    answers = dict.fromkeys(lt.answers(problem))
     first = lt.first_answer(problem)
-    others = [one for one in answers if one != first and not rounds_partial_sums(one)]
-    return [Contender(None, one) for one in others[:MAX_ALGORITHMS]]
+    answers = list(dict.fromkeys([*([first] if first else []), *lt.answers(problem)]))
+    try:
+        others = promising_answers(gpu, problem, answers)
+    except OutblasError:  # no data for this GPU; the device's chooser has warned if they are damaged
+        others = [answers[i] for i in other_answers(answers)]
+    return [Contender(None, one) for one in others]
 
 
 def _likely_kernels(

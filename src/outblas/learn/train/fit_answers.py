@@ -35,7 +35,7 @@ FOLDS = 4
 #: Bounds and margins among which a fit chooses.
 SURES, MARGINS = (0.5, 1.0, 1.5, 2.0, 3.0), (1.0, 1.005, 1.01, 1.015, 1.02, 1.03)
 #: A choice below this times the first answer's speed is slower; this share of the problems may be.
-SLOW, MAX_SLOWER = 0.98, 0.01
+SLOW, MAX_SLOWER = 0.98, 0.0075
 
 
 @dataclass(frozen=True)

@@ -201,8 +201,8 @@ def fit_all(files: Sequence[Path], proved: Path, folder: Path, report: Callable[
         slower = sum(gain < math.log(SLOW) for gain in taken)
         words = f"kept out: {math.exp(np.mean(taken)):.3f} over torch.matmul, {slower} of {len(taken)} below {SLOW}"
         kernels, path = _kernels_for_any_shape(data, proved, folder, gpu), folder / f"{gpu.name}.npz"
-        AnyShapeModel(kernels, nets, rule.margin, rule.sure, f"{about}; {words}").save(path)
-        bound = f"bound {rule.sure:g} deviations below, margin {rule.margin}"
+        AnyShapeModel(kernels, nets, rule.margin, rule.sure, rule.sure_unaligned, f"{about}; {words}").save(path)
+        bound = f"bound {rule.sure:g} or {rule.sure_unaligned:g} (unaligned) deviations below, margin {rule.margin}"
         told.append(f"{gpu.name}: {len(kernels)} kernels, {bound}; {words}: {path}")
     return told
 

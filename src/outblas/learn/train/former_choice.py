@@ -19,7 +19,7 @@ from outblas.learn.policy import Policy
 from outblas.learn.train.fit_any_shape import OfferedCells
 from outblas.learn.train.held_out_choices import Guess, Rule
 
-FORMER_RULE = Rule(2.0, 1.12)
+FORMER_RULE = Rule(2.0, 1.12, 2.0)
 #: Kernels that were looked at, and the floor (us) above which torch computed regular products.
 _RANKED, _REGULAR_US = 6, 10.0
 
