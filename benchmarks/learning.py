@@ -30,6 +30,7 @@ import random
 import resource
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -40,7 +41,7 @@ import numpy as np
 from new_shapes import drawn_figures, shipped_library
 
 import outblas
-from outblas.adapt.learning.learned_products import IN_WORK, LearnedProduct
+from outblas.adapt.learning.learned_products import IN_WORK, LearnedProduct, Stage
 from outblas.bench.run_bench import BenchRequest, run_bench
 from outblas.core.errors import OutblasError, UsageError
 from outblas.core.files import lock_folder, write_json
@@ -113,10 +114,11 @@ def bench_learned(arguments: argparse.Namespace) -> None:
     about = {
         "shapes": f"outblas.search.live_compare.drawn_shapes, seed {arguments.seed}",
         "rows_learned": sum(one.row is not None for one in products),
+        "left_alone": Counter(one.detail for one in products if one.stage is Stage.LEFT_ALONE),
         "learning_gpu_seconds": sum(one.gpu_seconds for one in products),
     }
     write_result(rows, {**result.meta, **about}, arguments.out)
-    print("\n".join(drawn_figures(rows)))
+    print("\n".join([*drawn_figures(rows), f"left alone: {dict(about['left_alone'])}"]))
 
 
 def loop(arguments: argparse.Namespace) -> None:

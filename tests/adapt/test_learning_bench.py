@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from outblas.adapt.learning import gpu_workbench  # noqa: E402
-from outblas.adapt.learning.gpu_workbench import GpuWorkbench  # noqa: E402
+from outblas.adapt.learning.gpu_workbench import SPOILED_BEFORE_HALVED, GpuWorkbench  # noqa: E402
 from outblas.adapt.learning.learned_products import Contender  # noqa: E402
 from outblas.adapt.learning.slice_limits import (  # noqa: E402
     MAX_SCRATCH_BYTES,
@@ -240,3 +240,18 @@ def test_scratch_memory_has_a_limit_and_slices_hold_what_is_short() -> None:
     assert RUNNING.work_us + RUNNING.plug_us <= 200.0
     assert SETTLING.calls(layer, H200) > RUNNING.calls(layer, H200) >= 1
     assert RUNNING.calls(Problem(1, 8, 8), H200) <= 4, "the host queues both sides within the plug"
+
+
+def test_rounds_that_the_host_spoils_get_shorter(clock: Clock) -> None:
+    made = bench(clock, PROBLEMS[0])
+    assert clock.calls == RUNNING.most_calls == 4
+    clock.late = True
+    for _ in range(SPOILED_BEFORE_HALVED):
+        assert made.time_pair(KERNEL) is None
+    clock.late, clock.calls = False, 2
+    assert made.time_pair(KERNEL) == (8.0 / 2, 10.0 / 2)
+    clock.late = True
+    for _ in range(5 * SPOILED_BEFORE_HALVED):
+        assert made.time_pair(KERNEL) is None
+    clock.late, clock.calls = False, 1
+    assert made.time_pair(KERNEL) == (8.0, 10.0), "one call is the least"

@@ -35,6 +35,8 @@ from outblas.runtime.workspace import zeroed
 
 #: Name of torch among the ways to compute a product.
 _TORCH = "torch"
+#: After this number of rounds that the host spoiled, a round has half the calls, which the host queues sooner.
+SPOILED_BEFORE_HALVED = 5
 
 
 class GpuWorkbench:
@@ -76,6 +78,7 @@ class GpuWorkbench:
         self._calls: dict[str, list[BaselineCall]] = {}
         self._turns: dict[str, Iterator[BaselineCall]] = {}
         self._repeats = limits.calls(problem, gpu)
+        self._spoiled = 0
         self._order = random.Random(0)
 
     def prepare(self, inputs: Inputs) -> Iterator[None]:
@@ -123,7 +126,7 @@ class GpuWorkbench:
         """Return (microseconds per call of the contender, of torch) of one round in random order.
 
         Returns:
-            None if the host could not queue the round ahead of the GPU.
+            None if the host could not queue the round ahead of the GPU. If that happens often, rounds get shorter.
         """
         works = {
             contender.name: self._round_of(contender.name, self._bound(contender)),
@@ -134,6 +137,9 @@ class GpuWorkbench:
         try:
             times = dict(zip(pair, self._clock.timed([works[name] for name in pair]), strict=True))
         except HostBehindGpu:
+            self._spoiled += 1
+            if self._spoiled % SPOILED_BEFORE_HALVED == 0:
+                self._repeats = max(1, self._repeats // 2)
             return None
         return times[contender.name] / self._repeats, times[_TORCH] / self._repeats
 
