@@ -1,10 +1,11 @@
 """Question: is the kernel of an interval as fast as one that is tuned for that very M?
 
-Command, after ``outblas tune --linear N_K ... --run RUN`` for the weights:
+Command:
 
+    outblas tune $(python benchmarks/interval_check.py --names 20) --device cuda:0 --run RUN
     python benchmarks/interval_check.py --run RUN [--count 40] [--seed 0] [--budget 8] [--agent AGENT]
 
-Without intervals at hand, ``--names 20`` prints the weights of a draw, one ``--linear N_K`` each.
+The first tunes the weights of a draw, which ``--names`` prints, one ``--linear N_K`` each.
 
 Result file: results/<gpu>/interval_check.json. ``--out`` names another one. Needs a GPU. A stopped run resumes in
 ``--work``.

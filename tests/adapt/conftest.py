@@ -1,16 +1,19 @@
-"""A search that answers at once, for tests of what asks for one."""
+"""A search that answers at once, and learners on a fake machine."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from outblas.adapt import tune_captured
+from outblas.adapt.learning.learner import Learner
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryRow
 from outblas.search.tune_run import RunFiles, TuneOutcome
+from support.learning.lone_learner import LoneLearner
 
 
 @pytest.fixture
@@ -27,3 +30,17 @@ def searches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(tune_captured, "run_tune", run_tune)
     monkeypatch.setattr(tune_captured, "provenance_of", lambda run: about)
     return requests
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> LoneLearner:
+    monkeypatch.setattr(Learner, "_wake", lambda self: None)
+    return LoneLearner()
+
+
+@pytest.fixture
+def threaded() -> Iterator[LoneLearner]:
+    made = LoneLearner()
+    yield made
+    made.machine.gate = None
+    made.learner.stop()

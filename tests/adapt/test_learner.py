@@ -5,69 +5,26 @@ from __future__ import annotations
 import itertools
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from outblas.adapt.learning import learner as learner_module
-from outblas.adapt.learning.gpu_budget import HOST_SHARE, SEARCH_SHARE, SHARE, GpuBudget, pause_after
+from outblas.adapt.learning.gpu_budget import HOST_SHARE, SEARCH_SHARE, SHARE, pause_after
 from outblas.adapt.learning.learn_product import ALL_INPUTS, LOOKS, MAX_SPOILED, ORDERING_ROUNDS, SCREENING_ROUNDS
 from outblas.adapt.learning.learned_products import Stage
-from outblas.adapt.learning.learner import CALLS_BEFORE_QUEUED, Learner
-from outblas.core.config import Launch
+from outblas.adapt.learning.learner import CALLS_BEFORE_QUEUED
 from outblas.core.errors import DeviceError, RecordError, UsageError
 from outblas.core.problem import Problem
-from outblas.dispatch.decide import LeftToTorch, NotWhileCapturing
+from outblas.dispatch.decide import NotWhileCapturing
 from outblas.records.library_row import LibraryRow
 from support.gpus.known import H200
-from support.learning.fake_machine import ALGORITHM, DEPENDENT, FAST, OTHER, OWN, PROBLEM, SLOW, FakeMachine
+from support.learning.fake_machine import ALGORITHM, DEPENDENT, FAST, OTHER, OWN, PROBLEM, SLOW
+from support.learning.lone_learner import LoneLearner
 
 
-class Fixture:
-    """A learner whose thread the test is, unless it says otherwise."""
-
-    def __init__(self, seconds: float = 10.0) -> None:
-        self.machine, self.capturing, self.ticks = FakeMachine(), False, itertools.repeat(0.0)
-        self.learner = Learner(
-            GpuBudget(seconds), lambda index, own, gpu: self.machine, lambda: self.capturing, lambda: next(self.ticks)
-        )
-
-    def call(self, problem: Problem = PROBLEM, launch: Launch = "plain", own: Any = lambda *_: OWN) -> Any:
-        """Return the answer to one call; for torch, the reason and whether it is provisional."""
-        try:
-            return self.learner.row_for(0, own, problem, H200, launch)
-        except LeftToTorch as error:
-            return str(error), error.provisional
-
-    def queue(self, problem: Problem = PROBLEM, launch: Launch = "plain") -> None:
-        for _ in range(CALLS_BEFORE_QUEUED):
-            self.call(problem, launch)
-
-    def work(self) -> int:
-        """Do all slices; return their number."""
-        return sum(1 for _ in iter(self.learner.advance, None))
-
-    def one(self) -> Any:
-        (product,) = self.learner.report().products
-        return product
-
-
-@pytest.fixture
-def alone(monkeypatch: pytest.MonkeyPatch) -> Fixture:
-    monkeypatch.setattr(Learner, "_wake", lambda self: None)
-    return Fixture()
-
-
-@pytest.fixture
-def threaded() -> Iterator[Fixture]:
-    made = Fixture()
-    yield made
-    made.machine.gate = None
-    made.learner.stop()
-
-
-def test_torch_computes_until_a_winner_is_proven_timed_and_saved(alone: Fixture) -> None:
+def test_torch_computes_until_a_winner_is_proven_timed_and_saved(alone: LoneLearner) -> None:
     machine = alone.machine
     for _ in range(CALLS_BEFORE_QUEUED - 1):
         assert alone.call() == ("it is called too seldom so far to be learned", True)
@@ -88,7 +45,7 @@ def test_torch_computes_until_a_winner_is_proven_timed_and_saved(alone: Fixture)
     assert "1.250 times torch" in alone.one().detail and "saved" in str(alone.learner.report())
 
 
-def test_what_is_wrong_is_neither_timed_nor_proven_further(alone: Fixture) -> None:
+def test_what_is_wrong_is_neither_timed_nor_proven_further(alone: LoneLearner) -> None:
     alone.machine.wrong = {(FAST, "integers"): "3 elements differ", (ALGORITHM, "normal"): "error 2 times the bound"}
     alone.machine.us = {FAST: 1.0, ALGORITHM: 1.0, SLOW: 9.0}
     alone.queue()
@@ -108,7 +65,7 @@ def noisy(*us: float) -> Callable[[], float]:
 @pytest.mark.parametrize(
     ("us", "last_look"), [(9.98, LOOKS[0]), (noisy(8.0, 11.0), LOOKS[-1]), (noisy(9.95, 9.85), LOOKS[-1])]
 )
-def test_an_unsure_result_keeps_what_ran_before_and_saves_nothing(alone: Fixture, us: Any, last_look: int) -> None:
+def test_an_unsure_result_keeps_what_ran_before_and_saves_nothing(alone: LoneLearner, us: Any, last_look: int) -> None:
     alone.machine.us = {FAST: us}
     alone.queue()
     alone.work()
@@ -117,7 +74,7 @@ def test_an_unsure_result_keeps_what_ran_before_and_saves_nothing(alone: Fixture
     assert alone.one().stage is Stage.SETTLED and "surely faster" in alone.one().detail
 
 
-def test_without_a_choice_before_torch_goes_on(alone: Fixture) -> None:
+def test_without_a_choice_before_torch_goes_on(alone: LoneLearner) -> None:
     alone.machine.us, alone.machine.unmeasured = {SLOW: 12.0}, None
     alone.queue()
     alone.work()
@@ -127,21 +84,21 @@ def test_without_a_choice_before_torch_goes_on(alone: Fixture) -> None:
 
 
 @pytest.mark.parametrize(("us", "wrong"), [(12.0, {}), (5.0, {(FAST, "normal"): "error 2 times the bound"})])
-def test_a_choice_that_is_slower_or_wrong_gives_way_to_torch(alone: Fixture, us: float, wrong: Any) -> None:
+def test_a_choice_that_is_slower_or_wrong_gives_way_to_torch(alone: LoneLearner, us: float, wrong: Any) -> None:
     alone.machine.us, alone.machine.wrong, alone.machine.unmeasured = {FAST: us}, wrong, FAST
     alone.queue()
     alone.work()
     assert alone.call().plain is None and alone.machine.forgotten == 1 and not alone.machine.saved
 
 
-def test_a_choice_that_may_be_faster_stays(alone: Fixture) -> None:
+def test_a_choice_that_may_be_faster_stays(alone: LoneLearner) -> None:
     alone.machine.us, alone.machine.unmeasured = {FAST: 9.95}, FAST
     alone.queue()
     alone.work()
     assert alone.call() is OWN and f"{FAST.name} stays" in alone.one().detail and not alone.machine.forgotten
 
 
-def test_what_is_far_slower_than_the_best_is_not_timed_further(alone: Fixture) -> None:
+def test_what_is_far_slower_than_the_best_is_not_timed_further(alone: LoneLearner) -> None:
     alone.machine.us = {FAST: 8.0, ALGORITHM: 8.2, SLOW: 9.5}
     alone.queue()
     alone.work()
@@ -154,21 +111,21 @@ def test_what_is_far_slower_than_the_best_is_not_timed_further(alone: Fixture) -
     assert alone.call().plain.config == FAST.config
 
 
-def test_what_is_slower_than_torch_costs_no_further_rounds(alone: Fixture) -> None:
+def test_what_is_slower_than_torch_costs_no_further_rounds(alone: LoneLearner) -> None:
     alone.machine.us = {FAST: 10.5, SLOW: 11.0}
     alone.queue()
     alone.work()
     assert len(alone.machine.rounds) == 2 * ORDERING_ROUNDS
 
 
-def test_an_algorithm_of_cublaslt_may_win(alone: Fixture) -> None:
+def test_an_algorithm_of_cublaslt_may_win(alone: LoneLearner) -> None:
     alone.machine.us = {FAST: 9.0, ALGORITHM: 8.0}
     alone.queue()
     alone.work()
     assert alone.call().fallback == ALGORITHM.algorithm and alone.call().plain is None
 
 
-def test_a_launch_option_is_learned_for_itself(alone: Fixture) -> None:
+def test_a_launch_option_is_learned_for_itself(alone: LoneLearner) -> None:
     alone.machine.us = {DEPENDENT: 5.0, FAST: 8.0}
     alone.queue(launch="weights")
     alone.work()
@@ -181,7 +138,7 @@ def test_a_launch_option_is_learned_for_itself(alone: Fixture) -> None:
     assert alone.call(OTHER, "pdl").plain.config == alone.call(OTHER, "pdl").pdl.config == FAST.config
 
 
-def test_a_capture_neither_counts_nor_queues_and_sees_settled_rows(alone: Fixture) -> None:
+def test_a_capture_neither_counts_nor_queues_and_sees_settled_rows(alone: LoneLearner) -> None:
     alone.capturing = True
     for _ in range(5):
         with pytest.raises(NotWhileCapturing):
@@ -194,7 +151,7 @@ def test_a_capture_neither_counts_nor_queues_and_sees_settled_rows(alone: Fixtur
     assert alone.call().plain.config == FAST.config
 
 
-def test_the_budget_ends_the_job_and_gives_the_queue_back(alone: Fixture) -> None:
+def test_the_budget_ends_the_job_and_gives_the_queue_back(alone: LoneLearner) -> None:
     alone.learner.budget.seconds = 0.0005
     alone.queue()
     alone.queue(OTHER)
@@ -207,20 +164,20 @@ def test_the_budget_ends_the_job_and_gives_the_queue_back(alone: Fixture) -> Non
     assert len(alone.learner.report().products) == 2, "nothing new without a budget"
 
 
-def test_one_product_cannot_take_the_whole_budget(alone: Fixture) -> None:
+def test_one_product_cannot_take_the_whole_budget(alone: LoneLearner) -> None:
     alone.machine.slice_us = 1e5
     alone.queue()
     assert alone.work() == 2 + 3 and alone.one().gpu_seconds == pytest.approx(0.3)
     assert alone.one().stage is Stage.LEFT_ALONE and "0.3 GPU seconds" in alone.one().detail
 
 
-def test_what_no_memory_holds_goes_its_own_way_without_a_trace(alone: Fixture) -> None:
+def test_what_no_memory_holds_goes_its_own_way_without_a_trace(alone: LoneLearner) -> None:
     alone.machine.reason = lambda problem: "too large"
     assert [alone.call() for _ in range(5)] == [OWN] * 5
     assert not alone.learner._seen and not alone.learner.report().products
 
 
-def test_random_shapes_leave_memory_level(alone: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_shapes_leave_memory_level(alone: LoneLearner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(learner_module, "MAX_SEEN", 50)
     monkeypatch.setattr(learner_module, "MAX_PRODUCTS", 20)
     for m in range(1, 500):
@@ -235,7 +192,7 @@ def test_random_shapes_leave_memory_level(alone: Fixture, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     "error", [DeviceError("no memory", "some", "free it"), RuntimeError("CUDA error"), KeyError(1)]
 )
-def test_an_error_leaves_one_product_alone_and_no_other(alone: Fixture, error: Exception) -> None:
+def test_an_error_leaves_one_product_alone_and_no_other(alone: LoneLearner, error: Exception) -> None:
     alone.machine.fails = error
     alone.queue()
     alone.queue(OTHER)
@@ -245,7 +202,9 @@ def test_an_error_leaves_one_product_alone_and_no_other(alone: Fixture, error: E
     assert type(error).__name__ in first.detail and alone.call() is OWN
 
 
-def test_a_winner_that_cannot_be_saved_holds_in_this_process(alone: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_winner_that_cannot_be_saved_holds_in_this_process(
+    alone: LoneLearner, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(row: LibraryRow) -> str:
         raise RecordError("the disk is full", "room", "free some")
 
@@ -255,14 +214,14 @@ def test_a_winner_that_cannot_be_saved_holds_in_this_process(alone: Fixture, mon
     assert alone.call().plain.config == FAST.config and "not saved: the disk is full" in alone.one().detail
 
 
-def test_without_contenders_the_product_goes_its_own_way(alone: Fixture) -> None:
+def test_without_contenders_the_product_goes_its_own_way(alone: LoneLearner) -> None:
     alone.machine.us = {}
     alone.queue()
     alone.work()
     assert alone.one().stage is Stage.LEFT_ALONE and "outblas tune" in alone.one().detail and alone.call() is OWN
 
 
-def test_rounds_that_the_host_spoils_are_repeated_and_given_up_in_the_end(alone: Fixture) -> None:
+def test_rounds_that_the_host_spoils_are_repeated_and_given_up_in_the_end(alone: LoneLearner) -> None:
     late = iter([None, None] + [8.0] * 100)
     alone.machine.us = {FAST: late.__next__}
     alone.queue()
@@ -276,14 +235,14 @@ def test_rounds_that_the_host_spoils_are_repeated_and_given_up_in_the_end(alone:
     assert alone.learner.report().products[1].stage is Stage.LEFT_ALONE
 
 
-def test_times_beside_changed_operands_count_for_nothing(alone: Fixture) -> None:
+def test_times_beside_changed_operands_count_for_nothing(alone: LoneLearner) -> None:
     alone.machine.intact = False
     alone.queue()
     alone.work()
     assert alone.call() is OWN and not alone.machine.saved
 
 
-def test_pauses_keep_the_share_and_settling_has_none(alone: Fixture) -> None:
+def test_pauses_keep_the_share_and_settling_has_none(alone: LoneLearner) -> None:
     assert pause_after(200.0) == pytest.approx(200e-6 * (1 / SHARE - 1))
     assert pause_after(0.0) == 0.001 and pause_after(1e9) == 1.0
     assert pause_after(10.0, 2000.0) == pytest.approx(2e-3 * (1 / HOST_SHARE - 1))
@@ -299,7 +258,7 @@ def test_pauses_keep_the_share_and_settling_has_none(alone: Fixture) -> None:
 
 
 @pytest.mark.parametrize("fails", [None, RuntimeError("no memory")])
-def test_warming_up_runs_on_the_thread_and_is_waited_for(threaded: Fixture, fails: Exception | None) -> None:
+def test_warming_up_runs_on_the_thread_and_is_waited_for(threaded: LoneLearner, fails: Exception | None) -> None:
     threaded.machine.fails = fails
     threaded.learner.warm_up(0, H200)
     assert not threaded.machine.warmed, "its library was given by the program"
@@ -311,7 +270,7 @@ def test_warming_up_runs_on_the_thread_and_is_waited_for(threaded: Fixture, fail
     assert threaded.one().stage is Stage.SETTLED
 
 
-def test_a_forked_child_ends_even_if_the_lock_was_held(alone: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forked_child_ends_even_if_the_lock_was_held(alone: LoneLearner, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its exit handler must not wait for a thread that only the parent has."""
     pid = os.getpid()
     monkeypatch.setattr("os.getpid", lambda: pid + 1)
@@ -322,12 +281,12 @@ def test_a_forked_child_ends_even_if_the_lock_was_held(alone: Fixture, monkeypat
         assert not exits.is_alive()
 
 
-def test_a_forked_child_learns_nothing(alone: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forked_child_learns_nothing(alone: LoneLearner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "getpid", lambda: -1)
     assert alone.call() is OWN and not alone.learner._seen
 
 
-def test_settle_learns_what_was_seen_once_and_what_no_slice_holds(threaded: Fixture) -> None:
+def test_settle_learns_what_was_seen_once_and_what_no_slice_holds(threaded: LoneLearner) -> None:
     threaded.machine.fits = lambda problem: problem != OTHER
     threaded.call()
     threaded.queue(OTHER)
@@ -339,7 +298,7 @@ def test_settle_learns_what_was_seen_once_and_what_no_slice_holds(threaded: Fixt
     assert threaded.call(OTHER).plain.config == FAST.config
 
 
-def test_a_large_product_of_an_interrupted_settle_waits_again(alone: Fixture) -> None:
+def test_a_large_product_of_an_interrupted_settle_waits_again(alone: LoneLearner) -> None:
     alone.machine.fits = lambda problem: False
     alone.queue()
     with alone.learner._lock:
@@ -348,7 +307,7 @@ def test_a_large_product_of_an_interrupted_settle_waits_again(alone: Fixture) ->
     assert alone.one().stage is Stage.WAITING
 
 
-def test_settle_may_have_a_budget_of_its_own(threaded: Fixture) -> None:
+def test_settle_may_have_a_budget_of_its_own(threaded: LoneLearner) -> None:
     threaded.learner.budget.seconds = 0.0
     threaded.learner.budget.allow(0.0)
     assert threaded.call() is OWN
@@ -360,13 +319,13 @@ def test_settle_may_have_a_budget_of_its_own(threaded: Fixture) -> None:
         threaded.learner.settle(-1.0)
 
 
-def test_settle_is_refused_while_a_graph_is_captured(alone: Fixture) -> None:
+def test_settle_is_refused_while_a_graph_is_captured(alone: LoneLearner) -> None:
     alone.capturing = True
     with pytest.raises(UsageError, match="captured"):
         alone.learner.settle()
 
 
-def test_no_call_waits_while_a_slice_runs(threaded: Fixture) -> None:
+def test_no_call_waits_while_a_slice_runs(threaded: LoneLearner) -> None:
     inside, go_on = threading.Event(), threading.Event()
 
     def gate() -> None:
@@ -384,7 +343,7 @@ def test_no_call_waits_while_a_slice_runs(threaded: Fixture) -> None:
     assert {one.stage for one in threaded.learner.settle().products} == {Stage.SETTLED}
 
 
-def test_calls_of_many_threads_make_one_record(threaded: Fixture) -> None:
+def test_calls_of_many_threads_make_one_record(threaded: LoneLearner) -> None:
     start = threading.Barrier(8)
 
     def call() -> None:
@@ -401,7 +360,7 @@ def test_calls_of_many_threads_make_one_record(threaded: Fixture) -> None:
     assert len(threaded.learner.report().products) == 1 and len(threaded.machine.saved) == 1
 
 
-def test_a_stopped_learner_ends_its_thread_and_closes_its_bench(threaded: Fixture) -> None:
+def test_a_stopped_learner_ends_its_thread_and_closes_its_bench(threaded: LoneLearner) -> None:
     timing = threading.Event()
     threaded.machine.us = {FAST: lambda: timing.set() or 8.0}
     threaded.learner.budget.seconds = float("inf")

@@ -72,12 +72,17 @@ class Clock:
     """Runs works and returns their times in the order of the works; or is late."""
 
     stream, calls = 7, 0
+    plug_us = 0.0
 
     def __init__(self) -> None:
         self.us, self.late = {"ours": 8.0, "torch": 10.0}, False
         self.launched: list[str] = []
         self.operands: list[int] = []
         self.orders: list[tuple[str, ...]] = []
+
+    def limit(self, tries: int, max_plug_us: float) -> None:
+        assert tries == RUNNING.tries
+        self.plug_us = max_plug_us
 
     def timed(self, works: list[Callable[[], Any]]) -> list[float]:
         if self.late:
@@ -248,10 +253,12 @@ def test_rounds_that_the_host_spoils_get_shorter(clock: Clock) -> None:
     clock.late = True
     for _ in range(SPOILED_BEFORE_HALVED):
         assert made.time_pair(KERNEL) is None
+    assert clock.plug_us == RUNNING.plug_us + RUNNING.work_us / 2, "a slice stays as long"
     clock.late, clock.calls = False, 2
     assert made.time_pair(KERNEL) == (8.0 / 2, 10.0 / 2)
     clock.late = True
     for _ in range(5 * SPOILED_BEFORE_HALVED):
         assert made.time_pair(KERNEL) is None
+    assert clock.plug_us == RUNNING.plug_us + RUNNING.work_us * 3 / 4
     clock.late, clock.calls = False, 1
     assert made.time_pair(KERNEL) == (8.0, 10.0), "one call is the least"

@@ -137,9 +137,7 @@ class GpuWorkbench:
         try:
             times = dict(zip(pair, self._clock.timed([works[name] for name in pair]), strict=True))
         except HostBehindGpu:
-            self._spoiled += 1
-            if self._spoiled % SPOILED_BEFORE_HALVED == 0:
-                self._repeats = max(1, self._repeats // 2)
+            self._shorten()
             return None
         return times[contender.name] / self._repeats, times[_TORCH] / self._repeats
 
@@ -154,6 +152,14 @@ class GpuWorkbench:
         self._turns.clear()
         self._calls.clear()
         self._data = self._workspace = self._reference = self._sums = None
+
+    def _shorten(self) -> None:
+        """Count a spoiled round. Now and then halve the calls of a round, whose time goes to the host's queueing."""
+        self._spoiled += 1
+        if self._spoiled % SPOILED_BEFORE_HALVED == 0 and self._repeats > 1:
+            self._repeats //= 2
+            freed = self._limits.work_us * (1 - self._repeats / self._limits.calls(self._problem, self._gpu))
+            self._clock.limit(self._limits.tries, self._limits.plug_us + freed)
 
     def _fill(self) -> None:
         if self._inputs == "integers":

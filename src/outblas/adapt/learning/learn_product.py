@@ -29,8 +29,9 @@ LOOKS = (11, 21, 31)
 #: The most contenders that are timed anew, if they reach this part of the fastest one's speed.
 FINALISTS, FINAL_ABOVE = 2, 0.97
 _DECIDING_CONFIDENCE = 0.99
-#: Rounds in turn that the host may spoil before the timing is given up.
-MAX_SPOILED = 50
+#: Rounds in turn that the host may spoil before the timing is given up. Beside a program that keeps the interpreter
+#: busy, few rounds are good.
+MAX_SPOILED = 400
 
 
 class Workbench(Protocol):
