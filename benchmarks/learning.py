@@ -46,6 +46,7 @@ from outblas.bench.run_bench import BenchRequest, run_bench
 from outblas.core.errors import OutblasError, UsageError
 from outblas.core.files import lock_folder, write_json
 from outblas.core.problem import Problem
+from outblas.records.averages import FAR_BELOW
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryRow
 from outblas.records.provenance import collect_provenance
@@ -118,7 +119,15 @@ def bench_learned(arguments: argparse.Namespace) -> None:
         "learning_gpu_seconds": sum(one.gpu_seconds for one in products),
     }
     write_result(rows, {**result.meta, **about}, arguments.out)
-    print("\n".join([*drawn_figures(rows), f"left alone: {dict(about['left_alone'])}"]))
+    print("\n".join([*drawn_figures(rows), f"left alone: {dict(about['left_alone'])}", *lost(rows, products)]))
+
+
+def lost(rows: Iterable[Mapping[str, Any]], products: Iterable[LearnedProduct]) -> list[str]:
+    """Return a line for each row without PDL below 0.98 of the fastest rival: its speed-up, and how learning ended."""
+    ends = {one.problem: one.detail for one in products if one.launch == "plain"}
+    slow = [row for row in rows if not row["pdl"] and row["published"] < FAR_BELOW]
+    named = [(row, Problem(*(row[name] for name in ("m", "n", "k", "layout", "dtype", "acc")))) for row in slow]
+    return [f"{row['published']:.3f} {problem.key}: {ends.get(problem, 'not met')}" for row, problem in named]
 
 
 def loop(arguments: argparse.Namespace) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -99,3 +100,14 @@ def test_each_kind_has_its_result_file_and_a_library_of_its_own(
     script.main()
     assert [one.out for one in seen] == [Path("results/h200") / name]
     assert script.os.environ["OUTBLAS_LIBRARY"] == str(tmp_path / "own.json")
+
+
+def test_what_is_lost_is_named_with_the_end_of_its_learning(script: Any) -> None:
+    problem = Problem(17, 64, 64)
+    row = {"m": 17, "n": 64, "k": 64, "layout": "TN", "dtype": "fp16", "acc": "fp32", "pdl": False, "published": 0.9}
+    ends = [LearnedProduct(problem, "plain", detail="none of 9"), LearnedProduct(problem, "pdl", detail="other")]
+    rows = [row, row | {"published": 1.2}, row | {"pdl": True}, row | {"m": 18}]
+    assert script.lost(rows, ends) == [
+        f"0.900 {problem.key}: none of 9",
+        f"0.900 {replace(problem, m=18).key}: not met",
+    ]

@@ -35,7 +35,7 @@ def model(gain: float, deviation: float = 0.0, margin: float = 1.01) -> AnswerMo
     weights = (np.zeros((2, wide, 1), np.float32),)
     biases = (np.array([gain + deviation, gain - deviation], np.float32).reshape(2, 1, 1),)
     nets = Regressor(np.zeros(wide, np.float32), np.ones(wide, np.float32), weights, biases)
-    return AnswerModel(nets, margin, 2.0, "about")
+    return AnswerModel(nets, margin, 2.0, 2.0, "about")
 
 
 def test_the_best_bound_is_taken_if_it_reaches_the_margin() -> None:

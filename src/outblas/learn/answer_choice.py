@@ -30,7 +30,7 @@ from outblas.learn.rival_answer import answer_features, answer_fields
 from outblas.records.library_row import AnswerChoice
 from outblas.runtime.cublas import rounds_partial_sums
 
-FORMAT = 1
+FORMAT = 2
 #: Values of fields of an answer that have an input each (cublasLtMatmulAlgoConfig).
 _VALUES = {"custom": range(8), "cluster": range(8)}
 
@@ -42,13 +42,15 @@ class AnswerModel:
     Attributes:
         nets: predicts the natural logarithm of an answer's speed-up over the first.
         margin: least lower bound of a predicted speed-up for a choice, as a ratio, e.g. 1.01.
-        sure: number of standard deviations from the prediction down to that bound.
+        sure: number of standard deviations from the prediction down to that bound, where rows are aligned.
+        sure_unaligned: the same for problems with unaligned rows, of which predictions are less exact.
         about: data and date of the fit.
     """
 
     nets: Regressor
     margin: float
     sure: float
+    sure_unaligned: float
     about: str = ""
 
     @classmethod
@@ -86,7 +88,8 @@ class AnswerModel:
             nets = Regressor.from_arrays(a)
             if not len(nets.mean) == len(nets.scale) == nets.weights[0].shape[1] == inputs():
                 raise ValueError(f"nets of {len(nets.mean)} inputs, not of {inputs()}")
-            return cls(nets, float(a["margin"]), float(a["sure"]), str(a["about"]))
+            margin, sure, unaligned = (float(a[name]) for name in ("margin", "sure", "sure_unaligned"))
+            return cls(nets, margin, sure, unaligned, str(a["about"]))
         except DAMAGED as error:
             raise RecordError(
                 f"{name} cannot be read ({error})",
@@ -106,6 +109,7 @@ class AnswerModel:
             format=FORMAT,
             margin=self.margin,
             sure=self.sure,
+            sure_unaligned=self.sure_unaligned,
             about=self.about,
             **self.nets.to_arrays(),
         )
@@ -137,7 +141,7 @@ class AnswerModel:
         others, gain, deviation = self.predict(problem, gpu, answers)
         if not others:
             return None
-        low = gain - self.sure * deviation
+        low = gain - (self.sure if problem.rows_aligned else self.sure_unaligned) * deviation
         best = int(low.argmax())
         if not low[best] >= math.log(self.margin):  # nor what is no number
             return None

@@ -9,9 +9,8 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -33,9 +32,10 @@ BOUND = 0.5
 #: Folds of the problems, of which each is predicted by nets that have not seen it.
 FOLDS = 4
 #: Bounds and margins among which a fit chooses.
-SURES, MARGINS = (0.5, 1.0, 1.5, 2.0, 3.0), (1.0, 1.005, 1.01, 1.015, 1.02, 1.03)
-#: A choice below this times the first answer's speed is slower; this share of the problems may be.
-SLOW, MAX_SLOWER = 0.98, 0.0075
+SURES, MARGINS = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0), (1.0, 1.005, 1.01, 1.015, 1.02, 1.03, 1.04)
+#: A choice below this times the first answer's speed is slower. The first share of the problems with aligned rows may
+#: be, and the second of those with unaligned rows: kernels slow more of them down.
+SLOW, MAX_SLOWER = 0.98, (0.006, 0.002)
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,8 @@ def fit_answers(paths: Sequence[Path], folder: Path, report: Callable[[str], Non
     for gpu, provenance in {found[0].gpu: provenance for found, provenance in read if found}.items():
         same = [i for i, each in enumerate(problems) if each.gpu == gpu]
         own = [gains[i] for i in same]
-        sure, margin, taken = _choose_rule([predicted[i] for i in same], own)
+        aligned = [problems[i].problem.rows_aligned for i in same]
+        rule, taken = choose_rule([predicted[i] for i in same], own, aligned)
         slower = int((taken < math.log(SLOW)).sum())
         best = np.array([max(0.0, each.max(initial=0.0)) for each in own])
         words = (
@@ -108,8 +109,9 @@ def fit_answers(paths: Sequence[Path], folder: Path, report: Callable[[str], Non
         )
         where = f"{provenance['gpu']}, driver {provenance['driver']}, {provenance['date'][:10]}"
         path = folder / f"{gpu.name}.npz"
-        AnswerModel(nets, margin, sure, f"{len(same)} problems; {where}; {words}").save(path)
-        told.append(f"answers, {gpu.name}: bound {sure:g} deviations below, margin {margin}; {words}: {path}")
+        AnswerModel(nets, *rule, f"{len(same)} problems; {where}; {words}").save(path)
+        bound = f"bound {rule.sure:g} or {rule.sure_unaligned:g} (unaligned) deviations below, margin {rule.margin}"
+        told.append(f"answers, {gpu.name}: {bound}; {words}: {path}")
     return told
 
 
@@ -137,17 +139,57 @@ def _fit(x: Sequence[Features], gains: Sequence[Floats]) -> Regressor:
     return fit_nets(inputs, y, torch.ones(len(y)), SETTINGS)
 
 
-def _choose_rule(predicted: Sequence[tuple[Floats, Floats]], gains: Sequence[Floats]) -> tuple[float, float, Floats]:
-    """Return (bound, margin, log speed-ups taken) with the most speed, of those that make few problems slower."""
-    rules = []
-    for sure, margin in product(SURES, MARGINS):
-        taken = np.array([_outcome(*each, gain, sure, margin) for each, gain in zip(predicted, gains, strict=True)])
-        if (taken < math.log(SLOW)).mean() <= MAX_SLOWER:
-            rules.append((float(taken.mean()), sure, margin, taken))
-    if not rules:
+class AnswerRule(NamedTuple):
+    """Condition under which an answer is chosen; see :class:`outblas.learn.answer_choice.AnswerModel`."""
+
+    margin: float
+    sure: float
+    sure_unaligned: float
+
+
+def choose_rule(
+    predicted: Sequence[tuple[Floats, Floats]], gains: Sequence[Floats], aligned: Sequence[bool]
+) -> tuple[AnswerRule, Floats]:
+    """Choose the rule with the most speed, of those that make few problems slower.
+
+    Args:
+        predicted: gain and deviation of each problem's answers.
+        gains: measured log speed-ups of these answers over the first.
+        aligned: whether each problem's rows are aligned.
+
+    Returns:
+        (the rule, the log speed-ups that it takes).
+
+    Raises:
+        OutblasError: every rule makes more problems slower.
+    """
+    rows = np.array(aligned, dtype=bool)
+    found: list[tuple[float, AnswerRule, Floats]] = []
+    for margin in MARGINS:
+        taken, sures = np.zeros(len(gains)), list[float]()
+        for side, most in zip((rows, ~rows), MAX_SLOWER, strict=True):
+            best = _surest([(*predicted[i], gains[i]) for i in np.flatnonzero(side).tolist()], margin, most)
+            if best is not None:
+                taken[side], sure = best
+                sures.append(sure)
+        if len(sures) == len(MAX_SLOWER):
+            found.append((float(taken.mean()), AnswerRule(margin, *sures), taken))
+    if not found:
         raise OutblasError("no margin keeps the answers of cuBLASLt fast", "surer predictions", "record more problems")
-    _, sure, margin, taken = max(rules, key=lambda rule: rule[0])
-    return sure, margin, taken
+    return max(found, key=lambda one: one[0])[1:]
+
+
+def _surest(
+    problems: Sequence[tuple[Floats, Floats, Floats]], margin: float, most: float
+) -> tuple[Floats, float] | None:
+    """Return (log speed-ups, bound) of the bound with the most speed; None if all make more problems slower."""
+    found = []
+    for sure in SURES:
+        taken = np.array([_outcome(*each, sure, margin) for each in problems])
+        if not len(taken) or (taken < math.log(SLOW)).mean() <= most:
+            found.append((float(taken.sum()), sure, taken))
+    best = max(found, key=lambda one: one[0], default=None)
+    return None if best is None else (best[2], best[1])
 
 
 def _outcome(gain: Floats, deviation: Floats, measured: Floats, sure: float, margin: float) -> float:
