@@ -219,8 +219,8 @@ def test_a_sliced_reference_judges_as_the_whole_one(problem: Problem) -> None:
     a = torch.empty(problem.m, problem.k, dtype=dtype).normal_(generator=generator)
     b = torch.empty(problem.b_shape, dtype=dtype).normal_(generator=generator)
     sliced, whole = SlicedReference(problem, a, b, exact=False), Reference(problem, a, b)
-    blocks = sum(1 for _ in sliced.blocks(max_flop=4 * problem.k * 50))
-    assert blocks >= problem.m * problem.n / 50
+    steps = sum(1 for _ in sliced.blocks(max_flop=4 * 16 * 50))
+    assert steps >= problem.m * problem.n * problem.k / (16 * 50)
     c = whole.reference.to(dtype)
     for change in (0.0, 0.01, 1.0, float("nan")):
         c[-1, -1] += change
@@ -229,11 +229,21 @@ def test_a_sliced_reference_judges_as_the_whole_one(problem: Problem) -> None:
 
 
 def test_blocks_keep_their_limits() -> None:
-    for problem in (Problem(16, 4096, 4096), Problem(8192, 8192, 16384), Problem(1, 1, 10**6)):
-        rows, columns = block_extents(problem, 1e8)
-        assert 1 <= rows <= problem.m and 1 <= columns <= problem.n
-        assert 4 * rows * columns * problem.k <= 1e8
-        assert rows + columns <= max(2, BLOCK_BYTES // (16 * problem.k))
+    shapes = ((16, 4096, 4096), (8192, 8192, 16384), (1, 1, 10**6), (16384, 16, 64), (1, 57344, 8192), (5, 7, 3))
+    for problem in (Problem(*mnk) for mnk in shapes):
+        for flop in (1e7, 1e8, 1e9):
+            rows, columns, depth = block_extents(problem, flop)
+            assert 1 <= rows <= problem.m and 1 <= columns <= problem.n and 1 <= depth <= problem.k
+            assert 4 * rows * columns * depth <= flop
+            assert 16 * (rows + columns) * depth + 16 * rows * columns <= BLOCK_BYTES
+    assert block_extents(Problem(5, 7, 3), 1.0) == (1, 1, 1)
+
+
+def test_a_layer_takes_few_steps_of_a_reference() -> None:
+    """Many small blocks of a deep K kept a GPU busy for longer than a product may be learned."""
+    for m, n, k in ((124, 4096, 14336), (1040, 6144, 5120), (16, 4096, 4096)):
+        rows, columns, depth = block_extents(Problem(m, n, k), SETTLING.block_flop(H200))
+        assert -(-m // rows) * -(-n // columns) * -(-k // depth) <= 260
 
 
 def test_scratch_memory_has_a_limit_and_slices_hold_what_is_short() -> None:

@@ -6,6 +6,7 @@ it is fp64.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,16 +14,22 @@ from outblas.core.problem import Problem
 from outblas.judge.operands import torch_dtype
 from outblas.judge.reference import Reference, b_as_k_by_n, error_bound
 
-#: Memory of a block's operands in fp64, with their magnitudes, bytes.
+#: Memory of a block's operands and sums in fp64, bytes.
 BLOCK_BYTES = 16 * 2**20
-#: fp64 numbers of an operand's element that a block holds: its value and its magnitude.
+#: Bytes of an operand's element in a block: twice its number, as torch may copy it. And of an element of C: both sums.
 _BYTES_PER_ELEMENT = 16
+#: The most elements of C in a block, and the most of its columns. A GPU has enough tiles, and memory is left for K.
+_MOST_RESULTS, _MOST_COLUMNS = 2**18, 2**12
+#: The least part of K that a step should have; slow GPUs get fewer elements of C for it.
+_LEAST_DEPTH = 64
 #: One over the allowed error of an exact result: any error of a half-precision number exceeds it.
 _EXACT = 2.0**40
 
 
 class SlicedReference(Reference):
     """Reference and bound of one (A, B) with fp32 accumulation, complete after :meth:`blocks` has ended.
+
+    It needs 8 bytes per element of C, and at most twice ``BLOCK_BYTES``.
 
     Args:
         problem: the problem.
@@ -37,41 +44,51 @@ class SlicedReference(Reference):
         self.problem, self._a, self._b, self._is_exact = problem, a, b, exact
         self.reference = torch.empty((problem.m, problem.n), dtype=torch.float32, device=a.device)
         self._inverse = torch.full_like(self.reference, _EXACT)
-        self._rows = problem.m
+        self._rows = max(1, min(problem.m, BLOCK_BYTES // (4 * problem.n)))
 
     def blocks(self, max_flop: float) -> Iterator[None]:
-        """Compute the reference; yield after each block.
+        """Compute the reference; yield after each step.
 
         Args:
-            max_flop: floating-point operations of a block, at most; at least one row by one column is computed.
+            max_flop: floating-point operations of a step, at most; it has at least one row, column and term.
         """
-        height, width = block_extents(self.problem, max_flop)
+        height, width, depth = block_extents(self.problem, max_flop)
         for row in range(0, self.problem.m, height):
             for column in range(0, self.problem.n, width):
-                self._block(slice(row, row + height), slice(column, column + width))
-                yield
+                yield from self._block(slice(row, row + height), slice(column, column + width), depth)
 
-    def _block(self, rows: slice, columns: slice) -> None:
+    def _block(self, rows: slice, columns: slice, depth: int) -> Iterator[None]:
+        """Compute a block of C, the sum of its steps along K."""
         import torch
 
-        x, y = self._a[rows].double(), b_as_k_by_n(self.problem, self._b)[:, columns].double()
-        product = torch.empty((x.shape[0], y.shape[1]), dtype=x.dtype, device=x.device)
-        torch.mm(x, y, out=product)  # the form that enable() never replaces
-        if self._is_exact:
+        x, y = self._a[rows], b_as_k_by_n(self.problem, self._b)[:, columns]
+        product = torch.zeros((x.shape[0], y.shape[1]), dtype=torch.float64, device=x.device)
+        magnitude = None if self._is_exact else torch.zeros_like(product)
+        for k in range(0, self.problem.k, depth):
+            left, right = x[:, k : k + depth].double(), y[k : k + depth].double()
+            # Its results are summed in place, in the form that enable() never replaces.
+            torch.addmm(product, left, right, out=product)
+            if magnitude is not None:
+                torch.addmm(magnitude, left.abs_(), right.abs_(), out=magnitude)
+            if k + depth < self.problem.k:
+                yield
+        if magnitude is None:
             self.reference[rows, columns] = product.to(torch_dtype(self.problem))
-            return
-        magnitude = torch.mm(x.abs_(), y.abs_(), out=torch.empty_like(product))
-        self.reference[rows, columns] = product
-        self._inverse[rows, columns] = error_bound(self.problem, product, magnitude).reciprocal_()
+        else:
+            self.reference[rows, columns] = product
+            self._inverse[rows, columns] = error_bound(self.problem, product, magnitude).reciprocal_()
+        yield
 
 
-def block_extents(problem: Problem, max_flop: float) -> tuple[int, int]:
-    """Return (rows, columns) of a block within ``BLOCK_BYTES`` and ``max_flop``, each at least 1.
+def block_extents(problem: Problem, max_flop: float) -> tuple[int, int, int]:
+    """Return (rows, columns, depth) of a step within ``BLOCK_BYTES`` and ``max_flop``, each at least 1.
 
     Args:
         problem: the problem.
-        max_flop: floating-point operations of a block, at most; two products of 2 K for each element.
+        max_flop: floating-point operations of a step, at most; two products of 2 ``depth`` for each element.
     """
-    side, elements = BLOCK_BYTES // (_BYTES_PER_ELEMENT * problem.k), int(max_flop / (4 * problem.k))
-    rows = max(1, min(problem.m, side // 2, elements))
-    return rows, max(1, min(problem.n, side - rows, elements // rows))
+    results = max(1, min(_MOST_RESULTS, int(max_flop / (4 * min(problem.k, _LEAST_DEPTH)))))
+    rows = min(problem.m, max(math.isqrt(results), results // min(problem.n, _MOST_COLUMNS)))
+    columns = min(problem.n, _MOST_COLUMNS, results // rows)
+    left = BLOCK_BYTES // _BYTES_PER_ELEMENT - rows * columns
+    return rows, columns, max(1, min(problem.k, left // (rows + columns), int(max_flop / (4 * rows * columns))))

@@ -14,8 +14,8 @@ from outblas.runtime.cublas import WORKSPACE_BYTES
 MAX_SCRATCH_BYTES = 256_000_000
 #: Workspace that contenders share: the counters of our kernels, and cuBLASLt's.
 SHARED_WORKSPACE_BYTES = COUNTERS_BYTES + WORKSPACE_BYTES
-#: Memory per element of C: reference and bound in fp32, and the difference of a comparison.
-_BYTES_PER_RESULT = 12
+#: Memory per element of C: reference and bound in fp32.
+_BYTES_PER_RESULT = 8
 #: A product may take this many times its roofline floor.
 _OVER_FLOOR = 2.0
 #: fp64 rate that is assumed of GPUs with fp64 tensor cores (A100, H100, B200), and of others, FLOP per microsecond.
