@@ -165,7 +165,8 @@ def test_a_slice_of_the_problems_is_scored_beside_the_former_rule(
     monkeypatch.setattr(fit_any_shape, "SETTINGS", fit_any_shape.NetSettings(width=8, epochs=1, batch=256))
     monkeypatch.setattr(held_out_choices, "MAX_SLOWER", 1.0)
     results, out = Path(__file__).resolve().parents[2] / "results" / "any_shapes", tmp_path / "held_out.json"
-    tables = ("--cells", str(results / "h200_cells.parquet"), "--trials", str(results / "h200_trials.parquet"))
+    names = {"--cells": "h200_cells", "--trials": "h200_trials", "--more": "h100_extension"}
+    tables = [word for option, name in names.items() for word in (option, str(results / f"{name}.parquet"))]
     done = fit("any-shape", "evaluate", "--every", "97", "--work", str(tmp_path), *tables, "--held-out", str(out))
     assert done.exit_code == 0, (done.stderr, done.exception)
     found = json.loads(out.read_text())
