@@ -68,6 +68,11 @@ def changes_a(problem: Problem, a: Any, b: Any, c: Any) -> None:
     a[0, 0] += 1
 
 
+def writes_in_front(problem: Problem, a: Any, b: Any, c: Any) -> None:
+    honest(problem, a, b, c)
+    torch.as_strided(a, (1,), (1,), a.storage_offset() - 1)[0] = 0.0
+
+
 class Clock:
     """Runs works and returns their times in the order of the works; or is late."""
 
@@ -272,3 +277,10 @@ def test_rounds_that_the_host_spoils_get_shorter(clock: Clock) -> None:
     assert clock.plug_us == RUNNING.plug_us + RUNNING.work_us * 3 / 4
     clock.late, clock.calls = False, 1
     assert made.time_pair(KERNEL) == (8.0, 10.0), "one call is the least"
+
+
+def test_what_a_contender_overwrites_while_it_is_loaded_is_seen_by_its_proof(clock: Clock) -> None:
+    made = bench(clock, PROBLEMS[0], writes_in_front)
+    made.load(KERNEL)
+    assert all("canary" in reason for reason in proven(made)), "it writes the same value again"
+    assert [made.load(ALGORITHM), *proven(made, ALGORITHM)] == [None, "", ""]

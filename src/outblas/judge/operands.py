@@ -124,6 +124,12 @@ class Operands:
         self._flat.fill_(CANARY)
         self.fill_normal(self._seed)
 
+    def restore_guards(self) -> None:
+        """Restore all canaries around A, B and C. Values stay."""
+        for index in range(self.sets):
+            for guard in self._guards(index):
+                guard.fill_(CANARY)
+
     def set_inputs(self, index: int, a: Any, b: Any) -> None:
         """Copy values into A and B of one set, and fill its C with :data:`CANARY`, a NaN. Other sets stay.
 

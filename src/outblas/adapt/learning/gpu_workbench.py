@@ -162,6 +162,7 @@ class GpuWorkbench:
             self._clock.limit(self._limits.tries, self._limits.plug_us + freed)
 
     def _fill(self) -> None:
+        self._data.restore_guards()  # contenders ran unproven while they were loaded
         if self._inputs == "integers":
             fill_integers(self._problem, *self._data[0][:2])
         else:
