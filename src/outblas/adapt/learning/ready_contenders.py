@@ -77,10 +77,11 @@ def find_ready(
         The contenders; none if nothing is ready.
     """
     ready = Ready(unmeasured=_choice(own, problem, gpu, launch))
-    algorithms = _likely_answers(problem, gpu, lt)[: most[1]]
+    first = lt.first_answer(problem) or ""
+    algorithms = _likely_answers(problem, gpu, lt, first)[: most[1]]
     yield
     chosen = None if ready.unmeasured is None else ready.unmeasured.config
-    for config in _likely_kernels(problem, launch, gpu, library, chosen, lt.first_answer(problem) or ""):
+    for config in _likely_kernels(problem, launch, gpu, library, chosen, first):
         if len(ready.cubins) == most[0]:
             break
         cubin = None if config in ready.cubins else ready_cubin(problem, config, architecture(gpu))
@@ -91,12 +92,11 @@ def find_ready(
     return ready
 
 
-def _likely_answers(problem: Problem, gpu: Gpu, lt: LtAlgorithms) -> list[Contender]:
-    """Return algorithms of cuBLASLt's heuristic but its first answer, which torch most likely runs.
+def _likely_answers(problem: Problem, gpu: Gpu, lt: LtAlgorithms, first: str) -> list[Contender]:
+    """Return algorithms of cuBLASLt's heuristic but its ``first`` answer, which torch most likely runs.
 
     The most promising ones come first. An algorithm that rounds partial sums is left out: its results are less exact.
     """
-    first = lt.first_answer(problem)
     answers = list(dict.fromkeys([*([first] if first else []), *lt.answers(problem)]))
     try:
         others = promising_answers(gpu, problem, answers)
