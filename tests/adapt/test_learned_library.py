@@ -230,6 +230,22 @@ def test_a_device_opens_a_bench_with_shared_kernels_and_enough_memory(
         _result(device.open(PROBLEM, "plain", False))
 
 
+def test_a_weight_beyond_a_slices_memory_waits_for_settle_and_for_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    device, large = LearningDevice(0, None, H200), Problem(16, 28672, 8192)
+    assert device.why_not(large) == "" and not device.fits_slice(large) and device.fits_slice(PROBLEM)
+    assert "do not fit into 2000 MB" in device.why_not(Problem(16384, 16384, 16384))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda index: 10**8)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda index: 0)
+    for free, bound in ((2 * 10**9, 1_050_000_000), (10**11, 2_000_000_000)):
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index, free=free: (free, 10**12))
+        assert device._limits(learning_device.SETTLING, large).scratch_bytes == bound, "half of what is free"
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (10**9, 10**12))
+    with pytest.raises(learning_device.DeviceError, match="1100 MB of GPU memory are free.*more for a large product"):
+        device._limits(learning_device.SETTLING, large)
+    assert device._limits(learning_device.SETTLING, PROBLEM).scratch_bytes == 550_000_000
+
+
 def _result(steps: Any) -> Any:
     while True:
         try:

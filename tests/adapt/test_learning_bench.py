@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -13,12 +14,7 @@ torch = pytest.importorskip("torch")
 from outblas.adapt.learning import gpu_workbench  # noqa: E402
 from outblas.adapt.learning.gpu_workbench import SPOILED_BEFORE_HALVED, GpuWorkbench  # noqa: E402
 from outblas.adapt.learning.learned_products import Contender  # noqa: E402
-from outblas.adapt.learning.slice_limits import (  # noqa: E402
-    MAX_SCRATCH_BYTES,
-    RUNNING,
-    SETTLING,
-    scratch_sets,
-)
+from outblas.adapt.learning.slice_limits import RUNNING, SETTLING  # noqa: E402
 from outblas.core.errors import DeviceError  # noqa: E402
 from outblas.core.problem import Problem  # noqa: E402
 from outblas.judge.reference import Reference  # noqa: E402
@@ -235,27 +231,29 @@ def test_a_sliced_reference_judges_as_the_whole_one(problem: Problem) -> None:
 
 def test_blocks_keep_their_limits() -> None:
     shapes = ((16, 4096, 4096), (8192, 8192, 16384), (1, 1, 10**6), (16384, 16, 64), (1, 57344, 8192), (5, 7, 3))
-    for problem in (Problem(*mnk) for mnk in shapes):
-        for flop in (1e7, 1e8, 1e9):
-            rows, columns, depth = block_extents(problem, flop)
-            assert 1 <= rows <= problem.m and 1 <= columns <= problem.n and 1 <= depth <= problem.k
-            assert 4 * rows * columns * depth <= flop
-            assert 16 * (rows + columns) * depth + 16 * rows * columns <= BLOCK_BYTES
+    bounds = (BLOCK_BYTES, SETTLING.block_bytes)
+    for mnk, block_bytes, flop in itertools.product(shapes, bounds, (1e7, 1e8, 1e9)):
+        rows, columns, depth = block_extents(problem := Problem(*mnk), flop, block_bytes)
+        assert 1 <= rows <= problem.m and 1 <= columns <= problem.n and 1 <= depth <= problem.k
+        assert 4 * rows * columns * depth <= flop
+        assert 16 * (rows + columns) * depth + 16 * rows * columns <= block_bytes
     assert block_extents(Problem(5, 7, 3), 1.0) == (1, 1, 1)
 
 
 def test_a_layer_takes_few_steps_of_a_reference() -> None:
     """Many small blocks of a deep K kept a GPU busy for longer than a product may be learned."""
     for m, n, k in ((124, 4096, 14336), (1040, 6144, 5120), (16, 4096, 4096)):
-        rows, columns, depth = block_extents(Problem(m, n, k), SETTLING.block_flop(H200))
-        assert -(-m // rows) * -(-n // columns) * -(-k // depth) <= 260
+        rows, columns, depth = block_extents(Problem(m, n, k), SETTLING.block_flop(H200), SETTLING.block_bytes)
+        assert -(-m // rows) * -(-n // columns) * -(-k // depth) <= 20
 
 
 def test_scratch_memory_has_a_limit_and_slices_hold_what_is_short() -> None:
     layer = Problem(16, 4096, 4096)
-    assert scratch_sets(layer, H200) * layer.bytes <= MAX_SCRATCH_BYTES and scratch_sets(layer, H200) >= 3
-    assert scratch_sets(Problem(16, 14336, 4096), H200) == 1
-    assert scratch_sets(Problem(16, 28672, 8192), H200) == 0
+    for limits in (RUNNING, SETTLING):
+        assert 3 <= limits.scratch_sets(layer, H200) <= limits.scratch_bytes // layer.bytes
+    assert RUNNING.scratch_sets(Problem(16, 14336, 4096), H200) == 1
+    assert [limits.scratch_sets(Problem(16, 28672, 8192), H200) for limits in (RUNNING, SETTLING)] == [0, 1]
+    assert SETTLING.scratch_sets(Problem(16384, 16384, 16384), H200) == 0
     assert RUNNING.holds(layer, H200) and not RUNNING.holds(Problem(4096, 4096, 4096), H200)
     assert RUNNING.work_us + RUNNING.plug_us <= 200.0
     assert SETTLING.calls(layer, H200) > RUNNING.calls(layer, H200) >= 1

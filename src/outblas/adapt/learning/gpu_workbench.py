@@ -16,7 +16,7 @@ from typing import Any
 
 from outblas.adapt.learning.learn_product import ALL_INPUTS, Inputs
 from outblas.adapt.learning.learned_products import Contender
-from outblas.adapt.learning.slice_limits import SHARED_WORKSPACE_BYTES, SliceLimits, scratch_sets
+from outblas.adapt.learning.slice_limits import SHARED_WORKSPACE_BYTES, SliceLimits
 from outblas.core.config import KernelConfig
 from outblas.core.errors import DeviceError
 from outblas.core.evaluation import Status
@@ -69,7 +69,7 @@ class GpuWorkbench:
     ) -> None:
         self._problem, self._gpu, self._kernels, self._lt = problem, gpu, kernels, lt
         self._clock, self._limits = clock, limits
-        self._data: Any = Operands(problem, max(1, scratch_sets(problem, gpu)), device)
+        self._data: Any = Operands(problem, max(1, limits.scratch_sets(problem, gpu)), device)
         self._workspace: Any = zeroed(SHARED_WORKSPACE_BYTES, device)
         self._torch = TorchMm(self._data[0][0].device.index or 0)
         self._inputs: Inputs = "normal"
@@ -87,7 +87,7 @@ class GpuWorkbench:
         self._fill()
         yield
         a, b, _ = self._data[0]
-        reference = SlicedReference(self._problem, a, b, exact=inputs == "integers")
+        reference = SlicedReference(self._problem, a, b, inputs == "integers", self._limits.block_bytes)
         yield from reference.blocks(self._limits.block_flop(self._gpu))
         self._reference = reference
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Generator, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -11,7 +12,7 @@ from outblas.adapt.learning.gpu_workbench import GpuWorkbench
 from outblas.adapt.learning.learn_product import Workbench
 from outblas.adapt.learning.learned_products import Contender
 from outblas.adapt.learning.ready_contenders import WHILE_RUNNING, WHILE_SETTLING, find_ready
-from outblas.adapt.learning.slice_limits import MAX_SCRATCH_BYTES, RUNNING, SETTLING, scratch_sets
+from outblas.adapt.learning.slice_limits import RUNNING, SETTLING, SliceLimits
 from outblas.core.config import Launch
 from outblas.core.errors import DeviceError, OutblasError
 from outblas.core.problem import Problem
@@ -101,13 +102,13 @@ class LearningDevice:
 
     def why_not(self, problem: Problem) -> str:
         """Return why a product can never be learned here; empty if it can."""
-        if scratch_sets(problem, self._gpu):
+        if SETTLING.scratch_sets(problem, self._gpu):
             return ""
-        return f"its operands do not fit into {MAX_SCRATCH_BYTES // 10**6} MB of scratch memory"
+        return f"its operands do not fit into {SETTLING.scratch_bytes // 10**6} MB of scratch memory"
 
     def fits_slice(self, problem: Problem) -> bool:
         """Return True if a slice can hold the product while the program runs."""
-        return RUNNING.holds(problem, self._gpu)
+        return RUNNING.holds(problem, self._gpu) and RUNNING.scratch_sets(problem, self._gpu) > 0
 
     @contextlib.contextmanager
     def slice(self, timed: bool = True) -> Iterator[SliceTimer]:
@@ -148,7 +149,7 @@ class LearningDevice:
         """
         if self._is_warm:
             return
-        self._check_memory()
+        self._limits(RUNNING, WARM_UP[-1])
         state, clock = self._state(), self._own_clock()
         clock.limit(RUNNING.tries, RUNNING.plug_us)
         for problem in WARM_UP:
@@ -185,11 +186,11 @@ class LearningDevice:
         for config, cubin in ready.cubins.items():
             kernels[config] = state.shared_kernel(problem, config, partial(load, cubin, config))
             yield
-        self._check_memory()
+        limits = self._limits(SETTLING if settling else RUNNING, problem)
         if not self._is_warm:
             self.warm()
             yield
-        limits, clock = SETTLING if settling else RUNNING, self._own_clock()
+        clock = self._own_clock()
         clock.limit(limits.tries, limits.plug_us)
         bench = GpuWorkbench(problem, self._gpu, kernels, state.lt, clock, limits, f"cuda:{self._index}")
         try:
@@ -233,17 +234,24 @@ class LearningDevice:
             self._clock = StreamClock(torch.cuda.ExternalStream(new_stream(), device=self._index))
         return self._clock
 
-    def _check_memory(self) -> None:
+    def _limits(self, wanted: SliceLimits, problem: Problem) -> SliceLimits:
+        """Return limits whose scratch memory leaves the program enough of what is free.
+
+        Raises:
+            DeviceError: the product does not fit into that memory.
+        """
         import torch
 
         free, _ = torch.cuda.mem_get_info(self._index)
-        own = torch.cuda.memory_reserved(self._index) - torch.cuda.memory_allocated(self._index)
-        if free + own < _FREE_FACTOR * MAX_SCRATCH_BYTES:
+        free += torch.cuda.memory_reserved(self._index) - torch.cuda.memory_allocated(self._index)
+        limits = replace(wanted, scratch_bytes=min(wanted.scratch_bytes, free // _FREE_FACTOR))
+        if limits.scratch_bytes < RUNNING.scratch_bytes or not limits.scratch_sets(problem, self._gpu):
             raise DeviceError(
-                f"only {(free + own) // 10**6} MB of GPU memory are free",
-                f"{_FREE_FACTOR * MAX_SCRATCH_BYTES // 10**6} MB for learning",
+                f"only {free // 10**6} MB of GPU memory are free",
+                f"{_FREE_FACTOR * RUNNING.scratch_bytes // 10**6} MB for learning, more for a large product",
                 "free memory, or call outblas.settle() before the program fills it",
             )
+        return limits
 
 
 @contextlib.contextmanager

@@ -6,12 +6,9 @@ from dataclasses import dataclass
 
 from outblas.core.problem import Problem
 from outblas.core.roofline import MAX_REPEATS, Gpu, floor_us, operand_sets
-from outblas.judge.sliced_reference import BLOCK_BYTES
 from outblas.kernels.geometry_terms import COUNTERS_BYTES
 from outblas.runtime.cublas import WORKSPACE_BYTES
 
-#: GPU memory of one product's operands, references and workspace at most, bytes.
-MAX_SCRATCH_BYTES = 256_000_000
 #: Workspace that contenders share: the counters of our kernels, and cuBLASLt's.
 SHARED_WORKSPACE_BYTES = COUNTERS_BYTES + WORKSPACE_BYTES
 #: Memory per element of C: reference and bound in fp32.
@@ -32,12 +29,18 @@ class SliceLimits:
         plug_us: microseconds for which a round may wait until the host has queued it.
         tries: tries to queue a round ahead of the GPU.
         most_calls: calls of each side in a round at most; the host must queue them during the plug.
+        scratch_bytes: GPU memory of one product's operands, references and workspace at most.
+        block_us: microseconds of a step of a reference.
+        block_bytes: memory of a block of a reference.
     """
 
     work_us: float
     plug_us: float
     tries: int
     most_calls: int
+    scratch_bytes: int
+    block_us: float
+    block_bytes: int
 
     def calls(self, problem: Problem, gpu: Gpu) -> int:
         """Return the calls of each side in a round: as many as its time and the host allow, 1 or more."""
@@ -48,28 +51,42 @@ class SliceLimits:
         return 2 * _OVER_FLOOR * floor_us(problem, gpu) <= self.work_us
 
     def block_flop(self, gpu: Gpu) -> float:
-        """Return the floating-point operations of a block of a reference: a quarter of the slice's work.
-
-        The program's own kernels run beside it and stretch it.
-        """
+        """Return the floating-point operations of a step of a reference."""
         rate = _FP64_RATE if gpu.arch in _FAST_FP64_ARCHITECTURES else _SLOW_FP64_RATE
-        return rate * self.work_us / 4
+        return rate * self.block_us
+
+    def scratch_sets(self, problem: Problem, gpu: Gpu) -> int:
+        """Return how many operand sets of a problem fit into the scratch memory; timing rotates over them.
+
+        Args:
+            problem: the problem.
+            gpu: the GPU.
+
+        Returns:
+            At most as many as the offline clock uses. 0: not even one fits.
+        """
+        proof = 2 * self.block_bytes + _BYTES_PER_RESULT * problem.m * problem.n
+        left = self.scratch_bytes - SHARED_WORKSPACE_BYTES - proof
+        return max(0, min(operand_sets(problem, floor_us(problem, gpu)), left // problem.bytes))
 
 
-#: While the program runs: 200 us in all. In ``settle()``, whose caller waits, a round is longer and surer.
-RUNNING = SliceLimits(work_us=100.0, plug_us=100.0, tries=1, most_calls=4)
-SETTLING = SliceLimits(work_us=600.0, plug_us=50_000.0, tries=10, most_calls=MAX_REPEATS)
-
-
-def scratch_sets(problem: Problem, gpu: Gpu) -> int:
-    """Return how many operand sets of a problem fit into the scratch memory; timing rotates over them.
-
-    Args:
-        problem: the problem.
-        gpu: the GPU.
-
-    Returns:
-        At most as many as the offline clock uses. 0: not even one fits.
-    """
-    left = MAX_SCRATCH_BYTES - SHARED_WORKSPACE_BYTES - 2 * BLOCK_BYTES - _BYTES_PER_RESULT * problem.m * problem.n
-    return max(0, min(operand_sets(problem, floor_us(problem, gpu)), left // problem.bytes))
+#: While the program runs: 200 us in all. A reference takes a quarter of a slice's work, as the program stretches it.
+RUNNING = SliceLimits(
+    work_us=100.0,
+    plug_us=100.0,
+    tries=1,
+    most_calls=4,
+    scratch_bytes=256_000_000,
+    block_us=25.0,
+    block_bytes=16 * 2**20,
+)
+#: In ``settle()``, whose caller waits, a round is longer and surer, and a weight of more than 256 MB finds room.
+SETTLING = SliceLimits(
+    work_us=600.0,
+    plug_us=50_000.0,
+    tries=10,
+    most_calls=MAX_REPEATS,
+    scratch_bytes=2_000_000_000,
+    block_us=2000.0,
+    block_bytes=128 * 2**20,
+)
