@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from outblas.adapt.learning import learn_product
 from outblas.adapt.learning import learner as learner_module
 from outblas.adapt.learning.gpu_budget import HOST_SHARE, SEARCH_SHARE, SHARE, pause_after
 from outblas.adapt.learning.learn_product import ALL_INPUTS, LOOKS, MAX_SPOILED, ORDERING_ROUNDS, SCREENING_ROUNDS
@@ -109,6 +110,13 @@ def test_what_is_far_slower_than_the_best_is_not_timed_further(alone: LoneLearne
         SLOW: SCREENING_ROUNDS,
     }
     assert alone.call().plain.config == FAST.config
+
+
+def test_the_fastest_stay_if_they_are_close_and_not_many(alone: LoneLearner) -> None:
+    speedups = {FAST: 1.0, ALGORITHM: 1.2, SLOW: 1.1, OTHER: 1.19}
+    assert learn_product._fastest(speedups, 3, 0.9) == [ALGORITHM, OTHER, SLOW]
+    assert learn_product._fastest(speedups, 3, 0.95) == [ALGORITHM, OTHER]
+    assert learn_product._fastest({}, 3, 0.9) == []
 
 
 def test_what_is_slower_than_torch_costs_no_further_rounds(alone: LoneLearner) -> None:

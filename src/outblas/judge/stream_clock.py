@@ -89,8 +89,6 @@ class StreamClock:
         """Queue a round; True if no work's start event had passed before the work itself was queued."""
         import torch
 
-        cu = driver()
-        not_ready = int(cu.CUresult.CUDA_ERROR_NOT_READY)
         self._more_events(len(works))
         begin = perf_counter()
         with torch.cuda.stream(self.torch_stream):
@@ -99,14 +97,23 @@ class StreamClock:
         for work, (start, stop) in zip(works, self._events, strict=False):
             if before is not None:
                 before()
-            check("cuEventRecord", cu.cuEventRecord(start, self.stream))
+            self._record(start)
             work()
-            ahead &= int(cu.cuEventQuery(start)[0]) == not_ready
-            check("cuEventRecord", cu.cuEventRecord(stop, self.stream))
+            ahead &= self._is_pending(start)
+            self._record(stop)
         spent_us = 1e6 * (perf_counter() - begin)
         if ahead:  # follow the host's own pace, slowly downwards
             self._plug_us = min(self._max_plug_us, max(1.5 * spent_us + 20.0, 0.8 * self._plug_us))
         return ahead
+
+    def _record(self, event: Any) -> None:
+        """Enqueue an event on the clock's stream."""
+        check("cuEventRecord", driver().cuEventRecord(event, self.stream))
+
+    def _is_pending(self, event: Any) -> bool:
+        """Return True if the GPU has not come to an event yet, and nothing has failed."""
+        cu = driver()
+        return int(cu.cuEventQuery(event)[0]) == int(cu.CUresult.CUDA_ERROR_NOT_READY)
 
     def _more_events(self, count: int) -> None:
         cu = driver()

@@ -22,8 +22,8 @@ from outblas.records.library_row import INSTALL_ABOVE, LibraryChoice, LibraryRow
 #: Inputs of the proof.
 Inputs = Literal["integers", "normal"]
 ALL_INPUTS: tuple[Inputs, ...] = ("integers", "normal")
-#: Rounds that order the contenders. After the first two, those go on that reach 0.9 of the fastest one's speed.
-ORDERING_ROUNDS, SCREENING_ROUNDS, STAYS_ABOVE = 5, 2, 0.9
+#: Rounds that order the contenders. After the first two, six go on at most: those that reach 0.9 of the fastest.
+ORDERING_ROUNDS, SCREENING_ROUNDS, STAYS_ABOVE, MOST_STAYING = 5, 2, 0.9, 6
 #: Numbers of further rounds after which a decision is tried.
 LOOKS = (11, 21, 31)
 #: The most contenders that are timed anew, if they reach this part of the fastest one's speed.
@@ -108,7 +108,7 @@ def learn_product(
     record.stage = Stage.TIMING
     speedups = yield from _ordered(bench, right)
     winners = []
-    for contender in _finalists(speedups):
+    for contender in _fastest(speedups, FINALISTS, FINAL_ABOVE):
         winner = yield from _decided(bench, contender)
         winners += [] if winner is None else [winner]
     if winners and not bench.operands_intact():
@@ -134,10 +134,10 @@ def _proven(
     return right
 
 
-def _finalists(speedups: Mapping[Contender, float]) -> list[Contender]:
-    """Return the contenders that are timed anew, the fastest first."""
-    order = sorted(speedups, key=lambda contender: -speedups[contender])[:FINALISTS]
-    return [contender for contender in order if speedups[contender] >= FINAL_ABOVE * speedups[order[0]]]
+def _fastest(speedups: Mapping[Contender, float], most: int, above: float) -> list[Contender]:
+    """Return the ``most`` fastest at most, the best first; each reaches the part ``above`` of its speed."""
+    order = sorted(speedups, key=lambda contender: -speedups[contender])[:most]
+    return [contender for contender in order if speedups[contender] >= above * speedups[order[0]]]
 
 
 def _ordered(bench: Workbench, right: Sequence[Contender]) -> Generator[None, None, dict[Contender, float]]:
@@ -146,8 +146,8 @@ def _ordered(bench: Workbench, right: Sequence[Contender]) -> Generator[None, No
     stay = list(right)
     for number in range(ORDERING_ROUNDS):
         if number == SCREENING_ROUNDS:
-            best = max((median(ratios[contender]) for contender in stay), default=0.0)
-            stay = [contender for contender in stay if median(ratios[contender]) >= STAYS_ABOVE * best]
+            so_far = {contender: median(ratios[contender]) for contender in right}
+            stay = _fastest(so_far, MOST_STAYING, STAYS_ABOVE)
         for contender in stay:
             ours, theirs = yield from _round(bench, contender)
             ratios[contender].append(theirs / ours)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 from outblas.adapt.learning.gpu_workbench import GpuWorkbench
 from outblas.adapt.learning.learn_product import Workbench
 from outblas.adapt.learning.learned_products import Contender
+from outblas.adapt.learning.learning_clock import LearningClock
 from outblas.adapt.learning.ready_contenders import WHILE_RUNNING, WHILE_SETTLING, find_ready
 from outblas.adapt.learning.slice_limits import RUNNING, SETTLING, SliceLimits
 from outblas.core.config import Launch
@@ -21,7 +22,6 @@ from outblas.dispatch import device_registry
 from outblas.dispatch.decide import Choose
 from outblas.dispatch.device_state import DeviceState
 from outblas.dispatch.unlisted_shapes import offered_kernels
-from outblas.judge.stream_clock import StreamClock
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryRow
 from outblas.records.provenance import collect_provenance, utc_now
@@ -96,7 +96,7 @@ class LearningDevice:
 
     def __init__(self, index: int, own: Choose | None, gpu: Gpu) -> None:
         self._index, self._own, self._gpu = index, own, gpu
-        self._clock: StreamClock | None = None
+        self._clock: LearningClock | None = None
         self._about: dict[str, Any] = {}
         self._is_warm = False
 
@@ -226,12 +226,12 @@ class LearningDevice:
     def _state(self) -> DeviceState:
         return device_registry.device_state(self._index)
 
-    def _own_clock(self) -> StreamClock:
+    def _own_clock(self) -> LearningClock:
         import torch
 
         if self._clock is None:  # torch's streams come from a pool: the program may capture on the same one
             use_primary_context(self._index)  # a new thread has none before torch's first work there
-            self._clock = StreamClock(torch.cuda.ExternalStream(new_stream(), device=self._index))
+            self._clock = LearningClock(torch.cuda.ExternalStream(new_stream(), device=self._index))
         return self._clock
 
     def _limits(self, wanted: SliceLimits, problem: Problem) -> SliceLimits:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from outblas.core.problem import Problem
-from outblas.core.roofline import MAX_REPEATS, Gpu, floor_us, operand_sets
+from outblas.core.roofline import Gpu, floor_us, operand_sets
 from outblas.kernels.geometry_terms import COUNTERS_BYTES
 from outblas.runtime.cublas import WORKSPACE_BYTES
 
@@ -80,12 +80,13 @@ RUNNING = SliceLimits(
     block_us=25.0,
     block_bytes=16 * 2**20,
 )
-#: In ``settle()``, whose caller waits, a round is longer and surer, and a weight of more than 256 MB finds room.
+#: In ``settle()``, whose caller waits, a round is longer and surer, and a weight of more than 256 MB finds room. The
+#: plug of more calls would take longer than the calls themselves.
 SETTLING = SliceLimits(
     work_us=600.0,
     plug_us=50_000.0,
     tries=10,
-    most_calls=MAX_REPEATS,
+    most_calls=16,
     scratch_bytes=2_000_000_000,
     block_us=2000.0,
     block_bytes=128 * 2**20,
