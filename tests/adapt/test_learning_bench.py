@@ -112,7 +112,9 @@ class Lt:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
 
-    def bind(problem: Problem, a: Any, b: Any, c: Any) -> Any:
+    def torch_call(product: Any, problem: Problem, a: Any, b: Any, c: Any) -> Any:
+        assert product is torch.mm
+
         def call(stream: int) -> None:
             made.launched.append("torch")
             made.operands.append(a.data_ptr())
@@ -120,9 +122,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
         return call
 
-    torch_call = SimpleNamespace(bind=bind)
     monkeypatch.setattr(gpu_workbench, "zeroed", lambda nbytes, device: torch.zeros(8, dtype=torch.uint8))
-    monkeypatch.setattr(gpu_workbench, "TorchMm", lambda index: torch_call)
+    monkeypatch.setattr(gpu_workbench, "on_current_stream", torch_call)
     return made
 
 

@@ -44,6 +44,15 @@ def test_only_what_is_not_ready_is_pending(monkeypatch: pytest.MonkeyPatch, stat
     assert clock(monkeypatch, status)[0]._is_pending(5) is pending
 
 
+def test_the_plug_goes_to_the_current_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    plugs: list[int] = []
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: pytest.fail("a stream was set, which takes long"))
+    monkeypatch.setattr(torch.cuda, "_sleep", plugs.append, raising=False)
+    clock(monkeypatch, 0)[0]._plug(123)
+    assert plugs == [123]
+
+
 def test_a_failed_record_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DeviceError, match="cuEventRecord failed with 700"):
         clock(monkeypatch, 700)[0]._record(5)

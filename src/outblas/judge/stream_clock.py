@@ -87,12 +87,9 @@ class StreamClock:
 
     def _queue(self, works: Sequence[Callable[[], Any]], before: Callable[[], None] | None) -> bool:
         """Queue a round; True if no work's start event had passed before the work itself was queued."""
-        import torch
-
         self._more_events(len(works))
         begin = perf_counter()
-        with torch.cuda.stream(self.torch_stream):
-            torch.cuda._sleep(int(self._plug_us * _CYCLES_PER_US))
+        self._plug(int(self._plug_us * _CYCLES_PER_US))
         ahead = True
         for work, (start, stop) in zip(works, self._events, strict=False):
             if before is not None:
@@ -105,6 +102,13 @@ class StreamClock:
         if ahead:  # follow the host's own pace, slowly downwards
             self._plug_us = min(self._max_plug_us, max(1.5 * spent_us + 20.0, 0.8 * self._plug_us))
         return ahead
+
+    def _plug(self, cycles: int) -> None:
+        """Enqueue a kernel that spins."""
+        import torch
+
+        with torch.cuda.stream(self.torch_stream):
+            torch.cuda._sleep(cycles)
 
     def _record(self, event: Any) -> None:
         """Enqueue an event on the clock's stream."""

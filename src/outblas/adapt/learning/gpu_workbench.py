@@ -28,7 +28,7 @@ from outblas.judge.operands import Operands
 from outblas.judge.proof_inputs import fill_integers
 from outblas.judge.sliced_reference import SlicedReference
 from outblas.judge.stream_clock import HostBehindGpu, StreamClock
-from outblas.judge.torch_baselines import TorchMm
+from outblas.judge.torch_baselines import on_current_stream
 from outblas.kernels.geometry import workspace_bytes
 from outblas.runtime.cublaslt import LtAlgorithms
 from outblas.runtime.workspace import zeroed
@@ -71,7 +71,6 @@ class GpuWorkbench:
         self._clock, self._limits = clock, limits
         self._data: Any = Operands(problem, max(1, limits.scratch_sets(problem, gpu)), device)
         self._workspace: Any = zeroed(SHARED_WORKSPACE_BYTES, device)
-        self._torch = TorchMm(self._data[0][0].device.index or 0)
         self._inputs: Inputs = "normal"
         self._reference: Any = None
         self._sums: Any = None
@@ -191,9 +190,11 @@ class GpuWorkbench:
         return lambda stream: algorithm(a, b, c, stream, workspace)
 
     def _torch_calls(self) -> list[BaselineCall]:
+        import torch
+
         if _TORCH not in self._calls:
             sets = (self._data[index] for index in range(self._data.sets))
-            self._calls[_TORCH] = [self._torch.bind(self._problem, *operands) for operands in sets]
+            self._calls[_TORCH] = [on_current_stream(torch.mm, self._problem, *operands) for operands in sets]
         return self._calls[_TORCH]
 
     def _round_of(self, name: str, calls: list[BaselineCall]) -> Callable[[], None]:

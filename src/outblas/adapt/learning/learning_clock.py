@@ -19,7 +19,15 @@ _NOT_READY = 600
 
 
 class LearningClock(StreamClock):
-    """A :class:`outblas.judge.stream_clock.StreamClock` for a thread beside a program that is busy in Python."""
+    """A :class:`outblas.judge.stream_clock.StreamClock` for a thread beside a program that is busy in Python.
+
+    Use it with its stream as torch's current one: to set that takes longer than the rest of a plug.
+    """
+
+    def _plug(self, cycles: int) -> None:
+        import torch
+
+        torch.cuda._sleep(cycles)
 
     def _record(self, event: Any) -> None:
         status = locked_driver().cuEventRecord(ctypes.c_void_p(int(event)), ctypes.c_void_p(self.stream))
