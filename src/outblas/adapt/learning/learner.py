@@ -18,7 +18,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Generator
 from contextlib import suppress
 from dataclasses import replace
-from time import perf_counter
+from time import thread_time
 
 from outblas.adapt.learning.gpu_budget import HOST_SHARE, SEARCH_SHARE, GpuBudget, pause_after
 from outblas.adapt.learning.learn_product import Outcome, Winner, learn_product, row_of
@@ -53,7 +53,8 @@ class Learner:
         budget: GPU time of all products.
         make_machine: makes the machine of (CUDA index, the device's own chooser, GPU).
         capturing: returns True if the calling thread captures a CUDA graph.
-        clock: returns seconds of the host.
+        clock: returns the seconds that this thread took of a processor. A wait for the interpreter costs the program
+            nothing.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class Learner:
         budget: GpuBudget,
         make_machine: Callable[[int, Choose | None, Gpu], LearningMachine] = LearningDevice,
         capturing: Callable[[], bool] | None = None,
-        clock: Callable[[], float] = perf_counter,
+        clock: Callable[[], float] = thread_time,
     ) -> None:
         self.budget, self._clock = budget, clock
         self._make_machine = make_machine
