@@ -131,6 +131,7 @@ def bench(clock: Any, problem: Problem, way: Callable[..., None] = honest) -> Gp
     def bind(p: Problem, a: Any, b: Any, c: Any) -> Any:
         def call(stream: int) -> None:
             clock.launched.append("ours")
+            clock.operands.append(a.data_ptr())
             way(p, a, b, c)
 
         return call
@@ -154,17 +155,20 @@ def test_a_right_contender_passes_and_is_timed_against_torch(clock: Clock, probl
     made = bench(clock, problem)
     assert proven(made) == ["", ""] and proven(made, ALGORITHM) == ["", ""]
     calls = RUNNING.calls(problem, H200)
+    clock.operands.clear()
     for _ in range(8):
         assert made.time_pair(KERNEL) == (8.0 / calls, 10.0 / calls)
     assert set(clock.orders) == {("ours", "torch"), ("torch", "ours")}
     assert made.operands_intact()
-    sets = clock.operands[1:]  # the first call is not timed
-    assert sets[: made._data.sets] == [made._data[i][0].data_ptr() for i in range(made._data.sets)][: len(sets)]
+    untimed, timed = clock.operands[:2], clock.operands[2:]  # each side runs once before the first round
+    places = [made._data[i][0].data_ptr() for i in range(made._data.sets)]
+    assert untimed == [places[0]] * 2 and len(timed) == 8 * 2 * calls
+    assert timed == [places[i % len(places)] for i in range(len(timed))], "no side reads what the other has just read"
     clock.late = True
     assert made.time_pair(KERNEL) is None
     made.close()
     made.close()
-    assert not made._turns and not made._calls
+    assert not made._calls
 
 
 @pytest.mark.parametrize(

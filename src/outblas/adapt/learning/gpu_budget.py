@@ -6,6 +6,8 @@ from outblas.core.errors import UsageError
 
 #: GPU seconds of a process, unless the user sets others.
 DEFAULT_SECONDS = 10.0
+#: GPU seconds that one product may take.
+MAX_PRODUCT_SECONDS = 0.3
 #: Part of the time that slices may take of the GPU, and of the host, while the program runs.
 SHARE, HOST_SHARE = 0.01, 0.05
 #: The same of the host for slices without GPU work: they hold the interpreter, and the program waits for it.

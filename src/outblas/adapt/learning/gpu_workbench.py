@@ -75,7 +75,8 @@ class GpuWorkbench:
         self._reference: Any = None
         self._sums: Any = None
         self._calls: dict[str, list[BaselineCall]] = {}
-        self._turns: dict[str, Iterator[BaselineCall]] = {}
+        self._warmed: set[str] = set()
+        self._turn = 0
         self._repeats = limits.calls(problem, gpu)
         self._spoiled = 0
         self._order = random.Random(0)
@@ -148,7 +149,6 @@ class GpuWorkbench:
 
     def close(self) -> None:
         """Give the memory back to torch; harmless when done twice."""
-        self._turns.clear()
         self._calls.clear()
         self._data = self._workspace = self._reference = self._sums = None
 
@@ -198,17 +198,19 @@ class GpuWorkbench:
         return self._calls[_TORCH]
 
     def _round_of(self, name: str, calls: list[BaselineCall]) -> Callable[[], None]:
-        """Return a function that enqueues a round's calls. They go on with the operand sets from round to round.
+        """Return a function that enqueues a round's calls.
 
-        One call runs untimed at the first round, so that all is loaded.
+        Each call takes the operand set after that of the last one, whosever that was. With sets of its own, the second
+        side of a round would find in the cache what the first has just read. One call runs untimed at the first round,
+        so that all is loaded.
         """
-        if name not in self._turns:
+        if name not in self._warmed:
             calls[0](self._clock.stream)
-            self._turns[name] = itertools.cycle(calls)
-        turns, stream = self._turns[name], self._clock.stream
+            self._warmed.add(name)
 
         def enqueue() -> None:
-            for call in itertools.islice(turns, self._repeats):
-                call(stream)
+            for call in itertools.islice(itertools.cycle(calls), self._turn, self._turn + self._repeats):
+                call(self._clock.stream)
+            self._turn = (self._turn + self._repeats) % len(calls)
 
         return enqueue

@@ -34,6 +34,24 @@ _DECIDING_CONFIDENCE = 0.99
 MAX_SPOILED = 400
 
 
+def most_contenders(round_us: float, seconds: float, at_most: int) -> int:
+    """Return how many contenders can be proven, ordered and decided within a time, from 2 to ``at_most``.
+
+    A proof counts as two rounds. Half of the time is left for references and for plugs.
+
+    Args:
+        round_us: microseconds of the calls of a round, both sides together.
+        seconds: GPU seconds for all of it.
+        at_most: the most contenders.
+    """
+
+    def rounds(count: int) -> int:
+        ordering = SCREENING_ROUNDS * count + (ORDERING_ROUNDS - SCREENING_ROUNDS) * min(count, MOST_STAYING)
+        return 2 * count + ordering + FINALISTS * LOOKS[1]
+
+    return next((count for count in range(at_most, 2, -1) if rounds(count) * round_us <= seconds * 1e6 / 2), 2)
+
+
 class Workbench(Protocol):
     """Scratch operands of one product, and a clock."""
 

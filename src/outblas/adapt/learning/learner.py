@@ -20,7 +20,7 @@ from contextlib import suppress
 from dataclasses import replace
 from time import thread_time
 
-from outblas.adapt.learning.gpu_budget import HOST_SHARE, SEARCH_SHARE, GpuBudget, pause_after
+from outblas.adapt.learning.gpu_budget import HOST_SHARE, MAX_PRODUCT_SECONDS, SEARCH_SHARE, GpuBudget, pause_after
 from outblas.adapt.learning.learn_product import Outcome, Winner, learn_product, row_of
 from outblas.adapt.learning.learned_products import IN_WORK, LearnedProduct, LearningReport, Stage
 from outblas.adapt.learning.learning_chooser import LearningChooser
@@ -39,8 +39,6 @@ _LOG = logging.getLogger(__name__)
 CALLS_BEFORE_QUEUED = 3
 #: Products that are kept, and products that were called too seldom so far.
 MAX_PRODUCTS, MAX_SEEN = 1024, 4096
-#: GPU seconds that one product may take.
-MAX_PRODUCT_SECONDS = 0.3
 
 #: (CUDA index, problem, launch option).
 _Key = tuple[int, Problem, Launch]

@@ -8,11 +8,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
+from outblas.adapt.learning.gpu_budget import MAX_PRODUCT_SECONDS
 from outblas.adapt.learning.gpu_workbench import GpuWorkbench
-from outblas.adapt.learning.learn_product import Workbench
+from outblas.adapt.learning.learn_product import Workbench, most_contenders
 from outblas.adapt.learning.learned_products import Contender
 from outblas.adapt.learning.learning_clock import LearningClock
-from outblas.adapt.learning.ready_contenders import WHILE_RUNNING, WHILE_SETTLING, find_ready
+from outblas.adapt.learning.ready_contenders import WHILE_RUNNING, WHILE_SETTLING, at_most, find_ready
 from outblas.adapt.learning.slice_limits import RUNNING, SETTLING, SliceLimits
 from outblas.core.config import Launch
 from outblas.core.errors import DeviceError, OutblasError
@@ -178,7 +179,7 @@ class LearningDevice:
             DeviceError: too little memory is free.
         """
         state = self._state()
-        most = WHILE_SETTLING if settling else WHILE_RUNNING
+        most = self._most(problem) if settling else WHILE_RUNNING
         ready = yield from find_ready(problem, launch, self._gpu, state.library, state.lt, self._own, most)
         if not ready.contenders:
             return None
@@ -217,6 +218,11 @@ class LearningDevice:
     def forget_decisions(self) -> None:
         """Let calls be decided anew, as a product has a new way."""
         device_registry.forget_decisions(self._index)
+
+    def _most(self, problem: Problem) -> tuple[int, int]:
+        """Return how many kernels and algorithms ``settle()`` tries: all of a few would not be decided in time."""
+        round_us = SETTLING.round_us(problem, self._gpu)
+        return at_most(most_contenders(round_us, MAX_PRODUCT_SECONDS, sum(WHILE_SETTLING)))
 
     def _provenance(self) -> dict[str, Any]:
         """Return the provenance of a row that is saved now. What stays the same is asked for once: it may take long."""

@@ -38,6 +38,12 @@ WHILE_SETTLING = (8, 7)
 MAX_LOOKED_FOR = 16
 
 
+def at_most(count: int, most: tuple[int, int] = WHILE_SETTLING) -> tuple[int, int]:
+    """Return (kernels, algorithms), as many as ``most`` says but ``count`` together at most, 1 each at least."""
+    kernels = min(most[0], max(1, round(count * most[0] / sum(most))))
+    return kernels, min(most[1], max(1, count - kernels))
+
+
 @dataclass
 class Ready:
     """Contenders and the machine code of their kernels.

@@ -15,6 +15,8 @@ SHARED_WORKSPACE_BYTES = COUNTERS_BYTES + WORKSPACE_BYTES
 _BYTES_PER_RESULT = 8
 #: A product may take this many times its roofline floor.
 _OVER_FLOOR = 2.0
+#: A fast kernel of a large product takes about this many times its roofline floor.
+_LIKELY_OVER_FLOOR = 1.5
 #: fp64 rate that is assumed of GPUs with fp64 tensor cores (A100, H100, B200), and of others, FLOP per microsecond.
 _FP64_RATE, _SLOW_FP64_RATE = 8e6, 5e5
 _FAST_FP64_ARCHITECTURES = (80, 90, 100)
@@ -49,6 +51,10 @@ class SliceLimits:
     def holds(self, problem: Problem, gpu: Gpu) -> bool:
         """Return True if a round of one call each is not longer than a slice."""
         return 2 * _OVER_FLOOR * floor_us(problem, gpu) <= self.work_us
+
+    def round_us(self, problem: Problem, gpu: Gpu) -> float:
+        """Return the microseconds that the calls of a round most likely take, both sides together."""
+        return 2 * self.calls(problem, gpu) * _LIKELY_OVER_FLOOR * floor_us(problem, gpu)
 
     def block_flop(self, gpu: Gpu) -> float:
         """Return the floating-point operations of a step of a reference."""
