@@ -27,6 +27,7 @@ SCRIPT = """
 import sys, torch, helper
 assert sys.modules["__main__"].helper is helper
 torch.mm(torch.ones(16, 64).half(), torch.ones(64, 32).half())
+assert "torch._dynamo" not in sys.modules, "its import takes two seconds, which no program asked for"
 print("argv", sys.argv[1:], sys.stdin.read().strip(), helper.WORD)
 if sys.argv[1] == "raise": raise RuntimeError("on purpose")
 if sys.argv[1] == "exit": sys.exit(7)

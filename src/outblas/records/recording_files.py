@@ -8,7 +8,7 @@ import json
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -126,7 +126,9 @@ def cells_to_arrays(table: pa.Table, rows: int, columns: int) -> tuple[Any, Any,
     _inside(row, rows, "problem")
     _inside(column, columns, "candidate")
     flat = row * columns + column
-    if len(flat) != rows * columns or len(np.unique(flat)) != len(flat):
+    given = np.zeros(rows * columns, bool)
+    given[flat] = True
+    if len(flat) != rows * columns or not given.all():
         raise ValueError(f"{len(flat)} cells where {rows} problems x {columns} candidates are needed, once each")
     status = np.empty(rows * columns, np.int8)
     status[flat] = _codes(table["status"], lambda word: STATUS_CODES[Status(word)])
@@ -181,6 +183,9 @@ def _codes(column: Any, code: Callable[[str], np.int8]) -> NDArray[np.int8]:
     return codes[_integers(words.indices)]
 
 
+# Columns become numpy arrays by DLPack and buffers: pyarrow's to_numpy() imports pandas, which takes half a second.
+
+
 def _integers(column: Any) -> NDArray[np.int64]:
     """Return a column as int64. Raises ValueError for another type or a null."""
     import pyarrow as pa
@@ -189,14 +194,20 @@ def _integers(column: Any) -> NDArray[np.int64]:
         raise ValueError(f"{column.type} where whole numbers are needed")
     if column.null_count:
         raise ValueError("a null where a whole number is needed")
-    return cast("NDArray[np.int64]", column.to_numpy().astype(np.int64))
+    whole = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    return np.from_dlpack(whole).astype(np.int64)
 
 
 def _floats(column: Any) -> NDArray[np.float32]:
     """Return a column as float32; null becomes NaN."""
     import pyarrow as pa
+    import pyarrow.compute as pc
 
-    return cast("NDArray[np.float32]", column.cast(pa.float32()).to_numpy(zero_copy_only=False))
+    whole = column.cast(pa.float32()).combine_chunks()
+    bare = pa.Array.from_buffers(whole.type, len(whole), [None, whole.buffers()[1]], offset=whole.offset)
+    values = np.from_dlpack(bare).copy()
+    values[np.from_dlpack(pc.indices_nonzero(whole.is_null()))] = np.nan
+    return values
 
 
 def _inside(indices: NDArray[np.int64], count: int, what: str) -> None:

@@ -8,6 +8,7 @@ but no replay.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -40,8 +41,17 @@ class ProductMode(TorchDispatchMode):
         super().__init__()
         self._note = note
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Return False: torch would import dynamo at the first operator to keep its compiler out, for two seconds."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        compiles = "torch._dynamo" in sys.modules  # else no compiler is there that must be kept out
+        return (_seen_uncompiled if compiles else _seen)(self, func, types, args, kwargs or {})
+
+    def note(self, func: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Run an operator and report it if it is a product; return its result."""
         if any(kind not in (torch.Tensor, torch.nn.Parameter) for kind in types):
             return NotImplemented  # a tensor of another kind: its own handler runs first, and its products come here
         name = func._schema.name if isinstance(func, torch._ops.OpOverload) else ""
@@ -59,6 +69,13 @@ class ProductMode(TorchDispatchMode):
         if product is not None:
             self._note(product)
         return result
+
+
+def _seen(mode: ProductMode, func: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    return mode.note(func, types, args, kwargs)
+
+
+_seen_uncompiled = torch._disable_dynamo(_seen, recursive=True)
 
 
 def _product(op: str, a: Any, b: Any, c: Any) -> CapturedProduct | None:
