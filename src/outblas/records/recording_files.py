@@ -156,23 +156,30 @@ def baselines_to_arrays(table: pa.Table, rows: int) -> tuple[Any, Any, Any]:
     """
     row = _integers(table["problem"])
     _inside(row, rows, "problem")
-    names = [clean_text(name, _WORDS) for name in table["name"].to_pylist()]
+    if table["name"].null_count:
+        raise ValueError("a baseline without a name")
+    names, details = _clean(table["name"]), _clean(table["detail"])
     if len(set(zip(row.tolist(), names, strict=True))) != len(names):
         raise ValueError("a baseline is given twice for a problem")
-    medians, spreads, details = _floats(table["median_us"]), _floats(table["spread"]), table["detail"].to_pylist()
+    medians, spreads = _floats(table["median_us"]), _floats(table["spread"])
     us: dict[str, NDArray[np.float32]] = {}
     spread: dict[str, NDArray[np.float32]] = {}
     detail: dict[str, list[str]] = {}
-    for i, name in enumerate(names):
-        if name not in us:
-            us[name], spread[name] = (np.full(rows, np.nan, np.float32) for _ in range(2))
-            detail[name] = [""] * rows
-        us[name][row[i]], spread[name][row[i]], detail[name][row[i]] = (
-            medians[i],
-            spreads[i],
-            clean_text(details[i] or "", _WORDS),
-        )
+    for name in dict.fromkeys(names):
+        mine = np.array([each == name for each in names])
+        us[name], spread[name] = (np.full(rows, np.nan, np.float32) for _ in range(2))
+        us[name][row[mine]], spread[name][row[mine]] = medians[mine], spreads[mine]
+        lines = detail[name] = [""] * rows
+        for i in mine.nonzero()[0].tolist():
+            lines[row[i]] = details[i]
     return us, spread, {name: tuple(lines) for name, lines in detail.items()}
+
+
+def _clean(column: Any) -> list[str]:
+    """Return a column of texts, cleaned; null becomes empty. Most texts occur often."""
+    texts = column.to_pylist()
+    clean = {text: clean_text(text or "", _WORDS) for text in dict.fromkeys(texts)}
+    return [clean[text] for text in texts]
 
 
 def _codes(column: Any, code: Callable[[str], np.int8]) -> NDArray[np.int8]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
@@ -128,6 +129,7 @@ def group_by_core(candidates: Sequence[KernelConfig]) -> dict[KernelConfig, list
     return found
 
 
+@functools.lru_cache(maxsize=8192)  # searches ask for the same few thousand configs at every problem
 def _core(config: KernelConfig) -> KernelConfig:
     """Return the config with each knob of a translation set to 0."""
     return config.with_knobs(**{name: 0 for name in config.knobs() if name in _TRANSLATED})
