@@ -9,9 +9,9 @@ Command:
 Result file: results/<gpu>/drawn_<layout>_<dtype>_fp32_learned.parquet, results/<gpu>/learning_loop.json or
 results/<gpu>/learning_soak.json. ``--out`` names another one. Needs a GPU.
 
-- ``--drawn`` learns the shapes of ``outblas.search.live_compare.drawn_shapes``, up to 0.3 s of GPU time each, and
-  benches the result against every rival. The file's suite is ``drawn`` and its mode ``learned``. A product that is not
-  learned is benched as the package serves it.
+- ``--drawn`` learns the shapes of ``outblas.search.live_compare.drawn_shapes`` by ``settle(graphs=True)``, up to 0.3 s
+  of GPU time each, and benches the result against every rival. The file's suite is ``drawn`` and its mode ``learned``.
+  A product that is not learned is benched as the package serves it.
 - ``--loop`` times the steps of a decode loop of Llama 8B's products, each layer with weights of its own. It runs
   without learning, then while it learns, then with what it learned. The order is fixed, so the ratio has the drift.
 - ``--soak`` calls products of random shapes in several processes at once. It counts wrong results and lost rows, and
@@ -82,7 +82,7 @@ def learn_drawn(problems: Sequence[Problem]) -> list[LearnedProduct]:
             x = torch.zeros(problem.m, problem.k, device="cuda", dtype=dtype)
             w = torch.zeros(problem.b_shape, device="cuda", dtype=dtype)
             torch.mm(x, w.t() if problem.layout == "TN" else w)
-        found += outblas.settle().products
+        found += outblas.settle(graphs=True).products  # mode offline times in graphs
         outblas.disable()
     os.environ.pop("OUTBLAS_PDL")
     torch.cuda.empty_cache()

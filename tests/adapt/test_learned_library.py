@@ -211,23 +211,23 @@ def test_a_device_opens_a_bench_with_shared_kernels_and_enough_memory(
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda index: 0)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda index: 0)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (10**9, 10**10))
-    assert _result(device.open(PROBLEM, "plain", False)) is None
+    assert _result(device.open(PROBLEM, "plain", learning_device.RUNNING)) is None
     compiled += list(ready_contenders._likely_kernels(PROBLEM, "plain", H200, state.library, None, FIRST))[:2]  # type: ignore[arg-type]
-    bench, contenders, unmeasured = _result(device.open(PROBLEM, "plain", False))
+    bench, contenders, unmeasured = _result(device.open(PROBLEM, "plain", learning_device.RUNNING))
     assert unmeasured is None
     assert [one.config for one in contenders] == compiled == loaded[:2] and set(bench[2]) == set(compiled)
     warm_ups = ["warm", "closed"] * len(learning_device.WARM_UP)
     limits = (learning_device.RUNNING.tries, learning_device.RUNNING.plug_us)
     assert loaded[2:] == [limits, *warm_ups, "provenance", limits, *contenders], "each runs once, so CUDA loads it"
-    _result(device.open(PROBLEM, "plain", False))
+    _result(device.open(PROBLEM, "plain", learning_device.RUNNING))
     assert loaded.count("warm") == len(learning_device.WARM_UP), "once in a process"
     failing = compiled[1]
     with pytest.raises(learning_device.DeviceError, match="a launch"):
-        _result(device.open(PROBLEM, "plain", False))
+        _result(device.open(PROBLEM, "plain", learning_device.RUNNING))
     assert loaded[-1] == "closed"
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (10**8, 10**10))
     with pytest.raises(learning_device.DeviceError, match="100 MB"):
-        _result(device.open(PROBLEM, "plain", False))
+        _result(device.open(PROBLEM, "plain", learning_device.RUNNING))
 
 
 def test_a_weight_beyond_a_slices_memory_waits_for_settle_and_for_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:

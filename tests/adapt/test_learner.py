@@ -17,6 +17,7 @@ from outblas.adapt.learning.learn_product import ALL_INPUTS, LOOKS, MAX_SPOILED,
 from outblas.adapt.learning.learned_products import Stage
 from outblas.adapt.learning.learner import CALLS_BEFORE_QUEUED
 from outblas.adapt.learning.ready_contenders import at_most
+from outblas.adapt.learning.slice_limits import RUNNING, SETTLING
 from outblas.core.errors import DeviceError, RecordError, UsageError
 from outblas.core.problem import Problem
 from outblas.dispatch.decide import NotWhileCapturing
@@ -269,7 +270,7 @@ def test_pauses_keep_the_share_and_settling_has_none(alone: LoneLearner) -> None
     alone.ticks = itertools.repeat(0.0)
     alone.learner.advance()
     assert alone.learner.advance() == pytest.approx(pause_after(100.0))
-    alone.learner._settling = True
+    alone.learner._limits = SETTLING
     assert alone.learner.advance() == 0.0
 
 
@@ -302,15 +303,17 @@ def test_a_forked_child_learns_nothing(alone: LoneLearner, monkeypatch: pytest.M
     assert alone.call() is OWN and not alone.learner._seen
 
 
-def test_settle_learns_what_was_seen_once_and_what_no_slice_holds(threaded: LoneLearner) -> None:
+@pytest.mark.parametrize("graphs", [False, True])
+def test_settle_learns_what_was_seen_once_and_what_no_slice_holds(threaded: LoneLearner, graphs: bool) -> None:
     threaded.machine.fits = lambda problem: problem != OTHER
     threaded.call()
     threaded.queue(OTHER)
     assert threaded.call(OTHER) is OWN, "it runs as without learning until then"
-    report = threaded.learner.settle()
+    report = threaded.learner.settle(graphs=graphs)
     assert [one.stage for one in report.products] == [Stage.SETTLED] * 2
     assert {one.problem for one in report.products} == {PROBLEM, OTHER}
-    assert threaded.machine.settling == [True, True] and len(threaded.machine.saved) == 2
+    assert [limits.graphs for limits in threaded.machine.limits] == [graphs] * 2
+    assert RUNNING not in threaded.machine.limits and len(threaded.machine.saved) == 2
     assert threaded.call(OTHER).plain.config == FAST.config
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +15,7 @@ torch = pytest.importorskip("torch")
 from outblas.adapt.learning import gpu_workbench  # noqa: E402
 from outblas.adapt.learning.gpu_workbench import SPOILED_BEFORE_HALVED, GpuWorkbench  # noqa: E402
 from outblas.adapt.learning.learned_products import Contender  # noqa: E402
-from outblas.adapt.learning.slice_limits import RUNNING, SETTLING  # noqa: E402
+from outblas.adapt.learning.slice_limits import RUNNING, SETTLING, SliceLimits  # noqa: E402
 from outblas.core.errors import DeviceError  # noqa: E402
 from outblas.core.problem import Problem  # noqa: E402
 from outblas.judge.reference import Reference  # noqa: E402
@@ -127,7 +128,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return made
 
 
-def bench(clock: Any, problem: Problem, way: Callable[..., None] = honest) -> GpuWorkbench:
+def bench(
+    clock: Any, problem: Problem, way: Callable[..., None] = honest, limits: SliceLimits = RUNNING
+) -> GpuWorkbench:
     def bind(p: Problem, a: Any, b: Any, c: Any) -> Any:
         def call(stream: int) -> None:
             clock.launched.append("ours")
@@ -139,7 +142,7 @@ def bench(clock: Any, problem: Problem, way: Callable[..., None] = honest) -> Gp
     kernel = SimpleNamespace(bind=bind)
     clock.calls = RUNNING.calls(problem, H200)
     assert KERNEL.config is not None
-    return GpuWorkbench(problem, H200, {KERNEL.config: kernel}, Lt(), clock, RUNNING, "cpu")  # type: ignore[arg-type]
+    return GpuWorkbench(problem, H200, {KERNEL.config: kernel}, Lt(), clock, limits, "cpu")  # type: ignore[arg-type]
 
 
 def proven(made: GpuWorkbench, contender: Contender = KERNEL) -> list[str]:
@@ -287,3 +290,38 @@ def test_what_a_contender_overwrites_while_it_is_loaded_is_seen_by_its_proof(clo
     made.load(KERNEL)
     assert all("canary" in reason for reason in proven(made)), "it writes the same value again"
     assert [made.load(ALGORITHM), *proven(made, ALGORITHM)] == [None, "", ""]
+
+
+def test_in_graphs_each_side_is_captured_once_on_operands_of_its_own(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made_of: list[list[Any]] = []
+    closed: list[int] = []
+
+    class FakeGraph:
+        def __init__(self, calls: list[Any], stream: int) -> None:
+            self.calls, self.number = calls, len(made_of)
+            made_of.append(calls)
+
+        def __call__(self) -> None:
+            for call in self.calls:
+                call(clock.stream)
+
+        def close(self) -> None:
+            closed.append(self.number)
+
+    monkeypatch.setattr(gpu_workbench, "RoundGraph", FakeGraph)
+    made = bench(clock, PROBLEMS[0], limits=replace(RUNNING, graphs=True))
+    for _ in range(4):
+        assert made.time_pair(KERNEL) == (8.0 / 4, 10.0 / 4)
+    assert len(made_of) == 2, "one graph a side, however many rounds"
+    timed = clock.operands[2:][: 2 * clock.calls]
+    assert len(set(timed)) == 2 * clock.calls, "no side reads what the other has just read"
+    clock.late = True
+    for _ in range(SPOILED_BEFORE_HALVED):
+        made.time_pair(KERNEL)
+    clock.late, clock.calls = False, 2
+    assert made.time_pair(KERNEL) == (8.0 / 2, 10.0 / 2), "shorter rounds have graphs of their own"
+    made.close()
+    made.close()
+    assert sorted(closed) == [0, 1, 2, 3]

@@ -61,11 +61,12 @@ def check(m: int, n: int, k: int, seed: int = 0) -> None:
     assert torch.equal(x @ w.t(), (x.double() @ w.t().double()).half()), (m, n, k)
 
 
-def test_products_stay_right_and_winners_are_saved(own_library: Path) -> None:
+@pytest.mark.parametrize("graphs", [False, True])
+def test_products_stay_right_and_winners_are_saved(own_library: Path, graphs: bool) -> None:
     for _ in range(CALLS_BEFORE_QUEUED + 1):
         for shape in SHAPES:
             check(*shape)
-    report = outblas.settle()
+    report = outblas.settle(graphs=graphs)
     assert [one.stage for one in report.products] == [Stage.SETTLED] * len(SHAPES), str(report)
     assert not any(one.refused for one in report.products), str(report)
     for seed in range(3):

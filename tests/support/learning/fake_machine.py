@@ -9,6 +9,7 @@ from typing import Any
 from outblas.adapt.learning.learn_product import ALL_INPUTS
 from outblas.adapt.learning.learned_products import Contender
 from outblas.adapt.learning.learning_device import Opened, SliceTimer
+from outblas.adapt.learning.slice_limits import SliceLimits
 from outblas.core.config import Launch
 from outblas.core.problem import Problem
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
@@ -63,7 +64,7 @@ class FakeMachine:
         self.proofs: list[tuple[Contender, str]] = []
         self.rounds: list[Contender] = []
         self.saved: list[LibraryRow] = []
-        self.settling: list[bool] = []
+        self.limits: list[SliceLimits] = []
         self.benches: list[FakeBench] = []
         self.forgotten = self.warmed = 0
         self.intact, self.slice_us = True, 100.0
@@ -91,12 +92,12 @@ class FakeMachine:
             error, self.fails = self.fails, None
             raise error
 
-    def open(self, problem: Problem, launch: Launch, settling: bool) -> Any:
+    def open(self, problem: Problem, launch: Launch, limits: SliceLimits) -> Any:
         yield
         if self.fails is not None:
             error, self.fails = self.fails, None
             raise error
-        self.settling.append(settling)
+        self.limits.append(limits)
         self.benches.append(FakeBench(self))
         return Opened(self.benches[-1], list(self.us), self.unmeasured) if self.us else None
 

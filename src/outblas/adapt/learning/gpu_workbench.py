@@ -1,8 +1,8 @@
 """Scratch operands of one product on a GPU: contenders are proven on them, and timed against torch.
 
 All work runs on a stream of its own, in the thread that learns. Nothing here waits for the whole device, changes a
-setting of torch or draws from its generators: the program's threads use them meanwhile. Nothing is captured in a CUDA
-graph either: while any stream is captured, a program that waits for its device gets an error.
+setting of torch or draws from its generators: the program's threads use them meanwhile. Nor is anything captured in a
+CUDA graph, unless the limits say so. While any stream is captured, a program that waits for its device gets an error.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 
 from outblas.adapt.learning.learn_product import ALL_INPUTS, Inputs
 from outblas.adapt.learning.learned_products import Contender
+from outblas.adapt.learning.round_graph import RoundGraph
 from outblas.adapt.learning.slice_limits import SHARED_WORKSPACE_BYTES, SliceLimits
 from outblas.core.config import KernelConfig
 from outblas.core.errors import DeviceError
@@ -76,6 +77,7 @@ class GpuWorkbench:
         self._sums: Any = None
         self._calls: dict[str, list[BaselineCall]] = {}
         self._warmed: set[str] = set()
+        self._graphs: dict[str, RoundGraph] = {}
         self._turn = 0
         self._repeats = limits.calls(problem, gpu)
         self._spoiled = 0
@@ -149,6 +151,7 @@ class GpuWorkbench:
 
     def close(self) -> None:
         """Give the memory back to torch; harmless when done twice."""
+        self._drop_graphs()
         self._calls.clear()
         self._data = self._workspace = self._reference = self._sums = None
 
@@ -157,6 +160,7 @@ class GpuWorkbench:
         self._spoiled += 1
         if self._spoiled % SPOILED_BEFORE_HALVED == 0 and self._repeats > 1:
             self._repeats //= 2
+            self._drop_graphs()
             freed = self._limits.work_us * (1 - self._repeats / self._limits.calls(self._problem, self._gpu))
             self._clock.limit(self._limits.tries, self._limits.plug_us + freed)
 
@@ -207,6 +211,8 @@ class GpuWorkbench:
         if name not in self._warmed:
             calls[0](self._clock.stream)
             self._warmed.add(name)
+        if self._limits.graphs:
+            return self._graph_of(name, calls)
 
         def enqueue() -> None:
             for call in itertools.islice(itertools.cycle(calls), self._turn, self._turn + self._repeats):
@@ -214,3 +220,16 @@ class GpuWorkbench:
             self._turn = (self._turn + self._repeats) % len(calls)
 
         return enqueue
+
+    def _graph_of(self, name: str, calls: list[BaselineCall]) -> RoundGraph:
+        """Return the graph of a side's calls. torch's begins with the operand set behind those of the contenders."""
+        if name not in self._graphs:
+            first = self._repeats if name == _TORCH else 0
+            sets = itertools.islice(itertools.cycle(calls), first, first + self._repeats)
+            self._graphs[name] = RoundGraph(list(sets), self._clock.stream)
+        return self._graphs[name]
+
+    def _drop_graphs(self) -> None:
+        for graph in self._graphs.values():
+            graph.close()
+        self._graphs.clear()

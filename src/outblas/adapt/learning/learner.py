@@ -25,6 +25,7 @@ from outblas.adapt.learning.learn_product import Outcome, Winner, learn_product,
 from outblas.adapt.learning.learned_products import IN_WORK, LearnedProduct, LearningReport, Stage
 from outblas.adapt.learning.learning_chooser import LearningChooser
 from outblas.adapt.learning.learning_device import LearningDevice, LearningMachine, Opened, SliceTimer
+from outblas.adapt.learning.slice_limits import RUNNING, SETTLING, SETTLING_IN_GRAPHS
 from outblas.core.config import Launch
 from outblas.core.errors import OutblasError, RecordError, UsageError
 from outblas.core.problem import Problem
@@ -75,7 +76,7 @@ class Learner:
         self._lock = threading.RLock()  # a signal's handler may multiply meanwhile
         self._changed = threading.Condition(self._lock)
         self._thread: threading.Thread | None = None
-        self._settling = self._stopped = False
+        self._limits, self._stopped = RUNNING, False
         self._pid = os.getpid()
 
     def chooser(self, index: int, own: Choose | None) -> LearningChooser:
@@ -136,11 +137,16 @@ class Learner:
         with self._lock:
             return [one.row for one in self._products.values() if one.index == index and one.row is not None]
 
-    def settle(self, seconds: float | None = None) -> LearningReport:
+    @property
+    def _is_settling(self) -> bool:
+        return self._limits is not RUNNING
+
+    def settle(self, seconds: float | None = None, graphs: bool = False) -> LearningReport:
         """Learn all that was seen at once, without pauses; wait for the end.
 
         Args:
             seconds: GPU seconds that it may take; None: the rest of the budget.
+            graphs: time in CUDA graphs. No other thread may wait for the device meanwhile.
 
         Returns:
             The report.
@@ -153,14 +159,14 @@ class Learner:
         with self._changed:
             if seconds is not None:
                 self.budget.allow(seconds)
-            self._settling = True
+            self._limits = SETTLING_IN_GRAPHS if graphs else SETTLING
             self._queue_all()
             self._wake()
             try:
                 while self._is_busy() and self._is_alive():
                     self._changed.wait(0.1)
             finally:
-                self._settling = False
+                self._limits = RUNNING
         return self.report()
 
     def stop(self) -> None:
@@ -202,7 +208,7 @@ class Learner:
         if self._job is not None and self._is_spent(record):
             self._abandon(record, steps)
         host_us, share = 1e6 * (self._clock() - begin), SEARCH_SHARE if searching else HOST_SHARE
-        return 0.0 if self._settling else pause_after(timer.us, host_us, share)
+        return 0.0 if self._is_settling else pause_after(timer.us, host_us, share)
 
     def _notice(self, key: _Key, own: Choose | None, gpu: Gpu) -> LearnedProduct | None:
         """Count a call of a product; return its record, None if it can never be learned."""
@@ -274,7 +280,7 @@ class Learner:
                     self._changed.notify_all()
                     self._changed.wait_for(lambda: self._stopped or self._is_busy())
                 else:
-                    self._changed.wait_for(lambda: self._stopped or self._settling, pause)
+                    self._changed.wait_for(lambda: self._stopped or self._is_settling, pause)
         if self._job is not None:
             self._abandon(*self._job)
 
@@ -294,7 +300,7 @@ class Learner:
         with self._lock:
             while self._job is None and self._queue:
                 record = self._queue.popleft()
-                if self._settling or self._machines[record.index].fits_slice(record.problem):
+                if self._is_settling or self._machines[record.index].fits_slice(record.problem):
                     self._job = record, self._steps(record)
                 else:  # a settle() that queued it was interrupted
                     record.stage = Stage.WAITING
@@ -303,7 +309,7 @@ class Learner:
     def _steps(self, record: LearnedProduct) -> Generator[None, None, None]:
         """Learn one product; yield after each slice."""
         machine = self._machines[record.index]
-        opened = yield from machine.open(record.problem, record.launch, self._settling)
+        opened = yield from machine.open(record.problem, record.launch, self._limits)
         if opened is None:
             self._leave_alone(record, "nothing is ready here: outblas tune compiles kernels for it")
             return

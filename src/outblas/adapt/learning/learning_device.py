@@ -76,7 +76,7 @@ class LearningMachine(Protocol):
     def warm(self) -> None:
         """Load what every product's slices run."""
 
-    def open(self, problem: Problem, launch: Launch, settling: bool) -> Generator[None, None, Opened | None]:
+    def open(self, problem: Problem, launch: Launch, limits: SliceLimits) -> Generator[None, None, Opened | None]:
         """Find the contenders and make a bench for them; yield after each slice. Return None without contenders."""
 
     def save(self, row: LibraryRow) -> str:
@@ -164,13 +164,13 @@ class LearningDevice:
         self._provenance()
         self._is_warm = True
 
-    def open(self, problem: Problem, launch: Launch, settling: bool) -> Generator[None, None, Opened | None]:
+    def open(self, problem: Problem, launch: Launch, limits: SliceLimits) -> Generator[None, None, Opened | None]:
         """Find the contenders and make a bench for them; yield after each slice.
 
         Args:
             problem: the problem.
             launch: launch option of its calls.
-            settling: nobody waits for the GPU but the caller of ``settle()``.
+            limits: of a slice: ``RUNNING``, or those of ``settle()``.
 
         Returns:
             The product; None if nothing is ready.
@@ -179,7 +179,7 @@ class LearningDevice:
             DeviceError: too little memory is free.
         """
         state = self._state()
-        most = self._most(problem) if settling else WHILE_RUNNING
+        most = WHILE_RUNNING if limits is RUNNING else self._most(problem)
         ready = yield from find_ready(problem, launch, self._gpu, state.library, state.lt, self._own, most)
         if not ready.contenders:
             return None
@@ -187,7 +187,7 @@ class LearningDevice:
         for config, cubin in ready.cubins.items():
             kernels[config] = state.shared_kernel(problem, config, partial(load, cubin, config))
             yield
-        limits = self._limits(SETTLING if settling else RUNNING, problem)
+        limits = self._limits(limits, problem)
         if not self._is_warm:
             self.warm()
             yield

@@ -80,7 +80,7 @@ def disable() -> None:
     switch.disable()
 
 
-def settle(seconds: float | None = None) -> LearningReport:
+def settle(seconds: float | None = None, graphs: bool = False) -> LearningReport:
     """Learn every product that this process has met, at once; return when it is done.
 
     Products that are too large for a slice are learned, too. The logger ``outblas.adapt.learning.learner`` reports each
@@ -88,6 +88,9 @@ def settle(seconds: float | None = None) -> LearningReport:
 
     Args:
         seconds: GPU seconds that it may take; None: the rest of the budget.
+        graphs: time in CUDA graphs, for a program that captures its work next. Gaps between kernels are shorter there,
+            so another way may win. Meanwhile no other thread may wait for the whole device
+            (``torch.cuda.synchronize()``): CUDA lets that fail during a capture.
 
     Returns:
         The products; ``print`` shows them as a table.
@@ -95,7 +98,7 @@ def settle(seconds: float | None = None) -> LearningReport:
     Raises:
         UsageError: learning is off, or this thread captures a CUDA graph, or ``seconds`` is no budget.
     """
-    return _present().settle(seconds)
+    return _present().settle(seconds, graphs)
 
 
 def learned() -> LearningReport:

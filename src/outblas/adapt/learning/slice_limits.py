@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu, floor_us, operand_sets
@@ -34,6 +34,7 @@ class SliceLimits:
         scratch_bytes: GPU memory of one product's operands, references and workspace at most.
         block_us: microseconds of a step of a reference.
         block_bytes: memory of a block of a reference.
+        graphs: time calls in CUDA graphs.
     """
 
     work_us: float
@@ -43,6 +44,7 @@ class SliceLimits:
     scratch_bytes: int
     block_us: float
     block_bytes: int
+    graphs: bool = False
 
     def calls(self, problem: Problem, gpu: Gpu) -> int:
         """Return the calls of each side in a round: as many as its time and the host allow, 1 or more."""
@@ -97,3 +99,5 @@ SETTLING = SliceLimits(
     block_us=2000.0,
     block_bytes=128 * 2**20,
 )
+#: The same for programs that run in CUDA graphs.
+SETTLING_IN_GRAPHS = replace(SETTLING, graphs=True)
