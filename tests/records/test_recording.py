@@ -288,6 +288,27 @@ def test_a_baseline_that_takes_no_time_is_refused(tmp_path: Path, us: float) -> 
         Recording.load(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("column", "value", "words"),
+    [("name", None, "without a name"), ("problem", 1, "twice for a problem"), ("problem", 12, "index outside")],
+)
+def test_baselines_that_make_no_sense_are_refused(tmp_path: Path, column: str, value: Any, words: str) -> None:
+    cells = synthetic_recording().write(tmp_path)
+    rewrite(cells.with_name(cells.name.replace("cells", "baselines")), _set(column, value))
+    with pytest.raises(RecordError, match=words):
+        Recording.load(tmp_path)
+
+
+def test_details_are_cleaned_and_may_be_missing(tmp_path: Path) -> None:
+    cells = synthetic_recording().write(tmp_path)
+    path = cells.with_name(cells.name.replace("cells", "baselines"))
+    rewrite(path, _set("detail", "a\x1bb"))
+    name = pq.read_table(path)["name"].to_pylist()[0]
+    assert Recording.load(tmp_path).baseline_detail[name][0] == "ab"
+    rewrite(path, _set("detail", None))
+    assert Recording.load(tmp_path).baseline_detail[name][0] == ""
+
+
 def test_a_problem_without_baseline_is_refused(tmp_path: Path) -> None:
     cells = synthetic_recording().write(tmp_path)
     path = cells.with_name(cells.name.replace("cells", "baselines"))
