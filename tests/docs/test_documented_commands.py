@@ -79,6 +79,12 @@ def blocks(page: Path) -> Iterator[Block]:
 
 ALL = {page: list(blocks(page)) for page in pages()}
 RUNNABLE = {page: [one for one in found if not one.needs] for page, found in ALL.items()}
+#: Pages whose commands take half a minute each -> the quicker tests that see nearly as much.
+SLOW = {
+    "kernel-tuner": "tests/search/test_kernel_tuner.py",
+    "train": "tests/llm/test_stages.py",
+    "train-ppo": "tests/learn/test_train.py",
+}
 #: Below the time limit of a test.
 SECONDS_PER_COMMAND = 280
 
@@ -133,7 +139,14 @@ def _adapted(command: str, page: Path) -> str:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("page", [page for page, found in RUNNABLE.items() if found], ids=lambda p: p.stem)
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, id=page.stem, marks=[pytest.mark.slow] if page.stem in SLOW else [])
+        for page, found in RUNNABLE.items()
+        if found
+    ],
+)
 def test_the_commands_of_a_page_run_one_after_the_other(page: Path, workspace: Path) -> None:
     for block in RUNNABLE[page]:
         if block.language == "python":
@@ -149,6 +162,11 @@ def test_the_commands_of_a_page_run_one_after_the_other(page: Path, workspace: P
 )
 def test_a_block_names_a_known_need_or_none(block: Block) -> None:
     assert block.needs in ("", *NEEDS)
+
+
+@pytest.mark.parametrize("name", SLOW)
+def test_a_slow_page_runs_commands_that_quicker_tests_see(name: str) -> None:
+    assert (ROOT / SLOW[name]).is_file() and any(found and page.stem == name for page, found in RUNNABLE.items())
 
 
 @pytest.mark.parametrize("page", ALL, ids=lambda page: page.stem)
