@@ -317,6 +317,22 @@ def test_settle_learns_what_was_seen_once_and_what_no_slice_holds(threaded: Lone
     assert threaded.call(OTHER).plain.config == FAST.config
 
 
+def test_what_an_interrupted_settle_was_at_does_not_go_on_beside_the_program(alone: LoneLearner) -> None:
+    alone.queue()
+    alone.learner._limits = SETTLING
+    for _ in range(4):
+        alone.learner.advance()
+    assert alone.one().stage in (Stage.PROVING, Stage.TIMING)
+    alone.learner._limits = RUNNING
+    alone.learner.advance()
+    assert (alone.one().stage, alone.one().detail) == (Stage.LEFT_ALONE, "settle() was interrupted")
+    assert alone.machine.benches[0].closed and alone.learner._job is None
+    with alone.learner._lock:
+        alone.learner._queue_all()
+    alone.work()
+    assert alone.one().stage is Stage.SETTLED and alone.machine.limits == [SETTLING, RUNNING]
+
+
 def test_a_large_product_of_an_interrupted_settle_waits_again(alone: LoneLearner) -> None:
     alone.machine.fits = lambda problem: False
     alone.queue()

@@ -76,7 +76,8 @@ class Learner:
         self._lock = threading.RLock()  # a signal's handler may multiply meanwhile
         self._changed = threading.Condition(self._lock)
         self._thread: threading.Thread | None = None
-        self._limits, self._stopped = RUNNING, False
+        self._limits = self._job_limits = RUNNING
+        self._stopped = False
         self._pid = os.getpid()
 
     def chooser(self, index: int, own: Choose | None) -> LearningChooser:
@@ -188,6 +189,8 @@ class Learner:
         if self._to_warm:
             self._warm_one()
             return 0.0
+        if self._job is not None and not self._is_settling and self._job_limits is not RUNNING:
+            self._abandon(*self._job)  # its slices are too long beside the program
         if self._job is None and not self._begin_job():
             return None
         assert self._job is not None
@@ -301,7 +304,7 @@ class Learner:
             while self._job is None and self._queue:
                 record = self._queue.popleft()
                 if self._is_settling or self._machines[record.index].fits_slice(record.problem):
-                    self._job = record, self._steps(record)
+                    self._job, self._job_limits = (record, self._steps(record)), self._limits
                 else:  # a settle() that queued it was interrupted
                     record.stage = Stage.WAITING
         return self._job is not None
@@ -309,7 +312,7 @@ class Learner:
     def _steps(self, record: LearnedProduct) -> Generator[None, None, None]:
         """Learn one product; yield after each slice."""
         machine = self._machines[record.index]
-        opened = yield from machine.open(record.problem, record.launch, self._limits)
+        opened = yield from machine.open(record.problem, record.launch, self._job_limits)
         if opened is None:
             self._leave_alone(record, "nothing is ready here: outblas tune compiles kernels for it")
             return
@@ -370,6 +373,8 @@ class Learner:
             reason = "learning was switched off"
         elif self.budget.is_used_up:
             reason = f"the budget of {self.budget.seconds:g} GPU seconds is used up"
+        elif not self._is_settling and self._job_limits is not RUNNING:
+            reason = "settle() was interrupted"
         else:
             reason = f"it took more than {MAX_PRODUCT_SECONDS} GPU seconds"
         self._end(record, reason)
