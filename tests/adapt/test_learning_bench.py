@@ -292,7 +292,7 @@ def test_what_a_contender_overwrites_while_it_is_loaded_is_seen_by_its_proof(clo
     assert [made.load(ALGORITHM), *proven(made, ALGORITHM)] == [None, "", ""]
 
 
-def test_in_graphs_each_side_is_captured_once_on_operands_of_its_own(
+def test_in_graphs_the_rotation_is_the_same_and_each_place_is_captured_once(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made_of: list[list[Any]] = []
@@ -312,16 +312,18 @@ def test_in_graphs_each_side_is_captured_once_on_operands_of_its_own(
 
     monkeypatch.setattr(gpu_workbench, "RoundGraph", FakeGraph)
     made = bench(clock, PROBLEMS[0], limits=replace(RUNNING, graphs=True))
-    for _ in range(4):
+    for _ in range(20):
         assert made.time_pair(KERNEL) == (8.0 / 4, 10.0 / 4)
-    assert len(made_of) == 2, "one graph a side, however many rounds"
-    timed = clock.operands[2:][: 2 * clock.calls]
-    assert len(set(timed)) == 2 * clock.calls, "no side reads what the other has just read"
+    places = [made._data[i][0].data_ptr() for i in range(made._data.sets)]
+    timed = clock.operands[2:]
+    assert timed == [places[i % len(places)] for i in range(len(timed))] and len(timed) == 20 * 2 * 4
+    graphs = len(made_of)
+    assert graphs <= 2 * len(places) / 4, "a side is captured once at each place of the rotation"
     clock.late = True
     for _ in range(SPOILED_BEFORE_HALVED):
         made.time_pair(KERNEL)
     clock.late, clock.calls = False, 2
-    assert made.time_pair(KERNEL) == (8.0 / 2, 10.0 / 2), "shorter rounds have graphs of their own"
+    assert made.time_pair(KERNEL) == (8.0 / 2, 10.0 / 2) and len(made_of) == graphs + 2, "shorter rounds have others"
     made.close()
     made.close()
-    assert sorted(closed) == [0, 1, 2, 3]
+    assert sorted(closed) == list(range(graphs + 2))

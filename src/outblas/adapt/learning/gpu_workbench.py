@@ -77,7 +77,7 @@ class GpuWorkbench:
         self._sums: Any = None
         self._calls: dict[str, list[BaselineCall]] = {}
         self._warmed: set[str] = set()
-        self._graphs: dict[str, RoundGraph] = {}
+        self._graphs: dict[tuple[str, int], RoundGraph] = {}  # by name and first operand set
         self._turn = 0
         self._repeats = limits.calls(problem, gpu)
         self._spoiled = 0
@@ -130,14 +130,12 @@ class GpuWorkbench:
         Returns:
             None if the host could not queue the round ahead of the GPU. If that happens often, rounds get shorter.
         """
-        works = {
-            contender.name: self._round_of(contender.name, self._bound(contender)),
-            _TORCH: self._round_of(_TORCH, self._torch_calls()),
-        }
-        pair = list(works)
+        calls = {contender.name: self._bound(contender), _TORCH: self._torch_calls()}
+        pair = list(calls)
         self._order.shuffle(pair)
+        works = [self._round_of(name, calls[name]) for name in pair]
         try:
-            times = dict(zip(pair, self._clock.timed([works[name] for name in pair]), strict=True))
+            times = dict(zip(pair, self._clock.timed(works), strict=True))
         except HostBehindGpu:
             self._shorten()
             return None
@@ -202,32 +200,27 @@ class GpuWorkbench:
         return self._calls[_TORCH]
 
     def _round_of(self, name: str, calls: list[BaselineCall]) -> Callable[[], None]:
-        """Return a function that enqueues a round's calls.
+        """Return a function that enqueues the next round's calls of one side; sides are asked for in their order.
 
-        Each call takes the operand set after that of the last one, whosever that was. With sets of its own, the second
-        side of a round would find in the cache what the first has just read. One call runs untimed at the first round,
-        so that all is loaded.
+        Each call has the operand set after that of the call before, whosever that is. With sets of its own, the second
+        side of a round would find in the cache what the first has just read. One call runs untimed before the first
+        round, so that all is loaded.
         """
         if name not in self._warmed:
             calls[0](self._clock.stream)
             self._warmed.add(name)
+        turn, self._turn = self._turn, (self._turn + self._repeats) % len(calls)
+        chosen = list(itertools.islice(itertools.cycle(calls), turn, turn + self._repeats))
         if self._limits.graphs:
-            return self._graph_of(name, calls)
+            if (name, turn) not in self._graphs:
+                self._graphs[name, turn] = RoundGraph(chosen, self._clock.stream)
+            return self._graphs[name, turn]
 
         def enqueue() -> None:
-            for call in itertools.islice(itertools.cycle(calls), self._turn, self._turn + self._repeats):
+            for call in chosen:
                 call(self._clock.stream)
-            self._turn = (self._turn + self._repeats) % len(calls)
 
         return enqueue
-
-    def _graph_of(self, name: str, calls: list[BaselineCall]) -> RoundGraph:
-        """Return the graph of a side's calls. torch's begins with the operand set behind those of the contenders."""
-        if name not in self._graphs:
-            first = self._repeats if name == _TORCH else 0
-            sets = itertools.islice(itertools.cycle(calls), first, first + self._repeats)
-            self._graphs[name] = RoundGraph(list(sets), self._clock.stream)
-        return self._graphs[name]
 
     def _drop_graphs(self) -> None:
         for graph in self._graphs.values():
