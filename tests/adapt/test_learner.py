@@ -10,13 +10,11 @@ from typing import Any
 
 import pytest
 
-from outblas.adapt.learning import learn_product
 from outblas.adapt.learning import learner as learner_module
 from outblas.adapt.learning.gpu_budget import HOST_SHARE, SEARCH_SHARE, SHARE, pause_after
 from outblas.adapt.learning.learn_product import ALL_INPUTS, LOOKS, MAX_SPOILED, ORDERING_ROUNDS, SCREENING_ROUNDS
 from outblas.adapt.learning.learned_products import Stage
 from outblas.adapt.learning.learner import CALLS_BEFORE_QUEUED
-from outblas.adapt.learning.ready_contenders import at_most
 from outblas.adapt.learning.slice_limits import RUNNING, SETTLING
 from outblas.core.errors import DeviceError, RecordError, UsageError
 from outblas.core.problem import Problem
@@ -112,20 +110,6 @@ def test_what_is_far_slower_than_the_best_is_not_timed_further(alone: LoneLearne
         SLOW: SCREENING_ROUNDS,
     }
     assert alone.call().plain.config == FAST.config
-
-
-def test_the_fastest_stay_if_they_are_close_and_not_many(alone: LoneLearner) -> None:
-    speedups = {FAST: 1.0, ALGORITHM: 1.2, SLOW: 1.1, OTHER: 1.19}
-    assert learn_product._fastest(speedups, 3, 0.9) == [ALGORITHM, OTHER, SLOW]
-    assert learn_product._fastest(speedups, 3, 0.95) == [ALGORITHM, OTHER]
-    assert learn_product._fastest({}, 3, 0.9) == []
-
-
-def test_a_slow_product_has_few_contenders() -> None:
-    """The more there are of them, the less time is left to decide between the best two."""
-    counts = [learn_product.most_contenders(us, 0.3, 15) for us in (0.0, 500.0, 1300.0, 2100.0, 3000.0, 1e9)]
-    assert counts == [15, 15, 13, 4, 2, 2]
-    assert [at_most(count) for count in (15, 14, 7, 2)] == [(8, 7), (7, 7), (4, 3), (1, 1)]
 
 
 def test_what_is_slower_than_torch_costs_no_further_rounds(alone: LoneLearner) -> None:

@@ -1,0 +1,21 @@
+"""The number of contenders of a product, and the choice of those that are timed further."""
+
+from __future__ import annotations
+
+from outblas.adapt.learning import learn_product
+from outblas.adapt.learning.ready_contenders import at_most
+from support.learning.fake_machine import ALGORITHM, FAST, OTHER, SLOW
+
+
+def test_the_fastest_stay_if_they_are_close_and_not_many() -> None:
+    speedups = {FAST: 1.0, ALGORITHM: 1.2, SLOW: 1.1, OTHER: 1.19}
+    assert learn_product._fastest(speedups, 3, 0.9) == [ALGORITHM, OTHER, SLOW]
+    assert learn_product._fastest(speedups, 3, 0.95) == [ALGORITHM, OTHER]
+    assert learn_product._fastest({}, 3, 0.9) == []
+
+
+def test_a_slow_product_has_few_contenders() -> None:
+    """The more there are of them, the less time is left to decide between the best two."""
+    counts = [learn_product.most_contenders(us, 0.3, 15) for us in (0.0, 500.0, 1300.0, 2100.0, 3000.0, 1e9)]
+    assert counts == [15, 15, 13, 4, 2, 2]
+    assert [at_most(count) for count in (15, 14, 7, 2)] == [(8, 7), (7, 7), (4, 3), (1, 1)]
