@@ -307,7 +307,7 @@ def test_in_graphs_the_rotation_is_the_same_and_each_place_is_captured_once(
             for call in self.calls:
                 call(clock.stream)
 
-        def close(self) -> None:
+        def free(self) -> None:
             closed.append(self.number)
 
     monkeypatch.setattr(gpu_workbench, "RoundGraph", FakeGraph)

@@ -10,6 +10,7 @@ import pytest
 from outblas.adapt.learning import round_graph
 from outblas.adapt.learning.round_graph import RoundGraph
 from outblas.core.errors import DeviceError
+from outblas.judge import gpu_clock
 
 
 def made(monkeypatch: pytest.MonkeyPatch, status: int = 0) -> tuple[RoundGraph, list[Any]]:
@@ -25,7 +26,8 @@ def made(monkeypatch: pytest.MonkeyPatch, status: int = 0) -> tuple[RoundGraph, 
     cuda = SimpleNamespace(
         cuGraphUpload=asked("upload"), cuGraphLaunch=asked("launch", status), cuGraphExecDestroy=asked("destroy")
     )
-    monkeypatch.setattr(round_graph, "driver", lambda: cuda)
+    for module in (round_graph, gpu_clock):
+        monkeypatch.setattr(module, "driver", lambda: cuda)
     monkeypatch.setattr(round_graph, "instantiate", lambda calls, stream: log.append((calls, stream)) or "graph")
     return RoundGraph(["first", "second"], 7), log  # type: ignore[list-item]
 
@@ -36,8 +38,8 @@ def test_it_is_made_launched_and_destroyed(monkeypatch: pytest.MonkeyPatch) -> N
     graph()
     graph()
     assert log[2:] == [("launch", "graph", 7)] * 2
-    graph.close()
-    graph.close()
+    graph.free()
+    graph.free()
     assert log[4:] == [("destroy", "graph")]
 
 

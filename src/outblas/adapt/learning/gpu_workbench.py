@@ -224,5 +224,5 @@ class GpuWorkbench:
 
     def _drop_graphs(self) -> None:
         for graph in self._graphs.values():
-            graph.close()
+            graph.free()
         self._graphs.clear()

@@ -190,7 +190,7 @@ class Learner:
             self._warm_one()
             return 0.0
         if self._job is not None and not self._is_settling and self._job_limits is not RUNNING:
-            self._abandon(*self._job)  # its slices are too long beside the program
+            self._abandon(*self._job, "settle() was interrupted")  # its slices are too long beside the program
         if self._job is None and not self._begin_job():
             return None
         assert self._job is not None
@@ -365,18 +365,16 @@ class Learner:
     def _is_spent(self, record: LearnedProduct) -> bool:
         return self.budget.is_used_up or record.gpu_seconds >= MAX_PRODUCT_SECONDS
 
-    def _abandon(self, record: LearnedProduct, steps: Generator[None, None, None]) -> None:
-        """End a product whose time is up, and with the budget all others that are in work."""
+    def _abandon(self, record: LearnedProduct, steps: Generator[None, None, None], reason: str = "") -> None:
+        """End a product, by default as its time is up, and with the budget all others that are in work."""
         with suppress(OutblasError, RuntimeError), self._machines[record.index].slice():
             steps.close()
         if self._stopped:
             reason = "learning was switched off"
         elif self.budget.is_used_up:
             reason = f"the budget of {self.budget.seconds:g} GPU seconds is used up"
-        elif not self._is_settling and self._job_limits is not RUNNING:
-            reason = "settle() was interrupted"
         else:
-            reason = f"it took more than {MAX_PRODUCT_SECONDS} GPU seconds"
+            reason = reason or f"it took more than {MAX_PRODUCT_SECONDS} GPU seconds"
         self._end(record, reason)
         if self.budget.is_used_up:
             with self._lock:

@@ -7,15 +7,15 @@ another way may win there.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from outblas.core.rivals import BaselineCall
+from outblas.judge.gpu_clock import GraphEntry
 from outblas.judge.stream_clock import instantiate
 from outblas.runtime.driver import check, driver
 
 
-class RoundGraph:
-    """A graph of calls that run one after the other. Call it to launch them; :meth:`close` destroys it.
+class RoundGraph(GraphEntry):
+    """A graph of calls that run one after the other. Call it to launch them, and ``free`` after use.
 
     Args:
         calls: the calls; each kind has run before, so that all is loaded.
@@ -26,15 +26,9 @@ class RoundGraph:
     """
 
     def __init__(self, calls: Sequence[BaselineCall], stream: int) -> None:
+        super().__init__("round", instantiate(calls, stream), calls, len(calls))
         self._stream = stream
-        self._graph: Any = instantiate(calls, stream)
-        check("cuGraphUpload", driver().cuGraphUpload(self._graph, stream))
+        check("cuGraphUpload", driver().cuGraphUpload(self.executable, stream))
 
     def __call__(self) -> None:
-        check("cuGraphLaunch", driver().cuGraphLaunch(self._graph, self._stream))
-
-    def close(self) -> None:
-        """Destroy the graph; harmless when done twice."""
-        if self._graph is not None:
-            driver().cuGraphExecDestroy(self._graph)
-            self._graph = None
+        check("cuGraphLaunch", driver().cuGraphLaunch(self.executable, self._stream))

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu, floor_us, operand_sets
+from outblas.judge.sliced_reference import BLOCK_BYTES
 from outblas.kernels.geometry_terms import COUNTERS_BYTES
 from outblas.runtime.cublas import WORKSPACE_BYTES
 
@@ -86,7 +87,7 @@ RUNNING = SliceLimits(
     most_calls=4,
     scratch_bytes=256_000_000,
     block_us=25.0,
-    block_bytes=16 * 2**20,
+    block_bytes=BLOCK_BYTES,
 )
 #: In ``settle()``, whose caller waits, a round is longer and surer, and a weight of more than 256 MB finds room. The
 #: plug of more calls would take longer than the calls themselves.

@@ -48,9 +48,10 @@ class ProductMode(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         compiles = "torch._dynamo" in sys.modules  # else no compiler is there that must be kept out
-        return (_seen_uncompiled if compiles else _seen)(self, func, types, args, kwargs or {})
+        run = _dispatch_uncompiled if compiles else ProductMode._dispatch
+        return run(self, func, types, args, kwargs or {})
 
-    def note(self, func: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    def _dispatch(self, func: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Run an operator and report it if it is a product; return its result."""
         if any(kind not in (torch.Tensor, torch.nn.Parameter) for kind in types):
             return NotImplemented  # a tensor of another kind: its own handler runs first, and its products come here
@@ -71,11 +72,7 @@ class ProductMode(TorchDispatchMode):
         return result
 
 
-def _seen(mode: ProductMode, func: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    return mode.note(func, types, args, kwargs)
-
-
-_seen_uncompiled = torch._disable_dynamo(_seen, recursive=True)
+_dispatch_uncompiled = torch._disable_dynamo(ProductMode._dispatch, recursive=True)
 
 
 def _product(op: str, a: Any, b: Any, c: Any) -> CapturedProduct | None:
