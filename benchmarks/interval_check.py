@@ -2,7 +2,7 @@
 
 Command:
 
-    outblas tune $(python benchmarks/interval_check.py --names 20) --device cuda:0 --run RUN
+    outblas tune $(python benchmarks/interval_check.py --names 20) --agent regressor --budget 8 --run RUN
     python benchmarks/interval_check.py --run RUN [--count 40] [--seed 0] [--budget 8] [--agent AGENT]
 
 The first tunes the weights of a draw, which ``--names`` prints, one ``--linear N_K`` each.

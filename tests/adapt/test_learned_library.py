@@ -25,6 +25,7 @@ from outblas.runtime import nvrtc
 from outblas.runtime.packaged_cubins import PACKAGED
 from support.gpus.known import H200
 from support.helpers import ROOT
+from support.learning.steps import result_of
 
 PROBLEM = Problem(17, 4096, 4096)
 KERNEL = Sm90WgmmaConfig(64, 64)
@@ -211,23 +212,23 @@ def test_a_device_opens_a_bench_with_shared_kernels_and_enough_memory(
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda index: 0)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda index: 0)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (10**9, 10**10))
-    assert _result(device.open(PROBLEM, "plain", learning_device.RUNNING)) is None
+    assert result_of(device.open(PROBLEM, "plain", learning_device.RUNNING)) is None
     compiled += list(ready_contenders._likely_kernels(PROBLEM, "plain", H200, state.library, None, FIRST))[:2]  # type: ignore[arg-type]
-    bench, contenders, unmeasured = _result(device.open(PROBLEM, "plain", learning_device.RUNNING))
+    bench, contenders, unmeasured = result_of(device.open(PROBLEM, "plain", learning_device.RUNNING))
     assert unmeasured is None
     assert [one.config for one in contenders] == compiled == loaded[:2] and set(bench[2]) == set(compiled)
     warm_ups = ["warm", "closed"] * len(learning_device.WARM_UP)
     limits = (learning_device.RUNNING.tries, learning_device.RUNNING.plug_us)
     assert loaded[2:] == [limits, *warm_ups, "provenance", limits, *contenders], "each runs once, so CUDA loads it"
-    _result(device.open(PROBLEM, "plain", learning_device.RUNNING))
+    result_of(device.open(PROBLEM, "plain", learning_device.RUNNING))
     assert loaded.count("warm") == len(learning_device.WARM_UP), "once in a process"
     failing = compiled[1]
     with pytest.raises(learning_device.DeviceError, match="a launch"):
-        _result(device.open(PROBLEM, "plain", learning_device.RUNNING))
+        result_of(device.open(PROBLEM, "plain", learning_device.RUNNING))
     assert loaded[-1] == "closed"
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (10**8, 10**10))
     with pytest.raises(learning_device.DeviceError, match="100 MB"):
-        _result(device.open(PROBLEM, "plain", learning_device.RUNNING))
+        result_of(device.open(PROBLEM, "plain", learning_device.RUNNING))
 
 
 def test_a_weight_beyond_a_slices_memory_waits_for_settle_and_for_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,11 +245,3 @@ def test_a_weight_beyond_a_slices_memory_waits_for_settle_and_for_free_memory(mo
     with pytest.raises(learning_device.DeviceError, match="1100 MB of GPU memory are free.*more for a large product"):
         device._limits(learning_device.SETTLING, large)
     assert device._limits(learning_device.SETTLING, PROBLEM).scratch_bytes == 550_000_000
-
-
-def _result(steps: Any) -> Any:
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            return end.value

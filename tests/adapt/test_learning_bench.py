@@ -23,6 +23,7 @@ from outblas.judge.sliced_reference import BLOCK_BYTES, SlicedReference, block_e
 from outblas.judge.stream_clock import HostBehindGpu  # noqa: E402
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig  # noqa: E402
 from support.gpus.known import H200  # noqa: E402
+from support.learning.steps import result_of  # noqa: E402
 
 KERNEL = Contender(Sm90WgmmaConfig(64, 64))
 ALGORITHM = Contender(None, "id=66")
@@ -162,7 +163,7 @@ def test_a_right_contender_passes_and_is_timed_against_torch(clock: Clock, probl
     for _ in range(8):
         assert made.time_pair(KERNEL) == (8.0 / calls, 10.0 / calls)
     assert set(clock.orders) == {("ours", "torch"), ("torch", "ours")}
-    assert made.operands_intact()
+    assert result_of(made.operands_intact())
     untimed, timed = clock.operands[:2], clock.operands[2:]  # each side runs once before the first round
     places = [made._data[i][0].data_ptr() for i in range(made._data.sets)]
     assert untimed == [places[0]] * 2 and len(timed) == 8 * 2 * calls
@@ -172,6 +173,21 @@ def test_a_right_contender_passes_and_is_timed_against_torch(clock: Clock, probl
     made.close()
     made.close()
     assert not made._calls
+
+
+def test_a_step_of_filling_or_summing_keeps_to_its_memory_and_to_few_launches(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for problem in (PROBLEMS[0], Problem(17, 6144, 4096)):
+        at_most = RUNNING.sets_a_step(problem)
+        assert at_most == 1 or at_most * problem.bytes <= RUNNING.block_bytes and at_most <= RUNNING.most_calls
+    made, summed = bench(clock, PROBLEMS[0]), list[int]()
+    assert made._data.sets > RUNNING.sets_a_step(PROBLEMS[0]) > 1
+    sums_of = made._data.sums_of
+    monkeypatch.setattr(made._data, "sums_of", lambda index: summed.append(index) or sums_of(index))
+    steps = [len(summed) for _ in made.prepare("normal")]
+    assert summed == list(range(made._data.sets))
+    assert max(b - a for a, b in itertools.pairwise(steps)) == RUNNING.sets_a_step(PROBLEMS[0])
 
 
 @pytest.mark.parametrize(

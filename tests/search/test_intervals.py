@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -72,10 +73,11 @@ WINNERS = [(1, 8, FEW), (9, 99, SMALL), (100, 599, LARGE), (600, 1024, None)]
 
 
 def test_small_m_are_sampled_densely_and_large_ones_on_a_logarithmic_scale() -> None:
-    assert sampled(range(1, 8193)) == [1, 2, 4, 8, 16, 76, 166, 362, 790, 1722, 3756, 8192]
+    found = sampled(range(1, 8193))
+    assert found[:9] == [1, 2, 4, 8, 16, 24, 35, 76, 112] and found[-3:] == [3756, 5547, 8192] and len(found) == 20
     assert sampled(range(3, 7)) == [3, 4, 5, 6] and sampled([64]) == [64] and sampled(range(7, 9), count=1) == [7, 8]
     wanted = sampled(range(1, 8193), [500, 9000, 37])
-    assert {1, 37, 500, 8192} <= set(wanted) and len(wanted) == 12 and wanted == sorted(wanted)
+    assert {1, 37, 500, 8192} <= set(wanted) and len(wanted) == 20 and wanted == sorted(wanted)
     assert sampled([64, 128, 4096], [128]) == [64, 128, 4096]
 
 
@@ -111,6 +113,15 @@ def test_the_changes_of_winner_are_found_to_the_m(tmp_path: Path) -> None:
         holding = next(one for one in found.intervals if one.first <= row.problem.m <= one.last)
         assert (row.plain and row.plain.config) == (holding.row.plain and holding.row.plain.config)
         assert row.plain is None or holding.row.plain is None or row.plain.low >= holding.row.plain.low
+
+
+def test_a_third_kernel_that_wins_between_two_sampled_m_is_found(tmp_path: Path) -> None:
+    ends = sampled(range(1, 1025))
+    first, last = next((a, b) for a, b in itertools.pairwise(ends) if a < 100 <= b)  # SMALL gives way to LARGE
+    assert first + 2 < last and all(m not in ends for m in range(first + 1, last))
+    speeds = {**model().speedups, SPARE: lambda m: 1.6 if first < m < last else 0.7}
+    found = search(tmp_path / "s.sqlite", model(speedups=speeds))
+    assert (first + 1, last - 1, SPARE) in plain(found.intervals)
 
 
 def test_a_kernel_that_both_neighbours_of_an_m_propose_is_measured_there_once(tmp_path: Path) -> None:

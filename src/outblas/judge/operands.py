@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import math
 import os
+from collections.abc import Iterator
 from typing import Any
 
 from outblas.core.errors import DeviceError
@@ -106,6 +107,11 @@ class Operands:
 
         The same seed gives the same values on one kind of device. Each set has other values.
         """
+        for _ in self.fill_steps(seed):
+            pass
+
+    def fill_steps(self, seed: int = 0) -> Iterator[None]:
+        """Fill as :meth:`fill_normal`; yield after each set."""
         import torch
 
         self._seed = seed
@@ -115,6 +121,7 @@ class Operands:
             a.normal_(generator=generator)
             b.normal_(generator=generator)
             self.poison(index)
+            yield
 
     def restore(self) -> None:
         """Restore all canaries, and fill A, B and C as the last :meth:`fill_normal` did, in the same places.
@@ -124,11 +131,10 @@ class Operands:
         self._flat.fill_(CANARY)
         self.fill_normal(self._seed)
 
-    def restore_guards(self) -> None:
-        """Restore all canaries around A, B and C. Values stay."""
-        for index in range(self.sets):
-            for guard in self._guards(index):
-                guard.fill_(CANARY)
+    def restore_guards(self, index: int) -> None:
+        """Restore the canaries around A, B and C of one set. Values stay."""
+        for guard in self._guards(index):
+            guard.fill_(CANARY)
 
     def set_inputs(self, index: int, a: Any, b: Any) -> None:
         """Copy values into A and B of one set, and fill its C with :data:`CANARY`, a NaN. Other sets stay.
@@ -176,8 +182,13 @@ class Operands:
         """
         import torch
 
-        each = ((self.input_sum(index), self.tail_broken(index).to(torch.int64)) for index in range(self.sets))
-        return torch.stack([part for parts in each for part in parts])
+        return torch.cat([self.sums_of(index) for index in range(self.sets)])
+
+    def sums_of(self, index: int) -> Any:
+        """Return the two numbers of one set in :meth:`sums`, an int64 tensor."""
+        import torch
+
+        return torch.stack((self.input_sum(index), self.tail_broken(index).to(torch.int64)))
 
     def any_guard_broken(self, index: int) -> Any:
         """Return a 0-dim bool tensor: True if one of the set's four guards was overwritten. No wait."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 from outblas.adapt.learning.learn_product import ALL_INPUTS
@@ -46,7 +46,8 @@ class FakeBench:
         found = us() if callable(us) else us
         return None if found is None else (found, 10.0)
 
-    def operands_intact(self) -> bool:
+    def operands_intact(self) -> Generator[None, None, bool]:
+        yield
         return self.machine.intact
 
     def close(self) -> None:

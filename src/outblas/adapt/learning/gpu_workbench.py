@@ -10,7 +10,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -20,7 +21,7 @@ from outblas.adapt.learning.round_graph import RoundGraph
 from outblas.adapt.learning.slice_limits import SHARED_WORKSPACE_BYTES, SliceLimits
 from outblas.core.config import KernelConfig
 from outblas.core.errors import DeviceError
-from outblas.core.evaluation import Status
+from outblas.core.evaluation import Status, Verdict
 from outblas.core.problem import Problem
 from outblas.core.rivals import BaselineCall
 from outblas.core.roofline import Gpu
@@ -74,7 +75,7 @@ class GpuWorkbench:
         self._workspace: Any = zeroed(SHARED_WORKSPACE_BYTES, device)
         self._inputs: Inputs = "normal"
         self._reference: Any = None
-        self._sums: Any = None
+        self._sums: list[Any] = []  # of each operand set
         self._calls: dict[str, list[BaselineCall]] = {}
         self._warmed: set[str] = set()
         self._graphs: dict[tuple[str, int], RoundGraph] = {}  # by name and first operand set
@@ -86,8 +87,7 @@ class GpuWorkbench:
     def prepare(self, inputs: Inputs) -> Iterator[None]:
         """Fill the operands and compute the reference; yield after each slice."""
         self._inputs, self._reference = inputs, None
-        self._fill()
-        yield
+        yield from self._fill()
         a, b, _ = self._data[0]
         reference = SlicedReference(self._problem, a, b, inputs == "integers", self._limits.block_bytes)
         yield from reference.blocks(self._limits.block_flop(self._gpu))
@@ -98,10 +98,10 @@ class GpuWorkbench:
         for inputs in ALL_INPUTS:
             for _ in self.prepare(inputs):
                 pass
-            check_cell(self._data, self._reference, self._sums[0], partial(self._torch_calls()[0], self._clock.stream))
+            self._check(self._torch_calls()[0])
         with contextlib.suppress(HostBehindGpu):
             self._clock.timed([self._round_of(_TORCH, self._torch_calls())])
-        self.operands_intact()
+        deque(self.operands_intact(), maxlen=0)
 
     def load(self, contender: Contender) -> None:
         """Run a contender once, so that CUDA loads its machine code: at its first launch that takes milliseconds.
@@ -118,10 +118,10 @@ class GpuWorkbench:
             DeviceError: it cannot be launched.
         """
         call = self._bound(contender)[0]
-        verdict = check_cell(self._data, self._reference, self._sums[0], partial(call, self._clock.stream))
+        verdict = self._check(call)
         if verdict.status is Status.MEMORY_VIOLATION:  # the next contender gets whole operands
             self._data.restore()
-            self._fill()
+            deque(self._fill(), maxlen=0)
         return "" if verdict.status is Status.PASSED else verdict.detail
 
     def time_pair(self, contender: Contender) -> tuple[float, float] | None:
@@ -141,17 +141,19 @@ class GpuWorkbench:
             return None
         return times[contender.name] / self._repeats, times[_TORCH] / self._repeats
 
-    def operands_intact(self) -> bool:
-        """Return True if no call has changed an input or a canary."""
+    def operands_intact(self) -> Generator[None, None, bool]:
+        """Return True if no call has changed an input or a canary; yield after each slice."""
         import torch
 
-        return torch.equal(self._sums, self._data.sums())
+        found = yield from self._in_steps(self._data.sums_of(index) for index in range(self._data.sets))
+        return torch.equal(torch.stack(found), torch.stack(self._sums))
 
     def close(self) -> None:
         """Give the memory back to torch; harmless when done twice."""
         self._drop_graphs()
         self._calls.clear()
-        self._data = self._workspace = self._reference = self._sums = None
+        self._data = self._workspace = self._reference = None
+        self._sums = []
 
     def _shorten(self) -> None:
         """Count a spoiled round. Now and then halve the calls of a round, whose time goes to the host's queueing."""
@@ -162,13 +164,29 @@ class GpuWorkbench:
             freed = self._limits.work_us * (1 - self._repeats / self._limits.calls(self._problem, self._gpu))
             self._clock.limit(self._limits.tries, self._limits.plug_us + freed)
 
-    def _fill(self) -> None:
-        self._data.restore_guards()  # contenders ran unproven while they were loaded
+    def _check(self, call: BaselineCall) -> Verdict:
+        whole, _ = self._sums[0]
+        return check_cell(self._data, self._reference, whole, partial(call, self._clock.stream))
+
+    def _fill(self) -> Iterator[None]:
+        """Fill the operands and sum them up; yield after each slice. All in one takes 0.5 ms."""
+        sets = range(self._data.sets)
+        # Contenders ran unproven while they were loaded.
+        yield from self._in_steps(self._data.restore_guards(index) for index in sets)
         if self._inputs == "integers":
             fill_integers(self._problem, *self._data[0][:2])
+            yield
         else:
-            self._data.fill_normal()
-        self._sums = self._data.sums()
+            yield from self._in_steps(self._data.fill_steps())
+        self._sums = yield from self._in_steps(self._data.sums_of(index) for index in sets)
+
+    def _in_steps(self, each: Iterator[Any]) -> Generator[None, None, list[Any]]:
+        """Return the items of an iterator, each the work on one operand set; yield after each slice."""
+        most, found = self._limits.sets_a_step(self._problem), list[Any]()
+        while some := list(itertools.islice(each, most)):
+            found += some
+            yield
+        return found
 
     def _bound(self, contender: Contender) -> list[BaselineCall]:
         """Return the contender's calls, one per operand set."""

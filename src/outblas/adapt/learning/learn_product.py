@@ -64,8 +64,8 @@ class Workbench(Protocol):
     def time_pair(self, contender: Contender) -> tuple[float, float] | None:
         """Return (microseconds of the contender, of torch) of one round; None if the host spoiled the round."""
 
-    def operands_intact(self) -> bool:
-        """Return True if timing has changed neither inputs nor canaries."""
+    def operands_intact(self) -> Generator[None, None, bool]:
+        """Return True if timing has changed neither inputs nor canaries; yield after each slice."""
 
     def close(self) -> None:
         """Give the memory back."""
@@ -129,7 +129,7 @@ def learn_product(
     for contender in _fastest(speedups, FINALISTS, FINAL_ABOVE):
         winner = yield from _decided(bench, contender)
         winners += [] if winner is None else [winner]
-    if winners and not bench.operands_intact():
+    if winners and not (yield from bench.operands_intact()):
         record.refused[winners[0].contender.name] = "an operand changed while contenders were timed"
         return Outcome(None)
     return Outcome(max(winners, key=lambda one: one.low, default=None), frozenset(speedups))

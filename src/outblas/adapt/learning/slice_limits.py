@@ -34,7 +34,7 @@ class SliceLimits:
         most_calls: calls of each side in a round at most; the host must queue them during the plug.
         scratch_bytes: GPU memory of one product's operands, references and workspace at most.
         block_us: microseconds of a step of a reference.
-        block_bytes: memory of a block of a reference.
+        block_bytes: memory of a block of a reference, and of the operand sets that a step fills or sums up.
         graphs: time calls in CUDA graphs.
     """
 
@@ -63,6 +63,10 @@ class SliceLimits:
         """Return the floating-point operations of a step of a reference."""
         rate = _FP64_RATE if gpu.arch in _FAST_FP64_ARCHITECTURES else _SLOW_FP64_RATE
         return rate * self.block_us
+
+    def sets_a_step(self, problem: Problem) -> int:
+        """Return how many operand sets a step fills or sums up, 1 or more; each takes the host several launches."""
+        return max(1, min(self.most_calls, self.block_bytes // problem.bytes))
 
     def scratch_sets(self, problem: Problem, gpu: Gpu) -> int:
         """Return how many operand sets of a problem fit into the scratch memory; timing rotates over them.

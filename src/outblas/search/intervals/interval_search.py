@@ -1,8 +1,9 @@
 """Find the intervals of a weight: search a sample of M, bisect the changes of winner, prove the kernels inside.
 
-1. An agent searches the kernels of about 12 M of the range, as for single problems.
+1. An agent searches the kernels of about 20 M of the range, as for single problems.
 2. Where neighbouring M have other winners, each winner is tried at the neighbour. If a change remains, the middle of
-   the gap is measured, again and again, until both M are next to each other.
+   the gap is measured, again and again, until both M are next to each other. In a wide gap the agent proposes further
+   kernels for the middle.
 3. The kernels of each interval are proved at two M that are drawn inside of it, by the same evaluator. A kernel that
    fails anywhere serves no M of the weight, and its intervals are sought again.
 """
@@ -13,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from outblas.core.config import LAUNCHES, Launch
+from outblas.core.config import LAUNCHES, KernelConfig, Launch
 from outblas.core.evaluator import Evaluator
 from outblas.core.weight import WeightRange
 from outblas.records.library_interval import LibraryInterval
@@ -25,6 +26,10 @@ from outblas.search.intervals.sampled_m import drawn, inside, middle
 from outblas.search.intervals.winner_runs import WinnerRun, lowest_choice, winner_runs
 from outblas.search.tune import Interrupted, Progress, SearchOptions, decided_row, tune
 
+#: In the middle of a gap whose ends have at least this ratio, the agent proposes kernels, too.
+SEARCHED_GAP = 1.1
+#: The most of them: two for each launch option.
+PROPOSED_BETWEEN = 6
 #: From this number of measured M on, no gap of a weight is bisected further. Proofs go on.
 MOST_MEASURED = 128
 #: Rounds of proofs of a weight at most. An interval that is not proved then is left out.
@@ -105,9 +110,9 @@ def find_intervals(
         Interrupted: Ctrl-C.
     """
     cells = Cells(asked, evaluator, store, run_id, options.offered, options.only_offered)
-    search = _Search(cells, options)
+    search = _Search(cells, agent, options)
     try:
-        stopped = search.sampled(agent, store, run_id) or search.refined()
+        stopped = search.sampled(store, run_id) or search.refined()
     except KeyboardInterrupt as error:
         raise Interrupted(
             f"interrupted at weight {asked.weight.key} with {len(store.recorded_pairs(run_id))} measurements; "
@@ -122,11 +127,11 @@ def find_intervals(
 class _Search:
     """The rounds of one weight's search."""
 
-    def __init__(self, cells: Cells, options: IntervalOptions) -> None:
-        self.cells, self.options = cells, options
+    def __init__(self, cells: Cells, agent: Agent, options: IntervalOptions) -> None:
+        self.cells, self.agent, self.options = cells, agent, options
         self._done = self._expected = 0
 
-    def sampled(self, agent: Agent, store: Store, run_id: str) -> bool:
+    def sampled(self, store: Store, run_id: str) -> bool:
         """Search the sampled M by the agent; return whether the search was stopped."""
         stops: list[bool] = []
 
@@ -141,7 +146,7 @@ class _Search:
         problems = [self.cells.range.problem(m) for m in self.options.sampled]
         wanted = SearchOptions(stop=stop, finished=self.cells.add)
         told: Progress = progress
-        tune(problems, agent, self.options.budget, self.cells.evaluator, store, run_id, told, wanted)
+        tune(problems, self.agent, self.options.budget, self.cells.evaluator, store, run_id, told, wanted)
         return any(stops)
 
     def refined(self) -> bool:
@@ -175,10 +180,17 @@ class _Search:
             new = self.cells.unknown(near)
             if not new and len(self.cells.ms) < MOST_MEASURED:
                 between = middle(self.cells.offered, a, b)
-                both = dict.fromkeys((*left.configs, *right.configs))
+                own = [] if between is None or b < SEARCHED_GAP * a else self._proposed(between)
+                both = dict.fromkeys((*left.configs, *right.configs, *own))
                 new = [] if between is None else self.cells.unknown((between, c) for c in both)
             asks += new
         return asks
+
+    def _proposed(self, m: int) -> list[KernelConfig]:
+        """Return what the agent proposes at an M between two that have other winners: a third kernel may win there."""
+        problem, evaluator = self.cells.range.problem(m), self.cells.evaluator
+        n = min(self.options.budget, PROPOSED_BETWEEN)
+        return self.agent.propose(problem, evaluator.candidates(problem), list(self.cells.at(m).values()), n)
 
     def _proofs(self, runs: Sequence[WinnerRun]) -> list[Ask]:
         return [ask for run in runs for ask in self._open_proofs(run)]
