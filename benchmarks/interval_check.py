@@ -12,7 +12,8 @@ Result file: results/<gpu>/interval_check.json. ``--out`` names another one. Nee
 
 For each weight, M are drawn log-uniformly from the range of its intervals. At each of them the agent measures
 ``--budget`` kernels, as ``outblas tune --mnk`` does. The winner and the interval's decision are then timed anew, in the
-same rounds. A decision for torch or cuBLASLt counts with that one's time, on both sides.
+same rounds. A decision for torch or cuBLASLt counts with that one's time, on both sides. An M in no interval has the
+decision of the package, as in a program.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from new_shapes import shipped_library
+
 from outblas.bench.live_evaluator import LiveEvaluator
 from outblas.core.config import KernelConfig, config_name, launch_of
 from outblas.core.errors import OutblasError, UsageError
@@ -32,6 +35,7 @@ from outblas.core.evaluation import Evaluation
 from outblas.core.files import lock_folder, write_json
 from outblas.core.problem import Problem
 from outblas.core.rivals import LT_AUTO, RIVALS
+from outblas.core.roofline import Gpu
 from outblas.core.stats import geomean, losses
 from outblas.core.weight import Weight
 from outblas.judge.bench_cell import Options
@@ -93,6 +97,13 @@ def drawn_problems(library: Library, count: int, seed: int) -> list[Problem]:
     return found
 
 
+def decisions(library: Library, problems: Sequence[Problem], gpu: Gpu) -> dict[Problem, LibraryRow]:
+    """Return the decision for each problem: that of its interval, else that of the package."""
+    found = {problem: row for problem in problems if (row := library.lookup(problem)) is not None}
+    rest = [problem for problem in problems if problem not in found]
+    return {**found, **{row.problem: row for row in shipped_library(rest, gpu).rows}}
+
+
 def time_of(row: LibraryRow, timed: dict[KernelConfig, Evaluation]) -> float | None:
     """Return the time of a decision, microseconds, by the evaluations of its problem; None: its kernel failed."""
     if row.plain is not None:
@@ -122,7 +133,8 @@ def check(arguments: argparse.Namespace) -> None:
         agent = make_agent(arguments.agent, 0, gpu)
         tuned = tune(problems, agent, arguments.budget, evaluator, store, TUNED, progress)
         rows = zip(problems, tuned.rows, strict=True)
-        cases = [Case(p, library.lookup(p) or LibraryRow(p, "torch"), row) for p, row in rows]
+        decided = decisions(library, problems, gpu)
+        cases = [Case(p, decided[p], row) for p, row in rows]
         store.begin(TIMED, {"agent": "interval_check", "seed": arguments.seed, "source": evaluator.source})
         figures = [row_of(case, timed(case, evaluator, store)) for case in cases if case.kernels]
     ratios = [row["ratio"] for row in figures if row["ratio"] is not None]

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from outblas.adapt.learning import learning_device, ready_contenders
+from outblas.adapt.learning.effort import BRIEF, THOROUGH
 from outblas.adapt.learning.learning_device import LearningDevice
 from outblas.adapt.learning.ready_contenders import WHILE_RUNNING, WHILE_SETTLING, find_ready, ready_cubin
 from outblas.core.problem import Problem
@@ -214,8 +215,9 @@ def test_a_device_opens_a_bench_with_shared_kernels_and_enough_memory(
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (10**9, 10**10))
     assert result_of(device.open(PROBLEM, "plain", learning_device.RUNNING)) is None
     compiled += list(ready_contenders._likely_kernels(PROBLEM, "plain", H200, state.library, None, FIRST))[:2]  # type: ignore[arg-type]
-    bench, contenders, unmeasured = result_of(device.open(PROBLEM, "plain", learning_device.RUNNING))
-    assert unmeasured is None
+    bench, contenders, unmeasured, effort = result_of(device.open(PROBLEM, "plain", learning_device.RUNNING))
+    assert unmeasured is None and effort is BRIEF
+    assert device._settling(PROBLEM)[0] is THOROUGH and device._settling(Problem(8192, 8192, 8192))[0] is BRIEF
     assert [one.config for one in contenders] == compiled == loaded[:2] and set(bench[2]) == set(compiled)
     warm_ups = ["warm", "closed"] * len(learning_device.WARM_UP)
     limits = (learning_device.RUNNING.tries, learning_device.RUNNING.plug_us)

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from outblas.adapt.learning import learner as learner_module
+from outblas.adapt.learning.effort import BRIEF, SCREENING_ROUNDS
 from outblas.adapt.learning.gpu_budget import HOST_SHARE, SEARCH_SHARE, SHARE, pause_after
-from outblas.adapt.learning.learn_product import ALL_INPUTS, LOOKS, MAX_SPOILED, ORDERING_ROUNDS, SCREENING_ROUNDS
+from outblas.adapt.learning.learn_product import ALL_INPUTS, MAX_SPOILED
 from outblas.adapt.learning.learned_products import Stage
 from outblas.adapt.learning.learner import CALLS_BEFORE_QUEUED
 from outblas.adapt.learning.slice_limits import RUNNING, SETTLING
@@ -41,8 +42,8 @@ def test_torch_computes_until_a_winner_is_proven_timed_and_saved(alone: LoneLear
     assert row.plain.speedup == pytest.approx(1.25) and row.plain.low == pytest.approx(1.25)
     assert machine.saved == [row] and machine.forgotten == 1 and machine.benches[0].closed
     assert machine.proofs == [(one, inputs) for inputs in ALL_INPUTS for one in (FAST, SLOW)]
-    ordering = [FAST, SLOW] * SCREENING_ROUNDS + [FAST] * (ORDERING_ROUNDS - SCREENING_ROUNDS)
-    assert machine.rounds == ordering + [FAST] * LOOKS[0], "the slow one is not timed anew"
+    ordering = [FAST, SLOW] * SCREENING_ROUNDS + [FAST] * (BRIEF.ordering - SCREENING_ROUNDS)
+    assert machine.rounds == ordering + [FAST] * BRIEF.looks[0], "the slow one is not timed anew"
     assert "1.250 times torch" in alone.one().detail and "saved" in str(alone.learner.report())
 
 
@@ -64,15 +65,16 @@ def noisy(*us: float) -> Callable[[], float]:
 
 
 @pytest.mark.parametrize(
-    ("us", "last_look"), [(9.98, LOOKS[0]), (noisy(8.0, 11.0), LOOKS[-1]), (noisy(9.95, 9.85), LOOKS[-1])]
+    ("us", "last_look"),
+    [(9.98, BRIEF.looks[0]), (noisy(8.0, 11.0), BRIEF.looks[-1]), (noisy(9.95, 9.85), BRIEF.looks[-1])],
 )
 def test_an_unsure_result_keeps_what_ran_before_and_saves_nothing(alone: LoneLearner, us: Any, last_look: int) -> None:
     alone.machine.us = {FAST: us}
     alone.queue()
     alone.work()
-    assert len(alone.machine.rounds) == ORDERING_ROUNDS + last_look
+    assert len(alone.machine.rounds) == BRIEF.ordering + last_look
     assert alone.call() is OWN and not alone.machine.saved and not alone.machine.forgotten
-    assert alone.one().stage is Stage.SETTLED and "surely faster" in alone.one().detail
+    assert alone.one().stage is Stage.SETTLED and "surely faster than torch, the nearest is sm90" in alone.one().detail
 
 
 def test_without_a_choice_before_torch_goes_on(alone: LoneLearner) -> None:
@@ -105,8 +107,8 @@ def test_what_is_far_slower_than_the_best_is_not_timed_further(alone: LoneLearne
     alone.work()
     count = {contender: alone.machine.rounds.count(contender) for contender in (FAST, ALGORITHM, SLOW)}
     assert count == {
-        FAST: ORDERING_ROUNDS + LOOKS[0],
-        ALGORITHM: ORDERING_ROUNDS + LOOKS[0],
+        FAST: BRIEF.ordering + BRIEF.looks[0],
+        ALGORITHM: BRIEF.ordering + BRIEF.looks[0],
         SLOW: SCREENING_ROUNDS,
     }
     assert alone.call().plain.config == FAST.config
@@ -116,7 +118,7 @@ def test_what_is_slower_than_torch_costs_no_further_rounds(alone: LoneLearner) -
     alone.machine.us = {FAST: 10.5, SLOW: 11.0}
     alone.queue()
     alone.work()
-    assert len(alone.machine.rounds) == 2 * ORDERING_ROUNDS
+    assert len(alone.machine.rounds) == 2 * BRIEF.ordering
 
 
 def test_an_algorithm_of_cublaslt_may_win(alone: LoneLearner) -> None:
@@ -169,7 +171,8 @@ def test_one_product_cannot_take_the_whole_budget(alone: LoneLearner) -> None:
     alone.machine.slice_us = 1e5
     alone.queue()
     assert alone.work() == 2 + 3 and alone.one().gpu_seconds == pytest.approx(0.3)
-    assert alone.one().stage is Stage.LEFT_ALONE and "0.3 GPU seconds" in alone.one().detail
+    assert alone.one().stage is Stage.LEFT_ALONE
+    assert alone.one().detail == "it took more than 0.3 GPU seconds, 0.30 of them for proofs"
 
 
 def test_what_no_memory_holds_goes_its_own_way_without_a_trace(alone: LoneLearner) -> None:
@@ -228,7 +231,7 @@ def test_rounds_that_the_host_spoils_are_repeated_and_given_up_in_the_end(alone:
     alone.queue()
     alone.work()
     assert alone.call().plain.config == FAST.config
-    assert len(alone.machine.rounds) == 2 + ORDERING_ROUNDS + LOOKS[0]
+    assert len(alone.machine.rounds) == 2 + BRIEF.ordering + BRIEF.looks[0]
     alone.machine.us, before = {FAST: lambda: None}, len(alone.machine.rounds)
     alone.queue(OTHER)
     alone.work()

@@ -51,12 +51,19 @@ def test_weights_and_problems_are_drawn_by_the_seed(script: Any, capsys: pytest.
         script.drawn_problems(Library("h200", ()), 40, 7)
 
 
+def packaged(problems: list[Any], gpu: Any) -> Library:
+    """The package chooses the small kernel for whatever it is asked."""
+    choice = LibraryChoice(SMALL, 1.2, 1.1, 1.3)
+    return Library("h200", tuple(LibraryRow(problem, "torch", plain=choice) for problem in problems))
+
+
 @pytest.fixture
 def model(script: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Model:
     """The large kernel is twice as fast from M = 100 on, and torch is level with the small one."""
     found = Model({SMALL: lambda m: 1.2, LARGE: lambda m: 2.4 if m >= 100 else 0.6})
     monkeypatch.setattr(script, "LiveEvaluator", lambda *_, **__: contextlib.nullcontext(ModelledEvaluator(found)))
     monkeypatch.setattr(script, "gpu_of_device", lambda index: H200)
+    monkeypatch.setattr(script, "shipped_library", packaged)
     monkeypatch.setattr(script, "collect_provenance", lambda command, index: {"command": command})
     library((1, 99, SMALL), (100, 199, SMALL), (200, 300, None)).save(tmp_path / "library.json")
     return found
@@ -82,6 +89,14 @@ def test_cases_below_the_kernel_of_that_m_are_counted(script: Any, model: Model,
     assert found["below"] == len(late) + len(torch) == sum(m >= 100 for m in by_m)
     early = [row for m, row in by_m.items() if m < 100]
     assert all(row["ratio"] == 1 for row in early) and found["same_decision"] >= len(early)
+
+
+def test_an_m_in_no_interval_has_the_decision_of_the_package(script: Any, model: Model) -> None:
+    gap = library((1, 99, LARGE), (200, 300, None))
+    problems = [WEIGHT.problem(m) for m in (50, 150, 250)]
+    kernels = [row.plain and row.plain.config for row in script.decisions(gap, problems, H200).values()]
+    assert kernels == [LARGE, None, SMALL], "those of intervals stand in front"
+    assert list(script.decisions(gap, problems, H200))[-1] == problems[1]
 
 
 def test_a_stopped_run_measures_nothing_twice(script: Any, model: Model, tmp_path: Path) -> None:

@@ -204,7 +204,7 @@ def test_the_contenders_of_a_product_are_right_and_ready() -> None:
             opened = end.value
             break
     assert opened is not None
-    bench, contenders, _ = opened
+    bench, contenders, *_ = opened
     assert 2 <= len(contenders) <= sum(WHILE_SETTLING) and any(one.config is None for one in contenders)
     for inputs in ("integers", "normal"):
         with device.slice():

@@ -1,9 +1,8 @@
 """Learn one product: prove each contender, then time the right ones against torch, in slices.
 
 Each function yields after every slice of GPU work; its caller waits between slices as it must. A contender is timed
-only after its proof. A first part of the rounds only orders the contenders. The best two are then timed anew, so no
-figure comes from rounds that have chosen its contender. A decision needs a 99% interval, because it is looked at up to
-three times and for two contenders.
+only after its proof. A first part of the rounds only orders the contenders. The best are then timed anew, so no
+figure comes from rounds that have chosen its contender.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Literal, Protocol
 
+from outblas.adapt.learning.effort import BRIEF, MOST_STAYING, SCREENING_ROUNDS, Effort
 from outblas.adapt.learning.learned_products import Contender, LearnedProduct, Stage
 from outblas.core.rivals import LT_AUTO
 from outblas.core.stats import paired_speedup
@@ -22,34 +22,13 @@ from outblas.records.library_row import INSTALL_ABOVE, LibraryChoice, LibraryRow
 #: Inputs of the proof.
 Inputs = Literal["integers", "normal"]
 ALL_INPUTS: tuple[Inputs, ...] = ("integers", "normal")
-#: Rounds that order the contenders. After the first two, six go on at most: those that reach 0.9 of the fastest.
-ORDERING_ROUNDS, SCREENING_ROUNDS, STAYS_ABOVE, MOST_STAYING = 5, 2, 0.9, 6
-#: Numbers of further rounds after which a decision is tried.
-LOOKS = (11, 21, 31)
-#: The most contenders that are timed anew, if they reach this part of the fastest one's speed.
-FINALISTS, FINAL_ABOVE = 2, 0.97
-_DECIDING_CONFIDENCE = 0.99
+#: After the screening those go on that reach this part of the fastest one's speed.
+STAYS_ABOVE = 0.9
+#: Contenders are timed anew if they reach this part of the fastest one's speed.
+FINAL_ABOVE = 0.97
 #: Rounds in turn that the host may spoil before the timing is given up. Beside a program that keeps the interpreter
 #: busy, few rounds are good.
 MAX_SPOILED = 400
-
-
-def most_contenders(round_us: float, seconds: float, at_most: int) -> int:
-    """Return how many contenders can be proven, ordered and decided within a time, from 2 to ``at_most``.
-
-    A proof counts as two rounds. Half of the time is left for references and for plugs.
-
-    Args:
-        round_us: microseconds of the calls of a round, both sides together.
-        seconds: GPU seconds for all of it.
-        at_most: the most contenders.
-    """
-
-    def rounds(count: int) -> int:
-        ordering = SCREENING_ROUNDS * count + (ORDERING_ROUNDS - SCREENING_ROUNDS) * min(count, MOST_STAYING)
-        return 2 * count + ordering + FINALISTS * LOOKS[1]
-
-    return next((count for count in range(at_most, 2, -1) if rounds(count) * round_us <= seconds * 1e6 / 2), 2)
 
 
 class Workbench(Protocol):
@@ -72,8 +51,8 @@ class Workbench(Protocol):
 
 
 @dataclass(frozen=True)
-class Winner:
-    """A contender that is surely faster than torch.
+class Finalist:
+    """A contender that was timed anew; its name and figures as a text.
 
     Attributes:
         contender: the contender.
@@ -87,6 +66,9 @@ class Winner:
     low: float
     high: float
 
+    def __str__(self) -> str:
+        return f"{self.contender.name}, {self.speedup:.3f} times torch ({self.low:.3f} to {self.high:.3f})"
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -95,10 +77,12 @@ class Outcome:
     Attributes:
         winner: the best contender that is surely faster than torch; None if nothing is.
         not_slower: right contenders that were faster than torch in most of the first rounds, surely or not.
+        nearest: without a winner, the finalist with the highest speed-up; None if there was no finalist.
     """
 
-    winner: Winner | None
+    winner: Finalist | None
     not_slower: frozenset[Contender] = frozenset()
+    nearest: Finalist | None = None
 
 
 class HostTooBusy(Exception):
@@ -106,7 +90,7 @@ class HostTooBusy(Exception):
 
 
 def learn_product(
-    bench: Workbench, contenders: Sequence[Contender], record: LearnedProduct
+    bench: Workbench, contenders: Sequence[Contender], record: LearnedProduct, effort: Effort = BRIEF
 ) -> Generator[None, None, Outcome]:
     """Prove and time contenders; yield after each slice.
 
@@ -114,6 +98,7 @@ def learn_product(
         bench: the product's bench.
         contenders: ways to compute it.
         record: is kept up to date: stage, contenders and refused.
+        effort: the rounds.
 
     Returns:
         The outcome. There is no winner if an operand changed while contenders were timed.
@@ -124,15 +109,17 @@ def learn_product(
     record.contenders = len(contenders)
     right = yield from _proven(bench, contenders, record)
     record.stage = Stage.TIMING
-    speedups = yield from _ordered(bench, right)
-    winners = []
-    for contender in _fastest(speedups, FINALISTS, FINAL_ABOVE):
-        winner = yield from _decided(bench, contender)
-        winners += [] if winner is None else [winner]
+    speedups = yield from _ordered(bench, right, effort)
+    winners, others = list[Finalist](), list[Finalist]()
+    for contender in _fastest(speedups, effort.finalists, FINAL_ABOVE):
+        is_sure, finalist = yield from _decided(bench, contender, effort)
+        (winners if is_sure else others).append(finalist)
     if winners and not (yield from bench.operands_intact()):
         record.refused[winners[0].contender.name] = "an operand changed while contenders were timed"
         return Outcome(None)
-    return Outcome(max(winners, key=lambda one: one.low, default=None), frozenset(speedups))
+    if winners:
+        return Outcome(max(winners, key=lambda one: one.low), frozenset(speedups))
+    return Outcome(None, frozenset(speedups), max(others, key=lambda one: one.speedup, default=None))
 
 
 def _proven(
@@ -158,11 +145,13 @@ def _fastest(speedups: Mapping[Contender, float], most: int, above: float) -> li
     return [contender for contender in order if speedups[contender] >= above * speedups[order[0]]]
 
 
-def _ordered(bench: Workbench, right: Sequence[Contender]) -> Generator[None, None, dict[Contender, float]]:
+def _ordered(
+    bench: Workbench, right: Sequence[Contender], effort: Effort
+) -> Generator[None, None, dict[Contender, float]]:
     """Return the contenders that beat torch in a few rounds, each with its median speed-up."""
     ratios: dict[Contender, list[float]] = {contender: [] for contender in right}
     stay = list(right)
-    for number in range(ORDERING_ROUNDS):
+    for number in range(effort.ordering):
         if number == SCREENING_ROUNDS:
             so_far = {contender: median(ratios[contender]) for contender in right}
             stay = _fastest(so_far, MOST_STAYING, STAYS_ABOVE)
@@ -173,20 +162,18 @@ def _ordered(bench: Workbench, right: Sequence[Contender]) -> Generator[None, No
     return {contender: ratio for contender, ratio in medians.items() if ratio > 1}
 
 
-def _decided(bench: Workbench, contender: Contender) -> Generator[None, None, Winner | None]:
-    """Time a contender until it is surely faster than torch, surely not, or the rounds are used up."""
+def _decided(bench: Workbench, contender: Contender, effort: Effort) -> Generator[None, None, tuple[bool, Finalist]]:
+    """Time a contender until it is surely faster than torch (True), surely not, or the rounds are used up."""
     ours, theirs = list[float](), list[float]()
-    for look in LOOKS:
+    for look in effort.looks:
         while len(ours) < look:
             mine, torch = yield from _round(bench, contender)
             ours.append(mine)
             theirs.append(torch)
-        _, low, high = paired_speedup(ours, theirs, confidence=_DECIDING_CONFIDENCE)
-        if low > INSTALL_ABOVE:
-            return Winner(contender, *paired_speedup(ours, theirs))
-        if high < INSTALL_ABOVE:
-            return None
-    return None
+        _, low, high = paired_speedup(ours, theirs, confidence=effort.confidence)
+        if low > INSTALL_ABOVE or high < INSTALL_ABOVE:
+            break
+    return low > INSTALL_ABOVE, Finalist(contender, *paired_speedup(ours, theirs))
 
 
 def _round(bench: Workbench, contender: Contender) -> Generator[None, None, tuple[float, float]]:
@@ -199,7 +186,7 @@ def _round(bench: Workbench, contender: Contender) -> Generator[None, None, tupl
     raise HostTooBusy(f"the host spoiled {MAX_SPOILED} rounds in turn")
 
 
-def row_of(record: LearnedProduct, winner: Winner | None) -> LibraryRow:
+def row_of(record: LearnedProduct, winner: Finalist | None) -> LibraryRow:
     """Return the library row of a product: its winner, or torch.
 
     Args:

@@ -57,6 +57,7 @@ class LearnedProduct:
         contenders: number of ways that were tried.
         refused: name of a way -> the reason why it failed its proof.
         gpu_seconds: GPU time that was spent on it.
+        proof_seconds: the part of it that proofs took.
         row: the decision; None before the product is settled, or if it goes on as without learning.
     """
 
@@ -68,6 +69,7 @@ class LearnedProduct:
     contenders: int = 0
     refused: dict[str, str] = field(default_factory=dict)
     gpu_seconds: float = 0.0
+    proof_seconds: float = 0.0
     row: LibraryRow | None = None
 
 

@@ -21,7 +21,7 @@ from dataclasses import replace
 from time import thread_time
 
 from outblas.adapt.learning.gpu_budget import HOST_SHARE, MAX_PRODUCT_SECONDS, SEARCH_SHARE, GpuBudget, pause_after
-from outblas.adapt.learning.learn_product import Outcome, Winner, learn_product, row_of
+from outblas.adapt.learning.learn_product import Finalist, Outcome, learn_product, row_of
 from outblas.adapt.learning.learned_products import IN_WORK, LearnedProduct, LearningReport, Stage
 from outblas.adapt.learning.learning_chooser import LearningChooser
 from outblas.adapt.learning.learning_device import LearningDevice, LearningMachine, Opened, SliceTimer
@@ -207,6 +207,7 @@ class Learner:
             _LOG.warning("%s is not learned: %s", record.problem.key, error)
         finally:
             record.gpu_seconds += 1e-6 * timer.us
+            record.proof_seconds += 1e-6 * timer.us * (record.stage is Stage.PROVING)
             self.budget.charge(timer.us)
         if self._job is not None and self._is_spent(record):
             self._abandon(record, steps)
@@ -319,7 +320,7 @@ class Learner:
         try:
             record.stage = Stage.PROVING
             yield
-            outcome = yield from learn_product(opened.bench, opened.contenders, record)
+            outcome = yield from learn_product(opened.bench, opened.contenders, record, opened.effort)
         finally:
             opened.bench.close()
         if outcome.winner is not None:
@@ -327,10 +328,9 @@ class Learner:
         else:
             self._keep(record, opened, outcome)
 
-    def _install(self, record: LearnedProduct, winner: Winner) -> None:
+    def _install(self, record: LearnedProduct, winner: Finalist) -> None:
         """Settle a product with a winner, which is saved and served from now on."""
-        machine, row = self._machines[record.index], row_of(record, winner)
-        detail = f"{winner.contender.name}, {winner.speedup:.3f} times torch ({winner.low:.3f} to {winner.high:.3f})"
+        machine, row, detail = self._machines[record.index], row_of(record, winner), str(winner)
         try:
             detail += f", {machine.save(row)}"
         except RecordError as error:
@@ -341,7 +341,8 @@ class Learner:
 
     def _keep(self, record: LearnedProduct, opened: Opened, outcome: Outcome) -> None:
         """Settle a product without a winner: it goes on as before, unless that is wrong or slower than torch."""
-        detail = f"none of {record.contenders} is surely faster than torch"
+        best = "" if outcome.nearest is None else f", the nearest is {outcome.nearest}"
+        detail = f"none of {record.contenders} is surely faster than torch{best}"
         before = opened.unmeasured
         if before is None:
             self._settled(record, detail, row_of(record, None))
@@ -374,7 +375,8 @@ class Learner:
         elif self.budget.is_used_up:
             reason = f"the budget of {self.budget.seconds:g} GPU seconds is used up"
         else:
-            reason = reason or f"it took more than {MAX_PRODUCT_SECONDS} GPU seconds"
+            spent = f"{record.proof_seconds:.2f} of them for proofs"
+            reason = reason or f"it took more than {MAX_PRODUCT_SECONDS} GPU seconds, {spent}"
         self._end(record, reason)
         if self.budget.is_used_up:
             with self._lock:

@@ -8,9 +8,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
+from outblas.adapt.learning.effort import BRIEF, Effort, settling_effort
 from outblas.adapt.learning.gpu_budget import MAX_PRODUCT_SECONDS
 from outblas.adapt.learning.gpu_workbench import GpuWorkbench
-from outblas.adapt.learning.learn_product import Workbench, most_contenders
+from outblas.adapt.learning.learn_product import Workbench
 from outblas.adapt.learning.learned_products import Contender
 from outblas.adapt.learning.learning_clock import LearningClock
 from outblas.adapt.learning.ready_contenders import WHILE_RUNNING, WHILE_SETTLING, at_most, find_ready
@@ -54,11 +55,13 @@ class Opened(NamedTuple):
         bench: its bench.
         contenders: the ways to compute it, at least one.
         unmeasured: what runs without learning; None: torch.
+        effort: the rounds that it gets.
     """
 
     bench: Workbench
     contenders: list[Contender]
     unmeasured: Contender | None
+    effort: Effort = BRIEF
 
 
 class LearningMachine(Protocol):
@@ -179,7 +182,7 @@ class LearningDevice:
             DeviceError: too little memory is free.
         """
         state = self._state()
-        most = WHILE_RUNNING if limits is RUNNING else self._most(problem)
+        effort, most = (BRIEF, WHILE_RUNNING) if limits is RUNNING else self._settling(problem)
         ready = yield from find_ready(problem, launch, self._gpu, state.library, state.lt, self._own, most)
         if not ready.contenders:
             return None
@@ -202,7 +205,7 @@ class LearningDevice:
         except BaseException:  # the end of this generator, too
             bench.close()
             raise
-        return Opened(bench, ready.contenders, ready.unmeasured)
+        return Opened(bench, ready.contenders, ready.unmeasured, effort)
 
     def save(self, row: LibraryRow) -> str:
         """Save a winner's row in the user's library; return where, in words.
@@ -219,10 +222,14 @@ class LearningDevice:
         """Let calls be decided anew, as a product has a new way."""
         device_registry.forget_decisions(self._index)
 
-    def _most(self, problem: Problem) -> tuple[int, int]:
-        """Return how many kernels and algorithms ``settle()`` tries: all of a few would not be decided in time."""
+    def _settling(self, problem: Problem) -> tuple[Effort, tuple[int, int]]:
+        """Return the rounds of a product in ``settle()``, and how many kernels and algorithms it tries.
+
+        All of a few slow ones would not be decided in time.
+        """
         round_us = SETTLING.round_us(problem, self._gpu)
-        return at_most(most_contenders(round_us, MAX_PRODUCT_SECONDS, sum(WHILE_SETTLING)))
+        effort, most = settling_effort(round_us, MAX_PRODUCT_SECONDS, sum(WHILE_SETTLING))
+        return effort, at_most(most)
 
     def _provenance(self) -> dict[str, Any]:
         """Return the provenance of a row that is saved now. What stays the same is asked for once: it may take long."""
