@@ -361,6 +361,15 @@ def test_without_the_other_layout_there_is_no_best_row(bench):
     assert "best" not in {row["layout"] for row in summary_rows(path.parent)}
 
 
+def test_layouts_that_share_few_problems_have_no_best_row(tmp_path):
+    tn, nn = make_rows((64, 128), pdls=(False,)), make_rows((128, 256), pdls=(False,))
+    shared = {(r["m"], r["n"], r["k"]) for r in tn} & {(r["m"], r["n"], r["k"]) for r in nn}
+    assert 0 < 2 * len(shared) <= len(tn)
+    write_result(tn, META, tmp_path / "a.parquet")
+    write_result([{**row, "layout": "NN"} for row in nn], META, tmp_path / "b.parquet")
+    assert {row["layout"] for row in summary_rows(tmp_path)} == {"TN", "NN"}
+
+
 def test_files_of_two_machines_name_both(tmp_path):
     rows = make_rows((64,))
     other = {**META, "provenance": {**META["provenance"], "commit": "1111111"}}

@@ -32,7 +32,7 @@ def summarise_result(result: Result) -> list[Row]:
 
 
 def best_rows(results: Iterable[Result]) -> list[Row]:
-    """Return summary rows of layout ``best``, for every table that was measured in both TN and NN.
+    """Return summary rows of layout ``best``, for every table that has most problems in both TN and NN.
 
     They have no ``interval``: their rows join medians of two benches.
 
@@ -50,7 +50,7 @@ def best_rows(results: Iterable[Result]) -> list[Row]:
         if layouts.keys() >= {"TN", "NN"} and "server" not in kind:
             (tn, tn_rows), (nn, nn_rows) = layouts["TN"], layouts["NN"]
             rows = best_of_layouts(tn_rows, nn_rows)
-            if rows:
+            if 2 * len(rows) > max(len(tn_rows), len(nn_rows)):  # else each layout drew shapes of its own
                 sources = [tn] if tn.path == nn.path else [tn, nn]
                 starts = min(figures_by_start(each, of.starts)["starts"] for of, each in layouts.values())
                 found.append({**_summary_row(sources, ("best", *kind), rows), "starts": starts})
