@@ -18,7 +18,7 @@ from outblas.dispatch.guarantees.full_precision import (  # noqa: E402
 )
 from outblas.judge import baselines, programmatic_edges, torch_baselines  # noqa: E402
 from outblas.judge.fallback_entry import FALLBACK, FallbackEntry  # noqa: E402
-from outblas.runtime import cublaslt  # noqa: E402
+from outblas.runtime import cublaslt, workspace  # noqa: E402
 
 PROBLEM = Problem(8, 16, 24)
 OPERANDS = tuple(torch.zeros(shape, dtype=torch.float16) for shape in ((8, 24), (16, 24), (8, 16)))
@@ -90,6 +90,23 @@ def test_a_fall_back_runs_the_named_algorithm(monkeypatch: pytest.MonkeyPatch) -
     assert algorithm.calls == [(*OPERANDS, 5, None)] and entry.detail(PROBLEM) == "id=7"
     entry.name_algorithm(PROBLEM, "id=8")  # not in this version of cuBLASLt
     assert entry.detail(PROBLEM).startswith("torch ")
+
+
+def test_the_calls_of_all_operand_sets_and_problems_share_one_workspace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a program a stream has one, too. Workspaces of their own leave the L2 cache, which a rival's does not."""
+    entry, algorithm, made = FallbackEntry(), Algorithm(), list[Any]()
+    algorithm.workspace_bytes = 64
+    monkeypatch.setattr(cublaslt.LtAlgorithms, "find", lambda self, problem, name: algorithm)
+
+    def allocate(nbytes: int, device: Any) -> Any:
+        made.append(torch.empty(nbytes, dtype=torch.uint8))
+        return made[-1]
+
+    monkeypatch.setattr(workspace, "allocate", allocate)
+    for problem in (PROBLEM, PROBLEM, Problem(3, 64, 64)):
+        entry.name_algorithm(problem, "id=7")
+        entry.bind(problem, *OPERANDS)(5)
+    assert len(made) == 1 and all(call[-1] is made[0] for call in algorithm.calls) and len(algorithm.calls) == 3
 
 
 class Graphs:
