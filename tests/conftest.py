@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import platform
+import random
 import runpy
 import signal
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from functools import lru_cache
 from pathlib import Path
 
@@ -26,6 +28,8 @@ else:
 
 #: Every test in it is marked ``gpu``.
 GPU_TESTS = Path(__file__).resolve().parent / "gpu"
+#: Name of this process of pytest-xdist, empty in any other.
+WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -58,7 +62,7 @@ def libraries_are_read_once() -> None:
 def fresh_cubins(tmp_path_factory: pytest.TempPathFactory) -> CubinCache:
     """Kernels that this session compiled, in whichever of its processes; empty in the beginning."""
     base = tmp_path_factory.getbasetemp()
-    return CubinCache((base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "cubins")
+    return CubinCache((base.parent if WORKER else base) / "cubins")
 
 
 @lru_cache(maxsize=1)
@@ -91,6 +95,32 @@ class NotHere(pytest.File):
         pytest.skip(f"needs a GPU: {why_no_gpu()}")
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect without the garbage collector: modules and tests live to the end, and it would go through them often."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Let each process of pytest-xdist collect the files in an order of its own.
+
+    Pytest rewrites the assertions of a file and keeps the bytecode for the others. In one order for all, every
+    process would rewrite every file, at the same time.
+    """
+    report = yield
+    if WORKER and isinstance(collector, pytest.Directory):
+        random.Random(WORKER).shuffle(report.result)
+    return report
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
     """Import the files of tests/gpu without a GPU only to list their tests."""
@@ -101,6 +131,8 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip what needs a GPU; put files that take long before the others, whose ends fill the cores evenly."""
+    if WORKER:
+        items.sort(key=lambda item: item.path)
     long = {item.path for item in items if item.get_closest_marker("long")}
     items.sort(key=lambda item: item.path not in long)
     reason = why_no_gpu()
