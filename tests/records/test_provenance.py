@@ -157,6 +157,7 @@ def test_missing_toolchain_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
         raise ToolchainMissing("a", "b", "c")
 
     monkeypatch.setattr(provenance.metadata, "version", absent)
+    monkeypatch.setattr(provenance, "_wheel", provenance._wheel.__wrapped__)  # it remembers what it found
     monkeypatch.setattr(compiling, "nvrtc_version", no_nvrtc)
     found = provenance.toolchain()
     assert (found["nvrtc"], found["torch"], found["cublas"]) == (None, None, None)

@@ -106,7 +106,7 @@ class KernelConfig:
     else:  # for families without these knobs; without annotations, which would make them dataclass fields
         split_k, pdl, early, even = 1, False, False, False
 
-    @property
+    @functools.cached_property
     def name(self) -> str:
         """Return ``family:knob=value,...`` with the knobs of :meth:`written_knobs`; switches as true or false."""
         knobs = ",".join(f"{name}={_text(value)}" for name, value in self.written_knobs().items())

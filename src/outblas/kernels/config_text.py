@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import Any
 
@@ -12,6 +13,7 @@ from outblas.kernels.custom.free_kernel import FreeKernel
 from outblas.kernels.families.registry import FAMILIES
 
 
+@functools.lru_cache(maxsize=1 << 14)  # files name the same kernels again and again
 def config_from_name(name: str) -> KernelConfig:
     """Return the config of a canonical name; the inverse of :func:`outblas.core.config.config_name`.
 

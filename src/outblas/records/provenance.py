@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import os
 import platform
 import re
@@ -202,6 +203,7 @@ def _nvrtc() -> str | None:
         return None
 
 
+@functools.cache  # a look through all that is installed
 def _wheel(*names: str) -> str | None:
     """Return the version of the first installed distribution of these names; None if none is installed."""
     for name in names:

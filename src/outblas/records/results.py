@@ -86,6 +86,8 @@ COLUMNS: dict[str, tuple[str, bool]] = {
     "plain_config": ("string", True),
     **{c: ("double", True) for c in ("plain_us", "plain_p99_us", "plain_speedup")},
 }
+_NEVER_NULL = [name for name, (_, nullable) in COLUMNS.items() if not nullable]
+_DOUBLES = [name for name, (kind, _) in COLUMNS.items() if kind == "double"]
 #: Columns that older files lack -> the value that is read for them. Rows to write may omit them, too.
 LATER_COLUMN_DEFAULTS: dict[str, Any] = {
     **dict.fromkeys(("lt_auto_detail", "ours_p99_us", "baseline_p99_us", "torch_p99_us")),
@@ -346,10 +348,11 @@ def _contradiction(row: Row) -> str | None:
     for name in ("published", "baseline_us", "floor_us"):
         if not _positive(row[name]):
             return f"{name} is {row[name]!r}"
-    for name, (kind, nullable) in COLUMNS.items():
-        if row[name] is None and not nullable:
+    for name in _NEVER_NULL:
+        if row[name] is None:
             return f"{name} is null"
-        if kind == "double" and row[name] is not None and not math.isfinite(row[name]):
+    for name in _DOUBLES:
+        if row[name] is not None and not math.isfinite(row[name]):
             return f"{name} is {row[name]!r}"
     if row["by_start"] is not None and sorted(row["by_start"])[len(row["by_start"]) // 2] != row["published"]:
         return f"published {row['published']!r} is not the median of {row['by_start']!r}"

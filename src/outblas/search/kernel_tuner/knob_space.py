@@ -6,6 +6,7 @@ that a family lacks has the value :data:`ABSENT` there.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -34,8 +35,14 @@ def point(config: KernelConfig, parameters: Sequence[str] = PARAMETERS) -> Point
         config: the config.
         parameters: names; default: ``family`` and every knob of any family.
     """
-    values = {"family": config.family, **config.knobs()}
-    return tuple(values.get(name, ABSENT) for name in parameters)
+    values = _values(config)
+    return tuple([values.get(name, ABSENT) for name in parameters])
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _values(config: KernelConfig) -> Mapping[str, Value]:
+    """Return parameter -> value of a config's family and its own knobs; a search asks for them at every step."""
+    return {"family": config.family, **config.knobs()}
 
 
 def config_at(values: Mapping[str, Any]) -> KernelConfig:
