@@ -14,6 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 
 import pytest
+from typer import testing
 
 from outblas.runtime.cubin import CubinCache
 
@@ -56,6 +57,12 @@ def libraries_are_read_once() -> None:
     from outblas.records import library
 
     library.parse_library = lru_cache(maxsize=32)(library.parse_library)  # by the file's text
+
+
+@pytest.fixture(autouse=True, scope="session")
+def commands_are_made_once() -> None:
+    """The tree of all commands is the same at every call; making it takes a tenth of a second, in hundreds of tests."""
+    testing._get_command = lru_cache(maxsize=8)(testing._get_command)  # by the app
 
 
 @pytest.fixture(scope="session")
