@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 
 
@@ -11,9 +12,9 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
-        from outblas.cli.main import app
+        from outblas.cli.main import app_of, names_for
 
-        app()
+        app_of(names_for(sys.argv[1:], os.environ))()
     except KeyboardInterrupt:  # while still importing; a running command answers Ctrl-C itself
         sys.exit(130)
     except MemoryError:  # as well

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from outblas.adapt.learning import learn_product
-from outblas.adapt.learning.effort import BRIEF, THOROUGH, most_contenders, settling_effort
+from outblas.adapt.learning.effort import BRIEF, THOROUGH, Cost, most_contenders, settling_effort
 from outblas.adapt.learning.ready_contenders import at_most
+from outblas.adapt.learning.slice_limits import SETTLING
+from outblas.core.problem import Problem
+from support.gpus.known import H200
 from support.learning.fake_machine import ALGORITHM, FAST, OTHER, SLOW
 
 
@@ -15,17 +18,28 @@ def test_the_fastest_stay_if_they_are_close_and_not_many() -> None:
     assert learn_product._fastest({}, 3, 0.9) == []
 
 
+def cost(round_us: float, proof_us: float = 0.0) -> Cost:
+    return Cost(round_us, proof_us, 0.3)
+
+
 def test_a_slow_product_has_few_contenders() -> None:
     """The more there are of them, the less time is left to decide between the best two."""
-    counts = [most_contenders(us, 0.3, 15) for us in (0.0, 500.0, 1300.0, 2100.0, 3000.0, 1e9)]
+    counts = [most_contenders(cost(us, 2 * us), 15) for us in (0.0, 500.0, 1300.0, 2100.0, 3000.0, 1e9)]
     assert counts == [15, 15, 13, 4, 2, 2]
+    assert most_contenders(cost(500.0, 8000.0), 15) < 15, "so has one that is slow to prove"
     assert [at_most(count) for count in (15, 14, 7, 2)] == [(8, 7), (7, 7), (4, 3), (1, 1)]
 
 
 def test_settle_times_short_products_thoroughly_and_long_ones_briefly() -> None:
-    assert settling_effort(300.0, 0.3, 15) == (THOROUGH, 15)
-    assert settling_effort(1300.0, 0.3, 15) == (BRIEF, 13)
-    for us in (10.0, 800.0, 900.0, 2100.0):
-        effort, count = settling_effort(us, 0.3, 15)
-        assert effort.rounds(count) * us <= 0.15e6, "half of the time is left for references"
+    assert settling_effort(cost(300.0, 600.0), 15) == (THOROUGH, 15)
+    assert settling_effort(cost(1300.0, 2600.0), 15) == (BRIEF, 13)
+    for us in (10.0, 600.0, 800.0, 900.0, 2100.0):
+        effort, count = settling_effort(cost(us, 3 * us), 15)
+        assert effort.rounds(count) * us + 3 * us * count <= 0.15e6, "half of the time is left for references"
     assert THOROUGH.finalists > BRIEF.finalists and THOROUGH.looks[-1] > BRIEF.looks[-1]
+
+
+def test_proofs_of_a_wide_weight_take_longer_than_its_rounds() -> None:
+    wide, deep = Problem(56, 57344, 8192), Problem(8192, 8192, 8192)
+    assert SETTLING.proof_us(wide, H200) > 3 * SETTLING.round_us(wide, H200)
+    assert SETTLING.proof_us(deep, H200) < 1.5 * SETTLING.round_us(deep, H200)

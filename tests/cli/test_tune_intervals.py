@@ -20,6 +20,7 @@ from outblas.records.library import Library
 from outblas.records.results import read_result
 from outblas.runtime import device
 from outblas.search import tune_run
+from outblas.search.intervals.sampled_m import SAMPLED
 from support.cli_fixture import assert_refused, outblas, recording_fixture  # noqa: F401
 from support.dispatch_fixture import rows, transposed
 from support.gpus.known import H200
@@ -81,7 +82,7 @@ def test_a_weight_is_tuned_for_a_range_and_installed(model: Model, tmp_path: Pat
         found = decide(rows(77, 256), transposed(rows(128, 256)), None, gpu=H200, library=library)
         assert found.config == SMALL and "interval M 1..99 of the library, measured at no less than" in found.reason
     measured = read_result(run / "result.parquet").rows
-    assert len(measured) == 2 * 2 * 12 and all(row["speedup"] > 1 for row in measured)
+    assert len(measured) == 2 * 2 * SAMPLED and all(row["speedup"] > 1 for row in measured)
     assert json.loads((run / "run.json").read_text())["ranges"] == [
         "1:512_128_256_TN_fp16_fp32", "1:512_256_128_TN_fp16_fp32",
     ]  # fmt: skip
@@ -132,7 +133,7 @@ def test_a_time_limit_says_what_was_reached(model: Model, tmp_path: Path) -> Non
     arguments = ("tune", *LINEAR, "--device", "cuda:0", "--agent", "exhaustive", "--run", str(tmp_path / "run"))
     result = outblas(*arguments, "--budget", "4,0.000001s", "--install")
     assert result.exit_code == 0, (result.stderr, result.exception)
-    assert len(model.asked) == 1 and "the time is up: 1 of 12 problems were reached" in result.stderr
+    assert len(model.asked) == 1 and f"the time is up: 1 of {SAMPLED} problems were reached" in result.stderr
     assert "the intervals of 1 of 1 weights are not complete; the same command goes on" in result.stderr
     again = outblas(*arguments, "--budget", "4")
     assert again.exit_code == 0 and "2 intervals" in again.stdout
@@ -141,7 +142,7 @@ def test_a_time_limit_says_what_was_reached(model: Model, tmp_path: Path) -> Non
 def test_json_counts_the_intervals(model: Model, tmp_path: Path) -> None:
     result = tune(tmp_path / "run", *LINEAR, "--json")
     document = json.loads(result.stdout)
-    assert (document["intervals"], document["asked"], document["tuned"]) == (2, 12, 12)
+    assert (document["intervals"], document["asked"], document["tuned"]) == (2, SAMPLED, SAMPLED)
 
 
 def captured(path: Path, *products: tuple[int, int, int]) -> str:

@@ -1,51 +1,21 @@
-"""The ``outblas`` command: its commands by name, and the global options."""
+"""The ``outblas`` command: its commands by name, and the global options.
+
+``app`` has all commands. A call of one imports and makes that one alone, because all take a fifth of a second.
+"""
 
 from __future__ import annotations
 
+import importlib
 import logging
 import sys
-from collections.abc import Callable
-from typing import Annotated
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any
 
 import typer
 
-from outblas.cli.bench import bench
-from outblas.cli.build_library import STEPS_HELP, build_library
-from outblas.cli.calibrate import calibrate
-from outblas.cli.capture import capture
 from outblas.cli.command_group import SUMMARIES, OutblasGroup
 from outblas.cli.common import err, out
-from outblas.cli.compare import compare
-from outblas.cli.contribute import contribute
-from outblas.cli.doctor import doctor
-from outblas.cli.eval import evaluate
-from outblas.cli.evolve import evolve
-from outblas.cli.export import export
-from outblas.cli.fit import fit
-from outblas.cli.listing import listing
-from outblas.cli.mcp import mcp
-from outblas.cli.profile import profile
-from outblas.cli.record import record
-from outblas.cli.report import report
-from outblas.cli.results import results
-from outblas.cli.study.live_command import compare_live
-from outblas.cli.study.recipe_command import recipe
-from outblas.cli.study.recording_group import recording
-from outblas.cli.t4 import export_t4, import_t4
-from outblas.cli.train import sweep, train
-from outblas.cli.train_llm import train_llm
-from outblas.cli.try_program import try_program
-from outblas.cli.tune import tune
 from outblas.core.version import __version__
-
-app = typer.Typer(
-    name="outblas",
-    cls=OutblasGroup,
-    context_settings={"help_option_names": ["-h", "--help"]},
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
 
 
 def _version(wanted: bool) -> None:
@@ -54,7 +24,6 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def main(
     version: Annotated[
         bool, typer.Option("--version", "-V", callback=_version, is_eager=True, help="Print the version and stop.")
@@ -69,34 +38,85 @@ def main(
         logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(name)s: %(message)s")
 
 
-COMMANDS: dict[str, Callable[..., None]] = {
-    "doctor": doctor,
-    "calibrate": calibrate,
-    "eval": evaluate,
-    "try": try_program,
-    "capture": capture,
-    "tune": tune,
-    "export": export,
-    "report": report,
-    "list": listing,
-    "compare": compare,
-    "compare-live": compare_live,
-    "train": train,
-    "sweep": sweep,
-    "recipe": recipe,
-    "evolve": evolve,
-    "train-llm": train_llm,
-    "mcp": mcp,
-    "export-t4": export_t4,
-    "import-t4": import_t4,
-    "bench": bench,
-    "record": record,
-    "contribute": contribute,
-    "profile": profile,
-    "results": results,
-    "build-library": build_library,
+#: Command -> its function, or the group of its commands, as MODULE:NAME in this package.
+COMMANDS = {
+    "doctor": "doctor:doctor",
+    "calibrate": "calibrate:calibrate",
+    "eval": "eval:evaluate",
+    "try": "try_program:try_program",
+    "capture": "capture:capture",
+    "tune": "tune:tune",
+    "export": "export:export",
+    "report": "report:report",
+    "list": "listing:listing",
+    "compare": "compare:compare",
+    "compare-live": "study.live_command:compare_live",
+    "train": "train:train",
+    "sweep": "train:sweep",
+    "recipe": "study.recipe_command:recipe",
+    "recording": "study.recording_group:recording",
+    "evolve": "evolve:evolve",
+    "train-llm": "train_llm:train_llm",
+    "mcp": "mcp:mcp",
+    "export-t4": "t4:export_t4",
+    "import-t4": "t4:import_t4",
+    "bench": "bench:bench",
+    "record": "record:record",
+    "contribute": "contribute:contribute",
+    "profile": "profile:profile",
+    "results": "results:results",
+    "build-library": "build_library:build_library",
+    "fit": "fit:fit",
 }
-for name, command in COMMANDS.items():
-    app.command(name, short_help=SUMMARIES[name], epilog=STEPS_HELP if name == "build-library" else None)(command)
-app.add_typer(fit, name="fit", short_help=SUMMARIES["fit"])
-app.add_typer(recording, name="recording", short_help=SUMMARIES["recording"])
+#: Command -> the text below its help.
+EPILOGS = {"build-library": "build_library:STEPS_HELP"}
+
+
+def app_of(names: Iterable[str]) -> typer.Typer:
+    """Return the ``outblas`` command with some of its commands; only they are imported.
+
+    Args:
+        names: names in :data:`COMMANDS`.
+    """
+    app = typer.Typer(
+        name="outblas",
+        cls=OutblasGroup,
+        context_settings={"help_option_names": ["-h", "--help"]},
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+    )
+    app.callback()(main)
+    for name in names:
+        found, summary = _imported(COMMANDS[name]), SUMMARIES[name]
+        if isinstance(found, typer.Typer):
+            app.add_typer(found, name=name, short_help=summary)
+        else:
+            epilog = _imported(EPILOGS[name]) if name in EPILOGS else None
+            app.command(name, short_help=summary, epilog=epilog)(found)
+    return app
+
+
+def names_for(arguments: Sequence[str], environment: Mapping[str, str]) -> Iterable[str]:
+    """Return the commands that a call can need: one if its arguments begin with it, after global options; else all.
+
+    Args:
+        arguments: the words behind ``outblas``.
+        environment: environment variables. A shell that completes a command needs all.
+    """
+    first = next((word for word in arguments if not word.startswith("-")), "")
+    alone = first in COMMANDS and "_OUTBLAS_COMPLETE" not in environment
+    before = arguments[: arguments.index(first)] if alone else ()
+    return [first] if alone and not {"-h", "--help"} & set(before) else COMMANDS
+
+
+def _imported(place: str) -> Any:
+    module, _, name = place.partition(":")
+    return getattr(importlib.import_module(f"outblas.cli.{module}"), name)
+
+
+def __getattr__(name: str) -> Any:
+    if name != "app":
+        raise AttributeError(name)
+    globals()[name] = app_of(COMMANDS)
+    return globals()[name]

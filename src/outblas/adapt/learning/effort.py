@@ -38,30 +38,36 @@ BRIEF = Effort(5, 2, (11, 21, 31), 0.99)
 THOROUGH = Effort(9, 4, (11, 21, 31, 61), 0.995)
 
 
-def most_contenders(round_us: float, seconds: float, at_most: int, effort: Effort = BRIEF) -> int:
-    """Return how many contenders can be proven, ordered and decided within a time, from 2 to ``at_most``.
+@dataclass(frozen=True)
+class Cost:
+    """GPU time of the steps of one product, and what there is for all of them.
 
-    A proof counts as two rounds. Half of the time is left for references and for plugs.
-
-    Args:
+    Attributes:
         round_us: microseconds of the calls of a round, both sides together.
-        seconds: GPU seconds for all of it.
-        at_most: the most contenders.
-        effort: the rounds.
+        proof_us: microseconds of the proofs of a contender.
+        seconds: GPU seconds for all. Half of them are left for references and for plugs.
     """
 
-    def rounds(count: int) -> int:
-        return 2 * count + effort.rounds(count)
+    round_us: float
+    proof_us: float
+    seconds: float
 
-    return next((count for count in range(at_most, 2, -1) if rounds(count) * round_us <= seconds * 1e6 / 2), 2)
+    def fits(self, effort: Effort, contenders: int) -> bool:
+        """Return True if a number of contenders can be proven, ordered and decided in time."""
+        us = self.proof_us * contenders + self.round_us * effort.rounds(contenders)
+        return us <= self.seconds * 1e6 / 2
 
 
-def settling_effort(round_us: float, seconds: float, at_most: int) -> tuple[Effort, int]:
+def most_contenders(cost: Cost, at_most: int, effort: Effort = BRIEF) -> int:
+    """Return how many contenders have time, from 2 to ``at_most``."""
+    return next((count for count in range(at_most, 2, -1) if cost.fits(effort, count)), 2)
+
+
+def settling_effort(cost: Cost, at_most: int) -> tuple[Effort, int]:
     """Return the rounds of a product in ``settle()``, and how many contenders it has.
 
-    The rounds are :data:`THOROUGH` if all contenders have time for them, else :data:`BRIEF`. The arguments are those of
-    :func:`most_contenders`.
+    The rounds are :data:`THOROUGH` if all contenders have time for them, else :data:`BRIEF`.
     """
-    if most_contenders(round_us, seconds, at_most, THOROUGH) == at_most:
+    if cost.fits(THOROUGH, at_most):
         return THOROUGH, at_most
-    return BRIEF, most_contenders(round_us, seconds, at_most)
+    return BRIEF, most_contenders(cost, at_most)

@@ -18,6 +18,8 @@ _BYTES_PER_RESULT = 8
 _OVER_FLOOR = 2.0
 #: A fast kernel of a large product takes about this many times its roofline floor.
 _LIKELY_OVER_FLOOR = 1.5
+#: Passes over the operands that a sum of them makes.
+_PASSES = 4
 #: fp64 rate that is assumed of GPUs with fp64 tensor cores (A100, H100, B200), and of others, FLOP per microsecond.
 _FP64_RATE, _SLOW_FP64_RATE = 8e6, 5e5
 _FAST_FP64_ARCHITECTURES = (80, 90, 100)
@@ -58,6 +60,12 @@ class SliceLimits:
     def round_us(self, problem: Problem, gpu: Gpu) -> float:
         """Return the microseconds that the calls of a round most likely take, both sides together."""
         return 2 * self.calls(problem, gpu) * _LIKELY_OVER_FLOOR * floor_us(problem, gpu)
+
+    def proof_us(self, problem: Problem, gpu: Gpu) -> float:
+        """Return the microseconds that the proofs of a contender most likely take: two calls, and four passes each over
+        the operands, which are summed up.
+        """
+        return 2 * (_LIKELY_OVER_FLOOR * floor_us(problem, gpu) + _PASSES * problem.bytes / (1e6 * gpu.hbm_tbs))
 
     def block_flop(self, gpu: Gpu) -> float:
         """Return the floating-point operations of a step of a reference."""
