@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from outblas.adapt.learning import learn_product
-from outblas.adapt.learning.effort import BRIEF, THOROUGH, Cost, most_contenders, settling_effort
+from outblas.adapt.learning.effort import BRIEF, THOROUGH, ProductCost, most_contenders, settling_effort
 from outblas.adapt.learning.ready_contenders import at_most
 from outblas.adapt.learning.slice_limits import SETTLING
 from outblas.core.problem import Problem
@@ -18,8 +18,8 @@ def test_the_fastest_stay_if_they_are_close_and_not_many() -> None:
     assert learn_product._fastest({}, 3, 0.9) == []
 
 
-def cost(round_us: float, proof_us: float = 0.0) -> Cost:
-    return Cost(round_us, proof_us, 0.3)
+def cost(round_us: float, proof_us: float = 0.0) -> ProductCost:
+    return ProductCost(round_us, proof_us, 0.3)
 
 
 def test_a_slow_product_has_few_contenders() -> None:

@@ -39,7 +39,7 @@ THOROUGH = Effort(9, 4, (11, 21, 31, 61), 0.995)
 
 
 @dataclass(frozen=True)
-class Cost:
+class ProductCost:
     """GPU time of the steps of one product, and what there is for all of them.
 
     Attributes:
@@ -58,12 +58,12 @@ class Cost:
         return us <= self.seconds * 1e6 / 2
 
 
-def most_contenders(cost: Cost, at_most: int, effort: Effort = BRIEF) -> int:
+def most_contenders(cost: ProductCost, at_most: int, effort: Effort = BRIEF) -> int:
     """Return how many contenders have time, from 2 to ``at_most``."""
     return next((count for count in range(at_most, 2, -1) if cost.fits(effort, count)), 2)
 
 
-def settling_effort(cost: Cost, at_most: int) -> tuple[Effort, int]:
+def settling_effort(cost: ProductCost, at_most: int) -> tuple[Effort, int]:
     """Return the rounds of a product in ``settle()``, and how many contenders it has.
 
     The rounds are :data:`THOROUGH` if all contenders have time for them, else :data:`BRIEF`.

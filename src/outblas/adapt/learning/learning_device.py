@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
-from outblas.adapt.learning.effort import BRIEF, Cost, Effort, settling_effort
+from outblas.adapt.learning.effort import BRIEF, Effort, ProductCost, settling_effort
 from outblas.adapt.learning.gpu_budget import MAX_PRODUCT_SECONDS
 from outblas.adapt.learning.gpu_workbench import GpuWorkbench
 from outblas.adapt.learning.learn_product import Workbench
@@ -228,7 +228,7 @@ class LearningDevice:
         All of a few slow ones would not be decided in time.
         """
         us = (SETTLING.round_us(problem, self._gpu), SETTLING.proof_us(problem, self._gpu))
-        effort, most = settling_effort(Cost(*us, MAX_PRODUCT_SECONDS), sum(WHILE_SETTLING))
+        effort, most = settling_effort(ProductCost(*us, MAX_PRODUCT_SECONDS), sum(WHILE_SETTLING))
         return effort, at_most(most)
 
     def _provenance(self) -> dict[str, Any]:
