@@ -115,7 +115,7 @@ def bench_learned(arguments: argparse.Namespace) -> None:
     about = {
         "shapes": f"outblas.search.live_compare.drawn_shapes, seed {arguments.seed}",
         "rows_learned": sum(one.row is not None for one in products),
-        "left_alone": Counter(one.detail for one in products if one.stage is Stage.LEFT_ALONE),
+        "left_alone": Counter(one.detail.partition(",")[0] for one in products if one.stage is Stage.LEFT_ALONE),
         "learning_gpu_seconds": sum(one.gpu_seconds for one in products),
     }
     write_result(rows, {**result.meta, **about}, arguments.out)

@@ -105,7 +105,7 @@ def names_for(arguments: Sequence[str], environment: Mapping[str, str]) -> Itera
         environment: environment variables. A shell that completes a command needs all.
     """
     first = next((word for word in arguments if not word.startswith("-")), "")
-    alone = first in COMMANDS and "_OUTBLAS_COMPLETE" not in environment
+    alone = first in COMMANDS and not any(name.endswith("_COMPLETE") for name in environment)
     before = arguments[: arguments.index(first)] if alone else ()
     return [first] if alone and not {"-h", "--help"} & set(before) else COMMANDS
 
