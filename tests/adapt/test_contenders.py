@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from outblas.adapt.learning import learn_product
-from outblas.adapt.learning.effort import BRIEF, THOROUGH, ProductCost, most_contenders, settling_effort
+from outblas.adapt.learning.effort import BRIEF, THOROUGH, ProductCost, settling_effort
 from outblas.adapt.learning.ready_contenders import at_most
 from outblas.adapt.learning.slice_limits import SETTLING
 from outblas.core.problem import Problem
@@ -24,9 +24,9 @@ def cost(round_us: float, proof_us: float = 0.0) -> ProductCost:
 
 def test_a_slow_product_has_few_contenders() -> None:
     """The more there are of them, the less time is left to decide between the best two."""
-    counts = [most_contenders(cost(us, 2 * us), 15) for us in (0.0, 500.0, 1300.0, 2100.0, 3000.0, 1e9)]
+    counts = [settling_effort(cost(us, 2 * us), 15)[1] for us in (0.0, 500.0, 1300.0, 2100.0, 3000.0, 1e9)]
     assert counts == [15, 15, 13, 4, 2, 2]
-    assert most_contenders(cost(500.0, 8000.0), 15) < 15, "so has one that is slow to prove"
+    assert settling_effort(cost(500.0, 8000.0), 15)[1] < 15, "so has one that is slow to prove"
     assert [at_most(count) for count in (15, 14, 7, 2)] == [(8, 7), (7, 7), (4, 3), (1, 1)]
 
 

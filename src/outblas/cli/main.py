@@ -9,6 +9,7 @@ import importlib
 import logging
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import takewhile
 from typing import Annotated, Any
 
 import typer
@@ -104,10 +105,10 @@ def names_for(arguments: Sequence[str], environment: Mapping[str, str]) -> Itera
         arguments: the words behind ``outblas``.
         environment: environment variables. A shell that completes a command needs all.
     """
-    first = next((word for word in arguments if not word.startswith("-")), "")
-    alone = first in COMMANDS and not any(name.endswith("_COMPLETE") for name in environment)
-    before = arguments[: arguments.index(first)] if alone else ()
-    return [first] if alone and not {"-h", "--help"} & set(before) else COMMANDS
+    options = list(takewhile(lambda word: word.startswith("-"), arguments))
+    named = arguments[len(options) :][:1]
+    asks_all = not {"-h", "--help"}.isdisjoint(options) or any(name.endswith("_COMPLETE") for name in environment)
+    return COMMANDS if asks_all or not COMMANDS.keys() & named else named
 
 
 def _imported(place: str) -> Any:

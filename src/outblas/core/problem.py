@@ -23,15 +23,6 @@ _ALLOWED = {
     "acc": ("accumulator", get_args(Acc)),
 }
 
-#: Every supported (layout, dtype, acc).
-_KINDS = [
-    (layout, dtype, acc)
-    for layout in get_args(Layout)
-    for dtype in get_args(Dtype)
-    for acc in get_args(Acc)
-    if acc == "fp32" or dtype == "fp16"
-]
-
 #: Elements that a 32-bit signed index can address; kernels and TMA coordinates use such indices.
 MAX_INDEX = 2**31 - 1
 #: Row pitch unit of TMA, bytes. TMA kernels need rows of A, B and C that are multiples of it.
@@ -65,10 +56,6 @@ class Problem:
     acc: Acc = "fp32"
 
     def __post_init__(self) -> None:
-        m, n, k = self.m, self.n, self.k
-        plain = type(m) is type(n) is type(k) is int and (self.layout, self.dtype, self.acc) in _KINDS
-        if plain and min(m, n, k) >= 1 and max(m * k, n * k, m * n) <= MAX_INDEX:
-            return  # in one look: problems are many, and nearly all are right
         for name in ("m", "n", "k"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:

@@ -58,16 +58,12 @@ class ProductCost:
         return us <= self.seconds * 1e6 / 2
 
 
-def most_contenders(cost: ProductCost, at_most: int, effort: Effort = BRIEF) -> int:
-    """Return how many contenders have time, from 2 to ``at_most``."""
-    return next((count for count in range(at_most, 2, -1) if cost.fits(effort, count)), 2)
-
-
 def settling_effort(cost: ProductCost, at_most: int) -> tuple[Effort, int]:
     """Return the rounds of a product in ``settle()``, and how many contenders it has.
 
-    The rounds are :data:`THOROUGH` if all contenders have time for them, else :data:`BRIEF`.
+    The rounds are :data:`THOROUGH` if ``at_most`` contenders have time for them, else :data:`BRIEF`. These have as many
+    contenders as have time, 2 at least.
     """
     if cost.fits(THOROUGH, at_most):
         return THOROUGH, at_most
-    return BRIEF, most_contenders(cost, at_most)
+    return BRIEF, next((count for count in range(at_most, 2, -1) if cost.fits(BRIEF, count)), 2)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Literal, Protocol
 
-from outblas.adapt.learning.effort import BRIEF, MOST_STAYING, SCREENING_ROUNDS, Effort
+from outblas.adapt.learning.effort import MOST_STAYING, SCREENING_ROUNDS, Effort
 from outblas.adapt.learning.learned_products import Contender, LearnedProduct, Stage
 from outblas.core.rivals import LT_AUTO
 from outblas.core.stats import paired_speedup
@@ -90,7 +90,7 @@ class HostTooBusy(Exception):
 
 
 def learn_product(
-    bench: Workbench, contenders: Sequence[Contender], record: LearnedProduct, effort: Effort = BRIEF
+    bench: Workbench, contenders: Sequence[Contender], record: LearnedProduct, effort: Effort
 ) -> Generator[None, None, Outcome]:
     """Prove and time contenders; yield after each slice.
 

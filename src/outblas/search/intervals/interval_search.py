@@ -180,9 +180,9 @@ class _Search:
             new = self.cells.unknown(near)
             if not new and len(self.cells.ms) < MOST_MEASURED:
                 between = middle(self.cells.offered, a, b)
-                own = [] if between is None or b < SEARCHED_GAP * a else self._proposed(between)
-                both = dict.fromkeys((*left.configs, *right.configs, *own))
-                new = [] if between is None else self.cells.unknown((between, c) for c in both)
+                if between is not None:
+                    own = self._proposed(between) if b >= SEARCHED_GAP * a else []
+                    new = self.cells.unknown((between, c) for c in (*left.configs, *right.configs, *own))
             asks += new
         return asks
 
