@@ -3,9 +3,10 @@
 Command:
 
     outblas tune $(python benchmarks/interval_check.py --names 20) --agent regressor --budget 8 --run RUN
-    python benchmarks/interval_check.py --run RUN [--count 40] [--seed 0] [--budget 8] [--agent AGENT]
+    python benchmarks/interval_check.py --run RUN [RUN ...] [--count 40] [--seed 0] [--budget 8] [--agent AGENT]
 
-The first tunes the weights of a draw, which ``--names`` prints, one ``--linear N_K`` each.
+The first tunes the weights of a draw, which ``--names`` prints, one ``--linear N_K`` each. Several runs may share the
+weights.
 
 Result file: results/<gpu>/interval_check.json. ``--out`` names another one. Needs a GPU. A stopped run resumes in
 ``--work``.
@@ -22,7 +23,7 @@ import argparse
 import random
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,12 @@ def drawn_weights(count: int, seed: int) -> list[tuple[int, int]]:
     return random.Random(seed).sample(known, count)
 
 
+def library_of_runs(runs: Sequence[Path]) -> Library:
+    """Return the first run's library with the intervals of all; no weight may be in two runs."""
+    first, *others = [Library.load(run / "library.json") for run in runs]
+    return replace(first, intervals=[one for library in (first, *others) for one in library.intervals])
+
+
 def drawn_problems(library: Library, count: int, seed: int) -> list[Problem]:
     """Return ``count`` problems of each weight with intervals, each M once.
 
@@ -115,7 +122,7 @@ def time_of(row: LibraryRow, timed: dict[KernelConfig, Evaluation]) -> float | N
 
 def check(arguments: argparse.Namespace) -> None:
     """Tune each drawn M, time both decisions, and write the figures to ``--out``."""
-    gpu, library = gpu_of_device(0), Library.load(arguments.run / "library.json")
+    gpu, library = gpu_of_device(0), library_of_runs(arguments.run)
     problems = drawn_problems(library, arguments.count, arguments.seed)
 
     def offered(problem: Problem) -> list[KernelConfig]:
@@ -179,7 +186,7 @@ def name_of(row: LibraryRow) -> str:
 
 def main(given: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--run", type=Path, help="folder of a run with intervals")
+    parser.add_argument("--run", type=Path, nargs="+", help="folders of runs with intervals")
     parser.add_argument("--names", type=int, metavar="COUNT", help="print the weights of a draw, and end")
     parser.add_argument("--count", type=int, default=40, help="drawn M of a weight")
     parser.add_argument("--seed", type=int, default=0, help="seed of the draws")

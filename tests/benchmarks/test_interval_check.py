@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from outblas.core.errors import UsageError
+from outblas.core.errors import ConfigError, UsageError
 from outblas.core.weight import Weight
 from outblas.records.library import Library
 from outblas.records.library_interval import LibraryInterval
@@ -49,6 +50,20 @@ def test_weights_and_problems_are_drawn_by_the_seed(script: Any, capsys: pytest.
     assert len(script.drawn_problems(library((3, 6, SMALL)), 40, 7)) == 4
     with pytest.raises(UsageError, match="no intervals"):
         script.drawn_problems(Library("h200", ()), 40, 7)
+
+
+def test_several_runs_share_the_weights(script: Any, tmp_path: Path) -> None:
+    other = replace(library((1, 64, LARGE)).intervals[0].row, problem=Weight(256, 512).problem(1))
+    for name, found in (
+        ("a", library((1, 64, SMALL))),
+        ("b", Library("h200", (), {}, (LibraryInterval(other, 64, (1, 64)),))),
+    ):
+        (tmp_path / name).mkdir()
+        found.save(tmp_path / name / "library.json")
+    both = script.library_of_runs([tmp_path / "a", tmp_path / "b"])
+    assert {Weight.of(p) for p in script.drawn_problems(both, 5, 0)} == {WEIGHT, Weight(256, 512)}
+    with pytest.raises(ConfigError, match="overlap"):
+        script.library_of_runs([tmp_path / "a", tmp_path / "a"]).lookup(WEIGHT.problem(5))
 
 
 def packaged(problems: list[Any], gpu: Any) -> Library:

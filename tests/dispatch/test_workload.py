@@ -61,6 +61,8 @@ def test_a_workload_chooses_among_the_winners_of_plain_calls() -> None:
     assert (single.config, single.algorithm, single.problem) == (None, ALGORITHM, ROW.problem)
     assert "under workload single measured at 1.060 times the plain choice (1.030 to 1.090)" in single.reason
     assert {choose(launch="pdl", workload=each).config for each in ("stream", "cold", "single")} == {PDL}
+    named = Library("h200", (replace(ROW, single=SecondWinner(None, 1.06, 1.03, 1.09, "id=7")),))
+    assert choose(named, workload="single").algorithm == "id=7" and choose(named).config == PLAIN
 
 
 def test_the_guarantees_hold_under_each_workload() -> None:

@@ -32,6 +32,9 @@ def test_second_winners_are_saved_and_loaded(tmp_path: Path) -> None:
     first, second = json.loads((tmp_path / "l.json").read_text())["rows"]
     assert first["single"] == {"config": None, "speedup": 1.06, "low": 1.03, "high": 1.09}
     assert not {"cold", "single"} & second.keys(), "the file of a row without them is that of earlier releases"
+    named = Library("h200", (replace(BOTH, single=replace(SINGLE, algorithm="id=7")),))
+    named.save(tmp_path / "named.json")
+    assert Library.load(tmp_path / "named.json") == named
 
 
 @pytest.mark.parametrize(

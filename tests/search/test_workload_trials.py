@@ -11,6 +11,7 @@ from outblas.core.config import KernelConfig, config_name, launch_of
 from outblas.core.errors import UsageError
 from outblas.core.files import write_json
 from outblas.core.problem import Problem
+from outblas.core.rivals import LT_HEURISTIC
 from outblas.core.suites import Table
 from outblas.judge.fallback_entry import FALLBACK
 from outblas.judge.latency import ServerTimes
@@ -58,6 +59,12 @@ def test_only_what_is_surely_more_than_two_percent_faster_is_a_second_winner(mod
     assert filled is not None and filled.config == OTHER
 
 
+def test_the_first_answer_of_cublaslt_is_a_second_winner_by_its_algorithm() -> None:
+    served = replace(entry({PLAIN: around(10.0), LT_HEURISTIC: around(9.0)}), details={LT_HEURISTIC: "id=66 tile=1"})
+    found = second_winner(ROW, served, SERVER)
+    assert found is not None and (found.config, found.algorithm) == (None, "id=66 tile=1")
+
+
 def test_requests_that_scatter_need_a_larger_gain() -> None:
     noisy = {PLAIN: around(10.0, 0.3), OTHER: around(9.6, 0.3)}
     assert second_winner(ROW, entry(noisy), SERVER) is None, "4% faster in the median, and not surely 2%"
@@ -89,7 +96,8 @@ def served_fixture(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Problem, int, 
             timings = {}
             for name, api in entries.items():
                 (row,) = api._library.rows
-                us = 30.0 if row.plain is None else 10.0 + time_us(problem, row.plain.config)
+                slow = 29.0 if row.fallback else 30.0
+                us = slow if row.plain is None else 10.0 + time_us(problem, row.plain.config)
                 timings[name] = timing_of_samples(SERVER, [us] * (plan.requests // 2))
                 assert api._workload == "stream", "the plain choice forces a kernel"
             halves.append(timings)
@@ -97,6 +105,8 @@ def served_fixture(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Problem, int, 
 
     monkeypatch.setattr(workload_trials, "time_public_api", serve)
     monkeypatch.setattr(workload_trials, "gpu_of_device", lambda index: H200)
+    monkeypatch.setattr(workload_trials, "_first_answer", lambda problem, index: "id=66 tile=1")
+    monkeypatch.setattr(workload_trials, "serving_gpus", lambda gpus: tuple(gpus[:1]))
     return asked
 
 
@@ -134,7 +144,8 @@ def test_both_trials_keep_every_sample_and_are_not_repeated(
     assert (options.mode, options.rounds) == (COLD, workload_trials.COLD_ROUNDS)
     assert set(script.trial.fallbacks) == set(problems), "what runs without a kernel is timed, too"
     for problem in problems:
-        assert cold[problem].timings.keys() == server[problem].timings.keys()
+        assert {*cold[problem].timings, LT_HEURISTIC} == server[problem].timings.keys()
+        assert server[problem].details[LT_HEURISTIC] == "id=66 tile=1"
         assert {len(t.samples_us) for t in cold[problem].timings.values()} == {workload_trials.COLD_ROUNDS}
         assert {len(t.samples_us) for t in server[problem].timings.values()} == {workload_trials.REQUESTS}
     asked = len(script.trial.asked), len(served)
@@ -163,7 +174,7 @@ def test_a_kernel_that_failed_cold_is_not_served_and_one_that_cannot_be_loaded_h
     assert found.failed == {config_name(unloadable): "launch_error"} and config_name(unloadable) not in found.timings
 
 
-def test_a_server_uses_the_first_gpu_alone_and_large_products_have_fewer_requests(
+def test_a_server_uses_the_gpus_that_may_serve_and_large_products_have_fewer_requests(
     work: Any, tuned: Table, served: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(workload_trials, "BLOCK_FLOP", tuned.problems()[-1].flops)

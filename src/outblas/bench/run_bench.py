@@ -15,6 +15,7 @@ from time import monotonic
 from typing import Any
 
 from outblas.bench.live_evaluator import Baselines, LiveEvaluator
+from outblas.bench.request_process import caller, serving_gpus
 from outblas.bench.share_gpus import entries_of_gpus
 from outblas.core.config import LAUNCHES, KernelConfig, Launch, config_name
 from outblas.core.errors import UsageError
@@ -56,8 +57,8 @@ class BenchRequest:
         suite: name of their suite.
         library: a library or its file; None: the packaged one.
         out_path: the result file to write.
-        gpu_indices: CUDA indices of the GPUs, which share the problems. Mode ``server`` uses the first one alone: its
-            clock runs in this process, where two would wait for each other.
+        gpu_indices: CUDA indices of the GPUs, which share the problems. Mode ``server`` uses those for which the host
+            has enough cores (:func:`outblas.bench.request_process.serving_gpus`).
         mode: ``offline``, ``offline_cold``, ``block`` or ``server``.
         rounds: interleaved rounds per problem.
         resume: continue from an interrupted run's journal; False: begin anew.
@@ -127,7 +128,7 @@ def run_bench(request: BenchRequest, progress: Progress | None = None) -> Path:
             **about,
             "kernels": kernels_sha(),
             **{key: "; ".join(dict.fromkeys(entry[key] for entry in journal.entries)) for key in made},
-            "gpus": len(request.gpu_indices),
+            "gpus": len(_used_gpus(request)),
             "gpu_seconds": seconds,
             "library": dict(library.provenance),
         }
@@ -136,6 +137,10 @@ def run_bench(request: BenchRequest, progress: Progress | None = None) -> Path:
     finally:
         journal.close(done=written)
     return request.out_path
+
+
+def _used_gpus(request: BenchRequest) -> Sequence[int]:
+    return serving_gpus(request.gpu_indices) if request.mode == "server" else request.gpu_indices
 
 
 def _one_kind(gpu_indices: Sequence[int]) -> Gpu:
@@ -178,7 +183,7 @@ def _options(request: BenchRequest, gpu: Gpu) -> Options:
         rounds=request.rounds,
         seed=request.seed,
         level="full",
-        mode="offline" if request.mode == "server" else request.mode,
+        mode=request.mode,
         baselines=tuple(request.baselines),
         proved=request.proved,
     )
@@ -187,33 +192,52 @@ def _options(request: BenchRequest, gpu: Gpu) -> Options:
 def _entries(
     todo: Sequence[Problem], library: Library, request: BenchRequest, options: Options
 ) -> Iterator[dict[str, Any]]:
-    """Yield journal entries as they finish; each GPU has a thread and a sandboxed worker."""
+    """Yield journal entries as they finish; each GPU has a thread and a worker: sandboxed, or one that serves."""
+    if request.mode == "server":
+        return _served_entries(todo, library, request)
 
     @contextmanager
     def station(index: int) -> Iterator[Callable[[Problem], dict[str, Any]]]:
-        with _Station(index, library, request.mode, request.target_qps, options) as opened:
+        with _Station(index, library, request.mode, options) as opened:
             opened.expect(todo)
             if index == request.gpu_indices[0]:
                 opened.compile_soon(todo)
-            yield lambda problem: _entry(problem, opened)
+            yield lambda problem: _entry(problem, opened.rows)
 
-    gpus = request.gpu_indices[:1] if request.mode == "server" else request.gpu_indices
+    return entries_of_gpus(todo, request.gpu_indices, station)
+
+
+def _served_entries(todo: Sequence[Problem], library: Library, request: BenchRequest) -> Iterator[dict[str, Any]]:
+    """Yield the journal entries of mode ``server`` as they finish."""
+    from outblas.bench.serving import server_rows
+
+    gpu, gpus = gpu_of_device(request.gpu_indices[0]), _used_gpus(request)
+
+    @contextmanager
+    def station(index: int) -> Iterator[Callable[[Problem], dict[str, Any]]]:
+        with caller(alone=len(gpus) == 1) as call:
+
+            def rows(problem: Problem) -> list[Row]:
+                part = library.restricted_to([problem])
+                return call(server_rows, problem, part, index, gpu, request.target_qps)
+
+            yield lambda problem: _entry(problem, rows)
+
     return entries_of_gpus(todo, gpus, station)
 
 
-def _entry(problem: Problem, station: _Station) -> dict[str, Any]:
+def _entry(problem: Problem, rows: Callable[[Problem], list[Row]]) -> dict[str, Any]:
     """Return the journal's entry of a problem, with the seconds that it took of its GPU."""
     begin = monotonic()
-    rows = station.rows(problem)
-    return {"problem": problem.key, "rows": rows, "gpu_seconds": round(monotonic() - begin, 3)}
+    return {"problem": problem.key, "rows": rows(problem), "gpu_seconds": round(monotonic() - begin, 3)}
 
 
 class _Station:
     """The evaluator of one GPU in a bench, and the rows that it makes."""
 
-    def __init__(self, gpu_index: int, library: Library, mode: str, target_qps: float | None, options: Options) -> None:
+    def __init__(self, gpu_index: int, library: Library, mode: str, options: Options) -> None:
         self._index, self._library, self._mode = gpu_index, library, mode
-        self._qps, self._gpu = target_qps, gpu_of_device(gpu_index)
+        self._gpu = gpu_of_device(gpu_index)
         self._evaluator = LiveEvaluator(gpu_index, replace(options, gpu_index=gpu_index, gpu=self._gpu))
 
     def __enter__(self) -> _Station:
@@ -224,8 +248,6 @@ class _Station:
 
     def expect(self, problems: Sequence[Problem]) -> None:
         """Announce problems that come next, on this GPU or on another."""
-        if self._mode == "server":
-            return
         self._evaluator.expect(problems)
         rows = {problem: self._library.lookup(problem) for problem in problems}
         self._evaluator.time_fallbacks(
@@ -249,16 +271,11 @@ class _Station:
 
     def compile_soon(self, problems: Sequence[Problem]) -> None:
         """Start to compile the library's kernels of these problems into the cache that all GPUs here share."""
-        if self._mode != "server":
-            installed = self._library.restricted_to(problems).kernels()
-            self._evaluator.compile_soon((p, config) for p, configs in installed.items() for config in configs)
+        installed = self._library.restricted_to(problems).kernels()
+        self._evaluator.compile_soon((p, config) for p, configs in installed.items() for config in configs)
 
     def rows(self, problem: Problem) -> list[Row]:
-        """Return the result rows of one problem: one per launch option of the library; a single row in server mode."""
-        if self._mode == "server":
-            from outblas.bench.serving import server_rows
-
-            return server_rows(problem, self._library, self._index, self._gpu, self._qps)
+        """Return the result rows of one problem: one per launch option of the library."""
         row = self._library.lookup(problem)
         launches = LAUNCHES[:1] if self._mode == "block" else self._library.launches
         picks = {launch: self._picks(row, launch) for launch in launches}

@@ -268,7 +268,10 @@ def _from_row(
     problem, config = row.problem, row.kernel(launch, workload)
     second, choice = row.second_winner(launch, workload), row.choice(launch)
     if config is None:
-        return _fallback(row, operands, guarantee, "" if second is None else _figures_of_second(second, workload))
+        if second is None:
+            return _fallback(row, row.fallback, operands, guarantee)
+        runs = second.algorithm or row.fallback
+        return _fallback(row, runs, operands, guarantee, _figures_of_second(second, workload))
     illegal = why_illegal(problem, config, gpu)
     if illegal:
         return Decision(None, None, f"{config_name(config)} on {problem.key}: {illegal}")
@@ -297,15 +300,15 @@ def _misaligned(operands: tuple[Operand | None, ...], need: int) -> str:
     return f"an operand is not aligned to {need} bytes" if wrong else ""
 
 
-def _fallback(row: LibraryRow, operands: tuple[Operand | None, ...], guarantee: Guarantee, why: str = "") -> Decision:
-    """Return the row's algorithm of cuBLASLt, else torch; ``why`` says it if no kernel lost to the baseline."""
+def _fallback(
+    row: LibraryRow, algorithm: str, operands: tuple[Operand | None, ...], guarantee: Guarantee, why: str = ""
+) -> Decision:
+    """Return an algorithm of cuBLASLt, torch for an empty one; ``why`` says it if no kernel lost to the baseline."""
     where = row.problem.key if row.interval is None else f"{row.problem.key}, {row.interval.words}"
     reason = f"{where}: {why}" if why else f"{where}: no kernel was proven faster than {row.baseline or 'the baseline'}"
-    if not row.fallback:
+    if not algorithm:
         return Decision(None, None, reason)
     wrong = _misaligned(operands, ROW_ALIGN_BYTES)
-    if guarantee == "accurate" and rounds_partial_sums(row.fallback):
+    if guarantee == "accurate" and rounds_partial_sums(algorithm):
         wrong = "its algorithm of cuBLASLt rounds partial sums"
-    return (
-        Decision(None, None, f"{reason}, and {wrong}") if wrong else Decision(None, row.problem, reason, row.fallback)
-    )
+    return Decision(None, None, f"{reason}, and {wrong}") if wrong else Decision(None, row.problem, reason, algorithm)

@@ -71,7 +71,8 @@ def _columns_to_json(row: LibraryRow) -> dict[str, Any]:
 
 def _second_to_json(second: SecondWinner) -> dict[str, Any]:
     config = None if second.config is None else config_name(second.config)
-    return {"config": config, "speedup": second.speedup, "low": second.low, "high": second.high}
+    figures = {"config": config, "speedup": second.speedup, "low": second.low, "high": second.high}
+    return {**figures, **({"algorithm": second.algorithm} if second.algorithm else {})}
 
 
 def parse_content(text: str, where: str) -> LibraryContent:
@@ -149,7 +150,7 @@ def _row_from_file(problem: Problem, row: Any, configs: dict[str, KernelConfig])
         if found is None:
             return None
         config = None if found.config is None else config_of(found.config)
-        return SecondWinner(config, found.speedup, found.low, found.high)
+        return SecondWinner(config, found.speedup, found.low, found.high, found.algorithm)
 
     named = row.baseline, row.baseline_detail, row.source
     found = LibraryRow(problem, *named, choice(""), choice("_pdl"), row.lt_auto_detail, choice("_weights"))
@@ -168,6 +169,7 @@ def _file_model() -> type[BaseModel]:
         speedup: PositiveFloat
         low: PositiveFloat
         high: PositiveFloat
+        algorithm: str = ""
 
     class Columns(BaseModel):
         model_config = ConfigDict(allow_inf_nan=False)

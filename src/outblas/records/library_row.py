@@ -69,19 +69,22 @@ class AnswerChoice:
 
 @dataclass(frozen=True)
 class SecondWinner:
-    """A kernel or the fall-back, which plain calls under another workload run in place of the row's plain choice.
+    """The choice for plain calls under another workload, in place of the row's plain choice: a kernel, or none.
 
     Attributes:
-        config: the kernel; None: the row's fall-back (:attr:`LibraryRow.fallback`).
+        config: the kernel; None: ``algorithm``, or the row's fall-back.
         speedup: speed-up over the plain choice, timed in the workload's mode.
         low: lower end of the speed-up's 95% interval.
         high: upper end of the interval.
+        algorithm: without a kernel, the algorithm of cuBLASLt (:func:`outblas.runtime.cublas.describe`) that runs.
+            Empty: the row's fall-back (:attr:`LibraryRow.fallback`).
     """
 
     config: KernelConfig | None
     speedup: float
     low: float
     high: float
+    algorithm: str = ""
 
 
 @dataclass(frozen=True)

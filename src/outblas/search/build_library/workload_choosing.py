@@ -7,6 +7,7 @@ from typing import Any
 
 from outblas.core.config import config_name
 from outblas.core.errors import UsageError
+from outblas.core.rivals import LT_HEURISTIC
 from outblas.core.stats import paired_speedup, unpaired_speedup
 from outblas.core.suites import Table
 from outblas.core.workload import MODE_OF_WORKLOAD
@@ -58,7 +59,9 @@ def choose_workloads(work: BuildFolder, table: Table) -> None:
 
 
 def second_winner(row: LibraryRow, entry: TrialEntry, mode: str) -> SecondWinner | None:
-    """Return the kernel or the fall-back that is surely more than 2% faster than a row's plain choice; else None.
+    """Return what is surely more than 2% faster than a row's plain choice: a kernel, the fall-back, or an algorithm.
+
+    It is None if nothing is. The algorithm is the first answer of cuBLASLt's heuristic.
 
     If several are, the highest lower bound wins.
 
@@ -84,6 +87,8 @@ def second_winner(row: LibraryRow, entry: TrialEntry, mode: str) -> SecondWinner
     if not sure:
         return None
     best = max(sure, key=lambda name: (sure[name][1], sure[name][0], name))
+    if best == LT_HEURISTIC:
+        return SecondWinner(None, *sure[best], entry.details[LT_HEURISTIC])
     return SecondWinner(None if best == FALLBACK else config_from_name(best), *sure[best])
 
 

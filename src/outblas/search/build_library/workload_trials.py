@@ -1,24 +1,29 @@
 """Trials under another workload than a stream: a row's plain kernels with cold caches, and as single requests.
 
 A trial of mode ``offline_cold`` proves the kernels and times them with L2 evicted. One of mode ``server`` serves single
-requests by ``outblas.matmul`` with each kernel that passed there. In both, the row's fall-back is timed, too.
+requests by ``outblas.matmul`` with each kernel that passed there. In both, the row's fall-back is timed, too. Requests
+are also served by the first answer of cuBLASLt's heuristic: its call costs the host less than torch.matmul's.
 :mod:`outblas.search.build_library.workload_choosing` chooses second winners from them.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+from outblas.bench.request_process import caller, serving_gpus
 from outblas.bench.serving import PublicApi, time_public_api
 from outblas.core.config import KernelConfig, config_name
 from outblas.core.errors import UsageError
 from outblas.core.evaluation import Status
 from outblas.core.problem import Problem
+from outblas.core.rivals import LT_HEURISTIC
 from outblas.core.suites import BLOCK_FLOP, Table
 from outblas.core.workload import MODE_OF_WORKLOAD
+from outblas.dispatch.unlisted_shapes import ask_cublaslt
 from outblas.judge.bench_cell import Options
 from outblas.judge.fallback_entry import FALLBACK
 from outblas.judge.latency import RequestPlan
@@ -28,6 +33,7 @@ from outblas.kernels.legality import why_illegal
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryChoice, LibraryRow
 from outblas.records.library_tables import rows_of_table, without_second_winners
+from outblas.runtime.cublaslt import LtAlgorithms
 from outblas.runtime.device import gpu_of_device
 from outblas.search.build_library.build_work import REOPENED_STARTS, SEEDS, BuildFolder, proved
 from outblas.search.build_library.finalist_trials import (
@@ -58,7 +64,8 @@ def run_workload_trial(work: BuildFolder, table: Table, mode: str) -> None:
     Args:
         work: directory of the build.
         table: the table; its kernels must be chosen.
-        mode: ``offline_cold``, or ``server``, which comes after it and uses the first GPU alone.
+        mode: ``offline_cold``, or ``server``, which comes after it. That one uses the GPUs for which the host has cores
+            enough (:func:`outblas.bench.request_process.serving_gpus`).
 
     Raises:
         UsageError: the table is not tuned or changed since the trial began, or the cold trial is missing for mode
@@ -78,7 +85,8 @@ def run_workload_trial(work: BuildFolder, table: Table, mode: str) -> None:
     if finished_trial(work, table, mode, chosen):
         print(f"trial {table} {mode}: done before", flush=True)
     elif mode == SERVER:
-        keep_trial(work, table, mode, chosen, REQUESTS, _server_station(rows, chosen), work.gpus[:1])
+        gpus = serving_gpus(work.gpus)
+        keep_trial(work, table, mode, chosen, REQUESTS, _server_station(rows, chosen, len(gpus) == 1), gpus)
     else:
         fallbacks = {problem: row.fallback for problem, row in rows.items()}
         station = live_station(work, chosen, _cold_options(work, table), fallbacks)
@@ -120,15 +128,27 @@ def _cold_options(work: BuildFolder, table: Table) -> Options:
 
 
 def _server_station(
-    rows: Mapping[Problem, LibraryRow], chosen: Mapping[Problem, Sequence[KernelConfig]]
+    rows: Mapping[Problem, LibraryRow], chosen: Mapping[Problem, Sequence[KernelConfig]], alone: bool
 ) -> TrialStation:
     """Return a station that serves requests by ``outblas.matmul`` with each kernel of a problem."""
 
     @contextmanager
     def station(index: int, todo: Sequence[Problem]) -> Iterator[Callable[[Problem], dict[str, Any]]]:
-        yield lambda problem: _served(rows[problem], chosen[problem], index)
+        with caller(alone) as call:
+            yield lambda problem: call(_served, rows[problem], chosen[problem], index)
 
     return station
+
+
+@functools.cache
+def _lt() -> LtAlgorithms:
+    """Return cuBLASLt's algorithms, opened once for a process."""
+    return LtAlgorithms()
+
+
+def _first_answer(problem: Problem, gpu_index: int) -> str:
+    """Return the first answer of cuBLASLt's heuristic, which torch.matmul runs or an equal one; empty without any."""
+    return next(iter(ask_cublaslt(_lt(), gpu_index, problem)), "")
 
 
 def _served(row: LibraryRow, configs: Sequence[KernelConfig], gpu_index: int) -> dict[str, Any]:
@@ -137,6 +157,9 @@ def _served(row: LibraryRow, configs: Sequence[KernelConfig], gpu_index: int) ->
     without = replace(without_second_winners(row), plain=None, pdl=None, weights=None)
     choices = {config_name(config): LibraryChoice(config, 1.0, 1.0, 1.0) for config in configs}
     rows = {FALLBACK: without, **{name: replace(without, plain=choice) for name, choice in choices.items()}}
+    answer = _first_answer(row.problem, gpu_index)
+    if answer and answer != row.fallback:
+        rows[LT_HEURISTIC] = replace(without, baseline=LT_HEURISTIC, baseline_detail=answer)
     entries = {name: PublicApi(gpu_index, Library(gpu, (each,)), "stream") for name, each in rows.items()}
     plan = RequestPlan(requests=REQUESTS if row.problem.flops < BLOCK_FLOP else LONG_REQUESTS)
     times = time_public_api(entries, row.problem, plan, gpu_index)
@@ -148,8 +171,8 @@ def _served(row: LibraryRow, configs: Sequence[KernelConfig], gpu_index: int) ->
     }
     return {
         "problem": row.problem.key,
-        "rivals": {FALLBACK: samples.pop(FALLBACK)} if FALLBACK in samples else {},
-        "details": {FALLBACK: row.fallback},
+        "rivals": {name: samples.pop(name) for name in (FALLBACK, LT_HEURISTIC) if name in samples},
+        "details": {FALLBACK: row.fallback, LT_HEURISTIC: answer},
         "left_out": {},
         "kernels": samples,
         "failed": {name: Status.LAUNCH_ERROR.value for name in choices if name in failed},
