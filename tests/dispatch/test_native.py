@@ -175,7 +175,7 @@ def test_operands_with_names_are_left_to_torch(table: Any, cuda: FakeCuda, host:
     """Fake the names of torch up to 2.12."""
     a, b, out = operands()
     named: list[Any] = []
-    hooks = {"has_names": lambda tensor: any(tensor is each for each in named)}
+    hooks = {"has_names": lambda tensor: any(tensor is each for each in named), "state": None}
     own, reason = native.open_table(cuda.path, **{**host.hooks(), **hooks})
     assert own is not None, reason
     learn(own, a, b, out, prepared())
@@ -202,7 +202,7 @@ def test_an_older_torch_is_asked_for_inference_first(table: Any, cuda: FakeCuda,
             raise RuntimeError("Inference tensors do not track version counter.")
         torch._C._increment_version(tensors)
 
-    hooks = {"spares_inference": False, "increment_version": increment}
+    hooks = {"spares_inference": False, "increment_version": increment, "state": None}
     own, reason = native.open_table(cuda.path, **{**host.hooks(), **hooks})
     assert own is not None, reason
     a, b, out = operands()

@@ -156,21 +156,30 @@ def host_fixture() -> Host:
     return Host()
 
 
-@pytest.fixture(name="table", params=["exchange", "methods"])
+#: Kind of a table -> the hooks that it lacks.
+LACKING: dict[str, dict[str, None]] = {
+    "loads": {}, "exchange": {"state": None}, "methods": {"exchange": None, "state": None},
+}  # fmt: skip
+
+
+@pytest.fixture(name="table", params=list(LACKING))
 def table_fixture(
     built: tuple[Any, Path], cuda: FakeCuda, host: Host, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> Iterator[Any]:
-    """Of two kinds: operands are read by torch's DLPack exchange; by methods, as with an older torch."""
-    if request.param == "exchange" and not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
+    """Of three kinds: read by torch's DLPack exchange and torch's state by loads, by the exchange alone, or by methods.
+    The last is that of an older torch.
+    """
+    if request.param != "methods" and not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
         pytest.skip("this torch has no DLPack exchange")
     monkeypatch.delenv("OUTBLAS_PDL", raising=False)
     monkeypatch.delenv("OUTBLAS_NATIVE", raising=False)
     monkeypatch.setattr(native, "extension", lambda: built[0])
-    without = {} if request.param == "exchange" else {"exchange": None}
-    found, reason = native.open_table(cuda.path, **host.hooks(), **without)
+    found, reason = native.open_table(cuda.path, **host.hooks(), **LACKING[request.param])
     assert found is not None, reason
     yield found
-    assert found.counts()["reads_by"] == request.param
+    counts = found.counts()
+    assert counts["reads_by"] == ("methods" if request.param == "methods" else "exchange")
+    assert counts["state_by"] == ("loads" if request.param == "loads" else "methods")
 
 
 def operands(dtype: Any = torch.float16, m: int = M, n: int = N, k: int = K) -> tuple[Any, Any, Any]:

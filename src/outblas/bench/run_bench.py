@@ -223,7 +223,8 @@ def _served_entries(todo: Sequence[Problem], library: Library, request: BenchReq
 
             yield lambda problem: _entry(problem, rows)
 
-    return entries_of_gpus(todo, gpus, station)
+    longest_first = sorted(todo, key=lambda p: p.flops, reverse=True)  # the last one occupies a GPU alone
+    return entries_of_gpus(longest_first, gpus, station)
 
 
 def _entry(problem: Problem, rows: Callable[[Problem], list[Row]]) -> dict[str, Any]:

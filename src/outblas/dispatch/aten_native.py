@@ -7,14 +7,12 @@ in the running torch. If one is missing, or the extension has no such kernels, t
 
 from __future__ import annotations
 
-import ctypes
-import os
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 from outblas.dispatch import native
+from outblas.runtime.torch_state import loaded_function
 
 #: Dispatch key -> what torch calls its device: by number, and as the namespace of its kernels; mangled.
 _DEVICES = {"CPU": (0, "3cpu"), "CUDA": (1, "4cuda")}
@@ -144,5 +142,4 @@ def _addresses(key: str) -> dict[str, int]:
 
 
 def _found(library: str, names: dict[str, str]) -> dict[str, int]:
-    loaded = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / library), mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
-    return {name: ctypes.cast(getattr(loaded, symbol), ctypes.c_void_p).value or 0 for name, symbol in names.items()}
+    return {name: loaded_function(library, symbol) for name, symbol in names.items()}

@@ -15,6 +15,7 @@ from outblas.core.switches import is_off
 from outblas.dispatch.native_build import source_id
 from outblas.runtime.cublas import check_status
 from outblas.runtime.driver import driver
+from outblas.runtime.torch_state import torch_state
 
 LIBCUDA = "libcuda.so.1"
 #: The remedy if the extension is not built.
@@ -95,6 +96,7 @@ def _hooks() -> dict[str, Any]:
     core, base = torch._C, torch._C.TensorBase
     return {
         "exchange": getattr(torch.Tensor, "__dlpack_c_exchange_api__", None),  # from torch 2.10 on
+        "state": torch_state(),
         "tensor": torch.Tensor,
         "parameter": torch.nn.Parameter,
         "data_ptr": base.data_ptr,
@@ -107,9 +109,9 @@ def _hooks() -> dict[str, Any]:
         "watchers": (
             core._len_torch_function_stack,
             core._len_torch_dispatch_stack,
-            core._is_any_autocast_enabled,
             core._is_tracing,
         ),
+        "autocast": core._is_any_autocast_enabled,
         "compiling": _compiling(),
         "grad_enabled": torch.is_grad_enabled,
         "requires_grad": base.requires_grad,

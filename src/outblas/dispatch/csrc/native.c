@@ -42,9 +42,14 @@ static PyObject *allocate(TableObject *self, PyObject *allocation, long device) 
 
 // Tells autograd that a tensor was written behind its back, as torch's own operators do.
 static int written(TableObject *self, PyObject *tensor) {
-    if (self->hooks.spares_inference != Py_True) {
-        const int inference = truth(PyObject_CallFunctionObjArgs(self->hooks.is_inference, tensor, NULL));
+    const TorchState *state = self->state;
+    if (state || self->hooks.spares_inference != Py_True) {
+        const int inference = is_inference(self, state, tensor);
         if (inference) return inference < 0 ? -1 : 0;
+    }
+    if (state) {
+        state_bump_version(state, tensor);
+        return 0;
     }
     PyObject *tensors = PyTuple_Pack(1, tensor);
     PyObject *done = tensors ? PyObject_CallFunctionObjArgs(self->hooks.increment_version, tensors, NULL) : NULL;
@@ -219,8 +224,8 @@ static PyObject *table_forget(PyObject *object, PyObject *unused) {
 static PyObject *table_counts(PyObject *object, PyObject *unused) {
     (void)unused;
     const TableObject *self = (TableObject *)object;
-    return Py_BuildValue("{sIsKss}", "remembered", self->table.count, "launches", self->launches, "reads_by",
-                         self->exchange ? "exchange" : "methods");
+    return Py_BuildValue("{sIsKssss}", "remembered", self->table.count, "launches", self->launches, "reads_by",
+                         self->exchange ? "exchange" : "methods", "state_by", self->state ? "loads" : "methods");
 }
 
 // -- the type --------------------------------------------------------------------------------------------------------
@@ -276,7 +281,8 @@ static PyMethodDef table_methods[] = {
      "lend(tensor, stream, address, bytes, owner, capture=0): the workspace of a stream of the tensor's device, or in "
      "the driver's capture of that number, in place of the one it had; the owner is held."},
     {"forget", table_forget, METH_NOARGS, "forget(): all that was learned and lent."},
-    {"counts", table_counts, METH_NOARGS, "counts(): calls remembered, products launched, how operands are read."},
+    {"counts", table_counts, METH_NOARGS,
+     "counts(): calls remembered, products launched, how operands are read, and what torch knows of them."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -7,12 +7,14 @@
 
 #include "exchange.h"
 #include "table.h"
+#include "torch_state.h"
 
 enum { MAX_DEVICES = 64, ROW_ALIGN_BYTES = 16 };
 
 // What a Table is given at its making, by keyword: torch's own functions, called as Python objects.
 #define HOOKS(X)                                                                                       \
     X(exchange)          /* torch's DLPack exchange, a capsule; anything else: no exchange */        \
+    X(state)             /* dict of numbers, see torch_state.h; None: the methods and callables below are asked */ \
     X(tensor)            /* torch.Tensor: operands are exactly this */                                 \
     X(parameter)         /* or torch.nn.Parameter */                                                   \
     X(data_ptr)          /* method of tensors */                                                       \
@@ -23,6 +25,7 @@ enum { MAX_DEVICES = 64, ROW_ALIGN_BYTES = 16 };
     X(spares_inference)  /* bool: increment_version leaves out tensors of inference mode itself */     \
     X(stride)            /* method of tensors */                                                       \
     X(watchers)          /* tuple of callables () -> truth: something must see the call */             \
+    X(autocast)          /* () -> bool: the same; no part of the state */                              \
     X(compiling)         /* dict of torch.compiler, with its flag; None: the caller asks torch */     \
     X(grad_enabled)      /* () -> bool */                                                              \
     X(requires_grad)     /* attribute of tensors: its descriptor */                                    \
@@ -62,6 +65,8 @@ typedef struct {
     Hooks hooks;
     descrgetfunc get_requires_grad;
     const Exchange *exchange;  // NULL: operands are read by methods
+    const TorchState *state;  // NULL: torch is asked by methods
+    TorchState numbers;
     Device devices[MAX_DEVICES];
     int device_count;
     unsigned long long launches;

@@ -51,6 +51,11 @@ int is_plain(const TableObject *self, PyObject *object) {
     return type == self->hooks.tensor || type == self->hooks.parameter;
 }
 
+int is_inference(const TableObject *self, const TorchState *state, PyObject *tensor) {
+    if (state) return state_is_inference(state, tensor);
+    return truth(PyObject_CallFunctionObjArgs(self->hooks.is_inference, tensor, NULL));
+}
+
 // Wrapped, functional and zero tensors have no address: torch raises, or says 0.
 static int address_by_method(const TableObject *self, PyObject *tensor, uint64_t *address) {
     PyObject *number = PyObject_CallFunctionObjArgs(self->hooks.data_ptr, tensor, NULL);
@@ -100,8 +105,13 @@ static int read_by_exchange(const TableObject *self, const Exchange *exchange, P
 }
 
 // Whether torch must see an operand, lazily negated, with names or with a gradient to be kept; -1 for an error.
-static int is_torchs(const TableObject *self, PyObject *tensor, int grad) {
+static int is_torchs(const TableObject *self, const TorchState *state, PyObject *tensor, int grad) {
     const Hooks *hooks = &self->hooks;
+    if (state) {
+        if (state_is_strange(state, tensor)) return 1;
+        if (!grad || !state_may_want_gradient(state, tensor)) return 0;
+        return truth(self->get_requires_grad(hooks->requires_grad, tensor, (PyObject *)Py_TYPE(tensor)));
+    }
     const int negated = truth(PyObject_CallFunctionObjArgs(hooks->is_neg, tensor, NULL));
     if (negated) return negated;
     const int named = hooks->has_names == Py_None ? 0 : truth(PyObject_CallFunctionObjArgs(hooks->has_names, tensor, NULL));
@@ -110,8 +120,8 @@ static int is_torchs(const TableObject *self, PyObject *tensor, int grad) {
 }
 
 // Whether an output is one that torch does not let anyone write here: an inference tensor outside of inference mode.
-static int is_frozen(const TableObject *self, PyObject *out) {
-    const int inference = truth(PyObject_CallFunctionObjArgs(self->hooks.is_inference, out, NULL));
+static int is_frozen(const TableObject *self, const TorchState *state, PyObject *out) {
+    const int inference = is_inference(self, state, out);
     if (inference <= 0) return inference;
     const int mode = truth(PyObject_CallNoArgs(self->hooks.inference_mode));
     return mode < 0 ? -1 : !mode;
@@ -127,13 +137,20 @@ int prepare_reading(TableObject *self) {
     }
     if (PyCapsule_IsValid(hooks->exchange, EXCHANGE_CAPSULE))
         self->exchange = exchange_of(PyCapsule_GetPointer(hooks->exchange, EXCHANGE_CAPSULE));
+    if (PyDict_Check(hooks->state)) {
+        if (state_open(&self->numbers, hooks->state)) return -1;
+        self->state = &self->numbers;
+    }
     return 0;
 }
 
 // Whether torch must see a call whatever its operands; -1 for an error.
-static int is_watched(const TableObject *self, int *grad) {
+static int is_watched(const TableObject *self, const TorchState *state, int *grad) {
     const Hooks *hooks = &self->hooks;
-    for (Py_ssize_t i = 0; i < PyTuple_Size(hooks->watchers); i++) {
+    const int autocast = truth(PyObject_CallNoArgs(hooks->autocast));
+    if (autocast) return autocast;
+    if (state && state_is_watched(state, grad)) return 1;
+    for (Py_ssize_t i = 0; !state && i < PyTuple_Size(hooks->watchers); i++) {
         const int found = truth(PyObject_CallNoArgs(PyTuple_GetItem(hooks->watchers, i)));
         if (found) return found;
     }
@@ -141,7 +158,7 @@ static int is_watched(const TableObject *self, int *grad) {
         return 1;
     PyObject *level = PyDict_GetItemWithError(hooks->forward_ad, names._current_level);
     if (!level || PyLong_AsLong(level) >= 0 || PyErr_Occurred()) return 1;
-    *grad = truth(PyObject_CallNoArgs(hooks->grad_enabled));
+    if (!state) *grad = truth(PyObject_CallNoArgs(hooks->grad_enabled));
     return *grad < 0 ? -1 : 0;
 }
 
@@ -162,16 +179,16 @@ static int option_of(PyObject *option) {
     return number < PLAIN || number > LAST_OPTION ? -1 : (int)number;
 }
 
-// Reads a call by the exchange, or by methods where that is NULL. 0: it is not for the table; an error may be left.
-// Below autograd no gradient is lost.
-static int read_by(TableObject *self, const Exchange *exchange, PyObject *const *args, Key *key, uint64_t addresses[3],
-                   int below) {
+// Reads a call by the exchange and torch's state, or by methods where they are NULL. 0: it is not for the table; an error
+// may be left. Below autograd no gradient is lost.
+static int read_by(TableObject *self, const Exchange *exchange, const TorchState *state, PyObject *const *args, Key *key,
+                   uint64_t addresses[3], int below) {
     const int operands = args[2] == Py_None ? 2 : 3;
     int grad = 0;
     for (int i = 0; i < operands; i++)
         if (!is_plain(self, args[i])) return 0;
-    if (is_watched(self, &grad)) return 0;
-    if (operands == 3 && is_frozen(self, args[2])) return 0;
+    if (is_watched(self, state, &grad)) return 0;
+    if (operands == 3 && is_frozen(self, state, args[2])) return 0;
     if (below) grad = 0;
     memset(key, 0, sizeof *key);
     addresses[2] = 0;
@@ -179,7 +196,7 @@ static int read_by(TableObject *self, const Exchange *exchange, PyObject *const 
         Matrix matrix;
         if (exchange ? read_by_exchange(self, exchange, args[i], &matrix) : read_by_methods(self, args[i], &matrix))
             return 0;
-        if ((i > 0 && matrix.device != key->device) || is_torchs(self, args[i], grad)) return 0;
+        if ((i > 0 && matrix.device != key->device) || is_torchs(self, state, args[i], grad)) return 0;
         addresses[i] = matrix.address;
         key->offset[i] = (int32_t)(matrix.address % ROW_ALIGN_BYTES);
         memcpy(key->shape[i], matrix.shape, sizeof matrix.shape);
@@ -193,7 +210,7 @@ static int read_by(TableObject *self, const Exchange *exchange, PyObject *const 
 }
 
 int read_call(TableObject *self, PyObject *const *args, Key *key, uint64_t addresses[3], int below) {
-    const int read = read_by(self, self->exchange, args, key, addresses, below);
+    const int read = read_by(self, self->exchange, self->state, args, key, addresses, below);
     if (!read) PyErr_Clear();  // the Python dispatch, asked next, meets the same error and tells it
     return read;
 }
@@ -218,7 +235,9 @@ static int exchange_agrees(TableObject *self, const Exchange *exchange, PyObject
                            const uint64_t addresses[3]) {
     Key other;
     uint64_t others[3];
-    if (!match_device(self, exchange, args[0], key->device) || !read_by(self, exchange, args, &other, others, 0)) return 0;
+    if (!match_device(self, exchange, args[0], key->device) ||
+        !read_by(self, exchange, self->state, args, &other, others, 0))
+        return 0;
     uint64_t dtype[3];
     memcpy(dtype, other.dtype, sizeof dtype);
     memcpy(other.dtype, key->dtype, sizeof dtype);
@@ -229,7 +248,17 @@ static int exchange_agrees(TableObject *self, const Exchange *exchange, PyObject
 
 int read_new_call(TableObject *self, PyObject *const *args, Key *key, uint64_t addresses[3]) {
     const Exchange *exchange = self->exchange;
-    int read = is_plain(self, args[0]) && device_of(self, args[0], 1) >= 0 && read_by(self, NULL, args, key, addresses, 0);
+    if (!is_plain(self, args[0]) || device_of(self, args[0], 1) < 0) {
+        PyErr_Clear();
+        return 0;
+    }
+    if (self->state) {
+        const int by_state = read_by(self, NULL, self->state, args, key, addresses, 0);
+        PyErr_Clear();
+        if (by_state != read_by(self, NULL, NULL, args, key, addresses, 0)) self->state = NULL;  // we do not understand it
+        PyErr_Clear();
+    }
+    int read = read_by(self, NULL, NULL, args, key, addresses, 0);
     if (read && exchange && !exchange_agrees(self, exchange, args, key, addresses)) {
         self->exchange = NULL;  // a torch whose exchange we do not understand; keys of the two ways never meet
         table_clear(&self->table, let_go);

@@ -10,6 +10,9 @@ int prepare_reading(TableObject *self);
 // Whether an object is exactly a tensor or a parameter.
 int is_plain(const TableObject *self, PyObject *object);
 
+// Whether a tensor is of inference mode, by torch's state or, where that is NULL, by a method; -1 for an error.
+int is_inference(const TableObject *self, const TorchState *state, PyObject *tensor);
+
 // Returns the index of a tensor's device in the table, and adds it on request; -1 if it is absent, perhaps with an error.
 int device_of(TableObject *self, PyObject *tensor, int add);
 
@@ -21,7 +24,7 @@ int address_of(const TableObject *self, PyObject *tensor, uint64_t *address);
 int read_call(TableObject *self, PyObject *const *args, Key *key, uint64_t addresses[3], int below);
 
 // Does the same for a call that the table learns, and adds its device. If the exchange contradicts torch's methods, the
-// exchange is given up, and all that was learned through it.
+// exchange is given up, and all that was learned through it. So is torch's state, of which nothing is learned.
 int read_new_call(TableObject *self, PyObject *const *args, Key *key, uint64_t addresses[3]);
 
 #endif
