@@ -1,5 +1,5 @@
-// What torch knows of a tensor and of a thread, by loads and C calls that make no Python object: several times as fast as
-// the same questions in Python. torch_state.py finds the places and functions, and proves them on tensors of each kind.
+// What torch knows of a tensor and of a thread, by loads and C calls that make no Python object. The same questions in
+// Python take several times as long. torch_state.py finds the places and functions, and proves them on tensors.
 #ifndef OUTBLAS_TORCH_STATE_H
 #define OUTBLAS_TORCH_STATE_H
 
