@@ -24,7 +24,8 @@ int address_of(const TableObject *self, PyObject *tensor, uint64_t *address);
 int read_call(TableObject *self, PyObject *const *args, Key *key, uint64_t addresses[3], int below);
 
 // Does the same for a call that the table learns, and adds its device. If the exchange contradicts torch's methods, the
-// exchange is given up, and all that was learned through it. So is torch's state, of which nothing is learned.
+// exchange is given up, and all that was learned through it. The same holds for the state that torch tells, but nothing is
+// learned through that.
 int read_new_call(TableObject *self, PyObject *const *args, Key *key, uint64_t addresses[3]);
 
 #endif
