@@ -13,8 +13,8 @@ Result file: results/<gpu>/interval_check.json. ``--out`` names another one. Nee
 
 For each weight, M are drawn log-uniformly from the range of its intervals. At each of them the agent measures
 ``--budget`` kernels, as ``outblas tune --mnk`` does. The winner and the interval's decision are then timed anew, in the
-same rounds. A decision for torch or cuBLASLt counts with that one's time, on both sides. An M in no interval has the
-decision of the package, as in a program.
+same rounds. A decision for torch or cuBLASLt counts with that one's time, on both sides. An M in no interval, or that its
+interval leaves open, has the decision of the package, as in a program.
 """
 
 from __future__ import annotations
@@ -105,10 +105,16 @@ def drawn_problems(library: Library, count: int, seed: int) -> list[Problem]:
 
 
 def decisions(library: Library, problems: Sequence[Problem], gpu: Gpu) -> dict[Problem, LibraryRow]:
-    """Return the decision for each problem: that of its interval, else that of the package."""
+    """Return the decision for each problem: that of its interval, else that of the package.
+
+    An interval may leave an M open. The package decides it then, if it has a kernel or an algorithm for it.
+    """
     found = {problem: row for problem in problems if (row := library.lookup(problem)) is not None}
-    rest = [problem for problem in problems if problem not in found]
-    return {**found, **{row.problem: row for row in shipped_library(rest, gpu).rows}}
+    asked = [problem for problem in problems if problem not in found or found[problem].is_open]
+    for row in shipped_library(asked, gpu).rows:
+        if row.problem not in found or row.plain is not None or row.fallback:
+            found[row.problem] = row
+    return found
 
 
 def time_of(row: LibraryRow, timed: dict[KernelConfig, Evaluation]) -> float | None:

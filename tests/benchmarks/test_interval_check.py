@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from outblas.core.config import config_name
 from outblas.core.errors import ConfigError, UsageError
 from outblas.core.weight import Weight
 from outblas.records.library import Library
@@ -72,6 +73,11 @@ def packaged(problems: list[Any], gpu: Any) -> Library:
     return Library("h200", tuple(LibraryRow(problem, "torch", plain=choice) for problem in problems))
 
 
+def without_kernels(problems: list[Any], gpu: Any) -> Library:
+    """The package chooses torch for whatever it is asked."""
+    return Library("h200", tuple(map(LibraryRow, problems)))
+
+
 @pytest.fixture
 def model(script: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Model:
     """The large kernel is twice as fast from M = 100 on, and torch is level with the small one."""
@@ -99,19 +105,26 @@ def test_cases_below_the_kernel_of_that_m_are_counted(script: Any, model: Model,
     assert found["cases"] == 40 and not found["failed"]
     late = [row for m, row in by_m.items() if 100 <= m < 200]
     assert late and all(row["ratio"] == pytest.approx(0.5) for row in late), "1.2 where 2.4 can be had"
-    torch = [row for m, row in by_m.items() if m >= 200]
-    assert torch and all(row["interval"] == "torch" and row["interval_us"] == 11.0 for row in torch)
-    assert found["below"] == len(late) + len(torch) == sum(m >= 100 for m in by_m)
+    open_m = [row for m, row in by_m.items() if 200 < m < 300]
+    assert open_m and {row["interval"] for row in open_m} == {config_name(SMALL)}, "as the package says"
+    assert found["below"] == len(late) + len(open_m) == sum(m >= 100 for m in by_m)
     early = [row for m, row in by_m.items() if m < 100]
     assert all(row["ratio"] == 1 for row in early) and found["same_decision"] >= len(early)
 
 
-def test_an_m_in_no_interval_has_the_decision_of_the_package(script: Any, model: Model) -> None:
+def test_an_m_that_no_interval_decides_has_the_decision_of_the_package(
+    script: Any, model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
     gap = library((1, 99, LARGE), (200, 300, None))
     problems = [WEIGHT.problem(m) for m in (50, 150, 250)]
-    kernels = [row.plain and row.plain.config for row in script.decisions(gap, problems, H200).values()]
-    assert kernels == [LARGE, None, SMALL], "those of intervals stand in front"
-    assert list(script.decisions(gap, problems, H200))[-1] == problems[1]
+    found = script.decisions(gap, [*problems, WEIGHT.problem(200)], H200)
+    kernels = {problem.m: row.plain and row.plain.config for problem, row in found.items()}
+    assert kernels == {50: LARGE, 150: SMALL, 250: SMALL, 200: None}, "200 was measured"
+    monkeypatch.setattr(
+        script, "shipped_library", lambda problems, gpu: Library("h200", tuple(map(LibraryRow, problems)))
+    )
+    kept = script.decisions(gap, problems, H200)[problems[2]]
+    assert kept.interval is not None, "the package has nothing"
 
 
 def test_a_stopped_run_measures_nothing_twice(script: Any, model: Model, tmp_path: Path) -> None:
@@ -125,7 +138,10 @@ def test_a_stopped_run_measures_nothing_twice(script: Any, model: Model, tmp_pat
     assert run(script, tmp_path) == whole and len(model.asked) == counts > first
 
 
-def test_a_kernel_that_fails_is_named_not_counted(script: Any, model: Model, tmp_path: Path) -> None:
+def test_a_kernel_that_fails_is_named_not_counted(
+    script: Any, model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(script, "shipped_library", without_kernels)
     asked: set[Any] = set()
 
     def fails(problem: Any, config: Any) -> bool:

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from outblas.dispatch import device_registry, matmul
-from outblas.dispatch.decide import Operand, decide
+from outblas.dispatch.decide import LeftToTorch, Operand, decide
 from outblas.dispatch.device_state import DeviceState
 from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.records import user_library
 from outblas.records.library import Library
 from outblas.records.library_interval import LibraryInterval
-from outblas.records.library_row import LibraryChoice, LibraryRow
+from outblas.records.library_row import AnswerChoice, LibraryChoice, LibraryRow
 from outblas.records.user_library import install, stamp_of
 from support.dispatch_fixture import rows, transposed
 from support.gpus.known import H200
@@ -74,6 +74,27 @@ def test_an_algorithm_of_an_interval_runs_and_an_illegal_kernel_does_not() -> No
     assert "650_128_256_TN_fp16_fp32, interval M 600..700 of the user's library: no kernel" in found.reason
     found = choose(701)
     assert found.config is None and found.problem is None and "M = 701 exceeds the 8 tokens" in found.reason
+
+
+def test_an_m_that_an_interval_leaves_open_is_predicted() -> None:
+    asked: list[Any] = []
+
+    def predicted(problem: Any, gpu: Any, launch: Any) -> Any:
+        asked.append(problem.m)
+        if problem.m == 660:
+            raise LeftToTorch("learning counts it", provisional=True)
+        return {650: LARGE, 651: AnswerChoice("id=7", 1.1, 1.05)}.get(problem.m)
+
+    found = choose(650, any_shape=predicted)
+    assert found.config == LARGE.config
+    assert "650_128_256_TN_fp16_fp32 was not measured, and interval M 600..700 of the user's library" in found.reason
+    assert choose(651, any_shape=predicted).algorithm == "id=7"
+    assert choose(652, any_shape=predicted).algorithm == ALGORITHM, "nothing is predicted"
+    assert choose(660, any_shape=predicted).provisional
+    assert asked == [650, 651, 652, 660]
+    for m in (600, 700, 77, 100):
+        choose(m, any_shape=predicted)
+    assert len(asked) == 4, "measured, or with a kernel, or a row"
 
 
 def test_another_weight_or_layout_is_not_decided_by_the_interval() -> None:

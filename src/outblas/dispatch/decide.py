@@ -124,7 +124,8 @@ def decide(
         gpu: GPU of the operands; None: not supported.
         library: library of that GPU.
         launch: launch option that the call allows.
-        any_shape: decides problems that the library does not have; None: torch computes them.
+        any_shape: decides problems that the library does not have, or leaves open
+            (:attr:`outblas.records.library_row.LibraryRow.is_open`); None: torch computes them.
         terms: guarantee and workload. With ``batch_invariant`` only kernels of the weight's order of summation are
             chosen, whether they are fastest or not.
 
@@ -149,9 +150,10 @@ def decide(
         row = library.lookup(problem)
         if terms.guarantee == "batch_invariant":
             return _in_fixed_order(problem, row, (a, b, out), gpu, library, launch)
-        if row is None:
-            found = _for_any_shape(problem, (a, b, out), gpu, library, launch, any_shape, terms)
-        else:
+        asked = row is None or (row.is_open and any_shape is not None)
+        if asked:
+            found = _for_any_shape(problem, (a, b, out), gpu, library, launch, any_shape, terms, row)
+        if row is not None and not (asked and (found.problem or found.provisional)):
             found = _from_row(row, (a, b, out), gpu, library, launch, terms)
         if found.config is not None:
             return found
@@ -239,8 +241,11 @@ def _for_any_shape(
     launch: Launch,
     any_shape: ChooseOrRow | None,
     terms: CallTerms,
+    row: LibraryRow | None,
 ) -> Decision:
     missing = f"{problem.key} is not in the library of {gpu.name} ({library.size('problems')})"
+    if row is not None and row.interval is not None:
+        missing = f"{problem.key} was not measured, and {row.interval.words} has no kernel"
     if any_shape is None:
         return Decision(None, None, missing)
     try:

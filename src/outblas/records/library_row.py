@@ -138,6 +138,15 @@ class LibraryRow:
                     "install it for constant weights only",
                 )
 
+    @property
+    def is_open(self) -> bool:
+        """Return whether the row's interval leaves its M open: no kernel won in the interval, and M was not measured.
+
+        cuBLASLt's heuristic may answer worse there than at the measured M.
+        """
+        one = self.interval
+        return one is not None and not one.has_kernel and self.problem.m not in one.measured
+
     def choice(self, launch: Launch) -> LibraryChoice | None:
         """Return the winner for a caller who allows ``launch``; None: use the baseline.
 
