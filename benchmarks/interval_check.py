@@ -13,8 +13,8 @@ Result file: results/<gpu>/interval_check.json. ``--out`` names another one. Nee
 
 For each weight, M are drawn log-uniformly from the range of its intervals. At each of them the agent measures
 ``--budget`` kernels, as ``outblas tune --mnk`` does. The winner and the interval's decision are then timed anew, in the
-same rounds. A decision for torch or cuBLASLt counts with that one's time, on both sides. An M in no interval, or that its
-interval leaves open, has the decision of the package, as in a program.
+same rounds. A decision for torch or cuBLASLt counts with that one's time, on both sides. The package decides an M in no
+interval, or that its interval leaves open, as in a program.
 """
 
 from __future__ import annotations

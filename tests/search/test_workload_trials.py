@@ -65,6 +65,16 @@ def test_the_first_answer_of_cublaslt_is_a_second_winner_by_its_algorithm() -> N
     assert found is not None and (found.config, found.algorithm) == (None, "id=66 tile=1")
 
 
+def test_torchs_own_product_by_a_cheaper_call_need_not_be_surely_faster() -> None:
+    to_torch = replace(ROW, plain=None, baseline="torch", baseline_detail="")
+    details = {LT_HEURISTIC: "id=66 tile=1"}
+    for us, chosen in ((9.95, True), (10.05, False)):
+        served = replace(entry({FALLBACK: around(10.0), LT_HEURISTIC: around(us)}), details=details)
+        found = second_winner(to_torch, served, SERVER)
+        assert (found is not None and found.algorithm == "id=66 tile=1") == chosen
+        assert second_winner(replace(ROW, plain=None), served, SERVER) is None, "that row names an algorithm"
+
+
 def test_requests_that_scatter_need_a_larger_gain() -> None:
     noisy = {PLAIN: around(10.0, 0.3), OTHER: around(9.6, 0.3)}
     assert second_winner(ROW, entry(noisy), SERVER) is None, "4% faster in the median, and not surely 2%"

@@ -61,7 +61,8 @@ def choose_workloads(work: BuildFolder, table: Table) -> None:
 def second_winner(row: LibraryRow, entry: TrialEntry, mode: str) -> SecondWinner | None:
     """Return what is surely more than 2% faster than a row's plain choice: a kernel, the fall-back, or an algorithm.
 
-    It is None if nothing is. The algorithm is the first answer of cuBLASLt's heuristic.
+    None if nothing is. The algorithm is the first answer of cuBLASLt's heuristic. For a row that falls back to torch a
+    lower median is enough: it is torch's own product by a call that costs the host less.
 
     If several are, the highest lower bound wins.
 
@@ -84,6 +85,9 @@ def second_winner(row: LibraryRow, entry: TrialEntry, mode: str) -> SecondWinner
         )
     others = {name: over_plain(entry, plain, name, mode) for name in entry.timings if name != plain}
     sure = {name: figures for name, figures in others.items() if figures[1] > SECOND_ABOVE}
+    cheaper = others.get(LT_HEURISTIC)
+    if not sure and row.plain is None and not row.fallback and cheaper is not None and cheaper[0] > 1:
+        sure[LT_HEURISTIC] = cheaper
     if not sure:
         return None
     best = max(sure, key=lambda name: (sure[name][1], sure[name][0], name))
