@@ -61,8 +61,8 @@ def choose_workloads(work: BuildFolder, table: Table) -> None:
 def second_winner(row: LibraryRow, entry: TrialEntry, mode: str) -> SecondWinner | None:
     """Return what is surely more than 2% faster than a row's plain choice: a kernel, the fall-back, or an algorithm.
 
-    None if nothing is. The algorithm is the first answer of cuBLASLt's heuristic. For a row that falls back to torch a
-    lower median is enough: it is torch's own product by a call that costs the host less.
+    None if nothing is. The algorithm is the first answer of cuBLASLt's heuristic. Where a row falls back to torch, a
+    lower median is enough: the product of torch comes by a cheaper call then.
 
     If several are, the highest lower bound wins.
 
