@@ -154,7 +154,8 @@ def test_the_offset_of_the_data_counts(opened: Any, cuda: FakeCuda) -> None:
     def shift(t: DlTensor) -> None:
         t.data, t.byte_offset = t.data - 64, 64
 
-    table = opened(Exchange(shift).capsule())
+    shifted = Exchange(shift)  # a capsule holds its address alone
+    table = opened(shifted.capsule())
     assert answers(table) and table.counts()["reads_by"] == "exchange" and cuda[-1].maps[0][0] % 64 == 0
 
 

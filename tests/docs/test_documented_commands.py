@@ -89,13 +89,21 @@ SLOW = {
 SECONDS_PER_COMMAND = 280
 
 
+def _linked(source: str, target: str) -> None:
+    """Link a file, which takes a tenth of a copy's time; copy it on another file system."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
+
+
 @pytest.fixture
 def workspace(tmp_path: Path) -> Path:
-    """A folder that looks like a checkout: its own copy of src/, links to all else."""
+    """A folder that looks like a checkout: its own folders of src/, links to all else. Commands replace files whole."""
     for entry in ROOT.iterdir():
         if entry.name == "src":
             # With its bytecode, but not what another worker of these tests is about to write.
-            shutil.copytree(entry, tmp_path / "src", ignore=shutil.ignore_patterns("*.pyc.*"))
+            shutil.copytree(entry, tmp_path / "src", ignore=shutil.ignore_patterns("*.pyc.*"), copy_function=_linked)
         elif not entry.name.startswith(".") and entry.name not in ("runs", "dist", "build", "site"):
             (tmp_path / entry.name).symlink_to(entry)
     return tmp_path

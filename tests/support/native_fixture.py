@@ -158,7 +158,7 @@ def host_fixture() -> Host:
 
 #: Kind of a table -> the hooks that it lacks.
 LACKING: dict[str, dict[str, None]] = {
-    "loads": {}, "exchange": {"state": None}, "methods": {"exchange": None, "state": None},
+    "loads": {}, "exchange": {"state": None}, "methods": {"exchange": None, "state": None, "environment": None},
 }  # fmt: skip
 
 

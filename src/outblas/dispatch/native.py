@@ -6,6 +6,7 @@ It is optional. If ``outblas.dispatch._native`` is not built or does not fit thi
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -113,6 +114,7 @@ def _hooks() -> dict[str, Any]:
         ),
         "autocast": core._is_any_autocast_enabled,
         "compiling": _compiling(),
+        "environment": getattr(os.environ, "_data", None),
         "grad_enabled": torch.is_grad_enabled,
         "requires_grad": base.requires_grad,
         "forward_ad": vars(torch.autograd.forward_ad),

@@ -327,6 +327,9 @@ PyMODINIT_FUNC PyInit__native(void) {
 #define INTERN(name) \
     if (!(names.name = PyUnicode_InternFromString(#name))) return NULL;
     NAMES(INTERN)
+#define AS_BYTES(name) \
+    if (!(switches.name = PyBytes_FromString(#name))) return NULL;
+    SWITCHES(AS_BYTES)
     PyObject *made = PyModule_Create(&module), *type = PyType_FromSpec(&table_spec);
     if (!made || !type || PyModule_AddObject(made, "Table", type) < 0 ||
         PyModule_AddStringConstant(made, "SOURCE_ID", OUTBLAS_SOURCE_ID) < 0 || add_products(made) < 0)

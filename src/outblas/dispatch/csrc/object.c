@@ -4,6 +4,7 @@
 #include <string.h>
 
 Names names;
+Switches switches;
 
 void let_go(void *object) { Py_DECREF((PyObject *)object); }
 

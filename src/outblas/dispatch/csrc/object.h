@@ -27,6 +27,7 @@ enum { MAX_DEVICES = 64, ROW_ALIGN_BYTES = 16 };
     X(watchers)          /* tuple of callables () -> truth: something must see the call */             \
     X(autocast)          /* () -> bool: the same; no part of the state */                              \
     X(compiling)         /* dict of torch.compiler, with its flag; None: the caller asks torch */     \
+    X(environment)       /* dict of bytes behind os.environ, for two look-ups; None: the system is asked, which reads all */ \
     X(grad_enabled)      /* () -> bool */                                                              \
     X(requires_grad)     /* attribute of tensors: its descriptor */                                    \
     X(forward_ad)        /* dict of a module; a level >= 0 in its _current_level: forward-mode differentiation */ \
@@ -51,6 +52,15 @@ typedef struct {
 
 // Interned when the module is made.
 extern Names names;
+
+// Environment variables of a call, as bytes, made with the module.
+#define SWITCHES(X) X(OUTBLAS_PDL) X(OUTBLAS_WEIGHTS)
+
+typedef struct {
+    SWITCHES(FIELD)
+} Switches;
+
+extern Switches switches;
 
 typedef struct {
     PyObject *object;  // torch.device

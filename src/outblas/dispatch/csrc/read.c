@@ -163,8 +163,14 @@ static int is_watched(const TableObject *self, const TorchState *state, int *gra
 }
 
 // As the Python dispatch reads a switch: the environment may change between calls.
-static int is_on(const char *variable) {
-    const char *text = getenv(variable);
+static int is_on(const TableObject *self, PyObject *variable) {
+    const char *text;
+    if (PyDict_Check(self->hooks.environment)) {
+        PyObject *found = PyDict_GetItemWithError(self->hooks.environment, variable);
+        text = found && PyBytes_Check(found) ? PyBytes_AsString(found) : NULL;
+    } else {
+        text = getenv(PyBytes_AsString(variable));
+    }
     if (!text) return 0;
     const char *const yes[] = {"1", "true", "yes", "on"};
     for (size_t i = 0; i < sizeof yes / sizeof *yes; i++)
@@ -173,8 +179,11 @@ static int is_on(const char *variable) {
 }
 
 // The option of a call, with its guarantee: a number, or None for what the environment says; -1: neither.
-static int option_of(PyObject *option) {
-    if (option == Py_None) return is_on("OUTBLAS_WEIGHTS") ? CONSTANT_WEIGHTS : is_on("OUTBLAS_PDL") ? DEPENDENT : PLAIN;
+static int option_of(const TableObject *self, PyObject *option) {
+    if (option == Py_None) {
+        if (is_on(self, switches.OUTBLAS_WEIGHTS)) return CONSTANT_WEIGHTS;
+        return is_on(self, switches.OUTBLAS_PDL) ? DEPENDENT : PLAIN;
+    }
     const long number = PyLong_AsLong(option);
     return number < PLAIN || number > LAST_OPTION ? -1 : (int)number;
 }
@@ -204,7 +213,7 @@ static int read_by(TableObject *self, const Exchange *exchange, const TorchState
         key->dtype[i] = matrix.dtype;
         key->device = (int16_t)matrix.device;
     }
-    const int option = option_of(args[3]);
+    const int option = option_of(self, args[3]);
     key->option = (int16_t)option;
     return option >= 0;
 }
