@@ -19,7 +19,7 @@ from outblas.judge.rounds import timing_of_samples
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.records.library_row import LibraryChoice, LibraryRow, SecondWinner
 from outblas.records.library_tables import rows_of_table
-from outblas.search.build_library import workload_trials
+from outblas.search.build_library import cold_search, plain_finalists, workload_trials
 from outblas.search.build_library.build_run import jobs
 from outblas.search.build_library.build_work import proved
 from outblas.search.build_library.finalist_trials import TrialEntry, read_trial, trial_path
@@ -114,7 +114,8 @@ def served_fixture(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Problem, int, 
         return ServerTimes(halves[0], halves[1], plan.max_qps)
 
     monkeypatch.setattr(workload_trials, "time_public_api", serve)
-    monkeypatch.setattr(workload_trials, "gpu_of_device", lambda index: H200)
+    for module in (workload_trials, cold_search, plain_finalists):
+        monkeypatch.setattr(module, "gpu_of_device", lambda index: H200)
     monkeypatch.setattr(workload_trials, "_first_answer", lambda problem, index: "id=66 tile=1")
     monkeypatch.setattr(workload_trials, "serving_gpus", lambda gpus: tuple(gpus[:1]))
     return asked
@@ -138,6 +139,27 @@ def test_candidates_are_plain_and_begin_with_the_plain_choice(work: Any, tuned: 
         assert {launch_of(config) for config in configs} == {"plain"}
         assert {OTHER, THIRD} <= set(configs), "the last finalist takes part without its PDL"
         assert len(set(configs)) == len(configs) <= workload_trials.PER_PROBLEM
+
+
+def test_a_search_with_cold_caches_adds_its_best_to_the_candidates(
+    work: Any, tuned: Table, script: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = {row.problem: row for row in rows_of_table(work.load(), tuned).rows}
+    before = workload_candidates(work, tuned, rows)
+    asked = cold_search.cold_candidates(work, tuned)
+    for problem, configs in asked.items():
+        plain = rows[problem].plain
+        assert plain is not None and configs[0] == plain.config and {launch_of(c) for c in configs} == {"plain"}
+        assert set(configs) > set(before[problem]), "its neighbours, too"
+    for _ in range(2):
+        cold_search.search_cold(work, tuned)
+    assert capsys.readouterr().out.count("done before") == 1
+    assert {options.mode for options in script.trial.options} == {COLD}
+    after = workload_candidates(work, tuned, rows)
+    for problem, configs in after.items():
+        fastest = sorted(asked[problem], key=lambda c: (time_us(problem, c), config_name(c)))[:3]
+        near = [c for c in fastest if time_us(problem, c) <= 1.02 * time_us(problem, fastest[0])]
+        assert set(near) <= set(configs) and configs[0] == before[problem][0]
 
 
 def test_both_trials_keep_every_sample_and_are_not_repeated(

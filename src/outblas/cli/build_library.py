@@ -32,7 +32,8 @@ TablesOption = Annotated[
     str | None, typer.Option(help="Tables as SUITE:LAYOUT:DTYPE:ACC, separated by commas; by default all published.")
 ]
 StepsOption = Annotated[
-    str | None, typer.Option(help="Steps, separated by commas; by default all but again, reopen and reopen_again.")
+    str | None,
+    typer.Option(help="Steps, separated by commas; by default all but again, reopen, reopen_again and search_cold."),
 ]
 ModesOption = Annotated[
     str | None,
@@ -105,6 +106,7 @@ These run only when --steps names them:
 
 \b
 again    searches rows that fall back or barely win once more; then trial
+search_cold times neighbours of the plain kernels with cold caches; then trial_workloads
 reopen   searches the rows that trials chose once more; then trial with --starts 4, 5 and 6
 reopen_again searches rows for which reopen found nothing new; then trial with --starts 7, 8 and 9
 

@@ -17,6 +17,7 @@ from outblas.search.build_library.build_searches import (
 )
 from outblas.search.build_library.build_work import REOPENED_STARTS, BuildFolder, printer
 from outblas.search.build_library.choosing import choose
+from outblas.search.build_library.cold_search import search_cold
 from outblas.search.build_library.finalist_trials import run_trial
 from outblas.search.build_library.judging import judge, merge
 from outblas.search.build_library.open_rows import search_open_rows
@@ -50,12 +51,13 @@ DEFAULT_STEPS: dict[str, Step] = {
 STEPS: dict[str, Step] = {
     **DEFAULT_STEPS,
     "again": search_weak_rows_again,
+    "search_cold": search_cold,
     **{step: partial(search_open_rows, step=step) for step in REOPENED_STARTS},
 }
 #: Steps that only read what others measured.
 STEPS_WITHOUT_GPU = ("choose", "choose_workloads", "merge")
 #: What makes the library; the rest looks at it.
 LIBRARY_STEPS = (
-    "record", "tune", "borrow", "refine", "again", "trial", *REOPENED_STARTS, "choose", "trial_workloads",
-    "choose_workloads",
+    "record", "tune", "borrow", "refine", "again", "trial", *REOPENED_STARTS, "choose", "search_cold",
+    "trial_workloads", "choose_workloads",
 )  # fmt: skip

@@ -26,7 +26,7 @@ from outblas.runtime.device import gpu_of_device
 #: Of every step that draws something at random.
 SEEDS = {
     "tune": 2, "bench": 4, "again": 5, "refine": 6, "borrow": 7, "reopen": 8, "reopen_again": 9, "trial": 100,
-    "judge": 200, "trial_workloads": 300,
+    "judge": 200, "trial_workloads": 300, "search_cold": 400,
 }  # fmt: skip
 #: What a second search leaves in the table's provenance, with the number of problems.
 PROVENANCE_KEYS = {

@@ -28,14 +28,13 @@ from outblas.judge.bench_cell import Options
 from outblas.judge.fallback_entry import FALLBACK
 from outblas.judge.latency import RequestPlan
 from outblas.judge.rounds import timing_of_samples
-from outblas.kernels.catalogue import with_launch
-from outblas.kernels.legality import why_illegal
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryChoice, LibraryRow
 from outblas.records.library_tables import rows_of_table, without_second_winners
 from outblas.runtime.cublaslt import LtAlgorithms
 from outblas.runtime.device import gpu_of_device
-from outblas.search.build_library.build_work import REOPENED_STARTS, SEEDS, BuildFolder, proved
+from outblas.search.build_library.build_work import SEEDS, BuildFolder, proved
+from outblas.search.build_library.cold_search import best_of_cold_search
 from outblas.search.build_library.finalist_trials import (
     MANY,
     TrialStation,
@@ -45,7 +44,7 @@ from outblas.search.build_library.finalist_trials import (
     read_trial,
     samples_to_json,
 )
-from outblas.search.build_library.finalists import finalists, read_finalists
+from outblas.search.build_library.plain_finalists import plain_finalists
 
 COLD, SERVER = MODE_OF_WORKLOAD["cold"], MODE_OF_WORKLOAD["single"]
 #: Kernels of a problem, at most, with the row's plain choice.
@@ -98,7 +97,8 @@ def workload_candidates(
 ) -> dict[Problem, list[KernelConfig]]:
     """Return problem -> the plain kernels that may become second winners, the row's plain choice first.
 
-    They are the finalists of all trials; those of other launch options take part without programmatic dependent launch.
+    They are the best of a search with cold caches, if there was one, and the finalists of all trials. Those of other
+    launch options take part without programmatic dependent launch.
 
     Args:
         work: directory of the build.
@@ -108,16 +108,11 @@ def workload_candidates(
     Raises:
         UsageError: the table is not tuned.
     """
-    gpu, known = gpu_of_device(work.gpu_index), [finalists(work, table)]
-    reopened = (work.reopened_finalists(table, step) for step in REOPENED_STARTS)
-    known += [read_finalists(path) for path in reopened if path.exists()]
-    found = {}
-    for problem, row in rows.items():
-        installed = [] if row.plain is None else [row.plain.config]
-        listed = [with_launch(config, "plain") for each in known for config in each.get(problem, ())]
-        legal = [config for config in listed if why_illegal(problem, config, gpu) is None]
-        found[problem] = list(dict.fromkeys([*installed, *legal]))[:PER_PROBLEM]
-    return found
+    searched = best_of_cold_search(work, table)
+    return {
+        problem: list(dict.fromkeys([*configs[:1], *searched.get(problem, ()), *configs]))[:PER_PROBLEM]
+        for problem, configs in plain_finalists(work, table, rows).items()
+    }
 
 
 def _cold_options(work: BuildFolder, table: Table) -> Options:
