@@ -126,7 +126,7 @@ def packaged_pairs(before: Container[tuple[Problem, KernelConfig]] | None = None
     installed = (
         (problem, config)
         for gpu in packaged_libraries()
-        for problem, configs in Library.packaged(gpu).installed().items()
+        for problem, configs in Library.packaged(gpu).kernels().items()
         for config in configs
     )
     pairs: dict[Source, tuple[str, str]] = {}

@@ -144,7 +144,7 @@ def test_the_driver_loads_the_packs_cubins() -> None:
     found, seen = PackagedCubins(PACK), 0
     torch.zeros(1, device="cuda")
     for gpu in packaged_libraries():
-        installed = Library.packaged(gpu).installed()
+        installed = Library.packaged(gpu).kernels()
         pairs = {make_source(p, c): c for p, configs in installed.items() for c in configs}
         assert set(pairs) == set(sources_of([Library.packaged(gpu)]))
         for source, config in list(pairs.items())[::20]:
