@@ -64,6 +64,19 @@ def test_an_answer_that_stands_in_two_places_is_not_trusted(monkeypatch: pytest.
     assert torch_state.torch_state() is None
 
 
+def test_the_exchange_is_used_without_the_state(
+    built: Any, cuda: FakeCuda, host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native, "extension", lambda: built[0])
+    table, _ = native.open_table(cuda.path, **host.hooks(), state=None)
+    a, b, out = operands()
+    assert learn(table, a, b, out, prepared()) and table.matmul(a, b, out, False) is out
+    assert (table.counts()["reads_by"], table.counts()["state_by"]) == ("exchange", "methods")
+    with torch.autocast("cpu"):
+        assert table.matmul(a, b, out, False) is None
+    assert table.matmul(a.requires_grad_(), b, out, False) is None
+
+
 def test_a_state_that_contradicts_the_methods_is_given_up(
     built: Any, cuda: FakeCuda, host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:

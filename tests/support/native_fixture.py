@@ -157,19 +157,17 @@ def host_fixture() -> Host:
 
 
 #: Kind of a table -> the hooks that it lacks.
-LACKING: dict[str, dict[str, None]] = {
-    "loads": {}, "exchange": {"state": None}, "methods": {"exchange": None, "state": None, "environment": None},
-}  # fmt: skip
+LACKING: dict[str, dict[str, None]] = {"loads": {}, "methods": {"exchange": None, "state": None, "environment": None}}
 
 
 @pytest.fixture(name="table", params=list(LACKING))
 def table_fixture(
     built: tuple[Any, Path], cuda: FakeCuda, host: Host, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> Iterator[Any]:
-    """Of three kinds: read by torch's DLPack exchange and torch's state by loads, by the exchange alone, or by methods.
-    The last is that of an older torch.
+    """Of two kinds: operands are read by torch's DLPack exchange and its state by loads; all by methods, as with an
+    older torch.
     """
-    if request.param != "methods" and not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
+    if request.param == "loads" and not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
         pytest.skip("this torch has no DLPack exchange")
     monkeypatch.delenv("OUTBLAS_PDL", raising=False)
     monkeypatch.delenv("OUTBLAS_NATIVE", raising=False)
@@ -178,8 +176,8 @@ def table_fixture(
     assert found is not None, reason
     yield found
     counts = found.counts()
-    assert counts["reads_by"] == ("methods" if request.param == "methods" else "exchange")
-    assert counts["state_by"] == ("loads" if request.param == "loads" else "methods")
+    by = {"loads": ("exchange", "loads"), "methods": ("methods", "methods")}
+    assert (counts["reads_by"], counts["state_by"]) == by[request.param]
 
 
 def operands(dtype: Any = torch.float16, m: int = M, n: int = N, k: int = K) -> tuple[Any, Any, Any]:
