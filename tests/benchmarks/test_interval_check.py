@@ -120,9 +120,7 @@ def test_an_m_that_no_interval_decides_has_the_decision_of_the_package(
     found = script.decisions(gap, [*problems, WEIGHT.problem(200)], H200)
     kernels = {problem.m: row.plain and row.plain.config for problem, row in found.items()}
     assert kernels == {50: LARGE, 150: SMALL, 250: SMALL, 200: None}, "200 was measured"
-    monkeypatch.setattr(
-        script, "shipped_library", lambda problems, gpu: Library("h200", tuple(map(LibraryRow, problems)))
-    )
+    monkeypatch.setattr(script, "shipped_library", without_kernels)
     kept = script.decisions(gap, problems, H200)[problems[2]]
     assert kept.interval is not None, "the package has nothing"
 

@@ -10,7 +10,7 @@ import pytest
 
 from outblas.core.config import LAUNCHES
 from outblas.core.errors import DeviceError, TensorError
-from outblas.dispatch import matmul, native
+from outblas.dispatch import matmul
 from outblas.dispatch.promises import launch_of_option
 from support.native_fixture import (  # noqa: F401
     BOXES,
@@ -26,6 +26,7 @@ from support.native_fixture import (  # noqa: F401
     host_fixture,
     learn,
     needs_compiler,
+    open_with_fixture,
     operands,
     prepared,
     table_fixture,
@@ -171,13 +172,12 @@ def test_an_inference_tensor_is_written_in_inference_mode_only(table: Any, cuda:
     assert len(cuda) == 3 and not learn(table, a, b, frozen, prepared())
 
 
-def test_operands_with_names_are_left_to_torch(table: Any, cuda: FakeCuda, host: Host) -> None:
+def test_operands_with_names_are_left_to_torch(open_with: Callable[..., Any], cuda: FakeCuda) -> None:
     """Fake the names of torch up to 2.12."""
     a, b, out = operands()
     named: list[Any] = []
     hooks = {"has_names": lambda tensor: any(tensor is each for each in named), "state": None}
-    own, reason = native.open_table(cuda.path, **{**host.hooks(), **hooks})
-    assert own is not None, reason
+    own = open_with(**hooks)
     learn(own, a, b, out, prepared())
     for tensor in (a, b, out):
         named[:] = [tensor]
@@ -194,7 +194,7 @@ def test_torchs_own_word_for_names_is_asked(table: Any, cuda: FakeCuda) -> None:
     assert table.matmul(a.refine_names("m", "k"), b, None, False) is None and len(cuda) == 0
 
 
-def test_an_older_torch_is_asked_for_inference_first(table: Any, cuda: FakeCuda, host: Host) -> None:
+def test_an_older_torch_is_asked_for_inference_first(open_with: Callable[..., Any], cuda: FakeCuda) -> None:
     """In that torch the increment of a version raises for tensors of inference mode."""
 
     def increment(tensors: Any) -> None:
@@ -203,8 +203,7 @@ def test_an_older_torch_is_asked_for_inference_first(table: Any, cuda: FakeCuda,
         torch._C._increment_version(tensors)
 
     hooks = {"spares_inference": False, "increment_version": increment, "state": None}
-    own, reason = native.open_table(cuda.path, **{**host.hooks(), **hooks})
-    assert own is not None, reason
+    own = open_with(**hooks)
     a, b, out = operands()
     learn(own, a, b, out, prepared())
     with torch.inference_mode():

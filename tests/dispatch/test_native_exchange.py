@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from outblas.dispatch import native
 from support.native_fixture import (  # noqa: F401
     FakeCuda,
     Host,
@@ -21,6 +19,7 @@ from support.native_fixture import (  # noqa: F401
     host_fixture,
     learn,
     needs_compiler,
+    open_with_fixture,
     operands,
     prepared,
     torch,
@@ -91,18 +90,9 @@ class Exchange:
 
 
 @pytest.fixture(name="opened")
-def opened_fixture(
-    built: tuple[Any, Path], cuda: FakeCuda, host: Host, monkeypatch: pytest.MonkeyPatch
-) -> Callable[[Any], Any]:
+def opened_fixture(open_with: Callable[..., Any]) -> Callable[[Any], Any]:
     """exchange -> a table with that one."""
-    monkeypatch.setattr(native, "extension", lambda: built[0])
-
-    def opened(exchange: Any) -> Any:
-        found, reason = native.open_table(cuda.path, **{**host.hooks(), "exchange": exchange})
-        assert found is not None, reason
-        return found
-
-    return opened
+    return lambda exchange: open_with(exchange=exchange)
 
 
 def answers(table: Any) -> bool:

@@ -23,6 +23,7 @@ from support.native_fixture import (  # noqa: F401
     host_fixture,
     learn,
     needs_compiler,
+    open_with_fixture,
     operands,
     prepared,
     run_while_forgetting,

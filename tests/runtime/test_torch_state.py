@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from support.native_fixture import (  # noqa: F401
     host_fixture,
     learn,
     needs_compiler,
+    open_with_fixture,
     operands,
     prepared,
     torch,
@@ -64,11 +66,8 @@ def test_an_answer_that_stands_in_two_places_is_not_trusted(monkeypatch: pytest.
     assert torch_state.torch_state() is None
 
 
-def test_the_exchange_is_used_without_the_state(
-    built: Any, cuda: FakeCuda, host: Host, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(native, "extension", lambda: built[0])
-    table, _ = native.open_table(cuda.path, **host.hooks(), state=None)
+def test_the_exchange_is_used_without_the_state(open_with: Callable[..., Any]) -> None:
+    table = open_with(state=None)
     a, b, out = operands()
     assert learn(table, a, b, out, prepared()) and table.matmul(a, b, out, False) is out
     assert (table.counts()["reads_by"], table.counts()["state_by"]) == ("exchange", "methods")
@@ -77,12 +76,9 @@ def test_the_exchange_is_used_without_the_state(
     assert table.matmul(a.requires_grad_(), b, out, False) is None
 
 
-def test_a_state_that_contradicts_the_methods_is_given_up(
-    built: Any, cuda: FakeCuda, host: Host, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(native, "extension", lambda: built[0])
+def test_a_state_that_contradicts_the_methods_is_given_up(open_with: Callable[..., Any]) -> None:
     assert NUMBERS is not None
-    table, _ = native.open_table(cuda.path, **host.hooks(), state={**NUMBERS, "strange": NUMBERS["versioned"]})
+    table = open_with(state={**NUMBERS, "strange": NUMBERS["versioned"]})
     a, b, out = operands()
     assert table.counts()["state_by"] == "loads"
     assert learn(table, a, b, out, prepared()) and table.counts()["state_by"] == "methods"
@@ -96,11 +92,8 @@ def test_a_table_refuses_numbers_that_are_missing(built: Any, cuda: FakeCuda, ho
         built[0].Table(cuda.path, **{**native._hooks(), **host.hooks(), "state": {**NUMBERS, name: 0}})
 
 
-def test_a_gradient_that_is_wanted_later_is_seen(
-    built: Any, cuda: FakeCuda, host: Host, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(native, "extension", lambda: built[0])
-    table, _ = native.open_table(cuda.path, **host.hooks())
+def test_a_gradient_that_is_wanted_later_is_seen(open_with: Callable[..., Any]) -> None:
+    table = open_with()
     a, b, out = operands()
     learn(table, a, b, out, prepared())
     assert table.matmul(a, b, out, False) is out and table.counts()["state_by"] == "loads"

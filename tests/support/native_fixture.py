@@ -156,13 +156,28 @@ def host_fixture() -> Host:
     return Host()
 
 
+@pytest.fixture(name="open_with")
+def open_with_fixture(
+    built: tuple[Any, Path], cuda: FakeCuda, host: Host, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Any]:
+    """Hooks by name -> a table with them in place of torch's."""
+    monkeypatch.setattr(native, "extension", lambda: built[0])
+
+    def open_with(**hooks: Any) -> Any:
+        found, reason = native.open_table(cuda.path, **{**host.hooks(), **hooks})
+        assert found is not None, reason
+        return found
+
+    return open_with
+
+
 #: Kind of a table -> the hooks that it lacks.
 LACKING: dict[str, dict[str, None]] = {"loads": {}, "methods": {"exchange": None, "state": None, "environment": None}}
 
 
 @pytest.fixture(name="table", params=list(LACKING))
 def table_fixture(
-    built: tuple[Any, Path], cuda: FakeCuda, host: Host, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+    open_with: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> Iterator[Any]:
     """Of two kinds: operands are read by torch's DLPack exchange and its state by loads; all by methods, as with an
     older torch.
@@ -171,9 +186,7 @@ def table_fixture(
         pytest.skip("this torch has no DLPack exchange")
     monkeypatch.delenv("OUTBLAS_PDL", raising=False)
     monkeypatch.delenv("OUTBLAS_NATIVE", raising=False)
-    monkeypatch.setattr(native, "extension", lambda: built[0])
-    found, reason = native.open_table(cuda.path, **host.hooks(), **LACKING[request.param])
-    assert found is not None, reason
+    found = open_with(**LACKING[request.param])
     yield found
     counts = found.counts()
     by = {"loads": ("exchange", "loads"), "methods": ("methods", "methods")}

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from outblas.dispatch import native
-from outblas.runtime.torch_state import loaded_function
+from outblas.runtime.torch_state import loaded_function, raw_key
 
 #: Dispatch key -> what torch calls its device: by number, and as the namespace of its kernels; mangled.
 _DEVICES = {"CPU": (0, "3cpu"), "CUDA": (1, "4cuda")}
@@ -112,7 +112,7 @@ def ask_python_keys() -> int:
     Raises:
         RuntimeError: torch has no such key. An older torch may raise AttributeError or TypeError instead.
     """
-    return int(torch._C.DispatchKeySet(torch._C._parse_dispatch_key(ASK_PYTHON_KEY)).raw_repr())
+    return raw_key(ASK_PYTHON_KEY)
 
 
 def current_call(products: Any) -> NativeCall | None:

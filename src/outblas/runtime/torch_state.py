@@ -36,7 +36,7 @@ def torch_state() -> dict[str, int] | None:
     """Return the numbers of ``csrc/torch_state.h``; None if this torch does not have them where they can be proved."""
     try:
         return {**_places(), **{name: _address(*where) for name, where in _FUNCTIONS.items()}}
-    except (AttributeError, LookupError, OSError, RuntimeError):
+    except (AttributeError, LookupError, OSError, RuntimeError, TypeError):
         return None
 
 
@@ -80,7 +80,7 @@ def _places() -> dict[str, int]:
     tensor = _only("an at::Tensor", _places_of(size, {id(t): t._cdata for t in tensors}))
     keys = _only("dispatch keys", _places_of(_SEARCHED, {t._cdata: _keys(t) for t in tensors}))
     gradient = _only("a gradient", _places_of_gradients())
-    plain, versioned = _keys(kinds["plain"]), _key("ADInplaceOrView")
+    plain, versioned = _keys(kinds["plain"]), raw_key("ADInplaceOrView")
     strange = 0
     for name in ("negated", "named"):
         strange |= _keys(kinds[name]) & ~plain if name in kinds else 0
@@ -152,7 +152,15 @@ def _keys(tensor: Any) -> int:
     return int(torch._C._dispatch_keys(tensor).raw_repr())
 
 
-def _key(name: str) -> int:
+def raw_key(name: str) -> int:
+    """Return the raw set of dispatch keys that holds one key alone.
+
+    Args:
+        name: the key, e.g. ``FPGA``.
+
+    Raises:
+        RuntimeError: torch has no such key. An older torch may raise AttributeError or TypeError instead.
+    """
     import torch
 
     return int(torch._C.DispatchKeySet(torch._C._parse_dispatch_key(name)).raw_repr())

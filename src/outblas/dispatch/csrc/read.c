@@ -109,13 +109,14 @@ static int is_torchs(const TableObject *self, const TorchState *state, PyObject 
     const Hooks *hooks = &self->hooks;
     if (state) {
         if (state_is_strange(state, tensor)) return 1;
-        if (!grad || !state_may_want_gradient(state, tensor)) return 0;
-        return truth(self->get_requires_grad(hooks->requires_grad, tensor, (PyObject *)Py_TYPE(tensor)));
+        if (!state_may_want_gradient(state, tensor)) return 0;
+    } else {
+        const int negated = truth(PyObject_CallFunctionObjArgs(hooks->is_neg, tensor, NULL));
+        if (negated) return negated;
+        const int named = hooks->has_names == Py_None ? 0 : truth(PyObject_CallFunctionObjArgs(hooks->has_names, tensor, NULL));
+        if (named) return named;
     }
-    const int negated = truth(PyObject_CallFunctionObjArgs(hooks->is_neg, tensor, NULL));
-    if (negated) return negated;
-    const int named = hooks->has_names == Py_None ? 0 : truth(PyObject_CallFunctionObjArgs(hooks->has_names, tensor, NULL));
-    if (named || !grad) return named;
+    if (!grad) return 0;
     return truth(self->get_requires_grad(hooks->requires_grad, tensor, (PyObject *)Py_TYPE(tensor)));
 }
 
@@ -149,17 +150,20 @@ static int is_watched(const TableObject *self, const TorchState *state, int *gra
     const Hooks *hooks = &self->hooks;
     const int autocast = truth(PyObject_CallNoArgs(hooks->autocast));
     if (autocast) return autocast;
-    if (state && state_is_watched(state, grad)) return 1;
-    for (Py_ssize_t i = 0; !state && i < PyTuple_Size(hooks->watchers); i++) {
-        const int found = truth(PyObject_CallNoArgs(PyTuple_GetItem(hooks->watchers, i)));
-        if (found) return found;
+    if (state) {
+        if (state_is_watched(state, grad)) return 1;
+    } else {
+        for (Py_ssize_t i = 0; i < PyTuple_Size(hooks->watchers); i++) {
+            const int found = truth(PyObject_CallNoArgs(PyTuple_GetItem(hooks->watchers, i)));
+            if (found) return found;
+        }
+        *grad = truth(PyObject_CallNoArgs(hooks->grad_enabled));
+        if (*grad < 0) return -1;
     }
     if (hooks->compiling != Py_None && PyDict_GetItemWithError(hooks->compiling, names._is_compiling_flag) != Py_False)
         return 1;
     PyObject *level = PyDict_GetItemWithError(hooks->forward_ad, names._current_level);
-    if (!level || PyLong_AsLong(level) >= 0 || PyErr_Occurred()) return 1;
-    if (!state) *grad = truth(PyObject_CallNoArgs(hooks->grad_enabled));
-    return *grad < 0 ? -1 : 0;
+    return !level || PyLong_AsLong(level) >= 0 || PyErr_Occurred();
 }
 
 // As the Python dispatch reads a switch: the environment may change between calls.
@@ -255,19 +259,23 @@ static int exchange_agrees(TableObject *self, const Exchange *exchange, PyObject
     return 1;
 }
 
+// Whether a call is read by torch's state as it was by methods.
+static int state_agrees(TableObject *self, PyObject *const *args, int read) {
+    Key key;
+    uint64_t addresses[3];
+    const int by_state = read_by(self, NULL, self->state, args, &key, addresses, 0);
+    PyErr_Clear();
+    return by_state == read;
+}
+
 int read_new_call(TableObject *self, PyObject *const *args, Key *key, uint64_t addresses[3]) {
     const Exchange *exchange = self->exchange;
-    if (!is_plain(self, args[0]) || device_of(self, args[0], 1) < 0) {
+    int read = 0;
+    if (is_plain(self, args[0]) && device_of(self, args[0], 1) >= 0) {
+        read = read_by(self, NULL, NULL, args, key, addresses, 0);
         PyErr_Clear();
-        return 0;
+        if (self->state && !state_agrees(self, args, read)) self->state = NULL;  // we do not understand it
     }
-    if (self->state) {
-        const int by_state = read_by(self, NULL, self->state, args, key, addresses, 0);
-        PyErr_Clear();
-        if (by_state != read_by(self, NULL, NULL, args, key, addresses, 0)) self->state = NULL;  // we do not understand it
-        PyErr_Clear();
-    }
-    int read = read_by(self, NULL, NULL, args, key, addresses, 0);
     if (read && exchange && !exchange_agrees(self, exchange, args, key, addresses)) {
         self->exchange = NULL;  // a torch whose exchange we do not understand; keys of the two ways never meet
         table_clear(&self->table, let_go);

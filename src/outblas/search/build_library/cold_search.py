@@ -6,7 +6,9 @@ kernel, and winners of nearby shapes, are timed with L2 evicted. The best join t
 
 from __future__ import annotations
 
-from outblas.core.config import KernelConfig, Launch, launch_of
+from dataclasses import replace
+
+from outblas.core.config import KernelConfig, Launch, config_name, launch_of
 from outblas.core.problem import Problem
 from outblas.core.suites import BLOCK_FLOP, Table
 from outblas.core.workload import MODE_OF_WORKLOAD
@@ -23,6 +25,7 @@ from outblas.search.build_library.finalist_trials import (
     live_station,
     read_trial,
 )
+from outblas.search.build_library.finalists import near_the_best
 from outblas.search.build_library.open_rows import near_candidates
 from outblas.search.build_library.plain_finalists import plain_finalists
 
@@ -30,8 +33,8 @@ from outblas.search.build_library.plain_finalists import plain_finalists
 SEARCH, ROUNDS = "search_cold", 9
 #: Kernels of a problem beside its plain choice and finalists.
 BUDGET = 14
-#: Kernels that join the trials' candidates, at most, and how far behind the best, as a factor of time.
-BEST, WITHIN = 3, 1.02
+#: Kernels that join the trials' candidates, at most, and how far behind the best of them, as a factor of speed.
+BEST, WITHIN = 3, 1 / 1.02
 
 
 def search_cold(work: BuildFolder, table: Table) -> None:
@@ -51,11 +54,23 @@ def search_cold(work: BuildFolder, table: Table) -> None:
     if finished_trial(work, table, SEARCH, chosen):
         print(f"search_cold {table}: done before", flush=True)
         return
-    options = Options(
-        work.gpu_index, gpu_of_device(work.gpu_index), rounds=ROUNDS, baselines=(), chunk=MANY, level="cell",
-        mode=MODE_OF_WORKLOAD["cold"], seed=SEEDS["search_cold"], proved=proved(work, table), speedups=False,
-    )  # fmt: skip
+    options = replace(cold_options(work, table, SEARCH, ROUNDS), level="cell")
     keep_trial(work, table, SEARCH, chosen, ROUNDS, live_station(work, chosen, options))
+
+
+def cold_options(work: BuildFolder, table: Table, step: str, rounds: int) -> Options:
+    """Return the options of evaluation with cold caches: no rivals, all kernels of a problem in the same rounds.
+
+    Args:
+        work: directory of the build.
+        table: the table, whose known proofs are reused.
+        step: a key of :data:`outblas.search.build_library.build_work.SEEDS`.
+        rounds: interleaved rounds.
+    """
+    return Options(
+        work.gpu_index, gpu_of_device(work.gpu_index), rounds=rounds, baselines=(), chunk=MANY,
+        mode=MODE_OF_WORKLOAD["cold"], seed=SEEDS[step], proved=proved(work, table), speedups=False,
+    )  # fmt: skip
 
 
 def cold_candidates(work: BuildFolder, table: Table) -> dict[Problem, list[KernelConfig]]:
@@ -83,6 +98,6 @@ def best_of_cold_search(work: BuildFolder, table: Table) -> dict[Problem, list[K
 
 
 def _fastest(entry: TrialEntry) -> list[KernelConfig]:
-    times = {name: timing.median_us for name, timing in entry.timings.items()}
-    ranked = sorted(times, key=lambda name: (times[name], name))[:BEST]
-    return [config_from_name(name) for name in ranked if times[name] <= WITHIN * times[ranked[0]]]
+    speed = {config_from_name(name): 1 / timing.median_us for name, timing in entry.timings.items()}
+    ranked = sorted(speed, key=lambda config: (-speed[config], config_name(config)))
+    return near_the_best(ranked, "plain", speed, BEST, WITHIN)

@@ -24,7 +24,6 @@ from outblas.core.rivals import LT_HEURISTIC
 from outblas.core.suites import BLOCK_FLOP, Table
 from outblas.core.workload import MODE_OF_WORKLOAD
 from outblas.dispatch.unlisted_shapes import ask_cublaslt
-from outblas.judge.bench_cell import Options
 from outblas.judge.fallback_entry import FALLBACK
 from outblas.judge.latency import RequestPlan
 from outblas.judge.rounds import timing_of_samples
@@ -33,10 +32,9 @@ from outblas.records.library_row import LibraryChoice, LibraryRow
 from outblas.records.library_tables import rows_of_table, without_second_winners
 from outblas.runtime.cublaslt import LtAlgorithms
 from outblas.runtime.device import gpu_of_device
-from outblas.search.build_library.build_work import SEEDS, BuildFolder, proved
-from outblas.search.build_library.cold_search import best_of_cold_search
+from outblas.search.build_library.build_work import BuildFolder
+from outblas.search.build_library.cold_search import best_of_cold_search, cold_options
 from outblas.search.build_library.finalist_trials import (
-    MANY,
     TrialStation,
     finished_trial,
     keep_trial,
@@ -88,7 +86,7 @@ def run_workload_trial(work: BuildFolder, table: Table, mode: str) -> None:
         keep_trial(work, table, mode, chosen, REQUESTS, _server_station(rows, chosen, len(gpus) == 1), gpus)
     else:
         fallbacks = {problem: row.fallback for problem, row in rows.items()}
-        station = live_station(work, chosen, _cold_options(work, table), fallbacks)
+        station = live_station(work, chosen, cold_options(work, table, "trial_workloads", COLD_ROUNDS), fallbacks)
         keep_trial(work, table, mode, chosen, COLD_ROUNDS, station)
 
 
@@ -113,13 +111,6 @@ def workload_candidates(
         problem: list(dict.fromkeys([*configs[:1], *searched.get(problem, ()), *configs]))[:PER_PROBLEM]
         for problem, configs in plain_finalists(work, table, rows).items()
     }
-
-
-def _cold_options(work: BuildFolder, table: Table) -> Options:
-    return Options(
-        work.gpu_index, gpu_of_device(work.gpu_index), rounds=COLD_ROUNDS, baselines=(), chunk=MANY, mode=COLD,
-        seed=SEEDS["trial_workloads"], proved=proved(work, table), speedups=False,
-    )  # fmt: skip
 
 
 def _server_station(
