@@ -20,7 +20,7 @@ from outblas.records.summary import summarise
 from support.fake_gpu import BASELINES_US, BENCH_ONLY_US, FakeGpu, install, time_us
 
 PLAIN, PDL, OTHER = Sm90WgmmaConfig(64, 64), Sm90WgmmaConfig(64, 64, pdl=True), Sm90WgmmaConfig(64, 32)
-KERNEL, FALLBACK, FILLED = Problem(64, 128, 256), Problem(128, 128, 256), Problem(256, 128, 256)
+KERNEL, FALLBACK, FILLED, NAMED = (Problem(m, 128, 256) for m in (64, 128, 256, 512))
 BEST = BASELINES_US["lt_auto"]
 CHOICE = LibraryChoice(PLAIN, 1.2, 1.1, 1.3)
 ROW = LibraryRow(KERNEL, "lt_auto", "id=66", "cuda:0", CHOICE, LibraryChoice(PDL, 1.3, 1.2, 1.4))
@@ -30,9 +30,10 @@ LIBRARY = Library(
         replace(ROW, cold=SecondWinner(OTHER, 1.1, 1.05, 1.2)),
         replace(ROW, problem=FALLBACK, cold=SecondWinner(None, 1.1, 1.05, 1.2)),
         replace(ROW, problem=FILLED, plain=None, cold=SecondWinner(OTHER, 1.1, 1.05, 1.2)),
+        replace(ROW, problem=NAMED, plain=None, cold=SecondWinner(None, 1.1, 1.05, 1.2, "id=66 tile=5")),
     ),
 )
-PROBLEMS = (KERNEL, FALLBACK, FILLED)
+PROBLEMS = (KERNEL, FALLBACK, FILLED, NAMED)
 
 
 @pytest.fixture(name="gpu")
@@ -48,7 +49,7 @@ def bench(path: Path, mode: str) -> dict[tuple[Problem, bool], dict[str, Any]]:
 def test_a_cold_bench_times_the_second_winner_and_its_plain_choice_together(gpu: FakeGpu, tmp_path: Path) -> None:
     path = tmp_path / "cold.parquet"
     rows = bench(path, "offline_cold")
-    kernel, fallback, filled = (rows[problem, False] for problem in PROBLEMS)
+    kernel, fallback, filled, named = (rows[problem, False] for problem in PROBLEMS)
     assert (kernel["config"], kernel["published"]) == (config_name(OTHER), BEST / time_us(KERNEL, OTHER))
     assert (kernel["plain_config"], kernel["plain_us"]) == (config_name(PLAIN), time_us(KERNEL, PLAIN))
     assert kernel["plain_speedup"] == BEST / time_us(KERNEL, PLAIN)
@@ -56,11 +57,13 @@ def test_a_cold_bench_times_the_second_winner_and_its_plain_choice_together(gpu:
     assert (fallback["plain_config"], fallback["plain_us"]) == (config_name(PLAIN), time_us(FALLBACK, PLAIN))
     assert (filled["config"], filled["plain_config"]) == (config_name(OTHER), "")
     assert filled["plain_us"] == BENCH_ONLY_US["fallback"]
+    assert (named["config"], named["ran"], named["ours_us"]) == ("", "second_algorithm's algorithm", 3.9)
+    assert (named["plain_config"], named["plain_us"]) == ("", BENCH_ONLY_US["fallback"])
     assert all(rows[problem, True]["plain_speedup"] is None for problem in PROBLEMS), "only plain calls have them"
     assert rows[KERNEL, True]["config"] == config_name(PDL)
     assert is_bench_of(path, LIBRARY, PROBLEMS)
     plain, pdl = summarise(path)
-    assert plain["plain_choice"]["n"] == 3 and "plain_choice" not in pdl
+    assert plain["plain_choice"]["n"] == 4 and "plain_choice" not in pdl
 
 
 def test_a_bench_in_another_mode_times_the_plain_choice_alone(gpu: FakeGpu, tmp_path: Path) -> None:
@@ -91,4 +94,4 @@ def test_single_requests_are_served_on_the_first_gpu_alone(
     monkeypatch.setattr("outblas.bench.serving.server_rows", server_rows)
     path = tmp_path / "server.parquet"
     run_bench.run_bench(run_bench.BenchRequest(PROBLEMS, "grid1000", LIBRARY, path, (1, 0), "server", target_qps=9.0))
-    assert asked == [1, 1, 1]
+    assert asked == [1, 1, 1, 1]

@@ -11,7 +11,7 @@ from outblas.core.config import KernelConfig, config_name, launch_of
 from outblas.core.errors import UsageError
 from outblas.core.files import write_json
 from outblas.core.problem import Problem
-from outblas.core.rivals import LT_HEURISTIC
+from outblas.core.rivals import LT_AUTO, LT_HEURISTIC
 from outblas.core.suites import Table
 from outblas.judge.fallback_entry import FALLBACK
 from outblas.judge.latency import ServerTimes
@@ -63,6 +63,14 @@ def test_the_first_answer_of_cublaslt_is_a_second_winner_by_its_algorithm() -> N
     served = replace(entry({PLAIN: around(10.0), LT_HEURISTIC: around(9.0)}), details={LT_HEURISTIC: "id=66 tile=1"})
     found = second_winner(ROW, served, SERVER)
     assert found is not None and (found.config, found.algorithm) == (None, "id=66 tile=1")
+
+
+def test_autotuned_cublaslt_is_a_second_winner_for_cold_caches_if_it_is_surely_faster() -> None:
+    details = {LT_AUTO: "index=3/100 id=66 tile=1"}
+    for us, chosen in ((9.5, True), (9.85, False)):
+        cold = replace(entry({PLAIN: around(10.0), LT_AUTO: around(us)}), details=details)
+        found = second_winner(ROW, cold, COLD)
+        assert (found is not None and (found.config, found.algorithm) == (None, "id=66 tile=1")) == chosen
 
 
 def test_torchs_own_product_by_a_cheaper_call_need_not_be_surely_faster() -> None:
@@ -173,10 +181,11 @@ def test_both_trials_keep_every_sample_and_are_not_repeated(
     cold, server = read_trial(work, tuned, COLD), read_trial(work, tuned, SERVER)
     assert set(cold) == set(server) == set(problems)
     (options,) = script.trial.options
-    assert (options.mode, options.rounds) == (COLD, workload_trials.COLD_ROUNDS)
+    assert (options.mode, options.rounds, options.baselines) == (COLD, workload_trials.COLD_ROUNDS, (LT_AUTO,))
     assert set(script.trial.fallbacks) == set(problems), "what runs without a kernel is timed, too"
     for problem in problems:
-        assert {*cold[problem].timings, LT_HEURISTIC} == server[problem].timings.keys()
+        assert {*cold[problem].timings, LT_HEURISTIC} - {LT_AUTO} == server[problem].timings.keys()
+        assert LT_AUTO in cold[problem].timings and cold[problem].details[LT_AUTO]
         assert server[problem].details[LT_HEURISTIC] == "id=66 tile=1"
         assert {len(t.samples_us) for t in cold[problem].timings.values()} == {workload_trials.COLD_ROUNDS}
         assert {len(t.samples_us) for t in server[problem].timings.values()} == {workload_trials.REQUESTS}

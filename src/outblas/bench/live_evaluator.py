@@ -65,6 +65,7 @@ class LiveEvaluator(Evaluator):
         self._baselines: dict[Problem, Baselines] = {}
         self._nvmmh: dict[Problem, KernelConfig | None] = {}
         self._fallbacks: dict[Problem, str] = {}
+        self._seconds: dict[Problem, str] = {}
         self._trusted: set[KernelKind] = set()
         self._offered = offered
         self._to_list: deque[Problem] = deque()
@@ -167,9 +168,9 @@ class LiveEvaluator(Evaluator):
                 with self.phase_timer.phase("compile"):
                     self._compiler.wait(self._with_rival(group))
             nvmmh = self._nvmmh.get(problem)
-            fallback = self._fallbacks.get(problem)
+            fallback, second = self._fallbacks.get(problem), self._seconds.get(problem, "")
             items = [
-                WorkItem(problem, c, nvmmh, kernel_kind(problem, c) in self._trusted, fallback=fallback)
+                WorkItem(problem, c, nvmmh, kernel_kind(problem, c) in self._trusted, None, fallback, second)
                 for _, c in group
             ]
             for index, value in self.sandbox.run(items, meanwhile):
@@ -220,7 +221,8 @@ class LiveEvaluator(Evaluator):
         """
         if problem not in self._baselines:
             self.expect([problem])
-            item = WorkItem(problem, None, self._nvmmh.get(problem), fallback=self._fallbacks.get(problem))
+            fallback, second = self._fallbacks.get(problem), self._seconds.get(problem, "")
+            item = WorkItem(problem, None, self._nvmmh.get(problem), fallback=fallback, second=second)
             for _, value in self.sandbox.run([item]):
                 lost = isinstance(value, WorkerLoss)
                 self._baselines[problem] = Baselines(left_out={"all": value.detail}) if lost else value[1]
@@ -245,6 +247,15 @@ class LiveEvaluator(Evaluator):
                 A problem that is in no call has no such baseline.
         """
         self._fallbacks.update(fallbacks)
+
+    def time_second_algorithms(self, algorithms: Mapping[Problem, str]) -> None:
+        """Time from now on the algorithms that second winners run, as baseline ``second_algorithm``.
+
+        Args:
+            algorithms: problem -> algorithm (:attr:`outblas.records.library_row.SecondWinner.algorithm`). A problem
+                that is in no call has no such baseline.
+        """
+        self._seconds.update(algorithms)
 
     def trust(self, kinds: Iterable[KernelKind]) -> None:
         self._trusted.update(kinds)

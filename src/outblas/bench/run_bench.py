@@ -27,7 +27,7 @@ from outblas.core.roofline import Gpu, floor_us, regime
 from outblas.core.stats import geomean
 from outblas.core.workload import workload_of_mode
 from outblas.judge.bench_cell import Options
-from outblas.judge.fallback_entry import FALLBACK
+from outblas.judge.fallback_entry import FALLBACK, SECOND_ALGORITHM
 from outblas.judge.rounds import speedup
 from outblas.kernels.kernel_hash import kernels_sha
 from outblas.records.averages import launch_columns
@@ -255,20 +255,25 @@ class _Station:
             {
                 problem: row.fallback if row else ""
                 for problem, row in rows.items()
-                if row is None or any(None in self._picks(row, launch) for launch in self._library.launches)
+                if row is None or any(FALLBACK in self._picks(row, launch) for launch in self._library.launches)
             }
         )
+        seconds = {p: row.second_winner("plain", workload_of_mode(self._mode)) for p, row in rows.items() if row}
+        self._evaluator.time_second_algorithms({p: second.algorithm for p, second in seconds.items() if second})
 
-    def _picks(self, row: LibraryRow | None, launch: Launch) -> tuple[KernelConfig | None, ...]:
-        """Return the kernel of a row under the mode's workload; then, with a second winner, the plain choice's.
+    def _picks(self, row: LibraryRow | None, launch: Launch) -> tuple[KernelConfig | str, ...]:
+        """Return what a row runs under the mode's workload; then, with a second winner, what the plain choice runs.
 
-        None stands for the fall-back.
+        Without a kernel, it is the name of a baseline: the fall-back, or the algorithm of the second winner.
         """
         if row is None:
-            return (None,)
+            return (FALLBACK,)
         workload = workload_of_mode(self._mode)
-        picked = row.kernel(launch, workload)
-        return (picked,) if row.second_winner(launch, workload) is None else (picked, row.kernel(launch))
+        picked = row.kernel(launch, workload) or FALLBACK
+        second = row.second_winner(launch, workload)
+        if second is None:
+            return (picked,)
+        return (SECOND_ALGORITHM if second.algorithm else picked, row.kernel(launch) or FALLBACK)
 
     def compile_soon(self, problems: Sequence[Problem]) -> None:
         """Start to compile the library's kernels of these problems into the cache that all GPUs here share."""
@@ -280,15 +285,15 @@ class _Station:
         row = self._library.lookup(problem)
         launches = LAUNCHES[:1] if self._mode == "block" else self._library.launches
         picks = {launch: self._picks(row, launch) for launch in launches}
-        configs = list(dict.fromkeys(c for configs in picks.values() for c in configs if c is not None))
+        configs = list(dict.fromkeys(c for configs in picks.values() for c in configs if not isinstance(c, str)))
         found = {e.config: e for e in self._evaluator.evaluate([(problem, c) for c in configs])}
         report = self._evaluator.baseline_report(problem)
         state = gpu_state(self._index)
         out = []
         for launch, picked in picks.items():
             ran, *plain = (
-                _row(problem, launch, self._mode, None if config is None else found[config], report, self._gpu)
-                for config in picked
+                _row(problem, launch, self._mode, pick if isinstance(pick, str) else found[pick], report, self._gpu)
+                for pick in picked
             )
             out.append({**ran, **(_plain_columns(plain[0]) if plain else {}), **state})
         return out
@@ -299,9 +304,8 @@ def _plain_columns(plain: Row) -> Row:
     return {"plain_config": plain["config"], "plain_us": plain.get("ours_us"), "plain_speedup": plain["published"]}
 
 
-def _row(
-    problem: Problem, launch: Launch, mode: str, evaluation: Evaluation | None, report: Baselines, gpu: Gpu
-) -> Row:
+def _row(problem: Problem, launch: Launch, mode: str, ran: Evaluation | str, report: Baselines, gpu: Gpu) -> Row:
+    """Return the row of a launch option; ``ran`` is its kernel's evaluation, or the baseline that runs without one."""
     times = {name: timing.median_us for name, timing in report.timings.items()}
     if not any(name in times for name in RIVALS):
         raise report.none_timed(problem)
@@ -319,6 +323,7 @@ def _row(
         **{f"{name}_us": us for name, us in times.items() if f"{name}_us" in COLUMNS},
         "lt_auto_detail": report.details.get(LT_AUTO),
     }
+    evaluation = None if isinstance(ran, str) else ran
     if evaluation is None or evaluation.speedup is None or evaluation.timing is None:
         return {
             **row,
@@ -328,7 +333,7 @@ def _row(
             "baseline": best,
             "baseline_us": times[best],
             "baseline_detail": report.details.get(best),
-            **_fallback_columns(report),
+            **_fallback_columns(report, ran if isinstance(ran, str) else FALLBACK),
         }
     gain = evaluation.speedup
     return {
@@ -351,14 +356,14 @@ def _row(
     }
 
 
-def _fallback_columns(report: Baselines) -> Row:
+def _fallback_columns(report: Baselines, name: str) -> Row:
     """Return the columns of what ran without a kernel, timed like all others; 1 is published if it was not timed."""
-    timing = report.timings.get(FALLBACK)
+    timing = report.timings.get(name)
     if timing is None:
         return {"published": 1.0}
-    found = speedup(report.timings, FALLBACK, RIVALS)
+    found = speedup(report.timings, name, RIVALS)
     return {
-        "ran": report.details[FALLBACK],
+        "ran": report.details[name],
         "ours_us": timing.median_us,
         "ours_spread": timing.spread,
         "ours_mhz": timing.sm_mhz,

@@ -10,6 +10,8 @@ from outblas.judge.torch_baselines import TorchMm
 
 #: Name of the entry among the baselines of a report. It is no rival.
 FALLBACK = "fallback"
+#: The same for the algorithm of a second winner, which is another than that of the row's fall-back.
+SECOND_ALGORITHM = "second_algorithm"
 
 
 class FallbackEntry:
@@ -19,11 +21,11 @@ class FallbackEntry:
 
     Args:
         gpu_index: CUDA ordinal.
+        name: its name in a report, :data:`FALLBACK` or :data:`SECOND_ALGORITHM`.
     """
 
-    name = FALLBACK
-
-    def __init__(self, gpu_index: int = 0) -> None:
+    def __init__(self, gpu_index: int = 0, name: str = FALLBACK) -> None:
+        self.name = name
         self._torch = TorchMm(gpu_index)
         self._algorithms: Any = None
         self._workspace: Any = None

@@ -183,8 +183,15 @@ class LibraryRow:
         The text is in the form of :func:`outblas.runtime.cublas.describe`. If the fastest baseline is a cuBLASLt one,
         it is that baseline's algorithm. Otherwise it is :attr:`algorithm`. Where torch.matmul was level, it is empty.
         """
-        detail = self.baseline_detail if self.baseline == LT_HEURISTIC else self.algorithm
-        return re.sub(r"^index=\S+ ", "", detail)  # drop the list index: it depends on the version
+        return algorithm_of_detail(self.baseline_detail if self.baseline == LT_HEURISTIC else self.algorithm)
+
+
+def algorithm_of_detail(detail: str) -> str:
+    """Return a baseline's detail without its index in cuBLASLt's list, which depends on the version.
+
+    Example: ``"index=3/100 id=66 tile=20"`` gives ``"id=66 tile=20"``.
+    """
+    return re.sub(r"^index=\S+ ", "", detail)
 
 
 def runs_instead_of_torch(algorithm_us: float | None, torch_us: float | None) -> bool:

@@ -38,7 +38,7 @@ from outblas.core.roofline import architecture
 from outblas.judge import faults
 from outblas.judge.algorithm_cache import AlgorithmCache
 from outblas.judge.bench_cell import Baselines, BenchCell, LaunchableKernel, Options
-from outblas.judge.fallback_entry import FALLBACK, FallbackEntry
+from outblas.judge.fallback_entry import FALLBACK, SECOND_ALGORITHM, FallbackEntry
 from outblas.kernels.proof_shapes import proof_shapes
 from outblas.workers.sandbox import Emit
 
@@ -65,6 +65,8 @@ class WorkItem(NamedTuple):
             ``fallback``.
             Its form is that of :func:`outblas.runtime.cublas.describe`: ``id=66 tile=10 splitk=1 ...``. Empty:
             torch.matmul; None: nothing more is timed. Consecutive items of one problem share the first one's.
+        second: algorithm of a second winner, in the same form, to be timed as baseline ``second_algorithm``. Empty:
+            nothing more is timed. Consecutive items share it, too.
     """
 
     problem: Problem
@@ -73,6 +75,7 @@ class WorkItem(NamedTuple):
     proved: bool = False
     built: LaunchableKernel | None = None
     fallback: str | None = None
+    second: str = ""
 
 
 def make_handler(options: Options) -> Handler:
@@ -106,7 +109,7 @@ class Handler:
         self.phase_timer = PhaseTimer("idle")
         self._options = options
         self._baselines = make_baselines(options.gpu_index, options.baselines)
-        self._fallback = FallbackEntry(options.gpu_index)
+        self._fallbacks = {name: FallbackEntry(options.gpu_index, name) for name in (FALLBACK, SECOND_ALGORITHM)}
         if options.algorithms is not None and LT_AUTO in self._baselines:
             kept = AlgorithmCache.of_gpu(Path(options.algorithms), options.gpu_index)
             self._baselines[LT_AUTO].use_cache(kept)
@@ -183,9 +186,10 @@ class Handler:
             if "nvmmh" in self._baselines:
                 self._baselines["nvmmh"].set_configs({problem: item.nvmmh})
             baselines = dict(self._baselines)
-            if item.fallback is not None:
-                self._fallback.name_algorithm(problem, item.fallback)
-                baselines[FALLBACK] = self._fallback
+            for name, algorithm in ((FALLBACK, item.fallback), (SECOND_ALGORITHM, item.second or None)):
+                if algorithm is not None:
+                    self._fallbacks[name].name_algorithm(problem, algorithm)
+                    baselines[name] = self._fallbacks[name]
             self.phase_timer.count("desks")
             try:
                 self._bench_cell = BenchCell(problem, self._options, baselines, self.phase_timer)

@@ -54,21 +54,22 @@ def search_cold(work: BuildFolder, table: Table) -> None:
     if finished_trial(work, table, SEARCH, chosen):
         print(f"search_cold {table}: done before", flush=True)
         return
-    options = replace(cold_options(work, table, SEARCH, ROUNDS), level="cell")
+    options = replace(cold_options(work, table, SEARCH, ROUNDS, ()), level="cell")
     keep_trial(work, table, SEARCH, chosen, ROUNDS, live_station(work, chosen, options))
 
 
-def cold_options(work: BuildFolder, table: Table, step: str, rounds: int) -> Options:
-    """Return the options of evaluation with cold caches: no rivals, all kernels of a problem in the same rounds.
+def cold_options(work: BuildFolder, table: Table, step: str, rounds: int, rivals: tuple[str, ...]) -> Options:
+    """Return the options of evaluation with cold caches: all kernels of a problem share its rounds.
 
     Args:
         work: directory of the build.
         table: the table, whose known proofs are reused.
         step: a key of :data:`outblas.search.build_library.build_work.SEEDS`.
         rounds: interleaved rounds.
+        rivals: baselines that are timed beside the kernels.
     """
     return Options(
-        work.gpu_index, gpu_of_device(work.gpu_index), rounds=rounds, baselines=(), chunk=MANY,
+        work.gpu_index, gpu_of_device(work.gpu_index), rounds=rounds, baselines=rivals, chunk=MANY,
         mode=MODE_OF_WORKLOAD["cold"], seed=SEEDS[step], proved=proved(work, table), speedups=False,
     )  # fmt: skip
 

@@ -7,13 +7,13 @@ from typing import Any
 
 from outblas.core.config import config_name
 from outblas.core.errors import UsageError
-from outblas.core.rivals import LT_HEURISTIC
+from outblas.core.rivals import LT_AUTO, LT_HEURISTIC
 from outblas.core.stats import paired_speedup, unpaired_speedup
 from outblas.core.suites import Table
 from outblas.core.workload import MODE_OF_WORKLOAD
 from outblas.judge.fallback_entry import FALLBACK
 from outblas.kernels.config_text import config_from_name
-from outblas.records.library_row import LibraryRow, SecondWinner
+from outblas.records.library_row import LibraryRow, SecondWinner, algorithm_of_detail
 from outblas.records.library_tables import replace_rows, rows_of_table
 from outblas.search.build_library.build_work import BuildFolder
 from outblas.search.build_library.finalist_trials import TrialEntry, finished_trial, read_trial
@@ -61,8 +61,9 @@ def choose_workloads(work: BuildFolder, table: Table) -> None:
 def second_winner(row: LibraryRow, entry: TrialEntry, mode: str) -> SecondWinner | None:
     """Return what is surely more than 2% faster than a row's plain choice: a kernel, the fall-back, or an algorithm.
 
-    None if nothing is. The algorithm is the first answer of cuBLASLt's heuristic. Where a row falls back to torch, a
-    lower median is enough: the product of torch comes by a cheaper call then.
+    None if nothing is. The algorithm is what autotuning chose with cold caches; for requests, the first answer of
+    cuBLASLt's heuristic. Where a row falls back to torch, a lower median is enough for the latter: the product of torch
+    comes by a cheaper call then.
 
     If several are, the highest lower bound wins.
 
@@ -91,8 +92,8 @@ def second_winner(row: LibraryRow, entry: TrialEntry, mode: str) -> SecondWinner
     if not sure:
         return None
     best = max(sure, key=lambda name: (sure[name][1], sure[name][0], name))
-    if best == LT_HEURISTIC:
-        return SecondWinner(None, *sure[best], entry.details[LT_HEURISTIC])
+    if best in (LT_AUTO, LT_HEURISTIC):
+        return SecondWinner(None, *sure[best], algorithm_of_detail(entry.details[best]))
     return SecondWinner(None if best == FALLBACK else config_from_name(best), *sure[best])
 
 

@@ -1,8 +1,9 @@
 """Trials under another workload than a stream: a row's plain kernels with cold caches, and as single requests.
 
 A trial of mode ``offline_cold`` proves the kernels and times them with L2 evicted. One of mode ``server`` serves single
-requests by ``outblas.matmul`` with each kernel that passed there. In both, the row's fall-back is timed, too. Requests
-are also served by the first answer of cuBLASLt's heuristic: its call costs the host less than torch.matmul's.
+requests by ``outblas.matmul`` with each kernel that passed there. In both, the row's fall-back is timed, too, and an
+algorithm of cuBLASLt. With cold caches, it is the one that autotuning chooses there. Requests are served by the first
+answer of the heuristic: its call costs the host less than torch.matmul's.
 :mod:`outblas.search.build_library.workload_choosing` chooses second winners from them.
 """
 
@@ -20,7 +21,7 @@ from outblas.core.config import KernelConfig, config_name
 from outblas.core.errors import UsageError
 from outblas.core.evaluation import Status
 from outblas.core.problem import Problem
-from outblas.core.rivals import LT_HEURISTIC
+from outblas.core.rivals import LT_AUTO, LT_HEURISTIC
 from outblas.core.suites import BLOCK_FLOP, Table
 from outblas.core.workload import MODE_OF_WORKLOAD
 from outblas.dispatch.unlisted_shapes import ask_cublaslt
@@ -86,7 +87,8 @@ def run_workload_trial(work: BuildFolder, table: Table, mode: str) -> None:
         keep_trial(work, table, mode, chosen, REQUESTS, _server_station(rows, chosen, len(gpus) == 1), gpus)
     else:
         fallbacks = {problem: row.fallback for problem, row in rows.items()}
-        station = live_station(work, chosen, cold_options(work, table, "trial_workloads", COLD_ROUNDS), fallbacks)
+        options = cold_options(work, table, "trial_workloads", COLD_ROUNDS, (LT_AUTO,))
+        station = live_station(work, chosen, options, fallbacks)
         keep_trial(work, table, mode, chosen, COLD_ROUNDS, station)
 
 
