@@ -207,6 +207,7 @@ def soak_worker(arguments: argparse.Namespace) -> None:
         if call % max(1, arguments.calls // SAMPLES) == 0:
             resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
             memory.append((call, torch.cuda.memory_allocated() >> 20, torch.cuda.memory_reserved() >> 20, resident))
+            print(f"process {arguments.worker}: {call} of {arguments.calls} calls", file=sys.stderr, flush=True)
     saved = [one.problem.key for one in outblas.learned().products if "saved in" in one.detail]
     print(json.dumps({"wrong": int(wrong), "saved": saved, "memory_mb": memory, "report": str(outblas.learned())}))
 
