@@ -167,14 +167,20 @@ class LiveEvaluator(Evaluator):
             if self._compiler is not None:
                 with self.phase_timer.phase("compile"):
                     self._compiler.wait(self._with_rival(group))
-            nvmmh = self._nvmmh.get(problem)
-            fallback, second = self._fallbacks.get(problem), self._seconds.get(problem, "")
-            items = [
-                WorkItem(problem, c, nvmmh, kernel_kind(problem, c) in self._trusted, None, fallback, second)
-                for _, c in group
-            ]
+            items = [self._item(problem, config) for _, config in group]
             for index, value in self.sandbox.run(items, meanwhile):
                 yield self._taken(problem, items[index][1], value)
+
+    def _item(self, problem: Problem, config: KernelConfig | None) -> WorkItem:
+        """Return the request for a kernel of a problem, or for its baselines only, with all that is timed beside."""
+        return WorkItem(
+            problem,
+            config,
+            self._nvmmh.get(problem),
+            proved=config is not None and kernel_kind(problem, config) in self._trusted,
+            fallback=self._fallbacks.get(problem),
+            second=self._seconds.get(problem, ""),
+        )
 
     def _begin(self, group: list[tuple[Problem, KernelConfig]]) -> None:
         """Announce the problem of newly drawn pairs and start to compile their kernels."""
@@ -221,9 +227,7 @@ class LiveEvaluator(Evaluator):
         """
         if problem not in self._baselines:
             self.expect([problem])
-            fallback, second = self._fallbacks.get(problem), self._seconds.get(problem, "")
-            item = WorkItem(problem, None, self._nvmmh.get(problem), fallback=fallback, second=second)
-            for _, value in self.sandbox.run([item]):
+            for _, value in self.sandbox.run([self._item(problem, None)]):
                 lost = isinstance(value, WorkerLoss)
                 self._baselines[problem] = Baselines(left_out={"all": value.detail}) if lost else value[1]
         return self._baselines[problem]
