@@ -20,7 +20,7 @@ from outblas.kernels.catalogue import catalogue
 from outblas.kernels.families.registry import FAMILIES
 from outblas.kernels.geometry import geometry, workspace_bytes
 from outblas.kernels.geometry_terms import MAX_CLUSTER
-from outblas.kernels.legality import why_illegal
+from outblas.kernels.legality import never_legal, surely_illegal, why_illegal
 from outblas.kernels.pool import mma_pool, pool, pool_families, unaligned_pool
 from outblas.kernels.source import make_source
 from outblas.runtime.device import gpu_of_device
@@ -79,6 +79,21 @@ def test_the_predicate_answers_for_any_knobs() -> None:
             assert shape.smem_bytes <= H200.smem_optin and shape.threads <= 1024 and 1 <= shape.cluster <= MAX_CLUSTER
             assert shape.threads % 32 == 0 and shape.accumulators < 255
     assert 600 < legal < 7200  # both answers were really seen
+
+
+def test_many_kernels_at_once_break_the_same_rules_as_one() -> None:
+    kinds = [("TN", "fp16", "fp32"), ("NN", "bf16", "fp32"), ("TN", "fp16", "fp16")]
+    configs = tuple(dict.fromkeys(config for family in FAMILIES.values() for config in tuple(family.pool())[::9]))
+    broken = 0
+    for extents in ((1, 8, 8), (7, 129, 1000), (64, 64, 4095), (4096, 57344, 32768)):
+        for kind in kinds:
+            problem = Problem(*extents, *kind)  # type: ignore[arg-type]
+            surely = surely_illegal(problem, configs, H200)
+            assert all(why_illegal(problem, configs[i], H200) for i in surely.nonzero()[0])
+            legal = (c for c, each in zip(configs, surely, strict=True) if not each)
+            assert all(never_legal(problem, c, H200) for c in legal if why_illegal(problem, c, H200))
+            broken += surely.sum()
+    assert broken > len(configs)
 
 
 #: The first family has twice the kernels of any other.

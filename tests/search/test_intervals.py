@@ -74,10 +74,11 @@ WINNERS = [(1, 8, FEW), (9, 99, SMALL), (100, 599, LARGE), (600, 1024, None)]
 
 def test_small_m_are_sampled_densely_and_large_ones_on_a_logarithmic_scale() -> None:
     found = sampled(range(1, 8193))
-    assert found[:9] == [1, 2, 4, 8, 16, 24, 35, 76, 112] and found[-3:] == [3756, 5547, 8192] and len(found) == 20
+    assert found[:12] == [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 91] and found[-3:] == [4308, 5941, 8192]
+    assert len(found) == 26 and all(b <= 2 * a for a, b in itertools.pairwise(found))
     assert sampled(range(3, 7)) == [3, 4, 5, 6] and sampled([64]) == [64] and sampled(range(7, 9), count=1) == [7, 8]
     wanted = sampled(range(1, 8193), [500, 9000, 37])
-    assert {1, 37, 500, 8192} <= set(wanted) and len(wanted) == 20 and wanted == sorted(wanted)
+    assert {1, 37, 500, 8192} <= set(wanted) and len(wanted) == 26 and wanted == sorted(wanted)
     assert sampled([64, 128, 4096], [128]) == [64, 128, 4096]
 
 
@@ -119,6 +120,14 @@ def test_a_third_kernel_that_wins_between_two_sampled_m_is_found(tmp_path: Path)
     ends = sampled(range(1, 1025))
     first, last = next((a, b) for a, b in itertools.pairwise(ends) if a < 100 <= b)  # SMALL gives way to LARGE
     assert first + 2 < last and all(m not in ends for m in range(first + 1, last))
+    speeds = {**model().speedups, SPARE: lambda m: 1.6 if first < m < last else 0.7}
+    found = search(tmp_path / "s.sqlite", model(speedups=speeds))
+    assert (first + 1, last - 1, SPARE) in plain(found.intervals)
+
+
+def test_a_kernel_that_wins_between_two_m_without_one_is_found(tmp_path: Path) -> None:
+    ends = sampled(range(1, 1025))
+    first, last = next((a, b) for a, b in itertools.pairwise(ends) if a >= 600 and b >= 1.3 * a)
     speeds = {**model().speedups, SPARE: lambda m: 1.6 if first < m < last else 0.7}
     found = search(tmp_path / "s.sqlite", model(speedups=speeds))
     assert (first + 1, last - 1, SPARE) in plain(found.intervals)
@@ -188,10 +197,11 @@ def test_a_kernel_is_legal_for_each_m_of_its_intervals(tmp_path: Path, monkeypat
             return "not for this M"
         return why_illegal(problem, config, gpu)
 
-    monkeypatch.setattr("outblas.search.intervals.cells.why_illegal", why)
+    for module in ("outblas.search.intervals.cells", "support.gpus.modelled_gpu"):
+        monkeypatch.setattr(f"{module}.why_illegal", why)
     made = model()
     served = Library("h200", (), {}, search(tmp_path / "s.sqlite", made).intervals)
-    assert not [pair for pair in made.asked if why(*pair, H200) and pair[0].m not in sampled(range(1, 1025))]
+    assert not [pair for pair in made.asked if why(*pair, H200)]
     kernels = {one.row.plain.config for one in served.intervals if one.row.plain is not None}
     assert kernels == {FEW, LARGE}, "a kernel for aligned M alone serves no range"
     for one in served.intervals:

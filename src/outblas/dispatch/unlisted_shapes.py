@@ -7,7 +7,7 @@ import hashlib
 import warnings
 from collections.abc import Callable, Sequence
 from importlib import resources
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from outblas.core.config import KernelConfig, Launch
 from outblas.core.errors import OutblasError
@@ -16,12 +16,10 @@ from outblas.core.problem import Dtype, Layout, Problem
 from outblas.core.roofline import Gpu
 from outblas.core.switches import is_off
 from outblas.dispatch.decide import Choose, NotWhileCapturing
+from outblas.kernels.same_object import SameObject
 from outblas.records.library import Library
 from outblas.records.library_row import AnswerChoice, LibraryChoice
 from outblas.runtime.cublaslt import LtAlgorithms
-
-if TYPE_CHECKING:
-    from outblas.learn.any_shape import SameObject
 
 #: Set to ``0``, it leaves such problems to torch.
 ANY_SHAPE_VARIABLE = "OUTBLAS_ANY_SHAPE"
@@ -152,8 +150,6 @@ def offered_kernels(
         UsageError: the package has no data for the GPU.
         RecordError: the data are damaged.
     """
-    from outblas.learn.any_shape import SameObject
-
     return _offered(gpu_name, SameObject(library), layout, dtype, launch)
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
-from types import SimpleNamespace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,9 +20,8 @@ from outblas.core.gpu_records import reference_gpu
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
 from outblas.kernels.catalogue import catalogue
-from outblas.kernels.families.registry import FAMILIES
 from outblas.kernels.knobs import Knobs, all_knobs, reference_knobs
-from outblas.kernels.legality import breaks_extent_rule, never_legal, why_illegal
+from outblas.kernels.legality import KnobColumns, breaks_extent_rule, knob_columns, never_legal, why_illegal
 from outblas.kernels.pool import pool
 
 
@@ -45,8 +43,6 @@ class KernelSpace:
         vectors = np.array([knobs.encode(config) for config in members], np.int16).reshape(len(members), -1)
         self.vectors: NDArray[np.int16] = np.asfortranarray(vectors)
         self._place = {config: i for i, config in enumerate(self.members)}
-        families = np.array([config.family for config in self.members])
-        self._of_family = {name: np.flatnonzero(families == name) for name in FAMILIES}
         self._possible: dict[tuple[str, str, str, Gpu, Launch], NDArray[np.bool_]] = {}
 
     def config(self, place: int, launch: Launch = "plain") -> KernelConfig:
@@ -81,24 +77,16 @@ class KernelSpace:
                 found[row] = found[row] and why_illegal(problem, self.config(int(row), launch), gpu) is None
         return found
 
+    @functools.cached_property
+    def _columns(self) -> list[KnobColumns]:
+        return knob_columns(self.members)
+
     def _possible_for(self, problem: Problem, gpu: Gpu, launch: Launch) -> NDArray[np.bool_]:
         key = problem.layout, problem.dtype, problem.acc, gpu, launch
         if key not in self._possible:
             configs = (with_launch(config, launch) for config in self.members)
             self._possible[key] = np.array([not never_legal(problem, config, gpu) for config in configs], np.bool_)
         return self._possible[key]
-
-    @functools.cached_property
-    def _columns(self) -> list[tuple[str, NDArray[np.intp], SimpleNamespace]]:
-        """Family, places of its members, and their values: an array per knob, launch options off."""
-        found = []
-        for name, rows in self._of_family.items():
-            if len(rows):
-                own = [self.members[i] for i in rows]
-                names = {"split_k", "even", "bk", *(knob.name for knob in knob_schema(type(own[0])))}
-                columns = {knob: np.array([getattr(config, knob) for config in own]) for knob in names}
-                found.append((name, rows, SimpleNamespace(**columns)))
-        return found
 
 
 def with_launch(config: KernelConfig, launch: Launch) -> KernelConfig:

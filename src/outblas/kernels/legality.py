@@ -8,17 +8,23 @@ M, N and K are asked once per config. The others are a few comparisons, which se
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from outblas.core.config import KernelConfig
+from outblas.core.config import KernelConfig, knob_schema
 from outblas.core.problem import Acc, Dtype, Layout, Problem, any_of_kind
 from outblas.core.roofline import Gpu
 from outblas.kernels.families.registry import FAMILIES
 from outblas.kernels.geometry import geometry, launch_smem
 from outblas.kernels.geometry_terms import MAX_GRID_YZ, SMEM_LIMIT
+from outblas.kernels.same_object import SameObject
+
+#: Name of a family, places of its configs, and an object with an array of values per knob.
+KnobColumns = tuple[str, NDArray[np.intp], SimpleNamespace]
 
 
 def why_illegal(problem: Problem, config: KernelConfig, gpu: Gpu) -> str | None:
@@ -50,6 +56,44 @@ def never_legal(problem: Problem, config: KernelConfig, gpu: Gpu) -> bool:
     M, N and K do not matter.
     """
     return _why_never_legal(problem.layout, problem.dtype, problem.acc, config, gpu) is not None
+
+
+def knob_columns(configs: Sequence[KernelConfig]) -> list[KnobColumns]:
+    """Return for each family of configs: its name, its places, and an object with an array of values per knob.
+
+    Args:
+        configs: configs of any families.
+    """
+    families = np.array([config.family for config in configs])
+    found = []
+    for name in dict.fromkeys(config.family for config in configs):
+        rows = np.flatnonzero(families == name)
+        own = [configs[int(i)] for i in rows]
+        names = {"split_k", "even", "bk", *(knob.name for knob in knob_schema(type(own[0])))}
+        columns = {knob: np.array([getattr(config, knob) for config in own]) for knob in names}
+        found.append((name, rows, SimpleNamespace(**columns)))
+    return found
+
+
+def surely_illegal(problem: Problem, configs: tuple[KernelConfig, ...], gpu: Gpu) -> NDArray[np.bool_]:
+    """Return bool[configs]: True for those that break a rule about M, N and K. Others may be illegal, too.
+
+    It costs as much as :func:`why_illegal` of a few configs. The columns of the last tuples are kept.
+
+    Args:
+        problem: the problem.
+        configs: configs of any families.
+        gpu: the GPU.
+    """
+    found = np.zeros(len(configs), np.bool_)
+    for family, rows, columns in _kept_knob_columns(SameObject(configs)):
+        found[rows] = breaks_extent_rule(problem, family, columns, gpu)[0]
+    return found
+
+
+@functools.lru_cache(maxsize=8)
+def _kept_knob_columns(configs: SameObject) -> list[KnobColumns]:
+    return knob_columns(configs.value)
 
 
 def breaks_extent_rule(

@@ -17,7 +17,6 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -30,7 +29,8 @@ from outblas.core.roofline import Gpu, floor_us
 from outblas.kernels.config_text import config_from_name
 from outblas.kernels.cost.cost_model import predict_many
 from outblas.kernels.families.registry import FAMILIES
-from outblas.kernels.legality import why_illegal
+from outblas.kernels.legality import surely_illegal, why_illegal
+from outblas.kernels.same_object import SameObject
 from outblas.learn.array_file import DAMAGED, read_arrays
 from outblas.learn.features import candidate_features
 from outblas.learn.posterior import Features, Floats, Regressor
@@ -233,34 +233,21 @@ def likeliest(problem: Problem, configs: Sequence[KernelConfig], gpu: Gpu) -> li
         configs: kernels, legal or not, in a sequence that does not change later.
         gpu: the GPU.
     """
-    return list(_likeliest(problem, SameObject(configs), gpu))
-
-
-class SameObject:
-    """A key for caches that is equal for the same object only, so that no content is compared or hashed.
-
-    Args:
-        value: the object; it must not change.
-    """
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-    def __hash__(self) -> int:
-        return id(self.value)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, SameObject) and self.value is other.value
+    return list(_likeliest(problem, SameObject(configs), gpu)[0])
 
 
 @functools.lru_cache(maxsize=MAX_RANKINGS)
-def _likeliest(problem: Problem, same: SameObject, gpu: Gpu) -> tuple[KernelConfig, ...]:
+def _likeliest(problem: Problem, same: SameObject, gpu: Gpu) -> tuple[tuple[KernelConfig, ...], Floats]:
+    """Return the kernels of :func:`likeliest` and their predicted times, microseconds, float64[kernels]."""
     configs: Sequence[KernelConfig] = same.value
     with np.errstate(all="ignore"):  # the time of an illegal kernel has no meaning
         times = predict_many(problem, configs, gpu)
-    found: list[KernelConfig] = []
+    found: list[int] = []
     longest = math.inf
-    for index in np.argsort(times, kind="stable"):
+    ranked = np.argsort(times, kind="stable")
+    if isinstance(configs, tuple):  # the kernels on offer, most of which no odd extents can use
+        ranked = ranked[~surely_illegal(problem, configs, gpu)[ranked]]
+    for index in ranked:
         if not times[index] <= longest or len(found) == MAX_LIKELIEST:
             break
         config = configs[index]
@@ -268,19 +255,19 @@ def _likeliest(problem: Problem, same: SameObject, gpu: Gpu) -> tuple[KernelConf
         if problem.rows_aligned and FAMILIES[config.family].for_unaligned_rows or why_illegal(problem, config, gpu):
             continue
         longest = longest if found else WITHIN * float(times[index])
-        found.append(config)
-    return tuple(found)
+        found.append(index)
+    return tuple(configs[i] for i in found), times[found]
 
 
 @functools.lru_cache(maxsize=MAX_RANKINGS)
 def _predicted(
     model: SameObject, problem: Problem, offered: SameObject, gpu: Gpu, answer: str
 ) -> tuple[tuple[KernelConfig, ...], Floats, Floats]:
-    configs = _likeliest(problem, offered, gpu)
+    configs, times = _likeliest(problem, offered, gpu)
     if not configs:
         return (), np.empty(0), np.empty(0)
     nets: Regressor = model.value.nets
-    return configs, *nets.predict(network_inputs(problem, configs, gpu, answer))
+    return configs, *nets.predict(network_inputs(problem, configs, gpu, answer, times))
 
 
 def is_narrow(problem: Problem) -> bool:
@@ -298,7 +285,9 @@ def is_left_to_torch(problem: Problem, gpu: Gpu) -> bool:
     return is_narrow(problem) or (regular and floor_us(problem, gpu) > REGULAR_US)
 
 
-def network_inputs(problem: Problem, configs: Sequence[KernelConfig], gpu: Gpu, answer: str = "") -> Features:
+def network_inputs(
+    problem: Problem, configs: Sequence[KernelConfig], gpu: Gpu, answer: str = "", times: Floats | None = None
+) -> Features:
     """Return the inputs of the nets, float32[len(configs), F], one row per kernel.
 
     A row is :func:`shape_features`, then ``answer_features``, then the kernel's ``candidate_features``. The last of
@@ -310,13 +299,15 @@ def network_inputs(problem: Problem, configs: Sequence[KernelConfig], gpu: Gpu, 
         configs: kernels that are legal for it.
         gpu: the GPU.
         answer: first answer of cuBLASLt's heuristic (:func:`outblas.runtime.cublas.describe`); empty: unknown.
+        times: the ranking model's times, microseconds, float64[len(configs)]; None: they are predicted here.
     """
+    times = predict_many(problem, configs, gpu) if times is None else times
     shared = np.concatenate([shape_features(problem, gpu), answer_features(problem, answer, gpu)])
     parts = (
         np.broadcast_to(shared, (len(configs), len(shared))),
         candidate_features(problem, configs, gpu)[:, :-1],
         np.array([config.early for config in configs], dtype=np.float32)[:, None],
-        np.log(predict_many(problem, configs, gpu) / floor_us(problem, gpu))[:, None],
+        np.log(times / floor_us(problem, gpu))[:, None],
     )
     return np.concatenate(parts, axis=1).astype(np.float32)
 

@@ -14,6 +14,7 @@ from outblas.kernels.cost.terms import Floats
 from outblas.kernels.families.registry import FAMILIES
 from outblas.kernels.geometry import geometry
 from outblas.kernels.geometry_terms import CTA_SMEM, SM_REGISTERS
+from outblas.kernels.same_object import SameObject
 
 #: Maximum resident CTAs of an SM.
 MAX_CTAS_PER_SM = 32
@@ -58,6 +59,7 @@ def config_columns(configs: Sequence[KernelConfig], gpu: Gpu) -> dict[str, Float
     """
     names = [*COLUMN_DEFAULTS, *(FAMILIES[configs[0].family].own_columns if configs else ())]
     table = np.array([_row(config, gpu.sm_smem, gpu.sm_threads) for config in configs]).reshape(-1, len(names)).T
+    table.flags.writeable = False  # callers share it
     return dict(zip(names, table, strict=True))
 
 
@@ -65,12 +67,26 @@ def columns_by_family(configs: Sequence[KernelConfig], gpu: Gpu) -> Iterator[tup
     """Yield, for each family among the configs: its name, the indices of its configs, their columns.
 
     Families come in the order of their first config. The indices rise: int64[n], into ``configs``. The columns are
-    those of :func:`config_columns`. Without configs, nothing is yielded.
+    those of :func:`config_columns`. Without configs, nothing is yielded. The columns of the last tuples are kept.
 
     Args:
         configs: configs of any families.
         gpu: GPU whose SMs decide ``occupancy``.
     """
+    if isinstance(configs, tuple):
+        yield from _kept_columns(SameObject(configs), gpu)
+    else:
+        yield from _columns_by_family(configs, gpu)
+
+
+@functools.lru_cache(maxsize=8)
+def _kept_columns(configs: SameObject, gpu: Gpu) -> list[tuple[str, np.ndarray, dict[str, Floats]]]:
+    return list(_columns_by_family(configs.value, gpu))
+
+
+def _columns_by_family(
+    configs: Sequence[KernelConfig], gpu: Gpu
+) -> Iterator[tuple[str, np.ndarray, dict[str, Floats]]]:
     families = np.array([config.family for config in configs])
     for family in dict.fromkeys(config.family for config in configs):
         where = np.flatnonzero(families == family)

@@ -1,9 +1,9 @@
 """Find the intervals of a weight: search a sample of M, bisect the changes of winner, prove the kernels inside.
 
-1. An agent searches the kernels of about 20 M of the range, as for single problems.
+1. An agent searches the kernels of about 26 M of the range, as for single problems.
 2. Where neighbouring M have other winners, each winner is tried at the neighbour. If a change remains, the middle of
    the gap is measured, again and again, until both M are next to each other. In a wide gap the agent proposes further
-   kernels for the middle.
+   kernels for the middle. It does so, too, between M for which no kernel is known that beats the baseline.
 3. The kernels of each interval are proved at two M that are drawn inside of it, by the same evaluator. A kernel that
    fails anywhere serves no M of the weight, and its intervals are sought again.
 """
@@ -28,6 +28,8 @@ from outblas.search.tune import Interrupted, Progress, SearchOptions, decided_ro
 
 #: In the middle of a gap whose ends have at least this ratio, the agent proposes kernels, too.
 SEARCHED_GAP = 1.1
+#: Between two M without a kernel, it proposes kernels from this ratio on. The baseline is slow at single M.
+OPEN_GAP = 1.3
 #: The most of them: two for each launch option.
 PROPOSED_BETWEEN = 6
 #: From this number of measured M on, no gap of a weight is bisected further. Proofs go on.
@@ -154,7 +156,7 @@ class _Search:
         proofs = 0
         while True:
             runs = winner_runs(self.cells)
-            asks, words = self.cells.unknown(self._changes(runs)), "changes"
+            asks, words = self.cells.unknown([*self._changes(runs), *self._gaps(runs)]), "changes"
             if not asks and proofs < MOST_PROOF_ROUNDS:
                 asks, words, proofs = self.cells.unknown(self._proofs(runs)), "proofs", proofs + 1
             if not asks:
@@ -185,6 +187,14 @@ class _Search:
                     new = self.cells.unknown((between, c) for c in (*left.configs, *right.configs, *own))
             asks += new
         return asks
+
+    def _gaps(self, runs: Sequence[WinnerRun]) -> list[Ask]:
+        """Return questions on the wide gaps inside of runs without a kernel."""
+        if len(self.cells.ms) >= MOST_MEASURED:
+            return []
+        wide = [(a, b) for run in runs if not run.configs for a, b in pairwise(run.ms) if b >= OPEN_GAP * a]
+        between = [m for a, b in wide if (m := middle(self.cells.offered, a, b)) is not None]
+        return [(m, config) for m in between for config in self._proposed(m)]
 
     def _proposed(self, m: int) -> list[KernelConfig]:
         """Return what the agent proposes at an M between two that have other winners: a third kernel may win there."""
