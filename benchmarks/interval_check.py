@@ -6,7 +6,8 @@ Command:
     python benchmarks/interval_check.py --run RUN [RUN ...] [--count 40] [--seed 0] [--budget 8] [--agent AGENT]
 
 The first tunes the weights of a draw, which ``--names`` prints, one ``--linear N_K`` each. Several runs may share the
-weights.
+weights. Two GPUs of one kind differ by some percent, so a run is checked on the GPU that tuned it. Then
+``--join FILE FILE ...`` joins the files of several GPUs.
 
 Result file: results/<gpu>/interval_check.json. ``--out`` names another one. Needs a GPU. A stopped run resumes in
 ``--work``.
@@ -20,6 +21,7 @@ interval, or that its interval leaves open, as in a program.
 from __future__ import annotations
 
 import argparse
+import json
 import random
 import sys
 from collections.abc import Sequence
@@ -150,21 +152,47 @@ def check(arguments: argparse.Namespace) -> None:
         cases = [Case(p, decided[p], row) for p, row in rows]
         store.begin(TIMED, {"agent": "interval_check", "seed": arguments.seed, "source": evaluator.source})
         figures = [row_of(case, timed(case, evaluator, store)) for case in cases if case.kernels]
+    about = collect_provenance(" ".join(["python", "benchmarks/interval_check.py", *sys.argv[1:]]), 0)
+    settings = {"budget": arguments.budget, "seed": arguments.seed}
+    write_found(arguments.out, {**summary(len(problems), figures), **settings, "provenance": about})
+
+
+def summary(cases: int, figures: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the counts of a check of ``cases`` problems, and its rows, one for each problem that was timed."""
     ratios = [row["ratio"] for row in figures if row["ratio"] is not None]
-    found = {
-        "cases": len(problems),
-        "same_decision": len(problems) - len(figures) + sum(row["interval"] == row["tuned"] for row in figures),
+    return {
+        "cases": cases,
+        "same_decision": cases - len(figures) + sum(row["interval"] == row["tuned"] for row in figures),
         "below": losses(ratios, FAR_BELOW),
         "geomean": geomean(ratios),
         "failed": [row for row in figures if row["ratio"] is None],
         "rows": figures,
     }
-    about = collect_provenance(" ".join(["python", "benchmarks/interval_check.py", *sys.argv[1:]]), 0)
-    write_json(arguments.out, {**found, "budget": arguments.budget, "seed": arguments.seed, "provenance": about})
+
+
+def join(files: Sequence[Path], out: Path) -> None:
+    """Write the checks of several GPUs as one.
+
+    Raises:
+        UsageError: they have other settings, commits or GPUs, or share a problem.
+    """
+    parts = [json.loads(file.read_text()) for file in files]
+    same = [(p["budget"], p["seed"], *(p["provenance"][name] for name in ("gpu", "driver", "commit"))) for p in parts]
+    rows = [row for part in parts for row in part["rows"]]
+    if len(set(same)) > 1 or len({row["problem"] for row in rows}) < len(rows):
+        raise UsageError(f"checks of {sorted(set(same))}", "one kind of check, of weights in one file each", "run anew")
+    settings = {name: parts[0][name] for name in ("budget", "seed", "provenance")}
+    found = {**summary(sum(part["cases"] for part in parts), rows), **settings, "gpus": len(parts)}
+    write_found(out, {**found, "commands": [part["provenance"]["command"] for part in parts]})
+
+
+def write_found(out: Path, found: dict[str, Any]) -> None:
+    """Write the figures of a check, and print them."""
+    write_json(out, found)
     print(
         f"{found['cases']} cases, {found['below']} below {FAR_BELOW} of the kernel tuned for that M, "
         f"{found['same_decision']} with the same decision, geometric mean {found['geomean']:.4f}\n"
-        f"result: {arguments.out}"
+        f"result: {out}"
     )
 
 
@@ -193,6 +221,7 @@ def name_of(row: LibraryRow) -> str:
 def main(given: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", type=Path, nargs="+", help="folders of runs with intervals")
+    parser.add_argument("--join", type=Path, nargs="+", metavar="FILE", help="join the files of several GPUs")
     parser.add_argument("--names", type=int, metavar="COUNT", help="print the weights of a draw, and end")
     parser.add_argument("--count", type=int, default=40, help="drawn M of a weight")
     parser.add_argument("--seed", type=int, default=0, help="seed of the draws")
@@ -205,10 +234,13 @@ def main(given: Sequence[str] | None = None) -> None:
     if arguments.names:
         print(" ".join(f"--linear {n}_{k}" for n, k in drawn_weights(arguments.names, arguments.seed)))
         return
-    if arguments.run is None:
-        parser.error("pass --run or --names")
+    if (arguments.run is None) == (arguments.join is None):
+        parser.error("pass --run, --join or --names")
     arguments.out = arguments.out or result_file("interval_check.json")
     try:
+        if arguments.join:
+            join(arguments.join, arguments.out)
+            return
         with lock_folder(arguments.work):
             check(arguments)
     except OutblasError as error:

@@ -63,7 +63,7 @@ LOOP_M = (17, 19, 21, 23, 25, 27, 29, 31)
 #: Steps that are not timed, at the beginning of a loop.
 WARM_UP = 50
 #: Largest extent of the soak, different shapes that return, and part of calls with a new shape.
-SOAK_EXTENT, RETURNING, NEW = 384, 2000, 0.2
+SOAK_EXTENT, RETURNING, NEW = 384, 2000, 0.1
 #: Samples of the memory during a soak.
 SAMPLES = 20
 
@@ -198,7 +198,7 @@ def soak_worker(arguments: argparse.Namespace) -> None:
     pool = torch.randint(-2, 3, (SOAK_EXTENT, 2 * SOAK_EXTENT), device="cuda").half()
     wrong = torch.zeros((), dtype=torch.int64, device="cuda")
     outblas.enable(learn=True, learn_seconds=SECONDS)
-    memory = []
+    memory, begin = [], perf_counter()
     for call in range(arguments.calls):
         new = rng.random() < NEW
         m, n, k = (rng.randint(1, SOAK_EXTENT) for _ in range(3)) if new else rng.choice(extents)
@@ -207,7 +207,8 @@ def soak_worker(arguments: argparse.Namespace) -> None:
         if call % max(1, arguments.calls // SAMPLES) == 0:
             resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
             memory.append((call, torch.cuda.memory_allocated() >> 20, torch.cuda.memory_reserved() >> 20, resident))
-            print(f"process {arguments.worker}: {call} of {arguments.calls} calls", file=sys.stderr, flush=True)
+            done = f"{call} of {arguments.calls} calls in {perf_counter() - begin:.0f} s"
+            print(f"process {arguments.worker}: {done}", file=sys.stderr, flush=True)
     saved = [one.problem.key for one in outblas.learned().products if "saved in" in one.detail]
     print(json.dumps({"wrong": int(wrong), "saved": saved, "memory_mb": memory, "report": str(outblas.learned())}))
 

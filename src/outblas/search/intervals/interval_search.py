@@ -18,7 +18,7 @@ from outblas.core.config import LAUNCHES, KernelConfig, Launch
 from outblas.core.evaluator import Evaluator
 from outblas.core.weight import WeightRange
 from outblas.records.library_interval import LibraryInterval
-from outblas.records.library_row import LibraryChoice, LibraryRow, choose_kernel
+from outblas.records.library_row import LEVEL_ABOVE, LibraryChoice, LibraryRow, choose_kernel
 from outblas.records.store import Store
 from outblas.search.agents.base import Agent
 from outblas.search.intervals.cells import Ask, Cells
@@ -32,7 +32,8 @@ SEARCHED_GAP = 1.1
 OPEN_GAP = 1.3
 #: The most of them: two for each launch option.
 PROPOSED_BETWEEN = 6
-#: From this number of measured M on, no gap of a weight is bisected further. Proofs go on.
+#: From this number of measured M on, no gap of a weight is bisected further. One of its winners may close it. Proofs go
+#: on.
 MOST_MEASURED = 128
 #: Rounds of proofs of a weight at most. An interval that is not proved then is left out.
 MOST_PROOF_ROUNDS = 8
@@ -131,6 +132,7 @@ class _Search:
 
     def __init__(self, cells: Cells, agent: Agent, options: IntervalOptions) -> None:
         self.cells, self.agent, self.options = cells, agent, options
+        self._closing: set[int] = set()
         self._done = self._expected = 0
 
     def sampled(self, store: Store, run_id: str) -> bool:
@@ -180,13 +182,38 @@ class _Search:
             a, b = left.ms[-1], right.ms[0]
             near = [(b, c) for c in left.configs] + [(a, c) for c in right.configs]
             new = self.cells.unknown(near)
-            if not new and len(self.cells.ms) < MOST_MEASURED:
+            if not new and len(self.cells.ms) >= MOST_MEASURED:
+                new = self.cells.unknown(self._closed(left, right))
+            elif not new:
                 between = middle(self.cells.offered, a, b)
                 if between is not None:
                     own = self._proposed(between) if b >= SEARCHED_GAP * a else []
                     new = self.cells.unknown((between, c) for c in (*left.configs, *right.configs, *own))
             asks += new
         return asks
+
+    def _closed(self, left: WinnerRun, right: WinnerRun) -> list[Ask]:
+        """Return questions that may close a gap for good: kernels of one run, next to the other run.
+
+        Of both runs it is the one whose kernels are faster at the other's end, and they must beat the baseline there.
+        A gap is tried once.
+        """
+        a, b = left.ms[-1], right.ms[0]
+        between = inside(self.cells.offered, a, b)
+        if not between or {a, b} & self._closing:
+            return []
+        ends = ((left, b, between[-1]), (right, a, between[0]))
+        low, near, configs = max(((self._lowest(run, end), m, run.configs) for run, end, m in ends), key=lambda e: e[0])
+        if low <= 0:
+            return []
+        self._closing.add(near)
+        return [(near, config) for config in configs]
+
+    def _lowest(self, run: WinnerRun, m: int) -> float:
+        """Return the lowest lower bound of a run's kernels at an M; 0: one does not qualify there, or none is known."""
+        known, used = self.cells.at(m), {launch: config for launch, config in run.kernels.items() if config is not None}
+        found = [choose_kernel([known[c]], launch) if c in known else None for launch, c in used.items()]
+        return min((0.0 if choice is None else choice.low for choice in found), default=0.0)
 
     def _gaps(self, runs: Sequence[WinnerRun]) -> list[Ask]:
         """Return questions on the wide gaps inside of runs without a kernel."""
@@ -281,6 +308,6 @@ def _sampled_row(cells: Cells, m: int, intervals: Sequence[LibraryInterval]) -> 
     found: dict[Launch, LibraryChoice | None] = {}
     for launch in LAUNCHES:
         choice = None if holding is None else holding.row.choice(launch)
-        found[launch] = None if choice is None else choose_kernel([known[choice.config]], launch)
+        found[launch] = None if choice is None else choose_kernel([known[choice.config]], launch, LEVEL_ABOVE)
     weights = None if found["weights"] == found["pdl"] else found["weights"]
     return replace(_decided(cells, m), plain=found["plain"], pdl=found["pdl"], weights=weights)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from outblas.core.config import LAUNCHES, KernelConfig, Launch
 from outblas.core.problem import Problem
-from outblas.records.library_row import INSTALL_ABOVE, LibraryChoice, choose_kernel
+from outblas.records.library_row import INSTALL_ABOVE, LEVEL_ABOVE, LibraryChoice, choose_kernel
 from outblas.search.intervals.cells import Cells
 
 #: Launch option -> kernel; None: no kernel is surely faster than the baseline.
@@ -38,19 +38,25 @@ class _Judged:
     def __init__(self, cells: Cells) -> None:
         self._cells, self._failed = cells, cells.failed()
         self._found: dict[tuple[int, Launch], dict[KernelConfig, LibraryChoice]] = {}
+        self._qualified: dict[tuple[int, Launch], set[KernelConfig]] = {}
 
     def good(self, m: int, launch: Launch) -> dict[KernelConfig, LibraryChoice]:
         """Return the kernels that qualify at an M and whose lower bound is within 1% of the best; empty: none does."""
+        return {c: choice for c, choice in self.level(m, launch).items() if c in self._qualified[m, launch]}
+
+    def level(self, m: int, launch: Launch) -> dict[KernelConfig, LibraryChoice]:
+        """Return the kernels that are level with the baseline or faster, and within 1% of the best, as above."""
         if (m, launch) not in self._found:
-            self._found[m, launch] = self._good(m, launch)
+            self._judge(m, launch)
         return self._found[m, launch]
 
-    def _good(self, m: int, launch: Launch) -> dict[KernelConfig, LibraryChoice]:
+    def _judge(self, m: int, launch: Launch) -> None:
         fit = {c: e for c, e in self._cells.at(m).items() if c not in self._failed and self._fits(c, m)}
-        each = {c: choose_kernel([e], launch) for c, e in fit.items()}
+        each = {c: choose_kernel([e], launch, LEVEL_ABOVE) for c, e in fit.items()}
         found = {c: choice for c, choice in each.items() if choice is not None}
         best = max((choice.low for choice in found.values()), default=0.0)
-        return {c: choice for c, choice in found.items() if choice.low * INSTALL_ABOVE >= best}
+        self._found[m, launch] = {c: choice for c, choice in found.items() if choice.low * INSTALL_ABOVE >= best}
+        self._qualified[m, launch] = {c for c in found if choose_kernel([fit[c]], launch) is not None}
 
     def _fits(self, config: KernelConfig, m: int) -> bool:
         """Return whether a kernel is legal at a neighbour of an M, too. Else it would serve this single M only."""
@@ -65,6 +71,9 @@ def winner_runs(cells: Cells) -> list[WinnerRun]:
     A run begins with the kernels that stay good for the longest. It ends before the first M at which one of them is
     not good, was not measured, or is illegal on the way. Among kernels that last as long, the one with the highest
     lower bound over the run counts.
+
+    Between two M at which a kernel is good, it also serves those at which it is level with the baseline. The baseline's
+    time jumps from M to M, and a change by less than 1% is noise.
 
     Args:
         cells: evaluations of the weight.
@@ -91,12 +100,13 @@ def _lasting(cells: Cells, judged: _Judged, ms: Sequence[int], launch: Launch) -
         return {None: stays}
     found: dict[KernelConfig | None, int] = {}
     for config in start:
-        stays = 1
-        while stays < len(ms) and config in judged.good(ms[stays], launch):
-            if not cells.is_legal(config, ms[stays - 1], ms[stays]):
+        found[config] = at = 1
+        while at < len(ms) and config in judged.level(ms[at], launch):
+            if not cells.is_legal(config, ms[at - 1], ms[at]):
                 break
-            stays += 1
-        found[config] = stays
+            at += 1
+            if config in judged.good(ms[at - 1], launch):
+                found[config] = at
     return found
 
 
@@ -107,7 +117,7 @@ def _best(
     enough = [c for c, stays in lasting.items() if stays >= len(run) and c is not None]
     if not enough:
         return None
-    return max(enough, key=lambda c: (min(judged.good(m, launch)[c].low for m in run), c.name))
+    return max(enough, key=lambda c: (min(judged.level(m, launch)[c].low for m in run), c.name))
 
 
 def lowest_choice(cells: Cells, run: WinnerRun, launch: Launch) -> tuple[LibraryChoice, Problem] | None:
@@ -124,7 +134,7 @@ def lowest_choice(cells: Cells, run: WinnerRun, launch: Launch) -> tuple[Library
     config = run.kernels[launch]
     if config is None:
         return None
-    at = {m: choose_kernel([cells.at(m)[config]], launch) for m in run.ms}
+    at = {m: choose_kernel([cells.at(m)[config]], launch, LEVEL_ABOVE) for m in run.ms}
     low, m = min((choice.low, m) for m, choice in at.items() if choice is not None)
     choice = at[m]
     assert choice is not None and choice.low == low
