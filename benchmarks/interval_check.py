@@ -2,8 +2,8 @@
 
 Command:
 
-    outblas tune $(python benchmarks/interval_check.py --names 20) --agent regressor --budget 8 --run RUN
-    python benchmarks/interval_check.py --run RUN [RUN ...] [--count 40] [--seed 0] [--budget 8] [--agent AGENT]
+    outblas tune $(python benchmarks/interval_check.py --names 20) --agent regressor --run RUN
+    python benchmarks/interval_check.py --run RUN [RUN ...] [--count 40] [--seed 0] [--budget 16] [--agent AGENT]
 
 The first tunes the weights of a draw, which ``--names`` prints, one ``--linear N_K`` each. Several runs may share the
 weights. Two GPUs of one kind differ by some percent, so a run is checked on the GPU that tuned it. Then
@@ -13,9 +13,9 @@ Result file: results/<gpu>/interval_check.json. ``--out`` names another one. Nee
 ``--work``.
 
 For each weight, M are drawn log-uniformly from the range of its intervals. At each of them the agent measures
-``--budget`` kernels, as ``outblas tune --mnk`` does. The winner and the interval's decision are then timed anew, in the
-same rounds. A decision for torch or cuBLASLt counts with that one's time, on both sides. The package decides an M in no
-interval, or that its interval leaves open, as in a program.
+``--budget`` kernels, as ``outblas tune --mnk`` does, those with PDL among them. The fastest without PDL and the
+interval's decision are then timed anew, in the same rounds. A decision for torch or cuBLASLt counts with that one's
+time, on both sides. The package decides an M in no interval, or that its interval leaves open, as in a program.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from typing import Any
 from new_shapes import shipped_library
 
 from outblas.bench.live_evaluator import LiveEvaluator
-from outblas.core.config import KernelConfig, config_name, launch_of
+from outblas.core.config import KernelConfig, config_name
 from outblas.core.errors import OutblasError, UsageError
 from outblas.core.evaluation import Evaluation
 from outblas.core.files import lock_folder, write_json
@@ -42,7 +42,6 @@ from outblas.core.roofline import Gpu
 from outblas.core.stats import geomean, losses
 from outblas.core.weight import Weight
 from outblas.judge.bench_cell import Options
-from outblas.kernels.catalogue import first_search_candidates
 from outblas.learn.samplers import log_uniform
 from outblas.records.averages import FAR_BELOW
 from outblas.records.library import Library
@@ -133,16 +132,13 @@ def check(arguments: argparse.Namespace) -> None:
     gpu, library = gpu_of_device(0), library_of_runs(arguments.run)
     problems = drawn_problems(library, arguments.count, arguments.seed)
 
-    def offered(problem: Problem) -> list[KernelConfig]:
-        return [config for config in first_search_candidates(problem, gpu) if launch_of(config) == "plain"]
-
     def progress(done: int, of: int, mean: float) -> None:
         if done % 200 == 0:
             print(f"{done} of {of} measurements", flush=True)
 
     options = Options(0, gpu, rounds=arguments.rounds, baselines=RIVALS, level="cell")
     with (
-        LiveEvaluator(0, options, offered=offered) as evaluator,
+        LiveEvaluator(0, options) as evaluator,
         Store(arguments.work / "store.sqlite") as store,
     ):
         agent = make_agent(arguments.agent, 0, gpu)
@@ -225,7 +221,7 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--names", type=int, metavar="COUNT", help="print the weights of a draw, and end")
     parser.add_argument("--count", type=int, default=40, help="drawn M of a weight")
     parser.add_argument("--seed", type=int, default=0, help="seed of the draws")
-    parser.add_argument("--budget", type=int, default=8, help="kernels that are measured at each M")
+    parser.add_argument("--budget", type=int, default=16, help="kernels that are measured at each M")
     parser.add_argument("--agent", default="regressor", help="the agent that chooses them")
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--out", type=Path, help="by default the result file above")

@@ -18,6 +18,7 @@ from outblas.kernels.geometry import geometry, grid
 from outblas.kernels.geometry_terms import SM80_GROUP
 from outblas.kernels.legality import why_illegal
 from support.gpus.known import H200
+from support.helpers import half_of_pairs
 from support.lanes import mma, movmatrix_trans
 
 CHUNK = 32
@@ -136,8 +137,7 @@ class Kernel:
                 self.out[at] = v[lane, e]
 
 
-@pytest.mark.parametrize("layout", ["TN", "NN"])
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize(("name", "layout"), half_of_pairs(CONFIGS, ("TN", "NN")))
 def test_all_is_read_every_output_is_stored_once_and_the_product_is_right(name: str, layout: str) -> None:
     config = CONFIGS[name]
     for shape in SHAPES:

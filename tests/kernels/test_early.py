@@ -24,6 +24,7 @@ from outblas.runtime.nvrtc import compile_source
 from outblas.runtime.sass import check_static
 from support.disassembly import Together, cases
 from support.gpus.known import H200
+from support.helpers import half_of_pairs
 
 pytestmark = pytest.mark.long
 LAYOUTS: tuple[Layout, ...] = ("TN", "NN")
@@ -117,8 +118,7 @@ def start(code: list[str]) -> list[str]:
     return code[: len(code) - 1 - code[::-1].index(WAIT)]
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize(("name", "layout"), half_of_pairs(CONFIGS, LAYOUTS))
 def test_only_weights_are_read_before_the_wait(
     opcodes: Callable[[Kernel], list[str]], name: str, layout: Layout
 ) -> None:

@@ -38,13 +38,22 @@ def test_the_fakes_cover_every_architecture() -> None:
     assert [arch for arch in GPUS if not never_ran_on(GPUS[arch].arch)] == ["sm_90a"]
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a"])
-def test_legal_kernels_compile_without_spills(arch: str, fresh_cubins: CubinCache) -> None:
+@pytest.mark.parametrize(
+    ("arch", "problems"),
+    [
+        *((arch, PROBLEMS[::3]) for arch in ("sm_80", "sm_86", "sm_89", "sm_100a", "sm_120a")),
+        ("sm_90a", PROBLEMS),
+        # The others are like one of these.
+        *(pytest.param(arch, PROBLEMS, marks=pytest.mark.slow) for arch in ("sm_80", "sm_120a")),
+    ],
+)
+def test_legal_kernels_compile_without_spills(
+    arch: str, problems: tuple[Problem, ...], fresh_cubins: CubinCache
+) -> None:
     pytest.importorskip("cuda.bindings")
     gpu = GPUS[arch]
     tiles = set()
-    # The others are like one of these.
-    for problem in PROBLEMS if arch in ("sm_80", "sm_90a", "sm_120a") else PROBLEMS[::3]:
+    for problem in problems:
         for config in sample(problem, gpu):
             cubin = compile_source(make_source(problem, config), arch, fresh_cubins)
             assert cubin.spill_bytes == 0, config_name(config)

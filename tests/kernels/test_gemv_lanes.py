@@ -17,6 +17,7 @@ from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
 from outblas.kernels.geometry import geometry, grid, k_tiles
 from outblas.kernels.legality import why_illegal
 from support.gpus.known import H200
+from support.helpers import half_of_pairs
 from support.lanes import mma
 
 CONFIGS = {
@@ -164,8 +165,7 @@ class Kernel:
                 self.out[row, at] = value
 
 
-@pytest.mark.parametrize("layout", ["TN", "NN"])
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize(("name", "layout"), half_of_pairs(CONFIGS, ("TN", "NN")))
 def test_every_weight_is_read_once_and_the_product_is_right(name: str, layout: str) -> None:
     config, ran = CONFIGS[name], 0
     for shape in SHAPES:

@@ -127,13 +127,18 @@ def cuda_folders() -> list[Path]:
     return [STUB, *(folder for folder in dict.fromkeys(TOOLKITS) if (folder / "cuda.h").is_file())]
 
 
-#: One target of each family: for the toolkit's own headers.
+#: One target of each family: for the toolkit's own headers. Others take long, and hardly differ.
 ONE_EACH = {target.config.family: name for name, target in TARGETS.items()}
+LAUNCHERS = [
+    pytest.param(name, folder, marks=() if name in ONE_EACH.values() else pytest.mark.slow)
+    for folder in cuda_folders()
+    for name in (TARGETS if folder == STUB else ONE_EACH.values())
+]
 
 
 @pytest.mark.parametrize(
     ("name", "folder"),
-    [(name, folder) for folder in cuda_folders() for name in (TARGETS if folder == STUB else ONE_EACH.values())],
+    LAUNCHERS,
     ids=lambda value: value if isinstance(value, str) else "stub" if value == STUB else "toolkit",
 )
 def test_the_launcher_and_its_test_compile_without_a_warning(name: str, folder: Path, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from outblas.judge.rounds import timing_of_samples
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.records.library_row import LibraryChoice, LibraryRow, SecondWinner
 from outblas.records.library_tables import rows_of_table
-from outblas.search.build_library import cold_search, plain_finalists, workload_trials
+from outblas.search.build_library import cold_search, finalist_trials, plain_finalists, workload_trials
 from outblas.search.build_library.build_run import jobs
 from outblas.search.build_library.build_work import proved
 from outblas.search.build_library.finalist_trials import TrialEntry, read_trial, trial_path
@@ -48,20 +48,20 @@ def around(us: float, spread: float = 0.0) -> list[float]:
 @pytest.mark.parametrize("mode", [COLD, SERVER])
 def test_only_what_is_surely_more_than_two_percent_faster_is_a_second_winner(mode: str) -> None:
     level = entry({PLAIN: around(10.0), OTHER: around(9.81), FALLBACK: around(11.0)})
-    assert second_winner(ROW, level, mode) is None
-    found = second_winner(ROW, entry({PLAIN: around(10.0), OTHER: around(9.0), THIRD: around(9.5)}), mode)
+    assert second_winner(ROW, [level], mode) is None
+    found = second_winner(ROW, [entry({PLAIN: around(10.0), OTHER: around(9.0), THIRD: around(9.5)})], mode)
     assert found is not None and found.config == OTHER
     assert found.speedup == pytest.approx(10 / 9) and found.low == pytest.approx(10 / 9)
-    fallback = second_winner(ROW, entry({PLAIN: around(10.0), OTHER: around(9.5), FALLBACK: around(9.0)}), mode)
+    fallback = second_winner(ROW, [entry({PLAIN: around(10.0), OTHER: around(9.5), FALLBACK: around(9.0)})], mode)
     assert fallback is not None and fallback.config is None
-    assert second_winner(replace(ROW, plain=None), entry({FALLBACK: around(10.0)}), mode) is None
-    filled = second_winner(replace(ROW, plain=None), entry({FALLBACK: around(10.0), OTHER: around(9.0)}), mode)
+    assert second_winner(replace(ROW, plain=None), [entry({FALLBACK: around(10.0)})], mode) is None
+    filled = second_winner(replace(ROW, plain=None), [entry({FALLBACK: around(10.0), OTHER: around(9.0)})], mode)
     assert filled is not None and filled.config == OTHER
 
 
 def test_the_first_answer_of_cublaslt_is_a_second_winner_by_its_algorithm() -> None:
     served = replace(entry({PLAIN: around(10.0), LT_HEURISTIC: around(9.0)}), details={LT_HEURISTIC: "id=66 tile=1"})
-    found = second_winner(ROW, served, SERVER)
+    found = second_winner(ROW, [served], SERVER)
     assert found is not None and (found.config, found.algorithm) == (None, "id=66 tile=1")
 
 
@@ -69,7 +69,7 @@ def test_autotuned_cublaslt_is_a_second_winner_for_cold_caches_if_it_is_surely_f
     details = {LT_AUTO: "index=3/100 id=66 tile=1"}
     for us, chosen in ((9.5, True), (9.85, False)):
         cold = replace(entry({PLAIN: around(10.0), LT_AUTO: around(us)}), details=details)
-        found = second_winner(ROW, cold, COLD)
+        found = second_winner(ROW, [cold], COLD)
         assert (found is not None and (found.config, found.algorithm) == (None, "id=66 tile=1")) == chosen
 
 
@@ -78,28 +78,47 @@ def test_torchs_own_product_by_a_cheaper_call_need_not_be_surely_faster() -> Non
     details = {LT_HEURISTIC: "id=66 tile=1"}
     for us, chosen in ((9.95, True), (10.05, False)):
         served = replace(entry({FALLBACK: around(10.0), LT_HEURISTIC: around(us)}), details=details)
-        found = second_winner(to_torch, served, SERVER)
+        found = second_winner(to_torch, [served], SERVER)
         assert (found is not None and found.algorithm == "id=66 tile=1") == chosen
-        assert second_winner(replace(ROW, plain=None), served, SERVER) is None, "that row names an algorithm"
+        assert second_winner(replace(ROW, plain=None), [served], SERVER) is None, "that row names an algorithm"
 
 
 def test_requests_that_scatter_need_a_larger_gain() -> None:
     noisy = {PLAIN: around(10.0, 0.3), OTHER: around(9.6, 0.3)}
-    assert second_winner(ROW, entry(noisy), SERVER) is None, "4% faster in the median, and not surely 2%"
-    assert second_winner(ROW, entry({**noisy, OTHER: around(5.0, 0.3)}), SERVER) is not None
+    assert second_winner(ROW, [entry(noisy)], SERVER) is None, "4% faster in the median, and not surely 2%"
+    assert second_winner(ROW, [entry({**noisy, OTHER: around(5.0, 0.3)})], SERVER) is not None
 
 
 def test_cold_rounds_are_compared_in_pairs() -> None:
     scattered = around(10.0, 0.5)
     paired = entry({PLAIN: scattered, OTHER: [us / 1.05 for us in scattered]})
-    found = second_winner(ROW, paired, COLD)
+    found = second_winner(ROW, [paired], COLD)
     assert found is not None and found.low == pytest.approx(1.05)
 
 
+def test_a_second_winner_is_faster_in_every_start_of_the_machine() -> None:
+    first = entry({PLAIN: around(10.0), OTHER: around(8.0), THIRD: around(9.2)})
+    slow = entry({PLAIN: around(10.0), OTHER: around(10.1), THIRD: around(9.2)})
+    found = [second_winner(ROW, entries, COLD) for entries in ([first], [first, slow], [slow, first])]
+    assert [second and second.config for second in found] == [OTHER, THIRD, THIRD]
+    level = entry({PLAIN: around(10.0), OTHER: around(9.99), THIRD: around(9.99)})
+    assert second_winner(ROW, [first, level, level], COLD) is None, "not surely 2% faster in all rounds"
+
+
+def test_autotuned_cublaslt_must_be_the_same_algorithm_in_every_start() -> None:
+    cold = entry({PLAIN: around(10.0), LT_AUTO: around(9.0)})
+    one, same, other = (
+        replace(cold, details={LT_AUTO: f"index={i}/9 id=66 tile={t}"}) for i, t in ((3, 1), (4, 1), (3, 2))
+    )
+    found = second_winner(ROW, [one, same], COLD)
+    assert found is not None and found.algorithm == "id=66 tile=1"
+    assert second_winner(ROW, [one, other], COLD) is None
+
+
 def test_a_trial_without_the_plain_choice_chooses_nothing() -> None:
-    assert second_winner(ROW, entry({OTHER: around(9.0)}, failed=(PLAIN,)), COLD) is None
+    assert second_winner(ROW, [entry({OTHER: around(9.0)}, failed=(PLAIN,))], COLD) is None
     with pytest.raises(UsageError, match="lacks the plain choice.*trial_workloads again"):
-        second_winner(ROW, entry({OTHER: around(9.0)}), COLD)
+        second_winner(ROW, [entry({OTHER: around(9.0)})], COLD)
 
 
 @pytest.fixture(name="served")
@@ -194,6 +213,19 @@ def test_both_trials_keep_every_sample_and_are_not_repeated(
         workload_trials.run_workload_trial(work, tuned, mode)
     assert asked == (len(script.trial.asked), len(served)) == (len(problems), len(problems))
     assert capsys.readouterr().out.count("done before") == 2
+
+
+def test_each_of_three_starts_of_the_machine_has_a_cold_trial(
+    script: Any, work: Any, tuned: Table, served: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in (1, 1, 2, 3, 4):
+        for module in (workload_trials, finalist_trials):
+            monkeypatch.setattr(module, "start_of_machine", lambda number=number: f"start {number}")
+        workload_trials.run_workload_trial(work, tuned, COLD)
+    made = workload_trials.finished_starts(work, tuned, COLD)
+    assert made == [COLD, f"{COLD}_2", f"{COLD}_3"] and len({options.seed for options in script.trial.options}) == 3
+    choose_workloads(work, tuned)
+    assert set(rows_of_table(work.load(), tuned).provenance["workloads_from"]) == set(made)
 
 
 def test_a_kernel_that_failed_cold_is_not_served_and_one_that_cannot_be_loaded_has_no_time(

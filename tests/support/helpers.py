@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -150,3 +151,17 @@ def module_of_file(path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setitem(sys.modules, path.stem, module)  # its dataclasses look for it there
     spec.loader.exec_module(module)
     return module
+
+
+def half_of_pairs(first: Iterable[Any], second: Sequence[Any]) -> list[Any]:
+    """Return all pairs as parameters of a test. Every second one is slow, so that `make test` sees each value.
+
+    Args:
+        first: values of the first parameter.
+        second: two values of the second one.
+    """
+    import pytest
+
+    each = enumerate(itertools.product(first, range(len(second))))
+    marked = ((one, second[at], (i // len(second) + at) % 2 == 1) for i, (one, at) in each)
+    return [pytest.param(one, other, marks=pytest.mark.slow if slow else ()) for one, other, slow in marked]

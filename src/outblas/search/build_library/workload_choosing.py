@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from outblas.core.config import config_name
 from outblas.core.errors import UsageError
-from outblas.core.rivals import LT_AUTO, LT_HEURISTIC
+from outblas.core.rivals import LT_AUTO, LT_HEURISTIC, RIVALS
 from outblas.core.stats import paired_speedup, unpaired_speedup
 from outblas.core.suites import Table
 from outblas.core.workload import MODE_OF_WORKLOAD
@@ -16,8 +17,9 @@ from outblas.kernels.config_text import config_from_name
 from outblas.records.library_row import LibraryRow, SecondWinner, algorithm_of_detail
 from outblas.records.library_tables import replace_rows, rows_of_table
 from outblas.search.build_library.build_work import BuildFolder
+from outblas.search.build_library.choosing import pooled
 from outblas.search.build_library.finalist_trials import TrialEntry, finished_trial, read_trial
-from outblas.search.build_library.workload_trials import COLD
+from outblas.search.build_library.workload_trials import COLD, finished_starts
 
 #: A second winner is installed if the lower bound of its speed-up over the plain choice is above this.
 SECOND_ABOVE = 1.02
@@ -37,7 +39,7 @@ def choose_workloads(work: BuildFolder, table: Table) -> None:
     """
     library = work.load()
     part = rows_of_table(library, table)
-    begun = {mode: finished_trial(work, table, mode) for mode in MODE_OF_WORKLOAD.values()}
+    begun = {mode: finished_starts(work, table, mode) for mode in MODE_OF_WORKLOAD.values()}
     if not any(begun.values()):
         raise UsageError(
             f"no trial of {table} under another workload is finished",
@@ -47,34 +49,40 @@ def choose_workloads(work: BuildFolder, table: Table) -> None:
     rows, installed = list(part.rows), dict[str, int]()
     for workload, mode in MODE_OF_WORKLOAD.items():
         if begun[mode]:
-            trial = read_trial(work, table, mode)
-            seconds: dict[str, Any] = {r.problem.key: second_winner(r, trial[r.problem], mode) for r in rows}
+            trials = [read_trial(work, table, start) for start in begun[mode]]
+            seconds: dict[str, Any] = {
+                r.problem.key: second_winner(r, [trial[r.problem] for trial in trials], mode) for r in rows
+            }
             rows = [replace(row, **{workload: seconds[row.problem.key]}) for row in rows]
             installed[workload] = sum(second is not None for second in seconds.values())
-    origin = {mode: lines[-1]["provenance"] for mode, lines in begun.items() if lines}
-    about = {m: {key: found[key] for key in ("date", "commit")} for m, found in origin.items()}
+    made = {
+        start: finished_trial(work, table, start)[-1]["provenance"] for starts in begun.values() for start in starts
+    }
+    about = {start: {key: found[key] for key in ("date", "commit")} for start, found in made.items()}
     replace_rows(library, rows, table, {**part.provenance, "workloads_from": about}).save(work.library)
     counts = ", ".join(f"{count} for workload {workload}" for workload, count in installed.items())
     print(f"choose_workloads {table}: second winners in {len(rows)} rows: {counts}", flush=True)
 
 
-def second_winner(row: LibraryRow, entry: TrialEntry, mode: str) -> SecondWinner | None:
+def second_winner(row: LibraryRow, entries: Sequence[TrialEntry], mode: str) -> SecondWinner | None:
     """Return what is surely more than 2% faster than a row's plain choice: a kernel, the fall-back, or an algorithm.
 
     None if nothing is. The algorithm is what autotuning chose with cold caches; for requests, the first answer of
     cuBLASLt's heuristic. Where a row falls back to torch, a lower median is enough for the latter: the product of torch
     comes by a cheaper call then.
 
-    If several are, the highest lower bound wins.
+    If several are, the highest lower bound wins. In several starts of the machine, the rounds of all count, and the
+    median must be lower in each.
 
     Args:
         row: the row.
-        entry: its times in the trial.
-        mode: mode of the trial, ``offline_cold`` or ``server``.
+        entries: its times, one entry for each start of the machine; at least one.
+        mode: mode of the trials, ``offline_cold`` or ``server``.
 
     Raises:
         UsageError: the trial did not try the row's plain choice.
     """
+    entry = pooled_starts(entries)
     plain = FALLBACK if row.plain is None else config_name(row.plain.config)
     if plain not in entry.timings:
         if plain in entry.failed or plain == FALLBACK:
@@ -85,7 +93,11 @@ def second_winner(row: LibraryRow, entry: TrialEntry, mode: str) -> SecondWinner
             "delete the file of that trial and run step trial_workloads again",
         )
     others = {name: over_plain(entry, plain, name, mode) for name in entry.timings if name != plain}
-    sure = {name: figures for name, figures in others.items() if figures[1] > SECOND_ABOVE}
+    sure = {
+        name: figures
+        for name, figures in others.items()
+        if figures[1] > SECOND_ABOVE and all(_is_faster(each, name, plain) for each in entries)
+    }
     cheaper = others.get(LT_HEURISTIC)
     if not sure and row.plain is None and not row.fallback and cheaper is not None and cheaper[0] > 1:
         sure[LT_HEURISTIC] = cheaper
@@ -95,6 +107,18 @@ def second_winner(row: LibraryRow, entry: TrialEntry, mode: str) -> SecondWinner
     if best in (LT_AUTO, LT_HEURISTIC):
         return SecondWinner(None, *sure[best], algorithm_of_detail(entry.details[best]))
     return SecondWinner(None if best == FALLBACK else config_from_name(best), *sure[best])
+
+
+def pooled_starts(entries: Sequence[TrialEntry]) -> TrialEntry:
+    """Return one entry with the rounds of all starts; a rival that ran another algorithm in one of them is left out."""
+    found = pooled(entries)
+    said = {name: {algorithm_of_detail(each.details.get(name, "")) for each in entries} for name in RIVALS}
+    same = {name: timing for name, timing in found.timings.items() if len(said.get(name, {""})) == 1}
+    return replace(found, timings=same)
+
+
+def _is_faster(entry: TrialEntry, name: str, than: str) -> bool:
+    return entry.timings[name].median_us < entry.timings[than].median_us
 
 
 def over_plain(entry: TrialEntry, plain: str, name: str, mode: str) -> tuple[float, float, float]:

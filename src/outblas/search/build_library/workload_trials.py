@@ -31,6 +31,7 @@ from outblas.judge.rounds import timing_of_samples
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryChoice, LibraryRow
 from outblas.records.library_tables import rows_of_table, without_second_winners
+from outblas.records.provenance import start_of_machine
 from outblas.runtime.cublaslt import LtAlgorithms
 from outblas.runtime.device import gpu_of_device
 from outblas.search.build_library.build_work import BuildFolder
@@ -48,7 +49,10 @@ from outblas.search.build_library.plain_finalists import plain_finalists
 COLD, SERVER = MODE_OF_WORKLOAD["cold"], MODE_OF_WORKLOAD["single"]
 #: Kernels of a problem, at most, with the row's plain choice.
 PER_PROBLEM = 6
-#: Interleaved rounds with cold caches. Their one start of the machine has as many as three of the first trials.
+#: Names of the trials with cold caches, one for each start of the machine. A kernel is some percent faster or slower
+#: from start to start, and so is an algorithm.
+COLD_STARTS = (COLD, f"{COLD}_2", f"{COLD}_3")
+#: Interleaved rounds of each.
 COLD_ROUNDS = 27
 #: Requests of each entry, below 1e11 FLOP and from there on, where a request takes milliseconds.
 REQUESTS, LONG_REQUESTS = 200, 100
@@ -57,7 +61,8 @@ REQUESTS, LONG_REQUESTS = 200, 100
 def run_workload_trial(work: BuildFolder, table: Table, mode: str) -> None:
     """Time a table's plain kernels and fall-backs under a workload, and keep every sample.
 
-    The file is ``<stem>_trial_<mode>.jsonl``. A finished trial is left as it is, a killed one goes on.
+    The file is ``<stem>_trial_<mode>.jsonl``. A finished trial is left as it is, a killed one goes on. With cold caches
+    there is one file for each of three starts of the machine, and a call makes the one of this start.
 
     Args:
         work: directory of the build.
@@ -80,7 +85,8 @@ def run_workload_trial(work: BuildFolder, table: Table, mode: str) -> None:
             )
         passed = read_trial(work, table, COLD)
         chosen = {p: [c for c in configs if config_name(c) in passed[p].timings] for p, configs in chosen.items()}
-    if finished_trial(work, table, mode, chosen):
+    start = _start_to_make(work, table, chosen) if mode == COLD else mode
+    if not start or finished_trial(work, table, start, chosen):
         print(f"trial {table} {mode}: done before", flush=True)
     elif mode == SERVER:
         gpus = serving_gpus(work.gpus)
@@ -88,8 +94,29 @@ def run_workload_trial(work: BuildFolder, table: Table, mode: str) -> None:
     else:
         fallbacks = {problem: row.fallback for problem, row in rows.items()}
         options = cold_options(work, table, "trial_workloads", COLD_ROUNDS, (LT_AUTO,))
+        options = replace(options, seed=options.seed + COLD_STARTS.index(start))
         station = live_station(work, chosen, options, fallbacks)
-        keep_trial(work, table, mode, chosen, COLD_ROUNDS, station)
+        keep_trial(work, table, start, chosen, COLD_ROUNDS, station)
+
+
+def finished_starts(work: BuildFolder, table: Table, mode: str) -> list[str]:
+    """Return the names of a mode's finished trials, those of :data:`COLD_STARTS` with cold caches."""
+    return [start for start in (COLD_STARTS if mode == COLD else (mode,)) if finished_trial(work, table, start)]
+
+
+def _start_to_make(work: BuildFolder, table: Table, chosen: Mapping[Problem, Sequence[KernelConfig]]) -> str:
+    """Return the first of :data:`COLD_STARTS` without a finished trial; empty if none is left, or this start has one.
+
+    Raises:
+        UsageError: a finished one timed other kernels.
+    """
+    for start in COLD_STARTS:
+        lines = finished_trial(work, table, start, chosen)
+        if not lines:
+            return start
+        if lines[-1]["provenance"]["machine"] == start_of_machine():
+            return ""
+    return ""
 
 
 def workload_candidates(
