@@ -77,7 +77,13 @@ def test_every_kernel_file_takes_the_parameters_that_the_launch_gives() -> None:
     assert "const u16* fused_bias, const u16* fused_residual, u64 fused_stride" in headers["epilogue/fused.cuh"]
 
 
-@pytest.mark.parametrize("name", KERNELS)
+#: Kernels whose code hardly differs from that of another, and takes seconds to compile.
+LIKE_ANOTHER = ("wgmma_three", "wgmma_odd_blocks")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in LIKE_ANOTHER else ()) for name in KERNELS]
+)
 def test_fused_kernels_multiply_as_before_and_spill_nothing(name: str, fresh_cubins: CubinCache) -> None:
     pytest.importorskip("cuda.bindings")
     from outblas.runtime.nvrtc import compile_source

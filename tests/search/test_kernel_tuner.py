@@ -337,7 +337,14 @@ def test_one_at_a_time_a_strategy_measures_what_kernel_tuner_would(name: str, mo
     assert order[:24] == proposed[: len(order)]
 
 
-@pytest.mark.parametrize("name", [s for s in STRATEGIES if s != "kt-local"])  # see LocalSearch
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name in ("kt-annealing", "kt-diffevo") else ())
+        for name in STRATEGIES
+        if name != "kt-local"  # see LocalSearch
+    ],
+)
 def test_strategies_learn(name: str) -> None:
     """On a grid whose knobs matter one by one, 32 of 384 measurements find more than chance."""
     pytest.importorskip("kernel_tuner")
