@@ -129,19 +129,25 @@ if __name__ == "__main__":
 """
 
 
-def test_main_stays_the_programs_for_a_thread_that_outlives_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["-m", "outlives"],
+        pytest.param(["outlives.py"], marks=pytest.mark.slow),
+        pytest.param(["folder"], marks=pytest.mark.slow),
+    ],
+    ids=" ".join,
+)
+def test_main_stays_the_programs_for_a_thread_that_outlives_it(words: list[str], tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
     for file in (tmp_path / "outlives.py", folder / "__main__.py"):
         file.write_text(OUTLIVING)
-    for words in (["outlives.py"], ["-m", "outlives"], ["folder"]):
-        alone = subprocess.run(
-            [sys.executable, *words], cwd=tmp_path, env=environment(), capture_output=True, text=True
-        )
-        run = command(tmp_path, sys.executable, *words)
-        done = subprocess.run(run, cwd=tmp_path, env=environment(), capture_output=True, text=True)
-        assert (done.stdout, done.stderr, done.returncode) == (alone.stdout, alone.stderr, 0)
-        assert "True True" in done.stdout and "int" in done.stdout
+    alone = subprocess.run([sys.executable, *words], cwd=tmp_path, env=environment(), capture_output=True, text=True)
+    run = command(tmp_path, sys.executable, *words)
+    done = subprocess.run(run, cwd=tmp_path, env=environment(), capture_output=True, text=True)
+    assert (done.stdout, done.stderr, done.returncode) == (alone.stdout, alone.stderr, 0)
+    assert "True True" in done.stdout and "int" in done.stdout
 
 
 def test_how_a_command_is_read(tmp_path: Path) -> None:

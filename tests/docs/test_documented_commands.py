@@ -81,6 +81,8 @@ ALL = {page: list(blocks(page)) for page in pages()}
 RUNNABLE = {page: [one for one in found if not one.needs] for page, found in ALL.items()}
 #: Pages whose commands take half a minute each -> the quicker tests that see nearly as much.
 SLOW = {
+    "compare": "tests/search/test_compare_run.py",
+    "data-set": "tests/search/test_score_run.py",
     "kernel-tuner": "tests/search/test_kernel_tuner.py",
     "train": "tests/llm/test_stages.py",
     "train-ppo": "tests/learn/test_train.py",

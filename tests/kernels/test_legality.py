@@ -118,7 +118,7 @@ def compiled_sample() -> list[tuple[Problem, KernelConfig]]:
     return found
 
 
-@pytest.mark.parametrize("index", range(PAIRS))
+@pytest.mark.parametrize("index", [pytest.param(i, marks=pytest.mark.slow if i % 2 else ()) for i in range(PAIRS)])
 def test_what_is_legal_compiles_and_passes_the_static_gate(index: int) -> None:
     """Registers that the predicate allows do not spill."""
     pytest.importorskip("cuda.bindings")

@@ -129,7 +129,7 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": "src", "OPENAI_API_KEY": "test"}
 
 
-@pytest.mark.parametrize("killed_at", [1, 6])
+@pytest.mark.parametrize("killed_at", [pytest.param(1, marks=pytest.mark.slow), 6])
 def test_a_killed_run_goes_on_and_asks_nothing_twice(killed_at: int, recording: Path, tmp_path: Path) -> None:
     """SIGKILL while a request is under way; the question is the only one that is asked again."""
     heard: list[str] = []

@@ -209,6 +209,7 @@ def test_a_bench_says_where_and_when_it_was_measured(gpu: str) -> None:
         check_provenance(read_result(path).provenance, gpu)
 
 
+@pytest.mark.slow  # docs/results/index.md, whose commands run in any case, has `outblas results --check`
 def test_summary_pictures_and_generated_blocks_are_current(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     assert check_published(Path("results", RESULTS.name)) == []

@@ -17,6 +17,7 @@ from outblas.kernels.families.sm90_oddrows_gemm import Sm90OddrowsConfig
 from outblas.kernels.legality import why_illegal
 from support.emulation import emulate
 from support.gpus.known import H200
+from support.helpers import half_of_pairs
 
 pytestmark = [
     pytest.mark.long,
@@ -47,13 +48,13 @@ CASES: dict[str, tuple[Sm90OddrowsConfig, Problem]] = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_it_computes_the_product(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "late"), half_of_pairs(CASES, (False, True)))
+def test_it_computes_the_product(name: str, late: bool, tmp_path: Path) -> None:
     config, problem = CASES[name]
     assert why_illegal(problem, config, H200) is None
-    for late in (False, True):  # products as early, and as late, as they may happen
-        got, want = emulate.exact_product(problem, config, tmp_path, H200.sms, late)
-        np.testing.assert_array_equal(got, want)
+    # With ``late``, products happen as late as they may, else as early.
+    got, want = emulate.exact_product(problem, config, tmp_path, H200.sms, late)
+    np.testing.assert_array_equal(got, want)
 
 
 @pytest.mark.parametrize(
