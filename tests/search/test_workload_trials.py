@@ -223,7 +223,7 @@ def test_each_of_three_starts_of_the_machine_has_a_cold_trial(
             monkeypatch.setattr(module, "start_of_machine", lambda number=number: f"start {number}")
         workload_trials.run_workload_trial(work, tuned, COLD)
     made = workload_trials.finished_starts(work, tuned, COLD)
-    assert made == [COLD, f"{COLD}_2", f"{COLD}_3"] and len({options.seed for options in script.trial.options}) == 3
+    assert [*made] == [COLD, f"{COLD}_2", f"{COLD}_3"] and len({options.seed for options in script.trial.options}) == 3
     choose_workloads(work, tuned)
     assert set(rows_of_table(work.load(), tuned).provenance["workloads_from"]) == set(made)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import itertools
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -162,6 +161,8 @@ def half_of_pairs(first: Iterable[Any], second: Sequence[Any]) -> list[Any]:
     """
     import pytest
 
-    each = enumerate(itertools.product(first, range(len(second))))
-    marked = ((one, second[at], (i // len(second) + at) % 2 == 1) for i, (one, at) in each)
-    return [pytest.param(one, other, marks=pytest.mark.slow if slow else ()) for one, other, slow in marked]
+    return [
+        pytest.param(one, other, marks=pytest.mark.slow if (i + j) % 2 else ())
+        for i, one in enumerate(first)
+        for j, other in enumerate(second)
+    ]

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from outblas.core.config import KernelConfig, knob_schema
 from outblas.core.problem import Acc, Dtype, Layout, Problem, any_of_kind
 from outblas.core.roofline import Gpu
+from outblas.kernels.config_groups import by_family
 from outblas.kernels.families.registry import FAMILIES
 from outblas.kernels.geometry import geometry, launch_smem
 from outblas.kernels.geometry_terms import MAX_GRID_YZ, SMEM_LIMIT
@@ -64,11 +65,8 @@ def knob_columns(configs: Sequence[KernelConfig]) -> list[KnobColumns]:
     Args:
         configs: configs of any families.
     """
-    families = np.array([config.family for config in configs])
     found = []
-    for name in dict.fromkeys(config.family for config in configs):
-        rows = np.flatnonzero(families == name)
-        own = [configs[int(i)] for i in rows]
+    for name, rows, own in by_family(configs):
         names = {"split_k", "even", "bk", *(knob.name for knob in knob_schema(type(own[0])))}
         columns = {knob: np.array([getattr(config, knob) for config in own]) for knob in names}
         found.append((name, rows, SimpleNamespace(**columns)))

@@ -10,6 +10,7 @@ import numpy as np
 from outblas.core.config import KernelConfig
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu, floor_us, operand_sets
+from outblas.kernels.config_groups import by_family
 from outblas.kernels.cost.terms import Floats
 from outblas.kernels.families.registry import FAMILIES
 from outblas.kernels.geometry import geometry
@@ -87,10 +88,8 @@ def _kept_columns(configs: SameObject, gpu: Gpu) -> list[tuple[str, np.ndarray, 
 def _columns_by_family(
     configs: Sequence[KernelConfig], gpu: Gpu
 ) -> Iterator[tuple[str, np.ndarray, dict[str, Floats]]]:
-    families = np.array([config.family for config in configs])
-    for family in dict.fromkeys(config.family for config in configs):
-        where = np.flatnonzero(families == family)
-        yield family, where, config_columns([configs[int(i)] for i in where], gpu)
+    for family, where, own in by_family(configs):
+        yield family, where, config_columns(own, gpu)
 
 
 @functools.lru_cache(maxsize=16384)

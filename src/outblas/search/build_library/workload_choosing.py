@@ -18,7 +18,7 @@ from outblas.records.library_row import LibraryRow, SecondWinner, algorithm_of_d
 from outblas.records.library_tables import replace_rows, rows_of_table
 from outblas.search.build_library.build_work import BuildFolder
 from outblas.search.build_library.choosing import pooled
-from outblas.search.build_library.finalist_trials import TrialEntry, finished_trial, read_trial
+from outblas.search.build_library.finalist_trials import TrialEntry, read_trial
 from outblas.search.build_library.workload_trials import COLD, finished_starts
 
 #: A second winner is installed if the lower bound of its speed-up over the plain choice is above this.
@@ -49,15 +49,13 @@ def choose_workloads(work: BuildFolder, table: Table) -> None:
     rows, installed = list(part.rows), dict[str, int]()
     for workload, mode in MODE_OF_WORKLOAD.items():
         if begun[mode]:
-            trials = [read_trial(work, table, start) for start in begun[mode]]
+            starts = [read_trial(work, table, start) for start in begun[mode]]
             seconds: dict[str, Any] = {
-                r.problem.key: second_winner(r, [trial[r.problem] for trial in trials], mode) for r in rows
+                r.problem.key: second_winner(r, [start[r.problem] for start in starts], mode) for r in rows
             }
             rows = [replace(row, **{workload: seconds[row.problem.key]}) for row in rows]
             installed[workload] = sum(second is not None for second in seconds.values())
-    made = {
-        start: finished_trial(work, table, start)[-1]["provenance"] for starts in begun.values() for start in starts
-    }
+    made = {start: lines[-1]["provenance"] for trials in begun.values() for start, lines in trials.items()}
     about = {start: {key: found[key] for key in ("date", "commit")} for start, found in made.items()}
     replace_rows(library, rows, table, {**part.provenance, "workloads_from": about}).save(work.library)
     counts = ", ".join(f"{count} for workload {workload}" for workload, count in installed.items())
@@ -82,7 +80,7 @@ def second_winner(row: LibraryRow, entries: Sequence[TrialEntry], mode: str) -> 
     Raises:
         UsageError: the trial did not try the row's plain choice.
     """
-    entry = pooled_starts(entries)
+    entry = of_all_starts(entries)
     plain = FALLBACK if row.plain is None else config_name(row.plain.config)
     if plain not in entry.timings:
         if plain in entry.failed or plain == FALLBACK:
@@ -109,7 +107,7 @@ def second_winner(row: LibraryRow, entries: Sequence[TrialEntry], mode: str) -> 
     return SecondWinner(None if best == FALLBACK else config_from_name(best), *sure[best])
 
 
-def pooled_starts(entries: Sequence[TrialEntry]) -> TrialEntry:
+def of_all_starts(entries: Sequence[TrialEntry]) -> TrialEntry:
     """Return one entry with the rounds of all starts; a rival that ran another algorithm in one of them is left out."""
     found = pooled(entries)
     said = {name: {algorithm_of_detail(each.details.get(name, "")) for each in entries} for name in RIVALS}

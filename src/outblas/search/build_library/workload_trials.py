@@ -85,8 +85,8 @@ def run_workload_trial(work: BuildFolder, table: Table, mode: str) -> None:
             )
         passed = read_trial(work, table, COLD)
         chosen = {p: [c for c in configs if config_name(c) in passed[p].timings] for p, configs in chosen.items()}
-    start = _start_to_make(work, table, chosen) if mode == COLD else mode
-    if not start or finished_trial(work, table, start, chosen):
+    start = _start_to_make(work, table, mode, chosen)
+    if not start:
         print(f"trial {table} {mode}: done before", flush=True)
     elif mode == SERVER:
         gpus = serving_gpus(work.gpus)
@@ -99,18 +99,24 @@ def run_workload_trial(work: BuildFolder, table: Table, mode: str) -> None:
         keep_trial(work, table, start, chosen, COLD_ROUNDS, station)
 
 
-def finished_starts(work: BuildFolder, table: Table, mode: str) -> list[str]:
-    """Return the names of a mode's finished trials, those of :data:`COLD_STARTS` with cold caches."""
-    return [start for start in (COLD_STARTS if mode == COLD else (mode,)) if finished_trial(work, table, start)]
+def finished_starts(work: BuildFolder, table: Table, mode: str) -> dict[str, list[dict[str, Any]]]:
+    """Return name -> lines of a mode's finished trials, which are those of :data:`COLD_STARTS` with cold caches."""
+    trials = {start: finished_trial(work, table, start) for start in _starts(mode)}
+    return {start: lines for start, lines in trials.items() if lines}
 
 
-def _start_to_make(work: BuildFolder, table: Table, chosen: Mapping[Problem, Sequence[KernelConfig]]) -> str:
-    """Return the first of :data:`COLD_STARTS` without a finished trial; empty if none is left, or this start has one.
+def _starts(mode: str) -> tuple[str, ...]:
+    """Return the names of a mode's trials."""
+    return COLD_STARTS if mode == COLD else (mode,)
+
+
+def _start_to_make(work: BuildFolder, table: Table, mode: str, chosen: Mapping[Problem, Sequence[KernelConfig]]) -> str:
+    """Return the first of a mode's trials that is not finished; empty if none is left, or this start has made one.
 
     Raises:
         UsageError: a finished one timed other kernels.
     """
-    for start in COLD_STARTS:
+    for start in _starts(mode):
         lines = finished_trial(work, table, start, chosen)
         if not lines:
             return start

@@ -12,6 +12,7 @@ from outblas.search.intervals.cells import Cells
 
 #: Launch option -> kernel; None: no kernel is surely faster than the baseline.
 Kernels = Mapping[Launch, KernelConfig | None]
+_Choices = dict[KernelConfig, LibraryChoice]
 
 
 @dataclass(frozen=True)
@@ -37,26 +38,26 @@ class _Judged:
 
     def __init__(self, cells: Cells) -> None:
         self._cells, self._failed = cells, cells.failed()
-        self._found: dict[tuple[int, Launch], dict[KernelConfig, LibraryChoice]] = {}
-        self._qualified: dict[tuple[int, Launch], set[KernelConfig]] = {}
+        self._found: dict[tuple[int, Launch], tuple[_Choices, _Choices]] = {}
 
-    def good(self, m: int, launch: Launch) -> dict[KernelConfig, LibraryChoice]:
+    def good(self, m: int, launch: Launch) -> _Choices:
         """Return the kernels that qualify at an M and whose lower bound is within 1% of the best; empty: none does."""
-        return {c: choice for c, choice in self.level(m, launch).items() if c in self._qualified[m, launch]}
+        return self._judged(m, launch)[0]
 
-    def level(self, m: int, launch: Launch) -> dict[KernelConfig, LibraryChoice]:
-        """Return the kernels that are level with the baseline or faster, and within 1% of the best, as above."""
+    def level(self, m: int, launch: Launch) -> _Choices:
+        """Return the kernels that are level with the baseline or faster, and within 1% of the best as above."""
+        return self._judged(m, launch)[1]
+
+    def _judged(self, m: int, launch: Launch) -> tuple[_Choices, _Choices]:
         if (m, launch) not in self._found:
-            self._judge(m, launch)
+            fit = {c: e for c, e in self._cells.at(m).items() if c not in self._failed and self._fits(c, m)}
+            each = {c: choose_kernel([e], launch, LEVEL_ABOVE) for c, e in fit.items()}
+            found = {c: choice for c, choice in each.items() if choice is not None}
+            best = max((choice.low for choice in found.values()), default=0.0)
+            level = {c: choice for c, choice in found.items() if choice.low * INSTALL_ABOVE >= best}
+            good = {c: choice for c, choice in level.items() if choose_kernel([fit[c]], launch) is not None}
+            self._found[m, launch] = good, level
         return self._found[m, launch]
-
-    def _judge(self, m: int, launch: Launch) -> None:
-        fit = {c: e for c, e in self._cells.at(m).items() if c not in self._failed and self._fits(c, m)}
-        each = {c: choose_kernel([e], launch, LEVEL_ABOVE) for c, e in fit.items()}
-        found = {c: choice for c, choice in each.items() if choice is not None}
-        best = max((choice.low for choice in found.values()), default=0.0)
-        self._found[m, launch] = {c: choice for c, choice in found.items() if choice.low * INSTALL_ABOVE >= best}
-        self._qualified[m, launch] = {c for c in found if choose_kernel([fit[c]], launch) is not None}
 
     def _fits(self, config: KernelConfig, m: int) -> bool:
         """Return whether a kernel is legal at a neighbour of an M, too. Else it would serve this single M only."""
