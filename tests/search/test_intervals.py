@@ -22,7 +22,7 @@ from outblas.records.replay import ReplayEvaluator
 from outblas.records.store import Store
 from outblas.search.agents.agent_registry import make_agent
 from outblas.search.intervals import interval_search
-from outblas.search.intervals.interval_search import SearchWatch
+from outblas.search.intervals.interval_search import OPEN_GAP, SearchWatch
 from outblas.search.intervals.range_choice import ranges_of, split_captured
 from outblas.search.intervals.range_search import RangesRequest, TunedRanges, search_ranges
 from outblas.search.intervals.sampled_m import drawn, middle, sampled
@@ -74,11 +74,11 @@ WINNERS = [(1, 8, FEW), (9, 99, SMALL), (100, 599, LARGE), (600, 1024, None)]
 
 def test_small_m_are_sampled_densely_and_large_ones_on_a_logarithmic_scale() -> None:
     found = sampled(range(1, 8193))
-    assert found[:12] == [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 91] and found[-3:] == [4308, 5941, 8192]
-    assert len(found) == 26 and all(b <= 2 * a for a, b in itertools.pairwise(found))
+    assert found[:14] == [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 40, 48, 56, 64] and found[-3:] == [5312, 6597, 8192]
+    assert len(found) == 36 and all(b <= 2 * a for a, b in itertools.pairwise(found))
     assert sampled(range(3, 7)) == [3, 4, 5, 6] and sampled([64]) == [64] and sampled(range(7, 9), count=1) == [7, 8]
     wanted = sampled(range(1, 8193), [500, 9000, 37])
-    assert {1, 37, 500, 8192} <= set(wanted) and len(wanted) == 26 and wanted == sorted(wanted)
+    assert {1, 37, 500, 8192} <= set(wanted) and len(wanted) == 36 and wanted == sorted(wanted)
     assert sampled([64, 128, 4096], [128]) == [64, 128, 4096]
 
 
@@ -126,11 +126,18 @@ def test_a_third_kernel_that_wins_between_two_sampled_m_is_found(tmp_path: Path)
 
 
 def test_a_kernel_that_wins_between_two_m_without_one_is_found(tmp_path: Path) -> None:
-    ends = sampled(range(1, 1025))
-    first, last = next((a, b) for a, b in itertools.pairwise(ends) if a >= 600 and b >= 1.3 * a)
+    ends = sampled(range(1, 8193))
+    first, last = next((a, b) for a, b in itertools.pairwise(ends) if a >= 600 and b >= OPEN_GAP * a)
     speeds = {**model().speedups, SPARE: lambda m: 1.6 if first < m < last else 0.7}
-    found = search(tmp_path / "s.sqlite", model(speedups=speeds))
+    found = search(tmp_path / "s.sqlite", model(speedups=speeds), RangesRequest([WeightRange(WEIGHT, 1, 8192)]))
     assert (first + 1, last - 1, SPARE) in plain(found.intervals)
+
+
+def test_the_plain_twin_of_a_winner_with_pdl_is_measured_beyond_the_budget(tmp_path: Path) -> None:
+    early = SMALL.with_knobs(pdl=True)
+    made = model(speedups={early: below(10**6, 1.5), SMALL: below(10**6, 1.4), LARGE: below(10**6, 0.9)})
+    (found,) = search(tmp_path / "s.sqlite", made, budget=1).intervals  # the agent proposes the first kernel
+    assert [found.row.choice(launch).config for launch in ("plain", "pdl")] == [SMALL, early]  # type: ignore[union-attr]
 
 
 def test_a_kernel_that_both_neighbours_of_an_m_propose_is_measured_there_once(tmp_path: Path) -> None:

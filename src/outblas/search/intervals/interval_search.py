@@ -1,9 +1,10 @@
 """Find the intervals of a weight: search a sample of M, bisect the changes of winner, prove the kernels inside.
 
-1. An agent searches the kernels of about 26 M of the range, as for single problems.
+1. An agent searches the kernels of about 36 M of the range, as for single problems.
 2. Where neighbouring M have other winners, each winner is tried at the neighbour. If a change remains, the middle of
    the gap is measured, again and again, until both M are next to each other. In a wide gap the agent proposes further
    kernels for the middle. It does so, too, between M for which no kernel is known that beats the baseline.
+   At each M with an agent, the winner of a launch option is tried with the other options, too.
 3. The kernels of each interval are proved at two M that are drawn inside of it, by the same evaluator. A kernel that
    fails anywhere serves no M of the weight, and its intervals are sought again.
 """
@@ -17,6 +18,8 @@ from itertools import pairwise
 from outblas.core.config import LAUNCHES, KernelConfig, Launch
 from outblas.core.evaluator import Evaluator
 from outblas.core.weight import WeightRange
+from outblas.kernels.catalogue import launch_options
+from outblas.kernels.kernel_space import with_launch, without_launch
 from outblas.records.library_interval import LibraryInterval
 from outblas.records.library_row import LEVEL_ABOVE, LibraryChoice, LibraryRow, choose_kernel
 from outblas.records.store import Store
@@ -29,12 +32,12 @@ from outblas.search.tune import Interrupted, Progress, SearchOptions, decided_ro
 #: In the middle of a gap whose ends have at least this ratio, the agent proposes kernels, too.
 SEARCHED_GAP = 1.1
 #: Between two M without a kernel, it proposes kernels from this ratio on. The baseline is slow at single M.
-OPEN_GAP = 1.3
+OPEN_GAP = 1.2
 #: The most of them: two for each launch option.
 PROPOSED_BETWEEN = 6
 #: From this number of measured M on, no gap of a weight is bisected further. One of its winners may close it. Proofs go
 #: on.
-MOST_MEASURED = 128
+MOST_MEASURED = 160
 #: Rounds of proofs of a weight at most. An interval that is not proved then is left out.
 MOST_PROOF_ROUNDS = 8
 
@@ -132,6 +135,8 @@ class _Search:
 
     def __init__(self, cells: Cells, agent: Agent, options: IntervalOptions) -> None:
         self.cells, self.agent, self.options = cells, agent, options
+        self._searched = set(options.sampled)
+        self._twinned: set[Ask] = set()
         self._closing: set[int] = set()
         self._done = self._expected = 0
 
@@ -158,7 +163,7 @@ class _Search:
         proofs = 0
         while True:
             runs = winner_runs(self.cells)
-            asks, words = self.cells.unknown([*self._changes(runs), *self._gaps(runs)]), "changes"
+            asks, words = self.cells.unknown([*self._changes(runs), *self._gaps(runs), *self._twins(runs)]), "changes"
             if not asks and proofs < MOST_PROOF_ROUNDS:
                 asks, words, proofs = self.cells.unknown(self._proofs(runs)), "proofs", proofs + 1
             if not asks:
@@ -223,8 +228,26 @@ class _Search:
         between = [m for a, b in wide if (m := middle(self.cells.offered, a, b)) is not None]
         return [(m, config) for m in between for config in self._proposed(m)]
 
+    def _twins(self, runs: Sequence[WinnerRun]) -> list[Ask]:
+        """Return questions on the runs' kernels with other launch options, at M that the agent searched.
+
+        The budget is for all options. So of a winner with PDL, the twin without it was often never measured.
+        """
+        asks: list[Ask] = []
+        for m, configs in [(m, run.configs) for run in runs for m in run.ms if m in self._searched]:
+            new = [config for config in configs if (m, config) not in self._twinned]
+            if not new:
+                continue
+            self._twinned.update((m, config) for config in new)
+            problem, evaluator = self.cells.range.problem(m), self.cells.evaluator
+            options = launch_options(problem, evaluator.gpu)
+            twins = {with_launch(without_launch(config), launch) for config in new for launch in options}
+            asks += [(m, config) for config in evaluator.candidates(problem) if config in twins]
+        return asks
+
     def _proposed(self, m: int) -> list[KernelConfig]:
         """Return what the agent proposes at an M between two that have other winners: a third kernel may win there."""
+        self._searched.add(m)
         problem, evaluator = self.cells.range.problem(m), self.cells.evaluator
         n = min(self.options.budget, PROPOSED_BETWEEN)
         return self.agent.propose(problem, evaluator.candidates(problem), list(self.cells.at(m).values()), n)

@@ -10,10 +10,10 @@ from collections.abc import Iterable, Sequence
 from outblas.core.weight import Weight
 
 #: M of a range that are searched. With 12 of 1 to 8192, the winners of 17 to 75 were never found.
-SAMPLED = 26
-#: Few rows of A need other kernels than many, so small M are sampled densely. Without 12, 24, 32 and 48, many
-#: drawn M from 9 to 55 were below 0.98 of the kernel tuned for that M (journal 0088).
-DENSE = (1, 2, 4, 8, 12, 16, 24, 32, 48)
+SAMPLED = 36
+#: Tiles change at multiples of 8 rows up to 64, then of 32 up to 256, so these are sampled. Else the winners of drawn M
+#: from 9 to 58 and from 176 to 254 were often missed (journal 0088 and 0090).
+DENSE = (1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 56, 64, 96, 128, 160, 192, 224, 256)
 #: M drawn inside of an interval, at which its kernels are proved beside both ends.
 DRAWN = 2
 #: An M that is no multiple of this has a ragged edge in every kernel.
@@ -50,7 +50,7 @@ def sampled(offered: Sequence[int], wanted: Iterable[int] = (), count: int = SAM
     """Return about ``count`` of the offered M in rising order, log-spaced, with the small ones dense.
 
     Both ends are among them, then :data:`DENSE`, then the wanted M. The rest halves the widest gap on a logarithmic
-    scale, again and again. Example: 12 of 1 to 8192 are 1, 2, 4, 8, 12, 16, 24, 32, 48, 627, 2266 and 8192.
+    scale, again and again. Example: 23 of 1 to 8192 are 8192, those of :data:`DENSE`, 395, 609, 1448 and 3444.
 
     Args:
         offered: M that can be measured, in rising order; at least one.
