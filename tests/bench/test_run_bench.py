@@ -86,7 +86,7 @@ def test_a_row_holds_what_was_measured_of_its_own_kernel(gpu: FakeGpu, library: 
         assert (row["low"], row["high"]) == pytest.approx((3.9 / us, 4.1 / us))
         assert (row["baseline"], row["baseline_us"]) == ("lt_auto", 4.0)
         assert row["baseline_detail"] == row["lt_auto_detail"] == "lt_auto's algorithm"
-        timed = {**BASELINES_US, "torch_full": 5.5, "lt_edges": 3.5}
+        timed = {**BASELINES_US, "torch_full": 5.5, "lt_edges": 3.5, "clock": 0.1}
         assert {name: row[f"{name}_us"] for name in timed} == timed and row["ran"] == row["config"]
         assert (row["rounds"], row["repeats"], row["operand_sets"]) == (9, 32, 4)
         assert {key: row[key] for key in STATE} == STATE

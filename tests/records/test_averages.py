@@ -190,6 +190,17 @@ def test_the_best_of_both_layouts_is_over_torch_by_the_time_that_was_measured():
     assert torch_ratio([best]) == round(4.2 / 5.0, 6)
 
 
+def test_the_clocks_own_time_is_taken_off_cold_times_beside_the_figure_that_counts():
+    cold = [
+        row(mode="offline_cold", ours_us=5.0, baseline_us=6.0, clock_us=3.0),
+        row(mode="offline_cold", ours_us=7.0, baseline_us=11.0, clock_us=3.2),
+        row(mode="offline_cold", ours_us=7.0, baseline_us=11.0),
+    ]
+    found = extended_figures(cold, "grid1000")["less_clock"]
+    assert found == {"us": 3.1, "geomean": mean(3.0 / 2.0, 7.8 / 3.8)}
+    assert "less_clock" not in extended_figures([row(clock_us=3.0)], "grid1000"), "of cold rows only"
+
+
 def test_what_is_no_rival_has_a_mean_only_where_it_was_timed():
     timed = [row(ours_us=2.0, torch_full_us=6.0, lt_edges_us=3.0), row(ours_us=2.0, torch_full_us=24.0)]
     found = extended_figures(timed, "grid1000")

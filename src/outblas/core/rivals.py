@@ -20,9 +20,9 @@ LT_HEURISTIC, LT_AUTO = "lt_heuristic", "lt_auto"
 #: package.
 RIVALS = ("torch", "cublas", "lt_heuristic", "lt_auto")
 #: Baselines that a bench times beside those, to be published: torch.matmul without reduced-precision reductions, and
-#: ``lt_auto`` with programmatic edges put on its captured nodes.
-TORCH_FULL, LT_EDGES = "torch_full", "lt_edges"
-BENCH_BASELINES = (*BASELINE_NAMES, TORCH_FULL, LT_EDGES)
+#: ``lt_auto`` with programmatic edges put on its captured nodes. ``clock`` computes nothing and times the clock itself.
+TORCH_FULL, LT_EDGES, CLOCK = "torch_full", "lt_edges", "clock"
+BENCH_BASELINES = (*BASELINE_NAMES, TORCH_FULL, LT_EDGES, CLOCK)
 #: Number of algorithms that ``lt_auto`` requests from cuBLASLt.
 AUTO_REQUEST = 100
 

@@ -16,6 +16,7 @@ from outblas.core.problem import Problem
 from outblas.core.rivals import (
     AUTO_REQUEST,
     BASELINE_NAMES,
+    CLOCK,
     LT_AUTO,
     LT_EDGES,
     TORCH_FULL,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from outblas.runtime.cublas_loading import Algo, HeuristicResult
 
 __all__ = [
+    "ClockAlone",
     "CublasGemm",
     "LtAuto",
     "LtEdges",
@@ -59,7 +61,8 @@ def make_baselines(
 
     Args:
         gpu_index: CUDA ordinal.
-        names: some of torch, cublas, lt_heuristic, lt_auto, nvmmh (by default these five), torch_full and lt_edges.
+        names: some of torch, cublas, lt_heuristic, lt_auto, nvmmh (by default these five), torch_full, lt_edges and
+            clock.
             Another name raises KeyError.
         current_stream: True makes "torch" a :class:`TorchOnCurrentStream`, False a :class:`TorchMm`.
     """
@@ -70,6 +73,7 @@ def make_baselines(
         "lt_auto": LtAuto,
         "nvmmh": NvMatmulHeuristics,
         TORCH_FULL: TorchFull,
+        CLOCK: ClockAlone,
     }
     made: dict[str, Any] = {name: makers[name](gpu_index) for name in names if name != LT_EDGES}
     if LT_EDGES in names:
@@ -262,6 +266,26 @@ class LtAuto:
 
     def detail(self, problem: Problem) -> str:
         return self._chosen[problem][1] if problem in self._chosen else ""
+
+
+class ClockAlone:
+    """An entry that enqueues nothing, so its time is what the clock itself adds to every figure.
+
+    Args:
+        gpu_index: not used; all baselines have it.
+    """
+
+    name = CLOCK
+
+    def __init__(self, gpu_index: int = 0) -> None:
+        self.gpu_index = gpu_index
+
+    def bind(self, problem: Problem, a: Any, b: Any, c: Any) -> BaselineCall:
+        return lambda stream: None
+
+    def detail(self, problem: Problem) -> str:
+        """Return ``""``: nothing runs."""
+        return ""
 
 
 class LtEdges:

@@ -12,7 +12,7 @@ from outblas.core.errors import DeviceError, OutblasError
 from outblas.core.evaluation import Status, Timing
 from outblas.core.phase_times import PhaseTimer
 from outblas.core.problem import Problem
-from outblas.core.rivals import BASELINE_NAMES, LT_AUTO, RIVALS
+from outblas.core.rivals import BASELINE_NAMES, CLOCK, LT_AUTO, RIVALS
 from outblas.core.roofline import Gpu, architecture
 from outblas.core.stats import MIN_ROUNDS
 from outblas.judge import faults
@@ -212,6 +212,7 @@ class BenchCell:
         """
         from outblas.judge.rounds import Prune, behind_the_best_of_their_kind, slower_than_their_kind
 
+        kinds = {**kinds, CLOCK: CLOCK}  # it computes nothing, so it is no rival that others are slower than
         usual, near = self.usual_rounds(options), None
         if options.near_rounds > usual:
             near = Prune(usual, behind_the_best_of_their_kind(options.near_factor, kinds))

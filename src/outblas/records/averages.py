@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -132,6 +133,8 @@ def extended_figures(rows: Sequence[Row], suite: str) -> Row:
         ``geomean_torch``: see :func:`torch_ratio`.
         ``plain_choice``: only if rows have a second winner; ``{n, geomean}``: number of these rows, and the geometric
             mean of all rows if each published its plain choice.
+        ``less_clock``: mode offline_cold only, and only if timed; ``{us, geomean}``: the clock's own time (median,
+            microseconds), and the geometric mean if it is taken off every time.
         ``geomean_torch_full``: not in server mode, and only if timed; the same over torch without reduced-precision
             reductions.
         ``geomean_lt_edges``: with PDL, and only if timed; the same over cuBLASLt with programmatic edges.
@@ -160,6 +163,9 @@ def extended_figures(rows: Sequence[Row], suite: str) -> Row:
         native = [r["lt_auto_us"] / published_us(r) for r in rows if r.get("lt_auto_us") is not None]
         found["geomean_lt_auto"] = _mean(native) if native else None
         return found
+    if rows[0]["mode"] == "offline_cold" and (own := [r for r in rows if r.get("clock_us") is not None]):
+        net = [(r["baseline_us"] - r["clock_us"]) / (published_us(r) - r["clock_us"]) for r in own]
+        found["less_clock"] = {"us": round(statistics.median(r["clock_us"] for r in own), 3), "geomean": _mean(net)}
     if (full := ratio_over(rows, "torch_full_us")) is not None:
         found["geomean_torch_full"] = full
     if rows[0]["pdl"] and (edges := ratio_over(rows, "lt_edges_us")) is not None:

@@ -55,7 +55,7 @@ PROVENANCE_FIELDS = ("gpu", "driver", "toolchain", "date", "commit", "command")
 #: If the library has a second winner for the mode's workload, the row's plain choice is timed in the same rounds. Its
 #: figures are ``plain_config`` (empty: the fall-back), ``plain_us``, ``plain_p99_us`` and ``plain_speedup``.
 #: In server mode ``chosen_on`` requests of each entry chose the rival, and all figures are of ``judged_on`` others.
-#: ``qps`` is their rate, ``clock_us`` the clock's own share of a latency.
+#: ``qps`` is their rate. ``clock_us`` is the clock's own share of a time or latency.
 COLUMNS: dict[str, tuple[str, bool]] = {
     **{c: ("int32", False) for c in ("m", "n", "k")},
     **{c: ("string", False) for c in ("layout", "dtype", "acc", "mode")},

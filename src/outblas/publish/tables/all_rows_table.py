@@ -73,6 +73,9 @@ def _notes(rows: Sequence[dict[str, Any]]) -> list[str]:
                 f"- {name}, {flag}: {second['n']} rows have a second winner; "
                 f"with the plain choice in every row {second['geomean']:.3f}×"
             )
+        if own := r.get("less_clock"):
+            text = f"the clock's own {own['us']:.1f} µs are in every time; less these, {own['geomean']:.3f}×"
+            notes.append(f"- {name}, {flag}: {text}")
         if r.get("demoted"):
             demoted.setdefault(name, []).append((r["demoted"]["n"], r["demoted"]["min"], flag))
         if r.get("p99"):
