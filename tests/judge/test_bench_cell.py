@@ -206,5 +206,7 @@ def test_candidates_near_the_fastest_get_more_rounds_than_the_others() -> None:
     assert (first.after, first.to_drop(medians)) == (1, {"slow"})
     assert (first.then.after, first.then.to_drop(medians)) == (5, {"far", "slow"})
     made.bench.repeats = 1
+    nothing = made.prune(options, {"fast": "plain"}).to_drop({"clock": 0.1, "torch": 2.0, "fast": 1.0})
+    assert nothing == set(), "the clock alone is no rival"
     assert made.prune(options, {}).then.after == 3
     assert made.prune(Options(0, H200), {}).then is None

@@ -212,11 +212,12 @@ class BenchCell:
         """
         from outblas.judge.rounds import Prune, behind_the_best_of_their_kind, slower_than_their_kind
 
-        kinds = {**kinds, CLOCK: CLOCK}  # it computes nothing, so it is no rival that others are slower than
+        kinds_of: dict[str, str] = {CLOCK: CLOCK}  # it computes nothing, so it is no rival that others are behind
+        kinds_of.update(kinds)
         usual, near = self.usual_rounds(options), None
         if options.near_rounds > usual:
-            near = Prune(usual, behind_the_best_of_their_kind(options.near_factor, kinds))
-        return Prune(options.rounds_before_drop, slower_than_their_kind(options.drop_beyond, kinds), near)
+            near = Prune(usual, behind_the_best_of_their_kind(options.near_factor, kinds_of))
+        return Prune(options.rounds_before_drop, slower_than_their_kind(options.drop_beyond, kinds_of), near)
 
     def measure(
         self, graphs: Mapping[str, GraphEntry], options: Options, prune: Prune | None = None
