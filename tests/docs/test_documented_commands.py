@@ -79,13 +79,15 @@ def blocks(page: Path) -> Iterator[Block]:
 
 ALL = {page: list(blocks(page)) for page in pages()}
 RUNNABLE = {page: [one for one in found if not one.needs] for page, found in ALL.items()}
-#: Pages whose commands take half a minute each -> the quicker tests that see nearly as much.
+#: Pages whose commands take long -> the quicker tests that see nearly as much.
 SLOW = {
     "compare": "tests/search/test_compare_run.py",
     "data-set": "tests/search/test_score_run.py",
+    "enable-torch": "tests/benchmarks/test_llama_example.py",
     "kernel-tuner": "tests/search/test_kernel_tuner.py",
     "train": "tests/llm/test_stages.py",
     "train-ppo": "tests/learn/test_train.py",
+    "tune-your-program": "tests/dispatch/test_run_program.py",
 }
 #: Below the time limit of a test.
 SECONDS_PER_COMMAND = 280

@@ -190,6 +190,7 @@ def test_a_mutant_meets_the_tests_of_its_lines_and_of_its_module(tool: Any, plan
     assert known.choose(replace(mutant_of(plan, "return n + 5"), file="src/toy/core/x.py"), 60.0) == []
 
 
+@pytest.mark.slow  # one command draws, runs and reports below
 def test_mutants_are_killed_or_survive_and_a_cut_line_is_run_again(tool: Any, toy: Path, plan: Any) -> None:
     tool.mutant_runs.compile_tree(toy)
     results = toy.parent / "results-0of1.jsonl"

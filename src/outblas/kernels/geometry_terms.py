@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,14 +40,22 @@ class Geometry:
             (:func:`outblas.kernels.geometry.launch_smem`).
         cluster: CTAs per cluster; 1: no cluster.
         accumulators: accumulator registers per thread.
-        constants: (name, C++ literal) pairs in the order of the prelude, e.g. ``("BM", "64")`` or ``("PDL", "true")``.
+        values: name of a constant -> its value, in the order of the prelude.
     """
 
     threads: int
     smem_bytes: int
     cluster: int
     accumulators: int
-    constants: tuple[tuple[str, str], ...]
+    values: Mapping[str, int | bool]
+
+    @property
+    def constants(self) -> tuple[tuple[str, str], ...]:
+        """Return (name, C++ literal) pairs in the order of the prelude, e.g. ``("BM", "64")`` or ``("PDL", "true")``.
+
+        Only a source needs them, while a search asks thousands of configs for their shared memory.
+        """
+        return cpp_literals(self.values)
 
 
 @dataclass(frozen=True)
@@ -130,7 +139,7 @@ def divisor_up_to(value: int, limit: int) -> int:
     return next(d for d in range(min(value, limit), 0, -1) if value % d == 0)
 
 
-def cpp_literals(constants: dict[str, int | bool]) -> tuple[tuple[str, str], ...]:
+def cpp_literals(constants: Mapping[str, int | bool]) -> tuple[tuple[str, str], ...]:
     """Return (name, C++ literal) pairs in the order of the dictionary.
 
     Example: ``cpp_literals({"PDL": True, "BM": 64})`` returns ``(("PDL", "true"), ("BM", "64"))``.

@@ -30,7 +30,7 @@ from outblas.kernels.cost.terms import (
     smooth_max,
 )
 from outblas.kernels.families.family import Family
-from outblas.kernels.geometry_terms import SM80_GROUP, Geometry, banded_grid, ceil_div, cpp_literals
+from outblas.kernels.geometry_terms import SM80_GROUP, Geometry, banded_grid, ceil_div
 
 #: Registers per thread in addition to operands and sums (addresses, loop state).
 DIRECT_REGISTERS = 60
@@ -141,7 +141,7 @@ class Sm80DirectGemm(Family[Sm80DirectConfig]):
             smem_bytes=c.bm * c.bn * 4 * c.wk if c.wk > 1 else 0,
             cluster=1,
             accumulators=max(1, c.bm // c.wm // 16 * (c.bn // c.wn // 8)) * (2 if problem.acc == "fp16" else 4),
-            constants=cpp_literals(constants),
+            values=constants,
         )
 
     def grid(self, problem: Problem, config: Sm80DirectConfig, sms: int) -> tuple[int, int, int]:

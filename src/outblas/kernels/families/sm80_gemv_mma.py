@@ -43,7 +43,6 @@ from outblas.kernels.geometry_terms import (
     SM_THREADS,
     Geometry,
     ceil_div,
-    cpp_literals,
     warp_sums,
 )
 
@@ -214,7 +213,7 @@ class Sm80GemvMma(Family[Sm80GemvConfig]):
             smem_bytes=gemv_walk_smem(problem, c) if c.persistent else sums.smem_bytes,
             cluster=c.split_k,
             accumulators=4 * units,
-            constants=cpp_literals(constants),
+            values=constants,
         )
 
     def grid(self, problem: Problem, config: Sm80GemvConfig, sms: int) -> tuple[int, int, int]:

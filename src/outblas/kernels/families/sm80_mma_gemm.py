@@ -18,7 +18,6 @@ from outblas.kernels.geometry_terms import (
     Geometry,
     banded_grid,
     ceil_div,
-    cpp_literals,
     warp_sums,
 )
 
@@ -168,7 +167,7 @@ class Sm80MmaGemm(Family[Sm80MmaConfig]):
             smem_bytes=sums.smem_bytes,
             cluster=c.split_k,
             accumulators=units * (2 if problem.acc == "fp16" else 4),
-            constants=cpp_literals(constants),
+            values=constants,
         )
 
     def grid(self, problem: Problem, config: Sm80MmaConfig, sms: int) -> tuple[int, int, int]:

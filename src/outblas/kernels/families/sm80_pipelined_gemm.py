@@ -20,7 +20,6 @@ from outblas.kernels.geometry_terms import (
     Geometry,
     banded_grid,
     ceil_div,
-    cpp_literals,
     split_workspace_bytes,
 )
 
@@ -111,7 +110,7 @@ class Sm80PipelinedGemm(Family[Sm80PipelinedConfig]):
             smem_bytes=ring + slabs if c.persistent else max(ring, slabs),
             cluster=1,
             accumulators=cost.accumulator_registers(c, problem.acc == "fp16"),
-            constants=cpp_literals(constants),
+            values=constants,
         )
 
     def grid(self, problem: Problem, config: Sm80PipelinedConfig, sms: int) -> tuple[int, int, int]:

@@ -26,7 +26,6 @@ from outblas.kernels.geometry_terms import (
     Geometry,
     banded_grid,
     ceil_div,
-    cpp_literals,
     split_workspace_bytes,
 )
 
@@ -116,7 +115,7 @@ class Sm90OddrowsGemm(Family[Sm90OddrowsConfig]):
             smem_bytes=max(c.stages * stage, read, c.bm * c.bn * ELEMENT_BYTES) + 16 * c.stages,
             cluster=1,
             accumulators=cost.accumulators(c),
-            constants=cpp_literals(constants),
+            values=constants,
         )
 
     def grid(self, problem: Problem, config: Sm90OddrowsConfig, sms: int) -> tuple[int, int, int]:

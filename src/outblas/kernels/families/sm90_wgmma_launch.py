@@ -15,7 +15,6 @@ from outblas.kernels.geometry_terms import (
     Geometry,
     banded_grid,
     ceil_div,
-    cpp_literals,
     divisor_up_to,
 )
 
@@ -216,7 +215,7 @@ def geometry(problem: Problem, c: Sm90WgmmaConfig) -> Geometry:
         smem_bytes=max(stages + (epi_bufs * chunk_bytes if store_tma else 0) + inbox + barriers, read),
         cluster=c.cluster_m * c.cluster_n * c.cluster_split,
         accumulators=accumulators,
-        constants=cpp_literals(constants),
+        values=constants,
     )
 
 

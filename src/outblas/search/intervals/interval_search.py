@@ -231,7 +231,7 @@ class _Search:
     def _twins(self, runs: Sequence[WinnerRun]) -> list[Ask]:
         """Return questions on the runs' kernels with other launch options, at M that the agent searched.
 
-        The budget is for all options. So of a winner with PDL, the twin without it was often never measured.
+        The budget is for all options. So of a winner with PDL, the twin without it may never have been measured.
         """
         asks: list[Ask] = []
         for m, configs in [(m, run.configs) for run in runs for m in run.ms if m in self._searched]:
