@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from outblas.core.errors import DeviceError, RecordError
@@ -62,18 +63,17 @@ def make_baselines(
     Args:
         gpu_index: CUDA ordinal.
         names: some of torch, cublas, lt_heuristic, lt_auto, nvmmh (by default these five), torch_full, lt_edges and
-            clock.
-            Another name raises KeyError.
+            clock. Another name raises KeyError.
         current_stream: True makes "torch" a :class:`TorchOnCurrentStream`, False a :class:`TorchMm`.
     """
-    makers = {
+    makers: dict[str, Callable[[int], Any]] = {
         "torch": TorchOnCurrentStream if current_stream else TorchMm,
         "cublas": CublasGemm,
         "lt_heuristic": LtHeuristic,
         "lt_auto": LtAuto,
         "nvmmh": NvMatmulHeuristics,
         TORCH_FULL: TorchFull,
-        CLOCK: ClockAlone,
+        CLOCK: lambda _: ClockAlone(),
     }
     made: dict[str, Any] = {name: makers[name](gpu_index) for name in names if name != LT_EDGES}
     if LT_EDGES in names:
@@ -269,16 +269,9 @@ class LtAuto:
 
 
 class ClockAlone:
-    """An entry that enqueues nothing, so its time is what the clock itself adds to every figure.
-
-    Args:
-        gpu_index: not used; all baselines have it.
-    """
+    """An entry that enqueues nothing, so its time is what the clock itself adds to every figure."""
 
     name = CLOCK
-
-    def __init__(self, gpu_index: int = 0) -> None:
-        self.gpu_index = gpu_index
 
     def bind(self, problem: Problem, a: Any, b: Any, c: Any) -> BaselineCall:
         return lambda stream: None

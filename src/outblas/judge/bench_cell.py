@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from outblas.core.config import Launch
 from outblas.core.errors import DeviceError, OutblasError
 from outblas.core.evaluation import Status, Timing
 from outblas.core.phase_times import PhaseTimer
@@ -201,7 +200,7 @@ class BenchCell:
             return options.long_rounds
         return options.rounds
 
-    def prune(self, options: Options, kinds: Mapping[str, Launch]) -> Prune:
+    def prune(self, options: Options, kinds: Mapping[str, str]) -> Prune:
         """Return the choice of the candidates that get further rounds.
 
         The slow ones leave first. If ``near_rounds`` adds rounds, only those near the fastest stay for them.
@@ -212,12 +211,11 @@ class BenchCell:
         """
         from outblas.judge.rounds import Prune, behind_the_best_of_their_kind, slower_than_their_kind
 
-        kinds_of: dict[str, str] = {CLOCK: CLOCK}  # it computes nothing, so it is no rival that others are behind
-        kinds_of.update(kinds)
+        kinds = {**kinds, CLOCK: CLOCK}  # it computes nothing, so it is no rival that others are behind
         usual, near = self.usual_rounds(options), None
         if options.near_rounds > usual:
-            near = Prune(usual, behind_the_best_of_their_kind(options.near_factor, kinds_of))
-        return Prune(options.rounds_before_drop, slower_than_their_kind(options.drop_beyond, kinds_of), near)
+            near = Prune(usual, behind_the_best_of_their_kind(options.near_factor, kinds))
+        return Prune(options.rounds_before_drop, slower_than_their_kind(options.drop_beyond, kinds), near)
 
     def measure(
         self, graphs: Mapping[str, GraphEntry], options: Options, prune: Prune | None = None

@@ -55,7 +55,7 @@ class Geometry:
 
         Only a source needs them, while a search asks thousands of configs for their shared memory.
         """
-        return cpp_literals(self.values)
+        return tuple((name, str(v).lower() if isinstance(v, bool) else str(v)) for name, v in self.values.items())
 
 
 @dataclass(frozen=True)
@@ -137,14 +137,6 @@ def divisor_up_to(value: int, limit: int) -> int:
     if min(value, limit) < 1:
         raise UsageError(f"a divisor of {value} up to {limit}", "two numbers of 1 or more", "pass larger ones")
     return next(d for d in range(min(value, limit), 0, -1) if value % d == 0)
-
-
-def cpp_literals(constants: Mapping[str, int | bool]) -> tuple[tuple[str, str], ...]:
-    """Return (name, C++ literal) pairs in the order of the dictionary.
-
-    Example: ``cpp_literals({"PDL": True, "BM": 64})`` returns ``(("PDL", "true"), ("BM", "64"))``.
-    """
-    return tuple((name, str(v).lower() if isinstance(v, bool) else str(v)) for name, v in constants.items())
 
 
 def ceil_div(a: int, b: int) -> int:
