@@ -46,6 +46,21 @@ def test_what_is_recorded_is_read_back_equal(tmp_path: Path) -> None:
         assert store.recorded("b", PROBLEMS[1]) == {CONFIGS[3]: TWO[1]}
 
 
+def test_the_last_outcome_of_a_piece_of_work_counts(tmp_path: Path) -> None:
+    path = tmp_path / "s.sqlite"
+    with Store(path) as store:
+        assert store.outcome("a", "x") is None
+        store.add_outcome("a", "x", {"found": [1]})
+        store.add_outcome("a", "x", {"found": [1, 2.5]})
+        store.add_outcome("b", "y", {})
+        assert (store.outcome("a", "x"), store.outcome("b", "y")) == ({"found": [1, 2.5]}, {})
+        assert store.outcome("a", "y") is None and list(store.evaluations()) == []
+    with sqlite3.connect(path) as database:
+        database.execute("UPDATE outcomes SET outcome = '[1]' WHERE run = 'b'")
+    with Store(path) as store, pytest.raises(RecordError, match="holds an outcome that cannot be read"):
+        store.outcome("b", "y")
+
+
 def test_the_first_of_two_records_of_a_pair_counts(tmp_path: Path) -> None:
     with Store(tmp_path / "s.sqlite") as store:
         store.append("a", failed_evaluation(PROBLEMS[0], CONFIGS[0], Status.HANG))

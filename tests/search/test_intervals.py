@@ -21,6 +21,8 @@ from outblas.records.recording import Recording
 from outblas.records.replay import ReplayEvaluator
 from outblas.records.store import Store
 from outblas.search.agents.agent_registry import make_agent
+from outblas.search.agents.base import Agent
+from outblas.search.agents.random_search import Exhaustive
 from outblas.search.intervals import interval_search
 from outblas.search.intervals.interval_search import OPEN_GAP, SearchWatch
 from outblas.search.intervals.range_choice import ranges_of, split_captured
@@ -317,6 +319,19 @@ def test_a_killed_run_resumes_to_the_result_of_a_whole_one(tmp_path: Path, kill_
     assert len(made.asked) == len(set(made.asked)) and set(made.asked) == set(whole.asked)
 
 
+def test_only_an_agent_that_observes_seeks_a_finished_weight_again(tmp_path: Path, monkeypatch: Any) -> None:
+    made, told, request = model(), list[str](), RangesRequest([EVERY])
+    found = search(tmp_path / "s.sqlite", made, request)
+    monkeypatch.setattr(interval_search, "tune", lambda *_: pytest.fail("the agent is asked"))
+    assert search(tmp_path / "s.sqlite", made, request, told=lambda *words: told.append(words[2])) == found
+    assert told == ["128 x 256: done before"]
+    monkeypatch.setattr(Exhaustive, "observe", lambda self, seen: None)
+    for changed in ({}, {"budget": 1}, {"request": replace(request, wanted={WEIGHT: [77]})}):
+        with pytest.raises(pytest.fail.Exception, match="the agent is asked"):
+            search(tmp_path / "s.sqlite", made, **{"request": request, **changed})
+        monkeypatch.setattr(Exhaustive, "observe", Agent.observe)
+
+
 def test_progress_counts_every_measurement_over_all_weights(tmp_path: Path) -> None:
     made, told = model(), list[tuple[int, int, str]]()
     two = RangesRequest([EVERY, replace(EVERY, weight=Weight(256, 128))])
@@ -325,9 +340,8 @@ def test_progress_counts_every_measurement_over_all_weights(tmp_path: Path) -> N
     assert measured == list(range(1, len(made.asked) + 1))
     assert all(done <= known for done, known, _ in told) and told[-1][:2] == (len(made.asked), len(made.asked))
     assert all(done < known for done, known, word in told if word.endswith("search")), "a bar that is full too early"
-    words = [word for _, _, word in told]
-    assert {w.partition(": ")[2] for w in words} == {"search", "changes", "proofs", "done"}
-    assert words[0].startswith("128 x 256") and words[-1].startswith("256 x 128")
+    assert {word.partition(": ")[2] for _, _, word in told} == {"search", "changes", "proofs", "done"}
+    assert told[0][2].startswith("128 x 256") and told[-1][2].startswith("256 x 128")
 
 
 # -- a recording ---------------------------------------------------------------------------------------------------
@@ -347,14 +361,13 @@ class Recorded(ReplayEvaluator):
 def test_a_recording_measures_its_own_m_and_claims_nothing_between_changes(tmp_path: Path) -> None:
     recording = synthetic_recording()
     evaluator = Recorded(recording)
-    asked = WeightRange(Weight(128, 256), 1, 8192)
-    request = RangesRequest([asked])
+    request = RangesRequest([WeightRange(Weight(128, 256), 1, 8192)])
     found = search(tmp_path / "s.sqlite", model(), request, evaluator=evaluator, recording=recording)
     assert {problem.m for problem, _ in evaluator.asked} == {64, 128, 192, 256}
     assert found.intervals and all(set(one.measured) <= {64, 128, 192, 256} for one in found.intervals)
     for one in found.intervals:
         assert not one.has_kernel or {one.first, one.last} <= set(one.measured)
-    (empty,) = [WeightRange(Weight(64, 64), 1, 9)]
+    empty = WeightRange(Weight(64, 64), 1, 9)
     with pytest.raises(UsageError, match=r"no M from 1 to 9 of weight 64_64_TN_fp16_fp32 is in the recording"):
         search(tmp_path / "t.sqlite", model(), RangesRequest([empty]), evaluator=evaluator, recording=recording)
 

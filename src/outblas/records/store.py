@@ -46,6 +46,16 @@ CREATE TABLE IF NOT EXISTS counters (
 )
 """
 
+#: Outcomes of finished pieces of work. As with counters, a store without the table is complete.
+_OUTCOMES = """
+CREATE TABLE IF NOT EXISTS outcomes (
+    id INTEGER PRIMARY KEY,
+    run TEXT NOT NULL,
+    piece TEXT NOT NULL,
+    outcome TEXT NOT NULL
+)
+"""
+
 
 @dataclass(frozen=True)
 class StoredRun:
@@ -179,11 +189,37 @@ class Store:
         Counters without a GPU in their origin give the name ``""``.
         """
         with self._guard("read"):
-            if not self._has_counters():
+            if not self._has_table("counters"):
                 return set()
             found = self._db.execute("SELECT DISTINCT about FROM counters WHERE run = ?", (run_id,)).fetchall()
         with self._readable("counters"):
             return {str(json.loads(about).get("gpu") or "") for (about,) in found}
+
+    def add_outcome(self, run_id: str, piece: str, outcome: dict[str, Any]) -> None:
+        """Record that a piece of a run's work is finished. The last outcome of a piece counts.
+
+        Args:
+            run_id: name of the run.
+            piece: name of the piece of work.
+            outcome: what came of it; JSON values.
+
+        Raises:
+            RecordError: the disk is full or the file failed. Earlier records are intact.
+        """
+        with self._transaction():
+            self._db.execute(_OUTCOMES)
+            row = (run_id, piece, _dump(outcome))
+            self._db.execute("INSERT INTO outcomes (run, piece, outcome) VALUES (?, ?, ?)", row)
+
+    def outcome(self, run_id: str, piece: str) -> dict[str, Any] | None:
+        """Return the outcome of a finished piece of a run's work; None if it is not finished."""
+        with self._guard("read"):
+            if not self._has_table("outcomes"):
+                return None
+            query = "SELECT outcome FROM outcomes WHERE run = ? AND piece = ? ORDER BY id DESC LIMIT 1"
+            found = self._db.execute(query, (run_id, piece)).fetchone()
+        with self._readable("an outcome"):
+            return None if found is None else dict(json.loads(found[0]).items())
 
     def recorded_pairs(self, run_id: str) -> set[tuple[str, str]]:
         """Return the set of (problem key, config name) of every evaluation of a run; empty for an unknown run."""
@@ -263,7 +299,7 @@ class Store:
         query = f"SELECT run, problem, config, counters FROM counters{where and ' WHERE ' + where} ORDER BY id"
         found: _Counters = {}
         with self._guard("read"):
-            if not self._has_counters():
+            if not self._has_table("counters"):
                 return {}
             for *pair, text in self._db.execute(query, [v for v in wanted.values() if v is not None]):
                 with self._readable("counters"):
@@ -273,9 +309,9 @@ class Store:
                 found.setdefault(tuple(pair), values)
         return found
 
-    def _has_counters(self) -> bool:
-        """Return whether anything was profiled: the table is made on first use."""
-        return self._db.execute("SELECT 1 FROM sqlite_master WHERE name = 'counters'").fetchone() is not None
+    def _has_table(self, name: str) -> bool:
+        """Return whether the store has a table that is made on first use."""
+        return self._db.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (name,)).fetchone() is not None
 
     @contextmanager
     def _readable(self, what: str) -> Iterator[None]:

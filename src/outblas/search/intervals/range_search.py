@@ -13,6 +13,7 @@ from outblas.records.library_row import LibraryRow
 from outblas.records.recording import Recording
 from outblas.records.store import Store
 from outblas.search.agents.base import Agent
+from outblas.search.intervals.finished_weights import FinishedWeights
 from outblas.search.intervals.interval_search import (
     REFINED_PER_SEARCHED,
     IntervalOptions,
@@ -89,7 +90,7 @@ def search_ranges(
     run_id: str,
     watch: SearchWatch,
 ) -> TunedRanges:
-    """Search the intervals of each weight in turn.
+    """Search the intervals of each weight in turn. A resumed run takes those of a finished weight from the store.
 
     Args:
         request: the ranges.
@@ -109,13 +110,20 @@ def search_ranges(
     samples = [request.sampled(asked, recording) for asked in request.ranges]
     intervals: list[LibraryInterval] = []
     rows: list[LibraryRow] = []
-    counter = _Counter(watch.told)
+    counter, finished = _Counter(watch.told), FinishedWeights(store, run_id, agent, budget)
     for reached, (asked, ms) in enumerate(zip(request.ranges, samples, strict=True)):
         later = budget * sum(map(len, samples[reached + 1 :])) * (1 + REFINED_PER_SEARCHED)
         counter.begin(asked.weight, later)
         offered = offered_ms(asked, recording)
         options = IntervalOptions(budget, ms, offered, recording is not None, SearchWatch(watch.stop, counter.tell))
-        found = find_intervals(asked, agent, evaluator, store, run_id, options)
+        before = finished.outcome(asked, ms)
+        if before is None:
+            found = find_intervals(asked, agent, evaluator, store, run_id, options)
+            if not found.stopped:
+                finished.add(asked, ms, evaluator.gpu.name, found, counter.done)
+        else:
+            found, done = before
+            counter.tell(done, done, "done before")
         intervals += found.intervals
         rows += found.rows
         if found.stopped:
@@ -135,6 +143,11 @@ class _Counter:
         """Begin a weight; ``later`` is the estimate for the weights after it."""
         self._before, self._done, self._later = self._before + self._done, 0, later
         self._words = f"{weight.n} x {weight.k}"
+
+    @property
+    def done(self) -> int:
+        """Return the measurements of the present weight."""
+        return self._done
 
     def tell(self, done: int, known: int, words: str) -> None:
         """Take the counts of the present weight, and report those of all."""
