@@ -55,11 +55,16 @@ class Logged(ReplayEvaluator):
 
     def once(self) -> bool:
         """True for the first who asks, of all workers."""
-        try:
-            (self.folder / "once").touch(exist_ok=False)
-        except FileExistsError:
-            return False
-        return True
+        return is_first(self.folder / "once")
+
+
+def is_first(path: Path) -> bool:
+    """Return True for the first who asks with this path, of all processes, and make the file."""
+    try:
+        path.touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
 
 
 def measured(folder: Path) -> list[str]:
@@ -264,8 +269,7 @@ class RecordedFree(RecordedFreeEvaluator):
         return None
 
     def evaluate(self, pairs: Iterable[tuple[Problem, Any]]) -> Iterator[Evaluation]:
-        if self._dies and not Path(self._dies).exists():
-            Path(self._dies).touch()
+        if self._dies and is_first(Path(self._dies)):
             os.kill(os.getpid(), signal.SIGKILL)
         yield from super().evaluate(pairs)
 
