@@ -33,9 +33,10 @@ from new_shapes import shipped_library
 
 from outblas.bench.live_evaluator import LiveEvaluator
 from outblas.core.config import KernelConfig, config_name
-from outblas.core.errors import OutblasError, UsageError
+from outblas.core.errors import OutblasError, RecordError, UsageError
 from outblas.core.evaluation import Evaluation
 from outblas.core.files import lock_folder, write_json
+from outblas.core.plain_files import read_object
 from outblas.core.problem import Problem
 from outblas.core.rivals import LT_AUTO, RIVALS
 from outblas.core.roofline import Gpu
@@ -54,6 +55,10 @@ from outblas.search.agents.agent_registry import make_agent
 from outblas.search.live_compare.drawn_shapes import MODELS
 from outblas.search.tune import tune
 
+#: What the checks that are joined share. Their commits may differ, and are listed.
+_SHARED = ("gpu", "driver", "toolchain")
+#: The content of a file to join, and a remedy.
+_A_CHECK = ("a result of interval_check.py", "pass files that --run wrote")
 #: Runs of the store: what each M is tuned by, and the figures.
 TUNED, TIMED = "tuned", "timed"
 
@@ -167,19 +172,26 @@ def summary(cases: int, figures: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def join(files: Sequence[Path], out: Path) -> None:
-    """Write the checks of several GPUs as one.
+    """Write checks of other weights, each on its own GPU or at another time, as one.
 
     Raises:
-        UsageError: they have other settings, commits or GPUs, or share a problem.
+        RecordError: a file is missing, or is no check.
+        UsageError: they have other settings, toolchains or kinds of GPUs, or share a problem.
     """
-    parts = [json.loads(file.read_text()) for file in files]
-    same = [(p["budget"], p["seed"], *(p["provenance"][name] for name in ("gpu", "driver", "commit"))) for p in parts]
-    rows = [row for part in parts for row in part["rows"]]
-    if len(set(same)) > 1 or len({row["problem"] for row in rows}) < len(rows):
-        raise UsageError(f"checks of {sorted(set(same))}", "one kind of check, of weights in one file each", "run anew")
+    parts = [read_object(file, *_A_CHECK) for file in files]
+    try:
+        same = {json.dumps([p["budget"], p["seed"], *(p["provenance"][name] for name in _SHARED)]) for p in parts}
+        rows = [row for part in parts for row in part["rows"]]
+        twice = len({row["problem"] for row in rows}) < len(rows)
+        about = [part["provenance"] for part in parts]
+        found = summary(sum(part["cases"] for part in parts), rows)
+        lists = {f"{name}s": list(dict.fromkeys(one[name] for one in about)) for name in ("commit", "command")}
+    except (KeyError, TypeError) as error:
+        raise RecordError(f"one of {len(files)} files lacks {error}", *_A_CHECK) from error
+    if len(same) > 1 or twice:
+        raise UsageError(f"checks of {sorted(same)}", "one kind of check, of weights in one file each", "run anew")
     settings = {name: parts[0][name] for name in ("budget", "seed", "provenance")}
-    found = {**summary(sum(part["cases"] for part in parts), rows), **settings, "gpus": len(parts)}
-    write_found(out, {**found, "commands": [part["provenance"]["command"] for part in parts]})
+    write_found(out, {**found, **settings, "parts": len(parts), **lists})
 
 
 def write_found(out: Path, found: dict[str, Any]) -> None:

@@ -156,7 +156,7 @@ def test_a_kernel_that_fails_is_named_not_counted(
 
 def part(path: Path, seed: int, **ratios: float) -> str:
     rows = [{"problem": key, "interval": "torch", "tuned": "x", "ratio": ratio} for key, ratio in ratios.items()]
-    about = {"gpu": "NVIDIA H200", "driver": "1", "commit": "c", "command": path.name}
+    about = {"gpu": "NVIDIA H200", "driver": "1", "toolchain": {}, "commit": f"of {path.name}", "command": path.name}
     path.write_text(json.dumps({"cases": len(rows) + 1, "rows": rows, "budget": 8, "seed": seed, "provenance": about}))
     return str(path)
 
@@ -165,9 +165,14 @@ def test_checks_of_several_gpus_are_joined(script: Any, tmp_path: Path, capsys: 
     files = [part(tmp_path / "a.json", 1, p=1.0, q=0.5), part(tmp_path / "b.json", 1, r=0.97)]
     script.main(["--join", *files, "--out", str(tmp_path / "out.json")])
     found = json.loads((tmp_path / "out.json").read_text())
-    assert (found["cases"], found["same_decision"], found["below"], found["gpus"]) == (5, 2, 2, 2)
+    assert (found["cases"], found["same_decision"], found["below"], found["parts"]) == (5, 2, 2, 2)
     assert [row["problem"] for row in found["rows"]] == ["p", "q", "r"] and found["commands"] == ["a.json", "b.json"]
+    assert found["commits"] == ["of a.json", "of b.json"]
     for other in (part(tmp_path / "c.json", 2, s=1.0), files[0]):
         with pytest.raises(SystemExit, match="one kind of check"):
             script.main(["--join", files[0], other, "--out", str(tmp_path / "none.json")])
+    (tmp_path / "other.json").write_text("{}")
+    for name in ("other.json", "missing.json"):
+        with pytest.raises(SystemExit, match=r"error: .*interval_check"):
+            script.main(["--join", files[0], str(tmp_path / name), "--out", str(tmp_path / "none.json")])
     assert not (tmp_path / "none.json").exists()
