@@ -155,8 +155,8 @@ class Taken:
     gpu, source = H200, "cuda:0"
 
     def __init__(self) -> None:
-        factory = "support.free_workers:make_handler"
-        self._inner = JailedEvaluator(Options(0, H200, baselines=("cublas",)), 20.0, FreeOptions(), factory)
+        free, factory = FreeOptions(prepare="support.free_workers:prepare"), "support.free_workers:make_handler"
+        self._inner = JailedEvaluator(Options(0, H200, baselines=("cublas",)), 20.0, free, factory)
 
     def evaluate(self, pairs: Iterable[tuple[Problem, FreeKernel]]) -> Iterator[Evaluation]:
         for problem, one in pairs:

@@ -96,8 +96,10 @@ def test_a_live_evaluator_keeps_the_two_kinds_apart(live, monkeypatch):
     monkeypatch.setattr("outblas.jail.jailed_evaluator.HANDLER_FACTORY", "support.free_workers:make_handler")
     monkeypatch.setattr(JailedEvaluator.__init__, "__defaults__", (None, "support.free_workers:make_handler"))
     monkeypatch.syspath_prepend(HERE)
-    options = Options(0, H200, baselines=("cublas",))
-    with LiveEvaluator(0, options, factory="support.free_workers:templates", compile_ahead=False) as evaluator:
+    options, free = Options(0, H200, baselines=("cublas",)), FreeOptions(prepare="support.free_workers:prepare")
+    with LiveEvaluator(
+        0, options, factory="support.free_workers:templates", compile_ahead=False, free=free
+    ) as evaluator:
         template = Sm90WgmmaConfig(64, 64)
         found = {e.config: e for e in evaluator.evaluate([(P, template), (P, ordered("pid")), (P, template)])}
     assert found[template].detail != found[ordered("pid")].detail.split()[0]
