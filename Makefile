@@ -4,12 +4,10 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
-# uv where it can be had: it takes a third of pip's time. Both leave the bytecode to BYTECODE.
+# uv where it can be had: it takes a third of pip's time. Both leave the bytecode to BYTECODE, or to the first import.
 INSTALL := $(BIN)/python tools/install.py
 # On all cores. What is no Python 3 among the packages' files does not matter.
-# A third is left out, which hardly anything imports: Python compiles that when it is first needed.
-SELDOM := /tests?/|/testing/|/transformers/models/|/ray/(rllib|serve|tune|data|llm|train)/
-BYTECODE := $(BIN)/python -m compileall -qq -j 0 -x '$(SELDOM)' $(VENV)/lib src || true
+BYTECODE := $(BIN)/python -m compileall -qq -j 0 -x '/tests?/' $(VENV)/lib src || true
 RUN    ?= runs/demo
 # Whose recorded measurements the demo replays: h200 or h100.
 GPU    ?= h200
@@ -115,11 +113,11 @@ $(VENV)/.lint: $(REINSTALL_FOR) | $(VENV)/.made
 	$(INSTALL) --editable '.[lint]'
 	@touch $@
 
-# Lint and types may run meanwhile: what is installed and fits is left alone.
+# Lint and types may run meanwhile: what is installed and fits is left alone. Half of the packages' modules are never
+# imported, so Python compiles each when it is first needed. Most are by imports-here, in one process.
 $(VENV)/.dev: $(VENV)/.lint
 	# torch first: stable-baselines3 takes the one that is there, and would fetch the CUDA build otherwise.
 	@if $(INSTALL) '$(TORCH_CPU)'; then $(INSTALL) 'outblas[dev,rl,kernel-tuner,examples,ray,llm,mcp,train-llm]' nvidia-matmul-heuristics; else \
 		echo "note: no wheel '$(TORCH_CPU)' here; tests that need torch will be skipped"; \
 		$(INSTALL) 'outblas[dev,llm,mcp]'; fi
-	@$(BYTECODE)
 	@touch $@ $(VENV)/.base
