@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from support.helpers import statements_in
+
 ROOT = next(folder for folder in Path(__file__).resolve().parents if (folder / "pyproject.toml").is_file())
 
 # From bottom to top. A package imports only from itself and from those before it.
@@ -62,7 +64,7 @@ def _only_for_types(node: ast.AST) -> bool:
 
 def _imports(node: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
     """Yield all imports that a program can run, those inside functions too."""
-    for child in ast.iter_child_nodes(node):
+    for child in statements_in(node):
         if isinstance(child, ast.Import | ast.ImportFrom):
             yield child
         elif isinstance(child, ast.If) and _only_for_types(child):

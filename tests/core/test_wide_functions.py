@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import outblas
+from support.helpers import statements
 
 ROOT = Path(outblas.__file__).parent
 #: Commands have a parameter for each option.
@@ -17,7 +18,7 @@ MOST_COMMAND_LINES = 60
 
 def functions(folder: Path) -> Iterator[tuple[Path, ast.FunctionDef | ast.AsyncFunctionDef]]:
     for path in sorted(folder.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in statements(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 yield path, node
 

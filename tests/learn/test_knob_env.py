@@ -84,7 +84,7 @@ class OneTime(FakeGpu):
     [
         pytest.param(Problem(1024, 1024, 1024), H200, "plain", marks=pytest.mark.slow),
         pytest.param(Problem(16, 4096, 4096, "NN"), H100, "plain", marks=pytest.mark.slow),
-        (Problem(48, 1000, 8192, "TN", "fp16", "fp16"), H100, "plain"),
+        pytest.param(Problem(48, 1000, 8192, "TN", "fp16", "fp16"), H100, "plain", marks=pytest.mark.slow),
         (Problem(8, 24, 1000, "TN", "bf16"), H200, "pdl"),
     ],
     ids=lambda value: getattr(value, "key", getattr(value, "name", value)),

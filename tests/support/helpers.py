@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -166,3 +167,16 @@ def half_of_pairs(first: Iterable[Any], second: Sequence[Any]) -> list[Any]:
         for i, one in enumerate(first)
         for j, other in enumerate(second)
     ]
+
+
+def statements_in(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the statements and the branches that stand directly inside a node, not their expressions."""
+    for block in ("body", "handlers", "orelse", "finalbody", "cases"):
+        yield from getattr(node, block, ())
+
+
+def statements(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield a node and all statements inside it, at any depth."""
+    yield node
+    for child in statements_in(node):
+        yield from statements(child)

@@ -195,7 +195,7 @@ def test_the_contenders_of_a_product_are_right_and_ready() -> None:
     gpu = gpu_of_device(0)
     state = device_registry.device_state(0)
     device = LearningDevice(0, None, gpu)
-    steps, before = device.open(Problem(17, 1048, 2056), "plain", True), state.status()["compile_seconds"]
+    steps, before = device.open(Problem(17, 1048, 2056), "plain", SETTLING), state.status()["compile_seconds"]
     while True:
         try:
             with device.slice():
