@@ -4,10 +4,9 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
-# uv where it can be had: it takes a third of pip's time. Both leave the bytecode to BYTECODE, or to the first import.
+# uv where it can be had: it takes a third of pip's time. Neither compiles bytecode: half of the packages' modules are
+# never imported, and Python compiles the others when they are. Most are by imports-here, in one process.
 INSTALL := $(BIN)/python tools/install.py
-# On all cores. What is no Python 3 among the packages' files does not matter.
-BYTECODE := $(BIN)/python -m compileall -qq -j 0 -x '/tests?/' $(VENV)/lib src || true
 RUN    ?= runs/demo
 # Whose recorded measurements the demo replays: h200 or h100.
 GPU    ?= h200
@@ -105,7 +104,6 @@ $(VENV)/.made:
 # What the demo needs.
 $(VENV)/.base: $(REINSTALL_FOR) | $(VENV)/.made
 	$(INSTALL) --editable '.[tune]'
-	@$(BYTECODE)
 	@touch $@
 
 # What lint and types need: the base dependencies, ruff and mypy.
@@ -113,8 +111,7 @@ $(VENV)/.lint: $(REINSTALL_FOR) | $(VENV)/.made
 	$(INSTALL) --editable '.[lint]'
 	@touch $@
 
-# Lint and types may run meanwhile: what is installed and fits is left alone. Half of the packages' modules are never
-# imported, so Python compiles each when it is first needed. Most are by imports-here, in one process.
+# Lint and types may run meanwhile: what is installed and fits is left alone.
 $(VENV)/.dev: $(VENV)/.lint
 	# torch first: stable-baselines3 takes the one that is there, and would fetch the CUDA build otherwise.
 	@if $(INSTALL) '$(TORCH_CPU)'; then $(INSTALL) 'outblas[dev,rl,kernel-tuner,examples,ray,llm,mcp,train-llm]' nvidia-matmul-heuristics; else \

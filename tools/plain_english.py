@@ -40,8 +40,6 @@ SECTION = re.compile(r"^(Args|Attributes|Returns|Yields|Raises|Example|Examples|
 SEVERAL_NAMES = re.compile(r"^\s+`{0,2}\w+`{0,2}(, `{0,2}\w+`{0,2})+( and `{0,2}\w+`{0,2})?:\s")
 #: An indented block after ``::``, and the launch block of a free kernel.
 LITERAL_BLOCK = re.compile(r"::\n[ \t]*\n(?:[ \t]+\S.*(?:\n|$)|[ \t]*\n)+|^\s*outblas-launch\s*\{(?:.|\n)*")
-#: Keywords of a call whose values are help texts.
-HELP = ("help", "epilog", "short_help")
 TEXT_OF_C = (".c", ".cpp", ".cu", ".cuh", ".h")
 #: Generated files, kernels of cheats, and prompts: these address a language model, and recorded answers follow them.
 SKIPPED = (
@@ -72,25 +70,16 @@ class Text:
 def texts_of_python(source: str) -> Iterator[Text]:
     """Yield docstrings, blocks of comments and help texts of a Python file."""
     tree = ast.parse(source)
-    has_help = any(f"{name}=" in source.replace(" ", "") for name in HELP)
-    for node in ast.walk(tree) if has_help else _statements(tree):
+    for node in ast.walk(tree):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
             doc = ast.get_docstring(node)
             if doc is not None:
                 yield Text(node.body[0].lineno, doc, getattr(node, "name", "module"))
-        elif isinstance(node, ast.keyword) and node.arg in HELP:
+        elif isinstance(node, ast.keyword) and node.arg in ("help", "epilog", "short_help"):
             value = node.value
             if isinstance(value, ast.Constant) and isinstance(value.value, str):
                 yield Text(value.lineno, value.value)
     yield from _comments(source)
-
-
-def _statements(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield a node and all statements inside it, not their expressions, which are ten times as many."""
-    yield node
-    for block in ("body", "handlers", "orelse", "finalbody", "cases"):
-        for child in getattr(node, block, ()):
-            yield from _statements(child)
 
 
 def _comments(source: str) -> Iterator[Text]:

@@ -18,7 +18,7 @@ from outblas.core.clean_text import clean_text
 from outblas.core.evaluation import Evaluation, Status, Verdict
 from outblas.core.problem import Problem
 from outblas.jail import answers
-from outblas.jail.jailed_evaluator import FreeOptions, JailedEvaluator
+from outblas.jail.jailed_evaluator import JailedEvaluator
 from outblas.judge.bench_cell import Options
 from outblas.kernels.custom.free_kernel import FreeKernel
 from outblas.llm.budget import Cost
@@ -27,7 +27,7 @@ from outblas.llm.reply import Reply
 from outblas.records.store import Store
 from outblas.workers.worker_messages import UnreadableMessage, receive
 from support.evolve_fixture import evolve
-from support.free_fixture import BODY, cache_fixture, compiles, device_text  # noqa: F401
+from support.free_fixture import ANSWERS, BODY, IMPORTS_NOTHING, cache_fixture, compiles, device_text  # noqa: F401
 from support.free_workers import ESCAPES, with_hostile_words
 from support.free_workers import answer as worker_answer
 from support.gpus.known import H200
@@ -155,8 +155,7 @@ class Taken:
     gpu, source = H200, "cuda:0"
 
     def __init__(self) -> None:
-        free, factory = FreeOptions(prepare="support.free_workers:prepare"), "support.free_workers:make_handler"
-        self._inner = JailedEvaluator(Options(0, H200, baselines=("cublas",)), 20.0, free, factory)
+        self._inner = JailedEvaluator(Options(0, H200, baselines=("cublas",)), 20.0, IMPORTS_NOTHING, ANSWERS)
 
     def evaluate(self, pairs: Iterable[tuple[Problem, FreeKernel]]) -> Iterator[Evaluation]:
         for problem, one in pairs:

@@ -18,12 +18,12 @@ from outblas.core.evaluation import Evaluation, Status, Timing
 from outblas.core.problem import Problem
 from outblas.jail import build as building
 from outblas.jail.elf import cubins, dynamic_symbols, sections
-from outblas.jail.jailed_evaluator import FreeOptions, JailedEvaluator
+from outblas.jail.jailed_evaluator import JailedEvaluator
 from outblas.jail.static_gate import examine
 from outblas.jail.text_rules import refusal
 from outblas.judge.bench_cell import Baselines, Options
 from outblas.kernels.custom.free_kernel import FreeKernel
-from support.free_fixture import BODY, device_text, host_text, missing
+from support.free_fixture import ANSWERS, BODY, IMPORTS_NOTHING, device_text, host_text, missing
 from support.gpus.known import H200
 
 P = Problem(64, 64, 64)
@@ -104,12 +104,12 @@ def test_names_and_tables_without_an_end_are_refused():
 
 
 def test_what_host_code_says_of_baselines_does_not_replace_what_is_known(monkeypatch):
-    monkeypatch.setattr(JailedEvaluator.__init__, "__defaults__", (None, "support.free_workers:make_handler"))
+    monkeypatch.setattr(JailedEvaluator.__init__, "__defaults__", (None, ANSWERS))
     monkeypatch.syspath_prepend(HERE)
     known = Timing("offline", (9.0,), 9.0, 0.0)
     host, device = (FreeKernel.parse("// order: pass\n" + text) for text in (host_text(""), device_text(BODY)))
-    free = FreeOptions(prepare="support.free_workers:prepare")
-    with LiveEvaluator(0, Options(0, H200, baselines=("cublas",)), compile_ahead=False, free=free) as evaluator:
+    options = Options(0, H200, baselines=("cublas",))
+    with LiveEvaluator(0, options, compile_ahead=False, free=IMPORTS_NOTHING) as evaluator:
         evaluator._baselines[P] = Baselines({"cublas": known})
         assert [e.status for e in evaluator.evaluate([(P, host)])] == [Status.PASSED]
         assert evaluator.baselines(P) == {"cublas": 9.0}
@@ -145,8 +145,7 @@ def test_who_leaves_in_the_middle_leaves_no_worker_and_no_folder(monkeypatch, tm
     monkeypatch.syspath_prepend(HERE)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     kernels = [FreeKernel.parse(f"// order: pid\n{device_text(BODY + f'int x{i};')}") for i in range(2)]
-    free, factory = FreeOptions(prepare="support.free_workers:prepare"), "support.free_workers:make_handler"
-    live = JailedEvaluator(Options(0, H200, baselines=()), 20.0, free, factory)
+    live = JailedEvaluator(Options(0, H200, baselines=()), 20.0, IMPORTS_NOTHING, ANSWERS)
     coming = live.evaluate(P, kernels)
     pid = next(coming)[0].detail.split()[0]
     assert list(tmp_path.glob("outblas-free-*")) and Path(f"/proc/{pid}").exists()

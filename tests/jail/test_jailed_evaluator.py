@@ -17,7 +17,7 @@ from outblas.judge.bench_cell import Options
 from outblas.kernels.custom.free_kernel import FreeKernel
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from support import free_workers
-from support.free_fixture import BODY, cache_fixture, compiles, device_text  # noqa: F401
+from support.free_fixture import ANSWERS, BODY, IMPORTS_NOTHING, cache_fixture, compiles, device_text  # noqa: F401
 from support.gpus.known import H200
 from support.helpers import running
 
@@ -34,7 +34,7 @@ def live(monkeypatch):
 
         def make(step=20.0, prepare="support.free_workers:prepare", **keys):
             free = FreeOptions(prepare=prepare, **keys)
-            made = JailedEvaluator(options, step, free, factory="support.free_workers:make_handler")
+            made = JailedEvaluator(options, step, free, factory=ANSWERS)
             return stack.enter_context(contextlib.closing(made))
 
         yield make
@@ -93,13 +93,11 @@ def test_a_worker_lives_for_a_batch_and_its_folder_with_it(live):
 
 @compiles
 def test_a_live_evaluator_keeps_the_two_kinds_apart(live, monkeypatch):
-    monkeypatch.setattr("outblas.jail.jailed_evaluator.HANDLER_FACTORY", "support.free_workers:make_handler")
-    monkeypatch.setattr(JailedEvaluator.__init__, "__defaults__", (None, "support.free_workers:make_handler"))
+    monkeypatch.setattr("outblas.jail.jailed_evaluator.HANDLER_FACTORY", ANSWERS)
+    monkeypatch.setattr(JailedEvaluator.__init__, "__defaults__", (None, ANSWERS))
     monkeypatch.syspath_prepend(HERE)
-    options, free = Options(0, H200, baselines=("cublas",)), FreeOptions(prepare="support.free_workers:prepare")
-    with LiveEvaluator(
-        0, options, factory="support.free_workers:templates", compile_ahead=False, free=free
-    ) as evaluator:
+    options, templates = Options(0, H200, baselines=("cublas",)), "support.free_workers:templates"
+    with LiveEvaluator(0, options, factory=templates, compile_ahead=False, free=IMPORTS_NOTHING) as evaluator:
         template = Sm90WgmmaConfig(64, 64)
         found = {e.config: e for e in evaluator.evaluate([(P, template), (P, ordered("pid")), (P, template)])}
     assert found[template].detail != found[ordered("pid")].detail.split()[0]

@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 
 from outblas.core.errors import ToolchainMissing
+from outblas.jail.jailed_evaluator import FreeOptions
 from outblas.jail.toolchain import find_nvcc, include_folders
 
+#: A worker that answers what a kernel orders, and imports no torch ahead.
+ANSWERS, IMPORTS_NOTHING = "support.free_workers:make_handler", FreeOptions(prepare="support.free_workers:prepare")
 EXPLOITS = Path(__file__).parents[1] / "adversarial" / "exploits"
 DEVICE = {"form": "device", "entry": "gemm", "acc": "fp32", "grid": ["ceil(N, 16)", "ceil(M, 16)", 1]}
 BODY = """

@@ -5,12 +5,12 @@ The agent takes about a third of a weight's time, on the host. A resumed run wou
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
 from outblas.core.weight import WeightRange
-from outblas.records.library_file import LibraryContent, library_to_json, parse_content
+from outblas.records.library import Library
+from outblas.records.library_file import parse_content
 from outblas.records.store import Store
 from outblas.search.agents.base import Agent
 from outblas.search.intervals.interval_search import FoundIntervals
@@ -43,7 +43,7 @@ class FinishedWeights:
         kept = self._store.outcome(self._run_id, asked.key) if self._is_of_use else None
         if kept is None or kept.get("settings") != self._settings(sampled):
             return None
-        content = parse_content(json.dumps(kept.get("library")), f"of {asked.key} in {self._store.path}")
+        content = parse_content(str(kept.get("library")), f"of {asked.key} in {self._store.path}")
         found = FoundIntervals(tuple(content.intervals), tuple(content.rows), stopped=False)
         done = kept.get("measurements")
         return found, done if isinstance(done, int) else 0
@@ -61,7 +61,7 @@ class FinishedWeights:
         Raises:
             RecordError: the store cannot be written. Earlier records are intact.
         """
-        library = library_to_json(LibraryContent(gpu, found.rows, {}, found.intervals))
+        library = Library(gpu, found.rows, {}, found.intervals).to_bytes().decode()
         outcome = {"settings": self._settings(sampled), "measurements": done, "library": library}
         self._store.add_outcome(self._run_id, asked.key, outcome)
 

@@ -132,24 +132,19 @@ def search_ranges(
 
 
 class _Counter:
-    """Counts measurements over all weights, and estimates those to come."""
+    """Counts measurements over all weights, and estimates those to come; ``done`` are those of the present weight."""
 
     def __init__(self, told: Told) -> None:
         self._told = told
-        self._before = self._done = self._later = 0
+        self._before = self.done = self._later = 0
         self._words = ""
 
     def begin(self, weight: Weight, later: int) -> None:
         """Begin a weight; ``later`` is the estimate for the weights after it."""
-        self._before, self._done, self._later = self._before + self._done, 0, later
+        self._before, self.done, self._later = self._before + self.done, 0, later
         self._words = f"{weight.n} x {weight.k}"
-
-    @property
-    def done(self) -> int:
-        """Return the measurements of the present weight."""
-        return self._done
 
     def tell(self, done: int, known: int, words: str) -> None:
         """Take the counts of the present weight, and report those of all."""
-        self._done = done
+        self.done = done
         self._told(self._before + done, self._before + known + self._later, f"{self._words}: {words}")
