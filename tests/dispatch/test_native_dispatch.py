@@ -66,13 +66,13 @@ def test_building_by_hand_says_where_it_went(monkeypatch: pytest.MonkeyPatch, tm
     assert native_build.main() == 2 and capsys.readouterr().err.startswith("error: ")
 
 
-def test_building_says_when_the_kernels_in_c_plus_plus_are_left_out(
+def test_building_says_when_the_parts_in_c_plus_plus_are_left_out(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     told: list[str] = []
     monkeypatch.setenv("CXX", "no-such-c++")
     assert native_build.build(tmp_path, report=told.append).is_file()
-    assert len(told) == 1 and "without the kernels in C++" in told[0] and "no-such-c++" in told[0]
+    assert len(told) == 1 and "without the parts in C++" in told[0] and "no-such-c++" in told[0]
 
 
 def test_an_extension_that_cannot_be_used_says_why(table: Any, monkeypatch: pytest.MonkeyPatch, cuda: FakeCuda) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from outblas.runtime.torch_state import torch_state
 from support.native_fixture import (  # noqa: F401
     FakeCuda,
     Host,
@@ -91,8 +92,9 @@ class Exchange:
 
 @pytest.fixture(name="opened")
 def opened_fixture(open_with: Callable[..., Any]) -> Callable[[Any], Any]:
-    """exchange -> a table with that one."""
-    return lambda exchange: open_with(exchange=exchange)
+    """exchange -> a table with that one, where torch has no function of its own for the same."""
+    state = torch_state()
+    return lambda exchange: open_with(exchange=exchange, state=state and {**state, "describe": 0})
 
 
 def answers(table: Any) -> bool:

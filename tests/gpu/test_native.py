@@ -152,7 +152,7 @@ def test_operands_and_streams_are_read_by_torchs_exchange(table: Any) -> None:
         c = outblas.matmul(a, b)
     stream.synchronize()
     exchange = hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
-    assert table.counts()["reads_by"] == ("exchange" if exchange else "methods")
+    assert table.counts()["reads_by"] in (("tensors", "exchange") if exchange else ("methods",))
     assert launches(table) == 1 and torch.equal(c, expected)
 
 

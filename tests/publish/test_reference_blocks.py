@@ -14,7 +14,7 @@ from outblas.publish.tables.reference_blocks import attribute_texts, knob_table,
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 #: Macros of C and CUDA sources, which are no variables of the environment.
-MACROS = {"OUTBLAS_PRODUCTS", "OUTBLAS_NN", "OUTBLAS_BF16", "OUTBLAS_SOURCE_ID"}
+MACROS = {"OUTBLAS_CXX", "OUTBLAS_NN", "OUTBLAS_BF16", "OUTBLAS_SOURCE_ID"}
 
 
 def test_every_variable_that_the_code_names_is_in_the_list_and_the_other_way_round() -> None:

@@ -103,3 +103,20 @@ def test_a_gradient_that_is_wanted_later_is_seen(open_with: Callable[..., Any]) 
         assert table.matmul(a, b, out, False) is out
     a.requires_grad_(False)
     assert table.matmul(a, b, out, False) is out and table.matmul(torch._neg_view(a), b, out, False) is None
+
+
+@pytest.mark.skipif("describe" not in (NUMBERS or {}), reason="this torch does not describe tensors")
+@pytest.mark.parametrize("kind", ["no word for the dtype", "no memory", "batched"])
+def test_a_tensor_that_torch_cannot_describe_is_not_the_tables(open_with: Callable[..., Any], kind: str) -> None:
+    table = open_with()
+    a, b, out = operands()
+    learn(table, a, b, out, prepared())
+    assert table.matmul(a, b, out, False) is out and table.counts()["reads_by"] == "tensors"
+    if kind == "batched":
+        seen = list[Any]()
+        torch.vmap(lambda row: seen.append(table.matmul(row, b, out, False)) or row)(torch.stack([a, a]))
+    else:
+        strange = torch.empty(a.shape, dtype=torch.bits8) if kind == "no word for the dtype" else a.to_sparse()
+        seen = [table.matmul(strange, b, out, False), table.matmul(a, b, strange, False)]
+    assert seen == [None] * len(seen) != []
+    assert table.matmul(a, b, out, False) is out

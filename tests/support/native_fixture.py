@@ -189,7 +189,7 @@ def table_fixture(
     found = open_with(**LACKING[request.param])
     yield found
     counts = found.counts()
-    by = {"loads": ("exchange", "loads"), "methods": ("methods", "methods")}
+    by = {"loads": ("tensors", "loads"), "methods": ("methods", "methods")}
     assert (counts["reads_by"], counts["state_by"]) == by[request.param]
 
 

@@ -108,11 +108,11 @@ def _hooks() -> dict[str, Any]:
         "spares_inference": _spares_inference(),
         "stride": base.stride,
         "watchers": (
+            core._is_any_autocast_enabled,
             core._len_torch_function_stack,
             core._len_torch_dispatch_stack,
             core._is_tracing,
         ),
-        "autocast": core._is_any_autocast_enabled,
         "compiling": _compiling(),
         "environment": getattr(os.environ, "_data", None),
         "grad_enabled": torch.is_grad_enabled,

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import resources
 from pathlib import Path
 
@@ -27,8 +27,8 @@ SOURCES = Path(__file__).parent / "csrc"
 LIMITED_API = "0x030A0000"
 EXTENSION_NAME = "_native.abi3.so"
 _FLAGS = ("-O2", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra")
-#: What torch's dispatcher calls. Its exceptions pass through: it is C++, and the C source that needs it goes with it.
-_KERNELS, _THEIR_TYPE = "products_call.cpp", "products.c"
+#: The C source that needs those in C++, through which torch's exceptions pass.
+_NEEDS_CXX = "products.c"
 
 
 def source_id() -> str:
@@ -40,31 +40,33 @@ def source_id() -> str:
     return hashlib.sha256(b"\0".join(f.read_bytes() for f in files)).hexdigest()[:16] if files else ""
 
 
-def command(output: Path, compiler: str | None = None, kernels: Path | None = None) -> list[str]:
+def command(output: Path, compiler: str | None = None, cxx_objects: Sequence[Path] = ()) -> list[str]:
     """Return the command line of the C compiler for the extension, one argument an element.
 
     Args:
         output: file to write.
         compiler: the compiler, split as a shell does: ``"ccache gcc"`` gives two arguments. None: the environment's
             ``CC`` if it is not empty, else ``cc``.
-        kernels: object file of the C++ kernels; None: they are left out.
+        cxx_objects: object files of all C++ sources, see :func:`cxx_commands`; empty: they are left out.
     """
     include = sysconfig.get_paths()["include"]
-    sources = [f for f in sorted(SOURCES.glob("*.c")) if kernels is not None or f.name != _THEIR_TYPE]
-    with_kernels = [] if kernels is None else ["-DOUTBLAS_PRODUCTS", str(kernels)]
+    sources = [f for f in sorted(SOURCES.glob("*.c")) if cxx_objects or f.name != _NEEDS_CXX]
+    with_cxx = ["-DOUTBLAS_CXX", *map(str, cxx_objects)] if cxx_objects else []
     return [
         *shlex.split(compiler or os.environ.get("CC") or "cc"), "-std=gnu11", *_FLAGS, "-shared", "-pthread",
         f"-DPy_LIMITED_API={LIMITED_API}", f'-DOUTBLAS_SOURCE_ID="{source_id()}"', f"-I{include}",
-        *(str(f) for f in sources), *with_kernels, "-ldl", *(["-lstdc++"] if with_kernels else []), "-o", str(output),
+        *(str(f) for f in sources), *with_cxx, "-ldl", *(["-lstdc++"] if with_cxx else []), "-o", str(output),
     ]  # fmt: skip
 
 
-def kernels_command(output: Path) -> list[str]:
-    """Return the command line of the C++ compiler, the environment's ``CXX`` or ``c++``, for the object file
-    ``output``.
+def cxx_commands(folder: Path) -> dict[Path, list[str]]:
+    """Return object file in ``folder`` -> the command line of the C++ compiler: the environment's ``CXX``, or ``c++``.
+
+    All commands are run for :func:`command`.
     """
-    compiler = shlex.split(os.environ.get("CXX") or "c++")
-    return [*compiler, "-std=c++17", *_FLAGS, "-pthread", "-c", str(SOURCES / _KERNELS), "-o", str(output)]
+    compiler = [*shlex.split(os.environ.get("CXX") or "c++"), "-std=c++17", *_FLAGS, "-pthread", "-c"]
+    objects = {folder / f"{f.stem}.o": f for f in sorted(SOURCES.glob("*.cpp"))}
+    return {output: [*compiler, str(source), "-o", str(output)] for output, source in objects.items()}
 
 
 def build(
@@ -75,7 +77,7 @@ def build(
     Args:
         folder: where it is written, an existing directory; by default the installed package, which finds it there.
         compiler: command of the C compiler, e.g. ``"ccache gcc"``; None: the environment's ``CC``, else ``cc``.
-        report: receives a line if the kernels in C++ are left out, e.g. because no C++ compiler is there.
+        report: receives a line if what is in C++ is left out, e.g. because no C++ compiler is there.
 
     Raises:
         ToolchainMissing: no compiler, no Python.h, or a Python that the stable ABI does not serve. The error has the
@@ -84,10 +86,10 @@ def build(
     if sysconfig.get_config_var("Py_GIL_DISABLED"):
         raise _failed("a free-threaded Python has no stable ABI", "a Python with a GIL")
     with tempfile.TemporaryDirectory(dir=folder, prefix=".native-") as scratch:
-        made, kernels = Path(scratch) / EXTENSION_NAME, Path(scratch) / "kernels.o"
+        made, commands = Path(scratch) / EXTENSION_NAME, cxx_commands(Path(scratch))
         try:
-            reason = _why_not_compiled(kernels)
-            for linked in [None] if reason else [kernels, None]:  # optional, as is C++'s own library
+            reason = next(filter(None, map(_why_not_compiled, commands.values())), "")
+            for linked in [()] if reason else [tuple(commands), ()]:  # optional, as is C++'s own library
                 done = subprocess.run(command(made, compiler, linked), capture_output=True, text=True)
                 if done.returncode == 0:
                     break
@@ -99,8 +101,8 @@ def build(
                 f"outblas.dispatch._native does not compile: {lines[0] if lines else 'no message'}",
                 "Python.h, a C11 compiler",
             )
-        if reason or linked is None:
-            report(f"without the kernels in C++: {reason or 'the C++ library cannot be linked'}")
+        if reason or not linked:
+            report(f"without the parts in C++: {reason or 'the C++ library cannot be linked'}")
         return made.replace(folder / EXTENSION_NAME)
 
 
@@ -114,10 +116,10 @@ def main() -> int:
     return 0
 
 
-def _why_not_compiled(kernels: Path) -> str:
-    """Compiles the C++ source; why that cannot be done here, in a line."""
+def _why_not_compiled(cxx_command: list[str]) -> str:
+    """Compile a C++ source; return why that cannot be done here, in a line."""
     try:
-        done = subprocess.run(kernels_command(kernels), capture_output=True, text=True)
+        done = subprocess.run(cxx_command, capture_output=True, text=True)
     except OSError as error:
         return f"the C++ compiler cannot be run ({error})"
     wrong = [line for line in done.stderr.splitlines() if "error" in line]

@@ -7,6 +7,7 @@ in tensors of each kind. They count only if every tensor has its own answer ther
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import warnings
@@ -24,20 +25,27 @@ _FUNCTIONS = {
     "function_modes": ("libtorch_cpu.so", ("_ZN2at4impl22PythonTorchFunctionTLS9stack_lenEv",)),
     "dispatch_modes": ("libc10.so", ("_ZN3c104impl20TorchDispatchModeTLS9stack_lenEv",)),
     "tracing": ("libtorch_cpu.so", ("_ZN5torch3jit6tracer15getTracingStateEv",)),
+    "autocast": ("libtorch_cpu.so", ("_ZN2at8autocast19is_autocast_enabledEN3c1010DeviceTypeE",)),
     "gradients": ("libc10.so", ("_ZN3c108GradMode10is_enabledEv",)),
     "bump_version": (
         "libtorch_cpu.so",
         tuple(f"_ZN5torch8autograd4impl12bump_versionERKN2at{of}E" for of in ("6Tensor", "10TensorBase")),
     ),
 }
+#: The same, of a function that a torch may lack.
+_OPTIONAL = {"describe": ("libtorch_cpu.so", ("_ZN2at17toDLPackNonOwningERKNS_6TensorEP8DLTensor",))}
 
 
 def torch_state() -> dict[str, int] | None:
     """Return the numbers of ``csrc/torch_state.h``; None if this torch does not have them where they can be proved."""
     try:
-        return {**_places(), **{name: _address(*where) for name, where in _FUNCTIONS.items()}}
+        found = {**_places(), **{name: _address(*where) for name, where in _FUNCTIONS.items()}}
     except (AttributeError, LookupError, OSError, RuntimeError, TypeError):
         return None
+    for name, where in _OPTIONAL.items():
+        with contextlib.suppress(AttributeError):
+            found[name] = _address(*where)
+    return found
 
 
 def loaded_function(library: str, name: str) -> int:

@@ -84,7 +84,7 @@ def test_products_stay_right_and_winners_are_saved(own_library: Path, graphs: bo
 
 
 def test_it_learns_beside_the_program_without_settle(own_library: Path) -> None:
-    for call in range(200_000):
+    for call in range(1_000_000):
         check(*SHAPES[0], seed=call % 3)
         products = outblas.learned().products
         if products and products[0].stage in (Stage.SETTLED, Stage.LEFT_ALONE):

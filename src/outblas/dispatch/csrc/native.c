@@ -224,8 +224,10 @@ static PyObject *table_forget(PyObject *object, PyObject *unused) {
 static PyObject *table_counts(PyObject *object, PyObject *unused) {
     (void)unused;
     const TableObject *self = (TableObject *)object;
+    const int described = self->state && self->state->describe;
+    const char *reads_by = !self->exchange ? "methods" : described ? "tensors" : "exchange";
     return Py_BuildValue("{sIsKssss}", "remembered", self->table.count, "launches", self->launches, "reads_by",
-                         self->exchange ? "exchange" : "methods", "state_by", self->state ? "loads" : "methods");
+                         reads_by, "state_by", self->state ? "loads" : "methods");
 }
 
 // -- the type --------------------------------------------------------------------------------------------------------
@@ -309,7 +311,7 @@ static struct PyModuleDef module = {
     NULL, NULL,
 };
 
-#ifdef OUTBLAS_PRODUCTS
+#ifdef OUTBLAS_CXX
 extern PyType_Spec products_spec;
 
 static int add_products(PyObject *made) {

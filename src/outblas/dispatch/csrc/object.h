@@ -25,7 +25,6 @@ enum { MAX_DEVICES = 64, ROW_ALIGN_BYTES = 16 };
     X(spares_inference)  /* bool: increment_version leaves out tensors of inference mode itself */     \
     X(stride)            /* method of tensors */                                                       \
     X(watchers)          /* tuple of callables () -> truth: something must see the call */             \
-    X(autocast)          /* () -> bool: the same; no part of the state */                              \
     X(compiling)         /* dict of torch.compiler, with its flag; None: the caller asks torch */     \
     X(environment)       /* dict of bytes behind os.environ, for two look-ups; None: the system is asked, which reads all */ \
     X(grad_enabled)      /* () -> bool */                                                              \

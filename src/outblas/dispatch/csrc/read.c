@@ -1,7 +1,7 @@
 // What of a call decides the answer: the Python dispatch reads the same (tensors.py, decide.py).
 //
-// An operand is read by torch's DLPack exchange where this torch has one, else by methods of tensors, which cost several
-// times as much. The methods have the last word: nothing is learned of operands of which the exchange says otherwise.
+// An operand is read as DLPack has it where this torch has an exchange, else by methods of tensors, which cost several times
+// as much. The methods have the last word: nothing is learned of operands of which the exchange says otherwise.
 #include "read.h"
 
 #include <stdlib.h>
@@ -65,11 +65,15 @@ static int address_by_method(const TableObject *self, PyObject *tensor, uint64_t
     return *address && !PyErr_Occurred() ? 0 : -1;
 }
 
+// What DLPack says of a tensor, by torch's own function if its state has it; 0 for success, -1 perhaps with an error.
+static int describe(const Exchange *exchange, const TorchState *state, PyObject *tensor, DlTensor *out) {
+    return state && state->describe ? state_describe(state, tensor, out) : exchange->tensor_from_object(tensor, out);
+}
+
 int address_of(const TableObject *self, PyObject *tensor, uint64_t *address) {
     DlTensor t;
-    const Exchange *exchange = self->exchange;
-    if (!exchange) return address_by_method(self, tensor, address);
-    if (exchange->tensor_from_object(tensor, &t)) return -1;
+    if (!self->exchange) return address_by_method(self, tensor, address);
+    if (describe(self->exchange, self->state, tensor, &t)) return -1;
     *address = (uint64_t)(uintptr_t)t.data + t.byte_offset;
     return 0;
 }
@@ -89,9 +93,10 @@ static int read_by_methods(TableObject *self, PyObject *tensor, Matrix *matrix) 
 }
 
 // The same by one call. Like the methods it raises for what has no address, or gives none.
-static int read_by_exchange(const TableObject *self, const Exchange *exchange, PyObject *tensor, Matrix *matrix) {
+static int read_by_exchange(const TableObject *self, const Exchange *exchange, const TorchState *state, PyObject *tensor,
+                            Matrix *matrix) {
     DlTensor t;
-    if (exchange->tensor_from_object(tensor, &t) || t.ndim != 2 || !t.shape || !t.strides || !t.data) return -1;
+    if (describe(exchange, state, tensor, &t) || t.ndim != 2 || !t.shape || !t.strides || !t.data) return -1;
     matrix->device = 0;
     while (matrix->device < self->device_count && (self->devices[matrix->device].type != t.device_type ||
                                                    self->devices[matrix->device].id != t.device_id))
@@ -148,8 +153,6 @@ int prepare_reading(TableObject *self) {
 // Whether torch must see a call whatever its operands; -1 for an error.
 static int is_watched(const TableObject *self, const TorchState *state, int *grad) {
     const Hooks *hooks = &self->hooks;
-    const int autocast = truth(PyObject_CallNoArgs(hooks->autocast));
-    if (autocast) return autocast;
     if (state) {
         if (state_is_watched(state, grad)) return 1;
     } else {
@@ -207,7 +210,8 @@ static int read_by(TableObject *self, const Exchange *exchange, const TorchState
     addresses[2] = 0;
     for (int i = 0; i < operands; i++) {
         Matrix matrix;
-        if (exchange ? read_by_exchange(self, exchange, args[i], &matrix) : read_by_methods(self, args[i], &matrix))
+        if (exchange ? read_by_exchange(self, exchange, state, args[i], &matrix)
+                     : read_by_methods(self, args[i], &matrix))
             return 0;
         if ((i > 0 && matrix.device != key->device) || is_torchs(self, state, args[i], grad)) return 0;
         addresses[i] = matrix.address;
@@ -231,7 +235,7 @@ int read_call(TableObject *self, PyObject *const *args, Key *key, uint64_t addre
 // The number that the exchange has for a device goes to those of the table; 0: it is that of another one.
 static int match_device(TableObject *self, const Exchange *exchange, PyObject *tensor, int device) {
     DlTensor t;
-    if (exchange->tensor_from_object(tensor, &t) || t.device_type <= 0) return 0;
+    if (describe(exchange, self->state, tensor, &t) || t.device_type <= 0) return 0;
     for (int i = 0; i < self->device_count; i++)
         if (i != device && self->devices[i].type == t.device_type && self->devices[i].id == t.device_id) return 0;
     Device *known = &self->devices[device];

@@ -3,6 +3,8 @@
 
 #include <string.h>
 
+enum { ON_CPU = 0, ON_CUDA = 1 };  // c10::DeviceType
+
 // An at::Tensor within a tensor object.
 static const char *at_tensor(const TorchState *state, PyObject *tensor) { return (const char *)tensor + state->tensor; }
 
@@ -25,13 +27,30 @@ static int number_of(PyObject *numbers, const char *name, int optional, void *in
 int state_open(TorchState *state, PyObject *numbers) {
 #define READ_NUMBER(name) || number_of(numbers, #name, &state->name == &state->strange, &state->name)
 #define READ_FUNCTION(name, returned, arguments) || number_of(numbers, #name, 0, &state->name)
-    return 0 STATE_NUMBERS(READ_NUMBER) STATE_FUNCTIONS(READ_FUNCTION) ? -1 : 0;
+    if (0 STATE_NUMBERS(READ_NUMBER) STATE_FUNCTIONS(READ_FUNCTION)) return -1;
+    if (number_of(numbers, "describe", 1, &state->describe)) return -1;
+#ifndef OUTBLAS_CXX
+    state->describe = NULL;
+#endif
+    return 0;
 }
 
 int state_is_watched(const TorchState *state, int *grad) {
     *grad = state->gradients();
-    return state->function_modes() || state->dispatch_modes() || *state->tracing();
+    return state->function_modes() || state->dispatch_modes() || *state->tracing() || state->autocast(ON_CUDA) ||
+           state->autocast(ON_CPU);
 }
+
+#ifdef OUTBLAS_CXX
+int state_describe(const TorchState *state, PyObject *tensor, DlTensor *out) {
+    return describe_tensor(state->describe, at_tensor(state, tensor), out);
+}
+#else
+int state_describe(const TorchState *state, PyObject *tensor, DlTensor *out) {
+    (void)state, (void)tensor, (void)out;
+    return -1;
+}
+#endif
 
 int state_is_strange(const TorchState *state, PyObject *tensor) {
     return (field(state, tensor, state->keys) & state->strange) != 0;

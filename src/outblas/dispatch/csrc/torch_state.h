@@ -8,18 +8,21 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "describe.h"
+
 // `tensor`: bytes from a tensor object to its at::Tensor, which is the address of a TensorImpl. `keys`, `gradient`: bytes
 // from there to its dispatch keys, and to the record of its gradient. `strange`, `versioned`: dispatch keys of tensors
 // that torch must see, and of those that are not of inference mode.
 #define STATE_NUMBERS(X) X(tensor) X(keys) X(gradient) X(strange) X(versioned)
 
 // Functions of torch: the modes of the thread, its tracing (the address of a pointer), and whether gradients are recorded.
-// The last one tells autograd that a tensor was written.
+// Then whether autocast is on for a device type. The last one tells autograd that a tensor was written.
 #define STATE_FUNCTIONS(X)                             \
     X(function_modes, int64_t, (void))                 \
     X(dispatch_modes, int64_t, (void))                 \
     X(tracing, const void *const *, (void))            \
     X(gradients, bool, (void))                         \
+    X(autocast, bool, (int8_t device_type))            \
     X(bump_version, void, (const void *tensor))
 
 #define STATE_NUMBER(name) uint64_t name;
@@ -28,13 +31,17 @@
 typedef struct {
     STATE_NUMBERS(STATE_NUMBER)
     STATE_FUNCTIONS(STATE_FUNCTION)
+    Describe describe;  // NULL: torch or this extension lacks it
 } TorchState;
 
-// From a dict of name -> number; -1 with an error where one is missing or 0, except for `strange`.
+// From a dict of name -> number; -1 with an error where one is missing or 0, except for `strange` and `describe`.
 int state_open(TorchState *state, PyObject *numbers);
 
 // Whether something of this thread must see all products. `*grad`: whether gradients are recorded.
 int state_is_watched(const TorchState *state, int *grad);
+
+// What DLPack says of a tensor; 0 for success. Only with `describe`.
+int state_describe(const TorchState *state, PyObject *tensor, DlTensor *out);
 
 // Whether torch must see the products of a tensor: lazily negated, or with names.
 int state_is_strange(const TorchState *state, PyObject *tensor);
