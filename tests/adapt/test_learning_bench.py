@@ -301,6 +301,37 @@ def test_rounds_that_the_host_spoils_get_shorter(clock: Clock) -> None:
     assert made.time_pair(KERNEL) == (8.0, 10.0), "one call is the least"
 
 
+class DriftingClock(Clock):
+    """A part takes longer the later it begins, as on a GPU whose clock falls."""
+
+    def limit(self, tries: int, max_plug_us: float) -> None:
+        pass
+
+    def timed(self, works: list[Callable[[], Any]]) -> list[float]:
+        return [us * self.calls * (1 + 0.04 * place) for place, us in enumerate(super().timed(works))]
+
+
+@pytest.mark.parametrize(("calls", "expected"), [(2, {1.25}), (3, {1.25}), (1, {1.25 * 1.04, 1.25 / 1.04})])
+def test_the_order_of_a_long_round_does_not_count(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, calls: int, expected: set[float]
+) -> None:
+    problem, drifting = PROBLEMS[0], DriftingClock()
+    monkeypatch.setattr(drifting, "launched", clock.launched)
+    monkeypatch.setattr(SliceLimits, "calls", lambda self, problem, gpu: calls)
+    monkeypatch.setattr(SliceLimits, "is_balanced", lambda self, problem, gpu: True)
+    made = bench(drifting, problem)
+    drifting.calls = 1
+    pairs = [made.time_pair(KERNEL) for _ in range(16)]
+    ratios = {round(pair[1] / pair[0], 6) for pair in pairs if pair}
+    assert ratios == {round(ratio, 6) for ratio in expected}
+
+
+def test_long_rounds_alone_are_balanced() -> None:
+    assert not any(RUNNING.is_balanced(problem, H200) for problem in PROBLEMS)
+    assert SETTLING.is_balanced(Problem(477, 7168, 7168, "NN"), H200)
+    assert not SETTLING.is_balanced(Problem(16, 64, 64), H200)
+
+
 def test_what_a_contender_overwrites_while_it_is_loaded_is_seen_by_its_proof(clock: Clock) -> None:
     made = bench(clock, PROBLEMS[0], writes_in_front)
     made.load(KERNEL)

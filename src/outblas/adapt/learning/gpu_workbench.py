@@ -100,7 +100,7 @@ class GpuWorkbench:
                 pass
             self._check(self._torch_calls()[0])
         with contextlib.suppress(HostBehindGpu):
-            self._clock.timed([self._round_of(_TORCH, self._torch_calls())])
+            self._clock.timed([self._part_of(_TORCH, self._torch_calls(), self._repeats)])
         deque(self.operands_intact(), maxlen=0)
 
     def load(self, contender: Contender) -> None:
@@ -127,19 +127,26 @@ class GpuWorkbench:
     def time_pair(self, contender: Contender) -> tuple[float, float] | None:
         """Return (microseconds per call of the contender, of torch) of one round in random order.
 
+        In a balanced round (:meth:`SliceLimits.is_balanced`) the side that comes first comes last, too.
+
         Returns:
             None if the host could not queue the round ahead of the GPU. If that happens often, rounds get shorter.
         """
         calls = {contender.name: self._bound(contender), _TORCH: self._torch_calls()}
-        pair = list(calls)
-        self._order.shuffle(pair)
-        works = [self._round_of(name, calls[name]) for name in pair]
+        order = list(calls)
+        self._order.shuffle(order)
+        parts = 2 if self._repeats > 1 and self._limits.is_balanced(self._problem, self._gpu) else 1
+        order = order if parts == 1 else [*order, *reversed(order)]
+        each = self._repeats // parts
         try:
-            times = dict(zip(pair, self._clock.timed(works), strict=True))
+            times = self._clock.timed([self._part_of(name, calls[name], each) for name in order])
         except HostBehindGpu:
             self._shorten()
             return None
-        return times[contender.name] / self._repeats, times[_TORCH] / self._repeats
+        ours, theirs = (
+            sum(us for side, us in zip(order, times, strict=True) if side == name) / (parts * each) for name in calls
+        )
+        return ours, theirs
 
     def operands_intact(self) -> Generator[None, None, bool]:
         """Return True if no call has changed an input or a canary; yield after each slice."""
@@ -217,18 +224,18 @@ class GpuWorkbench:
             self._calls[_TORCH] = [on_current_stream(torch.mm, self._problem, *operands) for operands in sets]
         return self._calls[_TORCH]
 
-    def _round_of(self, name: str, calls: list[BaselineCall]) -> Callable[[], None]:
-        """Return a function that enqueues the next round's calls of one side; sides are asked for in their order.
+    def _part_of(self, name: str, calls: list[BaselineCall], count: int) -> Callable[[], None]:
+        """Return a function that enqueues the next ``count`` calls of one side; parts are asked for in their order.
 
         Each call has the operand set after that of the call before, whosever that is. With sets of its own, the second
-        side of a round would find in the cache what the first has just read. One call runs untimed before the first
+        side would find in the cache what the first has just read. One call runs untimed before the first
         round, so that all is loaded.
         """
         if name not in self._warmed:
             calls[0](self._clock.stream)
             self._warmed.add(name)
-        turn, self._turn = self._turn, (self._turn + self._repeats) % len(calls)
-        chosen = list(itertools.islice(itertools.cycle(calls), turn, turn + self._repeats))
+        turn, self._turn = self._turn, (self._turn + count) % len(calls)
+        chosen = list(itertools.islice(itertools.cycle(calls), turn, turn + count))
         if self._limits.graphs:
             if (name, turn) not in self._graphs:
                 self._graphs[name, turn] = RoundGraph(chosen, self._clock.stream)
