@@ -14,10 +14,11 @@ import pytest
 import outblas
 from outblas.core.errors import CompileError, DeviceError, ToolchainMissing
 from outblas.core.problem import Problem
-from outblas.dispatch import device_registry, device_state, enable, native_table, recent_entries
+from outblas.dispatch import device_registry, device_state, enable, native_table
 from outblas.dispatch.decide import Decision, Operand
 from outblas.dispatch.device_state import DeviceState
 from outblas.kernels.source import kernel_kind
+from outblas.runtime import recent_entries
 from support.dispatch_fixture import (  # noqa: F401
     LIBRARY,
     PLAIN,

@@ -158,6 +158,21 @@ def test_it_is_found_by_its_words_in_the_list_that_autotuning_timed(lt: Lt) -> N
     assert split is not None and split.workspace_bytes == COUNTERS_BYTES + WORKSPACE_BYTES and calls.count == 2
 
 
+def test_the_last_algorithms_and_failures_are_kept(lt: Lt, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cublaslt, "MAX_FOUND", 2)
+    calls = LtAlgorithms(lambda: lt, lambda: 77)
+    problems = [Problem(m, 128, 256) for m in (1, 2, 3)]
+    first = calls.find(problems[0], FIRST)
+    assert first is not None and calls.find(problems[1], FIRST) is not None
+    assert calls.get(problems[0], FIRST) is first, "it is now the last one used"
+    assert calls.find(problems[2], FIRST) is not None and calls.count == 2
+    assert calls.get(problems[1], FIRST) is None and calls.get(problems[0], FIRST) is first
+    assert calls.find(problems[1], FIRST) is not None and len(lt.asked) == 4, "it is looked up again"
+    for problem in problems:
+        assert calls.find(problem, "id=67 tile=1") is None
+    assert len(calls.failed) == 2
+
+
 def test_an_algorithm_that_is_not_proposed_is_torchs_and_says_so(lt: Lt) -> None:
     calls = LtAlgorithms(lambda: lt, lambda: 77)
     assert calls.find(PROBLEM, "id=67 tile=1") is None and calls.find(PROBLEM, "id=67 tile=1") is None

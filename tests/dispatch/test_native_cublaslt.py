@@ -50,6 +50,17 @@ def test_a_product_of_cublaslt_is_the_one_that_was_prepared(table: Any, cuda: Fa
     assert bytes(made.algo) == bytes(range(64))
 
 
+def test_descriptors_end_with_their_last_user(table: Any, cuda: FakeCuda) -> None:
+    plan = fake_plan(cuda, Problem(M, N, K))
+    ended = plan._owner.ended  # type: ignore[attr-defined]
+    a, b, out = operands()
+    assert learn(table, a, b, out, product=algorithm(cuda, keep=plan))
+    del plan
+    assert table.matmul(a, b, out, False) is out and ended == []
+    table.forget()
+    assert sorted(ended) == [1, 2, 3, 4]
+
+
 def test_an_output_is_allocated_where_none_is_given(table: Any, cuda: FakeCuda, host: Host) -> None:
     a, b, _ = operands()
     learn(table, a, b, None, product=algorithm(cuda))

@@ -253,8 +253,8 @@ ADDRESS = 1 << 30
 
 
 def fake_plan(cuda: FakeCuda, problem: Problem) -> LtPlan:
-    """A plan of the recording cuBLASLt, whose handles are 1, 2, 3, ..."""
-    handles = iter(range(1, 99))
+    """A plan of the recording cuBLASLt, whose handles are 1, 2, 3, ...; its owner's ``ended`` lists the ended ones."""
+    handles, ended = iter(range(1, 99)), list[int]()
 
     def create(into: Any, *_: Any) -> int:
         into._obj.value = next(handles)
@@ -266,9 +266,11 @@ def fake_plan(cuda: FakeCuda, problem: Problem) -> LtPlan:
         cublasLtMatmulDescCreate=create,
         cublasLtMatrixLayoutCreate=create,
         cublasLtMatmulDescSetAttribute=lambda *_: 0,
+        cublasLtMatrixLayoutDestroy=lambda handle: ended.append(handle.value),
+        cublasLtMatmulDescDestroy=lambda handle: ended.append(handle.value),
         cublasLtMatmul=product,
     )
-    owner: Any = SimpleNamespace(_lib=library, _handle=ctypes.c_void_p(98), _workspace=0)
+    owner: Any = SimpleNamespace(_lib=library, _handle=ctypes.c_void_p(98), _workspace=0, ended=ended)
     return LtPlan(owner, BlasShape.of(problem))
 
 

@@ -19,12 +19,12 @@ from outblas.dispatch.decide import CallTerms, ChooseOrRow, Decision, Operand, d
 from outblas.dispatch.device_workspaces import DeviceWorkspaces
 from outblas.dispatch.guarantees.guarantee import Guarantee
 from outblas.dispatch.process_workload import process_workload
-from outblas.dispatch.recent_entries import keep, touch
 from outblas.kernels.geometry import workspace_bytes
 from outblas.kernels.source import KernelKind, kernel_kind
 from outblas.records.library import Library
 from outblas.runtime.cublaslt import LtAlgorithms
 from outblas.runtime.graph_workspace import CapturedWorkspace
+from outblas.runtime.recent_entries import keep, touch
 
 if TYPE_CHECKING:
     import torch

@@ -217,9 +217,8 @@ class CublasLt:
 class LtPlan:
     """The matmul descriptor and the layout descriptors of one problem, made by :meth:`CublasLt.plan`.
 
-    :meth:`heuristic` lists algorithms, :meth:`matmul` enqueues a product, :meth:`numbers` is for C, :meth:`close` ends
-    it.
-    It is no context manager. Close it before its :class:`CublasLt`.
+    :meth:`heuristic` lists algorithms, :meth:`matmul` enqueues a product, :meth:`numbers` is for C. :meth:`close` or
+    the last reference ends it, before its :class:`CublasLt`. It is no context manager.
 
     Attributes:
         shape: the problem as a :class:`BlasShape`.
@@ -227,9 +226,9 @@ class LtPlan:
 
     def __init__(self, owner: CublasLt, shape: BlasShape) -> None:
         self._owner, self._lib = owner, owner._lib
+        self._desc, self._first, self._second, self._out = (c_void_p() for _ in range(4))
         self.shape = shape
         self._alpha, self._beta = shape.scalars()
-        self._desc, self._first, self._second, self._out = (c_void_p() for _ in range(4))
         created = self._lib.cublasLtMatmulDescCreate(byref(self._desc), shape.compute, shape.scale)
         check_status("cublasLtMatmulDescCreate", created)
         for attribute, op in ((_DESC_TRANSA, shape.op_first), (_DESC_TRANSB, _OP_N)):
@@ -339,6 +338,8 @@ class LtPlan:
         if self._desc:
             self._lib.cublasLtMatmulDescDestroy(self._desc)
             self._desc.value = None
+
+    __del__ = close
 
     def _layout(self, into: c_void_p, rows: int, cols: int, ld: int) -> None:
         check_status(

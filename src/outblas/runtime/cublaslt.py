@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,13 +22,14 @@ from outblas.kernels.geometry_terms import COUNTERS_BYTES
 from outblas.runtime.cublas import WORKSPACE_BYTES, CublasLt, describe
 from outblas.runtime.cublas_loading import Algo
 from outblas.runtime.driver import check, driver
+from outblas.runtime.recent_entries import keep, touch
 
 if TYPE_CHECKING:
     from outblas.runtime.cublas import LtPlan
 
 _LOG = logging.getLogger(__name__)
-#: Number of the heuristic's answers that are kept; the oldest goes first.
-MAX_ANSWERS = 4096
+#: Number of the heuristic's answers, and of algorithms with their descriptors or failures, that are kept.
+MAX_ANSWERS, MAX_FOUND = 4096, 1024
 
 
 class PreparedAlgorithm(NamedTuple):
@@ -97,7 +99,8 @@ class LtAlgorithms:
 
     :meth:`find` looks an algorithm up, :meth:`get` only remembers, and :meth:`fail` gives a product to torch.
     :meth:`first_answer` says which algorithm the heuristic would take.
-    Its methods need the device's context to be current. Descriptors are kept: a few hundred bytes per problem.
+    Its methods need the device's context to be current. The last answers, algorithms and failures are kept. An
+    algorithm that is dropped is looked up again when it is needed, and its descriptors end with their last user.
 
     Args:
         make: function without arguments that opens cuBLASLt.
@@ -111,23 +114,27 @@ class LtAlgorithms:
         self._make, self._context = make, context or _current_context
         self._lt: Any = None
         self._absent = ""
-        self._found: dict[tuple[Problem, str], LtAlgorithm] = {}
-        self.failed: dict[tuple[Problem, str], str] = {}
-        self._answers: dict[Problem, str] = {}
-        self._all_answers: dict[Problem, list[str]] = {}
+        self._found: OrderedDict[tuple[Problem, str], LtAlgorithm] = OrderedDict()
+        self.failed: OrderedDict[tuple[Problem, str], str] = OrderedDict()
+        self._answers: OrderedDict[Problem, str] = OrderedDict()
+        self._all_answers: OrderedDict[Problem, list[str]] = OrderedDict()
         self._lock = threading.RLock()  # reentrant: a signal handler may multiply meanwhile
 
     @property
     def count(self) -> int:
-        """Return the number of algorithms found so far."""
+        """Return the number of algorithms that are kept."""
         return len(self._found)
 
     def get(self, problem: Problem, algorithm: str) -> LtAlgorithm | None:
-        """Return an algorithm that :meth:`find` found before; else None."""
-        return self._found.get((problem, algorithm))
+        """Return an algorithm that :meth:`find` found before and that is kept; else None."""
+        found = self._found.get((problem, algorithm))
+        if found is not None:
+            touch(self._found, (problem, algorithm))
+        return found
 
     def find(self, problem: Problem, algorithm: str) -> LtAlgorithm | None:
-        """Return the algorithm with a description; None if it cannot be used (see :attr:`failed`). Looked up once.
+        """Return the algorithm with a description; None if it cannot be used (see :attr:`failed`). Looked up once,
+        while it is kept.
 
         It raises neither DeviceError nor ToolchainMissing: without cuBLAS it returns None, too. The description is a
         text of :func:`outblas.runtime.cublas.describe`, whole: ``id=66 tile=10 splitk=1 ...``.
@@ -137,11 +144,11 @@ class LtAlgorithms:
             if key not in self._found and key not in self.failed:
                 start = time.perf_counter()
                 try:
-                    self._found[key] = self._look_up(problem, algorithm)
+                    keep(self._found, key, self._look_up(problem, algorithm), MAX_FOUND)
                     _LOG.info("cuBLASLt %s found in %.1f ms", algorithm, 1e3 * (time.perf_counter() - start))
                 except (DeviceError, ToolchainMissing) as error:
                     self.fail(problem, algorithm, error.wrong)
-            return self._found.get(key)
+            return self.get(problem, algorithm)
 
     def fail(self, problem: Problem, algorithm: str, why: str) -> None:
         """Give a product to torch from now on: :meth:`find` and :meth:`get` then return None.
@@ -155,8 +162,9 @@ class LtAlgorithms:
             why: the reason, one line.
         """
         self._found.pop((problem, algorithm), None)
-        self.failed[problem, algorithm] = f"{problem.key}: cuBLASLt {algorithm} cannot be used: {why}"
-        _LOG.info("outblas uses torch.matmul: %s", self.failed[problem, algorithm])
+        line = f"{problem.key}: cuBLASLt {algorithm} cannot be used: {why}"
+        keep(self.failed, (problem, algorithm), line, MAX_FOUND)
+        _LOG.info("outblas uses torch.matmul: %s", line)
 
     def first_answer(self, problem: Problem, may_open: bool = True) -> str | None:
         """Return the heuristic's first answer for operands aligned to 256 bytes; asked once per problem.
@@ -175,9 +183,7 @@ class LtAlgorithms:
             if problem not in self._answers:
                 if self._lt is None and not self._absent and not may_open:
                     return None
-                if len(self._answers) == MAX_ANSWERS:
-                    self._answers.pop(next(iter(self._answers)))
-                self._answers[problem] = self._ask(problem)
+                keep(self._answers, problem, self._ask(problem), MAX_ANSWERS)
             return self._answers[problem]
 
     def _ask(self, problem: Problem) -> str:
@@ -201,9 +207,7 @@ class LtAlgorithms:
         """
         with self._lock:
             if problem not in self._all_answers:
-                if len(self._all_answers) == MAX_ANSWERS:
-                    self._all_answers.pop(next(iter(self._all_answers)))
-                self._all_answers[problem] = self._ask_all(problem)
+                keep(self._all_answers, problem, self._ask_all(problem), MAX_ANSWERS)
             return self._all_answers[problem]
 
     def _ask_all(self, problem: Problem) -> list[str]:

@@ -31,9 +31,9 @@ from outblas.core.errors import OutblasError, RecordError, UsageError
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
 from outblas.dispatch.decide import Choose, LeftToTorch, NotWhileCapturing
-from outblas.dispatch.recent_entries import keep, touch
 from outblas.judge.faults import first_line
 from outblas.records.library_row import AnswerChoice, LibraryChoice, LibraryRow
+from outblas.runtime.recent_entries import keep, touch
 
 _LOG = logging.getLogger(__name__)
 #: Calls after which a product is queued: one that is called once or twice is not worth the GPU's time.
