@@ -50,7 +50,7 @@ class RegressSettings:
 
     nets: int = 3
     width: int = 96
-    epochs: int = 24
+    epochs: int = 40
     batch: int = 16
     lr: float = 6e-3
     weight_decay: float = 1e-3
