@@ -32,8 +32,8 @@ _FUNCTIONS = {
         tuple(f"_ZN5torch8autograd4impl12bump_versionERKN2at{of}E" for of in ("6Tensor", "10TensorBase")),
     ),
 }
-#: The same, of a function that a torch may lack.
-_OPTIONAL = {"describe": ("libtorch_cpu.so", ("_ZN2at17toDLPackNonOwningERKNS_6TensorEP8DLTensor",))}
+#: The same of ``describe``, which a torch may lack.
+_DESCRIBE = ("libtorch_cpu.so", ("_ZN2at17toDLPackNonOwningERKNS_6TensorEP8DLTensor",))
 
 
 def torch_state() -> dict[str, int] | None:
@@ -42,9 +42,8 @@ def torch_state() -> dict[str, int] | None:
         found = {**_places(), **{name: _address(*where) for name, where in _FUNCTIONS.items()}}
     except (AttributeError, LookupError, OSError, RuntimeError, TypeError):
         return None
-    for name, where in _OPTIONAL.items():
-        with contextlib.suppress(AttributeError):
-            found[name] = _address(*where)
+    with contextlib.suppress(AttributeError):
+        found["describe"] = _address(*_DESCRIBE)
     return found
 
 

@@ -136,17 +136,18 @@ class GpuWorkbench:
         order = list(calls)
         self._order.shuffle(order)
         parts = 2 if self._repeats > 1 and self._limits.is_balanced(self._problem, self._gpu) else 1
-        order = order if parts == 1 else [*order, *reversed(order)]
+        if parts == 2:
+            order += reversed(order)
         each = self._repeats // parts
         try:
             times = self._clock.timed([self._part_of(name, calls[name], each) for name in order])
         except HostBehindGpu:
             self._shorten()
             return None
-        ours, theirs = (
-            sum(us for side, us in zip(order, times, strict=True) if side == name) / (parts * each) for name in calls
-        )
-        return ours, theirs
+        spent_us = dict.fromkeys(calls, 0.0)
+        for name, us in zip(order, times, strict=True):
+            spent_us[name] += us
+        return spent_us[contender.name] / (parts * each), spent_us[_TORCH] / (parts * each)
 
     def operands_intact(self) -> Generator[None, None, bool]:
         """Return True if no call has changed an input or a canary; yield after each slice."""
