@@ -91,7 +91,7 @@ def one_of_each_kind(problem: Problem) -> list[KernelConfig]:
 
 
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
-@pytest.mark.parametrize("shape", [(40, 512, 4160), (40, 511, 1001), (130, 256, 2052)])
+@pytest.mark.parametrize("shape", [(40, 512, 4160), (13, 512, 4160), (40, 511, 1001), (130, 256, 2052)])
 @pytest.mark.parametrize("layout", ["TN", "NN"])
 def test_all_kernels_of_an_order_give_the_same_bits(shape: Any, layout: Any, dtype: Any) -> None:
     problem = Problem(*shape, layout, dtype)

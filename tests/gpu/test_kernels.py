@@ -98,6 +98,16 @@ CONFIGS: dict[str, KernelConfig] = {
     "wgmma_few_rows_pingpong": Sm90WgmmaConfig(
         64, 64, stages=6, consumers=2, schedule="pingpong", persistent=True, a_rows=24
     ),
+    "wgmma_fitted_rows": Sm90WgmmaConfig(64, 32, 128, stages=9, a_rows=15),
+    "wgmma_fitted_rows_early": Sm90WgmmaConfig(64, 16, stages=6, store="direct", a_rows=7, pdl=True, early=True),
+    "wgmma_fitted_rows_split": Sm90WgmmaConfig(64, 48, stages=6, split_k=3, store="direct", a_rows=39),
+    "wgmma_fitted_rows_workspace": Sm90WgmmaConfig(
+        64, 64, 128, stages=4, split_k=3, store="direct", split_kind="workspace", a_rows=31
+    ),
+    "wgmma_fitted_rows_walk": Sm90WgmmaConfig(64, 64, stages=8, persistent=True, l2="stream_b", a_rows=63),
+    "wgmma_fitted_rows_pingpong": Sm90WgmmaConfig(
+        64, 64, stages=6, consumers=2, schedule="pingpong", persistent=True, a_rows=23
+    ),
     "mma_tile": Sm80MmaConfig(64, 64),
     "mma_pdl": Sm80MmaConfig(32, 32, 64, 6, 2, 2, 2, pdl=True),
     "mma_warps_over_k": Sm80MmaConfig(16, 16, 128, 4, 1, 1, 8),

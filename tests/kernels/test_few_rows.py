@@ -54,14 +54,14 @@ def test_what_wgmma_reads_past_the_last_stage_is_shared_memory_of_the_cta(config
     assert geometry(PROBLEM, config).smem_bytes >= last_read
 
 
-@pytest.mark.parametrize("m", [9, 16, 33, 56])
+@pytest.mark.parametrize("m", [9, 16, 33, 56, 57])
 def test_searches_are_offered_kernels_with_no_more_rows_than_needed(m: int) -> None:
     offered = [c for c in candidates(Problem(m, 4096, 4096), H200) if isinstance(c, Sm90WgmmaConfig) and c.a_rows]
-    assert {c.a_rows for c in offered} == {-(-m // 8) * 8} and {c.pdl for c in offered} == {False, True}
+    assert {c.a_rows for c in offered} == {-(-m // 8) * 8 - (m % 8 != 0)} and {c.pdl for c in offered} == {False, True}
     assert {c.bk for c in offered} == {64, 128} and {c.persistent for c in offered} == {False, True}
 
 
-@pytest.mark.parametrize("m", [1, 8, 57, 64, 4096])
+@pytest.mark.parametrize("m", [1, 8, 64, 4096])
 def test_elsewhere_they_are_not_offered(m: int) -> None:
     assert not [c for c in candidates(Problem(m, 4096, 4096), H200) if getattr(c, "a_rows", 0)]
 
@@ -76,6 +76,28 @@ def test_the_proof_has_ragged_problems_of_no_more_rows() -> None:
     found = proof_shapes(PROBLEM, FEW, H200)
     assert all(p.m <= 16 and why_illegal(p, FEW, H200) is None for p in found)
     assert {1, 15, 16} <= {p.m for p in found} and max(p.k for p in found) > 4096 and any(p.k % 64 for p in found)
+
+
+FITTED = replace(ALL, a_rows=15)
+
+
+def test_a_fitted_load_has_just_the_rows_that_exist() -> None:
+    """A stage has room for whole groups of 8 rows, of which fewer come."""
+    assert (FITTED.loaded_rows, FITTED.fits_m, FEW.fits_m, ALL.fits_m) == (16, True, False, False)
+    assert geometry(PROBLEM, FITTED).smem_bytes == geometry(PROBLEM, FEW).smem_bytes
+    assert (constants(FITTED)["A_FITS"], constants(FEW)["A_FITS"]) == ("true", "false")
+    for m in (1, 13, 15):
+        a, b, c = tensor_boxes(replace(PROBLEM, m=m), FITTED)
+        assert (a[2], b[2], c[2]) == (m, 32, m)
+    assert "exceeds the 15 rows" in str(why_illegal(PROBLEM, FITTED, H200))
+    shapes = proof_shapes(replace(PROBLEM, m=13), FITTED, H200)
+    assert {1, 14, 15} <= {p.m for p in shapes} and all(why_illegal(p, FITTED, H200) is None for p in shapes)
+
+
+def test_it_is_near_a_kernel_that_loads_past_m_and_predicted_faster() -> None:
+    problem = replace(PROBLEM, m=13)
+    assert FITTED in neighbours(problem, FEW, H200) and FITTED not in neighbours(PROBLEM, FEW, H200)
+    assert predict_us(problem, FEW, H200) > 1.5 * predict_us(problem, FITTED, H200)
 
 
 def test_boxes_that_reach_past_m_are_predicted_slow() -> None:

@@ -6,6 +6,7 @@ import random
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 import pytest
@@ -84,8 +85,9 @@ def test_products_stay_right_and_winners_are_saved(own_library: Path, graphs: bo
 
 
 def test_it_learns_beside_the_program_without_settle(own_library: Path) -> None:
-    for call in range(1_000_000):
+    for call in range(100_000):
         check(*SHAPES[0], seed=call % 3)
+        sleep(0.0005)  # in the busiest loop, its products stretch the slices until the budget is spent
         products = outblas.learned().products
         if products and products[0].stage in (Stage.SETTLED, Stage.LEFT_ALONE):
             break

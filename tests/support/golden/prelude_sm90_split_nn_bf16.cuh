@@ -2,6 +2,7 @@
 #define SPLIT_WORKSPACE 0
 constexpr int BM = 64;
 constexpr int A_ROWS = 64;
+constexpr bool A_FITS = false;
 constexpr int BN = 96;
 constexpr int BK = 128;
 constexpr int STAGES = 3;

@@ -2,6 +2,7 @@
 #define SPLIT_WORKSPACE 0
 constexpr int BM = 256;
 constexpr int A_ROWS = 256;
+constexpr bool A_FITS = false;
 constexpr int BN = 128;
 constexpr int BK = 64;
 constexpr int STAGES = 4;

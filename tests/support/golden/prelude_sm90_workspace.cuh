@@ -3,6 +3,7 @@
 #define REDUCE_ALL 0
 constexpr int BM = 128;
 constexpr int A_ROWS = 128;
+constexpr bool A_FITS = false;
 constexpr int BN = 128;
 constexpr int BK = 64;
 constexpr int STAGES = 6;

@@ -127,7 +127,9 @@ class GpuWorkbench:
     def time_pair(self, contender: Contender) -> tuple[float, float] | None:
         """Return (microseconds per call of the contender, of torch) of one round in random order.
 
-        In a balanced round (:meth:`SliceLimits.is_balanced`) the side that comes first comes last, too.
+        A balanced round (:meth:`SliceLimits.is_balanced`) has two halves, each behind a plug of its own. The side that
+        runs first in one half runs second in the other. Behind a plug, a GPU near its power limit is faster for a
+        while.
 
         Returns:
             None if the host could not queue the round ahead of the GPU. If that happens often, rounds get shorter.
@@ -135,19 +137,21 @@ class GpuWorkbench:
         calls = {contender.name: self._bound(contender), _TORCH: self._torch_calls()}
         order = list(calls)
         self._order.shuffle(order)
-        parts = 2 if self._repeats > 1 and self._limits.is_balanced(self._problem, self._gpu) else 1
-        if parts == 2:
-            order += reversed(order)
-        each = self._repeats // parts
+        orders = [order]
+        if self._repeats > 1 and self._limits.is_balanced(self._problem, self._gpu):
+            orders.append(order[::-1])
+        each = self._repeats // len(orders)
+        spent_us = dict.fromkeys(calls, 0.0)
         try:
-            times = self._clock.timed([self._part_of(name, calls[name], each) for name in order])
+            for half in orders:
+                times = self._clock.timed([self._part_of(name, calls[name], each) for name in half])
+                for name, us in zip(half, times, strict=True):
+                    spent_us[name] += us
         except HostBehindGpu:
             self._shorten()
             return None
-        spent_us = dict.fromkeys(calls, 0.0)
-        for name, us in zip(order, times, strict=True):
-            spent_us[name] += us
-        return spent_us[contender.name] / (parts * each), spent_us[_TORCH] / (parts * each)
+        count = len(orders) * each
+        return spent_us[contender.name] / count, spent_us[_TORCH] / count
 
     def operands_intact(self) -> Generator[None, None, bool]:
         """Return True if no call has changed an input or a canary; yield after each slice."""

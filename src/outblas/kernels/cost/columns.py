@@ -25,7 +25,7 @@ COLUMN_DEFAULTS: dict[str, float | None] = {
     **{"cm": 1, "cn": 1, "cluster": None, "occupancy": None, "min_blocks": 1, "persistent": 0},
     **{"pingpong": 0, "group": 8, "raster_m": 1, "tma": 0, "consumers": 1, "wm": 1, "wn": 1, "wk": 1},
     **{"threads": None, "vec": 8, "ring_shared": 0, "workspace": 0, "early": None, "stream_b": 0, "stream_c": 0},
-    **{"kept": 0, "even": None, "rows": None, "shift": 0},
+    **{"kept": 0, "even": None, "rows": None, "shift": 0, "fits": 0},
 }
 _ANY = Problem(1024, 1024, 1024)
 

@@ -35,8 +35,8 @@ constexpr int MI = WG_ROWS / 64;                             // m64 blocks of a 
 constexpr int PRODUCER_THREADS = CONSUMERS == 1 ? 32 : 128;  // setmaxnreg acts on whole warpgroups
 constexpr int THREADS = 128 * CONSUMERS + PRODUCER_THREADS;
 
-// A stage holds the first A_ROWS rows of A. If A_ROWS < 64 (small M), wgmma still reads 64 rows. The extra rows hold
-// stale data; their results are never stored.
+// A stage has room for the first A_ROWS rows of A. If A_ROWS < 64 (small M), wgmma still reads 64 rows. The extra rows
+// hold stale data; their results are never stored. A_FITS: a box has the M rows that exist, and so do its bytes.
 constexpr int A_BYTES = A_ROWS * BK * ELEM;
 constexpr int B_BYTES = BN * BK * ELEM;
 constexpr int STAGE_BYTES = A_BYTES + B_BYTES;
@@ -75,6 +75,7 @@ struct Work {
   int rank_m, rank_n, rank_split;  // in the cluster
   int part;                        // of K
   int last_m, last_n;              // SHIFT: where the last tiles that lie inside C begin
+  u32 stage_bytes;                 // A_FITS: what the loads of a stage bring
 
   __device__ __forceinline__ Work(int m, int n, int k) {
     const int rank = CLUSTER > 1 ? static_cast<int>(cluster_rank()) : 0;
@@ -83,6 +84,7 @@ struct Work {
     rank_split = rank / MULTICAST;
     part = SPLIT_WORKSPACE ? k_part<SPLIT>() : rank_split;
     if constexpr (SHIFT) last_m = m > BM ? m - BM : 0, last_n = n > BN ? n - BN : 0;
+    if constexpr (A_FITS) stage_bytes = m * (BK * ELEM) + B_BYTES;
     tiles_m = (m + BM * CLUSTER_M - 1) / (BM * CLUSTER_M);
     tiles_n = (n + BN * CLUSTER_N - 1) / (BN * CLUSTER_N);
     if constexpr (PERSISTENT) {
@@ -185,7 +187,7 @@ __device__ __forceinline__ void produce(const Work& w, const TensorMap* map_a, c
 #pragma unroll 1
     for (int s = 0; s < begin; ++s) {
       const u32 full = smem + FULL_OFFSET + 8 * s;
-      mbar_arrive_expect_tx(full, STAGE_BYTES);
+      mbar_arrive_expect_tx(full, A_FITS ? w.stage_bytes : STAGE_BYTES);
       if constexpr (SWAP)
         load_a(w, map_a, smem + s * STAGE_BYTES, full, at, (w.k_begin + s) * BK, mask_a, policy_a);
       else
@@ -205,7 +207,7 @@ __device__ __forceinline__ void produce(const Work& w, const TensorMap* map_a, c
 #pragma unroll 1  // no stage has to be waited for
     for (int s = 0; s < begin; ++s) {
       const u32 stage = smem + s * STAGE_BYTES, full = smem + FULL_OFFSET + 8 * s;
-      mbar_arrive_expect_tx(full, STAGE_BYTES);
+      mbar_arrive_expect_tx(full, A_FITS ? w.stage_bytes : STAGE_BYTES);
       load_a(w, map_a, stage, full, at, (w.k_begin + s) * BK, mask_a, policy_a);
       load_b(w, map_b, stage, full, at, (w.k_begin + s) * BK, mask_b, policy_b);
     }
@@ -217,7 +219,7 @@ __device__ __forceinline__ void produce(const Work& w, const TensorMap* map_a, c
     for (int i = begin; i < w.k_iters; ++i) {
       const u32 full = smem + FULL_OFFSET + 8 * ring.stage;
       mbar_wait(smem + EMPTY_OFFSET + 8 * ring.stage, ring.parity ^ 1);
-      mbar_arrive_expect_tx(full, STAGE_BYTES);
+      mbar_arrive_expect_tx(full, A_FITS ? w.stage_bytes : STAGE_BYTES);
       load_a(w, map_a, smem + ring.stage * STAGE_BYTES, full, at, (w.k_begin + i) * BK, mask_a, policy_a);
       load_b(w, map_b, smem + ring.stage * STAGE_BYTES, full, at, (w.k_begin + i) * BK, mask_b, policy_b);
       ring.next();

@@ -45,7 +45,7 @@ class Sm90WgmmaConfig(KernelConfig):
         early: needs pdl; the first loads of B do not wait for the predecessor (``weights`` in
             :data:`outblas.core.config.Launch`).
         a_rows: rows of A in a stage, fewer than wgmma's 64; 0: all. For problems with at most this M: loads past M are
-            slow, and smaller stages allow more of them.
+            slow, and smaller stages allow more of them. One less than a multiple of 8: a load has just the M rows.
         shift: tiles that would reach past M or N are moved inside, so some of C is computed twice. False: they are
             clipped.
         swap: compute the transpose of C and store it transposed: bm may be any multiple of 8, and bn is 64, 128, 192 or
@@ -92,8 +92,13 @@ class Sm90WgmmaConfig(KernelConfig):
 
     @property
     def loaded_rows(self) -> int:
-        """Return the rows of A in a stage."""
-        return self.a_rows or self.bm
+        """Return the rows of A for which a stage has room: whole groups of 8, the height of a swizzle pattern."""
+        return -(-self.a_rows // 8) * 8 or self.bm
+
+    @property
+    def fits_m(self) -> bool:
+        """Return True if a load of A has just the M rows that exist."""
+        return self.a_rows % 8 != 0
 
     @property
     def cluster_split(self) -> int:

@@ -91,7 +91,7 @@ def columns(config: Sm90WgmmaConfig) -> dict[str, Any]:
     ``cm`` and ``cn`` are the cluster's extents, and ``rows`` are the rows of A in a stage. ``raster_m``, ``tma``,
     ``pingpong`` and ``workspace`` say whether the knob has this word. ``stream_b`` and ``stream_c`` say whether the L2
     hint includes that operand. The other keys are knobs: ``stages``, ``min_blocks``, ``persistent``, ``group``,
-    ``consumers`` and ``shift``.
+    ``consumers``, ``shift`` and ``fits``.
     """
     return {
         "stages": config.stages,
@@ -109,6 +109,7 @@ def columns(config: Sm90WgmmaConfig) -> dict[str, Any]:
         "stream_c": config.l2 in STREAMING_C,
         "rows": config.loaded_rows,
         "shift": config.shift,
+        "fits": config.fits_m,
         "swap": config.swap,
     }
 
@@ -151,7 +152,7 @@ class _Cost(TiledCost):
         Measured at M = 32 with boxes of 64 rows: up to 1.8 times the time at M = 64. The narrower the tile of B, the
         longer.
         """
-        return np.where(p["m"] < c["rows"], x.get("outside", 0.0) * c["bk"] / 64, 0.0)
+        return np.where((p["m"] < c["rows"]) & (c["fits"] == 0), x.get("outside", 0.0) * c["bk"] / 64, 0.0)
 
     def edge_tile_us(self, x: Mapping[str, float], p: Columns, c: Columns) -> Any:
         """Return the same for the last row or column of tiles, for which the other CTAs wait in one wave."""

@@ -107,7 +107,11 @@ def why_illegal_as_computed(p: Problem, c: Sm90WgmmaConfig, gpu: Gpu) -> str | N
             c.loaded_rows % (8 * c.cluster_n) != 0 or c.bm // c.cluster_n > 256,
             "cluster_n does not slice the rows of A in a stage",
         ),
-        (c.a_rows != 0 and (c.bm != 64 or not 8 <= c.a_rows < 64), "a_rows must be 0, or 8 to 56 with bm 64"),
+        (
+            c.a_rows != 0 and (c.bm != 64 or not 7 <= c.a_rows < 64 or c.a_rows % 8 not in (0, 7)),
+            "a_rows must be 0, or 7 to 63 with bm 64: a multiple of 8, or one less",
+        ),
+        (c.fits_m and c.cluster_n > 1, "cluster_n does not slice the rows of A in a stage"),
         (p.layout == "TN" and c.bn % (8 * c.cluster_m) != 0, "cluster_m does not slice bn"),
         (p.layout == "NN" and c.bk % (8 * c.cluster_m) != 0, "cluster_m does not slice bk"),
         (p.layout == "NN" and c.bn % 16 != 0, "NN needs bn a multiple of 16"),
@@ -175,6 +179,7 @@ def geometry(problem: Problem, c: Sm90WgmmaConfig) -> Geometry:
     constants = {
         "BM": c.bm,
         "A_ROWS": c.loaded_rows,
+        "A_FITS": c.fits_m,
         "BN": c.bn,
         "BK": c.bk,
         "STAGES": c.stages,
@@ -288,11 +293,12 @@ def tensor_boxes(problem: Problem, config: Sm90WgmmaConfig) -> tuple[tuple[int, 
     """
     epi_w, b_width = (int(dict(geometry(problem, config).constants)[name]) for name in ("EPI_W", "B_WIDTH"))
     swap, (problem, config) = config.swap, as_computed(problem, config)
-    box_a = (problem.m, problem.k, config.loaded_rows // config.cluster_n, 64)
+    rows = problem.m if config.fits_m else config.loaded_rows
+    box_a = (problem.m, problem.k, rows // config.cluster_n, 64)
     if problem.layout == "TN":
         box_b = (problem.n, problem.k, config.bn // config.cluster_m, 64)
     else:
         box_b = (problem.k, problem.n, config.bk // config.cluster_m, b_width)
     if swap:
         return box_b, box_a, (problem.n, problem.m, epi_w, 64)
-    return box_a, box_b, (problem.m, problem.n, min(64, config.loaded_rows), epi_w)
+    return box_a, box_b, (problem.m, problem.n, min(64, rows), epi_w)

@@ -71,16 +71,21 @@ def proof_shapes(config: Sm90WgmmaConfig) -> list[tuple[int, int, int]]:
 
 
 def rows_to_load(problem: Problem) -> int:
-    """Return the rows of A that a wgmma tile must load: M rounded up to a multiple of 8, at most 64. M = 9 gives 16."""
-    return min(-(-problem.m // 8) * 8, WGMMA_ROWS)
+    """Return ``a_rows`` of kernels that load just the M rows of A; 64 if a wgmma tile must load all of its rows.
+
+    M = 16 gives 16. M = 9 to 15 give 15: a stage has room for 16 rows, and a load has M.
+    """
+    rows = -(-problem.m // 8) * 8
+    return min(rows if problem.m == rows else rows - 1, WGMMA_ROWS)
 
 
 def _few_rows(problem: Problem, c: Sm90WgmmaConfig) -> Iterator[Sm90WgmmaConfig]:
     """Yield the config with only the existing rows of A, with and without using the freed room for stages."""
     rows = rows_to_load(problem)
-    if c.bm == WGMMA_ROWS and c.loaded_rows > rows:
-        yield replace(c, a_rows=rows, stages=min(16, c.stages * (c.loaded_rows + c.bn) // (rows + c.bn)))
-        yield replace(c, a_rows=rows)
+    if c.bm == WGMMA_ROWS and (c.a_rows or c.bm) > rows:
+        few = replace(c, a_rows=rows)
+        yield replace(few, stages=min(16, c.stages * (c.loaded_rows + c.bn) // (few.loaded_rows + c.bn)))
+        yield few
 
 
 def _reducers(c: Sm90WgmmaConfig) -> Iterator[Sm90WgmmaConfig]:
