@@ -78,6 +78,7 @@ def test_actors_make_what_one_process_makes(
     assert cluster.is_initialized(), "a cluster that others use is not left"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_the_live_evaluator_keeps_its_sandbox_in_an_actor(cluster: Any) -> None:
     from outblas.core.problem import Problem

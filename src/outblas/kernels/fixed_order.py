@@ -54,10 +54,10 @@ def fixed_order_candidates(problem: Problem, gpu: Gpu) -> list[KernelConfig]:
         problem: the problem.
         gpu: the GPU.
     """
-    return _of_weights_order(chain(pool(), _for_few_rows(problem)), problem, gpu)
+    return _of_weights_order(chain(pool(), _added_by_families(problem)), problem, gpu)
 
 
-def _for_few_rows(problem: Problem) -> Iterator[KernelConfig]:
+def _added_by_families(problem: Problem) -> Iterator[KernelConfig]:
     """Return the kernels that families add for a problem."""
     return chain.from_iterable(family.fixed_order_candidates(problem) for family in FAMILIES.values())
 
@@ -66,6 +66,11 @@ def _of_weights_order(offered: Iterable[KernelConfig], problem: Problem, gpu: Gp
     """Return the legal kernels of the weight's order."""
     order = summation_of_weight(problem, gpu)
     return [c for c in offered if summation(c) == order and why_illegal(problem, c, gpu) is None]
+
+
+def _loads_past_m(problem: Problem, gpu: Gpu) -> bool:
+    """Return True if kernels for any M load rows past M, which takes TMA twice the time or more."""
+    return problem.m < FEW_ROWS and problem.m % 8 != 0 and summation_of_weight(problem, gpu) == "wgmma"
 
 
 def kernels_for_few_rows() -> Iterator[tuple[Problem, KernelConfig]]:
@@ -77,7 +82,7 @@ def kernels_for_few_rows() -> Iterator[tuple[Problem, KernelConfig]]:
     gpu = reference_gpu()
     for m, layout, dtype in product(range(7, FEW_ROWS, 8), get_args(Layout), get_args(Dtype)):
         problem = Problem(m, 4096, 4096, layout, dtype)
-        yield from ((problem, config) for config in _of_weights_order(_for_few_rows(problem), problem, gpu))
+        yield from ((problem, config) for config in _of_weights_order(_added_by_families(problem), problem, gpu))
 
 
 class FixedOrderKernels:
@@ -99,6 +104,7 @@ class FixedOrderKernels:
         """Return the kernel of the weight's order that is predicted to be fastest; None if no such kernel is legal.
 
         If fewer than :data:`ENOUGH_KERNELS` listed kernels are legal, :func:`fixed_order_candidates` are ranked, too.
+        If M is small and ragged, those of :func:`kernels_for_few_rows` are.
 
         Args:
             problem: the problem.
@@ -111,8 +117,8 @@ class FixedOrderKernels:
         found = [c for c in self._of_order(problem, gpu, launch) if why_illegal(problem, c, gpu) is None]
         if len(found) < ENOUGH_KERNELS:
             found = list(dict.fromkeys((*found, *fixed_order_candidates(problem, gpu))))
-        elif problem.m < FEW_ROWS and problem.m % 8:  # listed kernels load past M, and that takes twice the time
-            found = list(dict.fromkeys((*found, *_of_weights_order(_for_few_rows(problem), problem, gpu))))
+        elif _loads_past_m(problem, gpu):
+            found = list(dict.fromkeys((*found, *_of_weights_order(_added_by_families(problem), problem, gpu))))
         found = [c for c in found if c not in self.left_out]
         return found[rank(problem, found, gpu)[0]] if found else None
 

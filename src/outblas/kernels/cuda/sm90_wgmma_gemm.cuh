@@ -7,10 +7,9 @@
 // A cluster has CLUSTER_SPLIT x CLUSTER_N x CLUSTER_M CTAs. Operand tiles are multicast along M and N. Along
 // CLUSTER_SPLIT, the CTAs share one tile's K and reduce through distributed shared memory. With SPLIT_WORKSPACE, the
 // SPLIT clusters of a tile meet in global memory instead. The last one adds up; with REDUCE_ALL each adds up a share.
-// With SWAP the kernel computes C^T = B A^T and stores it transposed. Below, rows, M and "A" are then columns of C, N and
-// B of the problem, and the other way round. So either extent of a tile may be any multiple of 8.
-// M, N and K are free: TMA fills zeros past the edges and clips stores. Rows must be multiples of 16 bytes. The knobs
-// are constants that the generated prelude defines (source.py).
+// With SWAP the kernel computes C^T = B A^T, stored transposed. Rows, M and "A" are then columns of C, N and B of
+// the problem. So either extent of a tile may be any multiple of 8. M, N and K are free: TMA fills zeros past the edges
+// and clips stores. Rows must be multiples of 16 bytes. The prelude (source.py) defines the knobs as constants.
 #pragma once
 #include "epilogue/cluster_reduce.cuh"
 #include "epilogue/direct_store.cuh"
