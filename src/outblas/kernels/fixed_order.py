@@ -68,11 +68,6 @@ def _of_weights_order(offered: Iterable[KernelConfig], problem: Problem, gpu: Gp
     return [c for c in offered if summation(c) == order and why_illegal(problem, c, gpu) is None]
 
 
-def _loads_past_m(problem: Problem, gpu: Gpu) -> bool:
-    """Return True if kernels for any M load rows past M, which takes TMA twice the time or more."""
-    return problem.m < FEW_ROWS and problem.m % 8 != 0 and summation_of_weight(problem, gpu) == "wgmma"
-
-
 def kernels_for_few_rows() -> Iterator[tuple[Problem, KernelConfig]]:
     """Yield (problem, config) of the kernels that :class:`FixedOrderKernels` adds for any weight on sm_90.
 
@@ -104,7 +99,7 @@ class FixedOrderKernels:
         """Return the kernel of the weight's order that is predicted to be fastest; None if no such kernel is legal.
 
         If fewer than :data:`ENOUGH_KERNELS` listed kernels are legal, :func:`fixed_order_candidates` are ranked, too.
-        If M is small and ragged, those of :func:`kernels_for_few_rows` are.
+        For small M on sm_90 those of :func:`kernels_for_few_rows` are.
 
         Args:
             problem: the problem.
@@ -117,7 +112,7 @@ class FixedOrderKernels:
         found = [c for c in self._of_order(problem, gpu, launch) if why_illegal(problem, c, gpu) is None]
         if len(found) < ENOUGH_KERNELS:
             found = list(dict.fromkeys((*found, *fixed_order_candidates(problem, gpu))))
-        elif _loads_past_m(problem, gpu):
+        elif problem.m < FEW_ROWS and summation_of_weight(problem, gpu) == "wgmma":  # most listed ones load past M
             found = list(dict.fromkeys((*found, *_of_weights_order(_added_by_families(problem), problem, gpu))))
         found = [c for c in found if c not in self.left_out]
         return found[rank(problem, found, gpu)[0]] if found else None

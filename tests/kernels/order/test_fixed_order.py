@@ -81,18 +81,18 @@ def test_listed_kernels_are_chosen_alone_if_enough_are_legal() -> None:
 MANY = [Sm90WgmmaConfig(64, bn, stages=stages) for bn in (32, 64, 128) for stages in (3, 4, 5)]
 
 
-@pytest.mark.parametrize("m", [1, 13, 37, 63])
+@pytest.mark.parametrize("m", [1, 8, 13, 37, 56, 63])
 @pytest.mark.parametrize("layout", ["TN", "NN"])
-def test_a_small_ragged_m_gets_a_packaged_kernel_that_loads_no_row_past_it(m: int, layout: str) -> None:
+def test_a_small_m_gets_a_packaged_kernel_that_loads_no_row_past_it(m: int, layout: str) -> None:
     problem = Problem(m, 4096, 8192, layout, "bf16")  # type: ignore[arg-type]
     chosen = FixedOrderKernels(MANY).choose(problem, H200, "plain")
-    assert isinstance(chosen, Sm90WgmmaConfig) and chosen.fits_m and chosen.a_rows - m < 8
+    assert isinstance(chosen, Sm90WgmmaConfig) and chosen.fits_m and 0 <= chosen.a_rows - m < 8
     assert chosen in {config for p, config in kernels_for_few_rows() if (p.layout, p.dtype) == (layout, "bf16")}
 
 
 def test_other_problems_get_no_kernel_beyond_the_listed_ones() -> None:
     """A kernel that no pack holds is compiled at the first call."""
-    for m in (16, 64, 100):
+    for m in (64, 100):
         assert FixedOrderKernels(MANY).choose(Problem(m, 4096, 8192), H200, "plain") in MANY
     listed = [Sm80MmaConfig(bm, bn, vec=1) for bm in (32, 64, 128) for bn in (32, 64, 128)]
     assert FixedOrderKernels(listed).choose(Problem(13, 1001, 333), H200, "plain") in listed

@@ -136,7 +136,7 @@ _FITTED = (
 
 
 def fitted_kernels(rows: int) -> Iterator[Sm90WgmmaConfig]:
-    """Yield the kernels of :func:`few_rows_kernels` that serve ragged M where K must not be split.
+    """Yield the kernels of :func:`few_rows_kernels` that serve any M up to ``rows`` where K must not be split.
 
     They are few, since packs of compiled kernels hold them all.
 
