@@ -138,7 +138,7 @@ _FITTED = (
 def fitted_kernels(rows: int) -> Iterator[Sm90WgmmaConfig]:
     """Yield the kernels of :func:`few_rows_kernels` that serve any M up to ``rows`` where K must not be split.
 
-    They are few, since packs of compiled kernels hold them all.
+    They are few: a call without a kernel of the library ranks them and compiles one.
 
     Args:
         rows: ``a_rows``, one less than a multiple of 8.
