@@ -16,7 +16,7 @@ from outblas.records.provenance import start_of_machine
 from outblas.records.results import read_result, write_result
 from outblas.records.summary import summarise
 from outblas.search.build_library.finalist_trials import STARTS
-from outblas.search.build_library.judging import judge_path
+from outblas.search.build_library.judging import COLD, judge_path
 from support.build_library_fixture import (  # noqa: F401
     ALL,
     LLM_SHAPES,
@@ -30,7 +30,7 @@ from support.build_library_fixture import (  # noqa: F401
 from support.helpers import without_kernels
 
 
-@pytest.mark.parametrize("step", ["trial", "choose", "judge", "merge", "bench"])
+@pytest.mark.parametrize("step", ["trial", "choose", "judge", "merge", "bench", "judge_cold", "merge_cold"])
 def test_a_table_that_is_not_tuned_is_not_benched(script: Any, work: Any, step: str) -> None:
     run(script, work, "tune")
     with pytest.raises(UsageError, match="grid1000:NN:fp16:fp32 is not tuned"):
@@ -93,6 +93,25 @@ def test_three_starts_have_an_interval_and_all_their_commits(
     row, *_ = summarise(work.result(table, "offline"))
     assert row["starts"] == 3 and row["interval"][0] <= row["interval"][1]
     assert row["commit"] == "; ".join(start * 40 for start in STARTS)
+
+
+def test_cold_caches_are_judged_in_three_starts_too(script: Any, work: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = script.TABLES[0]
+    run(script, work, "tune", "trial", "choose")
+    with pytest.raises(UsageError, match="--steps judge_cold --starts 1"):
+        run(script, work, "merge_cold")
+    for start in STARTS:
+        monkeypatch.setattr(run_bench, "start_of_machine", lambda start=start: f"boot {start}")
+        script.runs.run_job(work, ["judge_cold", str(table), start])
+        assert judge_path(work, table, start, COLD).name == f"{table.stem}_judge_cold_{start}.parquet"
+    run(script, work, "merge_cold")
+    merged = read_result(work.result(table, COLD))
+    assert {row["mode"] for row in merged.rows} == {COLD} and all(len(row["by_start"]) == 3 for row in merged.rows)
+    assert not work.result(table, "offline").exists()
+    row, *_ = summarise(merged.path)
+    assert (row["mode"], row["starts"]) == (COLD, 3)
+    run(script, work, "bench", modes=COLD)
+    assert read_result(work.result(table, COLD)).rows == merged.rows, "a bench of one start does not replace it"
 
 
 def test_judging_benches_of_different_toolchains_are_not_merged(script: Any, work: Any) -> None:

@@ -33,7 +33,7 @@ TablesOption = Annotated[
 ]
 StepsOption = Annotated[
     str | None,
-    typer.Option(help="Steps, separated by commas; by default all but again, reopen, reopen_again and search_cold."),
+    typer.Option(help="Steps, separated by commas; by default all but those that run only when named."),
 ]
 ModesOption = Annotated[
     str | None,
@@ -52,8 +52,8 @@ ExtraOption = Annotated[
 StartsOption = Annotated[
     str | None,
     typer.Option(
-        help="Starts of the machine that steps trial and judge make now: some of 1 to 9 and block; by default 1, 2, "
-        "3, block. Step trial alone has 4 to 9."
+        help="Starts of the machine that steps trial, judge and judge_cold make now: some of 1 to 9 and block; by "
+        "default 1, 2, 3, block. Step trial alone has 4 to 9, and judge_cold 1 to 3."
     ),
 ]
 RecordedOption = Annotated[str | None, typer.Option(help="Tables that step record measures; by default the first.")]
@@ -107,6 +107,8 @@ These run only when --steps names them:
 \b
 again    searches rows that fall back or barely win once more; then trial
 search_cold times neighbours of the plain kernels with cold caches; then trial_workloads
+judge_cold times the library with cold caches in one start           -> WORK/STEM_judge_cold_START.parquet
+merge_cold publishes the median of three such starts for each row    -> WORK/STEM_offline_cold.parquet
 reopen   searches the rows that trials chose once more; then trial with --starts 4, 5 and 6
 reopen_again searches rows for which reopen found nothing new; then trial with --starts 7, 8 and 9
 
@@ -177,16 +179,11 @@ def _run_alone(work: BuildFolder, job: str) -> None:
     """Run one job in this process. The parent process reports how to resume."""
     from outblas.core.workload import MODE_OF_WORKLOAD
     from outblas.search.build_library.build_run import run_job
-    from outblas.search.build_library.build_steps import STEPS
-    from outblas.search.build_library.finalist_trials import ALL_STARTS, DEFAULT_STARTS
+    from outblas.search.build_library.build_steps import STARTS_OF_STEP, STEPS
 
     step, *rest = job.split() or [""]
-    third = {
-        "bench": MODES,
-        "trial": ALL_STARTS,
-        "judge": DEFAULT_STARTS,
-        "trial_workloads": tuple(MODE_OF_WORKLOAD.values()),
-    }.get(step, ())
+    modes = {"bench": MODES, "trial_workloads": tuple(MODE_OF_WORKLOAD.values())}
+    third = (modes | STARTS_OF_STEP).get(step, ())
     if step not in STEPS or len(rest) != 1 + bool(third) or (third and rest[1] not in third):
         raise UsageError(f"--job {job!r}", "a step, a table and, of some, a mode or a start", "leave it out")
     work.path.mkdir(parents=True, exist_ok=True)

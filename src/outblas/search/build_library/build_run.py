@@ -24,9 +24,9 @@ from outblas.records.retuning import RETUNE_FILE as RETUNE
 from outblas.records.retuning import retune_record, seconds_by_step
 from outblas.search.build_library.adopted_finalists import adopt
 from outblas.search.build_library.begin_with import copy_tables_from, fill_from
-from outblas.search.build_library.build_steps import LIBRARY_STEPS, STEPS, STEPS_WITHOUT_GPU
+from outblas.search.build_library.build_steps import LIBRARY_STEPS, STARTS_OF_STEP, STEPS, STEPS_WITHOUT_GPU
 from outblas.search.build_library.build_work import TABLES, BuildFolder
-from outblas.search.build_library.finalist_trials import DEFAULT_STARTS, JUDGED_STARTS
+from outblas.search.build_library.finalist_trials import DEFAULT_STARTS
 
 
 def build(
@@ -68,7 +68,7 @@ def jobs(
     """Return the jobs of some steps in the order in which they must run.
 
     A job is ``[step, table]``; ``[step, table, mode]`` for ``bench`` and ``trial_workloads``; ``[step, table, start]``
-    for ``trial`` and ``judge``.
+    for ``trial``, ``judge`` and ``judge_cold``.
 
     The table is a text. The order is that of ``steps``, and within a step that of ``tables``; for ``bench`` it is by
     mode, then by table. Example: ``jobs(["tune"], [table], [], [])`` returns ``[["tune", "grid1000:TN:fp16:fp32"]]``
@@ -83,14 +83,14 @@ def jobs(
             are in ``tables``.
         recorded: tables that step ``record`` measures, if they are in ``tables``. Default: grid1000 in TN, fp16, fp32.
         starts: starts of the machine that steps ``trial`` and ``judge`` make, e.g. ``["1", "block"]``. By default 1 to
-            3 and ``block``. Only ``trial`` has 4 to 9.
+            3 and ``block``. Only ``trial`` has 4 to 9, and ``judge_cold`` has 1 to 3.
     """
     found: list[list[str]] = []
     for step in steps:
         if step == "record":
             found += [[step, str(table)] for table in tables if table in recorded]
-        elif step in ("trial", "judge"):
-            mine = [start for start in starts if step == "trial" or start in JUDGED_STARTS]
+        elif step in STARTS_OF_STEP:
+            mine = [start for start in starts if start in STARTS_OF_STEP[step]]
             found += [[step, str(table), start] for start in mine for table in tables]
         elif step == "bench":
             found += [[step, str(t), mode] for mode in modes for t in tables if mode == "offline" or t in extra]
@@ -111,7 +111,7 @@ def _trial_modes(modes: Sequence[str]) -> list[str]:
 
 
 def run_job(work: BuildFolder, job: Sequence[str]) -> None:
-    """Run one job in this process. ``choose``, ``choose_workloads`` and ``merge`` need no GPU.
+    """Run one job in this process. Those of :data:`STEPS_WITHOUT_GPU` need no GPU.
 
     Args:
         work: the directory.

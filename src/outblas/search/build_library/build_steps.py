@@ -18,8 +18,8 @@ from outblas.search.build_library.build_searches import (
 from outblas.search.build_library.build_work import REOPENED_STARTS, BuildFolder, printer
 from outblas.search.build_library.choosing import choose
 from outblas.search.build_library.cold_search import search_cold
-from outblas.search.build_library.finalist_trials import run_trial
-from outblas.search.build_library.judging import judge, merge
+from outblas.search.build_library.finalist_trials import ALL_STARTS, JUDGED_STARTS, STARTS, run_trial
+from outblas.search.build_library.judging import COLD, judge, merge
 from outblas.search.build_library.open_rows import search_open_rows
 from outblas.search.build_library.weak_rows import search_weak_rows_again
 from outblas.search.build_library.workload_choosing import choose_workloads
@@ -52,10 +52,14 @@ STEPS: dict[str, Step] = {
     **DEFAULT_STEPS,
     "again": search_weak_rows_again,
     "search_cold": search_cold,
+    "judge_cold": partial(judge, mode=COLD),
+    "merge_cold": partial(merge, mode=COLD),
     **{step: partial(search_open_rows, step=step) for step in REOPENED_STARTS},
 }
+#: Step -> the starts of the machine that it can make, each a job of its own.
+STARTS_OF_STEP: dict[str, tuple[str, ...]] = {"trial": ALL_STARTS, "judge": JUDGED_STARTS, "judge_cold": STARTS}
 #: Steps that only read what others measured.
-STEPS_WITHOUT_GPU = ("choose", "choose_workloads", "merge")
+STEPS_WITHOUT_GPU = ("choose", "choose_workloads", "merge", "merge_cold")
 #: What makes the library; the rest looks at it.
 LIBRARY_STEPS = (
     "record", "tune", "borrow", "refine", "again", "trial", *REOPENED_STARTS, "choose", "search_cold",

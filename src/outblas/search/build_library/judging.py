@@ -10,6 +10,7 @@ from pathlib import Path
 
 from outblas.core.errors import UsageError
 from outblas.core.suites import Table
+from outblas.core.workload import MODE_OF_WORKLOAD
 from outblas.records.library_tables import is_bench_of, rows_of_table
 from outblas.records.median_rows import median_rows
 from outblas.records.results import Result, read_result, write_result
@@ -17,9 +18,13 @@ from outblas.search.build_library.benching import bench, benched
 from outblas.search.build_library.build_work import SEEDS, BuildFolder
 from outblas.search.build_library.finalist_trials import BLOCK, STARTS
 
+OFFLINE, COLD = "offline", MODE_OF_WORKLOAD["cold"]
+#: Mode of a judging bench -> the step that makes it; the name of its file has this word.
+JUDGING_STEPS = {OFFLINE: "judge", COLD: "judge_cold"}
 
-def judge_path(work: BuildFolder, table: Table, start: str) -> Path:
-    """Return the file of one judging bench, ``<stem>_judge_<start>.parquet`` in the work's directory.
+
+def judge_path(work: BuildFolder, table: Table, start: str, mode: str = OFFLINE) -> Path:
+    """Return the file of one judging bench, ``<stem>_<step>_<start>.parquet`` in the work's directory.
 
     Example: ``build/h200/grid1000_tn_fp16_fp32_judge_1.parquet``. The file need not exist.
 
@@ -27,12 +32,13 @@ def judge_path(work: BuildFolder, table: Table, start: str) -> Path:
         work: directory of the build.
         table: the table.
         start: ``1``, ``2`` or ``3``.
+        mode: ``offline`` or ``offline_cold``.
     """
-    return work.path / f"{table.stem}_judge_{start}.parquet"
+    return work.path / f"{table.stem}_{JUDGING_STEPS[mode]}_{start}.parquet"
 
 
-def judge(work: BuildFolder, table: Table, start: str) -> None:
-    """Bench a table's library in mode offline in one start of the machine, or in mode ``block``.
+def judge(work: BuildFolder, table: Table, start: str, mode: str = OFFLINE) -> None:
+    """Bench a table's library in one start of the machine.
 
     A finished bench is left as it is. One that was killed goes on where it was, if the machine was not started anew
     since.
@@ -40,7 +46,9 @@ def judge(work: BuildFolder, table: Table, start: str) -> None:
     Args:
         work: directory of the build.
         table: the table; its kernels must be chosen.
-        start: ``1``, ``2`` or ``3``: mode offline; ``block``: large products in blocks, into the table's result file.
+        start: ``1``, ``2`` or ``3``; ``block``: large products in blocks, into the table's result file, whatever the
+            mode.
+        mode: ``offline`` or ``offline_cold``.
 
     Raises:
         UsageError: the table is not tuned.
@@ -48,29 +56,31 @@ def judge(work: BuildFolder, table: Table, start: str) -> None:
     if start == BLOCK:
         bench(work, table, "block")
         return
-    out, part, problems = judge_path(work, table, start), rows_of_table(work.load(), table), table.problems()
+    out, part, problems = judge_path(work, table, start, mode), rows_of_table(work.load(), table), table.problems()
+    what = f"{JUDGING_STEPS[mode]} {table} {start}"
     if out.exists() and is_bench_of(out, part, problems):
-        print(f"judge {table} {start}: done before", flush=True)
+        print(f"{what}: done before", flush=True)
         return
     seed = SEEDS["judge"] + int(start)
-    benched(f"judge {table} {start}", work, table, problems, part, out, "offline", seed=seed, one_start=True)
+    benched(what, work, table, problems, part, out, mode, seed=seed, one_start=True)
 
 
-def merge(work: BuildFolder, table: Table) -> None:
-    """Write the table's offline result file: each row is that of the start whose speed-up is the median of three.
+def merge(work: BuildFolder, table: Table, mode: str = OFFLINE) -> None:
+    """Write the table's result file of a mode: each row is that of the start whose speed-up is the median of three.
 
     Benches in fewer than three starts of the machine are merged, too. A line says so, and no page gives an interval.
 
     Args:
         work: directory of the build.
         table: the table.
+        mode: ``offline`` or ``offline_cold``.
 
     Raises:
         UsageError: a judging bench is missing, or is of another library or toolchain.
         RecordError: a file is damaged.
     """
     part = rows_of_table(work.load(), table)
-    results = [_judged(work, table, start) for start in STARTS]
+    results = [_judged(work, table, start, mode) for start in STARTS]
     for result in results:
         if not is_bench_of(result.path, part, table.problems()):
             raise UsageError(f"{result.path} is of another library", "a bench of this one", "delete it and judge again")
@@ -83,18 +93,19 @@ def merge(work: BuildFolder, table: Table) -> None:
     starts = [{key: result.provenance[key] for key in ("date", "commit", "driver", "machine")} for result in results]
     spent = round(sum(result.provenance.get("gpu_seconds", 0.0) for result in results), 1)
     meta = {**results[0].meta, "provenance": {**results[0].provenance, "starts": starts, "gpu_seconds": spent}}
-    write_result(median_rows([result.rows for result in results]), meta, work.result(table, "offline"))
+    write_result(median_rows([result.rows for result in results]), meta, work.result(table, mode))
     machines = len({start["machine"] for start in starts})
     few = "" if machines == len(starts) else f", in {machines} different starts of the machine: no interval is shown"
-    print(f"merge {table}: the medians of {len(results)} benches{few}", flush=True)
+    print(f"merge {table} {mode}: the medians of {len(results)} benches{few}", flush=True)
 
 
-def _judged(work: BuildFolder, table: Table, start: str) -> Result:
-    path = judge_path(work, table, start)
+def _judged(work: BuildFolder, table: Table, start: str, mode: str) -> Result:
+    path = judge_path(work, table, start, mode)
     if not path.exists():
         raise UsageError(
             f"judging bench {start} of {table} is missing",
             f"those of {', '.join(STARTS)}",
-            f"run `outblas build-library --work {work.path} --tables {table} --steps judge --starts {start}`",
+            f"run `outblas build-library --work {work.path} --tables {table} "
+            f"--steps {JUDGING_STEPS[mode]} --starts {start}`",
         )
     return read_result(path)
