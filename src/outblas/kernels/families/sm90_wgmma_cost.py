@@ -90,8 +90,8 @@ def columns(config: Sm90WgmmaConfig) -> dict[str, Any]:
 
     ``cm`` and ``cn`` are the cluster's extents, and ``rows`` are the rows of A in a stage. ``raster_m``, ``tma``,
     ``pingpong`` and ``workspace`` say whether the knob has this word. ``stream_b`` and ``stream_c`` say whether the L2
-    hint includes that operand. The other keys are knobs: ``stages``, ``min_blocks``, ``persistent``, ``group``,
-    ``consumers``, ``shift`` and ``fits``.
+    hint includes that operand. ``fits`` says whether a load of A has just the M rows that exist. The other keys are
+    knobs: ``stages``, ``min_blocks``, ``persistent``, ``group``, ``consumers`` and ``shift``.
     """
     return {
         "stages": config.stages,
