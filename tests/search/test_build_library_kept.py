@@ -16,7 +16,8 @@ from outblas.records.provenance import start_of_machine
 from outblas.records.results import read_result, write_result
 from outblas.records.summary import summarise
 from outblas.search.build_library.finalist_trials import STARTS
-from outblas.search.build_library.judging import COLD, judge_path
+from outblas.search.build_library.judging import judge_path
+from outblas.search.build_library.workload_trials import COLD
 from support.build_library_fixture import (  # noqa: F401
     ALL,
     LLM_SHAPES,

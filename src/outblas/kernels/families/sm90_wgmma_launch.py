@@ -104,14 +104,13 @@ def why_illegal_as_computed(p: Problem, c: Sm90WgmmaConfig, gpu: Gpu) -> str | N
         (c.ctas != 0 and not c.persistent, "ctas is for persistent kernels"),
         (not 0 <= c.ctas <= gpu.sms or c.ctas % (multicast * c.cluster_split) != 0, "ctas must be whole clusters"),
         (
-            c.loaded_rows % (8 * c.cluster_n) != 0 or c.bm // c.cluster_n > 256,
+            c.loaded_rows % (8 * c.cluster_n) != 0 or c.bm // c.cluster_n > 256 or (c.fits_m and c.cluster_n > 1),
             "cluster_n does not slice the rows of A in a stage",
         ),
         (
             c.a_rows != 0 and (c.bm != 64 or not 7 <= c.a_rows < 64 or c.a_rows % 8 not in (0, 7)),
             "a_rows must be 0, or 7 to 63 with bm 64: a multiple of 8, or one less",
         ),
-        (c.fits_m and c.cluster_n > 1, "cluster_n does not slice the rows of A in a stage"),
         (p.layout == "TN" and c.bn % (8 * c.cluster_m) != 0, "cluster_m does not slice bn"),
         (p.layout == "NN" and c.bk % (8 * c.cluster_m) != 0, "cluster_m does not slice bk"),
         (p.layout == "NN" and c.bn % 16 != 0, "NN needs bn a multiple of 16"),

@@ -19,11 +19,11 @@ from outblas.search.build_library.build_work import REOPENED_STARTS, BuildFolder
 from outblas.search.build_library.choosing import choose
 from outblas.search.build_library.cold_search import search_cold
 from outblas.search.build_library.finalist_trials import ALL_STARTS, JUDGED_STARTS, STARTS, run_trial
-from outblas.search.build_library.judging import COLD, judge, merge
+from outblas.search.build_library.judging import judge, merge
 from outblas.search.build_library.open_rows import search_open_rows
 from outblas.search.build_library.weak_rows import search_weak_rows_again
 from outblas.search.build_library.workload_choosing import choose_workloads
-from outblas.search.build_library.workload_trials import run_workload_trial
+from outblas.search.build_library.workload_trials import COLD, run_workload_trial
 
 
 def record(work: BuildFolder, table: Table) -> None:

@@ -10,15 +10,15 @@ from pathlib import Path
 
 from outblas.core.errors import UsageError
 from outblas.core.suites import Table
-from outblas.core.workload import MODE_OF_WORKLOAD
 from outblas.records.library_tables import is_bench_of, rows_of_table
 from outblas.records.median_rows import median_rows
 from outblas.records.results import Result, read_result, write_result
 from outblas.search.build_library.benching import bench, benched
 from outblas.search.build_library.build_work import SEEDS, BuildFolder
 from outblas.search.build_library.finalist_trials import BLOCK, STARTS
+from outblas.search.build_library.workload_trials import COLD
 
-OFFLINE, COLD = "offline", MODE_OF_WORKLOAD["cold"]
+OFFLINE = "offline"
 #: Mode of a judging bench -> the step that makes it; the name of its file has this word.
 JUDGING_STEPS = {OFFLINE: "judge", COLD: "judge_cold"}
 
