@@ -13,6 +13,7 @@ import torch
 import transformers
 from step_rounds import WARM_UPS, Entry, Step, StepGraphs, fused_launches, release_memory, switched_on
 from torch._inductor.utils import fresh_cache
+from torch.overrides import TorchFunctionMode
 from whole_model_weights import tensor_bytes
 
 import outblas
@@ -36,6 +37,7 @@ class Variant:
         batch_invariant: as for :func:`outblas.enable`.
         compiled: by torch.compile.
         graph: a CUDA graph of the step is replayed, if there is a GPU.
+        products: False leaves out the linear layers' products: what is left of the step is timed, and means nothing.
     """
 
     name: str
@@ -45,16 +47,30 @@ class Variant:
     batch_invariant: bool = False
     compiled: bool = False
     graph: bool = True
+    products: bool = True
 
-    def active(self) -> contextlib.AbstractContextManager[None]:
+    def active(self) -> contextlib.AbstractContextManager[Any]:
         """Return a context in which products are computed by the variant. It raises DeviceError if they cannot be."""
+        if not self.products:
+            return WithoutProducts()
         return switched_on(self.pdl, self.batch_invariant) if self.ours else contextlib.nullcontext()
+
+
+class WithoutProducts(TorchFunctionMode):
+    """Linear layers return memory of the right shape, and compute nothing."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is not torch.nn.functional.linear:
+            return function(*args, **(kwargs or {}))
+        left, weight = args[:2]
+        return left.new_empty((*left.shape[:-1], weight.shape[0]))
 
 
 VARIANTS = {
     each.name: each
     for each in (
         Variant("torch"),
+        Variant("without_products", products=False),
         Variant("eager", graph=False),
         Variant("compile", compiled=True),
         Variant("merged", weights="merged"),

@@ -4,7 +4,7 @@ Command:
 
     python benchmarks/transformer/whole_models.py [--models llama_8b,qwen_7b] [--layers N]
         [--steps decode_1,decode_8,decode_13,decode_64,decode_100,prefill_500,prefill_2048]
-        [--variants torch,eager,compile,merged,enable,enable_pdl,batch_invariant,optimize]
+        [--variants torch,without_products,eager,compile,merged,enable,enable_pdl,batch_invariant,optimize]
         [--tune SECONDS] [--out results/<gpu>/whole_models.json]
 
 Result file: results/<gpu>/whole_models.json. `outblas results --write` makes docs/results/whole-models.md of it. Needs
@@ -18,6 +18,7 @@ step, by a real prefill. All variants of a step run alternately in one process, 
 Variants. All but *eager* replay a CUDA graph:
 
 - *torch* alone, and *eager*: the same without a graph, each step on an idle GPU, so that its time holds the host's.
+- *without_products*: torch's step less its linear products, which says how much of a step they are. It has no logits.
 - *compile*: torch.compile with max-autotune. transformers gives a compiled prefill an explicit mask, and repeats keys
   and values in compiled decode steps. Both cost time.
 - *merged*: torch alone with q, k, v and gate, up merged into one product each.

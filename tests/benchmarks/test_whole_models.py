@@ -129,14 +129,26 @@ def test_all_variants_run_the_same_step(
     names = [name for name in code.runs.VARIANTS if name != "compile"]
     found, left_out = code.measure.measure(weights, code.rounds.Step.parse(step), names, 3, 4)
     assert list(found) == sorted(names, key=lambda name: name == "eager") and not left_out
+    assert found["without_products"]["logits"] is None
     for name, each in found.items():
-        assert each["logits"]["largest"] < 0.05 * max(1, each["logits"]["rms"]), name
+        if name != "without_products":
+            assert each["logits"]["largest"] < 0.05 * max(1, each["logits"]["rms"]), name
         assert each["tokens_per_s"] > 0 and each["peak_bytes"] > each["weight_bytes"]
         assert ("speedup" in each) == (name != "torch") and bool(each["products"]) == (name in OURS)
     assert found["enable"]["products"] == {"ours": PRODUCTS, "torchs": 0, "fused": 0}
     # Merged products call OutBLAS by name; gate and up, and two sums, are in fused kernels. The head remains.
     assert found["optimize"]["products"] == {"ours": 1, "torchs": 0, "fused": 3 * LAYERS}
     assert found["optimize"]["speedup_over_merged"][0] > 0 and ours.ran
+
+
+def test_a_step_without_products_computes_all_else(code: SimpleNamespace) -> None:
+    left, weight = torch.ones(2, 3, 8), torch.ones(5, 8)
+    product = torch.nn.functional.linear
+    with code.runs.VARIANTS["without_products"].active():
+        outputs = [product(left, weight), torch.nn.Linear(8, 5, dtype=torch.bfloat16)(left.bfloat16())]
+        assert torch.equal(left + 1, 2 * left), "other operations are computed"
+    assert [(o.shape, o.dtype) for o in outputs] == [((2, 3, 5), torch.float32), ((2, 3, 5), torch.bfloat16)]
+    assert torch.equal(product(left, weight), torch.full((2, 3, 5), 8.0)), "products are back"
 
 
 def test_a_compiled_step_is_the_same_step(code: SimpleNamespace) -> None:

@@ -117,6 +117,7 @@ def test_progress_estimates_from_what_was_compiled(monkeypatch: pytest.MonkeyPat
 def test_the_command(compiler: FakeCompiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.setattr(cubin_build, "packaged_libraries", lambda: {})
     monkeypatch.setattr(cubin_build, "any_shape_files", lambda: {})
+    monkeypatch.setattr(cubin_build, "kernels_for_few_rows", lambda: iter(()))
     assert cubin_build.main(["--out", str(tmp_path / "kernels.pack"), "--jobs", "2"]) == 0
     assert ": 0 kernels" in capsys.readouterr().out
     with pytest.raises(SystemExit):
@@ -130,13 +131,16 @@ def test_the_command(compiler: FakeCompiler, tmp_path: Path, monkeypatch: pytest
     assert "error: NVRTC cannot be loaded" in capsys.readouterr().err and not (tmp_path / "other.pack").exists()
 
 
-def test_kernels_for_any_shape_are_packed_in_every_layout_and_dtype(
+def test_kernels_of_no_library_are_packed_in_every_layout_and_dtype(
     compiler: FakeCompiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = cubin_build.any_shape_files()
     sources = cubin_build.sources_for_any_shape(files)
     kernels = AnyShapeModel.load("h200").kernels
     assert list(files) == ["h100", "h200"] and len(set(sources)) == len(sources) > 3 * len(kernels)
+    few = cubin_build.sources_for_few_rows()
+    assert len(few) > 4 * 8 * 4 and not set(few) & set(sources)
+    sources += few
     monkeypatch.setattr(cubin_build, "packaged_libraries", lambda: {})
     path = tmp_path / "kernels.pack"
     assert cubin_build.build(path).kernels == len(sources) and cubin_build.is_current(path)

@@ -24,6 +24,7 @@ from outblas.core.files import write_atomic
 from outblas.core.gpu_records import packaged_gpu
 from outblas.core.problem import Dtype, Layout, Problem
 from outblas.core.version import __version__
+from outblas.kernels.fixed_order import kernels_for_few_rows
 from outblas.kernels.kernel_hash import kernels_sha
 from outblas.kernels.legality import why_illegal
 from outblas.kernels.source import Source, make_source
@@ -116,6 +117,11 @@ def sources_for_any_shape(files: Mapping[str, bytes]) -> list[Source]:
     return list(dict.fromkeys(make_source(p, c) for p, c in pairs_for_any_shape(files)))
 
 
+def sources_for_few_rows() -> list[Source]:
+    """Return the distinct sources of :func:`outblas.kernels.fixed_order.kernels_for_few_rows`."""
+    return list(dict.fromkeys(make_source(p, c) for p, c in kernels_for_few_rows()))
+
+
 def build(
     path: Path = PACK,
     jobs: int | None = None,
@@ -127,7 +133,8 @@ def build(
     Args:
         path: the pack to write.
         jobs: number of processes; None: one per core.
-        libraries: libraries whose kernels are packed; None: the packaged ones, and the kernels for any shape.
+        libraries: libraries whose kernels are packed; None: the packaged ones, the kernels for any shape, and those for
+            few rows in one order of summation.
         report: receives lines of progress.
 
     Raises:
@@ -135,10 +142,11 @@ def build(
         RecordError: a packaged library cannot be read, or the file cannot be written.
     """
     nvrtc_version()
-    general: Mapping[str, bytes] = {}
+    others = list[Source]()
     if libraries is None:
-        libraries, general = [Library.packaged(gpu) for gpu in packaged_libraries()], any_shape_files()
-    sources = list(dict.fromkeys([*sources_of(libraries), *sources_for_any_shape(general)]))
+        libraries = [Library.packaged(gpu) for gpu in packaged_libraries()]
+        others = [*sources_for_any_shape(any_shape_files()), *sources_for_few_rows()]
+    sources = list(dict.fromkeys([*sources_of(libraries), *others]))
     cubins: dict[bytes, Cubin] = {}
     left_out: list[str] = []
     progress = _Progress(len(sources), report)

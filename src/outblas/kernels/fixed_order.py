@@ -7,11 +7,13 @@ for all M, and only kernels of that order may serve it. So a row of A gives the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from itertools import chain
+from collections.abc import Iterable, Iterator
+from itertools import chain, product
+from typing import get_args
 
 from outblas.core.config import KernelConfig, Launch, launch_allows
-from outblas.core.problem import Problem
+from outblas.core.gpu_records import reference_gpu
+from outblas.core.problem import Dtype, Layout, Problem
 from outblas.core.roofline import Gpu
 from outblas.kernels.cost.cost_model import rank
 from outblas.kernels.families.family import Summation
@@ -21,6 +23,8 @@ from outblas.kernels.pool import pool
 
 #: If fewer listed kernels than this are legal, others are ranked, too.
 ENOUGH_KERNELS = 8
+#: Rows of a tile of wgmma. Below this M, families add kernels that load fewer.
+FEW_ROWS = 64
 
 
 def summation(config: KernelConfig) -> Summation | None:
@@ -50,9 +54,30 @@ def fixed_order_candidates(problem: Problem, gpu: Gpu) -> list[KernelConfig]:
         problem: the problem.
         gpu: the GPU.
     """
+    return _of_weights_order(chain(pool(), _added_by_families(problem)), problem, gpu)
+
+
+def _added_by_families(problem: Problem) -> Iterator[KernelConfig]:
+    """Return the kernels that families add for a problem."""
+    return chain.from_iterable(family.fixed_order_candidates(problem) for family in FAMILIES.values())
+
+
+def _of_weights_order(offered: Iterable[KernelConfig], problem: Problem, gpu: Gpu) -> list[KernelConfig]:
+    """Return the legal kernels of the weight's order."""
     order = summation_of_weight(problem, gpu)
-    offered = chain(pool(), *(family.fixed_order_candidates(problem) for family in FAMILIES.values()))
     return [c for c in offered if summation(c) == order and why_illegal(problem, c, gpu) is None]
+
+
+def kernels_for_few_rows() -> Iterator[tuple[Problem, KernelConfig]]:
+    """Yield (problem, config) of the kernels that :class:`FixedOrderKernels` adds for any weight on sm_90.
+
+    Each occurs once for each layout and dtype for which it is legal. Packs of compiled kernels hold them, as a call
+    cannot wait for a compiler.
+    """
+    gpu = reference_gpu()
+    for m, layout, dtype in product(range(7, FEW_ROWS, 8), get_args(Layout), get_args(Dtype)):
+        problem = Problem(m, 4096, 4096, layout, dtype)
+        yield from ((problem, config) for config in _of_weights_order(_added_by_families(problem), problem, gpu))
 
 
 class FixedOrderKernels:
@@ -74,6 +99,7 @@ class FixedOrderKernels:
         """Return the kernel of the weight's order that is predicted to be fastest; None if no such kernel is legal.
 
         If fewer than :data:`ENOUGH_KERNELS` listed kernels are legal, :func:`fixed_order_candidates` are ranked, too.
+        For small M on sm_90 those of :func:`kernels_for_few_rows` are.
 
         Args:
             problem: the problem.
@@ -86,6 +112,8 @@ class FixedOrderKernels:
         found = [c for c in self._of_order(problem, gpu, launch) if why_illegal(problem, c, gpu) is None]
         if len(found) < ENOUGH_KERNELS:
             found = list(dict.fromkeys((*found, *fixed_order_candidates(problem, gpu))))
+        elif problem.m < FEW_ROWS and summation_of_weight(problem, gpu) == "wgmma":  # most listed ones load past M
+            found = list(dict.fromkeys((*found, *_of_weights_order(_added_by_families(problem), problem, gpu))))
         found = [c for c in found if c not in self.left_out]
         return found[rank(problem, found, gpu)[0]] if found else None
 

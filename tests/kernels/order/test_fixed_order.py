@@ -13,7 +13,13 @@ from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
 from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
-from outblas.kernels.fixed_order import FixedOrderKernels, fixed_order_candidates, summation, summation_of_weight
+from outblas.kernels.fixed_order import (
+    FixedOrderKernels,
+    fixed_order_candidates,
+    kernels_for_few_rows,
+    summation,
+    summation_of_weight,
+)
 from outblas.kernels.legality import why_illegal
 from support.gpus.known import H200
 
@@ -70,6 +76,27 @@ def test_listed_kernels_are_chosen_alone_if_enough_are_legal() -> None:
     assert kernels.choose(problem, H200, "plain") in listed
     assert kernels.choose(problem, H200, "pdl") in (*listed, *dependent)
     assert FixedOrderKernels(others).choose(problem, H200, "plain") in fixed_order_candidates(problem, H200)
+
+
+MANY = [Sm90WgmmaConfig(64, bn, stages=stages) for bn in (32, 64, 128) for stages in (3, 4, 5)]
+
+
+@pytest.mark.parametrize("m", [1, 8, 13, 37, 56, 63])
+@pytest.mark.parametrize("layout", ["TN", "NN"])
+def test_a_small_m_gets_a_packaged_kernel_that_loads_no_row_past_it(m: int, layout: str) -> None:
+    problem = Problem(m, 4096, 8192, layout, "bf16")  # type: ignore[arg-type]
+    chosen = FixedOrderKernels(MANY).choose(problem, H200, "plain")
+    assert isinstance(chosen, Sm90WgmmaConfig) and chosen.fits_m and 0 <= chosen.a_rows - m < 8
+    assert chosen in {config for p, config in kernels_for_few_rows() if (p.layout, p.dtype) == (layout, "bf16")}
+
+
+def test_other_problems_get_no_kernel_beyond_the_listed_ones() -> None:
+    """A kernel that no pack holds is compiled at the first call."""
+    for m in (64, 100):
+        assert FixedOrderKernels(MANY).choose(Problem(m, 4096, 8192), H200, "plain") in MANY
+    listed = [Sm80MmaConfig(bm, bn, vec=1) for bm in (32, 64, 128) for bn in (32, 64, 128)]
+    assert FixedOrderKernels(listed).choose(Problem(13, 1001, 333), H200, "plain") in listed
+    assert FixedOrderKernels(listed).choose(Problem(13, 4096, 4096), A100, "plain") in listed
 
 
 def test_families_offer_only_kernels_of_an_order() -> None:

@@ -115,8 +115,8 @@ class Sm90WgmmaGemm(Family[Sm90WgmmaConfig]):
 
     def fixed_order_candidates(self, problem: Problem) -> Iterable[Sm90WgmmaConfig]:
         """Return kernels that load just the rows of a small M; those of the pool serve every M."""
-        rows = near.rows_to_load(problem)
-        return (c for c in pool.few_rows_kernels(rows) if c.split_k == 1) if rows < WGMMA_ROWS else ()
+        rows = problem.m // 8 * 8 + 7
+        return pool.fitted_kernels(rows) if rows < WGMMA_ROWS else ()
 
     def adapted_to_problem(self, problem: Problem, config: Sm90WgmmaConfig) -> Sm90WgmmaConfig:
         """Return the config with ``shift=True`` if that may help, else the config itself.

@@ -24,6 +24,8 @@ _VARIANTS = {
     "batch_invariant": "`enable(batch_invariant=True)`",
     "optimize": "`optimize(model)`, `enable()`",
 }
+#: A variant whose time says how much of torch's step is no product; it has no row.
+_WITHOUT_PRODUCTS = "without_products"
 _MODELS = {"llama_8b": "Llama 3 8B", "qwen_7b": "Qwen2.5 7B"}
 #: Parts of a result file beside its format.
 _PARTS = {"settings", "models", "tuned", "rows", "bars"}
@@ -86,7 +88,16 @@ def _speed_table(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str
         cells = [_speed_cell(row["variants"].get(name)) for row in rows]
         means = [_mean(rows, name, figure) for figure in ("speedup", "speedup_over_merged")]
         lines.append(f"| {_VARIANTS[name]} | " + " | ".join([*cells, *means]) + " |")
-    return "\n".join(lines)
+    return "\n".join([*lines, *_share_of_products(rows)])
+
+
+def _share_of_products(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the line of the products' share of torch's steps; none if no step was measured without products."""
+    cells = []
+    for row in rows:
+        times = [row["variants"].get(name, {}).get("us") for name in ("torch", _WITHOUT_PRODUCTS)]
+        cells.append("–" if None in times else f"{1 - times[1][0] / times[0][0]:.0%}")
+    return ["| products in torch's step | " + " | ".join([*cells, "–", "–"]) + " |"] if {*cells} != {"–"} else []
 
 
 def _speed_cell(figures: Mapping[str, Any] | None) -> str:
@@ -145,7 +156,7 @@ def _footer(data: Mapping[str, Any]) -> str:
         f"{' to '.join(dict.fromkeys((days[0], days[-1])))}, commit {commits}.{tuned}"
     )
     left_out = [
-        f"- Left out: {_VARIANTS[name]}, {row['model']}, {step_words(row['step'])}: {reason}"
+        f"- Left out: {_VARIANTS.get(name, name)}, {row['model']}, {step_words(row['step'])}: {reason}"
         for row in data["rows"]
         for name, reason in row["left_out"].items()
     ]
