@@ -39,7 +39,7 @@ from outblas.kernels.fixed_order import summation_of_weight
 from outblas.records.provenance import collect_provenance
 from outblas.records.results import result_file
 
-FORMAT = "outblas-batch-invariance-1"
+FORMAT = "outblas-batch-invariance-2"
 SEED, ROUNDS = 0, 11
 #: M at which the three are timed.
 TIMED = (1, 16, 64, 256, 1024, 4096)
@@ -76,12 +76,13 @@ class IntoOutput:
     """A product as an entry of the clock: it writes into the output of the problem.
 
     Args:
+        name: its name.
         product: ``product(a, b, out=c)``.
         stream: torch's stream of the clock.
     """
 
-    def __init__(self, product: Callable[..., Any], stream: Any) -> None:
-        self._product, self._stream = product, stream
+    def __init__(self, name: str, product: Callable[..., Any], stream: Any) -> None:
+        self.name, self._product, self._stream = name, product, stream
 
     def bind(self, problem: Problem, a: Any, b: Any, c: Any) -> BaselineCall:
         """Return a call that computes into ``c``; the product runs once before."""
@@ -114,18 +115,19 @@ def times(problem: Problem, who: Sequence[str], gpu: Any) -> dict[str, Any]:
         raise DeviceError(f"no kernel of one order for {problem.key}", "a legal one", "leave this weight out")
     with GpuClock(problem, 0, seed=SEED + 1, gpu=gpu) as bench:
         entries: dict[str, Any] = {"outblas": load_kernel(problem, config)[0]}
-        entries["torch"] = IntoOutput(torch.matmul, bench.torch_stream)
+        entries["torch"] = IntoOutput("torch", torch.matmul, bench.torch_stream)
         if "triton" in who:
             from rivals.triton_persistent import multiply
 
-            entries["triton"] = IntoOutput(multiply, bench.torch_stream)
+            entries["triton"] = IntoOutput("triton", multiply, bench.torch_stream)
         measured = bench.time_entries(entries, ROUNDS, SEED)
     return {"m": problem.m, "config": config_name(config), "us": {name: t.median_us for name, t in measured.items()}}
 
 
 def measure_weight(weight: Problem, batches: int, timed: Sequence[int], gpu: Any) -> dict[str, Any]:
     """Return the verdicts and the times of one weight."""
-    found: dict[str, Any] = {"weight": weight.key, "order": summation_of_weight(weight, gpu), "verdicts": {}}
+    found: dict[str, Any] = {"weight": weight.key, "n": weight.n, "k": weight.k}
+    found |= {"order": summation_of_weight(weight, gpu), "verdicts": {}}
     drawn = drawn_batches(batches, SEED, MOST_ROWS)
     each = products()
     for who, product in each.items():
@@ -136,19 +138,27 @@ def measure_weight(weight: Problem, batches: int, timed: Sequence[int], gpu: Any
 
 
 def means(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return who -> invariant weights, and the geometric means of OutBLAS' speed-up over the others by M."""
+    """Return who -> invariant weights, and the geometric means of OutBLAS' speed-up over the others.
+
+    They are by M and of all M, for the weights of suite llm and for all.
+    """
     who = list(rows[0]["verdicts"])
     invariant = {name: sum(row["verdicts"][name]["invariant"] for row in rows) for name in who}
-    timed = [each for row in rows for each in row["times"]]
+    known = {(p.n, p.k) for p in suite("llm")}
+    groups = {"llm": [row for row in rows if (row["n"], row["k"]) in known], "all weights": list(rows)}
     speedups = {
-        name: {
-            str(m): round(geomean([t["us"][name] / t["us"]["outblas"] for t in timed if t["m"] == m]), 4)
-            for m in sorted({t["m"] for t in timed})
-        }
-        for name in who
-        if name != "outblas"
+        group: {name: _speedups(name, members) for name in who if name != "outblas"}
+        for group, members in groups.items()
+        if members
     }
     return {"weights": len(rows), "invariant": invariant, "speedup_over": speedups}
+
+
+def _speedups(name: str, rows: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Return M, or ``all`` -> geometric mean of the speed-ups over ``name``."""
+    ratios = [(str(t["m"]), t["us"][name] / t["us"]["outblas"]) for row in rows for t in row["times"]]
+    found = {m: geomean([ratio for each, ratio in ratios if each == m]) for m in dict(ratios)}
+    return {m: round(ratio, 4) for m, ratio in [*found.items(), ("all", geomean([ratio for _, ratio in ratios]))]}
 
 
 def measure(count: int, batches: int, out: Path) -> dict[str, Any]:
@@ -185,8 +195,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(f"error: {error}")
     for name, count in result["means"]["invariant"].items():
         print(f"{name}: {count} of {result['means']['weights']} weights are batch-invariant")
-    for name, by_m in result["means"]["speedup_over"].items():
-        print(f"speed-up over {name}: {', '.join(f'M {m} {value:.3f}' for m, value in by_m.items())}")
+    for group, others in result["means"]["speedup_over"].items():
+        for name, by_m in others.items():
+            print(f"{group}, over {name}: {', '.join(f'M {m} {value:.3f}' for m, value in by_m.items())}")
     print(f"result: {options.out}")
 
 

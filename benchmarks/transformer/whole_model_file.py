@@ -9,7 +9,7 @@ from typing import Any
 from outblas.core.errors import UsageError
 from outblas.core.files import write_json
 from outblas.core.stats import geomean
-from outblas.publish.tables.whole_models_table import FORMAT, read_whole_models
+from outblas.publish.tables.whole_models_table import FORMAT, by_context, read_whole_models
 
 #: (variant, figure) -> the least geometric mean over a model's steps.
 BARS = {("enable", "speedup"): 1.04, ("optimize", "speedup"): 1.10, ("optimize", "speedup_over_merged"): 1.05}
@@ -18,7 +18,7 @@ LEAST = 0.99
 
 
 class WholeModelsFile:
-    """The rows of a result file, one for each model and step. Every change is written at once.
+    """The rows of a result file, one for each model, step and context. Every change is written at once.
 
     Args:
         path: the file; a new one is made by the first row.
@@ -68,15 +68,16 @@ class WholeModelsFile:
         known.update((name, dict(parts)) for name, parts in startup_s.items())
         write_json(self.path, self.data)
 
-    def missing(self, model: str, step: str, variants: Sequence[str]) -> list[str]:
+    def missing(self, model: str, step: str, context: int, variants: Sequence[str]) -> list[str]:
         """Return the variants of a step that have no figures yet, in the given order."""
-        row = self._row(model, step)
+        row = self._row(model, step, context)
         return [name for name in variants if row is None or name not in row["variants"]]
 
     def add(
         self,
         model: str,
         step: str,
+        context: int,
         variants: Mapping[str, Any],
         left_out: Mapping[str, str],
         provenance: Mapping[str, Any],
@@ -86,6 +87,7 @@ class WholeModelsFile:
         Args:
             model: name of the model.
             step: name of the step.
+            context: tokens in the cache before it.
             variants: name -> figures.
             left_out: name -> the reason why it has none.
             provenance: of these figures.
@@ -93,9 +95,9 @@ class WholeModelsFile:
         Raises:
             RecordError: the disk refuses.
         """
-        row = self._row(model, step)
+        row = self._row(model, step, context)
         if row is None:
-            row = {"model": model, "step": step, "variants": {}, "left_out": {}, "provenance": []}
+            row = {"model": model, "step": step, "context": context, "variants": {}, "left_out": {}, "provenance": []}
             self.data["rows"].append(row)
         row["variants"].update((name, each) for name, each in variants.items() if name not in row["variants"])
         row["left_out"] = {
@@ -105,26 +107,54 @@ class WholeModelsFile:
         self.data["bars"] = bars(self.data["rows"])
         write_json(self.path, self.data)
 
-    def _row(self, model: str, step: str) -> dict[str, Any] | None:
-        return next((row for row in self.data["rows"] if (row["model"], row["step"]) == (model, step)), None)
+    def take(self, other: Path) -> None:
+        """Add the models of another result file with the same settings, and write the file.
+
+        Args:
+            other: the file, e.g. of a run on another GPU of the machine.
+
+        Raises:
+            RecordError: it is no result of whole_models.py, or the disk refuses.
+            UsageError: it has other settings, or a model that this file has.
+        """
+        more = WholeModelsFile(other, self.data["settings"]).data
+        twice = self.data["models"].keys() & more["models"].keys()
+        if twice or not more["models"]:
+            wrong = f"{other} has {', '.join(sorted(twice)) or 'no model'}"
+            raise UsageError(wrong, f"models that {self.path} lacks", "join files of different models")
+        self.data["models"].update(more["models"])
+        self.data["tuned"].update(more["tuned"])
+        self.data["rows"] += more["rows"]
+        self.data["bars"] = bars(self.data["rows"])
+        write_json(self.path, self.data)
+
+    def _row(self, model: str, step: str, context: int) -> dict[str, Any] | None:
+        wanted = (model, step, context)
+        return next((row for row in self.data["rows"] if (row["model"], row["step"], row["context"]) == wanted), None)
 
 
 def bars(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the bars of each model: the geometric mean of its steps, the slower steps, and whether it is cleared.
+    """Return the bars of each model and context: the geometric mean of its steps, the slower ones, and the verdict.
 
     A step is slower if its speed-up is below :data:`LEAST`. A bar holds for the steps that are measured.
     """
     found = []
     for model in dict.fromkeys(row["model"] for row in rows):
-        for (variant, figure), bar in BARS.items():
-            ratios = {
-                row["step"]: row["variants"][variant][figure][0]
-                for row in rows
-                if row["model"] == model and figure in row["variants"].get(variant, {})
-            }
-            if ratios:
-                mean, slower = geomean(ratios.values()), [step for step, ratio in ratios.items() if ratio < LEAST]
-                judged = {"geomean": mean, "bar": bar, "slower": slower, "steps": len(ratios)}
-                passed = mean >= bar and not slower
-                found.append({"model": model, "variant": variant, "figure": figure, **judged, "passed": passed})
+        for context, members in by_context([row for row in rows if row["model"] == model]).items():
+            for (variant, figure), bar in BARS.items():
+                ratios = {
+                    row["step"]: row["variants"][variant][figure][0]
+                    for row in members
+                    if figure in row["variants"].get(variant, {})
+                }
+                if ratios:
+                    judged = _judged(ratios, bar)
+                    found.append({"model": model, "context": context, "variant": variant, "figure": figure, **judged})
     return found
+
+
+def _judged(ratios: Mapping[str, float], bar: float) -> dict[str, Any]:
+    """Return the verdict on the speed-ups of a model's steps."""
+    mean, slower = geomean(ratios.values()), [step for step, ratio in ratios.items() if ratio < LEAST]
+    passed = mean >= bar and not slower
+    return {"geomean": mean, "bar": bar, "slower": slower, "steps": len(ratios), "passed": passed}

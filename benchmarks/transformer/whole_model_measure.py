@@ -97,12 +97,12 @@ def speeds(times: Mapping[str, Sequence[float]]) -> dict[str, dict[str, Any]]:
     """Return name -> median time in microseconds with its interval, and speed-ups with theirs.
 
     ``speedup`` is over ``torch``, paired by round, or unpaired for a variant without a graph. ``speedup_over_merged``
-    is of ``optimize``.
+    is of ``optimize``, over ``merged_norms``.
     """
     found = figures({name: samples for name, samples in times.items() if VARIANTS[name].graph})
     for name, samples in times.items():
         if name not in found:
             found[name] = {"us": bootstrap_median(samples), "speedup": unpaired_speedup(samples, times["torch"])}
-    if {"optimize", "merged"} <= set(times):
-        found["optimize"]["speedup_over_merged"] = paired_speedup(times["optimize"], times["merged"])
+    if {"optimize", "merged_norms"} <= set(times):
+        found["optimize"]["speedup_over_merged"] = paired_speedup(times["optimize"], times["merged_norms"])
     return found

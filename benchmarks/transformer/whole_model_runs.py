@@ -74,6 +74,7 @@ VARIANTS = {
         Variant("eager", graph=False),
         Variant("compile", compiled=True),
         Variant("merged", weights="merged"),
+        Variant("merged_norms", weights="merged_norms"),
         Variant("enable", ours=True),
         Variant("enable_pdl", ours=True, pdl=True),
         Variant("batch_invariant", ours=True, batch_invariant=True),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter
@@ -100,7 +101,7 @@ def random_model(config: Any, device: torch.device, dtype: torch.dtype = torch.b
 class ModelWeights:
     """A model with its weights as they are, merged by torch, and optimised; each is made when it is first used.
 
-    The three share every weight that no group has (:data:`GROUPS`), so they fit into one GPU.
+    They share every weight that no group has (:data:`GROUPS`), so they fit into one GPU.
 
     Args:
         model: the model as it is.
@@ -120,11 +121,11 @@ class ModelWeights:
         return self._made["plain"].lm_head.weight.device
 
     def get(self, arrangement: str) -> Any:
-        """Return the model in an arrangement: ``plain``, ``merged`` or ``optimised``."""
+        """Return the model in an arrangement: ``plain``, ``merged``, ``merged_norms`` or ``optimised``."""
         if arrangement not in self._made:
             made = copy_beside(self._made["plain"])
             begin = perf_counter()
-            {"merged": merge_weights, "optimised": self._optimise}[arrangement](made)
+            _ARRANGE.get(arrangement, self._optimise)(made)
             _wait(self.device)
             self.seconds[arrangement] = perf_counter() - begin
             self._made[arrangement] = made
@@ -162,6 +163,20 @@ def merge_weights(model: Any) -> None:
             merged = MergedLinear(layers)
             module._modules[group[0]] = merged
             module._modules.update((name, PartOfMerged(merged.parts.pop)) for name in group[1:])
+
+
+def merge_and_fuse_norms(model: Any) -> None:
+    """As :func:`merge_weights`; in addition, torch's fused kernel computes the RMS norms."""
+    merge_weights(model)
+    for module in model.modules():
+        epsilon = getattr(module, "variance_epsilon", None)
+        if epsilon is not None:
+            weight = module.weight
+            module.forward = functools.partial(F.rms_norm, normalized_shape=weight.shape, weight=weight, eps=epsilon)
+
+
+#: Name of an arrangement by torch alone -> what makes it.
+_ARRANGE = {"merged": merge_weights, "merged_norms": merge_and_fuse_norms}
 
 
 class MergedLinear(nn.Module):

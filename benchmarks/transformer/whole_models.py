@@ -4,16 +4,19 @@ Command:
 
     python benchmarks/transformer/whole_models.py [--models llama_8b,qwen_7b] [--layers N]
         [--steps decode_1,decode_8,decode_13,decode_64,decode_100,prefill_500,prefill_2048]
-        [--variants torch,without_products,eager,compile,merged,enable,enable_pdl,batch_invariant,optimize]
-        [--tune SECONDS] [--out results/<gpu>/whole_models.json]
+        [--variants torch,without_products,eager,compile,merged,merged_norms,enable,enable_pdl,
+        batch_invariant,optimize]
+        [--context 64,512] [--tune SECONDS] [--out results/<gpu>/whole_models.json] [--join FILE ...]
 
 Result file: results/<gpu>/whole_models.json. `outblas results --write` makes docs/results/whole-models.md of it. Needs
 a GPU of 80 GB and the extra `examples`. An interrupted run resumes with the next step, and so does one with further
-models, variants or steps: the file keeps what it has. Other settings need another ``--out``.
+models, variants or steps: the file keeps what it has. Other settings need another ``--out``. ``--join`` measures
+nothing: it adds files of other models with the same settings, which ran on another GPU of the machine.
 
 The models are transformers' own classes with the shapes of Llama 3 8B and Qwen2.5 7B, random bf16 weights, and its
 static cache. torch's settings are its defaults. Random prompts of ``--context`` tokens are in the cache before a decode
-step, by a real prefill. All variants of a step run alternately in one process, as in model_steps.py.
+step, by a real prefill. Each context is a table of its own: the longer it is, the more of a step is attention, which
+torch computes in every variant. All variants of a step run alternately in one process, as in model_steps.py.
 
 Variants. All but *eager* replay a CUDA graph:
 
@@ -21,13 +24,14 @@ Variants. All but *eager* replay a CUDA graph:
 - *without_products*: torch's step less its linear products, which says how much of a step they are. It has no logits.
 - *compile*: torch.compile with max-autotune. transformers gives a compiled prefill an explicit mask, and repeats keys
   and values in compiled decode steps. Both cost time.
-- *merged*: torch alone with q, k, v and gate, up merged into one product each.
+- *merged*: torch alone with q, k, v and gate, up merged into one product each; *merged_norms* with its fused RMS
+  norms, too.
 - *enable*: ``outblas.enable()``; *enable_pdl* with ``OUTBLAS_PDL=1``; *batch_invariant* with that guarantee.
 - *optimize*: ``outblas.optimize(model)`` and ``enable()``.
 
-Figures of each: tokens a second and the speed-up over *torch*, for *optimize* also over *merged*. Memory: the weights,
-and the peak, which is weights, cache and the most that start-up and step took beside them. Start-up: seconds of
-enabling, optimising, tuning, preparing, of three first runs, which compile, and of the capture. A kernel that an
+Figures of each: tokens a second and the speed-up over *torch*, for *optimize* also over *merged_norms*. Memory: the
+weights, and the peak, which is weights, cache and the most that start-up and step took beside them. Start-up: seconds
+of enabling, optimising, tuning, preparing, of three first runs, which compile, and of the capture. A kernel that an
 earlier variant has loaded costs a later one nothing, and neither does a workspace. ``--variants`` of one variant alone
 gives its own figures. Logits: largest and mean absolute error against fp32, and the share of greedy tokens that agree.
 They are those of 16 decode steps of up to 8 sequences, or of the last token of 8 prompts. The reference has the same
@@ -50,7 +54,7 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from step_arguments import at_least, words
+from step_arguments import at_least, numbers, words
 from step_rounds import Step, release_memory, switched_on
 from whole_model_file import LEAST, WholeModelsFile
 from whole_model_measure import measure
@@ -60,6 +64,7 @@ from whole_model_weights import MODELS, ModelWeights, random_model
 import outblas
 from outblas.core.errors import DeviceError, OutblasError, UsageError
 from outblas.core.stats import MIN_ROUNDS
+from outblas.publish.tables.whole_models_table import read_whole_models
 from outblas.records.provenance import collect_provenance
 from outblas.records.results import result_file
 from outblas.records.user_library import LIBRARY_VARIABLE
@@ -74,10 +79,12 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--hidden", choices=("full", "tiny"), default="full", help="tiny: all extents are small")
     parser.add_argument("--steps", type=step_names, default=list(STEPS), help="decode_BATCH and prefill_TOKENS")
     parser.add_argument("--variants", type=words(tuple(VARIANTS)), default=list(VARIANTS))
-    parser.add_argument("--context", type=at_least(1), default=512, help="tokens in the cache of a decode step")
+    contexts = "tokens in the cache of a decode step; several measure each step with each of them"
+    parser.add_argument("--context", type=numbers, default=[64, 512], metavar="N,N", help=contexts)
     parser.add_argument("--rounds", type=at_least(MIN_ROUNDS), default=30)
     parser.add_argument("--tune", type=at_least(0), default=0, metavar="SECONDS", help="tune missing products before")
     parser.add_argument("--out", type=Path, default=result_file("whole_models.json"))
+    parser.add_argument("--join", type=Path, nargs="+", metavar="FILE", help="add these files to --out, and stop")
     return parser.parse_args(arguments)
 
 
@@ -91,7 +98,7 @@ def step_names(text: str) -> list[str]:
 
 def with_rivals(variants: Sequence[str]) -> list[str]:
     """Return variants with those that they are compared with, in the order of :data:`VARIANTS`."""
-    wanted = {"torch", *variants, *(["merged"] if "optimize" in variants else [])}
+    wanted = {"torch", *variants, *(["merged_norms"] if "optimize" in variants else [])}
     return [name for name in VARIANTS if name in wanted]
 
 
@@ -158,7 +165,7 @@ class Measurement:
         self._options, self._compile_options = options, compile_options
         self._device, self._variants = device_of(options.hidden), with_rivals(options.variants)
         self._provenance = collect_provenance(command, 0 if self._device.type == "cuda" else None)
-        settings = {name: getattr(options, name) for name in ("layers", "hidden", "context", "rounds", "tune")}
+        settings = {name: getattr(options, name) for name in ("layers", "hidden", "rounds", "tune")}
         settings |= {name: self._provenance[name] for name in ("gpu", "driver")}
         settings |= {"torch": torch.__version__, "transformers": metadata.version("transformers")}
         self.file = WholeModelsFile(options.out, settings)
@@ -174,10 +181,15 @@ class Measurement:
             Exception: a step of torch alone fails, or the GPU is lost.
         """
         for model in self._options.models:
-            if any(self.file.missing(model, step, self._variants) for step in self._options.steps):
+            if any(self.file.missing(model, *one, self._variants) for one in self._steps()):
                 self._measure(model)
             else:
                 print(f"{model}: {self.file.path} has every step", flush=True)
+
+    def _steps(self) -> list[tuple[str, int]]:
+        """Return (step, context) of all rows; a prefill has context 0."""
+        contexts = {"decode": self._options.context, "prefill": [0]}
+        return [(step, each) for step in self._options.steps for each in contexts[Step.parse(step).kind]]
 
     def _measure(self, model: str) -> None:
         config = MODELS[model].configuration(self._options.layers, self._options.hidden == "tiny")
@@ -185,15 +197,15 @@ class Measurement:
         print(f"{model}: making {config.num_hidden_layers} layers", flush=True)
         weights = ModelWeights(random_model(config, self._device))
         self.file.begin(model, config.num_hidden_layers, self._start_up(model, weights))
-        for step in self._options.steps:
-            missing = self.file.missing(model, step, self._variants)
+        for step, context in self._steps():
+            missing = self.file.missing(model, step, context, self._variants)
             if not missing:
-                print(f"{model} {step}: {self.file.path} has it", flush=True)
+                print(f"{model} {step} {context}: {self.file.path} has it", flush=True)
                 continue
-            names, rounds, context = with_rivals(missing), self._options.rounds, self._options.context
-            print(f"{model} {step}: {', '.join(names)}", flush=True)
+            names, rounds = with_rivals(missing), self._options.rounds
+            print(f"{model} {step} {context}: {', '.join(names)}", flush=True)
             found, left_out = measure(weights, Step.parse(step), names, rounds, context, self._compile_options)
-            self.file.add(model, step, found, left_out, self._provenance)
+            self.file.add(model, step, context, found, left_out, self._provenance)
             print(*lines(found, left_out), sep="\n", flush=True)
 
     def _start_up(self, model: str, weights: ModelWeights) -> dict[str, dict[str, float]]:
@@ -227,20 +239,40 @@ def lines(found: Mapping[str, Any], left_out: Mapping[str, str]) -> list[str]:
     return texts
 
 
+def measured_file(options: argparse.Namespace, command: str, compile_options: Mapping[str, Any]) -> WholeModelsFile:
+    """Measure what the result file lacks, and return it."""
+    measurement = Measurement(options, command, compile_options)
+    measurement.run()
+    return measurement.file
+
+
+def join(out: Path, others: Sequence[Path]) -> WholeModelsFile:
+    """Add the models of other files to a result file, and return it.
+
+    Raises:
+        OutblasError: see :meth:`whole_model_file.WholeModelsFile.take`.
+    """
+    first = others[0] if not out.exists() else out
+    file = WholeModelsFile(out, read_whole_models(first)["settings"])
+    for other in others:
+        file.take(other)
+    return file
+
+
 def main(arguments: Sequence[str] | None = None, compile_options: Mapping[str, Any] = MAX_AUTOTUNE) -> int:
     options = parsed(arguments)
     command = " ".join(["benchmarks/transformer/whole_models.py", *(sys.argv[1:] if arguments is None else arguments)])
     try:
-        measurement = Measurement(options, command, compile_options)
-        measurement.run()
+        file = join(options.out, options.join) if options.join else measured_file(options, command, compile_options)
     except OutblasError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    for bar in measurement.file.data["bars"]:
+    for bar in file.data["bars"]:
         slower = ", ".join(bar["slower"]) or "none"
         verdict = f"{'cleared' if bar['passed'] else 'NOT cleared'}; slower than {LEAST}: {slower}"
-        print(f"{bar['model']} {bar['variant']} {bar['figure']}: {bar['geomean']:.3f} of {bar['bar']}, {verdict}")
-    print(f"written to {measurement.file.path}")
+        name = f"{bar['model']} {bar['context']} {bar['variant']} {bar['figure']}"
+        print(f"{name}: {bar['geomean']:.3f} of {bar['bar']}, {verdict}")
+    print(f"written to {file.path}")
     return 0
 
 

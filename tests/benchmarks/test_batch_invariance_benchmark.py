@@ -29,10 +29,18 @@ def test_weights_of_models_and_random_ones_come_in_turns(script: Any) -> None:
 def test_means_are_of_the_times_over_ours(script: Any) -> None:
     verdicts = {"outblas": {"invariant": True}, "torch": {"invariant": False}}
     rows = [
-        {"verdicts": verdicts, "times": [{"m": 1, "us": {"outblas": 1.0, "torch": ratio}}]} for ratio in (2.0, 0.5, 1.0)
+        {"n": n, "k": 4096, "verdicts": verdicts, "times": [{"m": 1, "us": {"outblas": 1.0, "torch": ratio}}]}
+        for n, ratio in ((4096, 2.0), (4097, 0.5), (4097, 1.0))
     ]
+    rows[0]["times"].append({"m": 16, "us": {"outblas": 1.0, "torch": 8.0}})
     found = script.means(rows)
-    assert found["invariant"] == {"outblas": 3, "torch": 0} and found["speedup_over"] == {"torch": {"1": 1.0}}
+    assert found["invariant"] == {"outblas": 3, "torch": 0}
+    over = {group: others["torch"] for group, others in found["speedup_over"].items()}
+    assert over == {"llm": {"1": 2.0, "16": 8.0, "all": 4.0}, "all weights": {"1": 1.0, "16": 8.0, "all": 1.6818}}
+
+
+def test_an_entry_of_the_clock_has_a_name(script: Any) -> None:
+    assert script.IntoOutput("torch", None, None).name == "torch"
 
 
 def test_without_a_gpu_it_says_so_in_one_line(script: Any, tmp_path: Path) -> None:

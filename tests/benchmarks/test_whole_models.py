@@ -171,13 +171,13 @@ def test_a_variant_that_cannot_run_is_left_out(code: SimpleNamespace) -> None:
 
 @pytest.fixture
 def measured(code: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The (step, variants) that were measured, in order; figures are invented. ``stop`` at the end interrupts."""
+    """The (step, context, variants) that were measured, in order; figures are invented. ``stop`` interrupts."""
     calls: list[Any] = []
 
-    def measure(weights: Any, step: Any, names: Any, *_: Any) -> Any:
+    def measure(weights: Any, step: Any, names: Any, rounds: int, context: int, _: Any) -> Any:
         if calls[-1:] == ["stop"]:
             raise KeyboardInterrupt
-        calls.append((step.name, list(names)))
+        calls.append((step.name, context, list(names)))
         figures = {"us": [float(len(calls)), 1.0, 2.0], "speedup": [1.2, 1.1, 1.3], "startup_s": {}, "products": {}}
         figures["speedup_over_merged"] = [1.04, 1.0, 1.1]
         kept = {name: dict(figures) for name in names if name != "compile"}
@@ -189,7 +189,7 @@ def measured(code: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> list[Any
 
 
 def command(code: SimpleNamespace, out: Path, *arguments: str) -> Any:
-    common = ["--hidden", "tiny", "--layers", "1", "--models", "llama_8b", "--out", str(out)]
+    common = ["--hidden", "tiny", "--layers", "1", "--models", "llama_8b", "--context", "512", "--out", str(out)]
     return code.command.main([*common, *arguments])
 
 
@@ -202,13 +202,20 @@ def test_an_interrupted_run_resumes(
     assert [row["step"] for row in json.loads(out.read_text())["rows"]] == ["decode_2"]
     measured.clear()
     assert command(code, out, *steps) == 0
-    assert measured == [("decode_2", ["torch", "compile"]), ("prefill_4", ["torch", "eager", "compile"])]
+    assert measured == [("decode_2", 512, ["torch", "compile"]), ("prefill_4", 0, ["torch", "eager", "compile"])]
     data = json.loads(out.read_text())
     assert data["rows"][0]["variants"]["torch"]["us"][0] == 1, "figures that are there stay"
     assert data["rows"][0]["left_out"] == {"compile": "no compiler"} and len(data["rows"][0]["provenance"]) == 2
     measured.clear()
     assert command(code, out, *steps[:2], "--variants", "eager") == 0
     assert not measured and "has every step" in capsys.readouterr().out
+    assert command(code, out, *steps, "--context", "9,512") == 0
+    assert ("decode_2", 9, ["torch", "eager", "compile"]) in measured, "a further context is measured, too"
+    assert [(row["step"], row["context"]) for row in json.loads(out.read_text())["rows"]] == [
+        ("decode_2", 512),
+        ("prefill_4", 0),
+        ("decode_2", 9),
+    ]
 
 
 def interrupted_after_a_step(code: SimpleNamespace, measured: list[Any], out: Path, *arguments: str) -> None:
@@ -227,14 +234,14 @@ def test_rivals_are_measured_with_what_is_asked_for(
     code: SimpleNamespace, measured: list[Any], ours: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert command(code, tmp_path / "w.json", "--steps", "decode_2", "--variants", "optimize") == 0
-    assert measured == [("decode_2", ["torch", "merged", "optimize"])]
+    assert measured == [("decode_2", 512, ["torch", "merged_norms", "optimize"])]
     data = json.loads((tmp_path / "w.json").read_text())
     assert set(data["models"]["llama_8b"]["startup_s"]["optimize"]) == {"arrange", "enable", "tune"}
     assert [(bar["figure"], bar["passed"]) for bar in data["bars"]] == [
         ("speedup", True),
         ("speedup_over_merged", False),
     ]
-    assert "llama_8b optimize speedup_over_merged: 1.040 of 1.05, NOT cleared" in capsys.readouterr().out
+    assert "llama_8b 512 optimize speedup_over_merged: 1.040 of 1.05, NOT cleared" in capsys.readouterr().out
 
 
 def test_tuning_comes_first_and_once(
@@ -259,10 +266,10 @@ def test_what_cannot_be_measured_is_refused_in_a_line(
 ) -> None:
     out, steps = tmp_path / "w.json", ("--steps", "decode_2", "--variants", "torch")
     assert command(code, out, *steps) == 0
-    assert command(code, out, *steps, "--context", "9") == 2
-    assert "has context 512, not 9" in capsys.readouterr().err
+    assert command(code, out, *steps, "--rounds", "99") == 2
+    assert "has rounds 30, not 99" in capsys.readouterr().err
     assert command(code, out, "--hidden", "full") == 2 and "no CUDA GPU" in capsys.readouterr().err
-    for text in ("[]", "{", '{"format": "another"}', '{"format": "outblas-whole-models-1"}'):
+    for text in ("[]", "{", '{"format": "another"}', '{"format": "outblas-whole-models-2"}'):
         out.write_text(text)
         with pytest.raises(RecordError):
             code.file.WholeModelsFile(out, {})
@@ -270,11 +277,34 @@ def test_what_cannot_be_measured_is_refused_in_a_line(
         code.rounds.Step.parse("decode_0")
 
 
-def test_bars_are_of_a_models_measured_steps(code: SimpleNamespace) -> None:
-    def row(model: str, step: str, enable: float) -> dict[str, Any]:
-        return {"model": model, "step": step, "variants": {"enable": {"speedup": [enable, 1.0, 2.0]}}}
+def test_files_of_several_gpus_are_joined(
+    code: SimpleNamespace, measured: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second, both = (tmp_path / f"{name}.json" for name in ("first", "second", "both"))
+    assert command(code, first, "--steps", "prefill_4", "--variants", "eager") == 0
+    assert command(code, second, "--steps", "prefill_4", "--variants", "eager", "--models", "qwen_7b") == 0
+    assert code.command.main(["--out", str(both), "--join", str(first), str(second)]) == 0
+    data, parts = json.loads(both.read_text()), [json.loads(path.read_text()) for path in (first, second)]
+    assert list(data["models"]) == ["llama_8b", "qwen_7b"] and data["rows"] == parts[0]["rows"] + parts[1]["rows"]
+    assert data["settings"] == parts[0]["settings"]
+    assert code.command.main(["--out", str(both), "--join", str(first)]) == 2
+    assert "has llama_8b; expected models that" in capsys.readouterr().err
+    other = ("--steps", "prefill_4", "--variants", "eager", "--rounds", "99")
+    assert command(code, tmp_path / "third.json", *other) == 0
+    assert code.command.main(["--out", str(first), "--join", str(tmp_path / "third.json")]) == 2
+    assert "has rounds 99, not 30" in capsys.readouterr().err and json.loads(first.read_text()) == parts[0]
 
-    rows = [row("a", "decode_1", 1.2), row("a", "prefill_500", 0.98), row("b", "decode_1", 1.05)]
-    first, second = code.file.bars(rows)
+
+def test_bars_are_of_a_models_measured_steps(code: SimpleNamespace) -> None:
+    def row(model: str, step: str, context: int, enable: float) -> dict[str, Any]:
+        figures = {"enable": {"speedup": [enable, 1.0, 2.0]}}
+        return {"model": model, "step": step, "context": context, "variants": figures}
+
+    rows = [row("a", "decode_1", 64, 1.2), row("a", "prefill_500", 0, 0.98), row("b", "decode_1", 64, 1.05)]
+    first, longer, second = code.file.bars([*rows, row("a", "decode_1", 512, 1.1)])
     assert first["geomean"] == pytest.approx((1.2 * 0.98) ** 0.5) and first["slower"] == ["prefill_500"]
+    assert longer["geomean"] == pytest.approx((1.1 * 0.98) ** 0.5) and (first["context"], longer["context"]) == (
+        64,
+        512,
+    )
     assert not first["passed"] and second["passed"] and second["steps"] == 1

@@ -271,8 +271,9 @@ def test_enable_holds_the_strongest_guarantee_that_is_wanted(on: Switch) -> None
     assert outblas.enable(accurate=True) and outblas.status()["torch"]["guarantee"] == "accurate"
     assert not any(reduction_switches().values())
     with outblas.use(batch_invariant=True), outblas.use():
-        assert process_guarantee() == "batch_invariant"
+        assert process_guarantee() == "batch_invariant" and not torch._inductor.config.shape_padding
     assert process_guarantee() == "accurate" and not any(reduction_switches().values())
+    assert torch._inductor.config.shape_padding
     assert outblas.enable() and process_guarantee() == "none" and all(reduction_switches().values())
 
 

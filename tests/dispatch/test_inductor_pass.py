@@ -22,6 +22,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 
 from outblas.core.problem import Problem
 from outblas.dispatch import device_registry, inductor_pass
+from outblas.dispatch.guarantees.unpadded_products import switch_padding_off
 from outblas.dispatch.inductor_pass import ProductPass, has_kernel_for_graph, replace_products
 from outblas.records.library import Library
 from outblas.records.library_interval import LibraryInterval
@@ -293,3 +294,25 @@ def test_code_for_any_m_looks_each_m_up_when_it_runs(served: Served) -> None:
             assert torch.equal(run(x), torch.relu(torch.mm(x, w)) * 2)
     assert counts["unique_graphs"] - graphs == 1 and made.replaced == 1
     assert [problem.m for problem in served.ran] == [3, 24], "torch computes the others"
+
+
+def paddings() -> tuple[bool, bool]:
+    """Inductor's setting in this thread and in a new one."""
+    found: list[bool] = []
+    thread = threading.Thread(target=lambda: found.append(config.shape_padding))
+    thread.start()
+    thread.join()
+    return config.shape_padding, found[0]
+
+
+def test_padding_is_off_in_all_threads_until_it_is_restored() -> None:
+    assert paddings() == (True, True)
+    restore = switch_padding_off()
+    assert paddings() == (False, False)
+    with config.patch(shape_padding=True):
+        assert not config.shape_padding, "a value that is set meanwhile is lost"
+    restore()
+    assert paddings() == (True, True)
+    with config.patch(shape_padding=False):
+        assert not config.shape_padding
+    assert paddings() == (True, True)

@@ -184,6 +184,8 @@ def test_what_torch_must_see_is_left_to_it(torch: Any) -> None:
     assert "sparse" in explain(a.to_sparse(), b)
     with Watch():
         assert "mode" in explain(a, b)
+        with torch._C._DisableTorchDispatch():
+            assert "mode" not in explain(a, b), "Inductor times products like this while it compiles"
     with torch.autograd.forward_ad.dual_level():
         assert "forward" in explain(a, b)
     batched = torch.func.vmap(lambda x: matmul(x, b))(torch.stack([a, a]))

@@ -58,6 +58,7 @@ def test_every_variant_computes_the_step(name: str, step: str, code: SimpleNames
     assert not left_out and set(found) == set(names)
     torchs = found["torch"]["logits"]
     assert torchs["rms"] > 10 * torchs["mean"] > 0
+    assert found.pop("without_products")["us"][0] < found["torch"]["us"][0]
     for each in found.values():
         assert each["logits"]["mean"] <= 1.25 * torchs["mean"] and each["logits"]["largest"] <= 2 * torchs["largest"]
         assert each["peak_bytes"] > each["weight_bytes"] == found["torch"]["weight_bytes"]
@@ -100,4 +101,4 @@ def test_the_command_writes_a_result_file(code: SimpleNamespace, tmp_path: Path)
     assert code.command.main(arguments) == 0
     data = json.loads(out.read_text())
     assert data["format"] == FORMAT and data["settings"]["gpu"]
-    assert set(data["rows"][0]["variants"]) == {"torch", "merged", "optimize"} and len(data["bars"]) == 2
+    assert set(data["rows"][0]["variants"]) == {"torch", "merged_norms", "optimize"} and len(data["bars"]) == 2

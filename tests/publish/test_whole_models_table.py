@@ -23,14 +23,14 @@ def figures(speedup: float | None, tokens_per_s: float, mean: float = 0.01, plac
 
 def content(**settings: Any) -> dict[str, Any]:
     """Two steps of a model of eight layers; ``compile`` failed in one."""
-    about = {"hidden": "full", "context": 512, "rounds": 30, "tune": 0, "gpu": "a GPU", "driver": "1", "torch": "2"}
+    about = {"hidden": "full", "rounds": 30, "tune": 0, "gpu": "a GPU", "driver": "1", "torch": "2"}
     optimized = figures(1.2, 120.0, speedup_over_merged=[1.1, 1.0, 1.2])
     first = {"torch": figures(None, 1234.4), "compile": figures(1.1, 110.0), "optimize": optimized}
     second = {"torch": figures(None, 5000.0, 0.04, 20), "optimize": {**optimized, "speedup": [0.98, 0.9, 1.0]}}
     step = {"model": "llama_8b", "left_out": {}, "provenance": [MADE]}
     rows = [
-        {**step, "step": "decode_8", "variants": first},
-        {**step, "step": "prefill_500", "variants": second, "left_out": {"compile": "out of memory"}},
+        {**step, "step": "decode_8", "context": 512, "variants": first},
+        {**step, "step": "prefill_500", "context": 0, "variants": second, "left_out": {"compile": "out of memory"}},
     ]
     startup_s = {"torch": {"arrange": 0.0}, "compile": {}, "optimize": {"arrange": 1.0, "enable": 2.0, "tune": 0.0}}
     models = {"llama_8b": {"layers": 8, "startup_s": startup_s}, "qwen_7b": {"layers": 8, "startup_s": {}}}
@@ -61,16 +61,42 @@ def test_nothing_is_said_of_what_is_not_measured(tmp_path: Path) -> None:
 
 def test_the_tables_have_the_figures_of_the_file(tmp_path: Path) -> None:
     text = block(tmp_path, content())
-    assert "**Llama 3 8B**, 8 layers" in text and "Qwen" not in text
+    assert "**Llama 3 8B**, 8 layers, context 512" in text and "Qwen" not in text
     speed, price = cells(text, "torch")
     assert speed == ["1,234", "5,000", "–", "–"]
     assert price == ["6.0", "7.2", "3.0", "0.500", "0.0300", "90.0%"], "the mean error counts every place once"
     speed, price = cells(text, "`optimize(model)`, `enable()`")
     assert speed == ["120 (1.200×)", "120 (0.980×)", "1.084×", "1.100×"] and price[2] == "6.0"
     assert cells(text, "torch.compile, max-autotune")[0] == ["110 (1.100×)", "–", "–", "–"], "no mean of some steps"
-    assert "- Left out: torch.compile, max-autotune, llama_8b, prefill, 500 tokens: out of memory" in text
+    assert "- Left out: torch.compile, max-autotune, llama_8b, prefill, 500 tokens, context 0: out of memory" in text
     assert "a GPU, driver 1, torch 2, transformers 5, 2026-12-01, commit 0123456." in text and "tuned" not in text
     assert "were tuned for 60 s" in block(tmp_path, content(tune=60))
+
+
+def test_each_context_has_a_table_with_the_prefill_steps(tmp_path: Path) -> None:
+    data = content()
+    decode = data["rows"][0]
+    shorter = {**decode["variants"], "optimize": {**decode["variants"]["optimize"], "speedup": [1.3, 1.0, 1.5]}}
+    data["rows"].append({**decode, "context": 64, "variants": shorter})
+    text = block(tmp_path, data)
+    assert text.index("8 layers, context 64") < text.index("8 layers, context 512")
+    first, second, price = cells(text, "`optimize(model)`, `enable()`")
+    assert first == ["120 (0.980×)", "120 (1.300×)", "1.129×", "1.100×"] and len(price) == 6
+    assert second == ["120 (1.200×)", "120 (0.980×)", "1.084×", "1.100×"]
+    data["rows"] = data["rows"][1:2]
+    assert "**Llama 3 8B**, 8 layers\n" in block(tmp_path, data), "prefill alone"
+
+
+def test_the_products_share_is_of_steps_that_were_measured_without_them(tmp_path: Path) -> None:
+    data = content()
+    assert not cells(block(tmp_path, data), "products in torch's step")
+    first, second = data["rows"]
+    first["variants"]["torch"]["us"] = [200.0, 199.0, 201.0]
+    first["variants"]["without_products"] = {**figures(4.0, 1.0), "us": [50.0, 49.0, 51.0], "logits": None}
+    second["left_out"]["without_products"] = "out of memory"
+    text = block(tmp_path, data)
+    assert cells(text, "products in torch's step") == [["75%", "–", "–", "–"]]
+    assert "- Left out: without_products, llama_8b, prefill, 500 tokens, context 0: out of memory" in text
 
 
 @pytest.mark.parametrize("data", [[], {"format": "another"}, {"format": FORMAT}])

@@ -132,10 +132,7 @@ class ModuleDraft:
         parts = [make() for make in self._makers]
         copy = rewritten(self._inner, self.flow.source, self._changes, parts)
         ours = redecorated(self._outer, copy, self._changes.takes_residual)
-        forward = _forward(self._outer, self._changes.takes_residual)
-        setattr(forward, INSTALLED, True)
-        setattr(self.module, PLAN, ModulePlan(self.module, parts, ours))
-        self.module.forward = types.MethodType(forward, self.module)
+        install(ModulePlan(self.module, parts, ours), self._changes.takes_residual)
 
     def _take(self, name: str) -> Step:
         self.taken.add(name)
@@ -144,6 +141,19 @@ class ModuleDraft:
     def _add(self, make: Callable[[], Any]) -> str:
         self._makers.append(make)
         return f"{PARTS}[{len(self._makers) - 1}]"
+
+
+def install(plan: ModulePlan, takes_residual: bool = False) -> None:
+    """Set ``forward`` of a plan's module, on this instance alone.
+
+    Args:
+        plan: the plan.
+        takes_residual: a caller may pass a residual by the keyword of :mod:`outblas.adapt.rewritten_forward`.
+    """
+    forward = _forward(type(plan.module).forward, takes_residual)
+    setattr(forward, INSTALLED, True)
+    setattr(plan.module, PLAN, plan)
+    plan.module.forward = types.MethodType(forward, plan.module)
 
 
 def plan_of(module: Any) -> ModulePlan | None:

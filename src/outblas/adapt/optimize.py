@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from outblas.adapt.contiguous_saving import save_as_before, save_contiguously
 from outblas.adapt.model_weights import check_module
-from outblas.adapt.module_draft import ModuleDraft, uninstall
+from outblas.adapt.module_draft import ModuleDraft, ModulePlan, install, uninstall
 from outblas.adapt.optimize_report import OptimizeReport
 from outblas.adapt.plain_linears import why_not_plain
 from outblas.adapt.structures import find_activated, find_gates, find_last, find_merges, find_sums
@@ -26,7 +26,8 @@ def optimize(model: torch.nn.Module) -> OptimizeReport:
     - layers of one input whose outputs are split into heads (q, k, v): one product of their joined weights;
     - ``act(gate(x)) * up(x)`` and ``act(layer(x))``, with SiLU or GELU: :func:`outblas.gated_linear` and
       :func:`outblas.linear`;
-    - ``residual + module(...)``, where the module returns a layer's output: :func:`outblas.linear` with a residual.
+    - ``residual + module(...)``, where the module returns a layer's output: :func:`outblas.linear` with a residual;
+    - RMS norms in half precision: torch's fused ``rms_norm``.
 
     Every output is the same sum of the same numbers. Kernels may add in another order and round once instead of twice,
     so last bits may differ from the model before.
@@ -42,8 +43,8 @@ def optimize(model: torch.nn.Module) -> OptimizeReport:
         model: any module. One that is optimised already is restored first.
 
     Returns:
-        A report of the merged and fused layers, and of those left alone, with reasons. ``print`` shows equal layers in
-        one line.
+        A report of the merged and fused layers, of the norms, and of layers left alone, with reasons. ``print`` shows
+        equal layers in one line.
 
     Raises:
         TensorError: a parameter was made in inference mode, so that torch does not let it be replaced.
@@ -65,6 +66,7 @@ def optimize(model: torch.nn.Module) -> OptimizeReport:
             draft.install()
     if report.merged or report.fused:
         save_contiguously(model)
+    _fuse_norms(model, report)
     _name_the_rest(model, drafts, errors, report)
     return report
 
@@ -197,6 +199,18 @@ def _sum(name: str, draft: ModuleDraft, drafts: dict[str, ModuleDraft], report: 
         child.take_residual(last[0])
         draft.sum(found)
         report.fused.append(f"{path}: {last[0]} + residual")
+
+
+def _fuse_norms(model: Any, report: OptimizeReport) -> None:
+    """Let torch's fused kernel compute the norms of a model."""
+    from outblas.adapt.norms import FusedNorm, epsilon_of_norm
+
+    for name, module in model.named_modules():
+        epsilon = None if _is_replaced(module) else epsilon_of_norm(module)
+        if epsilon is not None:
+            part = FusedNorm(module, epsilon)
+            install(ModulePlan(module, [part], part))
+            report.norms.append(f"{_shown(name)}: RMS norm")
 
 
 def _name_the_rest(model: Any, drafts: dict[str, ModuleDraft], errors: dict[str, str], report: OptimizeReport) -> None:

@@ -15,16 +15,18 @@ class OptimizeReport:
         merged: groups of layers that became one product, e.g. ``"layers.0.attn: q_proj, k_proj, v_proj"``.
         fused: operations that run in a product's kernel if there is one, e.g. ``"layers.0.mlp: silu(gate_proj) *
             up_proj"``.
+        norms: RMS norms that torch's fused kernel computes, e.g. ``"layers.0.input_norm: RMS norm"``.
         left_alone: name of a layer or module -> the reason.
     """
 
     merged: list[str] = field(default_factory=list)
     fused: list[str] = field(default_factory=list)
+    norms: list[str] = field(default_factory=list)
     left_alone: dict[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
         lines = []
-        for title, entries in (("merged", self.merged), ("fused", self.fused)):
+        for title, entries in (("merged", self.merged), ("fused", self.fused), ("in torch's kernel", self.norms)):
             lines += [f"{title}:", *(_collapsed(entries) or ["  nothing"])]
         left = _collapsed(f"{name}: {reason}" for name, reason in self.left_alone.items())
         return "\n".join([*lines, "left alone:", *(left or ["  nothing"])])

@@ -33,6 +33,7 @@ from outblas.dispatch.guarantees.guarantee import (
     set_process_guarantee,
     stronger,
 )
+from outblas.dispatch.guarantees.unpadded_products import switch_padding_off
 
 
 class Switch:
@@ -53,6 +54,7 @@ class Switch:
         self._users: list[Guarantee] = []
         self._override: Any = None
         self._pass: Any = None
+        self._restore_padding: Callable[[], None] | None = None
         self._on = False
 
     @property
@@ -139,6 +141,11 @@ class Switch:
             begin_full_precision()
         elif guarantee == GUARANTEES[0]:
             end_full_precision()
+        restore, self._restore_padding = self._restore_padding, None
+        if guarantee == "batch_invariant":
+            self._restore_padding = switch_padding_off()
+        elif restore is not None:
+            restore()
 
     def _install(self) -> None:
         from outblas.dispatch import inductor_pass

@@ -64,13 +64,20 @@ def why_left_to_torch(a: torch.Tensor, b: torch.Tensor | None, out: torch.Tensor
         return "a forward-mode gradient is wanted"
     if a.device.type == "cuda" and torch.is_autocast_enabled("cuda"):
         return "autocast chooses the dtype"
-    if getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)():
+    if getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)() and not _dispatch_is_off():
         return "a dispatch mode watches"
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
         return (
             f"{GRADIENT_WANTED} within torch.func" if torch._C._are_functorch_transforms_active() else GRADIENT_WANTED
         )
     return ""
+
+
+def _dispatch_is_off() -> bool:
+    """Return True where no dispatch mode sees a call, as when Inductor times a product during a compilation."""
+    import torch
+
+    return bool(torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.Python))
 
 
 def has_memory(t: torch.Tensor) -> bool:

@@ -12,13 +12,14 @@ from outblas.core.stats import geomean
 from outblas.publish.words import step_words
 
 WHOLE_MODELS = "whole_models.json"
-FORMAT = "outblas-whole-models-1"
+FORMAT = "outblas-whole-models-2"
 #: Variant -> its row. All but the second are in CUDA graphs.
 _VARIANTS = {
     "torch": "torch",
     "eager": "torch, eager",
     "compile": "torch.compile, max-autotune",
     "merged": "torch, merged weights",
+    "merged_norms": "torch, merged weights, fused norms",
     "enable": "`enable()`",
     "enable_pdl": "`enable()`, PDL",
     "batch_invariant": "`enable(batch_invariant=True)`",
@@ -69,14 +70,27 @@ def read_whole_models(path: Path) -> dict[str, Any]:
     return data
 
 
+def by_context(rows: Sequence[Mapping[str, Any]]) -> dict[int, list[Mapping[str, Any]]]:
+    """Return context -> the rows of a model's table: its decode steps with this context, and all prefill steps.
+
+    Args:
+        rows: of one model. A prefill has context 0; if there is no other step, so has the table.
+    """
+    contexts = sorted({row["context"] for row in rows} - {0}) or [0]
+    return {each: [row for row in rows if row["context"] in (0, each)] for each in contexts}
+
+
 def _model_block(model: str, about: Mapping[str, Any], data: Mapping[str, Any]) -> str:
-    """Return the two tables of a model; empty if no step of it is measured."""
+    """Return the tables of a model; empty if no step of it is measured."""
     rows = [row for row in data["rows"] if row["model"] == model]
     if not rows:
         return ""
     names = [name for name in _VARIANTS if any(name in row["variants"] for row in rows)]
-    title = f"**{_MODELS.get(model, model)}**, {about['layers']} layers"
-    return "\n\n".join([title, _speed_table(rows, names), _price_table(rows, names, about["startup_s"])])
+    blocks = []
+    for context, members in by_context(rows).items():
+        title = f"**{_MODELS.get(model, model)}**, {about['layers']} layers"
+        blocks += [f"{title}, context {context}" if context else title, _speed_table(members, names)]
+    return "\n\n".join([*blocks, _price_table(rows, names, about["startup_s"])])
 
 
 def _speed_table(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
@@ -151,12 +165,13 @@ def _footer(data: Mapping[str, Any]) -> str:
         else ""
     )
     text = (
-        f"bf16, context {settings['context']}, {settings['rounds']} interleaved rounds; {settings['gpu']}, driver "
-        f"{settings['driver']}, torch {settings['torch']}, transformers {settings['transformers']}, "
+        f"bf16, {settings['rounds']} interleaved rounds; {settings['gpu']}, driver {settings['driver']}, "
+        f"torch {settings['torch']}, transformers {settings['transformers']}, "
         f"{' to '.join(dict.fromkeys((days[0], days[-1])))}, commit {commits}.{tuned}"
     )
     left_out = [
-        f"- Left out: {_VARIANTS.get(name, name)}, {row['model']}, {step_words(row['step'])}: {reason}"
+        f"- Left out: {_VARIANTS.get(name, name)}, {row['model']}, {step_words(row['step'])}, "
+        f"context {row['context']}: {reason}"
         for row in data["rows"]
         for name, reason in row["left_out"].items()
     ]
