@@ -30,9 +30,9 @@ def switch_padding_off() -> Callable[[], None]:
     """Switch the padding of compiled products off, in all threads; return a function that restores it."""
     from torch._inductor import config
 
-    entry = getattr(config, "_config", {}).get(_SETTING)
-    if isinstance(getattr(entry, "user_override", None), ContextVar):  # from torch 2.13 on, each thread has its own
-        own = entry.user_override
+    entry: Any = getattr(config, "_config", {}).get(_SETTING)
+    own = getattr(entry, "user_override", None)
+    if isinstance(own, ContextVar):  # from torch 2.13 on, each thread has its own
         entry.user_override = _Off()
         return lambda: setattr(entry, "user_override", own)
     before = getattr(config, _SETTING)
