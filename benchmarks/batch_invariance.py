@@ -174,8 +174,9 @@ def measure(count: int, batches: int, out: Path) -> dict[str, Any]:
             yield measure_weight(by_key[key], batches, TIMED, gpu)
 
     def content(rows: list[dict[str, Any]]) -> dict[str, Any]:
-        about = collect_provenance("benchmarks/batch_invariance.py")
-        result.update({"format": FORMAT, "provenance": about, "means": means(rows), "rows": rows})
+        about = collect_provenance(" ".join(["python", "benchmarks/batch_invariance.py", *sys.argv[1:]]))
+        result.update({"format": FORMAT, "provenance": about, "settings": settings})
+        result.update({"means": means(rows), "rows": rows})
         return result
 
     line, key = (lambda row: str(row["verdicts"])), itemgetter("weight")

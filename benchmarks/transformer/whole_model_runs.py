@@ -37,7 +37,7 @@ class Variant:
         batch_invariant: as for :func:`outblas.enable`.
         compiled: by torch.compile.
         graph: a CUDA graph of the step is replayed, if there is a GPU.
-        products: False leaves out the linear layers' products: what is left of the step is timed, and means nothing.
+        products: False leaves out the products of linear layers: the rest of the step is timed, and means nothing.
     """
 
     name: str

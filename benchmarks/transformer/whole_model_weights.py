@@ -166,7 +166,7 @@ def merge_weights(model: Any) -> None:
 
 
 def merge_and_fuse_norms(model: Any) -> None:
-    """As :func:`merge_weights`; in addition, torch's fused kernel computes the RMS norms."""
+    """Merge as :func:`merge_weights` does, and let torch's fused kernel compute the RMS norms."""
     merge_weights(model)
     for module in model.modules():
         epsilon = getattr(module, "variance_epsilon", None)

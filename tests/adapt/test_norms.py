@@ -1,4 +1,4 @@
-"""RMS norms in ``outblas.optimize``: which modules are recognised, what they compute, and the way back."""
+"""RMS norms in ``outblas.optimize``: recognised modules, their results, and the way back."""
 
 from __future__ import annotations
 

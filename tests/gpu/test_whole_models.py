@@ -66,8 +66,8 @@ def test_every_variant_computes_the_step(name: str, step: str, code: SimpleNames
         assert set(found[each]["startup_s"]) == {"prepare", "first runs", "capture"}
         assert found[each]["products"]["ours"] + found[each]["products"]["torchs"] > 0
     assert found["enable"]["products"]["ours"] > 0 or step == "prefill_500"
-    assert found["optimize"]["products"]["fused"] > 0
-    assert found["batch_invariant"]["products"]["torchs"] == 0, "a torch product has no fixed order"
+    assert found["optimize"]["products"]["fused"] > 0 or step == "prefill_500"
+    assert found["batch_invariant"]["products"]["torchs"] == 1, "only the product of the rotary positions is in fp32"
 
 
 def test_a_graph_repeats_what_an_eager_step_computes(code: SimpleNamespace) -> None:
