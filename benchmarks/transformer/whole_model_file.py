@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -138,18 +139,18 @@ def bars(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
     A step is slower if its speed-up is below :data:`LEAST`. A bar holds for the steps that are measured.
     """
+    tables = [
+        (model, context, members)
+        for model in dict.fromkeys(row["model"] for row in rows)
+        for context, members in by_context([row for row in rows if row["model"] == model]).items()
+    ]
     found = []
-    for model in dict.fromkeys(row["model"] for row in rows):
-        for context, members in by_context([row for row in rows if row["model"] == model]).items():
-            for (variant, figure), bar in BARS.items():
-                ratios = {
-                    row["step"]: row["variants"][variant][figure][0]
-                    for row in members
-                    if figure in row["variants"].get(variant, {})
-                }
-                if ratios:
-                    judged = _judged(ratios, bar)
-                    found.append({"model": model, "context": context, "variant": variant, "figure": figure, **judged})
+    for (model, context, members), ((variant, figure), bar) in product(tables, BARS.items()):
+        measured = {row["step"]: row["variants"].get(variant, {}) for row in members}
+        ratios = {step: figures[figure][0] for step, figures in measured.items() if figure in figures}
+        if ratios:
+            judged = _judged(ratios, bar)
+            found.append({"model": model, "context": context, "variant": variant, "figure": figure, **judged})
     return found
 
 

@@ -125,7 +125,7 @@ class ModelWeights:
         if arrangement not in self._made:
             made = copy_beside(self._made["plain"])
             begin = perf_counter()
-            _ARRANGE.get(arrangement, self._optimise)(made)
+            {**_BY_TORCH, "optimised": self._optimise}[arrangement](made)
             _wait(self.device)
             self.seconds[arrangement] = perf_counter() - begin
             self._made[arrangement] = made
@@ -176,7 +176,7 @@ def merge_and_fuse_norms(model: Any) -> None:
 
 
 #: Name of an arrangement by torch alone -> what makes it.
-_ARRANGE = {"merged": merge_weights, "merged_norms": merge_and_fuse_norms}
+_BY_TORCH = {"merged": merge_weights, "merged_norms": merge_and_fuse_norms}
 
 
 class MergedLinear(nn.Module):

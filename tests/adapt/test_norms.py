@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
+import inspect
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -37,44 +41,6 @@ class Norm(nn.Module):
         return self.weight * rows.to(kind)
 
 
-class Cubic(Norm):
-    def forward(self, rows: Any) -> Any:
-        kind = rows.dtype
-        rows = rows.to(torch.float32)
-        mean_square = rows.pow(3).mean(-1, keepdim=True)
-        rows = rows * torch.rsqrt(mean_square + self.little)
-        return self.weight * rows.to(kind)
-
-
-class ByOtherWeight(Norm):
-    def forward(self, rows: Any) -> Any:
-        kind = rows.dtype
-        rows = rows.to(torch.float32)
-        mean_square = rows.pow(2).mean(-1, keepdim=True)
-        rows = rows * torch.rsqrt(mean_square + self.little)
-        return self.little * rows.to(kind)
-
-
-class AlongColumns(Norm):
-    def forward(self, rows: Any) -> Any:
-        kind = rows.dtype
-        rows = rows.to(torch.float32)
-        mean_square = rows.pow(2).mean(0, keepdim=True)
-        rows = rows * torch.rsqrt(mean_square + self.little)
-        return self.weight * rows.to(kind)
-
-
-class Swapped(Norm):
-    """Scales the mean square."""
-
-    def forward(self, rows: Any) -> Any:
-        kind = rows.dtype
-        rows = rows.to(torch.float32)
-        mean_square = rows.pow(2).mean(-1, keepdim=True)
-        rows = mean_square * torch.rsqrt(rows + self.little)
-        return self.weight * rows.to(kind)
-
-
 class WithScale(Norm):
     def __init__(self) -> None:
         super().__init__()
@@ -101,11 +67,44 @@ def fused_calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 def test_a_norm_is_known_by_what_it_does() -> None:
     assert epsilon_of_norm(Norm()) == epsilon_of_norm(Norm(torch.half)) == "little"
-    others = [Norm(torch.float32), Cubic(), ByOtherWeight(), AlongColumns(), Swapped(), WithScale(), nn.LayerNorm(8)]
+    others = [Norm(torch.float32), WithScale(), nn.LayerNorm(8)]
     assert [epsilon_of_norm(other) for other in others] == [None] * len(others)
     without_number = Norm()
     without_number.little = torch.tensor(1e-5)  # type: ignore[assignment]
     assert epsilon_of_norm(without_number) is None
+
+
+def changed(tmp_path: Path, old: str, new: str) -> Any:
+    """The class :class:`Norm` of a file in which some words of its code are others."""
+    source = inspect.getsource(Norm)
+    assert old in source
+    path = tmp_path / "changed_norm.py"
+    path.write_text(
+        f"from typing import Any\nimport torch\nfrom torch import nn\nSIZE = {SIZE}\n" + source.replace(old, new)
+    )
+    spec = importlib.util.spec_from_file_location("changed_norm", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["changed_norm"] = module  # where inspect looks for the source
+    spec.loader.exec_module(module)
+    return module.Norm
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "name"),
+    [
+        ("SIZE, dtype", "SIZE,  dtype", "little"),
+        ("rows.pow(2)", "rows.pow(3)", None),
+        ("self.weight * rows", "self.little * rows", None),
+        ("mean(-1", "mean(0", None),
+        ("rows * torch.rsqrt(mean_square", "mean_square * torch.rsqrt(rows", None),
+    ],
+)
+def test_one_other_word_is_no_norm(
+    old: str, new: str, name: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "changed_norm", None)
+    assert epsilon_of_norm(changed(tmp_path, old, new)()) == name
 
 
 def test_transformers_norms_are_known() -> None:

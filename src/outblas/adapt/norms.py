@@ -1,4 +1,4 @@
-"""RMS norms of a model, found by what their ``forward`` does, and computed by torch's own fused kernel.
+"""RMS norms of a model, found by what their ``forward`` does; torch's own fused kernel can compute them.
 
 A norm that is written in Python runs about six kernels: to fp32, square, mean, scale, back, and times the weight.
 """
@@ -8,15 +8,13 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
-import textwrap
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.nn import functional as F
 
-from outblas.adapt.layer_weight import LayerWeight
-from outblas.dispatch import device_registry
+from outblas.adapt.dataflow import Dataflow
+from outblas.core.errors import UsageError
 from outblas.dispatch.aten_products import HALF_DTYPES
 
 #: The body of a norm's ``forward``: ``x`` is its argument, ``eps`` its attribute, ``v0`` and on its variables.
@@ -46,47 +44,16 @@ def epsilon_of_norm(module: Any) -> str | None:
     return name if name is not None and isinstance(getattr(module, name, None), float) else None
 
 
-class FusedNorm:
-    """The part of a rewritten norm.
-
-    Args:
-        module: the norm.
-        epsilon: name of its epsilon, see :func:`epsilon_of_norm`.
-    """
-
-    def __init__(self, module: Any, epsilon: str) -> None:
-        self._epsilon = epsilon
-        self._own = type(module).forward
-        self.layers: tuple[Any, ...] = ()
-
-    def intact(self, module: Any) -> bool:
-        """Return True: epsilon and weight are read at each call."""
-        return True
-
-    def release(self) -> None:
-        """Nothing is held."""
-
-    def weights(self, owner: str) -> list[LayerWeight]:
-        """Return nothing: a norm has no product."""
-        return []
-
-    def __call__(self, module: Any, x: Any) -> Any:
-        """Return (..., H) for ``x`` (..., H)."""
-        weight = module.weight
-        if x.device.type != device_registry.DEVICE_TYPE or x.dtype != weight.dtype:
-            return self._own(module, x)
-        return F.rms_norm(x, weight.shape, weight, getattr(module, self._epsilon))
-
-
 @functools.lru_cache(maxsize=256)
 def _epsilon_name(forward: Callable[..., Any]) -> str | None:
     """Return the name of the attribute in the place of ``eps`` if a function is that of a norm, else None."""
     try:
-        tree: Any = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(forward)))).body[0]
-    except (OSError, TypeError, SyntaxError, IndexError):
+        flow = Dataflow(inspect.unwrap(forward))
+    except UsageError:
         return None
-    if not isinstance(tree, ast.FunctionDef) or getattr(forward, "__globals__", {}).get("torch") is not torch:
+    if flow.globals.get("torch") is not torch:
         return None
+    tree = flow.tree
     arguments = tree.args
     if len(arguments.args) != 2 or arguments.vararg or arguments.kwonlyargs or arguments.kwarg or arguments.defaults:
         return None

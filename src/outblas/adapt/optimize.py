@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 from outblas.adapt.contiguous_saving import save_as_before, save_contiguously
 from outblas.adapt.model_weights import check_module
 from outblas.adapt.module_draft import ModuleDraft, ModulePlan, install, uninstall
+from outblas.adapt.norms import epsilon_of_norm
 from outblas.adapt.optimize_report import OptimizeReport
+from outblas.adapt.parts import FusedNorm
 from outblas.adapt.plain_linears import why_not_plain
 from outblas.adapt.structures import find_activated, find_gates, find_last, find_merges, find_sums
 from outblas.core.errors import TensorError, UsageError
@@ -203,8 +205,6 @@ def _sum(name: str, draft: ModuleDraft, drafts: dict[str, ModuleDraft], report: 
 
 def _fuse_norms(model: Any, report: OptimizeReport) -> None:
     """Let torch's fused kernel compute the norms of a model."""
-    from outblas.adapt.norms import FusedNorm, epsilon_of_norm
-
     for name, module in model.named_modules():
         epsilon = None if _is_replaced(module) else epsilon_of_norm(module)
         if epsilon is not None:

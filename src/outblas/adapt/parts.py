@@ -1,4 +1,4 @@
-"""The calls that stand in a rewritten ``forward``: merged products, gates, activations and sums.
+"""The calls that stand in a rewritten ``forward``: merged products, gates, activations, sums and norms.
 
 A part knows the layers that it computes. ``intact`` says whether they are still the ones of the module, untouched.
 """
@@ -173,6 +173,31 @@ class LastProduct(_Part):
     def _is_like_result(self, residual: Any, x: Any) -> bool:
         shape = (*x.shape[:-1], self.layers[0].out_features)
         return bool(residual.dtype == x.dtype and residual.device == x.device and residual.shape == shape)
+
+
+class FusedNorm(_Part):
+    """The whole ``forward`` of an RMS norm; it reads weight and epsilon at each call.
+
+    Args:
+        module: the norm.
+        epsilon: name of its epsilon, see :func:`outblas.adapt.norms.epsilon_of_norm`.
+    """
+
+    def __init__(self, module: Any, epsilon: str) -> None:
+        super().__init__(module, ())
+        self._epsilon = epsilon
+        self._own = type(module).forward
+
+    def weights(self, owner: str) -> list[LayerWeight]:
+        """Return nothing: a norm has no product."""
+        return []
+
+    def __call__(self, module: Any, x: Any) -> Any:
+        """Return (..., H) for ``x`` (..., H)."""
+        weight = module.weight
+        if not _has_kernels(x) or x.dtype != weight.dtype:
+            return self._own(module, x)
+        return F.rms_norm(x, weight.shape, weight, getattr(module, self._epsilon))
 
 
 class ResidualSum:

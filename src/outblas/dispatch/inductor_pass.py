@@ -24,6 +24,7 @@ from torch._inductor.virtualized import V
 
 from outblas.dispatch import device_registry
 from outblas.dispatch.guarantees.guarantee import process_guarantee
+from outblas.dispatch.inductor_settings import setting_of_threads
 from outblas.dispatch.product import has_kernel, has_kernel_for_some_m
 from outblas.dispatch.tensors import is_half
 from outblas.dispatch.torch_op import INVARIANT, mm
@@ -209,13 +210,8 @@ class _InAllThreads:
 
 
 def _entry() -> Any:
-    """Return the place of torch's per-thread setting (from torch 2.13 on); None: the setting is the whole process's.
-
-    Its default cannot hold the pass: torch copies it into each thread that reads it, and the copy would stay.
-    """
-    entry = getattr(config, "_config", {}).get("post_grad_custom_post_pass")
-    own = getattr(entry, "user_override", None)
-    return entry if isinstance(own, (contextvars.ContextVar, _InAllThreads)) else None
+    """Return the place of torch's per-thread setting of the pass; None: the setting is the whole process's."""
+    return setting_of_threads("post_grad_custom_post_pass")
 
 
 def _passes(before: Any) -> Iterable[Any]:

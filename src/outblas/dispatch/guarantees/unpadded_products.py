@@ -7,8 +7,9 @@ order, and what it takes depends on M. So rows would change with the batch.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextvars import ContextVar
 from typing import Any
+
+from outblas.dispatch.inductor_settings import setting_of_threads
 
 _SETTING = "shape_padding"
 
@@ -30,10 +31,9 @@ def switch_padding_off() -> Callable[[], None]:
     """Switch the padding of compiled products off, in all threads; return a function that restores it."""
     from torch._inductor import config
 
-    entry: Any = getattr(config, "_config", {}).get(_SETTING)
-    own = getattr(entry, "user_override", None)
-    if isinstance(own, ContextVar):  # from torch 2.13 on, each thread has its own
-        entry.user_override = _Off()
+    entry = setting_of_threads(_SETTING)
+    if entry is not None:
+        own, entry.user_override = entry.user_override, _Off()
         return lambda: setattr(entry, "user_override", own)
     before = getattr(config, _SETTING)
     setattr(config, _SETTING, False)
