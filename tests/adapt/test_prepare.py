@@ -187,7 +187,7 @@ def test_a_gpu_compiles_the_fused_kernels_of_an_optimised_model(gpu: Served, hos
 def test_a_gpu_tunes_what_no_library_lists(gpu: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     tuned: list[Any] = []
     monkeypatch.setattr(gpu, "library", Library("h200", (ROWS[256],)))
-    monkeypatch.setattr(tune_captured, "tune_counts", lambda *given: (tuned.append(given), Path("mine.json"))[1])
+    monkeypatch.setattr(tune_captured, "tune_counts", lambda *given: (tuned.append(given), (Path("mine.json"), 1))[1])
     renewed: list[Any] = []
     monkeypatch.setattr(device_registry, "replace_library", lambda library, index: renewed.append((library, index)))
     model = nn.Sequential(*[nn.Linear(128, n, bias=False) for n in (256, 640, 640)]).half()
@@ -195,7 +195,7 @@ def test_a_gpu_tunes_what_no_library_lists(gpu: Served, monkeypatch: pytest.Monk
     (counts, where, seconds, command), *more = tuned
     assert not more and counts == {Problem(8, 640, 128): 2} and str(where) == "cuda:0"
     assert seconds == 30 and command == "outblas.prepare" and renewed == [(None, 0)]
-    assert report.notes == ["tuned: 1 problems within 30 s, winners in mine.json"]
+    assert report.notes == ["tuned: 1 of 1 problems within 30 s, winners in mine.json"]
     assert outblas.prepare(model[0], m=8, tune_seconds=30).notes == ["not tuned: the library lists every product"]
 
 
@@ -209,11 +209,14 @@ def test_counts_are_tuned_by_their_share_into_the_users_library(
 ) -> None:
     from outblas.runtime.device import Device
 
-    small, large = Problem(8, 256, 128), Problem(4096, 4096, 4096)
+    small, large = Problem(4096, 256, 128), Problem(4096, 4096, 4096)
+    alone = Problem(1, 256, 128)
     monkeypatch.setattr(tune_captured, "gpu_of_device", lambda index: H200)
     monkeypatch.setenv("OUTBLAS_LIBRARY", str(tmp_path / "mine.json"))
-    path = tune_captured.tune_counts({small: 3, large: 1}, Device(gpu_index=0), 30.0, "outblas.prepare")
+    counts = {small: 3, large: 1, alone: 1}
+    path, reached = tune_captured.tune_counts(counts, Device(gpu_index=0), 30.0, "outblas.prepare")
     (request,) = searches
-    assert list(request.problems) == [large, small], "the largest share first"
+    assert list(request.problems) == [alone, large, small], "every number of rows has the same share"
     assert request.seconds == 30 and request.budgets[large] > request.budgets[small] == 4
-    assert path == tmp_path / "mine.json" and len(Library.load(path).rows) == 2
+    assert request.launches == ("plain",), "no call of this process runs kernels with PDL"
+    assert path == tmp_path / "mine.json" and len(Library.load(path).rows) == reached == 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from typing import Any
 
@@ -16,9 +17,10 @@ from outblas.core.config import KernelConfig
 from outblas.core.errors import CompileError, TensorError, UsageError
 from outblas.core.problem import Problem
 from outblas.dispatch import device_registry, fused, linear
+from outblas.dispatch.decide import Decision
 from outblas.kernels.epilogue import ACTIVATIONS, Epilogue
 from support.fused_fixture import host_fixture
-from support.served_fixture import Served, numbers, served_fixture
+from support.served_fixture import ANY, Served, numbers, served_fixture
 
 __all__ = ["host_fixture", "served_fixture"]
 
@@ -239,4 +241,28 @@ def test_another_library_decides_anew(host: fused.FusedState, monkeypatch: pytes
     nothing.library = device_registry.Library("h200", ())
     monkeypatch.setattr(device_registry, "devices", {None: nothing})
     assert "not in the library" in linear.why_not(x, w, bias, activation="silu")
+    assert torch.equal(outblas.linear(x, w, bias, activation="silu"), by_torch(x, w, bias, "silu", None))
+
+
+def test_a_product_that_is_left_to_torch_may_be_fused_by_prediction(
+    host: fused.FusedState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only where shapes of no library are served, and with the first answer of cuBLASLt."""
+    x, w, bias, _ = layer(5)
+    state = Served()
+    state.library = device_registry.Library("h200", ())
+    monkeypatch.setattr(device_registry, "devices", {None: state})
+    monkeypatch.setattr(state, "make_current", lambda index: contextlib.nullcontext())
+    asked: list[Any] = []
+
+    def predicted(problem: Problem, epilogue: Epilogue, *given: Any) -> Decision:
+        asked.append((problem, epilogue, given[-1]))
+        return Decision(ANY, problem, "predicted")
+
+    monkeypatch.setattr(fused, "kernel_to_fuse", predicted)
+    monkeypatch.setattr(fused, "ask_cublaslt", lambda lt, index, problem: ("id=66", "id=1"))
+    assert not outblas.warm(x, w, bias, activation="silu") and not asked
+    state.any_shape = lambda problem, gpu, launch: None
+    assert outblas.warm(x, w, bias, activation="silu")
+    assert asked[0] == (Problem(5, 24, 16), Epilogue(bias=True, activation="silu"), "id=66")
     assert torch.equal(outblas.linear(x, w, bias, activation="silu"), by_torch(x, w, bias, "silu", None))

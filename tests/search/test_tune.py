@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from outblas.core.config import LAUNCHES, KernelConfig
+from outblas.core.config import LAUNCHES, KernelConfig, launch_of
 from outblas.core.errors import RecordError, UsageError
 from outblas.core.evaluation import Evaluation, Status
 from outblas.core.problem import Problem
@@ -272,3 +272,12 @@ def test_problems_may_have_budgets_of_their_own(tmp_path: Path) -> None:
         tune(
             [first], make_agent("random", 1, H200), 3, evaluator, store, "r", options=SearchOptions(budgets={first: 0})
         )
+
+
+def test_a_search_may_leave_out_launch_options(tmp_path: Path) -> None:
+    """All measurements then go to kernels that the caller's calls would run."""
+    evaluator = Counting()
+    with Store(tmp_path / "s.sqlite") as store:
+        options = SearchOptions(launches=("plain",))
+        tune(RECORDING.problems[:3], make_agent("heuristic", 1, H200), 4, evaluator, store, "r", options=options)
+    assert len(evaluator.asked) == 12 and all(launch_of(config) == "plain" for _, config in evaluator.asked)

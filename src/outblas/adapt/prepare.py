@@ -57,8 +57,8 @@ def prepare(model: torch.nn.Module, m: int | Sequence[int] = 1, *, tune_seconds:
     Args:
         model: any module; optimise it before, if you do.
         m: rows of a layer's input, which are tokens: one number or several, e.g. ``(1, 8, 512)``.
-        tune_seconds: time for tuning products of no library, those with the largest share first. The winners go to the
-            user's library. 0: no tuning. The run lies in ``runs/``.
+        tune_seconds: time for tuning products of no library, those with the largest share first. Every ``m`` counts the
+            same. The winners go to the user's library. 0: no tuning. The run lies in ``runs/``.
 
     Returns:
         The report. ``print`` shows it as a table.
@@ -135,9 +135,9 @@ def _tune(weights: Sequence[LayerWeight], rows: Sequence[int], place: _Place, se
     counts = Counter(one for one in found if one is not None and place.library.lookup(one) is None)
     if not counts:
         return "not tuned: the library lists every product"
-    path = tune_counts(counts, Device(gpu_index=place.index), seconds, "outblas.prepare")
+    path, reached = tune_counts(counts, Device(gpu_index=place.index), seconds, "outblas.prepare")
     device_registry.replace_library(None, place.index or 0)
-    return f"tuned: {len(counts)} problems within {seconds:g} s, winners in {path}"
+    return f"tuned: {reached} of {len(counts)} problems within {seconds:g} s, winners in {path}"
 
 
 def _products(weights: Sequence[LayerWeight], m: int, place: _Place) -> list[PreparedProduct]:

@@ -6,12 +6,21 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
+from outblas.core.config import LAUNCHES
 from outblas.core.problem import Problem
+from outblas.dispatch.promises import launch_of_option, promise_free_option
 from outblas.records.captured_products import CapturedProducts
 from outblas.records.library import Library
 from outblas.records.user_library import install, user_library_path
 from outblas.runtime.device import Device, gpu_of_device
-from outblas.search.time_shares import TimeShare, budgets, captured_time_shares, predicted_us, time_shares
+from outblas.search.time_shares import (
+    TimeShare,
+    balanced_over_rows,
+    budgets,
+    captured_time_shares,
+    predicted_us,
+    time_shares,
+)
 from outblas.search.tune import Progress
 from outblas.search.tune_run import TuneRequest, default_agent, folder_name, provenance_of, run_tune
 
@@ -51,8 +60,10 @@ def tune_captured(
 
 def tune_counts(
     counts: Mapping[Problem, int], device: Device, seconds: float, command: str, progress: Progress | None = None
-) -> Path:
+) -> tuple[Path, int]:
     """Tune problems by their predicted share of time, and merge the winners into the user's library.
+
+    Every number of rows M has the same share, so that a short time does not go to the longest step alone.
 
     Args:
         counts: problem -> number of products; at least one.
@@ -62,7 +73,7 @@ def tune_counts(
         progress: called after every measurement.
 
     Returns:
-        The user's library file.
+        The user's library file, and the number of problems that were reached within the time.
 
     Raises:
         UsageError: ``OUTBLAS_LIBRARY`` is empty.
@@ -71,9 +82,9 @@ def tune_counts(
         ToolchainMissing: a package for the GPU is not installed.
     """
     gpu = gpu_of_device(device.gpu_index or 0)
-    ranked = time_shares(counts, lambda problem: predicted_us(problem, gpu))
+    ranked = balanced_over_rows(time_shares(counts, lambda problem: predicted_us(problem, gpu)))
     library, run = _tune(ranked, device, seconds, command, progress)
-    return install(library, provenance_of(run)).path
+    return install(library, provenance_of(run)).path, len(library.rows)
 
 
 def _tune(
@@ -83,9 +94,11 @@ def _tune(
     problems = [one.problem for one in ranked]
     agent, budget = default_agent(device), f"{_BUDGET},{seconds:g}s"
     path = Path("runs") / folder_name("captured", problems, agent, 0, budget, str(device))
+    allowed = LAUNCHES[: LAUNCHES.index(launch_of_option(promise_free_option())) + 1]  # no call runs others
     request = TuneRequest(
-        problems, "captured", agent, _BUDGET, 0, device, path, command, None, budgets(ranked, _BUDGET), seconds
-    )
+        problems, "captured", agent, _BUDGET, 0, device, path, command, None, budgets(ranked, _BUDGET), seconds,
+        launches=allowed,
+    )  # fmt: skip
     outcome = run_tune(request, progress)
     return outcome.library, outcome.files.path
 

@@ -161,34 +161,6 @@ def decide(
     return kept
 
 
-def kernel_despite_fallback(fallback: Decision, row: LibraryRow | None, launch: Launch, gpu: Gpu | None) -> Decision:
-    """Choose a kernel for a product that the library leaves to cuBLASLt.
-
-    For fused callers: a fused epilogue saves more than the few percent that cuBLASLt is faster. The choice is the row's
-    kernel for another launch option. Early loads and programmatic dependent launch are switched off unless ``launch``
-    allows them. The speed of the kernel without them was not measured.
-
-    Args:
-        fallback: decision for cuBLASLt.
-        row: row of the library for the problem.
-        launch: launch option that the call allows.
-        gpu: GPU of the operands.
-
-    Returns:
-        A decision with a kernel. ``fallback`` itself if the row has no kernel that is legal without these options.
-    """
-    choice = None if row is None else row.plain or row.pdl or row.weights
-    problem = fallback.problem
-    if choice is None or problem is None or gpu is None:
-        return fallback
-    config = choice.config.with_knobs(pdl=choice.config.pdl and launch != "plain")
-    config = FAMILIES[config.family].without_early(config)
-    if why_illegal(problem, config, gpu) is not None:
-        return fallback
-    figures = f"{choice.speedup:.3f} times {row.baseline or 'the baseline'}" if row is not None else ""
-    return Decision(config, problem, f"with another launch option it was measured at {figures}")
-
-
 def why_not_half_gemm(a: Operand, b: Operand, out: Operand | None) -> str:
     """Return in one line why operands are no product of two half-precision matrices; empty if they are.
 

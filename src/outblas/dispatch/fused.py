@@ -9,8 +9,8 @@ compiler.
 
 The library measured the product alone; the speed of the fused kernel is not known. So a fused kernel runs only on
 request: :func:`outblas.linear` with an activation or a residual, ``OUTBLAS_FUSED=1`` with a bias, or
-:func:`outblas.gated_linear`. A gated product may use a kernel even if the library leaves the product to cuBLASLt (see
-:func:`outblas.dispatch.decide.kernel_despite_fallback`).
+:func:`outblas.gated_linear`. It may do so even if the bare product is left to cuBLASLt or torch (see
+:mod:`outblas.dispatch.fusion.kernel_choice`).
 """
 
 from __future__ import annotations
@@ -25,15 +25,17 @@ from concurrent.futures import wait as wait_for
 from typing import TYPE_CHECKING, Any
 
 from outblas.core.background import BackgroundQueue
-from outblas.core.config import KernelConfig, config_name
+from outblas.core.config import KernelConfig, Launch, config_name
 from outblas.core.errors import CompileError, DeviceError, ToolchainMissing
 from outblas.core.problem import Problem
 from outblas.core.roofline import architecture
 from outblas.dispatch import device_registry
-from outblas.dispatch.decide import Decision, kernel_despite_fallback
-from outblas.dispatch.device_state import ARCHITECTURE, KEPT_CALLS
+from outblas.dispatch.decide import Decision, NotWhileCapturing
+from outblas.dispatch.device_state import ARCHITECTURE, KEPT_CALLS, DeviceState
+from outblas.dispatch.fusion.kernel_choice import kernel_despite_fallback, kernel_to_fuse, problem_of
 from outblas.dispatch.promises import launch_of_option
 from outblas.dispatch.tensors import operand
+from outblas.dispatch.unlisted_shapes import ask_cublaslt
 from outblas.kernels.epilogue import Epilogue, why_not_fused
 from outblas.kernels.geometry import workspace_bytes
 from outblas.kernels.source import KernelKind, kernel_kind, make_source
@@ -254,12 +256,28 @@ def _decide(
     decision = device.decide(operand(a), operand(b), plain_out, launch)
     if epilogue.gated and decision.config is None and decision.problem is not None:
         decision = kernel_despite_fallback(decision, device.library.lookup(decision.problem), launch, device.gpu)
+    if decision.config is None and not decision.provisional:
+        decision = _predicted(device, a, b, epilogue, launch) or decision
     if decision.problem is None or decision.config is None:
         return decision, decision.reason or "the library has no kernel for it"
     reason = why_not_fused(decision.problem, decision.config, epilogue)
     if not reason and epilogue.gated and out is not None:
         reason = why_no_gated_output(decision.problem, a, out)
     return decision, reason or why_unfit(decision.problem, decision.config, extra, a, out)
+
+
+def _predicted(
+    device: DeviceState, a: torch.Tensor, b: torch.Tensor, epilogue: Epilogue, launch: Launch
+) -> Decision | None:
+    """A kernel for a product that the device leaves to torch, if a fused one is expected to gain; else None."""
+    problem = problem_of(operand(a), operand(b))
+    if problem is None or device.gpu is None or device.any_shape is None or device.absent:
+        return None
+    try:
+        answers = ask_cublaslt(device.lt, a.device.index, problem)
+    except NotWhileCapturing:
+        return None
+    return kernel_to_fuse(problem, epilogue, device.gpu, device.library, launch, answers[0] if answers else "")
 
 
 def compile_fused(problem: Problem, config: KernelConfig, epilogue: Epilogue, arch: str = ARCHITECTURE) -> Cubin:

@@ -98,11 +98,44 @@ def promising_kernels(
         UsageError: the package has no data for the GPU.
         RecordError: the data are damaged.
     """
+    configs, gain, deviation = _predicted(gpu, library, problem, launch, answer)
+    return tuple(configs[i] for i in (-gain - deviation).argsort(kind="stable").tolist())
+
+
+def surest_kernels(
+    gpu: Gpu, library: Library, problem: Problem, launch: Launch, answer: str
+) -> tuple[LibraryChoice, ...]:
+    """Return the legal kernels on offer for a problem, those with the highest lower bound first.
+
+    The bounds are one standard deviation from the predicted speed-up over torch.matmul, which may be below 1.
+
+    Args:
+        gpu: a GPU with packaged data.
+        library: the library.
+        problem: the problem.
+        launch: launch option of its calls.
+        answer: first answer of cuBLASLt's heuristic; empty: unknown.
+
+    Raises:
+        UsageError: the package has no data for the GPU.
+        RecordError: the data are damaged.
+    """
+    import numpy as np
+
+    configs, gain, deviation = _predicted(gpu, library, problem, launch, answer)
+    bounds = np.exp(np.stack([gain, gain - deviation, gain + deviation])).T.tolist()
+    order = (deviation - gain).argsort(kind="stable").tolist()
+    return tuple(LibraryChoice(configs[i], *bounds[i]) for i in order)
+
+
+def _predicted(
+    gpu: Gpu, library: Library, problem: Problem, launch: Launch, answer: str
+) -> tuple[tuple[KernelConfig, ...], Any, Any]:
+    """Return the likeliest kernels on offer, the logarithm of each one's speed-up, and its standard deviation."""
     from outblas.learn.any_shape import AnyShapeModel
 
     offered = offered_kernels(gpu.name, library, problem.layout, problem.dtype, launch)
-    configs, gain, deviation = AnyShapeModel.load(gpu.name).predict(problem, _fitted_gpu(gpu), offered, answer)
-    return tuple(configs[i] for i in (-gain - deviation).argsort(kind="stable").tolist())
+    return AnyShapeModel.load(gpu.name).predict(problem, _fitted_gpu(gpu), offered, answer)
 
 
 def promising_answers(gpu: Gpu, problem: Problem, answers: Sequence[str]) -> list[str]:

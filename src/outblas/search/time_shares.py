@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from outblas.core.config import Launch
@@ -49,6 +49,22 @@ def time_shares(counts: Mapping[Problem, int], time_us: Callable[[Problem], floa
     times = {problem: time_us(problem) for problem in counts}
     total = sum(counts[p] * us for p, us in times.items())
     found = [TimeShare(p, counts[p], us, counts[p] * us / total) for p, us in times.items()]
+    return sorted(found, key=lambda one: (-one.share, one.problem))
+
+
+def balanced_over_rows(ranked: Sequence[TimeShare]) -> list[TimeShare]:
+    """Return the shares with the same sum for every number of rows M, the largest first.
+
+    A step of one token then counts as much as one of thousands. Example: shares 0.6 and 0.2 with M = 512, and 0.2 with
+    M = 1, become 0.375, 0.125 and 0.5.
+
+    Args:
+        ranked: problems with their shares, which add up to 1.
+    """
+    sums: dict[int, float] = {}
+    for one in ranked:
+        sums[one.problem.m] = sums.get(one.problem.m, 0.0) + one.share
+    found = [replace(one, share=one.share / sums[one.problem.m] / len(sums)) for one in ranked]
     return sorted(found, key=lambda one: (-one.share, one.problem))
 
 

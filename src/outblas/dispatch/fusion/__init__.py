@@ -1,0 +1,1 @@
+"""Kernels that also compute the operations after a product."""

@@ -1,0 +1,124 @@
+"""Choose the kernel of a fused product that, without what follows it, is left to cuBLASLt or to torch.
+
+A fused kernel saves the kernels that would follow the product, and their passes over memory. That outweighs a product
+that is a few percent slower.
+"""
+
+from __future__ import annotations
+
+import functools
+
+from outblas.core.config import Launch
+from outblas.core.errors import OutblasError, ProblemError
+from outblas.core.problem import ELEMENT_BYTES, ROW_ALIGN_BYTES, Problem, row_major
+from outblas.core.roofline import Gpu
+from outblas.dispatch.decide import Decision, Operand, why_not_half_gemm
+from outblas.dispatch.unlisted_shapes import surest_kernels
+from outblas.kernels.cost.cost_model import predict_many
+from outblas.kernels.epilogue import NO_EPILOGUE, Epilogue, why_not_fused
+from outblas.kernels.families.registry import FAMILIES
+from outblas.kernels.legality import why_illegal
+from outblas.kernels.same_object import SameObject
+from outblas.records.library import Library
+from outblas.records.library_row import LibraryRow
+
+#: Microseconds that a kernel of torch takes in a CUDA graph, beside its traffic: a guess.
+_KERNEL_US = 1.5
+
+
+def kernel_despite_fallback(fallback: Decision, row: LibraryRow | None, launch: Launch, gpu: Gpu | None) -> Decision:
+    """Choose a kernel for a product that the library leaves to cuBLASLt.
+
+    For fused callers: a fused epilogue saves more than the few percent that cuBLASLt is faster. The choice is the row's
+    kernel for another launch option. Early loads and programmatic dependent launch are switched off unless ``launch``
+    allows them. The speed of the kernel without them was not measured.
+
+    Args:
+        fallback: decision for cuBLASLt.
+        row: row of the library for the problem.
+        launch: launch option that the call allows.
+        gpu: GPU of the operands.
+
+    Returns:
+        A decision with a kernel. ``fallback`` itself if the row has no kernel that is legal without these options.
+    """
+    choice = None if row is None else row.plain or row.pdl or row.weights
+    problem = fallback.problem
+    if choice is None or problem is None or gpu is None:
+        return fallback
+    config = choice.config.with_knobs(pdl=choice.config.pdl and launch != "plain")
+    config = FAMILIES[config.family].without_early(config)
+    if why_illegal(problem, config, gpu) is not None:
+        return fallback
+    figures = f"{choice.speedup:.3f} times {row.baseline or 'the baseline'}" if row is not None else ""
+    return Decision(config, problem, f"with another launch option it was measured at {figures}")
+
+
+def kernel_to_fuse(
+    problem: Problem, epilogue: Epilogue, gpu: Gpu, library: Library, launch: Launch, answer: str
+) -> Decision | None:
+    """Choose a kernel for a product that is left to cuBLASLt or torch, if a fused one is still expected to gain.
+
+    It is the surest of :func:`outblas.dispatch.unlisted_shapes.surest_kernels` that can have the epilogue. It gains if
+    the lower bound of its speed-up, plus :func:`saved_us` over its own time, exceeds 1.
+
+    Args:
+        problem: the product.
+        epilogue: the operations that follow it.
+        gpu: the GPU.
+        library: library of that GPU.
+        launch: launch option that the call allows.
+        answer: first answer of cuBLASLt's heuristic for the product; empty: unknown.
+
+    Returns:
+        A decision with a kernel. None if none is expected to gain, or the package has no predictions for the GPU.
+    """
+    return _kernel_to_fuse(problem, epilogue, gpu, SameObject(library), launch, answer)
+
+
+def saved_us(problem: Problem, epilogue: Epilogue, gpu: Gpu) -> float:
+    """Return an estimate of the microseconds that a fused epilogue saves.
+
+    These are the kernels of torch that compute it from a product, by their number and traffic. Torch adds a bias within
+    the product.
+
+    Args:
+        problem: the product.
+        epilogue: the operations that follow it.
+        gpu: the GPU.
+    """
+    kernels = int(epilogue.activation != NO_EPILOGUE.activation) + int(epilogue.residual or epilogue.gated)
+    product = problem.m * problem.n * ELEMENT_BYTES
+    rate = gpu.l2_tbs if product <= gpu.l2_bytes else gpu.hbm_tbs
+    # Each reads the product and writes as much; the halves of a gated one lie in the same lines.
+    return kernels * (_KERNEL_US + 2 * product / (rate * 1e6))
+
+
+def problem_of(a: Operand, b: Operand) -> Problem | None:
+    """Return the problem of aligned rows times a transposed weight, as linear layers have; None if it is none."""
+    rows = row_major(a.shape, a.strides) and row_major(b.shape[::-1], b.strides[::-1])
+    if why_not_half_gemm(a, b, None) or not rows or a.offset % ROW_ALIGN_BYTES or b.offset % ROW_ALIGN_BYTES:
+        return None
+    try:
+        return Problem(a.shape[0], b.shape[1], a.shape[1], "TN", a.dtype, "fp32")  # type: ignore[arg-type]
+    except ProblemError:
+        return None
+
+
+@functools.lru_cache(maxsize=4096)
+def _kernel_to_fuse(
+    problem: Problem, epilogue: Epilogue, gpu: Gpu, library: SameObject, launch: Launch, answer: str
+) -> Decision | None:
+    try:
+        found = surest_kernels(gpu, library.value, problem, launch, answer)
+    except OutblasError:  # no data for this GPU, of which the chooser of unlisted shapes has warned
+        return None
+    choice = next((one for one in found if why_not_fused(problem, one.config, epilogue) is None), None)
+    if choice is None:
+        return None
+    saved = saved_us(problem, epilogue, gpu)
+    own = float(predict_many(problem, [choice.config], gpu)[0])
+    if choice.low + saved / own <= 1.0:
+        return None
+    words = f"predicted at {choice.speedup:.2f} times torch.matmul, surely {choice.low:.2f}"
+    return Decision(choice.config, problem, f"{words}; the epilogue saves about {saved:.1f} us")
