@@ -2,7 +2,8 @@
 
 Command:
 
-    python benchmarks/torch_accuracy.py [--count 400] [--timed 100] [--out results/<gpu>/torch_accuracy.json]
+    python benchmarks/torch_accuracy.py [--count 400] [--timed 100] [--processes 1] [--most 8192]
+        [--out results/<gpu>/torch_accuracy.json]
     python benchmarks/torch_accuracy.py --device cpu --count 8 --most 512    # tries it without a GPU
 
 Result file: results/<gpu>/torch_accuracy.json; `outblas results --write` puts a line of it under the published table.
@@ -15,16 +16,20 @@ torch computes each product twice: with its switches as they are by default, and
 project's proofs (``outblas.judge.reference``): the rounding of C plus 4 sqrt(K) 2^-24 |A||B|.
 
 An interrupted run resumes. ``--timed`` of the products are timed on a GPU, in interleaved rounds: torch with both
-settings of the switches. Their ratio is the cost of full precision where torch computes.
+settings of the switches, then ``outblas.matmul`` with and without ``accurate=True``. Each pair's ratio is the cost of
+full precision, given for drawn products and those of the grid. Timing comes first, by one process. ``--processes``
+count the rest side by side, on all GPUs.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
+import multiprocessing
 import random
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -43,12 +48,14 @@ from outblas.judge.reference import Reference, b_as_k_by_n
 from outblas.publish.tables.notes import ACCURACY_FORMAT
 from outblas.records.provenance import collect_provenance, shared_conditions, source_commit
 from outblas.records.results import result_file
-from outblas.runtime.device import gpu_of_device
+from outblas.runtime.device import gpu_count, gpu_of_device
 
 SEED, ROUNDS = 0, 11
 #: Products of one line of the journal.
 PIECE = 500
 DTYPES = {"fp16": "float16", "bf16": "bfloat16"}
+#: Numbered products that are counted together.
+Piece = Sequence[tuple[int, Problem]]
 #: Dtype -> who computed -> ``n``, ``outside``, ``worst`` and ``of``.
 ByDtype = dict[str, dict[str, dict[str, Any]]]
 #: Largest extents that are drawn, and the unit of those whose rows are aligned to 16 bytes.
@@ -110,18 +117,55 @@ def add(found: ByDtype, dtype: str, who: str, more: dict[str, Any]) -> None:
         row.update(worst=more["worst"], of=more["of"])
 
 
-def cost(problem: Problem, gpu: Any) -> float:
-    """Return torch's time with both switches off, divided by its time with them on."""
+def cost(problem: Problem, gpu: Any) -> dict[str, float]:
+    """Return who -> the time with full precision, divided by that without: ``torch`` and ``outblas``."""
+    from batch_invariance import IntoOutput
+
     from outblas.judge.gpu_clock import GpuClock
 
-    entries = make_baselines(0, ("torch", TORCH_FULL))
+    entries: dict[str, Any] = dict(make_baselines(0, ("torch", TORCH_FULL)))
     with GpuClock(problem, 0, seed=SEED, gpu=gpu) as bench:
-        timed = bench.time_entries(entries, ROUNDS, SEED)
-    return float(timed[TORCH_FULL].median_us / timed["torch"].median_us)
+        for name, product in (("outblas", matmul), ("accurate", functools.partial(matmul, accurate=True))):
+            entries[name] = IntoOutput(name, product, bench.torch_stream)
+        us = {name: timed.median_us for name, timed in bench.time_entries(entries, ROUNDS, SEED).items()}
+    return {"torch": us[TORCH_FULL] / us["torch"], "outblas": us["accurate"] / us["outblas"]}
+
+
+def costs_by_group(costs: Sequence[dict[str, float]]) -> dict[str, Any]:
+    """Return group -> who -> number, mean and largest cost; every second product is of the grid, as in products()."""
+    found: dict[str, Any] = {}
+    for group, members in (("drawn", costs[::2]), ("grid", costs[1::2])):
+        for who in members[0] if members else ():
+            ratios = [each[who] for each in members]
+            summary = {"n": len(ratios), "geomean": geomean(ratios), "worst": max(ratios)}
+            found.setdefault(group, {})[who] = summary
+    return found
+
+
+def counted_pieces(pieces: Sequence[Piece], device: str, seed: int, processes: int) -> Iterator[ByDtype]:
+    """Yield the counts of each piece in order, by processes that take turns with the GPUs."""
+    devices = _devices(device)
+    if processes == 1:
+        yield from (counted(piece, devices[0], seed) for piece in pieces)
+        return
+    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
+        waiting = [pool.submit(counted, piece, devices[i % len(devices)], seed) for i, piece in enumerate(pieces)]
+        try:
+            for each in waiting:
+                yield each.result()
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _devices(device: str) -> list[str]:
+    return [f"cuda:{index}" for index in range(gpu_count() or 1)] if device == "cuda" else [device]
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Measure what the journal does not have; return ``by_dtype`` and ``cost_of_full_precision`` of the result."""
+    """Measure what the journal does not have; return ``by_dtype`` and ``cost_of_full_precision`` of the result.
+
+    The journal holds the costs, then the counts of each piece.
+    """
     listed = list(enumerate(products(options.count, options.seed, options.most)))
     made = {**shared_conditions(0 if options.device == "cuda" else None), "commit": source_commit()}
     settings = {
@@ -130,23 +174,25 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     journal = Journal(options.out.with_name(options.out.name + ".jsonl"), settings)
     complete = False
     try:
-        for begin in range(len(journal.entries) * PIECE, len(listed), PIECE):
-            piece = listed[begin : begin + PIECE]
-            timed = piece[: max(0, options.timed - begin)] if options.device == "cuda" else []
-            costs = [cost(problem, gpu_of_device(0)) for _, problem in timed]
-            journal.append({"by_dtype": counted(piece, options.device, options.seed), "costs": costs})
-            print(f"{begin + len(piece)}/{len(listed)} products", flush=True)
+        if not journal.entries:
+            timed = listed[: options.timed] if options.device == "cuda" else []
+            journal.append({"costs": [cost(problem, gpu_of_device(0)) for _, problem in timed]})
+        begins = range((len(journal.entries) - 1) * PIECE, len(listed), PIECE)
+        pieces = [listed[begin : begin + PIECE] for begin in begins]
+        for begin, found in zip(
+            begins, counted_pieces(pieces, options.device, options.seed, options.processes), strict=True
+        ):
+            journal.append({"by_dtype": found})
+            print(f"{min(begin + PIECE, len(listed))}/{len(listed)} products", flush=True)
         by_dtype: ByDtype = {}
-        for entry in journal.entries:
+        for entry in journal.entries[1:]:
             for dtype, rows in entry["by_dtype"].items():
                 for who, more in rows.items():
                     add(by_dtype, dtype, who, more)
-        costs = [ratio for entry in journal.entries for ratio in entry["costs"]]
         complete = True
     finally:
         journal.close(done=complete)
-    summary = {"n": len(costs), "geomean": geomean(costs), "worst": max(costs)} if costs else {"n": 0}
-    return {"by_dtype": by_dtype, "cost_of_full_precision": summary}
+    return {"by_dtype": by_dtype, "cost_of_full_precision": costs_by_group(journal.entries[0]["costs"])}
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -155,6 +201,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--most", type=int, default=MOST, help="largest extent")
     parser.add_argument("--timed", type=int, default=100, help="products that are timed with both settings of torch")
+    parser.add_argument("--processes", type=int, default=1, help="processes that count")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--out", type=Path, default=result_file("torch_accuracy.json"))
     options = parser.parse_args(arguments)
@@ -167,7 +214,7 @@ def main(arguments: list[str] | None = None) -> None:
     switches = {"torch": reduction_switches(), "torch_full": dict.fromkeys(reduction_switches(), False)}
     result = {"format": ACCURACY_FORMAT, "provenance": provenance, "switches": switches, **found}
     write_json(options.out, result)
-    print(f"time of torch with full precision over the default: {found['cost_of_full_precision']}")
+    print(f"time with full precision over the default: {found['cost_of_full_precision']}")
     for dtype, rows in found["by_dtype"].items():
         for who, row in rows.items():
             print(f"{dtype} {who}: {row['outside']} of {row['n']} outside, worst {row['worst']} ({row['of']})")

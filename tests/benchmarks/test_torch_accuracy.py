@@ -49,7 +49,7 @@ def test_a_result_has_every_switch_and_the_worst_of_each(
     rows = result["by_dtype"]["fp16"]
     assert (rows["torch"]["outside"], rows["torch"]["worst"]) == (1, 7.25)
     assert rows["torch_full"]["outside"] == 0 and 0 < rows["torch_full"]["worst"] <= 1
-    assert result["cost_of_full_precision"] == {"n": 0}, "nothing is timed on a CPU"
+    assert result["cost_of_full_precision"] == {}, "nothing is timed on a CPU"
     assert not list(out.parent.glob("*.jsonl"))
 
 
@@ -71,6 +71,24 @@ def test_an_interrupted_run_resumes(script: Any, tmp_path: Path, monkeypatch: py
     assert seen == [*range(7), *range(4, 10)]
     by_dtype = json.loads((tmp_path / "r.json").read_text())["by_dtype"]
     assert sum(rows["torch"]["n"] for rows in by_dtype.values()) == 10
+
+
+def test_several_processes_count_the_same(script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(script, "PIECE", 3)
+    found = []
+    for processes in ("1", "2"):
+        out = tmp_path / f"{processes}.json"
+        script.main(["--device", "cpu", "--count", "8", "--most", "64", "--processes", processes, "--out", str(out)])
+        found.append(json.loads(out.read_text())["by_dtype"])
+    assert found[0] == found[1] and sum(rows["torch"]["n"] for rows in found[0].values()) == 8
+
+
+def test_costs_are_of_drawn_products_and_those_of_the_grid(script: Any) -> None:
+    costs = [{"torch": 1.0, "outblas": 4.0}, {"torch": 2.0, "outblas": 1.0}, {"torch": 1.0, "outblas": 1.0}]
+    found = script.costs_by_group(costs)
+    assert found["drawn"]["outblas"] == {"n": 2, "geomean": pytest.approx(2.0), "worst": 4.0}
+    assert found["grid"]["torch"] == {"n": 1, "geomean": pytest.approx(2.0), "worst": 2.0}
+    assert script.costs_by_group([]) == {}
 
 
 def test_without_a_gpu_it_says_so_in_one_line(script: Any, tmp_path: Path) -> None:

@@ -109,12 +109,14 @@ def test_products_outside_the_bound_are_added_up_over_dtypes(folder: Path) -> No
     sides = ("torch", "torch_full", "outblas_kernel", "outblas_accurate")
     fp16 = {side: {"n": 10, "outside": number} for number, side in enumerate(sides)}
     bf16 = {**fp16, "outblas_fallback": {"n": 5, "outside": 4}}
-    found = {"by_dtype": {"fp16": fp16, "bf16": bf16}, "cost_of_full_precision": {"n": 3, "geomean": 1.25}}
+    costs = {"torch": {"n": 3, "geomean": 1.25}, "outblas": {"n": 3, "geomean": 1.125}}
+    found = {"by_dtype": {"fp16": fp16, "bf16": bf16}, "cost_of_full_precision": {"drawn": costs}}
     (folder / notes.ACCURACY_FILE).write_text(json.dumps({"format": notes.ACCURACY_FORMAT, **found}))
     (line,) = notes.notes_of_accuracy(folder)
     assert "0 of 20 with torch.matmul by default, 2 of 20 with torch.matmul with both switches off" in line
     assert "4 of 20 with OutBLAS' kernels, 4 of 5 with OutBLAS' fall-backs, 6 of 20 with `accurate=True`" in line
-    assert line.endswith("torch takes 1.250× the time on 3 products")
+    assert "torch.matmul with both switches off takes 1.250× the time on 3 drawn products" in line
+    assert line.endswith("OutBLAS with `accurate=True` takes 1.125× the time on 3 drawn products")
 
 
 def test_files_of_unlisted_shapes_count_too(folder: Path) -> None:

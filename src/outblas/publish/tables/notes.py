@@ -250,7 +250,7 @@ def _inductor_lines(data: dict[str, Any], directory: Path) -> str:
     )
 
 
-ACCURACY_FORMAT = "outblas-torch-accuracy-2"
+ACCURACY_FORMAT = "outblas-torch-accuracy-3"
 #: Its name beside the result files.
 ACCURACY_FILE = "torch_accuracy.json"
 
@@ -276,11 +276,13 @@ def _accuracy_line(data: dict[str, Any]) -> str:
     for side, name in names.items():
         found = [by_side[side] for by_side in data["by_dtype"].values() if side in by_side]
         each.append(f"{sum(one['outside'] for one in found)} of {sum(one['n'] for one in found)} with {name}")
-    cost = data["cost_of_full_precision"]
-    return (
-        f"- products outside the error bound of fp32 sums: {', '.join(each)}; with both switches off, torch takes "
-        f"{cost['geomean']:.3f}× the time on {cost['n']} products"
+    costs = data["cost_of_full_precision"]
+    shared = "; ".join(
+        f"{name} takes {costs[group][who]['geomean']:.3f}× the time on {costs[group][who]['n']} {group} products"
+        for group in costs
+        for who, name in (("torch", names["torch_full"]), ("outblas", f"OutBLAS with {names['outblas_accurate']}"))
     )
+    return f"- products outside the error bound of fp32 sums: {', '.join(each)}; {shared}"
 
 
 def notes_of_retune(directory: Path) -> list[str]:
