@@ -91,12 +91,12 @@ def _tune(
     ranked: list[TimeShare], device: Device, seconds: float, command: str, progress: Progress | None
 ) -> tuple[Library, Path]:
     """Return the library of the run and its directory."""
-    problems = [one.problem for one in ranked]
-    agent, budget = default_agent(device), f"{_BUDGET},{seconds:g}s"
-    path = Path("runs") / folder_name("captured", problems, agent, 0, budget, str(device))
+    problems, agent = [one.problem for one in ranked], default_agent(device)
     allowed = LAUNCHES[: LAUNCHES.index(launch_of_option(promise_free_option())) + 1]  # no call runs others
+    count = _BUDGET * len(allowed)
+    path = Path("runs") / folder_name("captured", problems, agent, 0, f"{count},{seconds:g}s", str(device))
     request = TuneRequest(
-        problems, "captured", agent, _BUDGET, 0, device, path, command, None, budgets(ranked, _BUDGET), seconds,
+        problems, "captured", agent, count, 0, device, path, command, None, budgets(ranked, count), seconds,
         launches=allowed,
     )  # fmt: skip
     outcome = run_tune(request, progress)
