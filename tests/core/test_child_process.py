@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 import pytest
 
@@ -59,3 +60,24 @@ def test_a_process_can_be_ended_twice(kill: bool) -> None:
     child.end(not kill)
     with pytest.raises(ProcessLookupError):
         os.kill(pid or 0, 0)
+
+
+SCRIPT = """
+import os, sys
+print("the script runs", flush=True)
+from outblas.core import child_process
+from outblas.runtime.compile_processes import compile_processes
+child = child_process.ChildProcess(child_process.close_inherited, ())
+print("code", child.exit_code(), flush=True)
+with compile_processes(1) as pool:
+    print("in the pool", pool.submit(os.getpid).result() != os.getpid(), flush=True)
+print(os.path.basename(__file__), __spec__ is None, sys.modules["__main__"].__file__ == __file__)
+"""
+
+
+def test_children_do_not_run_a_script_without_a_guard_again(tmp_path: Path) -> None:
+    script = tmp_path / "unguarded.py"
+    script.write_text(SCRIPT)
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["the script runs", "code 0", "in the pool True", "unguarded.py True True"]
+    assert not done.stderr

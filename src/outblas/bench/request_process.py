@@ -9,10 +9,9 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from multiprocessing import get_context
 from typing import TypeVar
 
-from outblas.core.child_process import end_with_parent
+from outblas.core.child_process import LoneContext, end_with_parent
 
 T = TypeVar("T")
 #: Cores of the host for each GPU that serves. One polls for completions; threads of torch and the driver need others.
@@ -41,5 +40,5 @@ def caller(alone: bool) -> Iterator[Callable[..., T]]:
     if alone:
         yield lambda function, *arguments: function(*arguments)
         return
-    with ProcessPoolExecutor(1, get_context("spawn"), end_with_parent, (os.getpid(),)) as process:
+    with ProcessPoolExecutor(1, LoneContext(), end_with_parent, (os.getpid(),)) as process:
         yield lambda function, *arguments: process.submit(function, *arguments).result()

@@ -1,24 +1,60 @@
-"""A spawned child process with a pipe. It ends with its parent and leaves no zombie."""
+"""A spawned child process with a pipe. It ends with its parent and leaves no zombie.
+
+A process of :class:`LoneContext` does not import the program's main module, as other spawned ones do. A script without
+``if __name__ == "__main__"`` would run anew there. One that imports torch would start each process seconds later.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from multiprocessing.connection import wait as wait_for
+from multiprocessing.context import SpawnContext, SpawnProcess
 from pathlib import Path
 from typing import Any
 
 JOIN_TIMEOUT_S = 5.0
+#: Held while the main module is hidden.
+_hiding = threading.Lock()
 #: Polling interval, seconds, for the exit of a process that has closed its sentinel pipe.
 _LOOK_S = 0.02
 #: Targets of links in /proc/self/fd: CUDA's device files, and descriptors without a file name.
 _CUDA_FILES, _NAMELESS = "/dev/nvidia", ("anon_inode:", "pipe:", "socket:")
+
+
+@contextlib.contextmanager
+def _hidden_main() -> Iterator[None]:
+    """Hide name and file of the main module, by which a spawned process would import it."""
+    main = sys.modules["__main__"].__dict__
+    with _hiding:
+        names: tuple[str, ...] = ("__spec__", "__file__")
+        kept = {name: main.pop(name) for name in names if name in main}
+        main["__spec__"] = None
+        try:
+            yield
+        finally:
+            main.update(kept)
+
+
+class LoneProcess(SpawnProcess):
+    """A spawned process that does not import the program's main module."""
+
+    @staticmethod
+    def _Popen(process_obj: Any) -> Any:  # noqa: N802
+        with _hidden_main():
+            return SpawnProcess._Popen(process_obj)  # type: ignore[attr-defined]
+
+
+class LoneContext(SpawnContext):
+    """A context of multiprocessing for functions that are not of the main module."""
+
+    Process = LoneProcess  # type: ignore[assignment]
 
 
 class ChildProcess:
@@ -28,7 +64,7 @@ class ChildProcess:
     (``recv`` then raises EOFError). The process ignores Ctrl-C and exits when its parent does.
 
     Args:
-        target: function to run, importable by name (the process is spawned, not forked).
+        target: function to run, importable by name (the process is spawned, not forked), and not of the main module.
         args: its arguments after the connection; they must pickle.
         daemon: False for a process that starts children of its own, which multiprocessing forbids to daemons.
 
@@ -37,7 +73,7 @@ class ChildProcess:
     """
 
     def __init__(self, target: Callable[..., None], args: tuple[Any, ...], daemon: bool = True) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = LoneContext()
         self.connection: Connection
         self.connection, theirs = context.Pipe()
         self._process = context.Process(target=_live, args=(theirs, target, args, os.getpid()), daemon=daemon)

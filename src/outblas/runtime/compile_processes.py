@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import ProcessPoolExecutor
-from multiprocessing.context import SpawnContext, SpawnProcess
 
-from outblas.core.child_process import end_with_parent
+from outblas.core.child_process import LoneContext, LoneProcess, end_with_parent
 
 
 def compile_processes(jobs: int, nice: int = 0) -> ProcessPoolExecutor:
@@ -19,7 +18,7 @@ def compile_processes(jobs: int, nice: int = 0) -> ProcessPoolExecutor:
     return ProcessPoolExecutor(jobs, _KillingContext(), _begin, (os.getpid(), nice))
 
 
-class _KilledProcess(SpawnProcess):
+class _KilledProcess(LoneProcess):
     """A process that its pool ends by SIGKILL, if another one of the pool has died.
 
     NVRTC catches SIGTERM while it compiles, and its handler frees memory. A process that was just allocating would wait
@@ -30,7 +29,7 @@ class _KilledProcess(SpawnProcess):
         self.kill()
 
 
-class _KillingContext(SpawnContext):
+class _KillingContext(LoneContext):
     Process = _KilledProcess  # type: ignore[assignment]
 
 
