@@ -1,7 +1,7 @@
 """The proof of an epilogue: its reference, its bound and its inputs, against formulas written anew here.
 
 A stand-in for a kernel computes on the CPU. In one run of a proof it is off: by a share of the bound, by one bit, or
-outside of C. tests/dispatch/test_fused.py has kernels that are wrong throughout.
+outside of C. tests/dispatch/fusion/test_fused.py has kernels that are wrong throughout.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """``outblas.linear``: ``torch.nn.functional.linear`` on the library's kernels.
 
 Without a bias, the product is decided as :func:`outblas.matmul` decides it. With an activation or a residual, one
-kernel may compute everything (:mod:`outblas.dispatch.fused`). A bias that is not fused goes to torch: adding it to a
-finished product would round twice. It would also cost more than the kernels gain. The products of its gradients may
-still run on the library's kernels.
+kernel may compute everything (:mod:`outblas.dispatch.fusion.fused`). A bias that is not fused goes to torch: adding it
+to a finished product would round twice. It would also cost more than the kernels gain. The products of its gradients
+may still run on the library's kernels.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from outblas.core.switches import is_on
-from outblas.dispatch import device_registry, fused, native_table
+from outblas.dispatch import device_registry, native_table
 from outblas.dispatch.fold import fold, leading_dims_collapse, unfold
+from outblas.dispatch.fusion import fused
 from outblas.dispatch.guarantees.full_precision import full_precision_reductions
 from outblas.dispatch.guarantees.guarantee import process_guarantee
 from outblas.dispatch.linear_operands import ActivationName, apply_activation, check_out, checked_epilogue, epilogue_of
@@ -45,7 +46,7 @@ def linear(
     A call with an activation or a residual may run as one kernel; so may a bias with ``OUTBLAS_FUSED=1``. Such a kernel
     rounds once, at the end; torch rounds after each operation, so results may differ by these roundings. The kernel is
     compiled in the background after the first call, or by :func:`warm`. Until it is loaded, torch's operations run
-    instead. They also run if a gradient is wanted or if no kernel serves (see :mod:`outblas.dispatch.fused`).
+    instead. They also run if a gradient is wanted or if no kernel serves (see :mod:`outblas.dispatch.fusion.fused`).
 
     Args:
         x: (..., K) or (K). :func:`outblas.matmul` says which products may use a kernel of the library.

@@ -3,8 +3,8 @@
 C = act(A B + bias) + residual, or act(gate) * up if the columns of A B + bias alternate between gate and up.
 
 Every kernel family has this option, but for kernels that compute the transpose of C. It adds no knob, and a kernel
-without an epilogue is unchanged. Library rows name kernels without an epilogue; :mod:`outblas.dispatch.fused` runs the
-same kernels with one.
+without an epilogue is unchanged. Library rows name kernels without an epilogue;
+:mod:`outblas.dispatch.fusion.fused` runs the same kernels with one.
 """
 
 from __future__ import annotations

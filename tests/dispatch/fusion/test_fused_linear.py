@@ -16,8 +16,9 @@ import outblas
 from outblas.core.config import KernelConfig
 from outblas.core.errors import CompileError, TensorError, UsageError
 from outblas.core.problem import Problem
-from outblas.dispatch import device_registry, fused, linear
+from outblas.dispatch import device_registry, linear
 from outblas.dispatch.decide import Decision
+from outblas.dispatch.fusion import fused
 from outblas.kernels.epilogue import ACTIVATIONS, Epilogue
 from support.fused_fixture import host_fixture
 from support.served_fixture import ANY, Served, numbers, served_fixture

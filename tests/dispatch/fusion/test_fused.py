@@ -32,7 +32,7 @@ pytestmark = pytest.mark.long
 __all__ = ["host_fixture", "served_fixture"]
 
 
-GOLDEN = Path(__file__).resolve().parents[1] / "support" / "golden" / "plain_code.json"
+GOLDEN = Path(__file__).resolve().parents[2] / "support" / "golden" / "plain_code.json"
 ALL = Epilogue(True, "gelu", True)
 
 
