@@ -56,17 +56,18 @@ class Step:
 
 
 @contextlib.contextmanager
-def switched_on(pdl: bool = False, batch_invariant: bool = False) -> Iterator[None]:
+def switched_on(pdl: bool = False, batch_invariant: bool = False, bias: bool = False) -> Iterator[None]:
     """Run torch's products by OutBLAS meanwhile, without the promise of constant weights.
 
     Args:
         pdl: value of ``OUTBLAS_PDL`` meanwhile.
         batch_invariant: as for :func:`outblas.enable`.
+        bias: value of ``OUTBLAS_FUSED`` meanwhile.
 
     Raises:
         DeviceError: OutBLAS cannot be on.
     """
-    settings = {"OUTBLAS_PDL": str(int(pdl)), "OUTBLAS_WEIGHTS": "0"}
+    settings = {"OUTBLAS_PDL": str(int(pdl)), "OUTBLAS_WEIGHTS": "0", "OUTBLAS_FUSED": str(int(bias))}
     before = {name: os.environ.get(name) for name in settings}
     os.environ.update(settings)
     try:

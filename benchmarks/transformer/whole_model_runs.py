@@ -35,6 +35,7 @@ class Variant:
         ours: True runs products by OutBLAS.
         pdl: with ``OUTBLAS_PDL=1``.
         batch_invariant: as for :func:`outblas.enable`.
+        bias: with ``OUTBLAS_FUSED=1``.
         compiled: by torch.compile.
         graph: a CUDA graph of the step is replayed, if there is a GPU.
         products: False leaves out the products of linear layers: the rest of the step is timed, and means nothing.
@@ -45,6 +46,7 @@ class Variant:
     ours: bool = False
     pdl: bool = False
     batch_invariant: bool = False
+    bias: bool = False
     compiled: bool = False
     graph: bool = True
     products: bool = True
@@ -53,7 +55,7 @@ class Variant:
         """Return a context in which products are computed by the variant. It raises DeviceError if they cannot be."""
         if not self.products:
             return WithoutProducts()
-        return switched_on(self.pdl, self.batch_invariant) if self.ours else contextlib.nullcontext()
+        return switched_on(self.pdl, self.batch_invariant, self.bias) if self.ours else contextlib.nullcontext()
 
 
 class WithoutProducts(TorchFunctionMode):
@@ -77,8 +79,10 @@ VARIANTS = {
         Variant("merged_norms", weights="merged_norms"),
         Variant("enable", ours=True),
         Variant("enable_pdl", ours=True, pdl=True),
+        Variant("enable_bias", ours=True, bias=True),
         Variant("batch_invariant", ours=True, batch_invariant=True),
         Variant("optimize", weights="optimised", ours=True),
+        Variant("optimize_bias", weights="optimised", ours=True, bias=True),
     )
 }
 

@@ -199,6 +199,26 @@ def test_a_gpu_tunes_what_no_library_lists(gpu: Served, monkeypatch: pytest.Monk
     assert outblas.prepare(model[0], m=8, tune_seconds=30).notes == ["not tuned: the library lists every product"]
 
 
+def test_layers_whose_bias_torch_adds_are_not_tuned(gpu: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(gpu, "library", Library("h200", ()))
+    monkeypatch.setattr(tune_captured, "tune_counts", lambda *given: (asked.append(given[0]), (Path("a"), 1))[1])
+    monkeypatch.setattr(device_registry, "replace_library", lambda library, index: None)
+    model = nn.Sequential(nn.Linear(128, 640), nn.Linear(128, 384, bias=False)).half()
+    outblas.prepare(model, m=8, tune_seconds=30)
+    monkeypatch.setenv("OUTBLAS_FUSED", "1")
+    outblas.prepare(model, m=8, tune_seconds=30)
+    assert [sorted(problem.n for problem in counts) for counts in asked] == [[384], [384, 640]]
+
+
+def test_a_bias_that_a_kernel_adds_is_compiled(gpu: Served, host: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prepare_module, "_is_on_gpu", lambda one: True)
+    model = nn.Sequential(nn.Linear(128, 384)).half()
+    assert outblas.prepare(model, m=8).products[0].fused is None and not host.launched
+    monkeypatch.setenv("OUTBLAS_FUSED", "1")
+    assert outblas.prepare(model, m=8).products[0].fused is True and host.launched == 1
+
+
 def test_without_a_gpu_nothing_is_tuned(packaged: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tune_captured, "tune_counts", lambda *given: pytest.fail("tuned"))
     assert "no CUDA GPU" in outblas.prepare(layers((640, False, torch.float16)), m=8, tune_seconds=5).notes[0]

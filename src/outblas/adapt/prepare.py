@@ -114,6 +114,10 @@ def _is_on_gpu(one: LayerWeight) -> bool:
     return bool(one.weight.device.type == device_registry.DEVICE_TYPE)
 
 
+def _is_torchs_by_bias(one: LayerWeight) -> bool:
+    return one.bias is not None and not one.is_followed and not is_on(FUSED_VARIABLE)
+
+
 def _dtype(weight: Any) -> str:
     name = str(weight.dtype).removeprefix("torch.")
     return _HALF.get(name, name)
@@ -131,7 +135,7 @@ def _tune(weights: Sequence[LayerWeight], rows: Sequence[int], place: _Place, se
     """Tune the problems that the library does not list; return a note."""
     from outblas.adapt.tune_captured import tune_counts
 
-    found = [_problem(one.weight, m) for one in weights for m in rows]
+    found = [_problem(one.weight, m) for one in weights if not _is_torchs_by_bias(one) for m in rows]
     counts = Counter(one for one in found if one is not None and place.library.lookup(one) is None)
     if not counts:
         return "not tuned: the library lists every product"
@@ -165,7 +169,8 @@ def _product(group: Sequence[LayerWeight], m: int, place: _Place, share: float) 
     ready = fused = None
     if place.index is not None and way != TORCH:
         ready = _load(decision, place.index)
-    if place.index is not None and first.is_followed and _is_on_gpu(first):
+    followed = first.is_followed or (first.bias is not None and is_on(FUSED_VARIABLE))
+    if place.index is not None and followed and _is_on_gpu(first):
         fused = _warm(first, m)
     return PreparedProduct(m, n, k, _dtype(first.weight), first.words, len(group), share, way, reason, ready, fused)
 
@@ -178,7 +183,7 @@ def _decision(one: LayerWeight, m: int, place: _Place) -> Decision:
 
 
 def _way(one: LayerWeight, decision: Decision, library: Library) -> tuple[str, str]:
-    if one.bias is not None and not one.is_followed and not is_on(FUSED_VARIABLE):
+    if _is_torchs_by_bias(one):
         return TORCH, f"torch adds the bias before it rounds; {FUSED_VARIABLE}=1 lets a kernel add it"
     if decision.problem is None or (decision.config is None and not decision.algorithm):
         return TORCH, decision.reason

@@ -11,7 +11,9 @@ then costs almost nothing, and a known product of the library needs no Python. T
 products. Without the extension they replace torch's kernels themselves.
 
 With the guarantee ``batch_invariant``, ``aten::addmm``, ``aten::baddbmm`` and true batches are replaced, too
-(:mod:`outblas.dispatch.guarantees.invariant_operators`).
+(:mod:`outblas.dispatch.guarantees.invariant_operators`). With ``OUTBLAS_FUSED=1`` and another guarantee,
+``aten::addmm`` may be one kernel (:mod:`outblas.dispatch.fusion.biased_product`). It is in Python, so it costs the host
+some microseconds, also where torch computes.
 """
 
 from __future__ import annotations
@@ -23,11 +25,14 @@ from typing import Any
 
 import torch
 
+from outblas.core.switches import is_on
 from outblas.dispatch import device_registry
 from outblas.dispatch.aten_native import ASK_PYTHON_KEY, NativeCall, ask_python_keys, current_call, open_products
-from outblas.dispatch.aten_products import HALF_DTYPES, our_bmm, our_mm, torch_bmm, torch_mm
+from outblas.dispatch.aten_products import HALF_DTYPES, our_bmm, our_mm, torch_addmm, torch_bmm, torch_mm
+from outblas.dispatch.fusion.biased_product import biased_product
 from outblas.dispatch.guarantees import invariant_operators
 from outblas.dispatch.guarantees.guarantee import process_guarantee
+from outblas.dispatch.linear import FUSED_VARIABLE
 from outblas.dispatch.promises import promise_free_option
 
 _Ours = Callable[[torch.Tensor, torch.Tensor, int, "NativeCall | None"], "torch.Tensor | None"]
@@ -62,14 +67,14 @@ class Override:
     def __init__(self, key: str = "CUDA") -> None:
         self._key = key
         self._library: Any = None
-        self._invariant: Any = None
+        self._further: Any = None
         self._lock = threading.RLock()  # a signal's handler may multiply meanwhile
         self._ours = self._torchs = self._option = 0
         self._products: Any = None
         self.why_python = ""
 
     def install(self) -> None:
-        """Replace torch's kernels; read ``OUTBLAS_PDL`` and the process's guarantee once.
+        """Replace torch's kernels; read ``OUTBLAS_PDL``, ``OUTBLAS_FUSED`` and the process's guarantee once.
 
         No other thread may compute a product meanwhile: torch changes its table of kernels without a lock.
         """
@@ -84,7 +89,9 @@ class Override:
             self._begin(products)
         if process_guarantee() == "batch_invariant":
             operators = (invariant_operators.bmm, invariant_operators.addmm, invariant_operators.baddbmm)
-            self._invariant = self._implemented({each.__name__: self._counted(each) for each in operators}, self._key)
+            self._further = self._implemented({each.__name__: self._counted(each) for each in operators}, self._key)
+        elif is_on(FUSED_VARIABLE):
+            self._further = self._implemented({"addmm": self._biased}, self._key)
 
     def remove(self) -> None:
         """Restore torch's own kernels; as for :meth:`install`, no other thread may compute a product meanwhile.
@@ -93,9 +100,9 @@ class Override:
         """
         if self._library is None:
             return
-        if self._invariant is not None:
-            self._invariant._destroy()
-            self._invariant = None
+        if self._further is not None:
+            self._further._destroy()
+            self._further = None
         if self._products is not None:
             self._products.remove()
         if self._forget in device_registry.on_library_replaced:
@@ -165,6 +172,16 @@ class Override:
             return result
 
         return kernel
+
+    def _biased(self, *operands: torch.Tensor, **factors: Any) -> torch.Tensor:
+        operands = tuple(map(as_plain_tensor, operands))
+        result = biased_product(*operands, **factors)
+        with self._lock:
+            if result is None:
+                self._torchs += 1
+            else:
+                self._ours += 1
+        return torch_addmm(*operands, **factors) if result is None else result
 
     def _kernel(self, our: _Ours, their: _Theirs) -> _Theirs:
         def kernel(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

@@ -17,8 +17,10 @@ from outblas.core.config import KernelConfig
 from outblas.core.errors import CompileError, TensorError, UsageError
 from outblas.core.problem import Problem
 from outblas.dispatch import device_registry, linear
+from outblas.dispatch.aten_override import Override
 from outblas.dispatch.decide import Decision
 from outblas.dispatch.fusion import fused
+from outblas.dispatch.fusion.biased_product import biased_product
 from outblas.kernels.epilogue import ACTIVATIONS, Epilogue
 from support.fused_fixture import host_fixture
 from support.served_fixture import ANY, Served, numbers, served_fixture
@@ -267,3 +269,40 @@ def test_a_product_that_is_left_to_torch_may_be_fused_by_prediction(
     assert outblas.warm(x, w, bias, activation="silu")
     assert asked[0] == (Problem(5, 24, 16), Epilogue(bias=True, activation="silu"), "id=66")
     assert torch.equal(outblas.linear(x, w, bias, activation="silu"), by_torch(x, w, bias, "silu", None))
+
+
+@pytest.mark.parametrize("fused_bias", [True, False])
+def test_enable_lets_a_kernel_add_the_bias_if_the_variable_is_on(
+    host: fused.FusedState, monkeypatch: pytest.MonkeyPatch, fused_bias: bool
+) -> None:
+    monkeypatch.setenv(linear.FUSED_VARIABLE, str(int(fused_bias)))
+    x, w, bias, _ = layer(5)
+    expected = by_torch(x, w, bias, None, None)
+    assert outblas.warm(x, w, bias)
+    replaced = Override("CPU")
+    replaced.install()
+    monkeypatch.setenv(linear.FUSED_VARIABLE, "0")  # it is read once
+    launched = host.launched
+    try:
+        assert torch.equal(torch.addmm(bias, x, w.t()), expected)
+        assert host.launched == launched + fused_bias
+        assert replaced.counts()["ours"] == fused_bias
+        x.requires_grad_()
+        torch.addmm(bias, x, w.t()).sum().backward()
+        assert host.launched == launched + 2 * fused_bias and x.grad is not None
+    finally:
+        replaced.remove()
+    launched = host.launched
+    assert torch.equal(torch.addmm(bias, x.detach(), w.t()), expected) and host.launched == launched
+
+
+def test_products_with_other_factors_or_biases_are_torchs(host: fused.FusedState) -> None:
+    x, w, bias, residual = layer(5)
+    assert outblas.warm(x, w, bias)
+    with torch.no_grad():
+        assert torch.equal(biased_product(bias, x, w.t()), by_torch(x, w, bias, None, None))
+        for given in ((residual, x, w.t()), (bias.float(), x, w.t()), (bias[:1], x, w.t()), (bias, x[0], w.t())):
+            assert biased_product(*given) is None
+        assert biased_product(bias, x, w.t(), beta=2) is biased_product(bias, x, w.t(), alpha=0.5) is None
+        assert biased_product(bias, x.requires_grad_(False)[:0], w.t()) is None
+        assert biased_product(bias.float(), x.float(), w.float().t()) is None
