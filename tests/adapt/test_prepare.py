@@ -191,8 +191,9 @@ def test_a_gpu_tunes_what_no_library_lists(gpu: Served, monkeypatch: pytest.Monk
     renewed: list[Any] = []
     monkeypatch.setattr(device_registry, "replace_library", lambda library, index: renewed.append((library, index)))
     model = nn.Sequential(*[nn.Linear(128, n, bias=False) for n in (256, 640, 640)]).half()
-    report = outblas.prepare(model, m=8, tune_seconds=30)
-    (counts, where, seconds, command), *more = tuned
+    report = outblas.prepare(model, m=8, tune_seconds=30, progress=print)
+    (counts, where, seconds, command, progress), *more = tuned
+    assert progress is print
     assert not more and counts == {Problem(8, 640, 128): 2} and str(where) == "cuda:0"
     assert seconds == 30 and command == "outblas.prepare" and renewed == [(None, 0)]
     assert report.notes == ["tuned: 1 of 1 problems within 30 s, winners in mine.json"]

@@ -29,6 +29,8 @@ from outblas.search.time_shares import predicted_us
 if TYPE_CHECKING:
     import torch
 
+    from outblas.search.tune import Progress
+
 _HALF = {"float16": "fp16", "bfloat16": "bf16"}
 _NO_GPU = "no CUDA GPU: nothing was tuned, compiled or loaded"
 
@@ -43,7 +45,13 @@ class _Place:
     index: int | None
 
 
-def prepare(model: torch.nn.Module, m: int | Sequence[int] = 1, *, tune_seconds: float = 0.0) -> PrepareReport:
+def prepare(
+    model: torch.nn.Module,
+    m: int | Sequence[int] = 1,
+    *,
+    tune_seconds: float = 0.0,
+    progress: Callable[[int, int, float], None] | None = None,
+) -> PrepareReport:
     """List the linear layers of a model, and make ready all that their products need.
 
     For each weight the report says how many layers have it and its share of the time. It also names the code that runs
@@ -59,6 +67,8 @@ def prepare(model: torch.nn.Module, m: int | Sequence[int] = 1, *, tune_seconds:
         m: rows of a layer's input, which are tokens: one number or several, e.g. ``(1, 8, 512)``.
         tune_seconds: time for tuning products of no library, those with the largest share first. Every ``m`` counts the
             same. The winners go to the user's library. 0: no tuning. The run lies in ``runs/``.
+        progress: called after every measurement of the tuning, with (measurements done, all of them, mean speed-up so
+            far). An example is ``lambda done, total, mean: print(done, total, mean)``.
 
     Returns:
         The report. ``print`` shows it as a table.
@@ -81,7 +91,7 @@ def prepare(model: torch.nn.Module, m: int | Sequence[int] = 1, *, tune_seconds:
     if place.index is None:
         report.notes.append(_NO_GPU)
     elif tune_seconds:
-        report.notes.append(_tune(weights, rows, place, tune_seconds))
+        report.notes.append(_tune(weights, rows, place, tune_seconds, progress))
         place = _place_of(weights)
     for count in rows:
         report.products += _products(weights, count, place)
@@ -131,7 +141,9 @@ def _problem(weight: Any, m: int) -> Problem | None:
     return Problem(m, weight.shape[0], weight.shape[1], "TN", dtype, "fp32")  # type: ignore[arg-type]
 
 
-def _tune(weights: Sequence[LayerWeight], rows: Sequence[int], place: _Place, seconds: float) -> str:
+def _tune(
+    weights: Sequence[LayerWeight], rows: Sequence[int], place: _Place, seconds: float, progress: Progress | None
+) -> str:
     """Tune the problems that the library does not list; return a note."""
     from outblas.adapt.tune_captured import tune_counts
 
@@ -139,7 +151,7 @@ def _tune(weights: Sequence[LayerWeight], rows: Sequence[int], place: _Place, se
     counts = Counter(one for one in found if one is not None and place.library.lookup(one) is None)
     if not counts:
         return "not tuned: the library lists every product"
-    path, reached = tune_counts(counts, Device(gpu_index=place.index), seconds, "outblas.prepare")
+    path, reached = tune_counts(counts, Device(gpu_index=place.index), seconds, "outblas.prepare", progress)
     device_registry.replace_library(None, place.index or 0)
     return f"tuned: {reached} of {len(counts)} problems within {seconds:g} s, winners in {path}"
 
