@@ -27,6 +27,8 @@ _ALLOWED = {
 MAX_INDEX = 2**31 - 1
 #: Row pitch unit of TMA, bytes. TMA kernels need rows of A, B and C that are multiples of it.
 ROW_ALIGN_BYTES = 16
+#: Least piece of memory that a cache loads, bytes.
+SECTOR_BYTES = 32
 ELEMENT_BYTES = 2
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from outblas.core.config import KernelConfig, launch_of
 from outblas.core.problem import Problem
+from outblas.kernels.cost.cost_model import rank
 from outblas.kernels.families.registry import FAMILIES
 from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
 from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
@@ -15,6 +16,7 @@ from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.kernels.fixed_order import (
     FixedOrderKernels,
+    fastest,
     fixed_order_candidates,
     kernels_for_few_rows,
     summation,
@@ -103,3 +105,33 @@ def test_families_offer_only_kernels_of_an_order() -> None:
     for m in (1, 20, 500):
         for family in FAMILIES.values():
             assert all(summation(c) is not None for c in family.fixed_order_candidates(Problem(m, 64, 64)))
+
+
+def test_rows_that_begin_within_a_sector_get_kernels_that_load_less() -> None:
+    """TMA loads such rows more slowly, so a cluster that shares its loads wins (journal 0098)."""
+    listed = [
+        Sm90WgmmaConfig(bm, bn, stages=4, consumers=2, cluster_m=cluster)
+        for bm in (64, 128, 256)
+        for bn in (64, 128)
+        for cluster in (1, 2)
+    ]
+    split, whole = Problem(4096, 7976, 4584), Problem(4096, 7984, 4608)
+    assert fastest(split, listed, H200) == Sm90WgmmaConfig(256, 128, stages=4, consumers=2, cluster_m=2)
+    assert fastest(whole, listed, H200) == listed[rank(whole, listed, H200)[0]]
+    rows_of_b = Problem(4096, 7976, 4608, "NN")
+    for problem in (split, rows_of_b):
+        alone, shared = (FAMILIES["sm90_wgmma_gemm"].split_sector_us(problem, c, H200) for c in listed[-2:])
+        assert shared < alone
+
+
+def test_loads_of_split_sectors_are_counted_by_operand() -> None:
+    """Every column of tiles loads A once, every row of tiles B once; a cluster shares one of them."""
+    family, tile = FAMILIES["sm90_wgmma_gemm"], Sm90WgmmaConfig(128, 128, stages=4, consumers=2)
+    time = lambda problem, config: family.split_sector_us(problem, config, H200)  # noqa: E731
+    split = Problem(256, 256, 8 * 101)
+    rate = 22.0 * H200.sms * H200.clock_mhz
+    assert time(split, tile) == pytest.approx(4 * 256 * 808 * 2 / rate)
+    assert time(split, replace(tile, cluster_m=2)) == pytest.approx(3 * 256 * 808 * 2 / rate)
+    assert time(split, replace(tile, cluster_m=4)) == time(split, replace(tile, cluster_m=2)), "two tiles to share"
+    assert time(replace(split, k=800), tile) == pytest.approx(4 * 256 * 800 * 2 / (H200.l2_tbs * 1e6))
+    assert FAMILIES["sm80_mma_gemm"].split_sector_us(split, Sm80MmaConfig(64, 64), H200) == 0

@@ -173,6 +173,14 @@ class Family(ABC, Generic[C]):
         """
         return None
 
+    def split_sector_us(self, problem: Problem, config: C, gpu: Gpu) -> float:
+        """Return the least time of all loads if rows of A or B begin within a sector of memory (32 bytes).
+
+        In microseconds. By default 0: the loads take no longer than others. The cost model does not know these times,
+        and :func:`outblas.kernels.fixed_order.fastest` adds them.
+        """
+        return 0.0
+
     # --- source and launch -------------------------------------------------------------------------
 
     def source_lines(self, config: C) -> Sequence[str]:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from outblas.core.problem import ROW_ALIGN_BYTES, Problem
+from outblas.core.problem import ELEMENT_BYTES, ROW_ALIGN_BYTES, SECTOR_BYTES, Problem
 from outblas.core.roofline import Gpu
 from outblas.kernels.cost.terms import Columns, Floats
 from outblas.kernels.cost.tiled import tiled_us
@@ -22,6 +22,9 @@ from outblas.kernels.families.wgmma_text import wgmma_instance
 from outblas.kernels.geometry_terms import WGMMA_ROWS, Geometry
 
 __all__ = ["FAMILY", "Sm90WgmmaConfig", "Sm90WgmmaGemm"]
+
+#: Bytes that TMA loads per clock of an SM from rows that begin within a sector: 20 on an H100, 24 on an H200.
+SPLIT_SECTOR_BYTES = 22.0
 
 
 class Sm90WgmmaGemm(Family[Sm90WgmmaConfig]):
@@ -65,6 +68,17 @@ class Sm90WgmmaGemm(Family[Sm90WgmmaConfig]):
         stage only adds zeros past the end of K.
         """
         return "wgmma" if config.split_k == 1 else None
+
+    def split_sector_us(self, problem: Problem, config: Sm90WgmmaConfig, gpu: Gpu) -> float:
+        """Return the traffic from L2, that of each cluster once, over its rate; that of aligned rows is L2's."""
+        p, down, right = problem, -(-problem.m // config.bm), -(-problem.n // config.bn)
+        loads = (
+            (p.k, p.m * p.k * right / min(config.cluster_n, right)),
+            (p.b_shape[1], p.n * p.k * down / min(config.cluster_m, down)),
+        )
+        split = SPLIT_SECTOR_BYTES * gpu.sms * gpu.clock_mhz
+        rates = (split if row * ELEMENT_BYTES % SECTOR_BYTES else gpu.l2_tbs * 1e6 for row, _ in loads)
+        return sum(elements * ELEMENT_BYTES / rate for (_, elements), rate in zip(loads, rates, strict=True))
 
     def source_lines(self, config: Sm90WgmmaConfig) -> Sequence[str]:
         """Return the switches of the workspace, e.g. ``["#define SPLIT_WORKSPACE 1", "#define REDUCE_ALL 0"]``.
