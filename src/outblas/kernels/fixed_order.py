@@ -73,9 +73,10 @@ def _of_weights_order(offered: Iterable[KernelConfig], problem: Problem, gpu: Gp
 def fastest(problem: Problem, configs: Sequence[KernelConfig], gpu: Gpu) -> KernelConfig:
     """Return the kernel that is predicted to be fastest; of equal ones the first.
 
-    Where rows of A or B begin within a sector of memory, a kernel's predicted time is the root of two squares: that of
-    the cost model's time and that of :meth:`outblas.kernels.families.family.Family.split_sector_us`. Where the second
-    is the larger, 33 measured times are 0.7 to 1.4 times that, and 1.2 to 2.5 times the first alone (journal 0098).
+    Where rows of A or B begin within a sector of memory, a kernel has a second time:
+    :meth:`outblas.kernels.families.family.Family.split_sector_us`. The root of both squares counts then. Where the
+    second is the larger, 33 measured times are 0.7 to 1.4 times that, and 1.2 to 2.5 times the first alone (journal
+    0098).
 
     Args:
         problem: the problem.
