@@ -217,7 +217,8 @@ def test_a_bias_that_a_kernel_adds_is_compiled(gpu: Served, host: Any, monkeypat
     model = nn.Sequential(nn.Linear(128, 384)).half()
     assert outblas.prepare(model, m=8).products[0].fused is None and not host.launched
     monkeypatch.setenv("OUTBLAS_FUSED", "1")
-    assert outblas.prepare(model, m=8).products[0].fused is True and host.launched == 1
+    (one,) = outblas.prepare(model, m=8).products
+    assert one.fused is True and one.follows == "bias" and host.launched == 1
 
 
 def test_without_a_gpu_nothing_is_tuned(packaged: None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -181,10 +181,10 @@ def _product(group: Sequence[LayerWeight], m: int, place: _Place, share: float) 
     ready = fused = None
     if place.index is not None and way != TORCH:
         ready = _load(decision, place.index)
-    followed = first.is_followed or (first.bias is not None and is_on(FUSED_VARIABLE))
-    if place.index is not None and followed and _is_on_gpu(first):
+    follows = first.words or ("bias" if first.bias is not None and is_on(FUSED_VARIABLE) else "")
+    if place.index is not None and follows and _is_on_gpu(first):
         fused = _warm(first, m)
-    return PreparedProduct(m, n, k, _dtype(first.weight), first.words, len(group), share, way, reason, ready, fused)
+    return PreparedProduct(m, n, k, _dtype(first.weight), follows, len(group), share, way, reason, ready, fused)
 
 
 def _decision(one: LayerWeight, m: int, place: _Place) -> Decision:
