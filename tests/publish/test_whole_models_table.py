@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from outblas.core.errors import RecordError
+from outblas.publish.tables.headline import headline_rows
 from outblas.publish.tables.whole_models_table import FORMAT, WHOLE_MODELS, whole_models_block
 
 MADE = {"date": "2026-12-01T10:00:00+00:00", "commit": "0123456789abcdef"}
@@ -108,3 +109,23 @@ def test_other_files_are_refused(data: Any, tmp_path: Path) -> None:
     (tmp_path / WHOLE_MODELS).write_text("{")
     with pytest.raises(RecordError, match="cannot be read"):
         whole_models_block(tmp_path)
+
+
+def test_the_headline_has_the_means_of_all_models_with_the_longest_context(tmp_path: Path) -> None:
+    data = content(layers=8, tune=30)
+    data["rows"].append({**data["rows"][0], "context": 64, "variants": {}})
+    (tmp_path / WHOLE_MODELS).write_text(json.dumps(data))
+    over_torch, over_merged = headline_rows(tmp_path, [])
+    assert over_torch.geomean == pytest.approx((1.2 * 0.98) ** 0.5) and over_torch.problems == 2
+    assert over_torch.use == "`optimize()` in Llama 3 8B of transformers, bf16, context 512, 8 layers, tuned before"
+    assert over_merged.geomean == pytest.approx(1.1) and "merged weights" in over_merged.rival
+    assert (over_torch.gpu, over_torch.drivers, set(over_torch.days)) == ("a GPU", ("1",), {"2026-12-01"})
+
+
+def test_the_headline_leaves_out_a_figure_that_a_step_lacks(tmp_path: Path) -> None:
+    data = content()
+    data["rows"][0]["variants"]["optimize"].pop("speedup_over_merged")
+    (tmp_path / WHOLE_MODELS).write_text(json.dumps(data))
+    assert [row.rival for row in headline_rows(tmp_path, [])] == ["torch, whole step"]
+    (tmp_path / WHOLE_MODELS).write_text(json.dumps({**data, "rows": []}))
+    assert headline_rows(tmp_path, []) == []

@@ -11,6 +11,7 @@ from outblas.core.errors import RecordError
 from outblas.core.plain_files import read_json
 from outblas.core.stats import geomean
 from outblas.publish.tables.any_shape_block import ANY_SHAPES, of_another_fit
+from outblas.publish.tables.whole_models_table import WHOLE_MODELS, by_context, model_words, read_whole_models
 from outblas.publish.words import mean_in_words
 from outblas.records.averages import MAX_DECODE_M, figures_by_start, figures_of
 from outblas.records.results import Result, read_result
@@ -21,6 +22,12 @@ MODEL_STEPS = "model_steps.json"
 LAYERS = 32
 #: Rivals of every bench, in words.
 ALL_RIVALS = "the fastest of torch, cuBLAS and autotuned cuBLASLt"
+#: (variant, figure, use, rival in words) of whole models.
+_OF_MODELS = (
+    ("enable", "speedup", "`enable()`", "torch, whole step"),
+    ("optimize", "speedup", "`optimize()`", "torch, whole step"),
+    ("optimize", "speedup_over_merged", "`optimize()`", "torch with merged weights and its fused norms"),
+)
 
 
 @dataclass(frozen=True)
@@ -64,7 +71,8 @@ def headline_rows(folder: Path, results: Sequence[Result]) -> list[HeadlineRow]:
     Raises:
         RecordError: a file is there and cannot be read.
     """
-    return [*_listed(results), *_unlisted(folder), *_model_steps(folder / MODEL_STEPS)]
+    single = [*_listed(results), *_unlisted(folder), *_model_steps(folder / MODEL_STEPS)]
+    return [*single, *_whole_models(folder / WHOLE_MODELS)]
 
 
 def headline_table(rows: Sequence[HeadlineRow]) -> str:
@@ -205,4 +213,33 @@ def _model_steps(path: Path) -> Iterator[HeadlineRow]:
                 (made["driver"],),
                 (made["date"][:10],),
                 "results/transformer/",
+            )
+
+
+def _whole_models(path: Path) -> Iterator[HeadlineRow]:
+    """Yield the means over all steps of all models with the longest context, where every step has the figure."""
+    if not path.exists():
+        return
+    data = read_whole_models(path)
+    by_model = {model: [row for row in data["rows"] if row["model"] == model] for model in data["models"]}
+    tables = {model: by_context(rows) for model, rows in by_model.items() if rows}
+    context = max((context for table in tables.values() for context in table), default=0)
+    rows = [row for table in tables.values() for row in table.get(context, ())]
+    names, settings = " and ".join(map(model_words, tables)), data["settings"]
+    unusual = f", {settings['layers']} layers" if settings.get("layers") else ""
+    unusual += ", tuned before" if settings["tune"] else ""
+    for variant, figure, use, rival in _OF_MODELS:
+        found = [row["variants"].get(variant, {}).get(figure) for row in rows]
+        if rows and None not in found:
+            yield HeadlineRow(
+                settings["gpu"],
+                f"{use} in {names} of transformers, bf16, context {context}{unusual}",
+                len(found),
+                geomean([ratio for ratio, _, _ in found]),
+                None,
+                rival,
+                None,
+                (settings["driver"],),
+                tuple(each["date"][:10] for row in rows for each in row["provenance"]),
+                "results/whole-models/",
             )

@@ -82,6 +82,11 @@ def by_context(rows: Sequence[Mapping[str, Any]]) -> dict[int, list[Mapping[str,
     return {each: [row for row in rows if row["context"] in (0, each)] for each in contexts}
 
 
+def model_words(model: str) -> str:
+    """Return a model's name in words, e.g. ``Llama 3 8B`` for ``llama_8b``; another name as it is."""
+    return _MODELS.get(model, model)
+
+
 def _model_block(model: str, about: Mapping[str, Any], data: Mapping[str, Any]) -> str:
     """Return the tables of a model; empty if no step of it is measured."""
     rows = [row for row in data["rows"] if row["model"] == model]
@@ -90,7 +95,7 @@ def _model_block(model: str, about: Mapping[str, Any], data: Mapping[str, Any]) 
     names = [name for name in _VARIANTS if any(name in row["variants"] for row in rows)]
     blocks = []
     for context, members in by_context(rows).items():
-        title = f"**{_MODELS.get(model, model)}**, {about['layers']} layers"
+        title = f"**{model_words(model)}**, {about['layers']} layers"
         blocks += [f"{title}, context {context}" if context else title, _speed_table(members, names)]
     return "\n\n".join([*blocks, _price_table(rows, names, about["startup_s"])])
 
