@@ -16,6 +16,7 @@ from outblas.records.store import Store
 from outblas.search import tune as module
 from outblas.search.agents.agent_registry import make_agent
 from outblas.search.agents.base import Agent
+from outblas.search.time_shares import balanced_over_rows, time_shares
 from outblas.search.tune import Interrupted, SearchOptions, tune
 from support.gpus.known import H200
 from support.helpers import synthetic_recording
@@ -281,3 +282,11 @@ def test_a_search_may_leave_out_launch_options(tmp_path: Path) -> None:
         options = SearchOptions(launches=("plain",))
         tune(RECORDING.problems[:3], make_agent("heuristic", 1, H200), 4, evaluator, store, "r", options=options)
     assert len(evaluator.asked) == 12 and all(launch_of(config) == "plain" for _, config in evaluator.asked)
+
+
+def test_shares_may_be_balanced_over_the_numbers_of_rows() -> None:
+    long, short = Problem(512, 4096, 4096), Problem(512, 1024, 4096)
+    us = {long: 6.0, short: 2.0, Problem(1, 4096, 4096): 2.0}
+    ranked = balanced_over_rows(time_shares(dict.fromkeys(us, 1), us.__getitem__))
+    assert [(one.problem.m, one.share) for one in ranked] == [(1, 0.5), (512, 0.375), (512, 0.125)]
+    assert balanced_over_rows([]) == []

@@ -97,6 +97,18 @@ def test_a_gpu_without_predictions_has_none() -> None:
     assert kernel_to_fuse(P, GATED, unknown, Library("nothing", ()), "plain", "") is None
 
 
+@pytest.mark.parametrize("n", [1, 28672])
+def test_narrow_products_and_those_without_numpy_stay_with_torch(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel_choice._kernel_to_fuse.cache_clear()
+
+    def missing(*given: Any) -> Any:
+        assert n > 1, "not asked for"
+        raise ImportError("no module named numpy")
+
+    monkeypatch.setattr(kernel_choice, "surest_kernels", missing)
+    assert chosen(replace(P, n=n), RESIDUAL) is None
+
+
 A, B = Operand((8, 64), (64, 1), "bf16", "cuda:0"), Operand((64, 32), (1, 64), "bf16", "cuda:0")
 
 

@@ -14,7 +14,6 @@ from outblas.core.problem import ELEMENT_BYTES, ROW_ALIGN_BYTES, Problem, row_ma
 from outblas.core.roofline import Gpu
 from outblas.dispatch.decide import Decision, Operand, why_not_half_gemm
 from outblas.dispatch.unlisted_shapes import surest_kernels
-from outblas.kernels.cost.cost_model import predict_many
 from outblas.kernels.epilogue import NO_EPILOGUE, Epilogue, why_not_fused
 from outblas.kernels.families.registry import FAMILIES
 from outblas.kernels.legality import why_illegal
@@ -110,8 +109,13 @@ def _kernel_to_fuse(
     problem: Problem, epilogue: Epilogue, gpu: Gpu, library: SameObject, launch: Launch, answer: str
 ) -> Decision | None:
     try:
+        from outblas.kernels.cost.cost_model import predict_many  # with numpy
+        from outblas.learn.any_shape import is_narrow
+
+        if is_narrow(problem):
+            return None
         found = surest_kernels(gpu, library.value, problem, launch, answer)
-    except OutblasError:  # no data for this GPU, of which the chooser of unlisted shapes has warned
+    except (OutblasError, ImportError, OSError):  # of which the chooser of unlisted shapes has warned
         return None
     choice = next((one for one in found if why_not_fused(problem, one.config, epilogue) is None), None)
     if choice is None:
