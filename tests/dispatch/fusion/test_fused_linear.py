@@ -267,8 +267,14 @@ def test_a_product_that_is_left_to_torch_may_be_fused_by_prediction(
     assert not outblas.warm(x, w, bias, activation="silu") and not asked
     state.any_shape = lambda problem, gpu, launch: None
     assert outblas.warm(x, w, bias, activation="silu")
-    assert asked[0] == (Problem(5, 24, 16), Epilogue(bias=True, activation="silu"), "id=66")
+    assert asked == [(Problem(5, 24, 16), Epilogue(bias=True, activation="silu"), "id=66")]
     assert torch.equal(outblas.linear(x, w, bias, activation="silu"), by_torch(x, w, bias, "silu", None))
+    assert len(asked) == 1, "it is remembered"
+    state.library = device_registry.Library("h200", ())
+    assert outblas.warm(x, w, bias, activation="silu") and len(asked) == 2, "another library"
+    monkeypatch.setattr(fused, "kernel_to_fuse", lambda *given: asked.append(given))
+    for _ in range(2):
+        assert not outblas.warm(x[:3], w, bias, activation="silu") and len(asked) == 3, "None is remembered, too"
 
 
 @pytest.mark.parametrize("fused_bias", [True, False])

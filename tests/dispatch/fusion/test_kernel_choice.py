@@ -32,7 +32,6 @@ def offered(monkeypatch: pytest.MonkeyPatch) -> list[LibraryChoice]:
     """The predictions, those with the highest lower bound first; a test fills them in."""
     found: list[LibraryChoice] = []
     monkeypatch.setattr(kernel_choice, "surest_kernels", lambda *given: tuple(found))
-    kernel_choice._kernel_to_fuse.cache_clear()
     return found
 
 
@@ -61,7 +60,6 @@ def test_a_kernel_without_that_epilogue_is_passed_over(offered: list[LibraryChoi
     assert why_not_fused(P, SWAPPED, GATED) is not None
     assert chosen(P, GATED).config == KERNEL
     offered.pop()
-    kernel_choice._kernel_to_fuse.cache_clear()
     assert chosen(P, GATED) is None
 
 
@@ -71,7 +69,6 @@ def test_a_bias_saves_nothing_so_the_kernel_must_win_alone(offered: list[Library
     offered.append(choice(KERNEL, 1.0))
     assert chosen(P, bias) is None
     offered[0] = choice(KERNEL, 1.02)
-    kernel_choice._kernel_to_fuse.cache_clear()
     assert chosen(P, bias).config == KERNEL
 
 
@@ -99,7 +96,6 @@ def test_a_gpu_without_predictions_has_none() -> None:
 
 @pytest.mark.parametrize("n", [1, 28672])
 def test_narrow_products_and_those_without_numpy_stay_with_torch(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    kernel_choice._kernel_to_fuse.cache_clear()
 
     def missing(*given: Any) -> Any:
         assert n > 1, "not asked for"

@@ -30,8 +30,8 @@ from outblas.core.errors import CompileError, DeviceError, ToolchainMissing
 from outblas.core.problem import Problem
 from outblas.core.roofline import architecture
 from outblas.dispatch import device_registry
-from outblas.dispatch.decide import Decision, NotWhileCapturing
-from outblas.dispatch.device_state import ARCHITECTURE, KEPT_CALLS, DeviceState
+from outblas.dispatch.decide import Decision, NotWhileCapturing, Operand
+from outblas.dispatch.device_state import ARCHITECTURE, KEPT_CALLS, KEPT_DECISIONS, DeviceState
 from outblas.dispatch.fusion.kernel_choice import kernel_despite_fallback, kernel_to_fuse, problem_of
 from outblas.dispatch.promises import launch_of_option
 from outblas.dispatch.tensors import operand
@@ -42,10 +42,14 @@ from outblas.kernels.source import KernelKind, kernel_kind, make_source
 from outblas.runtime.cubin import Cubin
 from outblas.runtime.fused_launch import Extra, FusedKernel, row_stride, why_no_gated_output, why_unfit
 from outblas.runtime.graph_workspace import CapturedWorkspace
+from outblas.runtime.recent_entries import keep, touch
 
 if TYPE_CHECKING:
     import torch
 
+_UNKNOWN = object()
+#: What a predicted decision is remembered by.
+_Asked = tuple[Operand, Operand, Epilogue, Launch]
 #: A fused kernel: its kind without an epilogue, and the epilogue.
 _Key = tuple[KernelKind, Epilogue]
 
@@ -70,6 +74,8 @@ class FusedState:
         self._kernels: dict[_Key, Any] = {}
         self._building: dict[_Key, Future[Cubin]] = {}
         self._calls: OrderedDict[Any, Any] = OrderedDict()
+        self._predicted: OrderedDict[_Asked, Any] = OrderedDict()
+        self._predicted_for: tuple[Any, Any] = (None, None)
         self._lock = threading.RLock()
 
     def kernel_ready(
@@ -107,6 +113,22 @@ class FusedState:
                 if not found.cancelled():  # by the interpreter's end
                     self._take(key, config, epilogue, found)
             return key in self._kernels
+
+    def remembered(self, device: DeviceState, asked: _Asked, predict: Callable[[], Decision | None]) -> Decision | None:
+        """Return what ``predict`` returns; it is asked once, until the device has another library or chooser."""
+        source = (device.library, device.any_shape)
+        with self._lock:
+            if any(one is not other for one, other in zip(self._predicted_for, source, strict=True)):
+                self._predicted_for = source
+                self._predicted.clear()
+            known = self._predicted.get(asked, _UNKNOWN)
+            if known is not _UNKNOWN:
+                touch(self._predicted, asked)
+                return known  # type: ignore[no-any-return]
+        found = predict()
+        with self._lock:
+            keep(self._predicted, asked, found, KEPT_DECISIONS)
+        return found
 
     def _take(self, key: _Key, config: KernelConfig, epilogue: Epilogue, built: Future[Cubin]) -> None:
         try:
@@ -253,11 +275,12 @@ def _decide(
     device = device_registry.device_state(a.device.index)
     launch = launch_of_option(option)
     plain_out = None if out is None or epilogue.gated else operand(out)
-    decision = device.decide(operand(a), operand(b), plain_out, launch)
+    left, right = operand(a), operand(b)
+    decision = device.decide(left, right, plain_out, launch)
     if epilogue.gated and decision.config is None and decision.problem is not None:
         decision = kernel_despite_fallback(decision, device.library.lookup(decision.problem), launch, device.gpu)
     if decision.config is None and not decision.provisional:
-        decision = _predicted(device, a, b, epilogue, launch) or decision
+        decision = _predicted(a.device.index, device, (left, right, epilogue, launch)) or decision
     if decision.problem is None or decision.config is None:
         return decision, decision.reason or "the library has no kernel for it"
     reason = why_not_fused(decision.problem, decision.config, epilogue)
@@ -266,18 +289,21 @@ def _decide(
     return decision, reason or why_unfit(decision.problem, decision.config, extra, a, out)
 
 
-def _predicted(
-    device: DeviceState, a: torch.Tensor, b: torch.Tensor, epilogue: Epilogue, launch: Launch
-) -> Decision | None:
+def _predicted(index: int, device: DeviceState, asked: _Asked) -> Decision | None:
     """A kernel for a product that the device leaves to torch, if a fused one is expected to gain; else None."""
-    problem = problem_of(operand(a), operand(b))
-    if problem is None or device.gpu is None or device.any_shape is None or device.absent:
-        return None
+
+    def predict() -> Decision | None:
+        a, b, epilogue, launch = asked
+        problem = problem_of(a, b)
+        if problem is None or device.gpu is None or device.any_shape is None or device.absent:
+            return None
+        answers = ask_cublaslt(device.lt, index, problem)
+        return kernel_to_fuse(problem, epilogue, device.gpu, device.library, launch, answers[0] if answers else "")
+
     try:
-        answers = ask_cublaslt(device.lt, a.device.index, problem)
+        return _state(index).remembered(device, asked, predict)
     except NotWhileCapturing:
         return None
-    return kernel_to_fuse(problem, epilogue, device.gpu, device.library, launch, answers[0] if answers else "")
 
 
 def compile_fused(problem: Problem, config: KernelConfig, epilogue: Epilogue, arch: str = ARCHITECTURE) -> Cubin:

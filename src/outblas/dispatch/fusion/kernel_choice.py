@@ -6,8 +6,6 @@ that is a few percent slower.
 
 from __future__ import annotations
 
-import functools
-
 from outblas.core.config import Launch
 from outblas.core.errors import OutblasError, ProblemError
 from outblas.core.problem import ELEMENT_BYTES, ROW_ALIGN_BYTES, Problem, row_major
@@ -17,7 +15,6 @@ from outblas.dispatch.unlisted_shapes import surest_kernels
 from outblas.kernels.epilogue import NO_EPILOGUE, Epilogue, why_not_fused
 from outblas.kernels.families.registry import FAMILIES
 from outblas.kernels.legality import why_illegal
-from outblas.kernels.same_object import SameObject
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryRow
 
@@ -72,7 +69,24 @@ def kernel_to_fuse(
     Returns:
         A decision with a kernel. None if none is expected to gain, or the package has no predictions for the GPU.
     """
-    return _kernel_to_fuse(problem, epilogue, gpu, SameObject(library), launch, answer)
+    try:
+        from outblas.kernels.cost.cost_model import predict_many  # with numpy
+        from outblas.learn.any_shape import is_narrow
+
+        if is_narrow(problem):
+            return None
+        found = surest_kernels(gpu, library, problem, launch, answer)
+    except (OutblasError, ImportError, OSError):  # of which the chooser of unlisted shapes has warned
+        return None
+    choice = next((one for one in found if why_not_fused(problem, one.config, epilogue) is None), None)
+    if choice is None:
+        return None
+    saved = saved_us(problem, epilogue, gpu)
+    own = float(predict_many(problem, [choice.config], gpu)[0])
+    if choice.low + saved / own <= 1.0:
+        return None
+    words = f"predicted at {choice.speedup:.2f} times torch.matmul, surely {choice.low:.2f}"
+    return Decision(choice.config, problem, f"{words}; the epilogue saves about {saved:.1f} us")
 
 
 def saved_us(problem: Problem, epilogue: Epilogue, gpu: Gpu) -> float:
@@ -102,27 +116,3 @@ def problem_of(a: Operand, b: Operand) -> Problem | None:
         return Problem(a.shape[0], b.shape[1], a.shape[1], "TN", a.dtype, "fp32")  # type: ignore[arg-type]
     except ProblemError:
         return None
-
-
-@functools.lru_cache(maxsize=4096)
-def _kernel_to_fuse(
-    problem: Problem, epilogue: Epilogue, gpu: Gpu, library: SameObject, launch: Launch, answer: str
-) -> Decision | None:
-    try:
-        from outblas.kernels.cost.cost_model import predict_many  # with numpy
-        from outblas.learn.any_shape import is_narrow
-
-        if is_narrow(problem):
-            return None
-        found = surest_kernels(gpu, library.value, problem, launch, answer)
-    except (OutblasError, ImportError, OSError):  # of which the chooser of unlisted shapes has warned
-        return None
-    choice = next((one for one in found if why_not_fused(problem, one.config, epilogue) is None), None)
-    if choice is None:
-        return None
-    saved = saved_us(problem, epilogue, gpu)
-    own = float(predict_many(problem, [choice.config], gpu)[0])
-    if choice.low + saved / own <= 1.0:
-        return None
-    words = f"predicted at {choice.speedup:.2f} times torch.matmul, surely {choice.low:.2f}"
-    return Decision(choice.config, problem, f"{words}; the epilogue saves about {saved:.1f} us")
