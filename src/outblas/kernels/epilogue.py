@@ -58,7 +58,7 @@ class Epilogue:
     @property
     def on(self) -> bool:
         """Return whether the epilogue does anything."""
-        return self != NO_EPILOGUE
+        return self.bias or self.residual or self.gated or self.activation != "none"
 
     @property
     def name(self) -> str:

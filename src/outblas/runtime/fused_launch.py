@@ -35,7 +35,7 @@ class Extra(NamedTuple):
 
     def fits(self, epilogue: Epilogue) -> bool:
         """Return whether exactly the operands of the epilogue are present."""
-        return (self.bias is not None, self.residual is not None) == (epilogue.bias, epilogue.residual)
+        return epilogue.bias is (self.bias is not None) and epilogue.residual is (self.residual is not None)
 
 
 def why_no_gated_output(problem: Problem, a: torch.Tensor, out: torch.Tensor) -> str:

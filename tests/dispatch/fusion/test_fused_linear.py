@@ -266,12 +266,13 @@ def test_a_product_that_is_left_to_torch_may_be_fused_by_prediction(
     monkeypatch.setattr(fused, "ask_cublaslt", lambda lt, index, problem: ("id=66", "id=1"))
     assert not outblas.warm(x, w, bias, activation="silu") and not asked
     state.any_shape = lambda problem, gpu, launch: None
+    state.forget_decisions()  # as the registry does
     assert outblas.warm(x, w, bias, activation="silu")
     assert asked == [(Problem(5, 24, 16), Epilogue(bias=True, activation="silu"), "id=66")]
     assert torch.equal(outblas.linear(x, w, bias, activation="silu"), by_torch(x, w, bias, "silu", None))
     assert len(asked) == 1, "it is remembered"
-    state.library = device_registry.Library("h200", ())
-    assert outblas.warm(x, w, bias, activation="silu") and len(asked) == 2, "another library"
+    state.forget_decisions()
+    assert outblas.warm(x, w, bias, activation="silu") and len(asked) == 2, "after a change of the library"
     monkeypatch.setattr(fused, "kernel_to_fuse", lambda *given: asked.append(given))
     for _ in range(2):
         assert not outblas.warm(x[:3], w, bias, activation="silu") and len(asked) == 3, "None is remembered, too"

@@ -31,7 +31,7 @@ from outblas.core.problem import Problem
 from outblas.core.roofline import architecture
 from outblas.dispatch import device_registry
 from outblas.dispatch.decide import Decision, NotWhileCapturing, Operand
-from outblas.dispatch.device_state import ARCHITECTURE, KEPT_CALLS, KEPT_DECISIONS, DeviceState
+from outblas.dispatch.device_state import ARCHITECTURE, KEPT_CALLS, KEPT_DECISIONS
 from outblas.dispatch.fusion.kernel_choice import kernel_despite_fallback, kernel_to_fuse, problem_of
 from outblas.dispatch.promises import launch_of_option
 from outblas.dispatch.tensors import operand
@@ -42,14 +42,11 @@ from outblas.kernels.source import KernelKind, kernel_kind, make_source
 from outblas.runtime.cubin import Cubin
 from outblas.runtime.fused_launch import Extra, FusedKernel, row_stride, why_no_gated_output, why_unfit
 from outblas.runtime.graph_workspace import CapturedWorkspace
-from outblas.runtime.recent_entries import keep, touch
+from outblas.runtime.recent_entries import keep
 
 if TYPE_CHECKING:
     import torch
 
-_UNKNOWN = object()
-#: What a predicted decision is remembered by.
-_Asked = tuple[Operand, Operand, Epilogue, Launch]
 #: A fused kernel: its kind without an epilogue, and the epilogue.
 _Key = tuple[KernelKind, Epilogue]
 
@@ -74,8 +71,8 @@ class FusedState:
         self._kernels: dict[_Key, Any] = {}
         self._building: dict[_Key, Future[Cubin]] = {}
         self._calls: OrderedDict[Any, Any] = OrderedDict()
-        self._predicted: OrderedDict[_Asked, Any] = OrderedDict()
-        self._predicted_for: tuple[Any, Any] = (None, None)
+        #: Each holds the device's decision, so that its id stays its own.
+        self._predicted: OrderedDict[tuple[int, Epilogue], tuple[Decision, Decision | None]] = OrderedDict()
         self._lock = threading.RLock()
 
     def kernel_ready(
@@ -114,20 +111,19 @@ class FusedState:
                     self._take(key, config, epilogue, found)
             return key in self._kernels
 
-    def remembered(self, device: DeviceState, asked: _Asked, predict: Callable[[], Decision | None]) -> Decision | None:
-        """Return what ``predict`` returns; it is asked once, until the device has another library or chooser."""
-        source = (device.library, device.any_shape)
-        with self._lock:
-            if any(one is not other for one, other in zip(self._predicted_for, source, strict=True)):
-                self._predicted_for = source
-                self._predicted.clear()
-            known = self._predicted.get(asked, _UNKNOWN)
-            if known is not _UNKNOWN:
-                touch(self._predicted, asked)
-                return known  # type: ignore[no-any-return]
-        found = predict()
-        with self._lock:
-            keep(self._predicted, asked, found, KEPT_DECISIONS)
+    def predicted(
+        self, decision: Decision, index: int, a: Operand, b: Operand, epilogue: Epilogue, launch: Launch
+    ) -> Decision | None:
+        """Return the answer of :func:`_predict`, which is asked once for a decision of the device and an epilogue.
+
+        The device returns one and the same object for equal calls, and new ones after a change of its library.
+        """
+        key = (id(decision), epilogue)
+        known, found = self._predicted.get(key, (None, None))
+        if known is not decision:
+            found = _predict(index, a, b, epilogue, launch)
+            with self._lock:
+                keep(self._predicted, key, (decision, found), KEPT_DECISIONS)
         return found
 
     def _take(self, key: _Key, config: KernelConfig, epilogue: Epilogue, built: Future[Cubin]) -> None:
@@ -279,8 +275,13 @@ def _decide(
     decision = device.decide(left, right, plain_out, launch)
     if epilogue.gated and decision.config is None and decision.problem is not None:
         decision = kernel_despite_fallback(decision, device.library.lookup(decision.problem), launch, device.gpu)
-    if decision.config is None and not decision.provisional:
-        decision = _predicted(a.device.index, device, (left, right, epilogue, launch)) or decision
+    if decision.config is None and not decision.provisional and not device.absent:
+        index = a.device.index
+        state = _states.get(index) or _state(index)
+        try:
+            decision = state.predicted(decision, index, left, right, epilogue, launch) or decision
+        except NotWhileCapturing:
+            pass
     if decision.problem is None or decision.config is None:
         return decision, decision.reason or "the library has no kernel for it"
     reason = why_not_fused(decision.problem, decision.config, epilogue)
@@ -289,21 +290,16 @@ def _decide(
     return decision, reason or why_unfit(decision.problem, decision.config, extra, a, out)
 
 
-def _predicted(index: int, device: DeviceState, asked: _Asked) -> Decision | None:
-    """A kernel for a product that the device leaves to torch, if a fused one is expected to gain; else None."""
+def _predict(index: int, a: Operand, b: Operand, epilogue: Epilogue, launch: Launch) -> Decision | None:
+    """A kernel for a product that the device leaves to torch, if a fused one is expected to gain; else None.
 
-    def predict() -> Decision | None:
-        a, b, epilogue, launch = asked
-        problem = problem_of(a, b)
-        if problem is None or device.gpu is None or device.any_shape is None or device.absent:
-            return None
-        answers = ask_cublaslt(device.lt, index, problem)
-        return kernel_to_fuse(problem, epilogue, device.gpu, device.library, launch, answers[0] if answers else "")
-
-    try:
-        return _state(index).remembered(device, asked, predict)
-    except NotWhileCapturing:
+    It raises NotWhileCapturing if it must wait for the end of a capture.
+    """
+    device, problem = device_registry.device_state(index), problem_of(a, b)
+    if problem is None or device.gpu is None or device.any_shape is None:
         return None
+    answers = ask_cublaslt(device.lt, index, problem)
+    return kernel_to_fuse(problem, epilogue, device.gpu, device.library, launch, answers[0] if answers else "")
 
 
 def compile_fused(problem: Problem, config: KernelConfig, epilogue: Epilogue, arch: str = ARCHITECTURE) -> Cubin:
