@@ -121,7 +121,10 @@ class FusedState:
         key = (id(decision), epilogue)
         known, found = self._predicted.get(key, (None, None))
         if known is not decision:
-            found = _predict(index, a, b, epilogue, launch)
+            try:
+                found = _predict(index, a, b, epilogue, launch)
+            except NotWhileCapturing:
+                return None
             with self._lock:
                 keep(self._predicted, key, (decision, found), KEPT_DECISIONS)
         return found
@@ -278,10 +281,7 @@ def _decide(
     if decision.config is None and not decision.provisional and not device.absent:
         index = a.device.index
         state = _states.get(index) or _state(index)
-        try:
-            decision = state.predicted(decision, index, left, right, epilogue, launch) or decision
-        except NotWhileCapturing:
-            pass
+        decision = state.predicted(decision, index, left, right, epilogue, launch) or decision
     if decision.problem is None or decision.config is None:
         return decision, decision.reason or "the library has no kernel for it"
     reason = why_not_fused(decision.problem, decision.config, epilogue)
