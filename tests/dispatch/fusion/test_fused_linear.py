@@ -18,7 +18,7 @@ from outblas.core.errors import CompileError, TensorError, UsageError
 from outblas.core.problem import Problem
 from outblas.dispatch import device_registry, linear
 from outblas.dispatch.aten_override import Override
-from outblas.dispatch.decide import Decision
+from outblas.dispatch.decide import Decision, NotWhileCapturing
 from outblas.dispatch.fusion import fused
 from outblas.dispatch.fusion.biased_product import biased_product
 from outblas.kernels.epilogue import ACTIVATIONS, Epilogue
@@ -313,3 +313,25 @@ def test_products_with_other_factors_or_biases_are_torchs(host: fused.FusedState
         assert biased_product(bias, x, w.t(), beta=2) is biased_product(bias, x, w.t(), alpha=0.5) is None
         assert biased_product(bias, x.requires_grad_(False)[:0], w.t()) is None
         assert biased_product(bias.float(), x.float(), w.float().t()) is None
+
+
+def test_a_prediction_that_waits_for_the_end_of_a_capture_is_asked_again(
+    host: fused.FusedState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, w, bias, _ = layer(5)
+    state = Served()
+    state.library, state.any_shape = device_registry.Library("h200", ()), lambda problem, gpu, launch: None
+    monkeypatch.setattr(device_registry, "devices", {None: state})
+    asked: list[Problem] = []
+
+    def ask(lt: Any, index: Any, problem: Problem) -> tuple[str, ...]:
+        asked.append(problem)
+        if len(asked) == 1:
+            raise NotWhileCapturing("not now")
+        return ()
+
+    monkeypatch.setattr(fused, "ask_cublaslt", ask)
+    monkeypatch.setattr(fused, "kernel_to_fuse", lambda *given: None)
+    for _ in range(3):
+        assert torch.equal(outblas.linear(x, w, bias, activation="silu"), by_torch(x, w, bias, "silu", None))
+    assert asked == [Problem(5, 24, 16)] * 2
