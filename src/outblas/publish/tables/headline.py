@@ -1,4 +1,4 @@
-"""The small table of README.md: one row for each GPU and use that has a result file."""
+"""The small table of results: one row for each GPU and use that has a result file. README.md has no whole models."""
 
 from __future__ import annotations
 
@@ -62,7 +62,12 @@ class HeadlineRow:
 
 
 def headline_rows(folder: Path, results: Sequence[Result]) -> list[HeadlineRow]:
-    """Return the rows of one GPU.
+    """Return the rows of one GPU: :func:`short_rows`, whose arguments and errors it has, then those of whole models."""
+    return [*short_rows(folder, results), *_whole_models(folder / WHOLE_MODELS)]
+
+
+def short_rows(folder: Path, results: Sequence[Result]) -> list[HeadlineRow]:
+    """Return the rows of one GPU without whole models, which would make README.md too long.
 
     Args:
         folder: folder of the GPU's result files, e.g. ``results/h200``.
@@ -71,8 +76,7 @@ def headline_rows(folder: Path, results: Sequence[Result]) -> list[HeadlineRow]:
     Raises:
         RecordError: a file is there and cannot be read.
     """
-    single = [*_listed(results), *_unlisted(folder), *_model_steps(folder / MODEL_STEPS)]
-    return [*single, *_whole_models(folder / WHOLE_MODELS)]
+    return [*_listed(results), *_unlisted(folder), *_model_steps(folder / MODEL_STEPS)]
 
 
 def headline_table(rows: Sequence[HeadlineRow]) -> str:

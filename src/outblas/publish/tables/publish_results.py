@@ -26,7 +26,7 @@ from outblas.publish.tables.compare_block import compare_block, comparison_of
 from outblas.publish.tables.compare_picture import compare_svg
 from outblas.publish.tables.counter_table import counters_text
 from outblas.publish.tables.gpu_folders import gpu_folders, name_of_gpu, refuse_files_of_another_gpu
-from outblas.publish.tables.headline import MODEL_STEPS, headline_rows, headline_table
+from outblas.publish.tables.headline import MODEL_STEPS, HeadlineRow, headline_rows, headline_table, short_rows
 from outblas.publish.tables.live_block import LIVE, LIVE_PICTURE, live_block, live_files, live_svg
 from outblas.publish.tables.notes import (
     CUTLASS_FILE,
@@ -116,8 +116,8 @@ def generated_blocks(measured: Measured, *beside: Measured) -> dict[tuple[str, s
     benched = [gpu for gpu in gpus if gpu.results]
     compared = comparison_of(folder)
     blocks: dict[tuple[str, str], Callable[[], str]] = {
-        ("README.md", "results"): lambda: _headline(gpus),
-        ("docs/results/index.md", "results"): lambda: _headline(gpus),
+        ("README.md", "results"): lambda: _headline(gpus, short_rows),
+        ("docs/results/index.md", "results"): lambda: _headline(gpus, headline_rows),
         ("docs/results/tables.md", "tables"): lambda: _each(benched, _all_rows, "## "),
         ("docs/results/method.md", "again"): lambda: _each(benched, lambda g: again_table(g.results, g.folder.name)),
         ("docs/results/transformer.md", "transformer"): lambda: _each_with(MODEL_STEPS, gpus, transformer_table),
@@ -147,9 +147,9 @@ def generated_blocks(measured: Measured, *beside: Measured) -> dict[tuple[str, s
     return blocks
 
 
-def _headline(gpus: Sequence[Measured]) -> str:
-    """Return the small table of all GPUs."""
-    return headline_table([row for gpu in gpus for row in headline_rows(gpu.folder, gpu.results)])
+def _headline(gpus: Sequence[Measured], rows_of: Callable[[Path, Sequence[Result]], list[HeadlineRow]]) -> str:
+    """Return the small table of all GPUs, with the rows that a function gives for each."""
+    return headline_table([row for gpu in gpus for row in rows_of(gpu.folder, gpu.results)])
 
 
 def _each(gpus: Sequence[Measured], text: Callable[[Measured], str], heading: str = "") -> str:
