@@ -67,14 +67,20 @@ def switched_on(pdl: bool = False, batch_invariant: bool = False, bias: bool = F
     Raises:
         DeviceError: OutBLAS cannot be on.
     """
-    settings = {"OUTBLAS_PDL": str(int(pdl)), "OUTBLAS_WEIGHTS": "0", "OUTBLAS_FUSED": str(int(bias))}
+    settings = {"OUTBLAS_PDL": pdl, "OUTBLAS_WEIGHTS": False, "OUTBLAS_FUSED": bias}
+    with variables(settings), outblas.use(batch_invariant=batch_invariant) as on:
+        if not on:
+            raise DeviceError("OutBLAS is not on", "a GPU that a library serves", "see the warning above")
+        yield
+
+
+@contextlib.contextmanager
+def variables(settings: Mapping[str, bool]) -> Iterator[None]:
+    """Set variables of the environment to 1 or 0 meanwhile."""
     before = {name: os.environ.get(name) for name in settings}
-    os.environ.update(settings)
+    os.environ.update({name: str(int(value)) for name, value in settings.items()})
     try:
-        with outblas.use(batch_invariant=batch_invariant) as on:
-            if not on:
-                raise DeviceError("OutBLAS is not on", "a GPU that a library serves", "see the warning above")
-            yield
+        yield
     finally:
         for name, value in before.items():
             os.environ.pop(name, None) if value is None else os.environ.update({name: value})

@@ -53,11 +53,10 @@ from importlib import metadata
 from pathlib import Path
 from time import perf_counter
 from typing import Any
-from unittest import mock
 
 import torch
 from step_arguments import at_least, numbers, words
-from step_rounds import Step, release_memory, switched_on
+from step_rounds import Step, release_memory, switched_on, variables
 from whole_model_file import LEAST, WholeModelsFile
 from whole_model_measure import measure
 from whole_model_runs import MAX_AUTOTUNE, VARIANTS
@@ -227,7 +226,7 @@ class Measurement:
         wanted = {Step.parse(step).tokens for step in self._options.steps} - set(tuned["rows"])
         if self._options.tune and wanted:
             biased = any(VARIANTS[name].bias for name in self._variants)
-            with mock.patch.dict(os.environ, {"OUTBLAS_FUSED": str(int(biased))}):  # torch computes those layers else
+            with variables({"OUTBLAS_FUSED": biased}):  # without it torch computes layers with a bias
                 tuned["seconds"] += tune(made, sorted(wanted), self._options.tune)
             tuned["rows"] = sorted({*tuned["rows"], *wanted})
         return tuned["seconds"]

@@ -16,7 +16,7 @@ from outblas.adapt.learning.effort import BRIEF, THOROUGH
 from outblas.adapt.learning.learning_device import LearningDevice
 from outblas.adapt.learning.ready_contenders import WHILE_RUNNING, WHILE_SETTLING, find_ready, ready_cubin
 from outblas.core.problem import Problem
-from outblas.dispatch.unlisted_shapes import offered_kernels, promising_answers, promising_kernels
+from outblas.dispatch.unlisted_shapes import offered_kernels, predicted_kernels, promising_answers
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.kernels.legality import why_illegal
 from outblas.learn.any_shape import AnyShapeModel
@@ -36,7 +36,7 @@ import sys
 from outblas.adapt.learning.learning_device import LearningDevice
 from outblas.core.gpu_records import packaged_records
 from outblas.core.problem import Problem
-from outblas.dispatch.unlisted_shapes import offered_kernels, promising_answers, promising_kernels
+from outblas.dispatch.unlisted_shapes import offered_kernels, predicted_kernels, promising_answers
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.records.library_row import LibraryChoice, LibraryRow
 device = LearningDevice(0, None, packaged_records()["h200"].gpu)
@@ -138,7 +138,7 @@ def test_a_predicted_answer_of_cublaslt_is_what_runs_without_learning(compiled: 
 
 def test_the_most_promising_kernels_are_looked_for_first() -> None:
     library, model = Library.packaged("h200"), AnyShapeModel.load("h200")
-    first, second, *_ = promising_kernels(H200, library, PROBLEM, "plain", FIRST)
+    first, second, *_ = (one.config for one in predicted_kernels(H200, library, PROBLEM, "plain", FIRST, deviations=1))
     configs, gain, deviation = model.predict(
         PROBLEM, H200, offered_kernels("h200", library, PROBLEM.layout, PROBLEM.dtype, "plain"), FIRST
     )

@@ -240,5 +240,5 @@ def test_counts_are_tuned_by_their_share_into_the_users_library(
     (request,) = searches
     assert list(request.problems) == [alone, large, small], "every number of rows has the same share"
     assert request.seconds == 30 and request.budgets[large] > request.budgets[small] == 4
-    assert request.launches == ("plain",), "no call of this process runs kernels with PDL"
+    assert request.launch == "plain", "no call of this process runs kernels with PDL"
     assert path == tmp_path / "mine.json" and len(Library.load(path).rows) == reached == 3

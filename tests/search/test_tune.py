@@ -279,7 +279,7 @@ def test_a_search_may_leave_out_launch_options(tmp_path: Path) -> None:
     """All measurements then go to kernels that the caller's calls would run."""
     evaluator = Counting()
     with Store(tmp_path / "s.sqlite") as store:
-        options = SearchOptions(launches=("plain",))
+        options = SearchOptions(launch="plain")
         tune(RECORDING.problems[:3], make_agent("heuristic", 1, H200), 4, evaluator, store, "r", options=options)
     assert len(evaluator.asked) == 12 and all(launch_of(config) == "plain" for _, config in evaluator.asked)
 

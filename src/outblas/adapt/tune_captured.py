@@ -92,12 +92,12 @@ def _tune(
 ) -> tuple[Library, Path]:
     """Return the library of the run and its directory."""
     problems, agent = [one.problem for one in ranked], default_agent(device)
-    allowed = LAUNCHES[: LAUNCHES.index(launch_of_option(promise_free_option())) + 1]  # no call runs others
-    count = _BUDGET * len(allowed)
+    launch = launch_of_option(promise_free_option())  # no call runs other kernels
+    count = _BUDGET * (LAUNCHES.index(launch) + 1)
     path = Path("runs") / folder_name("captured", problems, agent, 0, f"{count},{seconds:g}s", str(device))
     request = TuneRequest(
         problems, "captured", agent, count, 0, device, path, command, None, budgets(ranked, count), seconds,
-        launches=allowed,
+        launch=launch,
     )  # fmt: skip
     outcome = run_tune(request, progress)
     return outcome.library, outcome.files.path

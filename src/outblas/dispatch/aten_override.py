@@ -164,11 +164,7 @@ class Override:
 
         def kernel(*operands: torch.Tensor, **factors: Any) -> torch.Tensor:
             result = operator(*map(as_plain_tensor, operands), **factors)
-            with self._lock:
-                if result.dtype in HALF_DTYPES and result.numel():
-                    self._ours += 1
-                else:
-                    self._torchs += 1
+            self._count(result.dtype in HALF_DTYPES and result.numel() > 0)
             return result
 
         return kernel
@@ -176,11 +172,7 @@ class Override:
     def _biased(self, *operands: torch.Tensor, **factors: Any) -> torch.Tensor:
         operands = tuple(map(as_plain_tensor, operands))
         result = biased_product(*operands, **factors)
-        with self._lock:
-            if result is None:
-                self._torchs += 1
-            else:
-                self._ours += 1
+        self._count(result is not None)
         return torch_addmm(*operands, **factors) if result is None else result
 
     def _kernel(self, our: _Ours, their: _Theirs) -> _Theirs:
@@ -188,11 +180,14 @@ class Override:
             call = None if self._products is None else current_call(self._products)
             a, b = as_plain_tensor(a), as_plain_tensor(b)
             result = our(a, b, self._option, call)
-            with self._lock:
-                if result is None:
-                    self._torchs += 1
-                else:
-                    self._ours += 1
+            self._count(result is not None)
             return their(a, b) if result is None else result
 
         return kernel
+
+    def _count(self, ours: bool) -> None:
+        with self._lock:
+            if ours:
+                self._ours += 1
+            else:
+                self._torchs += 1

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from outblas.core.config import KernelConfig, Launch, config_name
 from outblas.core.errors import ProblemError
-from outblas.core.problem import ROW_ALIGN_BYTES, Problem, row_major
+from outblas.core.problem import ROW_ALIGN_BYTES, Layout, Problem, row_major
 from outblas.core.roofline import OLDEST_ARCH, Gpu
 from outblas.core.workload import Workload
 from outblas.dispatch.guarantees.guarantee import Guarantee
@@ -28,6 +28,10 @@ Choose = Callable[[Problem, Gpu, Launch], LibraryChoice | AnswerChoice | None]
 #: As :data:`Choose`, for a chooser that may have measured the product: it then returns a row. It may also raise
 #: :class:`LeftToTorch`.
 ChooseOrRow = Callable[[Problem, Gpu, Launch], LibraryChoice | AnswerChoice | LibraryRow | None]
+
+
+#: Shape and strides of B as it is stored.
+_Stored = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 class LeftToTorch(Exception):
@@ -139,12 +143,12 @@ def decide(
     if gpu is None or gpu.arch < OLDEST_ARCH:
         return Decision(None, None, "the GPU is older than sm_80")
     kept = Decision(None, None, "b is neither contiguous nor the transpose of a contiguous weight")
-    stored = {"TN": (b.shape[::-1], b.strides[::-1]), "NN": (b.shape, b.strides)}
+    stored: dict[Layout, _Stored] = {"TN": (b.shape[::-1], b.strides[::-1]), "NN": (b.shape, b.strides)}
     for layout, (shape, strides) in stored.items():  # a B of one row or column is both: the data is the same
         if not row_major(shape, strides):
             continue
         try:
-            problem = Problem(a.shape[0], b.shape[1], a.shape[1], layout, a.dtype, "fp32")  # type: ignore[arg-type]
+            problem = _problem(a, b, layout)
         except ProblemError as error:
             return Decision(None, None, error.wrong)
         row = library.lookup(problem)
@@ -177,6 +181,21 @@ def why_not_half_gemm(a: Operand, b: Operand, out: Operand | None) -> str:
     if out is not None and (tuple(out.shape) != (a.shape[0], b.shape[1]) or out.dtype != a.dtype):
         return f"out is {tuple(out.shape)} of {out.dtype}"
     return ""
+
+
+def problem_of_layer(a: Operand, b: Operand) -> Problem | None:
+    """Return the problem of aligned rows times a transposed weight, as linear layers have; None if it is none."""
+    wrong = why_not_half_gemm(a, b, None) or _why_not_rows(a, None) or _misaligned((a, b), ROW_ALIGN_BYTES)
+    if wrong or not row_major(b.shape[::-1], b.strides[::-1]):
+        return None
+    try:
+        return _problem(a, b, "TN")
+    except ProblemError:
+        return None
+
+
+def _problem(a: Operand, b: Operand, layout: Layout) -> Problem:
+    return Problem(a.shape[0], b.shape[1], a.shape[1], layout, a.dtype, "fp32")  # type: ignore[arg-type]
 
 
 def _why_not_rows(a: Operand, out: Operand | None) -> str:

@@ -80,34 +80,12 @@ def any_shape_chooser(gpu_name: str, library: Library, ask: Ask | None = None) -
     return choose
 
 
-def promising_kernels(
-    gpu: Gpu, library: Library, problem: Problem, launch: Launch, answer: str
-) -> tuple[KernelConfig, ...]:
-    """Return the legal kernels on offer for a problem, first those that may well be fastest.
-
-    They are in the order of the predicted speed-up plus one standard deviation.
-
-    Args:
-        gpu: a GPU with packaged data.
-        library: the library.
-        problem: the problem.
-        launch: launch option of its calls.
-        answer: first answer of cuBLASLt's heuristic; empty: unknown.
-
-    Raises:
-        UsageError: the package has no data for the GPU.
-        RecordError: the data are damaged.
-    """
-    configs, gain, deviation = _predicted(gpu, library, problem, launch, answer)
-    return tuple(configs[i] for i in (-gain - deviation).argsort(kind="stable").tolist())
-
-
-def surest_kernels(
-    gpu: Gpu, library: Library, problem: Problem, launch: Launch, answer: str
+def predicted_kernels(
+    gpu: Gpu, library: Library, problem: Problem, launch: Launch, answer: str, deviations: float
 ) -> tuple[LibraryChoice, ...]:
-    """Return the legal kernels on offer for a problem, those with the highest lower bound first.
+    """Return the legal kernels on offer for a problem, by predicted speed-up over torch.matmul, which may be below 1.
 
-    The bounds are one standard deviation from the predicted speed-up over torch.matmul, which may be below 1.
+    Those come first whose speed-up is highest with some standard deviations added. Bounds are one deviation away.
 
     Args:
         gpu: a GPU with packaged data.
@@ -115,6 +93,7 @@ def surest_kernels(
         problem: the problem.
         launch: launch option of its calls.
         answer: first answer of cuBLASLt's heuristic; empty: unknown.
+        deviations: 1: first those that may well be fastest; -1: first those with the highest lower bound.
 
     Raises:
         UsageError: the package has no data for the GPU.
@@ -122,20 +101,13 @@ def surest_kernels(
     """
     import numpy as np
 
-    configs, gain, deviation = _predicted(gpu, library, problem, launch, answer)
-    bounds = np.exp(np.stack([gain, gain - deviation, gain + deviation])).T.tolist()
-    order = (deviation - gain).argsort(kind="stable").tolist()
-    return tuple(LibraryChoice(configs[i], *bounds[i]) for i in order)
-
-
-def _predicted(
-    gpu: Gpu, library: Library, problem: Problem, launch: Launch, answer: str
-) -> tuple[tuple[KernelConfig, ...], Any, Any]:
-    """Return the likeliest kernels on offer, the logarithm of each one's speed-up, and its standard deviation."""
     from outblas.learn.any_shape import AnyShapeModel
 
     offered = offered_kernels(gpu.name, library, problem.layout, problem.dtype, launch)
-    return AnyShapeModel.load(gpu.name).predict(problem, _fitted_gpu(gpu), offered, answer)
+    configs, gain, deviation = AnyShapeModel.load(gpu.name).predict(problem, _fitted_gpu(gpu), offered, answer)
+    figures = np.exp(np.stack([gain, gain - deviation, gain + deviation])).T.tolist()
+    order = (-gain - deviations * deviation).argsort(kind="stable").tolist()
+    return tuple(LibraryChoice(configs[i], *figures[i]) for i in order)
 
 
 def promising_answers(gpu: Gpu, problem: Problem, answers: Sequence[str]) -> list[str]:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from outblas.core.config import LAUNCHES, KernelConfig, Launch, config_name, launch_of
+from outblas.core.config import LAUNCHES, KernelConfig, Launch, config_name, launch_allows
 from outblas.core.errors import UsageError
 from outblas.core.evaluation import Evaluation, Status
 from outblas.core.evaluator import Evaluator
@@ -49,7 +49,7 @@ class SearchOptions:
         stop: called after every new measurement; True ends the search. The library then has the problems tried so far.
         at_once: problems searched side by side. A small number finishes the first ones before a stop.
         finished: called with the evaluations of each problem that was searched, once its search has ended.
-        launches: launch options whose kernels are searched; by default all. Fewer leave more measurements to each.
+        launch: launch option that the caller's calls allow; other kernels are not searched. By default all are.
     """
 
     per_round: int = CANDIDATES_PER_ROUND
@@ -57,7 +57,7 @@ class SearchOptions:
     stop: Callable[[], bool] = _never
     at_once: int = PROBLEMS_AT_ONCE
     finished: Callable[[Sequence[Evaluation]], None] = _ignore
-    launches: Sequence[Launch] = LAUNCHES
+    launch: Launch = "weights"
 
 
 class Interrupted(KeyboardInterrupt):
@@ -106,7 +106,7 @@ def tune(
         raise UsageError("a problem is given twice", "every problem once", "remove the repeated one")
     store.begin(run_id, {"agent": agent.name, "seed": agent.seed, "source": evaluator.source})
     offered = {
-        problem: [config for config in configs if launch_of(config) in options.launches]
+        problem: [config for config in configs if launch_allows(options.launch, config)]
         for problem, configs in evaluator.candidates_of(problems).items()
     }
     allowed = {problem: budgets.get(problem, budget) for problem in problems}

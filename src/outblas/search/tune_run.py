@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from outblas.core.config import LAUNCHES, Launch
+from outblas.core.config import Launch
 from outblas.core.errors import UsageError
 from outblas.core.evaluator import Evaluator
 from outblas.core.files import json_text, lock_run_folder, write_json
@@ -90,7 +90,7 @@ class TuneRequest:
         budgets: measurements of single problems; ``problems`` are then ranked, the most important first.
         seconds: time limit of the search; the library then has the problems tried so far. A resumed run starts it anew.
         ranges: weights to tune for a range of M. They are tuned before ``problems``.
-        launches: launch options whose kernels are searched for ``problems``; by default all.
+        launch: as :attr:`outblas.search.tune.SearchOptions.launch`, for ``problems``.
     """
 
     problems: Sequence[Problem]
@@ -105,7 +105,7 @@ class TuneRequest:
     budgets: Mapping[Problem, int] | None = None
     seconds: float | None = None
     ranges: RangesRequest = RangesRequest()
-    launches: Sequence[Launch] = LAUNCHES
+    launch: Launch = "weights"
 
     @property
     def place(self) -> str:
@@ -228,7 +228,7 @@ def _search_options(request: TuneRequest, clock: Callable[[], float]) -> SearchO
         budgets=request.budgets,
         stop=lambda: seconds is not None and clock() - begin >= seconds,
         at_once=RANKED_AT_ONCE if ends_early else PROBLEMS_AT_ONCE,
-        launches=request.launches,
+        launch=request.launch,
     )
 
 

@@ -10,9 +10,9 @@ import pytest
 pytest.importorskip("numpy", reason="predictions are of numpy")
 
 from outblas.core.problem import Problem
-from outblas.dispatch.decide import Operand
+from outblas.dispatch.decide import Operand, problem_of_layer
 from outblas.dispatch.fusion import kernel_choice
-from outblas.dispatch.fusion.kernel_choice import kernel_to_fuse, problem_of, saved_us
+from outblas.dispatch.fusion.kernel_choice import kernel_to_fuse, saved_us
 from outblas.kernels.epilogue import Epilogue, why_not_fused
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.kernels.legality import why_illegal
@@ -31,7 +31,7 @@ SWAPPED = Sm90WgmmaConfig(64, 32, stages=4, swap=True)
 def offered(monkeypatch: pytest.MonkeyPatch) -> list[LibraryChoice]:
     """The predictions, those with the highest lower bound first; a test fills them in."""
     found: list[LibraryChoice] = []
-    monkeypatch.setattr(kernel_choice, "surest_kernels", lambda *given: tuple(found))
+    monkeypatch.setattr(kernel_choice, "predicted_kernels", lambda *given, **how: tuple(found))
     return found
 
 
@@ -97,11 +97,11 @@ def test_a_gpu_without_predictions_has_none() -> None:
 @pytest.mark.parametrize("n", [1, 28672])
 def test_narrow_products_and_those_without_numpy_stay_with_torch(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
-    def missing(*given: Any) -> Any:
+    def missing(*given: Any, **how: Any) -> Any:
         assert n > 1, "not asked for"
         raise ImportError("no module named numpy")
 
-    monkeypatch.setattr(kernel_choice, "surest_kernels", missing)
+    monkeypatch.setattr(kernel_choice, "predicted_kernels", missing)
     assert chosen(replace(P, n=n), RESIDUAL) is None
 
 
@@ -109,7 +109,7 @@ A, B = Operand((8, 64), (64, 1), "bf16", "cuda:0"), Operand((64, 32), (1, 64), "
 
 
 def test_the_problem_of_a_linear_layer() -> None:
-    assert problem_of(A, B) == Problem(8, 32, 64, "TN", "bf16")
+    assert problem_of_layer(A, B) == Problem(8, 32, 64, "TN", "bf16")
 
 
 @pytest.mark.parametrize(
@@ -121,4 +121,4 @@ def test_the_problem_of_a_linear_layer() -> None:
     + [(A, B._replace(offset=8)), (A, B._replace(strides=(32, 1))), (A, B._replace(shape=(63, 32)))],
 )
 def test_no_problem_of_a_linear_layer(a: Operand, b: Operand) -> None:
-    assert problem_of(a, b) is None
+    assert problem_of_layer(a, b) is None

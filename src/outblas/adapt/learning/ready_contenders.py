@@ -15,7 +15,7 @@ from outblas.core.errors import OutblasError, ToolchainMissing
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu, architecture
 from outblas.dispatch.decide import Choose, LeftToTorch
-from outblas.dispatch.unlisted_shapes import promising_answers, promising_kernels
+from outblas.dispatch.unlisted_shapes import predicted_kernels, promising_answers
 from outblas.kernels.catalogue import first_search_candidates
 from outblas.kernels.geometry import workspace_bytes
 from outblas.kernels.source import make_source
@@ -144,7 +144,7 @@ def _choice(own: Choose | None, problem: Problem, gpu: Gpu, launch: Launch) -> C
 def _shipped(problem: Problem, launch: Launch, gpu: Gpu, library: Library, answer: str) -> Sequence[KernelConfig]:
     """Return legal kernels for any shape and of those that the library installs, the most promising first."""
     try:
-        return promising_kernels(gpu, library, problem, launch, answer)
+        return [one.config for one in predicted_kernels(gpu, library, problem, launch, answer, deviations=1)]
     except OutblasError:  # no data for this GPU; the device's chooser has warned if they are damaged
         installed = library.fp32_kernels.get((problem.layout, problem.dtype), ())
         return likeliest(problem, [one for one in installed if launch_allows(launch, one)], gpu)

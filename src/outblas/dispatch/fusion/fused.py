@@ -30,9 +30,9 @@ from outblas.core.errors import CompileError, DeviceError, ToolchainMissing
 from outblas.core.problem import Problem
 from outblas.core.roofline import architecture
 from outblas.dispatch import device_registry
-from outblas.dispatch.decide import Decision, NotWhileCapturing, Operand
+from outblas.dispatch.decide import Decision, NotWhileCapturing, Operand, problem_of_layer
 from outblas.dispatch.device_state import ARCHITECTURE, KEPT_CALLS, KEPT_DECISIONS
-from outblas.dispatch.fusion.kernel_choice import kernel_despite_fallback, kernel_to_fuse, problem_of
+from outblas.dispatch.fusion.kernel_choice import kernel_despite_fallback, kernel_to_fuse
 from outblas.dispatch.promises import launch_of_option
 from outblas.dispatch.tensors import operand
 from outblas.dispatch.unlisted_shapes import ask_cublaslt
@@ -47,6 +47,7 @@ from outblas.runtime.recent_entries import keep
 if TYPE_CHECKING:
     import torch
 
+_NOTHING = Decision(None, None, "")
 #: A fused kernel: its kind without an epilogue, and the epilogue.
 _Key = tuple[KernelKind, Epilogue]
 
@@ -266,11 +267,10 @@ def _decide(
     option: int | None,
 ) -> tuple[Decision, str]:
     """The library's decision on the product, and why it cannot be fused (empty: it can)."""
-    nothing = Decision(None, None, "")
     if a.device.type != device_registry.DEVICE_TYPE:
-        return nothing, f"the tensors are on {a.device}"
+        return _NOTHING, f"the tensors are on {a.device}"
     if not epilogue.on or not extra.fits(epilogue):
-        return nothing, f"nothing to fuse, or not the operands of {epilogue.name}"
+        return _NOTHING, f"nothing to fuse, or not the operands of {epilogue.name}"
     device = device_registry.device_state(a.device.index)
     launch = launch_of_option(option)
     plain_out = None if out is None or epilogue.gated else operand(out)
@@ -279,9 +279,8 @@ def _decide(
     if epilogue.gated and decision.config is None and decision.problem is not None:
         decision = kernel_despite_fallback(decision, device.library.lookup(decision.problem), launch, device.gpu)
     if decision.config is None and not decision.provisional and not device.absent:
-        index = a.device.index
-        state = _states.get(index) or _state(index)
-        decision = state.predicted(decision, index, left, right, epilogue, launch) or decision
+        state = _state(a.device.index)
+        decision = state.predicted(decision, a.device.index, left, right, epilogue, launch) or decision
     if decision.problem is None or decision.config is None:
         return decision, decision.reason or "the library has no kernel for it"
     reason = why_not_fused(decision.problem, decision.config, epilogue)
@@ -295,7 +294,7 @@ def _predict(index: int, a: Operand, b: Operand, epilogue: Epilogue, launch: Lau
 
     It raises NotWhileCapturing if it must wait for the end of a capture.
     """
-    device, problem = device_registry.device_state(index), problem_of(a, b)
+    device, problem = device_registry.device_state(index), problem_of_layer(a, b)
     if problem is None or device.gpu is None or device.any_shape is None:
         return None
     answers = ask_cublaslt(device.lt, index, problem)
@@ -332,6 +331,9 @@ _compiler = BackgroundQueue("outblas-fused")
 
 
 def _state(index: int) -> FusedState:
+    known = _states.get(index)  # without the lock: each call asks
+    if known is not None:
+        return known
     with _lock:
         found = _states.get(index)
         if found is None:

@@ -7,11 +7,11 @@ that is a few percent slower.
 from __future__ import annotations
 
 from outblas.core.config import Launch
-from outblas.core.errors import OutblasError, ProblemError
-from outblas.core.problem import ELEMENT_BYTES, ROW_ALIGN_BYTES, Problem, row_major
+from outblas.core.errors import OutblasError
+from outblas.core.problem import ELEMENT_BYTES, Problem
 from outblas.core.roofline import Gpu
-from outblas.dispatch.decide import Decision, Operand, why_not_half_gemm
-from outblas.dispatch.unlisted_shapes import surest_kernels
+from outblas.dispatch.decide import Decision
+from outblas.dispatch.unlisted_shapes import predicted_kernels
 from outblas.kernels.epilogue import NO_EPILOGUE, Epilogue, why_not_fused
 from outblas.kernels.families.registry import FAMILIES
 from outblas.kernels.legality import why_illegal
@@ -55,8 +55,8 @@ def kernel_to_fuse(
 ) -> Decision | None:
     """Choose a kernel for a product that is left to cuBLASLt or torch, if a fused one is still expected to gain.
 
-    It is the surest of :func:`outblas.dispatch.unlisted_shapes.surest_kernels` that can have the epilogue. It gains if
-    the lower bound of its speed-up, plus :func:`saved_us` over its own time, exceeds 1.
+    It is the one with the highest lower bound of :func:`outblas.dispatch.unlisted_shapes.predicted_kernels` that can
+    have the epilogue. It gains if that bound plus :func:`saved_us` over its own time exceeds 1.
 
     Args:
         problem: the product.
@@ -75,7 +75,7 @@ def kernel_to_fuse(
 
         if is_narrow(problem):
             return None
-        found = surest_kernels(gpu, library, problem, launch, answer)
+        found = predicted_kernels(gpu, library, problem, launch, answer, deviations=-1)
     except (OutblasError, ImportError, OSError):  # of which the chooser of unlisted shapes has warned
         return None
     choice = next((one for one in found if why_not_fused(problem, one.config, epilogue) is None), None)
@@ -105,14 +105,3 @@ def saved_us(problem: Problem, epilogue: Epilogue, gpu: Gpu) -> float:
     rate = gpu.l2_tbs if product <= gpu.l2_bytes else gpu.hbm_tbs
     # Each reads the product and writes as much; the halves of a gated one lie in the same lines.
     return kernels * (_KERNEL_US + 2 * product / (rate * 1e6))
-
-
-def problem_of(a: Operand, b: Operand) -> Problem | None:
-    """Return the problem of aligned rows times a transposed weight, as linear layers have; None if it is none."""
-    rows = row_major(a.shape, a.strides) and row_major(b.shape[::-1], b.strides[::-1])
-    if why_not_half_gemm(a, b, None) or not rows or a.offset % ROW_ALIGN_BYTES or b.offset % ROW_ALIGN_BYTES:
-        return None
-    try:
-        return Problem(a.shape[0], b.shape[1], a.shape[1], "TN", a.dtype, "fp32")  # type: ignore[arg-type]
-    except ProblemError:
-        return None
