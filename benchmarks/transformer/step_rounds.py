@@ -56,18 +56,18 @@ class Step:
 
 
 @contextlib.contextmanager
-def switched_on(pdl: bool = False, batch_invariant: bool = False, bias: bool = False) -> Iterator[None]:
+def switched_on(pdl: bool = False, batch_invariant: bool = False, torch_bias: bool = False) -> Iterator[None]:
     """Run torch's products by OutBLAS meanwhile, without the promise of constant weights.
 
     Args:
         pdl: value of ``OUTBLAS_PDL`` meanwhile.
         batch_invariant: as for :func:`outblas.enable`.
-        bias: value of ``OUTBLAS_FUSED`` meanwhile.
+        torch_bias: with ``OUTBLAS_FUSED=0``, by which torch adds the bias of a layer; else the variable is not set.
 
     Raises:
         DeviceError: OutBLAS cannot be on.
     """
-    settings = {"OUTBLAS_PDL": pdl, "OUTBLAS_WEIGHTS": False, "OUTBLAS_FUSED": bias}
+    settings = {"OUTBLAS_PDL": pdl, "OUTBLAS_WEIGHTS": False, "OUTBLAS_FUSED": False if torch_bias else None}
     with variables(settings), outblas.use(batch_invariant=batch_invariant) as on:
         if not on:
             raise DeviceError("OutBLAS is not on", "a GPU that a library serves", "see the warning above")
@@ -75,15 +75,19 @@ def switched_on(pdl: bool = False, batch_invariant: bool = False, bias: bool = F
 
 
 @contextlib.contextmanager
-def variables(settings: Mapping[str, bool]) -> Iterator[None]:
-    """Set variables of the environment to 1 or 0 meanwhile."""
+def variables(settings: Mapping[str, bool | None]) -> Iterator[None]:
+    """Set variables of the environment to 1 or 0 meanwhile, or unset them for None."""
     before = {name: os.environ.get(name) for name in settings}
-    os.environ.update({name: str(int(value)) for name, value in settings.items()})
+    _set({name: None if value is None else str(int(value)) for name, value in settings.items()})
     try:
         yield
     finally:
-        for name, value in before.items():
-            os.environ.pop(name, None) if value is None else os.environ.update({name: value})
+        _set(before)
+
+
+def _set(texts: Mapping[str, str | None]) -> None:
+    for name, text in texts.items():
+        os.environ.pop(name, None) if text is None else os.environ.update({name: text})
 
 
 class StepGraphs:

@@ -35,7 +35,7 @@ class Variant:
         ours: True runs products by OutBLAS.
         pdl: with ``OUTBLAS_PDL=1``.
         batch_invariant: as for :func:`outblas.enable`.
-        bias: with ``OUTBLAS_FUSED=1``.
+        torch_bias: with ``OUTBLAS_FUSED=0``, by which torch adds the bias of a layer.
         compiled: by torch.compile.
         graph: a CUDA graph of the step is replayed, if there is a GPU.
         products: False leaves out the products of linear layers: the rest of the step is timed, and means nothing.
@@ -46,7 +46,7 @@ class Variant:
     ours: bool = False
     pdl: bool = False
     batch_invariant: bool = False
-    bias: bool = False
+    torch_bias: bool = False
     compiled: bool = False
     graph: bool = True
     products: bool = True
@@ -55,7 +55,7 @@ class Variant:
         """Return a context in which products are computed by the variant. It raises DeviceError if they cannot be."""
         if not self.products:
             return WithoutProducts()
-        return switched_on(self.pdl, self.batch_invariant, self.bias) if self.ours else contextlib.nullcontext()
+        return switched_on(self.pdl, self.batch_invariant, self.torch_bias) if self.ours else contextlib.nullcontext()
 
 
 class WithoutProducts(TorchFunctionMode):
@@ -79,10 +79,9 @@ VARIANTS = {
         Variant("merged_norms", weights="merged_norms"),
         Variant("enable", ours=True),
         Variant("enable_pdl", ours=True, pdl=True),
-        Variant("enable_bias", ours=True, bias=True),
+        Variant("enable_torch_bias", ours=True, torch_bias=True),
         Variant("batch_invariant", ours=True, batch_invariant=True),
         Variant("optimize", weights="optimised", ours=True),
-        Variant("optimize_bias", weights="optimised", ours=True, bias=True),
     )
 }
 

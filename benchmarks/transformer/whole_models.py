@@ -27,8 +27,8 @@ Variants. All but *eager* replay a CUDA graph:
 - *merged*: torch alone with q, k, v and gate, up merged into one product each; *merged_norms* with its fused RMS
   norms, too.
 - *enable*: ``outblas.enable()``; *enable_pdl* with ``OUTBLAS_PDL=1``; *batch_invariant* with that guarantee.
-- *enable_bias*: with ``OUTBLAS_FUSED=1``, by which kernels add the bias of layers.
-- *optimize*: ``outblas.optimize(model)`` and ``enable()``; *optimize_bias* with ``OUTBLAS_FUSED=1``.
+- *enable_torch_bias*: with ``OUTBLAS_FUSED=0``, by which torch adds the bias of layers.
+- *optimize*: ``outblas.optimize(model)`` and ``enable()``.
 
 Figures of each: tokens a second and the speed-up over *torch*, for *optimize* also over *merged_norms*. Memory: the
 weights, and the peak, which is weights, cache and the most that start-up and step took beside them. Start-up: seconds
@@ -225,8 +225,7 @@ class Measurement:
         tuned = self.file.tuned(model, arrangement)
         wanted = {Step.parse(step).tokens for step in self._options.steps} - set(tuned["rows"])
         if self._options.tune and wanted:
-            biased = any(VARIANTS[name].bias for name in self._variants)
-            with variables({"OUTBLAS_FUSED": biased}):  # without it torch computes layers with a bias
+            with variables({"OUTBLAS_FUSED": None}):  # with 0 torch computes layers with a bias
                 tuned["seconds"] += tune(made, sorted(wanted), self._options.tune)
             tuned["rows"] = sorted({*tuned["rows"], *wanted})
         return tuned["seconds"]

@@ -87,12 +87,20 @@ def test_shares_are_floors_times_counts(packaged: None) -> None:
     assert {one.n: one.share for one in report.products} == pytest.approx({256: share, 8192: 1 - share})
 
 
-def test_a_bias_stays_with_torch_unless_it_is_switched_on(packaged: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = layers((256, True, torch.float16))
-    assert ways(outblas.prepare(model, m=8)) == {(256, "fp16"): TORCH}
-    assert "OUTBLAS_FUSED=1" in outblas.prepare(model, m=8).products[0].reason
-    monkeypatch.setenv("OUTBLAS_FUSED", "1")
-    assert ways(outblas.prepare(model, m=8)) == {(256, "fp16"): LIBRARY}
+@pytest.mark.parametrize(
+    ("variable", "way", "follows"),
+    [(None, LIBRARY, "bias in graphs"), ("1", LIBRARY, "bias"), ("0", TORCH, "")],
+)
+def test_the_report_says_when_a_kernel_adds_a_bias(
+    packaged: None, monkeypatch: pytest.MonkeyPatch, variable: str | None, way: str, follows: str
+) -> None:
+    if variable is not None:
+        monkeypatch.setenv("OUTBLAS_FUSED", variable)
+    (one,) = outblas.prepare(layers((256, True, torch.float16)), m=8).products
+    assert (one.way, one.follows) == (way, follows)
+    assert ("OUTBLAS_FUSED=0" in one.reason) == (variable == "0")
+    (single,) = outblas.prepare(layers((256, True, torch.float32)), m=8).products
+    assert (single.way, single.follows) == (TORCH, ""), "no kernel is for fp32"
 
 
 def test_several_numbers_of_rows_are_listed_one_after_the_other(packaged: None) -> None:
@@ -155,7 +163,7 @@ def test_a_gpu_loads_every_kernel_that_is_needed(gpu: Served) -> None:
     model = nn.Sequential(nn.Linear(128, 256, bias=False), nn.Linear(128, 640, bias=False), nn.Linear(128, 64)).half()
     report = outblas.prepare(model, m=(8, 16))
     assert sorted(one.mnk for one in gpu.loaded) == ["16_256_128", "16_640_128", "8_256_128", "8_640_128"]  # type: ignore[attr-defined]
-    assert {(one.n, one.ready) for one in report.products} == {(256, True), (640, False), (64, None)}
+    assert {(one.n, one.ready) for one in report.products} == {(256, True), (640, False), (64, True)}
     assert report.basis == "the ranking model" and report.notes == []
 
 
@@ -207,18 +215,21 @@ def test_layers_whose_bias_torch_adds_are_not_tuned(gpu: Served, monkeypatch: py
     monkeypatch.setattr(device_registry, "replace_library", lambda library, index: None)
     model = nn.Sequential(nn.Linear(128, 640), nn.Linear(128, 384, bias=False)).half()
     outblas.prepare(model, m=8, tune_seconds=30)
-    monkeypatch.setenv("OUTBLAS_FUSED", "1")
+    monkeypatch.setenv("OUTBLAS_FUSED", "0")
     outblas.prepare(model, m=8, tune_seconds=30)
-    assert [sorted(problem.n for problem in counts) for counts in asked] == [[384], [384, 640]]
+    assert [sorted(problem.n for problem in counts) for counts in asked] == [[384, 640], [384]]
 
 
 def test_a_bias_that_a_kernel_adds_is_compiled(gpu: Served, host: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prepare_module, "_is_on_gpu", lambda one: True)
     model = nn.Sequential(nn.Linear(128, 384)).half()
-    assert outblas.prepare(model, m=8).products[0].fused is None and not host.launched
-    monkeypatch.setenv("OUTBLAS_FUSED", "1")
     (one,) = outblas.prepare(model, m=8).products
-    assert one.fused is True and one.follows == "bias" and host.launched == 1
+    assert one.fused is True and one.ready is True and one.follows == "bias in graphs" and host.launched == 1
+    monkeypatch.setattr(prepare_module, "warm", lambda *given, **more: False)
+    (one,) = outblas.prepare(model, m=8).products
+    assert one.fused is False and one.way == TORCH and one.ready is None
+    monkeypatch.setenv("OUTBLAS_FUSED", "0")
+    assert outblas.prepare(model, m=8).products[0].fused is None
 
 
 def test_without_a_gpu_nothing_is_tuned(packaged: None, monkeypatch: pytest.MonkeyPatch) -> None:

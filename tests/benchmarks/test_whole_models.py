@@ -26,7 +26,7 @@ LAYERS = 2
 #: Linear layers of a tiny model: q, k, v, o, gate, up, down; the head.
 PRODUCTS = 7 * LAYERS + 1
 CPU = torch.device("cpu")
-OURS = ["enable", "enable_pdl", "enable_bias", "batch_invariant", "optimize", "optimize_bias"]
+OURS = ["enable", "enable_pdl", "enable_torch_bias", "batch_invariant", "optimize"]
 
 
 @pytest.fixture

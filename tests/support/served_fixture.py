@@ -58,6 +58,7 @@ def served_fixture(monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(device_registry, "devices", {None: state})
     monkeypatch.setattr(device_registry, "DEVICE_TYPE", "cpu")
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     for name, value in (("table", None), ("why_no_table", "left out"), ("table_matmul", None)):
         monkeypatch.setattr(native_table, name, value)
     yield state

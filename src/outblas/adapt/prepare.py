@@ -15,7 +15,7 @@ from outblas.core.errors import UsageError
 from outblas.core.gpu_records import reference_gpu
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu, floor_us
-from outblas.core.switches import is_on
+from outblas.core.switches import is_off, is_on
 from outblas.dispatch import device_registry
 from outblas.dispatch.decide import Decision, Operand, decide
 from outblas.dispatch.guarantees.guarantee import process_guarantee
@@ -124,8 +124,12 @@ def _is_on_gpu(one: LayerWeight) -> bool:
     return bool(one.weight.device.type == device_registry.DEVICE_TYPE)
 
 
-def _is_torchs_by_bias(one: LayerWeight) -> bool:
-    return one.bias is not None and not one.is_followed and not is_on(FUSED_VARIABLE)
+def _has_bias_alone(one: LayerWeight) -> bool:
+    return one.bias is not None and not one.is_followed
+
+
+def _torch_adds_bias(one: LayerWeight) -> bool:
+    return _has_bias_alone(one) and is_off(FUSED_VARIABLE)
 
 
 def _dtype(weight: Any) -> str:
@@ -147,7 +151,7 @@ def _tune(
     """Tune the problems that the library does not list; return a note."""
     from outblas.adapt.tune_captured import tune_counts
 
-    found = [_problem(one.weight, m) for one in weights if not _is_torchs_by_bias(one) for m in rows]
+    found = [_problem(one.weight, m) for one in weights if not _torch_adds_bias(one) for m in rows]
     counts = Counter(one for one in found if one is not None and place.library.lookup(one) is None)
     if not counts:
         return "not tuned: the library lists every product"
@@ -179,12 +183,26 @@ def _product(group: Sequence[LayerWeight], m: int, place: _Place, share: float) 
     decision = _decision(first, m, place)
     way, reason = _way(first, decision, place.library)
     ready = fused = None
-    if place.index is not None and way != TORCH:
+    alone = _bias_words(first)
+    if place.index is not None and way != TORCH and not alone:
         ready = _load(decision, place.index)
-    follows = first.words or ("bias" if first.bias is not None and is_on(FUSED_VARIABLE) else "")
-    if place.index is not None and follows and _is_on_gpu(first):
+    if place.index is not None and (first.words or alone) and _is_on_gpu(first):
         fused = _warm(first, m)
-    return PreparedProduct(m, n, k, _dtype(first.weight), follows, len(group), share, way, reason, ready, fused)
+        if alone:
+            ready = fused or None
+            way, reason = (way, reason) if fused else (TORCH, "no kernel adds the bias")
+    return PreparedProduct(
+        m, n, k, _dtype(first.weight), first.words or alone, len(group), share, way, reason, ready, fused
+    )
+
+
+def _bias_words(one: LayerWeight) -> str:
+    """Return when a kernel may add a bias alone, in words; an empty text if torch adds it, or the layer has none."""
+    if not _has_bias_alone(one) or _torch_adds_bias(one) or _dtype(one.weight) not in _HALF.values():
+        return ""
+    if process_guarantee() == "batch_invariant":
+        return ""
+    return "bias" if is_on(FUSED_VARIABLE) else "bias in graphs"
 
 
 def _decision(one: LayerWeight, m: int, place: _Place) -> Decision:
@@ -195,8 +213,8 @@ def _decision(one: LayerWeight, m: int, place: _Place) -> Decision:
 
 
 def _way(one: LayerWeight, decision: Decision, library: Library) -> tuple[str, str]:
-    if _is_torchs_by_bias(one):
-        return TORCH, f"torch adds the bias before it rounds; {FUSED_VARIABLE}=1 lets a kernel add it"
+    if _torch_adds_bias(one):
+        return TORCH, f"torch adds the bias before it rounds; without {FUSED_VARIABLE}=0 a kernel may add it in graphs"
     if decision.problem is None or (decision.config is None and not decision.algorithm):
         return TORCH, decision.reason
     if decision.config is None:

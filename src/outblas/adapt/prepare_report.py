@@ -17,8 +17,8 @@ class PreparedProduct:
         n: rows of the weight.
         k: columns of the weight.
         dtype: dtype of the weight, e.g. ``fp16``, ``bf16`` or ``float32``.
-        follows: operations after the product, e.g. ``gated silu``, ``bias`` if a kernel may add it alone, or an empty
-            text.
+        follows: operations after the product, e.g. ``gated silu``. For a bias alone ``bias in graphs``, ``bias`` if a
+            kernel may add it in every call, or an empty text.
         count: number of layers.
         share: part of the time of all products with these M rows, 0 to 1.
         way: ``library kernel``, ``cuBLASLt algorithm``, ``unlisted-shape kernel`` or ``torch``.

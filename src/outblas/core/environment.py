@@ -83,9 +83,9 @@ VARIABLES = (
     ),
     Variable(
         "OUTBLAS_FUSED",
-        "1",
-        "off",
-        "Lets a kernel of OutBLAS add the bias of `outblas.linear` and `nn.Linear`.",
+        "1 or 0",
+        "in CUDA graphs",
+        "1 lets a kernel of OutBLAS add the bias of `outblas.linear` and `nn.Linear` in every call, 0 in none.",
         "at each call",
     ),
     Variable(

@@ -1,6 +1,7 @@
 """The switch of ``outblas.enable()``: run a program's own torch products on the library's kernels, unchanged.
 
-In eager mode the kernels replace torch's (:mod:`outblas.dispatch.aten_override`). Code that torch.compile compiles
+In eager mode the kernels replace torch's (:mod:`outblas.dispatch.aten_override`). While a CUDA graph is captured, a
+kernel may also add the bias of a layer (:mod:`outblas.dispatch.biased_layers`). Code that torch.compile compiles
 from then on holds the operator ``outblas::mm`` for products in the library (:mod:`outblas.dispatch.inductor_pass`). It
 keeps the operator until ``torch._dynamo.reset()``.
 
@@ -53,6 +54,7 @@ class Switch:
         self._wanted: Guarantee | None = None
         self._users: list[Guarantee] = []
         self._override: Any = None
+        self._layers: Any = None
         self._pass: Any = None
         self._restore_padding: Callable[[], None] | None = None
         self._on = False
@@ -100,6 +102,7 @@ class Switch:
 
     def status(self) -> dict[str, Any]:
         counts = {"ours": 0, "torchs": 0} if self._override is None else self._override.counts()
+        counts["ours"] += 0 if self._layers is None else self._layers.ours
         return {
             "enabled": self._on,
             **counts,
@@ -150,8 +153,10 @@ class Switch:
     def _install(self) -> None:
         from outblas.dispatch import inductor_pass
         from outblas.dispatch.aten_override import Override
+        from outblas.dispatch.biased_layers import BiasedLayers
 
         self._override = self._override or Override(self._key)
+        self._layers = self._layers or BiasedLayers()
         self._override.install()
         replaced = 0 if self._pass is None else self._pass.replaced
         try:
@@ -160,12 +165,14 @@ class Switch:
             self._override.remove()  # switch on completely or not at all: a half cannot be switched off
             raise
         self._pass.replaced = replaced
+        self._layers.install()
         self._on = True
 
     def _uninstall(self) -> None:
         from outblas.dispatch import inductor_pass
 
         self._on = False
+        self._layers.remove()
         self._override.remove()
         inductor_pass.remove(self._pass)
         self._guarantee(GUARANTEES[0])

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from outblas.core.switches import is_on
+from outblas.core.switches import is_off, is_on
 from outblas.dispatch import device_registry, native_table
 from outblas.dispatch.fold import fold, leading_dims_collapse, unfold
 from outblas.dispatch.fusion import fused
@@ -26,7 +26,7 @@ from outblas.runtime.fused_launch import Extra
 if TYPE_CHECKING:
     import torch
 
-#: Switches the fused bias on where no activation or residual asks for it.
+#: Switches the fused bias on or off where no activation or residual asks for it.
 FUSED_VARIABLE = "OUTBLAS_FUSED"
 
 
@@ -43,10 +43,11 @@ def linear(
 ) -> torch.Tensor:
     """Return ``x @ w.t() + bias``; with an activation or a residual, ``act(x @ w.t() + bias) + residual``.
 
-    A call with an activation or a residual may run as one kernel; so may a bias with ``OUTBLAS_FUSED=1``. Such a kernel
-    rounds once, at the end; torch rounds after each operation, so results may differ by these roundings. The kernel is
-    compiled in the background after the first call, or by :func:`warm`. Until it is loaded, torch's operations run
-    instead. They also run if a gradient is wanted or if no kernel serves (see :mod:`outblas.dispatch.fusion.fused`).
+    A call with an activation or a residual may run as one kernel. So may a bias alone while a CUDA graph is captured,
+    or always with ``OUTBLAS_FUSED=1``. Such a kernel rounds once, at the end; torch rounds after each operation, so
+    results may differ by these roundings. The kernel is compiled in the background after the first call, or by
+    :func:`warm`. Until it is loaded, torch's operations run instead. They also run if a gradient is wanted or if no
+    kernel serves (see :mod:`outblas.dispatch.fusion.fused`).
 
     Args:
         x: (..., K) or (K). :func:`outblas.matmul` says which products may use a kernel of the library.
@@ -87,7 +88,7 @@ def linear(
         else:
             if out is not None:
                 check_out(x, w, bias, out)
-            if is_on(FUSED_VARIABLE):
+            if kernel_adds_bias(x):
                 result = run_fused(x, w, Extra(bias), Epilogue(bias=True), out)
             if result is None and out is None:
                 result = _with_bias(x, w, bias)
@@ -146,8 +147,8 @@ def why_not(
 ) -> str:
     """Return in one line why such a call cannot run as one kernel even when compiled; empty if it can.
 
-    The arguments are those of :func:`warm`, and ``out``. A bias alone is fused only with ``OUTBLAS_FUSED=1``; the
-    answer assumes that it is set.
+    The arguments are those of :func:`warm`, and ``out``. For a bias alone the answer assumes that
+    :func:`kernel_adds_bias` is True.
 
     Raises:
         UsageError: as :func:`warm`.
@@ -158,6 +159,22 @@ def why_not(
     extra, epilogue = epilogue_of(x, w, bias, activation, residual, gated)
     found = _matrices(x, w, extra, epilogue, out)
     return found if isinstance(found, str) else fused.why_not(found.a, found.b, found.extra, epilogue, found.c)
+
+
+def kernel_adds_bias(x: torch.Tensor) -> bool:
+    """Return True if a kernel may add a bias that nothing follows: while a CUDA graph is captured, unless
+    ``OUTBLAS_FUSED=0``, or always with ``OUTBLAS_FUSED=1``.
+
+    In an eager step the decision would cost the host more than the kernel gains. A graph is captured once.
+
+    Args:
+        x: the layer's input.
+    """
+    import torch
+
+    if x.device.type == device_registry.DEVICE_TYPE and torch.cuda.is_current_stream_capturing():
+        return not is_off(FUSED_VARIABLE)
+    return is_on(FUSED_VARIABLE)
 
 
 def _followed(

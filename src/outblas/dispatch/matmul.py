@@ -319,7 +319,7 @@ def explain(
     if bias is not None and not invariant and is_on("OUTBLAS_FUSED"):
         return "one kernel by OUTBLAS_FUSED=1, else torch.addmm: outblas.dispatch.linear.why_not says which"
     if bias is not None and not invariant:
-        how = "as ours do with OUTBLAS_FUSED=1 only (outblas.dispatch.fusion.fused)"
+        how = "as ours do in CUDA graphs only, or with OUTBLAS_FUSED=1 (outblas.dispatch.fusion.fused)"
         return f"torch.addmm: it adds the bias before it rounds, {how}"
     folded = fold(a, b, out)
     if folded is None:

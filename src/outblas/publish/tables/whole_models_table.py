@@ -22,10 +22,9 @@ _VARIANTS = {
     "merged_norms": "torch, merged weights, fused norms",
     "enable": "`enable()`",
     "enable_pdl": "`enable()`, PDL",
-    "enable_bias": "`enable()`, fused bias",
+    "enable_torch_bias": "`enable()`, torch's bias",
     "batch_invariant": "`enable(batch_invariant=True)`",
     "optimize": "`optimize(model)`, `enable()`",
-    "optimize_bias": "`optimize(model)`, `enable()`, fused bias",
 }
 #: A variant whose time says how much of torch's step is no product; it has no row.
 _WITHOUT_PRODUCTS = "without_products"
