@@ -70,6 +70,8 @@ def timed(arguments: argparse.Namespace, gpus: tuple[int, ...], command: str) ->
     with open_pool(plan) as pool:
         ready = perf_counter()
         figures, tried = evaluated(pool) if arguments.free else tuned(arguments, pool)
+        spent = ", ".join(f"{name} {value}" for name, value in figures.items())
+        print(f"GPUs {list(gpus)}: {spent}", file=sys.stderr, flush=True)  # a later failure does not hide it
         return {
             "gpus": list(gpus),
             "start_seconds": round(ready - start, 2),
@@ -96,8 +98,10 @@ def tuned(arguments: argparse.Namespace, pool: PoolEvaluator) -> tuple[dict[str,
 
 def evaluated(pool: PoolEvaluator) -> tuple[dict[str, Any], list[Evaluation]]:
     """Evaluate the free kernels; return the seconds, and all evaluations."""
-    begun = perf_counter()
-    found = list(pool.evaluate(free_pairs()))
+    begun, pairs, found = perf_counter(), free_pairs(), list[Evaluation]()
+    for one in pool.evaluate(pairs):
+        found.append(one)
+        print(f"{len(found)} of {len(pairs)} kernels", file=sys.stderr, flush=True)
     return {"evaluate_seconds": round(perf_counter() - begun, 2)}, found
 
 

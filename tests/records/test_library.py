@@ -35,7 +35,7 @@ LIBRARY = Library(
             LibraryChoice(PDL, 1.5, 1.4, 1.6),
         ),
         LibraryRow(PROBLEMS[1], "lt_auto", "algo 7", "replay:h200", None, LibraryChoice(PDL, 1.05, 1.01, 1.1)),
-        LibraryRow(PROBLEMS[2], "lt_auto", "algo 9", "replay:h200"),
+        LibraryRow(PROBLEMS[2], "lt_auto", "algo 9", "replay:h200", nearest=LibraryChoice(PLAIN, 0.97, 0.96, 0.98)),
     ),
     {"agent": "random"},
 )
@@ -53,6 +53,16 @@ def test_the_file_says_use_the_baseline_with_null(tmp_path: Path) -> None:
     row = json.loads((tmp_path / "l.json").read_text())["rows"][1]
     assert row["config"] is None and row["speedup"] is None and row["baseline"] == "lt_auto"
     assert row["config_pdl"].startswith("sm90_wgmma_gemm:") and row["low_pdl"] == 1.01
+
+
+def test_the_file_has_the_nearest_kernel_where_the_row_has_one(tmp_path: Path) -> None:
+    LIBRARY.save(tmp_path / "l.json")
+    rows = json.loads((tmp_path / "l.json").read_text())["rows"]
+    assert [row.get("nearest", {}).get("low") for row in rows] == [None, None, 0.96]
+    rows[2]["nearest"]["low"] = -1
+    (tmp_path / "wrong.json").write_text(json.dumps({"format": 1, "gpu": "h200", "rows": rows, "provenance": {}}))
+    with pytest.raises(RecordError, match=r"nearest\.low"):
+        Library.load(tmp_path / "wrong.json")
 
 
 def test_m_of_a_weight_are_listed() -> None:

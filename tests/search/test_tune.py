@@ -17,9 +17,15 @@ from outblas.search import tune as module
 from outblas.search.agents.agent_registry import make_agent
 from outblas.search.agents.base import Agent
 from outblas.search.time_shares import balanced_over_rows, time_shares
-from outblas.search.tune import Interrupted, SearchOptions, tune
+from outblas.search.tune import Interrupted, SearchOptions, decided_row, tune
 from support.gpus.known import H200
-from support.helpers import synthetic_recording
+from support.helpers import (
+    failed_evaluation,
+    passed_evaluation,
+    synthetic_catalogue,
+    synthetic_problems,
+    synthetic_recording,
+)
 
 RECORDING = synthetic_recording()
 
@@ -149,6 +155,19 @@ def test_a_row_names_the_autotuned_algorithm(tmp_path: Path) -> None:
         fallen = run(tmp_path / f"{len(list(tmp_path.iterdir()))}.sqlite", RivalsFirst()).rows
         assert all(row.plain is None and row.pdl is None and row.baseline == best for row in fallen)
         assert list(dict.fromkeys(row.algorithm for row in fallen)) == names
+
+
+def test_a_row_without_a_winner_keeps_the_nearest_kernel() -> None:
+    problem, evaluator = synthetic_problems()[0], ReplayEvaluator(synthetic_recording())
+    slow, other_launch, slower = synthetic_catalogue()[:3]
+    assert launch_of(other_launch) != "plain" == launch_of(slow) == launch_of(slower)
+    bounds = {slow: 0.97, slower: 0.8, other_launch: 0.98}
+    tried = [passed_evaluation(problem, config, low, low) for config, low in bounds.items()]
+    row = decided_row(problem, [failed_evaluation(problem, slow), *tried], evaluator)
+    assert row.plain is None and row.kernel("plain") is None
+    assert row.nearest is not None and (row.nearest.config, row.nearest.low) == (slow, 0.97)
+    assert decided_row(problem, [*tried, passed_evaluation(problem, slower)], evaluator).nearest is None
+    assert decided_row(problem, [failed_evaluation(problem, slow)], evaluator).nearest is None
 
 
 def test_progress_counts_every_measurement(tmp_path: Path) -> None:

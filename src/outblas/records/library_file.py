@@ -55,7 +55,7 @@ def _interval_to_json(interval: LibraryInterval) -> dict[str, Any]:
 def _columns_to_json(row: LibraryRow) -> dict[str, Any]:
     """Return a row without its problem: one set of columns per launch option; ``weights`` only if present.
 
-    A second winner is an object under its workload's name, and absent without one.
+    A second winner is an object under its workload's name, and absent without one; so is ``nearest``.
     """
     data: dict[str, Any] = {}
     choices = {"": row.plain, "_pdl": row.pdl, **({} if row.weights is None else {"_weights": row.weights})}
@@ -65,6 +65,8 @@ def _columns_to_json(row: LibraryRow) -> dict[str, Any]:
             data[f"{figure}{suffix}"] = None if choice is None else getattr(choice, figure)
     data |= {"baseline": row.baseline, "baseline_detail": row.baseline_detail, "source": row.source}
     data |= {"lt_auto_detail": row.lt_auto_detail} if row.lt_auto_detail else {}
+    if row.nearest is not None:
+        data["nearest"] = {**vars(row.nearest), "config": config_name(row.nearest.config)}
     seconds = {workload: getattr(row, workload) for workload in SECOND_WORKLOADS}
     return {**data, **{workload: _second_to_json(second) for workload, second in seconds.items() if second}}
 
@@ -152,9 +154,11 @@ def _row_from_file(problem: Problem, row: Any, configs: dict[str, KernelConfig])
         config = None if found.config is None else config_of(found.config)
         return SecondWinner(config, found.speedup, found.low, found.high, found.algorithm)
 
+    near = row.nearest
+    nearest = None if near is None else LibraryChoice(config_of(near.config), near.speedup, near.low, near.high)
     named = row.baseline, row.baseline_detail, row.source
     found = LibraryRow(problem, *named, choice(""), choice("_pdl"), row.lt_auto_detail, choice("_weights"))
-    return replace(found, cold=second(row.cold), single=second(row.single))
+    return replace(found, cold=second(row.cold), single=second(row.single), nearest=nearest)
 
 
 @lru_cache(maxsize=1)
@@ -162,13 +166,18 @@ def _file_model() -> type[BaseModel]:
     """Return the pydantic schema of the file. Pydantic is imported only here and in :func:`parse_content`."""
     from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt
 
-    class Second(BaseModel):
+    class Figures(BaseModel):
         model_config = ConfigDict(allow_inf_nan=False)
 
-        config: str | None
         speedup: PositiveFloat
         low: PositiveFloat
         high: PositiveFloat
+
+    class Nearest(Figures):
+        config: str
+
+    class Second(Figures):
+        config: str | None
         algorithm: str = ""
 
     class Columns(BaseModel):
@@ -192,6 +201,7 @@ def _file_model() -> type[BaseModel]:
         high_weights: PositiveFloat | None = None
         cold: Second | None = None
         single: Second | None = None
+        nearest: Nearest | None = None
 
     class RowOfFile(Columns):
         problem: str

@@ -104,6 +104,8 @@ class LibraryRow:
         interval: interval of M from which the row was taken; None: the row stands in its library by itself.
         cold: second winner of plain calls whose operands are not in the L2 cache; None: ``plain`` holds there, too.
         single: second winner of plain calls that are single requests; None: ``plain`` holds there, too.
+        nearest: where no kernel won a plain call, the measured one with the highest lower bound. Only a fused product
+            may run it. None: ``plain`` is there, or nothing was measured.
 
     Raises:
         ConfigError: ``plain`` or ``pdl`` is a kernel that needs constant weights, or a second winner is a kernel that
@@ -121,6 +123,7 @@ class LibraryRow:
     interval: LibraryInterval | None = field(default=None, compare=False, repr=False)
     cold: SecondWinner | None = None
     single: SecondWinner | None = None
+    nearest: LibraryChoice | None = None
 
     def __post_init__(self) -> None:
         for second in filter(None, (self.cold, self.single)):
@@ -130,7 +133,7 @@ class LibraryRow:
                     "a kernel without programmatic dependent launch, for second winners serve plain calls",
                     "leave it out",
                 )
-        for choice in (self.plain, self.pdl):
+        for choice in (self.plain, self.pdl, self.nearest):
             if choice is not None and choice.config.early:
                 raise ConfigError(
                     f"{self.problem.key} has {config_name(choice.config)} for operands that may still be written",

@@ -275,4 +275,6 @@ def decided_row(problem: Problem, tried: Sequence[Evaluation], evaluator: Evalua
         detail, auto = detail if runs_instead_of_torch(times.get(name), times.get("torch")) else "", ""
     elif not runs_instead_of_torch(times.get(LT_AUTO), times.get("torch")):
         auto = ""
-    return LibraryRow(problem, name, detail, evaluator.source, plain, pdl, auto, None if weights == pdl else weights)
+    nearest = None if plain is not None else choose_kernel(tried, "plain", above=0.0)
+    weights = None if weights == pdl else weights
+    return LibraryRow(problem, name, detail, evaluator.source, plain, pdl, auto, weights, nearest=nearest)

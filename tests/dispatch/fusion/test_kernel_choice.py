@@ -17,7 +17,7 @@ from outblas.kernels.epilogue import Epilogue, why_not_fused
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.kernels.legality import why_illegal
 from outblas.records.library import Library
-from outblas.records.library_row import LibraryChoice
+from outblas.records.library_row import LibraryChoice, LibraryRow
 from support.gpus.known import H200
 
 GATED = Epilogue(activation="silu", gated=True)
@@ -61,6 +61,23 @@ def test_a_kernel_without_that_epilogue_is_passed_over(offered: list[LibraryChoi
     assert chosen(P, GATED).config == KERNEL
     offered.pop()
     assert chosen(P, GATED) is None
+
+
+@pytest.mark.parametrize(("low", "gains"), [(0.97, True), (0.7, False)])
+def test_a_measured_kernel_goes_before_predicted_ones(low: float, gains: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel_choice, "predicted_kernels", lambda *given, **how: pytest.fail("predicted"))
+    library = Library("h200", (LibraryRow(P, "lt_auto", nearest=choice(KERNEL, low)),))
+    found = kernel_to_fuse(P, GATED, H200, library, "plain", "")
+    assert (found is not None) == gains
+    assert found is None or (found.config == KERNEL and "times lt_auto by measurement, surely 0.97" in found.reason)
+
+
+def test_a_measured_kernel_without_that_epilogue_is_passed_over(offered: list[LibraryChoice]) -> None:
+    library = Library("h200", (LibraryRow(P, "lt_auto", nearest=choice(SWAPPED, 1.0)),))
+    assert kernel_to_fuse(P, GATED, H200, library, "plain", "") is None
+    offered.append(choice(KERNEL, 1.0))
+    found = kernel_to_fuse(P, GATED, H200, library, "plain", "")
+    assert found is not None and found.config == KERNEL and "torch.matmul by prediction" in found.reason
 
 
 def test_a_bias_saves_nothing_so_the_kernel_must_win_alone(offered: list[LibraryChoice]) -> None:

@@ -6,6 +6,8 @@ that is a few percent slower.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from outblas.core.config import Launch
 from outblas.core.errors import OutblasError
 from outblas.core.problem import ELEMENT_BYTES, Problem
@@ -16,7 +18,7 @@ from outblas.kernels.epilogue import NO_EPILOGUE, Epilogue, why_not_fused
 from outblas.kernels.families.registry import FAMILIES
 from outblas.kernels.legality import why_illegal
 from outblas.records.library import Library
-from outblas.records.library_row import LibraryRow
+from outblas.records.library_row import LibraryChoice, LibraryRow
 
 #: Microseconds that a kernel of torch takes in a CUDA graph, beside its traffic: a guess.
 _KERNEL_US = 1.5
@@ -55,8 +57,9 @@ def kernel_to_fuse(
 ) -> Decision | None:
     """Choose a kernel for a product that is left to cuBLASLt or torch, if a fused one is still expected to gain.
 
-    It is the one with the highest lower bound of :func:`outblas.dispatch.unlisted_shapes.predicted_kernels` that can
-    have the epilogue. It gains if that bound plus :func:`saved_us` over its own time exceeds 1.
+    It is the nearest one of the library's row (:attr:`LibraryRow.nearest`). If the row has none, it is that with the
+    highest lower bound of :func:`outblas.dispatch.unlisted_shapes.predicted_kernels` that can have the epilogue. It
+    gains if its bound plus :func:`saved_us` over its own time exceeds 1.
 
     Args:
         problem: the product.
@@ -71,22 +74,34 @@ def kernel_to_fuse(
     """
     try:
         from outblas.kernels.cost.cost_model import predict_many  # with numpy
-        from outblas.learn.any_shape import is_narrow
 
-        if is_narrow(problem):
+        known = _known_kernels(problem, gpu, library, launch, answer)
+        found = next((one for one in known if why_not_fused(problem, one[0].config, epilogue) is None), None)
+        if found is None:
             return None
-        found = predicted_kernels(gpu, library, problem, launch, answer, deviations=-1)
+        choice, words = found
+        own = float(predict_many(problem, [choice.config], gpu)[0])
     except (OutblasError, ImportError, OSError):  # of which the chooser of unlisted shapes has warned
         return None
-    choice = next((one for one in found if why_not_fused(problem, one.config, epilogue) is None), None)
-    if choice is None:
-        return None
     saved = saved_us(problem, epilogue, gpu)
-    own = float(predict_many(problem, [choice.config], gpu)[0])
     if choice.low + saved / own <= 1.0:
         return None
-    words = f"predicted at {choice.speedup:.2f} times torch.matmul, surely {choice.low:.2f}"
-    return Decision(choice.config, problem, f"{words}; the epilogue saves about {saved:.1f} us")
+    figures = f"{choice.speedup:.2f} times {words}, surely {choice.low:.2f}"
+    return Decision(choice.config, problem, f"{figures}; the epilogue saves about {saved:.1f} us")
+
+
+def _known_kernels(
+    problem: Problem, gpu: Gpu, library: Library, launch: Launch, answer: str
+) -> Iterator[tuple[LibraryChoice, str]]:
+    """Yield (kernel, its rival and where its speed is known from): the measured one first, then the predicted ones."""
+    from outblas.learn.any_shape import is_narrow
+
+    row = library.lookup(problem)
+    if row is not None and row.nearest is not None:
+        yield row.nearest, f"{row.baseline or 'the baseline'} by measurement"
+    if not is_narrow(problem):
+        for one in predicted_kernels(gpu, library, problem, launch, answer, deviations=-1):
+            yield one, "torch.matmul by prediction"
 
 
 def saved_us(problem: Problem, epilogue: Epilogue, gpu: Gpu) -> float:

@@ -319,9 +319,13 @@ def _kernel_interval(cells: Cells, run: WinnerRun, rows: dict[int, LibraryRow]) 
 
 
 def _decided(cells: Cells, m: int) -> LibraryRow:
-    """Return the decision for one M by all that was measured there, failed kernels left out."""
+    """Return the decision for one M by all that was measured there, failed kernels left out.
+
+    It has no nearest kernel: that of one M is not that of the others in an interval.
+    """
     failed = cells.failed()
-    return decided_row(cells.range.problem(m), [e for c, e in cells.at(m).items() if c not in failed], cells.evaluator)
+    tried = [e for c, e in cells.at(m).items() if c not in failed]
+    return replace(decided_row(cells.range.problem(m), tried, cells.evaluator), nearest=None)
 
 
 def _sampled_row(cells: Cells, m: int, intervals: Sequence[LibraryInterval]) -> LibraryRow:
