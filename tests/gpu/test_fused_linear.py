@@ -138,6 +138,28 @@ def test_a_plain_bias_by_the_environment(served: KernelConfig, monkeypatch: pyte
     assert worst_fused_error(TUNED, x, w, Extra(bias), Epilogue(bias=True), c) <= 1.0
 
 
+def test_a_captured_layer_with_a_bias_is_one_kernel(served: KernelConfig) -> None:
+    x, w, bias, _ = layer()
+    made = torch.nn.Linear(1024, 512, dtype=x.dtype, device="cuda").requires_grad_(False)
+    made.weight.copy_(w)
+    made.bias.copy_(bias)
+    torchs = torch.nn.Linear.forward
+    assert outblas.warm(x, made.weight, made.bias)
+    with outblas.use():
+        before = outblas.status()["torch"]["ours"]
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            c = made(x)
+        assert torch.nn.Linear.forward is torchs
+        assert outblas.status()["torch"]["ours"] == before + 1
+        eager = made(x)
+        assert outblas.status()["torch"]["ours"] == before + 1
+    graph.replay()
+    torch.cuda.synchronize()
+    assert worst_fused_error(TUNED, x, w, Extra(bias), Epilogue(bias=True), c) <= 1.0
+    assert torch.equal(eager, torch.nn.functional.linear(x, w, bias))
+
+
 # -- outblas.gated_linear --------------------------------------------------------------------------------------
 
 

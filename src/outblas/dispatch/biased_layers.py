@@ -1,14 +1,16 @@
 """``torch.nn.Linear`` with a bias as one kernel, where a CUDA graph is captured.
 
 Only Python can replace ``aten::addmm``, which costs each eager call some microseconds. The replay of a graph pays no
-host time. So the method that stands here for ``torch.nn.Linear.forward`` asks for a kernel during captures only. Torch
-computes in all other calls. They cost the host one comparison more, or with a bias some tenths of a microsecond.
+host time. So ``torch.nn.Linear.forward`` is replaced while a graph is captured, and eager calls are as without OutBLAS.
 
-A method is replaced at once for all threads; torch's table of kernels is not, so it stays as it is during captures.
+A method is replaced at once for all threads. Threads that capture nothing get torch's result meanwhile. Torch's table
+of kernels stays as it is, because a change of it may crash another thread. torch.compile has no guard on the method, so
+nothing is compiled anew.
 """
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -21,10 +23,12 @@ from outblas.kernels.epilogue import Epilogue
 from outblas.runtime.fused_launch import Extra
 
 _BIAS = Epilogue(bias=True)
+#: Module of torch's own ``forward``. That of another package has a task of its own, and stays.
+_HOME = "torch.nn.modules.linear"
 
 
 class BiasedLayers:
-    """The replacement of ``torch.nn.Linear.forward``, active from :meth:`install` to :meth:`remove`.
+    """The replacement during captures, active from :meth:`install` to :meth:`remove`.
 
     Example: after ``b = BiasedLayers()``, ``b.install()`` and the capture of a model with five biased layers whose
     kernels are loaded (:func:`outblas.prepare`), ``b.ours`` is 5.
@@ -35,49 +39,76 @@ class BiasedLayers:
 
     def __init__(self) -> None:
         self.ours = 0
-        self._on = False
         self._lock = threading.Lock()
+        self._graphs: set[int] = set()
         self._torchs: Callable[..., Any] | None = None
-        self._method = _method(self._product)
+        self._own: dict[str, Any] = {}
 
     def install(self) -> None:
-        """Replace the method, or use the one that could not be removed."""
-        self._on = True
-        if self._torchs is None:
-            self._torchs = torch.nn.Linear.forward
-            torch.nn.Linear.forward = self._method  # type: ignore[method-assign,assignment]
+        """Follow the captures of ``torch.cuda.CUDAGraph`` from now on. It must not be installed."""
+        graph = torch.cuda.CUDAGraph
+        self._own = {name: getattr(graph, name) for name in ("capture_begin", "capture_end")}
+        graph.capture_begin = self._begin_method()  # type: ignore[method-assign]
+        graph.capture_end = self._end_method()  # type: ignore[method-assign]
 
     def remove(self) -> None:
-        """Restore torch's method. If another package has replaced ours meanwhile, ours stays and changes nothing."""
-        self._on = False
-        if self._torchs is not None and torch.nn.Linear.forward is self._method:
-            torch.nn.Linear.forward = self._torchs  # type: ignore[method-assign,assignment]
+        """Follow no capture any more, and end the replacement; torch computes the rest of an open capture."""
+        for name, method in self._own.items():
+            setattr(torch.cuda.CUDAGraph, name, method)
+        with self._lock:
+            self._graphs.clear()
+            self._restore()
+
+    def _begin_method(self) -> Callable[..., None]:
+        begin = self._own["capture_begin"]
+
+        @functools.wraps(begin)
+        def capture_begin(graph: Any, *arguments: Any, **options: Any) -> None:
+            begin(graph, *arguments, **options)
+            with self._lock:
+                self._graphs.add(id(graph))
+                self._replace()
+
+        return capture_begin
+
+    def _end_method(self) -> Callable[..., None]:
+        end = self._own["capture_end"]
+
+        @functools.wraps(end)
+        def capture_end(graph: Any) -> None:
+            with self._lock:
+                self._graphs.discard(id(graph))
+                if not self._graphs:
+                    self._restore()
+            end(graph)
+
+        return capture_end
+
+    def _replace(self) -> None:
+        torchs = torch.nn.Linear.forward
+        if self._torchs is None and torchs.__module__ == _HOME:
+            self._torchs = torchs
+            torch.nn.Linear.forward = self._forward(torchs)  # type: ignore[method-assign]
+
+    def _restore(self) -> None:
+        if self._torchs is not None:
+            torch.nn.Linear.forward = self._torchs  # type: ignore[method-assign]
             self._torchs = None
 
+    def _forward(self, torchs: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def forward(layer: Any, input: torch.Tensor) -> torch.Tensor:
+            found = None
+            if layer.bias is not None and not torch.compiler.is_compiling():
+                found = self._product(input, layer.weight, layer.bias)
+            return torchs(layer, input) if found is None else found
+
+        return forward
+
     def _product(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor | None:
-        if not self._on or x.device.type != device_registry.DEVICE_TYPE:
+        if x.device.type != device_registry.DEVICE_TYPE or not torch.cuda.is_current_stream_capturing():
             return None
-        if not torch.cuda.is_current_stream_capturing() or not kernel_adds_bias(x):
-            return None
-        result = run_fused(x, weight, Extra(bias), _BIAS, None)
+        result = run_fused(x, weight, Extra(bias), _BIAS, None) if kernel_adds_bias(x) else None
         if result is not None:
             with self._lock:
                 self.ours += 1
         return result
-
-
-def _method(product: Callable[[Any, Any, Any], Any]) -> Callable[..., Any]:
-    """Return a ``forward`` for layers that asks ``product`` first if there is a bias.
-
-    TorchScript and torch.compile compile it as torch's: both leave out what they see to be constant.
-    """
-
-    def forward(self: Any, input: torch.Tensor) -> torch.Tensor:
-        bias = self.bias
-        if bias is not None and not torch.jit.is_scripting() and not torch.compiler.is_compiling():
-            weight = self.weight
-            found = product(input, weight, bias)
-            return torch.nn.functional.linear(input, weight, bias) if found is None else found
-        return torch.nn.functional.linear(input, self.weight, bias)
-
-    return forward

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -36,17 +36,46 @@ def layer(host: fused.FusedState) -> Any:
 
 
 @pytest.fixture
-def layers(layer: Any) -> Iterator[BiasedLayers]:
+def layers(layer: Any, graph: Any) -> Iterator[BiasedLayers]:
     made = BiasedLayers()
     made.install()
     yield made
     made.remove()
-    assert nn.Linear.forward is TORCHS
+    assert nn.Linear.forward is TORCHS and torch.cuda.CUDAGraph is graph and graph.capture_begin is BEGIN
 
 
-@pytest.fixture
-def capturing(host: fused.FusedState, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+class Graph:
+    """A graph whose capture is a flag."""
+
+    capturing = False
+
+    def capture_begin(self, pool: Any = None) -> None:
+        Graph.capturing = True
+
+    def capture_end(self) -> None:
+        Graph.capturing = False
+
+
+BEGIN = Graph.capture_begin
+
+
+@pytest.fixture(name="graph")
+def graph_fixture(host: fused.FusedState, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The class of graphs, in place of torch's; a CPU has none."""
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(Graph, "capturing", False)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: Graph.capturing)
+    return Graph
+
+
+@contextlib.contextmanager
+def captured() -> Iterator[None]:
+    graph = torch.cuda.CUDAGraph()
+    graph.capture_begin(pool=None)
+    try:
+        yield
+    finally:
+        graph.capture_end()
 
 
 X = torch.linspace(-1, 1, 80).view(5, 16).half()
@@ -58,87 +87,118 @@ def by_torch(layer: Any, x: torch.Tensor = X) -> torch.Tensor:
 
 def test_an_eager_layer_is_torchs(layer: Any, layers: BiasedLayers, host: fused.FusedState) -> None:
     launched = host.launched
+    assert nn.Linear.forward is TORCHS, "it costs nothing"
     assert torch.equal(layer(X), by_torch(layer)) and host.launched == launched and layers.ours == 0
 
 
 @pytest.mark.parametrize("shape", [(5, 16), (1, 5, 16)])
 def test_a_captured_layer_is_one_kernel(
-    shape: tuple[int, ...], layer: Any, layers: BiasedLayers, capturing: None, host: fused.FusedState
+    shape: tuple[int, ...], layer: Any, layers: BiasedLayers, host: fused.FusedState
 ) -> None:
     launched, x = host.launched, X.view(shape)
-    found = layer(x)
+    with captured():
+        found = layer(x)
     assert found.shape == (*shape[:-1], 24) and torch.allclose(found, by_torch(layer, x), atol=1e-3)
     assert host.launched == launched + 1 and layers.ours == 1
+    layer(x)
+    assert layers.ours == 1 and nn.Linear.forward is TORCHS, "the capture has ended"
 
 
 def test_what_no_kernel_computes_is_torchs(
-    layer: Any, layers: BiasedLayers, capturing: None, host: fused.FusedState, monkeypatch: pytest.MonkeyPatch
+    layer: Any, layers: BiasedLayers, host: fused.FusedState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launched = host.launched
     odd = nn.Linear(16, 24).half().requires_grad_(False)
     odd.bias = nn.Parameter(torch.ones(1).half(), requires_grad=False)
     without = nn.Linear(16, 24, bias=False).half().requires_grad_(False)
     single = nn.Linear(16, 24).requires_grad_(False)
-    assert torch.equal(odd(X), by_torch(odd)) and torch.equal(without(X), by_torch(without))
-    assert torch.equal(single(X.float()), by_torch(single, X.float()))
     wanted = X.clone().requires_grad_()
-    layer(wanted).sum().backward()
-    assert wanted.grad is not None
-    monkeypatch.setenv(linear_module.FUSED_VARIABLE, "0")
-    assert torch.equal(layer(X), by_torch(layer))
+    with captured():
+        assert torch.equal(odd(X), by_torch(odd)) and torch.equal(without(X), by_torch(without))
+        assert torch.equal(single(X.float()), by_torch(single, X.float()))
+        layer(wanted).sum().backward()
+        assert wanted.grad is not None
+        monkeypatch.setenv(linear_module.FUSED_VARIABLE, "0")
+        assert torch.equal(layer(X), by_torch(layer))
     assert host.launched == launched and layers.ours == 0
 
 
-def test_errors_are_torchs(layer: Any, layers: BiasedLayers, capturing: None) -> None:
-    with pytest.raises(RuntimeError, match="mat1 and mat2 shapes cannot be multiplied"):
-        layer(torch.ones(5, 8).half())
-    with pytest.raises(RuntimeError, match="same dtype"):
-        layer(X.float())
+def test_errors_are_torchs(layer: Any, layers: BiasedLayers) -> None:
+    with captured():
+        with pytest.raises(RuntimeError, match="mat1 and mat2 shapes cannot be multiplied"):
+            layer(torch.ones(5, 8).half())
+        with pytest.raises(RuntimeError, match="same dtype"):
+            layer(X.float())
 
 
-def test_the_method_is_compiled_as_torchs(layers: BiasedLayers, capturing: None) -> None:
-    made = nn.Sequential(nn.Linear(16, 24), nn.Linear(24, 8, bias=False)).requires_grad_(False)
-    x = torch.ones(5, 16)
-    expected = made(x)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        assert torch.equal(torch.jit.script(made)(x), expected)
-    assert torch.equal(torch.compile(made, backend="eager", fullgraph=True)(x), expected)
-    targets = [node.target for node in torch.export.export(made, (x,)).graph.nodes if node.op == "call_function"]
-    assert targets == [torch.ops.aten.linear.default] * 2
-
-
-def test_the_method_of_another_package_stays(layer: Any, capturing: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = BiasedLayers()
-    made.install()
-    ours = nn.Linear.forward
-    with monkeypatch.context() as patched:
-        patched.setattr(nn.Linear, "forward", lambda self, input: ours(self, input) + 1)
-        made.remove()
-        assert torch.equal(layer(X), by_torch(layer) + 1) and made.ours == 0
-        made.install()
+def test_captures_may_overlap(layer: Any, layers: BiasedLayers) -> None:
+    with captured():
+        with captured():
+            layer(X)
+        Graph.capturing = True
         layer(X)
-        assert made.ours == 1
-    made.remove()
+    assert layers.ours == 2 and nn.Linear.forward is TORCHS
+    layers.remove()
+    layers.install()
+    with captured():
+        layer(X)
+    assert layers.ours == 3
+
+
+def test_an_end_without_a_beginning_changes_nothing(layers: BiasedLayers) -> None:
+    torch.cuda.CUDAGraph().capture_end()
     assert nn.Linear.forward is TORCHS
 
 
-def test_outblas_linear_follows_the_same_rule(
-    layer: Any, capturing: None, host: fused.FusedState, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_removal_ends_the_replacement_of_an_open_capture(layer: Any, layers: BiasedLayers) -> None:
+    with captured():
+        layers.remove()
+        assert nn.Linear.forward is TORCHS
+        layer(X)
+    assert layers.ours == 0
+    layers.install()
+
+
+def test_compiled_code_is_not_compiled_anew(layer: Any, layers: BiasedLayers) -> None:
+    seen: list[Any] = []
+    run = torch.compile(layer, backend=lambda module, inputs: seen.append(module) or module.forward)
+    expected = run(X)
+    with captured():
+        assert torch.equal(run(X), expected)
+    assert len(seen) == 1 and layers.ours == 0
+    torch._dynamo.reset()
+    with captured():
+        assert torch.equal(run(X), expected)
+    assert len(seen) == 2 and layers.ours == 0, "what is traced is torch's"
+
+
+def test_the_method_of_another_package_stays(layer: Any, layers: BiasedLayers, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(nn.Linear, "forward", lambda self, input: TORCHS(self, input) + 1)
+        with captured():
+            assert torch.equal(layer(X), by_torch(layer) + 1)
+    assert layers.ours == 0
+    with captured():
+        layer(X)
+    assert layers.ours == 1
+
+
+def test_outblas_linear_follows_the_same_rule(layer: Any, graph: Any, host: fused.FusedState) -> None:
     launched = host.launched
-    outblas.linear(X, layer.weight, layer.bias)
+    with captured():
+        outblas.linear(X, layer.weight, layer.bias)
     assert host.launched == launched + 1
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     outblas.linear(X, layer.weight, layer.bias)
     assert host.launched == launched + 1
 
 
-def test_enable_installs_it_and_counts(layer: Any, capturing: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_enable_installs_it_and_counts(layer: Any, graph: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUTBLAS_NATIVE", "0")
     switch = Switch("CPU", lambda guarantee: "")
     monkeypatch.setattr(enable, "_switch", switch)
-    with outblas.use():
-        layer(X)
-        assert switch.status()["ours"] == 1 and nn.Linear.forward is not TORCHS
-    assert nn.Linear.forward is TORCHS
+    for batch_invariant, ours in ((False, 1), (True, 1)):
+        with outblas.use(batch_invariant=batch_invariant), captured():
+            if not batch_invariant:
+                layer(X)
+            assert switch.status()["ours"] == ours
+        assert graph.capture_begin is BEGIN
