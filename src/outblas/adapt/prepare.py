@@ -21,6 +21,7 @@ from outblas.dispatch.decide import Decision, Operand, decide
 from outblas.dispatch.guarantees.guarantee import process_guarantee
 from outblas.dispatch.linear import FUSED_VARIABLE, warm
 from outblas.dispatch.promises import launch_of_option, promise_free_option
+from outblas.dispatch.tensors import dtype_name, is_half
 from outblas.dispatch.unlisted_shapes import any_shape_chooser
 from outblas.records.library import Library
 from outblas.runtime.device import Device, gpu_count
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 
     from outblas.search.tune import Progress
 
-_HALF = {"float16": "fp16", "bfloat16": "bf16"}
 _NO_GPU = "no CUDA GPU: nothing was tuned, compiled or loaded"
 
 
@@ -133,16 +133,18 @@ def _torch_adds_bias(one: LayerWeight) -> bool:
 
 
 def _dtype(weight: Any) -> str:
-    name = str(weight.dtype).removeprefix("torch.")
-    return _HALF.get(name, name)
+    return dtype_name(weight.dtype).removeprefix("torch.")
+
+
+def _is_half(weight: Any) -> bool:
+    return is_half(weight, weight)
 
 
 def _problem(weight: Any, m: int) -> Problem | None:
     """The problem of a weight; None for a dtype without kernels."""
-    dtype = _dtype(weight)
-    if dtype not in _HALF.values():
+    if not _is_half(weight):
         return None
-    return Problem(m, weight.shape[0], weight.shape[1], "TN", dtype, "fp32")  # type: ignore[arg-type]
+    return Problem(m, weight.shape[0], weight.shape[1], "TN", _dtype(weight), "fp32")  # type: ignore[arg-type]
 
 
 def _tune(
@@ -198,7 +200,7 @@ def _product(group: Sequence[LayerWeight], m: int, place: _Place, share: float) 
 
 def _bias_words(one: LayerWeight) -> str:
     """Return when a kernel may add a bias alone, in words; an empty text if torch adds it, or the layer has none."""
-    if not _has_bias_alone(one) or _torch_adds_bias(one) or _dtype(one.weight) not in _HALF.values():
+    if not _has_bias_alone(one) or _torch_adds_bias(one) or not _is_half(one.weight):
         return ""
     if process_guarantee() == "batch_invariant":
         return ""

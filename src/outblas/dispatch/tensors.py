@@ -115,7 +115,8 @@ def _watched() -> bool:
 
 
 @functools.lru_cache(maxsize=64)
-def _dtype_name(dtype: torch.dtype) -> str:
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return ``fp16``, ``bf16``, or the name of another dtype as torch writes it, e.g. ``torch.float32``."""
     return {"torch.float16": "fp16", "torch.bfloat16": "bf16"}.get(str(dtype), str(dtype))
 
 
@@ -131,9 +132,9 @@ def operand(t: torch.Tensor) -> Operand:
     is the address modulo 16).
     """
     offset = t.data_ptr() % ROW_ALIGN_BYTES
-    return Operand(tuple(t.shape), tuple(t.stride()), _dtype_name(t.dtype), _device_name(t.device), offset)
+    return Operand(tuple(t.shape), tuple(t.stride()), dtype_name(t.dtype), _device_name(t.device), offset)
 
 
 def aligned_operand(t: torch.Tensor) -> Operand:
     """Return :func:`operand` of a tensor that has no address yet, such as a fake one: its ``offset`` is 0."""
-    return Operand(tuple(t.shape), tuple(t.stride()), _dtype_name(t.dtype), _device_name(t.device))
+    return Operand(tuple(t.shape), tuple(t.stride()), dtype_name(t.dtype), _device_name(t.device))

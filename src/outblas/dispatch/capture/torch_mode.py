@@ -15,7 +15,9 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from outblas.dispatch.aten_products import HALF_DTYPES
 from outblas.dispatch.fold import fold
+from outblas.dispatch.tensors import dtype_name
 from outblas.records.captured_products import CapturedProduct, layout_of
 
 #: Operator -> where its A stands among the arguments; B is the next.
@@ -24,7 +26,6 @@ _OPERAND_POSITIONS: dict[str, int] = {
     **dict.fromkeys(("aten::addmm", "aten::addmm_", "aten::_addmm_activation"), 1),
     **dict.fromkeys(("aten::baddbmm", "aten::baddbmm_", "aten::addmv", "aten::addmv_"), 1),
 }
-_HALF = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 
 
 class ProductMode(TorchDispatchMode):
@@ -77,8 +78,7 @@ _dispatch_uncompiled = torch._disable_dynamo(ProductMode._dispatch, recursive=Tr
 
 def _product(op: str, a: Any, b: Any, c: Any) -> CapturedProduct | None:
     """None for what is no dense half-precision product, or an empty one."""
-    dtype = _HALF.get(a.dtype)
-    if dtype is None or b.dtype != a.dtype or a.device.type == "meta" or 0 in (*a.shape, *b.shape):
+    if a.dtype not in HALF_DTYPES or b.dtype != a.dtype or a.device.type == "meta" or 0 in (*a.shape, *b.shape):
         return None
     if a.layout != torch.strided or b.layout != torch.strided:
         return None
@@ -91,4 +91,4 @@ def _product(op: str, a: Any, b: Any, c: Any) -> CapturedProduct | None:
         if folded is not None:
             a, b, batch = folded.a, folded.b, 1
     layout = layout_of(a.shape[-2:], a.stride()[-2:], b.shape[-2:], b.stride()[-2:])
-    return CapturedProduct(a.shape[-2], b.shape[-1], a.shape[-1], layout, dtype, str(a.device), op, batch)
+    return CapturedProduct(a.shape[-2], b.shape[-1], a.shape[-1], layout, dtype_name(a.dtype), str(a.device), op, batch)
