@@ -39,41 +39,51 @@ class BiasedLayers:
 
     def __init__(self) -> None:
         self.ours = 0
+        self._on = False
         self._lock = threading.Lock()
         self._graphs: set[int] = set()
         self._torchs: Callable[..., Any] | None = None
-        self._own: dict[str, Any] = {}
+        #: Name of a method of ``CUDAGraph`` -> (the method before, ours).
+        self._methods: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {}
 
     def install(self) -> None:
-        """Follow the captures of ``torch.cuda.CUDAGraph`` from now on. It must not be installed."""
-        graph = torch.cuda.CUDAGraph
-        self._own = {name: getattr(graph, name) for name in ("capture_begin", "capture_end")}
-        graph.capture_begin = self._begin_method()  # type: ignore[method-assign]
-        graph.capture_end = self._end_method()  # type: ignore[method-assign]
+        """Follow the captures of ``torch.cuda.CUDAGraph`` from now on."""
+        self._on, graph = True, torch.cuda.CUDAGraph
+        if not self._methods:
+            begin, end = graph.capture_begin, graph.capture_end
+            self._methods = {
+                "capture_begin": (begin, self._begin_method(begin)),
+                "capture_end": (end, self._end_method(end)),
+            }
+            for name, (_, method) in self._methods.items():
+                setattr(graph, name, method)
 
     def remove(self) -> None:
-        """Follow no capture any more, and end the replacement; torch computes the rest of an open capture."""
-        for name, method in self._own.items():
-            setattr(torch.cuda.CUDAGraph, name, method)
+        """Follow no capture any more, and end the replacement; torch computes the rest of an open capture.
+
+        If another package has replaced a method of ``CUDAGraph`` meanwhile, ours stay below it and change nothing.
+        """
+        self._on, graph = False, torch.cuda.CUDAGraph
+        if all(getattr(graph, name) is ours for name, (_, ours) in self._methods.items()):
+            for name, (before, _) in self._methods.items():
+                setattr(graph, name, before)
+            self._methods.clear()
         with self._lock:
             self._graphs.clear()
             self._restore()
 
-    def _begin_method(self) -> Callable[..., None]:
-        begin = self._own["capture_begin"]
-
+    def _begin_method(self, begin: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(begin)
         def capture_begin(graph: Any, *arguments: Any, **options: Any) -> None:
             begin(graph, *arguments, **options)
-            with self._lock:
-                self._graphs.add(id(graph))
-                self._replace()
+            if self._on:
+                with self._lock:
+                    self._graphs.add(id(graph))
+                    self._replace()
 
         return capture_begin
 
-    def _end_method(self) -> Callable[..., None]:
-        end = self._own["capture_end"]
-
+    def _end_method(self, end: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(end)
         def capture_end(graph: Any) -> None:
             with self._lock:

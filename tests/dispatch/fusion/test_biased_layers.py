@@ -183,6 +183,21 @@ def test_the_method_of_another_package_stays(layer: Any, layers: BiasedLayers, m
     assert layers.ours == 1
 
 
+def test_methods_of_a_graph_that_another_package_replaced_stay(layer: Any, layers: BiasedLayers, graph: Any) -> None:
+    ours, seen = graph.capture_begin, []
+    theirs = lambda self, pool=None: (seen.append(pool), ours(self, pool))[1]  # noqa: E731
+    graph.capture_begin = theirs
+    layers.remove()
+    assert graph.capture_begin is theirs
+    with captured():
+        assert nn.Linear.forward is TORCHS
+    layers.install()
+    with captured():
+        layer(X)
+    assert layers.ours == 1 and len(seen) == 2, "it is not installed twice"
+    graph.capture_begin = ours
+
+
 def test_outblas_linear_follows_the_same_rule(layer: Any, graph: Any, host: fused.FusedState) -> None:
     launched = host.launched
     with captured():
