@@ -13,7 +13,7 @@ from outblas.adapt.parts import FusedNorm
 from outblas.adapt.plain_linears import why_not_plain
 from outblas.adapt.structures import find_activated, find_gates, find_last, find_merges, find_sums
 from outblas.core.errors import TensorError, UsageError
-from outblas.dispatch.tensors import is_half
+from outblas.dispatch.aten_products import HALF_DTYPES
 
 if TYPE_CHECKING:
     import torch
@@ -179,7 +179,7 @@ def _why_not_gated(module: Any, names: tuple[str, ...], taken: set[int]) -> str:
 
 def _why_no_kernel(layer: Any) -> str:
     dtype = str(layer.weight.dtype).removeprefix("torch.")
-    ours = is_half(layer.weight, layer.weight)
+    ours = layer.weight.dtype in HALF_DTYPES
     return "" if ours else f"has weights of {dtype}; kernels take float16 and bfloat16"
 
 

@@ -17,11 +17,12 @@ from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu, floor_us
 from outblas.core.switches import is_off, is_on
 from outblas.dispatch import device_registry
+from outblas.dispatch.aten_products import HALF_DTYPES
 from outblas.dispatch.decide import Decision, Operand, decide
 from outblas.dispatch.guarantees.guarantee import process_guarantee
 from outblas.dispatch.linear import FUSED_VARIABLE, warm
 from outblas.dispatch.promises import launch_of_option, promise_free_option
-from outblas.dispatch.tensors import dtype_name, is_half
+from outblas.dispatch.tensors import dtype_name
 from outblas.dispatch.unlisted_shapes import any_shape_chooser
 from outblas.records.library import Library
 from outblas.runtime.device import Device, gpu_count
@@ -136,13 +137,9 @@ def _dtype(weight: Any) -> str:
     return dtype_name(weight.dtype).removeprefix("torch.")
 
 
-def _is_half(weight: Any) -> bool:
-    return is_half(weight, weight)
-
-
 def _problem(weight: Any, m: int) -> Problem | None:
     """The problem of a weight; None for a dtype without kernels."""
-    if not _is_half(weight):
+    if weight.dtype not in HALF_DTYPES:
         return None
     return Problem(m, weight.shape[0], weight.shape[1], "TN", _dtype(weight), "fp32")  # type: ignore[arg-type]
 
@@ -200,7 +197,7 @@ def _product(group: Sequence[LayerWeight], m: int, place: _Place, share: float) 
 
 def _bias_words(one: LayerWeight) -> str:
     """Return when a kernel may add a bias alone, in words; an empty text if torch adds it, or the layer has none."""
-    if not _has_bias_alone(one) or _torch_adds_bias(one) or not _is_half(one.weight):
+    if not _has_bias_alone(one) or _torch_adds_bias(one) or one.weight.dtype not in HALF_DTYPES:
         return ""
     if process_guarantee() == "batch_invariant":
         return ""

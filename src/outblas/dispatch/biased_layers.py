@@ -17,12 +17,8 @@ from typing import Any
 
 import torch
 
-from outblas.dispatch import device_registry
-from outblas.dispatch.linear import kernel_adds_bias, run_fused
-from outblas.kernels.epilogue import Epilogue
-from outblas.runtime.fused_launch import Extra
+from outblas.dispatch.linear import is_captured, run_biased
 
-_BIAS = Epilogue(bias=True)
 #: Module of torch's own ``forward``. That of another package has a task of its own, and stays.
 _HOME = "torch.nn.modules.linear"
 
@@ -115,9 +111,7 @@ class BiasedLayers:
         return forward
 
     def _product(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor | None:
-        if x.device.type != device_registry.DEVICE_TYPE or not torch.cuda.is_current_stream_capturing():
-            return None
-        result = run_fused(x, weight, Extra(bias), _BIAS, None) if kernel_adds_bias(x) else None
+        result = run_biased(x, weight, bias, None) if is_captured(x) else None
         if result is not None:
             with self._lock:
                 self.ours += 1

@@ -88,8 +88,7 @@ def linear(
         else:
             if out is not None:
                 check_out(x, w, bias, out)
-            if kernel_adds_bias(x):
-                result = run_fused(x, w, Extra(bias), Epilogue(bias=True), out)
+            result = run_biased(x, w, bias, out)
             if result is None and out is None:
                 result = _with_bias(x, w, bias)
     if result is not None:
@@ -170,11 +169,19 @@ def kernel_adds_bias(x: torch.Tensor) -> bool:
     Args:
         x: the layer's input.
     """
+    return not is_off(FUSED_VARIABLE) if is_captured(x) else is_on(FUSED_VARIABLE)
+
+
+def is_captured(x: torch.Tensor) -> bool:
+    """Return True for a tensor of a GPU while a CUDA graph of the current stream is captured."""
     import torch
 
-    if x.device.type == device_registry.DEVICE_TYPE and torch.cuda.is_current_stream_capturing():
-        return not is_off(FUSED_VARIABLE)
-    return is_on(FUSED_VARIABLE)
+    return x.device.type == device_registry.DEVICE_TYPE and bool(torch.cuda.is_current_stream_capturing())
+
+
+def run_biased(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor | None:
+    """Compute a layer whose bias nothing follows by :func:`run_fused`; return None if torch must compute it."""
+    return run_fused(x, w, Extra(bias), fused.BIAS, out) if kernel_adds_bias(x) else None
 
 
 def _followed(

@@ -66,15 +66,18 @@ def _columns_to_json(row: LibraryRow) -> dict[str, Any]:
     data |= {"baseline": row.baseline, "baseline_detail": row.baseline_detail, "source": row.source}
     data |= {"lt_auto_detail": row.lt_auto_detail} if row.lt_auto_detail else {}
     if row.nearest is not None:
-        data["nearest"] = {**vars(row.nearest), "config": config_name(row.nearest.config)}
+        data["nearest"] = _choice_to_json(row.nearest)
     seconds = {workload: getattr(row, workload) for workload in SECOND_WORKLOADS}
     return {**data, **{workload: _second_to_json(second) for workload, second in seconds.items() if second}}
 
 
 def _second_to_json(second: SecondWinner) -> dict[str, Any]:
-    config = None if second.config is None else config_name(second.config)
-    figures = {"config": config, "speedup": second.speedup, "low": second.low, "high": second.high}
-    return {**figures, **({"algorithm": second.algorithm} if second.algorithm else {})}
+    return {**_choice_to_json(second), **({"algorithm": second.algorithm} if second.algorithm else {})}
+
+
+def _choice_to_json(choice: LibraryChoice | SecondWinner) -> dict[str, Any]:
+    config = None if choice.config is None else config_name(choice.config)
+    return {"config": config, "speedup": choice.speedup, "low": choice.low, "high": choice.high}
 
 
 def parse_content(text: str, where: str) -> LibraryContent:

@@ -108,8 +108,8 @@ class LibraryRow:
             may run it. None: ``plain`` is there, or nothing was measured.
 
     Raises:
-        ConfigError: ``plain`` or ``pdl`` is a kernel that needs constant weights, or a second winner is a kernel that
-            no plain call allows.
+        ConfigError: ``plain``, ``pdl`` or ``nearest`` is a kernel that needs constant weights, or a second winner is a
+            kernel that no plain call allows.
     """
 
     problem: Problem

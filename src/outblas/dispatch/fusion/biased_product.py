@@ -8,12 +8,9 @@ import torch
 
 from outblas.dispatch import device_registry
 from outblas.dispatch.aten_products import HALF_DTYPES
-from outblas.dispatch.fusion.fused import fused_product
+from outblas.dispatch.fusion.fused import BIAS, fused_product
 from outblas.dispatch.tensors import why_left_to_torch
-from outblas.kernels.epilogue import Epilogue
 from outblas.runtime.fused_launch import Extra
-
-_BIAS = Epilogue(bias=True)
 
 
 def biased_product(
@@ -40,4 +37,4 @@ def biased_product(
     if not alike or bias.shape != b.shape[1:] or a.device.type != device_registry.DEVICE_TYPE:
         return None
     with torch.no_grad():  # autograd runs above
-        return None if why_left_to_torch(a, b, bias) else fused_product(a, b, Extra(bias), _BIAS)
+        return None if why_left_to_torch(a, b, bias) else fused_product(a, b, Extra(bias), BIAS)

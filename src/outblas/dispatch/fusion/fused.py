@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     import torch
 
 _NOTHING = Decision(None, None, "")
+#: The epilogue of a layer with a bias that nothing follows.
+BIAS = Epilogue(bias=True)
 #: A fused kernel: its kind without an epilogue, and the epilogue.
 _Key = tuple[KernelKind, Epilogue]
 
