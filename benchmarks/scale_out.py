@@ -6,7 +6,8 @@ Command:
         [--out build/scale_out.json]
     python benchmarks/scale_out.py --fill        # compiles the needed kernels, without a GPU; then --filled
 
-Result file: build/scale_out.json; published are results/h200/scale_out_local.json and results/h200/scale_out_ray.json.
+Result file: build/scale_out.json; published are scale_out_local.json, scale_out_ray.json and
+scale_out_free.json in results/h200.
 
 The same work is timed with one worker and with all. It is a tuning, or with ``--free`` the proof and timing of every
 example of a free kernel on a few problems, in jailed workers. ``--fill`` takes ``--free``, too, and ``--sample``

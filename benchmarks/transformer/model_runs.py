@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from llama_example import llama
-from step_rounds import WARM_UPS, Entry, Step, StepGraphs, fused_launches, release_memory, switched_on
+from step_rounds import WARM_UPS, Entry, Step, StepGraphs, fused_launches, own_code, release_memory, switched_on
 from torch._inductor import config as inductor_config
 
 import outblas
@@ -181,16 +181,10 @@ def warm_up_place(work: Work, mode: str) -> contextlib.AbstractContextManager[No
 def compiled(work: Work, backend: str) -> Callable[[], Any]:
     """Return the step under torch.compile: one layer, whose code all layers run, and the head.
 
-    It shares no compiled code with other variants. dynamo keeps compiled code by the identity of a function's code,
-    and with a full graph there is one such code.
+    It shares no compiled code with other variants, see :func:`step_rounds.own_code`.
     """
-    parts = [torch.compile(_own(part), fullgraph=True, dynamic=False, backend=backend) for part in llama.PARTS]
+    parts = [torch.compile(own_code(part), fullgraph=True, dynamic=False, backend=backend) for part in llama.PARTS]
     return functools.partial(work.run, parts)
-
-
-def _own(function: Any) -> Any:
-    """The same function with a code object of its own."""
-    return types.FunctionType(function.__code__.replace(), function.__globals__, function.__name__)
 
 
 @contextlib.contextmanager

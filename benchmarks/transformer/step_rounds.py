@@ -6,6 +6,7 @@ import contextlib
 import gc
 import os
 import random
+import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter_ns
@@ -154,6 +155,16 @@ def release_memory() -> None:
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
+
+
+def own_code(function: Any) -> Any:
+    """Return the same function with a code object of its own.
+
+    dynamo keeps compiled code by the identity of a function's code, and with a full graph there is one such code. So
+    two variants of a step share no compiled code if each has its own.
+    """
+    code, name = function.__code__.replace(), function.__name__
+    return types.FunctionType(code, function.__globals__, name, function.__defaults__, function.__closure__)
 
 
 def no_recompilation() -> contextlib.AbstractContextManager[Any]:

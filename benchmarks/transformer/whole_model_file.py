@@ -96,38 +96,50 @@ class WholeModelsFile:
         Raises:
             RecordError: the disk refuses.
         """
-        row = self._row(model, step, context)
-        if row is None:
-            row = {"model": model, "step": step, "context": context, "variants": {}, "left_out": {}, "provenance": []}
-            self.data["rows"].append(row)
-        row["variants"].update((name, each) for name, each in variants.items() if name not in row["variants"])
-        row["left_out"] = {
-            name: reason for name, reason in {**row["left_out"], **left_out}.items() if name not in row["variants"]
-        }
-        row["provenance"].append(dict(provenance))
+        left = {"variants": dict(variants), "left_out": dict(left_out), "provenance": [dict(provenance)]}
+        self._enter({"model": model, "step": step, "context": context, **left})
         self.data["bars"] = bars(self.data["rows"])
         write_json(self.path, self.data)
 
-    def take(self, other: Path) -> None:
-        """Add the models of another result file with the same settings, and write the file.
+    def take(self, other: Path, models: Sequence[str] | None = None) -> None:
+        """Add what another result file with the same settings has beyond this one, and write the file.
 
         Args:
             other: the file, e.g. of a run on another GPU of the machine.
+            models: names of the models to take; None: all.
 
         Raises:
             RecordError: it is no result of whole_models.py, or the disk refuses.
-            UsageError: it has other settings, or a model that this file has.
+            UsageError: it has other settings, or nothing that this file lacks.
         """
         more = WholeModelsFile(other, self.data["settings"]).data
-        twice = self.data["models"].keys() & more["models"].keys()
-        if twice or not more["models"]:
-            wrong = f"{other} has {', '.join(sorted(twice)) or 'no model'}"
-            raise UsageError(wrong, f"models that {self.path} lacks", "join files of different models")
-        self.data["models"].update(more["models"])
-        self.data["tuned"].update(more["tuned"])
-        self.data["rows"] += more["rows"]
+        wanted = [row for row in more["rows"] if models is None or row["model"] in models]
+        new = [row for row in wanted if self.missing(row["model"], row["step"], row["context"], [*row["variants"]])]
+        if not new:
+            raise UsageError(f"{other} adds nothing to {self.path}", "a row that it lacks", "leave the file out")
+        for row in new:
+            about, known = more["models"][row["model"]], self.data["models"]
+            startup_s = known.setdefault(row["model"], {"layers": about["layers"], "startup_s": {}})["startup_s"]
+            startup_s.update((name, parts) for name, parts in about["startup_s"].items() if name not in startup_s)
+            self._enter(row)
+        taken = {row["model"] for row in new}
+        self.data["tuned"] = {k: v for k, v in more["tuned"].items() if k.split()[0] in taken} | self.data["tuned"]
         self.data["bars"] = bars(self.data["rows"])
         write_json(self.path, self.data)
+
+    def _enter(self, new: Mapping[str, Any]) -> None:
+        """Add the figures of a row that the file lacks."""
+        row = self._row(new["model"], new["step"], new["context"])
+        if row is None:
+            row = {**new, "variants": {}, "left_out": {}, "provenance": []}
+            self.data["rows"].append(row)
+        row["variants"].update((name, each) for name, each in new["variants"].items() if name not in row["variants"])
+        row["left_out"] = {
+            name: reason
+            for name, reason in {**row["left_out"], **new["left_out"]}.items()
+            if name not in row["variants"]
+        }
+        row["provenance"] += new["provenance"]
 
     def _row(self, model: str, step: str, context: int) -> dict[str, Any] | None:
         wanted = (model, step, context)

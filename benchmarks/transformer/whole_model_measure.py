@@ -17,6 +17,11 @@ from outblas.judge.faults import first_line
 
 #: Consecutive decode steps whose logits are compared with fp32.
 PLACES = 16
+#: Variant -> (what it is compared with beside ``torch``, the name of that speed-up).
+RIVALS = {
+    "optimize": ("merged_norms", "speedup_over_merged"),
+    "compile_enable": ("compile", "speedup_over_compile"),
+}
 
 
 def measure(
@@ -96,13 +101,14 @@ def _timed(ready: Mapping[str, ReadyVariant], rounds: int) -> dict[str, list[flo
 def speeds(times: Mapping[str, Sequence[float]]) -> dict[str, dict[str, Any]]:
     """Return name -> median time in microseconds with its interval, and speed-ups with theirs.
 
-    ``speedup`` is over ``torch``, paired by round, or unpaired for a variant without a graph. ``speedup_over_merged``
-    is of ``optimize``, over ``merged_norms``.
+    ``speedup`` is over ``torch``, paired by round, or unpaired for a variant without a graph. :data:`RIVALS` has the
+    others.
     """
     found = figures({name: samples for name, samples in times.items() if VARIANTS[name].graph})
     for name, samples in times.items():
         if name not in found:
             found[name] = {"us": bootstrap_median(samples), "speedup": unpaired_speedup(samples, times["torch"])}
-    if {"optimize", "merged_norms"} <= set(times):
-        found["optimize"]["speedup_over_merged"] = paired_speedup(times["optimize"], times["merged_norms"])
+    for name, (rival, figure) in RIVALS.items():
+        if {name, rival} <= set(times):
+            found[name][figure] = paired_speedup(times[name], times[rival])
     return found

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import transformers
-from step_rounds import WARM_UPS, Entry, Step, StepGraphs, fused_launches, release_memory, switched_on
+from step_rounds import WARM_UPS, Entry, Step, StepGraphs, fused_launches, own_code, release_memory, switched_on
 from torch._inductor.utils import fresh_cache
 from torch.overrides import TorchFunctionMode
 from whole_model_weights import tensor_bytes
@@ -75,6 +75,7 @@ VARIANTS = {
         Variant("without_products", products=False),
         Variant("eager", graph=False),
         Variant("compile", compiled=True),
+        Variant("compile_enable", ours=True, compiled=True),
         Variant("merged", weights="merged"),
         Variant("merged_norms", weights="merged_norms"),
         Variant("enable", ours=True),
@@ -184,7 +185,7 @@ class ReadyVariant:
     Attributes:
         entry: for :func:`step_rounds.time_rounds`. Its ``products`` are those of one step: torch's that OutBLAS
             computed (``ours``) or left (``torchs``), and those of fused kernels (``fused``). The merged products of an
-            optimised model call OutBLAS by name and do not count.
+            optimised model call OutBLAS by name and do not count. ``compiled`` are those that a compiled step holds.
         logits: runs the step and returns its logits, which the next run may overwrite. Call it under ``entry.around``.
         startup_s: part of the start-up -> seconds.
         extra_bytes: the most memory that the start-up and the step took beside weights and cache; 0 without a GPU.
@@ -207,14 +208,14 @@ def get_ready(
         DeviceError: OutBLAS cannot be on.
         Exception: torch cannot compile or capture the step, or the memory is too small.
     """
-    on_gpu, seconds = work.graphs.pool is not None, dict[str, float]()
+    on_gpu, seconds, replaced = work.graphs.pool is not None, dict[str, float](), replaced_products()
     before = _begin_peak(on_gpu)
     with torch.no_grad(), variant.active():
         if variant.ours and on_gpu:
             with _timed(seconds, "prepare", on_gpu):
                 outblas.prepare(model, m=work.step.tokens)
         if variant.compiled:
-            model = torch.compile(model, fullgraph=True, dynamic=False, **compile_options)
+            model = compiled(model, compile_options)
         run = torch.no_grad()(functools.partial(work.run, model))
         with (
             _timed(seconds, "first runs", on_gpu),
@@ -235,8 +236,29 @@ def get_ready(
                     graph.replay()
                 entry = Entry(graph.replay, work.reset, products=products, keeps=(graph, logits, run))
                 made = ReadyVariant(entry, functools.partial(_replayed, graph, logits), seconds)
+    if variant.ours and variant.compiled:
+        products["compiled"] = replaced_products() - replaced
     made.extra_bytes = _peak_since(before, on_gpu)
     return made
+
+
+def compiled(model: Any, options: Mapping[str, Any]) -> Callable[..., Any]:
+    """Return a model under torch.compile. It shares no compiled code with other variants.
+
+    Args:
+        model: the model. Call the result with arguments by name.
+        options: for torch.compile.
+    """
+
+    def call(**inputs: Any) -> Any:
+        return model(**inputs)
+
+    return torch.compile(own_code(call), fullgraph=True, dynamic=False, **options)
+
+
+def replaced_products() -> int:
+    """Return how many products of compiled graphs were left to OutBLAS so far."""
+    return int(outblas.status()["torch"]["compiled"])
 
 
 def _replayed(graph: Any, logits: Any) -> Any:

@@ -4,14 +4,15 @@ Command:
 
     python benchmarks/transformer/whole_models.py [--models llama_8b,qwen_7b] [--layers N]
         [--steps decode_1,decode_8,decode_13,decode_64,decode_100,prefill_500,prefill_2048]
-        [--variants torch,without_products,eager,compile,merged,merged_norms,enable,enable_pdl,
-        batch_invariant,optimize]
+        [--variants torch,without_products,eager,compile,compile_enable,merged,merged_norms,enable,
+        enable_pdl,enable_torch_bias,batch_invariant,optimize]
         [--context 64,512] [--tune SECONDS] [--out results/<gpu>/whole_models.json] [--join FILE ...]
 
 Result file: results/<gpu>/whole_models.json. `outblas results --write` makes docs/results/whole-models.md of it. Needs
 a GPU of 80 GB and the extra `examples`. An interrupted run resumes with the next step, and so does one with further
 models, variants or steps: the file keeps what it has. Other settings need another ``--out``. ``--join`` measures
-nothing: it adds files of other models with the same settings, which ran on another GPU of the machine.
+nothing: it adds what files with the same settings have beyond ``--out``, such as those of the machine's other GPUs.
+``--models`` then names the models to add.
 
 The models are transformers' own classes with the shapes of Llama 3 8B and Qwen2.5 7B, random bf16 weights, and its
 static cache. torch's settings are its defaults. Random prompts of ``--context`` tokens are in the cache before a decode
@@ -22,16 +23,18 @@ Variants. All but *eager* replay a CUDA graph:
 
 - *torch* alone, and *eager*: the same without a graph, each step on an idle GPU, so that its time holds the host's.
 - *without_products*: torch's step less its linear products, which says how much of a step they are. It has no logits.
-- *compile*: torch.compile with max-autotune. transformers gives a compiled prefill an explicit mask, and repeats keys
-  and values in compiled decode steps. Both cost time.
+- *compile*: torch.compile with max-autotune; *compile_enable*: with ``enable()`` as well, so that its graph holds our
+  products. transformers gives a compiled prefill an explicit mask, and repeats keys and values in compiled decode
+  steps. Both cost time. A compiled model runs its own code, whether it is optimised or not.
 - *merged*: torch alone with q, k, v and gate, up merged into one product each; *merged_norms* with its fused RMS
   norms, too.
 - *enable*: ``outblas.enable()``; *enable_pdl* with ``OUTBLAS_PDL=1``; *batch_invariant* with that guarantee.
 - *enable_torch_bias*: with ``OUTBLAS_FUSED=0``, by which torch adds the bias of layers.
 - *optimize*: ``outblas.optimize(model)`` and ``enable()``.
 
-Figures of each: tokens a second and the speed-up over *torch*, for *optimize* also over *merged_norms*. Memory: the
-weights, and the peak, which is weights, cache and the most that start-up and step took beside them. Start-up: seconds
+Figures of each: tokens a second and the speed-up over *torch*, for *optimize* also over *merged_norms*, for
+*compile_enable* over *compile*. Memory: the weights, and the peak, which is weights, cache and the most that start-up
+and step took beside them. Start-up: seconds
 of enabling, optimising, tuning, preparing, of three first runs, which compile, and of the capture. A kernel that an
 earlier variant has loaded costs a later one nothing, and neither does a workspace. ``--variants`` of one variant alone
 gives its own figures. Logits: largest and mean absolute error against fp32, and the share of greedy tokens that agree.
@@ -58,7 +61,7 @@ import torch
 from step_arguments import at_least, numbers, words
 from step_rounds import Step, release_memory, switched_on, variables
 from whole_model_file import LEAST, WholeModelsFile
-from whole_model_measure import measure
+from whole_model_measure import RIVALS, measure
 from whole_model_runs import MAX_AUTOTUNE, VARIANTS
 from whole_model_weights import MODELS, ModelWeights, random_model
 
@@ -85,7 +88,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=at_least(MIN_ROUNDS), default=30)
     parser.add_argument("--tune", type=at_least(0), default=0, metavar="SECONDS", help="tune missing products before")
     parser.add_argument("--out", type=Path, default=result_file("whole_models.json"))
-    parser.add_argument("--join", type=Path, nargs="+", metavar="FILE", help="add these files to --out, and stop")
+    parser.add_argument("--join", type=Path, nargs="+", metavar="FILE", help="add what these files have to --out")
     return parser.parse_args(arguments)
 
 
@@ -99,7 +102,7 @@ def step_names(text: str) -> list[str]:
 
 def with_rivals(variants: Sequence[str]) -> list[str]:
     """Return variants with those that they are compared with, in the order of :data:`VARIANTS`."""
-    wanted = {"torch", *variants, *(["merged_norms"] if "optimize" in variants else [])}
+    wanted = {"torch", *variants, *(rival for name, (rival, _) in RIVALS.items() if name in variants)}
     return [name for name in VARIANTS if name in wanted]
 
 
@@ -248,8 +251,8 @@ def measured_file(options: argparse.Namespace, command: str, compile_options: Ma
     return measurement.file
 
 
-def join(out: Path, others: Sequence[Path]) -> WholeModelsFile:
-    """Add the models of other files to a result file, and return it.
+def join(out: Path, others: Sequence[Path], models: Sequence[str]) -> WholeModelsFile:
+    """Add what other files have of some models to a result file, and return it.
 
     Raises:
         OutblasError: see :meth:`whole_model_file.WholeModelsFile.take`.
@@ -257,7 +260,7 @@ def join(out: Path, others: Sequence[Path]) -> WholeModelsFile:
     first = others[0] if not out.exists() else out
     file = WholeModelsFile(out, read_whole_models(first)["settings"])
     for other in others:
-        file.take(other)
+        file.take(other, models)
     return file
 
 
@@ -265,7 +268,10 @@ def main(arguments: Sequence[str] | None = None, compile_options: Mapping[str, A
     options = parsed(arguments)
     command = " ".join(["benchmarks/transformer/whole_models.py", *(sys.argv[1:] if arguments is None else arguments)])
     try:
-        file = join(options.out, options.join) if options.join else measured_file(options, command, compile_options)
+        if options.join:
+            file = join(options.out, options.join, options.models)
+        else:
+            file = measured_file(options, command, compile_options)
     except OutblasError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -126,7 +126,7 @@ def test_all_variants_run_the_same_step(
 ) -> None:
     monkeypatch.setattr(code.measure, "PLACES", 3)
     weights = code.weights.ModelWeights(tiny(code, "llama_8b"))
-    names = [name for name in code.runs.VARIANTS if name != "compile"]
+    names = [name for name, variant in code.runs.VARIANTS.items() if not variant.compiled]
     found, left_out = code.measure.measure(weights, code.rounds.Step.parse(step), names, 3, 4)
     assert list(found) == sorted(names, key=lambda name: name == "eager") and not left_out
     assert found["without_products"]["logits"] is None
@@ -158,7 +158,23 @@ def test_a_compiled_step_is_the_same_step(code: SimpleNamespace) -> None:
     ready = code.runs.get_ready(work, model, code.runs.VARIANTS["compile"], {"backend": "eager"})
     with code.rounds.no_recompilation():
         torch.testing.assert_close(work.logits(ready), expected)
-    assert ready.startup_s["first runs"] > 0
+    work.close()
+
+
+@pytest.mark.parametrize("model", ["llama_8b", "qwen_7b"])
+def test_a_compiled_step_holds_our_products(
+    model: str, code: SimpleNamespace, ours: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(code.measure, "PLACES", 3)
+    weights, step = code.weights.ModelWeights(tiny(code, model)), code.rounds.Step.parse("decode_2")
+    names = ["torch", "compile", "compile_enable"]
+    found, left_out = code.measure.measure(weights, step, names, 3, 4, {"backend": "inductor"})
+    assert list(found) == names and not left_out and not found["compile"]["products"]
+    biased = 3 * LAYERS if model == "qwen_7b" else 0
+    assert found["compile_enable"]["products"]["compiled"] == PRODUCTS - biased, "it shares no code with compile"
+    for name in names[1:]:
+        assert found[name]["logits"]["largest"] < 0.05 * max(1, found[name]["logits"]["rms"])
+        assert ("speedup_over_compile" in found[name]) == (name == "compile_enable")
 
 
 def test_a_variant_that_cannot_run_is_left_out(code: SimpleNamespace) -> None:
@@ -288,11 +304,26 @@ def test_files_of_several_gpus_are_joined(
     assert list(data["models"]) == ["llama_8b", "qwen_7b"] and data["rows"] == parts[0]["rows"] + parts[1]["rows"]
     assert data["settings"] == parts[0]["settings"]
     assert code.command.main(["--out", str(both), "--join", str(first)]) == 2
-    assert "has llama_8b; expected models that" in capsys.readouterr().err
+    assert "first.json adds nothing to" in capsys.readouterr().err
     other = ("--steps", "prefill_4", "--variants", "eager", "--rounds", "99")
     assert command(code, tmp_path / "third.json", *other) == 0
     assert code.command.main(["--out", str(first), "--join", str(tmp_path / "third.json")]) == 2
     assert "has rounds 99, not 30" in capsys.readouterr().err and json.loads(first.read_text()) == parts[0]
+
+
+def test_a_file_of_further_variants_is_joined(code: SimpleNamespace, measured: list[Any], tmp_path: Path) -> None:
+    first, second, both = (tmp_path / f"{name}.json" for name in ("first", "second", "both"))
+    assert command(code, first, "--steps", "prefill_4", "--variants", "eager", "--models", "llama_8b,qwen_7b") == 0
+    assert command(code, second, "--steps", "prefill_4,decode_2", "--variants", "merged") == 0
+    before = json.loads(first.read_text())
+    join = ["--out", str(both), "--join", str(first), str(second), "--models", "llama_8b"]
+    assert code.command.main(join) == 0
+    data, more = json.loads(both.read_text()), json.loads(second.read_text())
+    old, new = before["rows"][0], more["rows"][0]
+    assert list(data["models"]) == ["llama_8b"], "qwen_7b was not asked for"
+    assert data["rows"][0]["variants"] == {**new["variants"], **old["variants"]}, "known figures stay"
+    assert data["rows"][0]["provenance"] == old["provenance"] + new["provenance"]
+    assert data["rows"][1:] == more["rows"][1:] and "merged" in data["models"]["llama_8b"]["startup_s"]
 
 
 def test_bars_are_of_a_models_measured_steps(code: SimpleNamespace) -> None:

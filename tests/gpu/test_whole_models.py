@@ -53,7 +53,7 @@ def weights_of(code: SimpleNamespace, name: str) -> Any:
 @pytest.mark.parametrize("step", ["decode_8", "decode_13", "prefill_500"])
 def test_every_variant_computes_the_step(name: str, step: str, code: SimpleNamespace) -> None:
     weights = weights_of(code, name)
-    names = [each for each in code.runs.VARIANTS if each != "compile"]
+    names = [name for name, variant in code.runs.VARIANTS.items() if not variant.compiled]
     found, left_out = code.measure.measure(weights, code.rounds.Step.parse(step), names, 5, 64)
     assert not left_out and set(found) == set(names)
     torchs = found["torch"]["logits"]
@@ -84,14 +84,14 @@ def test_a_graph_repeats_what_an_eager_step_computes(code: SimpleNamespace) -> N
     work.close()
 
 
-def test_a_compiled_step_is_captured(code: SimpleNamespace) -> None:
-    weights = weights_of(code, "llama_8b")
-    options = {"mode": "default"}
-    found, left_out = code.measure.measure(
-        weights, code.rounds.Step.parse("decode_8"), ["torch", "compile"], 5, 64, options
-    )
+def test_compiled_steps_are_captured(code: SimpleNamespace) -> None:
+    weights, step = weights_of(code, "llama_8b"), code.rounds.Step.parse("decode_8")
+    names = ["torch", "compile", "compile_enable"]
+    found, left_out = code.measure.measure(weights, step, names, 5, 64, {"mode": "default"})
     assert not left_out, left_out
-    assert found["compile"]["logits"]["mean"] <= 1.25 * found["torch"]["logits"]["mean"]
+    assert found["compile_enable"]["products"]["compiled"] > 0
+    for name in names[1:]:
+        assert found[name]["logits"]["mean"] <= 1.25 * found["torch"]["logits"]["mean"]
 
 
 def test_the_command_writes_a_result_file(code: SimpleNamespace, tmp_path: Path) -> None:

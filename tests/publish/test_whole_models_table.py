@@ -68,10 +68,23 @@ def test_the_tables_have_the_figures_of_the_file(tmp_path: Path) -> None:
     assert price == ["6.0", "7.2", "3.0", "0.500", "0.0300", "90.0%"], "the mean error counts every place once"
     speed, price = cells(text, "`optimize(model)`, `enable()`")
     assert speed == ["120 (1.200×)", "120 (0.980×)", "1.084×", "1.100×"] and price[2] == "6.0"
-    assert cells(text, "torch.compile, max-autotune")[0] == ["110 (1.100×)", "–", "–", "–"], "no mean of some steps"
+    speed, price = cells(text, "torch.compile, max-autotune")
+    assert speed == ["110 (1.100×)", "–", "1.100× (1 of 2 steps)", "–"] and price[2] == "1.5 (1 of 2 steps)"
+    assert "over torch.compile" not in text
     assert "- Left out: torch.compile, max-autotune, llama_8b, prefill, 500 tokens, context 0: out of memory" in text
     assert "a GPU, driver 1, torch 2, transformers 5, 2026-12-01, commit 0123456." in text and "tuned" not in text
     assert "were tuned for 60 s" in block(tmp_path, content(tune=60))
+
+
+def test_a_compiled_model_is_compared_with_torch_compile(tmp_path: Path) -> None:
+    data = content()
+    data["rows"][0]["variants"]["compile_enable"] = figures(1.2, 115.0, speedup_over_compile=[1.05, 1.0, 1.1])
+    data["models"]["llama_8b"]["startup_s"]["compile_enable"] = {}
+    text = block(tmp_path, data)
+    assert "| mean | over merged | over torch.compile |" in text
+    means = ["1.200× (1 of 2 steps)", "–", "1.050× (1 of 2 steps)"]
+    assert cells(text, "torch.compile, `enable()`")[0] == ["115 (1.200×)", "–", *means]
+    assert cells(text, "torch")[0] == ["1,234", "5,000", "–", "–", "–"]
 
 
 def test_each_context_has_a_table_with_the_prefill_steps(tmp_path: Path) -> None:

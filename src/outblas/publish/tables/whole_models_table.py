@@ -18,6 +18,7 @@ _VARIANTS = {
     "torch": "torch",
     "eager": "torch, eager",
     "compile": "torch.compile, max-autotune",
+    "compile_enable": "torch.compile, `enable()`",
     "merged": "torch, merged weights",
     "merged_norms": "torch, merged weights, fused norms",
     "enable": "`enable()`",
@@ -28,6 +29,8 @@ _VARIANTS = {
 }
 #: A variant whose time says how much of torch's step is no product; it has no row.
 _WITHOUT_PRODUCTS = "without_products"
+#: Figure -> the column of its means. The last one stands only in a table that has the figure.
+_MEANS = {"speedup": "mean", "speedup_over_merged": "over merged", "speedup_over_compile": "over torch.compile"}
 _MODELS = {"llama_8b": "Llama 3 8B", "qwen_7b": "Qwen2.5 7B"}
 #: Parts of a result file beside its format.
 _PARTS = {"settings", "models", "tuned", "rows", "bars"}
@@ -100,24 +103,26 @@ def _model_block(model: str, about: Mapping[str, Any], data: Mapping[str, Any]) 
 
 
 def _speed_table(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
-    lines = [
-        "| tokens a second | " + " | ".join(step_words(row["step"]) for row in rows) + " | mean | over merged |",
-        "| --- |" + " ---: |" * (len(rows) + 2),
-    ]
+    has_compiled = any("speedup_over_compile" in each for row in rows for each in row["variants"].values())
+    figures = [figure for figure in _MEANS if figure != "speedup_over_compile" or has_compiled]
+    heads = [*(step_words(row["step"]) for row in rows), *(_MEANS[figure] for figure in figures)]
+    lines = [f"| tokens a second | {' | '.join(heads)} |", "| --- |" + " ---: |" * len(heads)]
     for name in names:
         cells = [_speed_cell(row["variants"].get(name)) for row in rows]
-        means = [_mean(rows, name, figure) for figure in ("speedup", "speedup_over_merged")]
+        means = [_mean(rows, name, figure) for figure in figures]
         lines.append(f"| {_VARIANTS[name]} | " + " | ".join([*cells, *means]) + " |")
-    return "\n".join([*lines, *_share_of_products(rows)])
+    return "\n".join([*lines, *_share_of_products(rows, len(figures))])
 
 
-def _share_of_products(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def _share_of_products(rows: Sequence[Mapping[str, Any]], columns: int) -> list[str]:
     """Return the line of the products' share of torch's steps; none if no step was measured without products."""
     cells = []
     for row in rows:
         times = [row["variants"].get(name, {}).get("us") for name in ("torch", _WITHOUT_PRODUCTS)]
         cells.append("–" if None in times else f"{1 - times[1][0] / times[0][0]:.0%}")
-    return ["| products in torch's step | " + " | ".join([*cells, "–", "–"]) + " |"] if {*cells} != {"–"} else []
+    return (
+        ["| products in torch's step | " + " | ".join([*cells, *["–"] * columns]) + " |"] if {*cells} != {"–"} else []
+    )
 
 
 def _speed_cell(figures: Mapping[str, Any] | None) -> str:
@@ -128,11 +133,13 @@ def _speed_cell(figures: Mapping[str, Any] | None) -> str:
 
 
 def _mean(rows: Sequence[Mapping[str, Any]], name: str, figure: str) -> str:
-    """Return the geometric mean of a variant's speed-ups; a dash unless every step has one."""
-    found = [row["variants"][name].get(figure) for row in rows if name in row["variants"]]
-    if len(found) < len(rows) or None in found:
+    """Return the geometric mean of a variant's speed-ups, and of how many steps it is unless every one has its own."""
+    found = [row["variants"].get(name, {}).get(figure) for row in rows]
+    ratios = [each[0] for each in found if each is not None]
+    if not ratios:
         return "–"
-    return f"{geomean([ratio for ratio, _, _ in found]):.3f}×"
+    steps = f" ({len(ratios)} of {len(rows)} steps)" if len(ratios) < len(rows) else ""
+    return f"{geomean(ratios):.3f}×{steps}"
 
 
 def _price_table(
@@ -150,7 +157,7 @@ def _price_table(
         cells = [
             f"{max(each['weight_bytes'] for each in found) / _GB:.1f}",
             f"{max(each['peak_bytes'] for each in found) / _GB:.1f}",
-            f"{seconds:.1f}",
+            f"{seconds:.1f}" + (f" ({len(found)} of {len(rows)} steps)" if len(found) < len(rows) else ""),
             f"{max(each['largest'] for each in logits):.3f}",
             f"{sum(each['mean'] * each['places'] for each in logits) / places:.4f}",
             f"{sum(each['agree'] * each['places'] for each in logits) / places:.1%}",
