@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from outblas.cli.checks.gpu_data import gpu_library_part
+from outblas.core.phase_times import PhaseTotals
 from outblas.core.problem import Problem
 from outblas.core.weight import Weight
 from outblas.dispatch.decide import decide
@@ -127,6 +128,15 @@ def test_the_same_command_goes_on_after_a_kill_and_other_ranges_are_refused(mode
     assert Library.load(run / "library.json").intervals == Library.load(whole / "library.json").intervals
     other = tune(run, *LINEAR[:2], "--m", "1:256")
     assert_refused(other, "other settings (ranges)", "another --run")
+
+
+def test_a_stopped_run_says_where_its_time_went(model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spent = {"gpu": PhaseTotals({"time": 0.5, "prove": 1.25}, {"kernels proved": 3})}
+    monkeypatch.setattr(ModelledEvaluator, "accounts", lambda self: spent, raising=False)
+    model.kill_at = 9
+    assert tune(tmp_path / "run", *LINEAR).exit_code == 130
+    times = json.loads((tmp_path / "run" / "times.json").read_text())
+    assert times == {"gpu": {"seconds": {"prove": 1.25, "time": 0.5}, "counts": {"kernels proved": 3}}}
 
 
 def test_a_time_limit_says_what_was_reached(model: Model, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ FORMAT = 1
 class RunFiles(RunDirectory):
     """Paths inside the directory of a tune run, as properties of ``RunFiles(path)``. No file is made or read.
 
-    ``library`` is ``library.json`` and ``result`` is ``result.parquet`` in it. Those of :class:`RunDirectory` are
+    ``library`` is ``library.json``, ``result`` is ``result.parquet`` and ``times`` is ``times.json`` in it. Those of :class:`RunDirectory` are
     ``run`` (``run.json``), ``store`` (``store.sqlite``) and ``report`` (``report.html``).
     """
 
@@ -34,6 +34,10 @@ class RunFiles(RunDirectory):
     @property
     def result(self) -> Path:
         return self.path / "result.parquet"
+
+    @property
+    def times(self) -> Path:
+        return self.path / "times.json"
 
 
 def folder_name(

@@ -153,7 +153,8 @@ def run_tune(
             words on the present work.
 
     Returns:
-        The library, the paths of its files and its decisions. The report is left to the caller.
+        The library, the paths of its files and its decisions. The report is left to the caller. ``times.json`` has the
+        seconds of each process that works on a GPU, by phase.
 
     Raises:
         UsageError: the agent or recording is unknown, a problem was not recorded, or the directory holds another run.
@@ -178,7 +179,7 @@ def run_tune(
             offered_ms(one, recording)
     with open_evaluator(device, recording, request.workers) as evaluator:
         agent = make_agent(request.agent, request.seed, evaluator.gpu)
-        with lock_run_folder(files.path):
+        with lock_run_folder(files.path), _kept_times(evaluator, files.times):
             about = _open(files, _settings(request, evaluator), request.command)
             with Store(files.store) as store:
                 options = _search_options(request, clock)
@@ -200,6 +201,20 @@ def run_tune(
     samples = (request.ranges.sampled(one, recording) for one in request.ranges.ranges)
     asked = len(request.problems) + sum(map(len, samples))
     return TuneOutcome(library, files, decided, asked, len(request.ranges.ranges) - ranges.reached)
+
+
+@contextmanager
+def _kept_times(evaluator: Evaluator, path: Path) -> Iterator[None]:
+    """Write the seconds of each process by phase at the end of the block, or when an error ends it.
+
+    They are those of this session. An evaluator that does not account for them, as a recording, leaves no file.
+    """
+    try:
+        yield
+    finally:
+        accounts = getattr(evaluator, "accounts", None)
+        if accounts is not None:
+            write_json(path, {process: totals.to_json() for process, totals in accounts().items()})
 
 
 def _ignore_words(done: int, known: int, words: str) -> None:
