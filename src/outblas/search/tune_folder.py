@@ -23,8 +23,8 @@ FORMAT = 1
 class RunFiles(RunDirectory):
     """Paths inside the directory of a tune run, as properties of ``RunFiles(path)``. No file is made or read.
 
-    ``library`` is ``library.json``, ``result`` is ``result.parquet`` and ``times`` is ``times.json`` in it. Those of :class:`RunDirectory` are
-    ``run`` (``run.json``), ``store`` (``store.sqlite``) and ``report`` (``report.html``).
+    ``library`` is ``library.json``, ``result`` is ``result.parquet`` and ``times`` is ``times.json`` in it. Those of
+    :class:`RunDirectory` are ``run`` (``run.json``), ``store`` (``store.sqlite``) and ``report`` (``report.html``).
     """
 
     @property
