@@ -55,7 +55,7 @@ from outblas.records.results import TABLE_KIND, read_meta, read_result, write_re
 from outblas.runtime.cubin import Cubin
 from outblas.runtime.nvrtc import compile_many, nvrtc_version
 from outblas.runtime.sass import _code_sections
-from outblas.search.build_library.build_work import unproved_tables
+from outblas.search.build_library.build_work import unproved_intervals, unproved_tables
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA, RESULTS, ANY_SHAPE = ROOT / "src" / "outblas" / "data", ROOT / "results", "src/outblas/data/any_shape"
@@ -339,7 +339,7 @@ def begin_table(libraries: Sequence[Library], path: Path) -> None:
     Raises:
         UsageError: a table of a library was proved with other kernels.
     """
-    unproved = [str(table) for library in libraries for table in unproved_tables(library)]
+    unproved = [str(t) for each in libraries for t in (*unproved_tables(each), *unproved_intervals(each))]
     if unproved:
         raise UsageError(
             f"{', '.join(unproved)} were proved with other kernels",

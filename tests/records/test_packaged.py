@@ -38,7 +38,7 @@ from outblas.records.recording import Recording
 from outblas.records.recording_files import STATUS_CODES
 from outblas.records.recording_places import packaged
 from outblas.records.results import PROVENANCE_FIELDS, bench_files, read_result, write_result
-from outblas.search.build_library.build_work import unproved_tables
+from outblas.search.build_library.build_work import unproved_intervals, unproved_tables
 from support.helpers import ROOT
 
 DATA = ROOT / "src" / "outblas" / "data"
@@ -143,6 +143,15 @@ def test_a_library_decides_grid1000_with_legal_kernels(each_library: Library) ->
         assert why_illegal(problem, config, gpu) is None, f"{problem.key}: {config_name(config)}"
 
 
+def test_a_library_has_intervals_of_legal_kernels_ahead_or_level(each_library: Library) -> None:
+    gpu, tables = packaged_gpu(each_library.gpu), each_library.provenance.get("intervals", {})
+    assert bool(each_library.intervals) == bool(tables)
+    for one in each_library.intervals:
+        for choice in filter(None, (one.row.choice(launch) for launch in LAUNCHES)):
+            ends = [why_illegal(one.weight.problem(m), choice.config, gpu) for m in (one.first, one.last)]
+            assert ends == [None, None] and choice.low > LEVEL_ABOVE, one.row.problem.key
+
+
 def test_a_library_installs_what_is_ahead_or_level_only(each_library: Library) -> None:
     for row in each_library.rows:
         timed = bool(row.baseline)  # large products wait for their blocks; until then torch computes them
@@ -182,6 +191,7 @@ def test_a_library_is_of_these_kernels(each_library: Library) -> None:
         "python tools/restamp.py --since <commit before the change>"
     )
     assert unproved_tables(each_library) == [], "outblas build-library --steps bench --modes offline"
+    assert unproved_intervals(each_library) == [], "outblas build-library --steps intervals, in a new directory"
     for last in each_library.provenance.get("restamped", [])[-1:]:  # none: made by these very files
         same = last.get("identical_sources", 0) + last["identical_cubins"] + last["identical_code_sections_only"]
         assert last["compared"] == same > 1000
@@ -194,7 +204,8 @@ def test_the_kernels_for_unlisted_shapes_were_proved_with_these_kernels(library:
 
 def test_a_library_says_where_and_when_it_was_measured(each_library: Library) -> None:
     check_provenance(dict(each_library.provenance), each_library.gpu)
-    for about in each_library.provenance["tables"].values():
+    parts = (each_library.provenance["tables"], each_library.provenance.get("intervals", {}))
+    for about in (about for part in parts for about in part.values()):
         check_provenance(about, each_library.gpu)
 
 

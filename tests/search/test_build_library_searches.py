@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from outblas.bench.pool.worker_plan import WorkerPlan
 from outblas.core.config import config_name, launch_of
+from outblas.core.errors import UsageError
 from outblas.core.evaluation import Status
 from outblas.core.problem import Problem
 from outblas.core.suites import Table
 from outblas.kernels.catalogue import candidates, first_search_candidates
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.records import provenance
 from outblas.records.library import Library
 from outblas.records.recording import Recording
+from outblas.runtime.device import Device
+from outblas.search import tune_run
 from outblas.search.agents.base import Agent
-from outblas.search.build_library import weak_rows
+from outblas.search.build_library import weak_rows, weight_intervals
+from outblas.search.build_library.begin_with import copy_tables_from
 from outblas.search.build_library.build_run import publish_seconds
-from outblas.search.build_library.build_work import BuildFolder, proved
+from outblas.search.build_library.build_work import BuildFolder, proved, unproved_intervals
 from outblas.search.refine import neighbours_of_winners
+from outblas.search.tune import Interrupted
 from support import fake_gpu
 from support.build_library_fixture import (  # noqa: F401
     ALL,
@@ -34,6 +42,7 @@ from support.build_library_fixture import (  # noqa: F401
 )
 from support.fake_gpu import FakeGpu
 from support.gpus.known import H200
+from support.gpus.modelled_gpu import LARGE, SMALL, Model, ModelledEvaluator
 from support.helpers import without_kernels
 
 
@@ -245,3 +254,48 @@ def test_the_first_table_is_tuned_by_what_ships_until_it_is_recorded(script: Any
     run(script, work, "record")
     agent, budget = script.search.agent_and_budget(work, table, work.load(), gpu)
     assert (agent.name, budget) == ("recorded", script.search.RECORDED_BUDGET)
+
+
+def failing_tune(*_: Any, **__: Any) -> None:
+    raise UsageError("no GPU", "one", "run it elsewhere")
+
+
+def test_the_intervals_of_finished_weights_join_the_library(
+    script: Any, work: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = Model({SMALL: lambda m: 1.4 if m < 100 else 0.8, LARGE: lambda m: 1.2})
+    monkeypatch.setattr(tune_run, "open_evaluator", lambda *_: contextlib.nullcontext(ModelledEvaluator(model)))
+    monkeypatch.setattr(weight_intervals, "gpu_of_device", lambda index: H200)
+    monkeypatch.setattr(weight_intervals, "make_plan", lambda kind, gpus: WorkerPlan(kind, Device(gpu_index=0), gpus))
+    monkeypatch.setattr(provenance, "pci_bus_id", lambda index: None)
+    run(script, work, "tune")
+    llm = Table.parse("llm:TN:fp16:fp32")
+    weights = list(dict.fromkeys((p.n, p.k) for p in llm.problems()))
+    model.kill_at = 3  # within the second weight
+    with pytest.raises(Interrupted, match="with 3 measurements"):
+        run(script, work, "intervals", tables=str(llm))
+    assert "1 of 2 weights" in capsys.readouterr().out
+    assert [(one.weight.n, one.weight.k) for one in work.load().intervals] == weights[:1]
+    model.kill_at = None
+    work.library.unlink()  # as if the process had been killed before it wrote
+    with monkeypatch.context() as patched, pytest.raises(UsageError, match="no GPU"):
+        patched.setattr(weight_intervals, "run_tune", failing_tune)
+        run(script, work, "intervals", tables=str(llm))
+    assert [(one.weight.n, one.weight.k) for one in work.load().intervals] == weights[:1]
+    run(script, work, "tune", "intervals", tables=str(llm))
+    library = work.load()
+    assert [(one.weight.n, one.weight.k) for one in library.intervals] == weights
+    about = library.provenance["intervals"][str(llm)]
+    assert (about["weights"], about["wanted"]) == (2, 2) and about["command"].endswith(
+        f"--steps intervals --tables {llm}"
+    )
+    assert len(model.asked) == len(set(model.asked)), "a finished weight is not measured again"
+    assert unproved_intervals(library) == [] and library.rows
+    other = BuildFolder(tmp_path / "other")
+    other.path.mkdir()
+    run(script, other, "tune")
+    copy_tables_from(other, [work.library])
+    assert other.load().intervals == library.intervals and other.load().provenance["intervals"] == {str(llm): about}
+    older = {**about, "kernels": "0" * 64}
+    renamed = {**library.provenance, "intervals": {str(llm): older}}
+    assert unproved_intervals(replace(library, provenance=renamed)) == [llm]

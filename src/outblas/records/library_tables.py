@@ -14,7 +14,9 @@ from outblas.core.problem import Problem
 from outblas.core.suites import Table
 from outblas.core.workload import workload_of_mode
 from outblas.records.averages import launch_of_row
+from outblas.records.interval_merge import replace_intervals
 from outblas.records.library import Library
+from outblas.records.library_interval import LibraryInterval
 from outblas.records.library_row import LibraryChoice
 from outblas.records.library_row import LibraryRow as LibraryRow
 from outblas.records.results import read_result
@@ -29,10 +31,31 @@ def with_table_rows(library: Library, rows: Sequence[LibraryRow], table: Table, 
         table: their table.
         measured: provenance of the table; must have ``gpu``, ``driver``, ``toolchain``, ``date`` and ``commit``.
     """
-    tables = {**library.provenance.get("tables", {}), str(table): measured}
-    where = {key: measured[key] for key in ("gpu", "driver", "toolchain", "date", "commit")}
-    provenance = {**library.provenance, **where, "command": "outblas build-library", "tables": tables}
+    provenance = _with_part(library, "tables", table, measured)
     return replace(library, rows=(*library.rows, *rows), provenance=provenance)
+
+
+def with_intervals(
+    library: Library, intervals: Sequence[LibraryInterval], table: Table, measured: dict[str, Any]
+) -> Library:
+    """Return the library with the intervals of a table's weights. They win where it has intervals of the same M.
+
+    Args:
+        library: the library so far.
+        intervals: the intervals; those of a weight in rising order of M.
+        table: their table.
+        measured: provenance of the intervals, as for :func:`with_table_rows`.
+    """
+    merged = replace_intervals(library.intervals, intervals)
+    return replace(library, intervals=merged, provenance=_with_part(library, "intervals", table, measured))
+
+
+def _with_part(library: Library, kind: str, table: Table, measured: dict[str, Any]) -> dict[str, Any]:
+    """Return the library's provenance with that of a table's rows (``tables``) or ``intervals``, the last measured."""
+    known = {"tables": {}, **library.provenance}
+    where = {key: measured[key] for key in ("gpu", "driver", "toolchain", "date", "commit")}
+    parts = {**known.get(kind, {}), str(table): measured}
+    return {**known, **where, "command": "outblas build-library", kind: parts}
 
 
 def replace_rows(library: Library, rows: Sequence[LibraryRow], table: Table, about: dict[str, Any]) -> Library:

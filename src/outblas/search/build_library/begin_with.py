@@ -10,6 +10,7 @@ from typing import Any
 from outblas.core.errors import UsageError
 from outblas.core.problem import Problem
 from outblas.core.suites import Table
+from outblas.records.interval_merge import replace_intervals
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryRow
 from outblas.records.library_tables import fill_fallbacks, rows_of_table
@@ -19,8 +20,9 @@ from outblas.search.build_library.build_work import BuildFolder
 def copy_tables_from(work: BuildFolder, files: Sequence[Path]) -> None:
     """Give a directory the tables of other libraries that it lacks; of a problem the row of the first that has one.
 
-    Rows that the directory has stay. A table that was made with other kernel sources names their hash in its
-    provenance; its bench in mode ``offline`` proves its kernels with today's.
+    So it gets their intervals of tables whose intervals it lacks. Rows and intervals that the directory has stay. A
+    table that was made with other kernel sources names their hash in its provenance; its bench in mode ``offline``
+    proves its kernels with today's.
 
     Args:
         work: directory of the build, which must exist.
@@ -39,10 +41,23 @@ def copy_tables_from(work: BuildFolder, files: Sequence[Path]) -> None:
     for library in libraries:
         rows = {row.problem: row for row in library.rows} | rows
         tables = _named_kernels(library) | tables
-    if work.library.exists() and tables.keys() == libraries[0].provenance["tables"].keys():
-        return
     first = libraries[0]
-    replace(first, rows=tuple(rows.values()), provenance={**first.provenance, "tables": tables}).save(work.library)
+    whole = _with_intervals_of(first, libraries[1:])
+    if work.library.exists() and whole is first and tables.keys() == first.provenance["tables"].keys():
+        return
+    replace(whole, rows=tuple(rows.values()), provenance={**whole.provenance, "tables": tables}).save(work.library)
+
+
+def _with_intervals_of(library: Library, others: Sequence[Library]) -> Library:
+    """Return a library with the intervals of other libraries for the tables whose intervals it lacks."""
+    for other in others:
+        known, found = library.provenance.get("intervals", {}), other.provenance.get("intervals", {})
+        if found.keys() - known.keys():
+            intervals = replace_intervals(other.intervals, library.intervals)
+            library = replace(
+                library, intervals=intervals, provenance={**library.provenance, "intervals": {**found, **known}}
+            )
+    return library
 
 
 def _named_kernels(library: Library) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic
@@ -205,18 +205,21 @@ def publish_seconds(work: BuildFolder, seconds: dict[str, float]) -> str:
     ``tune 60 s, bench 60 s; the library took 1.0 GPU minutes, all 2.0``. Steps ``judge``, ``merge`` and ``bench``
     do not count as making the library.
 
-    The provenance gets ``seconds`` and ``seconds_of_making``. A library that was made from nothing also gets the record
-    ``retune.json`` beside it. Without a library nothing is written.
+    The provenance gets ``seconds`` and ``seconds_of_making``, in which jobs of a build that this one began with stay.
+    A library that was made from nothing also gets the record ``retune.json`` beside it. Without a library nothing is
+    written.
 
     Args:
         work: directory of the build.
         seconds: job -> seconds.
     """
-    made_in = {name: s for name, s in seconds.items() if name.split()[0] in LIBRARY_STEPS}
+    made_in = _of_making(seconds)
     making = sum(made_in.values())
     if work.library.exists():
         library = Library.load(work.library)
-        provenance = {**library.provenance, "seconds": seconds, "seconds_of_making": round(making, 1)}
+        every = {**library.provenance.get("seconds", {}), **seconds}
+        spent = {"seconds": every, "seconds_of_making": round(sum(_of_making(every).values()), 1)}
+        provenance = {**library.provenance, **spent}
         provenance.setdefault("kernels", kernels_sha())  # another's, brought here, is not of these kernels by that
         library = replace(library, provenance=provenance)
         library.save(work.library)
@@ -224,6 +227,11 @@ def publish_seconds(work: BuildFolder, seconds: dict[str, float]) -> str:
             write_json(work.path / RETUNE, retune_record(library, made_in))
     each = ", ".join(f"{step} {spent:.0f} s" for step, spent in seconds_by_step(seconds).items())
     return f"{each}; the library took {making / 60:.1f} GPU minutes, all {sum(seconds.values()) / 60:.1f}"
+
+
+def _of_making(seconds: Mapping[str, float]) -> dict[str, float]:
+    """Return the jobs of the steps that make the library, with their seconds."""
+    return {name: spent for name, spent in seconds.items() if name.split()[0] in LIBRARY_STEPS}
 
 
 def parse_names(text: str, known: Sequence[str], option: str) -> list[str]:

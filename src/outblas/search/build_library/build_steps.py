@@ -22,6 +22,7 @@ from outblas.search.build_library.finalist_trials import ALL_STARTS, JUDGED_STAR
 from outblas.search.build_library.judging import judge, merge
 from outblas.search.build_library.open_rows import search_open_rows
 from outblas.search.build_library.weak_rows import search_weak_rows_again
+from outblas.search.build_library.weight_intervals import search_intervals
 from outblas.search.build_library.workload_choosing import choose_workloads
 from outblas.search.build_library.workload_trials import COLD, run_workload_trial
 
@@ -50,6 +51,7 @@ DEFAULT_STEPS: dict[str, Step] = {
 }
 STEPS: dict[str, Step] = {
     **DEFAULT_STEPS,
+    "intervals": search_intervals,
     "again": search_weak_rows_again,
     "search_cold": search_cold,
     "judge_cold": partial(judge, mode=COLD),
@@ -62,6 +64,6 @@ STARTS_OF_STEP: dict[str, tuple[str, ...]] = {"trial": ALL_STARTS, "judge": JUDG
 STEPS_WITHOUT_GPU = ("choose", "choose_workloads", "merge", "merge_cold")
 #: What makes the library; the rest looks at it.
 LIBRARY_STEPS = (
-    "record", "tune", "borrow", "refine", "again", "trial", *REOPENED_STARTS, "choose", "search_cold",
+    "record", "tune", "intervals", "borrow", "refine", "again", "trial", *REOPENED_STARTS, "choose", "search_cold",
     "trial_workloads", "choose_workloads",
 )  # fmt: skip

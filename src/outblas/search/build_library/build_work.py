@@ -167,6 +167,16 @@ def unproved_tables(library: Library) -> list[Table]:
     return [Table.parse(name) for name, known in sources.items() if today not in known]
 
 
+def unproved_intervals(library: Library) -> list[Table]:
+    """Return the tables whose intervals a library has of other kernel sources than today's.
+
+    Args:
+        library: the library; its provenance names the sources of each table's intervals.
+    """
+    known = library.provenance.get("intervals", {}).items()
+    return [Table.parse(name) for name, about in known if about["kernels"] != kernels_sha()]
+
+
 def proved(work: BuildFolder, table: Table) -> frozenset[str]:
     """Return the names of kernels that passed every gate before, in this work's searches, trials, recording or library.
 

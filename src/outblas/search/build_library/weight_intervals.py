@@ -1,0 +1,77 @@
+"""The intervals of a suite's weights in the library of a build: each weight is tuned for every M."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from outblas.bench.pool.worker_plan import make_plan
+from outblas.core.suites import Table
+from outblas.records.library_interval import LibraryInterval
+from outblas.records.library_tables import with_intervals
+from outblas.records.provenance import collect_provenance
+from outblas.records.store import Store
+from outblas.runtime.device import Device, gpu_of_device
+from outblas.search.agents.agent_registry import make_agent
+from outblas.search.build_library.build_searches import command_of
+from outblas.search.build_library.build_work import BuildFolder, built_by, printer
+from outblas.search.intervals.finished_weights import FinishedWeights
+from outblas.search.intervals.range_choice import ranges_of
+from outblas.search.tune_folder import RunFiles
+from outblas.search.tune_run import TuneRequest, run_tune
+
+#: The settings of the search, those that `outblas tune` has by default.
+AGENT, BUDGET, SEED = "heuristic", 16, 0
+
+
+def search_intervals(work: BuildFolder, table: Table) -> None:
+    """Search the intervals of each weight of a table on all GPUs, and add them to the library in the work directory.
+
+    The intervals of finished weights are added after an interruption, too, and of a killed run by the next call. It
+    goes on with the other weights.
+
+    Args:
+        work: directory of the build.
+        table: the table; each weight is searched from its smallest to its largest M.
+
+    Raises:
+        Interrupted: Ctrl-C.
+        OutblasError: as :func:`outblas.search.tune_run.run_tune`.
+    """
+    request = _request(work, table)
+    _add_finished(work, table, request)
+    try:
+        run_tune(request, told=printer(f"intervals {table}"))
+    finally:
+        _add_finished(work, table, request)
+
+
+def folder_of_intervals(work: BuildFolder, table: Table) -> Path:
+    """Return the directory of the search, which `outblas report` reads like that of `outblas tune`."""
+    return work.path / f"{table.stem}_intervals"
+
+
+def _request(work: BuildFolder, table: Table) -> TuneRequest:
+    return TuneRequest(
+        (), table.suite, AGENT, BUDGET, SEED, Device(gpu_index=work.gpu_index), folder_of_intervals(work, table),
+        command_of("intervals", table), make_plan("local", gpus=work.gpus), ranges=ranges_of(table.problems()),
+    )  # fmt: skip
+
+
+def _add_finished(work: BuildFolder, table: Table, request: TuneRequest) -> None:
+    """Add the intervals of the weights that the search has finished, and print how many there are."""
+    if not RunFiles(request.path).store.is_file():
+        return
+    intervals: list[LibraryInterval] = []
+    weights, wanted = 0, request.ranges.ranges
+    with Store(RunFiles(request.path).store) as store:
+        agent = make_agent(AGENT, SEED, gpu_of_device(work.gpu_index))
+        finished = FinishedWeights(store, request.path.name, agent, BUDGET)
+        for asked in wanted:
+            found = finished.outcome(asked, request.ranges.sampled(asked, None))
+            if found is not None:
+                weights += 1
+                intervals += found[0].intervals
+    about = {"kernels": built_by()["kernels"], "agent": AGENT, "seed": SEED, "budget": BUDGET}
+    about |= {"weights": weights, "wanted": len(wanted), **collect_provenance(request.command, work.gpu_index)}
+    with_intervals(work.load(), intervals, table, about).save(work.library)
+    print(f"intervals {table}: {weights} of {len(wanted)} weights, {len(intervals)} intervals", flush=True)
