@@ -21,6 +21,7 @@ PLACES = 16
 RIVALS = {
     "optimize": ("merged_norms", "speedup_over_merged"),
     "compile_enable": ("compile", "speedup_over_compile"),
+    "compile_optimize": ("compile", "speedup_over_compile"),
 }
 
 

@@ -76,6 +76,7 @@ VARIANTS = {
         Variant("eager", graph=False),
         Variant("compile", compiled=True),
         Variant("compile_enable", ours=True, compiled=True),
+        Variant("compile_optimize", weights="optimised", ours=True, compiled=True),
         Variant("merged", weights="merged"),
         Variant("merged_norms", weights="merged_norms"),
         Variant("enable", ours=True),
@@ -185,7 +186,8 @@ class ReadyVariant:
     Attributes:
         entry: for :func:`step_rounds.time_rounds`. Its ``products`` are those of one step: torch's that OutBLAS
             computed (``ours``) or left (``torchs``), and those of fused kernels (``fused``). The merged products of an
-            optimised model call OutBLAS by name and do not count. ``compiled`` are those that a compiled step holds.
+            optimised model call OutBLAS by name and do not count. ``compiled`` are the operators of OutBLAS in a
+            compiled step.
         logits: runs the step and returns its logits, which the next run may overwrite. Call it under ``entry.around``.
         startup_s: part of the start-up -> seconds.
         extra_bytes: the most memory that the start-up and the step took beside weights and cache; 0 without a GPU.
@@ -257,7 +259,7 @@ def compiled(model: Any, options: Mapping[str, Any]) -> Callable[..., Any]:
 
 
 def replaced_products() -> int:
-    """Return how many products of compiled graphs were left to OutBLAS so far."""
+    """Return how many operators of OutBLAS compiled graphs hold so far."""
     return int(outblas.status()["torch"]["compiled"])
 
 

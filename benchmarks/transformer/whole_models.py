@@ -4,8 +4,8 @@ Command:
 
     python benchmarks/transformer/whole_models.py [--models llama_8b,qwen_7b] [--layers N]
         [--steps decode_1,decode_8,decode_13,decode_64,decode_100,prefill_500,prefill_2048]
-        [--variants torch,without_products,eager,compile,compile_enable,merged,merged_norms,enable,
-        enable_pdl,enable_torch_bias,batch_invariant,optimize]
+        [--variants torch,without_products,eager,compile,compile_enable,compile_optimize,merged,merged_norms,
+        enable,enable_pdl,enable_torch_bias,batch_invariant,optimize]
         [--context 64,512] [--tune SECONDS] [--out results/<gpu>/whole_models.json] [--join FILE ...]
 
 Result file: results/<gpu>/whole_models.json. `outblas results --write` makes docs/results/whole-models.md of it. Needs
@@ -23,19 +23,19 @@ Variants. All but *eager* replay a CUDA graph:
 
 - *torch* alone, and *eager*: the same without a graph, each step on an idle GPU, so that its time holds the host's.
 - *without_products*: torch's step less its linear products, which says how much of a step they are. It has no logits.
-- *compile*: torch.compile with max-autotune; *compile_enable*: with ``enable()`` as well, so that its graph holds our
-  products. transformers gives a compiled prefill an explicit mask, and repeats keys and values in compiled decode
-  steps. Both cost time. A compiled model runs its own code, whether it is optimised or not.
+- *compile*: torch.compile with max-autotune. *compile_enable*: with ``enable()`` as well, so that its graph holds our
+  products. *compile_optimize*: of the optimised model, so that it holds merged products and gates. transformers gives a compiled prefill an explicit mask, and repeats keys and values in compiled decode steps. Both
+  cost time.
 - *merged*: torch alone with q, k, v and gate, up merged into one product each; *merged_norms* with its fused RMS
   norms, too.
 - *enable*: ``outblas.enable()``; *enable_pdl* with ``OUTBLAS_PDL=1``; *batch_invariant* with that guarantee.
 - *enable_torch_bias*: with ``OUTBLAS_FUSED=0``, by which torch adds the bias of layers.
 - *optimize*: ``outblas.optimize(model)`` and ``enable()``.
 
-Figures of each: tokens a second and the speed-up over *torch*, for *optimize* also over *merged_norms*, for
-*compile_enable* over *compile*. Memory: the weights, and the peak, which is weights, cache and the most that start-up
-and step took beside them. Start-up: seconds
-of enabling, optimising, tuning, preparing, of three first runs, which compile, and of the capture. A kernel that an
+Figures of each: tokens a second and the speed-up over *torch*, for *optimize* also over *merged_norms*, for what is
+compiled with OutBLAS over *compile*. Memory: the weights, and the peak, which is weights, cache and the most that
+start-up and step took beside them. Start-up: seconds of enabling, optimising, tuning, preparing, of three first runs,
+which compile, and of the capture. A kernel that an
 earlier variant has loaded costs a later one nothing, and neither does a workspace. ``--variants`` of one variant alone
 gives its own figures. Logits: largest and mean absolute error against fp32, and the share of greedy tokens that agree.
 They are those of 16 decode steps of up to 8 sequences, or of the last token of 8 prompts. The reference has the same

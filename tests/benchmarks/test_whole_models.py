@@ -167,14 +167,17 @@ def test_a_compiled_step_holds_our_products(
 ) -> None:
     monkeypatch.setattr(code.measure, "PLACES", 3)
     weights, step = code.weights.ModelWeights(tiny(code, model)), code.rounds.Step.parse("decode_2")
-    names = ["torch", "compile", "compile_enable"]
+    names = ["torch", "compile", "compile_enable", "compile_optimize"]
     found, left_out = code.measure.measure(weights, step, names, 3, 4, {"backend": "inductor"})
     assert list(found) == names and not left_out and not found["compile"]["products"]
     biased = 3 * LAYERS if model == "qwen_7b" else 0
     assert found["compile_enable"]["products"]["compiled"] == PRODUCTS - biased, "it shares no code with compile"
+    # Of each layer: q, k and v; o; gate and up; down.
+    optimised = found["compile_optimize"]["products"]
+    assert (optimised["compiled"], optimised["fused"]) == (4 * LAYERS + 1, LAYERS)
     for name in names[1:]:
         assert found[name]["logits"]["largest"] < 0.05 * max(1, found[name]["logits"]["rms"])
-        assert ("speedup_over_compile" in found[name]) == (name == "compile_enable")
+        assert ("speedup_over_compile" in found[name]) == (name != "compile")
 
 
 def test_a_variant_that_cannot_run_is_left_out(code: SimpleNamespace) -> None:

@@ -86,10 +86,11 @@ def test_a_graph_repeats_what_an_eager_step_computes(code: SimpleNamespace) -> N
 
 def test_compiled_steps_are_captured(code: SimpleNamespace) -> None:
     weights, step = weights_of(code, "llama_8b"), code.rounds.Step.parse("decode_8")
-    names = ["torch", "compile", "compile_enable"]
+    names = ["torch", "compile", "compile_enable", "compile_optimize"]
     found, left_out = code.measure.measure(weights, step, names, 5, 64, {"mode": "default"})
     assert not left_out, left_out
     assert found["compile_enable"]["products"]["compiled"] > 0
+    assert found["compile_optimize"]["products"]["fused"] > 0
     for name in names[1:]:
         assert found[name]["logits"]["mean"] <= 1.25 * found["torch"]["logits"]["mean"]
 

@@ -40,7 +40,8 @@ def optimize(model: torch.nn.Module) -> OptimizeReport:
 
     A module runs its own code while it trains, while gradients are recorded and while torch.compile traces. So does a
     module with hooks, or with a layer or an activation that was replaced or moved. Move a model to its device and dtype
-    before the call, and call again after a later move.
+    before the call, and call again after a later move. With :func:`outblas.enable`, torch.compile merges products and
+    fuses gates in its own graph.
 
     Args:
         model: any module. One that is optimised already is restored first.

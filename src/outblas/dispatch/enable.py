@@ -236,7 +236,7 @@ def status() -> dict[str, dict[str, Any]]:
 
     - ``enabled``: the replacement is on;
     - ``ours`` and ``torchs``: the number of replaced products that this package and torch computed;
-    - ``compiled``: the number of products that graphs of torch.compile hold as ``outblas::mm``;
+    - ``compiled``: the number of operators of this package in graphs of torch.compile, such as ``outblas::mm``;
     - ``kernels``: the replacement, ``C++``, or ``Python`` and the reason;
     - ``guarantee``: ``none``, ``accurate`` or ``batch_invariant``.
     """

@@ -23,12 +23,18 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch._inductor.virtualized import V
 
 from outblas.dispatch import device_registry
+from outblas.dispatch.fusion import fused, joined_operators, joined_products
+from outblas.dispatch.fusion.joined_products import join_products
 from outblas.dispatch.guarantees.guarantee import process_guarantee
 from outblas.dispatch.inductor_settings import setting_of_threads
+from outblas.dispatch.linear_operands import ActivationName
 from outblas.dispatch.product import has_kernel, has_kernel_for_some_m
 from outblas.dispatch.tensors import is_half
 from outblas.dispatch.torch_op import INVARIANT, mm
+from outblas.kernels.epilogue import Epilogue
 
+#: Files that make the pass.
+_FILES = (__file__, joined_products.__file__, joined_operators.__file__)
 #: torch's operator -> this package's, for graphs whose products are replaced where that is faster.
 PRODUCTS_ALONE = {torch.ops.aten.mm.default: mm}
 
@@ -106,12 +112,22 @@ class ProductPass(CustomGraphPass):  # type: ignore[misc]
 
     def _replace(self, graph: Any) -> int:
         """Replace the products that the process's guarantee names; return their number."""
-        if process_guarantee() != "batch_invariant":
-            return replace_products(graph, self._predicate)
-        return replace_products(graph, is_half_for_graph, INVARIANT)
+        if process_guarantee() == "batch_invariant":
+            return replace_products(graph, is_half_for_graph, INVARIANT)
+        joined = join_products(graph, self._serves_joined, self._serves_gate)
+        return joined + replace_products(graph, self._predicate)
+
+    def _serves_joined(self, a: Any, w: Any) -> bool:
+        """Return whether to compute products of one input (M, K) as one with their joined weights (N, K)."""
+        return self._predicate(a, w.t())
+
+    def _serves_gate(self, a: Any, w: Any, activation: ActivationName) -> bool:
+        """Return whether to compute a gate by a fused kernel: w (2H, K) has the rows of gate and up by turns."""
+        epilogue = Epilogue(activation=activation, gated=True)
+        return is_half_for_graph(a, w) and fused.serves(a, w.t(), epilogue)
 
     def uuid(self) -> Any:
-        """Return the key for Inductor's cache: ``("outblas", hash of this file, libraries, switches, earlier keys)``.
+        """Return the key for Inductor's cache: ``("outblas", hash of the pass, libraries, switches, earlier keys)``.
 
         ``libraries`` tells the installed libraries, ``switches`` whether the pass acts, and the last part is a tuple of
         the earlier passes' keys. Return None, which means "do not cache", if an earlier pass has no key.
@@ -119,7 +135,7 @@ class ProductPass(CustomGraphPass):  # type: ignore[misc]
         before = [each.uuid() if isinstance(each, CustomGraphPass) else None for each in _passes(self.before)]
         if any(each is None for each in before):
             return None
-        text = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
+        text = hashlib.sha256(b"".join(Path(file).read_bytes() for file in _FILES)).hexdigest()
         return "outblas", text, device_registry.libraries_id(), self._acts(), tuple(before)
 
     def _acts(self) -> bool:

@@ -19,8 +19,8 @@ from outblas.dispatch.guarantees import invariant_operators
 from outblas.dispatch.guarantees.guarantee import GUARANTEES, Guarantee, with_guarantee
 from outblas.dispatch.promises import promise_free_option
 
-# Inductor must not hand over other strides than were traced: our kernels are chosen by them.
-_TAGS = (getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order), torch.Tag.pt2_compliant_tag)
+#: Inductor must not hand over other strides than were traced: our kernels are chosen by them.
+TAGS = (getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order), torch.Tag.pt2_compliant_tag)
 _LIBRARY = torch.library.Library("outblas", "FRAGMENT")
 
 
@@ -49,7 +49,7 @@ def _batched(info: Any, in_dims: tuple[int | None, ...], a: torch.Tensor, b: tor
 def _registered(name: str, guarantee: Guarantee) -> Any:
     """Register the product with a guarantee, its gradients and its batches under a name; return the operator."""
     full = f"outblas::{name}"
-    _LIBRARY.define(f"{name}(Tensor a, Tensor b) -> Tensor", tags=_TAGS)
+    _LIBRARY.define(f"{name}(Tensor a, Tensor b) -> Tensor", tags=TAGS)
     for key in ("CPU", "CUDA"):
         _LIBRARY.impl(name, functools.partial(_compute, guarantee), key)
     torch.library.register_fake(full, _fake, lib=_LIBRARY)
@@ -62,7 +62,7 @@ def _registered(name: str, guarantee: Guarantee) -> Any:
 def _invariant(schema: str, product: Any, fake: Any) -> Any:
     """Register a batch-invariant operator for graphs behind autograd; return it."""
     name = schema.partition("(")[0]
-    _LIBRARY.define(schema, tags=_TAGS)
+    _LIBRARY.define(schema, tags=TAGS)
     for key in ("CPU", "CUDA"):
         _LIBRARY.impl(name, product, key)
     torch.library.register_fake(f"outblas::{name}", fake, lib=_LIBRARY)

@@ -34,7 +34,7 @@ from outblas.dispatch.decide import Decision, NotWhileCapturing, Operand, proble
 from outblas.dispatch.device_state import ARCHITECTURE, KEPT_CALLS, KEPT_DECISIONS
 from outblas.dispatch.fusion.kernel_choice import kernel_despite_fallback, kernel_to_fuse
 from outblas.dispatch.promises import launch_of_option
-from outblas.dispatch.tensors import operand
+from outblas.dispatch.tensors import aligned_operand, operand
 from outblas.dispatch.unlisted_shapes import ask_cublaslt
 from outblas.kernels.epilogue import Epilogue, why_not_fused
 from outblas.kernels.geometry import workspace_bytes
@@ -260,6 +260,15 @@ def why_not(a: torch.Tensor, b: torch.Tensor, extra: Extra, epilogue: Epilogue, 
     return _state(a.device.index).failed.get((kernel_kind(decision.problem, decision.config), epilogue), "")
 
 
+def serves(a: torch.Tensor, b: torch.Tensor, epilogue: Epilogue) -> bool:
+    """Return True if a fused kernel may compute the product of two matrices and an epilogue without further tensors.
+
+    They may lack an address (fake tensors); aligned operands are assumed.
+    """
+    decision, reason = _decide(a, b, Extra(), epilogue, None, None, aligned_operand)
+    return not reason and decision.config is not None
+
+
 def _decide(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -267,6 +276,7 @@ def _decide(
     epilogue: Epilogue,
     out: torch.Tensor | None,
     option: int | None,
+    described: Callable[[torch.Tensor], Operand] = operand,
 ) -> tuple[Decision, str]:
     """The library's decision on the product, and why it cannot be fused (empty: it can)."""
     if a.device.type != device_registry.DEVICE_TYPE:
@@ -275,8 +285,8 @@ def _decide(
         return _NOTHING, f"nothing to fuse, or not the operands of {epilogue.name}"
     device = device_registry.device_state(a.device.index)
     launch = launch_of_option(option)
-    plain_out = None if out is None or epilogue.gated else operand(out)
-    left, right = operand(a), operand(b)
+    plain_out = None if out is None or epilogue.gated else described(out)
+    left, right = described(a), described(b)
     decision = device.decide(left, right, plain_out, launch)
     if epilogue.gated and decision.config is None and decision.problem is not None:
         decision = kernel_despite_fallback(decision, device.library.lookup(decision.problem), launch, device.gpu)

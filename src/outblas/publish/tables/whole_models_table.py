@@ -19,6 +19,7 @@ _VARIANTS = {
     "eager": "torch, eager",
     "compile": "torch.compile, max-autotune",
     "compile_enable": "torch.compile, `enable()`",
+    "compile_optimize": "torch.compile, `optimize(model)`, `enable()`",
     "merged": "torch, merged weights",
     "merged_norms": "torch, merged weights, fused norms",
     "enable": "`enable()`",

@@ -1,0 +1,248 @@
+"""Products of weights in one matrix: joined and fused in graphs, and computed apart where the weights have moved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from torch._inductor.decomposition import select_decomp_table
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn import functional
+
+import outblas
+from outblas.dispatch import linear
+from outblas.dispatch.fusion import fused, joined_operators
+from outblas.dispatch.fusion.joined_products import join_products
+from support.fused_fixture import host_fixture  # noqa: F401
+from support.served_fixture import Served, numbers, served_fixture  # noqa: F401
+
+MM, ADDMM = torch.ops.aten.mm.default, torch.ops.aten.addmm.default
+BIASED = torch.ops.outblas.addmm_joined.default
+JOINED, GATED = torch.ops.outblas.mm_joined.default, torch.ops.outblas.gated_joined.default
+
+
+def below(*rows: int, k: int = 8) -> list[Any]:
+    """Weights one below the other."""
+    return list(numbers(sum(rows), k, seed=1).split(rows))
+
+
+def by_turns(count: int = 2, h: int = 5, k: int = 8) -> list[Any]:
+    matrix = numbers(count * h, k, seed=2)
+    return [matrix[i::count] for i in range(count)]
+
+
+def never(*_: Any) -> bool:
+    return False
+
+
+def always(*_: Any) -> bool:
+    return True
+
+
+def traced(function: Callable[..., Any], *operands: Any) -> Any:
+    """The graph as Inductor has it: of fake tensors, without a gradient, silu taken apart."""
+    with torch.no_grad():
+        module = make_fx(function, tracing_mode="fake", decomposition_table=select_decomp_table())(*operands)
+    module.graph.eliminate_dead_code()
+    return module
+
+
+def counted(module: Any) -> dict[Any, int]:
+    module.graph.lint()
+    module.recompile()
+    targets = [node.target for node in module.graph.nodes]
+    return {target: targets.count(target) for target in (MM, ADDMM, JOINED, BIASED, GATED) if target in targets}
+
+
+def products(x: Any, *weights: Any) -> Any:
+    flat = x.reshape(-1, x.shape[-1])
+    return [(x.reshape(flat.shape) @ w.t()).reshape(2, 3, -1) + 1 for w in weights]
+
+
+def test_a_matrix_is_found_by_its_parts() -> None:
+    q, k, v = below(4, 3, 2)
+    whole = joined_operators.joined_matrix([q, k, v], by_turns=False)
+    assert whole is not None and torch.equal(whole, torch.cat([q, k, v])) and whole.data_ptr() == q.data_ptr()
+    gate, up = by_turns()
+    mixed = joined_operators.joined_matrix([gate, up], by_turns=True)
+    assert mixed is not None and torch.equal(mixed[0::2], gate) and torch.equal(mixed[1::2], up)
+    for weights, turns in (
+        ([q, v], False),
+        ([k, q], False),
+        ([q, k.clone()], False),
+        ([gate, up], False),
+        ([q, k], True),
+        ([up, gate], True),
+        ([q, k[:, :4]], False),
+        ([q, k.flatten()], False),
+        ([gate, up[:3]], True),
+    ):
+        assert joined_operators.joined_matrix(weights, turns) is None
+
+
+@pytest.mark.parametrize("weights", [below(4, 3, 2), by_turns(), by_turns(3)], ids=["below", "turns", "three"])
+def test_products_of_one_input_are_joined(weights: list[Any], served: Served) -> None:
+    x = numbers(2, 3, 8)
+    module = traced(products, x, *weights)
+    assert join_products(module.graph, never, never) == 0 and counted(module) == {MM: len(weights)}
+    assert join_products(module.graph, lambda a, w: a.shape == (6, 8) and w.shape[1] == 8, never) == 1
+    assert counted(module) == {JOINED: 1}
+    assert all("val" in node.meta for node in module.graph.nodes if node.op == "call_function")
+    for got, expected in zip(module(x, *weights), products(x, *weights), strict=True):
+        assert torch.equal(got, expected)
+    assert len(served.ran) == 1 and served.ran[0].n == sum(len(w) for w in weights)
+    moved = [w.clone() for w in weights]  # a graph outlives the place of its weights
+    for got, expected in zip(module(x, *moved), products(x, *weights), strict=True):
+        assert torch.equal(got, expected)
+    assert len(served.ran) == 1 + len(weights)
+
+
+@pytest.mark.parametrize("turns", [False, True])
+@pytest.mark.parametrize("ready", [False, True])
+def test_products_with_biases_are_joined(
+    turns: bool, ready: bool, served: Served, host: fused.FusedState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def layers(x: Any, *parameters: Any) -> Any:
+        weights, biases = parameters[: len(parameters) // 2], parameters[len(parameters) // 2 :]
+        return [torch.addmm(b, x, w.t()) + 1 for w, b in zip(weights, biases, strict=True)]
+
+    x, weights, vector = numbers(6, 8), by_turns(3) if turns else below(4, 3, 2), numbers(15 if turns else 9, seed=3)
+    biases = [vector[i::3] for i in range(3)] if turns else list(vector.split([4, 3, 2]))
+    module = traced(layers, x, *weights, *biases)
+    assert join_products(module.graph, always, always) == 1 and counted(module) == {BIASED: 1}
+    monkeypatch.setattr(linear, "kernel_adds_bias", lambda x: ready)
+    if ready:
+        joined = joined_operators.joined_matrix(weights, turns)
+        assert joined is not None and outblas.warm(x, joined, joined_operators.joined_vector(biases, turns))
+    before = host.launched
+    expected = layers(x, *weights, *biases)
+    for got, wanted in zip(module(x, *weights, *biases), expected, strict=True):
+        assert torch.equal(got, wanted)
+    assert host.launched == before + ready
+    for got, wanted in zip(module(x, *weights, *(b.clone() for b in biases)), expected, strict=True):
+        assert torch.equal(got, wanted)
+    assert host.launched == before + ready
+
+
+def two_layers(x: Any, q: Any, k: Any, b: Any, c: Any) -> Any:
+    return torch.addmm(b, x, q.t()) + 1, torch.addmm(c, x, k.t()) + 1
+
+
+def two_scaled(x: Any, q: Any, k: Any, b: Any, c: Any) -> Any:
+    return torch.addmm(b, x, q.t(), beta=2) + 1, torch.addmm(c, x, k.t(), beta=2) + 1
+
+
+def test_biases_apart_keep_products_apart(served: Served) -> None:
+    x, (q, k), together = numbers(6, 8), below(4, 4), numbers(8).split(4)
+    for biases in ((numbers(4), numbers(4)), (numbers(6, 4), numbers(6, 4)), (together[1], together[0])):
+        module = traced(two_layers, x, q, k, *biases)
+        assert join_products(module.graph, always, always) == 0 and counted(module) == {ADDMM: 2}
+    scaled = traced(two_scaled, x, q, k, *together)
+    assert join_products(scaled.graph, always, always) == 0
+
+
+def other_inputs(x: Any, q: Any, k: Any) -> Any:
+    return x @ q.t() + 1, (x + 1) @ k.t() + 1
+
+
+def results_of_the_graph(x: Any, q: Any, k: Any) -> Any:
+    return x @ q.t(), x @ k.t()
+
+
+def one_weight_twice(x: Any, q: Any, k: Any) -> Any:
+    return x @ q.t() + 1, x @ q.t() + x @ q.t()
+
+
+def no_transposes(x: Any, q: Any, k: Any) -> Any:
+    return x[:, :4] @ q + 1, x[:, :4] @ k + 1
+
+
+@pytest.mark.parametrize("function", [other_inputs, results_of_the_graph, one_weight_twice, no_transposes])
+def test_other_products_stay_as_they_are(function: Any, served: Served) -> None:
+    module = traced(function, numbers(3, 8), *below(4, 4))
+    before = counted(module)
+    assert join_products(module.graph, always, always) == 0 and counted(module) == before and before[MM] >= 2
+
+
+def test_weights_that_lie_elsewhere_stay_as_they_are(served: Served) -> None:
+    module = traced(results_of_the_graph, numbers(3, 8), numbers(4, 8), numbers(4, 8, seed=1))
+    assert join_products(module.graph, always, always) == 0 and counted(module) == {MM: 2}
+
+
+ACTIVATIONS = {
+    "silu": functional.silu,
+    "gelu": functional.gelu,
+    "gelu_tanh": lambda y: functional.gelu(y, approximate="tanh"),
+}
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+@pytest.mark.parametrize("up_first", [False, True])
+def test_a_gate_is_one_operator(name: str, up_first: bool, served: Served, host: fused.FusedState) -> None:
+    def function(x: Any, gate: Any, up: Any) -> Any:
+        flat = x.reshape(6, 8)
+        left = ACTIVATIONS[name]((flat @ gate.t()).reshape(2, 3, 5))
+        right = (flat @ up.t()).reshape(2, 3, 5)
+        return (right * left if up_first else left * right) + 1
+
+    x, weights = numbers(2, 3, 8), by_turns()
+    module = traced(function, x, *weights)
+    asked: list[Any] = []
+
+    def serves(a: Any, w: Any, activation: str) -> bool:
+        asked.append((tuple(a.shape), tuple(w.shape), activation))
+        return True
+
+    assert join_products(module.graph, never, serves) == 1 and counted(module) == {GATED: 1}
+    assert asked == [((6, 8), (10, 8), name)]
+    assert len([node for node in module.graph.nodes if node.op == "call_function"]) <= 5, "the chain is gone"
+    expected = function(x.double(), *(w.double() for w in weights))
+    for given in (weights, [w.clone() for w in weights]):
+        torch.testing.assert_close(module(x, *given).double(), expected, rtol=3e-3, atol=3e-3)
+    joined = joined_operators.joined_matrix(weights, by_turns=True)
+    assert outblas.warm(x.reshape(6, 8), joined, activation=name, gated=True)
+    before = host.launched
+    torch.testing.assert_close(module(x, *weights).double(), expected, rtol=1e-3, atol=1e-3)
+    assert host.launched == before + 1
+
+
+def relu_gate(x: Any, gate: Any, up: Any) -> Any:
+    return torch.relu(x @ gate.t()) * (x @ up.t()) + 1
+
+
+def nearly_silu(x: Any, gate: Any, up: Any) -> Any:
+    return functional.silu(1.01 * (x @ gate.t())) * (x @ up.t()) + 1
+
+
+def gate_read_twice(x: Any, gate: Any, up: Any) -> Any:
+    y = x @ gate.t()
+    return functional.silu(y) * (x @ up.t()) + y
+
+
+def up_read_twice(x: Any, gate: Any, up: Any) -> Any:
+    y = x @ up.t()
+    return functional.silu(x @ gate.t()) * y + y
+
+
+def gate_of_both(x: Any, gate: Any, up: Any) -> Any:
+    return functional.silu(x @ gate.t() + x @ up.t()) * (x @ up.t()) + 1
+
+
+def silu_of_up(x: Any, gate: Any, up: Any) -> Any:
+    return functional.silu(x @ up.t()) * (x @ gate.t()) + 1
+
+
+@pytest.mark.parametrize("function", [relu_gate, nearly_silu, gate_read_twice, up_read_twice, gate_of_both, silu_of_up])
+def test_what_is_no_gate_is_joined_alone(function: Any, served: Served) -> None:
+    x, weights = numbers(3, 8), by_turns()
+    module = traced(function, x, *weights)
+    before = counted(module)
+    assert join_products(module.graph, never, always) == 0 and counted(module) == before
+    if before == {MM: 2}:
+        assert join_products(module.graph, always, always) == 1 and counted(module) == {JOINED: 1}
+    torch.testing.assert_close(module(x, *weights), function(x, *weights))
