@@ -24,8 +24,8 @@ Variants. All but *eager* replay a CUDA graph:
 - *torch* alone, and *eager*: the same without a graph, each step on an idle GPU, so that its time holds the host's.
 - *without_products*: torch's step less its linear products, which says how much of a step they are. It has no logits.
 - *compile*: torch.compile with max-autotune. *compile_enable*: with ``enable()`` as well, so that its graph holds our
-  products. *compile_optimize*: of the optimised model, so that it holds merged products and gates. transformers gives a compiled prefill an explicit mask, and repeats keys and values in compiled decode steps. Both
-  cost time.
+  products. *compile_optimize*: of the optimised model, so that it holds merged products and gates. transformers gives a
+  compiled prefill an explicit mask, and repeats keys and values in compiled decode steps. Both cost time.
 - *merged*: torch alone with q, k, v and gate, up merged into one product each; *merged_norms* with its fused RMS
   norms, too.
 - *enable*: ``outblas.enable()``; *enable_pdl* with ``OUTBLAS_PDL=1``; *batch_invariant* with that guarantee.
