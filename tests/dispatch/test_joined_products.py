@@ -19,6 +19,7 @@ from outblas.dispatch import linear
 from outblas.dispatch.fusion import fused, joined_operators
 from outblas.dispatch.fusion.joined_products import join_products
 from support.fused_fixture import host_fixture  # noqa: F401
+from support.model_steps_fixture import ours_fixture  # noqa: F401
 from support.served_fixture import Served, numbers, served_fixture  # noqa: F401
 
 MM, ADDMM = torch.ops.aten.mm.default, torch.ops.aten.addmm.default
@@ -246,3 +247,35 @@ def test_what_is_no_gate_is_joined_alone(function: Any, served: Served) -> None:
     if before == {MM: 2}:
         assert join_products(module.graph, always, always) == 1 and counted(module) == {JOINED: 1}
     torch.testing.assert_close(module(x, *weights), function(x, *weights))
+
+
+class Layers(torch.nn.Module):
+    """Two layers of one input whose weights lie in one matrix, and a gate whose weights lie by turns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for names, weights in ((("q", "k"), below(4, 3)), (("gate", "up"), by_turns())):
+            for name, weight in zip(names, weights, strict=True):
+                layer = torch.nn.Linear(8, len(weight), bias=False, dtype=weight.dtype)
+                layer.weight.data = weight
+                self.add_module(name, layer)
+
+    def forward(self, x: Any) -> Any:
+        q, k = self.q(x) + 1, self.k(x) + 1
+        return q, k, functional.silu(self.gate(x)) * self.up(x) + 1
+
+
+def test_a_compiled_module_is_right_after_its_weights_have_moved(ours: Served, host: fused.FusedState) -> None:
+    layers, x = Layers(), numbers(3, 8)
+    before = outblas.status()["torch"]["compiled"]
+    with torch.no_grad(), outblas.use():
+        expected = layers(x)
+        run = torch.compile(layers, backend="inductor", fullgraph=True, dynamic=False)
+        for _ in range(2):
+            for got, wanted in zip(run(x), expected, strict=True):
+                torch.testing.assert_close(got, wanted, rtol=3e-3, atol=3e-3)
+            for parameter in layers.parameters():  # elsewhere, with the same strides: no guard sees it
+                place = torch.empty_strided(parameter.shape, parameter.stride(), dtype=parameter.dtype)
+                parameter.data = place.copy_(parameter)
+    assert outblas.status()["torch"]["compiled"] == before + 2
+    torch._dynamo.reset()

@@ -46,7 +46,8 @@ class Cells:
         self._store, self._run_id, self._only_offered = store, run_id, only_offered
         self._at: dict[int, dict[KernelConfig, Evaluation]] = {}
         self._listed: dict[int, frozenset[KernelConfig]] = {}
-        self._illegal: dict[KernelConfig, list[int]] = {}
+        self._legal: dict[KernelConfig, list[tuple[int, int]]] = {}
+        self._illegal: dict[KernelConfig, int] = {}
 
     def add(self, evaluations: Iterable[Evaluation]) -> None:
         """Take evaluations of the weight's problems, e.g. of the search."""
@@ -81,11 +82,21 @@ class Cells:
         return why_illegal(self.range.problem(m), config, self.evaluator.gpu) is None
 
     def is_legal(self, config: KernelConfig, first: int, last: int) -> bool:
-        """Return whether a kernel is legal for every M from ``first`` to ``last``, both in the range."""
-        if config not in self._illegal:
-            every = range(self.range.first, self.range.last + 1)
-            self._illegal[config] = [m for m in every if not self.is_legal_at(config, m)]
-        return not any(first <= m <= last for m in self._illegal[config])
+        """Return whether a kernel is legal for every M from ``first`` to ``last``, both in the range.
+
+        What was found is kept, since each look at the runs asks again.
+        """
+        if first <= self._illegal.get(config, first - 1) <= last:
+            return False
+        spans = self._legal.setdefault(config, [])
+        if any(a <= first and last <= b for a, b in spans):
+            return True
+        wrong = next((m for m in range(first, last + 1) if not self.is_legal_at(config, m)), None)
+        if wrong is None:
+            spans.append((first, last))
+        else:
+            self._illegal[config] = wrong
+        return wrong is None
 
     def unknown(self, asks: Iterable[Ask]) -> list[Ask]:
         """Return the questions that can be answered and were not yet, each once, grouped by M."""
