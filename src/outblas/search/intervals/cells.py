@@ -84,7 +84,7 @@ class Cells:
     def is_legal(self, config: KernelConfig, first: int, last: int) -> bool:
         """Return whether a kernel is legal for every M from ``first`` to ``last``, both in the range.
 
-        What was found is kept, since each look at the runs asks again.
+        Answers are kept, since each look at the runs asks again.
         """
         if first <= self._illegal.get(config, first - 1) <= last:
             return False
