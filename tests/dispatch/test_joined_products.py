@@ -234,11 +234,17 @@ def gate_of_both(x: Any, gate: Any, up: Any) -> Any:
     return functional.silu(x @ gate.t() + x @ up.t()) * (x @ up.t()) + 1
 
 
+def gate_in_fp32(x: Any, gate: Any, up: Any) -> Any:
+    return functional.silu((x @ gate.t()).float()) * (x @ up.t()) + 1
+
+
 def silu_of_up(x: Any, gate: Any, up: Any) -> Any:
     return functional.silu(x @ up.t()) * (x @ gate.t()) + 1
 
 
-@pytest.mark.parametrize("function", [relu_gate, nearly_silu, gate_read_twice, up_read_twice, gate_of_both, silu_of_up])
+@pytest.mark.parametrize(
+    "function", [relu_gate, nearly_silu, gate_in_fp32, gate_read_twice, up_read_twice, gate_of_both, silu_of_up]
+)
 def test_what_is_no_gate_is_joined_alone(function: Any, served: Served) -> None:
     x, weights = numbers(3, 8), by_turns()
     module = traced(function, x, *weights)

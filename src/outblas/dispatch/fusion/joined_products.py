@@ -177,7 +177,7 @@ def _fuse_gate(graph: Any, group: _Group, serves_gate: ServesGate) -> bool:
     for product in [user for user in _ends(up) if user.target is _ATEN.mul.Tensor]:
         others = [arg for arg in product.args if _before_reshapes(arg) is not up]
         chain = _chain(others[0], gate) if len(others) == 1 and isinstance(others[0], torch.fx.Node) else None
-        if chain is None or not _is_used_there_only(up, product, chain):
+        if chain is None or not _is_used_there_only(up, product, chain) or _dtype(product) != _dtype(up):
             continue
         activation = _activation(others[0], gate)
         if activation is None or not serves_gate(group.left.meta["val"], group.joined, activation):
@@ -191,6 +191,10 @@ def _fuse_gate(graph: Any, group: _Group, serves_gate: ServesGate) -> bool:
         _erase(graph, product)
         return True
     return False
+
+
+def _dtype(node: Any) -> Any:
+    return node.meta["val"].dtype
 
 
 def _ends(node: Any) -> list[Any]:
