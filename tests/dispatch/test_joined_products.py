@@ -11,7 +11,9 @@ pytest.importorskip("torch")
 
 import torch
 from torch._inductor.decomposition import select_decomp_table
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from torch.nn import functional
 
 import outblas
@@ -173,6 +175,34 @@ def test_other_products_stay_as_they_are(function: Any, served: Served) -> None:
 def test_weights_that_lie_elsewhere_stay_as_they_are(served: Served) -> None:
     module = traced(results_of_the_graph, numbers(3, 8), numbers(4, 8), numbers(4, 8, seed=1))
     assert join_products(module.graph, always, always) == 0 and counted(module) == {MM: 2}
+
+
+def test_nodes_of_other_passes_may_have_no_value(served: Served) -> None:
+    for op, target in (("placeholder", None), ("call_function", MM), ("call_function", torch.ops.aten.permute.default)):
+        module = traced(products, numbers(2, 3, 8), *below(4, 3))
+        for node in module.graph.nodes:
+            if node.op == op and target in (None, node.target):
+                del node.meta["val"]
+        assert join_products(module.graph, always, always) == (1 if target is MM else 0)
+    module = traced(lambda x, gate, up: functional.silu(x @ gate.t()) * (x @ up.t()) + 1, numbers(3, 8), *by_turns())
+    for node in module.graph.nodes:
+        if node.target is MM:
+            del node.meta["val"]
+    assert join_products(module.graph, never, always) == 0
+
+
+def test_symbols_stay_as_they_are_and_give_no_guard(served: Served) -> None:
+    shapes = ShapeEnv()
+    mode = FakeTensorMode(shape_env=shapes)
+    symbolic = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC, DimDynamic.STATIC])
+    x, q, k = (mode.from_tensor(each, symbolic_context=symbolic) for each in (numbers(3, 8), *below(4, 4)))
+    module = make_fx(two_products, tracing_mode="fake")(x, q, k)
+    guards = len(shapes.guards)
+    assert join_products(module.graph, always, always) == 0 and len(shapes.guards) == guards
+
+
+def two_products(x: Any, q: Any, k: Any) -> Any:
+    return x @ q.t() + 1, x @ k.t() + 1
 
 
 ACTIVATIONS = {

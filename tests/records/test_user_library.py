@@ -248,7 +248,7 @@ def test_the_dispatch_uses_it_and_says_so(home: Path, monkeypatch: pytest.Monkey
     assert device.library.lookup(FIRST).plain == FAST  # type: ignore[union-attr]
     assert len(device.library.rows) == len(packaged.rows) + (packaged.lookup(FIRST) is None)
     said = matmul.status()["cuda:0"]["libraries"]
-    assert said == [f"{user_library_path('h200')} (1 rows)", f"packaged h200 ({len(packaged.rows)} rows)"]
+    assert said == [f"{user_library_path('h200')} (1 rows)", f"packaged h200 ({packaged.size()})"]
     matmul.use_library(tuned())
     assert matmul.status()["cuda:0"]["libraries"] == ["a library given (0 rows)"]
     matmul.use_library(None)

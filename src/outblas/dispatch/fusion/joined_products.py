@@ -114,10 +114,9 @@ def _groups(graph: Any) -> Iterator[_Group]:
 
 def _lie_in_one(biases: tuple[Any, ...], by_turns: bool) -> bool:
     """Return whether biases are inputs of the graph that lie in one vector."""
-    values = [node.meta.get("val") for node in biases if node.op in ("placeholder", "get_attr")]
-    if len(values) < len(biases) or not all(isinstance(value, torch.Tensor) for value in values):
+    if not all(_is_static(node) and node.op in ("placeholder", "get_attr") for node in biases):
         return False
-    return joined_vector(values, by_turns) is not None
+    return joined_vector([node.meta["val"] for node in biases], by_turns) is not None
 
 
 def _weight(node: Any) -> Any:
@@ -125,14 +124,18 @@ def _weight(node: Any) -> Any:
     if not isinstance(node, torch.fx.Node) or node.target not in _TRANSPOSES:
         return None
     weight = node.args[0]
-    value = weight.meta.get("val") if isinstance(weight, torch.fx.Node) else None
-    fits = isinstance(value, torch.Tensor) and value.dim() == 2 and node.meta["val"].shape == value.shape[::-1]
-    return weight if fits and weight.op in ("placeholder", "get_attr") else None
+    if not (_is_static(node) and _is_static(weight)) or weight.op not in ("placeholder", "get_attr"):
+        return None
+    shape = weight.meta["val"].shape
+    return weight if len(shape) == 2 and node.meta["val"].shape == shape[::-1] else None
 
 
 def _is_static(node: Any) -> bool:
+    """Return whether a node is a dense tensor of known extents. To compare symbols would give the graph a guard."""
     value = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
-    return isinstance(value, torch.Tensor) and all(isinstance(number, int) for number in value.shape)
+    if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
+        return False
+    return all(isinstance(number, int) for number in (*value.shape, *value.stride(), value.storage_offset()))
 
 
 def _source(node: Any) -> Any:
@@ -177,7 +180,7 @@ def _fuse_gate(graph: Any, group: _Group, serves_gate: ServesGate) -> bool:
     for product in [user for user in _ends(up) if user.target is _ATEN.mul.Tensor]:
         others = [arg for arg in product.args if _before_reshapes(arg) is not up]
         chain = _chain(others[0], gate) if len(others) == 1 and isinstance(others[0], torch.fx.Node) else None
-        if chain is None or not _is_used_there_only(up, product, chain) or _dtype(product) != _dtype(up):
+        if chain is None or not _is_used_there_only(up, product, chain) or not _are_alike(product, up):
             continue
         activation = _activation(others[0], gate)
         if activation is None or not serves_gate(group.left.meta["val"], group.joined, activation):
@@ -193,8 +196,8 @@ def _fuse_gate(graph: Any, group: _Group, serves_gate: ServesGate) -> bool:
     return False
 
 
-def _dtype(node: Any) -> Any:
-    return node.meta["val"].dtype
+def _are_alike(one: Any, other: Any) -> bool:
+    return _is_static(one) and _is_static(other) and one.meta["val"].dtype == other.meta["val"].dtype
 
 
 def _ends(node: Any) -> list[Any]:
@@ -255,8 +258,9 @@ def _activation(node: Any, source: Any) -> ActivationName | None:
 
 def _erase(graph: Any, node: Any) -> None:
     """Erase a node without users, and those before it that have none then, up to the graph's inputs."""
-    before = node.all_input_nodes
-    graph.erase_node(node)
-    for each in before:
-        if not each.users and each.op == "call_function":
-            _erase(graph, each)
+    waiting = [node]
+    while waiting:
+        one = waiting.pop()
+        if not one.users and one.op == "call_function":
+            waiting += [each for each in one.all_input_nodes if each not in waiting]
+            graph.erase_node(one)
