@@ -157,6 +157,10 @@ def results_of_the_graph(x: Any, q: Any, k: Any) -> Any:
     return x @ q.t(), x @ k.t()
 
 
+def reshaped_results(x: Any, q: Any, k: Any) -> Any:
+    return (x @ q.t()).reshape(3, 2, 2), (x @ k.t()).reshape(3, 2, 2)
+
+
 def one_weight_twice(x: Any, q: Any, k: Any) -> Any:
     return x @ q.t() + 1, x @ q.t() + x @ q.t()
 
@@ -165,7 +169,9 @@ def no_transposes(x: Any, q: Any, k: Any) -> Any:
     return x[:, :4] @ q + 1, x[:, :4] @ k + 1
 
 
-@pytest.mark.parametrize("function", [other_inputs, results_of_the_graph, one_weight_twice, no_transposes])
+@pytest.mark.parametrize(
+    "function", [other_inputs, results_of_the_graph, reshaped_results, one_weight_twice, no_transposes]
+)
 def test_other_products_stay_as_they_are(function: Any, served: Served) -> None:
     module = traced(function, numbers(3, 8), *below(4, 4))
     before = counted(module)

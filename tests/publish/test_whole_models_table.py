@@ -97,6 +97,8 @@ def test_each_context_has_a_table_with_the_prefill_steps(tmp_path: Path) -> None
     first, second, price = cells(text, "`optimize(model)`, `enable()`")
     assert first == ["120 (0.980×)", "120 (1.300×)", "1.129×", "1.100×"] and len(price) == 6
     assert second == ["120 (1.200×)", "120 (0.980×)", "1.084×", "1.100×"]
+    shorter.pop("compile")
+    assert len(cells(block(tmp_path, data), "torch.compile, max-autotune")) == 2, "no row without a figure"
     data["rows"] = data["rows"][1:2]
     assert "**Llama 3 8B**, 8 layers\n" in block(tmp_path, data), "prefill alone"
 

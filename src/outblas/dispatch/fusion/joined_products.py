@@ -94,7 +94,7 @@ def _groups(graph: Any) -> Iterator[_Group]:
     alike: dict[Any, list[tuple[Any, Any]]] = {}
     for node in (node for target in (_MM, _ADDMM) for node in graph.find_nodes(op="call_function", target=target)):
         a, weight = node.args[-2], _weight(node.args[-1])
-        if weight is None or node.kwargs or not _is_static(a) or any(user.op == "output" for user in node.users):
+        if weight is None or node.kwargs or not _is_static(a) or any(user.op == "output" for user in _ends(node)):
             continue
         storage = weight.meta["val"].untyped_storage()._cdata
         alike.setdefault((node.target, _source(a), storage), []).append((node, weight))

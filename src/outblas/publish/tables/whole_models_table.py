@@ -95,12 +95,16 @@ def _model_block(model: str, about: Mapping[str, Any], data: Mapping[str, Any]) 
     rows = [row for row in data["rows"] if row["model"] == model]
     if not rows:
         return ""
-    names = [name for name in _VARIANTS if any(name in row["variants"] for row in rows)]
     blocks = []
     for context, members in by_context(rows).items():
         title = f"**{model_words(model)}**, {about['layers']} layers"
-        blocks += [f"{title}, context {context}" if context else title, _speed_table(members, names)]
-    return "\n\n".join([*blocks, _price_table(rows, names, about["startup_s"])])
+        blocks += [f"{title}, context {context}" if context else title, _speed_table(members, _measured(members))]
+    return "\n\n".join([*blocks, _price_table(rows, _measured(rows), about["startup_s"])])
+
+
+def _measured(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the variants that any of some steps has, in the order of the table."""
+    return [name for name in _VARIANTS if any(name in row["variants"] for row in rows)]
 
 
 def _speed_table(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
