@@ -11,6 +11,7 @@ pytest.importorskip("torch")
 
 import torch
 from torch._inductor.decomposition import select_decomp_table
+from torch._inductor.utils import fresh_cache
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
@@ -310,7 +311,7 @@ class Layers(torch.nn.Module):
 def test_a_compiled_module_is_right_after_its_weights_have_moved(ours: Served, host: fused.FusedState) -> None:
     layers, x = Layers(), numbers(3, 8)
     before = outblas.status()["torch"]["compiled"]
-    with torch.no_grad(), outblas.use():
+    with torch.no_grad(), outblas.use(), fresh_cache():  # a cached graph had its pass before
         expected = layers(x)
         run = torch.compile(layers, backend="inductor", fullgraph=True, dynamic=False)
         for _ in range(2):
@@ -320,4 +321,18 @@ def test_a_compiled_module_is_right_after_its_weights_have_moved(ours: Served, h
                 place = torch.empty_strided(parameter.shape, parameter.stride(), dtype=parameter.dtype)
                 parameter.data = place.copy_(parameter)
     assert outblas.status()["torch"]["compiled"] == before + 2
+    torch._dynamo.reset()
+
+
+def test_gradients_of_a_compiled_module_are_right(ours: Served, host: fused.FusedState) -> None:
+    layers, x = Layers(), numbers(3, 8).requires_grad_()
+
+    def gradients(run: Any) -> list[Any]:
+        return list(torch.autograd.grad(sum(y.float().sum() for y in run(x)), [x, *layers.parameters()]))
+
+    with outblas.use(), fresh_cache():
+        expected = gradients(layers)
+        found = gradients(torch.compile(layers, backend="inductor", fullgraph=True, dynamic=False))
+    for got, wanted in zip(found, expected, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-2, atol=1e-2)
     torch._dynamo.reset()
