@@ -166,12 +166,16 @@ def one_weight_twice(x: Any, q: Any, k: Any) -> Any:
     return x @ q.t() + 1, x @ q.t() + x @ q.t()
 
 
+def no_turn(x: Any, q: Any, k: Any) -> Any:
+    return x[:, :4] @ q[:, :4].permute(0, 1) + 1, x[:, :4] @ k[:, :4].permute(0, 1) + 1
+
+
 def no_transposes(x: Any, q: Any, k: Any) -> Any:
     return x[:, :4] @ q + 1, x[:, :4] @ k + 1
 
 
 @pytest.mark.parametrize(
-    "function", [other_inputs, results_of_the_graph, reshaped_results, one_weight_twice, no_transposes]
+    "function", [other_inputs, results_of_the_graph, reshaped_results, one_weight_twice, no_turn, no_transposes]
 )
 def test_other_products_stay_as_they_are(function: Any, served: Served) -> None:
     module = traced(function, numbers(3, 8), *below(4, 4))
@@ -275,12 +279,37 @@ def gate_in_fp32(x: Any, gate: Any, up: Any) -> Any:
     return functional.silu((x @ gate.t()).float()) * (x @ up.t()) + 1
 
 
+def gate_of_each_pair(x: Any, gate: Any, up: Any) -> Any:
+    return functional.silu((x @ gate.t()).reshape(15, 1)) * (x @ up.t()).reshape(1, 15) + 1
+
+
+def pairs_within_a_gate(x: Any, gate: Any, up: Any) -> Any:
+    y = x @ gate.t()
+    return (y.reshape(15, 1) * torch.sigmoid(y.reshape(1, 15))).sum(1).reshape(3, 5) * (x @ up.t()) + 1
+
+
+def whole_gates(x: Any, gate: Any, up: Any) -> Any:
+    return functional.silu((x @ gate.t()).int().half()) * (x @ up.t()) + 1
+
+
 def silu_of_up(x: Any, gate: Any, up: Any) -> Any:
     return functional.silu(x @ up.t()) * (x @ gate.t()) + 1
 
 
 @pytest.mark.parametrize(
-    "function", [relu_gate, nearly_silu, gate_in_fp32, gate_read_twice, up_read_twice, gate_of_both, silu_of_up]
+    "function",
+    [
+        relu_gate,
+        nearly_silu,
+        gate_in_fp32,
+        gate_of_each_pair,
+        pairs_within_a_gate,
+        whole_gates,
+        gate_read_twice,
+        up_read_twice,
+        gate_of_both,
+        silu_of_up,
+    ],
 )
 def test_what_is_no_gate_is_joined_alone(function: Any, served: Served) -> None:
     x, weights = numbers(3, 8), by_turns()

@@ -126,8 +126,9 @@ def _weight(node: Any) -> Any:
     weight = node.args[0]
     if not (_is_static(node) and _is_static(weight)) or weight.op not in ("placeholder", "get_attr"):
         return None
-    shape = weight.meta["val"].shape
-    return weight if len(shape) == 2 and node.meta["val"].shape == shape[::-1] else None
+    value, turned = weight.meta["val"], node.meta["val"]
+    is_turned = (turned.shape, turned.stride()) == (value.shape[::-1], value.stride()[::-1])
+    return weight if value.dim() == 2 and is_turned else None
 
 
 def _is_static(node: Any) -> bool:
@@ -197,7 +198,11 @@ def _fuse_gate(graph: Any, group: _Group, serves_gate: ServesGate) -> bool:
 
 
 def _are_alike(one: Any, other: Any) -> bool:
-    return _is_static(one) and _is_static(other) and one.meta["val"].dtype == other.meta["val"].dtype
+    """Return whether two nodes have as many elements, of the same dtype."""
+    if not (_is_static(one) and _is_static(other)):
+        return False
+    first, second = one.meta["val"], other.meta["val"]
+    return bool(first.dtype == second.dtype and first.numel() == second.numel())
 
 
 def _ends(node: Any) -> list[Any]:
@@ -215,10 +220,17 @@ def _before_reshapes(node: Any) -> Any:
 
 
 def _chain(node: Any, source: Any) -> set[Any] | None:
-    """Return the nodes that lead from a source to a node, both included; None if there are other leaves, or none."""
+    """Return the nodes that lead from a source to a node, both included; None if there are other leaves, or none.
+
+    Each has as many elements as the source: a broadcast would mix them.
+    """
+    if not _is_static(node) or not node.meta["val"].is_floating_point():
+        return None
     if node is source:
         return {source}
     if node.target not in (*_RESHAPES, _CAST, *_POINTWISE):
+        return None
+    if not _is_static(source) or node.meta["val"].numel() != source.meta["val"].numel():
         return None
     found = {node}
     for each in node.all_input_nodes:
