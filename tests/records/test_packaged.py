@@ -191,7 +191,7 @@ def test_a_library_is_of_these_kernels(each_library: Library) -> None:
         "python tools/restamp.py --since <commit before the change>"
     )
     assert unproved_tables(each_library) == [], "outblas build-library --steps bench --modes offline"
-    assert unproved_intervals(each_library) == [], "outblas build-library --steps intervals, in a new directory"
+    assert unproved_intervals(each_library) == [], "outblas build-library --steps prove_intervals --begin-with"
     for last in each_library.provenance.get("restamped", [])[-1:]:  # none: made by these very files
         same = last.get("identical_sources", 0) + last["identical_cubins"] + last["identical_code_sections_only"]
         assert last["compared"] == same > 1000

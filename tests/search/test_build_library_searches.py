@@ -296,6 +296,21 @@ def test_the_intervals_of_finished_weights_join_the_library(
     run(script, other, "tune")
     copy_tables_from(other, [work.library])
     assert other.load().intervals == library.intervals and other.load().provenance["intervals"] == {str(llm): about}
-    older = {**about, "kernels": "0" * 64}
-    renamed = {**library.provenance, "intervals": {str(llm): older}}
-    assert unproved_intervals(replace(library, provenance=renamed)) == [llm]
+    older = {**library.provenance, "intervals": {str(llm): {**about, "kernels": "0" * 64}}}
+    replace(library, provenance=older).save(work.library)
+    assert unproved_intervals(work.load()) == [llm]
+    monkeypatch.setattr(weight_intervals, "open_pool", lambda plan: contextlib.nullcontext(ModelledEvaluator(model)))
+    model.fails = lambda problem, config: config == LARGE
+    with pytest.raises(UsageError, match=r"1 of 2 proofs failed, the first 64_128_512.*: wrong|proofs failed"):
+        run(script, work, "prove_intervals", tables=str(llm))
+    assert unproved_intervals(work.load()) == [llm]
+    model.fails = lambda problem, config: False
+    model.asked.clear()
+    run(script, work, "prove_intervals", tables=str(llm))
+    assert unproved_intervals(work.load()) == [] and work.load().intervals == library.intervals
+    assert {problem for problem, _ in model.asked} == set(llm.problems()), "both ends, which are one M here"
+    asked = len(model.asked)
+    run(script, work, "prove_intervals", tables=str(llm))
+    assert len(model.asked) == asked and "done before" in capsys.readouterr().out
+    with pytest.raises(UsageError, match="no intervals of grid1000"):
+        run(script, work, "prove_intervals")

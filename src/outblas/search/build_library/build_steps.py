@@ -22,7 +22,7 @@ from outblas.search.build_library.finalist_trials import ALL_STARTS, JUDGED_STAR
 from outblas.search.build_library.judging import judge, merge
 from outblas.search.build_library.open_rows import search_open_rows
 from outblas.search.build_library.weak_rows import search_weak_rows_again
-from outblas.search.build_library.weight_intervals import search_intervals
+from outblas.search.build_library.weight_intervals import prove_intervals, search_intervals
 from outblas.search.build_library.workload_choosing import choose_workloads
 from outblas.search.build_library.workload_trials import COLD, run_workload_trial
 
@@ -52,6 +52,7 @@ DEFAULT_STEPS: dict[str, Step] = {
 STEPS: dict[str, Step] = {
     **DEFAULT_STEPS,
     "intervals": search_intervals,
+    "prove_intervals": prove_intervals,
     "again": search_weak_rows_again,
     "search_cold": search_cold,
     "judge_cold": partial(judge, mode=COLD),

@@ -171,10 +171,11 @@ def unproved_intervals(library: Library) -> list[Table]:
     """Return the tables whose intervals a library has of other kernel sources than today's.
 
     Args:
-        library: the library; its provenance names the sources of each table's intervals.
+        library: the library; its provenance names the sources of each table's intervals, and of a later proof.
     """
-    known = library.provenance.get("intervals", {}).items()
-    return [Table.parse(name) for name, about in known if about["kernels"] != kernels_sha()]
+    today, known = kernels_sha(), library.provenance.get("intervals", {}).items()
+    sources = {name: (about["kernels"], about.get("proved", {}).get("kernels")) for name, about in known}
+    return [Table.parse(name) for name, known_sources in sources.items() if today not in known_sources]
 
 
 def proved(work: BuildFolder, table: Table) -> frozenset[str]:

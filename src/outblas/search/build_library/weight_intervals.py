@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
-from outblas.bench.pool.worker_plan import make_plan
+from outblas.bench.pool.worker_plan import make_plan, open_pool
+from outblas.core.config import LAUNCHES, KernelConfig, config_name
+from outblas.core.errors import UsageError
+from outblas.core.evaluation import Status
+from outblas.core.problem import Problem
 from outblas.core.suites import Table
+from outblas.records.library import Library
 from outblas.records.library_interval import LibraryInterval
 from outblas.records.library_tables import with_intervals
 from outblas.records.provenance import collect_provenance
@@ -13,9 +19,10 @@ from outblas.records.store import Store
 from outblas.runtime.device import Device, gpu_of_device
 from outblas.search.agents.agent_registry import make_agent
 from outblas.search.build_library.build_searches import command_of
-from outblas.search.build_library.build_work import BuildFolder, built_by, printer
+from outblas.search.build_library.build_work import BuildFolder, built_by, printer, unproved_intervals
 from outblas.search.intervals.finished_weights import FinishedWeights
 from outblas.search.intervals.range_choice import ranges_of
+from outblas.search.intervals.sampled_m import drawn
 from outblas.search.tune_folder import RunFiles
 from outblas.search.tune_run import TuneRequest, run_tune
 
@@ -43,6 +50,56 @@ def search_intervals(work: BuildFolder, table: Table) -> None:
         run_tune(request, told=printer(f"intervals {table}"))
     finally:
         _add_finished(work, table, request)
+
+
+def prove_intervals(work: BuildFolder, table: Table) -> None:
+    """Prove the kernels of a table's intervals with today's sources: at both ends, and at two M inside.
+
+    It is for intervals that the directory took over from a library of other sources, and prints so for others.
+
+    Args:
+        work: directory of the build.
+        table: the table.
+
+    Raises:
+        UsageError: the library has no intervals of the table, or a kernel fails. The library stays as it is.
+        OutblasError: as :func:`outblas.bench.pool.worker_plan.open_pool`.
+    """
+    library = work.load()
+    known = library.provenance.get("intervals", {})
+    if str(table) not in known:
+        raise UsageError(f"no intervals of {table} in {work.library}", "some", "run step intervals, or --begin-with")
+    if table not in unproved_intervals(library):
+        print(f"prove_intervals {table}: done before", flush=True)
+        return
+    pairs, progress = _proof_pairs(library, table), printer(f"prove_intervals {table}")
+    failed: list[str] = []
+    with open_pool(make_plan("local", gpus=work.gpus)) as pool:
+        for done, e in enumerate(pool.evaluate(pairs), 1):
+            failed += (
+                [] if e.status is Status.PASSED else [f"{e.problem.key} {config_name(e.config)}: {e.status.value}"]
+            )
+            progress(done, len(pairs))
+    if failed:
+        wrong = f"{len(failed)} of {len(pairs)} proofs failed, the first {failed[0]}"
+        raise UsageError(wrong, "kernels that pass every gate", "search the weights again: --steps intervals elsewhere")
+    made = collect_provenance(command_of("prove_intervals", table), work.gpu_index)
+    proof = {"kernels": built_by()["kernels"], "date": made["date"], "commit": made["commit"]}
+    tables = {**known, str(table): {**known[str(table)], "proved": proof}}
+    replace(library, provenance={**library.provenance, "intervals": tables}).save(work.library)
+    print(f"prove_intervals {table}: {len(pairs)} proofs passed", flush=True)
+
+
+def _proof_pairs(library: Library, table: Table) -> list[tuple[Problem, KernelConfig]]:
+    """Return (problem, kernel) of all proofs of a table's intervals."""
+    weights = {asked.weight for asked in ranges_of(table.problems()).ranges}
+    pairs: dict[tuple[Problem, KernelConfig], None] = {}
+    for one in (each for each in library.intervals if each.weight in weights):
+        inner = drawn(one.weight, one.first, one.last, range(one.first + 1, one.last))
+        problems = [one.weight.problem(m) for m in sorted({one.first, *inner, one.last})]
+        configs = [choice.config for launch in LAUNCHES if (choice := one.row.choice(launch)) is not None]
+        pairs.update(dict.fromkeys((problem, config) for problem in problems for config in configs))
+    return list(pairs)
 
 
 def folder_of_intervals(work: BuildFolder, table: Table) -> Path:
