@@ -300,8 +300,8 @@ def test_the_intervals_of_finished_weights_join_the_library(
     replace(library, provenance=older).save(work.library)
     assert unproved_intervals(work.load()) == [llm]
     monkeypatch.setattr(weight_intervals, "open_pool", lambda plan: contextlib.nullcontext(ModelledEvaluator(model)))
-    model.fails = lambda problem, config: config == LARGE
-    with pytest.raises(UsageError, match=r"1 of 2 proofs failed, the first 64_128_512.*: wrong|proofs failed"):
+    model.fails = lambda problem, config: problem.m == 64
+    with pytest.raises(UsageError, match=r"1 of 2 proofs failed, the first 64_128_512_TN_fp16_fp32 .*: wrong"):
         run(script, work, "prove_intervals", tables=str(llm))
     assert unproved_intervals(work.load()) == [llm]
     model.fails = lambda problem, config: False

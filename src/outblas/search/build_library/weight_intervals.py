@@ -76,9 +76,8 @@ def prove_intervals(work: BuildFolder, table: Table) -> None:
     failed: list[str] = []
     with open_pool(make_plan("local", gpus=work.gpus)) as pool:
         for done, e in enumerate(pool.evaluate(pairs), 1):
-            failed += (
-                [] if e.status is Status.PASSED else [f"{e.problem.key} {config_name(e.config)}: {e.status.value}"]
-            )
+            if e.status is not Status.PASSED:
+                failed.append(f"{e.problem.key} {config_name(e.config)}: {e.status.value}")
             progress(done, len(pairs))
     if failed:
         wrong = f"{len(failed)} of {len(pairs)} proofs failed, the first {failed[0]}"
