@@ -37,7 +37,7 @@ _POINTWISE = (
     | {_ATEN.pow.Tensor_Scalar}
 )
 #: Points at which activations differ by far more than rounding in fp64.
-_POINTS = torch.linspace(-6, 6, 49, dtype=torch.float64)
+_POINTS = torch.linspace(-6, 6, 49, dtype=torch.float64, device="cpu")
 _SAME = 1e-9
 _END = 2**63 - 1
 
