@@ -35,11 +35,10 @@ Variants. All but *eager* replay a CUDA graph:
 Figures of each: tokens a second and the speed-up over *torch*, for *optimize* also over *merged_norms*, for what is
 compiled with OutBLAS over *compile*. Memory: the weights, and the peak, which is weights, cache and the most that
 start-up and step took beside them. Start-up: seconds of enabling, optimising, tuning, preparing, of three first runs,
-which compile, and of the capture. A kernel that an
-earlier variant has loaded costs a later one nothing, and neither does a workspace. ``--variants`` of one variant alone
-gives its own figures. Logits: largest and mean absolute error against fp32, and the share of greedy tokens that agree.
-They are those of 16 decode steps of up to 8 sequences, or of the last token of 8 prompts. The reference has the same
-weights, up-cast one layer at a time.
+which compile, and of the capture. A kernel that an earlier variant has loaded costs a later one nothing, and neither
+does a workspace. ``--variants`` of one variant alone gives its own figures. Logits: largest and mean absolute error
+against fp32, and the share of greedy tokens that agree. They are those of 16 decode steps of up to 8 sequences, or of
+the last token of 8 prompts. The reference has the same weights, up-cast one layer at a time.
 
 ``--layers N`` measures a model of N layers, and the file says so. Nothing is extrapolated. ``--hidden tiny`` makes all
 extents small, for tests without a GPU. ``--tune SECONDS`` first tunes the products that no library lists, for each

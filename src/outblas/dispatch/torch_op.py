@@ -19,8 +19,8 @@ from outblas.dispatch.guarantees import invariant_operators
 from outblas.dispatch.guarantees.guarantee import GUARANTEES, Guarantee, with_guarantee
 from outblas.dispatch.promises import promise_free_option
 
-#: Inductor must not hand over other strides than were traced: our kernels are chosen by them.
-TAGS = (getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order), torch.Tag.pt2_compliant_tag)
+# Inductor must not hand over other strides than were traced: our kernels are chosen by them.
+_TAGS = (getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order), torch.Tag.pt2_compliant_tag)
 _LIBRARY = torch.library.Library("outblas", "FRAGMENT")
 
 
@@ -49,7 +49,7 @@ def _batched(info: Any, in_dims: tuple[int | None, ...], a: torch.Tensor, b: tor
 def _registered(name: str, guarantee: Guarantee) -> Any:
     """Register the product with a guarantee, its gradients and its batches under a name; return the operator."""
     full = f"outblas::{name}"
-    _LIBRARY.define(f"{name}(Tensor a, Tensor b) -> Tensor", tags=TAGS)
+    _LIBRARY.define(f"{name}(Tensor a, Tensor b) -> Tensor", tags=_TAGS)
     for key in ("CPU", "CUDA"):
         _LIBRARY.impl(name, functools.partial(_compute, guarantee), key)
     torch.library.register_fake(full, _fake, lib=_LIBRARY)
@@ -59,10 +59,16 @@ def _registered(name: str, guarantee: Guarantee) -> Any:
     return getattr(torch.ops.outblas, name).default
 
 
-def _invariant(schema: str, product: Any, fake: Any) -> Any:
-    """Register a batch-invariant operator for graphs behind autograd; return it."""
+def register_behind_autograd(schema: str, product: Any, fake: Any) -> Any:
+    """Register an operator of ``outblas::`` for graphs behind autograd; return it.
+
+    Args:
+        schema: its name and its arguments, e.g. ``double(Tensor a) -> Tensor``.
+        product: function that computes it on real tensors, below autograd.
+        fake: function of fake tensors that returns a fake result.
+    """
     name = schema.partition("(")[0]
-    _LIBRARY.define(schema, tags=TAGS)
+    _LIBRARY.define(schema, tags=_TAGS)
     for key in ("CPU", "CUDA"):
         _LIBRARY.impl(name, product, key)
     torch.library.register_fake(f"outblas::{name}", fake, lib=_LIBRARY)
@@ -78,15 +84,15 @@ mm = MM["none"]
 #: torch's operator -> the batch-invariant one with the same arguments.
 INVARIANT = {
     torch.ops.aten.mm.default: MM["batch_invariant"],
-    torch.ops.aten.bmm.default: _invariant(
+    torch.ops.aten.bmm.default: register_behind_autograd(
         "bmm_batch_invariant(Tensor a, Tensor b) -> Tensor", invariant_operators.bmm, torch.bmm
     ),
-    torch.ops.aten.addmm.default: _invariant(
+    torch.ops.aten.addmm.default: register_behind_autograd(
         "addmm_batch_invariant(Tensor bias, Tensor a, Tensor b, *, Scalar beta=1, Scalar alpha=1) -> Tensor",
         invariant_operators.addmm,
         torch.addmm,
     ),
-    torch.ops.aten.baddbmm.default: _invariant(
+    torch.ops.aten.baddbmm.default: register_behind_autograd(
         "baddbmm_batch_invariant(Tensor bias, Tensor a, Tensor b, *, Scalar beta=1, Scalar alpha=1) -> Tensor",
         invariant_operators.baddbmm,
         torch.baddbmm,

@@ -10,16 +10,13 @@ after its compilation, and no guard of dynamo sees that. Then each product is co
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
 from outblas.dispatch.autograd import compute_mm
 from outblas.dispatch.linear import run_biased, run_fused
 from outblas.dispatch.linear_operands import ActivationName, apply_activation, epilogue_of
-from outblas.dispatch.torch_op import TAGS
-
-_LIBRARY = torch.library.Library("outblas", "FRAGMENT")
+from outblas.dispatch.torch_op import register_behind_autograd
 
 
 def joined_matrix(weights: Sequence[torch.Tensor], by_turns: bool) -> torch.Tensor | None:
@@ -107,23 +104,15 @@ def _fake_gated(a: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, activatio
     return a.new_empty((a.shape[0], gate.shape[0]))
 
 
-def _registered(schema: str, product: Any, fake: Any) -> Any:
-    """Register an operator for graphs behind autograd; return it."""
-    name = schema.partition("(")[0]
-    _LIBRARY.define(schema, tags=TAGS)
-    for key in ("CPU", "CUDA"):
-        _LIBRARY.impl(name, product, key)
-    torch.library.register_fake(f"outblas::{name}", fake, lib=_LIBRARY)
-    return getattr(torch.ops.outblas, name).default
-
-
 #: (M, K), weights (N_i, K) and whether they lie by turns -> (M, sum of N_i).
-mm_joined = _registered("mm_joined(Tensor a, Tensor[] weights, bool by_turns) -> Tensor", _mm_joined, _fake_joined)
+mm_joined = register_behind_autograd(
+    "mm_joined(Tensor a, Tensor[] weights, bool by_turns) -> Tensor", _mm_joined, _fake_joined
+)
 #: Biases (N_i), and the arguments of ``mm_joined`` -> (M, sum of N_i).
-addmm_joined = _registered(
+addmm_joined = register_behind_autograd(
     "addmm_joined(Tensor[] biases, Tensor a, Tensor[] weights, bool by_turns) -> Tensor", _addmm_joined, _fake_biased
 )
 #: (M, K), gate and up (H, K) and the name of the activation -> (M, H).
-gated_joined = _registered(
+gated_joined = register_behind_autograd(
     "gated_joined(Tensor a, Tensor gate, Tensor up, str activation) -> Tensor", _gated_joined, _fake_gated
 )

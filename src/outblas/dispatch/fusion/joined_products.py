@@ -100,13 +100,12 @@ def _groups(graph: Any) -> Iterator[_Group]:
         alike.setdefault((node.target, _source(a), storage), []).append((node, weight))
     for pairs in alike.values():
         order = sorted(pairs, key=lambda pair: pair[1].meta["val"].storage_offset())
-        weights = tuple(weight for _, weight in order)
-        if len({*weights}) < 2 or len({*weights}) < len(weights):
+        products, weights = zip(*order, strict=True)
+        if not 1 < len({*weights}) == len(weights):
             continue
+        biases = tuple(node.args[0] for node in products if node.target is _ADDMM)
         for by_turns in (False, True):
             joined = joined_matrix([weight.meta["val"] for weight in weights], by_turns)
-            products = tuple(node for node, _ in order)
-            biases = tuple(node.args[0] for node in products if node.target is _ADDMM)
             if joined is not None and (not biases or _lie_in_one(biases, by_turns)):
                 yield _Group(products, weights, biases, by_turns, joined)
                 break
@@ -114,7 +113,7 @@ def _groups(graph: Any) -> Iterator[_Group]:
 
 def _lie_in_one(biases: tuple[Any, ...], by_turns: bool) -> bool:
     """Return whether biases are inputs of the graph that lie in one vector."""
-    if not all(_is_static(node) and node.op in ("placeholder", "get_attr") for node in biases):
+    if not all(map(_is_input, biases)):
         return False
     return joined_vector([node.meta["val"] for node in biases], by_turns) is not None
 
@@ -124,7 +123,7 @@ def _weight(node: Any) -> Any:
     if not isinstance(node, torch.fx.Node) or node.target not in _TRANSPOSES:
         return None
     weight = node.args[0]
-    if not (_is_static(node) and _is_static(weight)) or weight.op not in ("placeholder", "get_attr"):
+    if not _is_static(node) or not _is_input(weight):
         return None
     value, turned = weight.meta["val"], node.meta["val"]
     is_turned = (turned.shape, turned.stride()) == (value.shape[::-1], value.stride()[::-1])
@@ -137,6 +136,10 @@ def _is_static(node: Any) -> bool:
     if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
         return False
     return all(isinstance(number, int) for number in (*value.shape, *value.stride(), value.storage_offset()))
+
+
+def _is_input(node: Any) -> bool:
+    return _is_static(node) and node.op in ("placeholder", "get_attr")
 
 
 def _source(node: Any) -> Any:
@@ -152,11 +155,8 @@ def _join(graph: Any, group: _Group) -> None:
     a, count = first.args[-2], len(group.products)
     with graph.inserting_before(first):
         value = a.meta["val"].new_empty((a.meta["val"].shape[0], group.joined.shape[0]))
-        operands = (a, list(group.weights), group.by_turns)
-        if group.biases:
-            whole = _call(graph, first, addmm_joined, (list(group.biases), *operands), value)
-        else:
-            whole = _call(graph, first, mm_joined, operands, value)
+        target, biases = (addmm_joined, [list(group.biases)]) if group.biases else (mm_joined, [])
+        whole = _call(graph, first, target, (*biases, a, list(group.weights), group.by_turns), value)
         begin = 0
         for i, (node, weight) in enumerate(zip(group.products, group.weights, strict=True)):
             end = begin + weight.meta["val"].shape[0]
@@ -199,10 +199,11 @@ def _fuse_gate(graph: Any, group: _Group, serves_gate: ServesGate) -> bool:
 
 def _are_alike(one: Any, other: Any) -> bool:
     """Return whether two nodes have as many elements, of the same dtype."""
-    if not (_is_static(one) and _is_static(other)):
-        return False
-    first, second = one.meta["val"], other.meta["val"]
-    return bool(first.dtype == second.dtype and first.numel() == second.numel())
+    return _have_as_many(one, other) and one.meta["val"].dtype == other.meta["val"].dtype
+
+
+def _have_as_many(one: Any, other: Any) -> bool:
+    return _is_static(one) and _is_static(other) and one.meta["val"].numel() == other.meta["val"].numel()
 
 
 def _ends(node: Any) -> list[Any]:
@@ -224,13 +225,11 @@ def _chain(node: Any, source: Any) -> set[Any] | None:
 
     Each has as many elements as the source: a broadcast would mix them.
     """
-    if not _is_static(node) or not node.meta["val"].is_floating_point():
+    if not _have_as_many(node, source) or not node.meta["val"].is_floating_point():
         return None
     if node is source:
         return {source}
     if node.target not in (*_RESHAPES, _CAST, *_POINTWISE):
-        return None
-    if not _is_static(source) or node.meta["val"].numel() != source.meta["val"].numel():
         return None
     found = {node}
     for each in node.all_input_nodes:

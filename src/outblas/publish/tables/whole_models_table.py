@@ -143,8 +143,12 @@ def _mean(rows: Sequence[Mapping[str, Any]], name: str, figure: str) -> str:
     ratios = [each[0] for each in found if each is not None]
     if not ratios:
         return "–"
-    steps = f" ({len(ratios)} of {len(rows)} steps)" if len(ratios) < len(rows) else ""
-    return f"{geomean(ratios):.3f}×{steps}"
+    return f"{geomean(ratios):.3f}×{_steps_if_fewer(ratios, rows)}"
+
+
+def _steps_if_fewer(measured: Sequence[Any], rows: Sequence[Any]) -> str:
+    """Return of how many steps a figure is; an empty text if it is of all."""
+    return f" ({len(measured)} of {len(rows)} steps)" if len(measured) < len(rows) else ""
 
 
 def _price_table(
@@ -162,7 +166,7 @@ def _price_table(
         cells = [
             f"{max(each['weight_bytes'] for each in found) / _GB:.1f}",
             f"{max(each['peak_bytes'] for each in found) / _GB:.1f}",
-            f"{seconds:.1f}" + (f" ({len(found)} of {len(rows)} steps)" if len(found) < len(rows) else ""),
+            f"{seconds:.1f}{_steps_if_fewer(found, rows)}",
             f"{max(each['largest'] for each in logits):.3f}",
             f"{sum(each['mean'] * each['places'] for each in logits) / places:.4f}",
             f"{sum(each['agree'] * each['places'] for each in logits) / places:.1%}",

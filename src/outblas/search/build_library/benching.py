@@ -18,7 +18,7 @@ from outblas.records.library import Library
 from outblas.records.library_tables import is_bench_of, rows_of_table
 from outblas.records.results import Result, read_result
 from outblas.runtime.device import gpu_of_device
-from outblas.search.build_library.build_work import SEEDS, BuildFolder, printer, proved, unproved_tables
+from outblas.search.build_library.build_work import SEEDS, BuildFolder, printer, proof_by, proved, unproved_tables
 
 BENCH_ROUNDS = 11
 SERVER_SAMPLE = 100
@@ -78,8 +78,7 @@ def note_proof(work: BuildFolder, table: Table, result: Result) -> None:
         )
     library = work.load()
     known = library.provenance["tables"]
-    proof = {"kernels": today, **{key: result.provenance[key] for key in ("date", "commit")}}
-    tables = {**known, str(table): {**known[str(table)], "proved": proof}}
+    tables = {**known, str(table): {**known[str(table)], "proved": proof_by(result.provenance)}}
     library = replace(library, provenance={**library.provenance, "tables": tables})
     if not unproved_tables(library):
         library = replace(library, provenance={**library.provenance, "kernels": today})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
@@ -160,11 +160,7 @@ def unproved_tables(library: Library) -> list[Table]:
     Args:
         library: the library; its provenance has ``tables``.
     """
-    today = kernels_sha()
-    common = library.provenance.get("kernels") or today
-    tables = library.provenance["tables"].items()
-    sources = {name: (about.get("kernels", common), about.get("proved", {}).get("kernels")) for name, about in tables}
-    return [Table.parse(name) for name, known in sources.items() if today not in known]
+    return _of_other_sources(library.provenance["tables"], library.provenance.get("kernels") or kernels_sha())
 
 
 def unproved_intervals(library: Library) -> list[Table]:
@@ -173,9 +169,25 @@ def unproved_intervals(library: Library) -> list[Table]:
     Args:
         library: the library; its provenance names the sources of each table's intervals, and of a later proof.
     """
-    today, known = kernels_sha(), library.provenance.get("intervals", {}).items()
-    sources = {name: (about["kernels"], about.get("proved", {}).get("kernels")) for name, about in known}
-    return [Table.parse(name) for name, known_sources in sources.items() if today not in known_sources]
+    return _of_other_sources(library.provenance.get("intervals", {}), "")
+
+
+def _of_other_sources(parts: Mapping[str, Any], common: str) -> list[Table]:
+    """Return the tables whose provenance names today's sources neither as ``kernels``, or ``common``, nor as proved."""
+    today = kernels_sha()
+    sources = {
+        name: (about.get("kernels", common), about.get("proved", {}).get("kernels")) for name, about in parts.items()
+    }
+    return [Table.parse(name) for name, known in sources.items() if today not in known]
+
+
+def proof_by(provenance: Mapping[str, Any]) -> dict[str, str]:
+    """Return what a table's provenance gets as ``proved`` after a proof with today's sources.
+
+    Args:
+        provenance: of the proof; it has ``date`` and ``commit``.
+    """
+    return {"kernels": kernels_sha(), **{key: provenance[key] for key in ("date", "commit")}}
 
 
 def proved(work: BuildFolder, table: Table) -> frozenset[str]:

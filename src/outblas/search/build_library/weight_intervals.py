@@ -11,6 +11,7 @@ from outblas.core.errors import UsageError
 from outblas.core.evaluation import Status
 from outblas.core.problem import Problem
 from outblas.core.suites import Table
+from outblas.kernels.kernel_hash import kernels_sha
 from outblas.records.library import Library
 from outblas.records.library_interval import LibraryInterval
 from outblas.records.library_tables import with_intervals
@@ -19,15 +20,15 @@ from outblas.records.store import Store
 from outblas.runtime.device import Device, gpu_of_device
 from outblas.search.agents.agent_registry import make_agent
 from outblas.search.build_library.build_searches import command_of
-from outblas.search.build_library.build_work import BuildFolder, built_by, printer, unproved_intervals
+from outblas.search.build_library.build_work import BuildFolder, printer, proof_by, unproved_intervals
 from outblas.search.intervals.finished_weights import FinishedWeights
 from outblas.search.intervals.range_choice import ranges_of
 from outblas.search.intervals.sampled_m import drawn
 from outblas.search.tune_folder import RunFiles
-from outblas.search.tune_run import TuneRequest, run_tune
+from outblas.search.tune_run import TuneRequest, default_agent, run_tune
 
-#: The settings of the search, those that `outblas tune` has by default.
-AGENT, BUDGET, SEED = "heuristic", 16, 0
+#: Measurements of each sampled M at most, and the agent's seed: those that `outblas tune` has by default.
+BUDGET, SEED = 16, 0
 
 
 def search_intervals(work: BuildFolder, table: Table) -> None:
@@ -83,8 +84,7 @@ def prove_intervals(work: BuildFolder, table: Table) -> None:
         wrong = f"{len(failed)} of {len(pairs)} proofs failed, the first {failed[0]}"
         raise UsageError(wrong, "kernels that pass every gate", "search the weights again: --steps intervals elsewhere")
     made = collect_provenance(command_of("prove_intervals", table), work.gpu_index)
-    proof = {"kernels": built_by()["kernels"], "date": made["date"], "commit": made["commit"]}
-    tables = {**known, str(table): {**known[str(table)], "proved": proof}}
+    tables = {**known, str(table): {**known[str(table)], "proved": proof_by(made)}}
     replace(library, provenance={**library.provenance, "intervals": tables}).save(work.library)
     print(f"prove_intervals {table}: {len(pairs)} proofs passed", flush=True)
 
@@ -107,8 +107,9 @@ def folder_of_intervals(work: BuildFolder, table: Table) -> Path:
 
 
 def _request(work: BuildFolder, table: Table) -> TuneRequest:
+    device = Device(gpu_index=work.gpu_index)
     return TuneRequest(
-        (), table.suite, AGENT, BUDGET, SEED, Device(gpu_index=work.gpu_index), folder_of_intervals(work, table),
+        (), table.suite, default_agent(device), BUDGET, SEED, device, folder_of_intervals(work, table),
         command_of("intervals", table), make_plan("local", gpus=work.gpus), ranges=ranges_of(table.problems()),
     )  # fmt: skip
 
@@ -120,14 +121,14 @@ def _add_finished(work: BuildFolder, table: Table, request: TuneRequest) -> None
     intervals: list[LibraryInterval] = []
     weights, wanted = 0, request.ranges.ranges
     with Store(RunFiles(request.path).store) as store:
-        agent = make_agent(AGENT, SEED, gpu_of_device(work.gpu_index))
-        finished = FinishedWeights(store, request.path.name, agent, BUDGET)
+        agent = make_agent(request.agent, request.seed, gpu_of_device(work.gpu_index))
+        finished = FinishedWeights(store, request.path.name, agent, request.budget)
         for asked in wanted:
             found = finished.outcome(asked, request.ranges.sampled(asked, None))
             if found is not None:
                 weights += 1
                 intervals += found[0].intervals
-    about = {"kernels": built_by()["kernels"], "agent": AGENT, "seed": SEED, "budget": BUDGET}
+    about = {"kernels": kernels_sha(), "agent": request.agent, "seed": request.seed, "budget": request.budget}
     about |= {"weights": weights, "wanted": len(wanted), **collect_provenance(request.command, work.gpu_index)}
     with_intervals(work.load(), intervals, table, about).save(work.library)
     print(f"intervals {table}: {weights} of {len(wanted)} weights, {len(intervals)} intervals", flush=True)
