@@ -30,6 +30,7 @@ from outblas.runtime.device import Device
 from outblas.search.agents.agent_registry import make_agent
 from outblas.search.intervals.interval_search import SearchWatch, Told
 from outblas.search.intervals.range_search import RangesRequest, offered_ms, search_ranges
+from outblas.search.kept_baselines import KeptBaselines
 from outblas.search.tune import PROBLEMS_AT_ONCE, Progress, SearchOptions, tune
 from outblas.search.tune_folder import FORMAT as FORMAT
 from outblas.search.tune_folder import RunFiles as RunFiles
@@ -185,17 +186,18 @@ def run_tune(
                 options = _search_options(request, clock)
                 name = files.path.name
                 store.begin(name, {"agent": agent.name, "seed": agent.seed, "source": evaluator.source})
+                keeping = KeptBaselines(evaluator, store, name)
                 ranges = search_ranges(
-                    request.ranges, agent, request.budget, evaluator, recording, store, name,
+                    request.ranges, agent, request.budget, keeping, recording, store, name,
                     SearchWatch(options.stop, told or _ignore_words),
                 )  # fmt: skip
                 problems = () if ranges.stopped else request.problems
-                single = tune(problems, agent, request.budget, evaluator, store, name, progress, options)
+                single = tune(problems, agent, request.budget, keeping, store, name, progress, options)
                 library = replace(single, intervals=ranges.intervals)
                 library.save(files.library)
                 origin = _origin(evaluator, device, recording, request.command)
                 decided = replace(library, rows=(*single.rows, *ranges.rows))
-                rows = list(result_rows(decided, store, name, evaluator))
+                rows = list(result_rows(decided, store, name, keeping))
                 write_result(rows, {"suite": request.suite, "device": request.place, **origin}, files.result)
             write_json(files.run, {**about, **origin, "finished": utc_now()})
     samples = (request.ranges.sampled(one, recording) for one in request.ranges.ranges)

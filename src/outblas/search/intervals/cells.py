@@ -125,6 +125,7 @@ class Cells:
                 todo.append((self.range.problem(m), config))
         if not todo:
             return False
+        self.evaluator.expect(dict.fromkeys(problem for problem, _ in todo))
         evaluations = self.evaluator.evaluate(todo)
         try:
             for evaluation in evaluations:
