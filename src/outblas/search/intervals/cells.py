@@ -11,6 +11,7 @@ from outblas.core.problem import Problem
 from outblas.core.weight import WeightRange
 from outblas.kernels.legality import why_illegal
 from outblas.records.store import Store
+from outblas.search.intervals.sampled_m import inside
 
 #: A question: a kernel at an M.
 Ask = tuple[int, KernelConfig]
@@ -46,6 +47,7 @@ class Cells:
         self._store, self._run_id, self._only_offered = store, run_id, only_offered
         self._at: dict[int, dict[KernelConfig, Evaluation]] = {}
         self._listed: dict[int, frozenset[KernelConfig]] = {}
+        self._legal_at: dict[int, dict[KernelConfig, bool]] = {}
         self._legal: dict[KernelConfig, list[tuple[int, int]]] = {}
         self._illegal: dict[KernelConfig, int] = {}
 
@@ -79,19 +81,31 @@ class Cells:
         return config in self._listed[m]
 
     def is_legal_at(self, config: KernelConfig, m: int) -> bool:
-        return why_illegal(self.range.problem(m), config, self.evaluator.gpu) is None
+        """Return whether a kernel is legal at an M. Answers are kept, since each look at the runs asks again."""
+        known = self._legal_at.setdefault(m, {})
+        if config not in known:
+            known[config] = why_illegal(self.range.problem(m), config, self.evaluator.gpu) is None
+        return known[config]
+
+    def runnable(self, configs: Sequence[KernelConfig], first: int, last: int) -> Sequence[int]:
+        """Return the offered M between ``first`` and ``last``, without both, at which all of some kernels may run."""
+        between = inside(self.offered, first, last)
+        if not self._only_offered and all(self.is_legal(config, first, last) for config in configs):
+            return between
+        return [m for m in between if all(self.may_run(m, config) for config in configs)]
 
     def is_legal(self, config: KernelConfig, first: int, last: int) -> bool:
         """Return whether a kernel is legal for every M from ``first`` to ``last``, both in the range.
 
-        Answers are kept, since each look at the runs asks again.
+        Answers are kept for spans, not for each M of them.
         """
         if first <= self._illegal.get(config, first - 1) <= last:
             return False
         spans = self._legal.setdefault(config, [])
         if any(a <= first and last <= b for a, b in spans):
             return True
-        wrong = next((m for m in range(first, last + 1) if not self.is_legal_at(config, m)), None)
+        gpu = self.evaluator.gpu
+        wrong = next((m for m in range(first, last + 1) if why_illegal(self.range.problem(m), config, gpu)), None)
         if wrong is None:
             spans.append((first, last))
         else:

@@ -233,16 +233,17 @@ class _Search:
 
         The budget is for all options. So of a winner with PDL, the twin without it may never have been measured.
         """
-        asks: list[Ask] = []
+        new: dict[int, list[KernelConfig]] = {}
         for m, configs in [(m, run.configs) for run in runs for m in run.ms if m in self._searched]:
-            new = [config for config in configs if (m, config) not in self._twinned]
-            if not new:
-                continue
-            self._twinned.update((m, config) for config in new)
-            problem, evaluator = self.cells.range.problem(m), self.cells.evaluator
-            options = launch_options(problem, evaluator.gpu)
-            twins = {with_launch(without_launch(config), launch) for config in new for launch in options}
-            asks += [(m, config) for config in evaluator.candidates(problem) if config in twins]
+            new[m] = [config for config in configs if (m, config) not in self._twinned]
+            self._twinned.update((m, config) for config in new[m])
+        problems = {m: self.cells.range.problem(m) for m, configs in new.items() if configs}
+        offered = self.cells.evaluator.candidates_of(list(problems.values()))
+        asks: list[Ask] = []
+        for m, problem in problems.items():
+            options = launch_options(problem, self.cells.evaluator.gpu)
+            twins = {with_launch(without_launch(config), launch) for config in new[m] for launch in options}
+            asks += [(m, config) for config in offered[problem] if config in twins]
         return asks
 
     def _proposed(self, m: int) -> list[KernelConfig]:
@@ -261,7 +262,7 @@ class _Search:
         if not configs:
             return []
         known = self.cells
-        between = [m for m in inside(known.offered, first, last) if all(known.may_run(m, c) for c in configs)]
+        between = known.runnable(configs, first, last)
         return known.unknown((m, c) for m in drawn(known.range.weight, first, last, between) for c in configs)
 
     def _measure(self, asks: Sequence[Ask], words: str) -> bool:
