@@ -1,7 +1,7 @@
 """Shapes drawn by a seed: for a live comparison of agents, and for ``benchmarks/new_shapes.py --drawn``.
 
-Half are layers of ten published models with M drawn log-uniformly from 1 to 8192. Six of the models share no (N, K)
-with a row or an interval of the packaged library. The others have all extents log-uniform from 16 to 16384. A quarter
+Half are layers of ten published models with M drawn log-uniformly from 1 to 8192. Six of the models share one (N, K)
+of 24 with a row or an interval of the packaged library. The published draws are older than that. The others have all extents log-uniform from 16 to 16384. A quarter
 of all shapes have odd extents only.
 """
 
@@ -18,7 +18,7 @@ from outblas.core.suites import GRID_EXTENTS, LLM_LAYERS
 from outblas.learn.samplers import log_uniform
 
 #: Model -> (N = out features, K = in features) of its linear layers, from the model's config.json. QKV and gate/up are
-#: fused. No suite has any of these.
+#: fused. Of these, a suite has Gemma's 8192 x 3584 alone: it is also a part of Llama 3 70B on 8 GPUs (llm_tp).
 OTHER_LAYERS: dict[str, tuple[tuple[int, int], ...]] = {
     # hidden 3584, 16 heads and 8 KV heads of 256, intermediate 14336
     "gemma2-9b": ((8192, 3584), (3584, 4096), (28672, 3584), (3584, 14336)),
