@@ -1,8 +1,8 @@
 """Shapes drawn by a seed: for a live comparison of agents, and for ``benchmarks/new_shapes.py --drawn``.
 
 Half are layers of ten published models with M drawn log-uniformly from 1 to 8192. Six of the models share one (N, K)
-of 24 with a row or an interval of the packaged library. The published draws are older than that. The others have all extents log-uniform from 16 to 16384. A quarter
-of all shapes have odd extents only.
+of 24 with a row or an interval of the packaged library. The published draws are older than that. The others have all
+extents log-uniform from 16 to 16384. A quarter of all shapes have odd extents only.
 """
 
 from __future__ import annotations
