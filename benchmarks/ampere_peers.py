@@ -177,7 +177,7 @@ def measure(arguments: Any) -> None:
     def content(found: list[dict[str, Any]]) -> dict[str, Any]:
         return {
             "format": AMPERE_FORMAT,
-            "provenance": peer_provenance(arguments, "benchmarks/ampere_peers.py measure"),
+            "provenance": peer_provenance(arguments, "benchmarks/ampere_peers.py"),
             "instances": {acc: len(each) for acc, each in names.items()},
             "rows": found,
         }

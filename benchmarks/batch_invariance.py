@@ -36,7 +36,7 @@ from outblas.core.suites import suite
 from outblas.judge.batch_invariance import MOST_ROWS, check_batch_invariance, drawn_batches
 from outblas.judge.reference import b_as_k_by_n
 from outblas.kernels.fixed_order import summation_of_weight
-from outblas.records.provenance import collect_provenance
+from outblas.records.provenance import collect_provenance, script_command
 from outblas.records.results import result_file
 
 FORMAT = "outblas-batch-invariance-2"
@@ -174,7 +174,7 @@ def measure(count: int, batches: int, out: Path) -> dict[str, Any]:
             yield measure_weight(by_key[key], batches, TIMED, gpu)
 
     def content(rows: list[dict[str, Any]]) -> dict[str, Any]:
-        about = collect_provenance(" ".join(["python", "benchmarks/batch_invariance.py", *sys.argv[1:]]))
+        about = collect_provenance(script_command("benchmarks/batch_invariance.py"))
         result.update({"format": FORMAT, "provenance": about, "settings": settings})
         result.update({"means": means(rows), "rows": rows})
         return result

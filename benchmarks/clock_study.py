@@ -39,7 +39,7 @@ from outblas.judge.gates import CellProver
 from outblas.judge.gpu_clock import GpuClock
 from outblas.judge.programmatic_edges import make_edges_programmatic
 from outblas.records.library import Library
-from outblas.records.provenance import collect_provenance
+from outblas.records.provenance import collect_provenance, script_command
 from outblas.records.results import result_file
 from outblas.runtime.device import gpu_of_device
 from outblas.runtime.driver import capture_graph, check, driver
@@ -286,7 +286,7 @@ def main() -> None:
             found[problem.key] = study(problem, rivals, library, gpu, arguments.rounds)
             gc.collect()
         rows = summary(found)
-        about = collect_provenance("benchmarks/clock_study.py")
+        about = collect_provenance(script_command("benchmarks/clock_study.py"))
         write_json(arguments.out, {"format": FORMAT, "provenance": about, "summary": rows, "problems": found})
     except OutblasError as error:
         sys.exit(f"error: {error}")

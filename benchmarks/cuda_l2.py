@@ -125,7 +125,7 @@ def measure(arguments: Any) -> None:
             yield from rows_of(iter(todo), factory_name(make_handler), (folder, gpu, Library(gpu.name, known)))
 
     def content(found: list[dict[str, Any]]) -> dict[str, Any]:
-        provenance = peer_provenance(arguments, "benchmarks/cuda_l2.py measure")
+        provenance = peer_provenance(arguments, "benchmarks/cuda_l2.py")
         return {"format": CUDA_L2_FORMAT, "provenance": provenance, "seed": arguments.seed, "rows": found}
 
     found = journaled_rows(arguments.out, settings, settings["problems"], rows, line, content)

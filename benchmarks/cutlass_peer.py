@@ -187,7 +187,7 @@ def measure(arguments: argparse.Namespace) -> None:
     def content(rows: list[dict[str, Any]]) -> dict[str, Any]:
         return {
             "format": CUTLASS_FORMAT,
-            "provenance": peer_provenance(arguments, "benchmarks/cutlass_peer.py measure"),
+            "provenance": peer_provenance(arguments, "benchmarks/cutlass_peer.py"),
             "instances": [instance.name for instance in INSTANCES],
             "rows": rows,
         }

@@ -41,7 +41,7 @@ from outblas.jail.jailed_evaluator import FreeOptions
 from outblas.judge.baselines import make_baselines
 from outblas.kernels.custom.examples.example_kernels import all_examples
 from outblas.kernels.custom.free_kernel import FreeKernel
-from outblas.records.provenance import collect_provenance
+from outblas.records.provenance import collect_provenance, script_command
 from outblas.records.results import result_file
 
 H200 = packaged_gpu("h200")
@@ -82,7 +82,7 @@ def record(kernels: Mapping[str, FreeKernel], problems: Sequence[Problem], argum
     proved = {e.config.name for e in known if e.status is Status.PASSED and isinstance(e.config, FreeKernel)}
     todo = {p: [k for k in kernels.values() if (p, k) not in seen and not k.launch.why_not(p, gpu)] for p in problems}
     total, done, begun = sum(map(len, todo.values())), 0, time.perf_counter()
-    with Recorder(arguments.out, gpu, collect_provenance("benchmarks/free_kernels.py")) as recorder:
+    with Recorder(arguments.out, gpu, collect_provenance(script_command("benchmarks/free_kernels.py"))) as recorder:
         for problem, wanted in todo.items():
             options = Options(0, gpu, rounds=ROUNDS, baselines=RIVALS, proved=frozenset(proved), drop_beyond=HOPELESS)
             live = CarriedLiveEvaluator(options, STEP_S, FreeOptions(batch=BATCH))
@@ -118,7 +118,7 @@ def rank(kernels: Mapping[str, FreeKernel], problems: Sequence[Problem], argumen
         print(f"{problem.mnk}: {len(passed)} kernels, {_agreement(row)}", flush=True)
     text = {
         "format": _FORMAT,
-        "provenance": collect_provenance("benchmarks/free_kernels.py"),
+        "provenance": collect_provenance(script_command("benchmarks/free_kernels.py")),
         "recorded": recorded.provenance,
         "problems": rows,
         "agree": all(not row["contradictions"] for row in rows),

@@ -44,7 +44,7 @@ from outblas.kernels.geometry import workspace_bytes
 from outblas.kernels.kernel_hash import kernels_sha
 from outblas.kernels.source import make_source
 from outblas.records.library import Library
-from outblas.records.provenance import collect_provenance
+from outblas.records.provenance import collect_provenance, script_command
 from outblas.runtime.device import gpu_of_device
 from outblas.runtime.fused_launch import Extra, FusedKernel
 from outblas.runtime.launch import load
@@ -187,7 +187,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 rows.append(row)
                 wrong += "wrong" in row
                 print({k: v for k, v in row.items() if k != "config"}, flush=True)
-        command = " ".join(["python benchmarks/fused_epilogue.py", *(arguments or sys.argv[1:])])
+        command = script_command("benchmarks/fused_epilogue.py", arguments)
         data = {
             "provenance": {**collect_provenance(command), "kernels": kernels_sha()},
             "launch": options.launch,

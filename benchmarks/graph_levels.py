@@ -33,7 +33,7 @@ from outblas.core.rivals import LT_AUTO, RIVALS
 from outblas.judge.baselines import make_baselines
 from outblas.judge.gpu_clock import GpuClock
 from outblas.judge.sm_clock import SmClock
-from outblas.records.provenance import collect_provenance
+from outblas.records.provenance import collect_provenance, script_command
 from outblas.records.results import result_file
 from outblas.runtime.device import gpu_of_device
 from outblas.runtime.driver import capture_graph, check, driver
@@ -179,7 +179,7 @@ def main() -> None:
                 [(round(one["ms"]), round(one["us"], 2), round(one["mhz"])) for one in found[mnk]["alone"][::9]],
             )
             print("  two replays", found[mnk]["two_replays"], flush=True)
-        about = collect_provenance("benchmarks/graph_levels.py")
+        about = collect_provenance(script_command("benchmarks/graph_levels.py"))
         write_json(arguments.out, {"format": FORMAT, "provenance": about, "problems": found})
     except OutblasError as error:
         sys.exit(f"error: {error}")

@@ -40,7 +40,7 @@ from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryChoice, LibraryRow
-from outblas.records.provenance import collect_provenance
+from outblas.records.provenance import collect_provenance, script_command
 from outblas.runtime.cublas import CublasLt, describe
 from outblas.runtime.device import gpu_of_device
 
@@ -189,7 +189,7 @@ def main() -> int:
         "problem": problem.key,
         "calls": options.calls,
         "kernels": {},
-        "provenance": collect_provenance("benchmarks/host_cost.py"),
+        "provenance": collect_provenance(script_command("benchmarks/host_cost.py")),
     }
     import torch
 

@@ -40,7 +40,7 @@ from outblas.judge.rounds import speedup
 from outblas.publish.tables.notes import INDUCTOR_FORMAT
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryRow
-from outblas.records.provenance import collect_provenance
+from outblas.records.provenance import collect_provenance, script_command
 from outblas.records.results import result_file
 
 H200 = packaged_gpu("h200")
@@ -157,7 +157,7 @@ def measure(count: int, out: Path) -> dict[str, Any]:
 
     def content(rows: list[dict[str, Any]]) -> dict[str, Any]:
         by_suite = {name: means([row for row in rows if row["suite"] == name]) for name in listed}
-        about = collect_provenance("benchmarks/inductor_rival.py")
+        about = collect_provenance(script_command("benchmarks/inductor_rival.py"))
         result.update({"format": INDUCTOR_FORMAT, "provenance": about, "means": by_suite, "rows": rows})
         return result
 

@@ -47,7 +47,7 @@ from outblas.learn.samplers import log_uniform
 from outblas.records.averages import FAR_BELOW
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryRow
-from outblas.records.provenance import collect_provenance
+from outblas.records.provenance import collect_provenance, script_command
 from outblas.records.results import result_file
 from outblas.records.store import Store
 from outblas.runtime.device import gpu_of_device
@@ -153,7 +153,7 @@ def check(arguments: argparse.Namespace) -> None:
         cases = [Case(p, decided[p], row) for p, row in rows]
         store.begin(TIMED, {"agent": "interval_check", "seed": arguments.seed, "source": evaluator.source})
         figures = [row_of(case, timed(case, evaluator, store)) for case in cases if case.kernels]
-    about = collect_provenance(" ".join(["python", "benchmarks/interval_check.py", *sys.argv[1:]]), 0)
+    about = collect_provenance(script_command("benchmarks/interval_check.py"), 0)
     settings = {"budget": arguments.budget, "seed": arguments.seed}
     write_found(arguments.out, {**summary(len(problems), figures), **settings, "provenance": about})
 

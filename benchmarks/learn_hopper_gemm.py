@@ -35,7 +35,7 @@ from outblas.judge.bench_cell import Options
 from outblas.kernels.custom.examples.example_kernels import example
 from outblas.kernels.custom.free_kernel import FreeKernel
 from outblas.records.library import Library
-from outblas.records.provenance import collect_provenance
+from outblas.records.provenance import collect_provenance, script_command
 from outblas.records.results import result_file
 from outblas.runtime.device import gpu_of_device
 
@@ -137,7 +137,7 @@ def main() -> None:
     try:
         if not arguments.pages_only:
             rows = measure([Problem(*map(int, mnk.split("_"))) for mnk in arguments.problems], arguments.rounds)
-            about = collect_provenance("benchmarks/learn_hopper_gemm.py")
+            about = collect_provenance(script_command("benchmarks/learn_hopper_gemm.py"))
             write_json(arguments.out, {"format": FORMAT, "provenance": about, "rows": rows})
         result = json.loads(arguments.out.read_text(encoding="utf-8"))
         for chapter in CHAPTERS:

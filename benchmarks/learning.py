@@ -49,7 +49,7 @@ from outblas.core.problem import Problem
 from outblas.records.averages import FAR_BELOW
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryRow
-from outblas.records.provenance import collect_provenance
+from outblas.records.provenance import collect_provenance, script_command
 from outblas.records.results import read_result, result_file, write_result
 from outblas.runtime.device import gpu_of_device
 from outblas.search.live_compare.drawn_shapes import drawn_shapes
@@ -158,7 +158,7 @@ def loop(arguments: argparse.Namespace) -> None:
         print(name, json.dumps(found[name]), flush=True)
     ratio = found["learning"]["p99"] / found["without"]["p99"]
     products = [str(one.stage.value) + ": " + one.detail for one in outblas.learned().products]
-    about = collect_provenance("python benchmarks/learning.py --loop", 0)
+    about = collect_provenance(script_command("benchmarks/learning.py"), 0)
     write_json(arguments.out, {**found, "p99_ratio": ratio, "products": products, "provenance": about})
     print(f"p99 while learning is {ratio:.3f} times that without")
 
@@ -226,7 +226,7 @@ def soak(arguments: argparse.Namespace) -> None:
     found = [json.loads(answer.splitlines()[-1]) for answer in answers]
     path = Path(os.environ["OUTBLAS_LIBRARY"])
     result = soak_result(found, Library.load(path) if path.exists() else Library("", ()))
-    about = collect_provenance(f"python benchmarks/learning.py --soak --calls {arguments.calls}", 0)
+    about = collect_provenance(script_command("benchmarks/learning.py"), 0)
     write_json(arguments.out, {**result, "workers": found, "provenance": about})
     print(json.dumps(result))
 

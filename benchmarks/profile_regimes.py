@@ -38,7 +38,7 @@ from outblas.kernels.config_text import config_from_name
 from outblas.kernels.cost.cost_model import rank
 from outblas.records.counter_file import FORMAT, OURS
 from outblas.records.library import Library
-from outblas.records.provenance import collect_provenance
+from outblas.records.provenance import collect_provenance, script_command
 from outblas.records.results import result_file
 from outblas.runtime import ncu
 from outblas.runtime.device import gpu_of_device
@@ -134,7 +134,7 @@ def main() -> int:
             profiler = Profiler(tool, scratch, options.timeout)
             items = plan(gpu_of_device(0))
             rows = rows_of(items, profiler.kernels(works_of(items)))
-        provenance = {**collect_provenance("benchmarks/profile_regimes.py"), "ncu": ncu.version(tool)}
+        provenance = {**collect_provenance(script_command("benchmarks/profile_regimes.py")), "ncu": ncu.version(tool)}
         absent = [m for m in ncu.METRICS if m not in profiler.metrics]
         result = {"format": FORMAT, "provenance": provenance, "metrics_absent": absent, "rows": rows}
         text = json.dumps(result, indent=1, ensure_ascii=False) + "\n"

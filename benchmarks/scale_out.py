@@ -27,7 +27,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shlex
 import subprocess
 import sys
 import tempfile
@@ -48,6 +47,7 @@ from outblas.kernels.catalogue import candidates
 from outblas.kernels.custom.examples.example_kernels import all_examples
 from outblas.kernels.custom.free_kernel import FreeKernel
 from outblas.kernels.source import make_source
+from outblas.records.provenance import script_command
 from outblas.records.store import Store
 from outblas.runtime.nvrtc import compile_many
 from outblas.search.agents.agent_registry import make_agent
@@ -188,7 +188,7 @@ def main() -> None:
         parser.error("--together takes GPU 0, and as many behind it: --gpus 0,1; CUDA_VISIBLE_DEVICES names others")
     if arguments.together and len(_visible(len(gpus) + 1)) <= len(gpus):
         parser.error(f"--together: CUDA_VISIBLE_DEVICES names fewer than {len(gpus) + 1} GPUs")
-    command = shlex.join(["python", "benchmarks/scale_out.py", *sys.argv[1:]])
+    command = script_command("benchmarks/scale_out.py")
     if not arguments.filled:
         timed(arguments, gpus, command)
     if arguments.together:

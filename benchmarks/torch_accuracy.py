@@ -46,7 +46,7 @@ from outblas.dispatch.product import has_kernel, may_have_kernel
 from outblas.judge.baselines import make_baselines
 from outblas.judge.reference import Reference, b_as_k_by_n
 from outblas.publish.tables.notes import ACCURACY_FORMAT
-from outblas.records.provenance import collect_provenance, shared_conditions, source_commit
+from outblas.records.provenance import collect_provenance, script_command, shared_conditions, source_commit
 from outblas.records.results import result_file
 from outblas.runtime.device import gpu_count, gpu_of_device
 
@@ -205,7 +205,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--out", type=Path, default=result_file("torch_accuracy.json"))
     options = parser.parse_args(arguments)
-    command = " ".join(["benchmarks/torch_accuracy.py", *(sys.argv[1:] if arguments is None else arguments)])
+    command = script_command("benchmarks/torch_accuracy.py", arguments)
     try:
         found = measure(options)
         provenance = collect_provenance(command, 0 if options.device == "cuda" else None)

@@ -11,7 +11,7 @@ from typing import Any
 from rivals.compile_jobs import cutlass_version, set_patience
 
 from outblas.core.errors import OutblasError
-from outblas.records.provenance import collect_provenance
+from outblas.records.provenance import collect_provenance, script_command
 
 
 def peer_parser(text: str, carried: str, out: Path, count: int) -> argparse.ArgumentParser:
@@ -61,6 +61,6 @@ def run_with_checkout(
         sys.exit(str(error))
 
 
-def peer_provenance(arguments: argparse.Namespace, command: str) -> dict[str, Any]:
+def peer_provenance(arguments: argparse.Namespace, script: str) -> dict[str, Any]:
     """Return the provenance of a result file, with CUTLASS' version: the one that is given, else the installed one."""
-    return {**collect_provenance(command), "cutlass": arguments.cutlass or cutlass_version()}
+    return {**collect_provenance(script_command(script)), "cutlass": arguments.cutlass or cutlass_version()}

@@ -62,7 +62,7 @@ from outblas.core.errors import DeviceError, OutblasError
 from outblas.core.files import write_json
 from outblas.core.stats import MIN_ROUNDS, geomean
 from outblas.judge.faults import first_line
-from outblas.records.provenance import collect_provenance
+from outblas.records.provenance import collect_provenance, script_command
 from outblas.records.results import result_file
 
 MODES = ("eager", "graph", "compiled", "compiled_graph")
@@ -179,7 +179,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     model = llama.random_model(llama.llama3_8b(options.layers), "cuda")
     steps = [Step("decode", size) for size in options.decode]
     steps += [Step("prefill", size) for size in options.prefill]
-    command = " ".join(["benchmarks/transformer/model_steps.py", *(sys.argv[1:] if arguments is None else arguments)])
+    command = script_command("benchmarks/transformer/model_steps.py", arguments)
     result: dict[str, Any] = {"layers": options.layers, "context": options.context, "rounds": options.rounds}
     result["provenance"] = {**collect_provenance(command), "transformers": metadata.version("transformers")}
     if options.tune is not None:

@@ -68,7 +68,7 @@ import outblas
 from outblas.core.errors import DeviceError, OutblasError, UsageError
 from outblas.core.stats import MIN_ROUNDS
 from outblas.publish.tables.whole_models_table import read_whole_models
-from outblas.records.provenance import collect_provenance
+from outblas.records.provenance import collect_provenance, script_command
 from outblas.records.results import result_file
 from outblas.records.user_library import LIBRARY_VARIABLE
 
@@ -265,7 +265,7 @@ def join(out: Path, others: Sequence[Path], models: Sequence[str]) -> WholeModel
 
 def main(arguments: Sequence[str] | None = None, compile_options: Mapping[str, Any] = MAX_AUTOTUNE) -> int:
     options = parsed(arguments)
-    command = " ".join(["benchmarks/transformer/whole_models.py", *(sys.argv[1:] if arguments is None else arguments)])
+    command = script_command("benchmarks/transformer/whole_models.py", arguments)
     try:
         if options.join:
             file = join(options.out, options.join, options.models)

@@ -7,11 +7,11 @@ import pytest
 
 from outblas.core.config import knob_schema
 from outblas.core.problem import Problem
-from outblas.kernels.catalogue import catalogue
+from outblas.kernels.catalogue import catalogue, with_launch
 from outblas.kernels.families.registry import FAMILIES
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
-from outblas.kernels.kernel_space import KernelSpace, kernel_space, one_knob_away, with_launch, without_launch
+from outblas.kernels.kernel_space import KernelSpace, kernel_space, one_knob_away, without_launch
 from outblas.kernels.knobs import all_knobs
 from outblas.kernels.legality import why_illegal
 from outblas.kernels.pool import pool, pool_families

@@ -161,3 +161,10 @@ def test_missing_toolchain_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiling, "nvrtc_version", no_nvrtc)
     found = provenance.toolchain()
     assert (found["nvrtc"], found["torch"], found["cublas"]) == (None, None, None)
+
+
+def test_the_command_of_a_script_is_quoted_and_has_its_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["/anywhere/scale_out.py", "--out", "a b.json"])
+    assert provenance.script_command("benchmarks/scale_out.py") == "python benchmarks/scale_out.py --out 'a b.json'"
+    assert provenance.script_command("benchmarks/x.py", []) == "python benchmarks/x.py"
+    assert provenance.script_command("benchmarks/x.py", ["--gpus", "0,1"]) == "python benchmarks/x.py --gpus 0,1"

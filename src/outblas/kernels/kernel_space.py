@@ -15,11 +15,11 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from outblas.core.config import LAUNCHES, KernelConfig, Launch, knob_schema
+from outblas.core.config import KernelConfig, Launch, knob_schema
 from outblas.core.gpu_records import reference_gpu
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
-from outblas.kernels.catalogue import catalogue
+from outblas.kernels.catalogue import catalogue, with_launch
 from outblas.kernels.knobs import Knobs, all_knobs, reference_knobs
 from outblas.kernels.legality import KnobColumns, breaks_extent_rule, knob_columns, never_legal, why_illegal
 from outblas.kernels.pool import pool
@@ -87,12 +87,6 @@ class KernelSpace:
             configs = (with_launch(config, launch) for config in self.members)
             self._possible[key] = np.array([not never_legal(problem, config, gpu) for config in configs], np.bool_)
         return self._possible[key]
-
-
-def with_launch(config: KernelConfig, launch: Launch) -> KernelConfig:
-    """Return a config with a launch option: ``pdl`` sets that knob, ``weights`` also ``early``, ``plain`` neither."""
-    needs = LAUNCHES.index(launch)
-    return config if needs == 0 else config.with_knobs(pdl=True, early=needs > 1)
 
 
 def without_launch(config: KernelConfig) -> KernelConfig:

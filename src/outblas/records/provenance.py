@@ -7,8 +7,10 @@ import functools
 import os
 import platform
 import re
+import shlex
 import subprocess
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timezone
 from importlib import metadata
@@ -23,6 +25,18 @@ _T = TypeVar("_T")
 _PATIENCE_S = 20
 #: Holds pynvml once it was initialised.
 _started: list[Any] = []
+
+
+def script_command(script: str, arguments: Sequence[str] | None = None) -> str:
+    """Return the command of a script of the checkout, shell-quoted, for :func:`collect_provenance`.
+
+    Example: ``python benchmarks/scale_out.py --gpus 0,1``.
+
+    Args:
+        script: its path from the root of the checkout.
+        arguments: its arguments; None: those of this process.
+    """
+    return shlex.join(["python", script, *(sys.argv[1:] if arguments is None else arguments)])
 
 
 def collect_provenance(command: str, gpu_index: int | None = 0) -> dict[str, Any]:

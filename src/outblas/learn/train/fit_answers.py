@@ -100,7 +100,7 @@ def fit_answers(paths: Sequence[Path], folder: Path, report: Callable[[str], Non
         same = [i for i, each in enumerate(problems) if each.gpu == gpu]
         own = [gains[i] for i in same]
         aligned = [problems[i].problem.rows_aligned for i in same]
-        rule, taken = choose_rule([predicted[i] for i in same], own, aligned)
+        rule, taken = choose_answer_rule([predicted[i] for i in same], own, aligned)
         slower = int((taken < math.log(SLOW)).sum())
         best = np.array([max(0.0, each.max(initial=0.0)) for each in own])
         words = (
@@ -147,7 +147,7 @@ class AnswerRule(NamedTuple):
     sure_unaligned: float
 
 
-def choose_rule(
+def choose_answer_rule(
     predicted: Sequence[tuple[Floats, Floats]], gains: Sequence[Floats], aligned: Sequence[bool]
 ) -> tuple[AnswerRule, Floats]:
     """Choose the rule with the most speed, of those that make few problems slower.
@@ -168,7 +168,7 @@ def choose_rule(
     for margin in MARGINS:
         taken, sures = np.zeros(len(gains)), list[float]()
         for side, most in zip((rows, ~rows), MAX_SLOWER, strict=True):
-            best = _surest([(*predicted[i], gains[i]) for i in np.flatnonzero(side).tolist()], margin, most)
+            best = _surest_answers([(*predicted[i], gains[i]) for i in np.flatnonzero(side).tolist()], margin, most)
             if best is not None:
                 taken[side], sure = best
                 sures.append(sure)
@@ -179,7 +179,7 @@ def choose_rule(
     return max(found, key=lambda one: one[0])[1:]
 
 
-def _surest(
+def _surest_answers(
     problems: Sequence[tuple[Floats, Floats, Floats]], margin: float, most: float
 ) -> tuple[Floats, float] | None:
     """Return (log speed-ups, bound) of the bound with the most speed; None if all make more problems slower."""
