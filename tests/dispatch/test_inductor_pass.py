@@ -15,13 +15,16 @@ pytest.importorskip("torch")
 import torch
 from torch._inductor import config
 from torch._inductor.custom_graph_pass import CustomGraphPass
+from torch._inductor.utils import fresh_cache
 from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
+import outblas
 from outblas.core.problem import Problem
 from outblas.dispatch import device_registry, inductor_pass
+from outblas.dispatch.fusion import joined_operators
 from outblas.dispatch.guarantees.unpadded_products import switch_padding_off
 from outblas.dispatch.inductor_pass import ProductPass, has_kernel_for_graph, replace_products
 from outblas.records.library import Library
@@ -196,6 +199,27 @@ def setting() -> Any:
     return config.post_grad_custom_post_pass
 
 
+def test_a_pass_that_is_told_of_inference_runs_before(served: Served) -> None:
+    module = pytest.importorskip("torch._inductor.custom_graph_pass")
+    if not hasattr(module, "CustomInferenceAwareGraphPass"):
+        pytest.skip("this torch has no such passes")
+
+    class Told(module.CustomInferenceAwareGraphPass):  # type: ignore[misc, name-defined]
+        told: list[bool] = []
+
+        def __call__(self, graph: Any, is_inference: bool) -> None:
+            self.told.append(is_inference)
+
+        def uuid(self) -> Any:
+            return "told"
+
+    torch._dynamo.reset()
+    with torch.no_grad(), config.patch(post_grad_custom_post_pass=Told()), outblas.use(), fresh_cache():
+        torch.compile(lambda x: x @ x.t() + 1, backend="inductor")(numbers(4, 4))
+    torch._dynamo.reset()
+    assert Told.told == [True]
+
+
 def test_the_pass_is_every_threads_whoever_installs_or_removes_it(served: Served) -> None:
     here = setting()
     made = in_a_thread(inductor_pass.install)
@@ -241,6 +265,10 @@ def test_a_package_compiled_ahead_holds_torchs_product(served: Served) -> None:
     assert targets(graph) == [OURS]
 
 
+class Keeper:
+    weight: Any = numbers(8, 4)
+
+
 def test_the_cache_tells_passes_apart(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     identities = [ProductPass(before).uuid() for before in (None, Theirs("a"), Theirs("b"), [Theirs("a"), Theirs("b")])]
     monkeypatch.setenv("OUTBLAS_PDL", "1")
@@ -251,6 +279,12 @@ def test_the_cache_tells_passes_apart(served: Served, monkeypatch: pytest.Monkey
     served.library = type(served.library)("h200", ())
     identities.append(ProductPass().uuid())
     assert len(set(identities)) == len(identities) and None not in identities
+    keeper = Keeper()
+    joined_operators.matrix_keepers.add(keeper)
+    identities.append(ProductPass().uuid())
+    keeper.weight = None
+    assert ProductPass().uuid() == identities[-2], "weights that have left their matrix"
+    assert len(set(identities)) == len(identities)
     assert ProductPass(lambda graph: None).uuid() is None, "an unknown pass is not cached"
     monkeypatch.setattr(device_registry, "devices", {})
     assert ProductPass().uuid() == ProductPass().uuid()

@@ -223,8 +223,8 @@ class Dataflow:
 
     def _forget(self, node: ast.AST) -> None:
         for one in ast.walk(node):
-            if isinstance(one, ast.Name) and isinstance(one.ctx, (ast.Store, ast.Del)):
-                self._names[one.id] = self._new("unknown")
+            for name in _bound_names(one):
+                self._names[name] = self._new("unknown")
 
     def _bind(self, target: Any, value: int) -> None:
         if isinstance(target, ast.Name):
@@ -244,10 +244,11 @@ class Dataflow:
         return self._new("unknown")
 
     def _read_all(self, node: ast.AST) -> None:
-        """Count every name in an expression that is not understood as used."""
+        """Count every name in an expression that is not understood as used, and forget those that it sets."""
         for one in ast.walk(node):
             if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Load):
                 self._use(self._read_name(one), -1)
+        self._forget(node)
 
     def _read_name(self, node: ast.Name) -> int:
         return self._names.get(node.id, -1) if node.id in self._names else self._number("global", node.id)
@@ -312,6 +313,18 @@ class Dataflow:
 
     def _note(self, value: int, node: Any) -> None:
         self.steps.append(Step(value, node, self._statement, self._nested, self._before))
+
+
+def _bound_names(node: Any) -> Iterator[str]:
+    """Yield the names that a node itself sets, of variables, functions, imports, errors or patterns."""
+    names: tuple[Any, ...] = ()
+    if isinstance(node, ast.Name):
+        names = () if isinstance(node.ctx, ast.Load) else (node.id,)
+    elif isinstance(node, ast.alias):
+        names = ((node.asname or node.name).partition(".")[0],)
+    elif isinstance(node, (ast.stmt, ast.ExceptHandler)) or type(node).__name__.startswith("Match"):
+        names = getattr(node, "name", None), getattr(node, "rest", None)
+    yield from filter(None, names)
 
 
 def _definition(function: Callable[..., Any]) -> tuple[str, Any]:

@@ -5,10 +5,40 @@ The parameters stay the same objects, with the same values. So state dicts, opti
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 import torch
+
+from outblas.dispatch.fusion.joined_operators import matrix_keepers
+
+
+def separate_before_step(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Give an optimiser's parameters that lie by turns memory of their own; a hook of torch before each step.
+
+    Fused optimisers walk through a parameter's memory and ignore its strides. So they would change other layers.
+
+    Args:
+        optimizer: the optimiser.
+        args: arguments of its step; not used.
+        kwargs: the same.
+    """
+    by_turns = [one for one in list(matrix_keepers) if one.has_gaps]
+    if not by_turns:
+        return
+    stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    for one in by_turns:
+        if stepped & {id(parameter) for parameter in one.parameters()}:
+            one.separate()
+
+
+@functools.cache
+def _watch_optimizers() -> None:
+    """Register the hook, once in a process."""
+    from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+    register_optimizer_step_pre_hook(separate_before_step)
 
 
 class JoinedWeights:
@@ -30,6 +60,19 @@ class JoinedWeights:
             self.weight = self._join([one.weight for one in linears])
             self.bias = None if linears[0].bias is None else self._join([one.bias for one in linears])
         self._views = [_view(one, name) for one in linears for name in ("weight", "bias")]
+        matrix_keepers.add(self)
+        if by_turns:
+            _watch_optimizers()
+
+    @property
+    def has_gaps(self) -> bool:
+        """Return whether the parameters lie by turns, so that they are not contiguous."""
+        return self._by_turns and self.weight is not None
+
+    def parameters(self) -> list[Any]:
+        """Return the parameters that the layers have now."""
+        each = (linear._parameters.get(name) for linear, name, *_ in self._views)
+        return [parameter for parameter in each if parameter is not None]
 
     def intact(self) -> bool:
         """Return True if every parameter is still the one that is a view of the joined tensors; if not, let go of them.

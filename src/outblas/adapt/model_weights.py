@@ -47,6 +47,11 @@ def model_weights(model: Any) -> list[LayerWeight]:
                 found += part.weights(name)
                 covered |= {id(layer) for layer in part.layers}
     for name, module in model.named_modules():
-        if isinstance(module, nn.Linear) and id(module) not in covered:
+        if isinstance(module, nn.Linear) and id(module) not in covered and not _is_empty(module.weight):
             found.append(LayerWeight(name, module.weight, module.bias))
     return found
+
+
+def _is_empty(weight: Any) -> bool:
+    """Return whether a weight has no elements, or no extents before the first call."""
+    return nn.parameter.is_lazy(weight) or weight.numel() == 0

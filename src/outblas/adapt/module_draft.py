@@ -8,6 +8,8 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
+
 from outblas.adapt.dataflow import Dataflow, Step
 from outblas.adapt.parts import (
     ActivatedProduct,
@@ -22,6 +24,8 @@ from outblas.adapt.structures import Activated, Gate, Merge, Sum, place, product
 
 #: Attribute of a module that holds its :class:`ModulePlan`, and the mark of an installed ``forward``.
 PLAN, INSTALLED = "outblas_plan", "outblas_installed"
+#: Method of torch's modules that makes a replica for another device.
+REPLICATE = "_replicate_for_data_parallel"
 
 
 class ModulePlan:
@@ -154,6 +158,7 @@ def install(plan: ModulePlan, takes_residual: bool = False) -> None:
     setattr(forward, INSTALLED, True)
     setattr(plan.module, PLAN, plan)
     plan.module.forward = types.MethodType(forward, plan.module)
+    setattr(plan.module, REPLICATE, types.MethodType(_replicate, plan.module))
 
 
 def plan_of(module: Any) -> ModulePlan | None:
@@ -163,15 +168,28 @@ def plan_of(module: Any) -> ModulePlan | None:
 
 
 def uninstall(module: Any) -> bool:
-    """Give a module, or a copy of one, the ``forward`` of its class again; return False if it has that."""
-    if not hasattr(getattr(module.__dict__.get("forward"), "__func__", None), INSTALLED):
-        return False
+    """Give a module, or a copy of one, the ``forward`` of its class again; return False if it has that.
+
+    A ``forward`` that somebody has set since stays. If it calls ours, that runs the class's code from now on.
+    """
     plan = plan_of(module)
     if plan is not None:  # else a copy, whose parameters have memory of their own
         plan.release()
-    del module.forward
-    module.__dict__.pop(PLAN, None)
-    return True
+    was_planned = module.__dict__.pop(PLAN, None) is not None
+    module.__dict__.pop(REPLICATE, None)
+    is_ours = hasattr(getattr(module.__dict__.get("forward"), "__func__", None), INSTALLED)
+    if is_ours:
+        del module.forward
+    return was_planned or is_ours
+
+
+@functools.wraps(torch.nn.Module._replicate_for_data_parallel)  # its name, by which pickle finds it
+def _replicate(self: Any) -> Any:
+    """Return a replica for ``torch.nn.DataParallel`` that runs the code of its class on its own weights."""
+    replica = type(self)._replicate_for_data_parallel(self)
+    for name in ("forward", PLAN, REPLICATE):
+        replica.__dict__.pop(name, None)
+    return replica
 
 
 def _forward(original: Any, takes_residual: bool) -> Callable[..., Any]:

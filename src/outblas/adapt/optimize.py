@@ -36,7 +36,8 @@ def optimize(model: torch.nn.Module) -> OptimizeReport:
     so last bits may differ from the model before.
 
     Parameters stay the same objects and become views of the joined weights. No weight is held twice. State dicts,
-    optimisers and adapters work as before, and so does ``save_pretrained`` of transformers.
+    optimisers and adapters work as before, and so does ``save_pretrained`` of transformers. The weights of gate and up
+    lie by turns, so they are not contiguous. The first step of an optimiser that has them lays them apart again.
 
     A module runs its own code while it trains, while gradients are recorded and while torch.compile traces. So does a
     module with hooks, or with a layer or an activation that was replaced or moved. Move a model to its device and dtype
@@ -113,12 +114,21 @@ def _drafts(model: Any) -> tuple[dict[str, ModuleDraft], dict[str, str]]:
     drafts, errors = {}, {}
     for name, module in _owners(model):
         try:
+            if _is_compiled(module):
+                raise UsageError("it is compiled by torch.jit", "a module of Python", "leave it as it is")
             if _is_replaced(module):
                 raise UsageError("forward was replaced on this instance", "the one of its class", "leave it as it is")
             drafts[name] = ModuleDraft(module)
         except UsageError as error:
             errors[name] = error.wrong
     return drafts, errors
+
+
+def _is_compiled(module: Any) -> bool:
+    """Return whether torch.jit has compiled a module, so that its code is no Python."""
+    from torch.jit import ScriptModule
+
+    return isinstance(module, ScriptModule)
 
 
 def _is_replaced(module: Any) -> bool:
@@ -209,7 +219,7 @@ def _sum(name: str, draft: ModuleDraft, drafts: dict[str, ModuleDraft], report: 
 def _fuse_norms(model: Any, report: OptimizeReport) -> None:
     """Let torch's fused kernel compute the norms of a model."""
     for name, module in model.named_modules():
-        epsilon = None if _is_replaced(module) else epsilon_of_norm(module)
+        epsilon = None if _is_compiled(module) or _is_replaced(module) else epsilon_of_norm(module)
         if epsilon is not None:
             part = FusedNorm(module, epsilon)
             install(ModulePlan(module, [part], part))

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch._inductor import config
+from torch._inductor import config, custom_graph_pass
 from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch._inductor.virtualized import V
 
-from outblas.dispatch import device_registry
+from outblas.dispatch import device_registry, torch_op
 from outblas.dispatch.fusion import fused, joined_operators, joined_products
 from outblas.dispatch.fusion.joined_products import join_products
 from outblas.dispatch.guarantees.guarantee import process_guarantee
@@ -34,7 +34,9 @@ from outblas.dispatch.torch_op import INVARIANT, mm
 from outblas.kernels.epilogue import Epilogue
 
 #: Files that make the pass.
-_FILES = (__file__, joined_products.__file__, joined_operators.__file__)
+_FILES = (__file__, torch_op.__file__, joined_products.__file__, joined_operators.__file__)
+#: torch's class of passes that take ``is_inference``; None: this torch has none.
+_TOLD_OF_INFERENCE = getattr(custom_graph_pass, "CustomInferenceAwareGraphPass", None)
 #: torch's operator -> this package's, for graphs whose products are replaced where that is faster.
 PRODUCTS_ALONE = {torch.ops.aten.mm.default: mm}
 
@@ -75,7 +77,7 @@ def _are_on_gpu(a: Any, b: Any) -> bool:
     return on_gpu and a.layout == b.layout == torch.strided
 
 
-class ProductPass(CustomGraphPass):  # type: ignore[misc]
+class ProductPass(_TOLD_OF_INFERENCE or CustomGraphPass):  # type: ignore[misc]
     """A pass of Inductor that replaces ``aten.mm`` by ``outblas::mm`` where it pays. It runs after earlier passes.
 
     Args:
@@ -104,9 +106,10 @@ class ProductPass(CustomGraphPass):  # type: ignore[misc]
         """Itself: a copy of Inductor's settings must not outlive :func:`remove`."""
         return self
 
-    def __call__(self, graph: Any) -> None:
+    def __call__(self, graph: Any, is_inference: bool = True) -> None:
         for each in _passes(self.before):
-            each(graph)
+            is_told = _TOLD_OF_INFERENCE is not None and isinstance(each, _TOLD_OF_INFERENCE)
+            each(graph, is_inference) if is_told else each(graph)
         if self._acts():
             self._counts.replaced += self._replace(graph)
 
@@ -127,16 +130,21 @@ class ProductPass(CustomGraphPass):  # type: ignore[misc]
         return is_half_for_graph(a, w) and fused.serves(a, w.t(), epilogue)
 
     def uuid(self) -> Any:
-        """Return the key for Inductor's cache: ``("outblas", hash of the pass, libraries, switches, earlier keys)``.
+        """Return the key for Inductor's cache; None, which means "do not cache", if an earlier pass has no key.
 
-        ``libraries`` tells the installed libraries, ``switches`` whether the pass acts, and the last part is a tuple of
-        the earlier passes' keys. Return None, which means "do not cache", if an earlier pass has no key.
+        It is ``("outblas", hash of the pass, libraries, matrices, acts, earlier keys)``. ``libraries`` tells those of
+        all visible GPUs. ``matrices`` are the shapes of those in which optimised models lay weights. ``acts`` tells
+        whether the pass acts, and the last part is a tuple of the earlier passes' keys.
         """
         before = [each.uuid() if isinstance(each, CustomGraphPass) else None for each in _passes(self.before)]
         if any(each is None for each in before):
             return None
+        if torch.cuda.is_available():  # their libraries decide, also before the first product
+            for index in range(torch.cuda.device_count()):
+                device_registry.device_state(index)
         text = hashlib.sha256(b"".join(Path(file).read_bytes() for file in _FILES)).hexdigest()
-        return "outblas", text, device_registry.libraries_id(), self._acts(), tuple(before)
+        matrices = tuple(joined_operators.joined_shapes())
+        return "outblas", text, device_registry.libraries_id(), matrices, self._acts(), tuple(before)
 
     def _acts(self) -> bool:
         """Return False in ahead-of-time compilation: the compiled package would need this one when loaded."""
@@ -158,7 +166,7 @@ def replace_products(
         node
         for operator in operators
         for node in graph.find_nodes(op="call_function", target=operator)
-        if predicate(*(getattr(operand, "meta", {}).get("val") for operand in node.args[-2:]))
+        if len(node.args) > 1 and predicate(*(getattr(each, "meta", {}).get("val") for each in node.args[-2:]))
     ]
     for node in nodes:
         with graph.inserting_before(node):

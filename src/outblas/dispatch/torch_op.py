@@ -40,10 +40,18 @@ def _backward(guarantee: Guarantee, ctx: Any, grad: torch.Tensor) -> tuple[torch
     return gradients(ctx, grad, ctx.needs_input_grad, MM[guarantee])
 
 
-def _batched(info: Any, in_dims: tuple[int | None, ...], a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """Leave a batch of products (vmap) to ``torch.matmul``; the batch is dimension 0 of the result."""
+def _batched(
+    guarantee: Guarantee, info: Any, in_dims: tuple[int | None, ...], a: torch.Tensor, b: torch.Tensor
+) -> tuple[torch.Tensor, int]:
+    """Leave a batch of products (vmap) to ``torch.matmul``; the batch is dimension 0 of the result.
+
+    With a guarantee they are computed one by one, by the operator that keeps it.
+    """
     batches = [t if d is None else t.movedim(d, 0) for t, d in zip((a, b), in_dims, strict=True)]
-    return torch.matmul(*batches), 0
+    if guarantee == "none" or info.batch_size == 0:
+        return torch.matmul(*batches), 0
+    each = (t.expand(info.batch_size, *t.shape) if d is None else t for t, d in zip(batches, in_dims, strict=True))
+    return torch.stack([MM[guarantee](*pair) for pair in zip(*each, strict=True)]), 0
 
 
 def _registered(name: str, guarantee: Guarantee) -> Any:
@@ -55,7 +63,7 @@ def _registered(name: str, guarantee: Guarantee) -> Any:
     torch.library.register_fake(full, _fake, lib=_LIBRARY)
     backward = functools.partial(_backward, guarantee)
     torch.library.register_autograd(full, backward, setup_context=_setup, lib=_LIBRARY)
-    torch.library.register_vmap(full, _batched, lib=_LIBRARY)
+    torch.library.register_vmap(full, functools.partial(_batched, guarantee), lib=_LIBRARY)
     return getattr(torch.ops.outblas, name).default
 
 

@@ -10,6 +10,8 @@ after its compilation, and no guard of dynamo sees that. Then each product is co
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
+from weakref import WeakSet
 
 import torch
 
@@ -17,6 +19,18 @@ from outblas.dispatch.autograd import compute_mm
 from outblas.dispatch.linear import run_biased, run_fused
 from outblas.dispatch.linear_operands import ActivationName, apply_activation, epilogue_of
 from outblas.dispatch.torch_op import register_behind_autograd
+
+#: Objects whose ``weight`` is a matrix in which an optimised model has laid weights; None after they have left it.
+matrix_keepers: WeakSet[Any] = WeakSet()
+
+
+def joined_shapes() -> list[tuple[int, ...]]:
+    """Return the shapes (N, K) of all matrices in which weights lie now, each once, in order.
+
+    Inductor's cache does not see where weights lie. So its key has these.
+    """
+    kept = [keeper.weight for keeper in list(matrix_keepers)]
+    return sorted({tuple(weight.shape) for weight in kept if weight is not None})
 
 
 def joined_matrix(weights: Sequence[torch.Tensor], by_turns: bool) -> torch.Tensor | None:

@@ -30,12 +30,18 @@ _SLICE, _RESHAPE = _ATEN.slice.Tensor, _ATEN.reshape.default
 _RESHAPES = (_RESHAPE, _ATEN.view.default)
 _TRANSPOSES = (_ATEN.permute.default, _ATEN.t.default, _ATEN.transpose.int)
 _CAST = torch.ops.prims.convert_element_type.default
+#: Namespaces of operators that Inductor knows.
+_OF_TORCH = ("aten", "prims")
 #: Operators of which an activation may be made.
 _POINTWISE = (
     {getattr(_ATEN, name).default for name in ("neg", "exp", "sigmoid", "tanh", "erf", "reciprocal", "silu")}
     | {getattr(_ATEN, name).Tensor for name in ("add", "sub", "mul", "div")}
     | {_ATEN.pow.Tensor_Scalar}
 )
+#: Operators that read memory by its place, whatever the strides are.
+_BY_PLACE = (_ATEN.as_strided.default, _ATEN.view.dtype)
+#: Dtypes at which a cast before an activation changes no more than rounding does.
+_WIDE = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 #: Points at which activations differ by far more than rounding in fp64.
 _POINTS = torch.linspace(-6, 6, 49, dtype=torch.float64, device="cpu")
 _SAME = 1e-9
@@ -90,11 +96,13 @@ def join_products(graph: Any, serves_product: ServesProduct, serves_gate: Serves
 
 
 def _groups(graph: Any) -> Iterator[_Group]:
-    """Yield the groups of products. Each is of static shape, and none is a result of the graph."""
+    """Yield the groups of products. Each is of static shape, and nothing needs their own strides."""
     alike: dict[Any, list[tuple[Any, Any]]] = {}
     for node in (node for target in (_MM, _ADDMM) for node in graph.find_nodes(op="call_function", target=target)):
+        if node.kwargs:
+            continue
         a, weight = node.args[-2], _weight(node.args[-1])
-        if weight is None or node.kwargs or not _is_static(a) or any(user.op == "output" for user in _ends(node)):
+        if weight is None or not _is_static(a) or _needs_its_strides(node):
             continue
         storage = weight.meta["val"].untyped_storage()._cdata
         alike.setdefault((node.target, _source(a), storage), []).append((node, weight))
@@ -106,16 +114,33 @@ def _groups(graph: Any) -> Iterator[_Group]:
         biases = tuple(node.args[0] for node in products if node.target is _ADDMM)
         for by_turns in (False, True):
             joined = joined_matrix([weight.meta["val"] for weight in weights], by_turns)
-            if joined is not None and (not biases or _lie_in_one(biases, by_turns)):
+            if joined is not None and (not biases or _lie_in_one(biases, weights, by_turns)):
                 yield _Group(products, weights, biases, by_turns, joined)
                 break
 
 
-def _lie_in_one(biases: tuple[Any, ...], by_turns: bool) -> bool:
-    """Return whether biases are inputs of the graph that lie in one vector."""
+def _needs_its_strides(node: Any) -> bool:
+    """Return whether a slice of a wider matrix cannot stand for a node: Inductor does not make all that reads it.
+
+    Results of the graph keep their strides. Operators of others may rely on them.
+    """
+    for user in node.users:
+        target = user.target
+        if user.op != "call_function" or target in _BY_PLACE or getattr(target, "namespace", "") not in _OF_TORCH:
+            return True
+        returns = target._schema.returns
+        if any(each.alias_info is not None for each in returns) and _needs_its_strides(user):
+            return True
+    return False
+
+
+def _lie_in_one(biases: tuple[Any, ...], weights: tuple[Any, ...], by_turns: bool) -> bool:
+    """Return whether biases are inputs of the graph that lie in one vector, an element for each row of the weights."""
     if not all(map(_is_input, biases)):
         return False
-    return joined_vector([node.meta["val"] for node in biases], by_turns) is not None
+    values = [node.meta["val"] for node in biases]
+    rows = [weight.meta["val"].shape[:1] for weight in weights]
+    return [value.shape for value in values] == rows and joined_vector(values, by_turns) is not None
 
 
 def _weight(node: Any) -> Any:
@@ -223,20 +248,22 @@ def _before_reshapes(node: Any) -> Any:
 def _chain(node: Any, source: Any) -> set[Any] | None:
     """Return the nodes that lead from a source to a node, both included; None if there are other leaves, or none.
 
-    Each has as many elements as the source: a broadcast would mix them.
+    Each has as many elements as the source: a broadcast would mix them. Each is of a floating dtype of 16 bits or more.
     """
-    if not _have_as_many(node, source) or not node.meta["val"].is_floating_point():
-        return None
-    if node is source:
-        return {source}
-    if node.target not in (*_RESHAPES, _CAST, *_POINTWISE):
-        return None
-    found = {node}
-    for each in node.all_input_nodes:
-        part = _chain(each, source)
-        if part is None:
+    found: set[Any] = set()
+    waiting = [node]
+    while waiting:
+        one = waiting.pop()
+        if one in found:
+            continue
+        if not _have_as_many(one, source) or one.meta["val"].dtype not in _WIDE:
             return None
-        found |= part
+        found.add(one)
+        if one is source:
+            continue
+        if one.target not in (*_RESHAPES, _CAST, *_POINTWISE) or not one.all_input_nodes:
+            return None
+        waiting += one.all_input_nodes
     return found if source in found else None
 
 
