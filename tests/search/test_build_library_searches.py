@@ -20,6 +20,7 @@ from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.records import provenance
 from outblas.records.library import Library
 from outblas.records.recording import Recording
+from outblas.records.store import Store
 from outblas.runtime.device import Device
 from outblas.search import tune_run
 from outblas.search.agents.base import Agent
@@ -260,6 +261,17 @@ def failing_tune(*_: Any, **__: Any) -> None:
     raise UsageError("no GPU", "one", "run it elsewhere")
 
 
+def other_sources(work: BuildFolder, path: Path) -> BuildFolder:
+    """A new directory that has taken over a library, with a store in which no weight is finished."""
+    made = BuildFolder(path)
+    made.path.mkdir()
+    copy_tables_from(made, [work.library])
+    store = weight_intervals.folder_of_intervals(made, Table.parse("llm:TN:fp16:fp32"))
+    store.mkdir()
+    Store(store / "store.sqlite").close()
+    return made
+
+
 def test_the_intervals_of_finished_weights_join_the_library(
     script: Any, work: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -299,6 +311,11 @@ def test_the_intervals_of_finished_weights_join_the_library(
     older = {**library.provenance, "intervals": {str(llm): {**about, "kernels": "0" * 64}}}
     replace(library, provenance=older).save(work.library)
     assert unproved_intervals(work.load()) == [llm]
+    known = len(model.asked)
+    with monkeypatch.context() as patched, pytest.raises(UsageError, match="no GPU"):  # nothing is measured anew
+        patched.setattr(weight_intervals, "run_tune", failing_tune)
+        run(script, other_sources(work, tmp_path / "third"), "intervals", tables=str(llm))
+    assert unproved_intervals(BuildFolder(tmp_path / "third").load()) == [llm] and len(model.asked) == known
     monkeypatch.setattr(weight_intervals, "open_pool", lambda plan: contextlib.nullcontext(ModelledEvaluator(model)))
     model.fails = lambda problem, config: problem.m == 64
     with pytest.raises(UsageError, match=r"1 of 2 proofs failed, the first 64_128_512_TN_fp16_fp32 .*: wrong"):

@@ -34,6 +34,8 @@ def test_a_later_session_names_the_algorithms_of_the_earlier_one(tmp_path: Path)
         assert later.baseline_detail(FIRST, "lt_auto") == "first 8"
         assert asked.asked == 0
         assert later.baseline_detail(SECOND, "lt_auto") == "later 16"
+        last = KeptBaselines(Asked("last"), store, "run")
+        assert last.baseline_detail(SECOND, "lt_auto") == "later 16", "what was asked for is kept, too"
 
 
 def test_algorithms_of_a_later_session_replace_the_kept_ones(tmp_path: Path) -> None:

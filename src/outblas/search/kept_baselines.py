@@ -52,6 +52,8 @@ class KeptBaselines(Evaluator):
     def evaluate(self, pairs: Iterable[tuple[Problem, KernelConfig]]) -> Generator[Evaluation, None, None]:
         """Yield the evaluations. When all are done, keep the algorithms of the baselines that were timed with them.
 
+        An evaluator may know them only then. Those of a batch that was given up are asked for, and kept, later.
+
         Raises:
             RecordError: the store cannot be written; and what the evaluator raises.
         """
@@ -73,7 +75,10 @@ class KeptBaselines(Evaluator):
 
     def baseline_detail(self, problem: Problem, name: str) -> str:
         kept = self._details(problem)
-        return kept[name] if name in kept else self._evaluator.baseline_detail(problem, name)
+        if name not in kept:
+            kept = {**kept, name: self._evaluator.baseline_detail(problem, name)}
+            self._keep(problem, kept)
+        return kept[name]
 
     def _keep(self, problem: Problem, details: dict[str, str]) -> None:
         if details != self._details(problem):

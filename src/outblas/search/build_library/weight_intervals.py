@@ -128,7 +128,13 @@ def _add_finished(work: BuildFolder, table: Table, request: TuneRequest) -> None
             if found is not None:
                 weights += 1
                 intervals += found[0].intervals
-    about = {"kernels": kernels_sha(), "agent": request.agent, "seed": request.seed, "budget": request.budget}
-    about |= {"weights": weights, "wanted": len(wanted), **collect_provenance(request.command, work.gpu_index)}
-    with_intervals(work.load(), intervals, table, about).save(work.library)
+    library = work.load()
     print(f"intervals {table}: {weights} of {len(wanted)} weights, {len(intervals)} intervals", flush=True)
+    if not weights:
+        return
+    earlier = library.provenance.get("intervals", {}).get(str(table), {})
+    is_mixed = weights < len(wanted) and table in unproved_intervals(library)
+    kernels = earlier["kernels"] if is_mixed else kernels_sha()  # those of the other weights are still to be proved
+    about = {"kernels": kernels, "agent": request.agent, "seed": request.seed, "budget": request.budget}
+    about |= {"weights": weights, "wanted": len(wanted), **collect_provenance(request.command, work.gpu_index)}
+    with_intervals(library, intervals, table, about).save(work.library)

@@ -66,9 +66,16 @@ class Cells:
         return dict(self._at.get(m, ()))
 
     def failed(self) -> frozenset[KernelConfig]:
-        """Return the kernels that failed at any M. They serve none, because a proof at one M is a proof for all."""
-        every = (e for known in self._at.values() for e in known.values())
+        """Return the kernels that failed at any M. They serve none, because a proof at one M is a proof for all.
+
+        Where nothing could be launched no kernel is to blame: the product may exceed the memory.
+        """
+        every = (e for m, known in self._at.items() if self.was_launched(m) for e in known.values())
         return frozenset(e.template for e in every if e.status not in _NO_FAILURE)
+
+    def was_launched(self, m: int) -> bool:
+        """Return whether anything could be launched at an M."""
+        return any(e.baselines_us or e.status is not Status.LAUNCH_ERROR for e in self._at.get(m, {}).values())
 
     def may_run(self, m: int, config: KernelConfig) -> bool:
         """Return whether a kernel can be measured at an M: it is legal, and a recording has it."""

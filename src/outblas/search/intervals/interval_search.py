@@ -23,11 +23,11 @@ from outblas.kernels.kernel_space import without_launch
 from outblas.records.library_interval import LibraryInterval
 from outblas.records.library_row import LEVEL_ABOVE, LibraryChoice, LibraryRow, choose_kernel
 from outblas.records.store import Store
-from outblas.search.agents.base import Agent
+from outblas.search.agents.base import Agent, FixedOrder
 from outblas.search.intervals.cells import Ask, Cells
 from outblas.search.intervals.sampled_m import drawn, inside, middle
 from outblas.search.intervals.winner_runs import WinnerRun, lowest_choice, winner_runs
-from outblas.search.tune import Interrupted, Progress, SearchOptions, decided_row, tune
+from outblas.search.tune import CANDIDATES_PER_ROUND, Interrupted, Progress, SearchOptions, decided_row, tune
 
 #: In the middle of a gap whose ends have at least this ratio, the agent proposes kernels, too.
 SEARCHED_GAP = 1.1
@@ -88,7 +88,8 @@ class FoundIntervals:
     Attributes:
         intervals: the intervals, in rising order of M.
         rows: for each sampled M the decision of the intervals, with the figures that were measured there. An M in no
-            interval falls back to the baseline. After a stop, an M without an evaluation has no row.
+            interval falls back to the baseline. An M without an evaluation, after a stop, or where nothing could be
+            launched, has no row.
         stopped: whether ``stop`` ended the search.
     """
 
@@ -126,7 +127,7 @@ def find_intervals(
         ) from error
     search.finish()
     intervals = tuple(_joined(cells, search.proved_runs()))
-    rows = tuple(_sampled_row(cells, m, intervals) for m in options.sampled if cells.at(m))
+    rows = tuple(_sampled_row(cells, m, intervals) for m in options.sampled if cells.was_launched(m))
     return FoundIntervals(intervals, rows, stopped)
 
 
@@ -153,7 +154,9 @@ class _Search:
             self.options.watch.told(done, self._expected, "search")
 
         problems = [self.cells.range.problem(m) for m in self.options.sampled]
-        wanted = SearchOptions(stop=stop, finished=self.cells.add)
+        # An agent that learns nothing proposes the same in one round as in several, each of which waits for all M.
+        at_once = self.options.budget if isinstance(self.agent, FixedOrder) else CANDIDATES_PER_ROUND
+        wanted = SearchOptions(stop=stop, per_round=at_once, finished=self.cells.add)
         told: Progress = progress
         tune(problems, self.agent, self.options.budget, self.cells.evaluator, store, run_id, told, wanted)
         return any(stops)
@@ -176,9 +179,9 @@ class _Search:
         if self._done:
             self.options.watch.told(self._done, self._done, "done")
 
-    def proved_runs(self) -> list[WinnerRun]:
-        """Return the runs whose kernels were proved inside, and those without a kernel."""
-        return [run for run in winner_runs(self.cells) if not self._open_proofs(run)]
+    def proved_runs(self) -> list[WinnerRun | None]:
+        """Return the runs whose kernels were proved inside, and those without a kernel. None stands for another one."""
+        return [None if self._open_proofs(run) else run for run in winner_runs(self.cells)]
 
     def _changes(self, runs: Sequence[WinnerRun]) -> list[Ask]:
         """Return questions on the gaps between runs: the winners at the neighbour, then in the middle of the gap."""
@@ -275,10 +278,17 @@ class _Search:
         return self.cells.measure(asks, self.options.watch.stop, tell)
 
 
-def _joined(cells: Cells, runs: Sequence[WinnerRun]) -> Iterator[LibraryInterval]:
-    """Yield the intervals of the runs. Neighbouring ones without a kernel meet in the middle of their gap."""
-    made = [interval for run in runs for interval in _intervals_of(cells, run)]
+def _joined(cells: Cells, runs: Sequence[WinnerRun | None]) -> Iterator[LibraryInterval]:
+    """Yield the intervals of the runs. Neighbouring ones without a kernel meet in the middle of their gap.
+
+    Nothing reaches over a run that is left out (None), whose M have a kernel that was not proved in time.
+    """
+    made: list[LibraryInterval | None] = []
+    for run in runs:
+        made += [None] if run is None else _intervals_of(cells, run)
     for i, one in enumerate(made):
+        if one is None:
+            continue
         after = made[i + 1] if i + 1 < len(made) else None
         if after is not None and not one.has_kernel and not after.has_kernel and one.last + 1 < after.first:
             between = (one.last + after.first) // 2

@@ -1,0 +1,65 @@
+"""The search for intervals where something is missing: memory, time, or what an agent could learn."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pytest
+
+from outblas.core.config import KernelConfig
+from outblas.core.evaluation import Evaluation, Status
+from outblas.core.problem import Problem
+from outblas.search.intervals import interval_search
+from outblas.search.intervals.range_search import RangesRequest
+from search.intervals.test_interval_search import EVERY, model, search
+from support.gpus.modelled_gpu import ModelledEvaluator
+
+
+def test_an_m_that_exceeds_the_memory_blames_no_kernel(tmp_path: Path) -> None:
+    class Small(ModelledEvaluator):
+        def evaluate(self, pairs: Iterable[tuple[Problem, KernelConfig]]) -> Iterator[Evaluation]:
+            for problem, config in pairs:
+                if problem.m < 1024:
+                    yield from super().evaluate([(problem, config)])
+                else:
+                    yield Evaluation(problem, config, Status.LAUNCH_ERROR, "out of memory")
+
+        def baselines(self, problem: Problem) -> dict[str, float]:
+            return dict(super().baselines(problem)) if problem.m < 1024 else {}
+
+    whole = search(tmp_path / "whole.sqlite", model())
+    found = search(tmp_path / "small.sqlite", (made := model()), evaluator=Small(made))
+    kernels = [[one for one in each.intervals if one.has_kernel] for each in (found, whole)]
+    assert kernels[0] == kernels[1] and [row.problem.m for row in found.rows] == [
+        row.problem.m for row in whole.rows if row.problem.m < 1024
+    ]
+
+
+def test_after_a_stop_no_fall_back_reaches_over_a_kernel_that_is_not_proved(tmp_path: Path) -> None:
+    for stop_after in (100, 119, 128, 131):
+        made, left = model(), itertools.count()
+        found = search(tmp_path / f"{stop_after}.sqlite", made, stop=lambda: next(left) >= stop_after)  # noqa: B023
+        for one in (each for each in found.intervals if not each.has_kernel):
+            between = [p.m for p, _ in made.asked if one.first <= p.m <= one.last]
+            assert set(between) <= set(one.measured), (stop_after, one.words)
+
+
+@pytest.mark.parametrize(("agent", "rounds"), [("heuristic", 1), ("random", 4)])
+def test_an_agent_that_learns_nothing_is_asked_once_for_each_m(
+    agent: str, rounds: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(interval_search, "CANDIDATES_PER_ROUND", 1)
+    batches: list[list[Problem]] = []
+
+    class Batches(ModelledEvaluator):
+        def evaluate(self, pairs: Iterable[tuple[Problem, KernelConfig]]) -> Iterator[Evaluation]:
+            listed = list(pairs)
+            batches.append(list(dict.fromkeys(problem for problem, _ in listed)))
+            yield from super().evaluate(listed)
+
+    request = RangesRequest([EVERY])
+    search(tmp_path / "s.sqlite", (made := model()), request, agent, evaluator=Batches(made))
+    sampled = [EVERY.problem(m) for m in request.sampled(EVERY, None)]
+    assert sum(batch == sampled for batch in batches) == rounds
