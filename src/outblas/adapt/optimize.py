@@ -113,28 +113,28 @@ def _drafts(model: Any) -> tuple[dict[str, ModuleDraft], dict[str, str]]:
     """Return a draft for each module whose ``forward`` is understood, and the reasons for others, by name."""
     drafts, errors = {}, {}
     for name, module in _owners(model):
+        if reason := _why_not_read(module):
+            errors[name] = reason
+            continue
         try:
-            if _is_compiled(module):
-                raise UsageError("it is compiled by torch.jit", "a module of Python", "leave it as it is")
-            if _is_replaced(module):
-                raise UsageError("forward was replaced on this instance", "the one of its class", "leave it as it is")
             drafts[name] = ModuleDraft(module)
         except UsageError as error:
             errors[name] = error.wrong
     return drafts, errors
 
 
-def _is_compiled(module: Any) -> bool:
-    """Return whether torch.jit has compiled a module, so that its code is no Python."""
+def _why_not_read(module: Any) -> str:
+    """Return in words why a module does not run the ``forward`` of its class; empty if it does.
+
+    Unpickled modules may have that of the class as their own.
+    """
     from torch.jit import ScriptModule
 
-    return isinstance(module, ScriptModule)
-
-
-def _is_replaced(module: Any) -> bool:
-    """The instance has a ``forward`` that is not its class's. Unpickled modules may have that of the class."""
+    if isinstance(module, ScriptModule):
+        return "it is compiled by torch.jit"
     own = module.__dict__.get("forward")
-    return own is not None and getattr(own, "__func__", None) is not type(module).forward
+    is_its_own = own is None or getattr(own, "__func__", None) is type(module).forward
+    return "" if is_its_own else "forward was replaced on this instance"
 
 
 def _owners(model: Any) -> list[tuple[str, Any]]:
@@ -219,7 +219,7 @@ def _sum(name: str, draft: ModuleDraft, drafts: dict[str, ModuleDraft], report: 
 def _fuse_norms(model: Any, report: OptimizeReport) -> None:
     """Let torch's fused kernel compute the norms of a model."""
     for name, module in model.named_modules():
-        epsilon = None if _is_compiled(module) or _is_replaced(module) else epsilon_of_norm(module)
+        epsilon = None if _why_not_read(module) else epsilon_of_norm(module)
         if epsilon is not None:
             part = FusedNorm(module, epsilon)
             install(ModulePlan(module, [part], part))

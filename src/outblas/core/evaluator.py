@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 from outblas.core.config import KernelConfig
@@ -83,3 +84,21 @@ class Evaluator(Protocol):
             problem: the problem.
             name: name of the baseline, e.g. ``lt_auto``.
         """
+
+
+@contextmanager
+def closing_evaluations(evaluations: Iterable[Evaluation]) -> Iterator[Iterator[Evaluation]]:
+    """Return a context manager that yields evaluations, and gives up running measurements at its end.
+
+    They would else run on until the garbage collection of their generator.
+
+    Args:
+        evaluations: what an evaluator's ``evaluate`` returned.
+    """
+    source = iter(evaluations)
+    try:
+        yield source
+    finally:
+        close = getattr(source, "close", None)
+        if close is not None:
+            close()

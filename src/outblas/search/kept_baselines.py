@@ -6,7 +6,7 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 
 from outblas.core.config import KernelConfig
 from outblas.core.evaluation import Evaluation
-from outblas.core.evaluator import Evaluator
+from outblas.core.evaluator import Evaluator, closing_evaluations
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
 from outblas.kernels.source import KernelKind
@@ -58,15 +58,11 @@ class KeptBaselines(Evaluator):
             RecordError: the store cannot be written; and what the evaluator raises.
         """
         timed: dict[Problem, Iterable[str]] = {}
-        evaluations = iter(self._evaluator.evaluate(pairs))
-        try:
+        with closing_evaluations(self._evaluator.evaluate(pairs)) as evaluations:
             for evaluation in evaluations:
                 if evaluation.baselines_us:
                     timed[evaluation.problem] = evaluation.baselines_us
                 yield evaluation
-        finally:
-            if isinstance(evaluations, Generator):
-                evaluations.close()  # gives up running measurements now, not at garbage collection
         for problem, names in timed.items():
             self._keep(problem, {name: self._evaluator.baseline_detail(problem, name) for name in names})
 

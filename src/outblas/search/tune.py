@@ -7,13 +7,13 @@ run ends with the result of an uninterrupted one, if the agent keeps its contrac
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from outblas.core.config import LAUNCHES, KernelConfig, Launch, config_name, launch_allows
 from outblas.core.errors import UsageError
 from outblas.core.evaluation import Evaluation, Status
-from outblas.core.evaluator import Evaluator
+from outblas.core.evaluator import Evaluator, closing_evaluations
 from outblas.core.problem import Problem
 from outblas.core.rivals import LT_AUTO, LT_HEURISTIC, fastest_baseline
 from outblas.records.library import Library
@@ -198,17 +198,14 @@ def _search(
         asked: list[tuple[_Search, list[KernelConfig]]] = []
         answers: dict[tuple[Problem, KernelConfig], Evaluation] = {}
         pending = _pending(group, agent, options.per_round, asked, answers, score)
-        evaluations, stopped = evaluator.evaluate(pending), False
-        try:
+        stopped = False
+        with closing_evaluations(evaluator.evaluate(pending)) as evaluations:
             for evaluation in evaluations:
                 store.append(run_id, evaluation)
                 answers[evaluation.problem, evaluation.template] = evaluation
                 score.add(evaluation)
                 if stopped := options.stop():
                     break
-        finally:
-            if isinstance(evaluations, Generator):
-                evaluations.close()  # gives up running measurements now, not at garbage collection
         if stopped:
             for search, configs in asked:
                 search.history += [answers[search.problem, c] for c in configs if (search.problem, c) in answers]

@@ -7,14 +7,15 @@ of recorded free kernels.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, Union, get_args
 
 from outblas.core.config import Candidate, config_name, config_to_json
 from outblas.core.errors import UsageError
 from outblas.core.evaluation import Evaluation, Status
+from outblas.core.evaluator import closing_evaluations
 from outblas.core.plausibility import is_below_floor
 from outblas.core.problem import Problem
 from outblas.core.rivals import RIVALS
@@ -137,7 +138,7 @@ class AnswerJudge:
         if not pairs:
             return
         until = self._clock() + self._batch_seconds
-        with closing(_generator(self._evaluator.evaluate(pairs))) as answers:
+        with closing_evaluations(self._evaluator.evaluate(pairs)) as answers:
             for evaluation in answers:
                 self.evaluated += 1
                 yield evaluation
@@ -176,17 +177,6 @@ class AnswerJudge:
 
 def _key(problem: Problem, candidate: Candidate) -> _Key:
     return problem.key, config_name(candidate)
-
-
-def _generator(evaluations: Iterable[Evaluation]) -> Generator[Evaluation, None, None]:
-    """A generator over them, which can be closed early whatever they come in."""
-    source = iter(evaluations)
-    try:
-        yield from source
-    finally:
-        close = getattr(source, "close", None)
-        if close is not None:
-            close()
 
 
 __all__ = ["COMPILE_ONLY", "evaluator_of"]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from outblas.core.config import KernelConfig
 from outblas.core.evaluation import Evaluation, Status
-from outblas.core.evaluator import Evaluator
+from outblas.core.evaluator import Evaluator, closing_evaluations
 from outblas.core.problem import Problem
 from outblas.core.weight import WeightRange
 from outblas.kernels.legality import why_illegal
@@ -147,15 +147,11 @@ class Cells:
         if not todo:
             return False
         self.evaluator.expect(dict.fromkeys(problem for problem, _ in todo))
-        evaluations = self.evaluator.evaluate(todo)
-        try:
+        with closing_evaluations(self.evaluator.evaluate(todo)) as evaluations:
             for evaluation in evaluations:
                 self._store.append(self._run_id, evaluation)
                 self.add([evaluation])
                 tell()
                 if stop():
                     return True
-        finally:
-            if isinstance(evaluations, Generator):
-                evaluations.close()  # gives up running measurements now, not at garbage collection
         return False
