@@ -95,6 +95,17 @@ def test_a_problem_that_kills_the_package_costs_only_itself():
     assert found[0] == TileChoice(64, 64, 64, 8, 1, 1, 2, 0)
 
 
+SIGHT = """
+import json, os, sys
+print(json.dumps([[64, 64, 64, 8, 1, 1, len(os.environ.get("CUDA_VISIBLE_DEVICES", "any")), 0]]), flush=True)
+"""
+
+
+def test_the_package_sees_no_gpu_on_which_another_may_be_timing(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    assert matmul_heuristics.heuristic_choices([Problem(1, 8, 8)], H200, script=SIGHT)[0].cluster_n == 0
+
+
 def test_no_problem_no_process():
     assert matmul_heuristics.heuristic_choices([], H200, script=FAKE) == []
 

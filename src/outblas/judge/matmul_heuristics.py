@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -144,12 +145,15 @@ def nearest_config(problem: Problem, choice: TileChoice, gpu: Gpu) -> KernelConf
 
 
 def _ask(problems: Sequence[Problem], gpu: str, count: int, script: str) -> list[list[TileChoice]]:
-    """Answers up to the subprocess' end, natural or not."""
+    """Answers up to the subprocess' end, natural or not.
+
+    The subprocess sees no GPU. Its answers are of the record ``gpu`` alone, and a context would disturb who times there.
+    """
     rows = [[p.m, p.n, p.k, _LAYOUTS[p.layout], _PRECISIONS[p.dtype, p.acc]] for p in problems]
     try:
         done = subprocess.run(
             [sys.executable, "-c", script, str(count)], input=json.dumps([gpu, rows]), capture_output=True, text=True,
-            timeout=_TIMEOUT_S,
+            timeout=_TIMEOUT_S, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
         )  # fmt: skip
         text = done.stdout
     except subprocess.TimeoutExpired as late:
