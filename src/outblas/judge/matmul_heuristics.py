@@ -147,7 +147,7 @@ def nearest_config(problem: Problem, choice: TileChoice, gpu: Gpu) -> KernelConf
 def _ask(problems: Sequence[Problem], gpu: str, count: int, script: str) -> list[list[TileChoice]]:
     """Answers up to the subprocess' end, natural or not.
 
-    The subprocess sees no GPU. Its answers are of the record ``gpu`` alone, and a context would disturb who times there.
+    The subprocess sees no GPU. Its answers come of the record ``gpu`` alone. A context would disturb who times there.
     """
     rows = [[p.m, p.n, p.k, _LAYOUTS[p.layout], _PRECISIONS[p.dtype, p.acc]] for p in problems]
     try:
