@@ -121,13 +121,13 @@ def tune(
     ranked = [] if captured is None else _ranked(captured, where)
 
     from outblas.search.time_shares import budgets
-    from outblas.search.tune_run import TuneRequest, default_agent, folder_name
+    from outblas.search.tune_run import TuneRequest, default_agent, folder_name, usual_folder
 
     ranges, single = _ranges(_linear_ranges(linear or (), m or WHOLE_RANGE, kind), problems, ranked, intervals)
     problems = [one.problem for one in single] if ranked else problems if not ranges.ranges else []
     agent = default_agent(where) if agent is None else agent
     place = str(plan or where)
-    path = run or Path("runs") / folder_name(suite, problems, agent, seed, budget, place, sample, ranges.ranges)
+    path = run or usual_folder(folder_name(suite, problems, agent, seed, budget, place, sample, ranges.ranges))
     dealt_out = budgets(single, count) if single else None
     request = TuneRequest(
         problems, suite, agent, count, seed, where, path, common.command_line(), plan, dealt_out, seconds, ranges

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +12,10 @@ from typing import Any
 from outblas.core.errors import OutblasError, RecordError
 from outblas.core.plain_files import read_json
 from outblas.core.problem import Problem
+from outblas.core.version import __version__
 from outblas.core.weight import WeightRange
+from outblas.kernels.kernel_hash import kernels_sha
+from outblas.records.equal_kernels import EqualKernels, KernelRelease
 from outblas.records.run_directory import RunDirectory
 from outblas.records.store import Store
 
@@ -83,6 +86,43 @@ def folder_name(
             kind = (*_range_words(ranges), *kind)
     seeded = () if seed == 0 else (f"seed{seed}",)
     return "-".join((suite, *kind, agent, *seeded, budget.replace(",", "-"), place.replace(":", "-").replace("/", "-")))
+
+
+def usual_folder(name: str) -> Path:
+    """Return ``runs/name``; with the present kernels' hash at its end if a run of other kernels is there.
+
+    Example: ``usual_folder("custom-64_4096_64-tn-fp16-fp32-heuristic-16-cuda-0")``.
+
+    Args:
+        name: as of :func:`folder_name`.
+
+    Raises:
+        RecordError: the ``run.json`` there cannot be read or is of another format.
+    """
+    path = Path("runs") / name
+    file = RunFiles(path).run
+    if file.exists() and is_of_other_kernels(read_run(file)):
+        return path.with_name(f"{name}-kernels-{kernels_sha()[:8]}")
+    return path
+
+
+def is_of_other_kernels(about: Mapping[str, Any]) -> bool:
+    """Return whether a run measured other kernels than this release has; False if it does not say which.
+
+    Kernels that are known to compile to the same cubins count as the same.
+
+    Args:
+        about: content of ``run.json``.
+
+    Raises:
+        RecordError: the table of equal kernels is damaged.
+    """
+    there, here = about.get("kernels"), kernels_sha()
+    if there is None or there == here:
+        return False
+    return not EqualKernels.load().are_equal(
+        KernelRelease(str(about.get("outblas")), str(there)), KernelRelease(__version__, here)
+    )
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from outblas.core.problem import Problem
 from outblas.core.suites import SUITES
 from outblas.core.suites import suite as problems_of
 from outblas.core.version import __version__
+from outblas.kernels.kernel_hash import kernels_sha
 from outblas.records.library import Library
 from outblas.records.parquet import check_parquet
 from outblas.records.provenance import provenance_field, utc_now
@@ -35,11 +36,12 @@ from outblas.search.tune import PROBLEMS_AT_ONCE, Progress, SearchOptions, tune
 from outblas.search.tune_folder import FORMAT as FORMAT
 from outblas.search.tune_folder import RunFiles as RunFiles
 from outblas.search.tune_folder import folder_name as folder_name
+from outblas.search.tune_folder import is_of_other_kernels, read_run
 from outblas.search.tune_folder import measured_on as measured_on
 from outblas.search.tune_folder import measurements_kept as measurements_kept
 from outblas.search.tune_folder import open_store as open_store
 from outblas.search.tune_folder import provenance_of as provenance_of
-from outblas.search.tune_folder import read_run
+from outblas.search.tune_folder import usual_folder as usual_folder
 from outblas.search.tune_result import result_rows
 
 if TYPE_CHECKING:
@@ -181,7 +183,8 @@ def run_tune(
     with open_evaluator(device, recording, request.workers) as evaluator:
         agent = make_agent(request.agent, request.seed, evaluator.gpu)
         with lock_run_folder(files.path), _kept_times(evaluator, files.times):
-            about = _open(files, _settings(request, evaluator), request.command)
+            kernels = kernels_sha() if recording is None and evaluator.source.startswith("cuda") else None
+            about = _open(files, _settings(request, evaluator), request.command, kernels)
             with Store(files.store) as store:
                 options = _search_options(request, clock)
                 name = files.path.name
@@ -276,8 +279,11 @@ def open_evaluator(device: Device, recording: Recording | None, workers: WorkerP
         yield live
 
 
-def _open(files: RunFiles, settings: TuneSettings, command: str) -> dict[str, Any]:
-    """Make run.json, or check that it is of the same settings; returns run.json's content."""
+def _open(files: RunFiles, settings: TuneSettings, command: str, kernels: str | None) -> dict[str, Any]:
+    """Make run.json, or check that it is of the same settings and kernels; returns run.json's content.
+
+    ``kernels`` is the hash of what is measured; None for a recording, which has its own.
+    """
     wanted = json.loads(json_text(asdict(settings)))  # as it reads back from the file
     if files.run.exists():
         about = read_run(files.run)
@@ -288,12 +294,16 @@ def _open(files: RunFiles, settings: TuneSettings, command: str) -> dict[str, An
         what = f"{files.path} holds a run with other settings"
         do = "repeat those settings to resume it, or choose another --run"
         check_same_settings(what, was, wanted, do)
+        if kernels is not None and is_of_other_kernels(about):
+            there = f"those of OutBLAS {about.get('outblas')}, {str(about['kernels'])[:12]}"
+            raise UsageError(f"{files.path} has measurements of other kernels", there, "choose another --run")
         return about
     about = {
         "format": FORMAT,
         "kind": "tune",
         **{key: value for key, value in wanted.items() if key != "ranges" or value},
         "outblas": __version__,
+        **({} if kernels is None else {"kernels": kernels}),
         "command": command,
         "started": utc_now(),
     }
