@@ -133,7 +133,7 @@ def test_an_optimised_norm_is_torchs_and_nearer_to_fp32(served: Served, fused_ca
     assert outblas.restore(model) == 0
 
 
-def test_its_own_code_runs_in_training_on_other_devices_and_for_other_dtypes(
+def test_its_own_code_runs_in_training_under_autocast_on_other_devices_and_for_other_dtypes(
     served: Served, fused_calls: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = nn.Sequential(Norm()).eval()
@@ -145,6 +145,9 @@ def test_its_own_code_runs_in_training_on_other_devices_and_for_other_dtypes(
         assert torch.equal(copied(rows()), Norm()(rows())) and not fused_calls
         model[0].little = 10.0  # type: ignore[assignment]
         assert model(rows()).abs().max() < 1.5, "epsilon is read at each call"
+        assert len(fused_calls) == 1
+        with torch.autocast("cpu", dtype=torch.bfloat16):  # on a GPU, it lets torch's function return fp32
+            model(rows())
         assert len(fused_calls) == 1
         monkeypatch.setattr("outblas.dispatch.device_registry.DEVICE_TYPE", "cuda")
         model(rows())

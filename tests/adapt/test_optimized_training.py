@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import io
 import types
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +18,7 @@ from torch import nn
 
 import outblas
 from outblas.adapt.model_weights import model_weights
+from outblas.adapt.module_draft import plan_of
 from support.models.decoder_blocks import rows
 
 HALF = torch.bfloat16
@@ -74,6 +77,115 @@ def test_optimisers_change_what_they_change_in_a_plain_model(
         x = rows(3, dtype=HALF)
         assert torch.equal(model.eval()(x), plain.eval()(x))
     assert outblas.optimize(model).fused == ["the model: silu(gate) * up"], "a later call joins them again"
+
+
+def called_functionally(model: nn.Module) -> nn.Module:
+    values = {name: p.detach().clone() for name, p in model.named_parameters()}
+    with torch.no_grad():
+        torch.func.functional_call(model, values, (rows(2, dtype=HALF),))
+    return model
+
+
+def averaged_meanwhile(model: nn.Module) -> nn.Module:
+    """Let other values take the parameters' place for one call, as averages of weights do."""
+    own = {p: p.data for p in model.parameters()}
+    for p in own:
+        p.data = p.data.clone()
+    with torch.no_grad():
+        model(rows(2, dtype=HALF))
+    for p, data in own.items():
+        p.data = data
+    return model
+
+
+def unpickled(model: nn.Module) -> nn.Module:
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    found: nn.Module = torch.load(file, weights_only=False)
+    return found
+
+
+def loaded(model: nn.Module) -> nn.Module:
+    file = io.BytesIO()
+    torch.save(model.state_dict(), file)
+    file.seek(0)
+    with torch.device("meta"):
+        fresh = Gated()
+    fresh.load_state_dict(torch.load(file), assign=True)
+    return fresh
+
+
+def layers_elsewhere(model: nn.Module) -> nn.Module:
+    other = Gated()
+    other.gate, other.up, other.down = model.gate, model.up, model.down
+    return other
+
+
+@pytest.mark.parametrize(
+    "change",
+    [called_functionally, averaged_meanwhile, nn.Module.share_memory, unpickled, loaded, layers_elsewhere],
+    ids=lambda change: change.__name__,
+)
+def test_a_fused_optimiser_is_right_however_weights_by_turns_came_to_it(change: Callable[[Any], Any]) -> None:
+    def stepped(model: nn.Module) -> dict[str, Any]:
+        generator = torch.Generator().manual_seed(1)
+        for p in model.parameters():
+            p.grad = torch.randn(p.shape, generator=generator).to(p.dtype)
+        torch.optim.AdamW(model.parameters(), lr=0.1, fused=True).step()
+        return model.state_dict()
+
+    plain = Gated().to(HALF).eval()
+    model = copy.deepcopy(plain)
+    outblas.optimize(model)
+    model = change(model)
+    gc.collect()
+    assert not model.gate.weight.is_contiguous()
+    wanted, found = stepped(plain), stepped(model)
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+
+
+@pytest.mark.parametrize("change", [nn.Module.share_memory, unpickled], ids=lambda change: change.__name__)
+def test_restore_separates_weights_that_moved_together(change: Callable[[Any], Any]) -> None:
+    model = Gated().to(HALF).eval()
+    wanted = copy.deepcopy(model.state_dict())
+    outblas.optimize(model)
+    model = change(model)
+    outblas.restore(model)
+    assert all(p.is_contiguous() and torch.equal(p, wanted[name]) for name, p in model.named_parameters())
+
+
+def test_an_optimiser_that_heeds_strides_leaves_somebody_elses_views_alone() -> None:
+    whole = torch.zeros(8, 4)
+    layer = nn.Linear(4, 4, bias=False)
+    layer.weight.data = whole[::2]
+    outblas.optimize(Gated().to(HALF).eval())
+    layer.weight.grad = torch.ones(4, 4)
+    torch.optim.SGD(layer.parameters(), lr=1.0).step()
+    assert whole[::2].eq(-1).all() and whole[1::2].eq(0).all()
+
+
+def test_weights_that_another_thread_separates_meanwhile_are_used_apart() -> None:
+    gated, attention = Gated().to(HALF).eval(), Attention().to(HALF).eval()
+    x = rows(3, dtype=HALF)
+    with torch.no_grad():
+        wanted = gated(x), *attention(x)
+        for model in (gated, attention):
+            outblas.optimize(model)
+            plan = plan_of(model)
+            plan.runs = lambda _, plan=plan: plan.release() or True  # between the check and the use
+        found = gated(x), *attention(x)
+    assert all(map(torch.equal, found, wanted))
+
+
+def test_a_forward_that_is_replaced_on_the_class_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = Gated().to(HALF).eval(), rows(3, dtype=HALF)
+    outblas.optimize(model)
+    own = Gated.forward
+    monkeypatch.setattr(Gated, "forward", lambda self, x: own(self, x) * 0 + 7)
+    with torch.no_grad():
+        assert model(x).eq(7).all()
+    assert model(x).eq(7).all()
 
 
 def test_an_optimiser_of_other_parameters_leaves_gates_joined() -> None:

@@ -10,27 +10,49 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
 
 from outblas.dispatch.fusion.joined_operators import matrix_keepers
+
+#: Parameters that were laid by turns. They may lie so still when nobody keeps their joined weights any more.
+_laid_by_turns: Any = WeakIdKeyDictionary()
 
 
 def separate_before_step(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Give an optimiser's parameters that lie by turns memory of their own; a hook of torch before each step.
 
     Fused optimisers walk through a parameter's memory and ignore its strides. So they would change other layers.
+    Parameters that were loaded may lie by turns, too. Of these, only torch's fused optimisers are known to need it.
 
     Args:
         optimizer: the optimiser.
         args: arguments of its step; not used.
         kwargs: the same.
     """
-    by_turns = [one for one in list(matrix_keepers) if one.has_gaps]
-    if not by_turns:
-        return
-    stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    for one in by_turns:
-        if stepped & {id(parameter) for parameter in one.parameters()}:
-            one.separate()
+    found = False
+    for group in optimizer.param_groups:
+        ignores_strides = bool(group.get("fused"))
+        for parameter in group["params"]:
+            if has_gaps(parameter) and (ignores_strides or parameter in _laid_by_turns):
+                separate_parameter(parameter)
+                found = True
+    if found:
+        for one in list(matrix_keepers):
+            if not one.intact():
+                one.separate()
+
+
+def has_gaps(parameter: Any) -> bool:
+    """Return whether a plain parameter has strides that leave memory between its elements, or repeat it."""
+    if type(parameter) is not torch.nn.Parameter or parameter.layout != torch.strided or parameter.is_contiguous():
+        return False
+    return not torch.ops.aten.is_non_overlapping_and_dense(parameter)
+
+
+def separate_parameter(parameter: Any) -> None:
+    """Give a parameter contiguous memory of its own, with its values."""
+    with torch.inference_mode(False), torch.no_grad():
+        parameter.data = parameter.data.clone(memory_format=torch.contiguous_format)
 
 
 @functools.cache
@@ -64,16 +86,6 @@ class JoinedWeights:
         if by_turns:
             _watch_optimizers()
 
-    @property
-    def has_gaps(self) -> bool:
-        """Return whether the parameters lie by turns, so that they are not contiguous."""
-        return self._by_turns and self.weight is not None
-
-    def parameters(self) -> list[Any]:
-        """Return the parameters that the layers have now."""
-        each = (linear._parameters.get(name) for linear, name, *_ in self._views)
-        return [parameter for parameter in each if parameter is not None]
-
     def intact(self) -> bool:
         """Return True if every parameter is still the one that is a view of the joined tensors; if not, let go of them.
 
@@ -88,12 +100,16 @@ class JoinedWeights:
         return True
 
     def separate(self) -> None:
-        """Give each parameter that is still a view memory of its own again, and let go of the joined tensors."""
-        with torch.inference_mode(False), torch.no_grad():
-            for linear, name, _, _, address, *_ in self._views:
-                present = linear._parameters.get(name)
-                if address and type(present) is torch.nn.Parameter and present.data_ptr() == address:
-                    present.data = present.data.clone(memory_format=torch.contiguous_format)
+        """Give each parameter that is still a view memory of its own again, and let go of the joined tensors.
+
+        All of them may have moved together, as by ``share_memory``. Those that lie by turns say so by their strides.
+        """
+        for linear, name, _, _, address, *_ in self._views:
+            present = linear._parameters.get(name)
+            if not address or type(present) is not torch.nn.Parameter:
+                continue
+            if present.data_ptr() == address or (present in _laid_by_turns and has_gaps(present)):
+                separate_parameter(present)
         self.weight = self.bias = None
 
     def _join(self, parameters: Sequence[Any]) -> Any:
@@ -105,6 +121,8 @@ class JoinedWeights:
         for parameter, view in zip(parameters, views, strict=True):
             view.copy_(parameter)
             parameter.data = view
+            if self._by_turns:
+                _laid_by_turns[parameter] = True
         return joined
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from outblas.adapt.dataflow import Dataflow, Step
+from outblas.adapt.joined_weights import has_gaps, separate_parameter
 from outblas.adapt.parts import (
     ActivatedProduct,
     GatedProducts,
@@ -173,8 +174,11 @@ def uninstall(module: Any) -> bool:
     A ``forward`` that somebody has set since stays. If it calls ours, that runs the class's code from now on.
     """
     plan = plan_of(module)
-    if plan is not None:  # else a copy, whose parameters have memory of their own
+    if plan is not None:
         plan.release()
+    elif PLAN in module.__dict__:  # a copy: one that was unpickled shares the memory of its layers as the original
+        for parameter in filter(has_gaps, module.parameters()):
+            separate_parameter(parameter)
     was_planned = module.__dict__.pop(PLAN, None) is not None
     module.__dict__.pop(REPLICATE, None)
     is_ours = hasattr(getattr(module.__dict__.get("forward"), "__func__", None), INSTALLED)
@@ -193,22 +197,25 @@ def _replicate(self: Any) -> Any:
 
 
 def _forward(original: Any, takes_residual: bool) -> Callable[..., Any]:
-    """Return a ``forward`` that chooses between the module's rewritten code and its own."""
+    """Return a ``forward`` that chooses between the module's rewritten code and its own.
+
+    Its own is that of its class now. Somebody may replace it there, as packages of fused layers do.
+    """
 
     @functools.wraps(original)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        plan = self.__dict__.get(PLAN)
-        if plan is not None and plan.runs(self):
+        plan, present = self.__dict__.get(PLAN), type(self).forward
+        if plan is not None and present is original and plan.runs(self):
             return plan.rewritten(self, *args, **kwargs)
-        return original(self, *args, **kwargs)
+        return present(self, *args, **kwargs)
 
     @functools.wraps(original)
     def forward_with_residual(self: Any, *args: Any, **kwargs: Any) -> Any:
-        plan = self.__dict__.get(PLAN)
-        if plan is not None and plan.runs(self):
+        plan, present = self.__dict__.get(PLAN), type(self).forward
+        if plan is not None and present is original and plan.runs(self):
             return plan.rewritten(self, *args, **kwargs)
         residual = kwargs.pop(RESIDUAL, None)
-        result = original(self, *args, **kwargs)
+        result = present(self, *args, **kwargs)
         if residual is None:
             return result
         return (residual + result[0], *result[1:]) if isinstance(result, tuple) else residual + result

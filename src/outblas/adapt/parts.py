@@ -83,8 +83,10 @@ class MergedProducts(_JoinedPart):
 
     def __call__(self, x: Any) -> tuple[Any, ...]:
         """Return the layers' outputs for ``x`` (..., K): views (..., N) of one product."""
-        compute = linear if _has_kernels(x) else F.linear
-        y = compute(x, self._joined.weight, self._joined.bias)
+        bias, weight = self._joined.bias, self._joined.weight
+        if weight is None:  # another thread has separated them since the check; the weight goes before the bias
+            return tuple(layer(x) for layer in self.layers)
+        y = (linear if _has_kernels(x) else F.linear)(x, weight, bias)
         return tuple(y.split(self._joined.sizes, dim=-1))
 
 
@@ -110,8 +112,8 @@ class GatedProducts(_JoinedPart):
 
     def __call__(self, x: Any) -> Any:
         """Return (..., H) for ``x`` (..., K)."""
-        weight, bias = self._joined.weight, self._joined.bias
-        if _has_kernels(x):
+        bias, weight = self._joined.bias, self._joined.weight
+        if _has_kernels(x) and weight is not None:  # None: another thread has separated them since the check
             extra, epilogue = epilogue_of(x, weight, bias, self._activation, None, gated=True)
             result = run_fused(x, weight, extra, epilogue, None)
             if result is not None:
@@ -195,8 +197,8 @@ class FusedNorm(_Part):
     def __call__(self, module: Any, x: Any) -> Any:
         """Return (..., H) for ``x`` (..., H)."""
         weight = module.weight
-        if not _has_kernels(x) or x.dtype != weight.dtype:
-            return self._own(module, x)
+        if not _has_kernels(x) or x.dtype != weight.dtype or torch.is_autocast_enabled(x.device.type):
+            return self._own(module, x)  # autocast lets torch's function return fp32
         return F.rms_norm(x, weight.shape, weight, getattr(module, self._epsilon))
 
 
