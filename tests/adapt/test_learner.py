@@ -38,7 +38,7 @@ def test_torch_computes_until_a_winner_is_proven_timed_and_saved(alone: LoneLear
         assert alone.one().row is not None or alone.call() is OWN
     assert seen == {Stage.QUEUED, Stage.PROVING, Stage.TIMING, Stage.SETTLED}
     row = alone.call()
-    assert row.plain.config == FAST.config and row.pdl is None and row.baseline == "torch" and row.source == "cuda:0"
+    assert row.plain.config == row.pdl.config == FAST.config and row.baseline == "torch" and row.source == "cuda:0"
     assert row.plain.speedup == pytest.approx(1.25) and row.plain.low == pytest.approx(1.25)
     assert machine.saved == [row] and machine.forgotten == 1 and machine.benches[0].closed
     assert machine.proofs == [(one, inputs) for inputs in ALL_INPUTS for one in (FAST, SLOW)]

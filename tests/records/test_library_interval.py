@@ -16,6 +16,7 @@ from outblas.core.errors import ConfigError, ProblemError, RecordError, UsageErr
 from outblas.core.problem import Problem
 from outblas.core.weight import Weight, WeightRange, parse_range
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
+from outblas.records import user_library
 from outblas.records.interval_merge import overlay_intervals, replace_intervals
 from outblas.records.library import Library
 from outblas.records.library_interval import LibraryInterval
@@ -245,3 +246,20 @@ def test_a_weight_has_a_name_that_reads_back() -> None:
         WeightRange(WEIGHT, 0, 8)
     with pytest.raises(ProblemError, match="2147483647"):
         WeightRange(WEIGHT, 1, 10**9)
+
+
+@pytest.mark.parametrize(
+    ("own", "packaged"),
+    [
+        pytest.param((), (interval(1, 64, 1),), id="packaged interval"),
+        pytest.param((interval(1, 64, 1),), (), id="own interval"),
+        pytest.param((interval(1, 64, 1),), (interval(1, 64, 2),), id="both"),
+    ],
+)
+def test_a_row_without_a_kernel_takes_that_of_an_interval(
+    own: tuple[LibraryInterval, ...], packaged: tuple[LibraryInterval, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = (LibraryRow(WEIGHT.problem(8), "torch"), LibraryRow(WEIGHT.problem(16), "torch", plain=KERNELS[4]))
+    monkeypatch.setattr(user_library, "load", lambda *_: (library(*own, rows=rows), Path("own.json")))
+    found, _ = user_library.library_for_device(library(*packaged), 0)
+    assert [kernel_at(found, m) for m in (7, 8, 16, 65)] == [KERNELS[1], KERNELS[1], KERNELS[4], None]

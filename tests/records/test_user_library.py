@@ -60,6 +60,8 @@ def test_where_it_lies(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert user_library_path("h200") == Path("/else/mine.json")
     monkeypatch.setenv("OUTBLAS_LIBRARY", "/else")
     assert user_library_path("h200") == Path("/else/h200.json")
+    monkeypatch.setenv("OUTBLAS_LIBRARY", "~nosuchuser/else")
+    assert user_library_path("h200") == Path("~nosuchuser/else/h200.json") and load("h200", 0) is None
     monkeypatch.setenv("OUTBLAS_LIBRARY", "")
     assert user_library_path("h200") is None and load("h200", 0) is None
     with pytest.raises(UsageError, match="OUTBLAS_LIBRARY"):
@@ -236,6 +238,21 @@ def test_the_users_row_goes_first_and_the_packaged_kernel_stands_in_where_it_has
     assert merge_user_row(own, None) == own
     # Constant weights without a kernel of their own take the one of PDL: the user's.
     assert merge_user_row(LibraryRow(FIRST, pdl=FAST), packaged).choice("weights") == FAST
+
+
+def test_a_file_names_the_dates_and_commits_of_all_its_installs(home: Path) -> None:
+    def about(day: int, commit: str) -> dict[str, Any]:
+        return {**PROVENANCE, "date": f"2026-01-{day:02}T00:00:00+00:00", "commit": commit}
+
+    install(tuned(LibraryRow(FIRST, "torch", "", "cuda:0", plain=FAST)), about(1, "aaaa"))
+    for day, commit in ((3, "bbbb"), (2, "aaaa"), (4, "bbbb")):
+        path = install(tuned(LibraryRow(SECOND, "torch", "", "cuda:0", plain=FAST)), about(day, commit)).path
+    found = Library.load(path).provenance
+    assert found["date"] == "2026-01-01T00:00:00+00:00 to 2026-01-04T00:00:00+00:00"
+    assert (found["commit"], found["command"]) == ("aaaa; bbbb", "outblas tune")
+    for number in range(2 * user_library.MOST_NAMED):
+        install(tuned(LibraryRow(SECOND, "torch", "", "cuda:0", plain=FAST)), about(5, str(number)))
+    assert Library.load(path).provenance["commit"] == "5; 6; 7; 8; 9"
 
 
 def test_the_dispatch_uses_it_and_says_so(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,24 +1,25 @@
-"""Default folder and agent of a tune run, and the kernels whose measurements it has."""
+"""Default folder and agent of a tune run, and the conditions under which it goes on."""
 
 from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from outblas.core.errors import UsageError
 from outblas.core.files import write_json
 from outblas.core.problem import Problem
-from outblas.core.version import __version__
 from outblas.kernels.kernel_hash import kernels_sha
 from outblas.records.equal_kernels import EqualKernels, KernelRelease
+from outblas.records.provenance import utc_now
 from outblas.records.replay import ReplayEvaluator
 from outblas.runtime.device import Device
 from outblas.search import tune_run
 from outblas.search.tune_folder import RunFiles, read_run
-from outblas.search.tune_run import TuneRequest, default_agent, folder_name, run_tune, usual_folder
+from outblas.search.tune_run import TuneRequest, default_agent, folder_name, provenance_of, run_tune
 from support.fake_gpu import PROVENANCE
 from support.helpers import synthetic_recording
 
@@ -34,50 +35,99 @@ class LiveInWords(ReplayEvaluator):
         return "cuda:0"
 
 
+class Live:
+    """Runs of one request whose GPU is a recording.
+
+    Attributes:
+        request: the request, whose folder is ``runs/a``.
+        driver: version of the GPU's driver.
+        kept: measurements that the last run found in its folder.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        recording = synthetic_recording(2)
+        self.driver, self.kept = "550.54.15", -1
+        monkeypatch.setattr(tune_run, "open_evaluator", lambda *_: nullcontext(LiveInWords(recording)))
+        monkeypatch.setattr(
+            tune_run, "_origin", lambda *words: {"provenance": {**PROVENANCE, "driver": self.driver, "date": utc_now()}}
+        )
+        self.request = TuneRequest(
+            recording.problems, "custom", "exhaustive", 4, 0, Device(gpu_index=0), Path("runs/a"), "outblas tune",
+            beside=True,
+        )  # fmt: skip
+
+    def run(self, **changes: Any) -> Path:
+        """Run the request with some changes; return the folder."""
+        found = run_tune(replace(self.request, **changes), begun=lambda path, kept: setattr(self, "kept", kept))
+        assert self.kept == found.kept
+        return found.files.path
+
+    def change(self, **entries: Any) -> None:
+        """Replace entries of run.json; None removes one."""
+        file = RunFiles(self.request.path).run
+        content = {**read_run(file), **entries}
+        write_json(file, {key: value for key, value in content.items() if value is not None})
+
+    @property
+    def stamp(self) -> dict[str, Any]:
+        """Return the stamp of run.json."""
+        return dict(read_run(RunFiles(self.request.path).run)["stamp"])
+
+
 @pytest.fixture
-def live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TuneRequest:
-    """A request whose GPU is a recording, in an empty working directory."""
-    recording = synthetic_recording(2)
+def live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Live:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(tune_run, "open_evaluator", lambda *_: nullcontext(LiveInWords(recording)))
-    monkeypatch.setattr(tune_run, "_origin", lambda *_: {"provenance": PROVENANCE})
-    path = usual_folder("a")
-    return TuneRequest(recording.problems, "custom", "exhaustive", 4, 0, Device(gpu_index=0), path, "outblas tune")
+    return Live(monkeypatch)
 
 
-def change_kernels(request: TuneRequest) -> None:
-    """Let the run be one of other kernels."""
-    file = RunFiles(request.path).run
-    write_json(file, {**read_run(file), "kernels": OTHER_KERNELS})
+def test_measurements_of_other_kernels_are_not_resumed(live: Live) -> None:
+    assert live.run() == live.run() == Path("runs/a") and live.kept > 0
+    live.change(stamp={**live.stamp, "kernels": OTHER_KERNELS})
+    with pytest.raises(
+        UsageError, match="runs/a is of other conditions .kernel sources 0{12} there, .* another folder"
+    ):
+        live.run(beside=False)
+    beside = live.run()
+    assert beside.name.startswith("a-") and live.kept == 0
+    assert live.run() == beside and live.kept > 0
 
 
-def test_measurements_of_other_kernels_are_not_resumed(live: TuneRequest) -> None:
-    run_tune(live)
-    run_tune(live)  # the same kernels: it resumes
-    change_kernels(live)
-    with pytest.raises(UsageError, match=f"other kernels; expected those of OutBLAS {__version__}, 0{{12}}; "):
-        run_tune(live)
-    assert usual_folder("a") == Path("runs", f"a-kernels-{kernels_sha()[:8]}")
-    assert run_tune(replace(live, path=usual_folder("a"))).asked == 2
+def test_measurements_under_another_driver_are_not_resumed(live: Live) -> None:
+    live.run()
+    was = provenance_of(Path("runs/a"))
+    live.driver = "580.95.05"
+    assert live.run() != Path("runs/a") and live.kept == 0
+    assert provenance_of(Path("runs/a")) == was
+    live.driver = "550.99.99"
+    assert live.run() == Path("runs/a"), "minor versions count as equal"
+    assert provenance_of(Path("runs/a")) == was, "the figures are those of the first session"
 
 
-def test_kernels_that_compile_to_the_same_cubins_are_the_same(
-    live: TuneRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run_tune(live)
-    change_kernels(live)
-    there, here = KernelRelease(__version__, OTHER_KERNELS), KernelRelease(__version__, kernels_sha())
+def test_kernels_that_compile_to_the_same_cubins_are_the_same(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    live.run()
+    live.change(stamp={**live.stamp, "kernels": OTHER_KERNELS})
+    there, here = (KernelRelease(str(live.stamp["outblas"]), sha) for sha in (OTHER_KERNELS, kernels_sha()))
     monkeypatch.setattr(EqualKernels, "load", lambda: EqualKernels(here, (there,)))
-    assert usual_folder("a") == live.path
-    assert run_tune(live).asked == 2
+    assert live.run() == Path("runs/a") and live.kept > 0
 
 
-def test_a_run_that_does_not_name_its_kernels_resumes(live: TuneRequest) -> None:
-    run_tune(live)
-    file = RunFiles(live.path).run
-    write_json(file, {key: value for key, value in read_run(file).items() if key != "kernels"})
-    assert usual_folder("a") == live.path
-    assert run_tune(live).asked == 2
+def test_a_run_without_a_stamp_resumes_unless_it_says_otherwise(live: Live) -> None:
+    live.run()
+    release = live.stamp["outblas"]
+    live.change(stamp=None, outblas=release)
+    assert live.run() == Path("runs/a") and live.kept > 0
+    live.change(outblas="0.0.1")
+    assert live.run() != Path("runs/a")
+    live.change(outblas=release)
+    live.driver = "580.95.05"
+    assert live.run() != Path("runs/a"), "a finished run names its driver"
+
+
+def test_a_renamed_folder_resumes(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("runs/a").rename(live.run().with_name("b"))
+    assert live.run(path=Path("runs/b")) == Path("runs/b") and live.kept > 0
+    monkeypatch.chdir("runs/b")
+    assert live.run(path=Path()) == Path() and live.kept > 0
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from outblas.search.time_shares import (
     time_shares,
 )
 from outblas.search.tune import Progress
-from outblas.search.tune_run import TuneRequest, default_agent, folder_name, provenance_of, run_tune, usual_folder
+from outblas.search.tune_run import TuneRequest, default_agent, folder_name, provenance_of, run_tune
 
 #: Measurements per problem on average, as of ``outblas tune``.
 _BUDGET = 16
@@ -94,10 +94,10 @@ def _tune(
     problems, agent = [one.problem for one in ranked], default_agent(device)
     launch = launch_of_option(promise_free_option())  # no call runs other kernels
     count = _BUDGET * (LAUNCHES.index(launch) + 1)
-    path = usual_folder(folder_name("captured", problems, agent, 0, f"{count},{seconds:g}s", str(device)))
+    path = Path("runs") / folder_name("captured", problems, agent, 0, f"{count},{seconds:g}s", str(device))
     request = TuneRequest(
         problems, "captured", agent, count, 0, device, path, command, None, budgets(ranked, count), seconds,
-        launch=launch,
+        launch=launch, beside=True,
     )  # fmt: skip
     outcome = run_tune(request, progress)
     return outcome.library, outcome.files.path

@@ -111,7 +111,7 @@ def tune(
     if captured is not None:
         suite, problems = "captured", list[Problem]()
     elif mnk:
-        suite, problems = "custom", [Problem.from_mnk(one, *kind) for one in dict.fromkeys(mnk)]
+        suite, problems = "custom", list(dict.fromkeys(Problem.from_mnk(one, *kind) for one in mnk))
     else:
         suite, problems = ("linear", []) if linear else (suite, _of_suite(suite, kind, sample, seed))
     count, seconds = parse_budget(budget)
@@ -121,29 +121,29 @@ def tune(
     ranked = [] if captured is None else _ranked(captured, where)
 
     from outblas.search.time_shares import budgets
-    from outblas.search.tune_run import TuneRequest, default_agent, folder_name, usual_folder
+    from outblas.search.tune_run import TuneRequest, default_agent, folder_name
 
     ranges, single = _ranges(_linear_ranges(linear or (), m or WHOLE_RANGE, kind), problems, ranked, intervals)
     problems = [one.problem for one in single] if ranked else problems if not ranges.ranges else []
     agent = default_agent(where) if agent is None else agent
     place = str(plan or where)
-    path = run or usual_folder(folder_name(suite, problems, agent, seed, budget, place, sample, ranges.ranges))
+    path = run or Path("runs") / folder_name(suite, problems, agent, seed, budget, place, sample, ranges.ranges)
     dealt_out = budgets(single, count) if single else None
     request = TuneRequest(
-        problems, suite, agent, count, seed, where, path, common.command_line(), plan, dealt_out, seconds, ranges
-    )
+        problems, suite, agent, count, seed, where, path, common.command_line(), plan, dealt_out, seconds, ranges,
+        beside=run is None,
+    )  # fmt: skip
     _run(request, budget, ranked, install or (install is None and captured is not None), json_out)
 
 
 def _run(request: TuneRequest, budget: str, ranked: Sequence[TimeShare], install: bool, json_out: bool) -> None:
     """Tune, install, report. Whatever keeps a report from being written, the library is installed by then."""
     from outblas.publish.html.tune_page import write_report
-    from outblas.search.tune_run import measurements_kept, run_tune
+    from outblas.search.tune_run import run_tune
 
-    kept = measurements_kept(request.path)
     with common.progress_bar("tune") as progress:
-        work = _Work(request, budget, kept, progress)
-        outcome = run_tune(request, work.single, told=work.ranges)
+        work = _Work(request, budget, progress)
+        outcome = run_tune(request, work.single, told=work.ranges, begun=work.opened)
     library, files = outcome.library, outcome.files
     if len(outcome.decided.rows) < outcome.asked:
         reached = f"{len(outcome.decided.rows)} of {outcome.asked} problems were reached"
@@ -156,7 +156,7 @@ def _run(request: TuneRequest, budget: str, ranked: Sequence[TimeShare], install
     installed = _install(library, files, request.device, json_out) if install else None
     write_report(files.path, files.report)
     if json_out:
-        _print_document(outcome, ranked, kept, installed)
+        _print_document(outcome, ranked, installed)
     else:
         out.print(f"report:  {files.report}", markup=False)
 
@@ -164,10 +164,15 @@ def _run(request: TuneRequest, budget: str, ranked: Sequence[TimeShare], install
 class _Work:
     """Says what a run does once there is something to wait for, and moves its bar: ranges first, then problems."""
 
-    def __init__(self, request: TuneRequest, budget: str, kept: int, bar: common.ProgressFn) -> None:
-        self._request, self._budget, self._kept, self._bar = request, budget, kept, bar
+    def __init__(self, request: TuneRequest, budget: str, bar: common.ProgressFn) -> None:
+        self._request, self._budget, self._bar = request, budget, bar
+        self._path, self._kept = request.path, 0
         self._begun = False
         self._ranges = 0
+
+    def opened(self, path: Path, kept: int) -> None:
+        """Take the folder of the run and the number of measurements that it has."""
+        self._path, self._kept = path, kept
 
     def ranges(self, done: int, known: int, words: str) -> None:
         """Count a measurement of the search for intervals; the problems after it are estimated."""
@@ -191,11 +196,14 @@ class _Work:
         parts += [f"{len(request.problems)} problems"] if request.problems else []
         what = f"{' and '.join(parts)} of {request.suite} on {request.place}"
         err.print(f"tuning {what}, agent {request.agent}, budget {self._budget}", markup=False)
+        if self._path != request.path:
+            what = f"{request.path} has measurements of another driver, NVRTC or release"
+            err.print(f"{what}; this run is in {self._path}", markup=False)
         if self._kept:
-            err.print(f"resuming: {self._kept} measurements of {request.path} are kept", markup=False)
+            err.print(f"resuming: {self._kept} measurements of {self._path} are kept", markup=False)
 
 
-def _print_document(outcome: TuneOutcome, ranked: Sequence[TimeShare], kept: int, installed: Path | None) -> None:
+def _print_document(outcome: TuneOutcome, ranked: Sequence[TimeShare], installed: Path | None) -> None:
     from outblas.cli.documents import TunedLaunch, TuneDocument, print_document
     from outblas.search.time_shares import weighted_speedup
 
@@ -213,7 +221,7 @@ def _print_document(outcome: TuneOutcome, ranked: Sequence[TimeShare], kept: int
         asked=outcome.asked,
         tuned=len(decided.rows),
         intervals=len(outcome.library.intervals),
-        kept=kept,
+        kept=outcome.kept,
         launches=launches,
         library=str(files.library),
         result=str(files.result),

@@ -22,7 +22,7 @@ from outblas.core.workload import SECOND_WORKLOADS
 from outblas.records.equal_kernels import EqualKernels, KernelRelease
 from outblas.records.interval_merge import overlay_intervals, replace_intervals
 from outblas.records.library import Library
-from outblas.records.library_interval import LibraryInterval
+from outblas.records.library_interval import IntervalIndex, LibraryInterval
 from outblas.records.library_row import LibraryRow
 
 LIBRARY_VARIABLE = "OUTBLAS_LIBRARY"
@@ -34,6 +34,8 @@ _FIELDS = {
     "outblas": "outblas",
     "kernels": "kernel sources",
 }
+#: Commits and commands that a file names at most, the last ones.
+MOST_NAMED = 5
 #: Fields of a stamp that identify the kernels.
 _OF_KERNELS = ("outblas", "kernels")
 _warned: set[str] = set()
@@ -50,8 +52,8 @@ def user_library_path(gpu: str) -> Path | None:
     """
     named = os.environ.get(LIBRARY_VARIABLE)
     if named is not None and (not named.strip() or named.endswith(".json")):
-        return Path(named).expanduser() if named.strip() else None
-    folder = user_data_folder("libraries") if named is None else Path(named).expanduser()
+        return Path(os.path.expanduser(named)) if named.strip() else None
+    folder = user_data_folder("libraries") if named is None else Path(os.path.expanduser(named))
     return folder / (re.sub(r"[^a-z0-9]+", "-", gpu.lower()).strip("-") + ".json")
 
 
@@ -173,8 +175,23 @@ def install(library: Library, provenance: Mapping[str, Any], path: Path | None =
             changed += merged[row.problem] is not before
         intervals = replace_intervals(old.intervals, library.intervals)
         about = {**library.provenance, **provenance, "stamp": mark}
+        about |= _joined(old.provenance, about)
         Library(library.gpu, tuple(merged.values()), about, intervals).save(path)
     return InstalledLibrary(path, changed, len(merged), aside, len(intervals))
+
+
+def _joined(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, str]:
+    """Return the dates, commits and commands of a file's installs, e.g. ``2026-01-01 to 2026-11-11``; {} at the first.
+
+    A row does not name its own. So the file may not claim that the last install measured all of it.
+    """
+    found: dict[str, str] = {}
+    for key, between in (("date", " to "), ("commit", "; "), ("command", "; ")):
+        if old.get(key) and new.get(key):
+            each = list(dict.fromkeys([*str(old[key]).split(between), str(new[key])]))
+            kept = [min(each), max(each)] if key == "date" else each[-MOST_NAMED:]
+            found[key] = between.join(dict.fromkeys(kept))
+    return found
 
 
 def _mergeable(path: Path, gpu: str, mark: Mapping[str, Any]) -> tuple[Library, Path | None]:
@@ -239,7 +256,8 @@ def load(gpu: str, index: int) -> tuple[Library, Path] | None:
 def library_for_device(packaged: Library, index: int) -> tuple[Library, tuple[str, ...]]:
     """Return (library, sources) for a CUDA device: the packaged library with the user's rows and intervals in front.
 
-    Rows of either library go before intervals of either.
+    Rows of either library go before intervals of either. Where a row of the user has no kernel, that of a packaged row
+    or of an interval is taken.
 
     Args:
         packaged: library of the package for this GPU.
@@ -255,8 +273,12 @@ def library_for_device(packaged: Library, index: int) -> tuple[Library, tuple[st
         return replace(packaged, intervals=shipped), used
     own, path = found
     rows = {row.problem: row for row in packaged.rows}
-    rows.update({row.problem: merge_user_row(row, rows.get(row.problem)) for row in own.rows})
     intervals = overlay_intervals(_owned(own, "the user's library"), shipped, merge_user_row)
+    ranges = IntervalIndex(intervals)
+    for row in own.rows:
+        interval = ranges.find(row.problem)
+        merged = merge_user_row(row, rows.get(row.problem))
+        rows[row.problem] = merged if interval is None else merge_user_row(merged, interval.row_for(row.problem))
     return replace(packaged, rows=tuple(rows.values()), intervals=intervals), (f"{path} ({own.size()})", *used)
 
 
@@ -273,7 +295,7 @@ def merge_user_row(own: LibraryRow, packaged: LibraryRow | None) -> LibraryRow:
 
     Args:
         own: the user's row, of the library or of an interval.
-        packaged: the packaged row of the same problem; None makes the result ``own``.
+        packaged: another row of the same problem, packaged or of an interval; None makes the result ``own``.
     """
     if packaged is None:
         return own

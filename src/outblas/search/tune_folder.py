@@ -9,15 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from outblas.core.errors import OutblasError, RecordError
+from outblas.core.errors import RecordError
+from outblas.core.files import json_text
 from outblas.core.plain_files import read_json
 from outblas.core.problem import Problem
-from outblas.core.version import __version__
 from outblas.core.weight import WeightRange
-from outblas.kernels.kernel_hash import kernels_sha
-from outblas.records.equal_kernels import EqualKernels, KernelRelease
 from outblas.records.run_directory import RunDirectory
 from outblas.records.store import Store
+from outblas.records.user_library import stamp_differences, stamp_of
 
 FORMAT = 1
 
@@ -88,41 +87,47 @@ def folder_name(
     return "-".join((suite, *kind, agent, *seeded, budget.replace(",", "-"), place.replace(":", "-").replace("/", "-")))
 
 
-def usual_folder(name: str) -> Path:
-    """Return ``runs/name``; with the present kernels' hash at its end if a run of other kernels is there.
+def other_conditions(about: Mapping[str, Any], stamp: Mapping[str, Any]) -> list[str]:
+    """Return how the conditions of a run differ from the present ones, a text each; an empty list if they agree.
 
-    Example: ``usual_folder("custom-64_4096_64-tn-fp16-fp32-heuristic-16-cuda-0")``.
-
-    Args:
-        name: as of :func:`folder_name`.
-
-    Raises:
-        RecordError: the ``run.json`` there cannot be read or is of another format.
-    """
-    path = Path("runs") / name
-    file = RunFiles(path).run
-    if file.exists() and is_of_other_kernels(read_run(file)):
-        return path.with_name(f"{name}-kernels-{kernels_sha()[:8]}")
-    return path
-
-
-def is_of_other_kernels(about: Mapping[str, Any]) -> bool:
-    """Return whether a run measured other kernels than this release has; False if it does not say which.
-
-    Kernels that are known to compile to the same cubins count as the same.
+    They are what an installed library is stamped with: GPU, driver, NVRTC, release and kernels. An earlier release did
+    not write all of them; the others count as equal.
 
     Args:
         about: content of ``run.json``.
+        stamp: the present conditions, as of :func:`outblas.records.user_library.stamp_of`.
 
     Raises:
         RecordError: the table of equal kernels is damaged.
     """
-    there, here = about.get("kernels"), kernels_sha()
-    if there is None or there == here:
-        return False
-    return not EqualKernels.load().are_equal(
-        KernelRelease(str(about.get("outblas")), str(there)), KernelRelease(__version__, here)
-    )
+    there = about.get("stamp")
+    if not isinstance(there, dict):
+        found = {key: value for key, value in stamp_of(about.get("provenance") or {}).items() if value is not None}
+        release = about.get("outblas", stamp["outblas"])
+        kernels = stamp["kernels"] if release == stamp["outblas"] else None
+        there = {**stamp, **found, "outblas": release, "kernels": kernels}
+    return stamp_differences(there, stamp)
+
+
+def folder_beside(path: Path, stamp: Mapping[str, Any]) -> Path:
+    """Return the folder for a run of other conditions than those in ``path``, e.g. ``runs/a-1b2c3d4e``.
+
+    Args:
+        path: folder of the run that is there.
+        stamp: the present conditions, which give the name its end.
+    """
+    return path.with_name(f"{path.name}-{hashlib.sha256(json_text(dict(stamp))).hexdigest()[:8]}")
+
+
+def run_name(store: Store, path: Path) -> str:
+    """Return the name of a folder's run in its store: the folder's, or that of the only run if it was renamed.
+
+    Args:
+        store: the store of the folder.
+        path: the folder. Its name is that of a new run.
+    """
+    runs, name = [run.run_id for run in store.runs()], path.resolve().name
+    return runs[0] if name not in runs and len(runs) == 1 else name
 
 
 @contextmanager
@@ -143,26 +148,11 @@ def open_store(path: Path) -> Iterator[tuple[Store, str]]:
     if not file.is_file():
         raise RecordError(f"{path} holds no {file.name}", "the directory of an `outblas tune` run", "pass another path")
     with Store(file) as store:
-        runs, name = [run.run_id for run in store.runs()], path.resolve().name
-        if name not in runs and len(runs) != 1:
+        runs, name = [run.run_id for run in store.runs()], run_name(store, path)
+        if name not in runs:
             do = "give the directory the name of one"
             raise RecordError(f"{file} has {len(runs)} runs, none of them {name!r}", "a run of that name", do)
-        yield store, name if name in runs else runs[0]
-
-
-def measurements_kept(path: Path) -> int:
-    """Return how many measurements a run directory holds; 0 if it is new or cannot be read.
-
-    Args:
-        path: directory of a tune run, which need not exist.
-    """
-    if not RunFiles(path).store.is_file():
-        return 0
-    try:
-        with open_store(path) as (store, name):
-            return len(store.recorded_pairs(name))
-    except OutblasError:  # the run itself says so
-        return 0
+        yield store, name
 
 
 def provenance_of(path: Path) -> dict[str, Any]:

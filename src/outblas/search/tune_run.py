@@ -19,7 +19,6 @@ from outblas.core.problem import Problem
 from outblas.core.suites import SUITES
 from outblas.core.suites import suite as problems_of
 from outblas.core.version import __version__
-from outblas.kernels.kernel_hash import kernels_sha
 from outblas.records.library import Library
 from outblas.records.parquet import check_parquet
 from outblas.records.provenance import provenance_field, utc_now
@@ -27,25 +26,28 @@ from outblas.records.recording import Recording
 from outblas.records.replay import ReplayEvaluator
 from outblas.records.results import PROVENANCE_FIELDS, write_result
 from outblas.records.store import Store
+from outblas.records.user_library import stamp_of
 from outblas.runtime.device import Device
 from outblas.search.agents.agent_registry import make_agent
+from outblas.search.agents.base import Agent
 from outblas.search.intervals.interval_search import SearchWatch, Told
 from outblas.search.intervals.range_search import RangesRequest, offered_ms, search_ranges
 from outblas.search.kept_baselines import KeptBaselines
 from outblas.search.tune import PROBLEMS_AT_ONCE, Progress, SearchOptions, tune
 from outblas.search.tune_folder import FORMAT as FORMAT
 from outblas.search.tune_folder import RunFiles as RunFiles
+from outblas.search.tune_folder import folder_beside, other_conditions, read_run, run_name
 from outblas.search.tune_folder import folder_name as folder_name
-from outblas.search.tune_folder import is_of_other_kernels, read_run
 from outblas.search.tune_folder import measured_on as measured_on
-from outblas.search.tune_folder import measurements_kept as measurements_kept
 from outblas.search.tune_folder import open_store as open_store
 from outblas.search.tune_folder import provenance_of as provenance_of
-from outblas.search.tune_folder import usual_folder as usual_folder
 from outblas.search.tune_result import result_rows
 
 if TYPE_CHECKING:
     from outblas.bench.pool.worker_plan import WorkerPlan
+
+#: Called with the folder of a run and the number of measurements that it has.
+Begun = Callable[[Path, int], None]
 
 #: Problems searched side by side where the first of them matter most.
 RANKED_AT_ONCE = 8
@@ -94,6 +96,7 @@ class TuneRequest:
         seconds: time limit of the search; the library then has the problems tried so far. A resumed run starts it anew.
         ranges: weights to tune for a range of M. They are tuned before ``problems``.
         launch: as :attr:`outblas.search.tune.SearchOptions.launch`, for ``problems``.
+        beside: if ``path`` has measurements of another driver, NVRTC or release, use a folder beside it.
     """
 
     problems: Sequence[Problem]
@@ -109,6 +112,7 @@ class TuneRequest:
     seconds: float | None = None
     ranges: RangesRequest = RangesRequest()
     launch: Launch = "weights"
+    beside: bool = False
 
     @property
     def place(self) -> str:
@@ -126,6 +130,7 @@ class TuneOutcome:
         decided: the library with a row for each sampled M of its intervals, too. The result file has these rows.
         asked: number of problems that were to be decided, sampled M included.
         open_weights: number of weights whose intervals are not complete, because the time was up.
+        kept: number of measurements that an earlier session had left in the folder.
     """
 
     library: Library
@@ -133,6 +138,7 @@ class TuneOutcome:
     decided: Library
     asked: int
     open_weights: int = 0
+    kept: int = 0
 
 
 def default_agent(device: Device) -> str:
@@ -145,6 +151,7 @@ def run_tune(
     progress: Progress | None = None,
     clock: Callable[[], float] = time.monotonic,
     told: Told | None = None,
+    begun: Begun | None = None,
 ) -> TuneOutcome:
     """Tune into the directory of the request, or resume the run of the same settings there.
 
@@ -154,20 +161,22 @@ def run_tune(
         clock: time in seconds; only differences count.
         told: called after every measurement of the search for intervals, with the number done, an estimate of all, and
             words on the present work.
+        begun: called before the first measurement with the run's folder and the number of measurements that it has.
 
     Returns:
         The library, the paths of its files and its decisions. The report is left to the caller. ``times.json`` has the
         seconds of each process that works on a GPU, by phase.
 
     Raises:
-        UsageError: the agent or recording is unknown, a problem was not recorded, or the directory holds another run.
+        UsageError: the agent or recording is unknown, a problem was not recorded, or the directory holds another run,
+            or one of another driver, NVRTC or release.
             Also agent ``recorded`` or ``transfer`` on a recording, or a reason of :func:`outblas.search.tune.tune`.
         RecordError: the directory cannot be written, or another process works in it; earlier records are intact.
         DeviceError: the live GPU cannot be used.
         ToolchainMissing: pyarrow, or a package for the live GPU, is not installed.
     """
     check_parquet()
-    device, files = request.device, RunFiles(request.path)
+    device = request.device
     if device.recording is not None and request.agent in ("recorded", "transfer"):
         raise UsageError(
             f"agent {request.agent} on a recording would read the answers",
@@ -182,30 +191,66 @@ def run_tune(
             offered_ms(one, recording)
     with open_evaluator(device, recording, request.workers) as evaluator:
         agent = make_agent(request.agent, request.seed, evaluator.gpu)
+        origin = _origin(evaluator, device, recording, request.command)
+        is_live = recording is None and evaluator.source.startswith("cuda")
+        stamp = stamp_of(origin["provenance"]) if is_live else None
+        files = _files(request, stamp)
         with lock_run_folder(files.path), _kept_times(evaluator, files.times):
-            kernels = kernels_sha() if recording is None and evaluator.source.startswith("cuda") else None
-            about = _open(files, _settings(request, evaluator), request.command, kernels)
+            about = _open(files, _settings(request, evaluator), request.command, stamp)
             with Store(files.store) as store:
                 options = _search_options(request, clock)
-                name = files.path.name
-                store.begin(name, {"agent": agent.name, "seed": agent.seed, "source": evaluator.source})
-                keeping = KeptBaselines(evaluator, store, name)
-                ranges = search_ranges(
-                    request.ranges, agent, request.budget, keeping, recording, store, name,
-                    SearchWatch(options.stop, told or _ignore_words),
-                )  # fmt: skip
-                problems = () if ranges.stopped else request.problems
-                single = tune(problems, agent, request.budget, keeping, store, name, progress, options)
-                library = replace(single, intervals=ranges.intervals)
-                library.save(files.library)
-                origin = _origin(evaluator, device, recording, request.command)
-                decided = replace(library, rows=(*single.rows, *ranges.rows))
-                rows = list(result_rows(decided, store, name, keeping))
-                write_result(rows, {"suite": request.suite, "device": request.place, **origin}, files.result)
-            write_json(files.run, {**about, **origin, "finished": utc_now()})
-    samples = (request.ranges.sampled(one, recording) for one in request.ranges.ranges)
-    asked = len(request.problems) + sum(map(len, samples))
-    return TuneOutcome(library, files, decided, asked, len(request.ranges.ranges) - ranges.reached)
+                session = _Session(evaluator, recording, agent, files, store, about, origin)
+                return _search(request, session, options, progress, told or _ignore_words, begun or _ignore_begin)
+
+
+@dataclass(frozen=True)
+class _Session:
+    """The open parts of a run; ``about`` is the content of run.json, ``origin`` the provenance of new measurements."""
+
+    evaluator: Evaluator
+    recording: Recording | None
+    agent: Agent
+    files: RunFiles
+    store: Store
+    about: dict[str, Any]
+    origin: dict[str, Any]
+
+
+def _search(
+    request: TuneRequest, session: _Session, options: SearchOptions, progress: Progress | None, told: Told, begun: Begun
+) -> TuneOutcome:
+    """Search, write the library, the result and the end of run.json, and say what was found."""
+    store, files, evaluator = session.store, session.files, session.evaluator
+    agent, name = session.agent, run_name(store, files.path)
+    store.begin(name, {"agent": agent.name, "seed": agent.seed, "source": evaluator.source})
+    kept = len(store.recorded_pairs(name))
+    begun(files.path, kept)
+    keeping = KeptBaselines(evaluator, store, name)
+    ranges = search_ranges(
+        request.ranges, agent, request.budget, keeping, session.recording, store, name, SearchWatch(options.stop, told)
+    )
+    problems = () if ranges.stopped else request.problems
+    single = tune(problems, agent, request.budget, keeping, store, name, progress, options)
+    library = replace(single, intervals=ranges.intervals)
+    library.save(files.library)
+    origin = session.origin
+    if kept and len(store.recorded_pairs(name)) == kept:  # the figures are those of an earlier session
+        origin = {key: session.about.get(key, value) for key, value in origin.items()}
+    decided = replace(library, rows=(*single.rows, *ranges.rows))
+    rows = list(result_rows(decided, store, name, keeping))
+    write_result(rows, {"suite": request.suite, "device": request.place, **origin}, files.result)
+    write_json(files.run, {**session.about, **origin, "finished": utc_now()})
+    sampled = sum(len(request.ranges.sampled(one, session.recording)) for one in request.ranges.ranges)
+    open_weights = len(request.ranges.ranges) - ranges.reached
+    return TuneOutcome(library, files, decided, len(request.problems) + sampled, open_weights, kept)
+
+
+def _files(request: TuneRequest, stamp: Mapping[str, Any] | None) -> RunFiles:
+    """The files of a request's folder, or of that beside it; ``stamp`` is None if nothing is measured."""
+    files = RunFiles(request.path)
+    if request.beside and stamp is not None and files.run.exists() and other_conditions(read_run(files.run), stamp):
+        return RunFiles(folder_beside(request.path, stamp))
+    return files
 
 
 @contextmanager
@@ -223,6 +268,10 @@ def _kept_times(evaluator: Evaluator, path: Path) -> Iterator[None]:
 
 
 def _ignore_words(done: int, known: int, words: str) -> None:
+    return None
+
+
+def _ignore_begin(path: Path, kept: int) -> None:
     return None
 
 
@@ -279,10 +328,10 @@ def open_evaluator(device: Device, recording: Recording | None, workers: WorkerP
         yield live
 
 
-def _open(files: RunFiles, settings: TuneSettings, command: str, kernels: str | None) -> dict[str, Any]:
-    """Make run.json, or check that it is of the same settings and kernels; returns run.json's content.
+def _open(files: RunFiles, settings: TuneSettings, command: str, stamp: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Make run.json, or check that it is of the same settings and conditions; returns run.json's content.
 
-    ``kernels`` is the hash of what is measured; None for a recording, which has its own.
+    ``stamp`` has the conditions of what is measured; None for a recording, which has its own.
     """
     wanted = json.loads(json_text(asdict(settings)))  # as it reads back from the file
     if files.run.exists():
@@ -294,16 +343,16 @@ def _open(files: RunFiles, settings: TuneSettings, command: str, kernels: str | 
         what = f"{files.path} holds a run with other settings"
         do = "repeat those settings to resume it, or choose another --run"
         check_same_settings(what, was, wanted, do)
-        if kernels is not None and is_of_other_kernels(about):
-            there = f"those of OutBLAS {about.get('outblas')}, {str(about['kernels'])[:12]}"
-            raise UsageError(f"{files.path} has measurements of other kernels", there, "choose another --run")
+        if stamp is not None and (odd := other_conditions(about, stamp)):
+            what = f"{files.path} is of other conditions ({'; '.join(odd)})"
+            raise UsageError(what, "measurements that can be compared", "choose another folder")
         return about
     about = {
         "format": FORMAT,
         "kind": "tune",
         **{key: value for key, value in wanted.items() if key != "ranges" or value},
         "outblas": __version__,
-        **({} if kernels is None else {"kernels": kernels}),
+        **({} if stamp is None else {"stamp": dict(stamp)}),
         "command": command,
         "started": utc_now(),
     }

@@ -200,5 +200,5 @@ def row_of(record: LearnedProduct, winner: Finalist | None) -> LibraryRow:
     if config is None:
         return LibraryRow(record.problem, LT_AUTO, winner.contender.algorithm, source)
     choice = LibraryChoice(config, winner.speedup, winner.low, winner.high)
-    allowed = choice if record.launch == "pdl" else None
-    return LibraryRow(record.problem, "torch", "", source, plain=None if config.pdl else choice, pdl=allowed)
+    without_pdl = None if config.pdl else choice  # which serves calls that allow PDL, too
+    return LibraryRow(record.problem, "torch", "", source, plain=without_pdl, pdl=choice)
