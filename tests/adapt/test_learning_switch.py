@@ -17,6 +17,7 @@ from outblas.adapt.learning.learner import CALLS_BEFORE_QUEUED, Learner  # noqa:
 from outblas.core.errors import UsageError  # noqa: E402
 from outblas.core.problem import Problem  # noqa: E402
 from outblas.dispatch import device_registry  # noqa: E402
+from outblas.dispatch.enable import Switch  # noqa: E402
 from outblas.records.library import Library  # noqa: E402
 from outblas.records.library_row import LibraryRow  # noqa: E402
 from support.learning.fake_machine import FAST, FakeMachine  # noqa: E402
@@ -111,6 +112,31 @@ def test_the_environment_may_wish_it_and_set_the_budget(machine: FakeMachine, mo
     monkeypatch.setenv("OUTBLAS_LEARN_SECONDS", "much")
     with pytest.raises(UsageError, match="much"):
         outblas.enable()
+
+
+def test_where_learning_was_asked_for_and_refused_the_report_is_empty_and_says_why(
+    machine: FakeMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OUTBLAS_DISABLE", "1")
+    monkeypatch.setattr(learning_switch.switch, "_switch", Switch("CPU", learning_switch.switch.why_not))
+    with pytest.warns(RuntimeWarning, match="OUTBLAS_DISABLE is set"):
+        assert not outblas.enable(learn=True)
+    for report in (outblas.settle(), outblas.settle(seconds=5, graphs=True), outblas.learned()):
+        assert not report.products and report.gpu_seconds == 0
+        assert "OUTBLAS_DISABLE is set" in report.reason and report.reason in str(report)
+    outblas.disable()
+    with pytest.raises(UsageError, match="learning is off"):
+        outblas.settle()
+    with pytest.warns(RuntimeWarning, match="OUTBLAS_DISABLE is set"):
+        outblas.enable()
+    with pytest.raises(UsageError, match="learning is off"):
+        outblas.learned()
+
+
+def test_a_refusal_is_forgotten_once_it_learns(machine: FakeMachine) -> None:
+    learning_switch._stop("refused")
+    outblas.enable(learn=True)
+    assert not outblas.learned().reason
 
 
 @pytest.mark.parametrize("wrong", [{"learn_seconds": -1.0}, {"learn_seconds": float("nan")}, {"batch_invariant": True}])

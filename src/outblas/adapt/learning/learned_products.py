@@ -81,13 +81,17 @@ class LearningReport:
         products: the products, those that were met first in front.
         gpu_seconds: GPU time spent so far.
         budget_seconds: GPU time that may be spent.
+        reason: why nothing is learned though the program asked for it, in one line; else empty.
     """
 
     products: tuple[LearnedProduct, ...]
     gpu_seconds: float
     budget_seconds: float
+    reason: str = ""
 
     def __str__(self) -> str:
+        if self.reason:
+            return f"nothing is learned: {self.reason}"
         title = f"{len(self.products)} products, {self.gpu_seconds:.3g} of {self.budget_seconds:g} GPU seconds"
         return "\n".join([title, *_lines(self.products)])
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from outblas.core.errors import UsageError
 from outblas.core.switches import is_on
 from outblas.dispatch import enable as switch
+from outblas.dispatch.guarantees.guarantee import demanded
 
 if TYPE_CHECKING:
     from outblas.adapt.learning.learned_products import LearningReport
@@ -19,6 +20,8 @@ LEARN_VARIABLE, SECONDS_VARIABLE = "OUTBLAS_LEARN", "OUTBLAS_LEARN_SECONDS"
 _lock = threading.RLock()
 #: The process's learner; None: learning is off.
 _learner: Learner | None = None
+#: Why nothing is learned though :func:`enable` was asked for it, in one line; empty if it was not, or if it learns.
+_refused = ""
 
 
 def enable(
@@ -67,7 +70,7 @@ def enable(
     if on and wanted:
         _start(seconds)
     else:
-        _stop()
+        _stop("" if on or not wanted else switch.why_not(demanded(accurate, batch_invariant)))
     return on
 
 
@@ -93,21 +96,24 @@ def settle(seconds: float | None = None, graphs: bool = False) -> LearningReport
             (``torch.cuda.synchronize()``): CUDA lets that fail during a capture.
 
     Returns:
-        The products; ``print`` shows them as a table.
+        The products; ``print`` shows them as a table. The report is empty if ``enable(learn=True)`` returned False; the
+        report's ``reason`` then says why.
 
     Raises:
         UsageError: learning is off, or this thread captures a CUDA graph, or ``seconds`` is no budget.
     """
-    return _present().settle(seconds, graphs)
+    return _refusal() if _refused else _present().settle(seconds, graphs)
 
 
 def learned() -> LearningReport:
     """Return what this process has learned so far; ``print`` shows it as a table.
 
+    It is empty if ``enable(learn=True)`` returned False; its ``reason`` then says why.
+
     Raises:
         UsageError: learning is off.
     """
-    return _present().report()
+    return _refusal() if _refused else _present().report()
 
 
 def _budget(seconds: float | None) -> float:
@@ -129,6 +135,12 @@ def _budget(seconds: float | None) -> float:
         ) from error
 
 
+def _refusal() -> LearningReport:
+    from outblas.adapt.learning.learned_products import LearningReport
+
+    return LearningReport((), 0.0, 0.0, _refused)
+
+
 def _present() -> Learner:
     if _learner is None:
         raise UsageError("learning is off", "outblas.enable(learn=True) before", "call that first")
@@ -141,8 +153,9 @@ def _start(seconds: float) -> None:
     from outblas.adapt.learning.learner import Learner
     from outblas.dispatch import device_registry
 
-    global _learner
+    global _learner, _refused
     with _lock:
+        _refused = ""
         if _learner is not None:
             _learner.budget.seconds = seconds
             return
@@ -164,11 +177,15 @@ def _warm_up(learner: Learner) -> None:
             learner.warm_up(index, gpu)
 
 
-def _stop() -> None:
-    """End learning. Its rows are served again when the user's library is opened anew."""
-    global _learner
+def _stop(refused: str = "") -> None:
+    """End learning. Its rows are served again when the user's library is opened anew.
+
+    Args:
+        refused: why learning that the program wants cannot be; empty if it does not want it.
+    """
+    global _learner, _refused
     with _lock:
-        ended, _learner = _learner, None
+        ended, _learner, _refused = _learner, None, refused
     if ended is not None:
         from outblas.dispatch import device_registry
 
