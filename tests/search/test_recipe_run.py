@@ -22,6 +22,7 @@ from outblas.learn.train.recipe_sweep import recipe_trial, search_recipe  # noqa
 from outblas.learn.train.recipe_training import RecipeSettings, train_by_reward  # noqa: E402
 from outblas.learn.train.train_ppo import TrainingRun  # noqa: E402
 from outblas.learn.train.training_part import TrainingPart  # noqa: E402
+from outblas.publish.html.compare_page import render_comparison  # noqa: E402
 from outblas.search.compare.compare_result import read_comparison  # noqa: E402
 from outblas.search.compare.held_out import tasks_of  # noqa: E402
 from outblas.search.recipe import recipe_run  # noqa: E402
@@ -105,6 +106,9 @@ def test_a_run_writes_a_table_with_faulty_and_recorded_kernels(request_: RecipeR
     assert result["faults"]["failed_cells"] > 0 and result["faults"]["kernels"] > 0
     choices = read_comparison(request_.run / "choices.parquet")
     assert choices.agents == ("additive", "gated") and choices.splits == ("recorded", "faulty 0.3")
+    page = render_comparison(choices)
+    assert "2 problems of held-out (M, N, K) shapes; 3 to learn from" in page and "Split faulty 0.3" in page
+    assert "outblas tune --agent" not in page, "a reward is no agent"
     head, *rows = recipe_rows(result)
     assert len(head) == len(rows[0]) and [row[:2] for row in rows][2] == ["30% faulty", "published"]
     notes = " ".join(recipe_notes(result))

@@ -8,7 +8,7 @@ from typing import Any
 
 from outblas.core.config import KernelConfig
 from outblas.search.compare.compare_result import Comparison
-from outblas.search.compare.splits import held_out_words
+from outblas.search.compare.splits import held_out_words, is_split
 
 #: Names of the launch option, by whether programmatic dependent launch (PDL) is on.
 PDL_NAMES = {False: "without PDL", True: "with PDL"}
@@ -42,12 +42,21 @@ def split_words(comparison: Comparison, split: str) -> str:
 
     Args:
         comparison: the comparison.
-        split: name of one of its splits: ``shapes``, ``families``, ``layout`` or an extent.
+        split: name of one of its splits: ``shapes``, ``families``, ``layout``, an extent, or a part of the choices of
+            ``outblas recipe``, which holds shapes out.
+    """
+    size, count = comparison.meta["splits"][split], searched_count(comparison, split)
+    searched = "" if count == size["held_out"] else f", of which {count} were searched"
+    held_out = f"{size['held_out']} problems of held-out {held_out_words(split if is_split(split) else 'shapes')}"
+    return f"{held_out}{searched}; {size['training']} to learn from"
+
+
+def searched_count(comparison: Comparison, split: str) -> int:
+    """Return the number of searched problems of a split; early choices of ``outblas recipe`` do not say that all
+    were.
     """
     size = comparison.meta["splits"][split]
-    searched = "" if size["searched"] == size["held_out"] else f", of which {size['searched']} were searched"
-    held_out = f"{size['held_out']} problems of held-out {held_out_words(split)}"
-    return f"{held_out}{searched}; {size['training']} to learn from"
+    return int(size.get("searched", size["held_out"]))
 
 
 def baseline_words(name: str) -> str:

@@ -12,7 +12,7 @@ from outblas.publish.html.definitions import Definition, definitions_html
 from outblas.publish.html.figures import gpu_or_reference, round_ticks
 from outblas.publish.html.shell import cards_html, copy_html, html_page, provenance_section, table
 from outblas.publish.palette import AGENT_COLOURS, AGENT_DASHES, GREY, shown_agents
-from outblas.publish.words import date_words, regime_words, split_words
+from outblas.publish.words import date_words, regime_words, searched_count, split_words
 from outblas.records.results import PROVENANCE_FIELDS
 from outblas.search.compare.compare_result import Comparison
 from outblas.search.compare.compare_stats import (
@@ -24,6 +24,7 @@ from outblas.search.compare.compare_stats import (
     overall_regret,
     regime_qualities,
 )
+from outblas.search.recipe.recipe_table import REWARD_NAMES
 
 FigureByAgent = dict[tuple[str, int], Figure]
 
@@ -99,7 +100,7 @@ def _overall(comparison: Comparison, of_splits: dict[str, FigureByAgent]) -> str
         lines.append((agent, f"{regret:.2%}", *each, f"{cost['task_ms']:.1f}", f"{cost['prepare_s']:.1f}"))
     best = ranked[0]
     usual = next((pair for pair in ranked if pair[0] == "random"), ranked[-1])
-    problems = sum(comparison.meta["splits"][split]["searched"] for split in of_splits)
+    problems = sum(searched_count(comparison, split) for split in of_splits)
     cards = [
         ("geomean", best[0], "Best agent", f"mean regret <b>{best[1]:.2%}</b> over all splits"),
         ("usual", usual[0], "For comparison", f"mean regret <b>{usual[1]:.2%}</b> over all splits"),
@@ -112,7 +113,9 @@ def _overall(comparison: Comparison, of_splits: dict[str, FigureByAgent]) -> str
     ]
     caption = f"Mean regret over budgets {budget_words(comparison.budgets)}, best agent first; cost in CPU time"
     head = ("Agent", "All splits", *(f"Split {s}" for s in of_splits), "ms per task", "s to prepare")
-    use = copy_html("This command tunes with the best agent:", f"outblas tune --agent {best[0]} --suite grid1000")
+    is_agent = best[0] not in REWARD_NAMES  # the choices of a recipe have rewards in place of agents
+    words = "This command tunes with the best agent:"
+    use = copy_html(words, f"outblas tune --agent {best[0]} --suite grid1000") if is_agent else ""
     return (
         f"<section aria-labelledby='all'><h2 id='all'>All splits</h2>{cards_html(cards)}"
         f"{table(caption, head, lines, searched=False)}{use}</section>"

@@ -39,9 +39,14 @@ class Split:
     held_out: tuple[Problem, ...]
 
 
+def is_split(name: str) -> bool:
+    """Return True if there is a split of this name."""
+    return name in SPLITS or bool(_EXTENT.fullmatch(name))
+
+
 def check_split(name: str) -> None:
     """Check the name of a split; return None. Raises UsageError if there is no such split."""
-    if name not in SPLITS and not _EXTENT.fullmatch(name):
+    if not is_split(name):
         raise unknown_name("split", name, (*SPLITS, "k=64", "m=16384"), "pass some of them as --splits")
 
 

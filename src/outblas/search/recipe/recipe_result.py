@@ -121,7 +121,8 @@ def _write_choices(
         for budget, (quality, right, _) in zip(problems.budgets, choices, strict=True)
     ]
     rewards = list(dict.fromkeys(e["reward"] for e in entries))
-    size = {"training": len(problems.part.problems), "held_out": len({t.problem for t in problems.tasks})}
+    judged = len({task.problem for task in problems.tasks})
+    size = {"training": len(problems.part.problems), "held_out": judged, "searched": judged}
     meta = {
         "provenance": provenance,
         "recording": recording,
