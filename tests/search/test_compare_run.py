@@ -115,6 +115,33 @@ def test_agents_may_be_added_and_dropped_when_a_run_resumes(
     assert started.count("exhaustive") == 2, "once in the broken run, once in the other file's"  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("smaller", [{"agents": ["exhaustive"]}, {"seeds": 1}, {"plan": {"sample": 2}}])
+def test_a_smaller_run_keeps_the_journal_of_an_interrupted_larger_one(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, smaller: dict[str, Any]
+) -> None:
+    whole = run(folder, tmp_path / "whole.parquet")
+    monkeypatch.setattr(held_out, "ENTRY_S", -1.0)  # in this process: an entry per task
+    monkeypatch.setattr(compare_run, "run_units", in_process)
+    out, journal = tmp_path / "r.parquet", tmp_path / "r.parquet.jsonl"
+    stopped_at = len(whole) // len(BUDGETS) - 1
+
+    def stop(done: int, total: int, note: str) -> None:
+        if done == stopped_at:
+            raise KeyboardInterrupt
+
+    with pytest.raises(Interrupted):
+        run(folder, out, progress=stop)
+    recorded, said = journal.read_text(), list[str]()
+    plan = Plan(folder, BUDGETS, 0.5, **smaller.pop("plan", {}))
+    asked = {"splits": ["shapes"], "agents": ["random", "exhaustive"], "seeds": 2, "command": "test", **smaller}
+    run_compare(CompareRequest(plan, out_path=out, **asked), say=said.append)
+    assert journal.read_text().startswith(recorded) and f"{journal} stays" in said[-1]
+    out.unlink()
+    seen: list[int] = []
+    assert run(folder, out, progress=lambda done, total, note: seen.append(done)) == whole
+    assert seen in ([stopped_at + 1], []) and not journal.exists()
+
+
 def in_process(units: Sequence[CompareUnit], plan: Plan, jobs: int, watch: Any = None) -> Any:
     for unit in units:
         yield from run_unit(unit, plan, Recording.load(plan.recording))

@@ -68,14 +68,14 @@ def run_compare(
     problems are always held-out ones of the plan's first recording.
 
     A killed run resumes from the journal ``<out_path>.jsonl``. Agents, splits, seeds and sample may then differ:
-    missing tasks are run, and recorded tasks outside the request are left out. With ``resume``, a finished result is
-    replaced only by one of the same settings.
+    missing tasks are run, and recorded tasks outside the request are left out. A journal with such tasks stays. With
+    ``resume``, a finished result is replaced only by one of the same settings.
 
     Args:
         request: settings of the comparison.
         progress: called with (tasks done, all tasks, ``"SPLIT AGENT"``) about once a second of each process.
         say: called with one line on the kept part of a resumed run, on an agent's preparation, and on each 30 s of
-            silence.
+            silence. A journal that stays gets a line, too.
 
     Returns:
         The result file, ``request.out_path``.
@@ -129,7 +129,12 @@ def run_compare(
     except KeyboardInterrupt as error:
         raise Interrupted(f"interrupted with {answers.count} of {total} tasks recorded in {journal.path}") from error
     finally:
-        journal.close(done=written)
+        journal.close(done=written and not answers.outside)
+    if answers.outside and say is not None:
+        say(
+            f"{journal.path} stays: it holds {answers.outside} tasks that this comparison leaves out. To go on with "
+            f"them, move {out_path} away and repeat their command"
+        )
     return out_path
 
 
@@ -188,12 +193,17 @@ def _units(request: CompareRequest, arms: Sequence[str], gpu: Gpu) -> list[Compa
 
 
 class _Answers:
-    """The journal's entries of the requested units."""
+    """The journal's entries of the requested units.
+
+    Attributes:
+        outside: recorded tasks that were not requested.
+    """
 
     def __init__(self, units: Sequence[CompareUnit], keys: Mapping[str, list[tuple[str, str]]]) -> None:
         self._keys = keys
         self._wanted = {split: set(found) for split, found in keys.items()}
         self._found: dict[CompareUnit, dict[tuple[str, str], tuple[list[float], list[bool]]]] = {u: {} for u in units}
+        self.outside = 0
 
     @property
     def count(self) -> int:
@@ -201,10 +211,11 @@ class _Answers:
 
     def add(self, entry: Mapping[str, Any]) -> None:
         found = self._found.get(CompareUnit(entry["split"], entry["agent"], entry["seed"]))
-        if found is not None:
-            for problem, launch, qualities, passed in entry["tasks"]:
-                if (problem, launch) in self._wanted[entry["split"]]:
-                    found[problem, launch] = qualities, passed
+        for problem, launch, qualities, passed in entry["tasks"]:
+            if found is not None and (problem, launch) in self._wanted[entry["split"]]:
+                found[problem, launch] = qualities, passed
+            else:
+                self.outside += 1
 
     def missing(self) -> list[CompareUnit]:
         """Units with tasks left, and which of them are done."""
