@@ -5,8 +5,8 @@
 
 Runs each once on whole and once on ragged tiles, checks the result against torch in fp64 and prints a line
 each. Exits with 1 when a result is wrong or a launch fails; what the tool itself finds is its own exit code.
-A name given as argument runs those whose name contains it. Operands come straight from cudaMalloc
-(PYTORCH_NO_CUDA_MEMORY_CACHING), so that memcheck sees their ends.
+Names given as arguments run those whose name contains one of them, e.g. wgmma-split or gemv. A name of none exits
+with 2. Operands come straight from cudaMalloc (PYTORCH_NO_CUDA_MEMORY_CACHING), so that memcheck sees their ends.
 """
 
 from __future__ import annotations
@@ -177,10 +177,19 @@ def run(problem: Problem, config: KernelConfig) -> float:
     return float(Reference(problem, a.cpu(), b.cpu()).worst_error_ratio(c.cpu()))
 
 
-def main(wanted: str = "") -> int:
+def main(*wanted: str) -> int:
+    if {"-h", "--help"} & set(wanted):
+        print(__doc__)
+        return 0
+    known = list(dict.fromkeys(f"{name}-{layout}" for name, _, layout, *_ in CASES))
+    for word in wanted:
+        if not any(word in name for name in known):
+            print(f"error: no case is named {word}; expected one of {', '.join(known)}; correct it", file=sys.stderr)
+            return 2
     failures = 0
     for name, extents, layout, dtype, acc, config in CASES:
-        for m, n, k in extents if wanted in f"{name}-{layout}" else ():
+        is_wanted = not wanted or any(word in f"{name}-{layout}" for word in wanted)
+        for m, n, k in extents if is_wanted else ():
             problem = Problem(m, n, k, layout, dtype, acc)  # type: ignore[arg-type]
             try:
                 error = run(problem, config)
@@ -195,4 +204,4 @@ def main(wanted: str = "") -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:2]))
+    sys.exit(main(*sys.argv[1:]))

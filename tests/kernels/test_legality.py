@@ -142,6 +142,23 @@ def test_what_the_sanitizer_runs_is_legal_and_of_every_family(monkeypatch: pytes
             assert why_illegal(Problem(*mnk, layout, dtype, acc), config, H200) is None, name
 
 
+def test_the_sanitizer_refuses_a_name_of_no_case(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("cuda.bindings")
+    monkeypatch.setenv("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
+    script = runpy.run_path(str(ROOT / "tools" / "sanitize.py"))
+    ran: list[Problem] = []
+    script["main"].__globals__["run"] = lambda problem, config: ran.append(problem) or 0.0
+    assert script["main"]("wgmma-splitt") == 2 and script["main"]("gemv", "nothing") == 2 and not ran
+    error = capsys.readouterr().err
+    assert "no case is named wgmma-splitt; expected one of wgmma-TN, " in error and "gemv-walk-kept-TN" in error
+    assert script["main"]("--help") == 0 and not ran
+    assert "Names given as arguments" in capsys.readouterr().out
+    assert script["main"]("gemv-split", "wgmma-acc16") == 0 and len(ran) == 4
+
+
 needs_catalogue = pytest.mark.skipif(
     not resources.files("outblas").joinpath("data", "catalogues", "h200.json").is_file(), reason="no catalogue yet"
 )
