@@ -263,3 +263,14 @@ def test_a_row_without_a_kernel_takes_that_of_an_interval(
     monkeypatch.setattr(user_library, "load", lambda *_: (library(*own, rows=rows), Path("own.json")))
     found, _ = user_library.library_for_device(library(*packaged), 0)
     assert [kernel_at(found, m) for m in (7, 8, 16, 65)] == [KERNELS[1], KERNELS[1], KERNELS[4], None]
+
+
+def test_the_users_interval_serves_where_a_packaged_row_has_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    shipped = library(interval(1, 64, 2), rows=(LibraryRow(WEIGHT.problem(8), "torch"), LibraryRow(OTHER.problem(8))))
+    monkeypatch.setattr(user_library, "load", lambda *_: (library(interval(4, 64, 1)), Path("own.json")))
+    found, _ = user_library.library_for_device(shipped, 0)
+    assert [kernel_at(found, m) for m in (3, 8, 9)] == [KERNELS[2], KERNELS[1], KERNELS[1]]
+    assert kernel_at(found, 8, OTHER) is None, "a packaged row is not filled by packaged intervals"
+    monkeypatch.setattr(user_library, "load", lambda *_: (library(), Path("own.json")))
+    found, _ = user_library.library_for_device(shipped, 0)
+    assert kernel_at(found, 8) is None

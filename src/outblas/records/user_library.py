@@ -257,7 +257,7 @@ def library_for_device(packaged: Library, index: int) -> tuple[Library, tuple[st
     """Return (library, sources) for a CUDA device: the packaged library with the user's rows and intervals in front.
 
     Rows of either library go before intervals of either. Where a row of the user has no kernel, that of a packaged row
-    or of an interval is taken.
+    or of an interval is taken. Where a packaged row has none, that of an interval of the user is.
 
     Args:
         packaged: library of the package for this GPU.
@@ -272,14 +272,20 @@ def library_for_device(packaged: Library, index: int) -> tuple[Library, tuple[st
     if found is None:
         return replace(packaged, intervals=shipped), used
     own, path = found
-    rows = {row.problem: row for row in packaged.rows}
+    users, rows = IntervalIndex(own.intervals), {row.problem: row for row in packaged.rows}
+    if own.intervals:
+        rows = {problem: _filled(row, users) for problem, row in rows.items()}
     intervals = overlay_intervals(_owned(own, "the user's library"), shipped, merge_user_row)
     ranges = IntervalIndex(intervals)
     for row in own.rows:
-        interval = ranges.find(row.problem)
-        merged = merge_user_row(row, rows.get(row.problem))
-        rows[row.problem] = merged if interval is None else merge_user_row(merged, interval.row_for(row.problem))
+        rows[row.problem] = _filled(merge_user_row(row, rows.get(row.problem)), ranges)
     return replace(packaged, rows=tuple(rows.values()), intervals=intervals), (f"{path} ({own.size()})", *used)
+
+
+def _filled(row: LibraryRow, intervals: IntervalIndex) -> LibraryRow:
+    """Return a row with the kernel of the interval that holds its M, for each launch option in which it has none."""
+    interval = intervals.find(row.problem) if row.plain is None or row.pdl is None else None
+    return row if interval is None else merge_user_row(row, interval.row_for(row.problem))
 
 
 def _owned(library: Library, owner: str) -> tuple[LibraryInterval, ...]:
