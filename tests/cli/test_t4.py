@@ -13,6 +13,7 @@ from outblas.cli.main import app
 from outblas.core.config import config_name
 from outblas.records.evaluation_json import evaluation_from_json
 from outblas.search.kernel_tuner.t4_files import task_of
+from support.cli_fixture import assert_refused
 from support.helpers import synthetic_problems, synthetic_recording
 
 PROBLEM = synthetic_problems()[1]
@@ -43,6 +44,18 @@ def test_what_is_exported_is_imported(device: str, cache: list[str], tmp_path: P
     assert f"{count} of them the same, of {count}" in result.stdout
     read = [evaluation_from_json(json.loads(line)) for line in lines.read_text().splitlines()]
     assert read == task.evaluations()
+
+
+@pytest.mark.parametrize("cache", [[], ["--cache"]])
+def test_another_kind_than_the_file_names_is_refused(device: str, cache: list[str], tmp_path: Path) -> None:
+    file, key = str(tmp_path / "file.json"), PROBLEM.key
+    done = outblas("export-t4", "--mnk", PROBLEM.mnk, "--launch", "pdl", "--device", device, "--out", file, *cache)
+    assert done.exit_code == 0
+    for option, wrong, right in (("--layout", "nn", "tn"), ("--dtype", "bf16", "fp16"), ("--acc", "fp16", "fp32")):
+        assert_refused(
+            outblas("import-t4", file, option, wrong), f"{option} {wrong}", f"{right}, as the file is on {key}"
+        )
+        assert outblas("import-t4", file, option, right).exit_code == 0
 
 
 def test_bad_input_is_one_line(device: str, tmp_path: Path) -> None:

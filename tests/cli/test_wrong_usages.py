@@ -43,6 +43,13 @@ WRONG: dict[str, tuple[list[str], tuple[str, ...]]] = {
     "no rate in server mode": (["eval", "--mnk", "64_64_64", "--mode", "server"], ("--target-qps",)),
     "a rate out of server mode": (["eval", "--mnk", "64_64_64", "--target-qps", "9"], ("--target-qps",)),
     "sample of zero": (["tune", "--sample", "0"], ("sample",)),
+    "suite and problems": (["tune", "--mnk", "64_64_64", "--suite", "grid1000"], ("--suite with --mnk",)),
+    "suite and capture": (["tune", "--captured", "{here}/none.json", "--suite", "llm"], ("--suite", "--captured")),
+    "suite and weights": (["tune", "--linear", "4096_4096", "--suite", "llm"], ("--suite", "--linear")),
+    "sources of one GPU": (["compare", "--learn-from", "own"], ("--learn-from without --across",)),
+    "layout of a rehearsal": (["compare-live", "--device", "replay:h200", "--layout", "tn"], ("--layout with",)),
+    "dtype of a rehearsal": (["compare-live", "--device", "replay:h200", "--dtype", "bf16"], ("--dtype with",)),
+    "GPUs of a rehearsal": (["compare-live", "--device", "replay:h200", "--gpus", "1"], ("--gpus with",)),
     "missing option": (["export"], ("--mnk",)),
     "misspelt command": (["tunne"], ("tunne", "tune")),
 }

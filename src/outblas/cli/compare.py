@@ -44,8 +44,8 @@ def compare(
         typer.Option(help="Recording of another GPU: compare what agents learn from it, from --device, or from both."),
     ] = None,
     learn_from: Annotated[
-        str, typer.Option(help="Sources to compare with --across: other, other-all, both, own.")
-    ] = "other,other-all,both,own",
+        str | None, typer.Option(help="Sources to compare with --across: other, other-all, both, own; by default all.")
+    ] = None,
     out_file: Annotated[Path, typer.Option("--out", help="Result file (Parquet) to write.")] = Path("compare.parquet"),
     jobs: Annotated[int, typer.Option(help="Processes that search side by side.")] = 1,
     resume: Annotated[
@@ -72,7 +72,7 @@ def compare(
     with common.progress_bar("compare") as progress:
         request = CompareRequest(
             plan, common.words(splits), common.words(agents), seeds, out_file, common.command_line(), jobs, resume,
-            common.words(learn_from),
+            _sources(learn_from, across),
         )  # fmt: skip
         run_compare(request, common.with_estimate(progress), lambda line: err.print(line, markup=False))
     print_comparison(read_comparison(out_file))
@@ -128,6 +128,17 @@ def _lines(comparison: Comparison, made: dict[tuple[str, int], Figure]) -> list[
         cells.append([agent, *figures, f"{cost['task_ms']:.1f}", f"{cost['prepare_s']:.1f}"])
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return ["  ".join([c[0].ljust(widths[0]), *map(str.rjust, c[1:], widths[1:])]) for c in cells]
+
+
+def _sources(learn_from: str | None, across: str | None) -> list[str]:
+    """Return the sources of ``--learn-from``, all by default."""
+    from outblas.search.compare.arms import SOURCES
+
+    if learn_from is None:
+        return list(SOURCES)
+    if across is None:
+        raise UsageError("--learn-from without --across", "both, or none", "add --across, or leave --learn-from out")
+    return common.words(learn_from)
 
 
 def _recording_name(across: str | None) -> str | None:

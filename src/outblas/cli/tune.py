@@ -24,6 +24,7 @@ from outblas.cli.common import (
     err,
     out,
 )
+from outblas.cli.given_options import given_options
 from outblas.core.errors import UsageError
 from outblas.core.problem import Problem
 from outblas.core.weight import Weight, WeightRange, parse_range
@@ -79,6 +80,7 @@ DeviceOption = Annotated[
 
 
 def tune(
+    context: typer.Context,
     suite: SuiteOption = "grid1000",
     mnk: Annotated[list[str] | None, typer.Option(help="Tune M_N_K instead of a suite; may be repeated.")] = None,
     linear: LinearOption = None,
@@ -106,6 +108,8 @@ def tune(
     json_out: JsonOption = False,
 ) -> None:
     """Search for the fastest proven kernel of every problem; write a library, a result file and a report."""
+    if given_options(context, "suite") and (mnk or captured is not None or linear):
+        raise UsageError("--suite with --mnk, --captured or --linear", "one of them", "leave one out")
     _check_sources(mnk, captured, sample, linear, m, intervals)
     kind = (layout, dtype, acc)
     if captured is not None:

@@ -9,6 +9,7 @@ import typer
 
 from outblas.cli import common
 from outblas.cli.common import DtypeOption, GpuIndicesOption, LayoutOption, err, out
+from outblas.cli.given_options import given_options
 from outblas.core.errors import UsageError
 from outblas.runtime.device import Device, parse_device
 
@@ -25,6 +26,7 @@ _TITLES = {
 
 
 def compare_live(
+    context: typer.Context,
     agents: Annotated[
         str | None, typer.Option(help="Agents, separated by commas; by default nine, see `outblas list agents`.")
     ] = None,
@@ -62,8 +64,8 @@ def compare_live(
         common.integers("--budgets", budgets), seeds, problems, problem_seed, layout.upper(), dtype,
     )  # fmt: skip
     request = LiveRequest(
-        settings, _place(device), common.parse_indices("--gpus", gpus), out_file, common.command_line(), gpu_seconds,
-        plan, resume,
+        settings, _place(device, context), common.parse_indices("--gpus", gpus), out_file, common.command_line(),
+        gpu_seconds, plan, resume,
     )  # fmt: skip
     with common.progress_bar("compare-live") as progress:
         told = out if plan else err
@@ -104,10 +106,13 @@ def print_live(result: LiveResult) -> None:
         out.print(line, markup=False)
 
 
-def _place(device: str | None) -> Device:
+def _place(device: str | None, context: typer.Context) -> Device:
     """Return the recording of a rehearsal, or the GPU of ``--gpus``."""
     if device is None:
         return Device(gpu_index=0)
     if not device.startswith("replay:"):
         raise UsageError(f"--device {device}", "replay:NAME to rehearse with", "name GPUs by --gpus")
+    if given := given_options(context, "layout", "dtype", "gpus"):
+        ignored = ", ".join(given.values())
+        raise UsageError(f"{ignored} with --device {device}", "problems and GPU of the recording", "leave it out")
     return parse_device(device)
