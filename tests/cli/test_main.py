@@ -15,6 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from outblas import __version__
+from outblas.cli.command_group import RESUMABLE
 from outblas.cli.main import app
 from outblas.core.errors import RecordError
 from outblas.core.problem import Problem
@@ -210,6 +211,30 @@ def test_ctrl_c_says_how_to_resume_and_exits_130(two_gpus: None, monkeypatch: py
     assert result.exit_code == 130
     assert "resume with: outblas bench --suite llm" in result.stderr
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), MemoryError()])
+def test_an_interrupted_command_without_a_journal_promises_nothing(
+    error: BaseException, monkeypatch: pytest.MonkeyPatch, two_gpus: None, tmp_path: Path
+) -> None:
+    calls_of(monkeypatch, "outblas.learn.train.choose_catalogue", "read_rows", error)
+    calls_of(monkeypatch, "outblas.bench.eval_problem", "run_eval", error)
+    store = tmp_path / "store.sqlite"
+    store.touch()
+    for arguments in (EVAL, ["-q", "fit", "catalogue", "--store", str(store), "--out", str(tmp_path / "c.json")]):
+        monkeypatch.setattr(sys, "argv", ["outblas", *arguments])
+        result = outblas(*arguments)
+        if isinstance(error, KeyboardInterrupt):
+            assert result.exit_code == 130 and "interrupted; nothing was kept" in result.stderr
+            assert f"run again with: outblas {' '.join(arguments)}" in result.stderr
+        else:
+            assert_refused(result, "no memory is left")
+        assert "resume" not in result.stderr and "is kept" not in result.stderr
+
+
+@pytest.mark.parametrize("name", sorted(RESUMABLE))
+def test_what_is_said_to_be_resumable_is_a_command(name: str) -> None:
+    assert outblas(*name.split(), "--help").exit_code == 0
 
 
 # Arguments reach the functions behind

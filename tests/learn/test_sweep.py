@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import pytest
@@ -83,3 +84,20 @@ def test_a_trial_that_fails_is_not_swallowed(
     monkeypatch.setattr(module, "train", trainings)
     module.sweep(PARTS, 2, tmp_path)
     assert len(trainings.seen) == 2
+
+
+def test_ctrl_c_in_the_first_trial_logs_no_traceback(trainings: Trainings, tmp_path: Path) -> None:
+    records: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = records.append  # type: ignore[method-assign]
+    logging.getLogger("optuna").addHandler(handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            module.finish_trials(module.open_study(tmp_path, "study", 0), interrupted, 2)
+    finally:
+        logging.getLogger("optuna").removeHandler(handler)
+    assert not records
+
+
+def interrupted(trial: object, say: object) -> float:
+    raise KeyboardInterrupt

@@ -101,6 +101,15 @@ PARTS = (
         },
     ),
 )
+#: Commands that keep what an interrupted run has recorded; the same command goes on.
+RESUMABLE = frozenset(
+    (
+        *("tune", "compare", "compare-live", "train", "sweep", "recipe", "recording score", "evolve", "train-llm"),
+        *("bench", "record", "profile", "build-library", "fit any-shape"),
+    )
+)
+#: Key of a context's data: the words of the command line behind ``outblas``.
+_WORDS = "outblas.words"
 SUMMARIES = {name: summary for part in PARTS for name, summary in part.commands.items()}
 
 
@@ -115,12 +124,15 @@ class OutblasGroup(TyperGroup):
         """Parse the global options, with click's arguments and result. A wrong one prints one line and raises
         ``typer.Exit(2)``.
         """
+        words = tuple(args[1] if len(args) > 1 else options["args"])  # parsing takes them from the list
         try:
-            return super().make_context(*args, **options)
+            context = super().make_context(*args, **options)
         except _BadUsage as error:
             if _is_help(error):
                 raise
             _fail(_usage_line(error))
+        context.meta[_WORDS] = words
+        return context
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command that the arguments name, and return its result.
@@ -149,12 +161,13 @@ class OutblasGroup(TyperGroup):
                 f"{error.strerror}{where}; expected a writable disk with free space; free some or choose another path"
             )
         except MemoryError:
-            _fail(
-                "no memory is left; what was recorded is kept; expected more; lift its limit (ulimit -v), then repeat"
-            )
+            kept = "what was recorded is kept; " if _is_resumable(ctx) else ""
+            _fail(f"no memory is left; {kept}expected more; lift its limit (ulimit -v), then repeat")
         except KeyboardInterrupt as error:
-            said = str(error) or "interrupted; what was recorded is kept"
-            errors.print(f"\n{said}\nresume with: {command_line()}", markup=False)
+            kept, again = "nothing was kept", "run again with"
+            if _is_resumable(ctx):
+                kept, again = "what was recorded is kept", "resume with"
+            errors.print(f"\n{str(error) or f'interrupted; {kept}'}\n{again}: {command_line()}", markup=False)
             raise typer.Exit(EXIT_INTERRUPT) from None
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
@@ -166,6 +179,12 @@ class OutblasGroup(TyperGroup):
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names of all commands in the order of the help page, ``doctor`` first."""
         return [name for name in SUMMARIES if name in self.commands]
+
+
+def _is_resumable(context: Any) -> bool:
+    """Return True if the running command keeps what it has recorded."""
+    names = [word for word in context.meta.get(_WORDS, ()) if not word.startswith("-")][:2]
+    return bool(RESUMABLE & {" ".join(names), *names[:1]})
 
 
 def _is_help(error: Any) -> bool:

@@ -102,7 +102,7 @@ def open_study(path: Path, name: str, seed: int, pruner: Any = None) -> Any:
         pruner: an Optuna pruner; None: Optuna's own.
     """
     path.mkdir(parents=True, exist_ok=True)
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    optuna.logging.set_verbosity(optuna.logging.ERROR)  # it warns with a traceback of errors that end the study anyway
     return optuna.create_study(
         study_name=name,
         storage=JournalStorage(JournalFileBackend(str(path / "study.journal"))),
