@@ -193,3 +193,32 @@ def assert_not_run(tmp_path: Path) -> None:
     assert done.returncode == 2 and len(done.stderr.strip().splitlines()) == 1
     assert "--out p.json is there and is no record" in done.stderr and "choose another path" in done.stderr
     assert not (tmp_path / "ran").exists()
+
+
+def test_a_file_in_no_folder_is_said_before_the_program_runs(tmp_path: Path) -> None:
+    (tmp_path / "afl").write_text("a file")
+    run = [
+        sys.executable,
+        "-m",
+        "outblas",
+        "capture",
+        "--out",
+        "afl/x.json",
+        "--",
+        sys.executable,
+        "-c",
+        "print('ran')",
+    ]
+    done = subprocess.run(run, cwd=tmp_path, env=environment(), capture_output=True, text=True)
+    assert done.returncode == 2 and not done.stdout, done.stderr
+    assert done.stderr.startswith("error: --out afl/x.json cannot be written") and len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(("end", "status"), [("", 2), ("sys.exit(0)", 2), ("sys.exit(3)", 3), ("1 / 0", 1)])
+def test_a_lost_record_shows_in_the_exit_status_of_a_program_that_succeeded(
+    end: str, status: int, tmp_path: Path
+) -> None:
+    code = f"import pathlib, shutil, sys; shutil.rmtree('d'); pathlib.Path('d').touch(); print('ran'); {end}"
+    run = [sys.executable, "-m", "outblas", "capture", "--out", "d/x.json", "--", sys.executable, "-c", code]
+    done = subprocess.run(run, cwd=tmp_path, env=environment(), capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (status, "ran\n") and "error: " in done.stderr, done.stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Annotated
 
@@ -34,11 +35,10 @@ def capture(
     """
     from outblas.dispatch.capture import run_program
 
-    if not os.access(common.existing(out_file.parent), os.W_OK):
-        raise UsageError(f"--out {out_file}", "a file in a writable folder", "choose another path")
     _check_captured(out_file, append)
     python, options, words = python_command(program)
     check_interpreter(python)
+    _check_writable(out_file)
     out_file = out_file.resolve()  # the program may change its working directory
     command = [python, *options, "-m", run_program.__name__, "--out", str(out_file)]
     command += [*(["--append"] if append else []), "--", *words]
@@ -62,6 +62,21 @@ def _print_document(exit_code: int, file: Path) -> int:
         CaptureDocument(file=str(file), exit_code=exit_code, problems=problems, not_served=seen.not_served())
     )
     return exit_code
+
+
+def _check_writable(path: Path) -> None:
+    """Make the folder of the record and try a file in it, before a long program runs for nothing.
+
+    Raises:
+        UsageError: a folder above the file cannot be made, or takes no file.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent) as file:
+            file.write(b"{}")
+    except OSError as error:
+        wrong = f"--out {path} cannot be written ({error.strerror or error})"
+        raise UsageError(wrong, "a file in a writable folder", "choose another path") from error
 
 
 def _check_captured(path: Path, append: bool) -> None:

@@ -4,7 +4,8 @@
 
 The program runs in this process and keeps its standard streams, exit status and signals. The record is written when
 the interpreter ends: at the end of the script, by ``sys.exit``, an exception or Ctrl-C. It is also written on SIGTERM,
-unless the program handles that signal, and every few seconds in case the process is killed.
+unless the program handles that signal, and every few seconds in case the process is killed. If it cannot be written,
+the exit status 0 becomes 2.
 
 torch is imported before the program's first line. So set environment variables of torch's import
 (``OMP_NUM_THREADS``) before the command, not in the program. CUDA is not initialised, so the program may still set
@@ -14,10 +15,13 @@ torch is imported before the program's first line. So set environment variables 
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -26,6 +30,8 @@ from outblas.core.main_program import end_on_wrong_arguments, run_as_main, split
 from outblas.dispatch.capture.session import capture
 from outblas.records.captured_products import CapturedProducts
 
+#: Exit status of a program that succeeded and whose record could not be written.
+EXIT_ERROR = 2
 _USAGE = "--out FILE [--append] -- SCRIPT | -m MODULE | -c CODE, with its arguments"
 
 
@@ -37,6 +43,8 @@ def main(argv: Sequence[str]) -> None:
         SystemExit: the recorder cannot begin: torch is not installed, or nothing can be added to the file.
     """
     path, append, program = _arguments(argv)
+    outcome = _Outcome()
+    atexit.register(_exit_without_record, outcome)  # before all that torch registers, so it is called after it
     recorder = capture(path, append, command=" ".join(["outblas capture", *program]))
     # Stays on as long as the process lives: threads may outlive the script.
     try:
@@ -44,10 +52,42 @@ def main(argv: Sequence[str]) -> None:
     except OutblasError as error:  # the program has not begun, so a traceback would be none of its own
         sys.exit(f"error: {error}")
     # Registered first, so called last: it also sees products of the program's own exit handlers.
-    finish = partial(_finish, recorder, os.path.abspath(path), os.getpid())  # the program may change its folder
+    finish = partial(
+        _finish, recorder, os.path.abspath(path), os.getpid(), outcome
+    )  # the program may change its folder
     atexit.register(finish)
     _write_on_sigterm(finish)
-    run_as_main(program)
+    try:
+        run_as_main(program)
+    except SystemExit as error:
+        outcome.succeeded = error.code in (None, 0)
+        raise
+    except BaseException:
+        outcome.succeeded = False
+        raise
+
+
+@dataclass
+class _Outcome:
+    """The end of the process.
+
+    Attributes:
+        succeeded: the program's own exit status is 0.
+        lost: the record could not be written.
+    """
+
+    succeeded: bool = True
+    lost: bool = False
+
+
+def _exit_without_record(outcome: _Outcome) -> None:
+    """End with status 2 if the program succeeded and its record is lost. An exit handler can do so in no other way."""
+    if outcome.lost and outcome.succeeded:
+        logging.shutdown()
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError, AttributeError):
+                stream.flush()
+        os._exit(EXIT_ERROR)
 
 
 def _arguments(argv: Sequence[str]) -> tuple[str, bool, list[str]]:
@@ -58,7 +98,7 @@ def _arguments(argv: Sequence[str]) -> tuple[str, bool, list[str]]:
     return rest[1], "--append" in options, program
 
 
-def _finish(recorder: capture, path: str, pid: int) -> None:
+def _finish(recorder: capture, path: str, pid: int, outcome: _Outcome) -> None:
     """Write the record; a program that has multiplied nothing, or failed at once, costs no record that was there."""
     if os.getpid() != pid:
         return  # a forked child, whose record is the parent's
@@ -68,6 +108,7 @@ def _finish(recorder: capture, path: str, pid: int) -> None:
         else:
             print(f"outblas capture: no half-precision product was seen; what {path} held is kept", file=sys.stderr)
     except OutblasError as error:
+        outcome.lost = True
         print(f"error: {error}", file=sys.stderr)
 
 
