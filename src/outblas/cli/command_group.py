@@ -72,7 +72,7 @@ PARTS = (
             "list": "List suites, agents, kernels and counters",
             "compare": "Compare agents on held-out problems",
             "compare-live": "Compare agents live on unseen problems (GPU)",
-            "train": "Train the policy of agent ppo",
+            "train": "Train the policy of agent ppo or knob",
             "sweep": "Search the settings of `train` with Optuna",
             "recipe": "Train by the published reward and our own",
             "recording": "Export a recording, or score an agent on it",
@@ -80,7 +80,7 @@ PARTS = (
             "train-llm": "Train a language model that writes kernels",
             "mcp": "Give the tools to a coding agent (MCP server)",
             "export-t4": "Write recorded measurements as T4 results",
-            "import-t4": "Read T4 results into a run",
+            "import-t4": "Read and compare T4 results",
         },
     ),
     Part(

@@ -65,7 +65,7 @@ def train(
         ),
     ] = False,
 ) -> None:
-    """Train the policy of agent ppo, or of agent knob, on recorded problems (no GPU)."""
+    """Train the policy of agent ppo or knob on recorded problems (no GPU)."""
     given: dict[str, Any] = {"steps": QUICK_STEPS if quick and steps is None else steps, "seed": seed}
     given |= {"lr": lr, "entropy": entropy, "gamma": gamma, "batch": batch}
     if env not in ENVIRONMENTS:
