@@ -10,6 +10,7 @@ from outblas.adapt.module_draft import ModuleDraft, ModulePlan, install, uninsta
 from outblas.adapt.norms import epsilon_of_norm
 from outblas.adapt.optimize_report import OptimizeReport
 from outblas.adapt.parts import FusedNorm
+from outblas.adapt.pass_through import returns_what_forward_returns
 from outblas.adapt.plain_linears import why_not_plain
 from outblas.adapt.structures import find_activated, find_gates, find_last, find_merges, find_sums
 from outblas.core.errors import TensorError, UsageError
@@ -211,6 +212,8 @@ def _sum(name: str, draft: ModuleDraft, drafts: dict[str, ModuleDraft], report: 
         last = None if child is None else find_last(child.flow, child.products)
         if child is None or last is None or child.flow.returns_tuple != found.takes_first:
             continue
+        if not returns_what_forward_returns(child.module):
+            continue
         child.take_residual(last[0])
         draft.sum(found)
         report.fused.append(f"{path}: {last[0]} + residual")
@@ -239,7 +242,9 @@ def _name_the_rest(model: Any, drafts: dict[str, ModuleDraft], errors: dict[str,
 
 def _why_alone(draft: ModuleDraft | None, child: str) -> str:
     last = None if draft is None else find_last(draft.flow, draft.products)
-    if last is not None and last[0] == child:
+    if draft is not None and last is not None and last[0] == child:
+        if not returns_what_forward_returns(draft.module):
+            return "a decorator or __call__ of its module may change its output"
         return "its output is not added to a residual at once"
     return "no layer shares its input, and no known operation follows it"
 

@@ -213,7 +213,7 @@ class ResidualSum:
 
     def __init__(self, module: Any, child: str, dropouts: Sequence[str]) -> None:
         self._child, self._module = child, module._modules[child]
-        self._forward = self._module.__dict__["forward"]
+        self._forward, self._call = self._module.__dict__["forward"], type(self._module).__call__
         self._dropouts = tuple(dropouts)
         self.layers: tuple[Any, ...] = ()
 
@@ -222,6 +222,7 @@ class ResidualSum:
         return (
             children.get(self._child) is self._module
             and self._module.__dict__.get("forward") is self._forward
+            and type(self._module).__call__ is self._call
             and not is_observed(self._module)
             and all(_does_nothing(children.get(name)) for name in self._dropouts)
         )
