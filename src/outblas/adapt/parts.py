@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from outblas.adapt.joined_weights import JoinedWeights
 from outblas.adapt.layer_weight import LayerWeight
-from outblas.adapt.plain_linears import is_inactive_dropout, is_observed, is_plain
+from outblas.adapt.plain_linears import is_inactive_dropout, is_observed, is_plain, is_untouched
 from outblas.dispatch import device_registry
 from outblas.dispatch.linear import linear, run_fused
 from outblas.dispatch.linear_operands import ActivationName, apply_activation, epilogue_of
@@ -38,8 +38,11 @@ class _Part:
     def _has_its_activation(self, module: Any) -> bool:
         if self._activator is None:
             return True
-        found = getattr(module, self._activator, None)
-        return bool(found == self._activates) and not (isinstance(found, torch.nn.Module) and is_observed(found))
+        found, wanted = getattr(module, self._activator, None), self._activates
+        if not isinstance(wanted, torch.nn.Module):
+            return bool(found == wanted)
+        # in training it may drop out, which no value outside of training has shown
+        return is_untouched(wanted) and not wanted.training and found is wanted
 
     def release(self) -> None:
         """Give the layers' parameters memory of their own again."""

@@ -58,3 +58,8 @@ def is_inactive_dropout(module: Any) -> bool:
 def is_observed(module: Any) -> bool:
     """Return True if hooks see the inputs or outputs of a module."""
     return bool(module._forward_hooks or module._forward_pre_hooks)
+
+
+def is_untouched(module: Any) -> bool:
+    """Return True if a call of a module runs the ``forward`` of its class and nothing else."""
+    return "forward" not in module.__dict__ and not is_observed(module)

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from outblas.adapt.activations import activation_of
+from outblas.adapt.activations import activation_of_call
 from outblas.adapt.dataflow import Dataflow, Step, place_of
 from outblas.adapt.input_keepers import keeps_its_inputs
 from outblas.adapt.plain_linears import is_inactive_dropout, why_not_joined, why_not_plain
@@ -136,7 +136,7 @@ def _gate(
     if gate == up or argument is None or not same or not alone or not _only_user(flow, values[1], product.value):
         return None
     layers = (module._modules[gate], module._modules[up])
-    activation = _activation(module, flow, act)
+    activation = activation_of_call(module, flow, act)
     if activation is None or why_not_joined(layers) or layers[0].out_features != layers[1].out_features:
         return None
     dropped = (products[gate], act, products[up])
@@ -156,7 +156,7 @@ def find_activated(module: Any, flow: Dataflow, products: dict[str, Step]) -> li
         if inner not in names or not _only_user(flow, inner, call.value):
             continue
         product = products[names[inner]]
-        argument, activation = _argument(flow, product, product), _activation(module, flow, call)
+        argument, activation = _argument(flow, product, product), activation_of_call(module, flow, call)
         if argument is not None and activation is not None:
             found.append(Activated(names[inner], activation, argument, call, product))
     return found
@@ -368,25 +368,6 @@ def _argument(flow: Dataflow, product: Step, place: Step) -> str | None:
     value = flow.arguments(product)[0]
     known = isinstance(node, ast.Name) and place.names.get(node.id) == value == product.names.get(node.id)
     return node.id if known else None
-
-
-def _activation(module: Any, flow: Dataflow, call: Step) -> ActivationName | None:
-    """Return the activation that a call computes: of a child without weights, an attribute, or a function."""
-    if len(flow.arguments(call)) != 1:
-        return None
-    name = flow.called(call)
-    if name is not None:
-        function = getattr(module, name, None)
-        hooked = function is not None and getattr(function, "_forward_hooks", None)
-        if not callable(function) or hooked or any(True for _ in getattr(function, "parameters", tuple)()):
-            return None
-        return None if flow.has_keywords(call) else activation_of(function)
-    function = flow.global_object(flow.keys[call.value][2])
-    if not callable(function):
-        return None
-    keywords = {word.arg: getattr(word.value, "value", None) for word in call.node.keywords}
-    constant = all(isinstance(word.value, ast.Constant) and word.arg for word in call.node.keywords)
-    return activation_of(lambda x: function(x, **keywords)) if constant else None
 
 
 def place(step: Step) -> tuple[int, int, int, int]:
