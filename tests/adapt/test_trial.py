@@ -6,6 +6,7 @@ import importlib.util
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,23 @@ def test_a_rate_of_the_program_decides_by_its_last_match(tmp_path: Path) -> None
     TryDocument.model_validate({("schema_" if key == "schema" else key): value for key, value in document.items()})
     assert document["keep"] and document["without"]["median"] == 100 and document["with_outblas"]["median"] == 250
     assert document["speedup"]["median"] == pytest.approx(2.5) and document["pairs"] == 3
+
+
+@pytest.mark.parametrize(
+    ("output", "figure"),
+    [
+        ("5 tokens/s, then 6 tokens/s\n7 items", 6),
+        ("5 tokens/s\r6 tokens/s\r" + "." * 100, 6),
+        ("." * 60_000 + "\n8 tokens/s\n" + "." * 20_000, 8),
+        ("4 tokens/s " + "." * 9_990 + " 9 tokens/s", 9),
+        ("5 tokens/s\n" + "1" * 100_000 + " 12 tokens/s" + " " * 9_990, 5),
+    ],
+)
+def test_the_last_match_is_found_however_long_the_lines_are(output: str, figure: float) -> None:
+    program = Program([sys.executable, "-c", f"import sys; sys.stdout.write({output!r})"], RATE)
+    begin = time.perf_counter()
+    assert program.without().figure == figure
+    assert time.perf_counter() - begin < 8, "the square of 60,000 takes longer"
 
 
 def test_a_figure_of_time_counts_the_other_way(tmp_path: Path) -> None:

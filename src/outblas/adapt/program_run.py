@@ -22,6 +22,8 @@ from outblas.records.user_library import LIBRARY_VARIABLE
 
 #: Switches OutBLAS off in runs without it, whatever the program calls.
 _OFF = "OUTBLAS_DISABLE"
+#: Characters of a line that are searched. The time of an expression may grow with the square of a word's length.
+_LONGEST = 10_000
 
 
 @dataclass(frozen=True)
@@ -46,8 +48,8 @@ class Program:
 
     Args:
         words: the command, e.g. ``["python", "serve.py"]``.
-        metric: regular expression of the figure in the program's output; the last match counts. Its group 1, or the
-            whole match without groups, must be a number. None: the wall time is the figure.
+        metric: regular expression of the figure within a line of the program's output; the last match counts. Its
+            group 1, or the whole match without groups, must be a number. None: the wall time is the figure.
         timeout_s: seconds after which a run is ended and refused; None: no limit.
 
     Raises:
@@ -126,8 +128,8 @@ class Program:
 
     def _figure(self, output: str, how: str) -> float:
         assert self._metric is not None
-        found = list(self._metric.finditer(output))
-        text = (found[-1][1] if self._metric.groups else found[-1][0]) if found else None
+        found = _last_match(self._metric, output)
+        text = None if found is None else found[1 if self._metric.groups else 0]
         try:
             value = float(text or "nothing")
         except ValueError:
@@ -137,3 +139,15 @@ class Program:
             wrong = f"{self._text} {shown} of --metric {self._metric.pattern!r} {how}"
             raise UsageError(wrong, "a number above 0", "correct the expression")
         return value
+
+
+def _last_match(pattern: re.Pattern[str], output: str) -> re.Match[str] | None:
+    """Return the last match in the last line that has one; of a long line, the last words are searched alone."""
+    for line in reversed(output.splitlines()):
+        end = line[-_LONGEST:]
+        if len(end) < len(line):
+            end = end[end.find(" ") + 1 :]  # the cut may go through a number
+        found = list(pattern.finditer(end))
+        if found:
+            return found[-1]
+    return None
