@@ -16,7 +16,14 @@ from outblas.dispatch.fold import fold, leading_dims_collapse, unfold
 from outblas.dispatch.fusion import fused
 from outblas.dispatch.guarantees.full_precision import full_precision_reductions
 from outblas.dispatch.guarantees.guarantee import process_guarantee
-from outblas.dispatch.linear_operands import ActivationName, apply_activation, check_out, checked_epilogue, epilogue_of
+from outblas.dispatch.linear_operands import (
+    ActivationName,
+    apply_activation,
+    check_out,
+    checked_epilogue,
+    epilogue_of,
+    plus_bias,
+)
 from outblas.dispatch.matmul import matmul, run_matmul
 from outblas.dispatch.product import may_have_kernel
 from outblas.dispatch.tensors import GRADIENT_WANTED, check_devices_and_overlap, import_torch, why_left_to_torch
@@ -65,7 +72,8 @@ def linear(
 
     Raises:
         TensorError: tensors are on different devices, or ``out`` shares memory with an input other than the residual.
-            Also raised if the residual, or ``out`` of a call with either, has another shape, dtype or device.
+            Also raised if the residual, or ``out`` of a call with either, has another shape, dtype or device. With
+            ``batch_invariant`` also if the bias has another dtype, or does not expand to the result.
         UsageError: the activation is unknown, or ``batch_invariant`` is given for operands as for
             :func:`outblas.matmul`.
         DeviceError: the driver refused a launch, or cuBLASLt refused a call. Or as for :func:`outblas.matmul`.
@@ -217,7 +225,7 @@ def _in_steps(
     """Compute a batch-invariant product, and then torch's operations, each of which treats rows alike."""
     _, epilogue = checked_epilogue(x, w, bias, activation, residual, out)
     y = matmul(x, w.t(), batch_invariant=True)
-    y = apply_activation(y if bias is None else y + bias, epilogue.activation)
+    y = apply_activation(y if bias is None else plus_bias(y, bias), epilogue.activation)
     y = y if residual is None else y + residual
     return y if out is None else out.copy_(y)
 

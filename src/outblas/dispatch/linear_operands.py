@@ -130,6 +130,26 @@ def apply_activation(y: torch.Tensor, activation: Activation) -> torch.Tensor:
     return torch.nn.functional.gelu(y, approximate="tanh" if activation == "gelu_tanh" else "none")
 
 
+def plus_bias(y: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """Return ``y + bias`` in the shape and dtype of ``y``, for every bias that torch's ``linear`` accepts.
+
+    Args:
+        y: (..., N), a finished product.
+        bias: (N), or what expands to ``y``. To a vector one row may be added, as torch does.
+
+    Raises:
+        TensorError: the bias has another dtype, or would widen the result.
+    """
+    rows = y.unsqueeze(0) if y.dim() == 1 else y
+    widened = bias.dim() > rows.dim() or any(
+        size not in (1, wanted) for size, wanted in zip(reversed(bias.shape), reversed(rows.shape), strict=False)
+    )
+    if bias.dtype != y.dtype or widened:
+        wrong = f"bias is {tuple(bias.shape)} of {bias.dtype}"
+        raise TensorError(wrong, f"what expands to {tuple(y.shape)} of {y.dtype}", "expand or convert it before")
+    return (rows + bias).view(y.shape)
+
+
 def check_out(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> None:
     """Raise TensorError if ``out`` overlaps an input or a device differs; do nothing if torch must see the call."""
     import torch
