@@ -61,7 +61,7 @@ class Dataflow:
         source: the dedented source.
         tree: the parsed definition.
         globals: the names of the function's module.
-        keys: value -> what it is.
+        keys: value -> what it is. A name that a block sets has ``("unknown", ..., its value before the block)``.
         steps: calls and binary operations in the order of evaluation.
         users: value -> the values that are made of it; -1 for a return or a condition.
         returned: the values of the returned tuple, or the returned value alone. None if there is not exactly one
@@ -224,7 +224,7 @@ class Dataflow:
     def _forget(self, node: ast.AST) -> None:
         for one in ast.walk(node):
             for name in _bound_names(one):
-                self._names[name] = self._new("unknown")
+                self._names[name] = self._new("unknown", self._names.get(name))
 
     def _bind(self, target: Any, value: int) -> None:
         if isinstance(target, ast.Name):

@@ -14,6 +14,7 @@ from outblas.adapt.activations import activation_of_call
 from outblas.adapt.dataflow import Dataflow, Step, place_of
 from outblas.adapt.input_keepers import keeps_its_inputs
 from outblas.adapt.plain_linears import is_inactive_dropout, why_not_joined, why_not_plain
+from outblas.adapt.strided_parts import has_reader_of_layout
 from outblas.dispatch.linear_operands import ActivationName
 
 
@@ -200,6 +201,9 @@ def _why_apart(module: Any, flow: Dataflow, value: int, steps: dict[str, Step]) 
         return f"{changing} may change the input between them"
     if not all(_splits_heads(flow, step.value) for step in steps.values()):
         return "what follows may not take a part of a wider matrix"
+    for step in steps.values():
+        if has_reader_of_layout(module, flow, step.value, {one.value for one in views_of(flow, step.value)}):
+            return "what follows may need contiguous memory"
     return ""
 
 
