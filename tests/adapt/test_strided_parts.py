@@ -79,6 +79,22 @@ class InBranch(Attention):
         return self.o(y.transpose(1, 2).reshape(*x.shape[:-1], -1))
 
 
+class WithoutNorm(Attention):
+    """A branch, as in Cohere's, needs a norm that the module lacks."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Identity())
+        del self.norm
+
+    def forward(self, x: Any, normed: bool = False) -> Any:
+        shape = (*x.shape[:-1], -1, SIZE)
+        q, k, v = self.q(x).view(shape), self.k(x).view(shape), self.v(x).view(shape)
+        if normed:
+            q = self.norm(q)
+        y = F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
+        return self.o(y.transpose(1, 2).reshape(*x.shape[:-1], -1))
+
+
 class ByFunction(Attention):
     """A function gets a permuted part."""
 
@@ -142,9 +158,12 @@ def test_layers_stay_apart_whose_outputs_go_to_code_that_needs_contiguous_memory
 
 @pytest.mark.parametrize(
     "model",
-    [Attention(PlainNorm()), Attention(nn.Identity()), Attention(nn.LayerNorm(SIZE)), ByArgumentLater(nn.Identity())],
-    ids=["norm", "identity", "layer norm", "argument"],
-)
+    [
+        Attention(PlainNorm()), Attention(nn.Identity()), Attention(nn.LayerNorm(SIZE)), ByArgumentLater(nn.Identity()),
+        WithoutNorm(),
+    ],
+    ids=["norm", "identity", "layer norm", "argument", "no norm"],
+)  # fmt: skip
 def test_code_without_a_view_gets_parts(model: Any) -> None:
     model, x = model.eval(), rows(2, 3)
     wanted = counted(model, x)[0]

@@ -103,7 +103,8 @@ class _Search:
         function = flow.keys[call][2]
         key = flow.keys[function]
         if key[0] == "attribute" and key[1] == flow.module:
-            return self._fails_in_code(getattr(self._module, key[2], None), call, permuted)
+            code = getattr(self._module, key[2], None)  # None: the call is in a branch that this module never takes
+            return code is not None and self._fails_in_code(code, call, permuted)
         if key[0] == "global" and key[1] not in flow.globals:
             return self._fails_in_code(getattr(builtins, key[1], None), call, permuted)
         if flow.is_global(function):
