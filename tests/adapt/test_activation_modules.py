@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 import outblas
 from outblas.adapt.activations import activation_of
+from outblas.adapt.module_draft import plan_of
 from support.models.decoder_blocks import HIDDEN, counted, rows
 
 HALF = torch.bfloat16
@@ -117,3 +118,50 @@ def test_no_hook_of_an_activation_sees_a_probe(before: bool) -> None:
 
 def test_a_module_outside_of_the_model_stays_where_it_is() -> None:
     assert outblas.optimize(OfGlobal(nn.SiLU()).eval().to(HALF)).fused == []
+
+
+class Scaled(nn.Module):
+    """An activation with a buffer, which a state dict may change."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.ones(()))
+
+    def forward(self, x: Any) -> Any:
+        return F.silu(x) * self.scale
+
+
+class OtherInTraining(nn.Module):
+    def forward(self, x: Any) -> Any:
+        return F.silu(x) if self.training else F.hardswish(x)
+
+
+class SiluOutsideOfTraining(nn.Module):
+    def forward(self, x: Any) -> Any:
+        return F.hardswish(x) if self.training else F.silu(x)
+
+
+def test_a_buffer_and_the_mode_of_training_decide() -> None:
+    assert activation_of(Scaled()) is None
+    assert activation_of(OtherInTraining()) is None and activation_of(OtherInTraining().eval()) is None
+    module = SiluOutsideOfTraining()
+    assert activation_of(module) == "silu" and module.training
+
+
+def test_an_activation_of_the_class_is_in_no_mode() -> None:
+    class Gate(nn.Module):
+        act = nn.SiLU()
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.gate, self.up = nn.Linear(HIDDEN, 48), nn.Linear(HIDDEN, 48)
+
+        def forward(self, x: Any) -> Any:
+            return self.act(self.gate(x)) * self.up(x)
+
+    model = Gate().to(HALF).eval()
+    assert Gate.act.training and outblas.optimize(model).fused == ["the model: silu(gate) * up"]
+    plan = plan_of(model)
+    assert plan is not None and plan.runs(model) is False, "this test records gradients"
+    with torch.no_grad():
+        assert plan.runs(model)

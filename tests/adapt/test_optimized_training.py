@@ -15,6 +15,7 @@ pytest.importorskip("torch", reason="models are of torch")
 
 import torch
 from torch import nn
+from torch.nn.utils import prune
 
 import outblas
 from outblas.adapt.model_weights import model_weights
@@ -153,6 +154,23 @@ def test_restore_separates_weights_that_moved_together(change: Callable[[Any], A
     model = change(model)
     outblas.restore(model)
     assert all(p.is_contiguous() and torch.equal(p, wanted[name]) for name, p in model.named_parameters())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(lambda layer: prune.l1_unstructured(layer, "weight", amount=0.5), id="pruned"),
+        pytest.param(nn.utils.parametrizations.weight_norm, id="weight norm"),
+        pytest.param(nn.utils.parametrizations.spectral_norm, id="spectral norm"),
+    ],
+)
+def test_restore_separates_weights_that_somebody_took_over(change: Callable[[Any], Any]) -> None:
+    gated, attention = Gated().to(HALF).eval(), Attention().to(HALF).eval()
+    for model, layer in ((gated, gated.gate), (attention, attention.q)):
+        outblas.optimize(model)
+        change(layer)
+        outblas.restore(model)
+        assert all(p.is_contiguous() for p in model.parameters())
 
 
 def test_an_optimiser_that_heeds_strides_leaves_somebody_elses_views_alone() -> None:

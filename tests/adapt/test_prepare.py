@@ -16,7 +16,7 @@ import outblas
 from outblas.adapt import prepare as prepare_module
 from outblas.adapt import tune_captured
 from outblas.adapt.prepare_report import ALGORITHM, LIBRARY, TORCH, UNLISTED, PreparedProduct, PrepareReport
-from outblas.core.errors import UsageError
+from outblas.core.errors import RecordError, UsageError
 from outblas.core.problem import Problem
 from outblas.dispatch import device_registry
 from outblas.records.library import Library
@@ -132,7 +132,20 @@ def test_merged_layers_are_one_product_with_what_follows(packaged: None) -> None
 
 @pytest.mark.parametrize(
     ("m", "seconds"),
-    [(0, 0), ((), 0), ((1, -2), 0), ("8", 0), (8.0, 0), (None, 0), (True, 0), (1, -1.0), (1, float("inf")), (1, "5")],
+    [
+        (0, 0),
+        ((), 0),
+        ((1, -2), 0),
+        ("8", 0),
+        (8.0, 0),
+        (None, 0),
+        (True, 0),
+        (1, -1.0),
+        (1, float("inf")),
+        (1, "5"),
+        (1, True),
+        (1, 10**400),
+    ],
 )
 def test_wrong_arguments_are_refused(m: Any, seconds: Any) -> None:
     with pytest.raises(UsageError):
@@ -197,6 +210,7 @@ def test_a_gpu_tunes_what_no_library_lists(gpu: Served, monkeypatch: pytest.Monk
     monkeypatch.setattr(gpu, "library", Library("h200", (ROWS[256],)))
     monkeypatch.setattr(tune_captured, "tune_counts", lambda *given: (tuned.append(given), (Path("mine.json"), 1))[1])
     renewed: list[Any] = []
+    monkeypatch.setitem(device_registry._choosers, 0, None)
     monkeypatch.setattr(device_registry, "replace_library", lambda library, index: renewed.append((library, index)))
     model = nn.Sequential(*[nn.Linear(128, n, bias=False) for n in (256, 640, 640)]).half()
     report = outblas.prepare(model, m=8, tune_seconds=30, progress=print)
@@ -206,6 +220,10 @@ def test_a_gpu_tunes_what_no_library_lists(gpu: Served, monkeypatch: pytest.Monk
     assert seconds == 30 and command == "outblas.prepare" and renewed == [(None, 0)]
     assert report.notes == ["tuned: 1 of 1 problems within 30 s, winners in mine.json"]
     assert outblas.prepare(model[0], m=8, tune_seconds=30).notes == ["not tuned: the library lists every product"]
+    monkeypatch.delitem(device_registry._choosers, 0)
+    (note,) = outblas.prepare(model, m=8, tune_seconds=30).notes
+    assert note.endswith("outblas.use_library(None) uses them in place of the library that was given")
+    assert len(renewed) == 1, "the program's library stays"
 
 
 def test_layers_whose_bias_torch_adds_are_not_tuned(gpu: Served, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,3 +271,17 @@ def test_counts_are_tuned_by_their_share_into_the_users_library(
     assert request.seconds == 30 and request.budgets[large] > request.budgets[small] == 4
     assert request.launch == "plain", "no call of this process runs kernels with PDL"
     assert path == tmp_path / "mine.json" and len(Library.load(path).rows) == reached == 3
+
+
+@pytest.mark.parametrize(("place", "error"), [("", UsageError), ("{tmp}/file/mine.json", RecordError)])
+def test_a_library_that_cannot_be_written_stops_the_search_before_it_begins(
+    place: str, error: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, searches: list[Any]
+) -> None:
+    from outblas.runtime.device import Device
+
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(tune_captured, "gpu_of_device", lambda index: H200)
+    monkeypatch.setenv("OUTBLAS_LIBRARY", place.format(tmp=tmp_path))
+    with pytest.raises(error):
+        tune_captured.tune_counts({Problem(8, 256, 128): 1}, Device(gpu_index=0), 30.0, "outblas.prepare")
+    assert not searches

@@ -180,3 +180,47 @@ def test_code_is_read_by_its_names() -> None:
 
 def doubled(x: torch.Tensor) -> torch.Tensor:
     return x * 2
+
+
+class ByOtherRoutes(nn.Module):
+    """Code whose values are not followed has the view."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k = nn.Linear(HIDDEN, HIDDEN, bias=False), nn.Linear(HIDDEN, HIDDEN, bias=False)
+
+    def forward(self, x: Any) -> Any:
+        q, k = self.q(x).view(*x.shape[:-1], -1, SIZE), self.k(x).view(*x.shape[:-1], -1, SIZE)
+        return sum(each.view(-1, SIZE) for each in (q, k))
+
+
+class InList(ByOtherRoutes):
+    def forward(self, x: Any) -> Any:
+        q, k = self.q(x).view(*x.shape[:-1], -1, SIZE), self.k(x).view(*x.shape[:-1], -1, SIZE)
+        both = [q, k]
+        return both[0].view(-1, SIZE) + both[1].view(-1, SIZE)
+
+
+class InLambda(ByOtherRoutes):
+    def forward(self, x: Any) -> Any:
+        q, k = self.q(x).view(*x.shape[:-1], -1, SIZE), self.k(x).view(*x.shape[:-1], -1, SIZE)
+        rows_of = lambda: q.view(-1, SIZE)  # noqa: E731
+        return rows_of() + k.reshape(-1, SIZE)
+
+
+class InLoop(ByOtherRoutes):
+    def forward(self, x: Any) -> Any:
+        q, k = self.q(x).view(*x.shape[:-1], -1, SIZE), self.k(x).view(*x.shape[:-1], -1, SIZE)
+        total = 0
+        for each in (q, k):
+            total = total + each.view(-1, SIZE)
+        return total
+
+
+@pytest.mark.parametrize("kind", [ByOtherRoutes, InList, InLambda, InLoop])
+def test_a_view_on_a_route_that_is_not_followed_keeps_layers_apart(kind: type[nn.Module]) -> None:
+    model, x = kind().eval(), rows(2, 3)
+    with torch.no_grad():
+        before = model(x)
+        assert not outblas.optimize(model).merged
+        assert torch.equal(model(x), before)

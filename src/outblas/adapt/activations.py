@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import types
 from collections.abc import Callable
 from typing import Any
@@ -37,7 +38,7 @@ def activation_of_call(module: Any, flow: Dataflow, call: Step) -> ActivationNam
 def activation_of(function: Callable[[Any], Any]) -> ActivationName | None:
     """Return the activation that a function computes, to 1e-12 in fp64 from -40 to 40; None if it is another one.
 
-    A module must have neither children nor weights, and no hook is called. A child could change later, unseen. A method
+    A module must have neither children nor tensors, and no hook is called. A child could change later, unseen. A method
     of a module must not read the module, for the same reason.
 
     Example: transformers' ``NewGELUActivation`` gives ``"gelu_tanh"``, and its ``QuickGELUActivation`` None.
@@ -64,14 +65,23 @@ def activation_of(function: Callable[[Any], Any]) -> ActivationName | None:
 def _formula(function: Any) -> Callable[[Any], Any] | None:
     """Return what a function computes without hooks; None if what it computes may depend on other modules."""
     if isinstance(function, torch.nn.Module):
-        alone = not function._modules and not any(True for _ in function.parameters())
+        alone = not (function._modules or function._parameters or function._buffers)
         plain = type(function).__call__ is torch.nn.Module.__call__ and is_untouched(function)
-        return function.forward if alone and plain else None
+        return functools.partial(_outside_of_training, function) if alone and plain else None
     owner = getattr(function, "__self__", None)
     if isinstance(owner, torch.nn.Module):
         method = getattr(function, "__func__", None)
         return None if method is None else lambda x: method(_Nothing(), x)
     return function  # type: ignore[no-any-return]
+
+
+def _outside_of_training(module: Any, x: Any) -> Any:
+    """Return a module's result in the mode in which rewritten code runs, whatever its mode is now."""
+    was, module.training = module.training, False
+    try:
+        return module.forward(x)
+    finally:
+        module.training = was
 
 
 class _Nothing:

@@ -104,12 +104,15 @@ class JoinedWeights:
 
         All of them may have moved together, as by ``share_memory``. Those that lie by turns say so by their strides.
         """
-        for linear, name, _, _, address, *_ in self._views:
-            present = linear._parameters.get(name)
+        for linear, name, parameter, _, address, *_ in self._views:
+            present = linear._parameters.get(name, parameter)
             if not address or type(present) is not torch.nn.Parameter:
                 continue
             if present.data_ptr() == address or (present in _laid_by_turns and has_gaps(present)):
                 separate_parameter(present)
+        for parameter in (parameter for linear in self.linears for parameter in linear.parameters()):
+            if self._by_turns and has_gaps(parameter):  # of a parametrisation that took the memory over
+                separate_parameter(parameter)
         self.weight = self.bias = None
 
     def _join(self, parameters: Sequence[Any]) -> Any:

@@ -41,8 +41,9 @@ class _Part:
         found, wanted = getattr(module, self._activator, None), self._activates
         if not isinstance(wanted, torch.nn.Module):
             return bool(found == wanted)
-        # in training it may drop out, which no value outside of training has shown
-        return is_untouched(wanted) and not wanted.training and found is wanted
+        # In training a child may drop out, which no value outside of training has shown.
+        drops_out = wanted.training and self._activator in module._modules
+        return is_untouched(wanted) and not drops_out and found is wanted
 
     def release(self) -> None:
         """Give the layers' parameters memory of their own again."""

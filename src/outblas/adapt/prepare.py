@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
     from outblas.search.tune import Progress
 
+#: The most seconds that a tuning may take: four months.
+LONGEST_S = 10**7
 _NO_GPU = "no CUDA GPU: nothing was tuned, compiled or loaded"
 
 
@@ -102,8 +104,9 @@ def prepare(
 def _check(rows: Sequence[int], tune_seconds: float) -> None:
     if not rows or any(isinstance(one, bool) or not isinstance(one, int) or one < 1 for one in rows):
         raise UsageError(f"m is {rows}", "integers of 1 or more", "pass the number of tokens of a call")
-    if not isinstance(tune_seconds, (int, float)) or not 0 <= tune_seconds < float("inf"):
-        raise UsageError(f"tune_seconds is {tune_seconds!r}", "seconds, 0 or more", "pass 0 for no tuning")
+    is_number = isinstance(tune_seconds, (int, float)) and not isinstance(tune_seconds, bool)
+    if not is_number or not 0 <= tune_seconds <= LONGEST_S:
+        raise UsageError(f"tune_seconds is {tune_seconds!r}", f"seconds, 0 to {LONGEST_S}", "pass 0 for no tuning")
 
 
 def _place_of(weights: Sequence[LayerWeight]) -> _Place:
@@ -155,8 +158,11 @@ def _tune(
     if not counts:
         return "not tuned: the library lists every product"
     path, reached = tune_counts(counts, Device(gpu_index=place.index), seconds, "outblas.prepare", progress)
+    note = f"tuned: {reached} of {len(counts)} problems within {seconds:g} s, winners in {path}"
+    if device_registry.has_given_library(place.index or 0):
+        return f"{note}; outblas.use_library(None) uses them in place of the library that was given"
     device_registry.replace_library(None, place.index or 0)
-    return f"tuned: {reached} of {len(counts)} problems within {seconds:g} s, winners in {path}"
+    return note
 
 
 def _products(weights: Sequence[LayerWeight], m: int, place: _Place) -> list[PreparedProduct]:

@@ -6,8 +6,9 @@ that, as far as anybody can tell. Only readable code that asks for a layout is r
 
 from __future__ import annotations
 
+import ast
 import builtins
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -27,16 +28,16 @@ _VIEWING = (
 _NO_PARTS = ("contiguous", "clone", "shape", "size", "dim", "ndim", "numel", "dtype", "device", "requires_grad")
 
 
-def has_reader_of_layout(module: Any, flow: Dataflow, part: int, replaced: Collection[int]) -> bool:
+def has_reader_of_layout(module: Any, flow: Dataflow, parts: Sequence[int], replaced: Collection[int]) -> bool:
     """Return True if something that gets a part of a merged product may fail for it, or compute something else.
 
     Args:
         module: owner of the layers.
         flow: the values of its ``forward``.
-        part: the value that becomes a part.
+        parts: the values that become parts.
         replaced: values of ``.view(...)`` calls that will be ``.reshape(...)``.
     """
-    return _Search(module, flow, replaced).fails(part)
+    return _Search(module, flow, replaced).fails(parts)
 
 
 class _Search:
@@ -45,10 +46,11 @@ class _Search:
     def __init__(self, module: Any, flow: Dataflow, replaced: Collection[int]) -> None:
         self._module, self._flow, self._replaced = module, flow, replaced
         self._waiting: list[tuple[int, bool]] = []
+        self._judged, self._loses_track = set(replaced), False
 
-    def fails(self, part: int) -> bool:
-        """Return True if a reader of the part may fail."""
-        self._waiting, seen = [(part, False)], set()
+    def fails(self, parts: Sequence[int]) -> bool:
+        """Return True if a reader of the parts may fail."""
+        self._waiting, seen = [(part, False) for part in parts], set()
         while self._waiting:
             value, permuted = self._waiting.pop()
             if (value, permuted) in seen:
@@ -56,7 +58,7 @@ class _Search:
             seen.add((value, permuted))
             if any(self._fails_at(user, value, permuted) for user in self._users(value)):
                 return True
-        return False
+        return self._loses_track and self._has_other_readers()
 
     def _users(self, value: int) -> list[int]:
         """Values that are made of one, or unpacked from it; a name that a block sets may hold what it held before."""
@@ -69,8 +71,9 @@ class _Search:
 
     def _fails_at(self, user: int, value: int, permuted: bool) -> bool:
         """Return True if one reader of a value may fail; else let its result wait if that may hold the memory."""
-        if user < 0:
-            return False  # returned, or in an expression that is not understood
+        if user < 0:  # returned, in a condition, or in an expression that is not understood
+            self._loses_track |= not permuted
+            return False
         key = self._flow.keys[user]
         if key[0] == "call":
             if key[2] == value:
@@ -83,10 +86,19 @@ class _Search:
             self._waiting.append((user, permuted))
         return False
 
+    def _has_other_readers(self) -> bool:
+        """Return True if a name of a layout stands in the code beside the calls that were judged."""
+        flow = self._flow
+        calls = (step.node for step in flow.steps if step.value in self._judged)
+        known = {id(call.func) for call in calls if isinstance(call, ast.Call)}
+        names = (one for one in ast.walk(flow.tree) if isinstance(one, ast.Attribute) and one.attr in LAYOUT_NAMES)
+        return any(id(one) not in known for one in names)
+
     def _fails_in_method(self, call: int, method: Key, permuted: bool) -> bool:
         if method[0] != "attribute":
             return not permuted
         self._waiting.append((call, permuted ^ (method[2] in _PERMUTING)))
+        self._judged.add(call)
         return method[2] in LAYOUT_NAMES and call not in self._replaced and not self._may_have_dtype(call)
 
     def _may_have_dtype(self, call: int) -> bool:

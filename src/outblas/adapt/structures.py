@@ -201,9 +201,9 @@ def _why_apart(module: Any, flow: Dataflow, value: int, steps: dict[str, Step]) 
         return f"{changing} may change the input between them"
     if not all(_splits_heads(flow, step.value) for step in steps.values()):
         return "what follows may not take a part of a wider matrix"
-    for step in steps.values():
-        if has_reader_of_layout(module, flow, step.value, {one.value for one in views_of(flow, step.value)}):
-            return "what follows may need contiguous memory"
+    replaced = {one.value for step in steps.values() for one in views_of(flow, step.value)}
+    if has_reader_of_layout(module, flow, [step.value for step in steps.values()], replaced):
+        return "what follows may need contiguous memory"
     return ""
 
 

@@ -11,7 +11,7 @@ from outblas.core.problem import Problem
 from outblas.dispatch.promises import launch_of_option, promise_free_option
 from outblas.records.captured_products import CapturedProducts
 from outblas.records.library import Library
-from outblas.records.user_library import install, user_library_path
+from outblas.records.user_library import check_installable, install, user_library_path
 from outblas.runtime.device import Device, gpu_of_device
 from outblas.search.time_shares import (
     TimeShare,
@@ -82,6 +82,7 @@ def tune_counts(
         ToolchainMissing: a package for the GPU is not installed.
     """
     gpu = gpu_of_device(device.gpu_index or 0)
+    check_installable(gpu.name)
     ranked = balanced_over_rows(time_shares(counts, lambda problem: predicted_us(problem, gpu)))
     library, run = _tune(ranked, device, seconds, command, progress)
     return install(library, provenance_of(run)).path, len(library.rows)

@@ -109,7 +109,7 @@ RESUMABLE = frozenset(
     )
 )
 #: Key of a context's data: the words of the command line behind ``outblas``.
-_WORDS = "outblas.words"
+_WORDS = "outblas: words"
 SUMMARIES = {name: summary for part in PARTS for name, summary in part.commands.items()}
 
 

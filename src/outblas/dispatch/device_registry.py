@@ -105,6 +105,11 @@ def replace_library(library: Library | str | os.PathLike[str] | None, index: int
         _forget_tables()
 
 
+def has_given_library(index: int) -> bool:
+    """Return True if a device is open and the program has given it a library."""
+    return index in devices and index not in _choosers
+
+
 def wrap_choosers(wrap: Callable[[int, Choose | None], ChooseOrRow] | None) -> None:
     """Let every device ask another chooser about problems that its library does not have.
 

@@ -34,6 +34,7 @@ _FIELDS = {
     "outblas": "outblas",
     "kernels": "kernel sources",
 }
+_DO = f"make it writable, or name another place by {LIBRARY_VARIABLE}"
 #: Commits and commands that a file names at most, the last ones.
 MOST_NAMED = 5
 #: Fields of a stamp that identify the kernels.
@@ -159,13 +160,9 @@ def install(library: Library, provenance: Mapping[str, Any], path: Path | None =
             "figures measured on this machine",
             "tune with --device cuda:0; or load the run's library.json by outblas.use_library, knowing what it is",
         )
-    path = user_library_path(library.gpu) if path is None else path
-    if path is None:
-        raise UsageError(
-            f"{LIBRARY_VARIABLE} is empty: no user library", "a place to install to", f"unset {LIBRARY_VARIABLE}"
-        )
+    path = _installable(library.gpu) if path is None else path
     mark = stamp_of(provenance)
-    with lock_for_update(path, f"make it writable, or name another place by {LIBRARY_VARIABLE}"):
+    with lock_for_update(path, _DO):
         old, aside = _mergeable(path, library.gpu, mark)
         merged = {row.problem: row for row in old.rows}
         changed = 0
@@ -178,6 +175,28 @@ def install(library: Library, provenance: Mapping[str, Any], path: Path | None =
         about |= _joined(old.provenance, about)
         Library(library.gpu, tuple(merged.values()), about, intervals).save(path)
     return InstalledLibrary(path, changed, len(merged), aside, len(intervals))
+
+
+def check_installable(gpu: str) -> None:
+    """Return None if a library of a GPU could be installed now, so that no long search is for nothing.
+
+    Args:
+        gpu: short name of the GPU.
+
+    Raises:
+        UsageError: ``$OUTBLAS_LIBRARY`` is empty.
+        RecordError: the folder cannot be written.
+    """
+    with lock_for_update(_installable(gpu), _DO):
+        pass
+
+
+def _installable(gpu: str) -> Path:
+    path = user_library_path(gpu)
+    if path is None:
+        wrong = f"{LIBRARY_VARIABLE} is empty: no user library"
+        raise UsageError(wrong, "a place to install to", f"unset {LIBRARY_VARIABLE}")
+    return path
 
 
 def _joined(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, str]:
