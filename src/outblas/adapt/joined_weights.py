@@ -55,6 +55,12 @@ def separate_parameter(parameter: Any) -> None:
         parameter.data = parameter.data.clone(memory_format=torch.contiguous_format)
 
 
+def separate_gaps(module: Any) -> None:
+    """Give each parameter of a module that has gaps memory of its own."""
+    for parameter in filter(has_gaps, module.parameters()):
+        separate_parameter(parameter)
+
+
 @functools.cache
 def _watch_optimizers() -> None:
     """Register the hook, once in a process."""
@@ -102,17 +108,15 @@ class JoinedWeights:
     def separate(self) -> None:
         """Give each parameter that is still a view memory of its own again, and let go of the joined tensors.
 
-        All of them may have moved together, as by ``share_memory``. Those that lie by turns say so by their strides.
+        Those that lie by turns may have moved together, as by ``share_memory``, or into a parametrisation. They say so
+        by their strides.
         """
         for linear, name, parameter, _, address, *_ in self._views:
             present = linear._parameters.get(name, parameter)
-            if not address or type(present) is not torch.nn.Parameter:
-                continue
-            if present.data_ptr() == address or (present in _laid_by_turns and has_gaps(present)):
+            if address and type(present) is torch.nn.Parameter and present.data_ptr() == address:
                 separate_parameter(present)
-        for parameter in (parameter for linear in self.linears for parameter in linear.parameters()):
-            if self._by_turns and has_gaps(parameter):  # of a parametrisation that took the memory over
-                separate_parameter(parameter)
+        for linear in self.linears if self._by_turns else ():
+            separate_gaps(linear)
         self.weight = self.bias = None
 
     def _join(self, parameters: Sequence[Any]) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from outblas.adapt.dataflow import Dataflow, Step
-from outblas.adapt.joined_weights import has_gaps, separate_parameter
+from outblas.adapt.joined_weights import separate_gaps
 from outblas.adapt.parts import (
     ActivatedProduct,
     GatedProducts,
@@ -177,8 +177,7 @@ def uninstall(module: Any) -> bool:
     if plan is not None:
         plan.release()
     elif PLAN in module.__dict__:  # a copy: one that was unpickled shares the memory of its layers as the original
-        for parameter in filter(has_gaps, module.parameters()):
-            separate_parameter(parameter)
+        separate_gaps(module)
     was_planned = module.__dict__.pop(PLAN, None) is not None
     module.__dict__.pop(REPLICATE, None)
     is_ours = hasattr(getattr(module.__dict__.get("forward"), "__func__", None), INSTALLED)

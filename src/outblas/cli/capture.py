@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +13,7 @@ import typer
 from outblas.cli import common
 from outblas.cli.common import JsonOption
 from outblas.core.errors import UsageError
+from outblas.core.files import try_folder
 from outblas.core.python_command import check_interpreter, python_command
 
 
@@ -71,9 +71,7 @@ def _check_writable(path: Path) -> None:
         UsageError: a folder above the file cannot be made, or takes no file.
     """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path.parent) as file:
-            file.write(b"{}")
+        try_folder(path.parent)
     except OSError as error:
         wrong = f"--out {path} cannot be written ({error.strerror or error})"
         raise UsageError(wrong, "a file in a writable folder", "choose another path") from error

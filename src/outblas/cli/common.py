@@ -20,6 +20,7 @@ from rich.text import Text
 
 from outblas.core.clean_text import clean_text
 from outblas.core.config import LAUNCHES, Launch
+from outblas.core.errors import EXIT_ERROR as EXIT_ERROR
 from outblas.core.errors import OutblasError, UsageError, unknown_name
 from outblas.core.problem import Problem
 from outblas.runtime.device import default_recording
@@ -50,7 +51,6 @@ HEARTBEAT_S = 30.0
 MODES = ("offline", "offline_cold", "block", "server")
 #: The packaged recording that commands replay by default.
 DEFAULT_RECORDING = default_recording()
-EXIT_ERROR = 2
 EXIT_INTERRUPT = 130
 
 LayoutOption = Annotated[str, typer.Option(help="tn (B stored N x K) or nn (B stored K x N).")]

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+#: Exit status of a command that ends with an error.
+EXIT_ERROR = 2
+
 
 class OutblasError(Exception):
     """Base class of all errors that this package raises on purpose.

@@ -34,6 +34,20 @@ def user_data_folder(kind: str) -> Path:
     return Path(data, "outblas", kind)
 
 
+def try_folder(folder: Path) -> None:
+    """Make a folder and write a file in it, which leaves nothing; return None.
+
+    Raises:
+        OSError: the folder cannot be made, or takes no file.
+    """
+    import tempfile
+
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=folder) as file:
+        file.write(b"outblas")
+        file.flush()
+
+
 def write_atomic(path: Path, data: bytes) -> Path:
     """Write a file so that other processes see the old content or the new one, never a part.
 

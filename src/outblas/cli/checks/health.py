@@ -10,7 +10,6 @@ import os
 import platform
 import shutil
 import sys
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata
@@ -18,6 +17,7 @@ from pathlib import Path
 
 from outblas.cli.checks.gpu_data import GpuPart, gpu_library_part, gpu_record_part
 from outblas.core.errors import OutblasError, ToolchainMissing
+from outblas.core.files import try_folder
 from outblas.core.install_hint import install_hint
 from outblas.dispatch.native import extension, why_not
 from outblas.kernels.source import Source
@@ -135,10 +135,7 @@ def _recording() -> Check:
 def _cache_directory() -> Check:
     folder = DEFAULT_CACHE.directory
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder) as file:
-            file.write(b"outblas")
-            file.flush()
+        try_folder(folder)
     except OSError as error:
         return Check("cache directory", False, _line(error), "set OUTBLAS_CACHE_DIR to a writable directory")
     return Check("cache directory", True, f"{folder} (writable)")

@@ -25,13 +25,11 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from outblas.core.errors import OutblasError, RecordError
+from outblas.core.errors import EXIT_ERROR, OutblasError, RecordError
 from outblas.core.main_program import end_on_wrong_arguments, run_as_main, split_arguments, wrong_arguments
 from outblas.dispatch.capture.session import capture
 from outblas.records.captured_products import CapturedProducts
 
-#: Exit status of a program that succeeded and whose record could not be written.
-EXIT_ERROR = 2
 _USAGE = "--out FILE [--append] -- SCRIPT | -m MODULE | -c CODE, with its arguments"
 
 
@@ -51,10 +49,9 @@ def main(argv: Sequence[str]) -> None:
         recorder.__enter__()
     except OutblasError as error:  # the program has not begun, so a traceback would be none of its own
         sys.exit(f"error: {error}")
-    # Registered first, so called last: it also sees products of the program's own exit handlers.
-    finish = partial(
-        _finish, recorder, os.path.abspath(path), os.getpid(), outcome
-    )  # the program may change its folder
+    # Registered first, so called last: it also sees products of the program's own exit handlers. The path is absolute,
+    # as the program may change its folder.
+    finish = partial(_finish, recorder, os.path.abspath(path), os.getpid(), outcome)
     atexit.register(finish)
     _write_on_sigterm(finish)
     try:
