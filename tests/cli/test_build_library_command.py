@@ -14,6 +14,7 @@ from outblas.cli.main import app
 from outblas.core.errors import UsageError
 from outblas.core.files import lock_folder
 from outblas.core.problem import Problem
+from outblas.core.process_group import Ended
 from outblas.search.build_library import build_run, build_steps
 from outblas.search.build_library.build_work import TABLES, BuildFolder
 from support.cli_fixture import assert_refused, refused
@@ -119,10 +120,7 @@ def test_a_job_that_is_interrupted_or_refused_says_so(tmp_path: Path, monkeypatc
 
 
 def test_an_interrupted_build_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(words: list[str], check: bool) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(build_run.subprocess, "run", interrupted)
+    monkeypatch.setattr(build_run, "run_to_end", lambda words, counts_repeats: Ended(130, interrupted=True))
     monkeypatch.setattr("sys.argv", ["outblas", "build-library", "--work", str(tmp_path)])
     done = command("--work", str(tmp_path), "--steps", "merge")
     assert done.exit_code == 130
@@ -134,7 +132,7 @@ def test_an_interrupted_build_says_how_to_go_on(tmp_path: Path, monkeypatch: pyt
 def test_a_damaged_file_of_a_build_is_one_line(
     name: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(build_run.subprocess, "run", lambda words, check: subprocess.CompletedProcess(words, 0))
+    monkeypatch.setattr(build_run, "run_to_end", lambda words, counts_repeats: Ended(0, interrupted=False))
     (tmp_path / name).write_text(text)
     words = ("--job", f"merge {TABLE}") if name == "work.json" else ("--steps", "merge", "--tables", TABLE)
     assert_refused(command("--work", str(tmp_path), *words), f"{name} cannot be read")
@@ -153,7 +151,12 @@ def test_a_job_is_a_process_of_its_own(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_the_default_is_every_published_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     commands: list[list[str]] = []
-    monkeypatch.setattr(build_run.subprocess, "run", lambda words, check: commands.append(words))
+
+    def done(words: list[str], counts_repeats: bool) -> Ended:
+        commands.append(words)
+        return Ended(0, interrupted=False)
+
+    monkeypatch.setattr(build_run, "run_to_end", done)
     monkeypatch.setattr("outblas.core.suites.suite", lambda *_: [Problem(64, 64, 64)])
     assert command("--work", str(tmp_path), "--modes", "offline,server").exit_code == 0
     jobs = [words[-1] for words in commands]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +116,36 @@ def test_capture_prints_its_document_after_the_program(tmp_path: Path) -> None:
     found = json.loads(lines[-1])
     assert_schema(found)
     assert found["exit_code"] == 3 and found["problems"] == [{"problem": "8_8_8_NN_fp16_fp32", "count": 1}]
+
+
+def test_an_interrupted_capture_waits_for_the_program(tmp_path: Path) -> None:
+    """A server that ends by Ctrl-C takes its time; what it computed is recorded then."""
+    pytest.importorskip("torch")
+    code = "import time, torch; a = torch.ones(8, 8, dtype=torch.float16); a @ a; open('began', 'w')\n"
+    code += "try: time.sleep(600)\nexcept KeyboardInterrupt: time.sleep(1); a @ a; print('ended')"
+    command = [
+        sys.executable,
+        "-m",
+        "outblas",
+        "capture",
+        "--json",
+        "--out",
+        "p.json",
+        "--",
+        sys.executable,
+        "-c",
+        code,
+    ]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, start_new_session=True) as ours:
+        end = time.monotonic() + 60
+        while not (tmp_path / "began").exists():
+            assert time.monotonic() < end
+            time.sleep(0.02)
+        ours.send_signal(signal.SIGINT)
+        first, last = (ours.communicate(timeout=60)[0]).splitlines()
+    found = json.loads(last)
+    assert first == "ended" and found["exit_code"] == 0
+    assert found["problems"] == [{"problem": "8_8_8_NN_fp16_fp32", "count": 2}]
 
 
 def test_an_error_prints_no_document() -> None:

@@ -1,8 +1,10 @@
-"""A program in a session of its own: its output, and the end of all that it started."""
+"""Programs and interrupts: all that one started ends with it, or it gets the interrupt and ends by itself."""
 
 from __future__ import annotations
 
 import os
+import pty
+import signal
 import subprocess
 import sys
 import time
@@ -21,6 +23,41 @@ unfinished = Path(sys.argv[1] + ".part")
 unfinished.write_text(str(child.pid))
 unfinished.rename(sys.argv[1])
 child.wait()
+"""
+
+
+#: Says that it began; once interrupted, works on for two seconds, says that it ended, and counts further interrupts.
+WORKER = """
+import sys, time
+from pathlib import Path
+from outblas.core.process_group import one_interrupt
+guard, folder = sys.argv[1] == "guarded", Path(sys.argv[2])
+more = 0
+def work():
+    global more
+    (folder / "began").touch()
+    try:
+        time.sleep(600)
+    except KeyboardInterrupt:
+        end = time.monotonic() + 2
+        while time.monotonic() < end:
+            try:
+                time.sleep(0.05)
+            except KeyboardInterrupt:
+                more += 1
+if guard:
+    with one_interrupt():
+        work()
+else:
+    work()
+(folder / "ended").write_text(str(more))
+sys.exit(7)
+"""
+#: Runs the worker and prints how it ended.
+RUNNER = """
+import sys
+from outblas.core.process_group import run_to_end
+print(*run_to_end([sys.executable, "-c", sys.argv[1], *sys.argv[2:]], counts_repeats=sys.argv[2] == "free"), flush=True)
 """
 
 
@@ -52,3 +89,36 @@ def test_a_program_that_takes_too_long_leaves_no_child(tmp_path: Path) -> None:
     while is_there(child):
         assert time.monotonic() < end, "the child outlives its parent"
         time.sleep(0.02)
+
+
+def waited_for(path: Path) -> None:
+    end = time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < end, f"no {path.name}"
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("sent_to", ["parent", "parent twice", "group"])
+def test_an_interrupted_program_may_finish_its_work(sent_to: str, tmp_path: Path) -> None:
+    """The program is interrupted once, though `timeout -s INT` sends the signal to the parent and to the group."""
+    command = [sys.executable, "-c", RUNNER, WORKER, "guarded", str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as parent:
+        waited_for(tmp_path / "began")
+        for _ in range(2 if sent_to == "parent twice" else 1):
+            parent.send_signal(signal.SIGINT)
+        if sent_to == "group":
+            os.killpg(parent.pid, signal.SIGINT)
+        output, _ = parent.communicate(timeout=60)
+    assert (output, (tmp_path / "ended").read_text()) == ("7 True\n", "0")
+
+
+@pytest.mark.parametrize("kind", ["guarded", "free"])
+def test_ctrl_c_of_a_terminal_interrupts_a_program_once(kind: str, tmp_path: Path) -> None:
+    child, terminal = pty.fork()
+    if not child:
+        os.execv(sys.executable, [sys.executable, "-c", RUNNER, WORKER, kind, str(tmp_path)])
+    waited_for(tmp_path / "began")
+    os.write(terminal, b"\x03")
+    waited_for(tmp_path / "ended")
+    assert os.waitpid(child, 0)[1] == 0 and (tmp_path / "ended").read_text() == "0"
+    os.close(terminal)

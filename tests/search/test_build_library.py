@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +15,7 @@ from outblas.core.config import config_name
 from outblas.core.errors import RecordError, UsageError
 from outblas.core.files import write_json
 from outblas.core.problem import Problem
+from outblas.core.process_group import Ended
 from outblas.core.suites import Table
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.kernels.kernel_hash import kernels_sha
@@ -178,13 +177,12 @@ def test_each_job_has_a_process_and_the_seconds_are_published(
         monkeypatch.setattr(module, "printer", lambda what: lambda *_: None)
     commands: list[list[str]] = []
 
-    def here(words: list[str], check: bool) -> None:
+    def here(words: list[str], **_: bool) -> Ended:
         commands.append(words)
         run_job(work, job_of(words))
+        return Ended(0, interrupted=False)
 
-    monkeypatch.setattr(
-        script.runs, "subprocess", SimpleNamespace(run=here, CalledProcessError=subprocess.CalledProcessError)
-    )
+    monkeypatch.setattr(script.runs, "run_to_end", here)
     tables = "grid1000:TN:fp16:fp32,grid1000:NN:fp16:fp32"
     done = command("--work", str(work.path), "--tables", tables, "--modes", "offline")
     assert done.exit_code == 0, (done.stderr, done.exception)
@@ -203,10 +201,7 @@ def test_each_job_has_a_process_and_the_seconds_are_published(
 
 
 def test_the_time_of_a_job_that_failed_counts(script: Any, work: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(words: list[str], check: bool) -> None:
-        raise subprocess.CalledProcessError(1, words)
-
-    monkeypatch.setattr(script.runs.subprocess, "run", fails)
+    monkeypatch.setattr(script.runs, "run_to_end", lambda words, **_: Ended(1, interrupted=False))
     monkeypatch.setattr(script.runs, "monotonic", iter(range(0, 2000, 60)).__next__)
     for _ in range(2):
         done = command("--work", str(work.path), "--steps", "record")
@@ -246,7 +241,12 @@ def test_from_nothing_begins_without_the_packaged_library(
     assert Problem(64, 64, 64) in script.search.packaged_kernels(work, gpu)
     assert script.search.packaged_kernels(replace(work, from_nothing=True), gpu) == {}
     commands: list[list[str]] = []
-    monkeypatch.setattr(script.runs.subprocess, "run", lambda words, check: commands.append(words))
+
+    def done_well(words: list[str], **_: bool) -> Ended:
+        commands.append(words)
+        return Ended(0, interrupted=False)
+
+    monkeypatch.setattr(script.runs, "run_to_end", done_well)
     for more in ([], ["--from-nothing"]):
         done = command("--work", str(work.path), "--steps", "borrow", "--tables", str(script.TABLES[0]), *more)
         assert done.exit_code == 0, done.stderr

@@ -179,6 +179,7 @@ def build_library(
 
 def _run_alone(work: BuildFolder, job: str) -> None:
     """Run one job in this process. The parent process reports how to resume."""
+    from outblas.core.process_group import one_interrupt
     from outblas.core.workload import MODE_OF_WORKLOAD
     from outblas.search.build_library.build_run import run_job
     from outblas.search.build_library.build_steps import STARTS_OF_STEP, STEPS
@@ -190,7 +191,8 @@ def _run_alone(work: BuildFolder, job: str) -> None:
         raise UsageError(f"--job {job!r}", "a step, a table and, of some, a mode or a start", "leave it out")
     work.path.mkdir(parents=True, exist_ok=True)
     try:
-        run_job(work, [step, *rest])
+        with one_interrupt():
+            run_job(work, [step, *rest])
     except KeyboardInterrupt as error:
         err.print(f"interrupted{': ' if str(error) else ''}{error}", markup=False)
         raise typer.Exit(EXIT_INTERRUPT) from None

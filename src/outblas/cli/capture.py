@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -14,6 +13,7 @@ from outblas.cli import common
 from outblas.cli.common import JsonOption
 from outblas.core.errors import UsageError
 from outblas.core.files import try_folder
+from outblas.core.process_group import run_to_end
 from outblas.core.python_command import check_interpreter, python_command
 
 
@@ -45,7 +45,7 @@ def capture(
     sys.stdout.flush()
     sys.stderr.flush()
     if json_out:
-        raise typer.Exit(_print_document(subprocess.run(command, check=False).returncode, out_file))
+        raise typer.Exit(_print_document(run_to_end(command, counts_repeats=True).status, out_file))
     # In place of this process: streams, signals and exit status are the program's own.
     os.execv(python, command)
 

@@ -1,4 +1,4 @@
-"""Run a program in a session of its own, and end all that it started if it is interrupted or takes too long."""
+"""Run a program and answer an interrupt: end all that it started, or pass the interrupt on and let it end by itself."""
 
 from __future__ import annotations
 
@@ -6,7 +6,26 @@ import contextlib
 import os
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from time import monotonic
+from typing import Any, NamedTuple
+
+#: Seconds in which further interrupts count as the same one. A terminal sends it to each process of its group, and a
+#: parent passes it on.
+ONE_INTERRUPT_S = 1.0
+
+
+class Ended(NamedTuple):
+    """How a program ended.
+
+    Attributes:
+        status: its exit status; -N after signal N.
+        interrupted: whether this process was interrupted meanwhile.
+    """
+
+    status: int
+    interrupted: bool
 
 
 def run_group(
@@ -36,3 +55,67 @@ def run_group(
         process.communicate()
         raise
     return subprocess.CompletedProcess(command, process.returncode, output, errors)
+
+
+def run_to_end(command: Sequence[str], counts_repeats: bool) -> Ended:
+    """Run a program with this process's streams, and wait until it has ended, also after an interrupt (SIGINT).
+
+    The interrupt is passed on, and the program takes the time that it needs. ``subprocess.run`` would kill it after a
+    quarter of a second. A terminal interrupts both by itself. Outside of the main thread, interrupts are the main
+    thread's.
+
+    Args:
+        command: the program and its arguments.
+        counts_repeats: whether a second interrupt means more to the program, e.g. to end at once. Then nothing is
+            passed on in the foreground of a terminal. Another program (:func:`one_interrupt`) may get it twice there.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+    with subprocess.Popen(command) as process:
+        if threading.current_thread() is not threading.main_thread():
+            return Ended(process.wait(), interrupted=False)
+        told = counts_repeats and _in_foreground()
+        with _each_interrupt(lambda: None if told else process.send_signal(signal.SIGINT)) as seen:
+            return Ended(process.wait(), interrupted=bool(seen))
+
+
+@contextlib.contextmanager
+def one_interrupt() -> Iterator[None]:
+    """Raise KeyboardInterrupt once for interrupts that come within a second of each other. For the main thread only."""
+
+    def stop() -> None:
+        raise KeyboardInterrupt
+
+    with _each_interrupt(stop):
+        yield
+
+
+def _in_foreground() -> bool:
+    """Return whether a terminal's Ctrl-C reaches this process and its children."""
+    try:
+        terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
+    except OSError:
+        return False
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    finally:
+        os.close(terminal)
+
+
+@contextlib.contextmanager
+def _each_interrupt(act: Callable[[], None]) -> Iterator[list[float]]:
+    """Call ``act`` at each interrupt that is no repetition, in place of an exception; yield the times of them."""
+    times: list[float] = []
+
+    def handle(*_: Any) -> None:
+        now = monotonic()
+        if not times or now - times[-1] > ONE_INTERRUPT_S:
+            times.append(now)
+            act()
+
+    before = signal.signal(signal.SIGINT, handle)
+    try:
+        yield times
+    finally:
+        signal.signal(signal.SIGINT, before)

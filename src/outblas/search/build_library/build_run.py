@@ -6,7 +6,6 @@ that no state of one helps the next. A finished step is not repeated.
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -16,6 +15,7 @@ from time import monotonic
 from outblas.core.errors import OutblasError, UsageError
 from outblas.core.files import lock_folder, write_json
 from outblas.core.plain_files import read_object
+from outblas.core.process_group import run_to_end
 from outblas.core.suites import Table
 from outblas.core.workload import MODE_OF_WORKLOAD
 from outblas.kernels.kernel_hash import kernels_sha
@@ -142,18 +142,21 @@ def run_jobs(work: BuildFolder, listed: Sequence[Sequence[str]]) -> None:
 
     Raises:
         OutblasError: a job failed. The jobs after it are not run.
+        KeyboardInterrupt: Ctrl-C, once the job has kept what it finished.
     """
     seconds: dict[str, float] = {}
     for job in listed:
         begin = monotonic()
         try:
-            subprocess.run(command_of_job(work, job), check=True)
-        except subprocess.CalledProcessError as error:
-            raise OutblasError(
-                f"{' '.join(job)} failed with status {error.returncode}",
-                "every job to end well",
-                "see its error above; the same command goes on where it was",
-            ) from error
+            ended = run_to_end(command_of_job(work, job), counts_repeats=False)
+            if ended.interrupted:
+                raise KeyboardInterrupt
+            if ended.status:
+                raise OutblasError(
+                    f"{' '.join(job)} failed with status {ended.status}",
+                    "every job to end well",
+                    "see its error above; the same command goes on where it was",
+                )
         finally:
             spent = monotonic() - begin
             seconds = add_seconds(work, job, spent)
