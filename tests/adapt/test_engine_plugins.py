@@ -21,6 +21,8 @@ tomllib: Any = pytest.importorskip("tomllib")
 
 #: Group of entry points -> the variable that switches OutBLAS on there.
 GROUPS = {"vllm.general_plugins": "OUTBLAS_VLLM", "sglang.srt.plugins": "OUTBLAS_SGLANG"}
+#: The variables by which the engines' processes know of their own batch-invariant modes.
+MODES = ("VLLM_BATCH_INVARIANT", "SGLANG_ENABLE_DETERMINISTIC_INFERENCE")
 
 #: What both engines do in a process: find the entry points of the group, load each, then call each.
 ENGINE = """
@@ -71,7 +73,8 @@ def run_engine(folder: Path, groups: Sequence[str], program: str, **variables: s
         f"[{group}]\n" + "".join(f"{k} = {v}\n" for k, v in project["entry-points"][group].items()) for group in groups
     ]
     (about / "entry_points.txt").write_text("\n".join(lines))
-    kept = {name: value for name, value in os.environ.items() if name not in (*GROUPS.values(), "OUTBLAS_DISABLE")}
+    own = (*GROUPS.values(), *MODES, "OUTBLAS_DISABLE")
+    kept = {name: value for name, value in os.environ.items() if name not in own}
     environment = {**kept, "PYTHONPATH": os.pathsep.join((str(folder), str(ROOT / "src"))), **variables}
     command = [sys.executable, "-c", program + REPORT, *groups]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment, cwd=folder)
@@ -94,13 +97,48 @@ def test_it_is_on_from_the_first_use_of_cuda(tmp_path: Path) -> None:
     assert (found["on"], found["products"], found["child"]) == (True, 1, 0), errors
 
 
+LOGS_OF_VLLM = """
+import logging.config
+logging.config.dictConfig({
+    "version": 1, "disable_existing_loggers": False,
+    "handlers": {"own": {"class": "logging.StreamHandler", "stream": "ext://sys.stderr"}},
+    "loggers": {"vllm": {"handlers": ["own"], "level": "INFO", "propagate": False}},
+})
+"""
+
+
+def test_vllm_shows_that_it_is_on(tmp_path: Path) -> None:
+    """vLLM gives its own logger a handler, and leaves the root logger without one and at its level, WARNING."""
+    program = LOGS_OF_VLLM + ENGINE + FIRST_CUDA
+    _, errors = run_engine(tmp_path, ["vllm.general_plugins"], program, OUTBLAS_VLLM="1")
+    assert errors.count("outblas is on") == 2, "the parent, and the worker that it forked"
+
+
+@pytest.mark.parametrize(
+    ("group", "variable", "value", "on"),
+    [
+        ("vllm.general_plugins", MODES[0], "1", False),
+        ("vllm.general_plugins", MODES[0], "0", True),
+        ("sglang.srt.plugins", MODES[1], "True", False),
+        ("sglang.srt.plugins", MODES[1], "0", True),
+    ],
+)
+def test_an_engine_that_keeps_its_results_batch_invariant_keeps_its_kernels(
+    group: str, variable: str, value: str, on: bool, tmp_path: Path
+) -> None:
+    """SGLang sets its variable after the plug-ins of the launching process, and writes 0 without the mode, too."""
+    program = f"{ENGINE}os.environ[{variable!r}] = {value!r}\n{FIRST_CUDA}"
+    found, errors = run_engine(tmp_path, [group], program, **{GROUPS[group]: "1"})
+    assert found["on"] == on and ("batch-invariant" in errors) != on
+
+
 # -- what may fail ---------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(name="cuda_is_up")
 def cuda_is_up_fixture(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process in which torch has initialised CUDA, and the plugin was not called yet."""
-    for variable in GROUPS.values():
+    for variable in (*GROUPS.values(), *MODES):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setattr(engine_plugins, "_registered", False)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
@@ -119,7 +157,7 @@ def test_a_gpu_that_is_in_use_is_switched_on_at_once(
 ) -> None:
     calls: list[int] = []
     monkeypatch.setattr(run_enabled, "switch_on", lambda: calls.append(1) or "")
-    with caplog.at_level(logging.INFO, engine_plugins.__name__):
+    with caplog.at_level(logging.INFO):
         start()
         assert not calls
         monkeypatch.setenv(variable, "1")
