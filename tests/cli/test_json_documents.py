@@ -119,7 +119,7 @@ def test_capture_prints_its_document_after_the_program(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_capture_waits_for_the_program(tmp_path: Path) -> None:
-    """A server that ends by Ctrl-C takes its time; what it computed is recorded then."""
+    """A server that ends by Ctrl-C takes its time. All its products are recorded."""
     pytest.importorskip("torch")
     code = "import time, torch; a = torch.ones(8, 8, dtype=torch.float16); a @ a; open('began', 'w')\n"
     code += "try: time.sleep(600)\nexcept KeyboardInterrupt: time.sleep(1); a @ a; print('ended')"

@@ -17,7 +17,7 @@ ONE_INTERRUPT_S = 1.0
 
 
 class Ended(NamedTuple):
-    """How a program ended.
+    """The end of a program.
 
     Attributes:
         status: its exit status; -N after signal N.
