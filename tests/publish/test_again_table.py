@@ -24,6 +24,7 @@ def made(suite: str, mode: str = "offline", **more: Any) -> Result:
         (made("llm", "server"), "BUILD --tables llm:TN:fp16:fp32 --steps bench --modes server"),
         (made("grid1000", by_start=[1.0, 1.1, 1.2]), "BUILD --tables grid1000:TN:fp16:fp32 --steps judge,merge"),
         (made("new_shapes"), "python benchmarks/new_shapes.py --out new_shapes_offline.parquet"),
+        (made("llm_tp_drawn"), "python benchmarks/llm_tp_drawn.py --out llm_tp_drawn_offline.parquet"),
         (
             made("drawn", "unmeasured", layout="NN"),
             "python benchmarks/new_shapes.py --drawn --count 1 --seed 3 --layout NN --dtype fp16 "
@@ -41,7 +42,7 @@ def test_each_file_has_its_command(result: Result, command: str) -> None:
 
 
 def test_the_scripts_and_the_library_that_commands_name_exist() -> None:
-    assert all((ROOT / "benchmarks" / name).is_file() for name in ("new_shapes.py", "learning.py"))
+    assert all((ROOT / "benchmarks" / name).is_file() for name in ("new_shapes.py", "learning.py", "llm_tp_drawn.py"))
     assert (ROOT / build_command("h200").split()[-1]).is_file()
     assert build_command("no-gpu") == "outblas build-library --work build/no-gpu"
 
