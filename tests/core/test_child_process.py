@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from multiprocessing.connection import Connection
@@ -81,3 +82,19 @@ def test_children_do_not_run_a_script_without_a_guard_again(tmp_path: Path) -> N
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == ["the script runs", "code 0", "in the pool True", "unguarded.py True True"]
     assert not done.stderr
+
+
+def _tell_whether_ctrl_c_is_held(connection: Connection) -> None:
+    connection.send(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+    _until_the_pipe_closes(connection)
+
+
+def test_ctrl_c_does_not_end_a_process_that_is_still_starting() -> None:
+    child = ChildProcess(_tell_whether_ctrl_c_is_held, ())
+    assert child.pid is not None
+    os.kill(child.pid, signal.SIGINT)
+    try:
+        assert child.connection.poll(60) and child.connection.recv() is False
+        assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    finally:
+        child.end(kill=True)

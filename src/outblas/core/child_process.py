@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.connection import wait as wait_for
 from multiprocessing.context import SpawnContext, SpawnProcess
@@ -42,12 +43,26 @@ def _hidden_main() -> Iterator[None]:
             main.update(kept)
 
 
+@contextlib.contextmanager
+def _ctrl_c_held() -> Iterator[None]:
+    """Hold Ctrl-C back on this thread, and in a process that starts meanwhile until :func:`end_with_parent` ignores it.
+
+    Without that, Ctrl-C at a terminal ends a process that is still importing, with a traceback.
+    """
+    resource_tracker.getfd()  # starts multiprocessing's tracker if need be, which would release Ctrl-C
+    was = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, was)
+
+
 class LoneProcess(SpawnProcess):
-    """A spawned process that does not import the program's main module."""
+    """A spawned process that does not import the program's main module. It must call :func:`end_with_parent`."""
 
     @staticmethod
     def _Popen(process_obj: Any) -> Any:  # noqa: N802
-        with _hidden_main():
+        with _hidden_main(), _ctrl_c_held():
             return SpawnProcess._Popen(process_obj)  # type: ignore[attr-defined]
 
 
@@ -188,6 +203,7 @@ def end_with_parent(parent: int) -> None:
         parent: process id of the parent. Any other id than ``os.getppid()`` ends this process at once.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # held since the start of a LoneProcess
     threading.Thread(target=_follow, args=(parent,), daemon=True).start()
 
 
