@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import json
 import os
 import re
@@ -24,6 +26,7 @@ from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.llm.archive import ArchiveShape
 from outblas.llm.budget import Budget
 from outblas.llm.evaluators import WithTemplates, open_chosen_evaluator, parse_evaluator
+from outblas.llm.evolve import Evolution
 from outblas.llm.evolve_folder import read_run
 from outblas.llm.evolve_journal import EvolveJournal
 from outblas.llm.evolve_run import write_recording
@@ -204,3 +207,26 @@ def test_ctrl_c_says_what_is_safe(recording: Path, tmp_path: Path) -> None:
         run.send_signal(signal.SIGINT)
         _, said = run.communicate(timeout=60)
     assert run.returncode == 130 and "resume with: outblas evolve" in said and "Traceback" not in said
+
+
+def test_a_second_ctrl_c_while_the_first_ends_the_run_leaves_no_traceback(
+    recording: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def pressed_twice() -> None:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
+    async def interrupted(evolution: Evolution) -> str:
+        async with asyncio.TaskGroup() as conversations:
+            conversations.create_task(pressed_twice())
+        return "not reached"
+
+    monkeypatch.setattr(Evolution, "run", interrupted)
+    said = ""
+    with serving(lambda request, number: Say("none")) as server:
+        try:
+            evolve(server, recording, tmp_path / "run")
+        except KeyboardInterrupt as error:  # pytest.raises would keep it, and the task by it
+            said = str(error)
+    gc.collect()  # asyncio tells of a task that nobody asked when it is freed
+    assert "0 answers evaluated and 0 requests spent" in said and not caplog.records

@@ -154,6 +154,7 @@ def _evolve(
     account = SpendingAccount(request.budget, journal.spent())
 
     async def run() -> str:
+        asyncio.get_running_loop().set_exception_handler(_tell_unless_interrupted)
         client = Client(
             server.base_url,
             account,
@@ -183,6 +184,12 @@ def _evolve(
         raise KeyboardInterrupt(
             f"interrupted with {done} answers evaluated and {spent.requests} requests spent, recorded in {journal.path}"
         ) from error
+
+
+def _tell_unless_interrupted(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Log what asyncio has to tell, except for a task that a second Ctrl-C ended."""
+    if not isinstance(context.get("exception"), KeyboardInterrupt):
+        loop.default_exception_handler(context)
 
 
 def _identity(request: EvolveRequest) -> dict[str, Any]:
