@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -234,3 +235,21 @@ def test_it_ends_when_the_client_goes_in_the_middle_of_a_call_and_prints_only_th
     of = {one["id"]: one for one in answers if "id" in one}
     assert of[0]["result"]["serverInfo"]["name"] == "outblas" and "error" in of[1]
     assert "no archive" in of[2]["result"]["content"][0]["text"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_it_while_the_client_keeps_stdin_open(tmp_path: Path, number: signal.Signals) -> None:
+    command = [sys.executable, "-m", "outblas", "mcp", "--device", "compile"]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(tmp_path)
+    ) as server:
+        assert server.stdout is not None and server.stderr is not None
+        send(server, HELLO)
+        assert b"outblas" in server.stdout.readline()
+        server.send_signal(number)
+        try:
+            assert server.wait(60) == 128 + number
+        finally:
+            server.kill()
+        errors = server.stderr.read()
+    assert b"interrupted" in errors and b"Traceback" not in errors

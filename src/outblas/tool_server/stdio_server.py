@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import signal
 import sys
+from collections.abc import Iterator
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from outblas.core.child_process import end_children
@@ -48,17 +52,50 @@ def serve(session: ToolSession) -> None:
     Calls run one after the other. A call that still runs shortly after the client has gone loses its processes. If
     it runs on, this process ends at once. The archive keeps what was stored.
 
+    Ctrl-C ends the process with status 130, even while the client keeps stdin open.
+
     Args:
         session: the session; the caller closes it.
     """
     calls = CallThread()
-    asyncio.run(_serve(make_server(session, calls)))
-    if calls.finish(GRACE_S):
-        return
-    end_children()  # a call that waits for its compiler ends then, and removes its files
-    if not calls.finish(GRACE_S):
+    with _ctrl_c_ends(session, calls):
+        asyncio.run(_serve(make_server(session, calls)))
+    if not _finish(calls):
         sys.stderr.flush()
         os._exit(0)  # an orderly end would wait for the call, up to minutes
+
+
+def _finish(calls: CallThread) -> bool:
+    """End the thread of the calls, and the processes of a call that runs on. Return False if it does so even then."""
+    if calls.finish(GRACE_S):
+        return True
+    end_children()  # a call that waits for its compiler ends then, and removes its files
+    return calls.finish(GRACE_S)
+
+
+@contextlib.contextmanager
+def _ctrl_c_ends(session: ToolSession, calls: CallThread) -> Iterator[None]:
+    """Let Ctrl-C close the session and end this process.
+
+    An orderly end would wait for the SDK's thread, which reads stdin until the client closes it.
+    """
+
+    def end(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # once is enough
+        if _finish(calls):
+            session.close()
+        sys.stderr.write("\ninterrupted; the archive keeps what was stored\n")
+        sys.stderr.flush()
+        os._exit(128 + number)
+
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield  # it is ignored, or another thread serves
+        return
+    signal.signal(signal.SIGINT, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 async def _serve(server: Server[Any]) -> None:

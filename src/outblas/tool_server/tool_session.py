@@ -74,6 +74,10 @@ class ToolSession:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close what the session has opened. A second call does nothing."""
         self._open.close()
 
     @property
