@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -25,7 +26,7 @@ from outblas.records.library_row import LibraryRow
 from outblas.runtime import device
 from support.cli_fixture import assert_refused, outblas
 from support.gpus.known import H200
-from support.helpers import ROOT
+from support.helpers import ROOT, running
 
 #: Stands in for a GPU: the switch can be on, and a program can see whether it is.
 SWITCH = """
@@ -305,3 +306,19 @@ def test_the_library_of_a_trial_holds_the_users_rows_and_leaves_his_file_as_it_i
     path = tune_captured._library_beside(Library("h200", (LibraryRow(tuned),)), tmp_path)
     assert {row.problem for row in Library.load(path).rows} == {mine, tuned}
     assert (tmp_path / "mine.json").read_bytes() == before
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_the_program_ends_with_a_command_that_is_ended(tmp_path: Path, number: signal.Signals) -> None:
+    """The program is in a session of its own: what ends the command, e.g. a closed terminal, does not reach it."""
+    told = tmp_path / "told"
+    told.touch()
+    program = f"import os, time; open({str(told)!r}, 'w').write(f'{{os.getpid()}}\\n'); time.sleep(600)"
+    command = [sys.executable, "-m", "outblas", "try", "--", sys.executable, "-c", program]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as run:
+        while not (text := told.read_text()).endswith("\n"):
+            assert run.poll() is None
+            time.sleep(0.01)
+        run.send_signal(number)
+        assert "interrupted" in run.communicate(timeout=60)[1]
+    assert run.returncode == -number and not running(int(text))

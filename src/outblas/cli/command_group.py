@@ -10,6 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from outblas.cli.common import EXIT_ERROR, EXIT_INTERRUPT, command_line, errors
+from outblas.cli.end_signals import interrupted_by_signals
 from outblas.core.errors import OutblasError
 from outblas.core.install_hint import install_hint
 
@@ -139,7 +140,14 @@ class OutblasGroup(TyperGroup):
 
         Raises:
             typer.Exit: 2 after a known error was printed, 130 after Ctrl-C. Other errors pass.
+
+        SIGTERM and SIGHUP are answered as Ctrl-C; they end this process then.
         """
+        with interrupted_by_signals():
+            return self._invoke(ctx)
+
+    def _invoke(self, ctx: Any) -> Any:
+        """Run the command; turn its errors and Ctrl-C into lines on stderr and an exit status."""
         try:
             return super().invoke(ctx)
         except OutblasError as error:
