@@ -89,7 +89,7 @@ def test_a_capture_that_saw_nothing_keeps_the_record_that_was_there(tmp_path: Pa
         assert CapturedProducts.load(tmp_path / "p.json").counts == {SEEN: 3}
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_a_signal_ends_it_as_it_would_and_leaves_the_record(tmp_path: Path, number: int) -> None:
     run = command(tmp_path, sys.executable, "program/serve.py", "wait")
     with subprocess.Popen(

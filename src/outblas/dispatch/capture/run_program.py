@@ -3,9 +3,9 @@
 ``python -m outblas.dispatch.capture.run_program --out FILE [--append] -- SCRIPT | -m MODULE | -c CODE ...``
 
 The program runs in this process and keeps its standard streams, exit status and signals. The record is written when
-the interpreter ends: at the end of the script, by ``sys.exit``, an exception or Ctrl-C. It is also written on SIGTERM,
-unless the program handles that signal, and every few seconds in case the process is killed. If it cannot be written,
-the exit status 0 becomes 2.
+the interpreter ends: at the end of the script, by ``sys.exit``, an exception or Ctrl-C. It is also written on SIGTERM
+and SIGHUP, unless the program handles or ignores them, and every few seconds in case the process is killed. If it
+cannot be written, the exit status 0 becomes 2.
 
 torch is imported before the program's first line. So set environment variables of torch's import
 (``OMP_NUM_THREADS``) before the command, not in the program. CUDA is not initialised, so the program may still set
@@ -53,7 +53,7 @@ def main(argv: Sequence[str]) -> None:
     # as the program may change its folder.
     finish = partial(_finish, recorder, os.path.abspath(path), os.getpid(), outcome)
     atexit.register(finish)
-    _write_on_sigterm(finish)
+    _write_on_signals(finish)
     try:
         run_as_main(program)
     except SystemExit as error:
@@ -117,16 +117,17 @@ def _holds_products(path: str) -> bool:
         return False
 
 
-def _write_on_sigterm(finish: Callable[[], None]) -> None:
-    """The default of SIGTERM ends the process at once; do that, but after the record is written."""
+def _write_on_signals(finish: Callable[[], None]) -> None:
+    """The default of SIGTERM and SIGHUP ends the process at once; do that, but after the record is written."""
 
     def ended(number: int, _frame: object) -> None:
         finish()
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
 
-    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, ended)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, ended)
 
 
 if __name__ == "__main__":
