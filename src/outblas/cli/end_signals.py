@@ -18,7 +18,7 @@ _ENDING = (signal.SIGTERM, signal.SIGHUP)
 def interrupted_by_signals() -> Iterator[None]:
     """Turn SIGTERM and SIGHUP within the ``with`` block into Ctrl-C; then end this process by the same signal.
 
-    By default they end a process at once. What it runs in another session goes on then, and its temporary folders stay.
+    By default they end a process at once. Its programs in another session go on then, and its temporary folders stay.
 
     A signal with a handler is left alone, and so is one that is ignored (``nohup``). The second signal ends the process
     at once. On another thread than the main one, nothing happens.
@@ -56,7 +56,7 @@ def _restore(numbers: list[signal.Signals]) -> None:
 
 
 def _end_by(number: int) -> None:
-    """End this process by a signal, so that its parent sees why; what was printed is written out before."""
+    """End this process by a signal, so that its parent sees why. Printed text is written out before."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):  # the terminal is gone
             stream.flush()
