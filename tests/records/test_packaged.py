@@ -19,7 +19,7 @@ from outblas.core.config import LAUNCHES, KernelConfig, config_name, launch_allo
 from outblas.core.evaluation import Status
 from outblas.core.gpu_records import packaged_gpu, packaged_records
 from outblas.core.problem import Problem
-from outblas.core.suites import BLOCK_FLOP, SUITES, suite
+from outblas.core.suites import BLOCK_FLOP, SUITES, suite, tensor_parallel_weights
 from outblas.kernels.catalogue import catalogue, catalogue_of
 from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
@@ -245,6 +245,14 @@ def test_the_published_benches_are_of_the_packaged_library(
     assert path.stem == "_".join((result.suite, *kind, head["mode"])).lower()
     if head["mode"] in ("unmeasured", "learned"):  # drawn shapes, by the package's choices or by learning
         assert result.suite == "drawn" and "seed" in result.meta["shapes"]
+        return
+    if result.suite == "llm_tp_drawn":  # benchmarks/llm_tp_drawn.py: by the intervals, else as any shape
+        assert "seed" in result.meta["shapes"]
+        assert {(row["n"], row["k"]) for row in result.rows} == set(tensor_parallel_weights())
+        for row in (row for row in result.rows if not row["fallback"]):
+            known = library.lookup(Problem.from_json(row))
+            choice = known and known.choice(launch_of_row(row))
+            assert known is None or known.is_open or (choice and row["config"] == config_name(choice.config))
         return
     if result.suite not in SUITES:  # benchmarks/new_shapes.py: what an agent finds where no library has anything
         assert not any(library.lookup(Problem.from_json(row)) for row in result.rows)

@@ -9,7 +9,8 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from time import monotonic
-from typing import Any, NamedTuple
+from types import FrameType
+from typing import NamedTuple
 
 #: Seconds in which further interrupts count as the same one. A terminal sends it to each process of its group, and a
 #: parent passes it on.
@@ -60,7 +61,7 @@ def run_group(
 def run_to_end(command: Sequence[str], counts_repeats: bool) -> Ended:
     """Run a program with this process's streams, and wait until it has ended, also after an interrupt (SIGINT).
 
-    The interrupt is passed on, and the program takes the time that it needs. ``subprocess.run`` would kill it after a
+    The interrupt is passed on, as is SIGTERM where it counts as one. Then the program takes the time that it needs. ``subprocess.run`` would kill it after a
     quarter of a second. A terminal interrupts both by itself. Outside of the main thread, interrupts are the main
     thread's.
 
@@ -76,7 +77,12 @@ def run_to_end(command: Sequence[str], counts_repeats: bool) -> Ended:
         if threading.current_thread() is not threading.main_thread():
             return Ended(process.wait(), interrupted=False)
         told = counts_repeats and _in_foreground()
-        with _each_interrupt(lambda: None if told else process.send_signal(signal.SIGINT)) as seen:
+
+        def pass_on(number: int) -> None:
+            if not (told and number == signal.SIGINT):
+                process.send_signal(number)
+
+        with _each_interrupt(pass_on) as seen:
             return Ended(process.wait(), interrupted=bool(seen))
 
 
@@ -84,7 +90,7 @@ def run_to_end(command: Sequence[str], counts_repeats: bool) -> Ended:
 def one_interrupt() -> Iterator[None]:
     """Raise KeyboardInterrupt once for interrupts that come within a second of each other. For the main thread only."""
 
-    def stop() -> None:
+    def stop(_number: int) -> None:
         raise KeyboardInterrupt
 
     with _each_interrupt(stop):
@@ -104,15 +110,18 @@ def _in_foreground() -> bool:
 
 
 @contextlib.contextmanager
-def _each_interrupt(act: Callable[[], None]) -> Iterator[list[float]]:
-    """Call ``act`` at each interrupt that is no repetition, in place of an exception; yield the times of them."""
+def _each_interrupt(act: Callable[[int], None]) -> Iterator[list[float]]:
+    """Call ``act`` at each interrupt that is no repetition, in place of an exception; yield the times of them.
+
+    It gets the number of the signal: what answers SIGTERM as an interrupt may call this handler with that one's.
+    """
     times: list[float] = []
 
-    def handle(*_: Any) -> None:
+    def handle(number: int, _frame: FrameType | None) -> None:
         now = monotonic()
         if not times or now - times[-1] > ONE_INTERRUPT_S:
             times.append(now)
-            act()
+            act(number)
 
     before = signal.signal(signal.SIGINT, handle)
     try:
