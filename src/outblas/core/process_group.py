@@ -61,9 +61,9 @@ def run_group(
 def run_to_end(command: Sequence[str], counts_repeats: bool) -> Ended:
     """Run a program with this process's streams, and wait until it has ended, also after an interrupt (SIGINT).
 
-    The interrupt is passed on, as is SIGTERM where it counts as one. Then the program takes the time that it needs. ``subprocess.run`` would kill it after a
-    quarter of a second. A terminal interrupts both by itself. Outside of the main thread, interrupts are the main
-    thread's.
+    The interrupt is passed on, as is SIGTERM where it counts as one. Then the program takes the time that it needs.
+    ``subprocess.run`` would kill it after a quarter of a second. A terminal interrupts both by itself. Outside of the
+    main thread, interrupts are the main thread's.
 
     Args:
         command: the program and its arguments.

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
+import warnings
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -119,6 +122,40 @@ def test_what_does_not_compile_is_torchs_with_one_warning(host: fused.FusedState
     assert torch.equal(outblas.linear(x, w, bias, activation="gelu"), by_torch(x, w, bias, "gelu", None))
     assert "it spills" in linear.why_not(x, w, bias, activation="gelu")
     assert len(host.status()["failures"]) == 1
+
+
+@pytest.mark.parametrize("wait", [True, False])
+def test_a_predicted_kernel_takes_the_place_of_one_that_spills(
+    wait: bool, host: fused.FusedState, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built: list[KernelConfig] = []
+
+    def build(problem: Problem, config: KernelConfig, epilogue: Epilogue) -> Any:
+        built.append(config)
+        if config == ANY:
+            raise CompileError("registers spill", "less", "use another")
+
+    def predicted(problem: Problem, *given: Any) -> Decision | None:
+        *_, has_failed = given
+        return None if has_failed(other) or not has_failed(ANY) else Decision(other, problem, "predicted")
+
+    other = replace(ANY, stages=ANY.stages + 1)
+    host._build = build
+    served.any_shape = lambda problem, gpu, launch: None
+    monkeypatch.setattr(fused, "kernel_to_fuse", predicted)
+    monkeypatch.setattr(fused, "ask_cublaslt", lambda lt, index, problem: ())
+    x, w, bias, _ = layer(5)
+    expected = by_torch(x, w, bias, "silu", None)
+    with pytest.warns(RuntimeWarning, match="takes another kernel, or leaves it to torch: .*: registers spill"):
+        if wait:
+            assert outblas.warm(x, w, bias, activation="silu")
+        end = time.monotonic() + 60
+        while not host.launched:
+            assert torch.equal(outblas.linear(x, w, bias, activation="silu"), expected) and time.monotonic() < end
+    assert built == [ANY, other] and linear.why_not(x, w, bias, activation="silu") == ""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert torch.equal(outblas.linear(x, w, bias, activation="silu"), expected)
 
 
 def test_nothing_is_begun_while_a_graph_is_captured(host: fused.FusedState, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,7 +296,7 @@ def test_a_product_that_is_left_to_torch_may_be_fused_by_prediction(
     asked: list[Any] = []
 
     def predicted(problem: Problem, epilogue: Epilogue, *given: Any) -> Decision:
-        asked.append((problem, epilogue, given[-1]))
+        asked.append((problem, epilogue, given[-2]))
         return Decision(ANY, problem, "predicted")
 
     monkeypatch.setattr(fused, "kernel_to_fuse", predicted)

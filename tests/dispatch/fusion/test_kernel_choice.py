@@ -39,8 +39,12 @@ def choice(config: Any, low: float) -> LibraryChoice:
     return LibraryChoice(config, low + 0.01, low, low + 0.02)
 
 
+def none_failed(config: Any) -> bool:
+    return False
+
+
 def chosen(problem: Problem, epilogue: Epilogue) -> Any:
-    return kernel_to_fuse(problem, epilogue, H200, Library("h200", ()), "plain", "")
+    return kernel_to_fuse(problem, epilogue, H200, Library("h200", ()), "plain", "", none_failed)
 
 
 def test_a_kernel_that_loses_less_than_the_epilogue_saves_is_fused(offered: list[LibraryChoice]) -> None:
@@ -63,20 +67,29 @@ def test_a_kernel_without_that_epilogue_is_passed_over(offered: list[LibraryChoi
     assert chosen(P, GATED) is None
 
 
+def test_a_kernel_that_did_not_compile_is_passed_over(offered: list[LibraryChoice]) -> None:
+    other = Sm90WgmmaConfig(64, 128, stages=4)
+    offered += [choice(KERNEL, 1.1), choice(other, 1.05)]
+    library = Library("h200", ())
+    found = kernel_to_fuse(P, GATED, H200, library, "plain", "", lambda config: config == KERNEL)
+    assert found is not None and found.config == other
+    assert kernel_to_fuse(P, GATED, H200, library, "plain", "", lambda config: True) is None
+
+
 @pytest.mark.parametrize(("low", "gains"), [(0.97, True), (0.7, False)])
 def test_a_measured_kernel_goes_before_predicted_ones(low: float, gains: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel_choice, "predicted_kernels", lambda *given, **how: pytest.fail("predicted"))
     library = Library("h200", (LibraryRow(P, "lt_auto", nearest=choice(KERNEL, low)),))
-    found = kernel_to_fuse(P, GATED, H200, library, "plain", "")
+    found = kernel_to_fuse(P, GATED, H200, library, "plain", "", none_failed)
     assert (found is not None) == gains
     assert found is None or (found.config == KERNEL and "times lt_auto by measurement, surely 0.97" in found.reason)
 
 
 def test_a_measured_kernel_without_that_epilogue_is_passed_over(offered: list[LibraryChoice]) -> None:
     library = Library("h200", (LibraryRow(P, "lt_auto", nearest=choice(SWAPPED, 1.0)),))
-    assert kernel_to_fuse(P, GATED, H200, library, "plain", "") is None
+    assert kernel_to_fuse(P, GATED, H200, library, "plain", "", none_failed) is None
     offered.append(choice(KERNEL, 1.0))
-    found = kernel_to_fuse(P, GATED, H200, library, "plain", "")
+    found = kernel_to_fuse(P, GATED, H200, library, "plain", "", none_failed)
     assert found is not None and found.config == KERNEL and "torch.matmul by prediction" in found.reason
 
 
@@ -101,14 +114,14 @@ def test_the_packaged_predictions_have_a_legal_kernel_for_each_step() -> None:
     library = Library.packaged("h200")
     for m in (1, 13, 100, 500):
         problem = replace(P, m=m)
-        found = kernel_to_fuse(problem, GATED, H200, library, "plain", "")
+        found = kernel_to_fuse(problem, GATED, H200, library, "plain", "", none_failed)
         assert found is not None and found.config is not None
         assert why_illegal(problem, found.config, H200) is None and not found.config.pdl
 
 
 def test_a_gpu_without_predictions_has_none() -> None:
     unknown = replace(H200, name="nothing", arch=120)
-    assert kernel_to_fuse(P, GATED, unknown, Library("nothing", ()), "plain", "") is None
+    assert kernel_to_fuse(P, GATED, unknown, Library("nothing", ()), "plain", "", none_failed) is None
 
 
 @pytest.mark.parametrize("n", [1, 28672])

@@ -114,6 +114,10 @@ class FusedState:
                     self._take(key, config, epilogue, found)
             return key in self._kernels
 
+    def has_failed(self, problem: Problem, config: KernelConfig, epilogue: Epilogue) -> bool:
+        """Return whether the fused kernel did not compile or load."""
+        return bool(self.failed) and (kernel_kind(problem, config), epilogue) in self.failed
+
     def predicted(
         self, decision: Decision, index: int, a: Operand, b: Operand, epilogue: Epilogue, launch: Launch
     ) -> Decision | None:
@@ -137,7 +141,9 @@ class FusedState:
             self._kernels[key] = self._load(built.result(), config, epilogue)
         except (CompileError, ToolchainMissing, DeviceError) as error:
             self.failed[key] = f"{config_name(config)} with {epilogue.name} cannot be had: {error}"
-            warnings.warn(f"outblas leaves it to torch: {self.failed[key]}", RuntimeWarning, stacklevel=6)
+            self._predicted.clear()  # another kernel may take its place
+            words = f"outblas takes another kernel, or leaves it to torch: {self.failed[key]}"
+            warnings.warn(words, RuntimeWarning, stacklevel=6)
 
     def run(
         self,
@@ -237,6 +243,8 @@ def fused_product(
     with device.make_current(a.device.index):
         capturing = torch.cuda.is_current_stream_capturing()
         if not state.kernel_ready(problem, config, epilogue, wait, capturing):
+            if wait and _decide(a, b, extra, epilogue, out, option)[0].config not in (None, config):
+                return fused_product(a, b, extra, epilogue, out, option, wait)  # by the kernel in place of a failed one
             return None
         stream, need = _stream(a.device.index), workspace_bytes(problem, config)
         space = None
@@ -290,8 +298,12 @@ def _decide(
     decision = device.decide(left, right, plain_out, launch)
     if epilogue.gated and decision.config is None and decision.problem is not None:
         decision = kernel_despite_fallback(decision, device.library.lookup(decision.problem), launch, device.gpu)
-    if decision.config is None and not decision.provisional and not device.absent:
-        state = _state(a.device.index)
+    state = _state(a.device.index)
+    if decision.config is None or decision.problem is None:
+        may_predict = not decision.provisional and not device.absent
+    else:
+        may_predict = state.has_failed(decision.problem, decision.config, epilogue)
+    if may_predict:
         decision = state.predicted(decision, a.device.index, left, right, epilogue, launch) or decision
     if decision.problem is None or decision.config is None:
         return decision, decision.reason or "the library has no kernel for it"
@@ -302,7 +314,7 @@ def _decide(
 
 
 def _predict(index: int, a: Operand, b: Operand, epilogue: Epilogue, launch: Launch) -> Decision | None:
-    """A kernel for a product that the device leaves to torch, if a fused one is expected to gain; else None.
+    """A kernel for a product that the device leaves to torch, or whose kernel failed, if it is expected to gain.
 
     It raises NotWhileCapturing if it must wait for the end of a capture.
     """
@@ -310,7 +322,13 @@ def _predict(index: int, a: Operand, b: Operand, epilogue: Epilogue, launch: Lau
     if problem is None or device.gpu is None or device.any_shape is None:
         return None
     answers = ask_cublaslt(device.lt, index, problem)
-    return kernel_to_fuse(problem, epilogue, device.gpu, device.library, launch, answers[0] if answers else "")
+    answer, state = answers[0] if answers else "", _state(index)
+    has_failed = functools.partial(_has_failed, state, problem, epilogue)
+    return kernel_to_fuse(problem, epilogue, device.gpu, device.library, launch, answer, has_failed)
+
+
+def _has_failed(state: FusedState, problem: Problem, epilogue: Epilogue, config: KernelConfig) -> bool:
+    return state.has_failed(problem, config, epilogue)
 
 
 def compile_fused(problem: Problem, config: KernelConfig, epilogue: Epilogue, arch: str = ARCHITECTURE) -> Cubin:
@@ -326,9 +344,16 @@ def compile_fused(problem: Problem, config: KernelConfig, epilogue: Epilogue, ar
         CompileError: it does not compile, or spills.
         ToolchainMissing: NVRTC is not installed.
     """
-    from outblas.runtime.nvrtc import compile_tuned
+    from outblas.runtime.nvrtc import compile_source
+    from outblas.runtime.sass import check_static
 
-    return compile_tuned(make_source(problem, config, epilogue), arch)
+    source = make_source(problem, config, epilogue)
+    cubin = compile_source(source, arch)
+    if rejected := check_static(cubin.facts, source, cubin):
+        raise CompileError(
+            rejected, "machine code as sound as that of the kernel alone", "nothing to do: the product is right"
+        )
+    return cubin
 
 
 def status() -> dict[str, dict[str, Any]]:

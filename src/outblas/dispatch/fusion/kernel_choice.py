@@ -1,14 +1,16 @@
 """Choose the kernel of a fused product that, without what follows it, is left to cuBLASLt or to torch.
 
+It also chooses in place of a kernel whose machine code with the epilogue is refused, e.g. since its registers spill.
+
 A fused kernel saves the kernels that would follow the product, and their passes over memory. That outweighs a product
 that is a few percent slower.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-from outblas.core.config import Launch
+from outblas.core.config import KernelConfig, Launch
 from outblas.core.errors import OutblasError
 from outblas.core.problem import ELEMENT_BYTES, Problem
 from outblas.core.roofline import Gpu
@@ -53,9 +55,15 @@ def kernel_despite_fallback(fallback: Decision, row: LibraryRow | None, launch: 
 
 
 def kernel_to_fuse(
-    problem: Problem, epilogue: Epilogue, gpu: Gpu, library: Library, launch: Launch, answer: str
+    problem: Problem,
+    epilogue: Epilogue,
+    gpu: Gpu,
+    library: Library,
+    launch: Launch,
+    answer: str,
+    has_failed: Callable[[KernelConfig], bool],
 ) -> Decision | None:
-    """Choose a kernel for a product that is left to cuBLASLt or torch, if a fused one is still expected to gain.
+    """Choose a kernel for a product whose own cannot be fused or is not ours, if a fused one is expected to gain.
 
     It is the nearest one of the library's row (:attr:`LibraryRow.nearest`). If the row has none, it is that with the
     highest lower bound of :func:`outblas.dispatch.unlisted_shapes.predicted_kernels` that can have the epilogue. It
@@ -68,6 +76,7 @@ def kernel_to_fuse(
         library: library of that GPU.
         launch: launch option that the call allows.
         answer: first answer of cuBLASLt's heuristic for the product; empty: unknown.
+        has_failed: says whether a kernel with this epilogue did not compile before.
 
     Returns:
         A decision with a kernel. None if none is expected to gain, or the package has no predictions for the GPU.
@@ -76,7 +85,8 @@ def kernel_to_fuse(
         from outblas.kernels.cost.cost_model import predict_many  # with numpy
 
         known = _known_kernels(problem, gpu, library, launch, answer)
-        found = next((one for one in known if why_not_fused(problem, one[0].config, epilogue) is None), None)
+        fit = (one for one in known if why_not_fused(problem, one[0].config, epilogue) is None)
+        found = next((one for one in fit if not has_failed(one[0].config)), None)
         if found is None:
             return None
         choice, words = found
