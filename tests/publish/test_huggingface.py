@@ -28,10 +28,10 @@ from support.cli_fixture import assert_refused, outblas
 
 tomllib: Any = pytest.importorskip("tomllib")
 
-#: Formats 4 and 5 of build.toml have these keys; others are refused. Source: kernels-data/src/config of
+#: Edition 5 of build.toml has these keys; others are refused. Source: kernels-data/src/config of
 #: https://github.com/huggingface/kernels.
 KEYS = {
-    "general": {"name", "version", "license", "upstream", "backends", "cuda", "hub", "python-depends"},
+    "general": {"name", "version", "edition", "license", "upstream", "backends", "cuda", "hub"},
     "torch": {"include", "minver", "maxver", "pyext", "src", "stable-abi"},
     "kernel": {
         "backend", "cuda-capabilities", "cuda-flags", "cuda-minver", "cxx-flags", "depends", "include", "src",
@@ -73,7 +73,12 @@ def test_the_folder_keeps_the_builders_rules(tmp_path: Path) -> None:
     assert set(build) == {"general", "torch", "kernel"}
     assert set(build["torch"]) <= KEYS["torch"] and {"backend", "depends", "src"} <= set(kernel) <= KEYS["kernel"]
     assert {*build["torch"]["src"], *kernel["src"]} == {p for p in texts if Path(p).suffix in (".cu", ".h", ".cpp")}
-    assert "flake.nix" in texts and "Not tried" in texts["README.md"]
+    assert "flake.nix" in texts and "Not tried" in texts["CARD.md"]
+    assert build["general"]["edition"] == 5 and not re.search("{[{%#]", texts["CARD.md"]), (
+        "it is a template of minijinja"
+    )
+    with_hub = re.sub("(?m)^# (?=\\[general.hub|repo-id)", "", texts["build.toml"])
+    assert tomllib.loads(with_hub)["general"]["hub"] == {"repo-id": f"you/{name}"}
     assert not [path for path, text in texts.items() if re.search("@[A-Z_]+@", text)]
 
 

@@ -2,8 +2,8 @@
 
 The exported kernels and their launchers as a torch operator ``gemm``, which finds the launcher by M, N and K. The
 driver's functions are looked up in libcuda at the first call, so that nothing links to it. Sources of the layout: the
-pages "Write kernels" and "Kernel requirements" of https://huggingface.co/docs/kernels. ``build.toml`` has format 4,
-which later builders upgrade by themselves.
+pages "Write kernels" and "Kernel requirements" of https://huggingface.co/docs/kernels. ``build.toml`` is of edition 5.
+The builder uploads ``CARD.md`` as the hub's README.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def write_folder(targets: Sequence[Target], name: str, folder: Path) -> list[Pat
         **sources,
         "build.toml": filled("hf_build.toml", NAME=hub_name, SOURCES="\n".join(f'  "{path}",' for path in sources)),
         "flake.nix": filled("hf_flake.nix"),
-        "README.md": filled("hf_readme.md", NAME=hub_name, COUNT=_count(ordered), ABOUT=_about(ordered)),
+        "CARD.md": filled("hf_card.md", NAME=hub_name, COUNT=_count(ordered), ABOUT=_about(ordered)),
         "torch-ext/torch_binding.h": filled("hf_binding.h"),
         "torch-ext/torch_binding.cpp": filled("hf_binding.cpp"),
         **_python_files(ordered, hub_name.replace("-", "_")),
