@@ -114,11 +114,13 @@ def test_an_interrupted_program_may_finish_its_work(sent_to: str, tmp_path: Path
 
 @pytest.mark.parametrize("kind", ["guarded", "free"])
 def test_ctrl_c_of_a_terminal_interrupts_a_program_once(kind: str, tmp_path: Path) -> None:
-    child, terminal = pty.fork()
-    if not child:
-        os.execv(sys.executable, [sys.executable, "-c", RUNNER, WORKER, kind, str(tmp_path)])
-    waited_for(tmp_path / "began")
-    os.write(terminal, b"\x03")
-    waited_for(tmp_path / "ended")
-    assert os.waitpid(child, 0)[1] == 0 and (tmp_path / "ended").read_text() == "0"
+    terminal, theirs = pty.openpty()
+    takes_it = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n"  # as the terminal of its session
+    command = [sys.executable, "-c", takes_it + RUNNER, WORKER, kind, str(tmp_path)]
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True) as child:
+        os.close(theirs)
+        waited_for(tmp_path / "began")
+        os.write(terminal, b"\x03")
+        waited_for(tmp_path / "ended")
+        assert child.wait(timeout=60) == 0 and (tmp_path / "ended").read_text() == "0"
     os.close(terminal)
