@@ -7,14 +7,12 @@ before it is sent, since the cost of a lost request is unknown.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import random
 import re
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Protocol
 
 from outblas.core.errors import OutblasError, ToolchainMissing, UsageError
@@ -24,17 +22,14 @@ from outblas.llm.budget import Cost, Message, SpendingAccount, at_most
 from outblas.llm.models import Model
 from outblas.llm.rate_limits import RateLimiter
 from outblas.llm.reply import Reply, api_key, failed_reply, read_completion
+from outblas.llm.server_errors import NEVER, cost_of_error, wait_after_error, wait_before_next, words_of_error
 
 if TYPE_CHECKING:
-    from openai import APIStatusError, AsyncOpenAI
+    from openai import AsyncOpenAI
 
-#: Statuses that say: later, perhaps.
-RETRIED_STATUSES = frozenset({408, 409, 425, 429}) | frozenset(range(500, 600))
-#: Statuses that no later question will get past: the key, the address or the name of the model is wrong. An address
-#: that points elsewhere is one: prompts go where they were meant to go, and nowhere else.
-FATAL_OUTCOMES = frozenset(f"http {status}" for status in (*range(300, 309), 401, 402, 403, 404, 405))
-#: Longest wait that a server's Retry-After is followed for, seconds.
-MAX_RETRY_AFTER_S = 300.0
+#: A server that refuses for the rate without a hint is waited for as if this number of attempts had failed before:
+#: such limits count by the minute.
+_PATIENCE = 2
 
 
 class ServerError(OutblasError, RuntimeError):
@@ -79,7 +74,7 @@ class RetryPolicy:
         attempts: most attempts per question, the first included.
         first_s: base of the wait, seconds. Before attempt n + 1 (n from 1) the client waits min(longest_s, first_s *
             2**(n - 1)) times a random factor from 0.5 to 1. A longer ``Retry-After`` of the server counts instead, but
-            at most 300 s.
+            at most 300 s. After a 429 without one, n counts two more.
         longest_s: limit of that base wait, seconds.
     """
 
@@ -137,7 +132,7 @@ class Client:
 
     Raises:
         ToolchainMissing: the package ``openai`` is not installed.
-        UsageError: no key for OpenAI's own server, or an invalid address.
+        UsageError: no key for OpenAI's own server, or an invalid address or key.
     """
 
     def __init__(
@@ -155,7 +150,8 @@ class Client:
         self._options, self._timers = options or AnswerOptions(), timers or Timers()
         self._retry_policy, self._limiter = retry_policy or RetryPolicy(), limiter or RateLimiter()
         self._started = self._timers.clock()
-        self._limit_name = "max_tokens"
+        #: The name of the limit of tokens that a model wants, if it is not ``max_tokens``.
+        self._limit_names: dict[str, str] = {}
         self._open = _connect(base_url, self._retry_policy.silence_s)
 
     @property
@@ -168,7 +164,7 @@ class Client:
 
         Await it: ``reply = await client.ask(1, [{"role": "user", "content": "hi"}], Model("gpt"))``. Then
         ``reply.text`` is the answer. Another attempt follows a timeout, a lost connection, an unreadable answer, and
-        the statuses 408, 409, 425, 429 and 5xx.
+        the statuses 408, 409, 425, 429 and 5xx except 501. An error in a body counts as its status.
 
         Args:
             question: number of the question, for the log.
@@ -179,26 +175,30 @@ class Client:
             BudgetSpent: the next attempt could pass the budget; it was not sent.
             Unanswered: no answer after all attempts.
             RequestRejected: the server refuses this question with another status, such as 400. It is not sent again.
-            ServerError: the server refuses everybody (key, address, name of the model): a redirect, or 401 to 405. The
-                question is not sent again.
+            ServerError: the server refuses everybody (key, address, name of the model): a redirect, 401 to 405, or a
+                spent quota. The question is not sent again.
         """
         reply = None
         for attempt in range(self._retry_policy.attempts):
             reply, after = await self._attempt(question, messages, model)
             if reply.answered:
                 return reply
-            if reply.outcome in FATAL_OUTCOMES:
+            if after == NEVER:
                 raise ServerError(f"the server refuses model {model.name!r} ({reply.outcome}: {reply.text})",
-                                  "a key, an address and a model that it knows",
+                                  "a key with credit, an address and a model that it knows",
                                   "set OPENAI_API_KEY, --base-url and --model")  # fmt: skip
             if after is None:
                 raise RequestRejected(f"the server refused a question ({reply.outcome}: {reply.text})",
                                "a question that it takes", "see the transcript")  # fmt: skip
             if attempt + 1 < self._retry_policy.attempts:
-                await self._timers.sleep(max(after, self._backoff(attempt)))
+                patience = _PATIENCE if reply.outcome == "http 429" and not after else 0
+                await self._timers.sleep(max(after, self._backoff(attempt + patience)))
         assert reply is not None
+        do = "see whether it runs, then repeat the command"
+        if reply.outcome == "timeout":
+            do = "give it more time (--timeout, --stall) or fewer tokens (--max-tokens), then repeat the command"
         raise Unanswered(f"no answer after {self._retry_policy.attempts} attempts (the last one: {reply.outcome})",
-                         "a server that answers", "see whether it runs, then repeat the command")  # fmt: skip
+                         "a server that answers", do)  # fmt: skip
 
     async def close(self) -> None:
         await self._open.close()
@@ -238,16 +238,23 @@ class Client:
         def failed(outcome: str, words: object, took: Cost) -> Reply:
             return failed_reply(outcome, words, took, elapsed())
 
-        fields: dict[str, object] = {self._limit_name: self._options.max_tokens, **self._options.extra}
+        limit = self._limit_names.get(model.name, "max_tokens")
+        fields: dict[str, object] = {limit: self._options.max_tokens, **self._options.extra}
         if self._options.temperature is not None:
             fields["temperature"] = self._options.temperature
         completions = self._open.chat.completions.with_raw_response  # read_completion trusts nothing of it
         request = completions.create(model=model.name, messages=list(messages), **fields)
         try:
             found = await asyncio.wait_for(request, self._retry_policy.stall_s)
-            return read_completion(found.http_response.content, most, model.price, elapsed()), None
+            reply = read_completion(found.http_response.content, most, model.price, elapsed())
+            return reply, wait_before_next(int(reply.outcome[5:])) if reply.outcome.startswith("http ") else 0.0
         except openai.APIStatusError as error:
-            return self._refused(error, failed(f"http {error.status_code}", _why_refused(error), Cost(1)))
+            took = cost_of_error(error.status_code, most)
+            reply = failed(f"http {error.status_code}", words_of_error(error), took)
+            if error.status_code == 400 and limit == "max_tokens" and "max_completion_tokens" in reply.text:
+                self._limit_names[model.name] = "max_completion_tokens"  # of newer models; others ignore that name
+                return reply, 0.0
+            return reply, wait_after_error(error)
         except (asyncio.TimeoutError, openai.APITimeoutError) as error:
             took = Cost(1) if _never_connected(error) else most
             return failed("timeout", f"nothing within {elapsed():.0f} s", took), 0.0
@@ -261,13 +268,6 @@ class Client:
         except Exception as error:  # whatever an answer does to its readers is the answer's fault
             return failed("unreadable", f"{type(error).__name__}: {error}", most), 0.0
 
-    def _refused(self, error: APIStatusError, reply: Reply) -> tuple[Reply, float | None]:
-        """A status of the server's: tried again after some seconds, or (None) given up."""
-        if error.status_code == 400 and "max_completion_tokens" in reply.text and self._limit_name == "max_tokens":
-            self._limit_name = "max_completion_tokens"  # newer models of OpenAI's know the limit by this name alone
-            return reply, 0.0
-        return reply, _retry_after(error.response.headers) if error.status_code in RETRIED_STATUSES else None
-
 
 def check_server(base_url: str | None = None) -> None:
     """Check that an address or a key of a server is set; send nothing, and return None.
@@ -280,16 +280,10 @@ def check_server(base_url: str | None = None) -> None:
 
     Raises:
         UsageError: neither an address nor ``OPENAI_API_KEY`` is set, or the address begins with neither ``http://`` nor
-            ``https://``.
+            ``https://``. Also if no HTTP header can carry the key.
         ToolchainMissing: the package ``openai`` is not installed.
     """
     _connect(base_url, 1.0)
-
-
-def _why_refused(error: APIStatusError) -> str:
-    """Return the server's words on its refusal, with the target of a redirect."""
-    place = error.response.headers.get("location")
-    return f"it points to {place}, which is not followed; {error.message}" if place else error.message
 
 
 def _never_connected(error: BaseException) -> bool:
@@ -312,21 +306,10 @@ def _connect(base_url: str | None, silence_s: float) -> AsyncOpenAI:
     if address is not None and not re.match(r"https?://[^/]", address):
         raise UsageError(f"--base-url {address!r}", "an address that begins with http:// or https://",
                          "e.g. http://localhost:8000/v1")  # fmt: skip
+    if not (key.isascii() and key.isprintable()):  # no header can carry it, and the HTTP library would quote it
+        raise UsageError("OPENAI_API_KEY has an end of a line, or a character beyond ASCII",
+                         "a key as the server gave it", "copy it again, e.g. without typographic quotes")  # fmt: skip
     # A server of one's own often wants no key; the package insists on one.
     return openai.AsyncOpenAI(
         base_url=address, api_key=key or "none", max_retries=0, timeout=silence_s, http_client=bounded_http_client()
     )
-
-
-def _retry_after(headers: Mapping[str, str]) -> float:
-    """Return the seconds that a server asks to wait, or 0 if it does not say.
-
-    The header is ``Retry-After`` (seconds or a date) or ``retry-after-ms``.
-    """
-    wait = 0.0
-    for name, unit in (("retry-after-ms", 1e-3), ("retry-after", 1.0)):
-        with contextlib.suppress(ValueError):
-            return min(MAX_RETRY_AFTER_S, max(0.0, float(headers.get(name, "")) * unit))
-    with contextlib.suppress(ValueError, TypeError, OverflowError):
-        wait = parsedate_to_datetime(headers.get("retry-after", "")).timestamp() - time.time()
-    return min(MAX_RETRY_AFTER_S, max(0.0, wait))

@@ -37,7 +37,8 @@ from outblas.llm.repair_chain import Chain, chains_of
 from outblas.llm.reply import Reply
 from outblas.records.store import Store
 
-#: This number of questions in a row without an answer ends the run: the server is gone.
+#: This number of questions in a row without an answer ends the run: the server is gone. So does this number of first
+#: questions in a row that the server refuses for one model.
 MAX_UNANSWERED_IN_A_ROW = 3
 
 
@@ -124,6 +125,7 @@ class Evolution:
         self._baselines: dict[str, dict[str, float]] = {}
         self._stopping = ""
         self._unanswered = 0
+        self._refused: Counter[str] = Counter()  # first questions in a row, by model
         self._error: Exception | None = None
 
     async def run(self) -> str:
@@ -137,7 +139,8 @@ class Evolution:
             pass the budget of 50 requests``.
 
         Raises:
-            ServerError: the server refuses, or did not answer three questions in a row.
+            ServerError: the server refuses, or did not answer three questions in a row. Also if it refused the first
+                questions of three conversations in a row with one model, and answered none between them.
             DeviceError: the evaluator cannot work.
             ToolchainMissing: the evaluator needs a package that is not installed.
             RecordError: the disk refuses.
@@ -197,7 +200,7 @@ class Evolution:
                 if self._unanswered >= MAX_UNANSWERED_IN_A_ROW:
                     self._error = self._error or ServerError(
                         f"{self._unanswered} questions in a row had no answer: {error.wrong}",
-                        "a server that answers", "see whether it runs, then repeat the command: it resumes",
+                        "a server that answers", f"{error.do}: it resumes",
                     )  # fmt: skip
             except Exception as error:
                 self._error = self._error or error
@@ -233,9 +236,22 @@ class Evolution:
                     chain.replies[question.id] = await self._ask(question)
                 except RequestRejected as error:
                     self._settle(chain, AnswerOutcome(question.id, "unanswered", words=str(error)))
+                    self._count_refusal(question, error)
                     return
-                self._unanswered = 0
+                self._unanswered = self._refused[question.model] = 0
             await self._read(chain, question, chain.replies[question.id])
+
+    def _count_refusal(self, question: Question, error: RequestRejected) -> None:
+        """End the run if the server refuses every first question of a model: no later one will do better.
+
+        A long conversation may be refused for its length, which says nothing of the next one.
+        """
+        self._refused[question.model] += question.turn == 0
+        if self._refused[question.model] >= MAX_UNANSWERED_IN_A_ROW:
+            self._error = self._error or ServerError(
+                f"{self._refused[question.model]} conversations in a row with {question.model!r}: {error.wrong}",
+                "a server that takes the first question", "correct --model, --max-tokens or --temperature",
+            )  # fmt: skip
 
     def _follow_up(self, chain: Chain) -> Question:
         last = chain.last

@@ -19,6 +19,10 @@ _FAILURE_CHARS, _FINISH_CHARS = 2000, 40
 _SPACES = str.maketrans({"\r": "\n", "\v": " ", "\f": " "})
 #: More tokens than any server counts; what says more is no count.
 _MOST_TOKENS = 10**9
+#: Reasons to stop that say that the server gave up, not the model. The answer is a piece at best.
+_GAVE_UP = frozenset({"error", "abort", "insufficient_system_resource"})
+#: Gemini's own names of a filter that stopped an answer.
+_FILTERS = ("content_filter", "safety", "recitation", "blocklist", "prohibited_content", "spii")
 #: A key of fewer characters is none (a server of one's own takes any word), and may be part of other words.
 _LEAST_KEY = 8
 
@@ -56,50 +60,122 @@ def read_completion(body: bytes, most: Cost, price: Price, seconds: float) -> Re
     Example: the body ``b'{"choices": [{"message": {"content": "hi"}, "finish_reason": "stop"}]}'`` gives a reply whose
     ``text`` is ``"hi"`` and whose ``finish`` is ``"stop"``.
 
+    Thoughts before ``</think>`` are no part of the text: servers without a parser of thoughts leave them there.
+
     Args:
         body: the server's body, of unknown content.
         most: the most that the request can have cost. It is charged if the server's count of tokens is missing, no
-            integer, negative or above 10**9, or if it counts no prompt.
+            integer, negative or above 10**9, or if it counts no prompt. An answer counts as the total less the prompt,
+            if that is more: some servers count thoughts in the total alone.
         price: price of the model.
         seconds: time from sending to the answer.
 
     Returns:
         A reply with the outcome ``answered``, even if its text is "". Its ``finish`` is ``refusal`` if the server marks
-        one. Too small a count of tokens is raised to the least that the texts can have cost
-        (:func:`outblas.llm.budget.at_least`).
+        one, and ``content_filter`` for any name of a filter. Too small a count of tokens is raised to the least that
+        the texts can have cost (:func:`outblas.llm.budget.at_least`).
+
+        Gateways send an error in the body of a success. Its status gives the outcome, ``http <status>``. The outcome is
+        ``unreadable`` if the server gave up in the middle of the answer.
 
     Raises:
         ValueError: the body has no answer.
     """
-    message, choice, usage = _parts(body)
+    found = _loaded(body)
+    if (error := _error_status(found)) is not None:
+        took = Cost(1) if error < 500 and error != 408 else _took(found.get("usage"), most, price, 0)
+        return failed_reply(f"http {error}", _words(json.dumps(found["error"]), _FAILURE_CHARS), took, seconds)
+    message, choice, usage = _parts(found, body)
     refusal = message.get("refusal")
-    text = message.get("content") or refusal or ""
-    if not isinstance(text, str):
-        raise ValueError(f"the answer is {type(text).__name__}")
-    finish = "refusal" if refusal else _word(choice.get("finish_reason"), _FINISH_CHARS)
+    text, thought = _texts(message.get("content") or refusal or "")
+    finish = "refusal" if refusal else _finish(choice)
+    # No part of the interface, but what servers of reasoning models call it.
+    thought = _word(message.get("reasoning_content") or message.get("reasoning") or thought, ANSWER_CHARS)
+    if not thought:
+        text, thought = _without_thoughts(text)
+    if finish in _GAVE_UP:
+        took = _took(usage, most, price, len(text.encode(errors="replace")))
+        words = f"the server gave up ({finish}): {json.dumps(choice.get('error'))}"
+        return failed_reply("unreadable", words, took, seconds)
     if len(text) > ANSWER_CHARS:
         finish = "length"
-    # No part of the interface, but what servers of reasoning models call it.
-    thought = _word(message.get("reasoning_content") or message.get("reasoning"), ANSWER_CHARS)
     # Compilers and readers of an answer take these for the end of a line, and for blanks.
     text = clean_text(text.replace("\r\n", "\n").translate(_SPACES), ANSWER_CHARS)
     took = _took(usage, most, price, len(text.encode()) + len(thought.encode()))
     return Reply("answered", _without_key(text), finish, took, seconds, _without_key(thought))
 
 
-def _parts(body: bytes) -> tuple[dict[str, Any], dict[str, Any], object]:
-    """The message of a completion, the choice that it is of, and the count of tokens, whatever that is.
+def _loaded(body: bytes) -> Any:
+    """The JSON of a body; None if it is none.
 
     It is read here and not by the ``openai`` package, whose objects take a hundred times the bytes of the text.
     """
     try:
-        found = json.loads(body)
+        return json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _error_status(found: Any) -> int | None:
+    """The status of an error that stands in place of the choices; None if there is no such error."""
+    if not isinstance(found, dict) or found.get("choices") or not isinstance(found.get("error"), dict):
+        return None
+    code = found["error"].get("code")
+    return code if type(code) is int and 400 <= code < 600 else None
+
+
+def _parts(found: Any, body: bytes) -> tuple[dict[str, Any], dict[str, Any], object]:
+    """The message of a completion, the choice that it is of, and the count of tokens, whatever that is.
+
+    A filter may leave a reason to stop and no message; the message is empty then.
+    """
+    try:
         choice = found["choices"][0]
-        if isinstance(choice["message"], dict):
-            return choice["message"], choice, found.get("usage")
-    except (ValueError, LookupError, TypeError, RecursionError):
+        message = choice.get("message")
+        if message is None and isinstance(choice.get("finish_reason"), str):
+            message = {}
+        if isinstance(message, dict):
+            return message, choice, found.get("usage")
+    except (AttributeError, LookupError, TypeError):
         pass  # told below, in the server's words
     raise ValueError(f"no completion, but {_words(body[:FAILURE_BYTES].decode(errors='replace'), 200)!r}")
+
+
+def _finish(choice: dict[str, Any]) -> str:
+    """The reason to stop, with one name for all filters."""
+    finish = _word(choice.get("finish_reason"), _FINISH_CHARS)
+    if isinstance(choice.get("error"), dict):
+        return "error"
+    return "content_filter" if finish.lower().startswith(_FILTERS) else finish
+
+
+def _texts(content: object) -> tuple[str, str]:
+    """The text and the thoughts of a content, which some servers send as a list of parts."""
+    if isinstance(content, str):
+        return content, ""
+    if not isinstance(content, list):
+        raise ValueError(f"the answer is {type(content).__name__}")
+    texts, thoughts = [], []
+    for part in content:
+        if isinstance(part, dict):
+            texts.append(_word(part.get("text"), ANSWER_CHARS + 1))
+            thoughts.append(_thinking(part.get("thinking")))
+    return "".join(texts), "".join(thoughts)
+
+
+def _thinking(found: object) -> str:
+    """The thoughts of a part of a content: a text, or a list of parts with texts."""
+    if isinstance(found, list):
+        return "".join(_word(one.get("text"), ANSWER_CHARS) for one in found if isinstance(one, dict))
+    return _word(found, ANSWER_CHARS)
+
+
+def _without_thoughts(text: str) -> tuple[str, str]:
+    """The text after the thoughts that a model marks, and the thoughts. Their first mark is often in the prompt."""
+    thought, mark, rest = text.partition("</think>")
+    if not mark:
+        return ("", _word(text, ANSWER_CHARS)) if text.lstrip().startswith("<think>") else (text, "")
+    return rest, _word(thought.strip().removeprefix("<think>"), ANSWER_CHARS)
 
 
 def failed_reply(outcome: str, words: object, took: Cost, seconds: float) -> Reply:
@@ -141,12 +217,16 @@ def api_key() -> str:
 def _took(usage: object, most: Cost, price: Price, answer_bytes: int) -> Cost:
     """Return the server's count of tokens, raised to the least that the sent and received text can have cost.
 
-    Return ``most`` if the count is missing, no integer, negative or too large, or counts no prompt.
+    Thoughts that only the total counts belong to the answer. Return ``most`` if the count is missing, no integer,
+    negative or too large, or counts no prompt.
     """
     counts = usage if isinstance(usage, dict) else {}
     prompt, answer = counts.get("prompt_tokens"), counts.get("completion_tokens") or 0
+    total = counts.get("total_tokens")
     if type(prompt) is not int or type(answer) is not int or not (0 < prompt <= _MOST_TOKENS >= answer >= 0):
         return most
+    if type(total) is int and total <= _MOST_TOKENS:
+        answer = max(answer, total - prompt)
     least = at_least(most, answer_bytes)
     prompt, answer = max(prompt, least.prompt_tokens), max(answer, least.answer_tokens)
     return Cost(1, prompt, answer, price.usd(prompt, answer))
