@@ -16,6 +16,7 @@ from outblas.core.problem import Problem
 from outblas.llm.evaluators import EvaluatorChoice
 from outblas.tool_server import kernel_tools
 from outblas.tool_server.session_budget import SessionLimits
+from outblas.tool_server.tool_arguments import CandidateArguments, read_candidate
 from outblas.tool_server.tool_calls import ToolAnswer, answer_call
 from outblas.tool_server.tool_session import SessionSettings, ToolSession
 from support.fake_gpu import FakeGpu
@@ -103,6 +104,15 @@ def test_a_wrong_argument_is_answered_in_words_and_costs_nothing(
     assert answer.failed and words in answer.text
     assert [line.partition(":")[0] for line in answer.text.splitlines()] == ["error", "expected", "do"]
     assert session.budget.left() == before
+
+
+def test_whole_numbers_with_a_point_are_integers(session: ToolSession) -> None:
+    # Clients that keep arguments in a protobuf struct know no other numbers.
+    assert data(answer_call(session, "best-known", {"mnk": "512_512_512", "count": 2.0}))
+    assert "valid integer" in answer_call(session, "best-known", {"mnk": "512_512_512", "count": 2.5}).text
+    for config in ({**WGMMA, "bm": 64.0}, '{"family": "sm90_wgmma_gemm", "bm": 64.0, "bn": 64}'):
+        arguments = CandidateArguments.model_validate({"mnk": "512_512_512", "config": config})
+        assert arguments.candidate() == read_candidate(None, WGMMA)
 
 
 @pytest.mark.parametrize("knobs", [{"bm": 0}, {"bm": 10**17}, {"stages": 0}, {"consumers": -1}, {"cluster_m": 0}])

@@ -21,6 +21,7 @@ from outblas.tool_server.kernel_tools import TOOLS
 from outblas.tool_server.tool_calls import answer_call
 from outblas.tool_server.tool_replies import error_text
 from outblas.tool_server.tool_session import ToolSession
+from outblas.tool_server.unreadable_lines import AnsweringStream
 
 if TYPE_CHECKING:
     from mcp.server.lowlevel.server import Server
@@ -102,7 +103,8 @@ async def _serve(server: Server[Any]) -> None:
     from mcp.server.stdio import stdio_server
 
     async with stdio_server() as (read, write):
-        await server.run(read, write, server.create_initialization_options())
+        answering: Any = AnsweringStream(read, write)
+        await server.run(answering, write, server.create_initialization_options())
 
 
 def make_server(session: ToolSession, calls: CallThread) -> Server[Any]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from outblas.core.config import Candidate, KernelConfig
 from outblas.core.errors import ConfigError, OutblasError, ProblemError, UsageError, unknown_name
@@ -19,6 +19,15 @@ from outblas.llm.compact import read_config
 
 #: Agents that propose at once: they need no server and no preparation.
 SuggestingAgent = Literal["heuristic", "regressor", "ppo", "transfer", "recorded", "random"]
+
+
+def _whole(value: Any) -> Any:
+    """Return 2 for 2.0, which JSON's schema counts as an integer and some clients send; else the value."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+#: A number of things, as JSON has it.
+Count = Annotated[int, BeforeValidator(_whole)]
 
 
 class ToolArguments(BaseModel):
@@ -104,7 +113,7 @@ class SuggestArguments(ProblemArguments):
         agent: the agent that proposes.
     """
 
-    count: int = Field(4, ge=1, le=32, description="Number of candidates.")
+    count: Count = Field(4, ge=1, le=32, description="Number of candidates.")
     agent: SuggestingAgent = Field(
         "heuristic", description="Agent that proposes. heuristic ranks by the analytic cost model."
     )
@@ -117,7 +126,7 @@ class BestKnownArguments(ProblemArguments):
         count: number of recorded kernels.
     """
 
-    count: int = Field(3, ge=1, le=32, description="Number of recorded kernels, fastest first.")
+    count: Count = Field(3, ge=1, le=32, description="Number of recorded kernels, fastest first.")
 
 
 class ArchiveArguments(ToolArguments):
@@ -178,7 +187,8 @@ def _template(config: dict[str, Any] | str | None) -> KernelConfig:
     try:
         if isinstance(config, str) and not config.lstrip().startswith("{"):
             return config_from_name(config)
-        return read_config(json.loads(config) if isinstance(config, str) else config)
+        knobs = json.loads(config) if isinstance(config, str) else config
+        return read_config({k: _whole(v) for k, v in knobs.items()} if isinstance(knobs, dict) else knobs)
     except OutblasError:
         raise
     except (ValueError, ArithmeticError, RecursionError) as error:  # e.g. text that is cut, or nesting without end
