@@ -183,6 +183,7 @@ def test_the_floor_is_no_more_than_was_set_aside() -> None:
         (body("yes", usage=[1, 2]), "yes", "stop"),
         (body("yes", usage={"prompt_tokens": True, "completion_tokens": True}), "yes", "stop"),
         (body("yes", usage={"prompt_tokens": 5, "completion_tokens": {"a": 1}}), "yes", "stop"),
+        (body([{"type": "text", "text": "yes"}, 7, {"text": 7}, {"thinking": {}}]), "yes", "stop"),
         (b"\xef\xbb\xbf" + body(), "yes", "stop"),
         (json.dumps(completion()).encode("utf-16"), "yes", "stop"),
         (json.dumps(completion()).encode("utf-32-be"), "yes", "stop"),
@@ -201,7 +202,7 @@ def test_odd_answers_are_read(found: bytes, text: str, finish: str) -> None:
 @pytest.mark.parametrize(
     "found",
     [
-        body([{"type": "text", "text": "yes"}]), body({"a": 1}), body(True), body() + body(), body()[:-1],
+        body([{"type": "image"}]), body(["yes"]), body({"a": 1}), body(True), body() + body(), body()[:-1],
         b'{"id": ' + b"9" * 100_000 + b", " + body()[1:],
         b'{"a":' * 100_000, b"[" * 100_000 + b"]" * 100_000, b'{"choices": ' + b"[" * 100_000,
         b'data: {"choices": [{"delta": {"content": "yes"}}]}\n\ndata: [DONE]\n\n',

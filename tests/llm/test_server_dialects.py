@@ -188,6 +188,23 @@ def test_a_key_that_no_header_can_carry_is_told_without_it(key: str, monkeypatch
     assert "0123456789" not in str(found.value)
 
 
+@pytest.mark.parametrize(
+    "say",
+    [
+        Say(status=403, body=b'{"detail": "no sk-a\\/b+c\\"01234567"}'),
+        Say(status=403, body=b"<p>no sk-a/b+c&quot;01234567"),
+        said({"error": {"code": 401, "message": 'no sk-a/b+c"01234567'}}),
+        Say(status=302, headers={"Location": "https://x.invalid/?k=sk-a%2Fb%2Bc%2201234567"}),
+        Say(status=302, headers={"Location": "https://x.invalid/?k=sk-a/b%2Bc%2201234567"}),
+    ],
+)
+def test_a_key_is_crossed_out_however_it_is_spelled(say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", 'sk-a/b+c"01234567')
+    with serving(scripted(say)) as server:
+        error, *_ = ask(server)
+    assert "[OPENAI_API_KEY]" in str(error) and "01234567" not in str(error)
+
+
 def test_a_server_that_refuses_every_first_question_ends_the_run(tmp_path: Path) -> None:
     recording = record(tmp_path / "r.jsonl", *(passed(kernel(i), 3.9 - 0.1 * i) for i in range(3)))
     script = lambda request, number: Say("'temperature' is not supported", status=400)  # noqa: E731

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import html
 import json
 import os
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import quote
 
 from outblas.core.clean_text import clean_text
 from outblas.llm.bounded_http import FAILURE_BYTES
@@ -160,6 +162,8 @@ def _texts(content: object) -> tuple[str, str]:
         if isinstance(part, dict):
             texts.append(_word(part.get("text"), ANSWER_CHARS + 1))
             thoughts.append(_thinking(part.get("thinking")))
+    if not any(isinstance(part, dict) and ("text" in part or "thinking" in part) for part in content):
+        raise ValueError("the answer is a list without a text")
     return "".join(texts), "".join(thoughts)
 
 
@@ -199,9 +203,14 @@ def _words(text: str, limit: int) -> str:
 
 
 def _without_key(text: str) -> str:
-    """Some servers repeat the key that they refuse: it is not kept."""
+    """Some servers repeat the key that they refuse: it is not kept, however JSON, an address or a page spells it."""
     key = api_key()
-    return text.replace(key, "[OPENAI_API_KEY]") if len(key) >= _LEAST_KEY else text
+    if len(key) < _LEAST_KEY:
+        return text
+    spelled = json.dumps(key)[1:-1]
+    for form in (key, spelled, spelled.replace("/", "\\/"), quote(key), quote(key, safe=""), html.escape(key)):
+        text = text.replace(form, "[OPENAI_API_KEY]")
+    return text
 
 
 def _word(found: object, limit: int) -> str:
