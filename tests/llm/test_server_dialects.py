@@ -157,6 +157,18 @@ def test_a_refusal_without_a_message_is_quoted(body: bytes) -> None:
     assert "no seats" in str(error)
 
 
+def test_a_field_that_a_server_refuses_is_left_out() -> None:
+    fault = {"object": "error", "message": {"detail": [{"type": "extra_forbidden", "loc": ["body", "seed"]}]}}
+
+    def script(request: dict[str, Any], number: int) -> Say:
+        return said(fault, 422) if "seed" in request else Say("yes")
+
+    with serving(script) as server:
+        reply, request_log, *_ = ask(server, extra={"seed": 3, "top_p": 0.5})
+    assert isinstance(reply, Reply) and request_log.outcomes == ["http 422", "answered"]
+    assert server.requests[-1]["top_p"] == 0.5
+
+
 def test_questions_under_way_learn_the_newer_name_of_the_limit_together() -> None:
     both = threading.Barrier(2)
 

@@ -22,7 +22,14 @@ from outblas.llm.budget import Cost, Message, SpendingAccount, at_most
 from outblas.llm.models import Model
 from outblas.llm.rate_limits import RateLimiter
 from outblas.llm.reply import Reply, api_key, failed_reply, read_completion
-from outblas.llm.server_errors import NEVER, cost_of_error, wait_after_error, wait_before_next, words_of_error
+from outblas.llm.server_errors import (
+    NEVER,
+    cost_of_error,
+    named_in,
+    wait_after_error,
+    wait_before_next,
+    words_of_error,
+)
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -94,7 +101,7 @@ class AnswerOptions:
     Attributes:
         max_tokens: most tokens of an answer.
         temperature: temperature of sampling; None: the server's default.
-        extra: more fields of the request, by name.
+        extra: more fields of the request, by name. One that a server refuses by its name is left out from then on.
     """
 
     max_tokens: int = 16384
@@ -152,6 +159,8 @@ class Client:
         self._started = self._timers.clock()
         #: The name of the limit of tokens that a model wants, if it is not ``max_tokens``.
         self._limit_names: dict[str, str] = {}
+        #: Fields of the options that a model refuses, by its name.
+        self._refused_fields: dict[str, set[str]] = {}
         self._open = _connect(base_url, self._retry_policy.silence_s)
 
     @property
@@ -239,7 +248,9 @@ class Client:
             return failed_reply(outcome, words, took, elapsed())
 
         limit = self._limit_names.get(model.name, "max_tokens")
-        fields: dict[str, object] = {limit: self._options.max_tokens, **self._options.extra}
+        refused = self._refused_fields.setdefault(model.name, set())
+        extra = {name: value for name, value in self._options.extra.items() if name not in refused}
+        fields: dict[str, object] = {limit: self._options.max_tokens, **extra}
         if self._options.temperature is not None:
             fields["temperature"] = self._options.temperature
         completions = self._open.chat.completions.with_raw_response  # read_completion trusts nothing of it
@@ -253,6 +264,9 @@ class Client:
             reply = failed(f"http {error.status_code}", words_of_error(error), took)
             if error.status_code == 400 and limit == "max_tokens" and "max_completion_tokens" in reply.text:
                 self._limit_names[model.name] = "max_completion_tokens"  # of newer models; others ignore that name
+                return reply, 0.0
+            if error.status_code in (400, 422) and (named := named_in(reply.text, extra)):
+                refused.update(named)
                 return reply, 0.0
             return reply, wait_after_error(error)
         except (asyncio.TimeoutError, openai.APITimeoutError) as error:

@@ -7,7 +7,7 @@ import json
 import math
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING
 
@@ -83,6 +83,18 @@ def words_of_error(error: APIStatusError) -> str:
         words = f"{words} - {page[:_PAGE_CHARS]}"
     place = error.response.headers.get("location")
     return f"it points to {place}, which is not followed; {words}" if place else words
+
+
+def named_in(words: str, names: Iterable[str]) -> list[str]:
+    """Return the names that occur in a text as whole words.
+
+    Example: of ``["seed", "top_p"]``, ``'"loc": ["body", "seed"]'`` has ``["seed"]``.
+
+    Args:
+        words: words of a server.
+        names: names of fields.
+    """
+    return [name for name in names if re.search(rf"\b{re.escape(name)}\b", words)]
 
 
 def retry_after(headers: Mapping[str, str], body: str = "") -> float:
