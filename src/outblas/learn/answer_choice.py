@@ -23,7 +23,7 @@ from outblas.core.gpu_records import data_of_architecture
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
 from outblas.learn.any_shape import shape_features
-from outblas.learn.array_file import DAMAGED, read_arrays
+from outblas.learn.array_file import DAMAGED, read_arrays, single
 from outblas.learn.features import Features
 from outblas.learn.posterior import Floats, Regressor
 from outblas.learn.rival_answer import answer_features, answer_fields
@@ -83,13 +83,14 @@ class AnswerModel:
         """
         try:
             a = read_arrays(data)
-            if int(a["format"]) != FORMAT:
-                raise ValueError(f"format {int(a['format'])}")
+            found = int(single(a, "format"))
+            if found != FORMAT:
+                raise ValueError(f"format {found}")
             nets = Regressor.from_arrays(a)
             if not len(nets.mean) == len(nets.scale) == nets.weights[0].shape[1] == inputs():
                 raise ValueError(f"nets of {len(nets.mean)} inputs, not of {inputs()}")
-            margin, sure, unaligned = (float(a[name]) for name in ("margin", "sure", "sure_unaligned"))
-            return cls(nets, margin, sure, unaligned, str(a["about"]))
+            margin, sure, unaligned = (float(single(a, name)) for name in ("margin", "sure", "sure_unaligned"))
+            return cls(nets, margin, sure, unaligned, str(single(a, "about")))
         except DAMAGED as error:
             raise RecordError(
                 f"{name} cannot be read ({error})",

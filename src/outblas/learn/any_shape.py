@@ -31,7 +31,7 @@ from outblas.kernels.cost.cost_model import predict_many
 from outblas.kernels.families.registry import FAMILIES
 from outblas.kernels.legality import surely_illegal, why_illegal
 from outblas.kernels.same_object import SameObject
-from outblas.learn.array_file import DAMAGED, read_arrays
+from outblas.learn.array_file import DAMAGED, read_arrays, single
 from outblas.learn.features import candidate_features
 from outblas.learn.posterior import Features, Floats, Regressor
 from outblas.learn.rival_answer import answer_features
@@ -103,13 +103,14 @@ class AnyShapeModel:
         """
         try:
             a = read_arrays(data)
-            if int(a["format"]) != FORMAT:
-                raise ValueError(f"format {int(a['format'])}")
+            found = int(single(a, "format"))
+            if found != FORMAT:
+                raise ValueError(f"format {found}")
             nets = Regressor.from_arrays(a)
             kernels = tuple(config_from_name(str(each)) for each in a["kernels"])
             _check_widths(nets)
-            margin, sure, unaligned = (float(a[name]) for name in ("margin", "sure", "sure_unaligned"))
-            return cls(kernels, nets, margin, sure, unaligned, str(a["about"]))
+            margin, sure, unaligned = (float(single(a, name)) for name in ("margin", "sure", "sure_unaligned"))
+            return cls(kernels, nets, margin, sure, unaligned, str(single(a, "about")))
         except DAMAGED as error:
             raise RecordError(
                 f"{name} cannot be read ({error})",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import zlib
+from collections.abc import Mapping
 from typing import Any
 from zipfile import BadZipFile, ZipFile
 
@@ -35,3 +36,22 @@ def read_arrays(data: bytes) -> dict[str, Any]:
         raise ValueError(f"it unpacks to {size >> 20} MiB, at most {_MOST_BYTES >> 20} are read")
     with np.load(io.BytesIO(data), allow_pickle=False) as file:
         return {name: file[name] for name in file.files}
+
+
+def single(arrays: Mapping[str, Any], name: str) -> Any:
+    """Return the one number or text of an array without dimensions.
+
+    ``int`` and ``float`` refuse ``[[1.0]]`` since NumPy 2.5 alone.
+
+    Args:
+        arrays: name -> array, or a scalar of NumPy.
+        name: key in it.
+
+    Raises:
+        KeyError: there is no such array.
+        ValueError: it has dimensions.
+    """
+    array = arrays[name]
+    if array.ndim:
+        raise ValueError(f"{name} has {array.ndim} dimensions, not 0")
+    return array.item()

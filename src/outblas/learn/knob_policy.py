@@ -17,7 +17,7 @@ from outblas.core.files import write_atomic
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
 from outblas.kernels.knobs import all_knobs
-from outblas.learn.array_file import DAMAGED, read_arrays
+from outblas.learn.array_file import DAMAGED, read_arrays, single
 from outblas.learn.features import PROBLEM_FEATURES, Features, problem_features
 from outblas.learn.knob_designs.design_registry import DEFAULT_DESIGN, DESIGNS, make_design
 from outblas.learn.knob_designs.knob_design import MAX_LOGIT, KnobDesign, Offer
@@ -64,7 +64,7 @@ class KnobPolicy:
             raise UsageError(f"no knob policy {str(path)!r}", "an .npz file", "train one: outblas train --env knobs")
         try:
             arrays = read_arrays(file.read_bytes())
-            if int(arrays["knob_format"]) != FORMAT or str(arrays["knobs"]) != KnobView(all_knobs()).text:
+            if int(single(arrays, "knob_format")) != FORMAT or str(arrays["knobs"]) != KnobView(all_knobs()).text:
                 raise ValueError("another format, or other knobs")
             count = sum(name.startswith("w") for name in arrays)
             layers = tuple((arrays[f"w{i}"], arrays[f"b{i}"]) for i in range(count))

@@ -21,7 +21,7 @@ from outblas.core.errors import RecordError, UsageError
 from outblas.core.files import write_atomic
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
-from outblas.learn.array_file import DAMAGED, read_arrays
+from outblas.learn.array_file import DAMAGED, read_arrays, single
 from outblas.learn.features import (
     CANDIDATE_FEATURES,
     GPU_FEATURES,
@@ -230,7 +230,7 @@ def input_names(problem: Sequence[str] = PROBLEM_FEATURES) -> str:
 
 def _of_todays_inputs(arrays: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the arrays of a policy's file, converted if it is of an older release; ValueError if it has others."""
-    found, inputs = int(arrays["format"]), str(arrays["inputs"])
+    found, inputs = int(single(arrays, "format")), str(single(arrays, "inputs"))
     if found == FORMAT and inputs == input_names():
         return arrays
     if found == FORMAT and inputs == input_names(older_problem_features()):

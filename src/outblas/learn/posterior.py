@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from outblas.learn.array_file import single
 from outblas.learn.features import Features
 
 Floats = NDArray[np.float64]
@@ -55,8 +56,9 @@ class Regressor:
 
         Raises:
             KeyError: an array is missing, e.g. by another prefix.
+            ValueError: the number of layers has dimensions.
         """
-        layers = range(int(arrays["layers"]))
+        layers = range(int(single(arrays, "layers")))
         weights, biases = (tuple(arrays[f"{prefix}{letter}{i}"] for i in layers) for letter in "wb")
         return cls(arrays["mean"], arrays["scale"], weights, biases, arrays.get("limits"))
 
