@@ -217,8 +217,7 @@ def test_a_second_ctrl_c_while_the_first_ends_the_run_leaves_no_traceback(
         signal.raise_signal(signal.SIGINT)
 
     async def interrupted(evolution: Evolution) -> str:
-        async with asyncio.TaskGroup() as conversations:
-            conversations.create_task(pressed_twice())
+        await asyncio.wait([asyncio.create_task(pressed_twice())])
         return "not reached"
 
     monkeypatch.setattr(Evolution, "run", interrupted)

@@ -10,7 +10,6 @@ one process (:func:`outblas.llm.budget.parse_budget`).
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 import os
@@ -131,6 +130,7 @@ def connect() -> Ask:
     """
     from outblas.llm.budget import Budget, SpendingAccount, parse_budget
     from outblas.llm.client import AnswerOptions, Client, check_server
+    from outblas.llm.interruptible import run_interruptible
     from outblas.llm.models import Model
 
     name = os.environ.get("OUTBLAS_LLM_MODEL", "")
@@ -153,7 +153,7 @@ def connect() -> Ask:
         try:
             return str(json.loads(path.read_text(encoding="utf-8"))["answer"])
         except (OSError, ValueError, KeyError, TypeError):  # not there, or damaged: asked again
-            text = asyncio.run(asked(messages, seed))
+            text = run_interruptible(asked(messages, seed))
         return _keep(path, name, messages, text)
 
     return ask
