@@ -134,6 +134,13 @@ def test_a_redirect_is_not_followed(status: int) -> None:
             assert str(error) == clean_text(str(error), 10**6)
 
 
+@pytest.mark.parametrize("place", ["http://127.0.0.1:99999999/", "http://[::1/", "//\x07", "http://" + "a" * 30_000])
+def test_a_redirect_to_no_address_is_asked_once(place: str) -> None:
+    with serving(scripted(Say(status=302, headers={"Location": place}))) as server:
+        error, log, *_ = ask(server)
+        assert isinstance(error, ServerError) and log.outcomes == ["http 302"] and len(server.requests) == 1
+
+
 def test_a_loop_of_redirects_is_one_request() -> None:
     with serving(lambda request, number: Say(status=307, headers={"Location": "/v1/chat/completions"})) as server:
         error, log, _, account = ask(server)

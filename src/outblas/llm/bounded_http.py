@@ -10,6 +10,8 @@ from typing import Any
 ANSWER_BYTES = 8 << 20
 #: Bytes that are read of a page that says why there is no answer.
 FAILURE_BYTES = 64 << 10
+#: Extension of a response that holds the address to which a server redirects.
+REDIRECT = "outblas_redirect"
 
 
 class BodyRefused(Exception):
@@ -53,6 +55,8 @@ def bounded_http_client() -> Any:
 
     async def bound(response: Any) -> None:
         client.cookies.clear()
+        if "location" in response.headers:  # the client parses it even so, and fails on an address that is none
+            response.extensions[REDIRECT] = response.headers.pop("location")
         response.encoding = "utf-8"
         encoding = response.headers.pop("content-encoding", "").strip().lower()
         packed = encoding not in ("", "identity")

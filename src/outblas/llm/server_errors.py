@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING
 
+from outblas.llm.bounded_http import REDIRECT
 from outblas.llm.budget import Cost
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ def words_of_error(error: APIStatusError) -> str:
     words = error.message
     if words == f"Error code: {error.status_code}" and (page := error.response.text.strip()):
         words = f"{words} - {page[:_PAGE_CHARS]}"
-    place = error.response.headers.get("location")
+    place = error.response.extensions.get(REDIRECT)
     return f"it points to {place}, which is not followed; {words}" if place else words
 
 
