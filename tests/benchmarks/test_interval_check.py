@@ -26,6 +26,7 @@ WEIGHT = Weight(512, 512)
 
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch) -> Any:
+    pytest.importorskip("torch", reason="the script fits choices by torch")
     monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[2] / "benchmarks"))
     return importlib.import_module("interval_check")
 

@@ -17,6 +17,7 @@ from support.gpus.known import H200
 
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch) -> Any:
+    pytest.importorskip("torch", reason="the script fits choices by torch")
     monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[2] / "benchmarks"))
     return importlib.import_module("llm_tp_drawn")
 

@@ -211,6 +211,7 @@ def test_a_workspace_is_used_behind_the_counters_of_our_kernels(lt: Lt) -> None:
 
 @pytest.fixture
 def device(lt: Lt, monkeypatch: pytest.MonkeyPatch) -> DeviceState:
+    pytest.importorskip("torch")
     made = DeviceState(H200, Library("h200", ()), lambda *_: None, LtAlgorithms(lambda: lt, lambda: 77))  # type: ignore[arg-type, return-value]
     addresses = itertools.count(1 << 20, 1 << 20)
     monkeypatch.setattr(device_workspaces, "scratch", lambda nbytes, device: Tensor(next(addresses)))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import torch
+import pytest
 
-from outblas.dispatch.aten_override import Override
+torch = pytest.importorskip("torch")
+
+from outblas.dispatch.aten_override import Override  # noqa: E402
 
 
 def test_it_is_removed_once_and_only_after_it_was_installed() -> None:

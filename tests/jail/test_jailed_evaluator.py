@@ -142,6 +142,7 @@ def test_nothing_is_started_ahead_for_a_single_kernel(live, log):
 
 
 def test_a_worker_that_waits_has_torch_and_no_keys_and_has_not_started_cuda():
+    pytest.importorskip("torch")
     program = (
         "import os, sys\n"
         "from outblas.jail.jailed_worker import import_ahead\n"

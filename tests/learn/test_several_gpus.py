@@ -143,7 +143,9 @@ def test_both_sides_of_a_split_have_an_nk_of_all_gpus_together() -> None:
 
 def test_after_a_training_on_one_gpu_its_facts_contribute_nothing() -> None:
     """Not even on a GPU whose facts are no whole numbers, where a rounded mean would make noise of them."""
-    regression = pytest.importorskip("outblas.learn.train.regression", reason="needs torch")
+    pytest.importorskip("torch", reason="needs torch")
+    from outblas.learn.train import regression
+
     settings = regression.RegressSettings(nets=2, width=16, epochs=2, batch=4)
     made = ruled("h100", True)
     regressor = regression.train_regressor(parts(made), settings)
@@ -161,7 +163,9 @@ def test_after_a_training_on_one_gpu_its_facts_contribute_nothing() -> None:
 @pytest.fixture(scope="module", name="taught")
 def taught_fixture() -> Policy:
     """A regressor of two GPUs with opposite rules."""
-    regression = pytest.importorskip("outblas.learn.train.regression", reason="needs torch")
+    pytest.importorskip("torch", reason="needs torch")
+    from outblas.learn.train import regression
+
     settings = regression.RegressSettings(nets=2, width=32, epochs=30, batch=4, lr=1e-2)
     both = parts(ruled("h200", True), ruled("h100", False))
     return Policy(regression.train_regressor(both, settings), greedy_scorer())

@@ -26,11 +26,13 @@ from outblas.llm.train.training_archive import TrainingArchive, archive_of_stage
 from support.gpus.known import H200
 from support.llm_kernels import BASELINE_US, failed, kernel, passed, record
 from support.training.tiny_training import (
-    PROBLEM,  # noqa: F401
+    PROBLEM,
     STEPS,
     answers,
     go,
+    installed_fixture,  # noqa: F401
     lines,
+    one_thread_fixture,  # noqa: F401
     same_weights,
     train_and_kill,
 )  # fmt: skip

@@ -24,9 +24,11 @@ from outblas.records.store import Store
 from support.gpus.known import H200
 from support.llm_kernels import answer, config_answer, kernel
 from support.training.tiny_training import (
-    PROBLEM,  # noqa: F401
+    PROBLEM,
     go,
+    installed_fixture,  # noqa: F401
     lines,
+    one_thread_fixture,  # noqa: F401
     settings,
 )  # fmt: skip
 

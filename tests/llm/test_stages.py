@@ -24,11 +24,13 @@ from outblas.llm.train.stages import train
 from outblas.llm.train.tiny import RANDOM_TINY
 from outblas.records.store import Store
 from support.training.tiny_training import (
-    PROBLEM,  # noqa: F401
+    PROBLEM,
     STEPS,
     answers,
     go,
+    installed_fixture,  # noqa: F401
     lines,
+    one_thread_fixture,  # noqa: F401
     same_weights,
     settings,
     train_and_kill,

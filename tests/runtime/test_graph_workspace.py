@@ -149,6 +149,7 @@ def run(state: DeviceState, config: KernelConfig, stream: int, capturing: bool) 
 def test_a_kernel_is_captured_with_the_captures_workspace(
     state: DeviceState, kernel: Kernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    pytest.importorskip("torch")
     captures: dict[int, int | None] = {}
     monkeypatch.setattr("outblas.dispatch.device_workspaces.capture_id", lambda stream: captures[stream])
     assert run(state, SPLIT, 7, False) and run(state, SPLIT, 7, False)

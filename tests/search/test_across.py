@@ -233,7 +233,9 @@ def test_the_command_compares_both_ways(folders: dict[str, str], tmp_path: Path,
 def test_a_regressor_of_each_source_searches_the_judged_gpu(
     judged: Recording, other: Recording, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    regression = pytest.importorskip("outblas.learn.train.regression", reason="needs torch")
+    pytest.importorskip("torch", reason="needs torch")
+    from outblas.learn.train import regression
+
     monkeypatch.setenv("OUTBLAS_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(regression, "RegressSettings", partial(regression.RegressSettings, nets=1, width=8, epochs=2))
     plan = Plan("judged", (0, 1, 12), 0.4, 1, sample=3, across="other")
