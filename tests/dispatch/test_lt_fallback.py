@@ -211,7 +211,6 @@ def test_a_workspace_is_used_behind_the_counters_of_our_kernels(lt: Lt) -> None:
 
 @pytest.fixture
 def device(lt: Lt, monkeypatch: pytest.MonkeyPatch) -> DeviceState:
-    pytest.importorskip("torch")
     made = DeviceState(H200, Library("h200", ()), lambda *_: None, LtAlgorithms(lambda: lt, lambda: 77))  # type: ignore[arg-type, return-value]
     addresses = itertools.count(1 << 20, 1 << 20)
     monkeypatch.setattr(device_workspaces, "scratch", lambda nbytes, device: Tensor(next(addresses)))
@@ -235,6 +234,7 @@ def test_nothing_is_looked_up_or_loaded_while_a_graph_is_captured(device: Device
 
 def test_a_workspace_per_call(device: DeviceState, lt: Lt) -> None:
     """It launches several kernels; between them another thread may launch on the same stream."""
+    pytest.importorskip("torch")
     assert device.algorithm_ready(PROBLEM, SECOND)
     assert call(device, SECOND) and call(device, SECOND) and call(device, SECOND, 9)
     lent = device.workspaces.to_lend(7, 1, "cuda:0")  # type: ignore[arg-type]
@@ -247,6 +247,7 @@ def test_a_workspace_per_call(device: DeviceState, lt: Lt) -> None:
 
 
 def test_a_first_call_that_is_refused_is_the_last_and_a_later_one_an_error(device: DeviceState, lt: Lt) -> None:
+    pytest.importorskip("torch")
     assert device.algorithm_ready(PROBLEM, FIRST) and device.algorithm_ready(PROBLEM, SECOND) and call(device, SECOND)
     lt.broken = True
     assert not call(device, FIRST) and not call(device, FIRST)
