@@ -103,11 +103,16 @@ def drawn_problems(library: Library, count: int, seed: int) -> list[Problem]:
         raise UsageError("the library has no intervals", "a run of outblas tune --linear", "pass its folder as --run")
     rng, found = random.Random(seed), []
     for weight, ends in sorted(ranges.items()):
-        drawn: dict[int, None] = {}
-        while len(drawn) < min(count, max(ends) - min(ends) + 1):
-            drawn[log_uniform(rng, min(ends), max(ends))] = None
-        found += [weight.problem(m) for m in drawn]
+        found += [weight.problem(m) for m in drawn_m(rng, min(ends), max(ends), count)]
     return found
+
+
+def drawn_m(rng: random.Random, first: int, last: int, count: int) -> list[int]:
+    """Return ``count`` different M of a range, log-uniform, as they are drawn; all of a range of fewer."""
+    drawn: dict[int, None] = {}
+    while len(drawn) < min(count, last - first + 1):
+        drawn[log_uniform(rng, first, last)] = None
+    return list(drawn)
 
 
 def decisions(library: Library, problems: Sequence[Problem], gpu: Gpu) -> dict[Problem, LibraryRow]:

@@ -21,7 +21,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from interval_check import decisions
+from interval_check import decisions, drawn_m
 from new_shapes import drawn_figures
 
 from outblas.bench.run_bench import BenchRequest, run_bench
@@ -29,7 +29,6 @@ from outblas.core.errors import OutblasError
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
 from outblas.core.suites import LLM_M, tensor_parallel_weights
-from outblas.learn.samplers import log_uniform
 from outblas.records.library import Library
 from outblas.records.results import read_result, result_file, write_result
 from outblas.runtime.device import gpu_of_device
@@ -41,10 +40,8 @@ def problems(count: int, seed: int, dtype: str) -> list[Problem]:
     """Return ``count`` problems of each weight in rising order of M, no M twice."""
     rng, found = random.Random(seed), []
     for n, k in dict.fromkeys(tensor_parallel_weights()):
-        drawn: set[int] = set()
-        while len(drawn) < count:
-            drawn.add(log_uniform(rng, LLM_M[0], LLM_M[-1]))
-        found += [Problem(m, n, k, "TN", dtype) for m in sorted(drawn)]  # type: ignore[arg-type]
+        drawn = sorted(drawn_m(rng, LLM_M[0], LLM_M[-1], count))
+        found += [Problem(m, n, k, "TN", dtype) for m in drawn]  # type: ignore[arg-type]
     return found
 
 

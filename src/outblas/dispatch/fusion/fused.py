@@ -114,7 +114,7 @@ class FusedState:
                     self._take(key, config, epilogue, found)
             return key in self._kernels
 
-    def has_failed(self, problem: Problem, config: KernelConfig, epilogue: Epilogue) -> bool:
+    def has_failed(self, problem: Problem, epilogue: Epilogue, config: KernelConfig) -> bool:
         """Return whether the fused kernel did not compile or load."""
         return bool(self.failed) and (kernel_kind(problem, config), epilogue) in self.failed
 
@@ -302,7 +302,7 @@ def _decide(
     if decision.config is None or decision.problem is None:
         may_predict = not decision.provisional and not device.absent
     else:
-        may_predict = state.has_failed(decision.problem, decision.config, epilogue)
+        may_predict = state.has_failed(decision.problem, epilogue, decision.config)
     if may_predict:
         decision = state.predicted(decision, a.device.index, left, right, epilogue, launch) or decision
     if decision.problem is None or decision.config is None:
@@ -322,13 +322,9 @@ def _predict(index: int, a: Operand, b: Operand, epilogue: Epilogue, launch: Lau
     if problem is None or device.gpu is None or device.any_shape is None:
         return None
     answers = ask_cublaslt(device.lt, index, problem)
-    answer, state = answers[0] if answers else "", _state(index)
-    has_failed = functools.partial(_has_failed, state, problem, epilogue)
+    has_failed = functools.partial(_state(index).has_failed, problem, epilogue)
+    answer = answers[0] if answers else ""
     return kernel_to_fuse(problem, epilogue, device.gpu, device.library, launch, answer, has_failed)
-
-
-def _has_failed(state: FusedState, problem: Problem, epilogue: Epilogue, config: KernelConfig) -> bool:
-    return state.has_failed(problem, config, epilogue)
 
 
 def compile_fused(problem: Problem, config: KernelConfig, epilogue: Epilogue, arch: str = ARCHITECTURE) -> Cubin:
@@ -344,16 +340,10 @@ def compile_fused(problem: Problem, config: KernelConfig, epilogue: Epilogue, ar
         CompileError: it does not compile, or spills.
         ToolchainMissing: NVRTC is not installed.
     """
-    from outblas.runtime.nvrtc import compile_source
-    from outblas.runtime.sass import check_static
+    from outblas.runtime.nvrtc import compile_tuned
 
-    source = make_source(problem, config, epilogue)
-    cubin = compile_source(source, arch)
-    if rejected := check_static(cubin.facts, source, cubin):
-        raise CompileError(
-            rejected, "machine code as sound as that of the kernel alone", "nothing to do: the product is right"
-        )
-    return cubin
+    else_say = ("machine code as sound as that of the kernel alone", "nothing to do: the product is right")
+    return compile_tuned(make_source(problem, config, epilogue), arch, else_say)
 
 
 def status() -> dict[str, dict[str, Any]]:
