@@ -281,7 +281,7 @@ def test_a_cold_round_is_the_median_of_four_calls_of_each_behind_evictions(monke
 
     log, evict = [], object()
     bench = false_bench(monkeypatch, FalseDriver())
-    monkeypatch.setattr(bench, "_evict", evict, raising=False)
+    monkeypatch.setattr(bench, "evict", evict, raising=False)
 
     def timed(works, before):
         assert before is evict

@@ -222,8 +222,8 @@ def test_eviction_reads_twice_the_l2_on_the_clocks_own_stream(monkeypatch):
     monkeypatch.setattr(torch, "empty", made(empty))
     monkeypatch.setattr(torch, "sum", lambda t, dim, out: log.append((t.nbytes, dim)) or total(t, dim=dim, out=out))
     clock = bare_clock(monkeypatch, torch_stream="own", gpu_index=3)
-    clock._evict()
-    clock._evict()
+    clock.evict()
+    clock.evict()
     read = [("on", "own"), (2 * 3 * 2**20, 1), "off"]
     assert log == [((4096, 384), torch.float32, "cuda:3"), (4096, torch.float32, "cpu"), ("wait", 3), *read, *read]
 

@@ -42,9 +42,9 @@ def test_mode_block_leaves_rivals_out_on_purpose() -> None:
     assert notes_of_rows([result({"mode": "block", "cublas_us": None})]) == []
 
 
-@pytest.mark.parametrize(("rival", "count"), [(9.0, 2), (1.75, 1)])
-def test_times_far_below_the_floor_are_counted_unless_a_rival_is_as_fast(rival: float, count: int) -> None:
-    fast = {"ours_us": 1.8, "pdl": True, "lt_auto_us": rival}
-    (line,) = notes_of_rows([result({}, {"ours_us": 1.5, "pdl": True, "early": True}, fast)])
-    assert line.startswith(f"- {count} of 3 rows take less than 95% of the time of their floor and of every rival, 75%")
-    assert f"{count} of them are with PDL, 1 with constant weights" in line
+@pytest.mark.parametrize(("rival", "count"), [(9.0, 2), (0.8, 1)])
+def test_implausible_times_are_counted_unless_a_rival_is_as_fast(rival: float, count: int) -> None:
+    """The least time of a launch that overlaps the one before it is shorter."""
+    fast = {"ours_us": 0.85, "pdl": True, "lt_auto_us": rival}
+    (line,) = notes_of_rows([result({"ours_us": 0.95, "pdl": True}, {"ours_us": 0.75}, fast)])
+    assert line.startswith(f"- {count} of 3 rows take less than 97% of the least plausible time")

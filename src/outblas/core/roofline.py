@@ -153,9 +153,19 @@ def regime(problem: Problem, gpu: Gpu) -> str:
     return f"{'memory' if memory > compute else 'compute'}_1e{decade}"
 
 
-def _parts_us(problem: Problem, gpu: Gpu) -> tuple[float, float]:
-    """Return (arithmetic time, memory time) per call, microseconds."""
-    compute = problem.flops / (gpu.peak_tflops(problem.acc) * 1e6)
+def arithmetic_us(problem: Problem, gpu: Gpu) -> float:
+    """Return the time of 2 M N K operations at ``gpu.peak_tflops(problem.acc)``, microseconds."""
+    return problem.flops / (gpu.peak_tflops(problem.acc) * 1e6)
+
+
+def memory_us(problem: Problem, gpu: Gpu) -> float:
+    """Return the time of ``problem.bytes`` at the bandwidth of the memory, or of L2 as :func:`work_us` says, us."""
+    compute = arithmetic_us(problem, gpu)
     sets = operand_sets(problem, max(compute, problem.bytes / (gpu.hbm_tbs * 1e6), gpu.launch_us))
     bandwidth = gpu.hbm_tbs if problem.bytes * sets > gpu.l2_bytes else gpu.l2_tbs
-    return compute, problem.bytes / (bandwidth * 1e6)
+    return problem.bytes / (bandwidth * 1e6)
+
+
+def _parts_us(problem: Problem, gpu: Gpu) -> tuple[float, float]:
+    """Return (arithmetic time, memory time) per call, microseconds."""
+    return arithmetic_us(problem, gpu), memory_us(problem, gpu)

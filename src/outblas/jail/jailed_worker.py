@@ -11,19 +11,20 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from outblas.core.errors import OutblasError
+from outblas.core.errors import OutblasError, UsageError
 from outblas.core.evaluation import GateFailed, Status, Timing, Verdict
-from outblas.core.plausibility import why_too_fast
+from outblas.core.plausibility import least_us, why_too_fast
 from outblas.core.problem import Problem
 from outblas.core.rivals import Bindable
-from outblas.core.roofline import floor_us
-from outblas.jail import conduct, timing_checks
+from outblas.jail import conduct
 from outblas.jail.build import BuiltKernel
 from outblas.jail.confinement import Jail, scrub_environment
 from outblas.jail.free_launch import load
 from outblas.jail.free_proof_shapes import free_proof_shapes
 from outblas.jail.host_launches import check_launches
+from outblas.jail.judged_clock import JudgedClock, JudgedEntry
 from outblas.judge.bench_cell import Baselines, BenchCell, Options
+from outblas.judge.rounds import Prune
 from outblas.kernels.custom.free_kernel import FreeKernel
 from outblas.workers.handler import Handler, ProvenCandidate, WorkItem
 from outblas.workers.sandbox import Emit
@@ -113,7 +114,6 @@ class FreeHandler(Handler):
         super().__init__(options)
         self._cell = cell
         self._before: dict[str, dict[str, object]] = {}
-        self._loaded: dict[str, Any] = {}
 
     def warm(self) -> None:
         """Start CUDA, torch and the baselines' libraries, so that later calls need only memory and the GPU from the
@@ -135,35 +135,35 @@ class FreeHandler(Handler):
         name = built.kernel.name
         self._before[name] = conduct.snapshot() if built.kernel.launch.form == "host" else {}
         kernel = load(built, self._cell.folder, self._cell.cudart, self._options.gpu)
-        self._loaded[name] = kernel
         return kernel, built.counters()
 
     def _prove(
         self, bench_cell: BenchCell, kernel: Bindable, config: Any, proved: bool, emit: Emit, index: int
     ) -> Verdict:
-        """In full on the problem, or a small sister, and all its neighbours; then on the timed operands."""
+        """In full on the problem, or a small sister, and all its neighbours."""
         from outblas.judge.gates import prove
+        from outblas.judge.trials import ProofTrials
 
         worst, gates = 0.0, tuple[str, ...]()
         if self._options.level == "full" and not proved:
             allowed = free_proof_shapes(bench_cell.problem, config.launch, self._options.gpu)
             for small in allowed or [bench_cell.problem]:
                 emit.begin(index)  # a sign of life: each proof has the time limit to itself
-                verdict = self._guarded(kernel, prove(kernel, small, None, "full", self._options.gpu_index))
+                verdict = self._guarded(
+                    kernel, prove(kernel, small, None, "full", self._options.gpu_index, trials=ProofTrials.secret())
+                )
                 if verdict.status is not Status.PASSED:
                     return replace(verdict, detail=f"on {small.mnk}: {verdict.detail}")
                 worst, gates = max(worst, verdict.max_err_ratio or 0.0), verdict.gates
             emit.begin(index)
-        call = kernel.bind(bench_cell.problem, *bench_cell.bench.operands(0))
-        cell = self._guarded(kernel, bench_cell.prover.call(call))
-        if cell.status is not Status.PASSED:
-            return cell
         if config.launch.form == "host":
+            call = kernel.bind(bench_cell.problem, *bench_cell.bench.operands(0))
+            call(bench_cell.bench.stream)
             try:
                 check_launches(call, bench_cell.bench.stream)
             except GateFailed as failure:
                 return Verdict(failure.status, gates, failure.detail)
-        return Verdict(Status.PASSED, max(gates, cell.gates, key=len), "", max(worst, cell.max_err_ratio or 0.0))
+        return self._guarded(kernel, Verdict(Status.PASSED, gates or ("static",), "", worst))
 
     def _guarded(self, kernel: Any, verdict: Verdict) -> Verdict:
         """A verdict, unless the workspace's guards or the process say otherwise."""
@@ -175,28 +175,40 @@ class FreeHandler(Handler):
         offence = conduct.what_changed(self._before[kernel.name]) if self._before.get(kernel.name) else ""
         return Verdict(Status.RULE_BROKEN, verdict.gates, offence) if offence else verdict
 
+    def _ready(self, bench_cell: BenchCell, kernel: Any) -> JudgedEntry:
+        return JudgedEntry(kernel)
+
+    def _measure(self, bench_cell: BenchCell, graphs: dict[str, Any], prune: Prune) -> dict[str, Timing]:
+        """In replays that are judged one by one."""
+        from outblas.judge.fresh_operands import FreshOperands
+
+        if self._options.mode != "offline":
+            raise UsageError(
+                f"a free kernel in mode {self._options.mode}",
+                "mode offline, in which each replay is judged",
+                "change it",
+            )
+        bench, options = bench_cell.bench, self._options
+        operands = FreshOperands(bench.problem, bench.repeats, f"cuda:{bench.gpu_index}")
+        rounds = max(bench_cell.usual_rounds(options), options.near_rounds)
+        return JudgedClock(bench, operands).measure(bench_cell.entries, graphs, options, rounds, prune)
+
     def _again(
         self, bench_cell: BenchCell, candidate: ProvenCandidate, timing: Timing, baselines: Baselines
     ) -> Verdict:
-        """On a replay of the timed graph, on operands that change, against both clocks and the floor."""
-        after = super()._again(bench_cell, candidate, timing, baselines)
-        if after.status is not Status.PASSED:
-            return after
-        seed = self._options.seed + 1
-        new = timing_checks.check_fresh(bench_cell.bench, candidate.graph, timing, seed)
-        bench_cell.renew_prover()
-        if new.status is not Status.PASSED:
-            return new
-        assert isinstance(candidate.config, FreeKernel)
-        held = self._guarded(self._loaded[candidate.config.name], new)
+        """What its replays have shown; then its time, against the least that is plausible."""
+        entry = candidate.graph
+        if entry.failure is not None:
+            return cast(Verdict, entry.failure)
+        new = Verdict(Status.PASSED, ("fresh",), "", entry.max_err_ratio)
+        held = self._guarded(entry.kernel, new)
         if held.status is not Status.PASSED:
             return held
         known = {name: t.median_us for name, t in baselines.timings.items()}
-        floor = floor_us(bench_cell.problem, self._options.gpu)
-        if suspicion := why_too_fast(timing.median_us, known, floor):
+        least = least_us(bench_cell.problem, self._options.gpu)
+        if suspicion := why_too_fast(timing.median_us, known, least):
             return Verdict(Status.RULE_BROKEN, (), suspicion)
-        below = timing.median_us < floor
-        return replace(new, detail=f"within error of the floor of {floor:.3f} us" if below else "")
+        return replace(new, detail=f"within error of the floor of {least:.3f} us" if timing.median_us < least else "")
 
 
 def _no_words() -> None:

@@ -181,11 +181,10 @@ class BenchCell:
                 return
         self.graphs[name] = self.bench.capture(entry)
 
-    def renew_prover(self) -> None:
-        """Replace ``prover`` by a new one, which takes what the operands hold now as right."""
-        from outblas.judge.gates import CellProver
-
-        self.prover = CellProver(self.bench.data, self.bench.torch_stream)
+    @property
+    def entries(self) -> dict[str, Any]:
+        """The baselines that were captured, by name."""
+        return {name: self._entries[name] for name in self.graphs}
 
     def measure_baselines(self, options: Options) -> Baselines:
         return self.report(self.measure(self.graphs, options))

@@ -263,7 +263,7 @@ def _exact(context: ProofContext, worst: list[float]) -> None:
     import torch
 
     p = context.problem
-    for what, draw in integer_draws(p, context.device):
+    for what, draw in integer_draws(p, context.device, context.trials.seed):
         a, b = context.trials.get(what, draw)
         c = context.run(a, b)
         expected = context.trials.get(("product", what), functools.partial(_rounded, p, a, b))
@@ -278,8 +278,8 @@ def _rounded(problem: Problem, a: Any, b: Any) -> Any:
 
 
 def _bound(context: ProofContext, worst: list[float]) -> None:
-    p, device = context.problem, context.device
-    _within_bound(context, "positive", lambda: positive_inputs(p, device), worst)
+    p, device, seed = context.problem, context.device, context.trials.seed
+    _within_bound(context, "positive", lambda: positive_inputs(p, device, seed), worst)
     _within_bound(context, "scaled", lambda: scaled_inputs(p, *context.normal(7, 0.5)), worst)
     if p.k > 1:
         _within_bound(context, "cancelling", lambda: cancelling_inputs(p, *context.normal(7, 0.5)), worst)
@@ -299,7 +299,7 @@ def _special(context: ProofContext, worst: list[float]) -> None:
     import torch
 
     p = context.problem
-    a, b = context.trials.get("special", lambda: special_inputs(p, context.device))
+    a, b = context.trials.get("special", lambda: special_inputs(p, context.device, context.trials.seed))
     c = context.run(a, b)
     theirs = context.trials.get("cuBLAS", lambda: _their_product(context, a, b))
     kinds = (("NaN", torch.isnan), ("+Inf", torch.isposinf), ("-Inf", torch.isneginf))

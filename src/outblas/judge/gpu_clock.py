@@ -164,7 +164,7 @@ class GpuClock(StreamClock):
         for i, j in jobs:
             call = entries[i][(offset + j) % self.sets]
             works.append(lambda call=call: call(self.stream))
-        times = self.timed(works, before=self._evict)
+        times = self.timed(works, before=self.evict)
         found: list[list[float]] = [[] for _ in entries]
         for (i, _), us in zip(jobs, times, strict=True):
             found[i].append(us)
@@ -291,8 +291,8 @@ class GpuClock(StreamClock):
         samples = time_in_rounds(one, list(calls), rounds, warmup_seconds, benchmark_seconds, prune)
         return {n: timing_of_samples("offline_cold", taken, 1, self.sets) for n, taken in samples.items()}
 
-    def _evict(self) -> None:
-        """Read twice the L2's size on the stream."""
+    def evict(self) -> None:
+        """Read twice the L2's size on the stream; whatever else L2 held is gone then. Does not wait."""
         import torch
 
         if self._evictor is None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import math
 import os
+import secrets
 from collections.abc import Iterator
 from typing import Any
 
@@ -159,6 +160,14 @@ class Operands:
         import torch
 
         self[index][2].view(torch.int16).fill_(pattern)
+
+    def fill_stale(self, index: int) -> None:
+        """Fill C of one set with N(0, K) values, as a product of other operands leaves them; other ones each time."""
+        import torch
+
+        c = self[index][2]
+        generator = torch.Generator(c.device).manual_seed(secrets.randbits(62))
+        c.normal_(std=math.sqrt(self.problem.k), generator=generator)
 
     def input_sum(self, index: int) -> Any:
         """Return a checksum of A, B and the guards in front of A, B and C of one set: a 0-dim int64 tensor.

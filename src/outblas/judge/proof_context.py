@@ -67,7 +67,9 @@ class ProofContext:
             problem: problem that gives shapes and dtype; None: the context's.
         """
         p = problem or self.problem
-        drawn: tuple[Any, Any] = self.trials.get((p, seed, scale), lambda: normal_inputs(p, seed, self.device, scale))
+        drawn: tuple[Any, Any] = self.trials.get(
+            (p, seed, scale), lambda: normal_inputs(p, seed + self.trials.seed, self.device, scale)
+        )
         return drawn
 
     def wait(self) -> None:
@@ -78,6 +80,8 @@ class ProofContext:
 
     def run(self, a: Any, b: Any, index: int = 0, pattern: int | None = None) -> Any:
         """Copy new inputs in, fill C with NaN, run the call, and return a copy of C.
+
+        With secret trials C gets N(0, K) values instead, other ones each time: what C holds says nothing of the proof.
 
         C is not compared with anything. An element that the call leaves unwritten is NaN.
 
@@ -93,7 +97,9 @@ class ProofContext:
         import torch
 
         self.data.set_inputs(index, a, b)
-        if pattern is not None:
+        if self.trials.seed:
+            self.data.fill_stale(index)
+        elif pattern is not None:
             self.data.poison(index, pattern)
         before = self.data.input_sum(index)
         self.wait()

@@ -15,6 +15,8 @@ from outblas.judge.reference import b_as_k_by_n
 
 #: Terms of one sign that are summed at most: the truncation of tensor cores is a bias linear in their number.
 _POSITIVE_TERMS = 1024
+#: Share of the lines of a mixed operand that hold integers, and of those that are scaled.
+_OF_A_KIND = 1 / 8
 
 
 def normal_inputs(problem: Problem, seed: int, device: str = "cpu", scale: float = 1.0) -> tuple[Any, Any]:
@@ -33,12 +35,12 @@ def normal_inputs(problem: Problem, seed: int, device: str = "cpu", scale: float
     return _draw(problem, seed, device, lambda t, generator: t.normal_(std=scale, generator=generator))
 
 
-def positive_inputs(problem: Problem, device: str = "cpu") -> tuple[Any, Any]:
-    """Return (A, B as stored) drawn from U(0, 1) with a fixed seed, in the problem's dtype.
+def positive_inputs(problem: Problem, device: str = "cpu", seed: int = 0) -> tuple[Any, Any]:
+    """Return (A, B as stored) drawn from U(0, 1), in the problem's dtype; ``seed`` is added to a fixed one.
 
     Columns of A from 1024 on are 0, so at most 1,024 terms of every sum count. B has no such zeros.
     """
-    a, b = _draw(problem, 6, device, lambda t, generator: t.uniform_(0.0, 1.0, generator=generator))
+    a, b = _draw(problem, 6 + seed, device, lambda t, generator: t.uniform_(0.0, 1.0, generator=generator))
     a[:, _POSITIVE_TERMS:] = 0.0
     return a, b
 
@@ -88,7 +90,9 @@ def integer_inputs(problem: Problem, device: str = "cpu") -> Iterator[tuple[str,
     return ((what, *draw()) for what, draw in integer_draws(problem, device))
 
 
-def integer_draws(problem: Problem, device: str = "cpu") -> Iterator[tuple[str, Callable[[], tuple[Any, Any]]]]:
+def integer_draws(
+    problem: Problem, device: str = "cpu", seed: int = 0
+) -> Iterator[tuple[str, Callable[[], tuple[Any, Any]]]]:
     """Yield (name, function) for each of the four pairs of :func:`integer_inputs`, in the same order.
 
     The function takes no arguments and returns (A, B as stored). Nothing is drawn before it is called.
@@ -96,6 +100,7 @@ def integer_draws(problem: Problem, device: str = "cpu") -> Iterator[tuple[str, 
     Args:
         problem: the problem.
         device: device of the operands.
+        seed: added to the fixed seeds.
     """
     k, (top, _) = problem.k, _integer_range(problem)
 
@@ -113,9 +118,9 @@ def integer_draws(problem: Problem, device: str = "cpu") -> Iterator[tuple[str, 
             a[:, limit:] = 0.0
         return a, b
 
-    yield "0/1 inputs", integers(2, 0, 1)
-    yield f"integers 0..{top}", integers(3, 0, top)
-    yield f"integers -{top}..{top}", integers(4, -top, top)
+    yield "0/1 inputs", integers(2 + seed, 0, 1)
+    yield f"integers 0..{top}", integers(3 + seed, 0, top)
+    yield f"integers -{top}..{top}", integers(4 + seed, -top, top)
     # Sums that are odd and, for fp32, past 2048: A rows of ones against B of ones and one 3.
     yield "rows of ones", ones
 
@@ -138,6 +143,59 @@ def fill_integers(problem: Problem, a: Any, b: Any, seed: int = 4, signed: bool 
         _fill_sparse(problem, operand, -top if signed else 0, top, generator)
 
 
+def fill_mixed(problem: Problem, a: Any, b: Any, seed: int) -> tuple[Any, Any]:
+    """Fill A and B in place with N(0, 1), some integers and some scaled rows, as every launch of an untrusted kernel has.
+
+    An eighth of A's rows and of B's columns, drawn one by one, hold the integers -T..T of :func:`integer_inputs`.
+    Another eighth of A's rows is multiplied by a power of two from 2^-4 to 2^4.
+
+    Args:
+        problem: the problem.
+        a: (M, K).
+        b: B as stored, on the same device.
+        seed: seed of the draw. The same seed gives the same values on one kind of device.
+
+    Returns:
+        Bool tensors (M,) and (N,): the rows of A and the columns of B that hold integers alone.
+    """
+    import torch
+
+    top, _ = _integer_range(problem)
+    generator = torch.Generator(a.device).manual_seed(seed)
+    drawn = []
+    for operand, extent in ((a, problem.m), (b_as_k_by_n(problem, b).t(), problem.n)):  # lines of K elements each
+        operand.normal_(generator=generator)
+        lot = torch.rand(extent, generator=generator, device=a.device)
+        whole = lot < _OF_A_KIND
+        integers = _fill_sparse(problem, torch.empty_like(operand), -top, top, generator)
+        operand.copy_(torch.where(whole.unsqueeze(1), integers, operand))
+        drawn.append((lot, whole))
+    (lot, rows), (_, columns) = drawn
+    powers = torch.randint(-4, 5, (problem.m,), generator=generator, device=a.device)
+    scale = torch.where(lot > 1 - _OF_A_KIND, torch.exp2(powers.float()), 1.0)
+    a.mul_(scale.to(a.dtype).unsqueeze(1))
+    return rows, columns
+
+
+def put_special_values(problem: Problem, a: Any, b: Any, seed: int) -> None:
+    """Put Inf, -Inf and NaN at drawn places of A and B, in place, and make one drawn row of A mostly subnormal.
+
+    Args:
+        problem: the problem.
+        a: (M, K), finite.
+        b: B as stored, finite, on the same device.
+        seed: seed of the places.
+    """
+    import random
+
+    draw = random.Random(seed)
+    y = b_as_k_by_n(problem, b)
+    a[draw.randrange(problem.m)] *= 2.0**-20 if problem.dtype == "fp16" else 2.0**-130
+    for value in (math.inf, -math.inf, math.nan):
+        a[draw.randrange(problem.m), draw.randrange(problem.k)] = value
+        y[draw.randrange(problem.k), draw.randrange(problem.n)] = value
+
+
 def _integer_range(problem: Problem) -> tuple[int, float]:
     """Return (T, share of elements that are not zero) with which sums are exact in the accumulator."""
     if problem.acc == "fp32":
@@ -156,8 +214,10 @@ def _fill_sparse(problem: Problem, t: Any, low: int, high: int, generator: Any) 
     return t
 
 
-def special_inputs(problem: Problem, device: str = "cpu") -> tuple[Any, Any]:
+def special_inputs(problem: Problem, device: str = "cpu", seed: int = 0) -> tuple[Any, Any]:
     """Return (A, B as stored) from N(0, 1) with special values, each of which rests on single products.
+
+    ``seed`` is added to the fixed seed of the other values.
 
     So no order of addition can change the result. Rows of A that do not exist are left out:
 
@@ -170,7 +230,7 @@ def special_inputs(problem: Problem, device: str = "cpu") -> tuple[Any, Any]:
     """
     import torch
 
-    a, b = normal_inputs(problem, 10, device)
+    a, b = normal_inputs(problem, 10 + seed, device)
     y, k = b_as_k_by_n(problem, b), problem.k
     tiny, huge = (2.0**-24, 60000.0) if problem.dtype == "fp16" else (2.0**-133, 3.0e38)
     rows: list[tuple[int, float]] = [(0, math.inf), (0, -math.inf), (k // 2, math.nan), (k - 1, math.inf)]

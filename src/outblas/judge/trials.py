@@ -9,6 +9,7 @@ GPU memory before the kernel runs, so a plain :class:`ProofTrials` keeps nothing
 
 from __future__ import annotations
 
+import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from typing import Any
@@ -20,7 +21,20 @@ MAX_CACHED_BYTES, MAX_SHARE_OF_FREE = 4 * 2**30, 1 / 8
 
 
 class ProofTrials:
-    """Inputs and references of one problem's proofs; made anew at each :meth:`get`. It keeps nothing."""
+    """Inputs and references of one problem's proofs; made anew at each :meth:`get`. It keeps nothing.
+
+    Args:
+        seed: added to the seed of every draw. With one that is not 0, C holds N(0, K) values before a call, not one
+            pattern. Keep it from an untrusted kernel: :meth:`secret`.
+    """
+
+    def __init__(self, seed: int = 0) -> None:
+        self.seed = seed
+
+    @classmethod
+    def secret(cls) -> ProofTrials:
+        """Return trials with a seed from the operating system, from 1 to 2^60."""
+        return cls(1 + secrets.randbits(60))
 
     def get(self, name: Hashable, make: Callable[[], Any]) -> Any:
         """Return ``make()``, called anew at every :meth:`get`. :class:`CachedTrials` calls it once per name instead.
@@ -43,6 +57,7 @@ class CachedTrials(ProofTrials):
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self._made: dict[Hashable, Any] = {}
         self._held: set[int] = set()
         #: GPU memory held; what several names share (B of two pairs, a view) counts once.

@@ -44,6 +44,7 @@ from outblas.workers.sandbox import Emit
 
 if TYPE_CHECKING:
     from outblas.judge.gpu_clock import GraphEntry
+    from outblas.judge.rounds import Prune
     from outblas.judge.trials import TrialCache
     from outblas.kernels.source import KernelKind
 
@@ -227,7 +228,7 @@ class Handler:
             if verdict.status is not Status.PASSED:
                 return failed(verdict.status, verdict.detail, verdict)
             with self.phase_timer.phase("capture"):
-                return ProvenCandidate(config, bench_cell.bench.capture(kernel), verdict, counters)
+                return ProvenCandidate(config, self._ready(bench_cell, kernel), verdict, counters)
         except ToolchainMissing:
             raise
         except Exception as error:  # whatever a candidate raises is its own failure
@@ -305,13 +306,13 @@ class Handler:
         alone = waiting[0][0] if len(waiting) == 1 else None
         emit.begin(alone)
         options = self._options
-        graphs: dict[str, GraphEntry] = {str(index): candidate.graph for index, candidate in waiting}
+        graphs: dict[str, Any] = {str(index): candidate.graph for index, candidate in waiting}
         try:
             kinds = {str(index): launch_of(candidate.config) for index, candidate in waiting}
             prune = bench_cell.prune(options, kinds)
             self.phase_timer.count("chunks")
             with self.phase_timer.phase("time"):
-                timings = bench_cell.measure({**bench_cell.graphs, **graphs}, options, prune)
+                timings = self._measure(bench_cell, graphs, prune)
             baselines = bench_cell.report(timings)
             rivals = [name for name in RIVALS if name in timings]
             with self.phase_timer.phase("recheck"):
@@ -345,6 +346,14 @@ class Handler:
             for graph in graphs.values():
                 graph.free()
 
+    def _ready(self, bench_cell: BenchCell, kernel: Any) -> Any:
+        """Return what is timed of a proven kernel: its graph."""
+        return bench_cell.bench.capture(kernel)
+
+    def _measure(self, bench_cell: BenchCell, graphs: dict[str, Any], prune: Prune) -> dict[str, Timing]:
+        """Time candidates and baselines in the same rounds."""
+        return bench_cell.measure({**bench_cell.graphs, **graphs}, self._options, prune)
+
     def _again(
         self, bench_cell: BenchCell, candidate: ProvenCandidate, timing: Timing, baselines: Baselines
     ) -> Verdict:
@@ -365,14 +374,14 @@ class ProvenCandidate:
 
     Attributes:
         config: the candidate.
-        graph: its captured graph.
+        graph: what is timed: its captured graph, or a free kernel's :class:`outblas.jail.judged_clock.JudgedEntry`.
         verdict: outcome of the proof.
         counters: ``{"registers": R, "compile_seconds": S}``: registers per thread, and seconds that its compilation
             took (0.0 from the cache).
     """
 
     config: Candidate
-    graph: GraphEntry
+    graph: Any
     verdict: Verdict
     counters: dict[str, float]
 

@@ -6,7 +6,7 @@ import math
 from html import escape
 from typing import Any
 
-from outblas.core.plausibility import PLAUSIBLE_SHARE_OF_FLOOR
+from outblas.core.plausibility import PLAUSIBLE_SHARE
 from outblas.core.problem import Problem
 from outblas.core.roofline import floor_us
 from outblas.llm.feedback import OUTCOME_KINDS
@@ -186,7 +186,7 @@ def _definitions(run: EvolveRun) -> list[terms.Definition]:
         terms.floor_definition(gpu_or_reference(str(run.about.get("gpu")))),
         (
             "Too fast",
-            f"A candidate with a time below {PLAUSIBLE_SHARE_OF_FLOOR:.0%} of the floor is rejected as implausible.",
+            f"A candidate with a time below {PLAUSIBLE_SHARE:.0%} of the least plausible time is rejected.",
         ),
         (
             "Selection bias",

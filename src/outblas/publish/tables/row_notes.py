@@ -8,10 +8,12 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from outblas.core.evaluation import Status
-from outblas.core.plausibility import PLAUSIBLE_SHARE_OF_FLOOR, why_too_fast
+from outblas.core.gpu_records import gpu_of_product
+from outblas.core.plausibility import PLAUSIBLE_SHARE, least_us, why_too_fast
 from outblas.core.rivals import RIVALS
 from outblas.publish.words import baseline_words
-from outblas.records.averages import Row, published_us, table_label
+from outblas.core.roofline import Gpu
+from outblas.records.averages import Row, problem_of, published_us, table_label
 from outblas.records.results import Result
 
 
@@ -50,17 +52,16 @@ def _lost_rivals(results: Sequence[Result]) -> Iterator[str]:
 
 def _below_the_floor(results: Sequence[Result]) -> Iterator[str]:
     """Yield a line with the number of rows whose time the check of free kernels would not believe."""
-    rows = [row for result in results for row in result.rows if _too_fast(row)]
-    if rows:
-        least = min(published_us(row) / row["floor_us"] for row in rows)
-        early, pdl = (sum(row[column] for row in rows) for column in ("early", "pdl"))
+    of_gpu = [(row, gpu_of_product(result.provenance["gpu"])) for result in results for row in result.rows]
+    count = sum(gpu is not None and _too_fast(row, gpu) for row, gpu in of_gpu)
+    if count:
         yield (
-            f"- {len(rows)} of {sum(len(result.rows) for result in results)} rows take less than "
-            f"{PLAUSIBLE_SHARE_OF_FLOOR:.0%} of the time of their floor and of every rival, {least:.0%} at least; "
-            f"{pdl} of them are with PDL, {early} with constant weights, which overlap the launch that the floor counts"
+            f"- {count} of {len(of_gpu)} rows take less than {PLAUSIBLE_SHARE:.0%} of the least plausible time and of "
+            "the time of every rival"
         )
 
 
-def _too_fast(row: Row) -> bool:
+def _too_fast(row: Row, gpu: Gpu) -> bool:
     rivals = {name: us for name in RIVALS if (us := row[f"{name}_us"]) is not None}
-    return bool(why_too_fast(published_us(row), rivals, row["floor_us"]))
+    least = least_us(problem_of(row), gpu, bool(row["pdl"] or row["early"]))
+    return bool(why_too_fast(published_us(row), rivals, least))
