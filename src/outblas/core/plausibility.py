@@ -1,4 +1,4 @@
-"""Plausibility check for timings: reject a time below 97% of the least that is plausible. All timing code uses this rule.
+"""Plausibility check for timings: reject a time below 97% of the least plausible one. All timing code uses this rule.
 
 The rates of a GPU's record are sustained ones that were measured, no limits of physics. Of 38,933 published rows of
 proven kernels, the fastest read memory at 1.07 times the record's bandwidth, and had a launch that overlaps the one

@@ -5,8 +5,8 @@ for it (:mod:`outblas.judge.fresh_operands`), and its results are compared, elem
 made afterwards. So there is nothing to remember, and nothing to gain from knowing which launch is which. Rivals are
 timed in the same way; only their results are not judged.
 
-Two replays of each kernel are judged and not timed, at drawn places among the others: one has operands with Inf, NaN and
-subnormals, in the other every two calls have equal operands.
+Two replays of each kernel are judged and not timed, at drawn places among the others. One has operands with Inf, NaN
+and subnormals. In the other, every two calls have equal operands.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from outblas.core.errors import DeviceError, OutblasError
+from outblas.core.errors import OutblasError
 from outblas.core.evaluation import GateFailed, Status, Timing, Verdict
 from outblas.core.rivals import Bindable
 from outblas.judge import faults

@@ -1,10 +1,10 @@
 """Operands that no launch has seen: values, places and contents of C are drawn anew for every replay.
 
-A replay is one timed graph. Each of its calls has operands of its own, in places that are drawn from pools several times
-as large, so a kernel cannot know where the operands of the next call lie. The draw is one for all launches:
+A replay is one timed graph. Each of its calls has operands of its own, in places that are drawn from pools several
+times as large, so a kernel cannot know where the operands of the next call lie. All launches have the same draw:
 
-- A and B are N(0, 1). An eighth of A's rows, and of B's columns, hold small integers; where two of them meet, C is exact.
-  Another eighth of A's rows has a scale of 2^-4 to 2^4.
+- A and B are N(0, 1). An eighth of A's rows, and of B's columns, hold small integers. Where two of them meet, C is
+  exact. Another eighth of A's rows has a scale of 2^-4 to 2^4.
 - C holds N(0, K) values, as a product of other operands would leave them.
 
 The seeds come from the operating system when a replay is prepared, and the values of A and B are drawn a second time to
@@ -122,8 +122,8 @@ class FreshOperands:
     def judge(self, places: Sequence[Place], kind: Kind = "mixed") -> float:
         """Return the largest |error| / bound of C over all places, at most 1.0.
 
-        Every element is compared with a reference of operands that are drawn again here. So an element outside its bound
-        (:mod:`outblas.judge.reference`) is always found; no projection could miss it.
+        Every element is compared with a reference of operands that are drawn again here. So an element outside its
+        bound (:mod:`outblas.judge.reference`) is always found.
 
         Raises:
             GateFailed: WRONG: an element is outside its bound, not exact between integers, or no NaN or Inf where it
@@ -195,7 +195,7 @@ def _clean_product(problem: Problem, a: Any, b: Any) -> Any:
 
 
 def _classes(c: Any, finite: Any) -> Any:
-    """Return 0 where the reference is finite and C is, else 2 for NaN, 3 for Inf, 4 for -Inf; 1 for what must not be."""
+    """Return 0 where reference and C are finite. Elsewhere: 2 for NaN, 3 for Inf, 4 for -Inf, 1 for a finite C."""
     import torch
 
     wide = c.float()

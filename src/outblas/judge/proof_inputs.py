@@ -144,7 +144,7 @@ def fill_integers(problem: Problem, a: Any, b: Any, seed: int = 4, signed: bool 
 
 
 def fill_mixed(problem: Problem, a: Any, b: Any, seed: int) -> tuple[Any, Any]:
-    """Fill A and B in place with N(0, 1), some integers and some scaled rows, as every launch of an untrusted kernel has.
+    """Fill A and B in place with N(0, 1), some integers and some scaled rows: the operands of untrusted kernels.
 
     An eighth of A's rows and of B's columns, drawn one by one, hold the integers -T..T of :func:`integer_inputs`.
     Another eighth of A's rows is multiplied by a power of two from 2^-4 to 2^4.

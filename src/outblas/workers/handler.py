@@ -43,7 +43,6 @@ from outblas.kernels.proof_shapes import proof_shapes
 from outblas.workers.sandbox import Emit
 
 if TYPE_CHECKING:
-    from outblas.judge.gpu_clock import GraphEntry
     from outblas.judge.rounds import Prune
     from outblas.judge.trials import TrialCache
     from outblas.kernels.source import KernelKind

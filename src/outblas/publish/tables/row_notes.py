@@ -11,8 +11,8 @@ from outblas.core.evaluation import Status
 from outblas.core.gpu_records import gpu_of_product
 from outblas.core.plausibility import PLAUSIBLE_SHARE, least_us, why_too_fast
 from outblas.core.rivals import RIVALS
-from outblas.publish.words import baseline_words
 from outblas.core.roofline import Gpu
+from outblas.publish.words import baseline_words
 from outblas.records.averages import Row, problem_of, published_us, table_label
 from outblas.records.results import Result
 
