@@ -45,6 +45,7 @@ class Defences:
         values: A and B are drawn anew for each replay. False: a place keeps its first values.
         outputs: C is filled anew. False: it keeps what the last replay left there.
         places: places are drawn anew. False: all replays have the same.
+        workspace: a workspace is new and zero. False: a kernel keeps its first one, and its places.
         caches: persisting lines of L2 are reset, and L2 holds what a replay before would have left. False: neither.
     """
 
@@ -52,6 +53,7 @@ class Defences:
     values: bool = True
     outputs: bool = True
     places: bool = True
+    workspace: bool = True
     caches: bool = True
 
 
@@ -90,6 +92,7 @@ class JudgedClock:
         self._bench, self._operands, self._on = bench, operands, defences or Defences()
         self._random = random.SystemRandom()
         self._kept: dict[str, list[Place]] = {}
+        self._calls: dict[str, list[Any]] = {}
         self._filled: set[int] = set()
         bench.limit(1, MAX_PLUG_US)  # a second try would run on operands that were seen
 
@@ -174,10 +177,7 @@ class JudgedClock:
     def _replay(self, kernel: Bindable, kind: Kind, entry: JudgedEntry | None) -> float:
         bench = self._bench
         places = self._places(kernel, kind)
-        operands = [(place.a, place.b, place.c) for place in places]
-        many = getattr(kernel, "bind_many", None)  # calls of one stream may share what each would have of its own
-        problem = bench.problem
-        calls = many(problem, operands) if many else [kernel.bind(problem, *each) for each in operands]
+        calls = self._bound(kernel, places, kind)
         graph = instantiate(calls, bench.stream, getattr(kernel, "change_graph", None))
         try:
             check("cuGraphUpload", driver().cuGraphUpload(graph, bench.stream))
@@ -199,9 +199,20 @@ class JudgedClock:
 
     def _places(self, kernel: Bindable, kind: Kind) -> list[Place]:
         """The places of a replay."""
-        if self._on.places or kind != "mixed":
+        if (self._on.places and self._on.workspace) or kind != "mixed":
             return self._operands.deal(kind)
         return self._kept.setdefault(kernel.name, self._operands.deal(kind))
+
+    def _bound(self, kernel: Bindable, places: Sequence[Place], kind: Kind) -> list[Any]:
+        """The calls of a replay."""
+        if kind == "mixed" and kernel.name in self._calls:
+            return self._calls[kernel.name]
+        problem, operands = self._bench.problem, [(place.a, place.b, place.c) for place in places]
+        many = getattr(kernel, "bind_many", None)  # calls of one stream may share what each would have of its own
+        calls = many(problem, operands) if many else [kernel.bind(problem, *each) for each in operands]
+        if kind == "mixed" and not self._on.workspace:
+            self._calls[kernel.name] = calls
+        return calls
 
     def _prepare(self, places: Sequence[Place], kind: Kind) -> None:
         """Fill the operands, then let L2 hold what a replay before would have left there."""
