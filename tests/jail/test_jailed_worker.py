@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from outblas.core.errors import UsageError
 from outblas.core.evaluation import Evaluation, GateFailed, Speedup, Status, Timing, Verdict
 from outblas.core.problem import Problem
 from outblas.jail import host_launches
@@ -30,7 +31,7 @@ class Kernel:
         self.name, self.config, self.broken, self.forgotten = kernel.name, kernel, False, 0
 
     def bind(self, problem, *operands):
-        return PASSED
+        return lambda stream: None
 
     def broken_workspace(self):
         return self.broken
@@ -40,31 +41,36 @@ class Kernel:
 
 
 class Bench:
-    repeats, data, torch_stream, stream = 8, None, None, 7
+    repeats, data, torch_stream, stream, problem, gpu_index = 8, None, None, 7, None, 0
     us = 4.0
 
     def operands(self, index):
         return (None, None, None)
 
-    def capture(self, kernel):
-        return SimpleNamespace(name=kernel.name, executable=None, free=lambda: None)
 
-    def measure(self, graphs, rounds, seed, warmup, seconds, prune=None):
-        return {n: Timing("offline", (self.us if n != "cublas" else 8.0,) * rounds, self.us, 0.0) for n in graphs}
+class FakeClock:
+    """The clock that judges: every entry takes ``Bench.us``, and fails as the test says."""
+
+    failure, ratio, on_measure = None, 0.5, None
+
+    def __init__(self, bench, operands):
+        pass
+
+    def measure(self, rivals, entries, options, rounds, prune):
+        for entry in entries.values():
+            entry.failure, entry.max_err_ratio = FakeClock.failure, FakeClock.ratio
+        if FakeClock.on_measure is not None:
+            FakeClock.on_measure()
+        return {n: Timing("offline", (Bench.us,) * rounds, Bench.us, 0.0) for n in entries}
 
 
 class FakeBenchCell(plain.BenchCell):
-    renewed = 0
-
     def __init__(self, problem, options, baselines, *more):
         self.problem, self.bench = problem, Bench()
         self.prover = SimpleNamespace(
             call=lambda verdict: verdict, graph=lambda executable: PASSED, operands_intact=lambda: True
         )
         self.graphs, self._entries, self._left_out = {}, baselines, {}
-
-    def renew_prover(self):
-        FakeBenchCell.renewed += 1
 
     def close(self):
         pass
@@ -84,7 +90,7 @@ class Voice:
 @pytest.fixture
 def world(monkeypatch, tmp_path):
     """A handler whose proofs and checks say what ``world`` says."""
-    made = SimpleNamespace(proved=[], verdicts={}, fresh=PASSED, offence="", kernels={})
+    made = SimpleNamespace(proved=[], verdicts={}, offence="", kernels={})
     monkeypatch.setattr(plain, "BenchCell", FakeBenchCell)
     monkeypatch.setattr("outblas.judge.faults.raise_if_context_lost", lambda error: error)
 
@@ -93,7 +99,8 @@ def world(monkeypatch, tmp_path):
         made.kernels[built.kernel.name].broken = made.broken
         return made.kernels[built.kernel.name]
 
-    def prove(kernel, problem, reason, level, gpu_index):
+    def prove(kernel, problem, reason, level, gpu_index, trials):
+        assert trials.seed, "what it draws is no secret"
         made.proved.append(problem)
         return made.verdicts.get(problem, PASSED)
 
@@ -101,7 +108,10 @@ def world(monkeypatch, tmp_path):
     monkeypatch.setattr(free, "load", load)
     monkeypatch.setattr(free, "check_launches", lambda call, stream: made.launches.append(stream))
     monkeypatch.setattr("outblas.judge.gates.prove", prove)
-    monkeypatch.setattr(free.timing_checks, "check_fresh", lambda *a: made.fresh)
+    monkeypatch.setattr(free, "JudgedClock", FakeClock)
+    monkeypatch.setattr(FakeClock, "failure", None)
+    monkeypatch.setattr(FakeClock, "on_measure", None)
+    monkeypatch.setattr("outblas.judge.fresh_operands.FreshOperands", lambda *a: None)
     monkeypatch.setattr(free.conduct, "snapshot", lambda: {"x": 1})
     monkeypatch.setattr(free.conduct, "what_changed", lambda before: made.offence)
     handler = free.FreeHandler(Options(0, H200, baselines=(), rounds=3), free.JailedCell(str(tmp_path), None, False))
@@ -180,19 +190,27 @@ def test_host_code_that_does_not_wait_for_its_predecessor_breaks_the_rules(monke
     assert destroyed == [1, 2]
 
 
-def test_what_fails_on_fresh_operands_gets_no_figure(world):
-    world.fresh = Verdict(Status.RULE_BROKEN, (), "on fresh operands: it keeps answers")
-    before = FakeBenchCell.renewed
+def test_what_fails_in_a_replay_gets_no_figure(world, monkeypatch):
+    monkeypatch.setattr(FakeClock, "failure", Verdict(Status.WRONG, (), "error 9 times the bound in call 3 of 33"))
     found = world.ask(GOOD)
-    assert found.status is Status.RULE_BROKEN and found.timing is None and "keeps answers" in found.detail
-    assert FakeBenchCell.renewed == before + 1, "the operands are others now"
+    assert found.status is Status.WRONG and found.timing is None
+    assert found.detail == "after timing: error 9 times the bound in call 3 of 33"
+
+
+def test_free_kernels_are_timed_in_mode_offline_only(world, tmp_path):
+    handler = free.FreeHandler(
+        Options(0, H200, baselines=(), rounds=3, mode="block"), free.JailedCell(str(tmp_path), None, False)
+    )
+    item = WorkItem(P, GOOD, None, False, SimpleNamespace(kernel=GOOD, counters=dict))
+    with pytest.raises(UsageError, match="a free kernel in mode block"):
+        handler([(0, item)], Voice())
 
 
 def test_a_time_below_the_floor_is_not_believed(world, monkeypatch):
     monkeypatch.setattr(Bench, "us", 0.5)
     found = world.ask(GOOD)
     assert found.status is Status.RULE_BROKEN and "faster than the floor" in found.detail and found.timing is None
-    monkeypatch.setattr(Bench, "us", 0.98)
+    monkeypatch.setattr(Bench, "us", 0.99)
     found = world.ask(FreeKernel.parse(device_text(BODY + "int x;")))
     assert found.status is Status.PASSED and "within error of the floor" in found.detail
 
@@ -205,11 +223,10 @@ def test_template_candidates_are_not_run_there(world):
 
 
 def test_a_guard_that_breaks_while_it_is_timed_is_a_memory_violation(world, monkeypatch):
-    def check(*_):
+    def breaks():
         world.kernels[GOOD.name].broken = True
-        return PASSED
 
-    monkeypatch.setattr(free.timing_checks, "check_fresh", check)
+    monkeypatch.setattr(FakeClock, "on_measure", breaks)
     found = world.ask(GOOD)
     assert found.status is Status.MEMORY_VIOLATION and "after timing" in found.detail and found.timing is None
 

@@ -15,6 +15,7 @@ import pytest
 from outblas.core.config import Candidate, config_name
 from outblas.core.errors import DeviceError, RecordError, ToolchainMissing
 from outblas.core.evaluation import Evaluation
+from outblas.core.plausibility import least_us
 from outblas.core.problem import Problem
 from outblas.core.roofline import floor_us
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
@@ -275,7 +276,7 @@ def test_the_budget_is_never_passed(parallel: int, recording: Path, tmp_path: Pa
 def test_problems_far_from_their_floor_are_tried_more(tmp_path: Path) -> None:
     near, far = Problem(512, 512, 512), Problem(512, 512, 1024)
     recording = record(
-        tmp_path / "r.jsonl", passed(kernel(1), 1.1 * floor_us(near, H200), near), passed(kernel(1), 4, far)
+        tmp_path / "r.jsonl", passed(kernel(1), 1.05 * least_us(near, H200), near), passed(kernel(1), 4, far)
     )
 
     with serving(lambda request, number: Say("Hm.")) as server:

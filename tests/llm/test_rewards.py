@@ -8,8 +8,8 @@ import math
 import pytest
 
 from outblas.core.evaluation import FAILURES, Evaluation, Speedup, Status, Timing
+from outblas.core.plausibility import least_us
 from outblas.core.problem import Problem
-from outblas.core.roofline import floor_us
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.llm.train.logs import line_of, row_of
 from outblas.llm.train.rewards import (
@@ -55,7 +55,7 @@ def test_the_further_an_answer_came_the_more_it_gets_and_nothing_that_failed_rea
 def test_no_kernel_that_failed_is_paid_as_much_as_any_that_was_proven() -> None:
     """Over all statuses, with whatever times and speed-ups an evaluation can carry."""
     lows = (None, -1.0, 0.0, 1e-300, 0.9, 1.0, 1e300, math.inf, math.nan)
-    times = (None, 0.0, floor_us(PROBLEM, H200) * 0.94, floor_us(PROBLEM, H200) * 0.96, 5.0, 1e9, math.nan)
+    times = (None, 0.0, least_us(PROBLEM, H200) * 0.96, least_us(PROBLEM, H200) * 0.975, 5.0, 1e9, math.nan)
     for timed in (False, True):
         right, wrong = [], [reward_parts(RefusedAnswer("x"), timed, H200).total]
         for status, low, us in itertools.product(Status, lows, times):
@@ -65,7 +65,7 @@ def test_no_kernel_that_failed_is_paid_as_much_as_any_that_was_proven() -> None:
             ratio = None if low is None else Speedup("torch", low, low, low)
             total = reward_parts(Evaluation(PROBLEM, CONFIG, status, timing=timing, speedup=ratio), timed, H200).total
             assert math.isfinite(total)
-            plausible = us is None or us >= 0.95 * floor_us(PROBLEM, H200)
+            plausible = us is None or us >= 0.97 * least_us(PROBLEM, H200)
             (right if status is Status.PASSED and plausible else wrong).append(total)
         assert max(wrong) < min(right)
 
@@ -118,7 +118,7 @@ def test_luck_is_not_paid() -> None:
 
 
 def test_faster_than_the_floor_is_a_broken_rule_whatever_it_claims() -> None:
-    floor = floor_us(PROBLEM, H200)
+    floor = least_us(PROBLEM, H200)
     cheat, honest = passed(50.0, floor * 0.9), passed(1.5, floor * 0.975)
     assert reward_parts(cheat, timed=True, gpu=H200) == reward_parts(failed(Status.RULE_BROKEN), timed=True, gpu=H200)
     assert reward_parts(cheat, timed=False, gpu=H200).total < -1

@@ -6,14 +6,18 @@ made afterwards. So there is nothing to remember, and nothing to gain from knowi
 timed in the same way; only their results are not judged.
 
 Two replays of each kernel are judged and not timed, at drawn places among the others. One has operands with Inf, NaN
-and subnormals. In the other, every two calls have equal operands.
+and subnormals. In the other, every two calls have equal operands. Both are launched twice, with other contents of C,
+and every bit has to be the same.
+
+One more call precedes each replay, on operands of its own, so that the kernel's instructions are loaded. It is judged,
+too.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +25,7 @@ from outblas.core.errors import OutblasError
 from outblas.core.evaluation import GateFailed, Status, Timing, Verdict
 from outblas.core.rivals import Bindable
 from outblas.judge import faults
-from outblas.judge.fresh_operands import FreshOperands, Kind, Place
+from outblas.judge.fresh_operands import FreshOperands, Kind, Place, same_bits
 from outblas.judge.rounds import Prune, time_in_rounds, timing_of_samples
 from outblas.judge.stream_clock import MAX_PLUG_US, TRIES, HostBehindGpu, instantiate
 from outblas.runtime.driver import check, driver
@@ -42,7 +46,7 @@ class Defences:
 
     Attributes:
         judged: the results of replays are compared, and the two clocks. False: only the proof looks at results.
-        values: A and B are drawn anew for each replay. False: a place keeps its first values.
+        values: A and B are drawn anew for each replay. False: places that are not drawn anew keep their values, too.
         outputs: C is filled anew. False: it keeps what the last replay left there.
         places: places are drawn anew. False: all replays have the same.
         workspace: a workspace is new and zero. False: a kernel keeps its first one, and its places.
@@ -55,6 +59,10 @@ class Defences:
     places: bool = True
     workspace: bool = True
     caches: bool = True
+
+
+#: The time of an entry that has failed.
+_NEVER = Timing("offline", (float("inf"),), float("inf"), 0.0)
 
 
 class JudgedEntry:
@@ -91,9 +99,10 @@ class JudgedClock:
     def __init__(self, bench: GpuClock, operands: FreshOperands, defences: Defences | None = None) -> None:
         self._bench, self._operands, self._on = bench, operands, defences or Defences()
         self._random = random.SystemRandom()
+        # Smaller operands stay in L2 from replay to replay. Larger ones must not linger there as dirty lines.
+        self._overflows = 2 * bench.repeats * bench.problem.bytes > bench.l2_bytes
         self._kept: dict[str, list[Place]] = {}
         self._calls: dict[str, list[Any]] = {}
-        self._filled: set[int] = set()
         bench.limit(1, MAX_PLUG_US)  # a second try would run on operands that were seen
 
     def measure(
@@ -102,7 +111,7 @@ class JudgedClock:
     ) -> dict[str, Timing]:  # fmt: skip
         """Return name -> time of all rivals and entries, microseconds per call.
 
-        An entry that fails is run no more: its ``failure`` says why, and its later samples are infinite.
+        An entry that fails is run no more: its ``failure`` says why, and its time is infinite.
 
         Args:
             rivals: entries that are not judged, by name.
@@ -134,19 +143,23 @@ class JudgedClock:
         samples = time_in_rounds(
             one, [*rivals, *entries], rounds, options.warmup_seconds, options.benchmark_seconds, prune
         )
-        calls = self._operands.calls
-        found = {name: timing_of_samples("offline", taken, calls, calls) for name, taken in samples.items()}
         for name, entry in entries.items():
             for _, kind in untimed[name]:  # of an entry that was dropped early
                 self._judged(entry, kind)
-            if self._on.judged:
-                self._both_clocks(entry, found[name])
+        calls, found = self._operands.calls, dict[str, Timing]()
+        for name, taken in samples.items():
+            if name in entries and entries[name].failure is not None:
+                found[name] = _NEVER
+                continue
+            found[name] = timing_of_samples("offline", taken, calls, calls)
+            if name in entries and self._on.judged:
+                self._both_clocks(entries[name], found[name])
         return found
 
     def _both_clocks(self, entry: JudgedEntry, timing: Timing) -> None:
         """Refuse a time that the host's clock, which is independent of the GPU's events, does not confirm."""
         claimed = timing.median_us * timing.repeats
-        if entry.failure is None and entry.host_us > _CLOCKS * claimed + _CLOCKS_US:
+        if entry.host_us > _CLOCKS * claimed + _CLOCKS_US:
             detail = f"the host sees {entry.host_us:.1f} us where the events say {claimed:.1f} us"
             entry.failure = Verdict(Status.RULE_BROKEN, (), detail)
 
@@ -177,20 +190,20 @@ class JudgedClock:
     def _replay(self, kernel: Bindable, kind: Kind, entry: JudgedEntry | None) -> float:
         bench = self._bench
         places = self._places(kernel, kind)
-        calls = self._bound(kernel, places, kind)
+        first, *calls = self._bound(kernel, places, kind)
         graph = instantiate(calls, bench.stream, getattr(kernel, "change_graph", None))
         try:
-            check("cuGraphUpload", driver().cuGraphUpload(graph, bench.stream))
             with bench.current():
                 self._prepare(places, kind)
-            if kind == "mixed":
+            check("cuGraphUpload", driver().cuGraphUpload(graph, bench.stream))
+            first(bench.stream)
+            bench.synchronize()
+            if entry is None or kind == "mixed":
                 us = self._timed(graph)
+                if entry is not None and self._on.judged:
+                    self._look(entry, places, kind)
             else:
-                us = self._by_host(graph)
-                assert entry is not None
-                entry.host_us = min(entry.host_us, us)
-            if entry is not None and self._on.judged:
-                self._look(entry, places, kind)
+                us = self._twice(graph, entry, places, kind)
             return us / len(calls)
         finally:
             driver().cuGraphExecDestroy(graph)  # unchecked: a failure here would hide the first one
@@ -201,7 +214,9 @@ class JudgedClock:
         """The places of a replay."""
         if (self._on.places and self._on.workspace) or kind != "mixed":
             return self._operands.deal(kind)
-        return self._kept.setdefault(kernel.name, self._operands.deal(kind))
+        drawn = self._operands.deal(kind)
+        kept = self._kept.setdefault(kernel.name, drawn)
+        return [replace(old, seed=new.seed) for old, new in zip(kept, drawn, strict=True)] if self._on.values else kept
 
     def _bound(self, kernel: Bindable, places: Sequence[Place], kind: Kind) -> list[Any]:
         """The calls of a replay."""
@@ -220,18 +235,17 @@ class JudgedClock:
 
         bench, on = self._bench, self._on
         for place in places:
-            if on.values or place.seed not in self._filled:
-                self._operands.fill_inputs(place, kind)
-                self._filled.add(place.seed)
+            self._operands.fill_inputs(place, kind)
         if on.outputs:
             self._operands.fill_outputs(places)
         if on.caches:
             check("cuCtxResetPersistingL2Cache", driver().cuCtxResetPersistingL2Cache())
-            bench.evict()
+            if self._overflows:
+                bench.evict()
             for place in places:
                 for operand in (place.a, place.b, place.c):
                     operand.view(torch.int16).sum()
-        torch.cuda.synchronize(bench.gpu_index)
+        bench.synchronize()
 
     def _timed(self, graph: Any) -> float:
         """Microseconds of a replay by events."""
@@ -239,12 +253,30 @@ class JudgedClock:
         (us,) = bench.timed([lambda: check("cuGraphLaunch", driver().cuGraphLaunch(graph, bench.stream))])
         return us
 
-    def _by_host(self, graph: Any) -> float:
-        """Microseconds of a replay by the host's clock."""
-        begin = perf_counter()
-        check("cuGraphLaunch", driver().cuGraphLaunch(graph, self._bench.stream))
-        self._bench.synchronize()
-        return 1e6 * (perf_counter() - begin)
+    def _twice(self, graph: Any, entry: JudgedEntry, places: Sequence[Place], kind: Kind) -> float:
+        """Launch a graph twice on the same operands, judge both, and return the less microseconds by the host's clock.
+
+        Raises:
+            GateFailed: a result is wrong, or the second one differs from the first in some bit.
+        """
+        results: list[list[Any]] = []
+        replayed = places[1:]
+        for _ in range(2):
+            begin = perf_counter()
+            check("cuGraphLaunch", driver().cuGraphLaunch(graph, self._bench.stream))
+            self._bench.synchronize()
+            entry.host_us = min(entry.host_us, 1e6 * (perf_counter() - begin))
+            if not self._on.judged:
+                break
+            self._look(entry, places, kind)
+            with self._bench.current():
+                results.append([place.c.clone() for place in replayed])
+                self._operands.fill_outputs(replayed)
+            self._bench.synchronize()
+            places = replayed
+        if len(results) == 2 and not same_bits(*results):
+            raise GateFailed(Status.NOT_REPEATABLE, "two launches on the same operands differ in some bit")
+        return entry.host_us
 
     def _look(self, entry: JudgedEntry, places: Sequence[Place], kind: Kind) -> None:
         """Compare what a replay has left with what it should have."""

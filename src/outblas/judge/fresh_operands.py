@@ -1,7 +1,8 @@
 """Operands that no launch has seen: values, places and contents of C are drawn anew for every replay.
 
-A replay is one timed graph. Each of its calls has operands of its own, in places that are drawn from pools several
-times as large, so a kernel cannot know where the operands of the next call lie. All launches have the same draw:
+A replay is one timed graph, and one call before it. Each of its calls has operands of its own, in places that are drawn
+from pools several times as large, so a kernel cannot know where the operands of the next call lie. All launches have
+the same draw:
 
 - A and B are N(0, 1). An eighth of A's rows, and of B's columns, hold small integers. Where two of them meet, C is
   exact. Another eighth of A's rows has a scale of 2^-4 to 2^4.
@@ -51,7 +52,7 @@ class FreshOperands:
 
     Args:
         problem: the problem.
-        calls: calls of a replay.
+        calls: calls of a replay's graph; one more precedes it.
         device: torch device, e.g. ``cuda:0`` or ``cpu``.
 
     Raises:
@@ -64,8 +65,8 @@ class FreshOperands:
         self.problem, self.calls, self._device = problem, calls, device
         self._random = random.SystemRandom()
         shapes = ((problem.m, problem.k), problem.b_shape, (problem.m, problem.n))
-        needed = calls * problem.bytes
-        places = calls * max(_LEAST, min(_MOST, int(_POOL_BYTES // needed)))
+        needed = (calls + 1) * problem.bytes
+        places = (calls + 1) * max(_LEAST, min(_MOST, int(_POOL_BYTES // needed)))
         guard = GUARD_BYTES // ELEMENT_BYTES
         self._pools: list[list[tuple[Any, tuple[Any, ...]]]] = []
         for shape in shapes:
@@ -88,14 +89,16 @@ class FreshOperands:
                     each.fill_(CANARY)
                 pool.append((values[start : start + size].view(shape), around))
             self._pools.append(pool)
+        if device.startswith("cuda"):
+            torch.cuda.synchronize(device)  # the stream of the replays waits for no other
         self._scratch = tuple(torch.empty(s, dtype=torch_dtype(problem), device=device) for s in shapes[:2])
 
     def deal(self, kind: Kind = "mixed") -> list[Place]:
-        """Return places of a replay in random order, with new seeds. Nothing is written yet."""
-        dealt = [self._random.sample(pool, self.calls) for pool in self._pools]
-        seeds = [secrets.randbits(62) for _ in range(self.calls)]
+        """Return places of a replay, the call before it first, in random order with new seeds. Nothing is written."""
+        dealt = [self._random.sample(pool, self.calls + 1) for pool in self._pools]
+        seeds = [secrets.randbits(62) for _ in range(self.calls + 1)]
         if kind == "twins":
-            seeds = [seeds[index // 2 * 2] for index in range(self.calls)]
+            seeds = [seeds[index // 2 * 2] for index in range(len(seeds))]
             self._random.shuffle(seeds)
         return [
             Place(a, b, c, (*ga, *gb, *gc), seed) for (a, ga), (b, gb), (c, gc), seed in zip(*dealt, seeds, strict=True)
@@ -134,7 +137,7 @@ class FreshOperands:
 
         found = torch.stack([self._compare(place, kind) for place in places]).tolist()
         for index, (changed, ratio, inexact, special) in enumerate(found):
-            where = f"in call {index + 1} of {len(places)} on operands not seen before"
+            where = f"in call {index + 1} of {len(places)} on fresh operands"
             if changed:
                 raise GateFailed(Status.MEMORY_VIOLATION, f"A or B was changed, or a canary, {where}")
             if special:
@@ -173,13 +176,18 @@ class FreshOperands:
         return torch.stack([each.to(torch.float64) for each in (changed, ratio, inexact, special)])
 
     def _same_bits(self, places: Sequence[Place]) -> None:
-        import torch
-
         first: dict[int, Any] = {}
         for place in places:
-            bits = place.c.view(torch.int16)
-            if not torch.equal(first.setdefault(place.seed, bits), bits):
+            if not same_bits([first.setdefault(place.seed, place.c)], [place.c]):
                 raise GateFailed(Status.NOT_REPEATABLE, "two calls on equal operands differ in some bit")
+
+
+def same_bits(results: Sequence[Any], others: Sequence[Any]) -> bool:
+    """Return True if two lists of equally many half-precision tensors have the same bits."""
+    import torch
+
+    pairs = zip(results, others, strict=True)
+    return all(torch.equal(a.view(torch.int16), b.view(torch.int16)) for a, b in pairs)
 
 
 def _values(problem: Problem, a: Any, b: Any, seed: int, kind: Kind) -> tuple[Any, Any]:

@@ -94,6 +94,13 @@ class GpuClock(StreamClock):
         self._evictor: Callable[[], None] | None = None
         torch.cuda.synchronize(gpu_index)
 
+    @property
+    def l2_bytes(self) -> int:
+        """Size of the GPU's L2, bytes."""
+        import torch
+
+        return int(torch.cuda.get_device_properties(self.gpu_index).L2_cache_size)
+
     def __enter__(self) -> GpuClock:
         return self
 
@@ -296,7 +303,7 @@ class GpuClock(StreamClock):
         import torch
 
         if self._evictor is None:
-            size = 2 * torch.cuda.get_device_properties(self.gpu_index).L2_cache_size
+            size = 2 * self.l2_bytes
             # One block per row: the reduction needs no scratch memory.
             buffer = torch.zeros((4096, size // 4 // 4096), dtype=torch.float32, device=f"cuda:{self.gpu_index}")
             sink = torch.empty(4096, dtype=torch.float32, device=buffer.device)
