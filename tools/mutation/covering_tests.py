@@ -56,25 +56,29 @@ class Covered:
         """Return the tests of a mutant, no more of them than `most_s` allows: first those that run its lines.
 
         Child processes are not traced, so tests of the package that name the module follow. What an import runs is seen
-        in one test only, so all tests of the package are taken for it. Of both kinds the quickest file goes first, in
-        it the quickest test.
+        in one test only, so all tests of the package come last for it. Of each kind the quickest file goes first, in it
+        the quickest test.
         """
         path = PurePosixPath(mutant.file)
         package = path.parts[2] if path.parts[0] == "src" and len(path.parts) > 3 else ""
         named = tuple(f"tests/{package}/test_{part}" for part in (path.stem, *path.parts[3:-1]))
+
+        def in_package(file: str) -> bool:
+            return file.startswith(f"tests/{package}/")
+
         stem = re.compile(rf"\b{re.escape(path.stem)}\b")
         first, last = mutant.lines
-        groups: tuple[dict[str, list[str]], ...] = (defaultdict(list), defaultdict(list))
+        groups: tuple[dict[str, list[str]], ...] = (defaultdict(list), defaultdict(list), defaultdict(list))
         for test, said in self.tests.items():
             if said["outcome"] != "passed" or test in self.not_alone:
                 continue
             file = test.partition("::")[0]
             if any(first <= line <= last for line in said["lines"].get(mutant.file, ())):
                 groups[0][file].append(test)
-            elif test.startswith(named) or (
-                file.startswith(f"tests/{package}/") and (mutant.at_import or stem.search(self.texts.get(file, "")))
-            ):
+            elif test.startswith(named) or (in_package(file) and stem.search(self.texts.get(file, ""))):
                 groups[1][file].append(test)
+            elif mutant.at_import and in_package(file):
+                groups[2][file].append(test)
         ordered = [tests for group in groups for tests in sorted(group.values(), key=self.seconds)]
         kept: list[str] = []
         left = most_s
