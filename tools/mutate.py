@@ -9,6 +9,7 @@ written to `report.json` and `report.txt` in the work folder.
 
 The same command takes other options::
 
+    python tools/mutate.py --work build/areas --area jail judge        # folders of the package
     python tools/mutate.py --work build/mutation --again survivors     # after tests were added
     python tools/mutate.py --work build/mutation --gpu                 # GPU tests of the survivors
     python tools/mutate.py --work build/mutation --report              # after mutation/equivalent.json was edited
@@ -32,7 +33,7 @@ for _folder in (ROOT / "src", ROOT / "tools"):
         sys.path.insert(0, str(_folder))
 
 from mutation.covering_tests import Suite, measure  # noqa: E402
-from mutation.mutant_list import PLAN, Mutant, Plan, draw, files_of, read_plan, write_plan  # noqa: E402
+from mutation.mutant_list import PLAN, Mutant, Plan, areas_of, draw, files_of, read_plan, write_plan  # noqa: E402
 from mutation.mutant_report import EQUIVALENT, read_equivalent, report, report_text, survivors_of  # noqa: E402
 from mutation.mutant_runs import MutantResult, Runs, compile_tree, copy_tree, read_results  # noqa: E402
 
@@ -46,6 +47,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--work", type=Path, required=True, help="folder for plan, copies of the tree, results and report")
     add("--mutants", type=int, default=400, help="size of the sample (default: 400)")
     add("--seed", type=int, default=0, help="of the draw (default: 0)")
+    add("--area", nargs="+", action="extend", default=[], help="areas of mutant_list.py, or folders such as jail")
     add("--jobs", type=int, default=1, help="mutants run side by side (default: 1)")
     add("--shards", type=int, default=1, help="parts of the plan, for several commands (default: 1)")
     add("--shard", type=int, default=0, help="which part this command runs, from 0 (default: 0)")
@@ -73,10 +75,11 @@ def _plan(options: argparse.Namespace) -> Plan:
         if options.report:
             raise UsageError(f"{options.work} has no plan", "the folder of a run", "choose another --work")
         print("drawing the plan", flush=True)
-        write_plan(options.work, draw(ROOT, options.mutants, options.seed, files_of(ROOT)))
+        files = files_of(ROOT, areas_of(options.area))
+        write_plan(options.work, draw(ROOT, options.mutants, options.seed, files))
     plan = read_plan(options.work, ROOT)
-    asked = {"seed": options.seed, "asked": options.mutants}
-    have = {"seed": plan.about["seed"], "asked": plan.about["asked"]}
+    asked = {"seed": options.seed, "asked": options.mutants, "areas": sorted(areas_of(options.area))}
+    have = {name: plan.about[name] for name in asked}
     if asked != have and not options.report:
         raise UsageError(f"the plan in {options.work} is of {have}", f"a plan of {asked}", "choose another --work")
     return plan

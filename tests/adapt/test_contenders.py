@@ -30,6 +30,19 @@ def test_a_slow_product_has_few_contenders() -> None:
     assert [at_most(count) for count in (15, 14, 7, 2)] == [(8, 7), (7, 7), (4, 3), (1, 1)]
 
 
+def test_the_rounds_of_an_effort_are_two_for_each_then_those_of_six() -> None:
+    assert [BRIEF.rounds(count) for count in (1, 6, 7, 15)] == [5 + 42, 30 + 42, 32 + 42, 48 + 42]
+    assert [THOROUGH.rounds(count) for count in (1, 6, 7, 15)] == [9 + 84, 54 + 84, 56 + 84, 72 + 84]
+
+
+def test_half_of_the_seconds_is_the_limit_of_an_effort() -> None:
+    assert ProductCost(1.5 / 47, 0.0, 3e-6).fits(BRIEF, 1) and not ProductCost(1.6 / 47, 0.0, 3e-6).fits(BRIEF, 1)
+    assert ProductCost(1.0, 4.0, 192e-6).fits(BRIEF, 6) and not ProductCost(1.0, 4.1, 192e-6).fits(BRIEF, 6)
+    assert settling_effort(ProductCost(1.0, 0.0, 2 * 62e-6), 15) == (BRIEF, 4)
+    assert settling_effort(ProductCost(1.0, 0.0, 2 * 57e-6), 15) == (BRIEF, 3)
+    assert settling_effort(ProductCost(1.0, 0.0, 0.0), 15) == (BRIEF, 2)
+
+
 def test_settle_times_short_products_thoroughly_and_long_ones_briefly() -> None:
     assert settling_effort(cost(300.0, 600.0), 15) == (THOROUGH, 15)
     assert settling_effort(cost(1300.0, 2600.0), 15) == (BRIEF, 13)

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from outblas.core.errors import CompileError, RecordError, ToolchainMissing, UsageError
+from outblas.core.errors import CompileError, RecordError, UsageError
 from outblas.core.evaluation import Evaluation, Status
 from outblas.core.problem import Problem
 from outblas.jail import build as building
-from outblas.jail import landlock, toolchain
+from outblas.jail import landlock
 from outblas.jail.build import build
 from outblas.jail.confined_compiler import CompileLimits, run_confined
 from outblas.jail.evaluation_file import FORMAT, Recorder, load
@@ -311,29 +311,6 @@ def test_foreign_and_damaged_recordings_are_refused_and_left_alone(tmp_path, dat
 def test_only_free_kernels_are_taken():
     with pytest.raises(UsageError):
         one(CompileOnlyEvaluator(H200), Sm90WgmmaConfig(64, 64))
-
-
-def test_cutlass_is_of_a_known_version_or_refused_aloud(tmp_path, monkeypatch):
-    header = tmp_path / "include" / "cutlass" / "version.h"
-    header.parent.mkdir(parents=True)
-    monkeypatch.setenv("CUTLASS_DIR", str(tmp_path))
-    for version, good in (("3 4 9", False), ("3 5 0", True), ("4 9 9", True), ("5 0 0", False)):
-        names = zip(("MAJOR", "MINOR", "PATCH"), version.split(), strict=True)
-        header.write_text("".join(f"#define CUTLASS_{name} {number}\n" for name, number in names))
-        toolchain._located_cutlass.cache_clear()
-        if good:
-            assert toolchain.locate_cutlass() == (header.parent.parent.resolve(), version.replace(" ", "."))
-        else:
-            with pytest.raises(ToolchainMissing, match="3.5 or later"):
-                toolchain.locate_cutlass()
-    header.write_text("nothing")
-    toolchain._located_cutlass.cache_clear()
-    with pytest.raises(ToolchainMissing, match="names no version"):
-        toolchain.locate_cutlass()
-    monkeypatch.setenv("CUTLASS_DIR", str(tmp_path / "none"))
-    with pytest.raises(ToolchainMissing, match="not found"):
-        one(CompileOnlyEvaluator(H200), FreeKernel.parse(device_text(uses=["cutlass"])))
-    toolchain._located_cutlass.cache_clear()
 
 
 @compiles

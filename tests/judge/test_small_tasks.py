@@ -11,6 +11,7 @@ import pytest
 from outblas.core.errors import ConfigError, UsageError
 from outblas.core.evaluation import Status, Verdict
 from outblas.core.problem import Problem
+from outblas.judge import small_tasks
 from outblas.judge.small_tasks import TASK_NAMES, SmallTask, TaskRun, prove_task
 
 Body = Callable[[Any, Any], Any]
@@ -84,6 +85,67 @@ def test_what_a_kernel_must_not_do() -> None:
     assert cheating(changes_an_input).status is Status.MEMORY_VIOLATION
     assert cheating(reads_c).status is Status.NOT_REPEATABLE
     assert cheating(lambda a, b, c, poison: None).status is Status.PASSED
+
+
+def test_the_largest_error_is_told_in_bounds() -> None:
+    """A row of ones: its sum is 8 and the bound 2**-11 * 8 + 2**-24 + 8 * 2**-24 * 8."""
+    task, bound = SmallTask("row_sum", 2, 8), 2.0**-8 + 65 * 2.0**-24
+
+    def inputs(_: SmallTask) -> Any:
+        yield "integer", np.ones((2, 8), np.float16), np.ones((1, 8), np.float16)
+
+    def run(problem: Problem, a: Any, b: Any, poison: float) -> TaskRun:
+        c = a.astype(np.float32).sum(axis=1)
+        c[1] += error
+        return TaskRun(c.astype(np.float16).reshape(problem.m, problem.n), a, b)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(small_tasks, "_inputs", inputs)
+        error = 0.0
+        assert prove_task([task], run) == Verdict(Status.PASSED, ("static", "integers", "normal"), "", 0.0)
+        error = 2.0**-7
+        found = prove_task([task], run)
+        assert found.status is Status.WRONG and found.max_err_ratio == pytest.approx(2.0**-7 / bound, rel=1e-12)
+        assert found.gates == ("static",)
+        assert found.detail == "integer data of row_sum_2_8: 1 of 2 elements are wrong; C[1] is 8.00781, not 8"
+        error = -0.25
+        assert prove_task([task], run).max_err_ratio == pytest.approx(0.25 / bound, rel=1e-12)
+        error = float("nan")
+        assert prove_task([task], run).max_err_ratio == 0.0
+
+
+def test_bounds_and_inputs_of_the_tasks() -> None:
+    a = np.array([[1.0, -2.0, 3.0]])
+    total, bound = small_tasks._sum_of(a)
+    assert total.tolist() == [2.0] and bound.tolist() == [2.0**-11 * 2 + 2.0**-24 + 3 * 2.0**-24 * 6]
+    result, bound = small_tasks._softmax(np.array([[1000.0, 1000.0]]))
+    assert result.tolist() == [[0.5, 0.5]] and bound.tolist() == [[2.0**-11 + 2.0**-23] * 2]
+    (first, a, b), (second, c, d) = small_tasks._inputs(SmallTask("gemv", 64, 128))
+    assert (first, second) == ("integer", "normal") and a.shape == c.shape == (64, 128) and b.shape == (1, 128)
+    assert set(np.unique(a)) == {-3, -2, -1, 0, 1, 2, 3} and c.std() == pytest.approx(2.0, rel=0.05)
+    assert {x.dtype for x in (a, b, c, d)} == {np.dtype(np.float16)} and abs(c.mean()) < 0.1
+
+
+def test_the_other_tasks_of_a_proof_are_small_and_ragged() -> None:
+    sisters = [(one.m, one.k) for one in SmallTask("copy", 65, 17).sisters()]
+    assert sisters == [(65, 17), (1, 8), (33, 40), (7, 264)]
+    assert all(one.name == "gemv" for one in SmallTask("gemv", 8, 8).sisters())
+    with pytest.raises(UsageError, match="a task of 8 x 0"):
+        SmallTask("copy", 8, 0)
+    assert SmallTask("copy", 1, 1).key == "copy_1_1" and SmallTask("copy", 1, 1).says.startswith("C[m, k] = A[m, k]")
+
+
+def test_a_proven_task_is_left_out_and_a_failed_one_keeps_its_status() -> None:
+    from outblas.kernels.custom.free_kernel import FreeKernel
+    from support.free_fixture import device_text
+
+    kernel, problem = FreeKernel.parse(device_text()), Problem(8, 8, 8)
+    found = small_tasks.task_evaluation(problem, kernel, Verdict(Status.PASSED, ("static",), "", 0.5))
+    assert (found.status, found.detail) == (Status.LEFT_OUT, small_tasks.PROVEN)
+    assert found.verdict == Verdict(Status.LEFT_OUT, ("static",), small_tasks.PROVEN, 0.5)
+    wrong = Verdict(Status.WRONG, ("static",), "no", 3.0)
+    found = small_tasks.task_evaluation(problem, kernel, wrong)
+    assert (found.status, found.detail, found.verdict) == (Status.WRONG, "no", wrong)
 
 
 def test_tasks_use_the_operands_of_a_product() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from outblas.core.errors import RecordError
+from outblas.core.errors import RecordError, UsageError
 from support.helpers import ROOT
 
 TOY = '''"""Toy 1."""
@@ -183,11 +183,14 @@ def test_a_mutant_meets_the_tests_of_its_lines_and_of_its_module(tool: Any, plan
     }
     known = covered(tool, **others)
     quick, slow, other = "tests/cli/test_b.py::test_quick", "tests/cli/test_a.py::test_slow", [*others][3]
-    assert known.choose(mutant_of(plan, "found += 2"), 60.0) == [quick, LIMIT, TOTAL, slow]
-    assert known.choose(mutant_of(plan, "found += 2"), 1.0) == [quick, LIMIT, TOTAL]
+    assert known.choose(mutant_of(plan, "found += 2"), 60.0) == [quick, TOTAL, slow, LIMIT]
+    assert known.choose(mutant_of(plan, "found += 2"), 1.0) == [quick, TOTAL]
     assert known.choose(mutant_of(plan, "return n + 5"), 60.0) == [LIMIT, TOTAL]
-    assert known.choose(mutant_of(plan, "LIMIT = 3"), 60.0) == [other, LIMIT, TOTAL]
+    assert known.choose(mutant_of(plan, "LIMIT = 3"), 60.0) == [LIMIT, TOTAL, other]
     assert known.choose(replace(mutant_of(plan, "return n + 5"), file="src/toy/core/x.py"), 60.0) == []
+    known.texts = {"tests/core/test_other.py": "import sums", "tests/cli/test_b.py": "import sums"}
+    unseen = mutant_of(plan, "return n + 5")
+    assert known.choose(unseen, 60.0) == [other, LIMIT, TOTAL], "a child process of that test may run it"
 
 
 @pytest.mark.slow  # one command draws, runs and reports below
@@ -297,6 +300,16 @@ def test_every_area_has_its_files(tool: Any) -> None:
     assert set(files.values()) == set(tool.mutant_list.AREAS) and "src/outblas/judge/gates.py" in files
 
 
+def test_areas_are_names_or_folders(tool: Any) -> None:
+    areas = tool.mutant_list.areas_of(["jail", "adapt/learning", "pool"])
+    files = tool.mutant_list.files_of(ROOT, areas)
+    assert set(files.values()) == {"jail", "adapt/learning", "pool"} and len(files) > 40
+    assert files["src/outblas/jail/elf.py"] == "jail" and "src/outblas/dispatch/fusion/plans.py" not in files
+    assert tool.mutant_list.areas_of([]) == tool.mutant_list.AREAS
+    with pytest.raises(UsageError, match="src/outblas/jails"):
+        tool.mutant_list.files_of(ROOT, tool.mutant_list.areas_of(["jails"]))
+
+
 def test_one_command_draws_runs_and_reports(
     tool: Any, toy: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -304,15 +317,16 @@ def test_one_command_draws_runs_and_reports(
     pytest.importorskip("coverage", reason="coverage is not installed (extra mutation)")
     monkeypatch.setattr(tool.mutate, "ROOT", toy)
     monkeypatch.setattr(tool.mutant_runs, "SPARE_S", 5.0)  # some never end
-    monkeypatch.setattr(tool.mutate, "files_of", lambda root: {FILE: "sums"})
+    monkeypatch.setattr(tool.mutate, "files_of", lambda root, areas: dict.fromkeys([FILE], *areas))
     monkeypatch.setenv("OUTBLAS_COMMIT", "abc")
-    command = ["--work", str(toy / "build"), "--mutants", "4", "--tests", "tests"]
+    command = ["--work", str(toy / "build"), "--mutants", "4", "--tests", "tests", "--area", "core"]
     assert tool.mutate.main(command) == 0
     found = json.loads((toy / "build" / "report.json").read_text())
     assert found["about"]["commit"] == "abc" and found["all"]["not run"] == 0 and found["mutants"] == 4
     lines = (toy / "build" / "results-0of1.jsonl").read_text().splitlines()
     assert len(lines) == 4 and tool.mutate.main(command) == 0
     assert (toy / "build" / "results-0of1.jsonl").read_text().splitlines() == lines
-    assert tool.mutate.main([*command, "--seed", "1"]) == 2
+    for other in (["--seed", "1"], ["--area", "cli"]):
+        assert tool.mutate.main([*command, *other]) == 2
     assert "choose another --work" in capsys.readouterr().err
     assert (toy / FILE).read_text() == TOY

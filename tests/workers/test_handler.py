@@ -119,6 +119,108 @@ def test_baselines_alone_can_be_asked_for(handler):
     assert nothing is None and report.timings["cublas"].median_us == 4.0
 
 
+def test_baselines_that_are_asked_for_first_keep_no_candidate_waiting(handler):
+    ((nothing, report), (one, _), (two, _)), emit = run(handler, None, GOOD, SLOW)
+    assert nothing is None and report.timings["cublas"].median_us == 4.0
+    assert one.status is two.status is Status.PASSED and emit.log == [None, 11, 12, None]
+
+
+def test_a_candidate_is_proved_on_the_operands_whose_result_is_judged(handler, monkeypatch):
+    """The prover judges the first set."""
+    bound = []
+    monkeypatch.setattr(Bench, "operands", lambda self, index: (f"a{index}", f"b{index}", f"c{index}"))
+
+    def kernel(problem, config):
+        return SimpleNamespace(bind=lambda *given: bound.append(given) or PASSED), {}
+
+    handler._kernel = kernel
+    run(handler, GOOD)
+    assert bound == [(PROBLEM, "a0", "b0", "c0")]
+
+
+def test_a_full_chunk_is_timed_at_once_and_the_rest_together(handler, monkeypatch):
+    monkeypatch.setattr(handler, "_options", Options(0, H200, level="cell", rounds=3, baselines=("cublas",), chunk=2))
+    timed = []
+    measure = Bench.measure
+    monkeypatch.setattr(
+        Bench, "measure", lambda self, graphs, *rest: timed.append(list(graphs)) or measure(self, graphs, *rest)
+    )
+    configs = [Sm90WgmmaConfig(64, 8 * i) for i in range(1, 6)]
+    _, emit = run(handler, *configs)
+    assert timed == [["cublas", "10", "11"], ["cublas", "12", "13"], ["cublas", "14"]]
+    assert emit.log == [None, 10, 11, None, 12, 13, None, 14, 14]
+
+
+@pytest.mark.parametrize(
+    ("change", "timed"), [({"rounds": 3}, True), ({"rounds": 2}, False), ({"rounds": 3, "speedups": False}, False)]
+)
+def test_a_speed_up_needs_three_rounds_and_the_wish(handler, monkeypatch, change, timed):
+    monkeypatch.setattr(handler, "_options", Options(0, H200, level="cell", baselines=("cublas",), **change))
+    ((one, _),), _ = run(handler, GOOD)
+    assert one.status is Status.PASSED and (one.speedup is not None) is timed
+
+
+@pytest.mark.parametrize("recheck", [True, False])
+def test_without_a_second_look_the_first_verdict_counts(handler, monkeypatch, recheck):
+    options = Options(0, H200, level="cell", rounds=3, baselines=("cublas",), recheck=recheck)
+    monkeypatch.setattr(handler, "_options", options)
+    monkeypatch.setattr(Prover, "after", Verdict(Status.WRONG, ("static",), "NaN"))
+    monkeypatch.setattr(Prover, "operands_intact", lambda self: recheck)
+    ((one, _),), _ = run(handler, GOOD)
+    assert one.status is (Status.WRONG if recheck else Status.PASSED)
+
+
+@pytest.mark.parametrize(
+    ("full", "cell", "worst"), [(0.7, 0.5, 0.7), (0.3, 0.5, 0.5), (None, 0.5, 0.5), (0.3, None, 0.3)]
+)
+def test_the_larger_error_of_both_proofs_is_reported(handler, monkeypatch, full, cell, worst):
+    monkeypatch.setattr(handler, "_options", Options(0, H200, level="full", rounds=3, baselines=("cublas",)))
+    monkeypatch.setattr("outblas.judge.gates.prove_on_all", lambda *a: Verdict(Status.PASSED, ("rules",), "", full))
+    handler.kernels[GOOD] = Verdict(Status.PASSED, ("static",), "", cell)
+    ((one, _),), _ = run(handler, GOOD)
+    assert (one.verdict.gates, one.verdict.max_err_ratio, one.verdict.detail) == (("rules",), worst, "")
+
+
+def test_a_problem_is_set_up_once_with_what_its_first_item_names(handler, monkeypatch):
+    made, named = [], []
+
+    class Named(FakeBenchCell):
+        def __init__(self, problem, options, baselines, phase_timer):
+            super().__init__(problem, options, baselines, phase_timer)
+            made.append((problem, sorted(baselines)))
+
+        def close(self):
+            made.append("closed")
+
+    monkeypatch.setattr(ev, "BenchCell", Named)
+    handler._baselines["nvmmh"] = SimpleNamespace(set_configs=named.append)
+    for name, fallback in handler._fallbacks.items():
+        monkeypatch.setattr(fallback, "name_algorithm", lambda *given, name=name: named.append((name, *given)))
+    other, emit = Problem(128, 64, 64), Emit()
+    handler([
+        (0, ev.WorkItem(PROBLEM, GOOD, SLOW)), (1, ev.WorkItem(PROBLEM, SLOW, BAD)),
+        (2, ev.WorkItem(other, GOOD, None, fallback="", second="id=66")),
+    ], emit)  # fmt: skip
+    handler([(3, ev.WorkItem(other, SLOW))], emit)
+    first = ["cublas", "nvmmh"]
+    assert made == [(PROBLEM, first), "closed", (other, sorted([*first, "fallback", "second_algorithm"]))]
+    assert named == [{PROBLEM: SLOW}, {other: None}, ("fallback", other, ""), ("second_algorithm", other, "id=66")]
+    assert sorted(emit.answers) == [0, 1, 2, 3]
+
+
+def test_a_kernel_that_another_worker_proved_by_name_is_not_proved_in_full(handler, monkeypatch):
+    from outblas.core.config import config_name
+
+    options = Options(0, H200, level="full", rounds=3, baselines=("cublas",), proved=frozenset({config_name(GOOD)}))
+    monkeypatch.setattr(handler, "_options", options)
+    full = []
+    monkeypatch.setattr("outblas.judge.gates.prove_on_all", lambda *a: full.append(a) or PASSED)
+    run(handler, GOOD)
+    assert not full
+    run(handler, SLOW)
+    assert len(full) == 1
+
+
 def test_a_kernel_that_cannot_be_loaded_is_a_status(handler):
     handler.kernels[BAD] = DeviceError("cuModuleLoadData failed", "a cubin", "do")
     ((bad, _),), _ = run(handler, BAD)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -45,31 +46,40 @@ class Suite:
 
 @dataclass
 class Covered:
-    """Knowledge of each test: seconds, outcome, and the lines that it runs of each mutated file."""
+    """Knowledge of each test: seconds, outcome, and the lines that it runs of each mutated file; the files' texts."""
 
     tests: Mapping[str, Mapping[str, Any]]
+    texts: Mapping[str, str] = field(default_factory=dict)
     not_alone: set[str] = field(default_factory=set)  # tests that fail by themselves without any mutant
 
     def choose(self, mutant: Mutant, most_s: float) -> list[str]:
-        """Return the tests that run a mutant's lines, those of its module, and no more of them than `most_s` allows.
+        """Return the tests of a mutant, no more of them than `most_s` allows: first those that run its lines.
 
-        Child processes are not traced, so the module's own tests are always taken. What an import runs is seen in one
-        test only, so all tests of the package are taken for it. The quickest file goes first, in it the quickest test.
+        Child processes are not traced, so tests of the package that name the module follow. What an import runs is seen
+        in one test only, so all tests of the package come last for it. Of each kind the quickest file goes first, in it
+        the quickest test.
         """
         path = PurePosixPath(mutant.file)
         package = path.parts[2] if path.parts[0] == "src" and len(path.parts) > 3 else ""
-        named = [f"tests/{package}/test_{part}" for part in (path.stem, *path.parts[3:-1])]
-        if mutant.at_import:
-            named.append(f"tests/{package}/test_")
+        named = tuple(f"tests/{package}/test_{part}" for part in (path.stem, *path.parts[3:-1]))
+
+        def in_package(file: str) -> bool:
+            return file.startswith(f"tests/{package}/")
+
+        stem = re.compile(rf"\b{re.escape(path.stem)}\b")
         first, last = mutant.lines
-        by_file: dict[str, list[str]] = defaultdict(list)
+        groups: tuple[dict[str, list[str]], ...] = (defaultdict(list), defaultdict(list), defaultdict(list))
         for test, said in self.tests.items():
             if said["outcome"] != "passed" or test in self.not_alone:
                 continue
-            runs = any(first <= line <= last for line in said["lines"].get(mutant.file, ()))
-            if runs or test.startswith(tuple(named)):
-                by_file[test.partition("::")[0]].append(test)
-        ordered = sorted(by_file.values(), key=self.seconds)
+            file = test.partition("::")[0]
+            if any(first <= line <= last for line in said["lines"].get(mutant.file, ())):
+                groups[0][file].append(test)
+            elif test.startswith(named) or (in_package(file) and stem.search(self.texts.get(file, ""))):
+                groups[1][file].append(test)
+            elif mutant.at_import and in_package(file):
+                groups[2][file].append(test)
+        ordered = [tests for group in groups for tests in sorted(group.values(), key=self.seconds)]
         kept: list[str] = []
         left = most_s
         for test in (t for tests in ordered for t in sorted(tests, key=lambda t: self.tests[t]["seconds"])):
@@ -109,7 +119,8 @@ def measure(tree: Path, work: Path, suite: Suite, files: Iterable[str], jobs: in
     kept = work / f"coverage-{suite.name}.json"
     sources = text_hash("".join(path.read_text() for path in sorted((tree / "src").rglob("*.py"))))
     known = _read(kept, sources)
-    hashes = {name: text_hash((tree / name).read_text()) for name in suite.test_files(tree)}
+    texts = {name: (tree / name).read_text() for name in suite.test_files(tree)}
+    hashes = {name: text_hash(text) for name, text in texts.items()}
     if not hashes:
         raise UsageError(f"no test file in {', '.join(suite.folders)}", "folders or files of tests", "mend --tests")
     known = {name: was for name, was in known.items() if hashes.get(name) == was["hash"]}
@@ -121,7 +132,7 @@ def measure(tree: Path, work: Path, suite: Suite, files: Iterable[str], jobs: in
         for test, what in said.items():
             known[test.partition("::")[0]]["tests"][test] = what
         write_json(kept, {"sources": sources, "files": known})
-    return Covered({test: said for was in known.values() for test, said in was["tests"].items()})
+    return Covered({test: said for was in known.values() for test, said in was["tests"].items()}, texts)
 
 
 def _read(kept: Path, sources: str) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import platform
 import random
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
@@ -204,6 +204,15 @@ def _parsed(text: str) -> ast.Module:
     return ast.parse(text)
 
 
+def areas_of(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """Return the patterns of some areas; of all if no name is given.
+
+    Args:
+        names: keys of :data:`AREAS`, or folders of the package such as ``adapt/learning``, without their subfolders.
+    """
+    return {name: AREAS.get(name, (f"src/outblas/{name.strip('/')}/*.py",)) for name in names} or dict(AREAS)
+
+
 def files_of(root: Path, areas: Mapping[str, tuple[str, ...]] = AREAS) -> dict[str, str]:
     """Return the area of each file that is mutated.
 
@@ -215,7 +224,7 @@ def files_of(root: Path, areas: Mapping[str, tuple[str, ...]] = AREAS) -> dict[s
         for pattern in patterns:
             paths = sorted(path for path in root.glob(pattern) if path.name != "__init__.py")
             if not paths:
-                raise UsageError(f"no file is called {pattern}", "files of every area", "mend AREAS of mutant_list.py")
+                raise UsageError(f"no file is called {pattern}", "files of every area", "mend --area or AREAS")
             found.update((path.relative_to(root).as_posix(), area) for path in paths)
     return found
 
@@ -241,6 +250,7 @@ def draw(root: Path, count: int, seed: int, files: Mapping[str, str], make: Make
         "drawn": utc_now(),
         "seed": seed,
         "asked": count,
+        "areas": sorted(set(files.values())),
         "python": platform.python_version(),
         "cosmic-ray": _version("cosmic-ray"),
         "candidates": len(all_of_them),
