@@ -116,7 +116,7 @@ def generated_blocks(measured: Measured, *beside: Measured) -> dict[tuple[str, s
     benched = [gpu for gpu in gpus if gpu.results]
     compared = comparison_of(folder)
     blocks: dict[tuple[str, str], Callable[[], str]] = {
-        ("README.md", "results"): lambda: _headline(gpus, short_rows),
+        ("README.md", "results"): lambda: _headline(gpus, short_rows, linked=False),
         ("docs/results/index.md", "results"): lambda: _headline(gpus, headline_rows),
         ("docs/results/tables.md", "tables"): lambda: _each(benched, _all_rows, "## "),
         ("docs/results/method.md", "again"): lambda: _each(benched, lambda g: again_table(g.results, g.folder.name)),
@@ -147,9 +147,12 @@ def generated_blocks(measured: Measured, *beside: Measured) -> dict[tuple[str, s
     return blocks
 
 
-def _headline(gpus: Sequence[Measured], rows_of: Callable[[Path, Sequence[Result]], list[HeadlineRow]]) -> str:
+def _headline(
+    gpus: Sequence[Measured], rows_of: Callable[[Path, Sequence[Result]], list[HeadlineRow]], linked: bool = True
+) -> str:
     """Return the small table of all GPUs, with the rows that a function gives for each."""
-    return headline_table([row for gpu in gpus for row in rows_of(gpu.folder, gpu.results)])
+    rows = [row for gpu in gpus for row in rows_of(gpu.folder, gpu.results)]
+    return headline_table(rows, [gpu.folder for gpu in gpus], linked)
 
 
 def _each(gpus: Sequence[Measured], text: Callable[[Measured], str], heading: str = "") -> str:
