@@ -142,7 +142,8 @@ def extended_figures(rows: Sequence[Row], suite: str) -> Row:
         ``geomean_torch_full``: not in server mode, and only if timed; the same over torch without reduced-precision
             reductions.
         ``geomean_lt_edges``: with PDL, and only if timed; the same over cuBLASLt with programmatic edges.
-        ``bootstrap``, ``by_alignment``: suite drawn only; see :func:`figures_of_drawn`.
+        ``bootstrap``: suite drawn only; see :func:`figures_of_drawn`.
+        ``by_alignment``: suite drawn only; see :func:`figures_of_drawn`.
         ``by_m``: suites llm and llm_tp only; ``{"<=64": ..., ">64": ...}``, each ``{n, geomean}``.
         ``p50``: server mode only; ``{geomean, ours_us, baseline_us}`` of the median latency. The last two are geometric
             means in microseconds. None if no row has the latency.
