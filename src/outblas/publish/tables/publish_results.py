@@ -42,6 +42,7 @@ from outblas.publish.tables.peer_tables import cutlass_table, transformer_table
 from outblas.publish.tables.recipe_block import RECIPE, recipe_block
 from outblas.publish.tables.rival_tables import ampere_table, cuda_l2_table
 from outblas.publish.tables.row_notes import notes_of_rows
+from outblas.publish.tables.scale_block import scale_block
 from outblas.publish.tables.speedup_picture import speedup_svg
 from outblas.publish.tables.weak_spots import gpus_with_library, weak_spots
 from outblas.publish.tables.whole_models_table import WHOLE_MODELS, whole_models_block
@@ -128,6 +129,7 @@ def generated_blocks(measured: Measured, *beside: Measured) -> dict[tuple[str, s
         ("docs/use/when-not.md", "weak"): lambda: _weak(benched),
         ("docs/use/matmul.md", "any_shapes"): lambda: _any_shapes(gpus),
         ("docs/use/environment-variables.md", "variables"): reference_blocks.variable_table,
+        ("docs/develop/several-gpus.md", "scale"): lambda: scale_block(folder),
         ("docs/kernels/counters.md", "ncu"): lambda: _each_with(COUNTERS, gpus, lambda f: counters_text(f / COUNTERS)),
         ("docs/llm/recipe.md", "cost"): cost_table,
         ("docs/reference/knobs.md", "knobs"): reference_blocks.knob_page,
