@@ -25,6 +25,7 @@ from outblas.publish.tables.compare_block import PICTURE as COMPARE_PICTURE
 from outblas.publish.tables.compare_block import compare_block, comparison_of
 from outblas.publish.tables.compare_picture import compare_svg
 from outblas.publish.tables.counter_table import counters_text
+from outblas.publish.tables.draws_block import DRAWS, draws_block
 from outblas.publish.tables.gpu_folders import gpu_folders, name_of_gpu, refuse_files_of_another_gpu
 from outblas.publish.tables.headline import MODEL_STEPS, HeadlineRow, headline_rows, headline_table, short_rows
 from outblas.publish.tables.live_block import LIVE, LIVE_PICTURE, live_block, live_files, live_svg
@@ -120,6 +121,7 @@ def generated_blocks(measured: Measured, *beside: Measured) -> dict[tuple[str, s
         ("README.md", "results"): lambda: _headline(gpus, short_rows, linked=False),
         ("docs/results/index.md", "results"): lambda: _headline(gpus, headline_rows),
         ("docs/results/tables.md", "tables"): lambda: _each(benched, _all_rows, "## "),
+        ("docs/results/tables.md", "draws"): lambda: draws_block(folder.parent / DRAWS),
         ("docs/results/method.md", "again"): lambda: _each(benched, lambda g: again_table(g.results, g.folder.name)),
         ("docs/results/transformer.md", "transformer"): lambda: _each_with(MODEL_STEPS, gpus, transformer_table),
         ("docs/results/whole-models.md", "whole_models"): lambda: _each_with(WHOLE_MODELS, gpus, whole_models_block),
