@@ -121,7 +121,6 @@ def generated_blocks(measured: Measured, *beside: Measured) -> dict[tuple[str, s
         ("README.md", "results"): lambda: _headline(gpus, short_rows, linked=False),
         ("docs/results/index.md", "results"): lambda: _headline(gpus, headline_rows),
         ("docs/results/tables.md", "tables"): lambda: _each(benched, _all_rows, "## "),
-        ("docs/results/tables.md", "draws"): lambda: draws_block(folder.parent / DRAWS),
         ("docs/results/method.md", "again"): lambda: _each(benched, lambda g: again_table(g.results, g.folder.name)),
         ("docs/results/transformer.md", "transformer"): lambda: _each_with(MODEL_STEPS, gpus, transformer_table),
         ("docs/results/whole-models.md", "whole_models"): lambda: _each_with(WHOLE_MODELS, gpus, whole_models_block),
@@ -140,6 +139,8 @@ def generated_blocks(measured: Measured, *beside: Measured) -> dict[tuple[str, s
         ("docs/search/published-recipe.md", "recipe"): lambda: recipe_block(folder / RECIPE),
     }
     across = across_files(folder.parent)
+    if (folder.parent / DRAWS).exists():
+        blocks["docs/results/tables.md", "draws"] = lambda: draws_block(folder.parent / DRAWS)
     if across:
         blocks["docs/search/across-gpus.md", "across"] = lambda: across_block(across)
     if compared is not None:
