@@ -11,7 +11,8 @@ scale_out_free.json in results/h200.
 
 The same work is timed with one worker and with all. It is a tuning, or with ``--free`` the proof and timing of every
 example of a free kernel on a few problems, in jailed workers. ``--fill`` takes ``--free``, too, and ``--sample``
-and ``--budget`` do not apply to it. The aim of ``--free`` is 1.8 with two GPUs. It has not been measured yet.
+and ``--budget`` do not apply to it. The aim of ``--free`` is 1.8 with two GPUs on equal work, see
+:func:`outblas.publish.tables.scale_block.equal_work_ratio`.
 
 A first, untimed run fills the compile cache; ``--filled`` says that this was done. The timed ones then start from
 the same state, each into a new store. ``--together`` runs both at the same time, each in a process with GPUs of its
@@ -47,6 +48,7 @@ from outblas.kernels.catalogue import candidates
 from outblas.kernels.custom.examples.example_kernels import all_examples
 from outblas.kernels.custom.free_kernel import FreeKernel
 from outblas.kernels.source import make_source
+from outblas.publish.tables.scale_block import equal_work_ratio
 from outblas.records.provenance import script_command
 from outblas.records.store import Store
 from outblas.runtime.nvrtc import compile_many
@@ -201,13 +203,15 @@ def main() -> None:
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     result = {"settings": settings, "ratio": ratio, "one": one, "several": several}
     write_json(arguments.out, result)
+    tasks = all(any("task" in each["seconds"] for each in run["ledger"].values()) for run in (one, several))
     for run in (one, several):
         seconds = f"{run['start_seconds']:.1f} s to start, {run[f'{work}_seconds']:.1f} s to {work}"
         print(f"GPUs {run['gpus']}: {seconds}, {run['passed']} of {run['measurements']} passed")
         for process, account in run["ledger"].items():
             spent = [f"{name} {seconds:.1f} s" for name, seconds in account["seconds"].items() if seconds >= 0.05]
             print(f"  {process}: {', '.join([*spent, *(f'{n} {what}' for what, n in account['counts'].items())])}")
-    print(f"{len(gpus)} GPUs are {ratio:.2f}x faster than one; {arguments.out}")
+    equal = f", {equal_work_ratio(one, several):.2f}x on equal work" if tasks else ""
+    print(f"{len(gpus)} GPUs are {ratio:.2f}x as fast as one{equal}; {arguments.out}")
 
 
 if __name__ == "__main__":

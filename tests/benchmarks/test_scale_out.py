@@ -61,6 +61,11 @@ def test_both_runs_account_for_their_seconds(
     def timed(arguments: Any, gpus: tuple[int, ...], command: str) -> dict[str, Any]:
         phase_totals = {"driver": PhaseTotals({"agent": 2.0, "other": 0.01}, {"units": 7}).to_json()}
         figures = {"start_seconds": 1.0, "tune_seconds": 8.0 / len(gpus), "passed": 4, "measurements": 4}
+        tasks = {1: (4.0,), 2: (2.0, 1.0)}[len(gpus)]
+        phase_totals |= {
+            f"worker {gpu}: host": {"seconds": {"task": seconds}, "counts": {}}
+            for gpu, seconds in zip(gpus, tasks, strict=True)
+        }
         return {"gpus": list(gpus), **figures, "ledger": phase_totals}
 
     monkeypatch.setattr(script, "timed", timed)
@@ -68,7 +73,9 @@ def test_both_runs_account_for_their_seconds(
     script.main()
     found = json.loads((tmp_path / "out.json").read_text())
     assert found["ratio"] == 2.0 and found["one"]["ledger"]["driver"]["seconds"] == {"agent": 2.0, "other": 0.01}
-    assert capsys.readouterr().out.count("driver: agent 2.0 s, 7 units\n") == 2
+    told = capsys.readouterr().out
+    assert told.count("driver: agent 2.0 s, 7 units\n") == 2
+    assert "2 GPUs are 2.00x as fast as one, 1.50x on equal work;" in told
 
 
 def test_filling_compiles_the_baselines_kernels_too(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:

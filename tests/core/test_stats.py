@@ -191,3 +191,15 @@ def test_sequences_of_different_lengths_are_refused_whichever_is_the_longer(one,
 def test_an_unpaired_speed_up_of_nothing_is_refused(ours: list[float], baseline: list[float]) -> None:
     with pytest.raises(UsageError, match=f"{len(ours)} samples of ours and {len(baseline)} of the baseline"):
         unpaired_speedup(ours, baseline)
+
+
+def test_the_interval_of_a_geometric_mean_holds_it_and_narrows_with_more_values():
+    few, many = [1.0, 1.2, 0.9, 1.6, 1.1], [1.0, 1.2, 0.9, 1.6, 1.1] * 40
+    low, high = stats.bootstrap_geomean(few)
+    assert low < geomean(few) < high
+    narrow = stats.bootstrap_geomean(many)
+    assert low < narrow[0] < geomean(few) < narrow[1] < high
+    assert stats.bootstrap_geomean(few[::-1]) == (low, high)
+    assert stats.bootstrap_geomean([2.0, 2.0, 2.0]) == pytest.approx((2.0, 2.0))
+    with pytest.raises(UsageError, match="3 or more values"):
+        stats.bootstrap_geomean([1.0, 2.0])

@@ -11,6 +11,7 @@ from outblas.publish.tables.publish_results import check_published, publish
 from outblas.search.compare.compare_result import read_comparison, write_comparison
 from outblas.search.compare.compare_stats import figures, paired_gains
 from support.bench_fixture import PROVENANCE, made_meta, made_rows, write_bench
+from support.helpers import ROOT
 
 ARMS = {"regressor@other": 0.2, "regressor@both": 0.1, "regressor@own": 0.15, "heuristic@other": 0.4, "random": 2.0}
 LEARNED = {"": 80, "other": 60, "other-all": 90, "both": 140, "own": 80}
@@ -55,6 +56,35 @@ def test_each_judged_gpu_has_its_table_and_the_paired_gains(published: tuple[Pat
     line = f"`regressor@both` over `regressor@own` | {100 * gain.mean:+.2f} {interval}"
     assert text.count(line) == 2 and "`ppo@other`" not in text
     assert check_published(*published) == []
+
+
+def test_a_missed_aim_and_a_plainer_agent_that_is_ahead_are_told_in_words(published: tuple[Path, Path]) -> None:
+    folder, root = published
+    path = folder / "across.parquet"
+    write_across(path)
+    publish(*published)
+    text = (root / "docs/search/across-gpus.md").read_text()
+    quality = figures(read_comparison(path), "shapes")["regressor@other", 0].quality
+    said = "missed on *shapes*" if quality < 0.965 else "met on every split"
+    assert f"has {quality:.3f} on *shapes*; {quality:.3f} in the mean. The aim is 0.965. It is {said}." in text
+    assert "surely behind" not in text, "the cost model is worse here"
+    arms = {**ARMS, "regressor@other": 0.4, "heuristic@other": 0.1}
+    write_comparison(made_rows(arms, ("shapes",)), read_comparison(path).meta, path)
+    publish(*published)
+    text, gains = page_text(root), paired_gains(read_comparison(path), "shapes", "regressor@other", "heuristic@other")
+    behind = [gain for gain in gains if gain.high < 0]
+    assert behind and f"surely behind `heuristic@other` after this many measurements: {behind[0].budget} (" in text
+
+
+def page_text(root: Path) -> str:
+    return (root / "docs/search/across-gpus.md").read_text()
+
+
+def test_the_published_page_says_that_one_split_misses_the_aim() -> None:
+    text = page_text(ROOT)
+    assert "0.910 on *m=16384*; 0.953 in the mean. The aim is 0.965. It is missed on *m=16384*." in text
+    assert "On *m=16384* it is surely behind `heuristic@other` after this many measurements: 0 (-1.45%)" in text
+    assert "On *m=16384* it is surely behind `nearest@other` after this many measurements: 2 (-2.43%)" in text
 
 
 def test_the_report_page_shows_every_arm(tmp_path: Path) -> None:

@@ -19,6 +19,9 @@ from outblas.records.results import read_result, write_result
 from outblas.records.summary import summarise_result
 from support.bench_fixture import META, make_rows
 
+MADE = {"date": "2026-01-02T03:04:05+00:00", "commit": "0123456789abcdef"}
+WHEN = ", 2026-01-02, commit 0123456"
+
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -79,10 +82,11 @@ def test_wins_of_large_products_are_told_for_each_library(folder: Path) -> None:
     folder.mkdir()
     assert notes.notes_of_large_products(folder) == []
     libraries = {"packaged": {"wins": 3, "with_kernel": 4}, "before": {"wins": 1, "with_kernel": 9}}
+    libraries = {name: {**found, "provenance": MADE} for name, found in libraries.items()}
     path = folder / notes.LARGE_FILE
     path.write_text(json.dumps({"format": notes.LARGE_FORMAT, "libraries": libraries}))
     (line,) = notes.notes_of_large_products(folder)
-    assert line.endswith("win by 0.5% or more: 1 of 9 kernels (before), 3 of 4 kernels (packaged)")
+    assert line.endswith(f"0.5% or more: 1 of 9 kernels (before{WHEN}), 3 of 4 kernels (packaged{WHEN})")
     path.write_text(json.dumps({"format": "other"}))
     with pytest.raises(RecordError, match=r"benchmarks/large_products.py writes"):
         notes.notes_of_large_products(folder)
@@ -94,10 +98,11 @@ def test_means_beside_torch_compile_are_told_for_each_suite(folder: Path) -> Non
     rows = [{"suite": "a", "inductor": {"ratio": 1.0}}, {"suite": "a", "inductor": None}]
     means = {"a": {"inductor": 0.5, "ours": 1.25, "ours_over_inductor": 2.5}}
     path = folder / notes.INDUCTOR_FILE
-    path.write_text(json.dumps({"format": notes.INDUCTOR_FORMAT, "rows": rows, "means": means}))
+    made = {"format": notes.INDUCTOR_FORMAT, "provenance": MADE}
+    path.write_text(json.dumps({**made, "rows": rows, "means": means}))
     (line,) = notes.notes_of_inductor(folder)
     assert "on 1 problems of a " in line and "0.500× the fastest baseline" in line
-    assert line.endswith("1.250× there and 2.500× torch.compile")
+    assert line.endswith(f"1.250× there and 2.500× torch.compile{WHEN}")
     path.write_text(json.dumps({"format": notes.INDUCTOR_FORMAT, "means": means}))
     with pytest.raises(RecordError, match=r"benchmarks/inductor_rival.py writes"):
         notes.notes_of_inductor(folder)
@@ -111,12 +116,13 @@ def test_products_outside_the_bound_are_added_up_over_dtypes(folder: Path) -> No
     bf16 = {**fp16, "outblas_fallback": {"n": 5, "outside": 4}}
     costs = {"torch": {"n": 3, "geomean": 1.25}, "outblas": {"n": 3, "geomean": 1.125}}
     found = {"by_dtype": {"fp16": fp16, "bf16": bf16}, "cost_of_full_precision": {"drawn": costs}}
-    (folder / notes.ACCURACY_FILE).write_text(json.dumps({"format": notes.ACCURACY_FORMAT, **found}))
+    made = {"format": notes.ACCURACY_FORMAT, "provenance": MADE}
+    (folder / notes.ACCURACY_FILE).write_text(json.dumps({**made, **found}))
     (line,) = notes.notes_of_accuracy(folder)
     assert "0 of 20 with torch.matmul by default, 2 of 20 with torch.matmul with both switches off" in line
     assert "4 of 20 with OutBLAS' kernels, 4 of 5 with OutBLAS' fall-backs, 6 of 20 with `accurate=True`" in line
     assert "torch.matmul with both switches off takes 1.250× the time on 3 drawn products" in line
-    assert line.endswith("OutBLAS with `accurate=True` takes 1.125× the time on 3 drawn products")
+    assert line.endswith(f"OutBLAS with `accurate=True` takes 1.125× the time on 3 drawn products{WHEN}")
 
 
 def test_files_of_unlisted_shapes_count_too(folder: Path) -> None:

@@ -69,7 +69,8 @@ def test_the_tables_have_the_figures_of_the_file(tmp_path: Path) -> None:
     speed, price = cells(text, "`optimize(model)`, `enable()`")
     assert speed == ["120 (1.200×)", "120 (0.980×)", "1.084×", "1.100×"] and price[2] == "6.0"
     speed, price = cells(text, "torch.compile, max-autotune")
-    assert speed == ["110 (1.100×)", "–", "1.100× (1 of 2 steps)", "–"] and price[2] == "1.5 (1 of 2 steps)"
+    assert speed == ["110 (1.100×)", "–", "one cell: 1.100× (decode, batch 8)", "–"]
+    assert price[2] == "1.5 (1 of 2 steps)"
     assert "over torch.compile" not in text
     assert "- Left out: torch.compile, max-autotune, llama_8b, prefill, 500 tokens, context 0: out of memory" in text
     assert "a GPU, driver 1, torch 2, transformers 5, 2026-12-01, commit 0123456." in text and "tuned" not in text
@@ -82,7 +83,7 @@ def test_a_compiled_model_is_compared_with_torch_compile(tmp_path: Path) -> None
     data["models"]["llama_8b"]["startup_s"]["compile_enable"] = {}
     text = block(tmp_path, data)
     assert "| mean | over merged | over torch.compile |" in text
-    means = ["1.200× (1 of 2 steps)", "–", "1.050× (1 of 2 steps)"]
+    means = ["one cell: 1.200× (decode, batch 8)", "–", "one cell: 1.050× (decode, batch 8)"]
     assert cells(text, "torch.compile, `enable()`")[0] == ["115 (1.200×)", "–", *means]
     assert cells(text, "torch")[0] == ["1,234", "5,000", "–", "–", "–"]
 
@@ -141,6 +142,6 @@ def test_the_headline_leaves_out_a_figure_that_a_step_lacks(tmp_path: Path) -> N
     data = content()
     data["rows"][0]["variants"]["optimize"].pop("speedup_over_merged")
     (tmp_path / WHOLE_MODELS).write_text(json.dumps(data))
-    assert [row.rival for row in headline_rows(tmp_path, [])] == ["torch, whole step"]
+    assert [row.rival for row in headline_rows(tmp_path, [])] == ["torch"]
     (tmp_path / WHOLE_MODELS).write_text(json.dumps({**data, "rows": []}))
     assert headline_rows(tmp_path, []) == []

@@ -98,6 +98,34 @@ def bootstrap_median(
     return float(np.median(x)), float(low), float(high)
 
 
+def bootstrap_geomean(
+    values: Sequence[float], *, confidence: float = 0.95, resamples: int = 2000, seed: int = 0
+) -> tuple[float, float]:
+    """Return the percentile-bootstrap interval of the geometric mean: (low, high).
+
+    It says how far another sample of problems may move the mean. The order of the values does not matter.
+
+    Args:
+        values: one ratio per problem.
+        confidence: nominal coverage of the interval, 0 to 1.
+        resamples: number of resamples.
+        seed: seed of the resampling.
+
+    Raises:
+        UsageError: fewer than 3 values, or one that is not finite and positive.
+
+    Source:
+        Efron & Tibshirani, An Introduction to the Bootstrap, section 13.3.
+    """
+    logs = np.sort(_logs(values, "the geometric mean"))
+    if logs.size < MIN_ROUNDS:
+        raise UsageError(f"an interval of {logs.size} values", f"{MIN_ROUNDS} or more values", "measure more problems")
+    drawn = np.random.default_rng(seed).integers(0, logs.size, (resamples, logs.size))
+    tail = 50.0 * (1.0 - confidence)
+    low, high = np.percentile(logs[drawn].mean(axis=1), (tail, 100.0 - tail))
+    return math.exp(low), math.exp(high)
+
+
 def paired_speedup(
     ours_us: Sequence[float], baseline_us: Sequence[float], *, confidence: float = 0.95, seed: int = 0
 ) -> tuple[float, float, float]:

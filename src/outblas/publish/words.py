@@ -105,15 +105,19 @@ def _day(day: tuple[int, int, int]) -> str:
     return f"{day[2]} {_MONTHS[day[1] - 1]} {day[0]}"
 
 
-def mean_in_words(geomean: float, interval: Sequence[float] | None) -> str:
-    """Return a mean with the interval between starts, e.g. ``1.126× (1.125–1.127)``; without an interval ``1.126×``.
+def mean_in_words(geomean: float, starts: Sequence[float] | None, bootstrap: Sequence[float] | None = None) -> str:
+    """Return a mean with what its brackets hold, e.g. ``1.126× (starts 1.125–1.127)`` or ``1.22× (95% 1.18–1.26)``.
+
+    The mean is of each problem's median over the starts. So it may lie outside the range of the starts' own means.
 
     Args:
         geomean: the geometric mean.
-        interval: least and greatest mean of a start; None: there was one start.
+        starts: least and greatest mean of a start of the machine; None: there was one start.
+        bootstrap: 95% interval over problems; None: the problems are no sample.
     """
-    mean = f"{geomean:.3f}×"
-    return mean if interval is None else f"{mean} ({interval[0]:.3f}–{interval[1]:.3f})"
+    found = [("starts", starts), ("95%", bootstrap)]
+    inner = ", ".join(f"{name} {ends[0]:.3f}–{ends[1]:.3f}" for name, ends in found if ends)
+    return f"{geomean:.3f}× ({inner})" if inner else f"{geomean:.3f}×"
 
 
 def step_words(name: str) -> str:

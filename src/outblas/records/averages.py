@@ -14,7 +14,7 @@ from typing import Any
 
 from outblas.core.config import Launch
 from outblas.core.problem import Acc, Dtype, Layout, Problem
-from outblas.core.stats import flop_weighted, geomean, losses
+from outblas.core.stats import MIN_ROUNDS, bootstrap_geomean, flop_weighted, geomean, losses
 from outblas.core.suites import LAYER_SUITES
 
 Row = dict[str, Any]
@@ -32,6 +32,10 @@ PROTOCOLS = {
 FAR_BELOW = 0.98
 #: Columns of a row of one layout that mean nothing for the best of two.
 _OF_ONE_LAYOUT = ("by_start", "torch_full_us", "lt_edges_us", "plain_config", "plain_us", "plain_speedup")
+#: Suite of shapes drawn at random: a sample, whose means have an interval over shapes.
+DRAWN = "drawn"
+#: A product is aligned if N and K are multiples of this: rows of 16 bytes in half precision.
+ALIGNED_TO = 8
 #: In the llm suite, rows with M up to this count as decode: one token of each request in a batch.
 MAX_DECODE_M = 64
 
@@ -138,6 +142,8 @@ def extended_figures(rows: Sequence[Row], suite: str) -> Row:
         ``geomean_torch_full``: not in server mode, and only if timed; the same over torch without reduced-precision
             reductions.
         ``geomean_lt_edges``: with PDL, and only if timed; the same over cuBLASLt with programmatic edges.
+        ``bootstrap``: suite drawn only; see :func:`figures_of_drawn`.
+        ``by_alignment``: suite drawn only; see :func:`figures_of_drawn`.
         ``by_m``: suites llm and llm_tp only; ``{"<=64": ..., ">64": ...}``, each ``{n, geomean}``.
         ``p50``: server mode only; ``{geomean, ours_us, baseline_us}`` of the median latency. The last two are geometric
             means in microseconds. None if no row has the latency.
@@ -149,6 +155,8 @@ def extended_figures(rows: Sequence[Row], suite: str) -> Row:
             demoted, and their lowest speed-up.
     """
     found: Row = {"by_decade": figures_by_key(rows, flop_decade, decade_order), "geomean_torch": torch_ratio(rows)}
+    if suite == DRAWN:
+        found |= figures_of_drawn(rows)
     if suite in LAYER_SUITES:
         found["by_m"] = figures_by_key(
             rows, lambda r: f"<={MAX_DECODE_M}" if r["m"] <= MAX_DECODE_M else f">{MAX_DECODE_M}"
@@ -174,6 +182,41 @@ def extended_figures(rows: Sequence[Row], suite: str) -> Row:
     if demoted:
         found["demoted"] = {"n": len(demoted), "min": round(min(demoted), 6)}
     return found
+
+
+def figures_of_drawn(rows: Sequence[Row]) -> Row:
+    """Return what a mean over drawn shapes is worth, and what its aligned and unaligned shapes have.
+
+    Args:
+        rows: at least one row.
+
+    Returns:
+        ``{bootstrap, by_alignment}``. ``bootstrap`` is the 95% interval ``[low, high]`` of the geometric mean over
+        shapes; None for fewer than three. ``by_alignment`` is ``{"aligned": ..., "unaligned": ...}``, see
+        :data:`ALIGNED_TO`; a part without rows is left out. Each part has the entries of :func:`figures_of` but
+        ``by_regime``, and ``below_098``, ``geomean_torch`` and ``bootstrap``.
+    """
+    parts: dict[str, list[Row]] = {"aligned": [], "unaligned": []}
+    for row in rows:
+        parts["unaligned" if row["n"] % ALIGNED_TO or row["k"] % ALIGNED_TO else "aligned"].append(row)
+    figures = {
+        name: {
+            **{key: value for key, value in figures_of(part).items() if key != "by_regime"},
+            "below_098": losses((row["published"] for row in part), FAR_BELOW),
+            "geomean_torch": torch_ratio(part),
+            "bootstrap": _bootstrap(part),
+        }
+        for name, part in parts.items()
+        if part
+    }
+    return {"bootstrap": _bootstrap(rows), "by_alignment": figures}
+
+
+def _bootstrap(rows: Sequence[Row]) -> list[float] | None:
+    """Return the 95% interval of the geometric mean over shapes, rounded as means are; None for too few rows."""
+    if len(rows) < MIN_ROUNDS:
+        return None
+    return [round(end, 6) for end in bootstrap_geomean([row["published"] for row in rows])]
 
 
 def torch_ratio(rows: Iterable[Row]) -> float | None:

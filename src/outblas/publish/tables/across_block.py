@@ -5,12 +5,13 @@ What learning on another GPU adds is shown as a paired gain, problem by problem,
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from outblas.publish.tables.compare_block import quality_table
 from outblas.search.compare.arms import SOURCES, arm_parts
 from outblas.search.compare.compare_result import Comparison, read_comparison
-from outblas.search.compare.compare_stats import noise_regret, paired_gains
+from outblas.search.compare.compare_stats import figures, noise_regret, paired_gains
 
 #: Beside the bench files of the judged GPU; a GPU without it has no table.
 ACROSS = "across.parquet"
@@ -23,6 +24,8 @@ PAIRS = (
     ("regressor@own", "regressor@other", "the judged GPU's problems over the other's"),
     ("ppo@other", "regressor@other", "reinforcement learning on the other GPU"),
 )
+#: The arm that a new GPU gets, and the quality that it should have without a measurement.
+NEW_GPU, AIM = "regressor@other", 0.965
 
 
 def across_files(results: Path) -> list[Path]:
@@ -67,10 +70,29 @@ def _judged(comparison: Comparison) -> list[str]:
             "", f"Split *{split}*: {size['searched']} problems searched. Problems to learn from: {counts}.",
             "", *quality_table(comparison, split), *_gains(comparison, split),
         ]  # fmt: skip
+    lines += ["", *_missed(comparison)]
     noise = noise_regret(comparison)
     if noise is not None:
         lines += ["", f"The noise floor of the judged recording is a regret of {noise:.2%}."]
     return lines
+
+
+def _missed(comparison: Comparison) -> Iterator[str]:
+    """Yield in words the splits on which the arm of a new GPU misses its aim, or is surely behind a plainer one."""
+    if NEW_GPU not in comparison.agents or 0 not in comparison.budgets:
+        return
+    found = {split: figures(comparison, split)[NEW_GPU, 0] for split in comparison.splits}
+    each = ", ".join(f"{figure.quality:.3f} on *{split}*" for split, figure in found.items())
+    mean = sum(figure.quality for figure in found.values()) / len(found)
+    missed = " and ".join(f"*{split}*" for split, figure in found.items() if figure.quality < AIM)
+    held = f"It is missed on {missed}." if missed else "It is met on every split."
+    yield f"`{NEW_GPU}` without a measurement has {each}; {mean:.3f} in the mean. The aim is {AIM}. {held}"
+    for split in comparison.splits:
+        for arm, than, _ in PAIRS[:2]:
+            gains = paired_gains(comparison, split, arm, than) if than in comparison.agents else []
+            behind = [f"{gain.budget} ({100 * gain.mean:+.2f}%)" for gain in gains if gain.high < 0]
+            if behind:
+                yield f"On *{split}* it is surely behind `{than}` after this many measurements: {', '.join(behind)}."
 
 
 def _gains(comparison: Comparison, split: str) -> list[str]:

@@ -35,13 +35,18 @@ def markdown_table(rows: Sequence[dict[str, Any]], more_notes: Sequence[str] = (
     head += ["losses", "below 0.98", "fall-backs", "over torch"]
     lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * 5 + " ---: |" * 8]
     for r in sorted(rows, key=_order):
-        cells = [r["suite"], r["layout"], f"{r['dtype']}/{r['acc']}", r["mode"], launch_label(r), r["n"]]
-        cells += [mean_in_words(r["geomean"], r["interval"]), *(f"{r[f]:.3f}×" for f in ("flop_weighted", "min"))]
-        torch = r.get("geomean_torch")
-        cells += [r["losses"], r["below_098"], r["fallbacks"], "–" if torch is None else f"{torch:.3f}×"]
-        lines.append("| " + " | ".join(_cell(c) for c in cells) + " |")
+        parts = {f"{r['suite']}, {name}": {**r, **part} for name, part in r.get("by_alignment", {}).items()}
+        lines += [_line(name, figures) for name, figures in {r["suite"]: r, **parts}.items()]
     notes = [*_notes(rows), *more_notes]
     return "\n".join([*lines, "", *notes, *([""] if notes else []), f"Measured on {_cell(_measured_on(rows))}."])
+
+
+def _line(suite: str, r: dict[str, Any]) -> str:
+    cells = [suite, r["layout"], f"{r['dtype']}/{r['acc']}", r["mode"], launch_label(r), r["n"]]
+    cells += [mean_in_words(r["geomean"], r["interval"], r.get("bootstrap"))]
+    torch = r.get("geomean_torch")
+    cells += [*(f"{r[f]:.3f}×" for f in ("flop_weighted", "min")), r["losses"], r["below_098"], r["fallbacks"]]
+    return "| " + " | ".join(map(_cell, [*cells, "–" if torch is None else f"{torch:.3f}×"])) + " |"
 
 
 def _order(row: dict[str, Any]) -> tuple[Any, ...]:

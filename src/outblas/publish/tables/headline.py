@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from outblas.core.errors import RecordError
 from outblas.core.plain_files import read_json
-from outblas.core.stats import geomean
+from outblas.core.stats import geomean, losses
 from outblas.publish.tables.any_shape_block import ANY_SHAPES, of_another_fit
 from outblas.publish.tables.whole_models_table import WHOLE_MODELS, by_context, model_words, read_whole_models
 from outblas.publish.words import mean_in_words
-from outblas.records.averages import MAX_DECODE_M, figures_by_start, figures_of
+from outblas.records.averages import (
+    ALIGNED_TO,
+    DRAWN,
+    FAR_BELOW,
+    MAX_DECODE_M,
+    Row,
+    figures_by_start,
+    figures_of,
+    figures_of_drawn,
+)
 from outblas.records.results import Result, read_result
 
 SITE = "https://outblas.github.io/outblas"
@@ -24,8 +33,8 @@ LAYERS = 32
 ALL_RIVALS = "the fastest of torch, cuBLAS and autotuned cuBLASLt"
 #: (variant, figure, use, rival in words) of whole models.
 _OF_MODELS = (
-    ("enable", "speedup", "`enable()`", "torch, whole step"),
-    ("optimize", "speedup", "`optimize()`", "torch, whole step"),
+    ("enable", "speedup", "`enable()`", "torch"),
+    ("optimize", "speedup", "`optimize()`", "torch"),
     ("optimize", "speedup_over_merged", "`optimize()`", "torch with merged weights and its fused norms"),
 )
 
@@ -45,7 +54,10 @@ class HeadlineRow:
         drivers: versions of the GPU's driver.
         days: days of the measurement, ISO 8601.
         page: page of the site that has the details.
+        worst: least speed-up.
+        below_098: number of speed-ups below 0.98.
         interval: least and greatest geometric mean of a start of the machine; None if there was one.
+        bootstrap: 95% interval of the geometric mean over drawn shapes; None if the problems are a list.
     """
 
     gpu: str
@@ -58,16 +70,20 @@ class HeadlineRow:
     drivers: tuple[str, ...]
     days: tuple[str, ...]
     page: str
-    interval: tuple[float, float] | None = None
+    worst: float
+    below_098: int
+    interval: Sequence[float] | None = None
+    bootstrap: Sequence[float] | None = None
 
 
 def headline_rows(folder: Path, results: Sequence[Result]) -> list[HeadlineRow]:
-    """Return the rows of one GPU: :func:`short_rows`, whose arguments and errors it has, then those of whole models."""
-    return [*short_rows(folder, results), *_whole_models(folder / WHOLE_MODELS)]
+    """Return all rows of one GPU; arguments and errors are those of :func:`short_rows`."""
+    later = [*_drawn(results, "learned"), *_unlisted(folder), *_whole_models(folder / WHOLE_MODELS)]
+    return [*_first_rows(folder, results), *later]
 
 
 def short_rows(folder: Path, results: Sequence[Result]) -> list[HeadlineRow]:
-    """Return the rows of one GPU without whole models, which would make README.md too long.
+    """Return the rows of one GPU that README.md has room for, without the range of the starts.
 
     Args:
         folder: folder of the GPU's result files, e.g. ``results/h200``.
@@ -76,29 +92,78 @@ def short_rows(folder: Path, results: Sequence[Result]) -> list[HeadlineRow]:
     Raises:
         RecordError: a file is there and cannot be read.
     """
-    return [*_listed(results), *_unlisted(folder), *_model_steps(folder / MODEL_STEPS)]
+    return [replace(row, interval=None) for row in _first_rows(folder, results)]
 
 
-def headline_table(rows: Sequence[HeadlineRow]) -> str:
-    """Return the table in Markdown, with the line that says how to read it."""
+def _first_rows(folder: Path, results: Sequence[Result]) -> list[HeadlineRow]:
+    return [*_listed(results), *_drawn(results, "unmeasured"), *_model_steps(folder / MODEL_STEPS)]
+
+
+def headline_table(rows: Sequence[HeadlineRow], folders: Sequence[Path] = (), linked: bool = True) -> str:
+    """Return the table in Markdown, with the lines that say how to read it.
+
+    Args:
+        rows: the rows.
+        folders: folders of the GPUs' result files, for the line on torch.compile.
+        linked: each use links to the page with its details.
+
+    Raises:
+        RecordError: a result file of whole models cannot be read.
+    """
     lines = [
-        "| GPU | use | problems | geometric mean | FLOP-weighted | against |",
-        "| --- | --- | ---: | ---: | ---: | --- |",
+        "| GPU | use | problems | geometric mean | FLOP-weighted | worst | below 0.98 |",
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: |",
     ]
     for row in rows:
+        use = row.use if row.rival == ALL_RIVALS else f"{row.use}, over {row.rival}"
+        mean = mean_in_words(row.geomean, row.interval, row.bootstrap)
         weighted = "–" if row.flop_weighted is None else f"{row.flop_weighted:.3f}×"
-        use = f"[{row.use}]({SITE}/{row.page})"
-        mean = mean_in_words(row.geomean, row.interval)
-        lines.append(f"| {row.gpu} | {use} | {row.problems} | {mean} | {weighted} | {row.rival} |")
+        cells = [_short(row.gpu), f"[{use}]({SITE}/{row.page})" if linked else use, row.problems, mean]
+        cells += [weighted, f"{row.worst:.3f}×", row.below_098]
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
     days = sorted({day for row in rows for day in row.days})
     when = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
     drivers = ", ".join(sorted({driver for row in rows for driver in row.drivers}))
+    gpus = " and ".join(dict.fromkeys(row.gpu for row in rows))
     lines += [
         "",
         f"fp16 with fp32 sums, without PDL. grid1000 and the layers have B stored as (N, K). {_how_counted(rows)} "
-        f"Weighted by FLOP, large products dominate, and they gain least. Measured {when}, driver {drivers}.",
+        f"Speed-ups without a rival's name are over {ALL_RIVALS}. Measured {when}, {gpus}, driver {drivers}.",
+        *_on_alignment(rows),
+        *_on_compile(folders),
     ]
     return "\n".join(lines)
+
+
+def _on_alignment(rows: Sequence[HeadlineRow]) -> Iterator[str]:
+    """Yield the line on aligned and unaligned shapes; none without drawn shapes."""
+    aligned = [row.geomean for row in rows if row.use.endswith(", aligned")]
+    unaligned = [row.geomean for row in rows if row.use.endswith(", unaligned")]
+    if aligned and unaligned:
+        main = " The gain of random shapes comes from the unaligned ones." if max(aligned) < min(unaligned) else ""
+        yield f"Aligned: K and N are multiples of {ALIGNED_TO}, as in layers of models.{main}"
+
+
+def _on_compile(folders: Sequence[Path]) -> Iterator[str]:
+    """Yield the line on torch.compile beside ``optimize()``; none if no whole model was measured."""
+    parts = []
+    for path in (folder / WHOLE_MODELS for folder in folders):
+        if not path.exists():
+            continue
+        data = read_whole_models(path)
+        found = [[row["variants"].get(name, {}).get("us") for name in ("compile", "optimize")] for row in data["rows"]]
+        both = [(theirs[0], ours[0]) for theirs, ours in found if theirs and ours]
+        won, of = sum(theirs < ours for theirs, ours in both), len(data["rows"])
+        gpu = _short(data["settings"]["gpu"])
+        slower = f"slower in {won} of the {len(both)} whole-model steps timed with both on the {gpu} (of {of})"
+        parts.append(slower if both else f"not timed on the {gpu}")
+    if parts:
+        yield f"`optimize()` beside torch.compile with max-autotune: {'; '.join(parts)}."
+
+
+def _short(gpu: str) -> str:
+    """Return a GPU's name for a table, e.g. ``H100`` for ``NVIDIA H100 80GB HBM3``."""
+    return gpu.removeprefix("NVIDIA ").split(" ")[0]
 
 
 def _how_counted(rows: Sequence[HeadlineRow]) -> str:
@@ -112,15 +177,16 @@ def _how_counted(rows: Sequence[HeadlineRow]) -> str:
     elif dropped:
         said = ["A fall-back counts as 1.", f"So does a kernel that the same bench found slower: {dropped} problems."]
     if any(row.interval for row in rows):
-        said.append("In brackets: the least and the greatest mean of one start of the machine.")
+        said.append("Starts: the range of the means of single starts of the machine.")
     return " ".join(said)
 
 
 def _listed(results: Sequence[Result]) -> Iterator[HeadlineRow]:
-    uses = (
+    uses: tuple[tuple[str, str, Callable[[Row], bool]], ...] = (
         ("grid1000", "{:,} problems of *grid1000*", lambda row: True),
-        ("llm", f"layers of language models, M ≤ {MAX_DECODE_M}", lambda row: row["m"] <= MAX_DECODE_M),
-        ("llm", f"layers of language models, M > {MAX_DECODE_M}", lambda row: row["m"] > MAX_DECODE_M),
+        ("llm", f"LLM layers, M ≤ {MAX_DECODE_M}", lambda row: row["m"] <= MAX_DECODE_M),
+        ("llm", f"LLM layers, M > {MAX_DECODE_M}", lambda row: row["m"] > MAX_DECODE_M),
+        ("llm_tp_drawn", "LLM layers split over GPUs, random M", lambda row: True),
     )
     for suite, use, wanted in uses:
         for result in results:
@@ -136,18 +202,39 @@ def _is_headline(row: Mapping[str, Any]) -> bool:
     return kind == ("TN", "fp16", "fp32", "offline") and not row["pdl"] and not row["early"]
 
 
+def _drawn(results: Sequence[Result], mode: str) -> Iterator[HeadlineRow]:
+    """Yield the aligned and the unaligned part of each bench of drawn shapes of one mode, TN first."""
+    benches = (result for result in results if result.suite == DRAWN and result.rows[0]["mode"] == mode)
+    for result in sorted(benches, key=lambda result: result.rows[0]["layout"], reverse=True):
+        first = result.rows[0]
+        rows = [row for row in result.rows if not row["pdl"]]
+        settled = " after `settle()`" if mode == "learned" else ""
+        for part, figures in figures_of_drawn(rows)["by_alignment"].items():
+            use = f"random shapes{settled}, {first['layout']}, {part}"
+            yield _row_of(result, use, figures, None, "results/tables/", bootstrap=figures["bootstrap"])
+
+
 def _unlisted(folder: Path) -> Iterator[HeadlineRow]:
     path = folder.parent / ANY_SHAPES / f"{folder.name}_bench.parquet"
     if path.exists():
         result = read_result(path)
-        earlier = ", by an earlier fit" if of_another_fit(path.with_name(f"{folder.name}.json"), folder.name) else ""
+        day = str(result.provenance["date"])[:10]
+        earlier = (
+            f", by an earlier fit, {day}" if of_another_fit(path.with_name(f"{folder.name}.json"), folder.name) else ""
+        )
         rows = [row for row in result.rows if not row["pdl"]]
         yield _row(result, f"random shapes of no list{earlier}", rows, "use/matmul/#which-products-can-gain")
 
 
 def _row(result: Result, use: str, rows: Sequence[dict[str, Any]], page: str) -> HeadlineRow:
-    figures, interval = figures_of(rows), figures_by_start(rows, result.starts)["interval"]
+    figures = {**figures_of(rows), **figures_by_start(rows, result.starts)}
     dropped = sum(row["fallback"] and row["speedup"] is not None for row in rows)
+    return _row_of(result, use, figures, None if any(row["ran"] for row in rows) else dropped, page)
+
+
+def _row_of(
+    result: Result, use: str, figures: Row, dropped: int | None, page: str, bootstrap: Sequence[float] | None = None
+) -> HeadlineRow:
     return HeadlineRow(
         str(result.provenance["gpu"]),
         use,
@@ -155,11 +242,14 @@ def _row(result: Result, use: str, rows: Sequence[dict[str, Any]], page: str) ->
         figures["geomean"],
         figures["flop_weighted"],
         ALL_RIVALS,
-        None if any(row["ran"] for row in rows) else dropped,
+        dropped,
         tuple(map(str, result.each("driver"))),
         tuple(str(date)[:10] for date in result.each("date")),
         page,
-        (interval[0], interval[1]) if interval else None,
+        figures["min"],
+        figures["below_098"],
+        figures.get("interval"),
+        bootstrap,
     )
 
 
@@ -212,11 +302,13 @@ def _model_steps(path: Path) -> Iterator[HeadlineRow]:
                 len(steps),
                 geomean(ratios),
                 None,
-                "torch, whole step",
+                "torch",
                 None,
                 (made["driver"],),
                 (made["date"][:10],),
                 "results/transformer/",
+                min(ratios),
+                losses(ratios, FAR_BELOW),
             )
 
 
@@ -235,15 +327,18 @@ def _whole_models(path: Path) -> Iterator[HeadlineRow]:
     for variant, figure, use, rival in _OF_MODELS:
         found = [row["variants"].get(variant, {}).get(figure) for row in rows]
         if rows and None not in found:
+            ratios = [ratio for ratio, _, _ in found]
             yield HeadlineRow(
                 settings["gpu"],
                 f"{use} in {names} of transformers, bf16, context {context}{unusual}",
                 len(found),
-                geomean([ratio for ratio, _, _ in found]),
+                geomean(ratios),
                 None,
                 rival,
                 None,
                 (settings["driver"],),
                 tuple(each["date"][:10] for row in rows for each in row["provenance"]),
                 "results/whole-models/",
+                min(ratios),
+                losses(ratios, FAR_BELOW),
             )

@@ -142,6 +142,11 @@ def note_of(path: Path, form: str, made_by: str, note: Callable[[dict[str, Any]]
         ) from error
 
 
+def _when(made: Mapping[str, Any]) -> str:
+    """Return the day and the commit of a provenance for the end of a note; each line may be of another time."""
+    return f", {made['date'][:10]}, commit {made['commit'][:7]}"
+
+
 LARGE_FORMAT = "outblas-large-products-1"
 #: Its name beside the result files.
 LARGE_FILE = "large_products.json"
@@ -158,7 +163,10 @@ def notes_of_large_products(directory: Path) -> list[str]:
 
 def _large_line(data: dict[str, Any]) -> str:
     libraries = sorted(data["libraries"].items())
-    each = [f"{found['wins']} of {found['with_kernel']} kernels ({name})" for name, found in libraries]
+    each = [
+        f"{found['wins']} of {found['with_kernel']} kernels ({name}{_when(found['provenance'])})"
+        for name, found in libraries
+    ]
     return f"- products from 1e11 FLOP on, each kernel alone, that win by 0.5% or more: {', '.join(each)}"
 
 
@@ -215,7 +223,7 @@ def _cutlass_line(data: dict[str, Any]) -> str:
         f"- CUTLASS 3.x, the fastest of {instances} kernels of its collective builder on each of {len(both)} problems "
         f"of grid1000 (TN, fp16/fp32, offline, without PDL): {found['cutlass_over_baseline']:.3f}× the fastest "
         f"baseline; the kernels that the library names have {found['ours_over_baseline']:.3f}× there and "
-        f"{found['ours_over_cutlass']:.3f}× CUTLASS, surely ahead on {ahead}"
+        f"{found['ours_over_cutlass']:.3f}× CUTLASS, surely ahead on {ahead}{_when(data['provenance'])}"
     )
 
 
@@ -245,7 +253,7 @@ def _inductor_lines(data: dict[str, Any], directory: Path) -> str:
         f"- torch.compile with max-autotune on {counts[suite]} problems of {suite} (TN, fp16/fp32, offline, "
         f"without PDL): {found['inductor']:.3f}× the fastest baseline; the library's kernels have "
         f"{found['ours']:.3f}× there and {found['ours_over_inductor']:.3f}× torch.compile"
-        f"{replaced_words(directory, rows[suite])}"
+        f"{_when(data['provenance'])}{replaced_words(directory, rows[suite])}"
         for suite, found in data["means"].items()
     )
 
@@ -282,7 +290,7 @@ def _accuracy_line(data: dict[str, Any]) -> str:
         for group in costs
         for who, name in (("torch", names["torch_full"]), ("outblas", f"OutBLAS with {names['outblas_accurate']}"))
     )
-    return f"- products outside the error bound of fp32 sums: {', '.join(each)}; {shared}"
+    return f"- products outside the error bound of fp32 sums: {', '.join(each)}; {shared}{_when(data['provenance'])}"
 
 
 def notes_of_retune(directory: Path) -> list[str]:
@@ -304,5 +312,6 @@ def _retune_line(data: dict[str, Any]) -> str:
     tables = (Table.parse(name) for name in data["tables"])
     names = " and ".join(f"{t.suite} {t.layout} {t.dtype}/{t.acc}" for t in tables)
     each = ", ".join(f"{step} {seconds / 60:.1f}" for step, seconds in steps.items())
-    gpu = data["provenance"]["gpu"]
-    return f"- {names}, tuned from nothing: {sum(steps.values()) / 60:.1f} minutes of one {gpu} ({each})"
+    made = data["provenance"]
+    minutes = f"{sum(steps.values()) / 60:.1f} minutes of one {made['gpu']}"
+    return f"- {names}, tuned from nothing: {minutes} ({each}){_when(made)}"

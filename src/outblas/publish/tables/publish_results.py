@@ -25,6 +25,7 @@ from outblas.publish.tables.compare_block import PICTURE as COMPARE_PICTURE
 from outblas.publish.tables.compare_block import compare_block, comparison_of
 from outblas.publish.tables.compare_picture import compare_svg
 from outblas.publish.tables.counter_table import counters_text
+from outblas.publish.tables.draws_block import DRAWS, draws_block
 from outblas.publish.tables.gpu_folders import gpu_folders, name_of_gpu, refuse_files_of_another_gpu
 from outblas.publish.tables.headline import MODEL_STEPS, HeadlineRow, headline_rows, headline_table, short_rows
 from outblas.publish.tables.live_block import LIVE, LIVE_PICTURE, live_block, live_files, live_svg
@@ -42,6 +43,7 @@ from outblas.publish.tables.peer_tables import cutlass_table, transformer_table
 from outblas.publish.tables.recipe_block import RECIPE, recipe_block
 from outblas.publish.tables.rival_tables import ampere_table, cuda_l2_table
 from outblas.publish.tables.row_notes import notes_of_rows
+from outblas.publish.tables.scale_block import scale_block
 from outblas.publish.tables.speedup_picture import speedup_svg
 from outblas.publish.tables.weak_spots import gpus_with_library, weak_spots
 from outblas.publish.tables.whole_models_table import WHOLE_MODELS, whole_models_block
@@ -116,7 +118,7 @@ def generated_blocks(measured: Measured, *beside: Measured) -> dict[tuple[str, s
     benched = [gpu for gpu in gpus if gpu.results]
     compared = comparison_of(folder)
     blocks: dict[tuple[str, str], Callable[[], str]] = {
-        ("README.md", "results"): lambda: _headline(gpus, short_rows),
+        ("README.md", "results"): lambda: _headline(gpus, short_rows, linked=False),
         ("docs/results/index.md", "results"): lambda: _headline(gpus, headline_rows),
         ("docs/results/tables.md", "tables"): lambda: _each(benched, _all_rows, "## "),
         ("docs/results/method.md", "again"): lambda: _each(benched, lambda g: again_table(g.results, g.folder.name)),
@@ -128,6 +130,7 @@ def generated_blocks(measured: Measured, *beside: Measured) -> dict[tuple[str, s
         ("docs/use/when-not.md", "weak"): lambda: _weak(benched),
         ("docs/use/matmul.md", "any_shapes"): lambda: _any_shapes(gpus),
         ("docs/use/environment-variables.md", "variables"): reference_blocks.variable_table,
+        ("docs/develop/several-gpus.md", "scale"): lambda: scale_block(folder),
         ("docs/kernels/counters.md", "ncu"): lambda: _each_with(COUNTERS, gpus, lambda f: counters_text(f / COUNTERS)),
         ("docs/llm/recipe.md", "cost"): cost_table,
         ("docs/reference/knobs.md", "knobs"): reference_blocks.knob_page,
@@ -136,6 +139,8 @@ def generated_blocks(measured: Measured, *beside: Measured) -> dict[tuple[str, s
         ("docs/search/published-recipe.md", "recipe"): lambda: recipe_block(folder / RECIPE),
     }
     across = across_files(folder.parent)
+    if (folder.parent / DRAWS).exists():
+        blocks["docs/results/tables.md", "draws"] = lambda: draws_block(folder.parent / DRAWS)
     if across:
         blocks["docs/search/across-gpus.md", "across"] = lambda: across_block(across)
     if compared is not None:
@@ -147,9 +152,12 @@ def generated_blocks(measured: Measured, *beside: Measured) -> dict[tuple[str, s
     return blocks
 
 
-def _headline(gpus: Sequence[Measured], rows_of: Callable[[Path, Sequence[Result]], list[HeadlineRow]]) -> str:
+def _headline(
+    gpus: Sequence[Measured], rows_of: Callable[[Path, Sequence[Result]], list[HeadlineRow]], linked: bool = True
+) -> str:
     """Return the small table of all GPUs, with the rows that a function gives for each."""
-    return headline_table([row for gpu in gpus for row in rows_of(gpu.folder, gpu.results)])
+    rows = [row for gpu in gpus for row in rows_of(gpu.folder, gpu.results)]
+    return headline_table(rows, [gpu.folder for gpu in gpus], linked)
 
 
 def _each(gpus: Sequence[Measured], text: Callable[[Measured], str], heading: str = "") -> str:

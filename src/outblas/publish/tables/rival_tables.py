@@ -154,12 +154,17 @@ def _cuda_l2_text(data: dict[str, Any]) -> str:
     timed = [row for row in rows if "ours_over_cuda_l2" in _ratios(row)]
     host = {name: geomean(row["host_us"][name] for row in timed) for name in timed[0]["host_us"]}
     kernels = [row["kernel"] for row in rows if row.get("kernel")]
-    other = sum(_has_other_sums(kernel) for kernel in kernels)
+    other = Counter(
+        f"{', '.join(kernel['accumulators'])} where CUDA-L2 claims {kernel['claimed']}"
+        for kernel in kernels
+        if _has_other_sums(kernel)
+    )
+    sums = "; ".join(f"{count} sum in {words}" for words, count in other.items()) or "none sums otherwise than claimed"
     waits, padded = sum(kernel["waits"] for kernel in kernels), sum(kernel["padded"] is not None for kernel in kernels)
     lines += [
         "",
         "Host time per call, geometric mean: " + ", ".join(f"{name} {us:.2f} µs" for name, us in host.items()) + ".",
-        f"Of {len(kernels)} kernels {other} have another accumulator in their machine code than CUDA-L2 claims. "
+        f"By their machine code, of {len(kernels)} kernels {sums}. "
         f"{waits} wait for the GPU in each call, and {padded} compute padded problems.",
         *_notes(data),
     ]

@@ -138,11 +138,17 @@ def _speed_cell(figures: Mapping[str, Any] | None) -> str:
 
 
 def _mean(rows: Sequence[Mapping[str, Any]], name: str, figure: str) -> str:
-    """Return the geometric mean of a variant's speed-ups, and of how many steps it is unless every one has its own."""
-    found = [row["variants"].get(name, {}).get(figure) for row in rows]
-    ratios = [each[0] for each in found if each is not None]
+    """Return the geometric mean of a variant's speed-ups, and of how many steps it is unless every one has its own.
+
+    One figure of several steps is no mean: it is called a cell, with its step.
+    """
+    found = {row["step"]: row["variants"].get(name, {}).get(figure) for row in rows}
+    ratios = [each[0] for each in found.values() if each is not None]
     if not ratios:
         return "–"
+    if len(ratios) == 1 < len(rows):
+        (step,) = (step for step, each in found.items() if each is not None)
+        return f"one cell: {ratios[0]:.3f}× ({step_words(step)})"
     return f"{geomean(ratios):.3f}×{_steps_if_fewer(ratios, rows)}"
 
 
