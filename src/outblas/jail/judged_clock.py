@@ -212,20 +212,20 @@ class JudgedClock:
 
     def _places(self, kernel: Bindable, kind: Kind) -> list[Place]:
         """The places of a replay."""
-        if (self._on.places and self._on.workspace) or kind != "mixed":
-            return self._operands.deal(kind)
         drawn = self._operands.deal(kind)
+        if self._on.places and self._on.workspace:
+            return drawn
         kept = self._kept.setdefault(kernel.name, drawn)
         return [replace(old, seed=new.seed) for old, new in zip(kept, drawn, strict=True)] if self._on.values else kept
 
-    def _bound(self, kernel: Bindable, places: Sequence[Place], kind: Kind) -> list[Any]:
+    def _bound(self, kernel: Bindable, places: Sequence[Place]) -> list[Any]:
         """The calls of a replay."""
-        if kind == "mixed" and kernel.name in self._calls:
+        if kernel.name in self._calls:
             return self._calls[kernel.name]
         problem, operands = self._bench.problem, [(place.a, place.b, place.c) for place in places]
         many = getattr(kernel, "bind_many", None)  # calls of one stream may share what each would have of its own
         calls = many(problem, operands) if many else [kernel.bind(problem, *each) for each in operands]
-        if kind == "mixed" and not self._on.workspace:
+        if not self._on.workspace:
             self._calls[kernel.name] = calls
         return calls
 
