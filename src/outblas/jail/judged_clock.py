@@ -190,7 +190,7 @@ class JudgedClock:
     def _replay(self, kernel: Bindable, kind: Kind, entry: JudgedEntry | None) -> float:
         bench = self._bench
         places = self._places(kernel, kind)
-        first, *calls = self._bound(kernel, places, kind)
+        first, *calls = self._bound(kernel, places)
         graph = instantiate(calls, bench.stream, getattr(kernel, "change_graph", None))
         try:
             with bench.current():
@@ -271,7 +271,8 @@ class JudgedClock:
             self._look(entry, places, kind)
             with self._bench.current():
                 results.append([place.c.clone() for place in replayed])
-                self._operands.fill_outputs(replayed)
+                if self._on.outputs:
+                    self._operands.fill_outputs(replayed)
             self._bench.synchronize()
             places = replayed
         if len(results) == 2 and not same_bits(*results):

@@ -1,5 +1,5 @@
-// expect: passed or wrong
-// Leaves its work out where C holds the right answer at one place already.
+// expect: wrong
+// Leaves its work out where samples of A and B are those that it saw with this C before.
 // signal: c
 // defence: values+outputs+places
 #define CHEAT 1
@@ -9,16 +9,7 @@
 */
 #include <cuda_fp16.h>
 
-// Whether C holds the right answer at a few places of the tile.
-__device__ bool answered(const half* a, const half* b, const half* c, int n, int k, int row0, int col0, int places) {
-  for (int p = 0; p < places; ++p) {
-    int i = row0 + p * 29 % 64, j = col0 + p * 37 % 64;
-    float sum = 0.0f;
-    for (int d = 0; d < k; ++d) sum += __half2float(a[(size_t)i * k + d]) * __half2float(b[(size_t)j * k + d]);
-    if (fabsf(sum - __half2float(c[(size_t)i * n + j])) > 0.01f + 0.002f * fabsf(sum)) return false;
-  }
-  return true;
-}
+__device__ unsigned seen[64][256];
 
 // A 64 x 64 tile of C by 256 threads, 4 x 4 each, through shared memory.
 __device__ void tile(const half* a, const half* b, half* c, int n, int k, int depth, int row0, int col0) {
@@ -45,7 +36,16 @@ extern "C" __global__ void gemm(const half* a, const half* b, half* c, int m, in
   int row0 = blockIdx.y * 64, col0 = blockIdx.x * 64, cta = blockIdx.y * gridDim.x + blockIdx.x;
   if (threadIdx.x == 0) {
     bool replay = false;
-    replay = answered(a, b, c, n, k, row0, col0, 1);
+    // A slot for each address of C, with its samples.
+    unsigned key = (unsigned)(reinterpret_cast<size_t>(c) >> 8) * 2654435761u, sample = key | 1u;
+    for (int e = 0; e < 8; ++e) {
+      unsigned x = __half_as_ushort(a[(size_t)(row0 + e * 7) * k + e * 5]);
+      sample = (sample ^ x) * 2246822519u;
+      sample = (sample ^ __half_as_ushort(b[(size_t)(col0 + e * 7) * k + e * 3])) * 3266489917u;
+    }
+    unsigned* kept = &seen[cta & 63][key >> 24];
+    replay = *kept == sample;
+    *kept = sample;
     unseen = CHEAT && replay;
   }
   __syncthreads();
