@@ -89,7 +89,7 @@ def test_headers_that_are_included_by_habit_are_there_and_so_is_a_tensor_map():
         (device_text(requires=["M > 64"]), P, Status.ILLEGAL, "requires M > 64"),
         (device_text(acc="fp16"), P, Status.ILLEGAL, "accumulates in fp16"),
         (device_text(f"__device__ int big[{1 << 20}];" + BODY.replace("sum += ", "big[i] = i, sum += ")), P,
-         Status.STATIC_REJECTED, "__device__ variables"),
+         Status.STATIC_REJECTED, "__device__ and __constant__ variables"),
     ],
 )  # fmt: skip
 def test_a_bad_kernel_is_a_status_with_words(kernel, problem, status, words):

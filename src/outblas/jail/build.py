@@ -22,7 +22,7 @@ from outblas.core.roofline import Gpu, architecture
 from outblas.core.scratch_folder import scratch_folder
 from outblas.jail.compiler_words import own_words
 from outblas.jail.confined_compiler import LOG_BYTES, CompileLimits, memory_limit, run_confined
-from outblas.jail.elf import cubins, global_bytes
+from outblas.jail.elf import cubins
 from outblas.jail.nvrtc_headers import FORCED_INCLUDE, HEADERS
 from outblas.jail.toolchain import cutlass_folders, find_nvcc, include_folders, locate_cutlass
 from outblas.kernels.custom.free_kernel import FreeKernel
@@ -56,12 +56,10 @@ class BuiltKernel:
         kernel: the source.
         cubin: its machine code with the compiler's output. For form ``host`` the image is the shared object; registers
             and shared memory are the maximum over its kernels, the other figures the sum.
-        globals_bytes: bytes of ``__device__`` variables.
     """
 
     kernel: FreeKernel
     cubin: Cubin
-    globals_bytes: int
 
     @property
     def log(self) -> str:
@@ -111,7 +109,7 @@ def build(kernel: FreeKernel, problem: Problem, gpu: Gpu, cache: CubinCache | No
     """
     made = _Host(kernel, problem, gpu) if kernel.launch.form == "host" else _Device(kernel, problem, gpu)
     if cache is None:
-        return _built(kernel, made.compile())
+        return BuiltKernel(kernel, made.compile())
     key = made.key()
     if (hit := cache.get(key)) is None:
         with cache.locked(key):
@@ -119,7 +117,7 @@ def build(kernel: FreeKernel, problem: Problem, gpu: Gpu, cache: CubinCache | No
                 hit = made.compile()
                 if len(hit.image) <= MAX_CACHED_BYTES:
                     cache.put(key, hit)
-    return _built(kernel, hit)
+    return BuiltKernel(kernel, hit)
 
 
 def macro_definitions(problem: Problem) -> tuple[str, ...]:
@@ -281,10 +279,6 @@ def _together(found: list[SassFacts]) -> SassFacts:
     }
     widths = sorted({width for facts in found for width in facts.accumulators})
     return SassFacts(**counts, accumulators=tuple(widths))
-
-
-def _built(kernel: FreeKernel, cubin: Cubin) -> BuiltKernel:
-    return BuiltKernel(kernel, cubin, sum(global_bytes(each) for each in cubins(cubin.image)))
 
 
 def _error_of(error: dict[str, Any], words: Callable[[str], str]) -> CompileError | ToolchainMissing:
