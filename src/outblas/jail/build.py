@@ -22,6 +22,7 @@ from outblas.core.roofline import Gpu, architecture
 from outblas.core.scratch_folder import scratch_folder
 from outblas.jail.compiler_words import own_words
 from outblas.jail.confined_compiler import LOG_BYTES, CompileLimits, memory_limit, run_confined
+from outblas.jail.confinement import installation_parts
 from outblas.jail.elf import cubins
 from outblas.jail.nvrtc_headers import FORCED_INCLUDE, HEADERS
 from outblas.jail.toolchain import cutlass_folders, find_nvcc, include_folders, locate_cutlass
@@ -159,6 +160,12 @@ class _Job:
         """Folders of headers beside the package's own."""
         return cutlass_folders() if self.cutlass else []
 
+    def readable(self) -> list[Path]:
+        """Return what the compiler may read. Of ``CUTLASS_DIR``, which may be any folder, only CUTLASS' own headers."""
+        cutlass = cutlass_folders() if self.cutlass else []
+        own = [folder / name for folder in cutlass for name in ("cutlass", "cute")]
+        return [*own, *(path for path in self.includes() if path not in cutlass)]
+
     def words(self, said: str) -> str:
         """Return the compiler's output without lines of other files and without the paths of this machine's headers."""
         said = own_words(said, self.kernel.text, LOG_BYTES)
@@ -196,7 +203,7 @@ class _Device(_Job):
             "options": options, "acc": launch.acc, "arch": self.arch, "key": key,
         }  # fmt: skip
         with _compile_folder() as folder:
-            code, said = self.confined({"nvrtc": job}, folder, self.includes())
+            code, said = self.confined({"nvrtc": job}, folder, self.readable())
             if (folder / "error").is_file():
                 raise _error_of(json.loads((folder / "error").read_text()), self.words)
             cubin = decode(_made(folder / "cubin"), key) if (folder / "cubin").is_file() else None
@@ -226,8 +233,9 @@ class _Host(_Job):
                 *_CUTLASS_DEFINES, f"-I{headers}", *(f"-I{path}" for path in self.includes()),
                 f"-L{nvcc.library_folder}", "-Xlinker", f"-l:{nvcc.cudart}", "-o", str(library), str(source),
             ]  # fmt: skip
-            readable = [*self.includes(), nvcc.path.parent.parent, nvcc.path.resolve().parent.parent]
-            code, said = self.confined({"program": program}, folder, readable)
+            roots = (nvcc.path.parent.parent, nvcc.path.resolve().parent.parent)
+            installed = [Path(part) for root in roots for part in installation_parts(root)]
+            code, said = self.confined({"program": program}, folder, [*self.readable(), *installed])
             said = self.words(said.replace(f"{folder}/", ""))
             if code != 0 or not library.is_file():
                 raise _refused(said) if code > 0 else _died("nvcc", code, said)
