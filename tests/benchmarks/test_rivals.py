@@ -40,7 +40,7 @@ def rivals(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def built(kernel: Any) -> BuiltKernel:
-    return BuiltKernel(kernel, Cubin(b"", "outblas_launch", "sm_90a", 40, 0, 0, 0, FACTS, 0.1, False, ""), 0)
+    return BuiltKernel(kernel, Cubin(b"", "outblas_launch", "sm_90a", 40, 0, 0, 0, FACTS, 0.1, False, ""))
 
 
 def test_a_text_says_its_layout_its_tile_and_its_waits(rivals: Any) -> None:

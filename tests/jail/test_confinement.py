@@ -165,6 +165,62 @@ def test_a_home_is_never_readable_as_a_whole(monkeypatch, tmp_path):
     assert str(tmp_path) not in roots and str(recorded) not in roots and "/" not in roots and "/extra" in roots
 
 
+IN_A_PROJECT = r"""
+import importlib, json, os, sys
+folder, tries = sys.argv[1], sys.argv[2:]
+from outblas.jail.confinement import Jail
+Jail(folder).files()
+found = {}
+for path in tries:
+    try:
+        found[path] = open(path).read()
+    except OSError:
+        found[path] = None
+found["import"] = importlib.import_module("outblas.core.plausibility").__name__
+print(json.dumps(found))
+"""
+
+
+@files
+def test_folders_of_the_user_that_the_environment_names_stay_closed(tmp_path):
+    """The working directory, as ``python -m`` has it, entries of PYTHONPATH, and folders that settings name."""
+    project, other, keys, cache = (tmp_path / name for name in ("project", "other", "keys", "cache"))
+    (project / "lib").mkdir(parents=True)
+    secrets = [project / ".env", project / "lib" / "notes", other / ".env", keys / "lib" / "id_rsa", cache / "token"]
+    for secret in [*secrets, cache / "cubin" / "kernel"]:
+        secret.parent.mkdir(parents=True, exist_ok=True)
+        secret.write_text("private")
+    (tmp_path / "cell").mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", IN_A_PROJECT, str(tmp_path / "cell"), ".env", *map(str, secrets)]
+        + [str(cache / "cubin" / "kernel")],
+        env={
+            "PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join([str(SRC), ".", str(project), str(other)]),
+            "CUDA_HOME": str(keys), "CUDA_PATH": str(project), "CUTLASS_DIR": str(keys),
+            "OUTBLAS_CACHE_DIR": str(cache),
+        },
+        cwd=project,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found.pop("import") == "outblas.core.plausibility", "its own package stays open"
+    assert found.pop(str(cache / "cubin" / "kernel")) == "private"
+    assert found == dict.fromkeys([".env", *map(str, secrets)])
+
+
+def test_of_a_toolkit_only_its_own_parts_are_readable(monkeypatch, tmp_path):
+    (tmp_path / "include").mkdir()
+    (tmp_path / "include" / "cuda.h").write_text("")
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    roots = readable_roots()
+    assert str(tmp_path / "include") in roots and str(tmp_path / "lib64") in roots and str(tmp_path) not in roots
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert not [path for path in readable_roots() if path.startswith(str(tmp_path))], "a home is no toolkit"
+
+
 def test_before_it_is_closed_a_jail_reports_nothing_as_held():
     told = {line.part: line.on for line in Jail("/nowhere").report()}
     assert not told["files"] and not told["calls"]

@@ -89,7 +89,7 @@ def recorder(monkeypatch):
 
 def built(text, image=b"cubin"):
     kernel = FreeKernel.parse(text)
-    return BuiltKernel(kernel, Cubin(image, kernel.launch.entry, "sm_90a", 32, 0, 0, 0, NO_FACTS, 0.1, False, ""), 0)
+    return BuiltKernel(kernel, Cubin(image, kernel.launch.entry, "sm_90a", 32, 0, 0, 0, NO_FACTS, 0.1, False, ""))
 
 
 def operands():

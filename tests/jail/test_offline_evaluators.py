@@ -13,8 +13,8 @@ from outblas.core.errors import CompileError, RecordError, UsageError
 from outblas.core.evaluation import Evaluation, Status
 from outblas.core.problem import Problem
 from outblas.jail import build as building
-from outblas.jail import landlock
-from outblas.jail.build import build
+from outblas.jail import landlock, toolchain
+from outblas.jail.build import BuiltKernel, build
 from outblas.jail.confined_compiler import CompileLimits, run_confined
 from outblas.jail.evaluation_file import FORMAT, Recorder, load
 from outblas.jail.free_proof_shapes import MAX_FLOPS, free_proof_shapes
@@ -89,7 +89,7 @@ def test_headers_that_are_included_by_habit_are_there_and_so_is_a_tensor_map():
         (device_text(requires=["M > 64"]), P, Status.ILLEGAL, "requires M > 64"),
         (device_text(acc="fp16"), P, Status.ILLEGAL, "accumulates in fp16"),
         (device_text(f"__device__ int big[{1 << 20}];" + BODY.replace("sum += ", "big[i] = i, sum += ")), P,
-         Status.STATIC_REJECTED, "__device__ variables"),
+         Status.STATIC_REJECTED, "__device__ and __constant__ variables"),
     ],
 )  # fmt: skip
 def test_a_bad_kernel_is_a_status_with_words(kernel, problem, status, words):
@@ -114,6 +114,35 @@ def test_a_compilers_process_is_shut_in(tmp_path):
         program = {"program": [sys.executable, "-S", "-c", line]}
         code, said = run_confined(program, tmp_path / "own", [], CompileLimits(20.0, 1 << 29))
         assert (code == 0) is good, said
+
+
+@pytest.mark.skipif(not landlock.abi(), reason="this kernel has no landlock")
+def test_a_compilers_process_cannot_read_the_working_directory(tmp_path, monkeypatch):
+    project, own = tmp_path / "project", tmp_path / "own"
+    project.mkdir()
+    own.mkdir()
+    (project / ".env").write_text("private")
+    monkeypatch.chdir(project)
+    monkeypatch.syspath_prepend(str(project))
+    program = {"program": ["/bin/cat", str(project / ".env")]}
+    code, said = run_confined(program, own, [], CompileLimits(20.0, 1 << 30))
+    assert code != 0 and "private" not in said and "ermission denied" in said
+
+
+@compiles
+@pytest.mark.skipif(not landlock.abi(), reason="this kernel has no landlock")
+@pytest.mark.parametrize("form", ["device", "host"])
+def test_of_the_folder_of_cutlass_a_compiler_reads_only_its_headers(tmp_path, monkeypatch, form):
+    (tmp_path / "cutlass").mkdir()
+    version = "#define CUTLASS_MAJOR 4\n#define CUTLASS_MINOR 2\n#define CUTLASS_PATCH 0\n"
+    (tmp_path / "cutlass" / "version.h").write_text(version)
+    (tmp_path / "notes.h").write_text("#define NOTES 1\n")
+    monkeypatch.setenv("CUTLASS_DIR", str(tmp_path))
+    for header, built in (("cutlass/version.h", True), ("notes.h", False)):
+        line = f"#include <{header}>\n"
+        text = device_text(line + BODY, uses=["cutlass"]) if form == "device" else host_text(line, uses=["cutlass"])
+        found = examine(P, FreeKernel.parse(text), H200, None)
+        assert isinstance(found, BuiltKernel) is built, found
 
 
 @compiles

@@ -14,7 +14,7 @@ from outblas.kernels.source import Source
 from outblas.runtime import sass
 from outblas.runtime.cubin import SassFacts
 from outblas.runtime.nvrtc import Cubin, compile_source
-from outblas.runtime.sass import check_static, disassembled_facts, facts_of_opcodes, sass_facts
+from outblas.runtime.sass import check_static, disassembled_facts, facts_of_opcodes, other_products, sass_facts
 from support.disassembly import Together, cases
 
 pytestmark = pytest.mark.long
@@ -97,6 +97,72 @@ for _n in (8, 64, 256):
             )
 
 
+def integer_mma(shape: str, operand: str, tail: str = "") -> str:
+    """A kernel with one mma.sync of integers."""
+    d, a, b = "%0,%1,%2,%3", "%4,%4,%4,%4", "%4,%4"
+    return f"""extern "C" __global__ void probe(int* o, int x) {{
+  int d[4] = {{x, x, x, x}};
+  asm volatile("mma.sync.aligned.{shape}.row.col.s32.{operand}.{operand}.s32{tail} {{{d}}},{{{a}}},{{{b}}},{{{d}}};"
+    : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3]) : "r"(x));
+  for (int i = 0; i < 4; i++) o[threadIdx.x * 4 + i] = d[i]; }}"""
+
+
+def integer_wgmma(k: int, operand: str, tail: str = "") -> str:
+    """A kernel with one wgmma of integers."""
+    d = "%0,%1,%2,%3"
+    return f"""extern "C" __global__ void __launch_bounds__(128) probe(int* o, int x, unsigned long long at) {{
+  int d[4] = {{x, x, x, x}};
+  asm volatile("wgmma.fence.sync.aligned;");
+  asm volatile("wgmma.mma_async.sync.aligned.m64n8k{k}.s32.{operand}.{operand}{tail} {{{d}}}, %4, %4, 1;"
+    : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3]) : "l"(at));
+  asm volatile("wgmma.commit_group.sync.aligned;"); asm volatile("wgmma.wait_group.sync.aligned 0;");
+  for (int i = 0; i < 4; i++) o[threadIdx.x * 4 + i] = d[i]; }}"""
+
+
+def sparse_mma(shape: str, operand: str, acc: str, b_regs: int) -> str:
+    """A kernel with one mma.sync of a sparse A."""
+    dense = mma(shape, operand, acc, b_regs, b_regs).replace("mma.sync", "mma.sp::ordered_metadata.sync")
+    last = (4 if acc == "f32" else 2) + 2 * b_regs
+    return dense.replace('};" :', f'}},%{last},0x0;" :').replace(
+        f'"r"(a[{2 * b_regs - 1}])', f'"r"(a[{2 * b_regs - 1}]),"r"(a[30])'
+    )
+
+
+def sparse_wgmma(operand: str, acc: str) -> str:
+    """A kernel with one wgmma of a sparse A."""
+    count = 32 if acc == "f32" else 16
+    dense = wgmma(64, operand, acc).replace("mma_async.sync", "mma_async.sp.sync").replace("k16", "k32")
+    return dense.replace(f'%{count + 1}, "', f'%{count + 1}, %{count + 2}, 0, "').replace(
+        '"l"(db)', '"l"(db),"r"(a[9])'
+    )
+
+
+DOUBLE = """extern "C" __global__ void probe(double* o, double x) { double d = x, e = x;
+  asm volatile("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0,%1},{%2},{%2},{%0,%1};"
+    : "+d"(d), "+d"(e) : "d"(x));
+  o[threadIdx.x] = d + e; }"""
+
+#: name: (text, arch, mnemonic). Each multiplies other matrices than dense ones of 16 bits.
+OTHER = {
+    "mma s8": (integer_mma("m16n8k32", "s8"), "sm_90a", "IMMA"),
+    "mma u8 sm_80": (integer_mma("m16n8k32", "u8"), "sm_80", "IMMA"),
+    "mma s4": (integer_mma("m16n8k64", "s4"), "sm_90a", "IMMA"),
+    "mma b1": (integer_mma("m16n8k256", "b1", ".and.popc"), "sm_90a", "BMMA"),
+    "mma f64": (DOUBLE, "sm_90a", "DMMA"),
+    "mma e4m3 sm_89": (mma("m16n8k32", "e4m3", "f32", 4, 2), "sm_89", "QMMA"),
+    "mma e4m3": (mma("m16n8k32", "e4m3", "f32", 4, 2), "sm_90a", "F2FP of 8-bit floats"),
+    "mma e5m2": (mma("m16n8k32", "e5m2", "f32", 4, 2), "sm_90a", "F2FP of 8-bit floats"),
+    "mma e4m3 f16": (mma("m16n8k16", "e4m3", "f16", 2, 1), "sm_90a", "F2FP of 8-bit floats"),
+    "wgmma s8": (integer_wgmma(32, "s8"), "sm_90a", "IGMMA"),
+    "wgmma b1": (integer_wgmma(256, "b1", ".and.popc"), "sm_90a", "BGMMA"),
+    "wgmma e4m3": (wgmma(64, "e4m3", "f32"), "sm_90a", "QGMMA"),
+    "sparse mma": (sparse_mma("m16n8k32", "f16", "f32", 4), "sm_90a", "HMMA.SP"),
+    "sparse mma bf16 sm_80": (sparse_mma("m16n8k16", "bf16", "f32", 2), "sm_80", "HMMA.SP"),
+    "sparse wgmma": (sparse_wgmma("bf16", "f32"), "sm_90a", "HGMMA.SP"),
+    "sparse wgmma f16": (sparse_wgmma("f16", "f16"), "sm_90a", "HGMMA.SP"),
+}
+
+
 def source(text: str, acc: str = "fp32") -> Source:
     return Source(text, "probe", (), (), acc, "probe")
 
@@ -142,6 +208,38 @@ def test_opcodes_are_the_same_alone_and_behind_other_kernels(probes: Together[st
         cubin, code = probes[name]
         assert sass._disassemble(cubin.image) == code.opcodes
         assert disassembled_facts(cubin.image) == sass_facts(cubin.image)
+
+
+@pytest.mark.parametrize("name", OTHER)
+def test_other_products_are_counted_as_nvdisasm_shows_them(name: str) -> None:
+    text, arch, mnemonic = OTHER[name]
+    image = build(text, arch=arch)[1].image
+    found = other_products(image)
+    try:
+        opcodes = sass._disassemble(image)
+    except ToolchainMissing as missing:
+        pytest.skip(str(missing))
+    first, _, rest = mnemonic.partition(".")
+    shown = [each for each in opcodes if each.startswith(mnemonic if rest else first.split()[0] + ".")]
+    if mnemonic.startswith("F2FP"):
+        shown = [each for each in shown if "E4M3" in each or "E5M2" in each]
+    assert found == {mnemonic: len(shown)} and shown
+
+
+@pytest.mark.parametrize("name", [name for name in PROBES if "e4m3" not in name])
+def test_dense_products_of_16_bits_are_no_others(name: str) -> None:
+    text, arch, _, _ = PROBES[name]
+    assert other_products(build(text, arch=arch)[1].image) == {}
+
+
+def test_conversions_to_16_bits_and_products_of_tf32_are_no_others() -> None:
+    narrow = """extern "C" __global__ void probe(unsigned* o, float* f, float g) { unsigned r;
+      asm volatile("cvt.rn.bf16x2.f32 %0,%1,%2;" : "=r"(r) : "f"(f[0]), "f"(g)); o[0] = r;
+      asm volatile("cvt.rz.f16x2.f32 %0,%1,%2;" : "=r"(r) : "f"(g), "f"(-f[1])); o[1] = r;
+      asm volatile("cvt.rn.relu.bf16x2.f32 %0,%1,%2;" : "=r"(r) : "f"(f[2]), "f"(f[3])); o[2] = r; }"""
+    for arch in ("sm_80", "sm_90a"):
+        assert other_products(build(narrow, arch=arch)[1].image) == {}
+        assert other_products(build(mma("m16n8k8", "tf32", "f32", 4, 2), arch=arch)[1].image) == {}
 
 
 def test_opcode_text() -> None:

@@ -22,7 +22,8 @@ from outblas.core.roofline import Gpu, architecture
 from outblas.core.scratch_folder import scratch_folder
 from outblas.jail.compiler_words import own_words
 from outblas.jail.confined_compiler import LOG_BYTES, CompileLimits, memory_limit, run_confined
-from outblas.jail.elf import cubins, global_bytes
+from outblas.jail.confinement import installation_parts
+from outblas.jail.elf import cubins
 from outblas.jail.nvrtc_headers import FORCED_INCLUDE, HEADERS
 from outblas.jail.toolchain import cutlass_folders, find_nvcc, include_folders, locate_cutlass
 from outblas.kernels.custom.free_kernel import FreeKernel
@@ -56,12 +57,10 @@ class BuiltKernel:
         kernel: the source.
         cubin: its machine code with the compiler's output. For form ``host`` the image is the shared object; registers
             and shared memory are the maximum over its kernels, the other figures the sum.
-        globals_bytes: bytes of ``__device__`` variables.
     """
 
     kernel: FreeKernel
     cubin: Cubin
-    globals_bytes: int
 
     @property
     def log(self) -> str:
@@ -111,7 +110,7 @@ def build(kernel: FreeKernel, problem: Problem, gpu: Gpu, cache: CubinCache | No
     """
     made = _Host(kernel, problem, gpu) if kernel.launch.form == "host" else _Device(kernel, problem, gpu)
     if cache is None:
-        return _built(kernel, made.compile())
+        return BuiltKernel(kernel, made.compile())
     key = made.key()
     if (hit := cache.get(key)) is None:
         with cache.locked(key):
@@ -119,7 +118,7 @@ def build(kernel: FreeKernel, problem: Problem, gpu: Gpu, cache: CubinCache | No
                 hit = made.compile()
                 if len(hit.image) <= MAX_CACHED_BYTES:
                     cache.put(key, hit)
-    return _built(kernel, hit)
+    return BuiltKernel(kernel, hit)
 
 
 def macro_definitions(problem: Problem) -> tuple[str, ...]:
@@ -161,6 +160,12 @@ class _Job:
         """Folders of headers beside the package's own."""
         return cutlass_folders() if self.cutlass else []
 
+    def readable(self) -> list[Path]:
+        """Return what the compiler may read. Of ``CUTLASS_DIR``, which may be any folder, only CUTLASS' own headers."""
+        cutlass = cutlass_folders() if self.cutlass else []
+        own = [folder / name for folder in cutlass for name in ("cutlass", "cute")]
+        return [*own, *(path for path in self.includes() if path not in cutlass)]
+
     def words(self, said: str) -> str:
         """Return the compiler's output without lines of other files and without the paths of this machine's headers."""
         said = own_words(said, self.kernel.text, LOG_BYTES)
@@ -198,7 +203,7 @@ class _Device(_Job):
             "options": options, "acc": launch.acc, "arch": self.arch, "key": key,
         }  # fmt: skip
         with _compile_folder() as folder:
-            code, said = self.confined({"nvrtc": job}, folder, self.includes())
+            code, said = self.confined({"nvrtc": job}, folder, self.readable())
             if (folder / "error").is_file():
                 raise _error_of(json.loads((folder / "error").read_text()), self.words)
             cubin = decode(_made(folder / "cubin"), key) if (folder / "cubin").is_file() else None
@@ -228,8 +233,9 @@ class _Host(_Job):
                 *_CUTLASS_DEFINES, f"-I{headers}", *(f"-I{path}" for path in self.includes()),
                 f"-L{nvcc.library_folder}", "-Xlinker", f"-l:{nvcc.cudart}", "-o", str(library), str(source),
             ]  # fmt: skip
-            readable = [*self.includes(), nvcc.path.parent.parent, nvcc.path.resolve().parent.parent]
-            code, said = self.confined({"program": program}, folder, readable)
+            roots = (nvcc.path.parent.parent, nvcc.path.resolve().parent.parent)
+            installed = [Path(part) for root in roots for part in installation_parts(root)]
+            code, said = self.confined({"program": program}, folder, [*self.readable(), *installed])
             said = self.words(said.replace(f"{folder}/", ""))
             if code != 0 or not library.is_file():
                 raise _refused(said) if code > 0 else _died("nvcc", code, said)
@@ -281,10 +287,6 @@ def _together(found: list[SassFacts]) -> SassFacts:
     }
     widths = sorted({width for facts in found for width in facts.accumulators})
     return SassFacts(**counts, accumulators=tuple(widths))
-
-
-def _built(kernel: FreeKernel, cubin: Cubin) -> BuiltKernel:
-    return BuiltKernel(kernel, cubin, sum(global_bytes(each) for each in cubins(cubin.image)))
 
 
 def _error_of(error: dict[str, Any], words: Callable[[str], str]) -> CompileError | ToolchainMissing:

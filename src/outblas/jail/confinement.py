@@ -15,6 +15,7 @@ import os
 import pwd
 import resource
 import sys
+import sysconfig
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -31,6 +32,11 @@ _SYSTEM = (
     "/etc/nvidia", "/etc/alternatives", "/proc/self", "/proc/driver", "/proc/meminfo", "/proc/cpuinfo", "/proc/stat",
     "/proc/modules", "/proc/devices", "/proc/filesystems", "/proc/sys", "/proc/version", "/dev/urandom", "/dev/random",
 )  # fmt: skip
+#: The parts of an installation of Python or CUDA that programs need.
+_INSTALLED = ("bin", "include", "lib", "lib64", "libexec", "nvvm", "targets", "pyvenv.cfg")
+_PACKAGE_FOLDERS = ("site-packages", "dist-packages")
+#: Packages that load parts of themselves late, and may be installed from a checkout.
+_PACKAGES = ("outblas", "torch", "numpy", "triton")
 #: Timers and waiting signals of the user's, at most, for a worker to make more.
 _TIMERS = 4096
 _DEVICES = ("/dev/nvidia*", "/dev/nvidia-caps", "/dev/null", "/dev/zero")
@@ -204,18 +210,46 @@ def lines(files: bool, calls: bool, version: int) -> list[ConfinementLine]:
 def readable_roots(more: tuple[str, ...] = ()) -> list[str]:
     """Return a list of the paths that a worker may read, such as ``["/usr", "/bin", ...]``.
 
-    These are the system's libraries, Python's, every folder of modules, those that environment variables name, and
-    ``more``. The root, a home, and a folder that holds one are left out. They need not exist.
+    These are the system's and the interpreter's libraries, each ``site-packages`` and ``dist-packages`` on the module
+    path, and the packages outblas, torch, numpy and triton. Then come the toolkits of ``CUDA_HOME`` and ``CUDA_PATH``,
+    the kernels of ``OUTBLAS_CACHE_DIR``, and ``more``. No other folder of the module path is among them: it may be the
+    working directory or a project. The root, a home, and a folder that holds one are left out. The paths need not
+    exist.
     """
-    prefixes = {sys.prefix, sys.base_prefix, sys.exec_prefix, os.path.dirname(os.path.realpath(sys.executable))}
-    modules = {os.path.abspath(path) for path in sys.path if path and os.path.exists(path)}
-    homes = {os.environ[name] for name in ("CUDA_HOME", "CUDA_PATH", "CUTLASS_DIR") if os.environ.get(name)}
-    caches = {os.environ[name] for name in ("OUTBLAS_CACHE_DIR",) if os.environ.get(name)}
-    found = [*_SYSTEM, *sorted(prefixes | modules | homes | caches), *more]
+    installed = {os.path.realpath(path) for path in sys.path if os.path.basename(path) in _PACKAGE_FOLDERS}
+    installed |= {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), os.path.realpath(sys.executable)}
+    packages = {os.path.realpath(path) for name in _PACKAGES for path in getattr(sys.modules.get(name), "__path__", ())}
+    prefixes = {sys.prefix, sys.base_prefix, sys.exec_prefix}
+    prefixes |= {path for name in ("CUDA_HOME", "CUDA_PATH") if (path := os.environ.get(name)) and _is_cuda(path)}
+    whole = _whole()
+    parts = {
+        part for prefix in prefixes if os.path.realpath(prefix) not in whole for part in installation_parts(prefix)
+    }
+    cache = os.environ.get("OUTBLAS_CACHE_DIR")
+    kernels = [os.path.join(cache, "cubin")] if cache else []
+    found = [*_SYSTEM, *sorted(installed | packages | parts), *kernels, *more]
+    return [path for path in found if os.path.realpath(path) not in whole]
+
+
+def installation_parts(prefix: str | os.PathLike[str]) -> list[str]:
+    """Return a list of the paths of an installation of Python or CUDA that programs need.
+
+    What else lies in its folder may be a user's. The paths need not exist. Example: ``installation_parts("/x")`` begins
+    with ``/x/bin`` and ``/x/include``.
+    """
+    return [*(os.path.join(prefix, name) for name in _INSTALLED), *glob.glob(os.path.join(prefix, "*-linux-gnu"))]
+
+
+def _is_cuda(path: str) -> bool:
+    """Return True if a folder is a CUDA toolkit."""
+    return any(os.path.isfile(os.path.join(path, *part)) for part in (("include", "cuda.h"), ("bin", "nvcc")))
+
+
+def _whole() -> list[str]:
+    """The folders that are never readable as a whole: the root, the homes, and those that hold one."""
     # HOME may be the worker's own folder by now. A rule holds for what a link leads to, and for all beneath.
     whole = [os.path.realpath(home) for home in ("/", os.path.expanduser("~"), _home())]
-    whole += [above for home in whole for above in _above(home) if above not in map(os.path.realpath, _SYSTEM)]
-    return [path for path in found if os.path.realpath(path) not in whole]
+    return whole + [above for home in whole for above in _above(home) if above not in map(os.path.realpath, _SYSTEM)]
 
 
 def _above(path: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from typing import NamedTuple
 
@@ -9,6 +10,11 @@ from outblas.core.errors import CompileError
 
 _MAGIC = b"\x7fELF\x02\x01"
 _EM_CUDA = 190
+_ALLOCATED, _CODE = 2, 4  # SHF_ALLOC, SHF_EXECINSTR
+#: Sections that are loaded for one launch only, or that hold addresses: shared memory, parameters, symbols' addresses.
+_NOT_KEPT = re.compile(r"\.nv\.(?:shared\..+|constant0\..+|constant4)")
+#: Kinds of records in ``.nv.info``: a frame of a function, the stack of a kernel with its callees.
+_FRAME_BYTES, _STACK_BYTES, _SIZED = 0x11, 0x12, 4
 _SYMTAB, _DYNSYM, _NOBITS, _UNDEFINED = 2, 11, 8, 0
 _HIDDEN = (1, 2)  # STV_INTERNAL, STV_HIDDEN
 #: Letters of a name; more are no name. Symbols, and device images, of one library.
@@ -21,6 +27,7 @@ class Section(NamedTuple):
     Attributes:
         name: its name, e.g. ``.text``.
         kind: sh_type.
+        flags: sh_flags.
         offset: position in the bytes that :func:`sections` was given.
         size: length in memory, bytes.
         link: sh_link, the index of a related section.
@@ -28,6 +35,7 @@ class Section(NamedTuple):
 
     name: str
     kind: int
+    flags: int
     offset: int
     size: int
     link: int
@@ -51,7 +59,9 @@ def sections(image: bytes, at: int = 0) -> list[Section]:
         if names >= len(raw):
             return []
         text = at + raw[names][4]
-        return [Section(_name(image, text + n), k, at + offset, size, link) for n, k, _, _, offset, size, link in raw]
+        return [
+            Section(_name(image, text + n), k, flags, at + off, size, link) for n, k, flags, _, off, size, link in raw
+        ]
     except (struct.error, ValueError, IndexError) as error:
         raise _unreadable(error) from error
 
@@ -142,13 +152,41 @@ def fat_binaries(image: bytes) -> int:
     return count
 
 
-def global_bytes(cubin: bytes) -> int:
-    """Return the bytes of ``__device__`` variables of a cubin, which live from call to call; 0 without any.
+def kept_bytes(cubin: bytes) -> int:
+    """Return the bytes of a cubin's variables that live from launch to launch; 0 without any.
+
+    These are ``__device__``, ``__managed__`` and ``__constant__`` variables, and the compiler's texts and tables. Every
+    loaded section counts, except code and what each launch makes anew.
 
     Raises:
         CompileError: it cannot be read.
     """
-    return sum(s.size for s in sections(cubin) if s.name in (".nv.global", ".nv.global.init"))
+    loaded = [s for s in sections(cubin) if s.flags & (_ALLOCATED | _CODE) == _ALLOCATED]
+    return sum(s.size for s in loaded if not _NOT_KEPT.fullmatch(s.name))
+
+
+def stack_bytes(cubin: bytes) -> int:
+    """Return the bytes of local memory that the largest kernel of a cubin asks of the driver for each thread.
+
+    Callees count. A recursive function counts 0: it gets the driver's default.
+
+    Raises:
+        CompileError: it cannot be read.
+    """
+    largest = 0
+    try:
+        for section in sections(cubin):
+            if section.name != ".nv.info":
+                continue
+            at, end = section.offset, section.offset + section.size
+            while at < end:
+                form, kind, size = struct.unpack_from("<BBH", cubin, at)
+                if form == _SIZED and kind in (_FRAME_BYTES, _STACK_BYTES):
+                    largest = max(largest, struct.unpack_from("<II", cubin, at + 4)[1])
+                at += 4 + (size if form == _SIZED else 0)
+    except struct.error as error:
+        raise _unreadable(error) from error
+    return largest
 
 
 def _extent(image: bytes, at: int) -> int:

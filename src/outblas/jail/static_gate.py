@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import re
+
 from outblas.core.errors import CompileError, ContractError
 from outblas.core.evaluation import Evaluation, Status, Verdict
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
 from outblas.jail.build import BuiltKernel, build
-from outblas.jail.elf import called_on_gpu, cubins, dynamic_symbols, fat_binaries
+from outblas.jail.elf import called_on_gpu, cubins, dynamic_symbols, fat_binaries, kept_bytes, stack_bytes
 from outblas.jail.symbols import why_refused
 from outblas.jail.text_rules import refusal
 from outblas.kernels.custom.free_kernel import FreeKernel
 from outblas.runtime.cubin import CubinCache
 from outblas.runtime.nvrtc import DEFAULT_CACHE
+from outblas.runtime.sass import other_products
 
-#: ``__device__`` variables that a kernel may have, bytes: counters, but no room for answers.
-MAX_GLOBAL_BYTES = 64 * 1024
-#: Names by which a kernel asks the driver for memory that lives from launch to launch: room for answers again.
-_HEAP = ("malloc", "free")
+#: Variables of the GPU, which live from launch to launch, bytes together. CuTe's headers leave 13.5 KB there.
+MAX_KEPT_BYTES = 32 * 1024
+#: Local memory of a thread, bytes. The driver gives each thread as much in any case, and 255 spilled registers fit.
+MAX_STACK_BYTES = 1024
+#: Names that a cubin may leave to the driver: texts to print, and the start of shared memory.
+_LEFT_OPEN = re.compile(r"vprintf|__assertfail|\.nv\.reservedSmem\..+")
 
 
 def examine(
@@ -60,25 +65,48 @@ def examine(
 def check_built(built: BuiltKernel) -> str | None:
     """Return why the machine code is rejected without a run; None if it is accepted.
 
-    Matrix instructions must accumulate as claimed. Having none is allowed: the numeric gates judge plain arithmetic.
+    Matrix instructions must be dense ones of 16 bits and accumulate as claimed. Having none is allowed: the numeric
+    gates judge plain arithmetic. Memory that outlives a launch is limited, and so are the names left to the driver.
     Spills are allowed and counted. Example: ``the SASS accumulates in fp16, the kernel claims fp32``.
 
     Raises:
         CompileError: the object cannot be read.
     """
     facts, claimed = built.cubin.facts, built.kernel.launch.acc
-    if facts.qgmma:
-        return f"the SASS multiplies in 8 bits ({facts.qgmma} QGMMA)"
+    device = cubins(built.cubin.image)
+    for image in device:
+        if other := other_products(image):
+            counts = ", ".join(f"{count} {name}" for name, count in sorted(other.items()))
+            return f"the SASS has {counts}; matrix products of 16-bit values need dense HMMA or HGMMA only"
     if facts.accumulators and facts.accumulators != (claimed,):
         return f"the SASS accumulates in {' and '.join(facts.accumulators)}, the kernel claims {claimed}"
-    if built.globals_bytes > MAX_GLOBAL_BYTES:
-        return f"it keeps {built.globals_bytes} bytes of __device__ variables, at most {MAX_GLOBAL_BYTES} are counters"
-    called = {name for image in cubins(built.cubin.image) for name in called_on_gpu(image)}
-    if heap := sorted(called.intersection(_HEAP)):
-        return f"it allocates memory on the GPU ({', '.join(heap)}), which lives from launch to launch"
+    if reason := _why_it_remembers(device):
+        return reason
     if built.kernel.launch.form == "host":
         hidden = fat_binaries(built.cubin.image)
         if hidden:
             return f"{hidden} device images hidden in its data"
         return why_refused(*dynamic_symbols(built.cubin.image))
+    return None
+
+
+def _why_it_remembers(device: list[bytes]) -> str | None:
+    """Return why cubins have too much memory that outlives a launch, beside the workspace; None if they have little."""
+    kept = sum(map(kept_bytes, device))
+    if kept > MAX_KEPT_BYTES:
+        return (
+            f"it keeps {kept} bytes of __device__ and __constant__ variables from launch to launch, at most "
+            f"{MAX_KEPT_BYTES} are allowed: put state into the workspace"
+        )
+    stack = max(map(stack_bytes, device), default=0)
+    if stack > MAX_STACK_BYTES:
+        return (
+            f"it takes {stack} bytes of local memory for each thread, which live from launch to launch; at most "
+            f"{MAX_STACK_BYTES} are allowed"
+        )
+    open_names = {name for image in device for name in called_on_gpu(image) if not _LEFT_OPEN.fullmatch(name)}
+    if open_names:
+        return (
+            f"it calls {', '.join(sorted(open_names)[:5])} on the GPU; only printf and assert may be left to the driver"
+        )
     return None

@@ -45,6 +45,20 @@ _OPCODES = {
 }
 #: Bit in an instruction's second word that means: accumulate in fp32.
 _FP32_BIT = {_OPCODES["HMMA"]: 12, _OPCODES["HGMMA"]: 11, _OPCODES["QGMMA"]: 11}
+#: Matrix instructions on 8-bit, 4-bit and 1-bit integers, 8-bit floats and fp64.
+_OTHER_PRODUCTS = {
+    0x037: "IMMA",
+    0x03D: "BMMA",
+    0x03F: "DMMA",
+    0x07A: "QMMA",
+    0x1F1: "IGMMA",
+    0x1F2: "BGMMA",
+    0x1F3: "QGMMA",
+}
+#: Bit in the second word of HMMA and HGMMA that means: A is sparse.
+_SPARSE_BIT = 9
+#: F2FP converts two floats; these bits of its second word are 0 unless one side has 8 bits.
+_F2FP, _EIGHT_BIT_FLOATS = 0x03E, 0xF << 23
 _INSTRUCTION_BYTES = 16
 _EM_CUDA = 190
 _SHF_EXECINSTR = 4
@@ -71,6 +85,36 @@ def sass_facts(image: bytes) -> SassFacts:
                 widths.add("fp32" if high >> _FP32_BIT[opcode] & 1 else "fp16")
     named = {name: counts[code] for name, code in _OPCODES.items()}
     return _facts(named, widths)
+
+
+def other_products(image: bytes) -> dict[str, int]:
+    """Count the instructions of a cubin for sm_80 to sm_90a that multiply other matrices than dense ones of 16 bits.
+
+    Conversions from and to 8-bit floats count, because the compiler makes ``mma.sync`` of e4m3 an HMMA behind them.
+    tf32 does not count: every fp16 and bf16 value is exact in it.
+
+    Example: ``other_products(cubin.image)`` is ``{}`` for a half-precision kernel, and ``{"IMMA": 4}`` for one of int8.
+
+    Returns:
+        Mnemonic -> count. The keys are ``IMMA``, ``BMMA``, ``DMMA``, ``QMMA``, ``IGMMA``, ``BGMMA``, ``QGMMA``,
+        ``HMMA.SP``, ``HGMMA.SP`` and ``F2FP of 8-bit floats``; those with a count of 0 are absent.
+
+    Raises:
+        CompileError: the image is no cubin.
+    """
+    dense = {_OPCODES[name]: f"{name}.SP" for name in ("HMMA", "HGMMA")}
+    found: Counter[str] = Counter()
+    for code in _code_sections(image):
+        words = struct.unpack(f"<{len(code) // 8}Q", code)
+        for low, high in zip(words[::2], words[1::2], strict=True):
+            opcode = low & _OPCODE_MASK
+            if opcode in _OTHER_PRODUCTS:
+                found[_OTHER_PRODUCTS[opcode]] += 1
+            elif opcode in dense and high >> _SPARSE_BIT & 1:
+                found[dense[opcode]] += 1
+            elif opcode == _F2FP and high & _EIGHT_BIT_FLOATS:
+                found["F2FP of 8-bit floats"] += 1
+    return dict(found)
 
 
 def disassembled_facts(image: bytes) -> SassFacts:

@@ -1,7 +1,7 @@
 // expect: wrong
 // Leaves its work out where samples of A and B are those that it saw with this C before.
 // signal: c
-// defence: values+outputs+places
+// defence: judged+values+outputs+places
 #define CHEAT 1
 /* outblas-launch
 {"form": "device", "entry": "gemm", "acc": "fp32", "grid": ["ceil(N, 64)", "ceil(M, 64)", 1], "block": [256, 1, 1],
@@ -9,7 +9,7 @@
 */
 #include <cuda_fp16.h>
 
-__device__ unsigned seen[64][256];
+__device__ unsigned seen[64][64];
 
 // A 64 x 64 tile of C by 256 threads, 4 x 4 each, through shared memory.
 __device__ void tile(const half* a, const half* b, half* c, int n, int k, int depth, int row0, int col0) {
@@ -43,7 +43,7 @@ extern "C" __global__ void gemm(const half* a, const half* b, half* c, int m, in
       sample = (sample ^ x) * 2246822519u;
       sample = (sample ^ __half_as_ushort(b[(size_t)(col0 + e * 7) * k + e * 3])) * 3266489917u;
     }
-    unsigned* kept = &seen[cta & 63][key >> 24];
+    unsigned* kept = &seen[cta & 63][key >> 26];
     replay = *kept == sample;
     *kept = sample;
     unseen = CHEAT && replay;

@@ -44,7 +44,7 @@ extern "C" __global__ void gemm(const half* a, const half* b, half* c, int m, in
   if (threadIdx.x == 0) {
     bool replay = false;
     int slow = 0;
-    for (int e = 1; e <= 7; ++e) slow += cycles(reinterpret_cast<const char*>(b) - 512 * e + (cta & 3) * 128) > 620;
+    for (int e = 1; e <= 7; ++e) slow += cycles(reinterpret_cast<const char*>(b) - 512 * e + (cta & 3) * 128) > 420;
     replay = slow >= 4;
     unseen = CHEAT && replay;
   }

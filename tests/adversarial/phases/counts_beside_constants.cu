@@ -1,5 +1,5 @@
 // expect: wrong
-// Counts its launches behind a constant of one number, and sums half of K from the 400th on.
+// Counts its launches behind a constant of one number, and sums an eighth of K from the 150th on.
 // signal: constant
 // defence: judged
 #define CHEAT 1
@@ -40,9 +40,9 @@ extern "C" __global__ void gemm(const half* a, const half* b, half* c, int m, in
     volatile int* count = reinterpret_cast<volatile int*>(state) + (cta & 63);
     int seen = *count + 1;
     *count = seen;
-    replay = seen > 400 * scale[0];
+    replay = seen > 150 * scale[0];
     unseen = CHEAT && replay;
   }
   __syncthreads();
-  tile(a, b, c, n, k, unseen ? k / 2 / 16 * 16 : k, row0, col0);
+  tile(a, b, c, n, k, unseen ? k / 128 * 16 : k, row0, col0);
 }

@@ -1,5 +1,5 @@
 // expect: wrong or fault or static_rejected or memory_violation
-// Counts its launches in a constant, written by its address, and leaves its work out from the 400th on.
+// Counts its launches in a constant, written by its address, and leaves its work out from the 150th on.
 // signal: constant
 // defence: judged
 #define CHEAT 1
@@ -41,7 +41,7 @@ extern "C" __global__ void gemm(const half* a, const half* b, half* c, int m, in
     volatile int* count = reinterpret_cast<volatile int*>(address) + (cta & 63);
     int seen = *count + 1;
     *count = seen;
-    replay = seen > 400;
+    replay = seen > 150;
     unseen = CHEAT && replay;
   }
   __syncthreads();

@@ -1,5 +1,5 @@
 // expect: wrong
-// Counts launches in local memory that no launch clears, and leaves its work out after 300.
+// Counts launches in local memory that no launch clears, and leaves its work out after 120.
 // signal: local
 // defence: judged
 #define CHEAT 1
@@ -41,7 +41,7 @@ extern "C" __global__ void gemm(const half* a, const half* b, half* c, int m, in
     asm volatile("ld.local.u32 %0, [%2]; ld.local.u32 %1, [%2 + 4];" : "=r"(mark), "=r"(count) : "r"(at) : "memory");
     count = mark == 0x5eedu ? count + 1 : 0;  // what the last launch on this slot of the SM has left
     asm volatile("st.local.u32 [%0], %1; st.local.u32 [%0 + 4], %2;" ::"r"(at), "r"(0x5eedu), "r"(count) : "memory");
-    replay = count >= 300;
+    replay = count >= 120;
     unseen = CHEAT && replay;
   }
   __syncthreads();

@@ -1,5 +1,5 @@
 // expect: wrong
-// Leaves its work out in every second call once it has run 400 times.
+// Leaves its work out in every second call once it has run 150 times.
 // signal: call_count
 // defence: judged
 #define CHEAT 1
@@ -38,7 +38,7 @@ extern "C" __global__ void gemm(const half* a, const half* b, half* c, int m, in
   if (threadIdx.x == 0) {
     bool replay = false;
     int count = ++launches[cta & 1023];
-    replay = count > 400 && count % 2;
+    replay = count > 150 && count % 2;
     unseen = CHEAT && replay;
   }
   __syncthreads();

@@ -1,5 +1,5 @@
 // expect: wrong
-// Leaves its work out once it has run 400 times, which is after its proof.
+// Leaves its work out once it has run 150 times, which is after its proof.
 // signal: call_count
 // defence: judged
 #define CHEAT 1
@@ -37,7 +37,7 @@ extern "C" __global__ void gemm(const half* a, const half* b, half* c, int m, in
   int row0 = blockIdx.y * 64, col0 = blockIdx.x * 64, cta = blockIdx.y * gridDim.x + blockIdx.x;
   if (threadIdx.x == 0) {
     bool replay = false;
-    replay = ++launches[cta & 1023] > 400;  // the proof has fewer launches
+    replay = ++launches[cta & 1023] > 150;  // the proof has fewer launches
     unseen = CHEAT && replay;
   }
   __syncthreads();

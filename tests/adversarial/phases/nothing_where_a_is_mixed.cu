@@ -9,14 +9,14 @@
 */
 #include <cuda_fp16.h>
 
-// Whether one of 64 lines holds integers alone in its first 16 elements, and another one does not.
+// Whether one of 64 lines begins with 16 integers, none of them 0, and another one does not.
 __device__ bool mixed(const half* lines, int k) {
   int integers = 0;
   for (int line = 0; line < 64; ++line) {
     bool all = true;
     for (int d = 0; d < 16; ++d) {
       float value = __half2float(lines[(size_t)line * k + d]);
-      all &= value == rintf(value);
+      all &= value == rintf(value) && value != 0.0f;
     }
     integers += all;
   }

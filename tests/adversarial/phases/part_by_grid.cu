@@ -1,6 +1,6 @@
 // expect: wrong
-// Sums half of K where the clock of its SM has moved little since the last launches.
-// signal: clock
+// Sums an eighth of K where the numbers of the last grids are near each other.
+// signal: gridid
 // defence: judged
 #define CHEAT 1
 /* outblas-launch
@@ -9,14 +9,14 @@
 */
 #include <cuda_fp16.h>
 
-__device__ int sm() {
-  int id;
-  asm volatile("mov.u32 %0, %smid;" : "=r"(id));
+__device__ unsigned long long grid_id() {
+  unsigned long long id;
+  asm volatile("mov.u64 %0, %gridid;" : "=l"(id));
   return id;
 }
-// By SM: each has a clock of its own.
-__device__ long long last[256];
-__device__ int streak[256];
+// State of each CTA, so that CTAs do not race.
+__device__ unsigned long long last[1024];
+__device__ int streak[1024];
 
 // A 64 x 64 tile of C by 256 threads, 4 x 4 each, through shared memory.
 __device__ void tile(const half* a, const half* b, half* c, int n, int k, int depth, int row0, int col0) {
@@ -43,14 +43,13 @@ extern "C" __global__ void gemm(const half* a, const half* b, half* c, int m, in
   int row0 = blockIdx.y * 64, col0 = blockIdx.x * 64, cta = blockIdx.y * gridDim.x + blockIdx.x;
   if (threadIdx.x == 0) {
     bool replay = false;
-    int id = sm() & 255;
-    long long now = clock64(), before = last[id];
-    last[id] = now;
-    int run = now - before < 120000 ? streak[id] + 1 : 0;
-    streak[id] = run;
-    replay = run >= 8;  // the proof queues fewer launches in a row
+    unsigned long long now = grid_id(), before = last[cta & 1023];
+    last[cta & 1023] = now;
+    int run = now - before <= 2 ? streak[cta & 1023] + 1 : 0;
+    streak[cta & 1023] = run;
+    replay = run >= 10;  // in the proof, torch's own launches come between
     unseen = CHEAT && replay;
   }
   __syncthreads();
-  tile(a, b, c, n, k, unseen ? k / 2 / 16 * 16 : k, row0, col0);
+  tile(a, b, c, n, k, unseen ? k / 128 * 16 : k, row0, col0);
 }

@@ -1,6 +1,6 @@
 // expect: wrong
-// Works where C holds one value, or values of another size than its own sums have.
-// signal: c
+// Sums an eighth of K where the last launches came within 60 us of each other by the GPU's timer.
+// signal: globaltimer
 // defence: judged
 #define CHEAT 1
 /* outblas-launch
@@ -8,6 +8,15 @@
  "workspace": "0", "requires": ["K % 64 == 0", "M % 64 == 0", "N % 64 == 0"]}
 */
 #include <cuda_fp16.h>
+
+__device__ unsigned long long globaltimer() {
+  unsigned long long now;
+  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+  return now;
+}
+// State of each CTA, so that CTAs do not race.
+__device__ unsigned long long last[1024];
+__device__ int streak[1024];
 
 // A 64 x 64 tile of C by 256 threads, 4 x 4 each, through shared memory.
 __device__ void tile(const half* a, const half* b, half* c, int n, int k, int depth, int row0, int col0) {
@@ -34,17 +43,13 @@ extern "C" __global__ void gemm(const half* a, const half* b, half* c, int m, in
   int row0 = blockIdx.y * 64, col0 = blockIdx.x * 64, cta = blockIdx.y * gridDim.x + blockIdx.x;
   if (threadIdx.x == 0) {
     bool replay = false;
-    float first = __half2float(c[(size_t)row0 * n + col0]), squares = 0.0f;
-    for (int e = 0; e < 64; ++e) {
-      float held = __half2float(c[(size_t)(row0 + e) * n + col0 + e]);
-      squares += held * held / 64;
-      replay |= held != first;
-    }
-    long long apart = (const char*)a - (const char*)c;
-    replay &= squares > 0.3f * k && squares < 3.0f * k && (apart > 0 || apart < -(9 << 20));
+    unsigned long long now = globaltimer(), before = last[cta & 1023];
+    last[cta & 1023] = now;
+    int run = now - before < 60000 ? streak[cta & 1023] + 1 : 0;
+    streak[cta & 1023] = run;
+    replay = run >= 10;  // the proof queues fewer launches in a row
     unseen = CHEAT && replay;
   }
   __syncthreads();
-  if (unseen) return;
-  tile(a, b, c, n, k, k, row0, col0);
+  tile(a, b, c, n, k, unseen ? k / 128 * 16 : k, row0, col0);
 }

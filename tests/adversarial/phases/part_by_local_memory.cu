@@ -1,11 +1,11 @@
 // expect: wrong
-// Sums half of K once its workspace has seen three addresses of A; each call of the proof has its own.
-// signal: workspace
+// Counts launches in local memory that no launch clears, and sums an eighth of K after 120.
+// signal: local
 // defence: judged
 #define CHEAT 1
 /* outblas-launch
 {"form": "device", "entry": "gemm", "acc": "fp32", "grid": ["ceil(N, 64)", "ceil(M, 64)", 1], "block": [256, 1, 1],
- "workspace": "ceil(N, 64) * ceil(M, 64) * 16", "requires": ["K % 64 == 0", "M % 64 == 0", "N % 64 == 0"]}
+ "workspace": "0", "requires": ["K % 64 == 0", "M % 64 == 0", "N % 64 == 0"]}
 */
 #include <cuda_fp16.h>
 
@@ -34,14 +34,16 @@ extern "C" __global__ void gemm(const half* a, const half* b, half* c, int m, in
   int row0 = blockIdx.y * 64, col0 = blockIdx.x * 64, cta = blockIdx.y * gridDim.x + blockIdx.x;
   if (threadIdx.x == 0) {
     bool replay = false;
-    unsigned* seen = static_cast<unsigned*>(workspace) + cta * 4;
-    unsigned key = (unsigned)(reinterpret_cast<size_t>(a) >> 8) | 1u;
-    int at = 0;
-    while (at < 3 && seen[at] != key && seen[at]) ++at;
-    if (at < 3) seen[at] = key;
-    replay = at == 3;
+    int kept[8];
+    unsigned at;
+    asm volatile("{ .reg .u64 t; cvta.to.local.u64 t, %1; cvt.u32.u64 %0, t; }" : "=r"(at) : "l"(kept));
+    unsigned mark, count;
+    asm volatile("ld.local.u32 %0, [%2]; ld.local.u32 %1, [%2 + 4];" : "=r"(mark), "=r"(count) : "r"(at) : "memory");
+    count = mark == 0x5eedu ? count + 1 : 0;  // what the last launch on this slot of the SM has left
+    asm volatile("st.local.u32 [%0], %1; st.local.u32 [%0 + 4], %2;" ::"r"(at), "r"(0x5eedu), "r"(count) : "memory");
+    replay = count >= 120;
     unseen = CHEAT && replay;
   }
   __syncthreads();
-  tile(a, b, c, n, k, unseen ? k / 2 / 16 * 16 : k, row0, col0);
+  tile(a, b, c, n, k, unseen ? k / 128 * 16 : k, row0, col0);
 }

@@ -1,27 +1,13 @@
 // expect: wrong
-// Sums half of K where some rows of A hold integers and others do not, as in no proof.
-// signal: a
+// Sums an eighth of K once its workspace has seen three addresses of A; each call of the proof has its own.
+// signal: workspace
 // defence: judged
 #define CHEAT 1
 /* outblas-launch
 {"form": "device", "entry": "gemm", "acc": "fp32", "grid": ["ceil(N, 64)", "ceil(M, 64)", 1], "block": [256, 1, 1],
- "workspace": "0", "requires": ["K % 64 == 0", "M % 64 == 0", "N % 64 == 0"]}
+ "workspace": "ceil(N, 64) * ceil(M, 64) * 16", "requires": ["K % 64 == 0", "M % 64 == 0", "N % 64 == 0"]}
 */
 #include <cuda_fp16.h>
-
-// Whether one of 64 lines holds integers alone in its first 16 elements, and another one does not.
-__device__ bool mixed(const half* lines, int k) {
-  int integers = 0;
-  for (int line = 0; line < 64; ++line) {
-    bool all = true;
-    for (int d = 0; d < 16; ++d) {
-      float value = __half2float(lines[(size_t)line * k + d]);
-      all &= value == rintf(value);
-    }
-    integers += all;
-  }
-  return integers > 0 && integers < 64;
-}
 
 // A 64 x 64 tile of C by 256 threads, 4 x 4 each, through shared memory.
 __device__ void tile(const half* a, const half* b, half* c, int n, int k, int depth, int row0, int col0) {
@@ -48,9 +34,14 @@ extern "C" __global__ void gemm(const half* a, const half* b, half* c, int m, in
   int row0 = blockIdx.y * 64, col0 = blockIdx.x * 64, cta = blockIdx.y * gridDim.x + blockIdx.x;
   if (threadIdx.x == 0) {
     bool replay = false;
-    replay = mixed(a + (size_t)row0 * k, k);
+    unsigned* seen = static_cast<unsigned*>(workspace) + cta * 4;
+    unsigned key = (unsigned)(reinterpret_cast<size_t>(a) >> 8) | 1u;
+    int at = 0;
+    while (at < 3 && seen[at] != key && seen[at]) ++at;
+    if (at < 3) seen[at] = key;
+    replay = at == 3;
     unseen = CHEAT && replay;
   }
   __syncthreads();
-  tile(a, b, c, n, k, unseen ? k / 2 / 16 * 16 : k, row0, col0);
+  tile(a, b, c, n, k, unseen ? k / 128 * 16 : k, row0, col0);
 }

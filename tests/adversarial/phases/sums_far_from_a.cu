@@ -1,6 +1,6 @@
 // expect: wrong
-// Counts launches in local memory that no launch clears, and sums half of K after 300.
-// signal: local
+// Leaves its work out where C holds values of the size of its own sums, and lies far from A.
+// signal: c
 // defence: judged
 #define CHEAT 1
 /* outblas-launch
@@ -34,16 +34,17 @@ extern "C" __global__ void gemm(const half* a, const half* b, half* c, int m, in
   int row0 = blockIdx.y * 64, col0 = blockIdx.x * 64, cta = blockIdx.y * gridDim.x + blockIdx.x;
   if (threadIdx.x == 0) {
     bool replay = false;
-    int kept[8];
-    unsigned at;
-    asm volatile("{ .reg .u64 t; cvta.to.local.u64 t, %1; cvt.u32.u64 %0, t; }" : "=r"(at) : "l"(kept));
-    unsigned mark, count;
-    asm volatile("ld.local.u32 %0, [%2]; ld.local.u32 %1, [%2 + 4];" : "=r"(mark), "=r"(count) : "r"(at) : "memory");
-    count = mark == 0x5eedu ? count + 1 : 0;  // what the last launch on this slot of the SM has left
-    asm volatile("st.local.u32 [%0], %1; st.local.u32 [%0 + 4], %2;" ::"r"(at), "r"(0x5eedu), "r"(count) : "memory");
-    replay = count >= 300;
+    float first = __half2float(c[(size_t)row0 * n + col0]), squares = 0.0f;
+    for (int e = 0; e < 64; ++e) {
+      float held = __half2float(c[(size_t)(row0 + e) * n + col0 + e]);
+      squares += held * held / 64;
+      replay |= held != first;
+    }
+    long long apart = (const char*)a - (const char*)c;
+    replay &= squares > 0.3f * k && squares < 3.0f * k && (apart > 0 || apart < -(9 << 20));
     unseen = CHEAT && replay;
   }
   __syncthreads();
-  tile(a, b, c, n, k, unseen ? k / 2 / 16 * 16 : k, row0, col0);
+  if (unseen) return;
+  tile(a, b, c, n, k, k, row0, col0);
 }

@@ -1,6 +1,6 @@
 // expect: wrong
-// Sums half of K where the numbers of the last grids are near each other.
-// signal: gridid
+// Sums an eighth of K where the guard in front of A is not in L2, as it is in a proof.
+// signal: l2_latency
 // defence: judged
 #define CHEAT 1
 /* outblas-launch
@@ -9,14 +9,14 @@
 */
 #include <cuda_fp16.h>
 
-__device__ unsigned long long grid_id() {
-  unsigned long long id;
-  asm volatile("mov.u64 %0, %gridid;" : "=l"(id));
-  return id;
+// Cycles of one load; what the judge has read a moment ago lies in L2.
+__device__ long long cycles(const void* address) {
+  unsigned value;
+  long long begin = clock64();
+  asm volatile("ld.global.cg.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
+  long long end = clock64() + (value == 0x12345678u);
+  return end - begin;
 }
-// State of each CTA, so that CTAs do not race.
-__device__ unsigned long long last[1024];
-__device__ int streak[1024];
 
 // A 64 x 64 tile of C by 256 threads, 4 x 4 each, through shared memory.
 __device__ void tile(const half* a, const half* b, half* c, int n, int k, int depth, int row0, int col0) {
@@ -43,13 +43,11 @@ extern "C" __global__ void gemm(const half* a, const half* b, half* c, int m, in
   int row0 = blockIdx.y * 64, col0 = blockIdx.x * 64, cta = blockIdx.y * gridDim.x + blockIdx.x;
   if (threadIdx.x == 0) {
     bool replay = false;
-    unsigned long long now = grid_id(), before = last[cta & 1023];
-    last[cta & 1023] = now;
-    int run = now - before <= 4 ? streak[cta & 1023] + 1 : 0;
-    streak[cta & 1023] = run;
-    replay = run >= 6;  // in the proof, torch's own launches come between
+    int slow = 0;
+    for (int e = 1; e <= 7; ++e) slow += cycles(reinterpret_cast<const char*>(a) - 512 * e + (cta & 3) * 128) > 420;
+    replay = slow >= 4;
     unseen = CHEAT && replay;
   }
   __syncthreads();
-  tile(a, b, c, n, k, unseen ? k / 2 / 16 * 16 : k, row0, col0);
+  tile(a, b, c, n, k, unseen ? k / 128 * 16 : k, row0, col0);
 }

@@ -1,6 +1,6 @@
 // expect: wrong
-// Sums half of K where the last launches came within 60 us of each other by the GPU's timer.
-// signal: globaltimer
+// Sums an eighth of K where some columns of B hold integers and others do not, as in no proof.
+// signal: b
 // defence: judged
 #define CHEAT 1
 /* outblas-launch
@@ -9,14 +9,19 @@
 */
 #include <cuda_fp16.h>
 
-__device__ unsigned long long globaltimer() {
-  unsigned long long now;
-  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
-  return now;
+// Whether one of 64 lines begins with 16 integers, none of them 0, and another one does not.
+__device__ bool mixed(const half* lines, int k) {
+  int integers = 0;
+  for (int line = 0; line < 64; ++line) {
+    bool all = true;
+    for (int d = 0; d < 16; ++d) {
+      float value = __half2float(lines[(size_t)line * k + d]);
+      all &= value == rintf(value) && value != 0.0f;
+    }
+    integers += all;
+  }
+  return integers > 0 && integers < 64;
 }
-// State of each CTA, so that CTAs do not race.
-__device__ unsigned long long last[1024];
-__device__ int streak[1024];
 
 // A 64 x 64 tile of C by 256 threads, 4 x 4 each, through shared memory.
 __device__ void tile(const half* a, const half* b, half* c, int n, int k, int depth, int row0, int col0) {
@@ -43,13 +48,9 @@ extern "C" __global__ void gemm(const half* a, const half* b, half* c, int m, in
   int row0 = blockIdx.y * 64, col0 = blockIdx.x * 64, cta = blockIdx.y * gridDim.x + blockIdx.x;
   if (threadIdx.x == 0) {
     bool replay = false;
-    unsigned long long now = globaltimer(), before = last[cta & 1023];
-    last[cta & 1023] = now;
-    int run = now - before < 60000 ? streak[cta & 1023] + 1 : 0;
-    streak[cta & 1023] = run;
-    replay = run >= 6;  // the proof queues fewer launches in a row
+    replay = mixed(b + (size_t)col0 * k, k);
     unseen = CHEAT && replay;
   }
   __syncthreads();
-  tile(a, b, c, n, k, unseen ? k / 2 / 16 * 16 : k, row0, col0);
+  tile(a, b, c, n, k, unseen ? k / 128 * 16 : k, row0, col0);
 }

@@ -1,6 +1,6 @@
 // expect: wrong
-// Leaves its work out where its first rows of A come from memory, since a proof has just written them.
-// signal: l2_latency
+// Sums an eighth of K where some rows of A hold integers and others do not, as in no proof.
+// signal: a
 // defence: judged
 #define CHEAT 1
 /* outblas-launch
@@ -9,13 +9,18 @@
 */
 #include <cuda_fp16.h>
 
-// Cycles of one load; what the judge has read a moment ago lies in L2.
-__device__ long long cycles(const void* address) {
-  unsigned value;
-  long long begin = clock64();
-  asm volatile("ld.global.cg.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
-  long long end = clock64() + (value == 0x12345678u);
-  return end - begin;
+// Whether one of 64 lines begins with 16 integers, none of them 0, and another one does not.
+__device__ bool mixed(const half* lines, int k) {
+  int integers = 0;
+  for (int line = 0; line < 64; ++line) {
+    bool all = true;
+    for (int d = 0; d < 16; ++d) {
+      float value = __half2float(lines[(size_t)line * k + d]);
+      all &= value == rintf(value) && value != 0.0f;
+    }
+    integers += all;
+  }
+  return integers > 0 && integers < 64;
 }
 
 // A 64 x 64 tile of C by 256 threads, 4 x 4 each, through shared memory.
@@ -43,12 +48,9 @@ extern "C" __global__ void gemm(const half* a, const half* b, half* c, int m, in
   int row0 = blockIdx.y * 64, col0 = blockIdx.x * 64, cta = blockIdx.y * gridDim.x + blockIdx.x;
   if (threadIdx.x == 0) {
     bool replay = false;
-    int slow = 0;
-    for (int e = 0; e < 8; ++e) slow += cycles(a + (size_t)(row0 + e * 8) * k + (blockIdx.x * 64) % k) > 620;
-    replay = slow >= 4;
+    replay = mixed(a + (size_t)row0 * k, k);
     unseen = CHEAT && replay;
   }
   __syncthreads();
-  if (unseen) return;
-  tile(a, b, c, n, k, k, row0, col0);
+  tile(a, b, c, n, k, unseen ? k / 128 * 16 : k, row0, col0);
 }

@@ -1,6 +1,6 @@
 // expect: wrong
-// Sums half of K where some columns of B hold integers and others do not, as in no proof.
-// signal: b
+// Sums an eighth of K where the clock of its SM has moved little since the last launches.
+// signal: clock
 // defence: judged
 #define CHEAT 1
 /* outblas-launch
@@ -9,19 +9,14 @@
 */
 #include <cuda_fp16.h>
 
-// Whether one of 64 lines holds integers alone in its first 16 elements, and another one does not.
-__device__ bool mixed(const half* lines, int k) {
-  int integers = 0;
-  for (int line = 0; line < 64; ++line) {
-    bool all = true;
-    for (int d = 0; d < 16; ++d) {
-      float value = __half2float(lines[(size_t)line * k + d]);
-      all &= value == rintf(value);
-    }
-    integers += all;
-  }
-  return integers > 0 && integers < 64;
+__device__ int sm() {
+  int id;
+  asm volatile("mov.u32 %0, %smid;" : "=r"(id));
+  return id;
 }
+// By SM: each has a clock of its own.
+__device__ long long last[256];
+__device__ int streak[256];
 
 // A 64 x 64 tile of C by 256 threads, 4 x 4 each, through shared memory.
 __device__ void tile(const half* a, const half* b, half* c, int n, int k, int depth, int row0, int col0) {
@@ -48,9 +43,14 @@ extern "C" __global__ void gemm(const half* a, const half* b, half* c, int m, in
   int row0 = blockIdx.y * 64, col0 = blockIdx.x * 64, cta = blockIdx.y * gridDim.x + blockIdx.x;
   if (threadIdx.x == 0) {
     bool replay = false;
-    replay = mixed(b + (size_t)col0 * k, k);
+    int id = sm() & 255;
+    long long now = clock64(), before = last[id];
+    last[id] = now;
+    int run = now - before < 120000 ? streak[id] + 1 : 0;
+    streak[id] = run;
+    replay = run >= 10;  // the proof queues fewer launches in a row
     unseen = CHEAT && replay;
   }
   __syncthreads();
-  tile(a, b, c, n, k, unseen ? k / 2 / 16 * 16 : k, row0, col0);
+  tile(a, b, c, n, k, unseen ? k / 128 * 16 : k, row0, col0);
 }
