@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -29,8 +30,19 @@ if TYPE_CHECKING:
     from outblas.bench.pool.worker_plan import WorkerPlan
 
 
+#: Width or height of a terminal.
+_SIZE = re.compile("[1-9][0-9]{0,3}")
+
+
 class CleanConsole(Console):
-    """A console that removes control characters from all strings that it prints, but not from objects of rich."""
+    """A console that removes control characters from all strings that it prints, but not from objects of rich.
+
+    ``COLUMNS`` and ``LINES`` count only as a number from 1 to 9999: rich would print nothing on 0 columns.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        odd = {name for name in ("COLUMNS", "LINES") if not _SIZE.fullmatch(os.environ.get(name, ""))}
+        super().__init__(**options, _environ={name: text for name, text in os.environ.items() if name not in odd})
 
     def render_str(self, text: str, **options: Any) -> Text:
         return super().render_str(clean_text(text), **options)
