@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from outblas.core.errors import OutblasError
+from outblas.core.errors import OutblasError, RecordError
 from outblas.core.evaluation import Evaluation
 from outblas.core.gpu_records import packaged_records, user_records
 from outblas.core.journal import Journal
@@ -236,3 +236,16 @@ def test_a_damaged_file_is_whole_or_an_error_of_the_house(
         except Exception as error:
             pytest.fail(f"damage {number} of {kind}: {error!r}, {damaged[:200]!r}")
     assert refused > TRIES // 4
+
+
+@pytest.mark.parametrize("part", ["rows", "intervals"])
+@pytest.mark.parametrize("value", ["1e5", True, 2**200, 10**400, float("nan"), float("inf"), 0, 1e6, [1.0]], ids=str)
+def test_a_figure_of_a_library_is_a_number_of_its_own_type(part: str, value: Any, tmp_path: Path) -> None:
+    data = json.loads(_small_library().to_bytes())
+    fields = {"rows": ("speedup", "low", "high"), "intervals": ("speedup", "low", "high", "first", "last")}[part]
+    for field in fields:
+        changed = json.loads(json.dumps(data))
+        changed[part][0][field] = value
+        (tmp_path / "l.json").write_text(json.dumps(changed))
+        with pytest.raises(RecordError, match="cannot be used"):
+            Library.load(tmp_path / "l.json")
