@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +18,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from outblas.core.clean_text import clean_text
+from outblas.core.clean_text import clean_sizes, clean_text
 from outblas.core.config import LAUNCHES, Launch
 from outblas.core.errors import EXIT_ERROR as EXIT_ERROR
 from outblas.core.errors import OutblasError, UsageError, unknown_name
@@ -30,19 +29,12 @@ if TYPE_CHECKING:
     from outblas.bench.pool.worker_plan import WorkerPlan
 
 
-#: Width or height of a terminal.
-_SIZE = re.compile("[1-9][0-9]{0,3}")
-
-
 class CleanConsole(Console):
-    """A console that removes control characters from all strings that it prints, but not from objects of rich.
+    """A console that removes control characters from all strings that it prints, but not from objects of rich."""
 
-    ``COLUMNS`` and ``LINES`` count only as a number from 1 to 9999: rich would print nothing on 0 columns.
-    """
-
-    def __init__(self, **options: Any) -> None:
-        odd = {name for name in ("COLUMNS", "LINES") if not _SIZE.fullmatch(os.environ.get(name, ""))}
-        super().__init__(**options, _environ={name: text for name, text in os.environ.items() if name not in odd})
+    @property
+    def _environ(self) -> dict[str, str]:  # type: ignore[override]  # rich reads sizes from it
+        return clean_sizes(os.environ)
 
     def render_str(self, text: str, **options: Any) -> Text:
         return super().render_str(clean_text(text), **options)
@@ -231,8 +223,6 @@ def check_mode(mode: str, target_qps: float | None, modes: Sequence[str] = MODES
 def parse_indices(option: str, text: str) -> tuple[int, ...]:
     """Return integers separated by commas: ``"0"`` gives ``(0,)`` and ``"0, 1,3"`` gives ``(0, 1, 3)``.
 
-    Neither their range nor repeats are checked.
-
     Args:
         option: name of the option for the message, e.g. ``--gpus``.
         text: the integers; blanks around them are allowed.
@@ -297,8 +287,7 @@ def worker_plan(
 def suite_problems(
     suite: str, layouts: Sequence[str], dtype: str, acc: str, count: int | None = None, seed: int = 0
 ) -> list[Problem]:
-    """Return the problems of a suite in every given layout, layout after layout. Layout, dtype and accumulator may have
-    any case.
+    """Return the problems of a suite in every given layout, layout after layout. Names may have any case.
 
     Args:
         suite: name of the suite.
