@@ -8,18 +8,18 @@
 #
 # The driver is the host's; CUDA's other parts come as wheels. The wheel of the first stage has no compiled kernels
 # unless CUBINS=require and the extra `compile` are given: then the build takes minutes.
-FROM python:3.12-slim AS build
+FROM python:3.12-slim@sha256:78387bc3881b8273120a12ebe6c1ab22b018ccc2c9adf565ae1ac9b536e184ea AS build
 ARG CUBINS=skip
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends gcc g++ libc6-dev \
     && rm -rf /var/lib/apt/lists/*
 COPY . /source
 WORKDIR /source
-RUN python -m pip install --no-cache-dir build hatchling numpy \
+RUN python -m pip install --no-cache-dir build==1.6.1 hatchling==1.33.0 numpy==2.2.6 \
     && if [ "$CUBINS" = require ]; then python -m pip install --no-cache-dir '.[compile]'; fi \
     && OUTBLAS_BUILD_CUBINS="$CUBINS" python -m build --wheel --no-isolation --outdir /wheels
 
-FROM python:3.12-slim
+FROM python:3.12-slim@sha256:78387bc3881b8273120a12ebe6c1ab22b018ccc2c9adf565ae1ac9b536e184ea
 ARG EXTRAS=tune
 # The native extension is linked to the C++ library.
 RUN apt-get update \

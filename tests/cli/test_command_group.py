@@ -190,3 +190,28 @@ def test_eval_takes_the_spelling_of_cuda_l2() -> None:
     words = ["--warmup_seconds", "1", "--benchmark_seconds", "0", "--base_dir", ".", "--gpu_device_id", "0"]
     result = outblas("eval", "--mnk", "64_64_64", *words, "--target_qps", "5", "--mode", "server")
     assert_refused(result, "--benchmark-seconds is 0")
+
+
+@pytest.mark.parametrize("name", ["COLUMNS", "LINES"])
+@pytest.mark.parametrize("size", ["0", "00", "-1", "x", "\u00b2", " 80", "9" * 5000, "100000", ""])
+def test_an_odd_size_of_the_terminal_counts_as_unset(name: str, size: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import io
+
+    from outblas.cli.common import CleanConsole
+
+    monkeypatch.delenv("COLUMNS", raising=False)
+    monkeypatch.delenv("LINES", raising=False)
+    unset = CleanConsole(file=io.StringIO()).size
+    monkeypatch.setenv(name, size)
+    console = CleanConsole(file=(sink := io.StringIO()))
+    assert console.size == unset
+    console.print("text")
+    assert sink.getvalue() == "text\n"
+
+
+def test_a_size_of_the_terminal_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    from outblas.cli.common import CleanConsole
+
+    monkeypatch.setenv("COLUMNS", "97")
+    monkeypatch.setenv("LINES", "31")
+    assert tuple(CleanConsole().size) == (97, 31)

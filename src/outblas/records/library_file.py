@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from outblas.core.config import KernelConfig, config_name
 from outblas.core.errors import OutblasError, RecordError, ToolchainMissing
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
 FORMAT = 1
+#: Speed-ups of this size or more are damage.
+_MOST_FIGURE = 1e6
 
 
 class LibraryContent(NamedTuple):
@@ -167,14 +169,17 @@ def _row_from_file(problem: Problem, row: Any, configs: dict[str, KernelConfig])
 @lru_cache(maxsize=1)
 def _file_model() -> type[BaseModel]:
     """Return the pydantic schema of the file. Pydantic is imported only here and in :func:`parse_content`."""
-    from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt
+    from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
-    class Figures(BaseModel):
-        model_config = ConfigDict(allow_inf_nan=False)
+    figure = Annotated[float, Field(gt=0, lt=_MOST_FIGURE)]
 
-        speedup: PositiveFloat
-        low: PositiveFloat
-        high: PositiveFloat
+    class Strict(BaseModel):
+        model_config = ConfigDict(strict=True, allow_inf_nan=False)
+
+    class Figures(Strict):
+        speedup: figure
+        low: figure
+        high: figure
 
     class Nearest(Figures):
         config: str
@@ -183,25 +188,23 @@ def _file_model() -> type[BaseModel]:
         config: str | None
         algorithm: str = ""
 
-    class Columns(BaseModel):
-        model_config = ConfigDict(allow_inf_nan=False)
-
+    class Columns(Strict):
         config: str | None
-        speedup: PositiveFloat | None
-        low: PositiveFloat | None
-        high: PositiveFloat | None
+        speedup: figure | None
+        low: figure | None
+        high: figure | None
         config_pdl: str | None
-        speedup_pdl: PositiveFloat | None
-        low_pdl: PositiveFloat | None
-        high_pdl: PositiveFloat | None
+        speedup_pdl: figure | None
+        low_pdl: figure | None
+        high_pdl: figure | None
         baseline: str
         baseline_detail: str
         source: str
         lt_auto_detail: str = ""
         config_weights: str | None = None
-        speedup_weights: PositiveFloat | None = None
-        low_weights: PositiveFloat | None = None
-        high_weights: PositiveFloat | None = None
+        speedup_weights: figure | None = None
+        low_weights: figure | None = None
+        high_weights: figure | None = None
         cold: Second | None = None
         single: Second | None = None
         nearest: Nearest | None = None
@@ -215,7 +218,7 @@ def _file_model() -> type[BaseModel]:
         last: PositiveInt
         measured: list[PositiveInt]
 
-    class LibraryFile(BaseModel):
+    class LibraryFile(Strict):
         format: int
         gpu: str
         rows: list[RowOfFile]
