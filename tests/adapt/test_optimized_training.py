@@ -6,7 +6,7 @@ import copy
 import gc
 import io
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -15,11 +15,15 @@ pytest.importorskip("torch", reason="models are of torch")
 
 import torch
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.utils import prune
 
 import outblas
 from outblas.adapt.model_weights import model_weights
 from outblas.adapt.module_draft import plan_of
+from outblas.adapt.parts import ResidualSum
+from outblas.dispatch import device_registry
+from support.models import decoder_blocks as blocks
 from support.models.decoder_blocks import rows
 
 HALF = torch.bfloat16
@@ -267,3 +271,79 @@ def test_a_replica_of_data_parallel_has_weights_of_its_own() -> None:
 def test_layers_without_elements_or_extents_have_no_products() -> None:
     model = nn.Sequential(nn.Linear(0, 8), nn.LazyLinear(8), nn.Linear(8, 0), nn.Linear(8, 4))
     assert [(one.weight.shape[0], one.weight.shape[1]) for one in model_weights(model)] == [(4, 8)]
+
+
+@pytest.fixture
+def swapped() -> Iterator[None]:
+    before = torch.__future__.get_swap_module_params_on_conversion()
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    yield
+    torch.__future__.set_swap_module_params_on_conversion(before)
+
+
+@pytest.mark.parametrize("restored", [False, True])
+def test_torch_may_swap_the_parameters(restored: bool, swapped: None) -> None:
+    plain = nn.Sequential(Gated(), Gated()).to(HALF).eval()
+    other, x = nn.Sequential(Gated(), Gated()).to(HALF).state_dict(), rows(3, dtype=HALF)
+    model = copy.deepcopy(plain)
+    outblas.optimize(model)
+    if restored:
+        outblas.restore(model)
+    with torch.no_grad():
+        for one in (plain, model):
+            one.load_state_dict(other)
+        torch.testing.assert_close(model(x), plain(x))
+        for one in (plain, model):
+            one.to(torch.float32)
+        assert torch.equal(model(x.float()), plain(x.float()))
+        for one in (plain, model):
+            one.to(HALF)
+        outblas.optimize(model)
+        torch.testing.assert_close(model(x), plain(x))
+    trained(model, torch.optim.AdamW(model.parameters(), lr=0.1, fused=True))
+    trained(plain, torch.optim.AdamW(plain.parameters(), lr=0.1, fused=True))
+    assert all(map(torch.equal, model.state_dict().values(), plain.state_dict().values()))
+
+
+@pytest.mark.parametrize("pools", [[(0, 0), (0, 1)], [(0, 0)]], ids=["a graph lives", "no graph"])
+def test_memory_that_weights_leave_is_kept_while_a_graph_may_read_it(
+    pools: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A graph holds addresses. Torch's allocator is faked; its pools beside the default one are those of graphs."""
+    monkeypatch.setattr(device_registry, "DEVICE_TYPE", "cpu")
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: [{"segment_pool_id": pool} for pool in pools])
+    model = nn.Sequential(Gated(), Attention()).to(HALF).eval()
+    plain = [StorageWeakRef(p.untyped_storage()) for p in (model[0].gate.weight, model[1].q.weight)]
+    outblas.optimize(model)
+    joined = [StorageWeakRef(p.untyped_storage()) for p in (model[0].gate.weight, model[1].q.weight)]
+    addresses = [model[0].gate.weight.data_ptr(), model[1].q.weight.data_ptr()]
+    outblas.restore(model)
+    assert [model[0].gate.weight.data_ptr(), model[1].q.weight.data_ptr()] != addresses
+    gone = len(pools) == 1
+    assert [memory.expired() for memory in (*plain, *joined)] == [gone] * 4
+    pools[:] = [(0, 0)]  # the graphs are gone
+    outblas.optimize(model)
+    assert all(memory.expired() for memory in (*plain, *joined))
+
+
+def test_a_child_that_another_thread_restores_meanwhile_adds_its_residual() -> None:
+    model, x = blocks.Layer().eval(), rows(2, 3)
+    with torch.no_grad():
+        wanted = model(x)
+        outblas.optimize(model)
+        plan = plan_of(model)
+        assert any(isinstance(part, ResidualSum) for part in plan.parts)
+        plan.runs = lambda _: outblas.restore(model) > 0  # between the check and the calls
+        torch.testing.assert_close(model(x), wanted)
+
+
+def test_a_child_that_is_compiled_by_itself_runs_compiled() -> None:
+    model, x, seen = blocks.Layer().eval(), rows(2, 3), []
+    with torch.no_grad():
+        wanted = model(x)
+        outblas.optimize(model)
+        child = model.mlp
+        child._compiled_call_impl = lambda *args: seen.append(args) or child._call_impl(*args)  # as child.compile()
+        torch.testing.assert_close(model(x), wanted)
+    assert len(seen) == 1

@@ -159,6 +159,22 @@ def test_threads_share_it_while_all_is_forgotten(on: Override, device: Device, c
     assert on.counts() == {"ours": 1600, "torchs": 1600} and len(device.ran) + len(cuda) == 1600
 
 
+def test_a_threads_first_product_is_asked_though_others_know_it(on: Override, device: Device, cuda: FakeCuda) -> None:
+    """Python makes then what torch's own products need, which the capture of a graph cannot make."""
+    a, b = numbers(3, 8), numbers(8, 5)
+    torch.mm(a, b)
+    torch.mm(a, b)
+    assert (len(device.ran), len(cuda)) == (1, 1)
+    for thread in (1, 2):
+        for call in (lambda: torch.mm(a, b), lambda: torch.mm(a, b), lambda: torch.bmm(a[None], b[None])):
+            call()
+        other = threading.Thread(target=lambda: [torch.mm(a, b) for _ in range(3)])
+        ran, launched = len(device.ran), len(cuda)
+        other.start()
+        other.join()
+        assert (len(device.ran), len(cuda)) == (ran + 1, launched + 2), thread
+
+
 def test_a_full_table_begins_again(on: Override, device: Device) -> None:
     products = on._products
     for number in range(5000):

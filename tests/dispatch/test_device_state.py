@@ -18,7 +18,7 @@ from outblas.dispatch import device_registry, device_state, enable, native_table
 from outblas.dispatch.decide import Decision, Operand
 from outblas.dispatch.device_state import DeviceState
 from outblas.kernels.source import kernel_kind
-from outblas.runtime import recent_entries
+from outblas.runtime import launch, recent_entries
 from support.dispatch_fixture import (  # noqa: F401
     LIBRARY,
     PLAIN,
@@ -55,6 +55,46 @@ def test_bound_calls_do_not_keep_their_operands(kernel: FakeKernel) -> None:
     device = DeviceState(H200, LIBRARY, lambda problem, config: (kernel, 0.0))
     run(device, 1, 2, 3)
     assert kernel.bound[0].operands == ()
+
+
+def test_torchs_handle_of_cublas_is_made_once_per_thread_outside_of_captures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inside a capture it cannot be made. A product before the capture made it without this package."""
+    torch = pytest.importorskip("torch")
+    made: list[int] = []
+    capturing = [True]
+
+    def handle() -> int:
+        made.append(threading.get_ident())
+        return 1
+
+    monkeypatch.setattr(launch, "ensure_context", lambda: None)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing[0])
+    monkeypatch.setattr(torch.cuda, "current_blas_handle", handle)
+    device = DeviceState(H200, LIBRARY, lambda problem, config: (None, 0.0))
+
+    def multiply() -> None:
+        with device.make_current(0):
+            pass
+
+    multiply()
+    assert not made
+    capturing[0] = False
+    multiply()
+    multiply()
+    assert len(made) == 1
+    other = threading.Thread(target=lambda: [multiply(), multiply()])
+    other.start()
+    other.join()
+    assert len(set(made)) == len(made) == 2
+
+    def no_memory() -> int:
+        raise RuntimeError("CUBLAS_STATUS_ALLOC_FAILED")
+
+    monkeypatch.setattr(torch.cuda, "current_blas_handle", no_memory)
+    fresh = DeviceState(H200, LIBRARY, lambda problem, config: (None, 0.0))
+    with fresh.make_current(0):
+        pass  # a product of this package needs no handle
 
 
 def test_bound_calls_are_limited_and_the_least_recent_goes(monkeypatch: pytest.MonkeyPatch, kernel: FakeKernel) -> None:

@@ -15,6 +15,7 @@ from outblas.core.roofline import Gpu
 from outblas.dispatch import device_registry
 from outblas.dispatch import matmul as dispatch
 from outblas.dispatch.decide import Decision, Operand, decide
+from outblas.dispatch.linear import linear
 from outblas.dispatch.matmul import explain, matmul
 from outblas.dispatch.promises import launch_of_option, option_of
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
@@ -124,11 +125,19 @@ def test_shapes_that_do_not_match_are_torchs_error(torch: Any) -> None:
         matmul([[1.0]], torch.empty(1, 1))  # type: ignore[arg-type]
 
 
-def test_different_devices_are_refused(torch: Any) -> None:
-    with pytest.raises(TensorError, match="b is on meta, a on cpu; expected one device"):
-        matmul(torch.empty(2, 3), torch.empty(3, 2, device="meta"))
-    with pytest.raises(TensorError, match="out is on meta"):
-        explain(torch.empty(2, 3), torch.empty(3, 2), out=torch.empty(2, 2, device="meta"))
+@pytest.mark.parametrize("grad", [False, True])
+def test_operands_on_different_devices_go_to_torch(torch: Any, grad: bool) -> None:
+    """torch takes a tensor without data beside a real one, and raises its own error for an output elsewhere."""
+    a = torch.ones(2, 3, dtype=torch.float16, requires_grad=grad)
+    b = torch.ones(3, 2, dtype=torch.float16, device="meta")
+    for x, y in ((a, b), (b.t(), a.t())):
+        theirs = torch.matmul(x, y)
+        for call in (matmul, dispatch.mm, lambda p, q: linear(p, q.t())):
+            result = call(x, y)
+            assert (result.device, result.shape) == (theirs.device, theirs.shape), call
+        assert explain(x, y) == "torch.matmul: the operands are on different devices"
+    with pytest.raises(RuntimeError, match="cross-device copies are not allowed"):
+        matmul(a.detach(), a.detach().t(), out=torch.empty(2, 2, dtype=torch.float16, device="meta"))
 
 
 def test_an_output_that_overlaps_an_input_is_refused(torch: Any) -> None:

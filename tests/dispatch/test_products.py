@@ -322,8 +322,6 @@ def test_errors_are_of_torchs_types(served: Served) -> None:
     square = numbers(4, 4)
     with pytest.raises(RuntimeError, match="out shares memory"):
         outblas.mm(square, square.clone(), out=square)
-    with pytest.raises(RuntimeError, match="one device for all"):
-        outblas.mm(square, torch.empty(4, 4, dtype=torch.float16, device="meta"))
     for call in (outblas.mm, outblas.matmul, outblas.linear):
         with pytest.raises(TypeError):
             call([[1.0]], square)

@@ -214,7 +214,13 @@ def test_a_file_in_no_folder_is_said_before_the_program_runs(tmp_path: Path) -> 
     assert done.stderr.startswith("error: --out afl/x.json cannot be written") and len(done.stderr.splitlines()) == 1
 
 
-@pytest.mark.parametrize(("end", "status"), [("", 2), ("sys.exit(0)", 2), ("sys.exit(3)", 3), ("1 / 0", 1)])
+NOW = "sys.stdout.flush(); import os; os._exit"
+
+
+@pytest.mark.parametrize(
+    ("end", "status"),
+    [("", 2), ("sys.exit(0)", 2), ("sys.exit(3)", 3), ("1 / 0", 1), (f"{NOW}(0)", 2), (f"{NOW}(3)", 3)],
+)
 def test_a_lost_record_shows_in_the_exit_status_of_a_program_that_succeeded(
     end: str, status: int, tmp_path: Path
 ) -> None:
@@ -222,3 +228,26 @@ def test_a_lost_record_shows_in_the_exit_status_of_a_program_that_succeeded(
     run = [sys.executable, "-m", "outblas", "capture", "--out", "d/x.json", "--", sys.executable, "-c", code]
     done = subprocess.run(run, cwd=tmp_path, env=environment(), capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (status, "ran\n") and "error: " in done.stderr, done.stderr
+
+
+ENDINGS = {
+    "os._exit(0)": (0, 1),
+    "os._exit(5)": (5, 1),
+    "os.execv(sys.executable, [sys.executable, '-c', 'print(9)'])": (0, 1),
+    "os.execlp(sys.executable, sys.executable, '-c', 'import sys; sys.exit(4)')": (4, 1),
+    "os.waitpid(os.fork() or os._exit(0), 0); torch.mm(x, x); os._exit(3)": (3, 2),
+    "os.fork() or os.execv(sys.executable, [sys.executable, '-c', '']); os.wait(); torch.mm(x, x); os._exit(0)": (0, 2),
+}
+
+
+@pytest.mark.parametrize("end", ENDINGS)
+def test_an_end_without_exit_handlers_leaves_the_record(end: str, tmp_path: Path) -> None:
+    status, count = ENDINGS[end]
+    code = f"import os, sys, torch; x = torch.ones(64, 64).half(); torch.mm(x, x); {end}"
+    run = command(tmp_path, sys.executable, "-c", code)
+    done = subprocess.run(run, cwd=tmp_path, env=environment(), capture_output=True, text=True)
+    assert done.returncode == status, done.stderr
+    assert CapturedProducts.load(tmp_path / "p.json").problems() == {Problem(64, 64, 64, "NN"): count}
+    replaced = "exec" in end and "fork" not in end
+    assert ("replaces the program and is not recorded" in done.stderr) == replaced
+    assert len(done.stderr.splitlines()) == replaced

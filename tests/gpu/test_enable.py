@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -15,6 +18,7 @@ pytest.importorskip("cuda.bindings")
 import torch
 
 import outblas
+from outblas.runtime.device import gpu_of_device
 from support.everything_fixture import Counted, computed, exact, gpus_fixture, numbers  # noqa: F401
 
 pytestmark = pytest.mark.gpu
@@ -215,3 +219,107 @@ def test_the_environment_keeps_it_out(gpus: list[Counted], monkeypatch: pytest.M
         assert not outblas.enable()
     x = numbers(64, 64)
     assert torch.equal(x @ x, exact(x, x)) and computed(gpus) == 0
+
+
+#: In a process of its own: no product of torch has made a handle of cuBLAS before.
+CAPTURES = """
+import threading
+import torch, outblas
+
+assert outblas.enable()
+shapes = [(m, n, 4096) for m in (16, 64, 128, 1, 8, 256) for n in (4096, 14336, 1024, 6144)]
+failures = []
+
+def pair(shape, device):
+    m, n, k = shape
+    ones = lambda *extents: torch.ones(extents, device=device, dtype=torch.float16)
+    return ones(m, k), ones(n, k).t()
+
+def by_a_kernel(shape):
+    return not outblas.explain(*pair(shape, 0)).startswith(("torch.", "cuBLASLt"))
+
+served = next(filter(by_a_kernel, shapes))
+
+def work(device):
+    try:
+        with torch.cuda.device(device), torch.no_grad(), torch.cuda.stream(torch.cuda.Stream()):
+            a, b = pair(served, device)
+            x, count = torch.ones(32, 32, device=device), outblas.status()["torch"]["ours"]
+            torch.mm(a, b)  # the warm-up
+            assert outblas.status()["torch"]["ours"] == count + 1, outblas.status()
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                found = torch.mm(x, x)
+            found.zero_()
+            graph.replay()
+            torch.cuda.synchronize()
+            assert found.eq(32).all()
+    except BaseException as error:
+        failures.append(error)
+
+for device in range(min(2, torch.cuda.device_count())):
+    before = outblas.status()["torch"]["torchs"]
+    work(device)
+    work_elsewhere = threading.Thread(target=work, args=(device,))
+    work_elsewhere.start()
+    work_elsewhere.join()
+    assert not failures, failures
+    assert outblas.status()["torch"]["torchs"] == before + 2, "those in the graphs alone"
+outblas.disable()
+print("captured")
+"""
+
+#: In a process of its own, as torch keeps the first kernel that Python has registered for an operator in mind.
+OVERRIDDEN = """
+import sys, warnings
+import torch, outblas
+
+def theirs(a, b):
+    return torch.full((*a.shape[:-1], b.shape[-1]), 7, dtype=a.dtype, device=a.device)
+
+name = sys.argv[1]
+a, b = (torch.ones(64, 64, device="cuda", dtype=torch.float16) for _ in range(2))
+multiply = (lambda: torch.mm(a, b)) if name == "mm" else (lambda: torch.bmm(a[None], b[None]))
+wanted = multiply()
+library = torch.library.Library("aten", "IMPL")
+library.impl(name, theirs, "CUDA")
+for _ in range(2):
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        assert not outblas.enable() and not outblas.enabled()
+    assert [one.category for one in seen] == [RuntimeWarning], seen
+    text = str(seen[0].message)
+    assert f"aten::{name}" in text and "\\n" not in text, text
+    assert multiply().eq(7).all()
+library._destroy()
+assert torch.equal(multiply(), wanted)
+assert outblas.enable() and outblas.enabled()
+assert torch.equal(multiply(), wanted)
+outblas.disable()
+assert torch.equal(multiply(), wanted)
+print("refused")
+"""
+
+
+def printed(script: str, *words: str, **variables: str) -> str:
+    """Return the standard output of a script, of a process that must succeed."""
+    command = [sys.executable, "-c", script, *words]
+    done = subprocess.run(command, env={**os.environ, **variables}, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("native", ["1", "0"])
+def test_a_graph_may_begin_with_torchs_product_after_ours(native: str) -> None:
+    """The warm-up makes torch's handle of cuBLAS, in each thread and on each GPU."""
+    if gpu_of_device(0).name != "h200":
+        pytest.skip("the packaged library is of an H200")
+    assert "captured" in printed(CAPTURES, OUTBLAS_NATIVE=native, OUTBLAS_DISABLE="")
+
+
+@pytest.mark.parametrize("name", ["mm", "bmm"])
+def test_another_packages_kernel_is_left_alone(name: str) -> None:
+    if gpu_of_device(0).name != "h200":
+        pytest.skip("the packaged library is of an H200")
+    assert "refused" in printed(OVERRIDDEN, name, OUTBLAS_DISABLE="")

@@ -103,3 +103,49 @@ def test_the_command_writes_a_result_file(code: SimpleNamespace, tmp_path: Path)
     data = json.loads(out.read_text())
     assert data["format"] == FORMAT and data["settings"]["gpu"]
     assert set(data["rows"][0]["variants"]) == {"torch", "merged_norms", "optimize"} and len(data["bars"]) == 2
+
+
+class Block(torch.nn.Module):
+    """A gate of one input, and two layers that are split into heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.up, self.down, self.q, self.k = (torch.nn.Linear(2048, 2048, bias=False) for _ in range(5))
+
+    def forward(self, x: Any) -> Any:
+        x = self.down(torch.nn.functional.silu(self.gate(x)) * self.up(x))
+        return self.q(x).view(x.shape[0], -1, 128), self.k(x).view(x.shape[0], -1, 128)
+
+
+def test_graphs_replay_the_same_after_weights_have_moved(code: SimpleNamespace) -> None:
+    """A graph of the plain block outlives optimize; one of the optimised block outlives restore."""
+    torch.manual_seed(0)
+    block = Block().to("cuda", torch.bfloat16).eval()
+    x, graphs, results = torch.randn(16, 2048, device="cuda", dtype=torch.bfloat16), [], []
+
+    def replayed() -> list[Any]:
+        for graph in graphs:
+            graph.replay()
+        torch.cuda.synchronize()
+        return [result.clone() for pair in results for result in pair]
+
+    def captured() -> None:
+        for _ in range(3):
+            block(x)
+        torch.cuda.synchronize()
+        graphs.append(torch.cuda.CUDAGraph())
+        with torch.cuda.graph(graphs[-1]):
+            results.append(block(x))
+
+    with outblas.use() as on, torch.no_grad():
+        assert on
+        captured()
+        report = outblas.optimize(block)
+        assert report.merged and report.fused
+        captured()
+        wanted = replayed()
+    assert all(one.isfinite().all() and one.abs().max() > 0 for one in wanted)
+    outblas.restore(block)
+    junk = [torch.full((rows, 2048), torch.nan, device="cuda", dtype=torch.bfloat16) for rows in (2048, 4096) * 8]
+    assert all(map(torch.equal, replayed(), wanted))
+    del junk

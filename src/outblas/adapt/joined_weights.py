@@ -10,12 +10,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.utils.weak import WeakIdKeyDictionary
+from torch.multiprocessing.reductions import StorageWeakRef
 
+from outblas.adapt.graph_memory import keep_for_graphs
 from outblas.dispatch.fusion.joined_operators import matrix_keepers
 
-#: Parameters that were laid by turns. They may lie so still when nobody keeps their joined weights any more.
-_laid_by_turns: Any = WeakIdKeyDictionary()
+#: Address of a storage -> weak reference, for those in which weights were laid by turns. Weights may lie there still
+#: when nobody keeps their joined weights any more. A weak reference to a parameter would keep torch from swapping it.
+_laid_by_turns: dict[int, Any] = {}
 
 
 def separate_before_step(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -33,7 +35,7 @@ def separate_before_step(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str
     for group in optimizer.param_groups:
         ignores_strides = bool(group.get("fused"))
         for parameter in group["params"]:
-            if has_gaps(parameter) and (ignores_strides or parameter in _laid_by_turns):
+            if has_gaps(parameter) and (ignores_strides or _lies_by_turns(parameter)):
                 separate_parameter(parameter)
                 found = True
     if found:
@@ -49,8 +51,21 @@ def has_gaps(parameter: Any) -> bool:
     return not torch.ops.aten.is_non_overlapping_and_dense(parameter)
 
 
+def _lies_by_turns(parameter: Any) -> bool:
+    """Return True if a parameter is in a storage in which this module has laid weights by turns."""
+    found = _laid_by_turns.get(parameter.untyped_storage()._cdata)
+    return found is not None and not found.expired()
+
+
+def _note_by_turns(joined: Any) -> None:
+    for address in [address for address, storage in list(_laid_by_turns.items()) if storage.expired()]:
+        _laid_by_turns.pop(address, None)
+    _laid_by_turns[joined.untyped_storage()._cdata] = StorageWeakRef(joined.untyped_storage())
+
+
 def separate_parameter(parameter: Any) -> None:
-    """Give a parameter contiguous memory of its own, with its values."""
+    """Give a parameter contiguous memory of its own, with its values. Graphs keep the former memory."""
+    keep_for_graphs([parameter])
     with torch.inference_mode(False), torch.no_grad():
         parameter.data = parameter.data.clone(memory_format=torch.contiguous_format)
 
@@ -125,11 +140,12 @@ class JoinedWeights:
         views = [joined[i :: len(self.sizes)] for i in range(len(self.sizes))]
         if not self._by_turns:
             views = list(joined.split(self.sizes))
+        keep_for_graphs(parameters)
         for parameter, view in zip(parameters, views, strict=True):
             view.copy_(parameter)
             parameter.data = view
-            if self._by_turns:
-                _laid_by_turns[parameter] = True
+        if self._by_turns:
+            _note_by_turns(joined)
         return joined
 
 

@@ -128,8 +128,8 @@ class ModuleDraft:
 
     def sum(self, found: Sum) -> None:
         """Pass a residual to a child and leave out the sum. The child is installed before this module."""
-        self._add(functools.partial(ResidualSum, self.module, found.child, found.dropouts))
-        self._changes.keywords[place(found.call)] = found.residual
+        part = self._add(functools.partial(ResidualSum, self.module, found.child, found.dropouts))
+        self._changes.keywords[place(found.call)] = f"{part}.forward", found.residual
         self._changes.kept[place(found.addition)] = found.kept
 
     def install(self) -> None:

@@ -80,7 +80,8 @@ def optimize(model: torch.nn.Module) -> OptimizeReport:
 def restore(model: torch.nn.Module) -> int:
     """Undo :func:`optimize`: outputs have the same bits as before it, and parameters have memory of their own.
 
-    Parameters stay the same objects. Values that were loaded or trained meanwhile are kept.
+    Parameters stay the same objects. Values that were loaded or trained meanwhile are kept. CUDA graphs that were
+    captured before stay valid: the memory that they read is kept while graphs exist. They see no later change of it.
 
     Args:
         model: any module.

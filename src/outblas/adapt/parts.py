@@ -209,6 +209,9 @@ class FusedNorm(_Part):
 class ResidualSum:
     """A sum that a child module's last product computes.
 
+    Rewritten code calls ``forward``, the child's as it was installed. That adds the residual even if another thread
+    restores the child meanwhile. The call of a module does no more, as nothing observes the child.
+
     Args:
         module: owner of the child.
         child: name of the child, whose ``forward`` is rewritten already.
@@ -217,7 +220,7 @@ class ResidualSum:
 
     def __init__(self, module: Any, child: str, dropouts: Sequence[str]) -> None:
         self._child, self._module = child, module._modules[child]
-        self._forward, self._call = self._module.__dict__["forward"], type(self._module).__call__
+        self.forward, self._call = self._module.__dict__["forward"], type(self._module).__call__
         self._dropouts = tuple(dropouts)
         self.layers: tuple[Any, ...] = ()
 
@@ -225,8 +228,9 @@ class ResidualSum:
         children = module._modules
         return (
             children.get(self._child) is self._module
-            and self._module.__dict__.get("forward") is self._forward
+            and self._module.__dict__.get("forward") is self.forward
             and type(self._module).__call__ is self._call
+            and self._module._compiled_call_impl is None
             and not is_observed(self._module)
             and all(_does_nothing(children.get(name)) for name in self._dropouts)
         )

@@ -24,7 +24,8 @@ class Changes:
         replaced: place of an expression -> the expression that takes its place.
         before: index of a statement of the body -> statements in front of it.
         functions: place of a call -> the function that it calls instead, with :data:`RESIDUAL` as a further argument.
-        keywords: place of a call -> the expression that it passes as :data:`RESIDUAL`.
+        keywords: place of a call -> the function that it calls instead, and the expression that it passes as
+            :data:`RESIDUAL`.
         methods: place of a call of a method -> the name of the method that it calls instead.
         kept: place of a sum or call -> ``left``, ``right`` or ``argument``: the operand that takes its place.
         takes_residual: the function gets the keyword :data:`RESIDUAL`.
@@ -33,7 +34,7 @@ class Changes:
     replaced: dict[Place, str] = field(default_factory=dict)
     before: dict[int, list[str]] = field(default_factory=dict)
     functions: dict[Place, str] = field(default_factory=dict)
-    keywords: dict[Place, str] = field(default_factory=dict)
+    keywords: dict[Place, tuple[str, str]] = field(default_factory=dict)
     methods: dict[Place, str] = field(default_factory=dict)
     kept: dict[Place, str] = field(default_factory=dict)
     takes_residual: bool = False
@@ -142,7 +143,9 @@ class _Replacer(ast.NodeTransformer):
             node.func = self._parsed(changes.functions[place], node)
             node.args.append(self._parsed(RESIDUAL, node))
         if isinstance(node, ast.Call) and place in changes.keywords:
-            node.keywords.append(ast.keyword(arg=RESIDUAL, value=self._parsed(changes.keywords[place], node)))
+            function, residual = changes.keywords[place]
+            node.func = self._parsed(function, node)
+            node.keywords.append(ast.keyword(arg=RESIDUAL, value=self._parsed(residual, node)))
         return node
 
     @staticmethod

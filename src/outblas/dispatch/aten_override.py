@@ -29,9 +29,10 @@ from outblas.core.switches import is_on
 from outblas.dispatch import device_registry
 from outblas.dispatch.aten_native import ASK_PYTHON_KEY, NativeCall, ask_python_keys, current_call, open_products
 from outblas.dispatch.aten_products import HALF_DTYPES, our_bmm, our_mm, torch_addmm, torch_bmm, torch_mm
+from outblas.dispatch.foreign_kernels import takes_overrides, why_not_replaced
 from outblas.dispatch.fusion.biased_product import biased_product
 from outblas.dispatch.guarantees import invariant_operators
-from outblas.dispatch.guarantees.guarantee import process_guarantee
+from outblas.dispatch.guarantees.guarantee import Guarantee, process_guarantee
 from outblas.dispatch.linear import FUSED_VARIABLE
 from outblas.dispatch.promises import promise_free_option
 
@@ -68,10 +69,21 @@ class Override:
         self._key = key
         self._library: Any = None
         self._further: Any = None
+        self._replaced: set[str] = set()
         self._lock = threading.RLock()  # a signal's handler may multiply meanwhile
         self._ours = self._torchs = self._option = 0
         self._products: Any = None
         self.why_python = ""
+
+    def why_not(self, guarantee: Guarantee) -> str:
+        """Return in one line why :meth:`install` under a guarantee would drop another package's kernel; or empty.
+
+        Operators that this package has replaced already do not count.
+        """
+        names = {"mm", "bmm"} | ({"addmm", "baddbmm"} if guarantee == "batch_invariant" else set())
+        names |= {"addmm"} if is_on(FUSED_VARIABLE) else set()
+        reasons = (why_not_replaced(name, self._key) for name in sorted(names - self._replaced))
+        return next(filter(None, reasons), "")
 
     def install(self) -> None:
         """Replace torch's kernels; read ``OUTBLAS_PDL``, ``OUTBLAS_FUSED`` and the process's guarantee once.
@@ -87,7 +99,18 @@ class Override:
             self._library._destroy()
             self._library = self._registered(ASK_PYTHON_KEY)
             self._begin(products)
+        try:
+            self._install_further()
+        except BaseException:
+            self.remove()
+            raise
+
+    def _install_further(self) -> None:
+        """Replace the operators that the guarantee or ``OUTBLAS_FUSED`` needs beside ``mm`` and ``bmm``."""
         if process_guarantee() == "batch_invariant":
+            if self._products is None or self.why_python:  # up to torch 2.12 Python registers an operator once
+                self._library._destroy()
+                self._library = self._implemented({"mm": self._kernel(our_mm, torch_mm)}, self._key)
             operators = (invariant_operators.bmm, invariant_operators.addmm, invariant_operators.baddbmm)
             self._further = self._implemented({each.__name__: self._counted(each) for each in operators}, self._key)
         elif is_on(FUSED_VARIABLE):
@@ -109,6 +132,7 @@ class Override:
             device_registry.on_library_replaced.remove(self._forget)
         self._library._destroy()
         self._library = None
+        self._replaced.clear()
 
     def counts(self) -> dict[str, int]:
         """Return the products so far as ``{"ours": n, "torchs": m}``: those by this package, and those by torch."""
@@ -153,10 +177,12 @@ class Override:
 
     def _implemented(self, kernels: dict[str, Callable[..., torch.Tensor]], key: str) -> Any:
         library = torch.library.Library("aten", "IMPL")
+        further: dict[str, Any] = {"allow_override": True} if takes_overrides() else {}  # those of torch itself
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="(?s).*Overriding a previously registered kernel")
             for name, kernel in kernels.items():
-                library.impl(name, kernel, key)
+                library.impl(name, kernel, key, **further)
+                self._replaced.add(name)
         return library
 
     def _counted(self, operator: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:

@@ -302,11 +302,23 @@ class DeviceState:
             yield
 
     def _ensure_context(self) -> None:
-        """A thread's first driver call needs a context; torch makes one only when it must."""
-        if not getattr(self._threads, "ready", False):
-            from outblas.runtime.launch import ensure_context
+        """Make what a thread's first product needs, and what torch would have made for the thread's later ones.
 
-            ensure_context()
+        A driver call needs a context; torch makes one only when it must. A product of torch needs a handle of cuBLAS,
+        which cannot be made while a graph is captured. Without this package a product before the capture makes it.
+        """
+        if getattr(self._threads, "ready", False):
+            return
+        import torch
+
+        from outblas.runtime.launch import ensure_context
+
+        ensure_context()
+        if not torch.cuda.is_current_stream_capturing():
+            try:
+                torch.cuda.current_blas_handle()
+            except RuntimeError as error:  # torch raises it again at a product of its own; this one needs no handle
+                _LOG.info("torch has no handle of cuBLAS: %s", str(error).partition("\n")[0])
             self._threads.ready = True
 
 

@@ -113,7 +113,9 @@ class Switch:
 
     def _may_be_on(self, guarantee: Guarantee, stacklevel: int = 1) -> bool:
         """Return True if it can be on; where that gains nothing, or must not be, a warning of one line says why."""
-        reason = "" if self._on and guarantee == "none" else self._why_not(guarantee)
+        reason = ""
+        if not self._on or guarantee != "none":
+            reason = self._why_not(guarantee) or self._replacement().why_not(guarantee)
         if reason:
             warnings.warn(f"outblas changes nothing: {reason}", RuntimeWarning, stacklevel=3 + stacklevel)
         return not reason
@@ -150,13 +152,17 @@ class Switch:
         elif restore is not None:
             restore()
 
-    def _install(self) -> None:
-        from outblas.dispatch import inductor_pass
+    def _replacement(self) -> Any:
         from outblas.dispatch.aten_override import Override
-        from outblas.dispatch.biased_layers import BiasedLayers
 
         self._override = self._override or Override(self._key)
-        self._layers = self._layers or BiasedLayers()
+        return self._override
+
+    def _install(self) -> None:
+        from outblas.dispatch import inductor_pass
+        from outblas.dispatch.biased_layers import BiasedLayers
+
+        self._override, self._layers = self._replacement(), self._layers or BiasedLayers()
         self._override.install()
         replaced = 0 if self._pass is None else self._pass.replaced
         try:

@@ -26,7 +26,7 @@ from outblas.dispatch.linear_operands import (
 )
 from outblas.dispatch.matmul import matmul, run_matmul
 from outblas.dispatch.product import may_have_kernel
-from outblas.dispatch.tensors import GRADIENT_WANTED, check_devices_and_overlap, import_torch, why_left_to_torch
+from outblas.dispatch.tensors import GRADIENT_WANTED, import_torch, why_left_to_torch
 from outblas.kernels.epilogue import Epilogue
 from outblas.runtime.fused_launch import Extra
 
@@ -71,9 +71,9 @@ def linear(
         (..., N) of the dtype of ``x``; ``out`` if it was given.
 
     Raises:
-        TensorError: tensors are on different devices, or ``out`` shares memory with an input other than the residual.
-            Also raised if the residual, or ``out`` of a call with either, has another shape, dtype or device. With
-            ``batch_invariant`` also if the bias has another dtype, or does not expand to the result.
+        TensorError: ``out`` shares memory with an input other than the residual. Also raised if the residual, or
+            ``out`` of a call with either, has another shape, dtype or device. With ``batch_invariant`` also if the bias
+            has another dtype, or does not expand to the result.
         UsageError: the activation is unknown, or ``batch_invariant`` is given for operands as for
             :func:`outblas.matmul`.
         DeviceError: the driver refused a launch, or cuBLASLt refused a call. Or as for :func:`outblas.matmul`.
@@ -290,8 +290,6 @@ def _matrices(
         reason = why_left_to_torch(x, *others)
         if reason:
             return reason
-    if any(t.device != x.device for t in given):
-        return "operands on different devices"
     folded = fold(x, w.t(), None if epilogue.gated else out)
     residual = None if extra.residual is None else _rows(extra.residual)
     if folded is None or (extra.residual is not None and residual is None):
@@ -334,7 +332,6 @@ def _with_bias(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor) -> torch.Te
         return None
     if why_left_to_torch(x, w, bias) != GRADIENT_WANTED or x.device.type != device_registry.DEVICE_TYPE:
         return None
-    check_devices_and_overlap(x, w, bias)
     folded = fold(x, w.t())
     if folded is None or bias.dtype != x.dtype or not may_have_kernel(x, w):
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from outblas.core.errors import TensorError, UsageError
-from outblas.dispatch.tensors import GRADIENT_WANTED, check_devices_and_overlap, why_left_to_torch
+from outblas.dispatch.tensors import GRADIENT_WANTED, check_overlap, why_left_to_torch
 from outblas.kernels.epilogue import ACTIVATIONS, Activation, Epilogue
 from outblas.runtime.fused_launch import Extra
 
@@ -151,7 +151,7 @@ def plus_bias(y: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
 
 
 def check_out(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> None:
-    """Raise TensorError if ``out`` overlaps an input or a device differs; do nothing if torch must see the call."""
+    """Raise TensorError if ``out`` overlaps an input; do nothing if torch must see the call."""
     import torch
 
     if torch.compiler.is_compiling():
@@ -159,4 +159,4 @@ def check_out(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, out: 
     others = [t for t in (w, bias) if t is not None]
     if all(why_left_to_torch(x, other, out) in ("", GRADIENT_WANTED) for other in others):
         for other in others:
-            check_devices_and_overlap(x, other, out)
+            check_overlap(x, other, out)

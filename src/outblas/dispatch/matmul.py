@@ -34,7 +34,7 @@ from outblas.dispatch.product import decide_and_run, may_have_kernel, run_produc
 from outblas.dispatch.promises import full_option, launch_of_option, option_of, promise_free_option
 from outblas.dispatch.tensors import (
     GRADIENT_WANTED,
-    check_devices_and_overlap,
+    check_overlap,
     import_torch,
     is_half,
     operand,
@@ -62,7 +62,7 @@ def matmul(
 
     If no kernel is faster, an algorithm of cuBLASLt may run, which the library or a prediction names. Every input that
     neither takes goes unchanged to :func:`torch.matmul`, which also raises its own errors. That concerns shape, dtype,
-    strides, alignment, device, autocast and transforms. :func:`explain` says which way a product goes.
+    strides, alignment, devices, autocast and transforms. :func:`explain` says which way a product goes.
 
     Vectors and batches have torch.matmul's meaning; those that are one product of two matrices by views alone
     (:func:`outblas.dispatch.fold.fold`) may use a kernel. The call is enqueued on the device's current torch stream.
@@ -96,7 +96,7 @@ def matmul(
         The product with torch.matmul's shape and dtype, accumulated in fp32; ``out`` if it was given.
 
     Raises:
-        TensorError: tensors are on different devices, or ``out`` shares memory with an input.
+        TensorError: ``out`` shares memory with an input.
         DeviceError: the driver refused a launch, or cuBLASLt a call like one that it served before. Or no kernel can
             compute the product with ``batch_invariant``.
         UsageError: ``weights`` is true and ``pdl`` is False. Or ``batch_invariant`` is given for operands that are not
@@ -234,7 +234,7 @@ def run_matmul(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, optio
     reason = why_left_to_torch(a, b, out)
     if reason and reason != GRADIENT_WANTED:
         return None
-    check_devices_and_overlap(a, b, out)
+    check_overlap(a, b, out)
     if a.device.type != device_registry.DEVICE_TYPE:
         return None
     option = full_option(option)
@@ -307,7 +307,7 @@ def explain(
     reason = why_left_to_torch(a, b, out)
     left = bool(reason) and (reason != GRADIENT_WANTED or out is not None)
     if not left:
-        check_devices_and_overlap(a, b, out)
+        check_overlap(a, b, out)
         a = _with_rows(a, b, guarantee)
     refused = _why_refused(a, b, out, guarantee)
     if refused:

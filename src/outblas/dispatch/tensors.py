@@ -46,6 +46,8 @@ def why_left_to_torch(a: torch.Tensor, b: torch.Tensor | None, out: torch.Tensor
     tensors = [t for t in (a, b, out) if t is not None]
     if not all(type(t) in (torch.Tensor, torch.nn.Parameter) for t in tensors):
         return "an operand is not a plain torch.Tensor"
+    if any(t.device != a.device for t in tensors):
+        return "the operands are on different devices"
     if torch._C._len_torch_function_stack() and _watched():
         return "a function mode watches"
     if torch.jit.is_tracing():
@@ -94,11 +96,8 @@ def is_half(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.dtype in (torch.float16, torch.bfloat16) and a.dtype == b.dtype
 
 
-def check_devices_and_overlap(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None) -> None:
-    """Raise :class:`TensorError` for tensors on different devices or an output that overlaps an input."""
-    for name, tensor in (("b", b), ("out", out)):
-        if tensor is not None and tensor.device != a.device:
-            raise TensorError(f"{name} is on {tensor.device}, a on {a.device}", "one device for all", "move it there")
+def check_overlap(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None) -> None:
+    """Raise :class:`TensorError` for an output that overlaps an input."""
     if out is None or out.device.type == "meta":
         return
     for name, tensor in (("a", a), ("b", b)):

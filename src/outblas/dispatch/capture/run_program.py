@@ -4,8 +4,9 @@
 
 The program runs in this process and keeps its standard streams, exit status and signals. The record is written when
 the interpreter ends: at the end of the script, by ``sys.exit``, an exception or Ctrl-C. It is also written on SIGTERM
-and SIGHUP, unless the program handles or ignores them, and every few seconds in case the process is killed. If it
-cannot be written, the exit status 0 becomes 2.
+and SIGHUP, unless the program handles or ignores them, and every few seconds in case the process is killed. It is
+written before ``os._exit`` and before the program replaces itself (``os.execv`` and its like), which ends the
+recording. If it cannot be written, the exit status 0 becomes 2.
 
 torch is imported before the program's first line. So set environment variables of torch's import
 (``OMP_NUM_THREADS``) before the command, not in the program. CUDA is not initialised, so the program may still set
@@ -15,6 +16,7 @@ torch is imported before the program's first line. So set environment variables 
 from __future__ import annotations
 
 import atexit
+import functools
 import logging
 import os
 import signal
@@ -24,12 +26,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from outblas.core.errors import EXIT_ERROR, OutblasError, RecordError
 from outblas.core.main_program import end_on_wrong_arguments, run_as_main, split_arguments, wrong_arguments
 from outblas.dispatch.capture.session import capture
 from outblas.records.captured_products import CapturedProducts
 
+#: That of ``os`` before :func:`_write_before_the_end`.
+_EXIT = os._exit
 _USAGE = "--out FILE [--append] -- SCRIPT | -m MODULE | -c CODE, with its arguments"
 
 
@@ -54,6 +59,7 @@ def main(argv: Sequence[str]) -> None:
     finish = partial(_finish, recorder, os.path.abspath(path), os.getpid(), outcome)
     atexit.register(finish)
     _write_on_signals(finish)
+    _write_before_the_end(finish, outcome)
     try:
         run_as_main(program)
     except SystemExit as error:
@@ -84,7 +90,7 @@ def _exit_without_record(outcome: _Outcome) -> None:
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError, ValueError, AttributeError):
                 stream.flush()
-        os._exit(EXIT_ERROR)
+        _EXIT(EXIT_ERROR)
 
 
 def _arguments(argv: Sequence[str]) -> tuple[str, bool, list[str]]:
@@ -107,6 +113,32 @@ def _finish(recorder: capture, path: str, pid: int, outcome: _Outcome) -> None:
     except OutblasError as error:
         outcome.lost = True
         print(f"error: {error}", file=sys.stderr)
+
+
+def _write_before_the_end(finish: Callable[[], None], outcome: _Outcome) -> None:
+    """Let the functions of ``os`` that end the process without exit handlers write the record before.
+
+    A forked child has no record; it ends as it would.
+    """
+    pid = os.getpid()
+
+    @functools.wraps(_EXIT)
+    def exit_now(status: int) -> None:
+        if os.getpid() == pid:
+            finish()
+        _EXIT(EXIT_ERROR if outcome.lost and status == 0 else status)
+
+    def recorded(replace: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(replace)
+        def exec_now(path: Any, *args: Any, **kwargs: Any) -> Any:
+            if os.getpid() == pid:
+                finish()
+                print(f"outblas capture: {os.fsdecode(path)} replaces the program and is not recorded", file=sys.stderr)
+            return replace(path, *args, **kwargs)
+
+        return exec_now
+
+    os._exit, os.execv, os.execve = exit_now, recorded(os.execv), recorded(os.execve)  # type: ignore[assignment]
 
 
 def _holds_products(path: str) -> bool:

@@ -57,6 +57,18 @@ void *driver_context(const Driver *driver) {
     return driver->current_context(&context) == 0 ? context : NULL;
 }
 
+int driver_met(const void *context) {
+    enum { LIMIT = 64 };  // of contexts: one for each GPU
+    static _Thread_local const void *met[LIMIT];
+    for (int i = 0; i < LIMIT; i++) {
+        if (met[i] == context) return 1;
+        if (met[i]) continue;
+        met[i] = context;
+        return 0;
+    }
+    return 1;
+}
+
 uint64_t driver_capture(const Driver *driver, void *stream) {
     enum { NONE = 0, ACTIVE = 1 };  // CU_STREAM_CAPTURE_STATUS_
     int status = NONE;

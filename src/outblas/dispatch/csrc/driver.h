@@ -58,6 +58,10 @@ void driver_close(Driver *driver);
 // Returns the current context of this thread, NULL without one.
 void *driver_context(const Driver *driver);
 
+// Notes that this thread works in a context; returns whether it did before. Python sees a thread's first product there,
+// because torch's handle of cuBLAS has to exist before a graph is captured (device_state.py).
+int driver_met(const void *context);
+
 // The capture that records a stream, by the driver's number that no other capture of the process has. No capture:
 // one question to the driver; there is one: two.
 #define NO_CAPTURE ((uint64_t)0)

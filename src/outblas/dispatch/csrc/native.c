@@ -156,7 +156,7 @@ static PyObject *known(TableObject *self, PyObject *const *args, Py_ssize_t coun
             Py_INCREF(Py_NotImplemented);
             return Py_NotImplemented;
         }
-        if (driver_context(&self->driver) == entry->context) {
+        if (driver_context(&self->driver) == entry->context && driver_met(entry->context)) {
             PyObject *result = answer(self, entry, out, addresses);
             if (result || PyErr_Occurred()) return result;
         }
@@ -191,6 +191,7 @@ static PyObject *table_learn(PyObject *object, PyObject *args) {
     if (self->table.count == TABLE_LIMIT) table_clear(&self->table, let_go);  // rare, and learned again call by call
     if (table_find(&self->table, &key)) Py_RETURN_TRUE;  // letting go of objects may have run other code
     made.element_bytes = element_bytes;
+    driver_met(made.context);  // by the product that Python has just computed
     if (!table_add(&self->table, &key, &made)) return PyErr_NoMemory();
     Py_XINCREF((PyObject *)made.allocation);
     Py_XINCREF((PyObject *)made.keep);

@@ -94,6 +94,7 @@ static PyObject *products_learn(PyObject *object, PyObject *args) {
     memcpy(&key, bytes, sizeof key);
     if (parse_answer(launch, product, &made)) return NULL;
     made.element_bytes = element_bytes;
+    driver_met(made.context);  // by the product that Python has just computed
     if (products->table.count >= TABLE_LIMIT && empty(products)) return NULL;  // rare, and learned again call by call
     Py_XINCREF((PyObject *)made.allocation);
     Py_XINCREF((PyObject *)made.keep);

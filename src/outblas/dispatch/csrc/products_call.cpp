@@ -182,6 +182,7 @@ Answer answer(Products *p, Handle a, Handle b, Op op, Key &key, Owned &result) {
         if (entry->maker == BY_TORCH) return Answer::torchs;
         context = entry->context;
     }
+    if (!driver_met(context)) return Answer::unknown;
     if (driver_context(&p->driver) == context) return launch(p, key, addresses, result);
     const Current current(p->torch, key.device);
     return driver_context(&p->driver) == context ? launch(p, key, addresses, result) : Answer::unknown;

@@ -52,8 +52,8 @@ def gated_linear(
         (..., H): ``act(y[..., 0::2]) * y[..., 1::2]`` with ``y = x @ w.t() + bias``.
 
     Raises:
-        TensorError: ``w`` is no matrix with an even number of rows, or tensors are on different devices. Also raised if
-            ``out`` has another shape, dtype or device or shares memory with an input.
+        TensorError: ``w`` is no matrix with an even number of rows. Also raised if ``out`` has another shape, dtype or
+            device or shares memory with an input.
         UsageError: the activation is unknown, or as for :func:`outblas.linear`.
         DeviceError: the driver refused a launch, or cuBLASLt refused a call. Or as for :func:`outblas.matmul`.
         ToolchainMissing: torch is not installed.
