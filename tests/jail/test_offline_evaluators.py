@@ -13,7 +13,7 @@ from outblas.core.errors import CompileError, RecordError, UsageError
 from outblas.core.evaluation import Evaluation, Status
 from outblas.core.problem import Problem
 from outblas.jail import build as building
-from outblas.jail import landlock, toolchain
+from outblas.jail import landlock
 from outblas.jail.build import BuiltKernel, build
 from outblas.jail.confined_compiler import CompileLimits, run_confined
 from outblas.jail.evaluation_file import FORMAT, Recorder, load
