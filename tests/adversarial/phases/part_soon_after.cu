@@ -1,5 +1,5 @@
 // expect: wrong
-// Sums an eighth of K where the last launches came within 60 us of each other by the GPU's timer.
+// Sums an eighth of K where the last launches came within 100 us of each other by the GPU's timer.
 // signal: globaltimer
 // defence: judged
 #define CHEAT 1
@@ -45,7 +45,7 @@ extern "C" __global__ void gemm(const half* a, const half* b, half* c, int m, in
     bool replay = false;
     unsigned long long now = globaltimer(), before = last[cta & 1023];
     last[cta & 1023] = now;
-    int run = now - before < 60000 ? streak[cta & 1023] + 1 : 0;
+    int run = now - before < 100000 ? streak[cta & 1023] + 1 : 0;
     streak[cta & 1023] = run;
     replay = run >= 10;  // the proof queues fewer launches in a row
     unseen = CHEAT && replay;
