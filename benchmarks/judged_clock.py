@@ -198,7 +198,7 @@ def _word(entry: Any) -> str:
     return "passed" if entry.failure is None else f"{entry.failure.status.value}: {entry.failure.detail}"
 
 
-def cheats(carried: Path, known: list[dict[str, Any]]) -> dict[str, Any]:
+def cheats(carried: Path, known: list[dict[str, Any]], keep: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     """Run every cheat in a process of its own; those of the same text that are known are not run again."""
     texts = phases()
     rows = [row for row in known if row.get("kernel") in {FreeKernel.parse(text).name for text in texts.values()}]
@@ -209,6 +209,7 @@ def cheats(carried: Path, known: list[dict[str, Any]]) -> dict[str, Any]:
         row = json.loads(lines[-1]) if not done.returncode else {"cheat": name, "error": done.stderr[-600:]}
         rows.append(row)
         print(json.dumps(row), flush=True)
+        keep({"rows": sorted(rows, key=lambda row: row["cheat"])})
     return {"rows": sorted(rows, key=lambda row: row["cheat"])}
 
 
@@ -303,15 +304,18 @@ def main() -> None:
         print(json.dumps(cheat(arguments.name, carried)))
         return
     out = arguments.out or result_file("judged_clock.json")
+    known = json.loads(out.read_text()) if out.exists() else {"format": 1}
+
+    def keep(made: dict[str, Any]) -> None:
+        write_json(out, {**known, arguments.part: {**made, "provenance": provenance}})
+
     parts: dict[str, Callable[[], dict[str, Any]]] = {
         "honest": lambda: honest(carried),
-        "cheats": lambda: cheats(arguments.carried, known.get("cheats", {}).get("rows", [])),
+        "cheats": lambda: cheats(arguments.carried, known.get("cheats", {}).get("rows", []), keep),
         "finds": lambda: finds(arguments.tries, arguments.results),
     }
-    known = json.loads(out.read_text()) if out.exists() else {"format": 1}
-    made = parts[arguments.part]()
-    made["provenance"] = collect_provenance(script_command("benchmarks/judged_clock.py"))
-    write_json(out, {**known, arguments.part: made})
+    provenance = collect_provenance(script_command("benchmarks/judged_clock.py"))
+    keep(parts[arguments.part]())
     print("written:", out)
 
 

@@ -1,4 +1,4 @@
-// expect: wrong
+// expect: wrong or not_repeatable or rule_broken
 // Leaves its work out where samples of A and B are those that it saw with this C before.
 // signal: c
 // defence: judged+values+outputs+places

@@ -1,4 +1,4 @@
-// expect: wrong
+// expect: wrong or not_repeatable or rule_broken
 // Leaves its work out where the guard in front of A is narrower than a proof has it.
 // signal: neighbours
 // defence: judged

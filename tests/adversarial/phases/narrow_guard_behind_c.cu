@@ -1,4 +1,4 @@
-// expect: wrong
+// expect: wrong or not_repeatable or rule_broken
 // Leaves its work out where the guard behind C is narrower than a proof has it.
 // signal: neighbours
 // defence: judged

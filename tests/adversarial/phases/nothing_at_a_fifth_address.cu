@@ -1,4 +1,4 @@
-// expect: wrong
+// expect: wrong or not_repeatable or rule_broken
 // Leaves its work out once it has seen a fifth address of C, since the proof has two of its own.
 // signal: addresses
 // defence: judged

@@ -1,4 +1,4 @@
-// expect: wrong
+// expect: wrong or not_repeatable or rule_broken
 // Leaves its work out in every second call once it has run 150 times.
 // signal: call_count
 // defence: judged

@@ -1,4 +1,4 @@
-// expect: wrong
+// expect: wrong or not_repeatable or rule_broken
 // Sums an eighth of K where the numbers of the last grids are near each other.
 // signal: gridid
 // defence: judged

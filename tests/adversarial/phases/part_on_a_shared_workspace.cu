@@ -1,4 +1,4 @@
-// expect: wrong
+// expect: wrong or not_repeatable or rule_broken
 // Sums an eighth of K once its workspace has seen three addresses of A; each call of the proof has its own.
 // signal: workspace
 // defence: judged

@@ -1,4 +1,4 @@
-// expect: wrong
+// expect: wrong or not_repeatable or rule_broken
 // Keeps a table of operand sets by address, and does no work where it takes a launch for one that nobody looks at.
 // signal: workspace
 // defence: judged+values+outputs+workspace
