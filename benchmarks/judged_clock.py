@@ -1,10 +1,12 @@
 """Question: what does the clock of free kernels see, what does it cost, and what would each cheat gain without it?
 
-Command, on a GPU, with compiled kernels in ``--carried`` (``--compile-only`` fills it anywhere):
+Command:
 
     python benchmarks/judged_clock.py honest     # honest kernels: their speed-ups by the plain clock and by this one
     python benchmarks/judged_clock.py cheats     # each cheat of tests/adversarial/phases with its defence off and on
     python benchmarks/judged_clock.py finds      # wrong results that the check finds, and honest ones that it refuses
+
+Each needs a GPU, and compiled kernels in ``--carried``, which ``--compile-only`` fills anywhere.
 
 Result file: results/<gpu>/judged_clock.json, one key per command; a command replaces its own. ``cheats`` runs each
 cheat in a process of its own, for one that faults takes its process with it.
@@ -119,8 +121,8 @@ class _Cell:
 
     def judged(self, kernels: dict[str, Any], defences: Any = None, rounds: int = ROUNDS) -> tuple[dict, dict, float]:
         """Return timings, entries and the seconds of the clock that judges."""
+        from outblas.jail.fresh_operands import FreshOperands
         from outblas.jail.judged_clock import JudgedClock, JudgedEntry
-        from outblas.judge.fresh_operands import FreshOperands
 
         begun = time.perf_counter()
         entries = {name: JudgedEntry(kernel) for name, kernel in kernels.items()}
@@ -215,7 +217,7 @@ def cheats(carried: Path, known: list[dict[str, Any]], keep: Callable[[dict[str,
 
 def finds(tries: int, results: int) -> dict[str, Any]:
     """Count the wrong results that the check finds, and the honest ones that it refuses."""
-    from outblas.judge.fresh_operands import FreshOperands
+    from outblas.jail.fresh_operands import FreshOperands
 
     def element(place: Any, problem: Problem, at: Callable[[int], int]) -> None:
         row = place.c[at(problem.m)]

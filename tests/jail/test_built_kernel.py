@@ -37,7 +37,7 @@ def test_figures_of_a_library_are_maxima_or_sums_over_its_kernels(monkeypatch):
     assert (bare.registers, bare.spill_bytes, bare.stack_bytes, bare.static_smem) == (0, 0, 0, 0)
     assert bare.facts == SassFacts(0, 0, 0, 0, 0, 0, 0, 0, ())
     kernel = building.FreeKernel.parse(device_text())
-    assert building._built(kernel, cubin).counters() == {
+    assert building.BuiltKernel(kernel, cubin).counters() == {
         "registers": 40.0, "spill_bytes": 15.0, "stack_bytes": 48.0, "static_shared": 200.0, "hgmma": 11.0,
         "hmma": 22.0, "ldl": 66.0, "stl": 77.0, "utmaldg": 44.0, "compile_seconds": 1.5,
     }  # fmt: skip

@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from outblas.core.errors import CompileError, ContractError
+from outblas.core.errors import ContractError
 from outblas.core.evaluation import Evaluation, Status
 from outblas.core.problem import Problem
-from outblas.jail import carried_builds, jailed_evaluator, static_gate
+from outblas.jail import carried_builds, jailed_evaluator
 from outblas.jail.build import BuiltKernel
 from outblas.jail.carried_builds import CarriedBuilds, CarriedLiveEvaluator
 from outblas.jail.jailed_evaluator import FreeOptions
@@ -28,7 +28,7 @@ FACTS = SassFacts(1, 2, 0, 3, 0, 4, 5, 0, ("fp32",))
 
 
 def built(kernel=KERNEL, facts=FACTS):
-    return BuiltKernel(kernel, Cubin(b"image", "gemm", "sm_90a", 32, 6, 7, 8, facts, 1.5, False, "log"), 0)
+    return BuiltKernel(kernel, Cubin(b"image", "gemm", "sm_90a", 32, 6, 7, 8, facts, 1.5, False, "log"))
 
 
 @pytest.fixture(name="builds")
@@ -41,7 +41,7 @@ def test_what_is_put_is_got_for_its_layout_and_dtype(builds):
     assert builds.path(KERNEL, P) == builds.folder / f"{KERNEL.name}_TN_fp16.kernel"
     assert [each.name for each in builds.folder.iterdir()] == [f"{KERNEL.name}_TN_fp16.kernel"]
     found = builds.get(KERNEL, Problem(8, 16, 32))
-    assert found.counters() == built().counters() and found.cubin.image == b"image" and found.globals_bytes == 0
+    assert found.counters() == built().counters() and found.cubin.image == b"image"
     assert builds.get(KERNEL, Problem(64, 64, 64, "NN")) is None
     assert builds.get(KERNEL, Problem(64, 64, 64, dtype="bf16")) is None
 
@@ -69,22 +69,6 @@ def test_the_key_names_all_that_the_machine_code_depends_on(builds):
 
     kernel = FreeKernel.parse(device_text('#include "ptx/wgmma.cuh"\n' + BODY))
     assert builds._key(KERNEL, P) == key(KERNEL, "") and builds._key(kernel, P) == key(kernel, kernels_sha())
-
-
-def test_an_image_whose_parts_cannot_be_read_counts_as_absent(builds, monkeypatch):
-    def unreadable(image):
-        raise CompileError("the object cannot be read", "an ELF file", "compile it anew")
-
-    builds.put(built(), P)
-    monkeypatch.setattr(carried_builds, "cubins", unreadable)
-    assert builds.get(KERNEL, P) is None
-
-
-def test_the_bytes_of_variables_are_those_of_all_images(builds, monkeypatch):
-    builds.put(built(), P)
-    monkeypatch.setattr(carried_builds, "cubins", lambda image: [b"1", b"22"])
-    monkeypatch.setattr(carried_builds, "global_bytes", lambda image: 100 * len(image))
-    assert builds.get(KERNEL, P).globals_bytes == 300
 
 
 def test_a_kernel_is_compiled_once(builds, monkeypatch):
@@ -144,15 +128,6 @@ def test_a_carried_kernel_passes_the_same_gate(examined, builds, monkeypatch):
 
     monkeypatch.setattr(carried_builds, "check_built", broken)
     assert examined().status is Status.STATIC_REJECTED and "a grid of 0" in examined().detail
-
-
-def test_variables_of_64_kib_are_counters_and_more_are_not():
-    assert static_gate.check_built(replace(built(), globals_bytes=65536)) is None
-    refused = static_gate.check_built(replace(built(), globals_bytes=65537))
-    assert refused.startswith("it keeps 65537 bytes of __device__ variables, at most 65536")
-    assert static_gate.check_built(built(facts=replace(FACTS, accumulators=()))) is None
-    both = static_gate.check_built(built(facts=replace(FACTS, accumulators=("fp16", "fp32"))))
-    assert both == "the SASS accumulates in fp16 and fp32, the kernel claims fp32"
 
 
 def test_a_run_time_library_is_that_beside_nvcc_or_none(monkeypatch, tmp_path):

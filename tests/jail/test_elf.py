@@ -7,7 +7,7 @@ import struct
 import pytest
 
 from outblas.core.errors import CompileError
-from outblas.jail.elf import Section, called_on_gpu, cubins, dynamic_symbols, fat_binaries, global_bytes, sections
+from outblas.jail.elf import Section, called_on_gpu, cubins, dynamic_symbols, fat_binaries, kept_bytes, sections
 
 PROGBITS, SYMTAB, STRTAB, NOBITS, DYNSYM = 1, 2, 3, 8, 11
 CUDA, X86 = 190, 62
@@ -23,7 +23,8 @@ def elf(*parts, machine=CUDA, table_first=False, names=None, programs=(0, 0, 0))
     rows, body, name_at = b"", b"", 1
     for name, kind, data, link in given:
         data, size = data if isinstance(data, tuple) else (data, len(data))
-        rows += struct.pack("<IIQQQQIIQQ", name_at, kind, 0, 0, at + len(body), size, link, 0, 0, 0)
+        flags = 2 if name.startswith(".nv.") else 0  # loaded
+        rows += struct.pack("<IIQQQQIIQQ", name_at, kind, flags, 0, at + len(body), size, link, 0, 0, 0)
         name_at += len(name) + 1
         body += data
     table = 64 if table_first else at + len(body)
@@ -49,8 +50,8 @@ def with_symbols(*rows, kind=DYNSYM, names=b"\0malloc\0gemm\0", link=1, size=Non
 def test_sections_are_those_of_the_table_wherever_the_file_begins(at):
     image = b"x" * at + elf((".a", PROGBITS, b"12345", 2), (".bss", NOBITS, (b"", 99), 0))
     found = sections(image, at)
-    assert found[0] == Section(".a", PROGBITS, at + 64, 5, 2)
-    assert found[1] == Section(".bss", NOBITS, at + 69, 99, 0)
+    assert found[0] == Section(".a", PROGBITS, 0, at + 64, 5, 2)
+    assert found[1] == Section(".bss", NOBITS, 0, at + 69, 99, 0)
     assert [each.name for each in found] == [".a", ".bss", ".names"] and image[found[0].offset :][:5] == b"12345"
 
 
@@ -142,4 +143,4 @@ def test_variables_of_a_device_image_are_those_of_both_sections():
     image = elf(
         (".nv.global", NOBITS, (b"", 1000), 0), (".nv.global.init", PROGBITS, b"1234567", 0), (".text", 1, b"1", 0)
     )
-    assert global_bytes(image) == 1007 and global_bytes(elf()) == 0
+    assert kept_bytes(image) == 1007 and kept_bytes(elf()) == 0

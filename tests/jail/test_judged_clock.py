@@ -15,9 +15,9 @@ from outblas.core.errors import DeviceError
 from outblas.core.evaluation import Status
 from outblas.core.problem import Problem
 from outblas.jail import judged_clock
+from outblas.jail.fresh_operands import FreshOperands
 from outblas.jail.judged_clock import Defences, JudgedClock, JudgedEntry
 from outblas.judge.bench_cell import Options
-from outblas.judge.fresh_operands import FreshOperands
 from outblas.judge.stream_clock import HostBehindGpu
 from support.gpus.known import H200
 

@@ -180,7 +180,7 @@ class FreeHandler(Handler):
 
     def _measure(self, bench_cell: BenchCell, graphs: dict[str, Any], prune: Prune) -> dict[str, Timing]:
         """In replays that are judged one by one."""
-        from outblas.judge.fresh_operands import FreshOperands
+        from outblas.jail.fresh_operands import FreshOperands
 
         if self._options.mode != "offline":
             raise UsageError(

@@ -1,7 +1,7 @@
 """The clock of kernels that nobody has read: every replay that is timed is judged, and none can be told from another.
 
 A replay is a graph of back-to-back calls, captured for itself. Its operands and its workspace are new, in places drawn
-for it (:mod:`outblas.judge.fresh_operands`), and its results are compared, element by element, with a reference that is
+for it (:mod:`outblas.jail.fresh_operands`), and its results are compared, element by element, with a reference that is
 made afterwards. So there is nothing to remember, and nothing to gain from knowing which launch is which. Rivals are
 timed in the same way; only their results are not judged.
 
@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any
 from outblas.core.errors import OutblasError
 from outblas.core.evaluation import GateFailed, Status, Timing, Verdict
 from outblas.core.rivals import Bindable
+from outblas.jail.fresh_operands import FreshOperands, Kind, Place, same_bits
 from outblas.judge import faults
-from outblas.judge.fresh_operands import FreshOperands, Kind, Place, same_bits
 from outblas.judge.rounds import Prune, time_in_rounds, timing_of_samples
 from outblas.judge.stream_clock import MAX_PLUG_US, TRIES, HostBehindGpu, instantiate
 from outblas.runtime.driver import check, driver
