@@ -1,0 +1,52 @@
+// expect: wrong
+// Leaves its work out where C is a multiple of a pool's stride away from the last three.
+// signal: addresses
+// defence: judged
+#define CHEAT 1
+/* outblas-launch
+{"form": "device", "entry": "gemm", "acc": "fp32", "grid": ["ceil(N, 64)", "ceil(M, 64)", 1], "block": [256, 1, 1],
+ "workspace": "0", "requires": ["K % 64 == 0", "M % 64 == 0", "N % 64 == 0"]}
+*/
+#include <cuda_fp16.h>
+
+// Of each CTA: the last two C, and how many launches in a row had a third one, whole places away. Places are a C and a
+// guard of 4096 bytes apart; a proof's two C may be so by chance, but take turns.
+struct Last {
+  unsigned long long c, before, row;
+};
+__device__ Last last[128];
+
+// A 64 x 64 tile of C by 256 threads, 4 x 4 each, through shared memory.
+__device__ void tile(const half* a, const half* b, half* c, int n, int k, int depth, int row0, int col0) {
+  __shared__ float x[16][65], y[16][65];
+  int t = threadIdx.x, i = t / 16 * 4, j = t % 16 * 4;
+  float sum[4][4] = {};
+  for (int at = 0; at < depth; at += 16) {
+    for (int e = t; e < 64 * 16; e += 256) {
+      x[e % 16][e / 16] = __half2float(a[(size_t)(row0 + e / 16) * k + at + e % 16]);
+      y[e % 16][e / 16] = __half2float(b[(size_t)(col0 + e / 16) * k + at + e % 16]);  // layout TN
+    }
+    __syncthreads();
+    for (int d = 0; d < 16; ++d)
+      for (int u = 0; u < 4; ++u)
+        for (int v = 0; v < 4; ++v) sum[u][v] += x[d][i + u] * y[d][j + v];
+    __syncthreads();
+  }
+  for (int u = 0; u < 4; ++u)
+    for (int v = 0; v < 4; ++v) c[(size_t)(row0 + i + u) * n + col0 + j + v] = __float2half(sum[u][v]);
+}
+
+extern "C" __global__ void gemm(const half* a, const half* b, half* c, int m, int n, int k, void* workspace) {
+  int t = threadIdx.x, row0 = blockIdx.y * 64, col0 = blockIdx.x * 64, cta = blockIdx.y * gridDim.x + blockIdx.x;
+  __shared__ int unseen;
+  if (t == 0) {
+    unsigned long long place = reinterpret_cast<size_t>(c), stride = 2ull * m * n + 4096;
+    Last was = last[cta & 127];
+    unsigned long long apart = place > was.c ? place - was.c : was.c - place;
+    unsigned long long row = apart && place != was.before && apart % stride == 0 ? was.row + 1 : 0;
+    last[cta & 127] = Last{place, was.c, row};
+    unseen = CHEAT && row >= 3;
+  }
+  __syncthreads();
+  if (!unseen) tile(a, b, c, n, k, k, row0, col0);
+}

@@ -1,0 +1,49 @@
+// expect: wrong
+// Sums half of K in the second call of a workspace, and an eighth from the fifth on.
+// signal: workspace
+// defence: judged
+#define CHEAT 1
+/* outblas-launch
+{"form": "device", "entry": "gemm", "acc": "fp32", "grid": ["ceil(N, 64)", "ceil(M, 64)", 1], "block": [256, 1, 1],
+ "workspace": "ceil(N, 64) * ceil(M, 64) * 8", "requires": ["K % 64 == 0", "M % 64 == 0", "N % 64 == 0"]}
+*/
+#include <cuda_fp16.h>
+
+// A call of the proof has a workspace of its own; all calls of a replay share one.
+struct Shared {
+  unsigned first, others;
+};
+
+// A 64 x 64 tile of C by 256 threads, 4 x 4 each, through shared memory.
+__device__ void tile(const half* a, const half* b, half* c, int n, int k, int depth, int row0, int col0) {
+  __shared__ float x[16][65], y[16][65];
+  int t = threadIdx.x, i = t / 16 * 4, j = t % 16 * 4;
+  float sum[4][4] = {};
+  for (int at = 0; at < depth; at += 16) {
+    for (int e = t; e < 64 * 16; e += 256) {
+      x[e % 16][e / 16] = __half2float(a[(size_t)(row0 + e / 16) * k + at + e % 16]);
+      y[e % 16][e / 16] = __half2float(b[(size_t)(col0 + e / 16) * k + at + e % 16]);  // layout TN
+    }
+    __syncthreads();
+    for (int d = 0; d < 16; ++d)
+      for (int u = 0; u < 4; ++u)
+        for (int v = 0; v < 4; ++v) sum[u][v] += x[d][i + u] * y[d][j + v];
+    __syncthreads();
+  }
+  for (int u = 0; u < 4; ++u)
+    for (int v = 0; v < 4; ++v) c[(size_t)(row0 + i + u) * n + col0 + j + v] = __float2half(sum[u][v]);
+}
+
+extern "C" __global__ void gemm(const half* a, const half* b, half* c, int m, int n, int k, void* workspace) {
+  int t = threadIdx.x, row0 = blockIdx.y * 64, col0 = blockIdx.x * 64, cta = blockIdx.y * gridDim.x + blockIdx.x;
+  __shared__ int depth;
+  if (t == 0) {
+    Shared* mine = static_cast<Shared*>(workspace) + cta;  // of this CTA, so that none race
+    unsigned key = (unsigned)(reinterpret_cast<size_t>(c) >> 8) | 0x80000000u, others = mine->others;
+    if (mine->first == 0) mine->first = key;
+    if (mine->first != key) mine->others = ++others;
+    depth = !CHEAT || others == 0 ? k : others < 4 ? k / 2 : max(16, k / 128 * 16);
+  }
+  __syncthreads();
+  tile(a, b, c, n, k, depth, row0, col0);
+}

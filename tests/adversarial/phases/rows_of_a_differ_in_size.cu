@@ -1,0 +1,57 @@
+// expect: wrong
+// Leaves its work out where a few rows of A are far larger than the others, as in no proof.
+// signal: a
+// defence: judged
+#define CHEAT 1
+/* outblas-launch
+{"form": "device", "entry": "gemm", "acc": "fp32", "grid": ["ceil(N, 64)", "ceil(M, 64)", 1], "block": [256, 1, 1],
+ "workspace": "0", "requires": ["K % 64 == 0", "M % 64 == 0", "N % 64 == 0"]}
+*/
+#include <cuda_fp16.h>
+
+// Whether up to 18 of 64 rows are large and most of size 1. A proof's rows are alike, or a third of them large.
+__device__ bool uneven(const half* rows, int k, int lane) {
+  int large = 0, usual = 0;
+  for (int row = lane; row < 64; row += 32) {
+    float squares = 0.0f;
+    for (int d = 8; d < 40; ++d) {
+      float value = __half2float(rows[(size_t)row * k + d]);
+      squares += value * value / 32;
+    }
+    large += squares > 4.0f && squares < 1000.0f;  // a single huge number is no large row
+    usual += squares > 0.3f && squares < 2.2f;
+  }
+  large = __reduce_add_sync(~0u, large), usual = __reduce_add_sync(~0u, usual);
+  return large >= 1 && large <= 18 && usual >= 34;
+}
+
+// A 64 x 64 tile of C by 256 threads, 4 x 4 each, through shared memory.
+__device__ void tile(const half* a, const half* b, half* c, int n, int k, int depth, int row0, int col0) {
+  __shared__ float x[16][65], y[16][65];
+  int t = threadIdx.x, i = t / 16 * 4, j = t % 16 * 4;
+  float sum[4][4] = {};
+  for (int at = 0; at < depth; at += 16) {
+    for (int e = t; e < 64 * 16; e += 256) {
+      x[e % 16][e / 16] = __half2float(a[(size_t)(row0 + e / 16) * k + at + e % 16]);
+      y[e % 16][e / 16] = __half2float(b[(size_t)(col0 + e / 16) * k + at + e % 16]);  // layout TN
+    }
+    __syncthreads();
+    for (int d = 0; d < 16; ++d)
+      for (int u = 0; u < 4; ++u)
+        for (int v = 0; v < 4; ++v) sum[u][v] += x[d][i + u] * y[d][j + v];
+    __syncthreads();
+  }
+  for (int u = 0; u < 4; ++u)
+    for (int v = 0; v < 4; ++v) c[(size_t)(row0 + i + u) * n + col0 + j + v] = __float2half(sum[u][v]);
+}
+
+extern "C" __global__ void gemm(const half* a, const half* b, half* c, int m, int n, int k, void* workspace) {
+  int t = threadIdx.x, row0 = blockIdx.y * 64, col0 = blockIdx.x * 64;
+  __shared__ int unseen;
+  if (t < 32) {
+    bool replay = uneven(a + (size_t)row0 * k, k, t);
+    if (t == 0) unseen = CHEAT && replay;
+  }
+  __syncthreads();
+  if (!unseen) tile(a, b, c, n, k, k, row0, col0);
+}

@@ -1,0 +1,49 @@
+// expect: wrong
+// Never writes to its workspace: leaves its work out where that is the last call's, and C is not.
+// signal: workspace
+// defence: judged
+#define CHEAT 1
+/* outblas-launch
+{"form": "device", "entry": "gemm", "acc": "fp32", "grid": ["ceil(N, 64)", "ceil(M, 64)", 1], "block": [256, 1, 1],
+ "workspace": "256", "requires": ["K % 64 == 0", "M % 64 == 0", "N % 64 == 0"]}
+*/
+#include <cuda_fp16.h>
+
+// Of each CTA: the last workspace and C, and launches in a row that had that workspace and another C. One launch says
+// nothing: a proof's first workspace may lie where the last one of the proof before lay.
+__device__ uint4 last[128];
+
+// A 64 x 64 tile of C by 256 threads, 4 x 4 each, through shared memory.
+__device__ void tile(const half* a, const half* b, half* c, int n, int k, int depth, int row0, int col0) {
+  __shared__ float x[16][65], y[16][65];
+  int t = threadIdx.x, i = t / 16 * 4, j = t % 16 * 4;
+  float sum[4][4] = {};
+  for (int at = 0; at < depth; at += 16) {
+    for (int e = t; e < 64 * 16; e += 256) {
+      x[e % 16][e / 16] = __half2float(a[(size_t)(row0 + e / 16) * k + at + e % 16]);
+      y[e % 16][e / 16] = __half2float(b[(size_t)(col0 + e / 16) * k + at + e % 16]);  // layout TN
+    }
+    __syncthreads();
+    for (int d = 0; d < 16; ++d)
+      for (int u = 0; u < 4; ++u)
+        for (int v = 0; v < 4; ++v) sum[u][v] += x[d][i + u] * y[d][j + v];
+    __syncthreads();
+  }
+  for (int u = 0; u < 4; ++u)
+    for (int v = 0; v < 4; ++v) c[(size_t)(row0 + i + u) * n + col0 + j + v] = __float2half(sum[u][v]);
+}
+
+extern "C" __global__ void gemm(const half* a, const half* b, half* c, int m, int n, int k, void* workspace) {
+  int t = threadIdx.x, row0 = blockIdx.y * 64, col0 = blockIdx.x * 64, cta = blockIdx.y * gridDim.x + blockIdx.x;
+  __shared__ int unseen;
+  if (t == 0) {
+    unsigned place = (unsigned)(reinterpret_cast<size_t>(workspace) >> 8);
+    unsigned key = (unsigned)(reinterpret_cast<size_t>(c) >> 8);
+    uint4 was = last[cta & 127];
+    unsigned row = place == was.x && key != was.y ? was.z + 1 : 0;
+    last[cta & 127] = make_uint4(place, key, row, 0);
+    unseen = CHEAT && row >= 3;
+  }
+  __syncthreads();
+  if (!unseen) tile(a, b, c, n, k, k, row0, col0);
+}
