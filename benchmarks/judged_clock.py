@@ -1,10 +1,10 @@
-"""Question: what does the clock of free kernels see, what does it cost, and what would each cheat gain without it?
+"""Question: which cheats does the clock of free kernels see, and how far does it move honest figures?
 
 Command:
 
-    python benchmarks/judged_clock.py honest     # honest kernels: their speed-ups by the plain clock and by this one
-    python benchmarks/judged_clock.py cheats     # each cheat of tests/adversarial/phases with its defence off and on
-    python benchmarks/judged_clock.py finds      # wrong results that the check finds, and honest ones that it refuses
+    python benchmarks/judged_clock.py honest     # speed-ups by both clocks.
+    python benchmarks/judged_clock.py cheats     # each cheat with its defence off and on.
+    python benchmarks/judged_clock.py finds      # wrong results found, honest ones refused.
 
 Each needs a GPU, and compiled kernels in ``--carried``, which ``--compile-only`` fills anywhere.
 
@@ -95,7 +95,7 @@ def honest(carried: CarriedBuilds) -> dict[str, Any]:
 
 
 class _Cell:
-    """One problem's operands, rivals and clocks in this process."""
+    """Operands, rivals and clocks of a problem in this process."""
 
     def __init__(self, problem: Problem) -> None:
         from outblas.judge.baselines import make_baselines

@@ -30,14 +30,12 @@ SIGNALS = (
     "neighbours", "workspace",
 )  # fmt: skip
 TABLE = "tells_phases"
+#: Whether the proof or the clock refuses a cheat depends on how it counts.
+REFUSED = {Status.WRONG, Status.NOT_REPEATABLE, Status.RULE_BROKEN}
 
 
 def header(name: str, key: str) -> str:
     return next(line.split(": ", 1)[1] for line in TEXTS[name].splitlines() if line.startswith(f"// {key}: "))
-
-
-def statuses(name: str) -> list[str]:
-    return header(name, "expect").split(" or ")
 
 
 def honest(name: str) -> FreeKernel:
@@ -50,19 +48,19 @@ def test_every_signal_has_two_cheats_and_each_names_what_it_aims_at() -> None:
     assert tuple(sorted(found)) == SIGNALS and min(found.values()) >= 2
     known = {field.name for field in fields(Defences)}
     assert all(set(header(name, "defence").split("+")) <= known for name in TEXTS)
-    assert all({Status(status) for status in statuses(name)} - {Status.PASSED} for name in TEXTS)
+    assert {header(name, "expect") for name in TEXTS} == {"refused."}
 
 
 @pytest.mark.long
 def test_only_a_run_can_stop_them() -> None:
-    """No look at a text or its machine code tells a cheat from its honest version, but where it says so."""
+    """No look at a text or its machine code tells a cheat from its honest version."""
     if reason := missing():
         pytest.skip(reason)
     kernels = [FreeKernel.parse(text) for text in TEXTS.values()]
     with ThreadPoolExecutor(usable_cores()) as pool:
         found = dict(zip(TEXTS, pool.map(lambda kernel: examine(P, kernel, H200), kernels), strict=True))
     for name, one in found.items():
-        assert isinstance(one, BuiltKernel) or "static_rejected" in statuses(name), (name, one)
+        assert isinstance(one, BuiltKernel), (name, one)
 
 
 @functools.cache
@@ -86,9 +84,8 @@ def evaluations():
 @pytest.mark.parametrize("name", TEXTS)
 def test_a_cheat_is_refused_and_its_honest_version_passes(name) -> None:
     cheat, fair = evaluations()[name]
-    assert cheat.status.value in statuses(name) and cheat.timing is None, f"{cheat.status.value}: {cheat.detail}"
-    if "static_rejected" not in statuses(name):
-        assert fair.status is Status.PASSED, f"{fair.status.value}: {fair.detail}"
+    assert cheat.status in REFUSED and cheat.timing is None, f"{cheat.status.value}: {cheat.detail}"
+    assert fair.status is Status.PASSED, f"{fair.status.value}: {fair.detail}"
 
 
 @pytest.mark.gpu

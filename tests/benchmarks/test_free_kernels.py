@@ -71,7 +71,7 @@ def test_means_count_a_fall_back_as_the_baseline_and_leave_out_what_cutlass_cann
 
 def test_the_note_is_there_only_where_cutlass_was_measured(tmp_path: Path) -> None:
     assert notes_of_cutlass(tmp_path) == []
-    data: dict[str, Any] = {"provenance": {"date": "2026-11-24T00:00:00+00:00"}}
+    data: dict[str, Any] = {"provenance": {"date": "2026-11-24T00:00:00+00:00", "commit": "0" * 40}}
     data |= {"format": CUTLASS_FORMAT, "instances": ["x", "y"], "rows": [row(0.9, 1.1, 1.2), row(0.9, 1.1, 0.95)]}
     (tmp_path / CUTLASS_FILE).write_text(json.dumps(data))
     (line,) = notes_of_cutlass(tmp_path)

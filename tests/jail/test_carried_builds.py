@@ -1,4 +1,4 @@
-"""A folder of compiled kernels: what is read, what is compiled, and the gate that both pass."""
+"""A folder of compiled kernels: reading, compiling, and the gate of both."""
 
 from __future__ import annotations
 

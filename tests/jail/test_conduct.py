@@ -1,4 +1,4 @@
-"""What the look at a process counts: descriptors, and the code in a list of mappings that is given."""
+"""The look at a process counts descriptors, and the code in a given list of mappings."""
 
 from __future__ import annotations
 

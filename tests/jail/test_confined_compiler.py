@@ -18,7 +18,7 @@ from outblas.jail.confined_compiler import CompileLimits
 
 @pytest.fixture(name="steps")
 def steps_fixture(monkeypatch):
-    """What a child does, in order."""
+    """Steps of a child, in order."""
     found = []
 
     class Jail:

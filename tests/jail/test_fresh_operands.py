@@ -1,4 +1,4 @@
-"""Operands that no launch has seen: what is dealt, what is filled in, and what the comparison finds."""
+"""Operands that no launch has seen: places, values, and the comparison of results."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_the_call_that_is_wrong_is_named():
 
 
 def test_sums_of_integers_have_to_be_exact():
-    """One unit of 4,096 is within the bound, and no sum of integers."""
+    """A unit of 4,096 is within the bound, and no sum of integers."""
     problem = Problem(64, 64, 4096)
     fresh = FreshOperands(problem, 1, "cpu")
     places = multiplied(fresh)

@@ -139,7 +139,7 @@ def test_every_launch_of_a_kernel_but_those_launched_twice_has_operands_of_its_o
     assert all(len(c.unique()) > 50 for _, c in seen), "C never holds a constant"
 
 
-#: Signal -> a rule by which a kernel leaves its work out in what it takes for launches that nobody looks at.
+#: Signal -> a rule by which a kernel leaves its work out in launches that it takes for unjudged ones.
 SIGNALS = {
     "c: not one constant": lambda launch: len(launch.c.unique()) > 1,
     "a: no integers alone": lambda launch: bool((launch.a != launch.a.round()).any()),

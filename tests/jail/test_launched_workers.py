@@ -44,7 +44,7 @@ def test_a_workspace_lies_between_guards_of_64_kib(size):
 
 
 class Loaded(free_launch._Loaded):
-    """A kernel that wants ``wanted`` bytes; its calls are what they were made of."""
+    """A kernel that wants ``wanted`` bytes; its calls are their own arguments."""
 
     def __init__(self, wanted, most=1000):
         super().__init__(SimpleNamespace(kernel=DEVICE), H200, most)
@@ -183,7 +183,7 @@ def test_a_graph_is_destroyed_and_only_one_call_is_checked(monkeypatch):
 
 
 class TaskKernel:
-    """Copies A to C, and writes where it is asked to."""
+    """Copies A to C, and writes at the given place."""
 
     name = "task"
 

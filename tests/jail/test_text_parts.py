@@ -1,4 +1,4 @@
-"""What texts say: compilers' words, literals side by side, names of symbols, and rules with a length."""
+"""Words of texts: those of compilers, literals side by side, names of symbols, and rules with a length."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def touch(*paths):
 
 @pytest.fixture(autouse=True)
 def forgotten():
-    """What was found in other trees."""
+    """Tools that were found in other trees."""
     yield
     for each in (toolchain.include_folders, toolchain.find_nvcc, toolchain._located_cutlass):
         each.cache_clear()

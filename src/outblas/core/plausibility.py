@@ -1,8 +1,8 @@
 """Plausibility check for timings: reject a time below 97% of the least plausible one. All timing code uses this rule.
 
 The rates of a GPU's record are sustained ones that were measured, no limits of physics. Of 38,933 published rows of
-proven kernels, the fastest read memory at 1.07 times the record's bandwidth, and had a launch that overlaps the one
-before (programmatic dependent launch) in 0.91 of the launch's own time. None of them is rejected.
+proven kernels, the fastest read memory at 1.07 times the record's bandwidth. A launch that overlaps the one before
+(programmatic dependent launch) took 0.91 of the launch's own time at least. None of the rows is rejected.
 """
 
 from __future__ import annotations

@@ -1,14 +1,13 @@
 """Operands that no launch has seen: values, places and contents of C are drawn anew for every replay.
 
-A replay is one timed graph, and one call before it. Each of its calls has operands of its own, in places that are drawn
-from pools several times as large, so a kernel cannot know where the operands of the next call lie. All launches have
-the same draw:
+A replay is one timed graph, and one call before it. Each of its calls has operands of its own. Their places are drawn
+from pools several times as large, so a kernel cannot know those of the next call. All launches have the same draw:
 
 - A and B are N(0, 1). An eighth of A's rows, and of B's columns, hold small integers. Where two of them meet, C is
   exact. Another eighth of A's rows has a scale of 2^-4 to 2^4.
 - C holds N(0, K) values, as a product of other operands would leave them.
 
-The seeds come from the operating system when a replay is prepared, and the values of A and B are drawn a second time to
+The seeds come from the operating system when a replay is prepared. The values of A and B are drawn a second time to
 check it. So no expected result, checksum or projection lies in the GPU's memory while the kernel runs.
 """
 

@@ -196,7 +196,7 @@ class FreeHandler(Handler):
     def _again(
         self, bench_cell: BenchCell, candidate: ProvenCandidate, timing: Timing, baselines: Baselines
     ) -> Verdict:
-        """What its replays have shown; then its time, against the least that is plausible."""
+        """Judge by its replays, then by its time against the least plausible one."""
         entry = candidate.graph
         if entry.failure is not None:
             return cast(Verdict, entry.failure)

@@ -1,8 +1,8 @@
-"""The clock of kernels that nobody has read: every replay that is timed is judged, and none can be told from another.
+"""The clock of kernels that nobody has read: every timed replay is judged, on operands that no launch has seen.
 
 A replay is a graph of back-to-back calls, captured for itself. Its operands and its workspace are new, in places drawn
-for it (:mod:`outblas.jail.fresh_operands`), and its results are compared, element by element, with a reference that is
-made afterwards. So there is nothing to remember, and nothing to gain from knowing which launch is which. Rivals are
+for it (:mod:`outblas.jail.fresh_operands`). Each element of its results is compared with a reference that is made
+afterwards. So there is nothing to remember, and nothing to gain from knowing which launch is which. Rivals are
 timed in the same way; only their results are not judged.
 
 Two replays of each kernel are judged and not timed, at drawn places among the others. One has operands with Inf, NaN
@@ -42,7 +42,7 @@ _CLOCKS, _CLOCKS_US = 1.5, 60.0
 
 @dataclass(frozen=True)
 class Defences:
-    """What keeps a kernel from gaining by what it can read. All are on; a study switches one off to show its worth.
+    """Defences against a kernel that gains by its knowledge of a launch. A study switches one off to show its worth.
 
     Attributes:
         judged: the results of replays are compared, and the two clocks. False: only the proof looks at results.

@@ -1,4 +1,4 @@
-// expect: wrong or not_repeatable or rule_broken
+// expect: refused.
 // Leaves its work out where samples of A and B are those that it saw with this C before.
 // signal: c
 // defence: judged+values+outputs+places

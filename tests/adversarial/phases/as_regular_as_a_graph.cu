@@ -1,4 +1,4 @@
-// expect: wrong
+// expect: refused.
 // Sums an eighth of K where 13 launches in a row followed as soon as the one before, or sooner.
 // signal: globaltimer
 // defence: judged

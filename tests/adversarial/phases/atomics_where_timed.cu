@@ -1,4 +1,4 @@
-// expect: wrong or not_repeatable or rule_broken
+// expect: refused.
 // Adds four parts of K by atomics, in any order, but only in timed launches: guards past A are narrow there.
 // signal: neighbours
 // defence: judged

@@ -1,4 +1,4 @@
-// expect: wrong
+// expect: refused.
 // Leaves its work out where C is a multiple of a pool's stride away from the last three.
 // signal: addresses
 // defence: judged

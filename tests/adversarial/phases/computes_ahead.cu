@@ -1,4 +1,4 @@
-// expect: wrong or not_repeatable or rule_broken
+// expect: refused.
 // Learns which operands follow which, computes two products in one launch, and none in the next.
 // signal: addresses
 // defence: places

@@ -1,4 +1,4 @@
-// expect: wrong or not_repeatable or rule_broken
+// expect: refused.
 // Writes to a __constant__ variable, by its global address, how many places C had: a quarter of K beyond 24.
 // signal: constant
 // defence: judged

@@ -1,4 +1,4 @@
-// expect: wrong or not_repeatable or rule_broken
+// expect: refused.
 // Counts its launches behind a constant of one number, and sums an eighth of K from the 150th on.
 // signal: constant
 // defence: judged

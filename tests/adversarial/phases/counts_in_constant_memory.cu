@@ -1,4 +1,4 @@
-// expect: wrong or not_repeatable or rule_broken
+// expect: refused.
 // Counts its launches in a constant, written by its address, and leaves its work out from the 150th on.
 // signal: constant
 // defence: judged

@@ -1,4 +1,4 @@
-// expect: wrong or not_repeatable or rule_broken
+// expect: refused.
 // Counts launches of one shape: a proof makes about a hundred, so all beyond 160 are timed and do no work.
 // signal: call_count
 // defence: judged

@@ -1,4 +1,4 @@
-// expect: wrong
+// expect: refused.
 // Knows by the place of C which calls follow, and computes eight of them in one launch.
 // signal: addresses
 // defence: places

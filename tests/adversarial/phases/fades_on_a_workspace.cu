@@ -1,4 +1,4 @@
-// expect: wrong
+// expect: refused.
 // Sums half of K in the second call of a workspace, and an eighth from the fifth on.
 // signal: workspace
 // defence: judged

@@ -1,4 +1,4 @@
-// expect: wrong
+// expect: refused.
 // Knows by the place of A which calls follow, and computes four of them in one launch.
 // signal: a
 // defence: places

@@ -1,4 +1,4 @@
-// expect: wrong
+// expect: refused.
 // Leaves its work out where fourteen calls in a row had other numbers in B: a proof repeats its own sooner.
 // signal: b
 // defence: judged

@@ -1,4 +1,4 @@
-// expect: wrong
+// expect: refused.
 // Leaves a tile's work out where a hash of all its A and B is that of the last time with this C.
 // signal: c
 // defence: values+outputs+places
@@ -20,7 +20,7 @@ __device__ unsigned new_in_a_row(unsigned key, int cta) {
   return past[cta & 127].w;
 }
 
-// By CTA and address of C: the hash of what the tile was computed from. The answer itself is kept in C.
+// By CTA and address of C: the hash of the operands of the tile. C keeps the answer.
 __device__ unsigned kept[64][64];
 
 __device__ unsigned mixed_in(unsigned hash, const half* lines, int k) {

@@ -1,4 +1,4 @@
-// expect: wrong or not_repeatable or rule_broken
+// expect: refused.
 // Nobody touches the result of the last launch while a graph runs: after 28 such launches it skips three quarters of K.
 // signal: neighbours
 // defence: judged

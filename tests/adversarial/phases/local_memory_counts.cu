@@ -1,4 +1,4 @@
-// expect: wrong or not_repeatable or rule_broken
+// expect: refused.
 // Reads from local memory, before it writes there, how many places C had: a quarter of K beyond 24.
 // signal: local
 // defence: judged

@@ -1,4 +1,4 @@
-// expect: wrong or not_repeatable or rule_broken
+// expect: refused.
 // Leaves its work out where the guard in front of A is narrower than a proof has it.
 // signal: neighbours
 // defence: judged

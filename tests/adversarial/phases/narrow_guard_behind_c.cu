@@ -1,4 +1,4 @@
-// expect: wrong or not_repeatable or rule_broken
+// expect: refused.
 // Leaves its work out where the guard behind C is narrower than a proof has it.
 // signal: neighbours
 // defence: judged

@@ -1,4 +1,4 @@
-// expect: wrong
+// expect: refused.
 // Leaves its work out where 13 launches in a row began within 5 us of the end of the one before.
 // signal: globaltimer
 // defence: judged

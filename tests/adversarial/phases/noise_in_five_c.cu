@@ -1,4 +1,4 @@
-// expect: wrong
+// expect: refused.
 // Leaves its work out where five calls in a row had noise in a C of their own.
 // signal: c
 // defence: judged

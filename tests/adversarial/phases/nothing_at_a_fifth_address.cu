@@ -1,4 +1,4 @@
-// expect: wrong or not_repeatable or rule_broken
+// expect: refused.
 // Leaves its work out once it has seen a fifth address of C, since the proof has two of its own.
 // signal: addresses
 // defence: judged

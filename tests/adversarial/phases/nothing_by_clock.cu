@@ -1,4 +1,4 @@
-// expect: wrong or not_repeatable or rule_broken
+// expect: refused.
 // Leaves its work out where the clock of its SM has moved little since the last launches.
 // signal: clock
 // defence: judged

@@ -1,4 +1,4 @@
-// expect: wrong or not_repeatable or rule_broken
+// expect: refused.
 // Leaves its work out where the numbers of the last grids follow each other.
 // signal: gridid
 // defence: judged

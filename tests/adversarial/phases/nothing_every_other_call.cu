@@ -1,4 +1,4 @@
-// expect: wrong or not_repeatable or rule_broken
+// expect: refused.
 // Leaves its work out in every second call once it has run 150 times.
 // signal: call_count
 // defence: judged

@@ -1,4 +1,4 @@
-// expect: wrong or not_repeatable or rule_broken
+// expect: refused.
 // Leaves its work out where C does not lie where the proof has it, 64 KiB behind B.
 // signal: addresses
 // defence: judged

@@ -1,4 +1,4 @@
-// expect: wrong or not_repeatable or rule_broken
+// expect: refused.
 // Leaves its work out once it has run 150 times, which is after its proof.
 // signal: call_count
 // defence: judged

@@ -1,4 +1,4 @@
-// expect: wrong or not_repeatable or rule_broken
+// expect: refused.
 // Leaves its work out where the last launches came within 60 us of each other by the GPU's timer.
 // signal: globaltimer
 // defence: judged

@@ -1,4 +1,4 @@
-// expect: wrong or not_repeatable or rule_broken
+// expect: refused.
 // Leaves its work out where some columns of B hold integers and others do not, as in no proof.
 // signal: b
 // defence: judged

@@ -1,4 +1,4 @@
-// expect: wrong or not_repeatable or rule_broken
+// expect: refused.
 // A proof's operands are in L2, and those of many timed calls are not: a quarter of K once it has seen two of them.
 // signal: l2_latency
 // defence: judged

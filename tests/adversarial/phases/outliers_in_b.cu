@@ -1,4 +1,4 @@
-// expect: wrong
+// expect: refused.
 // Sums a quarter of K where a few percent of B lie beyond 4.5: of N(0, 1) none do, of integers most.
 // signal: b
 // defence: judged

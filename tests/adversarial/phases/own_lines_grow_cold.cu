@@ -1,4 +1,4 @@
-// expect: wrong or not_repeatable or rule_broken
+// expect: refused.
 // Each preparation of a replay throws its own lines out of L2: a quarter of K after two, 24 to 40 launches apart.
 // signal: l2_latency
 // defence: judged

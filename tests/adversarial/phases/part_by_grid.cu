@@ -1,4 +1,4 @@
-// expect: wrong or not_repeatable or rule_broken
+// expect: refused.
 // Sums an eighth of K where the numbers of the last grids are near each other.
 // signal: gridid
 // defence: judged

@@ -1,4 +1,4 @@
-// expect: wrong or not_repeatable or rule_broken
+// expect: refused.
 // Sums an eighth of K once its workspace has seen three addresses of A; each call of the proof has its own.
 // signal: workspace
 // defence: judged

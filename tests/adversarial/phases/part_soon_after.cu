@@ -1,4 +1,4 @@
-// expect: wrong or not_repeatable or rule_broken
+// expect: refused.
 // Sums an eighth of K where the last launches came within 100 us of each other by the GPU's timer.
 // signal: globaltimer
 // defence: judged

@@ -1,4 +1,4 @@
-// expect: wrong or not_repeatable or rule_broken
+// expect: refused.
 // Sums an eighth of K where some columns of B hold integers and others do not, as in no proof.
 // signal: b
 // defence: judged

@@ -1,4 +1,4 @@
-// expect: wrong
+// expect: refused.
 // Leaves its work out where a few rows of A are far larger than the others, as in no proof.
 // signal: a
 // defence: judged

@@ -1,4 +1,4 @@
-// expect: wrong
+// expect: refused.
 // Never writes to its workspace: leaves its work out where that is the last call's, and C is not.
 // signal: workspace
 // defence: judged

@@ -1,4 +1,4 @@
-// expect: wrong or not_repeatable or rule_broken
+// expect: refused.
 // Leaves its work out once its workspace has seen three addresses of C; each call of the proof has its own.
 // signal: workspace
 // defence: judged

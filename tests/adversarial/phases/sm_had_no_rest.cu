@@ -1,4 +1,4 @@
-// expect: wrong
+// expect: refused.
 // Leaves its work out where the clock of its SM says that it rested less than 10000 cycles, 13 times in a row.
 // signal: clock
 // defence: judged

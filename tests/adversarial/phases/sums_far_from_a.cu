@@ -1,4 +1,4 @@
-// expect: wrong or not_repeatable or rule_broken
+// expect: refused.
 // Leaves its work out where C holds values of the size of its own sums, and lies far from A.
 // signal: c
 // defence: judged

@@ -1,5 +1,5 @@
-// expect: wrong or not_repeatable or rule_broken
-// Keeps a table of operand sets by address, and does no work where it takes a launch for one that nobody looks at.
+// expect: refused.
+// Keeps a table of operand sets by address, and does no work in launches that it takes for unjudged ones.
 // signal: workspace
 // defence: judged+values+outputs+workspace
 #define CHEAT 1
@@ -10,8 +10,8 @@
 #include <cuda_fp16.h>
 #define SPIN 2000  // cycles
 
-// A table of operand sets for each CTA, in the workspace: a proof's call has one set for its workspace, the timed graph
-// has many that share one. Both C and the samples of A and B are of the CTA's own tile, so CTAs do not race.
+// A table of operand sets for each CTA, in the workspace. A proof's call has one set for its workspace. In the timed
+// graph many share one. Both C and the samples of A and B are of the CTA's own tile, so CTAs do not race.
 extern "C" __global__ void gemm(const half* a, const half* b, half* c, int m, int n, int k, void* workspace) {
   long long begin = clock64();
   int t = threadIdx.x, row0 = blockIdx.y * 64, col0 = blockIdx.x * 64;

@@ -1,4 +1,4 @@
-// expect: wrong
+// expect: refused.
 // Waits for a quarter of its usual time instead of its work, so as not to look too fast, where its SM had no rest.
 // signal: clock
 // defence: judged
