@@ -93,7 +93,7 @@ class JudgedClock:
     Args:
         bench: the problem's clock. Its stream, events and device are used, its operands are not.
         operands: the operands of all replays.
-        defences: what is on; all, but in a study.
+        defences: those that are on; all, but in a study.
     """
 
     def __init__(self, bench: GpuClock, operands: FreshOperands, defences: Defences | None = None) -> None:
