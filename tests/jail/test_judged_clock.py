@@ -127,12 +127,12 @@ def test_an_honest_kernel_passes_with_its_time(world):
     )
 
 
-def test_every_launch_of_a_kernel_but_those_launched_twice_has_operands_of_its_own(world):
+def test_every_launch_of_a_kernel_but_those_launched_again_has_operands_of_its_own(world):
     seen = []
     kernel = Kernel(world, lambda launch: seen.append((float(launch.a.float().sum()), launch.c.clone())))
     measured(world, kernel)
     timed = 1 + ROUNDS
-    assert len(seen) == timed * (CALLS + 1) + 2 * (2 * CALLS + 1)
+    assert len(seen) == timed * (CALLS + 1) + 2 * (3 * CALLS + 1)
     assert kernel.released == timed + 2
     values = [value for value, _ in seen if value == value]
     assert len(set(values)) > timed * CALLS
@@ -206,11 +206,30 @@ def test_answers_kept_in_c_help_only_where_values_contents_and_places_stay(world
         product(a, b, c)
         kept[key(a, b, c)] = float(c.float().sum())
 
-    off = Defences(values=False, outputs=False, places=False)
+    off = Defences(judged=False, values=False, outputs=False, places=False)
     found, entries = measured(world, Kernel(world, answered, does=keeps), defences=off)
     assert entries["kernel"].failure is None and found["kernel"].median_us == NONE
+    kept.clear()
     found, entries = measured(world, Kernel(world, answered, does=keeps))
     assert entries["kernel"].failure is None and found["kernel"].median_us == WORK, "nothing is kept that helps"
+
+
+def test_answers_kept_in_a_workspace_help_only_where_a_replay_is_launched_again(world):
+    """Its results are right, and its timed launches honest; it is refused for what it would do elsewhere."""
+
+    def keeps(launch):
+        key = launch.c.data_ptr(), float(launch.a.float().nan_to_num().sum())
+        if key in launch.workspace:
+            launch.c.copy_(launch.workspace[key])
+            return True
+        product(launch.a, launch.b, launch.c)
+        launch.workspace[key] = launch.c.clone()
+        return False
+
+    _, entries = measured(world, Kernel(world, keeps))
+    failure = entries["kernel"].failure
+    assert failure is not None and failure.status is Status.RULE_BROKEN
+    assert "40.0 us on operands not seen before, 4.0 us on the same again: it keeps answers" in failure.detail
 
 
 def test_results_that_differ_from_launch_to_launch_are_not_repeatable(world):

@@ -6,8 +6,8 @@ afterwards. So there is nothing to remember, and nothing to gain from knowing wh
 timed in the same way; only their results are not judged.
 
 Two replays of each kernel are judged and not timed, at drawn places among the others. One has operands with Inf, NaN
-and subnormals. In the other, every two calls have equal operands. Both are launched twice, with other contents of C,
-and every bit has to be the same.
+and subnormals. In the other, every two calls have equal operands. Both are launched twice, with other contents of C.
+Every bit has to be the same, and so, roughly, the time: else the kernel keeps answers.
 
 One more call precedes each replay, on operands of its own, so that the kernel's instructions are loaded. It is judged,
 too.
@@ -36,8 +36,10 @@ if TYPE_CHECKING:
 
 #: What the replays that are not timed have.
 UNTIMED: tuple[Kind, ...] = ("special", "twins")
-#: How much the host's clock may show over the GPU's in the better of these replays.
+#: How much the host's clock may show over the GPU's in the better of these replays. It times a third launch.
 _CLOCKS, _CLOCKS_US = 1.5, 60.0
+#: Ratio, and microseconds more, by which a first launch on new operands may exceed a second one on the same.
+_KEEPS, _KEEPS_US = 1.4, 20.0
 
 
 @dataclass(frozen=True)
@@ -254,20 +256,18 @@ class JudgedClock:
         return us
 
     def _twice(self, graph: Any, entry: JudgedEntry, places: Sequence[Place], kind: Kind) -> float:
-        """Launch a graph twice on the same operands, judge both, and return the less microseconds by the host's clock.
+        """Launch a graph twice on the same operands and judge both; then once by the host's clock. Return microseconds.
 
         Raises:
-            GateFailed: a result is wrong, or the second one differs from the first in some bit.
+            GateFailed: a result is wrong, the second one differs from the first in some bit, or took far less time.
         """
         results: list[list[Any]] = []
+        times: list[float] = []
         replayed = places[1:]
         for _ in range(2):
-            begin = perf_counter()
-            check("cuGraphLaunch", driver().cuGraphLaunch(graph, self._bench.stream))
-            self._bench.synchronize()
-            entry.host_us = min(entry.host_us, 1e6 * (perf_counter() - begin))
+            times.append(self._timed(graph))
             if not self._on.judged:
-                break
+                return times[0]
             self._look(entry, places, kind)
             with self._bench.current():
                 results.append([place.c.clone() for place in replayed])
@@ -275,9 +275,19 @@ class JudgedClock:
                     self._operands.fill_outputs(replayed)
             self._bench.synchronize()
             places = replayed
-        if len(results) == 2 and not same_bits(*results):
+        first, second = times
+        if first > _KEEPS * second + _KEEPS_US:
+            raise GateFailed(
+                Status.RULE_BROKEN,
+                f"{first:.1f} us on operands not seen before, {second:.1f} us on the same again: it keeps answers",
+            )
+        if not same_bits(*results):
             raise GateFailed(Status.NOT_REPEATABLE, "two launches on the same operands differ in some bit")
-        return entry.host_us
+        begin = perf_counter()
+        check("cuGraphLaunch", driver().cuGraphLaunch(graph, self._bench.stream))
+        self._bench.synchronize()
+        entry.host_us = min(entry.host_us, 1e6 * (perf_counter() - begin))
+        return first
 
     def _look(self, entry: JudgedEntry, places: Sequence[Place], kind: Kind) -> None:
         """Compare what a replay has left with what it should have."""
