@@ -207,8 +207,8 @@ def test_answers_kept_in_c_help_only_where_values_contents_and_places_stay(world
         kept[key(a, b, c)] = float(c.float().sum())
 
     off = Defences(judged=False, values=False, outputs=False, places=False)
-    found, entries = measured(world, Kernel(world, answered, does=keeps), defences=off)
-    assert entries["kernel"].failure is None and found["kernel"].median_us == NONE
+    found, entries = measured(world, Kernel(world, answered, does=keeps), defences=off, rounds=15)
+    assert entries["kernel"].failure is None and found["kernel"].median_us < WORK / 1.3
     kept.clear()
     found, entries = measured(world, Kernel(world, answered, does=keeps))
     assert entries["kernel"].failure is None and found["kernel"].median_us == WORK, "nothing is kept that helps"
