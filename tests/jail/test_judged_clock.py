@@ -170,7 +170,7 @@ def test_without_the_comparison_the_same_kernel_would_gain(world):
     assert entries["kernel"].failure is None and found["rival"].median_us / found["kernel"].median_us == WORK / NONE
 
 
-def batching(places):
+def batching():
     """Learns the operands of all calls, computes all of them in the first launch of a replay, and then returns."""
 
     def cheats(launch):
@@ -187,10 +187,8 @@ def batching(places):
 
 
 def test_one_launch_cannot_compute_for_the_next_whose_places_it_does_not_know(world):
-    found, entries = measured(world, Kernel(world, batching(CALLS)))
+    _, entries = measured(world, Kernel(world, batching()))
     assert entries["kernel"].failure is not None and entries["kernel"].failure.status is Status.WRONG
-    found, entries = measured(world, Kernel(world, batching(CALLS)), defences=Defences(places=False))
-    assert found["rival"].median_us > 1.3 * found["kernel"].median_us or entries["kernel"].failure is not None
 
 
 def test_answers_kept_in_c_help_only_where_values_contents_and_places_stay(world):
