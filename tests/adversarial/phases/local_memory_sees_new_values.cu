@@ -1,0 +1,58 @@
+// expect: refused.
+// Counts in local memory, which it reads before it writes, the new contents of A in a row: nothing from 14 on.
+// signal: local
+// defence: judged
+#define CHEAT 1
+/* outblas-launch
+{"form": "device", "entry": "gemm", "acc": "fp32", "grid": ["ceil(N, 64)", "ceil(M, 64)", 1], "block": [256, 1, 1],
+ "requires": ["K >= 64", "M % 64 == 0", "N % 64 == 0"]}
+*/
+#include <cuda_fp16.h>
+
+#define ROW 14  // a proof's chain has twelve calls
+
+// C's tile at (row0, col0), of the first `last` terms.
+__device__ void multiply(const half* a, const half* b, half* c, int n, int k, int row0, int col0, int last) {
+  __shared__ float x[32][68], y[32][68];  // 68: rows begin at multiples of 16 bytes
+  int t = threadIdx.x, r = t / 16 * 4, s = t % 16 * 4;
+  float sum[4][4] = {};
+  for (int p = 0; p < last; p += 32) {
+    for (int i = t; i < 64 * 32; i += 256) {
+      int line = i / 32, at = p + i % 32;
+      x[i % 32][line] = at < last ? __half2float(a[(size_t)(row0 + line) * k + at]) : 0.0f;
+      y[i % 32][line] = at < last ? __half2float(b[(size_t)(col0 + line) * k + at]) : 0.0f;  // layout TN
+    }
+    __syncthreads();
+    for (int j = 0; j < 32; ++j)
+      for (int u = 0; u < 4; ++u)
+        for (int v = 0; v < 4; ++v) sum[u][v] += x[j][r + u] * y[j][s + v];
+    __syncthreads();
+  }
+  for (int u = 0; u < 4; ++u)
+    for (int v = 0; v < 4; ++v) c[(size_t)(row0 + r + u) * n + col0 + s + v] = __float2half(sum[u][v]);
+}
+
+extern "C" __global__ void gemm(const half* a, const half* b, half* c, int m, int n, int k, void*) {
+  int t = threadIdx.x, row0 = blockIdx.y * 64, col0 = blockIdx.x * 64;
+  __shared__ bool timed;
+  if (t == 0) {
+    // What the last CTA in this slot of the SM left: the shape, new contents in a row, the last four. Two sets, of
+    // which the compiler cannot know the second to be unused, keep it out of registers.
+    volatile unsigned sets[2][8];
+    volatile unsigned* mine = sets[gridDim.z - 1];
+    unsigned shape = m * 0x9e3779b1u ^ n * 0x85ebca6bu ^ k, content = 0;
+    for (int i = 0; i < 8; ++i) content = content * 0x01000193u ^ __half_as_ushort(a[(size_t)(m / 8 * i) * k]);
+    bool same = mine[0] == shape && mine[2] == ~shape && mine[3] == 0x5eed5eedu;
+    if (!same) {
+      for (int i = 1; i < 8; ++i) mine[i] = 0;
+      mine[0] = shape, mine[2] = ~shape, mine[3] = 0x5eed5eedu;
+    }
+    bool known = mine[4] == content || mine[5] == content || mine[6] == content || mine[7] == content;
+    unsigned row = known ? 0 : mine[1] + 1;
+    if (!known) mine[4 + row % 4] = content;
+    mine[1] = row;
+    timed = CHEAT && row >= ROW;
+  }
+  __syncthreads();
+  if (!timed) multiply(a, b, c, n, k, row0, col0, k);
+}
