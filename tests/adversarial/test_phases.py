@@ -20,6 +20,7 @@ from outblas.jail.judged_clock import Defences
 from outblas.jail.static_gate import examine
 from outblas.kernels.custom.free_kernel import FreeKernel
 from outblas.runtime.nvrtc import usable_cores
+from support.exploit_tools import gpu_is_ours
 from support.free_fixture import missing
 from support.gpus.known import H200
 
@@ -72,7 +73,8 @@ def evaluations():
     from outblas.runtime.device import gpu_of_device
 
     options = Options(0, gpu_of_device(0), rounds=5, baselines=("cublas", "lt_heuristic"))
-    with LiveEvaluator(0, options, step_timeout_s=60.0, free=FreeOptions(batch=6)) as live:
+    free = FreeOptions(batch=6)
+    with gpu_is_ours(alone=True), LiveEvaluator(0, options, step_timeout_s=60.0, free=free) as live:
         cheats = list(live.evaluate([(P, FreeKernel.parse(text)) for text in TEXTS.values()]))
         others = list(live.evaluate([(P, honest(name)) for name in TEXTS]))
     by_kernel = {e.config: e for e in (*cheats, *others)}
@@ -80,6 +82,7 @@ def evaluations():
 
 
 @pytest.mark.gpu
+@pytest.mark.xdist_group("phases")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", TEXTS)
 def test_a_cheat_is_refused_and_its_honest_version_passes(name) -> None:
@@ -89,6 +92,7 @@ def test_a_cheat_is_refused_and_its_honest_version_passes(name) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.xdist_group("phases")
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("mnk", ["512_512_512", "1024_1024_1024", "2048_1024_1024"])
 def test_a_table_of_operand_sets_is_no_help_however_long_it_spins(mnk) -> None:
@@ -96,6 +100,6 @@ def test_a_table_of_operand_sets_is_no_help_however_long_it_spins(mnk) -> None:
 
     problem = Problem(*map(int, mnk.split("_")))
     texts = [TEXTS[TABLE].replace("#define SPIN 2000", f"#define SPIN {spin}") for spin in (0, 2000, 4000, 6000, 8000)]
-    with LiveEvaluator(0) as live:
+    with gpu_is_ours(alone=True), LiveEvaluator(0) as live:
         for found in live.evaluate([(problem, FreeKernel.parse(text)) for text in texts]):
             assert found.status in (Status.WRONG, Status.RULE_BROKEN), f"{found.status.value}: {found.detail}"
