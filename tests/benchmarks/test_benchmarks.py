@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -31,6 +33,17 @@ def test_the_readme_of_the_transformer_names_every_file() -> None:
     assert {path.name for path in folder.glob("*.py")} == {
         line.split("`")[1] for line in told.splitlines() if line.startswith("| `")
     }
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.rglob("*.py")), ids=lambda path: path.stem)
+def test_every_name_that_a_benchmark_imports_from_outblas_is_there(path: Path) -> None:
+    """Those of functions that need a GPU, too: no other test imports them."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "outblas":
+            assert (spec := find_spec(node.module or "")) is not None and spec.origin, node.module
+            words = set(re.findall(r"\w+", Path(spec.origin).read_text()))
+            missing = {each.name for each in node.names} - words
+            assert all(find_spec(f"{node.module}.{name}") for name in missing), f"{node.module} has no {missing}"
 
 
 @pytest.mark.parametrize("path", sorted(FOLDER.rglob("*.py")), ids=lambda path: path.stem)

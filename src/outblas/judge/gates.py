@@ -157,7 +157,7 @@ def check_cell(data: Operands, reference: Reference, before: Any, run: Callable[
         where = "behind C" if behind else "of A or B, or an input,"
         return Verdict(Status.MEMORY_VIOLATION, ("static",), f"the canary {where} was overwritten")
     if not worst <= 1.0:
-        return Verdict(Status.WRONG, ("static", "memory"), wrong_result_text(worst), _finite(worst))
+        return Verdict(Status.WRONG, ("static", "memory"), wrong_result_text(worst), finite_or_none(worst))
     return Verdict(Status.PASSED, ("static", "memory", "bound"), "", worst)
 
 
@@ -291,7 +291,7 @@ def _within_bound(context: ProofContext, what: str, draw: Callable[[], tuple[Any
     reference = context.trials.get(("reference", what), lambda: Reference(context.problem, a, b))
     ratio = float(reference.worst_error_ratio(c))
     if not ratio <= 1.0:
-        raise GateFailed(Status.WRONG, wrong_result_text(ratio), _finite(ratio))
+        raise GateFailed(Status.WRONG, wrong_result_text(ratio), finite_or_none(ratio))
     worst[0] = max(worst[0], ratio)
 
 
@@ -319,7 +319,8 @@ def _special(context: ProofContext, worst: list[float]) -> None:
     reference = context.trials.get("reference of the finite", reference_of_the_finite)
     ratio = float(reference.worst_error_ratio(torch.where(finite, c, 0.0)))
     if not ratio <= 1.0:
-        raise GateFailed(Status.WRONG, f"{wrong_result_text(ratio)} on subnormal and large inputs", _finite(ratio))
+        detail = f"{wrong_result_text(ratio)} on subnormal and large inputs"
+        raise GateFailed(Status.WRONG, detail, finite_or_none(ratio))
     x, y = context.normal(8)
     first = context.run(x, y)
     context.run(*context.normal(9))
@@ -346,7 +347,8 @@ def _their_product(context: ProofContext, a: Any, b: Any) -> Any:
     return c
 
 
-def _finite(ratio: float) -> float | None:
+def finite_or_none(ratio: float) -> float | None:
+    """Return an error ratio that JSON can hold: None if it is NaN or infinite."""
     return ratio if math.isfinite(ratio) else None
 
 

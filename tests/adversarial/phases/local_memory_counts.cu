@@ -1,5 +1,5 @@
 // expect: refused.
-// Counts in local memory, which it reads before it writes, the new places of C in a row: a quarter of K from 14 on.
+// Reads from local memory, before it writes there, how many places C had: a quarter of K beyond 16.
 // signal: local
 // defence: judged
 #define CHEAT 1
@@ -9,7 +9,7 @@
 */
 #include <cuda_fp16.h>
 
-#define ROW 14  // a proof's chain has twelve calls
+#define PLACES 16  // of C; the proof has fewer
 
 // C's tile at (row0, col0), of the first `last` terms.
 __device__ void multiply(const half* a, const half* b, half* c, int n, int k, int row0, int col0, int last) {
@@ -36,8 +36,8 @@ extern "C" __global__ void gemm(const half* a, const half* b, half* c, int m, in
   int t = threadIdx.x, row0 = blockIdx.y * 64, col0 = blockIdx.x * 64;
   __shared__ bool timed;
   if (t == 0) {
-    // What the last CTA in this slot of the SM left: the shape, new places in a row, the last four places. Two sets, of
-    // which the compiler cannot know the second to be unused, keep it out of registers.
+    // What the last CTA in this slot of the SM left: the shape, places of C, the last four. Two sets, of which the
+    // compiler cannot know the second to be unused, keep it out of registers.
     volatile unsigned sets[2][8];
     volatile unsigned* mine = sets[gridDim.z - 1];
     unsigned shape = m * 0x9e3779b1u ^ n * 0x85ebca6bu ^ k, place = (unsigned)((size_t)c >> 8);
@@ -47,10 +47,11 @@ extern "C" __global__ void gemm(const half* a, const half* b, half* c, int m, in
       mine[0] = shape, mine[2] = ~shape, mine[3] = 0x5eed5eedu;
     }
     bool known = mine[4] == place || mine[5] == place || mine[6] == place || mine[7] == place;
-    unsigned row = known ? 0 : mine[1] + 1;
-    if (!known) mine[4 + row % 4] = place;
-    mine[1] = row;
-    timed = CHEAT && row >= ROW;
+    if (!known) {
+      mine[4 + mine[1] % 4] = place;
+      mine[1] = mine[1] + 1;
+    }
+    timed = CHEAT && mine[1] > PLACES;
   }
   __syncthreads();
   multiply(a, b, c, n, k, row0, col0, timed ? k / 4 : k);
