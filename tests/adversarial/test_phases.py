@@ -72,7 +72,7 @@ def evaluations():
     from outblas.judge.bench_cell import Options
     from outblas.runtime.device import gpu_of_device
 
-    options = Options(0, gpu_of_device(0), rounds=5, baselines=("cublas", "lt_heuristic"))
+    options = Options(0, gpu_of_device(0), rounds=15, baselines=("cublas", "lt_heuristic"))
     free = FreeOptions(batch=6)
     with gpu_is_ours(alone=True), LiveEvaluator(0, options, step_timeout_s=60.0, free=free) as live:
         cheats = list(live.evaluate([(P, FreeKernel.parse(text)) for text in TEXTS.values()]))
