@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from outblas.adapt import engine_plugins, run_enabled
+from outblas.adapt import engine_log, engine_plugins, run_enabled
 from support.helpers import ROOT
 
 torch: Any = pytest.importorskip("torch")
@@ -157,6 +157,8 @@ def test_a_gpu_that_is_in_use_is_switched_on_at_once(
 ) -> None:
     calls: list[int] = []
     monkeypatch.setattr(run_enabled, "switch_on", lambda: calls.append(1) or "")
+    monkeypatch.setattr(engine_plugins, "_enter_graphs_of_vllm", str)
+    monkeypatch.setattr(engine_log, "log_once_settled", lambda log: calls.append(2))
     with caplog.at_level(logging.INFO), caplog.at_level(logging.INFO, logger="outblas"):  # a command may have set it
         start()
         assert not calls
@@ -164,7 +166,25 @@ def test_a_gpu_that_is_in_use_is_switched_on_at_once(
         start()
         start()
     ((level, text),) = logged(caplog)
-    assert calls == [1] and level == "INFO" and text.startswith("outblas is on")
+    assert calls == [1, 2] and level == "INFO" and text.startswith("outblas is on")
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_log_says_that_compiled_graphs_stay_and_why(
+    cuda_is_up: None, fails: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def enter() -> str:
+        if fails:
+            raise AttributeError("no\nsuch attribute")
+        return "no such attribute"
+
+    monkeypatch.setattr(run_enabled, "switch_on", str)
+    monkeypatch.setattr(engine_plugins, "_enter_graphs_of_vllm", enter)
+    monkeypatch.setattr(engine_log, "log_once_settled", lambda log: None)
+    monkeypatch.setenv("OUTBLAS_VLLM", "1")
+    engine_plugins.start_in_vllm()
+    reason = "AttributeError: " * fails + "no such attribute"
+    assert logged(caplog) == [("WARNING", f"outblas is on, but not in graphs that the engine compiles: {reason}")]
 
 
 def test_a_reason_against_it_is_one_line(

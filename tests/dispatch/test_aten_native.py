@@ -56,6 +56,7 @@ def test_what_was_asked_once_is_launched(function: int, on: Override, device: De
         (torch.bmm, x[:, None], w.t().expand(3, 8, 5), (3, 1, 5)),
         (torch.bmm, numbers(3, 2, 8), w.t().expand(3, 8, 5), (3, 2, 5)),
         (torch.matmul, numbers(2, 3, 8), w.t(), (2, 3, 5)),
+        (torch.ops.outblas.mm, numbers(4, 8), w.t(), (4, 5)),
     ]
     for count, (multiply, a, b, shape) in enumerate(products, 1):
         first = multiply(a, b)
@@ -70,6 +71,13 @@ def test_what_was_asked_once_is_launched(function: int, on: Override, device: De
     for multiply, a, b, _ in products:
         multiply(a, b)
     assert len(device.ran) == len(products) and len(cuda) == 2 * len(products), "each has a place of its own"
+
+
+def test_the_operator_of_compiled_code_works_after_they_are_removed(on: Override, device: Device) -> None:
+    x, w = numbers(3, 8).double(), numbers(8, 5, seed=1).double()
+    assert torch.equal(torch.ops.outblas.mm(x, w), x @ w) and on.counts()["torchs"] == 2
+    on.remove()
+    assert torch.equal(torch.ops.outblas.mm(x, w), x @ w) and on.counts()["torchs"] == 2
 
 
 def test_what_is_known_to_be_torchs_is_not_asked_again(on: Override, device: Device, cuda: FakeCuda) -> None:

@@ -7,6 +7,8 @@ SGLang: ``sglang.srt.plugins.load_plugins``, group ``sglang.srt.plugins``.
 Not every process uses the GPU, and one that forks must not touch CUDA before. So OutBLAS is switched on at the moment
 at which torch itself initialises CUDA in a process. A process that never does stays as it is.
 
+vLLM compiles the model. :mod:`outblas.adapt.vllm_graphs` enters its graphs at the same moment.
+
 Both engines have a mode of batch-invariant results of their own. It replaces some of torch's kernels and leaves others
 to cuBLAS, so kernels of OutBLAS below it would break its promise. OutBLAS stays off there.
 """
@@ -15,6 +17,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
 
 from outblas.core.switches import is_on
 
@@ -35,7 +38,7 @@ _registered = False
 def start_in_vllm() -> None:
     """Switch OutBLAS on in this process of vLLM if ``OUTBLAS_VLLM=1``; see :func:`switch_on_with_cuda`."""
     if is_on("OUTBLAS_VLLM"):
-        switch_on_with_cuda(_VLLM_LOG)
+        switch_on_with_cuda(_VLLM_LOG, _enter_graphs_of_vllm)
 
 
 def start_in_sglang() -> None:
@@ -44,14 +47,15 @@ def start_in_sglang() -> None:
         switch_on_with_cuda(_LOG)
 
 
-def switch_on_with_cuda(log: logging.Logger) -> None:
+def switch_on_with_cuda(log: logging.Logger, enter_graphs: Callable[[], str] = str) -> None:
     """Switch OutBLAS on when torch initialises CUDA in this process: at once if it already has.
 
     Later calls do nothing. An error never reaches the engine: one line of the log has it, and torch computes all
     products.
 
     Args:
-        log: gets one line: that OutBLAS is on, or why it is not.
+        log: gets one line: that OutBLAS is on, or why it is not. If it is on, a later line says which products it has.
+        enter_graphs: lets OutBLAS take part in graphs that the engine compiles; returns why not, or empty.
     """
     global _registered
     if _registered:
@@ -59,7 +63,7 @@ def switch_on_with_cuda(log: logging.Logger) -> None:
     _registered = True
 
     def act() -> None:
-        _switch_on(log)
+        _switch_on(log, enter_graphs)
 
     try:
         import torch
@@ -75,19 +79,35 @@ def switch_on_with_cuda(log: logging.Logger) -> None:
     act()
 
 
-def _switch_on(log: logging.Logger) -> None:
+def _switch_on(log: logging.Logger, enter_graphs: Callable[[], str]) -> None:
     """Switch on and log the result. torch would stop the engine at an exception, so none leaves this function."""
     try:
+        from outblas.adapt import engine_log
         from outblas.adapt.run_enabled import switch_on
 
         reason = _engines_own_mode() or switch_on()
+        if reason:
+            log.warning("outblas changes nothing: %s", reason)
+            return
     except Exception as error:
         _log_failure(log, error)
         return
+    try:
+        reason = enter_graphs()
+    except Exception as error:
+        reason = _in_one_line(error)
     if reason:
-        log.warning("outblas changes nothing: %s", reason)
+        log.warning("outblas is on, but not in graphs that the engine compiles: %s", reason)
     else:
         log.info("outblas is on: torch's products run on its kernels where they are faster")
+    engine_log.log_once_settled(log)
+
+
+def _enter_graphs_of_vllm() -> str:
+    from outblas.adapt.vllm_graphs import enter_graphs
+    from outblas.dispatch.enable import graph_pass
+
+    return enter_graphs(graph_pass)
 
 
 def _engines_own_mode() -> str:
@@ -99,5 +119,8 @@ def _engines_own_mode() -> str:
 
 
 def _log_failure(log: logging.Logger, error: Exception) -> None:
-    words = " ".join(f"{type(error).__name__}: {error}".split())
-    log.warning("outblas changes nothing: %s; the engine goes on with torch's products", words)
+    log.warning("outblas changes nothing: %s; the engine goes on with torch's products", _in_one_line(error))
+
+
+def _in_one_line(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())

@@ -6,9 +6,10 @@ products with ``out=`` stay with torch.
 
 The origin of ``b`` is unknown, so the environment's promise of constant weights is not used.
 
-If the native extension has C++ kernels (:mod:`outblas.dispatch.aten_native`), they are installed. A product for torch
-then costs almost nothing, and a known product of the library needs no Python. The Python kernels here answer for new
-products. Without the extension they replace torch's kernels themselves.
+If the native extension has C++ kernels (:mod:`outblas.dispatch.aten_native`), they are installed, also for
+``outblas::mm`` of compiled code. A product for torch then costs almost nothing, and a known product of the library
+needs no Python. The Python kernels here answer for new products. Without the extension they replace torch's kernels
+themselves.
 
 With the guarantee ``batch_invariant``, ``aten::addmm``, ``aten::baddbmm`` and true batches are replaced, too
 (:mod:`outblas.dispatch.guarantees.invariant_operators`). With ``OUTBLAS_FUSED=1`` and another guarantee,
@@ -26,7 +27,10 @@ from typing import Any
 import torch
 
 from outblas.core.switches import is_on
-from outblas.dispatch import device_registry
+from outblas.dispatch import (
+    device_registry,
+    torch_op,  # noqa: F401 - the kernels of outblas::mm in Python come before those in C++, which replace them
+)
 from outblas.dispatch.aten_native import ASK_PYTHON_KEY, NativeCall, ask_python_keys, current_call, open_products
 from outblas.dispatch.aten_products import HALF_DTYPES, our_bmm, our_mm, torch_addmm, torch_bmm, torch_mm
 from outblas.dispatch.foreign_kernels import takes_overrides, why_not_replaced

@@ -5,7 +5,7 @@ A decision is a pure function of the operands' shapes, strides, dtypes and align
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -308,3 +308,20 @@ def _fallback(
     if guarantee == "accurate" and rounds_partial_sums(algorithm):
         wrong = "its algorithm of cuBLASLt rounds partial sums"
     return Decision(None, None, f"{reason}, and {wrong}") if wrong else Decision(None, row.problem, reason, algorithm)
+
+
+def by_weight(decided: Iterable[tuple[Operand, Operand, str]]) -> dict[str, dict[str, list[int]]]:
+    """Return who computes the products of each weight, at which numbers of rows.
+
+    Example: ``{"4096 x 14336 bf16": {"outblas": [1, 8], "cublaslt": [], "torch": [8192]}}``; the weight is N x K.
+
+    Args:
+        decided: A (M, K), B (K, N) and the computing part: ``outblas``, ``cublaslt`` or ``torch``.
+    """
+    found: dict[str, dict[str, list[int]]] = {}
+    for a, b, maker in decided:
+        if len(a.shape) == 2 == len(b.shape):
+            weight = f"{b.shape[1]} x {b.shape[0]} {b.dtype}"
+            makers = found.setdefault(weight, {"outblas": [], "cublaslt": [], "torch": []})
+            makers[maker] = sorted({*makers[maker], a.shape[0]})
+    return found

@@ -176,8 +176,9 @@ def status() -> dict[str, dict[str, Any]]:
     """Return ``cuda:<index>`` -> state, for each device used so far; :func:`outblas.status` shows it.
 
     Example: ``{}`` before the first product. A state has the keys ``gpu``, ``library_rows``, ``library_intervals``,
-    ``kernels_loaded``, ``kernels_shipped``, ``algorithms_found``, ``calls_bound``, ``compile_seconds``, ``failures``,
-    ``libraries``, ``host_path`` and ``workload``.
+    ``kernels_loaded``, ``kernels_shipped``, ``algorithms_found``, ``calls_bound``, ``compile_seconds``, ``weights``,
+    ``failures``, ``libraries``, ``host_path`` and ``workload``. ``weights`` says who computes the products of each
+    weight N x K: the numbers of rows M that ``outblas``, ``cublaslt`` and ``torch`` have had.
     """
     common = {"host_path": native_table.host_path(), "workload": process_workload()}
     return {

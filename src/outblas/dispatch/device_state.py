@@ -15,7 +15,7 @@ from outblas.core.config import KernelConfig, Launch, config_name
 from outblas.core.errors import CompileError, DeviceError, ToolchainMissing
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
-from outblas.dispatch.decide import CallTerms, ChooseOrRow, Decision, Operand, decide
+from outblas.dispatch.decide import CallTerms, ChooseOrRow, Decision, Operand, by_weight, decide
 from outblas.dispatch.device_workspaces import DeviceWorkspaces
 from outblas.dispatch.guarantees.guarantee import Guarantee
 from outblas.dispatch.process_workload import process_workload
@@ -270,6 +270,17 @@ class DeviceState:
             return self.lt.failed.get((decision.problem, decision.algorithm), "")
         return self.failed.get(kernel_kind(decision.problem, decision.config), "")
 
+    def weights(self) -> dict[str, dict[str, list[int]]]:
+        """Return :func:`outblas.dispatch.decide.by_weight` of the decisions that are kept."""
+        with self._lock:
+            kept = [(key[0], key[1], decision) for key, decision in self._decisions.items()]
+        return by_weight((a, b, self._maker(decision)) for a, b, decision in kept)
+
+    def _maker(self, decision: Decision) -> str:
+        if self.is_left_to_torch(decision):
+            return "torch"
+        return "cublaslt" if decision.config is None else "outblas"
+
     def status(self) -> dict[str, Any]:
         return {
             "gpu": self.gpu.name if self.gpu else "not supported",
@@ -280,6 +291,7 @@ class DeviceState:
             "algorithms_found": self.lt.count,
             "calls_bound": len(self._calls),
             "compile_seconds": round(self._compile_seconds, 3),
+            "weights": self.weights(),
             "failures": sorted({*filter(None, [self.absent]), *self.failed.values(), *self.lt.failed.values()}),
         }
 

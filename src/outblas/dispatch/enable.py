@@ -111,6 +111,9 @@ class Switch:
             "guarantee": process_guarantee(),
         }
 
+    def graph_pass(self) -> Any:
+        return self._pass if self._on else None
+
     def _may_be_on(self, guarantee: Guarantee, stacklevel: int = 1) -> bool:
         """Return True if it can be on; where that gains nothing, or must not be, a warning of one line says why."""
         reason = ""
@@ -206,6 +209,11 @@ def disable() -> None:
 def enabled() -> bool:
     """Return True if the replacement is on, by :func:`enable` or by an open :class:`use`."""
     return _switch.on
+
+
+def graph_pass() -> Any:
+    """Return the :class:`outblas.dispatch.inductor_pass.ProductPass` that is installed; None if none is."""
+    return _switch.graph_pass()
 
 
 class use:  # noqa: N801 - a function to its callers

@@ -8,7 +8,7 @@
 typedef struct {
     PyObject_HEAD
     Products products;
-    void *library;
+    void *libraries[2];  // of aten and of outblas; NULL: not in place
 } ProductsObject;
 
 // The one that is in place or was last, which calls may still use: never given back before another takes its place.
@@ -45,15 +45,15 @@ static PyObject *products_install_method(PyObject *object, PyObject *args) {
     const char *key;
     int option;
     if (!PyArg_ParseTuple(args, "siK", &key, &option, &keys)) return NULL;
-    if (self->library || (installed && ((ProductsObject *)installed)->library)) {
+    if (self->libraries[0] || (installed && ((ProductsObject *)installed)->libraries[0])) {
         PyErr_SetString(PyExc_RuntimeError, "kernels of ours are in place already");
         return NULL;
     }
     self->products.option = option;
     self->products.ask_keys = keys;
-    const char *refused = products_install(&self->products, key, &self->library);
+    const char *refused = products_install(&self->products, key, self->libraries);
     if (refused) {
-        self->library = NULL;
+        self->libraries[0] = self->libraries[1] = NULL;
         return PyErr_Format(PyExc_RuntimeError, "torch refuses %s for %s", refused, key);
     }
     Py_INCREF(object);
@@ -65,9 +65,11 @@ static PyObject *products_install_method(PyObject *object, PyObject *args) {
 static PyObject *products_remove(PyObject *object, PyObject *unused) {
     (void)unused;
     ProductsObject *self = (ProductsObject *)object;
-    void *library = self->library;
-    self->library = NULL;
-    if (library) self->products.torch.library_delete(library);
+    for (int i = 0; i < 2; i++) {
+        void *library = self->libraries[i];
+        self->libraries[i] = NULL;
+        if (library) self->products.torch.library_delete(library);
+    }
     Py_RETURN_NONE;
 }
 
@@ -207,9 +209,9 @@ static void products_dealloc(PyObject *object) {
 
 static PyMethodDef products_methods[] = {
     {"install", products_install_method, METH_VARARGS,
-     "install(key, option, keys): in place of torch's aten::mm and aten::bmm under a dispatch key; what is new is asked of "
-     "the kernels under the raw set of dispatch keys. While nobody multiplies."},
-    {"remove", products_remove, METH_NOARGS, "remove(): torch's kernels are back. While nobody multiplies."},
+     "install(key, option, keys): in place of torch's aten::mm and aten::bmm under a dispatch key, and of outblas::mm; what "
+     "is new is asked of the kernels under the raw set of dispatch keys. While nobody multiplies."},
+    {"remove", products_remove, METH_NOARGS, "remove(): the kernels that were there before are back. While nobody multiplies."},
     {"sent", products_sent, METH_NOARGS,
      "sent(): the call that this thread was asked, for learn; None: there is none, or it was told before."},
     {"learn", products_learn, METH_VARARGS,

@@ -77,9 +77,10 @@ typedef struct {
     unsigned long long ours, torchs;
 } Products;
 
-// In place of torch's kernels from now on, under a dispatch key; NULL, or the name of what torch refuses. One at a time;
-// `*library` is what library_delete takes to undo it. The products must live until no call can be under way.
-const char *products_install(Products *products, const char *key, void **library);
+// In place of torch's kernels from now on, under a dispatch key, and of outblas::mm's; NULL, or the name of what torch
+// refuses. One at a time; the libraries are what library_delete takes to undo it. The products must live until no call
+// can be under way.
+const char *products_install(Products *products, const char *key, void *libraries[2]);
 
 // The key of this thread's last call that went to Python, so that the call can be learned. 0 without such a call, and
 // after the key was taken.

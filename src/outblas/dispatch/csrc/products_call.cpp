@@ -218,14 +218,17 @@ void kernel(uint64_t *stack, uint64_t, uint64_t) {
 
 }  // namespace
 
-extern "C" const char *products_install(Products *products, const char *key, void **library) {
+extern "C" const char *products_install(Products *products, const char *key, void *libraries[2]) {
     const Torch &torch = products->torch;
-    if (torch.library_init("aten", key, __FILE__, __LINE__, library)) return "a library of kernels";
+    if (torch.library_init("aten", key, __FILE__, __LINE__, &libraries[0])) return "a library of kernels";
     active = products;
-    if (!torch.library_impl(*library, "mm", kernel<Op::mm>, BUILT_FOR) &&
-        !torch.library_impl(*library, "bmm", kernel<Op::bmm>, BUILT_FOR))
-        return nullptr;
-    torch.library_delete(*library);
+    if (!torch.library_impl(libraries[0], "mm", kernel<Op::mm>, BUILT_FOR) &&
+        !torch.library_impl(libraries[0], "bmm", kernel<Op::bmm>, BUILT_FOR) &&
+        !torch.library_init("outblas", key, __FILE__, __LINE__, &libraries[1])) {
+        if (!torch.library_impl(libraries[1], "mm", kernel<Op::mm>, BUILT_FOR)) return nullptr;
+        torch.library_delete(libraries[1]);
+    }
+    torch.library_delete(libraries[0]);
     return "a kernel";
 }
 
