@@ -22,7 +22,7 @@ from outblas.dispatch.inductor_pass import ProductPass  # noqa: E402
 
 
 class InductorPass(CustomGraphPass):  # type: ignore[misc]
-    """As vLLM 0.26.0 has it: the base of all passes that its manager takes."""
+    """The base of all passes that the manager of vLLM 0.26.0 takes."""
 
     def uuid(self) -> Any:
         return type(self).__name__
@@ -32,7 +32,7 @@ class InductorPass(CustomGraphPass):  # type: ignore[misc]
 
 
 class Manager(CustomGraphPass):  # type: ignore[misc]
-    """What vLLM hands Inductor: it takes its own passes alone, and its key is JSON of theirs."""
+    """A stand-in of the manager that vLLM hands Inductor. It takes such passes alone, and its key is JSON of theirs."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
         self.passes: list[Any] = []

@@ -221,3 +221,60 @@ def test_a_recording_is_tuned_for_the_m_that_it_has(recording: str, tmp_path: Pa
 def test_wrong_uses_are_one_line(model: Model, tmp_path: Path, arguments: tuple[str, ...], words: str) -> None:
     assert_refused(tune(tmp_path / "run", *arguments), words)
     assert not (tmp_path / "run").exists() and not model.asked
+
+
+# -- a model ---------------------------------------------------------------------------------------------------------
+
+TINY = {
+    "model_type": "qwen2", "hidden_size": 256, "intermediate_size": 128, "num_attention_heads": 2,
+    "num_key_value_heads": 1, "num_hidden_layers": 3, "vocab_size": 60, "torch_dtype": "float16",
+}  # fmt: skip
+
+
+def test_what_the_library_lacks_of_a_model_is_tuned_and_installed_once(
+    model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("outblas.search.intervals.model_ranges.gpu_of_device", lambda index: H200)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(TINY))
+    result = tune(tmp_path / "run", "--model", str(file), "--engine", "vllm")
+    assert result.exit_code == 0, (result.stderr, result.exception)
+    lines = [line for line in result.stderr.splitlines() if "times a step" in line]
+    assert lines == [
+        "qkv 512_256_TN_fp16_fp32, 3 times a step, with a bias: to be tuned for M 1 to 512",
+        "attention output 256_256_TN_fp16_fp32, 3 times a step: to be tuned for M 1 to 512",
+        "down 256_128_TN_fp16_fp32, 3 times a step: to be tuned for M 1 to 512",
+        "output head 64_256_TN_fp16_fp32, 1 times a step: to be tuned for M 1 to 256",
+    ], "gate and up have the shape of the attention output"
+    assert "512_256_TN_fp16_fp32: 2 intervals of M 1..512" in result.stdout
+    own = Library.load(tmp_path / "data" / "outblas" / "libraries" / "h200.json")
+    assert {kernel_at(own, m, Weight(512, 256)) for m in (1, 99)} == {SMALL}
+    again = tune(tmp_path / "again", "--model", str(tmp_path))
+    assert again.exit_code == 0 and again.stdout == ""
+    assert again.stderr.count("in the library") == 4 and "nothing is tuned" in again.stderr
+    assert not (tmp_path / "again").exists()
+
+
+def test_the_dtype_of_the_command_line_goes_before_the_models(model: Model, tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(TINY))
+    result = outblas("tune", "--model", str(file), "--dtype", "bf16", "--device", "replay:h200")
+    assert result.exit_code == 2 and "512_256_TN_bf16_fp32" in result.stderr
+    assert "--model with figures of replay:h200" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--model", "m", "--mnk", "1_2_3"), "--model with --mnk"),
+        (("--model", "m", "--linear", "8_8"), "--model with --linear"),
+        (("--model", "m", "--layout", "nn"), "--model with --layout"),
+        (("--model", "m", "--engine", "tgi"), "--engine tgi"),
+        (("--model", "m", "--suite", "llm"), "--suite with"),
+        (("--tp", "2"), "--tp without --model"),
+        (("--engine", "vllm"), "--engine without --model"),
+        (("--model", "/no/such"), "a model's config.json"),
+    ],
+)
+def test_options_that_do_not_go_with_a_model_are_refused(arguments: tuple[str, ...], words: str, model: Model) -> None:
+    assert_refused(outblas("tune", *arguments, "--device", "cuda:0"), words)

@@ -59,7 +59,7 @@ def weights_of_process() -> Weights:
 
 
 def summary(weights: Weights) -> str:
-    """Return one line: the weights that this package serves and at which numbers of rows, and those that stay torch's.
+    """Return one line: the weights that this package serves, at which numbers of rows, and those that torch has.
 
     A named algorithm of cuBLASLt counts as this package's choice.
     """

@@ -73,7 +73,7 @@ def _class_of_pass(base: Any) -> Any:
 
         Args:
             installed: as for :func:`enter_graphs`.
-            earlier: the user's pass; None: there is none.
+            earlier: the user's pass, or None.
         """
 
         def __init__(self, installed: Callable[[], ProductPass | None], earlier: Any) -> None:

@@ -27,7 +27,7 @@ from outblas.cli.common import (
 from outblas.cli.given_options import given_options
 from outblas.core.errors import UsageError
 from outblas.core.problem import Problem
-from outblas.core.weight import Weight, WeightRange, parse_range
+from outblas.core.weight import Weight, WeightRange
 from outblas.runtime.device import Device, parse_device
 
 if TYPE_CHECKING:
@@ -39,6 +39,9 @@ if TYPE_CHECKING:
 
 #: Range of M of --linear.
 WHOLE_RANGE = "1:8192"
+#: Engines whose products :mod:`outblas.search.intervals.engine_model` knows.
+ENGINES = ("vllm",)
+_NOT_OF_A_MODEL = ("mnk", "captured", "linear", "m", "sample", "intervals", "layout", "acc")
 AgentOption = Annotated[
     str | None,
     typer.Option(help="Search agent, see `outblas list agents`; by default regressor on a recording, else heuristic."),
@@ -58,6 +61,14 @@ LinearOption = Annotated[
     typer.Option(help="Tune the weight N_K for every M of --m instead of a suite; may be repeated."),
 ]
 RangeOption = Annotated[str | None, typer.Option("--m", help="Smallest and largest M of --linear; by default 1:8192.")]
+ModelOption = Annotated[
+    Path | None,
+    typer.Option(
+        help="Tune what the library lacks of a model in an engine, from its config.json (or its folder) alone."
+    ),
+]
+TpOption = Annotated[int, typer.Option(help="GPUs that share each layer of --model.")]
+EngineOption = Annotated[str, typer.Option(help="Engine that runs --model: vllm.")]
 IntervalsOption = Annotated[
     bool | None,
     typer.Option(
@@ -70,7 +81,8 @@ InstallOption = Annotated[
     bool | None,
     typer.Option(
         "--install/--no-install",
-        help="Merge the winners into your library, which outblas.matmul prefers; by default with --captured.",
+        help="Merge the winners into your library, which outblas.matmul prefers; by default with --captured "
+        "and --model.",
     ),
 ]
 DeviceOption = Annotated[
@@ -91,6 +103,9 @@ def tune(
     agent: AgentOption = None,
     budget: BudgetOption = "16",
     captured: CapturedOption = None,
+    model: ModelOption = None,
+    tp: TpOption = 1,
+    engine: EngineOption = "vllm",
     intervals: IntervalsOption = None,
     install: InstallOption = None,
     device: DeviceOption = None,
@@ -108,26 +123,35 @@ def tune(
     json_out: JsonOption = False,
 ) -> None:
     """Search for the fastest proven kernel of every problem; write a library, a result file and a report."""
-    if given_options(context, "suite") and (mnk or captured is not None or linear):
-        raise UsageError("--suite with --mnk, --captured or --linear", "one of them", "leave one out")
+    if given_options(context, "suite") and (mnk or captured is not None or linear or model is not None):
+        raise UsageError("--suite with --mnk, --captured, --linear or --model", "one of them", "leave one out")
     _check_sources(mnk, captured, sample, linear, m, intervals)
+    _check_model(context, model, engine)
     kind = (layout, dtype, acc)
-    if captured is not None:
-        suite, problems = "captured", list[Problem]()
+    if captured is not None or model is not None:
+        suite, problems = "model" if captured is None else "captured", list[Problem]()
     elif mnk:
         suite, problems = "custom", list(dict.fromkeys(Problem.from_mnk(one, *kind) for one in mnk))
     else:
-        suite, problems = ("linear", []) if linear else (suite, _of_suite(suite, kind, sample, seed))
+        suite, problems = (
+            ("linear", []) if linear else (suite, common.suite_problems(suite, (layout,), dtype, acc, sample, seed))
+        )
     count, seconds = parse_budget(budget)
     plan = common.worker_plan(workers, device, gpus, worker_count, ray_address)
     where = parse_device(device) if plan is None else plan.device
     _check_install(install, where)
     ranked = [] if captured is None else _ranked(captured, where)
 
+    from outblas.search.intervals.range_choice import linear_ranges
     from outblas.search.time_shares import budgets
     from outblas.search.tune_run import TuneRequest, default_agent, folder_name
 
-    ranges, single = _ranges(_linear_ranges(linear or (), m or WHOLE_RANGE, kind), problems, ranked, intervals)
+    if model is None:
+        ranges, single = _ranges(linear_ranges(linear or (), m or WHOLE_RANGE, kind), problems, ranked, intervals)
+    else:
+        ranges, single = _model_ranges(model, tp, dtype if given_options(context, "dtype") else None, where), []
+        if not ranges.ranges:
+            return
     problems = [one.problem for one in single] if ranked else problems if not ranges.ranges else []
     agent = default_agent(where) if agent is None else agent
     place = str(plan or where)
@@ -137,7 +161,7 @@ def tune(
         problems, suite, agent, count, seed, where, path, common.command_line(), plan, dealt_out, seconds, ranges,
         beside=run is None,
     )  # fmt: skip
-    _run(request, budget, ranked, install or (install is None and captured is not None), json_out)
+    _run(request, budget, ranked, install or (install is None and suite in ("captured", "model")), json_out)
 
 
 def _run(request: TuneRequest, budget: str, ranked: Sequence[TimeShare], install: bool, json_out: bool) -> None:
@@ -235,19 +259,6 @@ def _print_document(outcome: TuneOutcome, ranked: Sequence[TimeShare], installed
     print_document(document)
 
 
-def _of_suite(suite: str, kind: tuple[str, str, str], sample: int | None, seed: int) -> list[Problem]:
-    """Return the problems of a suite; ``kind`` is layout, dtype and accumulator."""
-    layout, dtype, acc = kind
-    return common.suite_problems(suite, (layout,), dtype, acc, sample, seed)
-
-
-def _linear_ranges(linear: Sequence[str], m: str, kind: tuple[str, str, str]) -> list[WeightRange]:
-    """Return the ranges of --linear and --m, each weight once."""
-    first, last = parse_range(m)
-    weights = dict.fromkeys(Weight.from_nk(one, *kind) for one in linear)
-    return [WeightRange(weight, first, last) for weight in weights]
-
-
 def _ranges(
     linear: Sequence[WeightRange], problems: Sequence[Problem], ranked: list[TimeShare], intervals: bool | None
 ) -> tuple[RangesRequest, list[TimeShare]]:
@@ -257,6 +268,32 @@ def _ranges(
     if ranked and intervals is not False:
         return split_captured(ranked)
     return (ranges_of(problems) if intervals and problems else RangesRequest(linear)), ranked
+
+
+def _model_ranges(file: Path, tp: int, dtype: str | None, where: Device) -> RangesRequest:
+    """Return what the library lacks of a model, and print a line for each of its weights."""
+    from outblas.search.intervals.model_ranges import lacking_ranges, weights_of_file
+
+    weights = weights_of_file(file, tp, dtype, where)
+    for one in weights:
+        err.print(one.words, markup=False)
+    found = lacking_ranges(weights)
+    if not found.ranges:
+        err.print("the library has all products of the model at the engine's sizes; nothing is tuned", markup=False)
+    elif where.recording is not None:
+        raise UsageError(f"--model with figures of {where}", "a GPU that measures", "tune with --device cuda:0")
+    return found
+
+
+def _check_model(context: typer.Context, model: Path | None, engine: str) -> None:
+    """Raise UsageError for options that do not go with --model, or with it alone."""
+    others = ("tp", "engine") if model is None else _NOT_OF_A_MODEL
+    for option in given_options(context, *others).values():
+        if model is None:
+            raise UsageError(f"{option} without --model", "a model's config.json", "e.g. --model config.json")
+        raise UsageError(f"--model with {option}", "one of them", "leave one out")
+    if engine not in ENGINES:
+        raise UsageError(f"--engine {engine}", f"one of {', '.join(ENGINES)}", "name the weights by --linear N_K")
 
 
 def _check_sources(

@@ -1,16 +1,32 @@
-"""Weights to tune for ranges of M, taken from a suite's problems or from a program's captured products."""
+"""Weights to tune for ranges of M: those of the command line, of a suite or of a program's captured products."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
 from outblas.core.problem import Problem
-from outblas.core.weight import Weight, WeightRange
+from outblas.core.weight import Weight, WeightRange, parse_range
 from outblas.search.intervals.range_search import RangesRequest
 from outblas.search.time_shares import TimeShare
 
 #: A captured weight that occurs with this many M, or more, is tuned for all M between them.
 SEVERAL = 3
+
+
+def linear_ranges(texts: Iterable[str], m: str, kind: tuple[str, str, str]) -> list[WeightRange]:
+    """Return the same range of M for some weights, each once.
+
+    Args:
+        texts: weights ``N_K``.
+        m: the range, ``FIRST:LAST``.
+        kind: layout, dtype and accumulator.
+
+    Raises:
+        UsageError: the range is none.
+        ProblemError: a weight is none.
+    """
+    first, last = parse_range(m)
+    return [WeightRange(weight, first, last) for weight in dict.fromkeys(Weight.from_nk(one, *kind) for one in texts)]
 
 
 def ranges_of(problems: Iterable[Problem]) -> RangesRequest:
