@@ -87,8 +87,9 @@ def evaluations():
 @pytest.mark.parametrize("name", TEXTS)
 def test_a_cheat_is_refused_and_its_honest_version_passes(name) -> None:
     cheat, fair = evaluations()[name]
-    assert cheat.status in REFUSED and cheat.timing is None, f"{cheat.status.value}: {cheat.detail}"
     assert fair.status is Status.PASSED, f"{fair.status.value}: {fair.detail}"
+    times = [None if each.timing is None else each.timing.median_us for each in (cheat, fair)]
+    assert cheat.status in REFUSED and times[0] is None, f"{cheat.status.value}: {cheat.detail}, {times} us"
 
 
 @pytest.mark.gpu

@@ -330,3 +330,20 @@ def test_one_command_draws_runs_and_reports(
         assert tool.mutate.main([*command, *other]) == 2
     assert "choose another --work" in capsys.readouterr().err
     assert (toy / FILE).read_text() == TOY
+
+
+def test_the_page_has_each_draw_as_its_file_says() -> None:
+    page = (ROOT / "docs/develop/mutation-run.md").read_text()
+    files = sorted((ROOT / "results/mutation").glob("*.json"))
+    assert files and page.count("(`results/mutation/") == len(files)
+    for file in files:
+        data = json.loads(file.read_text())
+        about, found = data["about"], data["all"]
+        (line,) = [line for line in page.splitlines() if file.relative_to(ROOT).as_posix() in line]
+        low, high = found["low"], found["high"]
+        cells = (
+            f"seed {about['seed']}", about["commit"][:8], str(data["mutants"]), ", ".join(about["areas"]),
+            f"| {found['killed'] + found['timed out']} | {found['survived']} | {found['rate']:.3f} |",
+            f"| {low:.3f} to {high:.3f} |",
+        )  # fmt: skip
+        assert all(cell in line for cell in cells), line
