@@ -1,0 +1,87 @@
+"""benchmarks/vllm_engine.py without vLLM and without a GPU: order of processes, figures, and what a restart repeats."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from outblas.search.intervals.engine_model import engine_products
+from support.helpers import ROOT, module_of_file
+
+
+@pytest.fixture(name="code")
+def code_fixture(monkeypatch: pytest.MonkeyPatch) -> Any:
+    return module_of_file(ROOT / "benchmarks" / "vllm_engine.py", monkeypatch)
+
+
+def found(ms: float, prefill: float, logprob: float = -1.0) -> dict[str, Any]:
+    return {
+        "decode_ms": {"1": [ms, ms + 9, ms], "8": [2 * ms]}, "end_to_end": {"1": 1 / ms}, "log": [],
+        "first_token_ms": {"64": [10.0, 10.0, 30.0]}, "prefill": {"1x2048": [prefill]}, "logprobs": [[logprob, -2.0]],
+    }  # fmt: skip
+
+
+def test_every_second_pair_runs_the_other_way_round(code: Any) -> None:
+    assert list(code.order(3, ["torch", "outblas"])) == [
+        (0, "torch"), (0, "outblas"), (1, "outblas"), (1, "torch"), (2, "torch"), (2, "outblas"),
+    ]  # fmt: skip
+
+
+def test_a_ratio_above_one_is_a_gain_in_time_and_in_rate(code: Any) -> None:
+    processes = [
+        {"pair": 0, "variant": "torch", **found(5.0, 100.0)},
+        {"pair": 0, "variant": "outblas", **found(4.0, 110.0, -1.5)},
+        {"pair": 1, "variant": "torch", **found(5.0, 100.0)},
+        {"pair": 1, "variant": "outblas", **found(5.0, 90.0)},
+        {"pair": 2, "variant": "torch", **found(5.0, 100.0)},
+        {"pair": 2, "variant": "outblas", "error": "no GPU", "log": []},
+    ]
+    made = code.compared(processes)
+    one = made["cells"]["decode_ms"]["1"]
+    assert (one["torch"], one["outblas"], one["pairs"]) == (5.0, 4.5, [1.25, 1.0])
+    assert one["ratio"] == 1.125 and one["low"] < 1 < one["high"]
+    assert made["cells"]["prefill"]["1x2048"]["pairs"] == [1.1, 0.9]
+    assert made["cells"]["first_token_ms"]["64"]["ratio"] == 1.0 and made["geomean"]["first_token_ms"] == 1.0
+    assert made["geomean"]["decode_ms"] == pytest.approx(1.125)
+    assert [(row["variant"], row["max"], row["mean"]) for row in made["differences"]] == [
+        ("outblas", 0.5, 0.25), ("torch", 0.0, 0.0), ("outblas", 0.0, 0.0), ("torch", 0.0, 0.0),
+    ]  # fmt: skip
+
+
+def test_one_pair_has_no_interval_and_none_has_no_figure(code: Any) -> None:
+    pair = [{"pair": 0, "variant": name, **found(5.0, 100.0)} for name in ("torch", "outblas")]
+    assert code.compared(pair)["cells"]["decode_ms"]["8"]["low"] is None
+    assert code.compared(pair[:1])["cells"] == {}
+
+
+def test_a_restart_runs_what_is_missing_and_what_failed(
+    code: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[tuple[str, str]] = []
+
+    def run_process(model: str, variant: str, arguments: Any) -> dict[str, Any]:
+        ran.append((model, variant))
+        return {"error": "no memory", "log": []} if len(ran) == 2 else found(5.0, 100.0)
+
+    monkeypatch.setattr(code, "run_process", run_process)
+    monkeypatch.setattr(code, "collect_provenance", lambda *_: {"gpu": None})
+    out = tmp_path / "vllm.json"
+    arguments = SimpleNamespace(out=out, models=["qwen2.5-7b"], pairs=1, variants=["torch", "outblas"])
+    code.run_all(arguments)
+    assert "error" in json.loads(out.read_text())["models"]["qwen2.5-7b"]["processes"][1]
+    code.run_all(arguments)
+    assert ran == [("qwen2.5-7b", "torch"), ("qwen2.5-7b", "outblas"), ("qwen2.5-7b", "outblas")]
+    entry = json.loads(out.read_text())["models"]["qwen2.5-7b"]
+    assert len(entry["processes"]) == 2 and entry["geomean"]["decode_ms"] == 1.0
+
+
+def test_the_models_are_such_as_tune_knows(code: Any) -> None:
+    for config in code.MODELS.values():
+        assert len(engine_products(config)) == 5
+    assert all(
+        code.environment(name, Path("c"))["OUTBLAS_VLLM"] == str(int(name == "outblas")) for name in code.VARIANTS
+    )
