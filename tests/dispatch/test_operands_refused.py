@@ -63,7 +63,7 @@ def test_clusters_of_more_than_eight_ask_for_the_kernels_consent(
 def test_a_product_of_two_devices_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
     monkeypatch.setattr(device_registry, "DEVICE_TYPE", "cpu")
-    monkeypatch.setattr(product, "decide_and_run", lambda *given: asked.append(given))
+    monkeypatch.setattr(product, "decide_and_run", lambda *given, by_class: asked.append(given))
     monkeypatch.setattr(product.native_table, "table", None)
     here, there = torch.ones(16, 16).half(), torch.ones(16, 16, device="meta").half()
     for a, b in ((here, there), (there, here), (there, there)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
@@ -14,8 +15,15 @@ from outblas.core.config import KernelConfig, Launch, launch_of
 from outblas.core.errors import DeviceError, ToolchainMissing
 from outblas.core.problem import Problem
 from outblas.dispatch import unlisted_shapes
-from outblas.dispatch.decide import NotWhileCapturing, Operand, decide
-from outblas.dispatch.unlisted_shapes import any_shape_chooser, offered_kernels
+from outblas.dispatch.decide import LeftToTorch, NotWhileCapturing, Operand, decide
+from outblas.dispatch.device_state import DeviceState
+from outblas.dispatch.unlisted_shapes import (
+    WAITED_CLASSES,
+    ClassChooser,
+    any_shape_chooser,
+    class_of_rows,
+    offered_kernels,
+)
 from outblas.kernels.families.sm90_oddrows_gemm import Sm90OddrowsConfig
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.kernels.legality import why_illegal
@@ -28,6 +36,7 @@ from outblas.records.library_row import AnswerChoice, LibraryChoice, LibraryRow
 from outblas.runtime import cublaslt
 from outblas.runtime.cublaslt import LtAlgorithms
 from support.gpus.known import H200
+from support.gpus.modelled_gpu import LARGE
 
 PROBLEM = Problem(333, 1000, 520)
 GENERAL: KernelConfig = Sm90WgmmaConfig(128, 128, stages=4, consumers=2)
@@ -241,3 +250,109 @@ def test_a_chooser_that_waits_decides_after_the_capture(chooser: Any) -> None:
     first = decide(a, b, None, gpu=H200, library=library, any_shape=choose)
     second = decide(a, b, None, gpu=H200, library=library, any_shape=choose)
     assert first.provisional and first.config is None and second.config == INSTALLED and not answers
+
+
+# -- classes of M: a call waits for some choices, and torch computes while others are made -----------------------------
+
+CHOICE = LibraryChoice(LARGE, 1.2, 1.1, 1.3)
+
+
+class Chosen:
+    """A chooser that ends when a test lets it."""
+
+    def __init__(self, choice: Any = CHOICE) -> None:
+        self.asked: list[int] = []
+        self.may_end, self._choice = threading.Event(), choice
+        self.may_end.set()
+
+    def __call__(self, problem: Problem, gpu: Any, launch: Any) -> Any:
+        self.asked.append(problem.m)
+        assert self.may_end.wait(30)
+        if isinstance(self._choice, Exception):
+            raise self._choice
+        return self._choice
+
+
+def problem(m: int, n: int = 4096) -> Problem:
+    return Problem(m, n, 4096, "TN", "bf16")
+
+
+def ask(chooser: ClassChooser, m: int, n: int = 4096) -> Any:
+    return chooser(problem(m, n), H200, "plain")
+
+
+def is_idle() -> None:
+    """Wait for the queue's thread."""
+    future = unlisted_shapes._QUEUE.submit(int)
+    assert future is not None and future.result(30) == 0
+
+
+@pytest.mark.parametrize(
+    ("m", "of"),
+    [(1, 1), (15, 15), (17, 17), (23, 17), (24, 24), (270, 257), (512, 512), (575, 513), (2050, 2049), (5000, 4865)],
+)
+def test_classes_are_narrow_where_m_is_small(m: int, of: int) -> None:
+    assert class_of_rows(m) == of == class_of_rows(of)
+
+
+def test_a_choice_holds_for_its_class() -> None:
+    chosen = Chosen()
+    chooser = ClassChooser(chosen)
+    assert [ask(chooser, m) for m in (18, 17, 23, 24, 25)] == [CHOICE] * 5
+    assert chosen.asked == [17, 24, 25]
+    assert ask(chooser, 20, 8192) is CHOICE and chosen.asked == [17, 24, 25, 17], "each weight has its own"
+
+
+def test_an_illegal_kernel_is_torchs() -> None:
+    chooser = ClassChooser(Chosen())
+    assert chooser(Problem(40, 4095, 4096, "NN", "bf16"), H200, "plain") is None
+
+
+def test_a_weights_first_classes_are_waited_for_and_later_ones_chosen_meanwhile() -> None:
+    chosen = Chosen()
+    chooser = ClassChooser(chosen)
+    first = [576 + 64 * step for step in range(WAITED_CLASSES)]
+    assert [ask(chooser, m) for m in first] == [CHOICE] * WAITED_CLASSES
+    chosen.may_end.clear()
+    for _ in range(3):
+        with pytest.raises(LeftToTorch, match="its choice is being made") as left:
+            ask(chooser, 8000)
+        assert left.value.provisional
+    chosen.may_end.set()
+    is_idle()
+    assert ask(chooser, 8000) is CHOICE and chosen.asked.count(7937) == 1
+    assert ask(chooser, 100) is CHOICE and chosen.asked[-1] == 97, "small M are waited for in any case"
+    assert ask(chooser, 8000, 8192) is CHOICE, "and so are those of another weight"
+
+
+def test_a_choice_that_fails_is_made_anew(caplog: pytest.LogCaptureFixture) -> None:
+    chosen = Chosen(DeviceError("cuBLASLt is busy", "a GPU", "wait"))
+    chooser = ClassChooser(chosen)
+    chooser._waited[problem(1), "plain"] = WAITED_CLASSES
+    for count in (1, 2):
+        with pytest.raises(LeftToTorch):
+            ask(chooser, 8000)
+        is_idle()
+        assert chosen.asked == [7937] * count
+    assert "cuBLASLt is busy" in caplog.text
+
+
+def test_choices_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unlisted_shapes, "MAX_CACHED_CHOICES", 3)
+    chooser = ClassChooser(Chosen())
+    assert [ask(chooser, m) for m in range(1, 9)] == [CHOICE] * 8 and len(chooser._known) <= 3
+
+
+def test_a_device_asks_it_for_the_products_of_unchanged_programs() -> None:
+    def choose(asked: Problem, gpu: Any, launch: Any) -> Any:
+        return None
+
+    by_class = Chosen()
+    choose.by_class = ClassChooser(by_class)  # type: ignore[attr-defined]
+    device = DeviceState(H200, Library("h200", ()), lambda *_: (None, 0.0), any_shape=choose)
+    a, b = Operand((20, 4096), (4096, 1), "bf16", "cuda:0"), Operand((4096, 4096), (1, 4096), "bf16", "cuda:0")
+    assert device.decide(a, b, None, "plain").config is None and not by_class.asked
+    assert device.decide(a, b, None, "plain", by_class=True).config == LARGE and by_class.asked == [17]
+    assert device.decide(a, b, None, "plain", by_class=True).config == LARGE and by_class.asked == [17]
+    found = decide(a, b, None, gpu=H200, library=device.library, any_shape=choose.by_class)  # type: ignore[attr-defined]
+    assert found.problem == problem(20), "the kernel runs on the product's own M"

@@ -210,3 +210,21 @@ def _usage_line(error: Any) -> str:
 def _fail(message: str) -> NoReturn:
     errors.print("error: " + " ".join(message.split()), markup=False)
     raise typer.Exit(EXIT_ERROR)
+
+
+def given_options(context: typer.Context, *names: str) -> dict[str, str]:
+    """Return parameter -> option for those among ``names`` that the user gave, also where the value is the default.
+
+    Example: of ``outblas tune --suite grid1000``, ``given_options(context, "suite", "layout")`` is
+    ``{"suite": "--suite"}``.
+
+    Args:
+        context: context of the running command.
+        names: names of its parameters.
+    """
+    found: dict[str, str] = {}
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name or "")
+        if parameter.name in names and source is not None and source.name != "DEFAULT":
+            found[parameter.name] = max(parameter.opts, key=len)
+    return found

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from outblas.cli import common
+from outblas.cli.command_group import given_options
 from outblas.cli.common import AccOption, DtypeOption, LaunchOption, LayoutOption, out
-from outblas.cli.given_options import given_options
 from outblas.core.config import config_name
 from outblas.core.errors import UsageError
 from outblas.core.problem import Problem

@@ -24,24 +24,17 @@ from outblas.cli.common import (
     err,
     out,
 )
-from outblas.cli.given_options import given_options
+from outblas.cli.tune_sources import check_sources, named_problems, ranges_and_others
 from outblas.core.errors import UsageError
-from outblas.core.problem import Problem
-from outblas.core.weight import Weight, WeightRange
+from outblas.core.weight import Weight
 from outblas.runtime.device import Device, parse_device
 
 if TYPE_CHECKING:
     from outblas.records.library import Library
     from outblas.records.library_interval import LibraryInterval
-    from outblas.search.intervals.range_search import RangesRequest
     from outblas.search.time_shares import TimeShare
     from outblas.search.tune_run import RunFiles, TuneOutcome, TuneRequest
 
-#: Range of M of --linear.
-WHOLE_RANGE = "1:8192"
-#: Engines whose products :mod:`outblas.search.intervals.engine_model` knows.
-ENGINES = ("vllm",)
-_NOT_OF_A_MODEL = ("mnk", "captured", "linear", "m", "sample", "intervals", "layout", "acc")
 AgentOption = Annotated[
     str | None,
     typer.Option(help="Search agent, see `outblas list agents`; by default regressor on a recording, else heuristic."),
@@ -123,35 +116,21 @@ def tune(
     json_out: JsonOption = False,
 ) -> None:
     """Search for the fastest proven kernel of every problem; write a library, a result file and a report."""
-    if given_options(context, "suite") and (mnk or captured is not None or linear or model is not None):
-        raise UsageError("--suite with --mnk, --captured, --linear or --model", "one of them", "leave one out")
-    _check_sources(mnk, captured, sample, linear, m, intervals)
-    _check_model(context, model, engine)
+    check_sources(context)
     kind = (layout, dtype, acc)
-    if captured is not None or model is not None:
-        suite, problems = "model" if captured is None else "captured", list[Problem]()
-    elif mnk:
-        suite, problems = "custom", list(dict.fromkeys(Problem.from_mnk(one, *kind) for one in mnk))
-    else:
-        suite, problems = (
-            ("linear", []) if linear else (suite, common.suite_problems(suite, (layout,), dtype, acc, sample, seed))
-        )
+    suite, problems = named_problems(context, kind)
     count, seconds = parse_budget(budget)
     plan = common.worker_plan(workers, device, gpus, worker_count, ray_address)
     where = parse_device(device) if plan is None else plan.device
     _check_install(install, where)
     ranked = [] if captured is None else _ranked(captured, where)
 
-    from outblas.search.intervals.range_choice import linear_ranges
     from outblas.search.time_shares import budgets
     from outblas.search.tune_run import TuneRequest, default_agent, folder_name
 
-    if model is None:
-        ranges, single = _ranges(linear_ranges(linear or (), m or WHOLE_RANGE, kind), problems, ranked, intervals)
-    else:
-        ranges, single = _model_ranges(model, tp, dtype if given_options(context, "dtype") else None, where), []
-        if not ranges.ranges:
-            return
+    ranges, single = ranges_and_others(context, kind, problems, ranked, where)
+    if model is not None and not ranges.ranges:
+        return
     problems = [one.problem for one in single] if ranked else problems if not ranges.ranges else []
     agent = default_agent(where) if agent is None else agent
     place = str(plan or where)
@@ -257,66 +236,6 @@ def _print_document(outcome: TuneOutcome, ranked: Sequence[TimeShare], installed
         installed=None if installed is None else str(installed),
     )
     print_document(document)
-
-
-def _ranges(
-    linear: Sequence[WeightRange], problems: Sequence[Problem], ranked: list[TimeShare], intervals: bool | None
-) -> tuple[RangesRequest, list[TimeShare]]:
-    """Return the ranges to tune, and the captured problems that are tuned by themselves."""
-    from outblas.search.intervals.range_choice import RangesRequest, ranges_of, split_captured
-
-    if ranked and intervals is not False:
-        return split_captured(ranked)
-    return (ranges_of(problems) if intervals and problems else RangesRequest(linear)), ranked
-
-
-def _model_ranges(file: Path, tp: int, dtype: str | None, where: Device) -> RangesRequest:
-    """Return what the library lacks of a model, and print a line for each of its weights."""
-    from outblas.search.intervals.model_ranges import lacking_ranges, weights_of_file
-
-    weights = weights_of_file(file, tp, dtype, where)
-    for one in weights:
-        err.print(one.words, markup=False)
-    found = lacking_ranges(weights)
-    if not found.ranges:
-        err.print("the library has all products of the model at the engine's sizes; nothing is tuned", markup=False)
-    elif where.recording is not None:
-        raise UsageError(f"--model with figures of {where}", "a GPU that measures", "tune with --device cuda:0")
-    return found
-
-
-def _check_model(context: typer.Context, model: Path | None, engine: str) -> None:
-    """Raise UsageError for options that do not go with --model, or with it alone."""
-    others = ("tp", "engine") if model is None else _NOT_OF_A_MODEL
-    for option in given_options(context, *others).values():
-        if model is None:
-            raise UsageError(f"{option} without --model", "a model's config.json", "e.g. --model config.json")
-        raise UsageError(f"--model with {option}", "one of them", "leave one out")
-    if engine not in ENGINES:
-        raise UsageError(f"--engine {engine}", f"one of {', '.join(ENGINES)}", "name the weights by --linear N_K")
-
-
-def _check_sources(
-    mnk: list[str] | None,
-    captured: Path | None,
-    sample: int | None,
-    linear: list[str] | None,
-    m: str | None,
-    intervals: bool | None,
-) -> None:
-    """Raise UsageError where the problems are given in two ways."""
-    if linear and (mnk or captured is not None or sample is not None):
-        raise UsageError("--linear with --mnk, --captured or --sample", "one of them", "leave one out")
-    if m is not None and not linear:
-        raise UsageError("--m without --linear", "a weight N_K", "e.g. --linear 4096_14336 --m 1:8192")
-    if intervals is False and linear:
-        raise UsageError("--points with --linear", "one of them", "name single problems by --mnk")
-    if intervals and (mnk or sample is not None):
-        raise UsageError("--intervals with --mnk or --sample", "a suite, --captured or --linear", "leave one out")
-    if mnk and sample is not None:
-        raise UsageError("--sample with --mnk", "one of them", "leave one out")
-    if captured is not None and (mnk or sample is not None):
-        raise UsageError("--captured with --mnk or --sample", "one of them", "leave one out")
 
 
 def _check_install(install: bool | None, where: Device) -> None:

@@ -36,8 +36,8 @@ ARCHITECTURE = "sm_90a"
 #: Decisions and bound calls kept per device; the least recently used go first.
 KEPT_DECISIONS, KEPT_CALLS = 4096, 4096
 _LOG = logging.getLogger(__name__)
-#: What a decision is remembered by: A, B, C, launch option, guarantee, workload, number of kernels left out under it.
-_Asked = tuple[Operand, Operand, Operand | None, Launch, Guarantee, str, int]
+#: What a decision is remembered by: A, B, C, launch, guarantee, workload, kernels left out under it, whether by class.
+_Asked = tuple[Operand, Operand, Operand | None, Launch, Guarantee, str, int, bool]
 
 
 class DeviceState:
@@ -74,23 +74,25 @@ class DeviceState:
         self._threads = threading.local()
 
     def decide(
-        self, a: Operand, b: Operand, out: Operand | None, launch: Launch, guarantee: Guarantee = "none"
-    ) -> Decision:
-        """Return :func:`outblas.dispatch.decide.decide` for this GPU and library; repeated answers are cached."""
+        self, a: Operand, b: Operand, out: Operand | None, launch: Launch, guarantee: Guarantee = "none",
+        by_class: bool = False,
+    ) -> Decision:  # fmt: skip
+        """Return :func:`outblas.dispatch.decide.decide` for this GPU and library, whose answers are cached.
+
+        ``by_class``: shapes of no library are chosen by :class:`outblas.dispatch.unlisted_shapes.ClassChooser`.
+        """
         if self.absent:
             return Decision(None, None, self.absent)
         left_out = len(self.library.fixed_order.left_out) if guarantee == "batch_invariant" else 0
-        key = (a, b, out, launch, guarantee, workload := process_workload(), left_out)
+        key = (a, b, out, launch, guarantee, workload := process_workload(), left_out, by_class)
+        any_shape = getattr(self.any_shape, "by_class", self.any_shape) if by_class else self.any_shape
         with self._lock:
-            found = self._decisions.get(key)
-            if found is not None:
+            if (found := self._decisions.get(key)) is not None:
                 touch(self._decisions, key)
                 return found
         # Outside of the lock: for a shape of no library it takes milliseconds, in which other threads go on.
-        found = decide(
-            a, b, out, gpu=self.gpu, library=self.library, launch=launch, any_shape=self.any_shape,
-            terms=CallTerms(guarantee, workload),
-        )  # fmt: skip
+        terms, gpu, library = CallTerms(guarantee, workload), self.gpu, self.library
+        found = decide(a, b, out, gpu=gpu, library=library, launch=launch, any_shape=any_shape, terms=terms)
         with self._lock:
             if not found.provisional:
                 keep(self._decisions, key, found, KEPT_DECISIONS)
@@ -273,13 +275,12 @@ class DeviceState:
     def weights(self) -> dict[str, dict[str, list[int]]]:
         """Return :func:`outblas.dispatch.decide.by_weight` of the decisions that are kept."""
         with self._lock:
-            kept = [(key[0], key[1], decision) for key, decision in self._decisions.items()]
-        return by_weight((a, b, self._maker(decision)) for a, b, decision in kept)
+            kept = list(self._decisions.items())
+        return by_weight((key[0], key[1], self._maker(decision)) for key, decision in kept)
 
     def _maker(self, decision: Decision) -> str:
-        if self.is_left_to_torch(decision):
-            return "torch"
-        return "cublaslt" if decision.config is None else "outblas"
+        named = "cublaslt" if decision.config is None else "outblas"
+        return "torch" if self.is_left_to_torch(decision) else named
 
     def status(self) -> dict[str, Any]:
         return {

@@ -31,8 +31,9 @@ _NOT_NOW = "a kernel cannot be loaded while a graph is captured, or no memory is
 
 
 def decide_and_run(
-    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, option: int | None, call: NativeCall | None = None
-) -> torch.Tensor | None:
+    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, option: int | None, call: NativeCall | None = None,
+    by_class: bool = False,
+) -> torch.Tensor | None:  # fmt: skip
     """Decide and run ``a @ b``, and cache the decision. Return None if torch must compute it.
 
     Args:
@@ -42,6 +43,7 @@ def decide_and_run(
         option: option of the call: 0 plain, 1 PDL, 2 constant weights, plus 3 for each step of the guarantee; None: the
             environment's. The process's guarantee holds in any case.
         call: a call from the C++ kernels, which cache the decision, too.
+        by_class: as for :meth:`outblas.dispatch.device_state.DeviceState.decide`.
 
     Raises:
         DeviceError: the guarantee is ``batch_invariant``, and no kernel of the weight's order can run.
@@ -53,13 +55,13 @@ def decide_and_run(
         if result is not None:
             return result
     launch = launch_of_option(option)
-    decision = device.decide(operand(a), operand(b), None if out is None else operand(out), launch, guarantee)
+    decision = device.decide(operand(a), operand(b), None if out is None else operand(out), launch, guarantee, by_class)
     result = None if decision.problem is None else device.run(decision, a, b, out)
     if result is None and guarantee == "batch_invariant" and not is_not_half_gemm(a, b, out):
         reason = decision.reason if decision.problem is None else device.why_not(decision, a.device.index)
         if decision.config is not None and reason:  # it cannot be loaded: another one of the order may be
             device.library.fixed_order.left_out.add(decision.config)
-            return decide_and_run(a, b, out, option, call)
+            return decide_and_run(a, b, out, option, call, by_class)
         refuse(f"{tuple(a.shape)} by {tuple(b.shape)}", reason or _NOT_NOW)
     if result is not None or guarantee == process_guarantee():  # torch's answer differs between guarantees
         remember(device, decision, (a, b, out, option), result, call)
@@ -104,7 +106,7 @@ def run_below_autograd(
         reason = why_left_to_torch(a, b, None)
         if reason and guarantee_of_option(full_option(option)) == "batch_invariant" and is_half(a, b):
             refuse(f"{tuple(a.shape)} by {tuple(b.shape)}", reason)
-        return None if reason else decide_and_run(a, b, None, option, call)
+        return None if reason else decide_and_run(a, b, None, option, call, by_class=True)
 
 
 def has_kernel(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import logging
+import threading
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from importlib import resources
 from typing import Any
 
+from outblas.core.background import BackgroundQueue
 from outblas.core.config import KernelConfig, Launch
 from outblas.core.errors import OutblasError
 from outblas.core.gpu_records import data_of_architecture, packaged_records
 from outblas.core.problem import Dtype, Layout, Problem
 from outblas.core.roofline import Gpu
 from outblas.core.switches import is_off
-from outblas.dispatch.decide import Choose, NotWhileCapturing
+from outblas.dispatch.decide import Choose, LeftToTorch, NotWhileCapturing
+from outblas.kernels.legality import why_illegal
 from outblas.kernels.same_object import SameObject
 from outblas.records.library import Library
 from outblas.records.library_row import AnswerChoice, LibraryChoice
@@ -29,6 +34,13 @@ MAX_CACHED_CHOICES = 4096
 _FITTED = ("any_shape", "answers")
 #: Folders of the package's other data on which choices depend: the ranking model and the kernels on offer.
 _OTHER_DATA = ("models", "libraries")
+#: M up to which a call waits for a choice, in any case: engines capture graphs up to there. Of larger M it waits for
+#: this many classes of a weight.
+WAITED_M, WAITED_CLASSES = 512, 8
+#: (M, step): up to this M, a class of M has this width; beyond the last one it has :data:`_WIDEST`.
+_CLASSES, _WIDEST = ((16, 1), (256, 8), (512, 16), (2048, 64), (4096, 128)), 256
+_QUEUE = BackgroundQueue("outblas-choices")
+_LOG = logging.getLogger(__name__)
 #: Returns the answers of cuBLASLt's heuristic for a problem, the first in front; empty without cuBLASLt. It raises
 #: :class:`outblas.dispatch.decide.NotWhileCapturing` if it must wait for the end of a capture.
 Ask = Callable[[Problem], Sequence[str]]
@@ -77,7 +89,87 @@ def any_shape_chooser(gpu_name: str, library: Library, ask: Ask | None = None) -
             return kernel or algorithm
         return kernel if kernel.low >= algorithm.low else algorithm
 
+    choose.by_class = ClassChooser(choose)  # type: ignore[attr-defined]
     return choose
+
+
+def class_of_rows(m: int) -> int:
+    """Return the M whose choice holds for ``m``: of its class the smallest one; multiples of the width have their own.
+
+    Tiles of a class are equally many, but odd M are predicted to be slower. Example: 17 stands for 17 to 23, 24 for
+    itself, and 3,969 for 3,969 to 4,095.
+    """
+    step = next((step for most, step in _CLASSES if m <= most), _WIDEST)
+    return m if m % step == 0 else m - (m - 1) % step
+
+
+class ClassChooser:
+    """Chooses for a class of M at once, for calls of programs that bring ever new M, such as a server's prompts.
+
+    A choice takes milliseconds. So a call waits for a class of small M, which graphs are captured for, and for the
+    first classes of a weight. Later ones are chosen on a thread of their own, and torch computes meanwhile.
+
+    Args:
+        choose: chooses for a problem.
+    """
+
+    def __init__(self, choose: Choose) -> None:
+        self._choose, self._lock = choose, threading.RLock()
+        self._known: dict[tuple[Problem, Launch], LibraryChoice | AnswerChoice | None] = {}
+        self._under_way: set[tuple[Problem, Launch]] = set()
+        self._waited: dict[tuple[Problem, Launch], int] = {}
+
+    def __call__(self, problem: Problem, gpu: Gpu, launch: Launch) -> LibraryChoice | AnswerChoice | None:
+        """Return the choice of the problem's class; None for torch.
+
+        Raises:
+            LeftToTorch: the choice is being made.
+            NotWhileCapturing: as :data:`Ask`.
+        """
+        key = replace(problem, m=class_of_rows(problem.m)), launch
+        with self._lock:
+            if key not in self._known:
+                if not self._waits(key):
+                    self._begin(key, gpu)
+                    raise LeftToTorch("its choice is being made", provisional=True)
+                self._keep(key, self._choose(key[0], gpu, launch))
+            choice = self._known[key]
+        if isinstance(choice, LibraryChoice) and why_illegal(problem, choice.config, gpu) is not None:
+            return None
+        return choice
+
+    def _waits(self, key: tuple[Problem, Launch]) -> bool:
+        problem, launch = key
+        if problem.m <= WAITED_M:
+            return True
+        weight = replace(problem, m=1), launch
+        self._waited[weight] = self._waited.get(weight, 0) + (key not in self._under_way)
+        return self._waited[weight] <= WAITED_CLASSES
+
+    def _begin(self, key: tuple[Problem, Launch], gpu: Gpu) -> None:
+        if key in self._under_way:
+            return
+        self._under_way.add(key)
+        if _QUEUE.submit(self._later, key, gpu) is None:
+            self._under_way.discard(key)
+
+    def _later(self, key: tuple[Problem, Launch], gpu: Gpu) -> None:
+        """Choose on the queue's thread. A choice that cannot be made now is made at a later call."""
+        try:
+            choice = self._choose(key[0], gpu, key[1])
+        except Exception as error:
+            _LOG.warning("outblas leaves %s to torch for now: %s", key[0].key, error)
+        else:
+            with self._lock:
+                self._keep(key, choice)
+        finally:
+            with self._lock:
+                self._under_way.discard(key)
+
+    def _keep(self, key: tuple[Problem, Launch], choice: LibraryChoice | AnswerChoice | None) -> None:
+        if len(self._known) >= MAX_CACHED_CHOICES:
+            self._known.clear()
+        self._known[key] = choice
 
 
 def predicted_kernels(

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from outblas.cli import common
+from outblas.cli.command_group import given_options
 from outblas.cli.common import DtypeOption, GpuIndicesOption, LayoutOption, err, out
-from outblas.cli.given_options import given_options
 from outblas.core.errors import UsageError
 from outblas.runtime.device import Device, parse_device
 
