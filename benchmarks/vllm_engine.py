@@ -196,8 +196,8 @@ class Engine:
             pairs = [(self.generate(batch, 32)[0], self.generate(batch, 96)[0]) for _ in range(self._repeats)]
             decode[size] = [1e3 * (long - short) / 64 for short, long in pairs]
             end_to_end[size] = size * 256 / self.generate(batch, 256)[0]
-        self.found |= {"decode_ms": decode, "end_to_end": end_to_end}
-        self.found["first_token_ms"] = {
+        self.found |= {"decode": decode, "end_to_end": end_to_end}
+        self.found["first_token"] = {
             length: [1e3 * self.generate(self.prompts(1, length), 1)[0] for _ in range(2 * self._repeats + 1)]
             for length in FIRST_TOKENS
         }
@@ -278,7 +278,7 @@ def compared(processes: Sequence[dict[str, Any]]) -> dict[str, Any]:
             by_pair.setdefault(one["pair"], {})[one["variant"]] = one
     pairs = [pair for pair in by_pair.values() if {"torch", "outblas"} <= pair.keys()]
     cells: dict[str, Any] = {}
-    for key, less_is_more in (("decode_ms", True), ("end_to_end", False), ("first_token_ms", True), ("prefill", False)):
+    for key, less_is_more in (("decode", True), ("end_to_end", False), ("first_token", True), ("prefill", False)):
         for cell in pairs[0]["torch"][key] if pairs else ():
             taken = [(_middle(pair["torch"][key][cell]), _middle(pair["outblas"][key][cell])) for pair in pairs]
             ratios = [torchs / ours if less_is_more else ours / torchs for torchs, ours in taken]

@@ -20,8 +20,8 @@ def code_fixture(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def found(ms: float, prefill: float, logprob: float = -1.0) -> dict[str, Any]:
     return {
-        "decode_ms": {"1": [ms, ms + 9, ms], "8": [2 * ms]}, "end_to_end": {"1": 1 / ms}, "log": [],
-        "first_token_ms": {"64": [10.0, 10.0, 30.0]}, "prefill": {"1x2048": [prefill]}, "logprobs": [[logprob, -2.0]],
+        "decode": {"1": [ms, ms + 9, ms], "8": [2 * ms]}, "end_to_end": {"1": 1 / ms}, "log": [],
+        "first_token": {"64": [10.0, 10.0, 30.0]}, "prefill": {"1x2048": [prefill]}, "logprobs": [[logprob, -2.0]],
     }  # fmt: skip
 
 
@@ -41,12 +41,12 @@ def test_a_ratio_above_one_is_a_gain_in_time_and_in_rate(code: Any) -> None:
         {"pair": 2, "variant": "outblas", "error": "no GPU", "log": []},
     ]
     made = code.compared(processes)
-    one = made["cells"]["decode_ms"]["1"]
+    one = made["cells"]["decode"]["1"]
     assert (one["torch"], one["outblas"], one["pairs"]) == (5.0, 4.5, [1.25, 1.0])
     assert one["ratio"] == 1.125 and one["low"] < 1 < one["high"]
     assert made["cells"]["prefill"]["1x2048"]["pairs"] == [1.1, 0.9]
-    assert made["cells"]["first_token_ms"]["64"]["ratio"] == 1.0 and made["geomean"]["first_token_ms"] == 1.0
-    assert made["geomean"]["decode_ms"] == pytest.approx(1.125)
+    assert made["cells"]["first_token"]["64"]["ratio"] == 1.0 and made["geomean"]["first_token"] == 1.0
+    assert made["geomean"]["decode"] == pytest.approx(1.125)
     assert [(row["variant"], row["max"], row["mean"]) for row in made["differences"]] == [
         ("outblas", 0.5, 0.25), ("torch", 0.0, 0.0), ("outblas", 0.0, 0.0), ("torch", 0.0, 0.0),
     ]  # fmt: skip
@@ -54,7 +54,7 @@ def test_a_ratio_above_one_is_a_gain_in_time_and_in_rate(code: Any) -> None:
 
 def test_one_pair_has_no_interval_and_none_has_no_figure(code: Any) -> None:
     pair = [{"pair": 0, "variant": name, **found(5.0, 100.0)} for name in ("torch", "outblas")]
-    assert code.compared(pair)["cells"]["decode_ms"]["8"]["low"] is None
+    assert code.compared(pair)["cells"]["decode"]["8"]["low"] is None
     assert code.compared(pair[:1])["cells"] == {}
 
 
@@ -76,7 +76,7 @@ def test_a_restart_runs_what_is_missing_and_what_failed(
     code.run_all(arguments)
     assert ran == [("qwen2.5-7b", "torch"), ("qwen2.5-7b", "outblas"), ("qwen2.5-7b", "outblas")]
     entry = json.loads(out.read_text())["models"]["qwen2.5-7b"]
-    assert len(entry["processes"]) == 2 and entry["geomean"]["decode_ms"] == 1.0
+    assert len(entry["processes"]) == 2 and entry["geomean"]["decode"] == 1.0
 
 
 def test_the_models_are_such_as_tune_knows(code: Any) -> None:

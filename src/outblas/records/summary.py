@@ -8,12 +8,18 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from outblas.core.errors import RecordError
 from outblas.core.files import write_atomic
+from outblas.core.plain_files import read_object
 from outblas.records.averages import Row, best_of_layouts, extended_figures, figures_by_start, figures_of
 from outblas.records.results import Result, bench_files, read_result
 
 #: Columns that identify a table within a suite. Rows that agree in them may be averaged together.
 TABLE_KEY = ("layout", "dtype", "acc", "mode", "pdl", "early")
+
+
+#: Of ``benchmarks/vllm_engine.py``, beside the result files.
+VLLM = "vllm.json"
 
 
 def summarise(path: str | os.PathLike[str]) -> list[Row]:
@@ -101,7 +107,35 @@ def summary_text(directory: str | os.PathLike[str]) -> str:
     """Return the correct content of ``directory/summary.json``: JSON computed from the result files. It is
     deterministic.
     """
-    return text_of_rows(summary_rows(directory))
+    return text_of_rows([*summary_rows(directory), *engine_rows(directory)])
+
+
+def engine_rows(directory: str | os.PathLike[str]) -> list[Row]:
+    """Return rows of inference engines: for each model and mode the mean and the least ratio of speed with OutBLAS.
+
+    Example: ``{"suite": "vllm", "model": "llama-3-8b", "mode": "decode", "geomean": 1.05, "min": 1.02, ...}``.
+
+    Raises:
+        RecordError: the file cannot be read, or lacks a field.
+    """
+    path = Path(directory) / VLLM
+    if not path.exists():
+        return []
+    expected, do = "what benchmarks/vllm_engine.py writes", "measure again, or restore the file"
+    data = read_object(path, expected, do)
+    try:
+        made = {field: data["provenance"][field] for field in ("gpu", "driver", "toolchain", "date", "commit")}
+        return [
+            {
+                "suite": "vllm", "model": model, "mode": mode, "geomean": mean,
+                "min": min(row["ratio"] for row in entry["cells"][mode].values()), "cells": len(entry["cells"][mode]),
+                "pairs": min(len(row["pairs"]) for row in entry["cells"][mode].values()), "file": VLLM, **made,
+            }
+            for model, entry in data["models"].items()
+            for mode, mean in entry["geomean"].items()
+        ]  # fmt: skip
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise RecordError(f"{path} lacks a field ({type(error).__name__}: {error})", expected, do) from error
 
 
 def text_of_rows(rows: Sequence[Row]) -> str:

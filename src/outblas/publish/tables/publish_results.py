@@ -45,11 +45,12 @@ from outblas.publish.tables.rival_tables import ampere_table, cuda_l2_table
 from outblas.publish.tables.row_notes import notes_of_rows
 from outblas.publish.tables.scale_block import scale_block
 from outblas.publish.tables.speedup_picture import speedup_svg
+from outblas.publish.tables.vllm_block import vllm_block
 from outblas.publish.tables.weak_spots import gpus_with_library, weak_spots
 from outblas.publish.tables.whole_models_table import WHOLE_MODELS, whole_models_block
 from outblas.records.averages import Row
 from outblas.records.results import Result, bench_files, read_result
-from outblas.records.summary import rows_of_results, text_of_rows, why_stale
+from outblas.records.summary import VLLM, engine_rows, rows_of_results, text_of_rows, why_stale
 from outblas.search.compare.compare_result import read_comparison
 
 PICTURES = Path("docs/img")
@@ -129,6 +130,7 @@ def generated_blocks(measured: Measured, *beside: Measured) -> dict[tuple[str, s
         ("docs/results/cuda-l2.md", "cuda-l2"): lambda: cuda_l2_table(folder.parent),
         ("docs/use/when-not.md", "weak"): lambda: _weak(benched),
         ("docs/use/matmul.md", "any_shapes"): lambda: _any_shapes(gpus),
+        ("docs/use/engines.md", "vllm"): lambda: _each_with(VLLM, gpus, vllm_block),
         ("docs/use/environment-variables.md", "variables"): reference_blocks.variable_table,
         ("docs/develop/several-gpus.md", "scale"): lambda: scale_block(folder),
         ("docs/kernels/counters.md", "ncu"): lambda: _each_with(COUNTERS, gpus, lambda f: counters_text(f / COUNTERS)),
@@ -218,7 +220,11 @@ def _wanted(folder: Path, root: Path) -> dict[Path, str]:
     measured, *beside = (Measured(path) for path in gpu_folders(folder))
     for gpu in (measured, *beside):
         refuse_files_of_another_gpu(gpu.folder)
-    wanted = {gpu.folder / "summary.json": text_of_rows(gpu.summary) for gpu in (measured, *beside) if gpu.results}
+    wanted = {
+        gpu.folder / "summary.json": text_of_rows([*gpu.summary, *engine_rows(gpu.folder)])
+        for gpu in (measured, *beside)
+        if gpu.results
+    }
     wanted[root / PICTURES / "speedup.svg"] = picture_text(measured)
     compared = comparison_of(folder)
     if compared is not None:
