@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import pickle
 import sys
 from collections.abc import Iterator
 from types import ModuleType, SimpleNamespace
@@ -18,6 +19,7 @@ from torch._inductor.utils import fresh_cache  # noqa: E402
 
 from outblas.adapt import vllm_graphs  # noqa: E402
 from outblas.adapt.vllm_graphs import KEY, enter_graphs  # noqa: E402
+from outblas.dispatch import enable  # noqa: E402
 from outblas.dispatch.inductor_pass import ProductPass  # noqa: E402
 
 
@@ -134,6 +136,13 @@ def test_the_users_own_pass_runs_where_it_applies(settings: dict[str, Any], appl
     compiled(settings)
     assert (own.calls, made.replaced) == (applies, 2)
     assert before != Manager(settings).uuid() and "Own" in Manager(settings).uuid()
+
+
+def test_a_configuration_is_sent_to_another_process(settings: dict[str, Any]) -> None:
+    assert enter_graphs(enable.graph_pass) == ""
+    received = pickle.loads(pickle.dumps(settings))
+    assert received[KEY].uuid() == settings[KEY].uuid() and received[KEY].earlier is None
+    assert isinstance(received[KEY], InductorPass)
 
 
 def test_without_a_current_configuration_graphs_stay(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -103,4 +103,12 @@ def _class_of_pass(base: Any) -> Any:
             """Itself: vLLM copies its settings, and the pass counts for the process."""
             return self
 
+        def __reduce__(self) -> Any:
+            """Configurations are sent to other processes."""
+            return _unpickled, (self._installed, self.earlier)
+
     return OutblasPass
+
+
+def _unpickled(installed: Callable[[], ProductPass | None], earlier: Any) -> Any:
+    return _class_of_pass(_pass_class())(installed, earlier)
