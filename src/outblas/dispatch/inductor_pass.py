@@ -3,7 +3,8 @@
 A product is replaced if the library has a kernel for it: two fp16 or bf16 matrices on CUDA, with extents that are
 numbers. M may be symbolic. Then one kernel for some M is enough, and the operator looks each M up when it runs.
 Inductor keeps everything else, because it may fuse its own templates with later operations. Inductor has already split
-off biases that are better added later; other ``aten.addmm`` nodes stay (see :mod:`outblas.dispatch.linear`).
+off biases that are better added later. A layer with another bias becomes ``outblas::addmm``
+(:mod:`outblas.dispatch.fusion.biased_product`) if M is symbolic.
 
 While the process's guarantee is ``batch_invariant``, every half-precision product on CUDA is replaced, also with
 symbolic extents, a bias or a true batch (:data:`outblas.dispatch.torch_op.INVARIANT`).
@@ -23,7 +24,8 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch._inductor.virtualized import V
 
 from outblas.dispatch import device_registry, torch_op
-from outblas.dispatch.fusion import fused, joined_operators, joined_products
+from outblas.dispatch.fusion import biased_product, fused, joined_operators, joined_products
+from outblas.dispatch.fusion.biased_product import addmm, is_biased_layer
 from outblas.dispatch.fusion.joined_products import join_products
 from outblas.dispatch.guarantees.guarantee import process_guarantee
 from outblas.dispatch.inductor_settings import setting_of_threads
@@ -34,7 +36,7 @@ from outblas.dispatch.torch_op import INVARIANT, mm
 from outblas.kernels.epilogue import Epilogue
 
 #: Files that make the pass.
-_FILES = (__file__, torch_op.__file__, joined_products.__file__, joined_operators.__file__)
+_FILES = (__file__, torch_op.__file__, joined_products.__file__, joined_operators.__file__, biased_product.__file__)
 #: torch's class of passes that take ``is_inference``; None: this torch has none.
 _TOLD_OF_INFERENCE = getattr(custom_graph_pass, "CustomInferenceAwareGraphPass", None)
 #: torch's operator -> this package's, for graphs whose products are replaced where that is faster.
@@ -118,7 +120,8 @@ class ProductPass(_TOLD_OF_INFERENCE or CustomGraphPass):  # type: ignore[misc]
         if process_guarantee() == "batch_invariant":
             return replace_products(graph, is_half_for_graph, INVARIANT)
         joined = join_products(graph, self._serves_joined, self._serves_gate)
-        return joined + replace_products(graph, self._predicate)
+        biased = _replace_biased(graph, self._predicate)
+        return joined + biased + replace_products(graph, self._predicate)
 
     def _serves_joined(self, a: Any, w: Any) -> bool:
         """Return whether to compute products of one input (M, K) as one with their joined weights (N, K)."""
@@ -169,12 +172,33 @@ def replace_products(
         if len(node.args) > 1 and predicate(*(getattr(each, "meta", {}).get("val") for each in node.args[-2:]))
     ]
     for node in nodes:
-        with graph.inserting_before(node):
-            ours = graph.call_function(operators[node.target], tuple(node.args), dict(node.kwargs))
-        ours.meta.update(node.meta)
-        node.replace_all_uses_with(ours)
-        graph.erase_node(node)
+        _put(graph, node, operators[node.target])
     return len(nodes)
+
+
+def _replace_biased(graph: Any, predicate: Callable[[Any, Any], bool]) -> int:
+    """Replace layers with a bias and a symbolic M whose product ``predicate`` accepts, in place; return their number.
+
+    Those of a fixed M stay: whether a kernel with a bias is faster there was not measured.
+    """
+    nodes = [
+        node
+        for node in graph.find_nodes(op="call_function", target=torch.ops.aten.addmm.default)
+        if not node.kwargs and is_biased_layer(*(getattr(each, "meta", {}).get("val") for each in node.args))
+        if predicate(*(each.meta["val"] for each in node.args[1:]))
+    ]
+    for node in nodes:
+        _put(graph, node, addmm)
+    return len(nodes)
+
+
+def _put(graph: Any, node: Any, operator: Any) -> None:
+    """Put an operator with the same arguments in a node's place."""
+    with graph.inserting_before(node):
+        ours = graph.call_function(operator, tuple(node.args), dict(node.kwargs))
+    ours.meta.update(node.meta)
+    node.replace_all_uses_with(ours)
+    graph.erase_node(node)
 
 
 def install() -> ProductPass:

@@ -99,8 +99,13 @@ def class_of_rows(m: int) -> int:
     Tiles of a class are equally many, but odd M are predicted to be slower. Example: 17 stands for 17 to 23, 24 for
     itself, and 3,969 for 3,969 to 4,095.
     """
-    step = next((step for most, step in _CLASSES if m <= most), _WIDEST)
+    step = class_width(m)
     return m if m % step == 0 else m - (m - 1) % step
+
+
+def class_width(m: int) -> int:
+    """Return the number of M in the class of ``m``: 1 up to 16, 8 up to 256, 16 up to 512, and more beyond."""
+    return next((step for most, step in _CLASSES if m <= most), _WIDEST)
 
 
 class ClassChooser:
