@@ -42,7 +42,7 @@ def test_a_layer_of_any_m_becomes_the_operator_and_others_stay() -> None:
 
 @pytest.fixture(name="calls")
 def calls_fixture(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """The values of ``wait`` with which kernels were asked for; the library has a kernel for each product."""
+    """The values of ``wait`` that calls have passed; the library has a kernel for each product."""
     found: list[bool] = []
 
     def product(bias: Any, a: Any, b: Any, wait: bool) -> Any:
@@ -58,7 +58,7 @@ def calls_fixture(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 
 def call(m: int) -> float:
-    """How much the operator's result exceeds torch's: 1 by a kernel."""
+    """Return the operator's result less torch's: 1 by a kernel."""
     bias, a, b = torch.ones(4), torch.ones(m, 8), torch.ones(8, 4)
     return float((torch.ops.outblas.addmm(bias, a, b) - torch.addmm(bias, a, b)).max())
 
