@@ -132,7 +132,7 @@ def tune(
     if model is not None and not ranges.ranges:
         return
     problems = [one.problem for one in single] if ranked else problems if not ranges.ranges else []
-    agent = default_agent(where) if agent is None else agent
+    agent = agent or (default_agent(where) if model is None else "transfer")
     place = str(plan or where)
     path = run or Path("runs") / folder_name(suite, problems, agent, seed, budget, place, sample, ranges.ranges)
     dealt_out = budgets(single, count) if single else None

@@ -7,9 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 
-from outblas.core.config import KernelConfig
+from outblas.core.config import LAUNCHES, KernelConfig
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
+from outblas.records.library import Library
 from outblas.records.recording import Recording
 from outblas.search.agents.base import FixedOrder, group_by_launch, interleave
 from outblas.search.agents.recorded import fastest_recorded, nearest_recording
@@ -39,7 +40,8 @@ class Transfer(FixedOrder):
         gpu: GPU that the candidates run on.
         recordings: measurements of sisters. None: the name or path in ``OUTBLAS_RECORDING``, else the packaged one of
             the most similar GPU. It is loaded at the first proposal, which raises UsageError if it does not exist.
-        winners: problem -> configs that the tables tuned so far would install; None: no winners.
+        winners: problem -> configs that the tables tuned so far would install. None: those of the packaged library,
+            whose intervals count, too; after :meth:`prepare` none.
     """
 
     def __init__(
@@ -50,7 +52,12 @@ class Transfer(FixedOrder):
         winners: Mapping[Problem, Sequence[KernelConfig]] | None = None,
     ) -> None:
         super().__init__(seed, gpu)
-        self._recordings, self._winners = recordings, winners or {}
+        self._recordings, self._winners = recordings, winners
+        self._library: Library | None = None
+
+    def prepare(self, recording: Recording, problems: Sequence[Problem]) -> None:
+        """Forget the packaged library, which has the winners of held-out problems; return None."""
+        self._winners = self._winners or {}
 
     def whole_order(self, problem: Problem, candidates: Sequence[KernelConfig]) -> list[KernelConfig]:
         from outblas.kernels.cost.cost_model import rank
@@ -77,9 +84,18 @@ class Transfer(FixedOrder):
         if self._recordings is None:
             self._recordings = (nearest_recording(self.gpu),)
         for sister in sister_problems(problem):
-            yield from self._winners.get(sister, ())
+            yield from self._won(sister)
             for recording in self._recordings:
                 yield from fastest_recorded(recording, sister)
+
+    def _won(self, problem: Problem) -> Iterator[KernelConfig]:
+        if self._winners is not None:
+            yield from self._winners.get(problem, ())
+            return
+        self._library = self._library or Library.packaged(self.gpu.name, missing_ok=True)
+        row = self._library.lookup(problem)
+        choices = () if row is None else map(row.choice, LAUNCHES)
+        yield from (choice.config for choice in choices if choice is not None)
 
 
 def sister_problems(problem: Problem) -> list[Problem]:
