@@ -159,10 +159,11 @@ SIGNALS = {
 
 
 @pytest.mark.parametrize("signal", SIGNALS)
-def test_a_kernel_that_leaves_work_out_by_what_it_reads_is_wrong(world, signal):
+def test_a_kernel_that_leaves_work_out_by_what_it_reads_is_refused(world, signal):
+    """It is wrong, or its third launch on the same operands is the first that is faster, where places are drawn so."""
     _, entries = measured(world, Kernel(world, SIGNALS[signal]))
     failure = entries["kernel"].failure
-    assert failure is not None and failure.status is Status.WRONG, signal
+    assert failure is not None and failure.status in (Status.WRONG, Status.RULE_BROKEN), signal
 
 
 def test_without_the_comparison_the_same_kernel_would_gain(world):
