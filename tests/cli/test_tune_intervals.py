@@ -242,7 +242,7 @@ def test_what_the_library_lacks_of_a_model_is_tuned_and_installed_once(
     lines = [line for line in result.stderr.splitlines() if "times a step" in line]
     assert lines == [
         "qkv 512_256_TN_fp16_fp32, 3 times a step, with a bias: to be tuned for M 1 to 512",
-        "attention output 256_256_TN_fp16_fp32, 3 times a step: to be tuned for M 1 to 512",
+        "attention output 256_256_TN_fp16_fp32, 6 times a step: to be tuned for M 1 to 512",
         "down 256_128_TN_fp16_fp32, 3 times a step: to be tuned for M 1 to 512",
         "output head 64_256_TN_fp16_fp32, 1 times a step: to be tuned for M 1 to 256",
     ], "gate and up have the shape of the attention output"

@@ -63,6 +63,7 @@ PARTS = (
             "try": "Run a program without and with OutBLAS",
             "capture": "Record the matrix products of a program",
             "tune": "Find the fastest proven kernel of each problem",
+            "explain": "Say what serves a model in an engine, and how well",
             "export": "Write a kernel as CUDA, PTX, cubin or C++",
             "report": "Write the HTML page of a run or result file",
         },

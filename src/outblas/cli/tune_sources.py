@@ -14,6 +14,7 @@ from outblas.cli.common import err
 from outblas.core.errors import UsageError
 from outblas.core.problem import Problem
 from outblas.runtime.device import Device
+from outblas.search.intervals.engine_model import check_engine
 
 if TYPE_CHECKING:
     from outblas.search.intervals.range_search import RangesRequest
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
 
 #: Range of M of --linear.
 WHOLE_RANGE = "1:8192"
-#: Engines whose products :mod:`outblas.search.intervals.engine_model` knows.
-ENGINES = ("vllm",)
 _NOT_OF_A_MODEL = ("mnk", "captured", "linear", "m", "sample", "intervals", "layout", "acc")
 #: Layout, dtype and accumulator.
 Kind = tuple[str, str, str]
@@ -109,5 +108,4 @@ def _check_model(context: typer.Context, model: Path | None, engine: str) -> Non
         if model is None:
             raise UsageError(f"{option} without --model", "a model's config.json", "e.g. --model config.json")
         raise UsageError(f"--model with {option}", "one of them", "leave one out")
-    if engine not in ENGINES:
-        raise UsageError(f"--engine {engine}", f"one of {', '.join(ENGINES)}", "name the weights by --linear N_K")
+    check_engine(engine)

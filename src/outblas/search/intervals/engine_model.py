@@ -17,6 +17,8 @@ from outblas.core.errors import UsageError
 from outblas.core.plain_files import read_object
 from outblas.core.problem import Dtype
 
+#: Engines that run a model so.
+ENGINES = ("vllm",)
 #: Values of ``model_type`` whose layers are those of :func:`engine_products`; each has a gate in its MLP.
 MODEL_TYPES = (
     "exaone", "gemma", "gemma2", "gemma3_text", "granite", "internlm2", "llama", "ministral", "mistral", "olmo2",
@@ -117,6 +119,12 @@ def engine_products(config: Mapping[str, Any], tp: int = 1) -> list[EngineProduc
         EngineProduct("down", hidden, inner // tp, layers, bool(config.get("mlp_bias", False))),
         EngineProduct("output head", words // tp, hidden, 1),
     ]
+
+
+def check_engine(name: str) -> None:
+    """Raise UsageError for an engine whose products this package does not know."""
+    if name not in ENGINES:
+        raise UsageError(f"--engine {name}", f"one of {', '.join(ENGINES)}", "name the weights by --linear N_K")
 
 
 def capture_sizes(most_sequences: int = 256) -> list[int]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
 from outblas.core.problem import Dtype, Problem
+from outblas.core.roofline import Gpu
 from outblas.core.weight import Weight, WeightRange
+from outblas.dispatch.decide import Choose
 from outblas.records.library import Library
 from outblas.records.user_library import library_for_device
 from outblas.runtime.device import Device, gpu_of_device
@@ -19,6 +21,7 @@ from outblas.search.intervals.engine_model import (
     read_model,
 )
 from outblas.search.intervals.range_search import RangesRequest
+from outblas.search.time_shares import predicted_us
 
 #: The name of the product whose rows are the sequences alone, and are not padded.
 _HEAD = "output head"
@@ -31,11 +34,13 @@ class ModelWeight(NamedTuple):
         product: the product.
         asked: its weight, and the range of M that an engine captures.
         lacking: captured M without a decision in the library, in rising order.
+        times: products of a step that have the weight's shape.
     """
 
     product: EngineProduct
     asked: WeightRange
-    lacking: Sequence[int]
+    lacking: tuple[int, ...]
+    times: int
 
     @property
     def words(self) -> str:
@@ -43,7 +48,7 @@ class ModelWeight(NamedTuple):
         product, asked = self.product, self.asked
         what = f"to be tuned for M {asked.first} to {asked.last}" if self.lacking else "in the library"
         bias = ", with a bias" if product.bias else ""
-        return f"{product.name} {asked.weight.key}, {product.count} times a step{bias}: {what}"
+        return f"{product.name} {asked.weight.key}, {self.times} times a step{bias}: {what}"
 
 
 def weights_of_file(file: Path, tp: int, dtype: str | None, where: Device) -> list[ModelWeight]:
@@ -62,7 +67,7 @@ def weights_of_file(file: Path, tp: int, dtype: str | None, where: Device) -> li
     """
     config = read_model(file)
     kind = model_dtype(config) if dtype is None else Problem(1, 1, 1, "TN", dtype).dtype  # type: ignore[arg-type]
-    return weights_of_model(engine_products(config, tp), kind, _library(where))
+    return weights_of_model(engine_products(config, tp), kind, library_in_use(where))
 
 
 def weights_of_model(
@@ -80,9 +85,48 @@ def weights_of_model(
     for product in products:
         weight = Weight(product.n, product.k, "TN", dtype)
         sizes = [m for m in capture_sizes(most_sequences) if product.name != _HEAD or m <= most_sequences]
-        lacking = [m for m in sizes if library.lookup(weight.problem(m)) is None]
-        found.setdefault(weight, ModelWeight(product, WeightRange(weight, sizes[0], sizes[-1]), lacking))
+        lacking = tuple(m for m in sizes if library.lookup(weight.problem(m)) is None)
+        known = found.get(weight) or ModelWeight(product, WeightRange(weight, sizes[0], sizes[-1]), lacking, 0)
+        found[weight] = known._replace(times=known.times + product.count)
     return list(found.values())
+
+
+class ProductWay(NamedTuple):
+    """The way of a product of a model at one M.
+
+    Attributes:
+        by: ``kernel``, ``cuBLASLt`` (a named algorithm), ``predicted`` (of no library) or ``torch``.
+        speedup: how much faster than without OutBLAS: measured over the fastest rival, or predicted over torch.
+        us: predicted microseconds.
+    """
+
+    by: str
+    speedup: float
+    us: float
+
+
+def served(problem: Problem, gpu: Gpu, library: Library, choose: Choose | None) -> ProductWay:
+    """Return the way of a product without PDL.
+
+    Args:
+        problem: the product.
+        gpu: its GPU.
+        library: the library that is in use.
+        choose: chooses for a product of no library; None: torch has it.
+    """
+    row, us = library.lookup(problem), predicted_us(problem, gpu)
+    if row is not None and row.plain is not None:
+        return ProductWay("kernel", row.plain.speedup, us)
+    if row is not None and not row.is_open:
+        return ProductWay("cuBLASLt" if row.fallback else "torch", 1.0, us)
+    choice = None if choose is None else choose(problem, gpu, "plain")
+    return ProductWay("torch", 1.0, us) if choice is None else ProductWay("predicted", choice.speedup, us)
+
+
+def step_speedup(parts: Iterable[tuple[int, ProductWay]]) -> float:
+    """Return how much faster all products of a step are together, from (how often, way) of each; attention is none."""
+    listed = list(parts)
+    return sum(count * way.us * way.speedup for count, way in listed) / sum(count * way.us for count, way in listed)
 
 
 def lacking_ranges(weights: Iterable[ModelWeight]) -> RangesRequest:
@@ -91,11 +135,12 @@ def lacking_ranges(weights: Iterable[ModelWeight]) -> RangesRequest:
     The weights that take most of a step come first: by their size and the number of their products.
     """
     lacking = [one for one in weights if one.lacking]
-    lacking.sort(key=lambda one: -one.product.n * one.product.k * one.product.count)
+    lacking.sort(key=lambda one: -one.product.n * one.product.k * one.times)
     return RangesRequest([one.asked for one in lacking])
 
 
-def _library(where: Device) -> Library:
+def library_in_use(where: Device) -> Library:
+    """Return the library that serves a GPU, the user's included; of a recording the packaged one."""
     if where.gpu_index is None:
         return Library.packaged(where.recording or "", missing_ok=True)
     packaged = Library.packaged(gpu_of_device(where.gpu_index).name, missing_ok=True)

@@ -1,0 +1,57 @@
+"""``outblas explain``: what serves each product of a model in an inference engine, and the gain of a step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from outblas.cli.common import out
+from outblas.core.errors import UsageError
+from outblas.runtime.device import gpu_of_device, parse_device
+
+
+def explain(
+    model: Annotated[Path, typer.Option(help="A model's config.json, or the folder that holds it.")],
+    tp: Annotated[int, typer.Option(help="GPUs that share each layer.")] = 1,
+    engine: Annotated[str, typer.Option(help="Engine that runs the model: vllm.")] = "vllm",
+    rows: Annotated[str, typer.Option(help="Numbers of rows M, e.g. 1,8,64,256.")] = "1,8,64,256",
+    dtype: Annotated[str | None, typer.Option(help="fp16 or bf16; by default the file's.")] = None,
+    device: Annotated[str | None, typer.Option(help="cuda:N or replay:NAME; by default as of `outblas tune`.")] = None,
+) -> None:
+    """Say, for each product of a model in an engine, what computes it, and how much faster its steps become.
+
+    Speed-ups of kernels are measured over the fastest rival, those of no library predicted over torch.
+    """
+    from outblas.core.gpu_records import packaged_gpu
+    from outblas.dispatch.unlisted_shapes import any_shape_chooser
+    from outblas.search.intervals.engine_model import check_engine
+    from outblas.search.intervals.model_ranges import library_in_use, served, step_speedup, weights_of_file
+
+    check_engine(engine)
+    numbers, where = _numbers(rows), parse_device(device)
+    weights = weights_of_file(model, tp, dtype, where)
+    library = library_in_use(where)
+    gpu = packaged_gpu(library.gpu) if where.gpu_index is None else gpu_of_device(where.gpu_index)
+    choose = any_shape_chooser(gpu.name, library)
+    ways = {one: [served(one.asked.problem(m), gpu, library, choose) for m in numbers] for one in weights}
+    for one, way in ways.items():
+        cells = ", ".join(f"M {m}: {by} {speedup:.3f}" for m, (by, speedup, _) in zip(numbers, way, strict=True))
+        lacks = f"; {len(one.lacking)} captured sizes are of no list" if one.lacking else ""
+        out.print(f"{one.product.name} {one.asked.weight.key} ({one.times} times): {cells}{lacks}", markup=False)
+    for index, m in enumerate(numbers):
+        gain = step_speedup((one.times, way[index]) for one, way in ways.items())
+        out.print(f"all products of a step of {m} rows: {gain:.3f} times as fast, predicted", markup=False)
+    if any(one.lacking for one in weights):
+        out.print(f"outblas tune --model {model} --tp {tp} tunes what is of no list", markup=False)
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        found = [int(word) for word in text.split(",")]
+    except ValueError:
+        found = [0]
+    if min(found) < 1:
+        raise UsageError(f"--rows {text!r}", "integers of 1 or more, with commas between", "e.g. --rows 1,8,64,256")
+    return list(dict.fromkeys(found))

@@ -1,0 +1,59 @@
+"""``outblas explain``: who computes a model's products at which speed-up, from the packaged library alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from outblas.core.problem import Problem
+from outblas.records.library import Library
+from outblas.search.intervals.model_ranges import ProductWay, served, step_speedup
+from support.cli_fixture import assert_refused, outblas
+from support.gpus.known import H200
+
+LLAMA = {
+    "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32,
+    "num_key_value_heads": 8, "num_hidden_layers": 32, "vocab_size": 128256, "torch_dtype": "float16",
+}  # fmt: skip
+
+
+@pytest.fixture(name="file")
+def file_fixture(tmp_path: Path) -> str:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    return str(tmp_path)
+
+
+def test_each_product_has_its_way_and_a_step_its_gain(file: str) -> None:
+    result = outblas("explain", "--model", file, "--rows", "1,4096", "--device", "replay:h200")
+    assert result.exit_code == 0, (result.stderr, result.exception)
+    lines = result.stdout.splitlines()
+    row = Library.packaged("h200").lookup(Problem(1, 4096, 14336))
+    assert row is not None and row.plain is not None
+    (down,) = [line for line in lines if line.startswith("down 4096_14336_TN_fp16_fp32 (32 times): ")]
+    assert f"M 1: kernel {row.plain.speedup:.3f}" in down and "M 4096: " in down
+    assert sum(line.startswith("all products of a step of ") for line in lines) == 2
+    assert lines[-1] == f"outblas tune --model {file} --tp 1 tunes what is of no list"
+
+
+def test_what_no_library_has_is_predicted_or_torchs() -> None:
+    problem, empty = Problem(8, 512, 512), Library("h200", ())
+    assert served(problem, H200, empty, None)[:2] == ("torch", 1.0)
+    assert served(problem, H200, empty, lambda *_: None)[:2] == ("torch", 1.0)
+    row = Library.packaged("h200").lookup(Problem(1, 4096, 14336))
+    assert row is not None
+    assert served(problem, H200, empty, lambda *_: row.plain)[0] == "predicted"
+
+
+def test_the_gain_of_a_step_is_by_time() -> None:
+    """3 us at 2 times the speed, twice, and 6 us as before: 18 of 12."""
+    assert step_speedup([(2, ProductWay("kernel", 2.0, 3.0)), (1, ProductWay("torch", 1.0, 6.0))]) == pytest.approx(1.5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [(("--rows", "0"), "--rows '0'"), (("--rows", "a"), "--rows 'a'"), (("--engine", "x"), "--engine x")],
+)
+def test_wrong_options_are_one_line(file: str, arguments: tuple[str, ...], words: str) -> None:
+    assert_refused(outblas("explain", "--model", file, *arguments, "--device", "replay:h200"), words)
