@@ -248,12 +248,16 @@ def run_process(model: str, variant: str, arguments: argparse.Namespace) -> dict
         command = [sys.executable, __file__, "--process", model, variant, "--out", str(out)]
         command += ["--repeats", str(arguments.repeats)]
         log = Path(folder, "log")
+        late = ""
         with log.open("wb") as file:
-            subprocess.run(
-                command, env=environment(variant, arguments.caches), stdout=file, stderr=file, check=False,
-                timeout=arguments.limit,
-            )  # fmt: skip
-        text = log.read_text(errors="replace")
+            try:
+                subprocess.run(
+                    command, env=environment(variant, arguments.caches), stdout=file, stderr=file, check=False,
+                    timeout=arguments.limit,
+                )  # fmt: skip
+            except subprocess.TimeoutExpired as error:
+                late = f"\n{error}"
+        text = log.read_text(errors="replace") + late
         said = [line for line in text.splitlines() if "outblas" in line][:6]
         if not out.exists():
             return {"error": text[-3000:], "log": said}

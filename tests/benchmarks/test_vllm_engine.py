@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -85,3 +86,9 @@ def test_the_models_are_such_as_tune_knows(code: Any) -> None:
     assert all(
         code.environment(name, Path("c"))["OUTBLAS_VLLM"] == str(int(name == "outblas")) for name in code.VARIANTS
     )
+
+
+def test_a_process_that_takes_too_long_is_an_error(code: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(code, "environment", lambda variant, caches: dict(os.environ))
+    found = code.run_process("qwen2.5-3b", "torch", SimpleNamespace(repeats=1, limit=0.01, caches=tmp_path))
+    assert "timed out after 0.01 seconds" in found["error"]
