@@ -149,11 +149,12 @@ def test_a_workspace_has_a_limit_that_a_bench_can_raise(recorder):
     assert arguments(recorder.launches[0][2], 7)[2] is not None
 
 
-def test_a_kernel_without_a_workspace_gets_a_null_pointer_and_large_clusters_ask(recorder):
-    kernel = free_launch.DeviceKernel(built(device_text(cluster=[16, 1, 1], grid=[16, 1, 1])), H200)
+@pytest.mark.parametrize(("cluster", "asks"), [([16, 1, 1], True), ([3, 2, 2], True), ([2, 2, 2], False)])
+def test_a_kernel_without_a_workspace_gets_a_null_pointer_and_large_clusters_ask(recorder, cluster, asks):
+    kernel = free_launch.DeviceKernel(built(device_text(cluster=cluster, grid=cluster)), H200)
     call = kernel.bind(P, *operands())
     call(0)
-    assert arguments(recorder.launches[0][2], 7)[2] is None and recorder.attributes == [("big", 1)]
+    assert arguments(recorder.launches[0][2], 7)[2] is None and recorder.attributes == [("big", 1)] * asks
 
 
 @pytest.mark.parametrize("size", [1, 2, 255, 256, 1000])

@@ -55,9 +55,14 @@ def minus_zero(a: Any, b: Any) -> Any:
     return -c if len(a) == 3 else c
 
 
+def larger(a: Any, b: Any) -> Any:
+    return torch.full((len(a), b.shape[1]), float(len(a) == 3), dtype=a.dtype)
+
+
 @pytest.mark.parametrize(
     ("product", "said"),
     [
+        (larger, "in a batch of 3 rows, 3 differ"),
         (split_below(64), "in a batch of 1 rows"),
         (split_below(2), "in a batch of 1 rows, 1 differ"),
         (by_place, "in a batch of 3 rows"),
