@@ -356,3 +356,4 @@ def test_a_device_asks_it_for_the_products_of_unchanged_programs() -> None:
     assert device.decide(a, b, None, "plain", by_class=True).config == LARGE and by_class.asked == [17]
     found = decide(a, b, None, gpu=H200, library=device.library, any_shape=choose.by_class)  # type: ignore[attr-defined]
     assert found.problem == problem(20), "the kernel runs on the product's own M"
+    assert device.weights() == {"4096 x 4096 bf16": {"outblas": [20], "cublaslt": [], "torch": [20]}}, "two ways to ask"

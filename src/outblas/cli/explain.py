@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from outblas.cli.common import out
+from outblas.cli.common import integers, out
 from outblas.core.errors import UsageError
 from outblas.runtime.device import gpu_of_device, parse_device
 
@@ -27,12 +27,11 @@ def explain(
     from outblas.core.gpu_records import packaged_gpu
     from outblas.dispatch.unlisted_shapes import any_shape_chooser
     from outblas.search.intervals.engine_model import check_engine
-    from outblas.search.intervals.model_ranges import library_in_use, served, step_speedup, weights_of_file
+    from outblas.search.intervals.model_ranges import served, step_speedup, weights_of_file
 
     check_engine(engine)
     numbers, where = _numbers(rows), parse_device(device)
-    weights = weights_of_file(model, tp, dtype, where)
-    library = library_in_use(where)
+    weights, library = weights_of_file(model, tp, dtype, where)
     gpu = packaged_gpu(library.gpu) if where.gpu_index is None else gpu_of_device(where.gpu_index)
     choose = any_shape_chooser(gpu.name, library)
     ways = {one: [served(one.asked.problem(m), gpu, library, choose) for m in numbers] for one in weights}
@@ -48,10 +47,7 @@ def explain(
 
 
 def _numbers(text: str) -> list[int]:
-    try:
-        found = [int(word) for word in text.split(",")]
-    except ValueError:
-        found = [0]
-    if min(found) < 1:
+    found = integers("--rows", text)
+    if min(found, default=0) < 1:
         raise UsageError(f"--rows {text!r}", "integers of 1 or more, with commas between", "e.g. --rows 1,8,64,256")
     return list(dict.fromkeys(found))

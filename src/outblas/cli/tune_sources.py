@@ -90,7 +90,7 @@ def _model_ranges(file: Path, tp: int, dtype: str | None, where: Device) -> Rang
     """Return what the library lacks of a model, and print a line for each of its weights."""
     from outblas.search.intervals.model_ranges import lacking_ranges, weights_of_file
 
-    weights = weights_of_file(file, tp, dtype, where)
+    weights, _ = weights_of_file(file, tp, dtype, where)
     for one in weights:
         err.print(one.words, markup=False)
     found = lacking_ranges(weights)

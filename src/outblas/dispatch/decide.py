@@ -318,10 +318,10 @@ def by_weight(decided: Iterable[tuple[Operand, Operand, str]]) -> dict[str, dict
     Args:
         decided: A (M, K), B (K, N) and the computing part: ``outblas``, ``cublaslt`` or ``torch``.
     """
-    found: dict[str, dict[str, list[int]]] = {}
+    found: dict[str, dict[str, set[int]]] = {}
     for a, b, maker in decided:
         if len(a.shape) == 2 == len(b.shape):
             weight = f"{b.shape[1]} x {b.shape[0]} {b.dtype}"
-            makers = found.setdefault(weight, {"outblas": [], "cublaslt": [], "torch": []})
-            makers[maker] = sorted({*makers[maker], a.shape[0]})
-    return found
+            makers = found.setdefault(weight, {"outblas": set(), "cublaslt": set(), "torch": set()})
+            makers[maker].add(a.shape[0])
+    return {weight: {maker: sorted(rows) for maker, rows in makers.items()} for weight, makers in found.items()}

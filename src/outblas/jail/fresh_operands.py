@@ -24,7 +24,7 @@ from outblas.core.errors import DeviceError
 from outblas.core.evaluation import GateFailed, Status
 from outblas.core.problem import ELEMENT_BYTES, Problem
 from outblas.judge.gates import finite_or_none, wrong_result_text
-from outblas.judge.operands import CANARY, GUARD_BYTES, torch_dtype
+from outblas.judge.operands import CANARY, GUARD_BYTES, equal_bits, torch_dtype
 from outblas.judge.proof_inputs import fill_mixed, put_special_values
 from outblas.judge.reference import Reference, allow_tf32, b_as_k_by_n
 
@@ -180,16 +180,13 @@ class FreshOperands:
     def _same_bits(self, places: Sequence[Place]) -> None:
         first: dict[int, Any] = {}
         for place in places:
-            if not same_bits([first.setdefault(place.seed, place.c)], [place.c]):
+            if not equal_bits(first.setdefault(place.seed, place.c), place.c):
                 raise GateFailed(Status.NOT_REPEATABLE, "two calls on equal operands differ in some bit")
 
 
 def same_bits(results: Sequence[Any], others: Sequence[Any]) -> bool:
     """Return True if two lists of equally many half-precision tensors have the same bits."""
-    import torch
-
-    pairs = zip(results, others, strict=True)
-    return all(torch.equal(a.view(torch.int16), b.view(torch.int16)) for a, b in pairs)
+    return all(equal_bits(a, b) for a, b in zip(results, others, strict=True))
 
 
 def _values(problem: Problem, a: Any, b: Any, seed: int, kind: Kind) -> tuple[Any, Any]:

@@ -38,7 +38,7 @@ from outblas.core.evaluation import GateFailed, Status, Verdict
 from outblas.core.problem import Problem
 from outblas.core.rivals import BaselineCall
 from outblas.judge.gates import wrong_result_text
-from outblas.judge.operands import Operands, torch_dtype
+from outblas.judge.operands import Operands, equal_bits, torch_dtype
 from outblas.judge.proof_inputs import integer_inputs, normal_inputs
 from outblas.judge.reference import ERROR_C, SMALLEST_STEP, UNIT_ROUNDOFF, fp64_product, magnitudes
 from outblas.kernels.epilogue import Epilogue
@@ -218,7 +218,7 @@ class FusedProof:
         if guard:
             raise GateFailed(Status.MEMORY_VIOLATION, f"the canary around {guard} was overwritten")
         now = [t for t in self.extra if t is not None]  # compared as bits: there may be a NaN
-        same = (torch.equal(x.view(torch.int16), y.view(torch.int16)) for x, y in zip(extra, now, strict=True))
+        same = (equal_bits(x, y) for x, y in zip(extra, now, strict=True))
         if not torch.equal(before, self.data.input_sum(0)) or not all(same):
             raise GateFailed(Status.MEMORY_VIOLATION, "A, B, bias or residual was changed")
         return self.data[0][2].clone()
@@ -316,7 +316,7 @@ def _special(bench: FusedProof, device: str) -> None:
     a *= bench.size
     first = bench.run(a, b)
     for pattern in (0x0000, 0x3C01):
-        if not torch.equal(first.view(torch.int16), bench.run(a, b, pattern).view(torch.int16)):
+        if not equal_bits(first, bench.run(a, b, pattern)):
             raise GateFailed(Status.NOT_REPEATABLE, "two runs on the same inputs differ in some bit")
     a[0, 0] = math.inf
     a[p.m // 2, p.k - 1] = math.nan

@@ -28,7 +28,7 @@ from outblas.core.problem import Acc, Problem
 from outblas.core.rivals import BaselineCall, Bindable
 from outblas.judge import integrity
 from outblas.judge.baselines import CublasGemm
-from outblas.judge.operands import Operands, torch_dtype
+from outblas.judge.operands import Operands, equal_bits, torch_dtype
 from outblas.judge.proof_context import ProofContext
 from outblas.judge.proof_inputs import cancelling_inputs, integer_draws, positive_inputs, scaled_inputs, special_inputs
 from outblas.judge.reference import Reference, b_as_k_by_n, fp64_product
@@ -325,10 +325,10 @@ def _special(context: ProofContext, worst: list[float]) -> None:
     first = context.run(x, y)
     context.run(*context.normal(9))
     for _ in range(3):
-        if not torch.equal(first.view(torch.int16), context.run(x, y).view(torch.int16)):
+        if not equal_bits(first, context.run(x, y)):
             raise GateFailed(Status.NOT_REPEATABLE, "two runs on the same inputs differ in some bit")
     for pattern in (0x0000, 0x3C01):
-        if not torch.equal(first.view(torch.int16), context.run(x, y, pattern=pattern).view(torch.int16)):
+        if not equal_bits(first, context.run(x, y, pattern=pattern)):
             raise GateFailed(Status.WRONG, "the result depends on what C held before")
 
 

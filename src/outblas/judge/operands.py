@@ -222,6 +222,13 @@ class Operands:
         return [self._flat[begin:end] for begin, end in zip(begins, ends, strict=True)]
 
 
+def equal_bits(x: Any, y: Any) -> bool:
+    """Return True if two half-precision tensors have the same bits; so NaN equals itself, and 0 is not -0."""
+    import torch
+
+    return bool(torch.equal(x.view(torch.int16), y.view(torch.int16)))
+
+
 def _sum_by_place(words: Any) -> Any:
     """Return the sum, modulo 2**64, of int64 words times the secret odd weights of their places."""
     weights = _weights(words.device)

@@ -14,7 +14,7 @@ from typing import Any
 
 from outblas.core.evaluation import GateFailed, Status
 from outblas.core.problem import Problem
-from outblas.judge.operands import torch_dtype
+from outblas.judge.operands import equal_bits, torch_dtype
 from outblas.judge.proof_context import ProofContext, process_state
 from outblas.kernels.legality import why_illegal
 from outblas.runtime.device import gpu_of_device
@@ -99,7 +99,7 @@ def _stream_order(context: ProofContext, inputs: tuple[Any, Any], expected: Any)
     """
     for cycles in _PLUG_CYCLES:
         out, waited = _behind_a_plug(context, inputs, cycles)
-        if not _same(out, expected):
+        if not equal_bits(out, expected):
             raise _broken("it does not run in the order of the stream it was given")
         if not waited:
             return
@@ -154,7 +154,7 @@ def _capture(context: ProofContext, first: tuple[Any, Any], second: tuple[Any, A
         if executable is not None:
             cu.cuGraphExecDestroy(executable)
         cu.cuGraphDestroy(graph)
-    if not _same(context.data[0][2], expected):
+    if not equal_bits(context.data[0][2], expected):
         raise _broken("a launched graph of it does not compute the product")
 
 
@@ -205,7 +205,7 @@ def _two_streams(context: ProofContext, first: Any, second: Any, expected: tuple
             context.calls[1](other.cuda_stream)
         context.wait()
         for index in range(2):
-            if not _same(context.data[index][2], expected[index]):
+            if not equal_bits(context.data[index][2], expected[index]):
                 raise GateFailed(Status.WRONG, "results differ when two calls run on two streams at once")
 
 
@@ -255,7 +255,7 @@ def _linked(context: ProofContext, p: Problem, inputs: Callable[[Any, Any, Any],
         return x.clone(), y.clone()
 
     apart, together = outputs(context.wait), outputs(lambda: None)
-    if not (_same(apart[0], together[0]) and _same(apart[1], together[1])):
+    if not (equal_bits(apart[0], together[0]) and equal_bits(apart[1], together[1])):
         raise _broken("back-to-back calls that use each other's results overlap wrongly")
 
 
@@ -268,12 +268,6 @@ def _threads() -> int:
     """Threads of this process, those of native code included (0 where the system does not tell)."""
     folder = "/proc/self/task"
     return len(os.listdir(folder)) if os.path.isdir(folder) else 0
-
-
-def _same(x: Any, y: Any) -> bool:
-    import torch
-
-    return bool(torch.equal(x.view(torch.int16), y.view(torch.int16)))
 
 
 def _broken(detail: str) -> GateFailed:

@@ -51,8 +51,8 @@ class ModelWeight(NamedTuple):
         return f"{product.name} {asked.weight.key}, {self.times} times a step{bias}: {what}"
 
 
-def weights_of_file(file: Path, tp: int, dtype: str | None, where: Device) -> list[ModelWeight]:
-    """Return :func:`weights_of_model` of a model's file, beside the library that is in use.
+def weights_of_file(file: Path, tp: int, dtype: str | None, where: Device) -> tuple[list[ModelWeight], Library]:
+    """Return :func:`weights_of_model` of a model's file, and the library that is in use, beside which they stand.
 
     Args:
         file: the model's ``config.json``, or the folder that holds it.
@@ -67,7 +67,8 @@ def weights_of_file(file: Path, tp: int, dtype: str | None, where: Device) -> li
     """
     config = read_model(file)
     kind = model_dtype(config) if dtype is None else Problem(1, 1, 1, "TN", dtype).dtype  # type: ignore[arg-type]
-    return weights_of_model(engine_products(config, tp), kind, library_in_use(where))
+    products, library = engine_products(config, tp), _library_in_use(where)
+    return weights_of_model(products, kind, library), library
 
 
 def weights_of_model(
@@ -139,8 +140,7 @@ def lacking_ranges(weights: Iterable[ModelWeight]) -> RangesRequest:
     return RangesRequest([one.asked for one in lacking])
 
 
-def library_in_use(where: Device) -> Library:
-    """Return the library that serves a GPU, the user's included; of a recording the packaged one."""
+def _library_in_use(where: Device) -> Library:
     if where.gpu_index is None:
         return Library.packaged(where.recording or "", missing_ok=True)
     packaged = Library.packaged(gpu_of_device(where.gpu_index).name, missing_ok=True)
