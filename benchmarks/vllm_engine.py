@@ -369,6 +369,7 @@ def main() -> None:
         engine.measure()
         write_json(arguments.out, engine.found)
         sys.stdout.flush()
+        engine.llm.llm_engine.engine_core.shutdown()  # its process would keep the GPU's memory
         os._exit(0)  # threads of the engine would keep the process alive
     run_all(arguments)
 

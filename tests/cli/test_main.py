@@ -122,7 +122,7 @@ def test_list_prints_the_names_that_commands_take() -> None:
         ([*EVAL, "--colour"], ["--colour"]),
         (["eval"], ["--mnk"]),
         (["evaluate"], ["evaluate"]),
-        (["bench", "--suite", "grid9"], ["suite 'grid9'", "grid1000, llm or llm_tp"]),
+        (["bench", "--suite", "grid9"], ["suite 'grid9'", "grid1000, llm, llm_tp or engine"]),
         (["bench", "--mode", "fast"], ["mode 'fast'"]),
         (["bench", "--mode", "server"], ["--target-qps"]),
         (["bench", "--layout", "tt"], ["layout"]),

@@ -16,6 +16,8 @@ from outblas.core.suites import (
     TP_DEGREES,
     TP_MODELS,
     Table,
+    capture_sizes,
+    engine_weights,
     sample,
     suite,
 )  # fmt: skip
@@ -75,7 +77,7 @@ def test_a_suite_is_what_was_asked_for_in_a_fixed_order(name: str, layout: str, 
 
 @pytest.mark.parametrize("name", ["", "grid", "GRID1000", "grid1000 "])
 def test_an_unknown_suite_is_refused_with_the_known_names(name: str) -> None:
-    with pytest.raises(UsageError, match="grid1000, llm or llm_tp"):
+    with pytest.raises(UsageError, match="grid1000, llm, llm_tp or engine"):
         suite(name)
 
 
@@ -124,3 +126,18 @@ def test_what_is_no_table_is_refused(text: str) -> None:
         Table.parse(text)
     with pytest.raises(ProblemError):
         Table.parse("llm:TN:bf16:fp16")
+
+
+def test_suite_engine_has_the_sizes_of_the_engines_graphs() -> None:
+    problems = suite("engine", "TN", "bf16")
+    by_weight: dict[tuple[int, int], list[int]] = {}
+    for problem in problems:
+        by_weight.setdefault((problem.n, problem.k), []).append(problem.m)
+    assert list(by_weight) == list(engine_weights()) and len(by_weight) >= 40 and len(problems) == len(set(problems))
+    assert by_weight[6144, 4096] == capture_sizes() and by_weight[128256, 4096] == capture_sizes(128)
+
+
+def test_the_sizes_are_vllms() -> None:
+    """``_set_cudagraph_sizes`` of vLLM 0.26.0."""
+    assert len(capture_sizes()) == 51 and capture_sizes()[:5] == [1, 2, 4, 8, 16] and capture_sizes()[-1] == 512
+    assert capture_sizes(2) == [1, 2, 4] and capture_sizes(64)[-1] == 128 and capture_sizes(1024)[-1] == 512

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from outblas import __version__
 from outblas.cli.main import app
-from outblas.cli.tune import parse_budget
+from outblas.cli.tune import budget_of, parse_budget
 from outblas.core.errors import DeviceError, RecordError, UsageError
 from outblas.core.problem import Problem
 from outblas.dispatch import device_registry, matmul
@@ -303,6 +303,12 @@ def test_the_predicted_time_grows_with_the_work() -> None:
 )
 def test_a_budget_is_measurements_seconds_or_both(text: str, meant: Any) -> None:
     assert parse_budget(text) == meant
+
+
+def test_less_is_measured_of_an_engines_model() -> None:
+    config = Path("config.json")
+    assert budget_of(None, None) == (16, None) and budget_of(None, config) == (6, None)
+    assert budget_of("60s", config) == (6, 60.0) and budget_of("32,60s", config) == (32, 60.0)
 
 
 @pytest.mark.parametrize("text", ["", "s", "60 s", "60s,32", "16,", ",60s", "sixty", "0", "0s", "-1", "1e3s"])

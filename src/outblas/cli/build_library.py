@@ -105,7 +105,7 @@ bench    times the library in the other modes, in one start          -> WORK/STE
 These run only when --steps names them:
 
 \b
-intervals searches the weights of a suite for every M, e.g. --tables llm_tp:TN:fp16:fp32 -> WORK/STEM_intervals/
+intervals searches a suite's weights for every M, e.g. --tables engine:TN:bf16:fp32 -> WORK/STEM_intervals/
 prove_intervals proves such intervals of another library (--begin-with) with today's kernel sources
 again    searches rows that fall back or barely win once more; then trial
 search_cold times neighbours of the plain kernels with cold caches; then trial_workloads

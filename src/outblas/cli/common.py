@@ -60,7 +60,7 @@ EXIT_INTERRUPT = 130
 LayoutOption = Annotated[str, typer.Option(help="tn (B stored N x K) or nn (B stored K x N).")]
 DtypeOption = Annotated[str, typer.Option(help="fp16 or bf16: type of A, B and C.")]
 AccOption = Annotated[str, typer.Option(help="Accumulator: fp32, or fp16 (fp16 inputs only).")]
-SuiteOption = Annotated[str, typer.Option(help="Named set of problems: grid1000, llm or llm_tp.")]
+SuiteOption = Annotated[str, typer.Option(help="Named set of problems: grid1000, llm, llm_tp or engine.")]
 SampleOption = Annotated[
     int | None,
     typer.Option(help="Take a sample of this size of each layout, stratified by regime, always the same one."),

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 def export(
     mnk: Annotated[str | None, typer.Option(help="Tuned problem, M_N_K.")] = None,
     suite: Annotated[
-        str | None, typer.Option(help="Every tuned problem of a suite in one hf folder: grid1000, llm or llm_tp.")
+        str | None,
+        typer.Option(help="Every tuned problem of a suite (grid1000, llm, llm_tp or engine) in one hf folder."),
     ] = None,
     captured: Annotated[
         Path | None, typer.Option(help="Every tuned problem of a file of outblas capture in one hf folder.")

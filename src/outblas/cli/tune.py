@@ -35,14 +35,17 @@ if TYPE_CHECKING:
     from outblas.search.time_shares import TimeShare
     from outblas.search.tune_run import RunFiles, TuneOutcome, TuneRequest
 
+#: Measurements of a problem at most, but of --model.
+USUAL_BUDGET = 16
+
 AgentOption = Annotated[
     str | None,
     typer.Option(help="Search agent, see `outblas list agents`; by default regressor on a recording, else heuristic."),
 ]
 BudgetOption = Annotated[
-    str,
+    str | None,
     typer.Option(
-        help="Candidates measured per problem at most (16); a time for all, e.g. 60s; or both, 32,60s. "
+        help="Candidates measured per problem at most (16; 6 with --model); a time for all, e.g. 60s; or both, 32,60s. "
         "With --captured the count is an average, dealt out by share of time."
     ),
 ]
@@ -94,7 +97,7 @@ def tune(
     dtype: DtypeOption = "fp16",
     acc: AccOption = "fp32",
     agent: AgentOption = None,
-    budget: BudgetOption = "16",
+    budget: BudgetOption = None,
     captured: CapturedOption = None,
     model: ModelOption = None,
     tp: TpOption = 1,
@@ -119,7 +122,8 @@ def tune(
     check_sources(context)
     kind = (layout, dtype, acc)
     suite, problems = named_problems(context, kind)
-    count, seconds = parse_budget(budget)
+    count, seconds = budget_of(budget, model)
+    budget = budget or str(count)
     plan = common.worker_plan(workers, device, gpus, worker_count, ray_address)
     where = parse_device(device) if plan is None else plan.device
     _check_install(install, where)
@@ -140,7 +144,8 @@ def tune(
         problems, suite, agent, count, seed, where, path, common.command_line(), plan, dealt_out, seconds, ranges,
         beside=run is None,
     )  # fmt: skip
-    _run(request, budget, ranked, install or (install is None and suite in ("captured", "model")), json_out)
+    install = install or (install is None and suite in ("captured", "model"))
+    _run(request, budget, ranked, install, json_out)
 
 
 def _run(request: TuneRequest, budget: str, ranked: Sequence[TimeShare], install: bool, json_out: bool) -> None:
@@ -248,10 +253,22 @@ def _check_install(install: bool | None, where: Device) -> None:
         )
 
 
-def parse_budget(text: str) -> tuple[int, float | None]:
+def budget_of(text: str | None, model: Path | None) -> tuple[int, float | None]:
+    """Return (measurements per problem, seconds in all or None) of --budget, or what is usual for --model or without.
+
+    Raises:
+        UsageError: as :func:`parse_budget`.
+    """
+    from outblas.search.intervals.range_choice import ENGINE_BUDGET
+
+    usual = USUAL_BUDGET if model is None else ENGINE_BUDGET
+    return (usual, None) if text is None else parse_budget(text, usual)
+
+
+def parse_budget(text: str, usual: int = USUAL_BUDGET) -> tuple[int, float | None]:
     """Return (measurements per problem, seconds in all or None).
 
-    ``"16"`` gives ``(16, None)``, ``"60s"`` gives ``(16, 60.0)``, and ``"32,60s"`` gives ``(32, 60.0)``.
+    ``"16"`` gives ``(16, None)``, ``"60s"`` gives ``(usual, 60.0)``, and ``"32,60s"`` gives ``(32, 60.0)``.
 
     Raises:
         UsageError: another form, less than 1 measurement, or 0 seconds.
@@ -260,7 +277,7 @@ def parse_budget(text: str) -> tuple[int, float | None]:
     if match is None or not (match[1] or match[2]):
         do = "e.g. --budget 16, --budget 60s or --budget 32,60s"
         raise UsageError(f"--budget {text!r}", "measurements per problem, seconds in all, or both", do)
-    count = common.at_least("--budget", int(match[1] or 16), 1)
+    count = common.at_least("--budget", int(match[1] or usual), 1)
     return count, None if match[2] is None else common.positive("--budget", float(match[2]))
 
 

@@ -74,7 +74,7 @@ def ranges_and_others(
         ranked: captured problems, the largest share of the time first.
         where: the GPU or the recording that measures.
     """
-    from outblas.search.intervals.range_choice import RangesRequest, linear_ranges, ranges_of, split_captured
+    from outblas.search.intervals.range_choice import RangesRequest, linear_ranges, ranges_of_suite, split_captured
 
     given = context.params
     if given["model"] is not None:
@@ -83,7 +83,9 @@ def ranges_and_others(
     if ranked and given["intervals"] is not False:
         return split_captured(ranked)
     linear = linear_ranges(given["linear"] or (), given["m"] or WHOLE_RANGE, kind)
-    return (ranges_of(problems) if given["intervals"] and problems else RangesRequest(linear)), ranked
+    if given["intervals"] and problems:
+        return ranges_of_suite(given["suite"], problems), ranked
+    return RangesRequest(linear), ranked
 
 
 def _model_ranges(file: Path, tp: int, dtype: str | None, where: Device) -> RangesRequest:

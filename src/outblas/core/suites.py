@@ -1,4 +1,4 @@
-"""The named sets of problems ``grid1000``, ``llm`` and ``llm_tp``, the tables made of them, and stratified samples."""
+"""The named sets of problems, the tables made of them, and stratified samples."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PUBLISHED_SUITES = ("grid1000", "llm")
 #: Suites of linear layers: each weight with every M of :data:`LLM_M`.
 LAYER_SUITES = ("llm", "llm_tp")
 #: Valid names for :func:`suite`.
-SUITES = (*PUBLISHED_SUITES, "llm_tp")
+SUITES = (*PUBLISHED_SUITES, "llm_tp", "engine")
 #: FLOP from which on a product reaches the power limit, so that mode ``block`` times it.
 BLOCK_FLOP = 1e11
 GRID_EXTENTS = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 12288, 16384)
@@ -56,6 +56,26 @@ TP_MODELS: dict[str, tuple[tuple[int, int], ...]] = {
 #: Numbers of GPUs that share each weight.
 TP_DEGREES = (2, 4, 8)
 LLM_M = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+#: Dense model -> (N, K) of its qkv, attention-output, gate/up, down and output-head weights on one GPU, from its
+#: config.json; in order of use.
+ENGINE_MODELS: dict[str, tuple[tuple[int, int], ...]] = {
+    "llama3-8b": (*LLM_LAYERS["llama3-8b"], (128256, 4096)),
+    "qwen2.5-7b": (*LLM_LAYERS["qwen2.5-7b"], (152064, 3584)),
+    # hidden 4096, 32 heads, 8 KV heads of 128, intermediate 14336
+    "mistral-7b": (*LLM_LAYERS["llama3-8b"], (32768, 4096)),
+    # hidden 4096, 32 heads, 8 KV heads of 128, intermediate 12288
+    "qwen3-8b": ((6144, 4096), (4096, 4096), (24576, 4096), (4096, 12288), (151936, 4096)),
+    "llama3-70b": (*LLM_LAYERS["llama3-70b"], (128256, 8192)),
+    # hidden 5120, 40 heads, 10 KV heads of 128, intermediate 17920
+    "phi-4": ((7680, 5120), (5120, 5120), (35840, 5120), (5120, 17920), (100352, 5120)),
+}
+#: Models of :data:`ENGINE_MODELS` on one GPU and on two, in order of use. 70 billion parameters need two.
+ENGINE_RUNS = (
+    ("llama3-8b", 1), ("qwen2.5-7b", 1), ("mistral-7b", 1), ("qwen3-8b", 1), ("llama3-8b", 2), ("qwen2.5-7b", 2),
+    ("llama3-70b", 2), ("phi-4", 1), ("qwen3-8b", 2), ("phi-4", 2),
+)  # fmt: skip
+#: Sequences of a step at most: vLLM's ``max_num_seqs`` by default.
+ENGINE_SEQUENCES = 256
 
 
 def suite(name: str, layout: str = "TN", dtype: str = "fp16", acc: str = "fp32") -> list[Problem]:
@@ -63,11 +83,12 @@ def suite(name: str, layout: str = "TN", dtype: str = "fp16", acc: str = "fp32")
 
     ``grid1000`` has 1,000 problems: M, N and K each from the ten :data:`GRID_EXTENTS` (64 to 16384). K runs fastest,
     then N, then M. ``llm`` has 330: each of the 22 distinct (N, K) of :data:`LLM_LAYERS` with the 15 M of :data:`LLM_M`
-    (1 to 16384). ``llm_tp`` has 435: the 29 distinct (N, K) of :func:`tensor_parallel_weights`, with the same M. M runs
-    fastest in both.
+    (1 to 16384). ``llm_tp`` has 435: the 29 distinct (N, K) of :func:`tensor_parallel_weights`, with the same M.
+    ``engine`` has the (N, K) of :func:`engine_weights`, each with the M of :func:`capture_sizes`; output heads have
+    those of at most :data:`ENGINE_SEQUENCES`. M runs fastest in all three.
 
     Args:
-        name: ``grid1000``, ``llm`` or ``llm_tp``, in lower case.
+        name: one of :data:`SUITES`, in lower case.
         layout: layout of every problem, ``TN`` or ``NN``, in upper case.
         dtype: dtype of every problem, ``fp16`` or ``bf16``.
         acc: accumulator of every problem, ``fp32`` or ``fp16``.
@@ -81,6 +102,10 @@ def suite(name: str, layout: str = "TN", dtype: str = "fp16", acc: str = "fp32")
     elif name in LAYER_SUITES:
         weights = [nk for model in LLM_LAYERS.values() for nk in model] if name == "llm" else tensor_parallel_weights()
         shapes = [(m, n, k) for (n, k) in dict.fromkeys(weights) for m in LLM_M]
+    elif name == "engine":
+        most = {True: ENGINE_SEQUENCES, False: 2 * ENGINE_SEQUENCES}
+        weights_and_heads = engine_weights().items()
+        shapes = [(m, n, k) for (n, k), head in weights_and_heads for m in capture_sizes() if m <= most[head]]
     else:
         raise unknown_name("suite", name, SUITES, "pass one of them as --suite")
     return [Problem(m, n, k, layout, dtype, acc) for m, n, k in shapes]  # type: ignore[arg-type]
@@ -101,6 +126,35 @@ def tensor_parallel_weights() -> list[tuple[int, int]]:
     return found
 
 
+def engine_weights() -> dict[tuple[int, int], bool]:
+    """Return (N, K) -> whether it is an output head, for the distinct weights of :data:`ENGINE_RUNS` on one GPU.
+
+    The output head is split by columns of the output, the others as by :func:`tensor_parallel_weights`.
+    """
+    found: dict[tuple[int, int], bool] = {}
+    for model, degree in ENGINE_RUNS:
+        qkv, attention_output, gate_up, down, head = ENGINE_MODELS[model]
+        parts = (
+            (qkv[0] // degree, qkv[1]), (attention_output[0], attention_output[1] // degree),
+            (gate_up[0] // degree, gate_up[1]), (down[0], down[1] // degree),
+        )  # fmt: skip
+        found |= dict.fromkeys(parts, False) | {(head[0] // degree, head[1]): True}
+    return found
+
+
+def capture_sizes(most_sequences: int = ENGINE_SEQUENCES) -> list[int]:
+    """Return the numbers of rows for which vLLM captures graphs by default, in rising order.
+
+    They are 1, 2 and 4, multiples of 8 below 256, and multiples of 16 from there on. The largest is twice the number of
+    sequences, at most 512. Source: ``VllmConfig._set_cudagraph_sizes`` of vLLM 0.26.0.
+
+    Args:
+        most_sequences: ``max_num_seqs`` of the engine.
+    """
+    most = min(2 * most_sequences, 512)
+    return [size for size in (1, 2, 4, *range(8, 256, 8), *range(256, most + 1, 16)) if size <= most]
+
+
 @dataclass(frozen=True)
 class Table:
     """A suite in one layout, dtype and accumulator. A table is tuned, timed and published as a whole.
@@ -109,7 +163,7 @@ class Table:
     :meth:`parse` and :meth:`problems` do.
 
     Attributes:
-        suite: ``grid1000``, ``llm`` or ``llm_tp``.
+        suite: one of :data:`SUITES`.
         layout: ``TN`` or ``NN``.
         dtype: ``fp16`` or ``bf16``.
         acc: ``fp32`` or ``fp16``.

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from outblas.core.errors import RecordError, UsageError
-from outblas.core.suites import LLM_LAYERS, TP_DEGREES
-from outblas.search.intervals.engine_model import capture_sizes, engine_products, model_dtype, read_model
+from outblas.core.suites import ENGINE_MODELS, ENGINE_RUNS, LLM_LAYERS, TP_DEGREES, engine_weights
+from outblas.search.intervals.engine_model import engine_products, model_dtype, read_model
 
 #: From the models' own files.
 LLAMA_8B = {
@@ -23,6 +23,17 @@ LLAMA_70B = LLAMA_8B | {
 QWEN_7B = LLAMA_8B | {
     "model_type": "qwen2", "hidden_size": 3584, "intermediate_size": 18944, "num_attention_heads": 28,
     "num_key_value_heads": 4, "num_hidden_layers": 28, "vocab_size": 152064,
+}  # fmt: skip
+
+#: Model of suite engine -> its own file.
+ENGINE_FILES = {
+    "llama3-8b": LLAMA_8B, "qwen2.5-7b": QWEN_7B, "llama3-70b": LLAMA_70B,
+    "mistral-7b": LLAMA_8B | {"model_type": "mistral", "vocab_size": 32768},
+    "qwen3-8b": LLAMA_8B | {"model_type": "qwen3", "intermediate_size": 12288, "vocab_size": 151936},
+    "phi-4": LLAMA_8B | {
+        "model_type": "phi3", "hidden_size": 5120, "intermediate_size": 17920, "num_attention_heads": 40,
+        "num_key_value_heads": 10, "vocab_size": 100352,
+    },
 }  # fmt: skip
 
 
@@ -120,7 +131,11 @@ def test_a_file_or_its_folder_is_read_and_the_text_model_of_several(tmp_path: Pa
         read_model(file)
 
 
-def test_the_sizes_are_vllms() -> None:
-    """``_set_cudagraph_sizes`` of vLLM 0.26.0."""
-    assert len(capture_sizes()) == 51 and capture_sizes()[:5] == [1, 2, 4, 8, 16] and capture_sizes()[-1] == 512
-    assert capture_sizes(2) == [1, 2, 4] and capture_sizes(64)[-1] == 128 and capture_sizes(1024)[-1] == 512
+def test_suite_engine_has_the_weights_of_its_models() -> None:
+    assert {name: list(weights) for name, weights in ENGINE_MODELS.items()} == {
+        name: shapes(config) for name, config in ENGINE_FILES.items()
+    }
+    split = [shape for name, tp in ENGINE_RUNS for shape in shapes(ENGINE_FILES[name], tp)]
+    heads = {shapes(ENGINE_FILES[name], tp)[-1] for name, tp in ENGINE_RUNS}
+    assert list(engine_weights()) == list(dict.fromkeys(split))
+    assert {shape for shape, is_head in engine_weights().items() if is_head} == heads

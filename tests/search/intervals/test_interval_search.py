@@ -89,6 +89,17 @@ def test_the_changes_of_winner_are_found_to_the_m(tmp_path: Path) -> None:
         assert row.plain is None or holding.row.plain is None or row.plain.low >= holding.row.plain.low
 
 
+def test_only_the_m_and_the_launch_option_of_a_program_are_searched(tmp_path: Path) -> None:
+    sizes = [1, 2, 4, 8, 64, 96, 104, 512]
+    made = model(speedups={**model().speedups, replace(SMALL, pdl=True): below(1024, 2.0)})
+    found = search(tmp_path / "s.sqlite", made, RangesRequest([EVERY], only={WEIGHT: sizes}, launch="plain"))
+    assert plain(found.intervals) == [(1, 8, FEW), (64, 96, SMALL), (104, 512, LARGE)]
+    assert not any(config.pdl for _, config in made.asked)
+    proved_inside = {problem.m for problem, _ in made.asked} - set(sizes)
+    assert len(proved_inside) >= 4, "two between the sizes of an interval"
+    assert all(any(a < m < b for a, b, _ in plain(found.intervals)) for m in proved_inside)
+
+
 def test_a_third_kernel_that_wins_between_two_sampled_m_is_found(tmp_path: Path) -> None:
     ends = sampled(range(1, 1025))
     first, last = next((a, b) for a, b in itertools.pairwise(ends) if a < 100 <= b)  # SMALL gives way to LARGE

@@ -9,7 +9,8 @@ import pytest
 
 from outblas.core.problem import Problem
 from outblas.core.weight import Weight, WeightRange
-from outblas.search.intervals.range_choice import ranges_of, split_captured
+from outblas.search.intervals.range_choice import ranges_of, ranges_of_suite, split_captured
+from outblas.search.intervals.range_search import RangesRequest
 from outblas.search.intervals.sampled_m import drawn, middle, sampled
 from outblas.search.time_shares import TimeShare
 
@@ -67,3 +68,14 @@ def test_a_suites_weights_are_ranges_from_their_smallest_to_their_largest_m(name
 
     found = ranges_of(suite(name)).ranges
     assert len(found) == weights and {(one.first, one.last) for one in found} == {(1, 16384)}
+    assert ranges_of_suite(name, suite(name)) == RangesRequest(found)
+
+
+def test_an_engines_weights_are_searched_at_its_sizes_but_the_heads() -> None:
+    from outblas.core.suites import capture_sizes, suite
+
+    found = ranges_of_suite("engine", suite("engine", "TN", "bf16"))
+    first, head = found.ranges[0], found.ranges[4]
+    assert found.launch == "plain" and (first.first, first.last, head.last) == (1, 512, 256)
+    assert found.offered(first, None) == capture_sizes() and found.offered(head, None) == list(range(1, 257))
+    assert set(found.sampled(first, None)) < set(capture_sizes())

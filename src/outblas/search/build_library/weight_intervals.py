@@ -22,7 +22,7 @@ from outblas.search.agents.agent_registry import make_agent
 from outblas.search.build_library.build_searches import command_of
 from outblas.search.build_library.build_work import BuildFolder, printer, proof_by, unproved_intervals
 from outblas.search.intervals.finished_weights import FinishedWeights
-from outblas.search.intervals.range_choice import ranges_of
+from outblas.search.intervals.range_choice import ENGINE_BUDGET, ranges_of_suite
 from outblas.search.intervals.sampled_m import drawn
 from outblas.search.tune_folder import RunFiles
 from outblas.search.tune_run import TuneRequest, default_agent, run_tune
@@ -91,7 +91,7 @@ def prove_intervals(work: BuildFolder, table: Table) -> None:
 
 def _proof_pairs(library: Library, table: Table) -> list[tuple[Problem, KernelConfig]]:
     """Return (problem, kernel) of all proofs of a table's intervals."""
-    weights = {asked.weight for asked in ranges_of(table.problems()).ranges}
+    weights = {asked.weight for asked in ranges_of_suite(table.suite, table.problems()).ranges}
     pairs: dict[tuple[Problem, KernelConfig], None] = {}
     for one in (each for each in library.intervals if each.weight in weights):
         inner = drawn(one.weight, one.first, one.last, range(one.first + 1, one.last))
@@ -108,9 +108,11 @@ def folder_of_intervals(work: BuildFolder, table: Table) -> Path:
 
 def _request(work: BuildFolder, table: Table) -> TuneRequest:
     device = Device(gpu_index=work.gpu_index)
+    ranges = ranges_of_suite(table.suite, table.problems())
+    agent, budget = ("transfer", ENGINE_BUDGET) if table.suite == "engine" else (default_agent(device), BUDGET)
     return TuneRequest(
-        (), table.suite, default_agent(device), BUDGET, SEED, device, folder_of_intervals(work, table),
-        command_of("intervals", table), make_plan("local", gpus=work.gpus), ranges=ranges_of(table.problems()),
+        (), table.suite, agent, budget, SEED, device, folder_of_intervals(work, table),
+        command_of("intervals", table), make_plan("local", gpus=work.gpus), ranges=ranges,
     )  # fmt: skip
 
 

@@ -95,8 +95,11 @@ class Cells:
         return known[config]
 
     def runnable(self, configs: Sequence[KernelConfig], first: int, last: int) -> Sequence[int]:
-        """Return the offered M between ``first`` and ``last``, without both, at which all of some kernels may run."""
-        between = inside(self.offered, first, last)
+        """Return the M between ``first`` and ``last``, without both, at which all of some kernels may run.
+
+        They are those that a recording offers, or any M of a live GPU, also one that was not to be searched.
+        """
+        between = inside(self.offered if self._only_offered else range(first, last + 1), first, last)
         if not self._only_offered and all(self.is_legal(config, first, last) for config in configs):
             return between
         return [m for m in between if all(self.may_run(m, config) for config in configs)]

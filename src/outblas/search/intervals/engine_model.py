@@ -127,19 +127,6 @@ def check_engine(name: str) -> None:
         raise UsageError(f"--engine {name}", f"one of {', '.join(ENGINES)}", "name the weights by --linear N_K")
 
 
-def capture_sizes(most_sequences: int = 256) -> list[int]:
-    """Return the numbers of rows for which vLLM captures graphs by default, in rising order.
-
-    They are 1, 2 and 4, multiples of 8 below 256, and multiples of 16 from there on. The largest is twice the number of
-    sequences, at most 512. Source: ``VllmConfig._set_cudagraph_sizes`` of vLLM 0.26.0.
-
-    Args:
-        most_sequences: ``max_num_seqs`` of the engine.
-    """
-    most = min(2 * most_sequences, 512)
-    return [size for size in (1, 2, 4, *range(8, 256, 8), *range(256, most + 1, 16)) if size <= most]
-
-
 def _check_kind(config: Mapping[str, Any]) -> None:
     for field, what in _OTHERS.items():
         if config.get(field):

@@ -11,11 +11,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from outblas.core.config import LAUNCHES, KernelConfig, Launch
+from outblas.core.config import LAUNCHES, KernelConfig, Launch, launch_allows
 from outblas.core.evaluator import Evaluator
 from outblas.core.weight import WeightRange
 from outblas.kernels.catalogue import launch_options, with_launch
@@ -69,9 +69,10 @@ class IntervalOptions:
     Attributes:
         budget: measurements of each sampled M at most.
         sampled: the M that the agent searches, in rising order.
-        offered: M that can be measured, in rising order.
-        only_offered: a recording answers, which knows only the kernels that it offers.
+        offered: M that may be searched, in rising order.
+        only_offered: a recording answers, which knows only the kernels that it offers. Else proofs take any M.
         watch: functions that the search calls.
+        launch: launch option that calls allow; other kernels are not searched.
     """
 
     budget: int
@@ -79,6 +80,7 @@ class IntervalOptions:
     offered: Sequence[int]
     only_offered: bool
     watch: SearchWatch
+    launch: Launch = "weights"
 
 
 @dataclass(frozen=True)
@@ -156,7 +158,7 @@ class _Search:
         problems = [self.cells.range.problem(m) for m in self.options.sampled]
         # An agent that learns nothing proposes the same in one round as in several, each of which waits for all M.
         at_once = self.options.budget if isinstance(self.agent, FixedOrder) else CANDIDATES_PER_ROUND
-        wanted = SearchOptions(stop=stop, per_round=at_once, finished=self.cells.add)
+        wanted = SearchOptions(stop=stop, per_round=at_once, finished=self.cells.add, launch=self.options.launch)
         told: Progress = progress
         tune(problems, self.agent, self.options.budget, self.cells.evaluator, store, run_id, told, wanted)
         return any(stops)
@@ -246,7 +248,7 @@ class _Search:
         for m, problem in problems.items():
             options = launch_options(problem, self.cells.evaluator.gpu)
             twins = {with_launch(without_launch(config), launch) for config in new[m] for launch in options}
-            asks += [(m, config) for config in offered[problem] if config in twins]
+            asks += [(m, config) for config in self._allowed(offered[problem]) if config in twins]
         return asks
 
     def _proposed(self, m: int) -> list[KernelConfig]:
@@ -254,7 +256,11 @@ class _Search:
         self._searched.add(m)
         problem, evaluator = self.cells.range.problem(m), self.cells.evaluator
         n = min(self.options.budget, PROPOSED_BETWEEN)
-        return self.agent.propose(problem, evaluator.candidates(problem), list(self.cells.at(m).values()), n)
+        candidates = self._allowed(evaluator.candidates(problem))
+        return self.agent.propose(problem, candidates, list(self.cells.at(m).values()), n)
+
+    def _allowed(self, configs: Iterable[KernelConfig]) -> list[KernelConfig]:
+        return [config for config in configs if launch_allows(self.options.launch, config)]
 
     def _proofs(self, runs: Sequence[WinnerRun]) -> list[Ask]:
         return [ask for run in runs for ask in self._open_proofs(run)]

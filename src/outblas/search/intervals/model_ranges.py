@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from outblas.core.problem import Dtype, Problem
 from outblas.core.roofline import Gpu
+from outblas.core.suites import ENGINE_SEQUENCES, capture_sizes
 from outblas.core.weight import Weight, WeightRange
 from outblas.dispatch.decide import Choose
 from outblas.records.library import Library
@@ -15,11 +16,11 @@ from outblas.records.user_library import library_for_device
 from outblas.runtime.device import Device, gpu_of_device
 from outblas.search.intervals.engine_model import (
     EngineProduct,
-    capture_sizes,
     engine_products,
     model_dtype,
     read_model,
 )
+from outblas.search.intervals.range_choice import engine_ranges
 from outblas.search.intervals.range_search import RangesRequest
 from outblas.search.time_shares import predicted_us
 
@@ -72,7 +73,7 @@ def weights_of_file(file: Path, tp: int, dtype: str | None, where: Device) -> tu
 
 
 def weights_of_model(
-    products: Iterable[EngineProduct], dtype: Dtype, library: Library, most_sequences: int = 256
+    products: Iterable[EngineProduct], dtype: Dtype, library: Library, most_sequences: int = ENGINE_SEQUENCES
 ) -> list[ModelWeight]:
     """Return each weight of a model's products once, with what a library lacks.
 
@@ -137,7 +138,7 @@ def lacking_ranges(weights: Iterable[ModelWeight]) -> RangesRequest:
     """
     lacking = [one for one in weights if one.lacking]
     lacking.sort(key=lambda one: -one.product.n * one.product.k * one.times)
-    return RangesRequest([one.asked for one in lacking])
+    return engine_ranges((one.asked, one.product.name != _HEAD) for one in lacking)
 
 
 def _library_in_use(where: Device) -> Library:

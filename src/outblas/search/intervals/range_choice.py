@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from outblas.core.problem import Problem
+from outblas.core.suites import capture_sizes, engine_weights
 from outblas.core.weight import Weight, WeightRange, parse_range
 from outblas.search.intervals.range_search import RangesRequest
 from outblas.search.time_shares import TimeShare
 
 #: A captured weight that occurs with this many M, or more, is tuned for all M between them.
 SEVERAL = 3
+#: Measurements of each sampled M of an engine's weight at most. All are of plain kernels, and each M tries its
+#: neighbours' winners afterwards, so 16 found nothing that 6 did not come within 1% of (journal 0109).
+ENGINE_BUDGET = 6
 
 
 def linear_ranges(texts: Iterable[str], m: str, kind: tuple[str, str, str]) -> list[WeightRange]:
@@ -37,6 +41,36 @@ def ranges_of(problems: Iterable[Problem]) -> RangesRequest:
     """
     found = _by_weight(problems)
     return RangesRequest([WeightRange(weight, min(ms), max(ms)) for weight, ms in found.items()])
+
+
+def ranges_of_suite(name: str, problems: Iterable[Problem]) -> RangesRequest:
+    """Return :func:`ranges_of` the problems of a suite; those of suite ``engine`` as :func:`engine_ranges`.
+
+    Args:
+        name: name of the suite.
+        problems: its problems, or some of them.
+    """
+    found = ranges_of(problems)
+    if name != "engine":
+        return found
+    heads = engine_weights()
+    return engine_ranges((asked, not heads[asked.weight.n, asked.weight.k]) for asked in found.ranges)
+
+
+def engine_ranges(weights: Iterable[tuple[WeightRange, bool]]) -> RangesRequest:
+    """Return the request for the weights of an inference engine, whose calls are without PDL.
+
+    Args:
+        weights: (weight with its range of M, whether the engine pads its rows to the sizes of its graphs), the most
+            important first. A padded one is searched for these sizes alone, another one for every M.
+    """
+    listed = list(weights)
+    only = {
+        asked.weight: [m for m in capture_sizes() if asked.first <= m <= asked.last]
+        for asked, is_padded in listed
+        if is_padded
+    }
+    return RangesRequest([asked for asked, _ in listed], only=only, launch="plain")
 
 
 def split_captured(ranked: Sequence[TimeShare]) -> tuple[RangesRequest, list[TimeShare]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from outblas.core.config import Launch
 from outblas.core.errors import UsageError
 from outblas.core.evaluator import Evaluator
 from outblas.core.weight import Weight, WeightRange
@@ -31,10 +32,24 @@ class RangesRequest:
     Attributes:
         ranges: weights with their ranges of M, each weight once; the most important first.
         wanted: weight -> M that matter, the most important first. They are sampled before others.
+        only: weight -> the M that a program runs, in rising order. No other M is searched. A weight that is not there
+            is searched for every M of its range.
+        launch: launch option that the program's calls allow; other kernels are not searched. By default all are.
     """
 
     ranges: Sequence[WeightRange] = ()
     wanted: Mapping[Weight, Sequence[int]] = field(default_factory=dict)
+    only: Mapping[Weight, Sequence[int]] = field(default_factory=dict)
+    launch: Launch = "weights"
+
+    def offered(self, asked: WeightRange, recording: Recording | None) -> Sequence[int]:
+        """Return the M of a range that may be searched, in rising order.
+
+        Raises:
+            UsageError: the recording has none of the range.
+        """
+        offered = offered_ms(asked, recording)
+        return [m for m in self.only.get(asked.weight, offered) if m in offered]
 
     def sampled(self, asked: WeightRange, recording: Recording | None) -> list[int]:
         """Return the M of a range that the agent searches, in rising order.
@@ -42,7 +57,7 @@ class RangesRequest:
         Raises:
             UsageError: the recording has no M of the range.
         """
-        return sampled(offered_ms(asked, recording), self.wanted.get(asked.weight, ()))
+        return sampled(self.offered(asked, recording), self.wanted.get(asked.weight, ()))
 
 
 @dataclass(frozen=True)
@@ -114,8 +129,9 @@ def search_ranges(
     for reached, (asked, ms) in enumerate(zip(request.ranges, samples, strict=True)):
         later = budget * sum(map(len, samples[reached + 1 :])) * (1 + REFINED_PER_SEARCHED)
         counter.begin(asked.weight, later)
-        offered = offered_ms(asked, recording)
-        options = IntervalOptions(budget, ms, offered, recording is not None, SearchWatch(watch.stop, counter.tell))
+        offered = request.offered(asked, recording)
+        own = SearchWatch(watch.stop, counter.tell)
+        options = IntervalOptions(budget, ms, offered, recording is not None, own, request.launch)
         before = finished.outcome(asked, ms)
         if before is None:
             found = find_intervals(asked, agent, evaluator, store, run_id, options)
