@@ -240,7 +240,7 @@ def test_what_cannot_be_captured_is_broken(gpu, error, monkeypatch):
 SIDE_EFFECTS = {
     "a call allocates memory of torch (4 tensors in 4 calls)": {"allocated": 1},
     "a call starts threads (": {"threads": 1},
-    "free GPU memory shrinks with every call (last by 512 bytes)": {"free": -512},
+    "free GPU memory shrinks with every four calls (last by 2048 bytes)": {"free": -512},
 }
 
 
@@ -370,18 +370,18 @@ def test_a_graph_and_its_executable_are_given_back(gpu, monkeypatch):
     assert freed == ["cuGraphExecDestroy", "cuGraphDestroy"]
 
 
-def test_free_memory_is_looked_at_three_times(gpu, monkeypatch):
-    looks = []
+def test_free_memory_must_shrink_with_each_four_calls_to_be_the_candidates(gpu, monkeypatch):
+    looks, calls = [], []
 
     def shrinking(device):
         looks.append(device)
         return 1000 - len(looks), 10**9
 
     monkeypatch.setattr(torch.cuda, "mem_get_info", shrinking)
-    context = SimpleNamespace(device="cpu", calls=[lambda stream: None], stream=0, wait=lambda: None)
+    context = SimpleNamespace(device="cpu", calls=[calls.append], stream=0, wait=lambda: None)
     with pytest.raises(GateFailed, match="last by 1 bytes"):
         rules._no_device_memory(context, 1000)
-    assert len(looks) == 3
+    assert len(looks) == 10 and len(calls) == 40
 
 
 def test_a_chain_is_scaled_so_that_it_neither_grows_nor_fades(gpu):

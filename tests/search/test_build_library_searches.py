@@ -308,6 +308,12 @@ def test_the_intervals_of_finished_weights_join_the_library(
     run(script, other, "tune")
     copy_tables_from(other, [work.library])
     assert other.load().intervals == library.intervals and other.load().provenance["intervals"] == {str(llm): about}
+    capsys.readouterr()
+    run(script, other, "intervals", tables=str(llm))
+    assert "done before" in capsys.readouterr().out and len(model.asked) == len(set(model.asked))
+    part = replace(library, intervals=library.intervals[:1])
+    part.save(other.library)
+    assert [one.weight for one in weight_intervals._request(other, llm).ranges.ranges] == [library.intervals[1].weight]
     older = {**library.provenance, "intervals": {str(llm): {**about, "kernels": "0" * 64}}}
     replace(library, provenance=older).save(work.library)
     assert unproved_intervals(work.load()) == [llm]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from outblas.core.errors import UsageError
 from outblas.core.evaluation import Status
 from outblas.core.problem import Problem
 from outblas.core.suites import Table
+from outblas.core.weight import WeightRange
 from outblas.kernels.kernel_hash import kernels_sha
 from outblas.records.library import Library
 from outblas.records.library_interval import LibraryInterval
@@ -24,7 +26,7 @@ from outblas.search.build_library.build_work import BuildFolder, printer, proof_
 from outblas.search.intervals.finished_weights import FinishedWeights
 from outblas.search.intervals.range_choice import ENGINE_BUDGET, ranges_of_suite
 from outblas.search.intervals.sampled_m import drawn
-from outblas.search.tune_folder import RunFiles
+from outblas.search.tune_folder import RunFiles, read_run
 from outblas.search.tune_run import TuneRequest, default_agent, run_tune
 
 #: Measurements of each sampled M at most, and the agent's seed: those that `outblas tune` has by default.
@@ -35,7 +37,8 @@ def search_intervals(work: BuildFolder, table: Table) -> None:
     """Search the intervals of each weight of a table on all GPUs, and add them to the library in the work directory.
 
     The intervals of finished weights are added after an interruption, too, and of a killed run by the next call. It
-    goes on with the other weights.
+    goes on with the other weights. A new directory leaves out the weights whose intervals its library has of today's
+    kernel sources (``--begin-with``).
 
     Args:
         work: directory of the build.
@@ -46,6 +49,9 @@ def search_intervals(work: BuildFolder, table: Table) -> None:
         OutblasError: as :func:`outblas.search.tune_run.run_tune`.
     """
     request = _request(work, table)
+    if not request.ranges.ranges:
+        print(f"intervals {table}: done before", flush=True)
+        return
     _add_finished(work, table, request)
     try:
         run_tune(request, told=printer(f"intervals {table}"))
@@ -109,6 +115,7 @@ def folder_of_intervals(work: BuildFolder, table: Table) -> Path:
 def _request(work: BuildFolder, table: Table) -> TuneRequest:
     device = Device(gpu_index=work.gpu_index)
     ranges = ranges_of_suite(table.suite, table.problems())
+    ranges = replace(ranges, ranges=_to_search(work, table, ranges.ranges))
     agent, budget = ("transfer", ENGINE_BUDGET) if table.suite == "engine" else (default_agent(device), BUDGET)
     return TuneRequest(
         (), table.suite, agent, budget, SEED, device, folder_of_intervals(work, table),
@@ -116,27 +123,40 @@ def _request(work: BuildFolder, table: Table) -> TuneRequest:
     )  # fmt: skip
 
 
+def _to_search(work: BuildFolder, table: Table, ranges: Sequence[WeightRange]) -> list[WeightRange]:
+    """Return the ranges that the directory's run was begun with; for a new run, those without proved intervals."""
+    file = RunFiles(folder_of_intervals(work, table)).run
+    if file.exists():
+        begun = set(read_run(file)["ranges"])
+        return [asked for asked in ranges if asked.key in begun]
+    library = work.load()
+    is_proved = str(table) in library.provenance.get("intervals", {}) and table not in unproved_intervals(library)
+    known = {one.weight for one in library.intervals} if is_proved else set()
+    return [asked for asked in ranges if asked.weight not in known]
+
+
 def _add_finished(work: BuildFolder, table: Table, request: TuneRequest) -> None:
-    """Add the intervals of the weights that the search has finished, and print how many there are."""
+    """Add the intervals of the weights that the search has finished, and print how many weights have some."""
     if not RunFiles(request.path).store.is_file():
         return
     intervals: list[LibraryInterval] = []
-    weights, wanted = 0, request.ranges.ranges
     with Store(RunFiles(request.path).store) as store:
         agent = make_agent(request.agent, request.seed, gpu_of_device(work.gpu_index))
         finished = FinishedWeights(store, request.path.name, agent, request.budget)
-        for asked in wanted:
+        for asked in request.ranges.ranges:
             found = finished.outcome(asked, request.ranges.sampled(asked, None))
             if found is not None:
-                weights += 1
                 intervals += found[0].intervals
     library = work.load()
-    print(f"intervals {table}: {weights} of {len(wanted)} weights, {len(intervals)} intervals", flush=True)
-    if not weights:
+    wanted = {asked.weight for asked in ranges_of_suite(table.suite, table.problems()).ranges}
+    new = {one.weight for one in intervals}
+    weights = wanted & (new | {one.weight for one in library.intervals})
+    print(f"intervals {table}: {len(weights)} of {len(wanted)} weights, {len(intervals)} new intervals", flush=True)
+    if not new:
         return
     earlier = library.provenance.get("intervals", {}).get(str(table), {})
-    is_mixed = weights < len(wanted) and table in unproved_intervals(library)
+    is_mixed = new < wanted and table in unproved_intervals(library)
     kernels = earlier["kernels"] if is_mixed else kernels_sha()  # those of the other weights are still to be proved
     about = {"kernels": kernels, "agent": request.agent, "seed": request.seed, "budget": request.budget}
-    about |= {"weights": weights, "wanted": len(wanted), **collect_provenance(request.command, work.gpu_index)}
+    about |= {"weights": len(weights), "wanted": len(wanted), **collect_provenance(request.command, work.gpu_index)}
     with_intervals(library, intervals, table, about).save(work.library)
