@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,12 +17,13 @@ from support.helpers import ROOT, module_of_file
 
 @pytest.fixture(name="code")
 def code_fixture(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     return module_of_file(ROOT / "benchmarks" / "vllm_engine.py", monkeypatch)
 
 
 def found(ms: float, prefill: float, logprob: float = -1.0) -> dict[str, Any]:
     return {
-        "decode": {"1": [ms, ms + 9, ms], "8": [2 * ms]}, "end_to_end": {"1": 1 / ms}, "log": [],
+        "decode": {"1": [ms, ms + 9, ms], "8": [2 * ms]}, "end_to_end": {"1": [1 / ms]}, "log": [],
         "first_token": {"64": [10.0, 10.0, 30.0]}, "prefill": {"1x2048": [prefill]}, "logprobs": [[logprob, -2.0]],
     }  # fmt: skip
 
@@ -64,20 +66,42 @@ def test_a_restart_runs_what_is_missing_and_what_failed(
 ) -> None:
     ran: list[tuple[str, str]] = []
 
-    def run_process(model: str, variant: str, arguments: Any) -> dict[str, Any]:
+    def run_process(model: str, variant: str, arguments: Any, gpu: str | None) -> dict[str, Any]:
         ran.append((model, variant))
+        assert gpu is None
         return {"error": "no memory", "log": []} if len(ran) == 2 else found(5.0, 100.0)
 
     monkeypatch.setattr(code, "run_process", run_process)
     monkeypatch.setattr(code, "collect_provenance", lambda *_: {"gpu": None})
     out = tmp_path / "vllm.json"
-    arguments = SimpleNamespace(out=out, models=["qwen2.5-7b"], pairs=1, variants=["torch", "outblas"])
+    arguments = SimpleNamespace(out=out, models=["qwen2.5-7b"], pairs=1, variants=["torch", "outblas"], gpus=[])
     code.run_all(arguments)
     assert "error" in json.loads(out.read_text())["models"]["qwen2.5-7b"]["processes"][1]
     code.run_all(arguments)
     assert ran == [("qwen2.5-7b", "torch"), ("qwen2.5-7b", "outblas"), ("qwen2.5-7b", "outblas")]
     entry = json.loads(out.read_text())["models"]["qwen2.5-7b"]
     assert len(entry["processes"]) == 2 and entry["geomean"]["decode"] == 1.0
+
+
+def test_models_run_side_by_side_on_gpus_of_their_own(
+    code: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both, ran = threading.Barrier(2, timeout=30), list[tuple[str, str | None]]()
+
+    def run_process(model: str, variant: str, arguments: Any, gpu: str | None) -> dict[str, Any]:
+        ran.append((model, gpu))
+        both.wait()
+        return found(5.0, 100.0)
+
+    monkeypatch.setattr(code, "run_process", run_process)
+    monkeypatch.setattr(code, "collect_provenance", lambda *_: {"gpu": None})
+    out, models = tmp_path / "vllm.json", ["llama-3-8b", "qwen2.5-7b"]
+    code.run_all(SimpleNamespace(out=out, models=models, pairs=1, variants=["torch", "outblas"], gpus=["0", "1"]))
+    gpu_of = dict(ran)
+    assert set(ran) == set(gpu_of.items()) and set(gpu_of.values()) == {"0", "1"}
+    made = json.loads(out.read_text())["models"]
+    assert all(len(made[model]["processes"]) == 2 and made[model]["geomean"]["decode"] == 1.0 for model in models)
+    assert code.environment("torch", Path("c"), "1")["CUDA_VISIBLE_DEVICES"] == "1"
 
 
 def test_the_models_are_such_as_tune_knows(code: Any) -> None:
@@ -89,6 +113,17 @@ def test_the_models_are_such_as_tune_knows(code: Any) -> None:
 
 
 def test_a_process_that_takes_too_long_is_an_error(code: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(code, "environment", lambda variant, caches: dict(os.environ))
+    monkeypatch.setattr(code, "environment", lambda variant, caches, gpu: dict(os.environ))
     found = code.run_process("qwen2.5-3b", "torch", SimpleNamespace(repeats=1, limit=0.01, caches=tmp_path))
     assert "timed out after" in found["error"] and found["log"] == []
+
+
+def test_a_step_is_that_of_the_request_that_began_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    code = module_of_file(ROOT / "benchmarks" / "vllm_process.py", monkeypatch)
+
+    def result(first: float, last: float) -> SimpleNamespace:
+        return SimpleNamespace(
+            metrics=SimpleNamespace(first_token_ts=first, last_token_ts=last, num_generation_tokens=5)
+        )
+
+    assert code.step_ms([result(1.0, 9.0), result(3.0, 5.0), result(2.0, 7.0)]) == 500.0

@@ -1,0 +1,225 @@
+"""One process of vllm_engine.py: a model in vLLM, and what is measured of it.
+
+Command (``OUTBLAS_VLLM`` says whether OutBLAS takes part):
+
+    python benchmarks/vllm_process.py qwen2.5-7b --out found.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from outblas.core.files import write_json
+
+_LLAMA = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 32768, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+}  # fmt: skip
+_QWEN = _LLAMA | {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "rms_norm_eps": 1e-6}
+#: Model -> what of its config.json decides its shapes, from the models' own files.
+MODELS: dict[str, dict[str, Any]] = {
+    "llama-3-8b": _LLAMA | {
+        "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "vocab_size": 128256,
+    },
+    "qwen2.5-7b": _QWEN | {
+        "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28, "num_attention_heads": 28,
+        "num_key_value_heads": 4, "vocab_size": 152064,
+    },
+    # Nothing was tuned for those below.
+    "llama-3.2-3b": _LLAMA | {
+        "hidden_size": 3072, "intermediate_size": 8192, "num_hidden_layers": 28, "num_attention_heads": 24,
+        "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 128256, "tie_word_embeddings": True,
+    },
+    "qwen2.5-3b": _QWEN | {
+        "hidden_size": 2048, "intermediate_size": 11008, "num_hidden_layers": 36, "num_attention_heads": 16,
+        "num_key_value_heads": 2, "vocab_size": 151936, "tie_word_embeddings": True,
+    },
+    "qwen2.5-1.5b": _QWEN | {
+        "hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28, "num_attention_heads": 12,
+        "num_key_value_heads": 2, "vocab_size": 151936, "tie_word_embeddings": True,
+    },
+    "qwen2.5-14b": _QWEN | {
+        "hidden_size": 5120, "intermediate_size": 13824, "num_hidden_layers": 48, "num_attention_heads": 40,
+        "num_key_value_heads": 8, "vocab_size": 152064,
+    },
+}  # fmt: skip
+BATCHES = (1, 8, 16, 32, 64, 100, 256)
+PREFILLS = ((1, 2048), (4, 2048))
+FIRST_TOKENS = (64, 512)
+#: New tokens of a request.
+TOKENS = 256
+
+
+def initialise(worker: Any) -> int:
+    """Give each weight N(0, 0.02) by a seed of its own, and norms 1; return their number. Runs in the worker."""
+    import torch
+
+    generator = torch.Generator(device="cuda")
+    named = sorted(worker.get_model().named_parameters())
+    with torch.inference_mode():
+        for index, (name, weight) in enumerate(named):
+            if "norm" in name:
+                weight.fill_(1.0)
+            else:
+                generator.manual_seed(1234 + index)
+                weight.normal_(0.0, 0.02, generator=generator)
+    torch.cuda.synchronize()
+    return len(named)
+
+
+def worker_state(worker: Any) -> dict[str, Any]:
+    """Return the GPU's used bytes, the worker's largest host memory, and OutBLAS' status. Runs in the worker."""
+    import sys
+    from pathlib import Path
+
+    import torch
+
+    free, total = torch.cuda.mem_get_info()
+    lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines() if ":" in line)
+    found = {"gpu_bytes": total - free, "host_kib": int(lines["VmHWM"].split()[0])}
+    if "outblas" in sys.modules:
+        import outblas
+
+        status = outblas.status()
+        weights = {name: part["weights"] for name, part in status.items() if name != "torch"}
+        found |= {"products": status["torch"], "weights": weights}
+    return found
+
+
+def profile(worker: Any, begin: bool) -> list[list[Any]]:
+    """Begin a profile, or end it and return (kernel, calls, microseconds), the longest first. Runs in the worker."""
+    import torch
+
+    if begin:
+        worker._profile = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
+        worker._profile.__enter__()
+        return []
+    torch.cuda.synchronize()
+    worker._profile.__exit__(None, None, None)
+    rows: dict[str, list[Any]] = {}
+    for event in worker._profile.events():
+        if event.device_type == torch.autograd.DeviceType.CUDA:
+            row = rows.setdefault(event.name[:100], [event.name[:100], 0, 0.0])
+            row[1], row[2] = row[1] + 1, row[2] + event.device_time
+    return sorted(rows.values(), key=lambda row: -row[2])[:24]
+
+
+def step_ms(results: Sequence[Any]) -> float:
+    """Return the milliseconds of a decode step: those of the request that began last, with all others beside it.
+
+    Args:
+        results: requests of equal numbers of new tokens, with ``metrics`` of the engine.
+    """
+    last = max((result.metrics for result in results), key=lambda each: each.first_token_ts)
+    return 1e3 * (last.last_token_ts - last.first_token_ts) / (last.num_generation_tokens - 1)
+
+
+class Engine:
+    """vLLM with one model in this process, and what is measured of it."""
+
+    def __init__(self, model: str, compilation: dict[str, Any], repeats: int) -> None:
+        begun = time.perf_counter()
+        from vllm import LLM, SamplingParams
+
+        imported = time.perf_counter()
+        config = MODELS[model]
+        folder = Path(tempfile.mkdtemp())
+        (folder / "config.json").write_text(json.dumps(config))
+        self._params, self._repeats, self._words = SamplingParams, repeats, config["vocab_size"] - 1000
+        self._draw = random.Random(0)
+        self.llm = LLM(
+            model=str(folder), skip_tokenizer_init=True, load_format="dummy", max_model_len=8448, max_num_seqs=256,
+            max_num_batched_tokens=8192, gpu_memory_utilization=0.6, enable_prefix_caching=False, seed=0,
+            compilation_config=compilation, disable_log_stats=False,
+        )  # fmt: skip
+        self.found: dict[str, Any] = {
+            "import_s": imported - begun, "ready_s": time.perf_counter() - imported,
+            "weights": self.llm.collective_rpc(initialise)[0],
+        }  # fmt: skip
+
+    def prompts(self, number: int, length: int) -> list[dict[str, Any]]:
+        return [
+            {"prompt_token_ids": [self._draw.randrange(1000, self._words) for _ in range(length)]}
+            for _ in range(number)
+        ]
+
+    def generate(self, prompts: Sequence[Any], tokens: int | Sequence[int], **more: Any) -> tuple[float, Any]:
+        """Return (seconds, results) of greedy tokens for all prompts at once."""
+        counts = [tokens] * len(prompts) if isinstance(tokens, int) else tokens
+        wanted = [
+            self._params(temperature=0.0, max_tokens=count, ignore_eos=True, detokenize=False, **more)
+            for count in counts
+        ]
+        begun = time.perf_counter()
+        results = self.llm.generate(prompts, wanted, use_tqdm=False)
+        return time.perf_counter() - begun, results
+
+    def measure(self) -> None:
+        """Fill :attr:`found` with all figures."""
+        decode, end_to_end = {}, {}
+        for size in BATCHES:
+            batch = self.prompts(size, 64)
+            self.generate(batch, 8)
+            runs = [self.generate(batch, TOKENS) for _ in range(self._repeats)]
+            decode[size] = [step_ms(results) for _, results in runs]
+            end_to_end[size] = [size * TOKENS / seconds for seconds, _ in runs]
+        self.found |= {"decode": decode, "end_to_end": end_to_end}
+        self.found["first_token"] = {
+            length: [1e3 * self.generate(self.prompts(1, length), 1)[0] for _ in range(2 * self._repeats + 1)]
+            for length in FIRST_TOKENS
+        }
+        prefill = {}
+        for number, length in PREFILLS:
+            batch = self.prompts(number, length)
+            self.generate(batch, 1)
+            times = [self.generate(batch, 1)[0] for _ in range(2 * self._repeats)]
+            prefill[f"{number}x{length}"] = [number * length / seconds for seconds in times]
+        self.found["prefill"] = prefill
+        draw = random.Random(3)
+        mixed = [self.prompts(1, draw.randrange(1, 1500))[0] for _ in range(100)]
+        counts = [draw.randrange(1, 200) for _ in mixed]
+        self.found["load"] = [
+            sum(len(result.outputs[0].token_ids) for result in self.generate(mixed, counts)[1]) for _ in range(2)
+        ]
+        self.found["asked"] = sum(counts)
+        self._draw.seed(7)
+        _, results = self.generate(self.prompts(16, 64), 1, prompt_logprobs=0)
+        self.found["logprobs"] = [
+            [next(iter(token.values())).logprob for token in result.prompt_logprobs[1:]] for result in results
+        ]
+        self.found["state"] = self.llm.collective_rpc(worker_state)[0]
+        kernels = {}
+        for size in (1, 64, 256):
+            self.llm.collective_rpc(profile, args=(True,))
+            self.generate(self.prompts(size, 64), 9)
+            kernels[size] = self.llm.collective_rpc(profile, args=(False,))[0]
+        self.found["kernels"] = kernels
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", choices=MODELS)
+    parser.add_argument("--compilation", type=json.loads, default={}, help="vLLM's compilation config, JSON")
+    parser.add_argument("--repeats", type=int, default=2, help="of each figure")
+    parser.add_argument("--out", type=Path, required=True)
+    arguments = parser.parse_args()
+    engine = Engine(arguments.model, arguments.compilation, arguments.repeats)
+    engine.measure()
+    write_json(arguments.out, engine.found)
+    engine.llm.llm_engine.engine_core.shutdown()  # its process would keep the GPU's memory
+    sys.stdout.flush()
+    os._exit(0)  # threads of the engine would keep the process alive
+
+
+if __name__ == "__main__":
+    main()
