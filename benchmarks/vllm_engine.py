@@ -13,8 +13,8 @@ A pair is two fresh processes, ``torch`` (vLLM's default compilation and capture
 ``OUTBLAS_VLLM=1``), in alternating order. Both have the same random weights, N(0, 0.02), in bf16. No model is
 downloaded. ``uncompiled`` is vLLM's mode 0 without OutBLAS.
 
-- *decode*: milliseconds a step, by the engine's own clock: the time between the first and the last of 256 new tokens,
-  over 255, of the request that began last. Prompts have 64 tokens.
+- *decode*: milliseconds a step, by the engine's own clock. Of the request that began last it is the time from the first
+  to the last of 256 new tokens, over 255. Prompts have 64 tokens.
 - *end_to_end*: new tokens a second of the same requests, with prefill and scheduling.
 - *first_token*: milliseconds until one request's first token.
 - *prefill*: prompt tokens a second, one new token each.

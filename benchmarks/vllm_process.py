@@ -1,4 +1,4 @@
-"""One process of vllm_engine.py: a model in vLLM, and what is measured of it.
+"""A process of vllm_engine.py: a model in vLLM, and what is measured of it.
 
 Command (``OUTBLAS_VLLM`` says whether OutBLAS takes part):
 

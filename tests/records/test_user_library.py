@@ -307,8 +307,8 @@ def test_a_budget_is_measurements_seconds_or_both(text: str, meant: Any) -> None
 
 def test_less_is_measured_of_an_engines_model() -> None:
     config = Path("config.json")
-    assert budget_of(None, None) == (16, None) and budget_of(None, config) == (6, None)
-    assert budget_of("60s", config) == (6, 60.0) and budget_of("32,60s", config) == (32, 60.0)
+    assert budget_of(None, None) == (16, None) and budget_of(None, config) == (12, None)
+    assert budget_of("60s", config) == (12, 60.0) and budget_of("32,60s", config) == (32, 60.0)
 
 
 @pytest.mark.parametrize("text", ["", "s", "60 s", "60s,32", "16,", ",60s", "sixty", "0", "0s", "-1", "1e3s"])

@@ -11,9 +11,10 @@ from outblas.kernels.families.registry import FAMILIES
 from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.records.library import Library
+from outblas.records.library_interval import LibraryInterval
 from outblas.records.library_row import LibraryChoice
 from outblas.records.library_row import LibraryRow as LibraryRow
-from outblas.search.neighbour_winners import neighbour_winners
+from outblas.search.neighbour_winners import LibraryNeighbours, neighbour_winners
 from outblas.search.refine import winners
 from support.gpus.known import H200
 
@@ -81,3 +82,25 @@ def test_the_installed_kernels_of_a_library_by_problem() -> None:
     choice = LibraryChoice(WIDE, 1.1, 1.09, 1.12)
     library = Library("h200", (LibraryRow(HERE, "lt_auto", plain=choice),))
     assert library.installed() == {HERE: [WIDE]}
+
+
+def test_a_librarys_rows_and_intervals_of_both_dtypes_are_neighbours() -> None:
+    def row(problem: Problem, config: Sm90WgmmaConfig) -> LibraryRow:
+        return LibraryRow(problem, "lt_auto", plain=LibraryChoice(config, 1.2, 1.1, 1.3))
+
+    other, kept = Problem(1024, 2048, 1024, "TN", "bf16"), Problem(512, 1024, 2048)
+    rows = (
+        row(other, WIDE),
+        row(HERE, TALL),
+        row(replace(other, n=16384), TALL),
+        row(replace(other, layout="NN"), TALL),
+    )
+    library = Library("h200", rows, {}, (LibraryInterval(row(kept, NARROW), 2048),))
+    near = LibraryNeighbours(library)
+    found = near.of(HERE, H200)
+    assert {WIDE, NARROW} <= set(found), "an interval counts at its M nearest to the problem's"
+    assert TALL not in found, "not the problem's own, one far away, or one of another layout"
+    assert near.of(replace(HERE, dtype="bf16"), H200) == found
+    far = near.of(replace(HERE, m=8192), H200)
+    assert WIDE not in far and NARROW not in far
+    assert LibraryNeighbours(Library("h200", (), {})).of(HERE, H200) == []

@@ -45,7 +45,7 @@ AgentOption = Annotated[
 BudgetOption = Annotated[
     str | None,
     typer.Option(
-        help="Candidates measured per problem at most (16; 6 with --model); a time for all, e.g. 60s; or both, 32,60s. "
+        help="Candidates measured per problem at most (16; 12 of --model); a time for all, e.g. 60s; or both, 32,60s. "
         "With --captured the count is an average, dealt out by share of time."
     ),
 ]

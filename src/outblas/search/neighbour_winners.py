@@ -6,16 +6,19 @@ costs its timing only.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 from math import log2
 
-from outblas.core.config import KernelConfig, Launch, config_name
+from outblas.core.config import LAUNCHES, KernelConfig, Launch, config_name
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
 from outblas.kernels.catalogue import launch_options
 from outblas.kernels.families.registry import FAMILIES
 from outblas.kernels.geometry_terms import WGMMA_ROWS
 from outblas.kernels.legality import why_illegal
+from outblas.records.library import Library
+from outblas.records.library_row import LibraryRow
 from outblas.search.agents.base import interleave
 
 #: How far shapes are looked at: the sum over M, N, K of the factors between them, in powers of two.
@@ -54,6 +57,54 @@ def neighbour_winners(
                 by[config] = by.get(config, 0.0) + 1 / (1 + away) ** 2
     turns = interleave(*(sorted(by, key=lambda c: (-by[c], config_name(c))) for by in weights.values()))
     return [c for c in dict.fromkeys(turns) if c not in known and why_illegal(problem, c, gpu) is None]
+
+
+class LibraryNeighbours:
+    """The winners of a library's rows and intervals of shapes nearby, of the same layout and accumulator.
+
+    Args:
+        library: the library.
+    """
+
+    def __init__(self, library: Library) -> None:
+        self._library = library
+        self._near: dict[Problem, list[tuple[LibraryRow, int]]] = {}
+
+    def of(self, problem: Problem, gpu: Gpu) -> list[KernelConfig]:
+        """Return the winners as :func:`neighbour_winners`, those of both dtypes.
+
+        An interval counts at its M nearest to the problem's. Rows and intervals of the problem's M, N and K do not.
+        """
+        won: dict[Problem, dict[Launch, KernelConfig]] = {}
+        for row, last in self._of_weight(problem):
+            p = row.problem
+            other = replace(problem, m=min(max(problem.m, p.m), last), n=p.n, k=p.k)
+            choices = {launch: row.choice(launch) for launch in LAUNCHES}
+            won.setdefault(other, {}).update({launch: one.config for launch, one in choices.items() if one})
+        return neighbour_winners(problem, won, (), gpu)
+
+    def _of_weight(self, problem: Problem) -> list[tuple[LibraryRow, int]]:
+        """Return (row, last M) of weights that may be near: the same for all M of a weight, so they are kept."""
+        key = replace(problem, m=1)
+        if key not in self._near:
+            self._near[key] = [
+                (row, last)
+                for row, last in self._entries()
+                if (row.problem.layout, row.problem.acc) == (problem.layout, problem.acc)
+                and (row.problem.n, row.problem.k) != (problem.n, problem.k)
+                and _may_be_near(problem, row.problem)
+            ]
+        return self._near[key]
+
+    def _entries(self) -> Iterator[tuple[LibraryRow, int]]:
+        yield from ((row, row.problem.m) for row in self._library.rows)
+        yield from ((one.row, one.last) for one in self._library.intervals)
+
+
+def _may_be_near(problem: Problem, other: Problem) -> bool:
+    """Return whether K, and N or M as N, are within the largest distance."""
+    left = MAX_LOG2_DISTANCE - abs(log2(problem.k / other.k))
+    return min(_rows_apart(problem.n, other.n), _rows_apart(problem.n, other.m) + SWAPPED) <= left
 
 
 def _distance(one: Problem, other: Problem, swapped: bool) -> float:

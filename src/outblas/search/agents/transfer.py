@@ -14,6 +14,7 @@ from outblas.records.library import Library
 from outblas.records.recording import Recording
 from outblas.search.agents.base import FixedOrder, group_by_launch, interleave
 from outblas.search.agents.recorded import fastest_recorded, nearest_recording
+from outblas.search.neighbour_winners import LibraryNeighbours
 
 #: (layout, dtype, accumulator) of every possible sister.
 _KINDS = (*product(("TN", "NN"), ("fp16", "bf16"), ("fp32",)), *product(("TN", "NN"), ("fp16",), ("fp16",)))
@@ -28,9 +29,10 @@ class Transfer(FixedOrder):
 
     A sister is a problem of the same M, N and K, in any layout, dtype and accumulator, that was tuned or recorded. The
     problem itself counts, too, and is first; the others follow in the order of :func:`sister_problems`. Each gives its
-    winners, then its recorded candidates that passed, fastest first. A config that is not offered becomes the nearest
-    offered one (:func:`translate`), or is left out. A config with PDL is followed by its variant with early loads, if
-    offered.
+    winners, then its recorded candidates that passed, fastest first. The packaged library's winners of shapes nearby
+    follow (:class:`outblas.search.neighbour_winners.LibraryNeighbours`). A config that is not offered becomes the
+    nearest offered one (:func:`translate`), or is left out. A config with PDL is followed by its variant with early
+    loads, if offered.
 
     Every second proposal of a launch option is the ranking model's, the first is a sister's. All are the model's
     without a sister. The launch options take turns, as a library row has a winner of each.
@@ -40,8 +42,8 @@ class Transfer(FixedOrder):
         gpu: GPU that the candidates run on.
         recordings: measurements of sisters. None: the name or path in ``OUTBLAS_RECORDING``, else the packaged one of
             the most similar GPU. It is loaded at the first proposal, which raises UsageError if it does not exist.
-        winners: problem -> configs that the tables tuned so far would install. None: those of the packaged library,
-            whose intervals count, too; after :meth:`prepare` none.
+        winners: problem -> configs that the tables tuned so far would install, and no neighbours. None: those of the
+            packaged library, whose intervals count, too; after :meth:`prepare` none.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class Transfer(FixedOrder):
         super().__init__(seed, gpu)
         self._recordings, self._winners = recordings, winners
         self._library: Library | None = None
+        self._neighbours: LibraryNeighbours | None = None
 
     def prepare(self, recording: Recording, problems: Sequence[Problem]) -> None:
         """Forget the packaged library, which has the winners of held-out problems; return None."""
@@ -87,13 +90,19 @@ class Transfer(FixedOrder):
             yield from self._won(sister)
             for recording in self._recordings:
                 yield from fastest_recorded(recording, sister)
+        if self._winners is None:
+            self._neighbours = self._neighbours or LibraryNeighbours(self._packaged())
+            yield from self._neighbours.of(problem, self.gpu)
+
+    def _packaged(self) -> Library:
+        self._library = self._library or Library.packaged(self.gpu.name, missing_ok=True)
+        return self._library
 
     def _won(self, problem: Problem) -> Iterator[KernelConfig]:
         if self._winners is not None:
             yield from self._winners.get(problem, ())
             return
-        self._library = self._library or Library.packaged(self.gpu.name, missing_ok=True)
-        row = self._library.lookup(problem)
+        row = self._packaged().lookup(problem)
         choices = () if row is None else map(row.choice, LAUNCHES)
         yield from (choice.config for choice in choices if choice is not None)
 

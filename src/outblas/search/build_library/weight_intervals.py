@@ -124,7 +124,7 @@ def _request(work: BuildFolder, table: Table) -> TuneRequest:
 
 
 def _to_search(work: BuildFolder, table: Table, ranges: Sequence[WeightRange]) -> list[WeightRange]:
-    """Return the ranges that the directory's run was begun with; for a new run, those without proved intervals."""
+    """Return the ranges of the directory's run. A new run has those without proved intervals."""
     file = RunFiles(folder_of_intervals(work, table)).run
     if file.exists():
         begun = set(read_run(file)["ranges"])
