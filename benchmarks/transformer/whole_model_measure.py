@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from step_rounds import Step, figures, time_rounds
 from whole_model_errors import in_fp32, logit_errors, reference_logits
-from whole_model_runs import MAX_AUTOTUNE, VARIANTS, ReadyVariant, WholeStep, get_ready
+from whole_model_runs import VARIANTS, ReadyVariant, WholeStep, get_ready
 from whole_model_weights import ModelWeights, tensor_bytes
 
 from outblas.core.stats import bootstrap_median, paired_speedup, unpaired_speedup
@@ -22,6 +22,8 @@ RIVALS = {
     "optimize": ("merged_norms", "speedup_over_merged"),
     "compile_enable": ("compile", "speedup_over_compile"),
     "compile_optimize": ("compile", "speedup_over_compile"),
+    "default_enable": ("default", "speedup_over_default"),
+    "default_optimize": ("default", "speedup_over_default"),
 }
 
 
@@ -31,7 +33,7 @@ def measure(
     variants: Sequence[str],
     rounds: int,
     context: int,
-    compile_options: Mapping[str, Any] = MAX_AUTOTUNE,
+    compile_options: Mapping[str, Any] | None = None,
 ) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
     """Measure some variants of a step, in the same rounds.
 
@@ -41,7 +43,7 @@ def measure(
         variants: names; ``torch`` is the first.
         rounds: number of rounds.
         context: tokens in the cache before a decode step.
-        compile_options: for torch.compile.
+        compile_options: for torch.compile, in place of the variants' own.
 
     Returns:
         (name -> figures, name -> the reason why it has no figures).

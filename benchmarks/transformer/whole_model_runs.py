@@ -23,6 +23,8 @@ from outblas.core.errors import UsageError
 COMPARED = 8
 #: torch.compile's options: the CUDA graph is captured here, as for the other variants.
 MAX_AUTOTUNE: Mapping[str, Any] = {"mode": "max-autotune-no-cudagraphs"}
+#: Those of its default mode, which captures no graph by itself.
+DEFAULT: Mapping[str, Any] = {}
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class Variant:
         pdl: with ``OUTBLAS_PDL=1``.
         batch_invariant: as for :func:`outblas.enable`.
         torch_bias: with ``OUTBLAS_FUSED=0``, by which torch adds the bias of a layer.
-        compiled: by torch.compile.
+        options: of torch.compile; None: the step is not compiled.
         graph: a CUDA graph of the step is replayed, if there is a GPU.
         products: False leaves out the products of linear layers: the rest of the step is timed, and means nothing.
     """
@@ -47,9 +49,13 @@ class Variant:
     pdl: bool = False
     batch_invariant: bool = False
     torch_bias: bool = False
-    compiled: bool = False
+    options: Mapping[str, Any] | None = None
     graph: bool = True
     products: bool = True
+
+    @property
+    def compiled(self) -> bool:
+        return self.options is not None
 
     def active(self) -> contextlib.AbstractContextManager[Any]:
         """Return a context in which products are computed by the variant. It raises DeviceError if they cannot be."""
@@ -74,9 +80,12 @@ VARIANTS = {
         Variant("torch"),
         Variant("without_products", products=False),
         Variant("eager", graph=False),
-        Variant("compile", compiled=True),
-        Variant("compile_enable", ours=True, compiled=True),
-        Variant("compile_optimize", weights="optimised", ours=True, compiled=True),
+        Variant("compile", options=MAX_AUTOTUNE),
+        Variant("compile_enable", ours=True, options=MAX_AUTOTUNE),
+        Variant("compile_optimize", weights="optimised", ours=True, options=MAX_AUTOTUNE),
+        Variant("default", options=DEFAULT),
+        Variant("default_enable", ours=True, options=DEFAULT),
+        Variant("default_optimize", weights="optimised", ours=True, options=DEFAULT),
         Variant("merged", weights="merged"),
         Variant("merged_norms", weights="merged_norms"),
         Variant("enable", ours=True),
@@ -200,11 +209,17 @@ class ReadyVariant:
 
 
 def get_ready(
-    work: WholeStep, model: Any, variant: Variant, compile_options: Mapping[str, Any] = MAX_AUTOTUNE
+    work: WholeStep, model: Any, variant: Variant, compile_options: Mapping[str, Any] | None = None
 ) -> ReadyVariant:
     """Prepare, compile, warm up and capture a variant of a step.
 
     Without a GPU nothing is prepared or captured, and the step runs anew each time.
+
+    Args:
+        work: the step.
+        model: the model, with its weights arranged as the variant wants.
+        variant: the variant.
+        compile_options: for torch.compile, in place of the variant's own.
 
     Raises:
         DeviceError: OutBLAS cannot be on.
@@ -216,8 +231,8 @@ def get_ready(
         if variant.ours and on_gpu:
             with _timed(seconds, "prepare", on_gpu):
                 outblas.prepare(model, m=work.step.tokens)
-        if variant.compiled:
-            model = compiled(model, compile_options)
+        if variant.options is not None:
+            model = compiled(model, variant.options if compile_options is None else compile_options)
         run = torch.no_grad()(functools.partial(work.run, model))
         with (
             _timed(seconds, "first runs", on_gpu),

@@ -4,8 +4,8 @@ Command:
 
     python benchmarks/transformer/whole_models.py [--models llama_8b,qwen_7b] [--layers N]
         [--steps decode_1,decode_8,decode_13,decode_64,decode_100,prefill_500,prefill_2048]
-        [--variants torch,without_products,eager,compile,compile_enable,compile_optimize,merged,merged_norms,
-        enable,enable_pdl,enable_torch_bias,batch_invariant,optimize]
+        [--variants torch,without_products,eager,compile,compile_enable,compile_optimize,default,
+        default_enable,default_optimize,merged,merged_norms,enable,enable_pdl,enable_torch_bias,batch_invariant,optimize]
         [--context 64,512] [--tune SECONDS] [--out results/<gpu>/whole_models.json] [--join FILE ...]
 
 Result file: results/<gpu>/whole_models.json. `outblas results --write` makes docs/results/whole-models.md of it. Needs
@@ -26,19 +26,21 @@ Variants. All but *eager* replay a CUDA graph:
 - *compile*: torch.compile with max-autotune. *compile_enable*: with ``enable()`` as well, so that its graph holds our
   products. *compile_optimize*: of the optimised model, so that it holds merged products and gates. transformers gives a
   compiled prefill an explicit mask, and repeats keys and values in compiled decode steps. Both cost time.
+- *default*, *default_enable* and *default_optimize*: the same with the default mode of torch.compile.
 - *merged*: torch alone with q, k, v and gate, up merged into one product each; *merged_norms* with its fused RMS
   norms, too.
 - *enable*: ``outblas.enable()``; *enable_pdl* with ``OUTBLAS_PDL=1``; *batch_invariant* with that guarantee.
 - *enable_torch_bias*: with ``OUTBLAS_FUSED=0``, by which torch adds the bias of layers.
 - *optimize*: ``outblas.optimize(model)`` and ``enable()``.
 
-Figures of each: tokens a second and the speed-up over *torch*, for *optimize* also over *merged_norms*, for what is
-compiled with OutBLAS over *compile*. Memory: the weights, and the peak, which is weights, cache and the most that
-start-up and step took beside them. Start-up: seconds of enabling, optimising, tuning, preparing, of three first runs,
-which compile, and of the capture. A kernel that an earlier variant has loaded costs a later one nothing, and neither
-does a workspace. ``--variants`` of one variant alone gives its own figures. Logits: largest and mean absolute error
-against fp32, and the share of greedy tokens that agree. They are those of 16 decode steps of up to 8 sequences, or of
-the last token of 8 prompts. The reference has the same weights, up-cast one layer at a time.
+Figures of each: tokens a second and the speed-up over *torch*, for *optimize* also over *merged_norms*. Variants that
+are compiled with OutBLAS are compared with *compile*, or with *default* in that mode. Memory: the weights, and the
+peak, which is weights, cache and the most that start-up and step took beside them. Start-up: seconds of enabling,
+optimising, tuning, preparing, of three first runs, which compile, and of the capture. A kernel that an earlier variant
+has loaded costs a later one nothing, and neither does a workspace. ``--variants`` of one variant alone gives its own
+figures. Logits: largest and mean absolute error against fp32, and the share of greedy tokens that agree. They are those
+of 16 decode steps of up to 8 sequences, or of the last token of 8 prompts. The reference has the same weights, up-cast
+one layer at a time.
 
 ``--layers N`` measures a model of N layers, and the file says so. Nothing is extrapolated. ``--hidden tiny`` makes all
 extents small, for tests without a GPU. ``--tune SECONDS`` first tunes the products that no library lists, for each
@@ -61,7 +63,7 @@ from step_arguments import at_least, numbers, words
 from step_rounds import Step, release_memory, switched_on, variables
 from whole_model_file import LEAST, WholeModelsFile
 from whole_model_measure import RIVALS, measure
-from whole_model_runs import MAX_AUTOTUNE, VARIANTS
+from whole_model_runs import VARIANTS
 from whole_model_weights import MODELS, ModelWeights, random_model
 
 import outblas
@@ -155,7 +157,7 @@ class Measurement:
     Args:
         options: the arguments.
         command: the command line, for provenance.
-        compile_options: for torch.compile.
+        compile_options: for torch.compile, in place of the variants' own.
 
     Attributes:
         file: the result file.
@@ -164,7 +166,7 @@ class Measurement:
         OutblasError: there is no GPU, OutBLAS cannot be on, or the result file cannot be used.
     """
 
-    def __init__(self, options: argparse.Namespace, command: str, compile_options: Mapping[str, Any]) -> None:
+    def __init__(self, options: argparse.Namespace, command: str, compile_options: Mapping[str, Any] | None) -> None:
         self._options, self._compile_options = options, compile_options
         self._device, self._variants = device_of(options.hidden), with_rivals(options.variants)
         self._provenance = collect_provenance(command, 0 if self._device.type == "cuda" else None)
@@ -243,7 +245,9 @@ def lines(found: Mapping[str, Any], left_out: Mapping[str, str]) -> list[str]:
     return texts
 
 
-def measured_file(options: argparse.Namespace, command: str, compile_options: Mapping[str, Any]) -> WholeModelsFile:
+def measured_file(
+    options: argparse.Namespace, command: str, compile_options: Mapping[str, Any] | None
+) -> WholeModelsFile:
     """Measure what the result file lacks, and return it."""
     measurement = Measurement(options, command, compile_options)
     measurement.run()
@@ -263,7 +267,7 @@ def join(out: Path, others: Sequence[Path], models: Sequence[str]) -> WholeModel
     return file
 
 
-def main(arguments: Sequence[str] | None = None, compile_options: Mapping[str, Any] = MAX_AUTOTUNE) -> int:
+def main(arguments: Sequence[str] | None = None, compile_options: Mapping[str, Any] | None = None) -> int:
     options = parsed(arguments)
     command = script_command("benchmarks/transformer/whole_models.py", arguments)
     try:

@@ -155,7 +155,7 @@ def test_a_compiled_step_is_the_same_step(code: SimpleNamespace) -> None:
     model = code.weights.random_model(code.weights.MODELS["qwen_7b"].configuration(1, tiny=True), CPU, torch.float32)
     work = code.runs.WholeStep(model, code.rounds.Step.parse("decode_2"), context=4, places=3)
     expected = work.logits(code.runs.get_ready(work, model, code.runs.VARIANTS["torch"]))
-    ready = code.runs.get_ready(work, model, code.runs.VARIANTS["compile"], {"backend": "eager"})
+    ready = code.runs.get_ready(work, model, code.runs.VARIANTS["default"], {"backend": "eager"})
     with code.rounds.no_recompilation():
         torch.testing.assert_close(work.logits(ready), expected)
     work.close()
@@ -178,6 +178,20 @@ def test_a_compiled_step_holds_our_products(
     for name in names[1:]:
         assert found[name]["logits"]["largest"] < 0.05 * max(1, found[name]["logits"]["rms"])
         assert ("speedup_over_compile" in found[name]) == (name != "compile")
+
+
+@pytest.mark.parametrize(("mode", "options"), [("compile", {"mode": "max-autotune-no-cudagraphs"}), ("default", {})])
+def test_each_mode_of_torch_compile_has_its_options_and_its_rival(
+    mode: str, options: dict[str, Any], code: SimpleNamespace, ours: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(code.measure, "PLACES", 3)
+    monkeypatch.setattr(code.runs, "compiled", lambda model, given: (asked.append(given), model)[1])
+    names, step = [f"{mode}_enable", f"{mode}_optimize"], code.rounds.Step.parse("decode_2")
+    variants, weights = code.command.with_rivals(names), code.weights.ModelWeights(tiny(code, "llama_8b"))
+    found, left_out = code.measure.measure(weights, step, variants, 3, 4)
+    assert variants == ["torch", mode, *names] and asked == [options] * 3 and not left_out
+    assert [name for name, each in found.items() if f"speedup_over_{mode}" in each] == names
 
 
 def test_a_variant_that_cannot_run_is_left_out(code: SimpleNamespace) -> None:

@@ -88,6 +88,19 @@ def test_a_compiled_model_is_compared_with_torch_compile(tmp_path: Path) -> None
     assert cells(text, "torch")[0] == ["1,234", "5,000", "–", "–", "–"]
 
 
+def test_the_default_mode_has_rows_and_a_column_of_its_own(tmp_path: Path) -> None:
+    data = content()
+    ours = figures(1.3, 125.0, speedup_over_default=[1.07, 1.0, 1.1])
+    data["rows"][0]["variants"] |= {"default": figures(1.1, 112.0), "default_enable": ours}
+    data["models"]["llama_8b"]["startup_s"] |= {"default": {}, "default_enable": {}, "compile_enable": {}}
+    text = block(tmp_path, data)
+    assert "| mean | over merged | over torch.compile, default |" in text
+    assert cells(text, "torch.compile, default")[0][-1] == "–"
+    assert cells(text, "torch.compile, default, `enable()`")[0][-1] == "one cell: 1.070× (decode, batch 8)"
+    data["rows"][0]["variants"]["compile_enable"] = figures(1.2, 115.0, speedup_over_compile=[1.05, 1.0, 1.1])
+    assert "| over merged | over torch.compile | over torch.compile, default |" in block(tmp_path, data)
+
+
 def test_each_context_has_a_table_with_the_prefill_steps(tmp_path: Path) -> None:
     data = content()
     decode = data["rows"][0]

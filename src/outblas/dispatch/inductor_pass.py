@@ -6,6 +6,9 @@ Inductor keeps everything else, because it may fuse its own templates with later
 off biases that are better added later. A layer with another bias becomes ``outblas::addmm``
 (:mod:`outblas.dispatch.fusion.biased_product`) if M is symbolic.
 
+With some settings torch takes products apart before any pass runs. What an installed pass would replace stays whole
+(:func:`outblas.dispatch.inductor_settings.keep_products`).
+
 While the process's guarantee is ``batch_invariant``, every half-precision product on CUDA is replaced, also with
 symbolic extents, a bias or a true batch (:data:`outblas.dispatch.torch_op.INVARIANT`).
 """
@@ -23,12 +26,12 @@ from torch._inductor import config, custom_graph_pass
 from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch._inductor.virtualized import V
 
-from outblas.dispatch import device_registry, torch_op
+from outblas.dispatch import device_registry, inductor_settings, torch_op
 from outblas.dispatch.fusion import biased_product, fused, joined_operators, joined_products
 from outblas.dispatch.fusion.biased_product import addmm, is_biased_layer
 from outblas.dispatch.fusion.joined_products import join_products
 from outblas.dispatch.guarantees.guarantee import process_guarantee
-from outblas.dispatch.inductor_settings import setting_of_threads
+from outblas.dispatch.inductor_settings import keep_products, setting_of_threads
 from outblas.dispatch.linear_operands import ActivationName
 from outblas.dispatch.product import has_kernel, has_kernel_for_some_m
 from outblas.dispatch.tensors import is_half
@@ -36,7 +39,14 @@ from outblas.dispatch.torch_op import INVARIANT, mm
 from outblas.kernels.epilogue import Epilogue
 
 #: Files that make the pass.
-_FILES = (__file__, torch_op.__file__, joined_products.__file__, joined_operators.__file__, biased_product.__file__)
+_FILES = (
+    __file__,
+    inductor_settings.__file__,
+    torch_op.__file__,
+    joined_products.__file__,
+    joined_operators.__file__,
+    biased_product.__file__,
+)
 #: torch's class of passes that take ``is_inference``; None: this torch has none.
 _TOLD_OF_INFERENCE = getattr(custom_graph_pass, "CustomInferenceAwareGraphPass", None)
 #: torch's operator -> this package's, for graphs whose products are replaced where that is faster.
@@ -85,11 +95,17 @@ class ProductPass(_TOLD_OF_INFERENCE or CustomGraphPass):  # type: ignore[misc]
     Args:
         before: the user's passes: None, one, or a sequence.
         predicate: function of the values of two graph nodes that says whether to replace their product.
+
+    Attributes:
+        active: False switches it off.
+        replaced: number of products that it has replaced.
+        restore: undoes what :func:`install` changed beside the setting of passes; None if it is not installed.
     """
 
     def __init__(self, before: Any = None, predicate: Callable[[Any, Any], bool] = has_kernel_for_graph) -> None:
         self.before, self._predicate = before, predicate
         self.active, self.replaced = True, 0
+        self.restore: Callable[[], None] | None = None
         self._counts: ProductPass = self
 
     def after(self, before: Any) -> ProductPass:
@@ -115,13 +131,38 @@ class ProductPass(_TOLD_OF_INFERENCE or CustomGraphPass):  # type: ignore[misc]
         if self._acts():
             self._counts.replaced += self._replace(graph)
 
+    def keeps(self, operator: Any, a: Any, b: Any) -> bool:
+        """Return True if torch must not take a product apart, because this pass would replace it.
+
+        False if the pass is not among those that this thread compiles with: nothing else would replace the product.
+
+        Args:
+            operator: torch's, e.g. ``torch.ops.aten.mm.default``.
+            a: fake tensor of the first operand.
+            b: fake tensor of the second operand.
+        """
+        if not self._acts() or not self._is_set():
+            return False
+        predicate, operators = self._products()
+        return operator in operators and predicate(a, b)
+
+    def _is_set(self) -> bool:
+        passes = _passes(config.post_grad_custom_post_pass)
+        return any(isinstance(each, ProductPass) and each.is_same_pass(self) for each in passes)
+
+    def _products(self) -> tuple[Callable[[Any, Any], bool], Mapping[Any, Any]]:
+        """Return which single products the process's guarantee names, and what replaces them."""
+        if process_guarantee() == "batch_invariant":
+            return is_half_for_graph, INVARIANT
+        return self._predicate, PRODUCTS_ALONE
+
     def _replace(self, graph: Any) -> int:
         """Replace the products that the process's guarantee names; return their number."""
-        if process_guarantee() == "batch_invariant":
-            return replace_products(graph, is_half_for_graph, INVARIANT)
-        joined = join_products(graph, self._serves_joined, self._serves_gate)
-        biased = _replace_biased(graph, self._predicate)
-        return joined + biased + replace_products(graph, self._predicate)
+        predicate, operators = self._products()
+        groups = 0
+        if operators is PRODUCTS_ALONE:
+            groups = join_products(graph, self._serves_joined, self._serves_gate) + _replace_biased(graph, predicate)
+        return groups + replace_products(graph, predicate, operators)
 
     def _serves_joined(self, a: Any, w: Any) -> bool:
         """Return whether to compute products of one input (M, K) as one with their joined weights (N, K)."""
@@ -202,8 +243,12 @@ def _put(graph: Any, node: Any, operator: Any) -> None:
 
 
 def install() -> ProductPass:
-    """Install the pass as Inductor's last one, for all threads, and return it."""
+    """Install the pass as Inductor's last one, for all threads, and return it.
+
+    Products that it would replace stay whole in torch's decompositions until :func:`remove`.
+    """
     made = ProductPass(config.post_grad_custom_post_pass)
+    made.restore = keep_products(INVARIANT, made.keeps)  # aten.mm is among them
     entry = _entry()
     if entry is None:
         config.post_grad_custom_post_pass = made
@@ -215,6 +260,9 @@ def install() -> ProductPass:
 def remove(made: ProductPass) -> None:
     """Switch a pass of :func:`install` off. Remove it from Inductor's settings unless another pass was set since."""
     made.active = False
+    if made.restore is not None:
+        made.restore()
+        made.restore = None
     entry = _entry()
     if entry is None:
         if config.post_grad_custom_post_pass is made:

@@ -1,7 +1,14 @@
-"""Inductor's settings of a thread, which torch has from 2.13 on."""
+"""Changes of Inductor beside its passes: settings of a thread, and the table of decompositions.
+
+torch has settings of a thread from 2.13 on. The table takes operators apart while a function is traced, before any pass
+sees the graph. For instance, with ``coordinate_descent_tuning``, which ``mode="max-autotune"`` sets, a product of one
+row on CUDA becomes a multiplication and a sum.
+"""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Collection
 from typing import Any
 
 
@@ -19,3 +26,52 @@ def setting_of_threads(name: str) -> Any:
     entry = getattr(config, "_config", {}).get(name)
     own = getattr(entry, "user_override", None)
     return entry if hasattr(own, "get") and hasattr(own, "reset") else None
+
+
+def keep_products(operators: Collection[Any], keeps: Callable[[Any, Any, Any], bool]) -> Callable[[], None]:
+    """Keep some products whole where Inductor takes them apart; return a function that undoes it.
+
+    The tables are the whole process's. An operator that a table lacks, or a table of another kind, stays as it is.
+
+    Args:
+        operators: torch's, such as ``torch.ops.aten.mm.default``. Their last two positional arguments are the operands.
+        keeps: function of an operator and the two operands, which are fake tensors, that says whether a product stays.
+    """
+    changed = []
+    for table in _decompositions():
+        for operator in operators:
+            theirs = table.get(operator)
+            if callable(theirs):
+                table[operator] = ours = _unless_kept(operator, keeps, theirs)
+                changed.append((table, operator, theirs, ours))
+
+    def restore() -> None:
+        for table, operator, theirs, ours in changed:
+            if table.get(operator) is ours:  # it may have been changed since
+                table[operator] = theirs
+
+    return restore
+
+
+def _decompositions() -> list[dict[Any, Any]]:
+    """Return Inductor's tables of decompositions: the one that it is made of, and the copy that it keeps."""
+    from torch._inductor import decomposition
+
+    copied: Callable[[], Any] = getattr(decomposition, "fast_random_decomps", dict)
+    tables = [getattr(decomposition, "decompositions", None), copied()]
+    return [table for table in tables if isinstance(table, dict)]
+
+
+def _unless_kept(operator: Any, keeps: Callable[[Any, Any, Any], bool], theirs: Callable[..., Any]) -> Any:
+    """Return torch's decomposition of an operator, which leaves alone what is kept."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    @functools.wraps(theirs)
+    def decompose(*operands: Any, **options: Any) -> Any:
+        if len(operands) > 1:
+            with _disable_current_modes():  # the question must leave nothing in the graph that is traced
+                if keeps(operator, *operands[-2:]):
+                    return NotImplemented
+        return theirs(*operands, **options)
+
+    return decompose

@@ -20,6 +20,9 @@ _VARIANTS = {
     "compile": "torch.compile, max-autotune",
     "compile_enable": "torch.compile, `enable()`",
     "compile_optimize": "torch.compile, `optimize(model)`, `enable()`",
+    "default": "torch.compile, default",
+    "default_enable": "torch.compile, default, `enable()`",
+    "default_optimize": "torch.compile, default, `optimize(model)`, `enable()`",
     "merged": "torch, merged weights",
     "merged_norms": "torch, merged weights, fused norms",
     "enable": "`enable()`",
@@ -30,8 +33,15 @@ _VARIANTS = {
 }
 #: A variant whose time says how much of torch's step is no product; it has no row.
 _WITHOUT_PRODUCTS = "without_products"
-#: Figure -> the column of its means. The last one stands only in a table that has the figure.
-_MEANS = {"speedup": "mean", "speedup_over_merged": "over merged", "speedup_over_compile": "over torch.compile"}
+#: Figure -> the column of its means.
+_MEANS = {
+    "speedup": "mean",
+    "speedup_over_merged": "over merged",
+    "speedup_over_compile": "over torch.compile",
+    "speedup_over_default": "over torch.compile, default",
+}
+#: Columns that stand only in a table with such a figure.
+_IF_MEASURED = ("speedup_over_compile", "speedup_over_default")
 _MODELS = {"llama_8b": "Llama 3 8B", "qwen_7b": "Qwen2.5 7B"}
 #: Parts of a result file beside its format.
 _PARTS = {"settings", "models", "tuned", "rows", "bars"}
@@ -108,8 +118,8 @@ def _measured(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _speed_table(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
-    has_compiled = any("speedup_over_compile" in each for row in rows for each in row["variants"].values())
-    figures = [figure for figure in _MEANS if figure != "speedup_over_compile" or has_compiled]
+    measured = {figure for row in rows for each in row["variants"].values() for figure in each}
+    figures = [figure for figure in _MEANS if figure in measured or figure not in _IF_MEASURED]
     heads = [*(step_words(row["step"]) for row in rows), *(_MEANS[figure] for figure in figures)]
     lines = [f"| tokens a second | {' | '.join(heads)} |", "| --- |" + " ---: |" * len(heads)]
     for name in names:

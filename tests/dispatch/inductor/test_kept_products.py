@@ -1,0 +1,159 @@
+"""Products that stay whole in Inductor's decompositions, so that the pass of the package can replace them.
+
+torch takes products of one row apart on CUDA alone: they are traced with fake tensors of a GPU. On the CPU it does so
+with a row times a column, which is compiled here.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from torch._inductor import config, decomposition
+from torch._inductor.utils import fresh_cache
+from torch._inductor.virtualized import V
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from outblas.dispatch import inductor_pass
+from outblas.dispatch.guarantees.guarantee import set_process_guarantee
+from outblas.dispatch.inductor_settings import keep_products
+from support.served_fixture import Served, numbers, served_fixture  # noqa: F401
+
+MM, OURS = torch.ops.aten.mm.default, torch.ops.outblas.mm.default
+ONE_ROW = (1, 8), (8, 5)
+
+
+def tables() -> list[Any]:
+    return [decomposition.decompositions, decomposition.fast_random_decomps()]
+
+
+@pytest.fixture(name="made")
+def made_fixture(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """An installed pass that would replace all products with K = 8, on any device."""
+    before, entries = config.post_grad_custom_post_pass, [table[MM] for table in tables()]
+    made = inductor_pass.install()
+    monkeypatch.setattr(made, "_predicate", lambda a, b: bool((a.t() + 1).shape[0] == b.shape[0] == 8))
+    yield made
+    inductor_pass.remove(made)
+    assert config.post_grad_custom_post_pass is before and [table[MM] for table in tables()] == entries
+
+
+def traced(*shapes: tuple[int, ...], function: Any = torch.mm, device: str = "cuda", tuned: bool = True) -> Any:
+    """Return the graph of a product after the decompositions of ``max-autotune``."""
+    with FakeTensorMode(), config.patch(coordinate_descent_tuning=tuned):
+        operands = [torch.empty(shape, device=device, dtype=torch.float16) for shape in shapes]
+        return make_fx(function, decomposition_table=decomposition.select_decomp_table())(*operands).graph
+
+
+def targets(graph: Any) -> list[Any]:
+    return [node.target for node in graph.nodes if node.op == "call_function"]
+
+
+def test_a_product_that_the_pass_replaces_stays_whole(made: Any) -> None:
+    graph = traced(*ONE_ROW)
+    assert targets(graph) == [MM], "and nothing of the question is in the graph"
+    made(graph)
+    assert targets(graph) == [OURS] and made.replaced == 1
+    assert targets(traced((3, 8), (8, 1))) == [MM]
+
+
+@pytest.mark.parametrize("shapes", [((1, 7), (7, 5)), ((3, 7), (7, 1)), ((3, 7), (7, 5)), ((3, 1), (1, 5))])
+def test_all_others_become_what_they_were(shapes: Any, made: Any) -> None:
+    found = traced(*shapes)
+    inductor_pass.remove(made)
+    assert str(found) == str(traced(*shapes))
+    assert (MM in targets(found)) == (1 not in shapes[0] + shapes[1]) or shapes[0][1] == 1
+
+
+@pytest.mark.parametrize("how", ["removed", "another pass", "ahead of time", "no kernel"])
+def test_nothing_is_kept_that_the_pass_will_not_see(how: str, made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    if how == "removed":
+        inductor_pass.remove(made)
+    elif how == "another pass":
+        monkeypatch.setattr(made, "_is_set", lambda: False)
+    elif how == "no kernel":
+        monkeypatch.setattr(made, "_predicate", lambda a, b: False)
+    with V.set_aot_compilation(how == "ahead of time"):
+        found = traced(*ONE_ROW)
+    assert MM not in targets(found) and torch.ops.aten.sum.dim_IntList in targets(found)
+    inductor_pass.remove(made)
+    assert str(found) == str(traced(*ONE_ROW))
+
+
+def test_a_pass_that_takes_the_place_of_ours_takes_its_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So it is where the setting is the whole process's, as before torch 2.13."""
+    monkeypatch.setattr(inductor_pass, "_entry", lambda: None)
+    made = inductor_pass.install()
+    made._predicate = lambda a, b: True
+    with config.patch(post_grad_custom_post_pass=None):
+        assert MM not in targets(traced(*ONE_ROW))
+    assert targets(traced(*ONE_ROW)) == [MM]
+    inductor_pass.remove(made)
+    assert MM not in targets(traced(*ONE_ROW)) and config.post_grad_custom_post_pass is None
+
+
+def test_a_pass_in_a_list_is_seen(made: Any) -> None:
+    with config.patch(post_grad_custom_post_pass=[made]):
+        assert targets(traced(*ONE_ROW)) == [MM]
+
+
+def test_batches_stay_whole_while_results_are_batch_invariant(
+    made: Any, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inductor_pass.device_registry, "DEVICE_TYPE", "cuda")
+    batch = ((2, 1, 8), (2, 8, 5))
+    apart = targets(traced(*batch, function=torch.bmm))
+    set_process_guarantee("batch_invariant")
+    try:
+        assert targets(traced(*batch, function=torch.bmm)) == [torch.ops.aten.bmm.default] != apart
+        assert targets(traced((1, 7), (7, 5))) == [MM], "every half-precision product"
+    finally:
+        set_process_guarantee("none")
+
+
+def test_other_tables_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decomposition, "decompositions", {MM: None})
+    monkeypatch.delattr(decomposition, "fast_random_decomps")
+    keep_products([MM], lambda *_: True)()
+    assert decomposition.decompositions == {MM: None}
+    monkeypatch.delattr(decomposition, "decompositions")
+    keep_products([MM], lambda *_: True)()
+
+
+def test_an_entry_that_was_changed_since_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    table, theirs = {MM: torch.mm}, lambda a, b: NotImplemented
+    monkeypatch.setattr(decomposition, "decompositions", table)
+    restore = keep_products([MM], lambda *_: True)
+    assert table[MM](1, 2) is NotImplemented
+    table[MM] = theirs
+    restore()
+    assert table[MM] is theirs
+
+
+@pytest.mark.skipif(not any(map(shutil.which, ("g++", "clang++", "c++"))), reason="no C++ compiler")
+def test_caches_tell_code_with_and_without_the_pass_apart(served: Served) -> None:
+    """Compiled by turns with filled caches of Inductor and AOTAutograd; a row times a column is taken apart on CPUs."""
+    row, column = numbers(1, 8), numbers(8, 1, seed=1)
+    expected, ran = row @ column, []
+    hits = torch._dynamo.utils.counters["aot_autograd"]
+    before = hits["autograd_cache_hit"]
+    settings = torch._functorch.config.patch(enable_autograd_cache=True), config.patch(fx_graph_cache=True)
+    with fresh_cache(), settings[0], settings[1], torch.no_grad():
+        for on in (False, True, False, True):
+            torch._dynamo.reset()
+            made = inductor_pass.install() if on else None
+            run = torch.compile(lambda x, w: torch.mm(x, w), fullgraph=True, mode="max-autotune-no-cudagraphs")
+            served.ran.clear()
+            assert torch.equal(run(row, column), expected)
+            ran.append(len(served.ran))
+            if made is not None:
+                inductor_pass.remove(made)
+    torch._dynamo.reset()
+    assert ran == [0, 1, 0, 1] and hits["autograd_cache_hit"] - before == 2
