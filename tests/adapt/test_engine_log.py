@@ -21,15 +21,17 @@ def test_it_names_the_sizes_that_are_not_torchs_and_the_weights_that_stay() -> N
         "128256 x 4096 bf16": row(torch=(1, 8)),
     }
     assert summary(weights) == (
-        "outblas computes products of 2 of 3 weights (N x K): 6144 x 4096 bf16 at all of M seen (1 to 256); "
-        "4096 x 14336 bf16 at M 1 to 8, 256; torch computes those of 128256 x 4096 bf16, where the library has nothing "
-        "faster"
+        "outblas computes products of 2 of 3 weights (N x K): 6144 x 4096 bf16 at all M seen (1 to 256); "
+        "4096 x 14336 bf16 at M 1 to 8, 256; torch computes those of 128256 x 4096 bf16 (M 1 to 8 so far), where the "
+        "library has nothing faster"
     )
 
 
 def test_where_nothing_is_gained_it_says_so() -> None:
     found = summary({"96 x 32 bf16": row(torch=(1,)), "32 x 96 bf16": row(torch=(1, 2))})
-    assert found.startswith("outblas changes nothing here; torch computes those of 96 x 32 bf16, 32 x 96 bf16")
+    assert found.startswith(
+        "outblas changes nothing here; torch computes those of 96 x 32 bf16 (M 1 so far), 32 x 96 bf16 (M 1 to 2 so far)"
+    )
 
 
 @pytest.mark.parametrize(("sizes", "after"), [([0, 0, 3, 5], 19.0), (range(1, 200), 61.0)])

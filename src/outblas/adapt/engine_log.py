@@ -65,7 +65,7 @@ def summary(weights: Weights) -> str:
     """
     served = {weight: _served(makers) for weight, makers in weights.items()}
     ours = [f"{weight} at {rows}" for weight, rows in served.items() if rows]
-    others = [weight for weight, rows in served.items() if not rows]
+    others = [f"{weight} ({_seen(weights[weight])})" for weight, rows in served.items() if not rows]
     stay = f"; torch computes those of {', '.join(others)}, where the library has nothing faster" if others else ""
     if not ours:
         return "outblas changes nothing here" + stay
@@ -74,12 +74,21 @@ def summary(weights: Weights) -> str:
 
 def _served(makers: Mapping[str, list[int]]) -> str:
     """Return in words the numbers of rows that are not torch's; empty if all are."""
-    every = sorted({row for rows in makers.values() for row in rows})
-    left = {*makers["torch"]}
+    every, left = _every(makers), {*makers["torch"]}
     if not left:
-        return f"all of M seen ({_runs(every, every)})"
+        return f"all M seen ({_runs(every, every)})"
     ours = [row for row in every if row not in left]
     return f"M {_runs(ours, every)}" if ours else ""
+
+
+def _seen(makers: Mapping[str, list[int]]) -> str:
+    """Return in words the numbers of rows that have come so far. An output head meets more of them while it serves."""
+    every = _every(makers)
+    return f"M {_runs(every, every)} so far"
+
+
+def _every(makers: Mapping[str, list[int]]) -> list[int]:
+    return sorted({row for rows in makers.values() for row in rows})
 
 
 def _runs(rows: Iterable[int], every: list[int]) -> str:
