@@ -5,13 +5,16 @@ Command:
     python benchmarks/vllm_engine.py [--models llama-3-8b qwen2.5-7b] [--pairs 3] [--gpus 0 1]
         [--out results/<gpu>/vllm.json]
     python benchmarks/vllm_engine.py --models llama-3-8b --variants uncompiled      # for the log probabilities
+    python benchmarks/vllm_engine.py --untuned 20261129 --variants torch outblas tuned
 
 Result file: results/<gpu>/vllm.json. Needs a GPU and vLLM. An interrupted run resumes; each process is written at its
 end. With ``--gpus`` models run side by side, each on a GPU of its own.
 
 A pair is two fresh processes, ``torch`` (vLLM's default compilation and capture sizes) and ``outblas`` (the same with
 ``OUTBLAS_VLLM=1``), in alternating order. Both have the same random weights, N(0, 0.02), in bf16. No model is
-downloaded. ``uncompiled`` is vLLM's mode 0 without OutBLAS.
+downloaded. ``uncompiled`` is vLLM's mode 0 without OutBLAS. ``tuned`` is ``outblas`` with the library that ``outblas
+tune --model`` makes within ``--tune`` seconds. ``--untuned`` draws two models for which the package was not tuned: one
+with tied embeddings, another with biases.
 
 - *decode*: milliseconds a step, by the engine's own clock. Of the request that began last it is the time from the first
   to the last of 256 new tokens, over 255. Prompts have 64 tokens.
@@ -28,6 +31,7 @@ import argparse
 import json
 import math
 import os
+import random
 import subprocess
 import sys
 import tempfile
@@ -55,8 +59,11 @@ PROCESS = Path(__file__).with_name("vllm_process.py")
 VARIANTS: dict[str, tuple[dict[str, str], dict[str, Any]]] = {
     "torch": ({"OUTBLAS_VLLM": "0"}, {}),
     "outblas": ({"OUTBLAS_VLLM": "1"}, {}),
+    "tuned": ({"OUTBLAS_VLLM": "1"}, {}),
     "uncompiled": ({"OUTBLAS_VLLM": "0"}, {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}),
 }
+#: Models for which the packaged library was not tuned: with tied embeddings, and with biases.
+UNTUNED = (("llama-3.2-3b", "qwen2.5-3b", "qwen2.5-1.5b"), ("qwen2.5-3b", "qwen2.5-1.5b", "qwen2.5-14b"))
 #: t of Student's distribution for 95% by degrees of freedom.
 _T = {1: 12.71, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571}
 
@@ -71,8 +78,30 @@ def environment(variant: str, caches: Path, gpu: str | None = None) -> dict[str,
     return {**os.environ, **own, **shown, **VARIANTS[variant][0]}
 
 
+def tuned_library(model: str, arguments: argparse.Namespace, gpu: str | None) -> tuple[Path, float]:
+    """Tune a model as a user would, unless that was done; return the library's file and the seconds that it took.
+
+    Raises:
+        CalledProcessError: the command failed.
+    """
+    folder = arguments.caches / f"{model}-tuned"
+    library, config = folder / "run" / "library.json", folder / "config.json"
+    begun = time.perf_counter()
+    if not library.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        config.write_text(json.dumps(MODELS[model]))
+        command = [sys.executable, "-m", "outblas", "tune", "--model", str(config), "--no-install"]
+        command += ["--budget", f"12,{arguments.tune}s", "--run", str(folder / "run"), "--device", "cuda:0"]
+        subprocess.run(command, env=environment("outblas", arguments.caches, gpu), check=True)
+    return library, time.perf_counter() - begun
+
+
 def run_process(model: str, variant: str, arguments: argparse.Namespace, gpu: str | None = None) -> dict[str, Any]:
     """Run one process and return what it found; an error has the end of its log."""
+    own, more = environment(variant, arguments.caches, gpu), dict[str, Any]()
+    if variant == "tuned":
+        library, more["tuning_s"] = tuned_library(model, arguments, gpu)
+        own["OUTBLAS_LIBRARY"] = str(library)
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "found.json")
         command = [sys.executable, str(PROCESS), model, "--out", str(out), "--repeats", str(arguments.repeats)]
@@ -81,17 +110,14 @@ def run_process(model: str, variant: str, arguments: argparse.Namespace, gpu: st
         late = ""
         with log.open("wb") as file:
             try:
-                subprocess.run(
-                    command, env=environment(variant, arguments.caches, gpu), stdout=file, stderr=file, check=False,
-                    timeout=arguments.limit,
-                )  # fmt: skip
+                subprocess.run(command, env=own, stdout=file, stderr=file, check=False, timeout=arguments.limit)
             except subprocess.TimeoutExpired as error:
                 late = f"\n{error}"
         text = log.read_text(errors="replace") + late
         said = [line for line in text.splitlines() if "outblas" in line][:6]
         if not out.exists():
             return {"error": text[-3000:], "log": said}
-        return {**read_object(out, "a process's figures", "run it again"), "log": said}
+        return {**read_object(out, "a process's figures", "run it again"), **more, "log": said}
 
 
 def order(pairs: int, variants: Sequence[str]) -> Iterable[tuple[int, str]]:
@@ -100,8 +126,17 @@ def order(pairs: int, variants: Sequence[str]) -> Iterable[tuple[int, str]]:
         yield from ((pair, variant) for variant in (variants if pair % 2 == 0 else reversed(variants)))
 
 
-def compared(processes: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return, for one model, the ratios of ``outblas`` over ``torch`` by pair, and how far results differ.
+def summarised(processes: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the figures of one model: :func:`compared` of ``outblas`` and, if it ran, ``tuned``, and differences."""
+    tuned = compared(processes, "tuned")
+    return {
+        **compared(processes, "outblas"), **({"tuned": tuned} if tuned["cells"] else {}),
+        "differences": _differences(processes),
+    }  # fmt: skip
+
+
+def compared(processes: Sequence[dict[str, Any]], ours: str) -> dict[str, Any]:
+    """Return, for one model, the ratios of a variant over ``torch`` by pair.
 
     A ratio above 1 is a gain. ``low`` and ``high`` are the 95% interval of the mean of log ratios (Student's t over
     pairs); without two pairs they are null.
@@ -110,18 +145,18 @@ def compared(processes: Sequence[dict[str, Any]]) -> dict[str, Any]:
     for one in processes:
         if "error" not in one:
             by_pair.setdefault(one["pair"], {})[one["variant"]] = one
-    pairs = [pair for pair in by_pair.values() if {"torch", "outblas"} <= pair.keys()]
+    pairs = [pair for pair in by_pair.values() if {"torch", ours} <= pair.keys()]
     cells: dict[str, Any] = {}
     for key, less_is_more in (("decode", True), ("end_to_end", False), ("first_token", True), ("prefill", False)):
         for cell in pairs[0]["torch"][key] if pairs else ():
-            taken = [(_middle(pair["torch"][key][cell]), _middle(pair["outblas"][key][cell])) for pair in pairs]
-            ratios = [torchs / ours if less_is_more else ours / torchs for torchs, ours in taken]
+            taken = [(_middle(pair["torch"][key][cell]), _middle(pair[ours][key][cell])) for pair in pairs]
+            ratios = [torchs / mine if less_is_more else mine / torchs for torchs, mine in taken]
             cells.setdefault(key, {})[cell] = {
                 "torch": median(each[0] for each in taken), "outblas": median(each[1] for each in taken),
                 "ratio": median(ratios), "pairs": ratios, **_interval(ratios),
             }  # fmt: skip
     means = {key: geomean([cell["ratio"] for cell in found.values()]) for key, found in cells.items()}
-    return {"cells": cells, "geomean": means, "differences": _differences(processes)}
+    return {"cells": cells, "geomean": means}
 
 
 def _middle(taken: Any) -> float:
@@ -196,17 +231,28 @@ def run_model(
         with writing:
             entry["processes"] = [one for one in entry["processes"] if (one["pair"], one["variant"]) != (pair, variant)]
             entry["processes"].append(made)
-            entry |= compared(entry["processes"])
+            entry |= summarised(entry["processes"])
             write_json(out, known)
             print(model, pair, variant, f"{made['seconds']:.0f} s", made.get("error", ""), *made["log"], sep="\n  ")
-    for key, mean in entry.get("geomean", {}).items():
-        cells = {cell: round(row["ratio"], 3) for cell, row in entry["cells"][key].items()}
-        print(model, key, f"{mean:.3f}", cells, flush=True)
+    for name, part in (("", entry), ("tuned ", entry.get("tuned", {}))):
+        for key, mean in part.get("geomean", {}).items():
+            cells = {cell: round(row["ratio"], 3) for cell, row in part["cells"][key].items()}
+            print(model, name + key, f"{mean:.3f}", cells, flush=True)
+
+
+def untuned(seed: int) -> list[str]:
+    """Return two models of :data:`UNTUNED` by a seed, one of each kind."""
+    draw = random.Random(seed)
+    tied, biased = UNTUNED
+    first = draw.choice(tied)
+    return [first, draw.choice([model for model in biased if model != first])]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=["llama-3-8b", "qwen2.5-7b"])
+    parser.add_argument("--untuned", type=int, metavar="SEED", help="draw two models in place of --models")
+    parser.add_argument("--tune", type=int, default=600, help="seconds of tuning a model for variant tuned")
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=["torch", "outblas"])
     parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--repeats", type=int, default=2, help="of each figure in a process")
@@ -214,7 +260,10 @@ def main() -> None:
     parser.add_argument("--gpus", nargs="+", default=[], help="CUDA indices; by default the first")
     parser.add_argument("--caches", type=Path, default=Path(tempfile.gettempdir(), "outblas-vllm"))
     parser.add_argument("--out", type=Path)
-    run_all(parser.parse_args())
+    arguments = parser.parse_args()
+    if arguments.untuned is not None:
+        arguments.models = untuned(arguments.untuned)
+    run_all(arguments)
 
 
 if __name__ == "__main__":

@@ -43,7 +43,8 @@ def test_a_ratio_above_one_is_a_gain_in_time_and_in_rate(code: Any) -> None:
         {"pair": 2, "variant": "torch", **found(5.0, 100.0)},
         {"pair": 2, "variant": "outblas", "error": "no GPU", "log": []},
     ]
-    made = code.compared(processes)
+    made = code.summarised(processes)
+    assert "tuned" not in made
     one = made["cells"]["decode"]["1"]
     assert (one["torch"], one["outblas"], one["pairs"]) == (5.0, 4.5, [1.25, 1.0])
     assert one["ratio"] == 1.125 and one["low"] < 1 < one["high"]
@@ -57,8 +58,46 @@ def test_a_ratio_above_one_is_a_gain_in_time_and_in_rate(code: Any) -> None:
 
 def test_one_pair_has_no_interval_and_none_has_no_figure(code: Any) -> None:
     pair = [{"pair": 0, "variant": name, **found(5.0, 100.0)} for name in ("torch", "outblas")]
-    assert code.compared(pair)["cells"]["decode"]["8"]["low"] is None
-    assert code.compared(pair[:1])["cells"] == {}
+    assert code.compared(pair, "outblas")["cells"]["decode"]["8"]["low"] is None
+    assert code.compared(pair[:1], "outblas")["cells"] == {}
+
+
+def test_a_tuned_library_stands_beside_the_packaged_one(
+    code: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figures = zip(("torch", "outblas", "tuned"), (5.0, 4.0, 2.5), strict=True)
+    made = code.summarised([{"pair": 0, "variant": name, **found(ms, 100.0)} for name, ms in figures])
+    assert (made["geomean"]["decode"], made["tuned"]["geomean"]["decode"]) == (1.25, 2.0)
+    ran: list[list[str]] = []
+
+    def run(command: list[str], env: Any, check: bool = False, **_: Any) -> None:
+        ran.append(command)
+        if check:
+            library = tmp_path / "qwen2.5-3b-tuned" / "run" / "library.json"
+            library.parent.mkdir(parents=True)
+            library.write_text("{}")
+        else:
+            assert env["OUTBLAS_LIBRARY"].endswith("library.json")
+            Path(command[command.index("--out") + 1]).write_text(json.dumps(found(5.0, 100.0)))
+
+    monkeypatch.setattr(code.subprocess, "run", run)
+    arguments = SimpleNamespace(repeats=1, limit=9, caches=tmp_path, tune=60)
+    for _ in range(2):
+        assert code.run_process("qwen2.5-3b", "tuned", arguments)["tuning_s"] >= 0
+    assert [command[1:4] == ["-m", "outblas", "tune"] for command in ran] == [True, False, False], "tuned once"
+    assert "12,60s" in ran[0] and "--no-install" in ran[0]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_two_models_of_both_kinds_are_drawn(code: Any, seed: int) -> None:
+    from outblas.core.suites import engine_weights
+
+    models = code.untuned(seed)
+    assert len({*models}) == 2 and code.MODELS[models[0]]["tie_word_embeddings"] and models == code.untuned(seed)
+    assert engine_products(code.MODELS[models[1]])[0].bias
+    for model in models:
+        weights = {(product.n, product.k) for product in engine_products(code.MODELS[model])}
+        assert len(weights & engine_weights().keys()) <= 1
 
 
 def test_a_restart_runs_what_is_missing_and_what_failed(
@@ -108,7 +147,8 @@ def test_the_models_are_such_as_tune_knows(code: Any) -> None:
     for config in code.MODELS.values():
         assert len(engine_products(config)) == 5
     assert all(
-        code.environment(name, Path("c"))["OUTBLAS_VLLM"] == str(int(name == "outblas")) for name in code.VARIANTS
+        code.environment(name, Path("c"))["OUTBLAS_VLLM"] == str(int(name in ("outblas", "tuned")))
+        for name in code.VARIANTS
     )
 
 

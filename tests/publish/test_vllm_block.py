@@ -26,12 +26,14 @@ def process(pair: int, variant: str, ms: float) -> dict[str, Any]:
 
 @pytest.fixture(name="folder")
 def folder_fixture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     code = module_of_file(ROOT / "benchmarks" / "vllm_engine.py", monkeypatch)
     processes = [
         process(pair, variant, ms) for pair in (0, 1) for variant, ms in (("torch", 5.0), ("outblas", 4.0 + pair / 2))
     ]
+    processes.append(process(0, "tuned", 2.5))
     processes.append({"pair": 2, "variant": "outblas", "error": "no memory"})
-    models = {"llama-3-8b": {"processes": processes, **code.compared(processes)}}
+    models = {"llama-3-8b": {"processes": processes, **code.summarised(processes)}}
     (tmp_path / VLLM).write_text(json.dumps({"models": models, "provenance": MADE}))
     return tmp_path
 
@@ -41,12 +43,15 @@ def test_a_line_has_both_times_the_ratio_and_the_range_of_pairs(folder: Path) ->
     assert "| llama-3-8b: batch | vLLM, ms a step | with OutBLAS | ratio | pairs | 95% interval |" in page
     assert "| 1 | 5.000 | 4.250 | 1.181 | 1.111 to 1.250 | 0.558 to 2.491 |" in page
     assert page.count("| geometric mean | | | **1.181** | | |") == 1, "a mean of one cell is a cell"
+    assert "| llama-3-8b, tuned: batch | vLLM, ms a step |" in page and "| 1 | 5.000 | 2.500 | 2.000 |" in page
     assert "| 1x2048 | 40,000 | 40,000 | 1.000 |" in page
     assert "vLLM 40.5 s, 90.0 GB of GPU memory and 4,096 MiB" in page and "2026-11-30, commit 01234567" in page
 
 
 def test_the_summary_has_a_row_for_each_mode(folder: Path) -> None:
-    rows = {row["mode"]: row for row in engine_rows(folder)}
+    tuned = [row for row in engine_rows(folder) if row["model"] == "llama-3-8b, tuned"]
+    assert [row["geomean"] for row in tuned if row["mode"] == "decode"] == [2.0]
+    rows = {row["mode"]: row for row in engine_rows(folder) if row not in tuned}
     assert rows.keys() == {"decode", "end_to_end", "first_token", "prefill"}
     decode = rows["decode"]
     assert (decode["suite"], decode["model"], decode["cells"], decode["pairs"]) == ("vllm", "llama-3-8b", 2, 2)

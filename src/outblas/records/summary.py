@@ -127,12 +127,13 @@ def engine_rows(directory: str | os.PathLike[str]) -> list[Row]:
         made = {field: data["provenance"][field] for field in ("gpu", "driver", "toolchain", "date", "commit")}
         return [
             {
-                "suite": "vllm", "model": model, "mode": mode, "geomean": mean,
-                "min": min(row["ratio"] for row in entry["cells"][mode].values()), "cells": len(entry["cells"][mode]),
-                "pairs": min(len(row["pairs"]) for row in entry["cells"][mode].values()), "file": VLLM, **made,
+                "suite": "vllm", "model": name, "mode": mode, "geomean": mean,
+                "min": min(row["ratio"] for row in part["cells"][mode].values()), "cells": len(part["cells"][mode]),
+                "pairs": min(len(row["pairs"]) for row in part["cells"][mode].values()), "file": VLLM, **made,
             }
             for model, entry in data["models"].items()
-            for mode, mean in entry["geomean"].items()
+            for name, part in ((model, entry), (f"{model}, tuned", entry.get("tuned", {"geomean": {}})))
+            for mode, mean in part["geomean"].items()
         ]  # fmt: skip
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise RecordError(f"{path} lacks a field ({type(error).__name__}: {error})", expected, do) from error

@@ -34,9 +34,10 @@ def vllm_block(folder: Path) -> str:
     data = read_json(folder / VLLM)
     made, parts = data["provenance"], list[str]()
     for model, entry in data["models"].items():
-        for key, (heading, unit, digits) in _PARTS.items():
-            if key in entry["cells"]:
-                parts.append(_table(model, heading, unit, digits, entry["cells"][key], entry["geomean"][key]))
+        for name, part in ((model, entry), (f"{model}, tuned", entry.get("tuned"))):
+            for key, (heading, unit, digits) in _PARTS.items():
+                if part and key in part["cells"]:
+                    parts.append(_table(name, heading, unit, digits, part["cells"][key], part["geomean"][key]))
         parts.append(_start(model, entry["processes"]))
     source = f"{made['gpu']}, driver {made['driver']}, {made['date'][:10]}, commit {made['commit'][:8]}"
     return "\n\n".join([*parts, f"Medians of pairs of fresh processes. ({source}, `{(folder / VLLM).as_posix()}`)"])
