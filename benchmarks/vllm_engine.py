@@ -4,7 +4,6 @@ Command:
 
     python benchmarks/vllm_engine.py [--models llama-3-8b qwen2.5-7b] [--pairs 3] [--gpus 0 1]
         [--out results/<gpu>/vllm.json]
-    python benchmarks/vllm_engine.py --models llama-3-8b --variants uncompiled      # for the log probabilities
     python benchmarks/vllm_engine.py --untuned 20261129 --variants torch outblas tuned
 
 Result file: results/<gpu>/vllm.json. Needs a GPU and vLLM. An interrupted run resumes; each process is written at its
@@ -12,9 +11,9 @@ end. With ``--gpus`` models run side by side, each on a GPU of its own.
 
 A pair is two fresh processes, ``torch`` (vLLM's default compilation and capture sizes) and ``outblas`` (the same with
 ``OUTBLAS_VLLM=1``), in alternating order. Both have the same random weights, N(0, 0.02), in bf16. No model is
-downloaded. ``uncompiled`` is vLLM's mode 0 without OutBLAS. ``tuned`` is ``outblas`` with the library that ``outblas
-tune --model`` makes within ``--tune`` seconds. ``--untuned`` draws two models for which the package was not tuned: one
-with tied embeddings, another with biases.
+downloaded. ``uncompiled`` is vLLM's mode 0 without OutBLAS, for the log probabilities. ``tuned`` is ``outblas`` with the
+library that ``outblas tune --model`` makes within ``--tune`` seconds. ``--untuned`` draws two models for which the
+package was not tuned: one with tied embeddings, another with biases.
 
 - *decode*: milliseconds a step, by the engine's own clock. Of the request that began last it is the time from the first
   to the last of 256 new tokens, over 255. Prompts have 64 tokens.
