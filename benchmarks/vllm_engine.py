@@ -11,7 +11,7 @@ end. With ``--gpus`` models run side by side, each on a GPU of its own.
 
 A pair is two fresh processes, ``torch`` (vLLM's default compilation and capture sizes) and ``outblas`` (the same with
 ``OUTBLAS_VLLM=1``), in alternating order. Both have the same random weights, N(0, 0.02), in bf16. No model is
-downloaded. ``uncompiled`` is vLLM's mode 0 without OutBLAS, for the log probabilities. ``tuned`` is ``outblas`` with the
+downloaded. ``uncompiled`` is vLLM's mode 0 without OutBLAS, for log probabilities. ``tuned`` is ``outblas`` with the
 library that ``outblas tune --model`` makes within ``--tune`` seconds. ``--untuned`` draws two models for which the
 package was not tuned: one with tied embeddings, another with biases.
 
