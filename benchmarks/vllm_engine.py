@@ -43,7 +43,7 @@ from statistics import median
 from threading import Lock
 from typing import Any
 
-from vllm_process import MODELS
+from engine.vllm_process import MODELS
 
 from outblas.core.errors import OutblasError
 from outblas.core.files import write_json
@@ -53,7 +53,7 @@ from outblas.records.provenance import collect_provenance, script_command
 from outblas.records.results import result_file
 
 #: Measures one process.
-PROCESS = Path(__file__).with_name("vllm_process.py")
+PROCESS = Path(__file__).parent / "engine" / "vllm_process.py"
 #: Variant -> environment, and vLLM's compilation config beside its defaults.
 VARIANTS: dict[str, tuple[dict[str, str], dict[str, Any]]] = {
     "torch": ({"OUTBLAS_VLLM": "0"}, {}),

@@ -157,7 +157,7 @@ def test_a_process_that_takes_too_long_is_an_error(code: Any, tmp_path: Path, mo
 
 
 def test_a_step_is_that_of_the_request_that_began_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    code = module_of_file(ROOT / "benchmarks" / "vllm_process.py", monkeypatch)
+    code = module_of_file(ROOT / "benchmarks" / "engine" / "vllm_process.py", monkeypatch)
 
     def result(first: float, last: float) -> SimpleNamespace:
         return SimpleNamespace(

@@ -2,7 +2,7 @@
 
 Command (``OUTBLAS_VLLM`` says whether OutBLAS takes part):
 
-    python benchmarks/vllm_process.py qwen2.5-7b --out found.json
+    python benchmarks/engine/vllm_process.py qwen2.5-7b --out found.json
 """
 
 from __future__ import annotations
