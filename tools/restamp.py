@@ -50,12 +50,12 @@ from outblas.kernels.source import Source, make_source
 from outblas.records.equal_kernels import TABLE_PATH, EqualKernels, KernelRelease
 from outblas.records.library import Library
 from outblas.records.library_tables import with_kernels
+from outblas.records.proved_kernels import unproved_intervals, unproved_tables
 from outblas.records.provenance import utc_now
 from outblas.records.results import TABLE_KIND, read_meta, read_result, write_result
 from outblas.runtime.cubin import Cubin
 from outblas.runtime.nvrtc import compile_many, nvrtc_version
 from outblas.runtime.sass import _code_sections
-from outblas.search.build_library.build_work import unproved_intervals, unproved_tables
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA, RESULTS, ANY_SHAPE = ROOT / "src" / "outblas" / "data", ROOT / "results", "src/outblas/data/any_shape"

@@ -237,7 +237,11 @@ def test_what_the_library_lacks_of_a_model_is_tuned_and_installed_once(
     monkeypatch.setattr("outblas.search.intervals.model_ranges.gpu_of_device", lambda index: H200)
     file = tmp_path / "config.json"
     file.write_text(json.dumps(TINY))
+    trusted: list[Any] = []
+    monkeypatch.setattr(ModelledEvaluator, "trust", lambda self, kinds: trusted.extend(kinds))
+    monkeypatch.setattr(tune_run, "proved_kinds", lambda library: [library.gpu])
     result = tune(tmp_path / "run", "--model", str(file), "--engine", "vllm")
+    assert trusted == ["h200"], "the packaged library's kernels were proved before"
     assert result.exit_code == 0, (result.stderr, result.exception)
     lines = [line for line in result.stderr.splitlines() if "times a step" in line]
     assert lines == [

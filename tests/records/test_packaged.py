@@ -34,11 +34,11 @@ from outblas.records.averages import launch_of_row, table_label
 from outblas.records.library import Library
 from outblas.records.library_row import LEVEL_ABOVE, LibraryRow
 from outblas.records.library_tables import kernels_since
+from outblas.records.proved_kernels import unproved_intervals, unproved_tables
 from outblas.records.recording import Recording
 from outblas.records.recording_files import STATUS_CODES
 from outblas.records.recording_places import packaged
 from outblas.records.results import PROVENANCE_FIELDS, bench_files, read_result, write_result
-from outblas.search.build_library.build_work import unproved_intervals, unproved_tables
 from support.helpers import ROOT
 
 DATA = ROOT / "src" / "outblas" / "data"

@@ -165,7 +165,7 @@ def test_modes_beside_offline_are_of_the_extra_tables(script: Any) -> None:
 
 def test_a_work_directory_of_other_kernels_is_refused(script: Any, work: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     run(script, work, "tune")
-    monkeypatch.setattr(script.directory, "kernels_sha", lambda: "other")
+    monkeypatch.setattr("outblas.records.proved_kernels.kernels_sha", lambda: "other")
     with pytest.raises(UsageError, match="choose another --work"):
         run(script, work, "tune")
 

@@ -19,6 +19,7 @@ from outblas.kernels.catalogue import candidates, first_search_candidates
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.records import provenance
 from outblas.records.library import Library
+from outblas.records.proved_kernels import unproved_intervals
 from outblas.records.recording import Recording
 from outblas.records.store import Store
 from outblas.runtime.device import Device
@@ -27,7 +28,7 @@ from outblas.search.agents.base import Agent
 from outblas.search.build_library import weak_rows, weight_intervals
 from outblas.search.build_library.begin_with import copy_tables_from
 from outblas.search.build_library.build_run import publish_seconds
-from outblas.search.build_library.build_work import BuildFolder, proved, unproved_intervals
+from outblas.search.build_library.build_work import BuildFolder, proved
 from outblas.search.refine import neighbours_of_winners
 from outblas.search.tune import Interrupted
 from support import fake_gpu
@@ -101,7 +102,7 @@ def test_kernels_of_a_library_of_these_sources_are_proved_already(script: Any, w
     table, other = script.TABLES[1], script.TABLES[0]
     assert not proved(work, table), "it does not say yet of which kernels it is"
     publish_seconds(work, {})
-    built = {"toolchain": script.directory.toolchain()}  # the fake's measurements name no compiler
+    built = {"toolchain": provenance.toolchain()}  # the fake's measurements name no compiler
     library = replace(work.load(), provenance={**work.load().provenance, **built})
     library.save(work.library)
     assert proved(work, table) == {config_name(c) for cs in library.installed().values() for c in cs}

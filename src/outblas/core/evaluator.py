@@ -50,9 +50,9 @@ class Evaluator(Protocol):
         return None
 
     def trust(self, kinds: Iterable[KernelKind]) -> None:
-        """Skip the full proof of some kernels, because another evaluator of this run has passed them.
+        """Skip the full proof of some kernels that have passed one. Return None. By default it does nothing.
 
-        Return None. By default it does nothing.
+        Each is still proved on the operands that are timed.
 
         Args:
             kinds: kernel kinds (:func:`outblas.kernels.source.kernel_kind`) that were proved with the same build on the

@@ -21,6 +21,7 @@ from outblas.core.suites import suite as problems_of
 from outblas.core.version import __version__
 from outblas.records.library import Library
 from outblas.records.parquet import check_parquet
+from outblas.records.proved_kernels import proved_kinds
 from outblas.records.provenance import provenance_field, utc_now
 from outblas.records.recording import Recording
 from outblas.records.replay import ReplayEvaluator
@@ -194,6 +195,8 @@ def run_tune(
         origin = _origin(evaluator, device, recording, request.command)
         is_live = recording is None and evaluator.source.startswith("cuda")
         stamp = stamp_of(origin["provenance"]) if is_live else None
+        if is_live:
+            evaluator.trust(proved_kinds(Library.packaged(evaluator.gpu.name, missing_ok=True)))
         files = _files(request, stamp)
         with lock_run_folder(files.path), _kept_times(evaluator, files.times):
             about = _open(files, _settings(request, evaluator), request.command, stamp)

@@ -120,6 +120,9 @@ class PoolEvaluator(Evaluator):
                 found[f"worker {index}: {process}"] = sum_totals(life[process] for life in lives if process in life)
         return found
 
+    def trust(self, kinds: Iterable[KernelKind]) -> None:
+        self._proved.update(dict.fromkeys(kinds))
+
     def candidates(self, problem: Problem) -> Sequence[KernelConfig]:
         """Return the configs that the workers' evaluators offer for a problem.
 

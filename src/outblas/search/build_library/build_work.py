@@ -17,7 +17,7 @@ from outblas.core.plain_files import read_object
 from outblas.core.suites import Table
 from outblas.kernels.kernel_hash import kernels_sha
 from outblas.records.library import Library
-from outblas.records.provenance import toolchain
+from outblas.records.proved_kernels import built_by, unproved_tables
 from outblas.records.recording import Recording
 from outblas.records.recording_files import STATUS_CODES
 from outblas.records.store import Store
@@ -140,45 +140,6 @@ class BuildFolder:
 
     def _stamped(self) -> dict[str, Any]:
         return read_object(self.stamp, "what a build wrote", "choose another --work")
-
-
-def built_by() -> dict[str, str | None]:
-    """Return ``{"kernels": HASH, "nvrtc": VERSION}``: equal values give equal cubins.
-
-    HASH is the SHA-256 of the kernel sources, 64 hex digits. VERSION is that of the compiler, e.g.
-    ``13.0 (wheel 13.0.88)``, or None if it is not installed.
-    """
-    return {"kernels": kernels_sha(), "nvrtc": toolchain()["nvrtc"]}
-
-
-def unproved_tables(library: Library) -> list[Table]:
-    """Return the tables of a library whose kernels were proved with other sources than today's.
-
-    A table's provenance names the hash of its sources as ``kernels``, and of those of a later proof as ``proved``.
-    Without the first, that of the library counts. A library without any is of today's.
-
-    Args:
-        library: the library; its provenance has ``tables``.
-    """
-    return _of_other_sources(library.provenance["tables"], library.provenance.get("kernels") or kernels_sha())
-
-
-def unproved_intervals(library: Library) -> list[Table]:
-    """Return the tables whose intervals a library has of other kernel sources than today's.
-
-    Args:
-        library: the library; its provenance names the sources of each table's intervals, and of a later proof.
-    """
-    return _of_other_sources(library.provenance.get("intervals", {}), "")
-
-
-def _of_other_sources(parts: Mapping[str, Any], common: str) -> list[Table]:
-    """Return the tables whose provenance names today's sources neither as ``kernels``, or ``common``, nor as proved."""
-    today = kernels_sha()
-    sources = {
-        name: (about.get("kernels", common), about.get("proved", {}).get("kernels")) for name, about in parts.items()
-    }
-    return [Table.parse(name) for name, known in sources.items() if today not in known]
 
 
 def proof_by(provenance: Mapping[str, Any]) -> dict[str, str]:

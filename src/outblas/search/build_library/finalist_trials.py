@@ -24,9 +24,10 @@ from outblas.core.rivals import RIVALS
 from outblas.core.suites import BLOCK_FLOP, Table
 from outblas.judge.bench_cell import Options
 from outblas.judge.rounds import timing_of_samples
+from outblas.records.proved_kernels import built_by
 from outblas.records.provenance import collect_provenance, start_of_machine
 from outblas.runtime.device import gpu_of_device
-from outblas.search.build_library.build_work import REOPENED_STARTS, SEEDS, BuildFolder, built_by, printer, proved
+from outblas.search.build_library.build_work import REOPENED_STARTS, SEEDS, BuildFolder, printer, proved
 from outblas.search.build_library.finalists import finalists, names_of_finalists
 from outblas.search.build_library.reopened_finalists import reopened_finalists
 

@@ -17,12 +17,13 @@ from outblas.kernels.kernel_hash import kernels_sha
 from outblas.records.library import Library
 from outblas.records.library_interval import LibraryInterval
 from outblas.records.library_tables import with_intervals
+from outblas.records.proved_kernels import unproved_intervals
 from outblas.records.provenance import collect_provenance
 from outblas.records.store import Store
 from outblas.runtime.device import Device, gpu_of_device
 from outblas.search.agents.agent_registry import make_agent
 from outblas.search.build_library.build_searches import command_of
-from outblas.search.build_library.build_work import BuildFolder, printer, proof_by, unproved_intervals
+from outblas.search.build_library.build_work import BuildFolder, printer, proof_by
 from outblas.search.intervals.finished_weights import FinishedWeights
 from outblas.search.intervals.range_choice import ENGINE_BUDGET, ranges_of_suite
 from outblas.search.intervals.sampled_m import drawn

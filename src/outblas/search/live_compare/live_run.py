@@ -19,6 +19,7 @@ from outblas.core.journal import Journal, check_same_settings
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
 from outblas.records.parquet import check_parquet
+from outblas.records.proved_kernels import built_by
 from outblas.records.provenance import collect_provenance
 from outblas.records.recording import Recording
 from outblas.records.recording_hash import recording_sha
@@ -29,7 +30,6 @@ from outblas.search.agents.agent_registry import make_agent
 from outblas.search.agents.base import Agent
 from outblas.search.agents.knob import KNOB_POLICY_VARIABLE
 from outblas.search.agents.ppo import POLICY_VARIABLE
-from outblas.search.build_library.build_work import built_by
 from outblas.search.compare.compare_run import about_recording
 from outblas.search.live_compare import live_bench
 from outblas.search.live_compare.live_arms import LiveArm, live_arms, ready_agent, space_candidates
