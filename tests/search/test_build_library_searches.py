@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from outblas.kernels.catalogue import candidates, first_search_candidates
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.records import provenance
 from outblas.records.library import Library
+from outblas.records.library_interval import LibraryInterval
 from outblas.records.proved_kernels import unproved_intervals
 from outblas.records.recording import Recording
 from outblas.records.store import Store
@@ -142,6 +144,32 @@ def test_weak_rows_are_searched_again_among_what_was_not_tried(
     assert found is not None and found.plain is not None
     assert found.plain.config in {e.config for e in second}
     assert not work.finalists(table).exists(), "the next trial lists its finalists anew"
+
+
+def test_kernels_of_intervals_and_of_shapes_nearby_are_tried_on_weak_rows(
+    script: Any, work: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(script, work, *MADE)
+    asked: list[Any] = []
+    library = Library.load(work.library)
+    weak, *others = [row.problem for row in library.rows]
+    held = library.lookup(others[0])
+    assert held is not None and held.plain is not None
+    ends = (weak.m, weak.m + 5)
+    interval = LibraryInterval(replace(held, problem=weak, pdl=None, weights=None), ends[1], ends)
+    without = without_kernels(library, [(weak, "plain"), (weak, "pdl"), (weak, "weights")])
+    replace(without, intervals=(interval,)).save(work.library)
+    assert weak_rows.of_intervals(weak, work.load(), script.gpu) == [held.plain.config]
+    assert weak_rows.of_intervals(replace(weak, k=weak.k + 64), work.load(), script.gpu) == []
+    monkeypatch.setattr(weak_rows, "WEAK_BELOW", 0.5)
+    near = Sm90WgmmaConfig(64, 8, 128, stages=9)
+    monkeypatch.setattr(weak_rows, "second_search", lambda *given: asked.append(given[4]))
+    monkeypatch.setattr(weak_rows.LibraryNeighbours, "of", lambda self, problem, gpu: [near] * 2)
+    tried = SimpleNamespace(tried=frozenset())
+    monkeypatch.setattr(weak_rows, "known_kernels", lambda *_: {weak: tried})
+    run(script, work, "again")
+    first = asked[0]._first[weak]
+    assert held.plain.config in first and first.count(near) == 1
 
 
 def test_twins_of_a_row_have_its_other_launch_options(script: Any, work: Any) -> None:

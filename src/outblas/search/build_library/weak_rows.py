@@ -8,30 +8,33 @@ from outblas.core.config import LAUNCHES, KernelConfig, launch_of
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
 from outblas.core.suites import Table
-from outblas.kernels.catalogue import first_search_candidates, launch_options, special_candidates, with_launch
-from outblas.kernels.families.registry import FAMILIES
+from outblas.kernels.catalogue import first_search_candidates, launch_options, with_launch
 from outblas.kernels.legality import why_illegal
+from outblas.records.library import Library
 from outblas.records.library_row import LibraryRow
 from outblas.records.library_tables import rows_of_table
 from outblas.runtime.device import gpu_of_device
 from outblas.search.agents.transfer import Transfer
 from outblas.search.build_library.build_searches import known_kernels, packaged_kernels, second_search
 from outblas.search.build_library.build_work import BuildFolder
+from outblas.search.neighbour_winners import LibraryNeighbours
 from outblas.search.refine import PreferredFirstAgent
 
 #: A search's winner is about 1% slower when it is timed again, so a row below this is about level with its rivals.
 WEAK_BELOW = 1.01
 #: Measurements of a weak row, beside those of packaged kernels and of twins.
 WEAK_BUDGET = 16
+#: Winners of shapes nearby that are measured of a weak row.
+NEARBY = 8
 
 
 def search_weak_rows_again(work: BuildFolder, table: Table) -> None:
     """Search the weak rows of a tuned table once more, among untried candidates. The better kernel stays.
 
     A row is weak if it has no kernel for plain calls or for PDL, or if its plain kernel's speed-up is below
-    :data:`WEAK_BELOW`. First come packaged kernels, their neighbours, the row's kernels with the other launch
-    options, and kernels of which several CTAs share an SM. Then come what won on sister problems and the model's
-    choices, in turns, 16 of them.
+    :data:`WEAK_BELOW`. First come packaged kernels, their neighbours and the row's kernels with the other launch
+    options. Kernels of the weight's intervals follow, and eight that won on shapes nearby, in either dtype. Then come
+    what won on sister problems and the model's choices, in turns, 16 of them.
 
     Args:
         work: directory of the build.
@@ -58,7 +61,14 @@ def search_again(work: BuildFolder, table: Table, rows: Sequence[LibraryRow]) ->
         tried, options = known[problem].tried, launch_options(problem, gpu)
         return [c for c in dict.fromkeys(configs) if c not in tried and launch_of(c) in options]
 
-    first = {row.problem: worth_trying(row.problem, (*twins(row, gpu), *packaged.get(row.problem, ()))) for row in rows}
+    nearby = LibraryNeighbours(library)
+
+    def preferred(row: LibraryRow) -> list[KernelConfig]:
+        known_here = (*twins(row, gpu), *packaged.get(row.problem, ()), *of_intervals(row.problem, library, gpu))
+        near = worth_trying(row.problem, nearby.of(row.problem, gpu))[:NEARBY]
+        return worth_trying(row.problem, (*known_here, *near))
+
+    first = {row.problem: preferred(row) for row in rows}
     then = Transfer(0, gpu, work.recorded(), library.installed())
     budget = WEAK_BUDGET + max(map(len, first.values()), default=0)
 
@@ -77,18 +87,17 @@ def is_weak(row: LibraryRow) -> bool:
     return row.plain is None or row.plain.speedup < WEAK_BELOW or row.choice("pdl") is None
 
 
+def of_intervals(problem: Problem, library: Library, gpu: Gpu) -> list[KernelConfig]:
+    """Return the kernels of the interval that holds a problem's M, legal ones only, each once; empty without one."""
+    interval = library.interval_index.find(problem)
+    choices = () if interval is None else map(interval.row.choice, LAUNCHES)
+    configs = dict.fromkeys(choice.config for choice in choices if choice is not None)
+    return [config for config in configs if why_illegal(problem, config, gpu) is None]
+
+
 def twins(row: LibraryRow, gpu: Gpu) -> list[KernelConfig]:
     """Return the kernels of a row with each launch option that matters for the problem, legal ones only, each once."""
     options = launch_options(row.problem, gpu)
     installed = [choice.config for launch in LAUNCHES if (choice := row.choice(launch)) is not None]
     found = (with_launch(config, launch) for config in installed for launch in options)
     return [config for config in dict.fromkeys(found) if why_illegal(row.problem, config, gpu) is None]
-
-
-def paired_kernels(problem: Problem, gpu: Gpu) -> list[KernelConfig]:
-    """Return the kernels of which several CTAs share an SM, from those offered for this problem only.
-
-    The ranking model was fitted to few of them, and ranks them low.
-    """
-    found = special_candidates(problem, gpu)
-    return [config for config in found if FAMILIES[config.family].min_blocks(config) > 1]
