@@ -82,3 +82,11 @@ def test_what_cannot_be_one_kernel_is_torchs(calls: list[bool], monkeypatch: pyt
     assert call(8) == 0 and calls == []
     monkeypatch.setattr(device_registry, "DEVICE_TYPE", "cuda")
     assert call(8) == 0
+
+
+def test_a_guarantee_holds_in_graphs_that_were_compiled_before(
+    calls: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(biased_product, "process_guarantee", lambda: "batch_invariant")
+    monkeypatch.setattr(biased_product.invariant_operators, "addmm", lambda bias, a, b: torch.addmm(bias, a, b) + 2)
+    assert call(8) == 2 and not calls

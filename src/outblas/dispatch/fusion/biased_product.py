@@ -14,6 +14,8 @@ from outblas.core.switches import is_off
 from outblas.dispatch import device_registry
 from outblas.dispatch.aten_products import HALF_DTYPES, torch_addmm
 from outblas.dispatch.fusion.fused import BIAS, fused_product
+from outblas.dispatch.guarantees import invariant_operators
+from outblas.dispatch.guarantees.guarantee import process_guarantee
 from outblas.dispatch.linear import FUSED_VARIABLE, is_captured
 from outblas.dispatch.product import has_kernel
 from outblas.dispatch.tensors import why_left_to_torch
@@ -53,8 +55,11 @@ def biased_product(
 def _addmm(bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Compute ``bias + a @ b``; by one kernel for M that engines capture, where the library has one for the product.
 
-    Such M are few, so that no call of another M waits for a decision or for the compiler.
+    Such M are few, so that no call of another M waits for a decision or for the compiler. The process's guarantee holds
+    in graphs that were compiled before it, too.
     """
+    if process_guarantee() == "batch_invariant":
+        return invariant_operators.addmm(bias, a, b)
     m = a.shape[0]
     if m <= WAITED_M and m % class_width(m) == 0 and not is_off(FUSED_VARIABLE) and _serves(a, b):
         result = biased_product(bias, a, b, wait=not is_captured(a))
