@@ -237,6 +237,19 @@ def test_the_pass_is_every_threads_whoever_installs_or_removes_it(served: Served
 
 
 @pytest.mark.skipif(inductor_pass._entry() is None, reason="this torch has one setting for all threads")
+def test_an_engine_with_a_hash_of_its_own_is_not_entered_behind_its_back(served: Served) -> None:
+    """Its compiled code would be found again by a process without this package."""
+    manager = type("PostGradPassManager", (), {"__module__": "vllm.compilation.passes.pass_manager"})()
+    made = inductor_pass.install()
+    try:
+        with config.patch(post_grad_custom_post_pass=manager):
+            assert setting() is manager and not made.keeps(torch.ops.aten.mm.default, numbers(3, 8), numbers(8, 5))
+        assert setting() is made
+    finally:
+        inductor_pass.remove(made)
+
+
+@pytest.mark.skipif(inductor_pass._entry() is None, reason="this torch has one setting for all threads")
 def test_what_a_thread_has_set_itself_runs_before_and_stays_its_own(served: Served) -> None:
     theirs, patched = Theirs(), Theirs("b")
 

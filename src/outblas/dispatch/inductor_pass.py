@@ -271,8 +271,15 @@ def remove(made: ProductPass) -> None:
         entry.user_override = entry.user_override.own
 
 
+#: Packages of engines that this package enters by their own configuration alone (:mod:`outblas.adapt.vllm_graphs`).
+_ENGINES = ("vllm",)
+
+
 class _InAllThreads:
     """A stand-in for torch's thread-local setting of the pass, which appends this package's pass in every thread.
+
+    It appends nothing to the passes of an engine that keeps compiled code by a hash of its own (:data:`_ENGINES`). The
+    engine's hash would not tell code with this package from code without.
 
     Args:
         own: the setting that it replaces.
@@ -289,6 +296,8 @@ class _InAllThreads:
         if not self.made.active:
             return value
         before = self._default if value is self._unset else value
+        if type(before).__module__.partition(".")[0] in _ENGINES:
+            return value
         if before is self.made.before:
             return self.made
         last = self._last  # read twice in a row it is the same object
