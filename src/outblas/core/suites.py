@@ -119,11 +119,19 @@ def tensor_parallel_weights() -> list[tuple[int, int]]:
     use it. Weights of several models or degrees stand more than once.
     """
     found: list[tuple[int, int]] = []
-    for qkv, attention_output, gate_up, down in TP_MODELS.values():
+    for layer in TP_MODELS.values():
         for degree in TP_DEGREES:
-            found += [(n // degree, k) for n, k in (qkv, gate_up)]
-            found += [(n, k // degree) for n, k in (attention_output, down)]
+            qkv, attention_output, gate_up, down = _split(layer, degree)
+            found += [qkv, gate_up, attention_output, down]
     return found
+
+
+def _split(layer: Sequence[tuple[int, int]], degree: int) -> list[tuple[int, int]]:
+    """Return the part of a layer's qkv, attention-output, gate/up and down weights that one of some GPUs holds."""
+    by_columns = (True, False, True, False)
+    return [
+        (n // degree, k) if columns else (n, k // degree) for (n, k), columns in zip(layer, by_columns, strict=True)
+    ]
 
 
 def engine_weights() -> dict[tuple[int, int], bool]:
@@ -133,12 +141,8 @@ def engine_weights() -> dict[tuple[int, int], bool]:
     """
     found: dict[tuple[int, int], bool] = {}
     for model, degree in ENGINE_RUNS:
-        qkv, attention_output, gate_up, down, head = ENGINE_MODELS[model]
-        parts = (
-            (qkv[0] // degree, qkv[1]), (attention_output[0], attention_output[1] // degree),
-            (gate_up[0] // degree, gate_up[1]), (down[0], down[1] // degree),
-        )  # fmt: skip
-        found |= dict.fromkeys(parts, False) | {(head[0] // degree, head[1]): True}
+        *layer, head = ENGINE_MODELS[model]
+        found |= dict.fromkeys(_split(layer, degree), False) | {(head[0] // degree, head[1]): True}
     return found
 
 
