@@ -100,6 +100,16 @@ def test_only_the_m_and_the_launch_option_of_a_program_are_searched(tmp_path: Pa
     assert all(any(a < m < b for a, b, _ in plain(found.intervals)) for m in proved_inside)
 
 
+def test_an_interval_ends_before_an_m_of_a_program_at_which_the_baseline_is_fast(tmp_path: Path) -> None:
+    sizes = [1, 2, 4, *range(8, 513, 8)]
+    slow = next(m for m in sizes if 300 < m < 490 and m not in sampled(sizes))
+    made = model(speedups={LARGE: lambda m: 0.8 if m == slow else 1.3})
+    found = search(tmp_path / "s.sqlite", made, RangesRequest([EVERY], only={WEIGHT: sizes}, launch="plain"))
+    assert not any(one.first <= slow <= one.last and one.has_kernel for one in found.intervals)
+    assert {problem.m for problem, _ in made.asked} >= set(sizes)
+    assert sum(one.has_kernel for one in found.intervals) == 2
+
+
 def test_a_third_kernel_that_wins_between_two_sampled_m_is_found(tmp_path: Path) -> None:
     ends = sampled(range(1, 1025))
     first, last = next((a, b) for a, b in itertools.pairwise(ends) if a < 100 <= b)  # SMALL gives way to LARGE

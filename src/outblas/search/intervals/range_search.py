@@ -32,8 +32,8 @@ class RangesRequest:
     Attributes:
         ranges: weights with their ranges of M, each weight once; the most important first.
         wanted: weight -> M that matter, the most important first. They are sampled before others.
-        only: weight -> the M that a program runs, in rising order. No other M is searched. A weight that is not there
-            is searched for every M of its range.
+        only: weight -> the M that a program runs, in rising order. No other M is searched, and a kernel is measured at
+            each of them that it serves. A weight that is not there is searched for every M of its range.
         launch: launch option that the program's calls allow; other kernels are not searched. By default all are.
     """
 
@@ -131,7 +131,8 @@ def search_ranges(
         counter.begin(asked.weight, later)
         offered = request.offered(asked, recording)
         own = SearchWatch(watch.stop, counter.tell)
-        options = IntervalOptions(budget, ms, offered, recording is not None, own, request.launch)
+        every = asked.weight in request.only
+        options = IntervalOptions(budget, ms, offered, recording is not None, own, request.launch, every)
         before = finished.outcome(asked, ms)
         if before is None:
             found = find_intervals(asked, agent, evaluator, store, run_id, options)
