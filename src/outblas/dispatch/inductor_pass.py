@@ -2,6 +2,8 @@
 
 A product is replaced if the library has a kernel for it: two fp16 or bf16 matrices on CUDA, with extents that are
 numbers. M may be symbolic. Then one kernel for some M is enough, and the operator looks each M up when it runs.
+A gate with SiLU whose weight has the rows of gate above those of up, as engines merge them, becomes
+``outblas::silu_gated`` (:mod:`outblas.dispatch.fusion.stacked_gate`).
 Inductor keeps everything else, because it may fuse its own templates with later operations. Inductor has already split
 off biases that are better added later. A layer with another bias becomes ``outblas::addmm``
 (:mod:`outblas.dispatch.fusion.biased_product`) if M is symbolic.
@@ -26,12 +28,22 @@ from torch._inductor import config, custom_graph_pass
 from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch._inductor.virtualized import V
 
+from outblas.core.switches import is_off
 from outblas.dispatch import device_registry, inductor_settings, torch_op
-from outblas.dispatch.fusion import biased_product, fused, joined_operators, joined_products
+from outblas.dispatch.fusion import (
+    biased_product,
+    fused,
+    graph_nodes,
+    joined_operators,
+    joined_products,
+    stacked_gate,
+)
 from outblas.dispatch.fusion.biased_product import addmm, is_biased_layer
 from outblas.dispatch.fusion.joined_products import join_products
+from outblas.dispatch.fusion.stacked_gate import STACKED, fuse_stacked_gates
 from outblas.dispatch.guarantees.guarantee import process_guarantee
 from outblas.dispatch.inductor_settings import keep_products, setting_of_threads
+from outblas.dispatch.linear import FUSED_VARIABLE
 from outblas.dispatch.linear_operands import ActivationName
 from outblas.dispatch.product import has_kernel, has_kernel_for_some_m
 from outblas.dispatch.tensors import is_half
@@ -39,13 +51,11 @@ from outblas.dispatch.torch_op import INVARIANT, mm
 from outblas.kernels.epilogue import Epilogue
 
 #: Files that make the pass.
-_FILES = (
-    __file__,
-    inductor_settings.__file__,
-    torch_op.__file__,
-    joined_products.__file__,
-    joined_operators.__file__,
-    biased_product.__file__,
+_FILES = tuple(
+    str(module.__file__)
+    for module in (
+        inductor_settings, torch_op, joined_products, joined_operators, biased_product, stacked_gate, graph_nodes
+    )
 )
 #: torch's class of passes that take ``is_inference``; None: this torch has none.
 _TOLD_OF_INFERENCE = getattr(custom_graph_pass, "CustomInferenceAwareGraphPass", None)
@@ -159,10 +169,15 @@ class ProductPass(_TOLD_OF_INFERENCE or CustomGraphPass):  # type: ignore[misc]
     def _replace(self, graph: Any) -> int:
         """Replace the products that the process's guarantee names; return their number."""
         predicate, operators = self._products()
-        groups = 0
-        if operators is PRODUCTS_ALONE:
-            groups = join_products(graph, self._serves_joined, self._serves_gate) + _replace_biased(graph, predicate)
-        return groups + replace_products(graph, predicate, operators)
+        return self._replace_groups(graph) + replace_products(graph, predicate, operators)
+
+    def _replace_groups(self, graph: Any) -> int:
+        """Replace products together with others or with what follows them; none under a guarantee."""
+        if process_guarantee() == "batch_invariant":
+            return 0
+        joined = join_products(graph, self._serves_joined, self._serves_gate)
+        gates = 0 if is_off(FUSED_VARIABLE) else fuse_stacked_gates(graph, self._serves_stacked)
+        return joined + gates + _replace_biased(graph, self._predicate)
 
     def _serves_joined(self, a: Any, w: Any) -> bool:
         """Return whether to compute products of one input (M, K) as one with their joined weights (N, K)."""
@@ -172,6 +187,17 @@ class ProductPass(_TOLD_OF_INFERENCE or CustomGraphPass):  # type: ignore[misc]
         """Return whether to compute a gate by a fused kernel: w (2H, K) has the rows of gate and up by turns."""
         epilogue = Epilogue(activation=activation, gated=True)
         return is_half_for_graph(a, w) and fused.serves(a, w.t(), epilogue)
+
+    def _serves_stacked(self, a: Any, w: Any) -> bool:
+        """Return whether to compute a gate whose weight (2H, K) has the rows of gate above those of up by one operator.
+
+        With a symbolic M one kernel for some M is enough: the operator decides for each M.
+        """
+        if not is_half_for_graph(a, w) or not w.is_contiguous():
+            return False
+        if isinstance(a.shape[0], int):
+            return fused.serves(a, w.t(), STACKED)
+        return self._predicate(a, w.t())
 
     def uuid(self) -> Any:
         """Return the key for Inductor's cache; None, which means "do not cache", if an earlier pass has no key.
@@ -186,7 +212,8 @@ class ProductPass(_TOLD_OF_INFERENCE or CustomGraphPass):  # type: ignore[misc]
         if torch.cuda.is_available():  # their libraries decide, also before the first product
             for index in range(torch.cuda.device_count()):
                 device_registry.device_state(index)
-        text = hashlib.sha256(b"".join(Path(file).read_bytes() for file in _FILES)).hexdigest()
+        files = b"".join(Path(file).read_bytes() for file in (__file__, *_FILES))
+        text = hashlib.sha256(files + str(is_off(FUSED_VARIABLE)).encode()).hexdigest()
         matrices = tuple(joined_operators.joined_shapes())
         return "outblas", text, device_registry.libraries_id(), matrices, self._acts(), tuple(before)
 

@@ -199,7 +199,7 @@ class FusedProof:
 
         Args:
             a: new values of A, (M, K).
-            b: new values of B, as stored.
+            b: new values of B, as stored, gate and up by turns. A stacked epilogue gets its rows one above the other.
             pattern: 16-bit pattern to fill C with instead; None: NaN.
 
         Raises:
@@ -207,7 +207,7 @@ class FusedProof:
         """
         import torch
 
-        self.data.set_inputs(0, a, b)
+        self.data.set_inputs(0, a, torch.cat((b[0::2], b[1::2])) if self.epilogue.stacked else b)
         if pattern is not None:
             self.data.poison(0, pattern)
         before, extra = self.data.input_sum(0), [t.clone() for t in self.extra if t is not None]

@@ -37,6 +37,8 @@ class Epilogue:
         residual: add a matrix (M, N) of the output's dtype.
         gated: C is (M, N/2). Its column j is act(gate) * up, with gate and up the columns 2j and 2j + 1 of A B + bias.
             With ``silu`` this is SwiGLU (Shazeer, GLU Variants Improve Transformer, 2020).
+        stacked: gated, of a B (2H, K) as stored that has the H rows of gate above those of up. The kernel takes them by
+            turns, so that all else is as without.
 
     Raises:
         UsageError: the activation is unknown, or another value is neither True nor False.
@@ -46,11 +48,12 @@ class Epilogue:
     activation: Activation = "none"
     residual: bool = False
     gated: bool = False
+    stacked: bool = False
 
     def __post_init__(self) -> None:
         if self.activation not in ACTIVATIONS:
             raise UsageError(f"activation {self.activation!r}", " or ".join(ACTIVATIONS), "pass one of them")
-        for name in ("bias", "residual", "gated"):
+        for name in ("bias", "residual", "gated", "stacked"):
             value = getattr(self, name)
             if type(value) is not bool:  # a tensor or a number here is a mistake: it becomes text of a source
                 raise UsageError(f"{name}={value!r} of an epilogue", "True or False", "pass whether there is one")
@@ -68,6 +71,7 @@ class Epilogue:
             self.activation.replace("none", ""),
             "residual" if self.residual else "",
             "gated" if self.gated else "",
+            "stacked" if self.stacked else "",
         ]
         return "+".join(filter(None, parts)) or "plain"
 
@@ -83,10 +87,10 @@ NO_EPILOGUE = Epilogue()
 def prelude(epilogue: Epilogue) -> list[str]:
     """Return the lines of a source that switch the epilogue on (``kernels/epilogue/fused.cuh``).
 
-    The list is empty if the epilogue does nothing. Otherwise it has six lines: ``#define FUSED 1``, then the constants
-    ``FUSED_BIAS``, ``FUSED_RESIDUAL``, ``FUSED_ACTIVATION``, ``FUSED_GATED``, and ``FUSED_BATCH`` with
-    ``FUSED_AT_ONCE``. The second is, e.g., ``constexpr bool FUSED_BIAS = true;``. ``FUSED_ACTIVATION`` is an index into
-    :data:`ACTIVATIONS`.
+    The list is empty if the epilogue does nothing. Otherwise it has seven lines: ``#define FUSED 1``, then the
+    constants ``FUSED_BIAS``, ``FUSED_RESIDUAL``, ``FUSED_ACTIVATION``, ``FUSED_GATED``, ``FUSED_STACKED``, and
+    ``FUSED_BATCH`` with ``FUSED_AT_ONCE``. The second is, e.g., ``constexpr bool FUSED_BIAS = true;``.
+    ``FUSED_ACTIVATION`` is an index into :data:`ACTIVATIONS`.
     """
     if not epilogue.on:
         return []
@@ -96,6 +100,7 @@ def prelude(epilogue: Epilogue) -> list[str]:
         f"constexpr bool FUSED_RESIDUAL = {str(epilogue.residual).lower()};",
         f"constexpr int FUSED_ACTIVATION = {ACTIVATIONS.index(epilogue.activation)};",
         f"constexpr bool FUSED_GATED = {str(epilogue.gated).lower()};",
+        f"constexpr bool FUSED_STACKED = {str(epilogue.stacked).lower()};",
         f"constexpr int FUSED_BATCH = {LOADS_AT_ONCE}, FUSED_AT_ONCE = {OUTPUTS_AT_ONCE};",
     ]
 
@@ -115,6 +120,8 @@ def why_not_fused(problem: Problem, config: KernelConfig, epilogue: Epilogue) ->
         return f"the epilogue is of sums in fp32, not {problem.acc}"
     if epilogue.on and (reason := FAMILIES[config.family].why_no_epilogue(config)):
         return reason
+    if epilogue.stacked and (reason := _why_not_stacked(problem, config, epilogue)):
+        return reason
     if not epilogue.gated:
         return None
     if epilogue.residual or epilogue.activation == "none":
@@ -122,6 +129,14 @@ def why_not_fused(problem: Problem, config: KernelConfig, epilogue: Epilogue) ->
     if problem.n % 2:
         return f"{problem.n} columns are no pairs of a gate and an up"
     return None
+
+
+def _why_not_stacked(problem: Problem, config: KernelConfig, epilogue: Epilogue) -> str | None:
+    if not epilogue.gated or epilogue.bias:
+        return "rows of gate above those of up are for a gated epilogue without a bias"
+    if problem.layout != "TN":
+        return f"rows of gate above those of up are for layout TN, not {problem.layout}"
+    return FAMILIES[config.family].why_not_stacked(config)
 
 
 def alignment(config: KernelConfig) -> int:

@@ -150,5 +150,6 @@ class FusedKernel:
             raise TensorError(wrong, f"what {self.name} takes", "pass just that, or leave the product to torch")
         addresses = [ctypes.c_void_p(0 if t is None else t.data_ptr()) for t in extra]
         stride = ctypes.c_uint64(0 if extra.residual is None else row_stride(extra.residual))
-        columns = self.epilogue.columns(problem.n)
-        return self._kernel.bind_with(problem, operands, (*addresses, stride), workspace, extra, columns)
+        columns, stacked = self.epilogue.columns(problem.n), self.epilogue.stacked
+        more = (*addresses, stride)
+        return self._kernel.bind_with(problem, operands, more, workspace, extra, columns, stacked)

@@ -93,7 +93,7 @@ def encode_combs(address: int, rows: int, cols: int, box_rows: int, box_cols: in
     return made
 
 
-def encode_operands(operands: Sequence[Any], boxes: Boxes, dtype: str, combs: int) -> list[Any]:
+def encode_operands(operands: Sequence[Any], boxes: Boxes, dtype: str, combs: int, stacked: bool = False) -> list[Any]:
     """Return the descriptors of A, B and C: of :func:`encode_map`. With eight combs: :func:`encode_combs` of A and B.
 
     Args:
@@ -101,12 +101,27 @@ def encode_operands(operands: Sequence[Any], boxes: Boxes, dtype: str, combs: in
         boxes: (rows, columns, box rows, box columns) of those that have descriptors.
         dtype: ``fp16`` or ``bf16``.
         combs: descriptors of each: 1 or 8.
+        stacked: that of B is of :func:`encode_turns`.
 
     Raises:
         DeviceError: the driver refused one.
     """
     encode = encode_map if combs == 1 else encode_combs
-    return [encode(tensor.data_ptr(), *box, dtype) for tensor, box in zip(operands, boxes, strict=False)]
+    encoders = [encode, encode_turns if stacked else encode, encode]
+    each = zip(encoders, operands, boxes, strict=False)
+    return [encode(tensor.data_ptr(), *box, dtype) for encode, tensor, box in each]
+
+
+@functools.lru_cache(maxsize=1024)
+def encode_turns(address: int, rows: int, cols: int, box_rows: int, box_cols: int, dtype: str) -> Any:
+    """Return the descriptor of a row-major matrix whose boxes take rows of its upper and its lower half by turns.
+
+    It has three extents: columns, the two halves, and rows of a half. Row 2j of a box at row r is row r + j of the
+    upper half, and row 2j + 1 that of the lower half. It is cached. Arguments and errors are those of
+    :func:`encode_map`; ``rows`` and ``box_rows`` are even.
+    """
+    half, swizzle = rows // 2, SWIZZLES[box_cols * ELEMENT_BYTES]
+    return _encode(address, (cols, 2, half), (half * cols, cols), (box_cols, 2, box_rows // 2), dtype, swizzle)
 
 
 def described_maps(boxes: Boxes, dtype: str, combs: int) -> tuple[tuple[int, ...], ...]:
@@ -148,23 +163,31 @@ def encode_boxes(
     Raises:
         DeviceError: the driver refused it.
     """
-    cu = driver()
     (rows, cols), (box_rows, box_cols) = extents, box
+    return _encode(address, (cols, rows), (pitch or cols,), (box_cols, box_rows), dtype, swizzle)
+
+
+def _encode(
+    address: int, extents: Sequence[int], pitches: Sequence[int], box: Sequence[int], dtype: str, swizzle: str
+) -> Any:
+    """Return a descriptor; extents, pitches (elements, from the second extent on) and box have the innermost first."""
+    cu = driver()
     kind, swizzled, promotion = map_kinds(dtype, swizzle)
     result = cu.cuTensorMapEncodeTiled(
         kind,
-        2,
+        len(extents),
         address,
-        [cu.cuuint64_t(cols), cu.cuuint64_t(rows)],
-        [cu.cuuint64_t((pitch or cols) * ELEMENT_BYTES)],
-        [cu.cuuint32_t(box_cols), cu.cuuint32_t(box_rows)],
-        [cu.cuuint32_t(1), cu.cuuint32_t(1)],
+        [cu.cuuint64_t(extent) for extent in extents],
+        [cu.cuuint64_t(pitch * ELEMENT_BYTES) for pitch in pitches],
+        [cu.cuuint32_t(extent) for extent in box],
+        [cu.cuuint32_t(1)] * len(extents),
         cu.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
         swizzled,
         promotion,
         cu.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
     )
-    return check(f"cuTensorMapEncodeTiled({rows}x{cols} in boxes of {box_rows}x{box_cols})", result)
+    whole, part = ("x".join(map(str, reversed(each))) for each in (extents, box))
+    return check(f"cuTensorMapEncodeTiled({whole} in boxes of {part})", result)
 
 
 def map_kinds(dtype: str, swizzle: str) -> tuple[Any, Any, Any]:

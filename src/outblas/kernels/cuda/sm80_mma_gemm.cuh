@@ -34,8 +34,8 @@ __device__ __forceinline__ u32 tile_offset(int row, int u) {
   return (row * UNITS_PER_ROW + u) * 16;
 }
 
-// ROWS x COLS elements from a row-major matrix of `rows` x `cols` at (row0, col0), zeros outside.
-template <int ROWS, int COLS>
+// ROWS x COLS elements from a row-major matrix of `rows` x `cols` at (row0, col0), zeros outside. OF_B: a K-major B.
+template <int ROWS, int COLS, bool OF_B = false>
 __device__ __forceinline__ void load_tile(u32 smem, const u16* __restrict__ src, int row0, int col0, int rows, int cols) {
   constexpr int PER_ROW = COLS / VEC, TOTAL = ROWS * PER_ROW;
 #pragma unroll
@@ -44,7 +44,8 @@ __device__ __forceinline__ void load_tile(u32 smem, const u16* __restrict__ src,
     if (TOTAL % THREADS != 0 && i >= TOTAL) break;
     const int r = i / PER_ROW, col = i % PER_ROW * VEC;
     const bool valid = row0 + r < rows && col0 + col < cols;
-    const u16* from = src + (valid ? static_cast<u64>(row0 + r) * cols + col0 + col : 0);
+    const int row = OF_B ? row_of_b(row0 + r, rows) : row0 + r;
+    const u16* from = src + (valid ? static_cast<u64>(row) * cols + col0 + col : 0);
     const u32 to = smem + tile_offset<COLS / 8>(r, col / 8) + col % 8 * ELEM;
     if constexpr (VEC > 1) {
       cp_async<VEC * ELEM>(to, from, valid);
@@ -57,7 +58,7 @@ __device__ __forceinline__ void load_tile(u32 smem, const u16* __restrict__ src,
 
 __device__ __forceinline__ void load_b(u32 smem, const u16* b, TileCoord at, int k0, int n, int k) {
   if constexpr (B_K_MAJOR)
-    load_tile<BN, BK>(smem + A_BYTES, b, at.n, k0, n, k);
+    load_tile<BN, BK, true>(smem + A_BYTES, b, at.n, k0, n, k);
   else
     load_tile<BK, BN>(smem + A_BYTES, b, k0, at.n, k, n);
 }

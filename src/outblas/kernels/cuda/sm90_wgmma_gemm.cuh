@@ -154,6 +154,14 @@ __device__ __forceinline__ void load_a(const Work& w, const TensorMap* map_a, u3
 __device__ __forceinline__ void load_b(const Work& w, const TensorMap* map_b, u32 stage_smem, u32 bar, TileCoord at,
                                        int k0, u16 mask_b, u64 policy) {
   const u32 smem_b = stage_smem + A_BYTES;
+#if FUSED
+  if constexpr (FUSED_STACKED) {  // the map has gate and up as its second extent, so that a box has their rows by turns
+#pragma unroll
+    for (int kb = 0; kb < K_BLOCKS; ++kb)
+      tma_load_3d<HINTED>(smem_b + kb * BN * 128, map_b, bar, k0 + kb * 64, 0, at.n / 2, policy);
+    return;
+  }
+#endif
   if constexpr (B_K_MAJOR) {
     constexpr int B_SLICE = BN / CLUSTER_M;
 #pragma unroll

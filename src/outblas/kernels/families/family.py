@@ -211,6 +211,12 @@ class Family(ABC, Generic[C]):
         """Return why the kernel of a config cannot have an epilogue, in words; None, the default, if it can."""
         return None
 
+    def why_not_stacked(self, config: C) -> str | None:
+        """Return why the kernel of a config cannot take rows of gate and up by turns from a B that has them one above
+        the other; None if it can. By default it cannot.
+        """
+        return "it loads the rows of B in their order"
+
     def without_early(self, config: C) -> C:
         """Return a copy of the config with ``early`` False and without knobs that need it. Other knobs, also ``pdl``,
         stay.

@@ -230,6 +230,9 @@ class Sm80GemvMma(Family[Sm80GemvConfig]):
     def without_early(self, config: Sm80GemvConfig) -> Sm80GemvConfig:
         return replace(config, early=False, warm_k=0)
 
+    def why_not_stacked(self, config: Sm80GemvConfig) -> str | None:
+        return None
+
     def pool(self) -> Iterator[Sm80GemvConfig]:
         """Yield kernels without PDL: 16 weight rows per CTA (many CTAs) to 128 (tokens are read less often)."""
         for bn, wn, wk, unroll, ring in (

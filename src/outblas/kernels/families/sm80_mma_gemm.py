@@ -177,6 +177,9 @@ class Sm80MmaGemm(Family[Sm80MmaConfig]):
     def alignment(self, config: Sm80MmaConfig) -> int:
         return config.vec * ELEMENT_BYTES
 
+    def why_not_stacked(self, config: Sm80MmaConfig) -> str | None:
+        return None
+
     def pool(self) -> Iterator[Sm80MmaConfig]:
         """Yield tiles of mma.sync with K split over warps and over clusters, without PDL.
 

@@ -102,6 +102,9 @@ class Sm90WgmmaGemm(Family[Sm90WgmmaConfig]):
     def why_no_epilogue(self, config: Sm90WgmmaConfig) -> str | None:
         return "a kernel of the transpose has no epilogue" if config.swap else None
 
+    def why_not_stacked(self, config: Sm90WgmmaConfig) -> str | None:
+        return "its parts of a tile of B are multicast in the order of rows" if config.cluster_m > 1 else None
+
     def pool(self) -> Iterator[Sm90WgmmaConfig]:
         yield from pool.split_kernels()
         yield from pool.workspace_kernels()

@@ -6,6 +6,7 @@
 //   FUSED_RESIDUAL    add a residual
 //   FUSED_ACTIVATION  0 none, 1 SiLU, 2 GELU, 3 GELU by tanh
 //   FUSED_GATED       C has half as many columns: act(gate) * up of every two columns of A B + bias.
+//   FUSED_STACKED     gated, and B has all columns of gate before those of up: tiles take them by turns.
 // It is applied to whole sums only: after the parts of a split K are added.
 // A store delays later loads, because it might have written their data. So every place that applies the epilogue loads
 // all Extras of a batch before it stores the first output of the batch.
@@ -20,6 +21,7 @@
 #define FUSED_MAKE const Fused fused{fused_bias, fused_residual, fused_stride};
 
 static_assert(!ACC_FP16, "the epilogue is of sums in fp32");
+static_assert(!FUSED_STACKED || (FUSED_GATED && !FUSED_BIAS && B_K_MAJOR), "rows of B can be taken in another order");
 
 // bias: N elements; residual: rows of N elements, `stride` elements apart; both of the output's type.
 struct Fused {
@@ -145,7 +147,14 @@ __device__ __forceinline__ void store_gated(const Extras& extras, u16* c, int ro
   if (row >= m || col >= n) return;
   c[static_cast<u64>(row) * (n / 2) + col / 2] = static_cast<u16>(pack2<BF16>(activate(gate) * up, 0.0f));
 }
+
+// Where row `row` of a K-major B of n rows lies.
+__device__ __forceinline__ int row_of_b(int row, int n) {
+  return FUSED_STACKED ? row % 2 * (n / 2) + row / 2 : row;
+}
 #else
+__device__ __forceinline__ int row_of_b(int row, int) { return row; }
+
 #define FUSED_PARAMETERS
 #define FUSED_ARGUMENTS
 #define FUSED_PASS

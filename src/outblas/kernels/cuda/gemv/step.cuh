@@ -60,7 +60,8 @@ struct Source {
 #pragma unroll
     for (int s = 0; s < STREAMS; ++s) {
       const int row = row0 + (B_K_MAJOR ? pair_row(s / 2, lane) + s % 2 : 64 * s + 8 * (lane / 4));
-      weight[s] = row < n ? static_cast<u32>(row) * (B_K_MAJOR ? k : 1) : 0;
+      const int lies = B_K_MAJOR ? row_of_b(row, n) : row;
+      weight[s] = row < n ? static_cast<u32>(lies) * (B_K_MAJOR ? k : 1) : 0;
     }
   }
 

@@ -40,7 +40,24 @@ __device__ __forceinline__ void tma_load(u32 dst, const TensorMap* map, u32 bar,
       : "memory");
 }
 
-// The same, written to the same offset of every CTA whose bit is set in `mask` (multicast).
+// The load of a map with three extents, with a policy for L2 or without.
+template <bool HAS_POLICY>
+__device__ __forceinline__ void tma_load_3d(u32 dst, const TensorMap* map, u32 bar, int x, int y, int z, u64 policy) {
+  if constexpr (HAS_POLICY)
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint"
+        " [%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(dst),
+        "l"(map), "r"(bar), "r"(x), "r"(y), "r"(z), "l"(policy)
+        : "memory");
+  else
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(
+            dst),
+        "l"(map), "r"(bar), "r"(x), "r"(y), "r"(z)
+        : "memory");
+}
+
+// tma_load, written to the same offset of every CTA whose bit is set in `mask` (multicast).
 __device__ __forceinline__ void tma_load_multicast(u32 dst, const TensorMap* map, u32 bar, int x, int y, u16 mask) {
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster"

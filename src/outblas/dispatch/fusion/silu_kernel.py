@@ -1,0 +1,31 @@
+"""SiLU(gate) * up of the halves of a matrix, as a kernel of Triton, which comes with torch for CUDA."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+#: Outputs of a program.
+_BLOCK = 1024
+
+
+@triton.jit
+def _silu_times(y, out, half, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    row, column = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < half
+    gate = tl.load(y + row * 2 * half + column, mask=inside).to(tl.float32)
+    up = tl.load(y + row * 2 * half + half + column, mask=inside).to(tl.float32)
+    tl.store(out + row * half + column, gate / (1 + tl.exp(-gate)) * up, mask=inside)
+
+
+def launch(y: torch.Tensor) -> torch.Tensor:
+    """Return ``silu(y[:, :H]) * y[:, H:]``, (M, H), on the current stream.
+
+    Args:
+        y: (M, 2H), contiguous, fp16 or bf16, on CUDA; M at least 1.
+    """
+    rows, half = y.shape[0], y.shape[1] // 2
+    out = y.new_empty((rows, half))
+    _silu_times[(rows, triton.cdiv(half, _BLOCK))](y, out, half, BLOCK=_BLOCK)
+    return out

@@ -1,0 +1,120 @@
+"""``outblas::silu_gated``: SiLU(gate) * up of a product whose weight has the rows of gate above those of up.
+
+Inference engines merge gate and up so. Where a fused kernel serves an M, it takes the rows by turns, so that each
+thread has both (:class:`outblas.kernels.epilogue.Epilogue`). At another M the product is computed, and one pass over it
+follows, as Inductor would make it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from outblas.core.switches import is_off
+from outblas.dispatch import device_registry
+from outblas.dispatch.autograd import compute_mm
+from outblas.dispatch.fusion.fused import fused_product
+from outblas.dispatch.fusion.graph_nodes import (
+    activation_between,
+    chain_between,
+    erase_unused,
+    is_used_there_only,
+    new_call,
+    weight_input,
+)
+from outblas.dispatch.linear import FUSED_VARIABLE, is_captured
+from outblas.dispatch.tensors import why_left_to_torch
+from outblas.dispatch.torch_op import register_behind_autograd
+from outblas.dispatch.unlisted_shapes import WAITED_M, class_width
+from outblas.kernels.epilogue import Epilogue
+from outblas.runtime.fused_launch import Extra
+
+_ATEN = torch.ops.aten
+_MM, _SLICE, _MUL = _ATEN.mm.default, _ATEN.slice.Tensor, _ATEN.mul.Tensor
+#: The epilogue of the fused kernel.
+STACKED = Epilogue(activation="silu", gated=True, stacked=True)
+
+
+def _silu_gated(a: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """Return ``silu(a @ w[:H].t()) * (a @ w[H:].t())``, (M, H) for ``a`` (M, K) and ``w`` (2H, K)."""
+    m = a.shape[0]
+    if m <= WAITED_M and m % class_width(m) == 0 and not is_off(FUSED_VARIABLE) and _may_fuse(a, w):
+        result = fused_product(a, w.t(), Extra(), STACKED, wait=not is_captured(a))
+        if result is not None:
+            return result
+    return silu_times(compute_mm(a, w.t()))
+
+
+def _may_fuse(a: torch.Tensor, w: torch.Tensor) -> bool:
+    on_gpu = a.device.type == device_registry.DEVICE_TYPE and a.device == w.device
+    return on_gpu and not why_left_to_torch(a, w, None)
+
+
+def silu_times(y: torch.Tensor) -> torch.Tensor:
+    """Return ``silu(y[:, :H]) * y[:, H:]`` of ``y`` (M, 2H): on a GPU by one kernel of Triton, which rounds once."""
+    if y.device.type == device_registry.DEVICE_TYPE and y.shape[0]:
+        from outblas.dispatch.fusion.silu_kernel import launch
+
+        return launch(y)
+    gate, up = y.chunk(2, dim=1)
+    return torch.nn.functional.silu(gate.float()).mul(up).to(y.dtype)
+
+
+def _fake(a: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return a.new_empty((a.shape[0], w.shape[0] // 2))
+
+
+#: (M, K) and (2H, K) -> (M, H).
+silu_gated = register_behind_autograd("silu_gated(Tensor a, Tensor w) -> Tensor", _silu_gated, _fake)
+
+
+def fuse_stacked_gates(graph: Any, serves: Any) -> int:
+    """Replace ``silu(gate) * up`` of products of one weight, in place; return the number of operators put in.
+
+    Args:
+        graph: a ``torch.fx.Graph``, which is changed. Each node has its value as ``meta["val"]``.
+        serves: function of the values of the input (M, K), where M may be a symbol, and of the weight (2H, K), that
+            says whether to replace.
+    """
+    found = 0
+    for product in list(graph.find_nodes(op="call_function", target=_MM)):
+        weight = weight_input(product.args[1])
+        if weight is None or not serves(product.args[0].meta.get("val"), weight.meta["val"]):
+            continue
+        end = _gated_end(product, weight.meta["val"].shape[0])
+        if end is None:
+            continue
+        with graph.inserting_before(end):
+            made = new_call(graph, end, silu_gated, (product.args[0], weight), end.meta["val"])
+        end.replace_all_uses_with(made)
+        erase_unused(graph, end)
+        found += 1
+    return found
+
+
+def _gated_end(product: Any, rows: int) -> Any:
+    """Return the node of ``silu(gate) * up`` if nothing else reads a product; None if it is something else."""
+    halves = {_columns(user): user for user in product.users}
+    gate, up = halves.get((0, rows // 2)), halves.get((rows // 2, rows))
+    if rows % 2 or gate is None or up is None or len(product.users) != 2 or len(up.users) != 1:
+        return None
+    end = next(iter(up.users))
+    if end.target is not _MUL or end.meta["val"].dtype != up.meta["val"].dtype:
+        return None
+    others = [argument for argument in end.args if argument is not up]
+    chain = chain_between(others[0], gate) if len(others) == 1 and isinstance(others[0], torch.fx.Node) else None
+    if chain is None or not is_used_there_only(up, end, chain):
+        return None
+    return end if activation_between(others[0], gate) == "silu" else None
+
+
+def _columns(node: Any) -> tuple[int, int] | None:
+    """Return the first column of a slice of columns, and the one after its last; None: it is something else."""
+    if node.target is not _SLICE or node.kwargs or len(node.args) < 4 or node.args[1] not in (1, -1):
+        return None
+    begin, end, *step = node.args[2:]
+    width = node.args[0].meta["val"].shape[1]
+    if not all(isinstance(number, int) for number in (begin, end, width)) or step not in ([], [1]):
+        return None
+    return begin, min(end, width)
