@@ -16,8 +16,9 @@ from outblas.core.config import KernelConfig
 from outblas.core.errors import TensorError
 from outblas.core.evaluation import Status
 from outblas.core.problem import Problem
+from outblas.dispatch.fusion.stacked_gate import STACKED
 from outblas.judge.fused_gates import prove_fused, worst_fused_error
-from outblas.kernels.epilogue import ACTIVATIONS, Activation, Epilogue
+from outblas.kernels.epilogue import ACTIVATIONS, Activation, Epilogue, why_not_fused
 from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
 from outblas.kernels.legality import why_illegal
 from outblas.kernels.source import make_source
@@ -91,7 +92,9 @@ def test_every_gate_on_gated_outputs(name: str, kind: tuple[str, str]) -> None:
         pytest.skip("not legal for this layout")
     if why_illegal(odd, config, gpu_of_device(0)) is None:
         found.append(odd)
-    for epilogue in (SWIGLU, GEGLU):
+    for epilogue in (SWIGLU, GEGLU, STACKED):
+        if why_not_fused(found[0], config, epilogue):
+            continue
         loaded = kernel(found[0], config, epilogue)
         for problem in found:
             verdict = prove_fused(loaded, problem)

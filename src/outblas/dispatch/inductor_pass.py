@@ -54,7 +54,13 @@ from outblas.kernels.epilogue import Epilogue
 _FILES = tuple(
     str(module.__file__)
     for module in (
-        inductor_settings, torch_op, joined_products, joined_operators, biased_product, stacked_gate, graph_nodes
+        inductor_settings,
+        torch_op,
+        joined_products,
+        joined_operators,
+        biased_product,
+        stacked_gate,
+        graph_nodes,
     )
 )
 #: torch's class of passes that take ``is_inference``; None: this torch has none.
