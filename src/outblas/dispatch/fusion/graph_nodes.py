@@ -1,4 +1,4 @@
-"""What passes over Inductor's graphs look for: weights, and the pointwise code between a product and what follows it.
+"""Nodes that passes over Inductor's graphs look for: weights, and pointwise code behind a product.
 
 Extents of nodes may be symbols. No symbol is compared with a number, so the graph gets no guard.
 """

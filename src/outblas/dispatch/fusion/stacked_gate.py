@@ -74,8 +74,7 @@ def fuse_stacked_gates(graph: Any, serves: Any) -> int:
 
     Args:
         graph: a ``torch.fx.Graph``, which is changed. Each node has its value as ``meta["val"]``.
-        serves: function of the values of the input (M, K), where M may be a symbol, and of the weight (2H, K), that
-            says whether to replace.
+        serves: says whether to replace, by the values of the input (M, K) and of the weight (2H, K). M may be a symbol.
     """
     found = 0
     for product in list(graph.find_nodes(op="call_function", target=_MM)):

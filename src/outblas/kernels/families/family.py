@@ -212,8 +212,9 @@ class Family(ABC, Generic[C]):
         return None
 
     def why_not_stacked(self, config: C) -> str | None:
-        """Return why the kernel of a config cannot take rows of gate and up by turns from a B that has them one above
-        the other; None if it can. By default it cannot.
+        """Return why the kernel of a config cannot take the rows of B's upper and lower half by turns; None if it can.
+
+        By default it cannot.
         """
         return "it loads the rows of B in their order"
 
