@@ -40,7 +40,7 @@ from outblas.dispatch.fusion import (
 )
 from outblas.dispatch.fusion.biased_product import addmm, is_biased_layer
 from outblas.dispatch.fusion.joined_products import join_products
-from outblas.dispatch.fusion.stacked_gate import STACKED, fuse_stacked_gates
+from outblas.dispatch.fusion.stacked_gate import STACKED, fuse_stacked_gates, may_be_one_kernel
 from outblas.dispatch.guarantees.guarantee import process_guarantee
 from outblas.dispatch.inductor_settings import keep_products, setting_of_threads
 from outblas.dispatch.linear import FUSED_VARIABLE
@@ -202,7 +202,7 @@ class ProductPass(_TOLD_OF_INFERENCE or CustomGraphPass):  # type: ignore[misc]
         if not is_half_for_graph(a, w) or not w.is_contiguous():
             return False
         if isinstance(a.shape[0], int):
-            return fused.serves(a, w.t(), STACKED)
+            return may_be_one_kernel(a.shape[0]) and fused.serves(a, w.t(), STACKED)
         return self._predicate(a, w.t())
 
     def uuid(self) -> Any:

@@ -35,19 +35,18 @@ def mlp(x: Any, w: Any, v: Any) -> Any:
 
 
 def turned(x: Any, w: Any, v: Any) -> Any:
-    up, gate = linear(x, w).chunk(2, dim=-1)
-    return linear(up * silu(gate), v)
+    y = linear(x, w)
+    return linear(y[:, :16] * silu(y[:, 16:]), v)
 
 
 def with_gelu(x: Any, w: Any, v: Any) -> Any:
-    gate, up = linear(x, w).chunk(2, dim=-1)
-    return linear(torch.nn.functional.gelu(gate) * up, v)
+    y = linear(x, w)
+    return linear(torch.nn.functional.gelu(y[:, :16]) * y[:, 16:], v)
 
 
 def read_twice(x: Any, w: Any, v: Any) -> Any:
     y = linear(x, w)
-    gate, up = y.chunk(2, dim=-1)
-    return linear(silu(gate) * up, v) + y.sum()
+    return linear(silu(y[:, :16]) * y[:, 16:], v) + y.sum()
 
 
 def unequal(x: Any, w: Any, v: Any) -> Any:
@@ -56,8 +55,13 @@ def unequal(x: Any, w: Any, v: Any) -> Any:
 
 
 def added(x: Any, w: Any, v: Any) -> Any:
-    gate, up = linear(x, w).chunk(2, dim=-1)
-    return linear(silu(gate) + up, v)
+    y = linear(x, w)
+    return linear(silu(y[:, :16]) + y[:, 16:], v)
+
+
+def broadcast(x: Any, w: Any, v: Any) -> Any:
+    y = linear(x[:1], w)
+    return linear(silu(y[:, :16]).view(16, 1) * y[:, 16:], v)
 
 
 def fused(layer: Any, monkeypatch: pytest.MonkeyPatch, *, dynamic: bool = True, serves: bool = True) -> int:
@@ -87,9 +91,10 @@ def test_a_merged_gate_of_any_m_becomes_the_operator(monkeypatch: pytest.MonkeyP
     assert fused(mlp, monkeypatch) == 0
 
 
-@pytest.mark.parametrize("layer", [turned, with_gelu, read_twice, unequal, added])
-def test_something_else_stays(layer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert fused(layer, monkeypatch) == 0
+@pytest.mark.parametrize("layer", [turned, with_gelu, read_twice, unequal, added, broadcast])
+@pytest.mark.parametrize("dynamic", [True, False])
+def test_something_else_stays(layer: Any, dynamic: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert fused(layer, monkeypatch, dynamic=dynamic) == 0
 
 
 def test_the_cache_tells_whether_gates_are_fused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,6 +138,14 @@ def test_a_switch_and_other_devices_leave_it_to_torch(calls: list[bool], monkeyp
     monkeypatch.undo()
     torch.ops.outblas.silu_gated(a, w)
     assert calls == [] and device_registry.DEVICE_TYPE == "cuda"
+
+
+def test_a_guarantee_holds_in_graphs_that_were_compiled_before(
+    calls: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stacked_gate, "process_guarantee", lambda: "batch_invariant")
+    torch.ops.outblas.silu_gated(torch.randn(8, 8), torch.randn(12, 8))
+    assert calls == []
 
 
 def test_one_pass_over_a_product_rounds_once() -> None:

@@ -302,7 +302,8 @@ def _decide(
     if decision.config is None or decision.problem is None:
         may_predict = not decision.provisional and not device.absent
     else:
-        may_predict = state.has_failed(decision.problem, epilogue, decision.config)
+        unfit = epilogue.stacked and why_not_fused(decision.problem, decision.config, epilogue)
+        may_predict = bool(unfit) or state.has_failed(decision.problem, epilogue, decision.config)
     if may_predict:
         decision = state.predicted(decision, a.device.index, left, right, epilogue, launch) or decision
     if decision.problem is None or decision.config is None:

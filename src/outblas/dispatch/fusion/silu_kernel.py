@@ -27,5 +27,6 @@ def launch(y: torch.Tensor) -> torch.Tensor:
     """
     rows, half = y.shape[0], y.shape[1] // 2
     out = y.new_empty((rows, half))
-    _silu_times[(rows, triton.cdiv(half, _BLOCK))](y, out, half, BLOCK=_BLOCK)
+    with torch.cuda.device(y.device):  # Triton launches on the current device
+        _silu_times[(rows, triton.cdiv(half, _BLOCK))](y, out, half, BLOCK=_BLOCK)
     return out

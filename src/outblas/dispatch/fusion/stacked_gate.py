@@ -23,6 +23,7 @@ from outblas.dispatch.fusion.graph_nodes import (
     new_call,
     weight_input,
 )
+from outblas.dispatch.guarantees.guarantee import process_guarantee
 from outblas.dispatch.linear import FUSED_VARIABLE, is_captured
 from outblas.dispatch.tensors import why_left_to_torch
 from outblas.dispatch.torch_op import register_behind_autograd
@@ -38,12 +39,16 @@ STACKED = Epilogue(activation="silu", gated=True, stacked=True)
 
 def _silu_gated(a: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     """Return ``silu(a @ w[:H].t()) * (a @ w[H:].t())``, (M, H) for ``a`` (M, K) and ``w`` (2H, K)."""
-    m = a.shape[0]
-    if m <= WAITED_M and m % class_width(m) == 0 and not is_off(FUSED_VARIABLE) and _may_fuse(a, w):
+    if may_be_one_kernel(a.shape[0]) and process_guarantee() != "batch_invariant" and _may_fuse(a, w):
         result = fused_product(a, w.t(), Extra(), STACKED, wait=not is_captured(a))
         if result is not None:
             return result
     return silu_times(compute_mm(a, w.t()))
+
+
+def may_be_one_kernel(m: int) -> bool:
+    """Return whether the operator asks for a fused kernel at an M: one that engines capture."""
+    return m <= WAITED_M and m % class_width(m) == 0 and not is_off(FUSED_VARIABLE)
 
 
 def _may_fuse(a: torch.Tensor, w: torch.Tensor) -> bool:
@@ -79,12 +84,10 @@ def fuse_stacked_gates(graph: Any, serves: Any) -> int:
     found = 0
     for product in list(graph.find_nodes(op="call_function", target=_MM)):
         weight = weight_input(product.args[1])
-        if weight is None or not serves(product.args[0].meta.get("val"), weight.meta["val"]):
+        end = None if weight is None else _gated_end(product, weight.meta["val"].shape[0])
+        if end is None or not serves(product.args[0].meta.get("val"), weight.meta["val"]):
             continue
-        end = _gated_end(product, weight.meta["val"].shape[0])
-        if end is None:
-            continue
-        with graph.inserting_before(end):
+        with graph.inserting_before(product):  # where the product reads its operands: they may be written later
             made = new_call(graph, end, silu_gated, (product.args[0], weight), end.meta["val"])
         end.replace_all_uses_with(made)
         erase_unused(graph, end)
@@ -102,10 +105,19 @@ def _gated_end(product: Any, rows: int) -> Any:
     if end.target is not _MUL or end.meta["val"].dtype != up.meta["val"].dtype:
         return None
     others = [argument for argument in end.args if argument is not up]
+    if any(not _have_one_shape(each, up) for each in (end, *others)):
+        return None
     chain = chain_between(others[0], gate) if len(others) == 1 and isinstance(others[0], torch.fx.Node) else None
     if chain is None or not is_used_there_only(up, end, chain):
         return None
     return end if activation_between(others[0], gate) == "silu" else None
+
+
+def _have_one_shape(node: Any, other: Any) -> bool:
+    value = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
+    if not isinstance(value, torch.Tensor):
+        return False
+    return [*map(str, value.shape)] == [*map(str, other.meta["val"].shape)]
 
 
 def _columns(node: Any) -> tuple[int, int] | None:
