@@ -85,8 +85,9 @@ VARIABLES = (
         "OUTBLAS_FUSED",
         "1 or 0",
         "in CUDA graphs",
-        "1 lets a kernel of OutBLAS add the bias of `outblas.linear` and `nn.Linear` in every call, 0 in none.",
-        "at each call",
+        "1 lets a kernel of OutBLAS add the bias of `outblas.linear` and `nn.Linear` in every call, 0 in none. "
+        "0 also keeps gates of compiled graphs apart from their products.",
+        "at each call, and when code is compiled",
     ),
     Variable(
         "OUTBLAS_VLLM",
