@@ -148,7 +148,7 @@ def test_the_driver_leaves_each_gpu_two_cores(
 
     taken: list[int] = []
     monkeypatch.setattr(nvrtc, "usable_cores", lambda: cores)
-    monkeypatch.setattr(compile_ahead, "CompileAhead", lambda gpu, jobs: taken.append(jobs))
+    monkeypatch.setattr(compile_ahead, "CompileAhead", lambda gpu, jobs, epilogue: taken.append(jobs))
     monkeypatch.setattr(compile_ahead, "BaselineKernels", lambda gpu: None)
     plan = worker_plan.WorkerPlan("local", worker_plan.Device(gpu_index=0), tuple(range(gpus)))
     make: Any = worker_plan._compiler(plan)

@@ -16,9 +16,8 @@ from outblas.core.config import KernelConfig
 from outblas.core.errors import TensorError
 from outblas.core.evaluation import Status
 from outblas.core.problem import Problem
-from outblas.dispatch.fusion.stacked_gate import STACKED
 from outblas.judge.fused_gates import prove_fused, worst_fused_error
-from outblas.kernels.epilogue import ACTIVATIONS, Activation, Epilogue, why_not_fused
+from outblas.kernels.epilogue import ACTIVATIONS, STACKED_GATE, Activation, Epilogue, why_not_fused
 from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
 from outblas.kernels.legality import why_illegal
 from outblas.kernels.source import make_source
@@ -92,7 +91,7 @@ def test_every_gate_on_gated_outputs(name: str, kind: tuple[str, str]) -> None:
         pytest.skip("not legal for this layout")
     if why_illegal(odd, config, gpu_of_device(0)) is None:
         found.append(odd)
-    for epilogue in (SWIGLU, GEGLU, STACKED):
+    for epilogue in (SWIGLU, GEGLU, STACKED_GATE):
         if why_not_fused(found[0], config, epilogue):
             continue
         loaded = kernel(found[0], config, epilogue)

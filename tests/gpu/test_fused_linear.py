@@ -19,9 +19,8 @@ from outblas.core.problem import Problem
 from outblas.dispatch import device_registry, linear, native_table
 from outblas.dispatch.device_state import DeviceState, load_kernel
 from outblas.dispatch.fusion import fused
-from outblas.dispatch.fusion.stacked_gate import STACKED
 from outblas.judge.fused_gates import worst_fused_error
-from outblas.kernels.epilogue import ACTIVATIONS, Epilogue
+from outblas.kernels.epilogue import ACTIVATIONS, STACKED_GATE, Epilogue
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryChoice, LibraryRow
@@ -233,16 +232,16 @@ def test_the_packaged_library_gates_llama_in_one_kernel(m: int) -> None:
 
 @pytest.mark.parametrize("m", [1, 8, 16, 24, 64, 104, 256, 300, 2048])
 def test_a_gate_above_its_up_is_right_at_every_m(m: int) -> None:
-    """With the packaged library: one kernel at the sizes of an engine's graphs, the product and one pass at others."""
+    """With the packaged library: one kernel where one was measured to be faster, else the product and one pass."""
     x = torch.randn(m, 4096, device="cuda", dtype=torch.bfloat16) / 8
     w = torch.randn(28672, 4096, device="cuda", dtype=torch.bfloat16) / 8
     problem, by_turns = Problem(m, 28672, 4096, "TN", "bf16"), torch.stack(w.chunk(2)).transpose(0, 1).flatten(0, 1)
     before = fused.status().get("cuda:0", {}).get("launched", 0)
     found = torch.ops.outblas.silu_gated(x, w)
     launched = fused.status().get("cuda:0", {}).get("launched", 0) - before
-    assert launched == 0 if m in (300, 2048) else launched <= 1
+    assert launched == int(device_registry.device_state(0).library.gate(problem) is not None)
     if launched:
-        assert worst_fused_error(problem, x, by_turns, Extra(), STACKED, found) <= 1.0
+        assert worst_fused_error(problem, x, by_turns, Extra(), STACKED_GATE, found) <= 1.0
     gate, up = (x.float() @ w.float().t()).chunk(2, dim=1)
     assert torch.allclose(found.float(), torch.nn.functional.silu(gate) * up, rtol=0.02, atol=0.05)
     graph = torch.cuda.CUDAGraph()

@@ -14,6 +14,7 @@ from outblas.core.phase_times import PhaseTimer
 from outblas.core.problem import Problem
 from outblas.judge import gates, gpu_clock
 from outblas.judge.bench_cell import Baselines, BenchCell, Options
+from outblas.kernels.epilogue import NO_EPILOGUE
 from support.gpus.known import H200
 
 P = Problem(64, 32, 16)
@@ -120,6 +121,8 @@ def test_how_a_worker_evaluates_unless_it_is_told_otherwise() -> None:
         "rounds_before_drop": 3,
         "near_rounds": 0,
         "near_factor": 1.0,
+        "epilogue": NO_EPILOGUE,
+        "unfused": {},
     }
     with pytest.raises(AttributeError):
         Options(0, H200).rounds = 8  # type: ignore[misc]

@@ -164,7 +164,7 @@ def test_enough_new_kernels_are_compiled_once(monkeypatch, least, count):
     pairs = [(P, Sm90WgmmaConfig(64, 64 * i)) for i in (1, 2, 3, 1)]
     monkeypatch.setattr(compile_ahead, "kernel_kind", lambda problem, config: config)
     monkeypatch.setattr("outblas.kernels.legality.why_illegal", lambda *_: None)
-    monkeypatch.setattr(compile_ahead, "make_source", lambda problem, config: config)
+    monkeypatch.setattr(compile_ahead, "make_source", lambda problem, config, epilogue: config)
     ahead = CompileAhead(H200, jobs=5, least=least)
     assert len(list(ahead.compile(pairs))) == count
     assert [each[1:] for each in given] == [("sm_90a", 5)] * (count > 0)

@@ -16,11 +16,14 @@ from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
 from outblas.judge.bench_cell import Baselines, Options
 from outblas.kernels.custom.free_kernel import FreeKernel
+from outblas.kernels.epilogue import why_not_fused
 from outblas.kernels.source import KernelKind, kernel_kind
 from outblas.workers.compile_ahead import BackgroundCompiler
-from outblas.workers.handler import WorkItem, make_handler
+from outblas.workers.gate_handler import make_gate_handler
+from outblas.workers.handler import make_handler
 from outblas.workers.lookahead import PROBLEMS_AT_A_TIME, Lookahead
 from outblas.workers.sandbox import STEP_TIMEOUT_S, Sandbox, WorkerLoss, factory_name
+from outblas.workers.work_item import WorkItem
 
 if TYPE_CHECKING:
     from outblas.jail.jailed_evaluator import FreeOptions, JailedEvaluator
@@ -28,7 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Baselines", "LiveEvaluator", "Options", "evaluate"]
 
-_FACTORY = factory_name(make_handler)
+_FACTORY, _OF_GATES = factory_name(make_handler), factory_name(make_gate_handler)
 
 
 class LiveEvaluator(Evaluator):
@@ -42,7 +45,7 @@ class LiveEvaluator(Evaluator):
         options: settings of proof and timing, with the GPU; None: the defaults of :class:`Options`.
         step_timeout_s: seconds without progress that count as a hang, apart from the time that the options allow for
             timing.
-        factory: ``module:function`` that makes the worker's handler; tests pass another.
+        factory: ``module:function`` that makes the worker's handler; tests pass another. None: that of the options.
         offered: returns a problem's candidates; None: :func:`outblas.kernels.catalogue.candidates`.
         compile_ahead: fill the compile cache on all cores of this machine, because the worker has one core. Pass False
             if another process fills it.
@@ -51,12 +54,13 @@ class LiveEvaluator(Evaluator):
 
     def __init__(
         self, gpu_index: int = 0, options: Options | None = None, step_timeout_s: float = STEP_TIMEOUT_S,
-        factory: str = _FACTORY, offered: Callable[[Problem], Sequence[KernelConfig]] | None = None,
+        factory: str | None = None, offered: Callable[[Problem], Sequence[KernelConfig]] | None = None,
         compile_ahead: bool = True, free: FreeOptions | None = None,
     ) -> None:  # fmt: skip
         self.options = options or Options(gpu_index, _gpu_of(gpu_index))
         timed = self.options.warmup_seconds + self.options.benchmark_seconds  # without a word meanwhile
         self._step_s = step_timeout_s + 2 * timed
+        factory = factory or (_OF_GATES if self.options.epilogue.on else _FACTORY)
         self.sandbox = Sandbox(factory, (self.options,), self._step_s)
         #: Of this process; its worker has one of its own.
         self.phase_timer = PhaseTimer("waiting")
@@ -116,7 +120,8 @@ class LiveEvaluator(Evaluator):
         """Return the configs that the evaluator offers for the problem, in the order in which they are listed.
 
         These are ``offered(problem)`` if the constructor got ``offered``; else
-        :func:`outblas.kernels.catalogue.candidates` of the problem and the GPU. An empty list is possible.
+        :func:`outblas.kernels.catalogue.candidates` of the problem and the GPU, without those that cannot have the
+        options' epilogue. An empty list is possible.
         """
         if problem in self._listed:
             return self._listed.pop(problem)
@@ -124,7 +129,8 @@ class LiveEvaluator(Evaluator):
 
         if self._offered is not None:
             return self._offered(problem)
-        return candidates(problem, self.gpu)
+        found, epilogue = candidates(problem, self.gpu), self.options.epilogue
+        return [c for c in found if why_not_fused(problem, c, epilogue) is None] if epilogue.on else found
 
     def evaluate(self, pairs: Iterable[tuple[Problem, Candidate]]) -> Iterator[Evaluation]:
         """Yield one evaluation per pair, as they finish; consecutive pairs of one problem are timed together.

@@ -146,6 +146,11 @@ def engine_weights() -> dict[tuple[int, int], bool]:
     return found
 
 
+def engine_gates() -> frozenset[tuple[int, int]]:
+    """Return (N, K) of the merged gate/up weights of :func:`engine_weights`; the rows of gate come first."""
+    return frozenset(_split(ENGINE_MODELS[model][:4], degree)[2] for model, degree in ENGINE_RUNS)
+
+
 def capture_sizes(most_sequences: int = ENGINE_SEQUENCES) -> list[int]:
     """Return the numbers of rows for which vLLM captures graphs by default, in rising order.
 

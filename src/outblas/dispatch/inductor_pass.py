@@ -40,7 +40,7 @@ from outblas.dispatch.fusion import (
 )
 from outblas.dispatch.fusion.biased_product import addmm, is_biased_layer
 from outblas.dispatch.fusion.joined_products import join_products
-from outblas.dispatch.fusion.stacked_gate import STACKED, fuse_stacked_gates, may_be_one_kernel
+from outblas.dispatch.fusion.stacked_gate import fuse_stacked_gates, gate_for_some_m
 from outblas.dispatch.guarantees.guarantee import process_guarantee
 from outblas.dispatch.inductor_settings import keep_products, setting_of_threads
 from outblas.dispatch.linear import FUSED_VARIABLE
@@ -48,7 +48,7 @@ from outblas.dispatch.linear_operands import ActivationName
 from outblas.dispatch.product import has_kernel, has_kernel_for_some_m
 from outblas.dispatch.tensors import is_half
 from outblas.dispatch.torch_op import INVARIANT, mm
-from outblas.kernels.epilogue import Epilogue
+from outblas.kernels.epilogue import STACKED_GATE, Epilogue
 
 #: Files that make the pass.
 _FILES = tuple(
@@ -202,8 +202,8 @@ class ProductPass(_TOLD_OF_INFERENCE or CustomGraphPass):  # type: ignore[misc]
         if not is_half_for_graph(a, w) or not w.is_contiguous():
             return False
         if isinstance(a.shape[0], int):
-            return may_be_one_kernel(a.shape[0]) and fused.serves(a, w.t(), STACKED)
-        return self._predicate(a, w.t())
+            return fused.serves(a, w.t(), STACKED_GATE)
+        return gate_for_some_m(a, w)
 
     def uuid(self) -> Any:
         """Return the key for Inductor's cache; None, which means "do not cache", if an earlier pass has no key.

@@ -18,10 +18,10 @@ from outblas.jail.static_gate import examine
 from outblas.judge.bench_cell import Baselines, Options
 from outblas.kernels.custom.free_kernel import FreeKernel
 from outblas.runtime.nvrtc import usable_cores
-from outblas.workers.handler import WorkItem
 from outblas.workers.host_limits import HostLimits
 from outblas.workers.sandbox import Sandbox, WorkerLoss, factory_name
 from outblas.workers.spare_worker import SpareWorker
+from outblas.workers.work_item import WorkItem
 
 HANDLER_FACTORY, _PREPARE = factory_name(make_handler), factory_name(import_ahead)
 _CODEC = answers.__name__

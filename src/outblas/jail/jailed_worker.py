@@ -26,8 +26,9 @@ from outblas.jail.judged_clock import JudgedClock, JudgedEntry
 from outblas.judge.bench_cell import Baselines, BenchCell, Options
 from outblas.judge.rounds import Prune
 from outblas.kernels.custom.free_kernel import FreeKernel
-from outblas.workers.handler import Handler, ProvenCandidate, WorkItem
+from outblas.workers.handler import Handler, ProvenCandidate
 from outblas.workers.sandbox import Emit
+from outblas.workers.work_item import WorkItem
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from outblas.core.config import KernelConfig
 from outblas.core.errors import DeviceError, OutblasError
 from outblas.core.evaluation import Status, Timing
 from outblas.core.phase_times import PhaseTimer
@@ -16,6 +17,7 @@ from outblas.core.roofline import Gpu, architecture
 from outblas.core.stats import MIN_ROUNDS
 from outblas.judge import faults
 from outblas.judge.fallback_entry import FALLBACK
+from outblas.kernels.epilogue import NO_EPILOGUE, Epilogue
 
 if TYPE_CHECKING:
     from outblas.judge.gates import CellProver, ProofLevel
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from outblas.judge.rounds import Prune
 
 
+#: Baseline of a fused kernel: the library's kernel for the product, and one pass.
+UNFUSED = "unfused"
 #: Candidates timed in the same rounds, unless the options say otherwise.
 CANDIDATES_PER_ROUNDS = 12
 
@@ -57,6 +61,8 @@ class Options:
         near_rounds: rounds of candidates near the fastest with their launch option, and of the baselines. The others
             have ``rounds`` or ``long_rounds``. By default 0: all have the same rounds.
         near_factor: a candidate is near if its median is at most this times the fastest one's.
+        epilogue: :data:`outblas.kernels.epilogue.STACKED_GATE`: candidates have it, and one pass follows the baselines.
+        unfused: with that epilogue, problem -> kernel whose product with one pass is one more rival, :data:`UNFUSED`.
     """
 
     gpu_index: int
@@ -78,6 +84,8 @@ class Options:
     rounds_before_drop: int = MIN_ROUNDS
     near_rounds: int = 0
     near_factor: float = 1.0
+    epilogue: Epilogue = NO_EPILOGUE
+    unfused: Mapping[Problem, KernelConfig] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

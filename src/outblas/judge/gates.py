@@ -236,9 +236,13 @@ class CellProver:
         import torch
 
         a, b, _ = self._data[0]
-        self._reference = Reference(self.problem, a, b)
+        self._reference = self._reference_of(a, b)
         self._sums = self._data.sums()
         torch.cuda.synchronize(a.device)
+
+    def _reference_of(self, a: Any, b: Any) -> Any:
+        """Return what judges C: an object with ``worst_error_ratio(c)``."""
+        return Reference(self.problem, a, b)
 
 
 def wrong_result_text(ratio: float) -> str:

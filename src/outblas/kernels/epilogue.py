@@ -82,6 +82,8 @@ class Epilogue:
 
 #: The epilogue that does nothing.
 NO_EPILOGUE = Epilogue()
+#: SiLU(gate) * up of a weight that has the rows of gate above those of up, as inference engines merge them.
+STACKED_GATE = Epilogue(activation="silu", gated=True, stacked=True)
 
 
 def prelude(epilogue: Epilogue) -> list[str]:

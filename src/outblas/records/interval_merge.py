@@ -32,6 +32,12 @@ def replace_intervals(old: Sequence[LibraryInterval], new: Sequence[LibraryInter
     return tuple(found)
 
 
+def replace_weights(old: Sequence[LibraryInterval], new: Sequence[LibraryInterval]) -> tuple[LibraryInterval, ...]:
+    """Return the intervals of ``new``, and those of ``old`` for weights that ``new`` does not have."""
+    taken = set(_weights(new))
+    return (*(one for one in old if one.weight not in taken), *new)
+
+
 def overlay_intervals(
     own: Sequence[LibraryInterval], packaged: Sequence[LibraryInterval], merge: MergeRows
 ) -> tuple[LibraryInterval, ...]:

@@ -33,19 +33,22 @@ class LibraryContent(NamedTuple):
         rows: at most one row per problem.
         provenance: origin of the figures; JSON values.
         intervals: intervals of M; those of a weight rise and do not overlap.
+        gates: the same for kernels with a gate.
     """
 
     gpu: str
     rows: Sequence[LibraryRow]
     provenance: Mapping[str, Any]
     intervals: Sequence[LibraryInterval]
+    gates: Sequence[LibraryInterval] = ()
 
 
 def library_to_json(content: LibraryContent) -> dict[str, Any]:
-    """Return the JSON of a library's file. The field ``intervals`` is absent without intervals."""
+    """Return the JSON of a library's file. The fields ``intervals`` and ``gates`` are absent if they are empty."""
     rows = [{"problem": row.problem.key, **_columns_to_json(row)} for row in content.rows]
     data = {"format": FORMAT, "gpu": content.gpu, "rows": rows, "provenance": dict(content.provenance)}
-    return {**data, "intervals": list(map(_interval_to_json, content.intervals))} if content.intervals else data
+    lists = {"intervals": content.intervals, "gates": content.gates}
+    return data | {name: list(map(_interval_to_json, found)) for name, found in lists.items() if found}
 
 
 def _interval_to_json(interval: LibraryInterval) -> dict[str, Any]:
@@ -110,8 +113,11 @@ def parse_content(text: str, where: str) -> LibraryContent:
         file: Any = _file_model().model_validate(data)
         configs: dict[str, KernelConfig] = {}
         rows = tuple(_row_from_file(Problem.from_key(row.problem), row, configs) for row in file.rows)
-        intervals = tuple(_interval_from_file(one, configs) for one in file.intervals)
-        IntervalIndex(intervals)
+        intervals, gates = (
+            tuple(_interval_from_file(one, configs) for one in found) for found in (file.intervals, file.gates)
+        )
+        for found in (intervals, gates):
+            IntervalIndex(found)
     except (pydantic.ValidationError, OutblasError) as error:
         reason = str(error)
         if isinstance(error, pydantic.ValidationError):
@@ -120,7 +126,7 @@ def parse_content(text: str, where: str) -> LibraryContent:
         raise RecordError(f"{wrong} ({reason})", f"a library of format {FORMAT}", "tune again") from error
     if len({row.problem for row in rows}) != len(rows):
         raise RecordError(f"{wrong} (a problem has two rows)", "one row per problem", "tune again")
-    return LibraryContent(file.gpu, rows, file.provenance, intervals)
+    return LibraryContent(file.gpu, rows, file.provenance, intervals, gates)
 
 
 def _interval_from_file(one: Any, configs: dict[str, KernelConfig]) -> LibraryInterval:
@@ -224,5 +230,6 @@ def _file_model() -> type[BaseModel]:
         rows: list[RowOfFile]
         provenance: dict[str, Any]
         intervals: list[IntervalOfFile] = []
+        gates: list[IntervalOfFile] = []
 
     return LibraryFile

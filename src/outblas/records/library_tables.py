@@ -14,7 +14,7 @@ from outblas.core.problem import Problem
 from outblas.core.suites import Table
 from outblas.core.workload import workload_of_mode
 from outblas.records.averages import launch_of_row
-from outblas.records.interval_merge import replace_intervals
+from outblas.records.interval_merge import replace_intervals, replace_weights
 from outblas.records.library import Library
 from outblas.records.library_interval import LibraryInterval
 from outblas.records.library_row import LibraryChoice
@@ -50,8 +50,21 @@ def with_intervals(
     return replace(library, intervals=merged, provenance=_with_part(library, "intervals", table, measured))
 
 
+def with_gates(library: Library, gates: Sequence[LibraryInterval], table: Table, measured: dict[str, Any]) -> Library:
+    """Return the library with the gates of a table's weights, in place of those that it has of the same weights.
+
+    Args:
+        library: the library so far.
+        gates: the intervals; those of a weight in rising order of M.
+        table: their table.
+        measured: provenance of the gates, as for :func:`with_table_rows`.
+    """
+    merged = replace_weights(library.gates, gates)
+    return replace(library, gates=merged, provenance=_with_part(library, "gates", table, measured))
+
+
 def _with_part(library: Library, kind: str, table: Table, measured: dict[str, Any]) -> dict[str, Any]:
-    """Return the library's provenance with that of a table's rows (``tables``) or ``intervals``, the last measured."""
+    """Return the library's provenance with a table's part of a kind: ``tables``, ``intervals`` or ``gates``."""
     known = {"tables": {}, **library.provenance}
     where = {key: measured[key] for key in ("gpu", "driver", "toolchain", "date", "commit")}
     parts = {**known.get(kind, {}), str(table): measured}

@@ -20,7 +20,7 @@ from outblas.core.errors import OutblasError, RecordError, UsageError
 from outblas.core.files import lock_for_update, user_data_folder
 from outblas.core.workload import SECOND_WORKLOADS
 from outblas.records.equal_kernels import EqualKernels, KernelRelease
-from outblas.records.interval_merge import overlay_intervals, replace_intervals
+from outblas.records.interval_merge import overlay_intervals, replace_intervals, replace_weights
 from outblas.records.library import Library
 from outblas.records.library_interval import IntervalIndex, LibraryInterval
 from outblas.records.library_row import LibraryRow
@@ -152,7 +152,7 @@ def install(library: Library, provenance: Mapping[str, Any], path: Path | None =
     """
     from outblas.records.library_tables import merge_rows
 
-    tuned = (*library.rows, *(one.row for one in library.intervals))
+    tuned = (*library.rows, *(one.row for one in (*library.intervals, *library.gates)))
     replayed = [row for row in tuned if row.source.startswith("replay:")]
     if replayed or str(library.provenance.get("source", "")).startswith("replay:"):
         raise UsageError(
@@ -173,7 +173,8 @@ def install(library: Library, provenance: Mapping[str, Any], path: Path | None =
         intervals = replace_intervals(old.intervals, library.intervals)
         about = {**library.provenance, **provenance, "stamp": mark}
         about |= _joined(old.provenance, about)
-        Library(library.gpu, tuple(merged.values()), about, intervals).save(path)
+        gates = replace_weights(old.gates, library.gates)
+        Library(library.gpu, tuple(merged.values()), about, intervals, gates).save(path)
     return InstalledLibrary(path, changed, len(merged), aside, len(intervals))
 
 
@@ -276,7 +277,8 @@ def library_for_device(packaged: Library, index: int) -> tuple[Library, tuple[st
     """Return (library, sources) for a CUDA device: the packaged library with the user's rows and intervals in front.
 
     Rows of either library go before intervals of either. Where a row of the user has no kernel, that of a packaged row
-    or of an interval is taken. Where a packaged row has none, that of an interval of the user is.
+    or of an interval is taken. Where a packaged row has none, that of an interval of the user is. The user's gates take
+    the place of packaged ones of the same weight.
 
     Args:
         packaged: library of the package for this GPU.
@@ -298,7 +300,9 @@ def library_for_device(packaged: Library, index: int) -> tuple[Library, tuple[st
     ranges = IntervalIndex(intervals)
     for row in own.rows:
         rows[row.problem] = _filled(merge_user_row(row, rows.get(row.problem)), ranges)
-    return replace(packaged, rows=tuple(rows.values()), intervals=intervals), (f"{path} ({own.size()})", *used)
+    gates = replace_weights(packaged.gates, own.gates)
+    merged = replace(packaged, rows=tuple(rows.values()), intervals=intervals, gates=gates)
+    return merged, (f"{path} ({own.size()})", *used)
 
 
 def _filled(row: LibraryRow, intervals: IntervalIndex) -> LibraryRow:

@@ -243,8 +243,7 @@ class LoadedKernel:
             more: ctypes objects that follow the other parameters.
             workspace: as for :meth:`bind`.
             held: further tensors that the call keeps until it is released.
-            columns: columns of c; None: N. With other columns the kernel must store by c's address: its TMA map is of
-                (M, N).
+            columns: columns of c; None: N. With others the kernel must store by c's address: its TMA map is of (M, N).
             stacked: the kernel takes the rows of b's upper and lower half by turns.
         """
         check_operands(problem, *operands, columns=columns)

@@ -10,6 +10,7 @@ from outblas.core.config import KernelConfig
 from outblas.core.errors import ToolchainMissing
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu, architecture
+from outblas.kernels.epilogue import NO_EPILOGUE, Epilogue
 from outblas.kernels.source import KernelKind, Source, kernel_kind, make_source
 
 #: Kernels not compiled yet from which on starting a process per core pays.
@@ -32,10 +33,14 @@ class CompileAhead:
         gpu: target of the compilation.
         jobs: number of processes; None: one per usable core.
         least: smallest number of new kernels that are compiled in one call; fewer are left to their users. Default: 4.
+        epilogue: what the kernels compute after the product.
     """
 
-    def __init__(self, gpu: Gpu, jobs: int | None = None, least: int = MIN_KERNELS_FOR_PROCESSES) -> None:
-        self._gpu, self._jobs, self._least = gpu, jobs, least
+    def __init__(
+        self, gpu: Gpu, jobs: int | None = None, least: int = MIN_KERNELS_FOR_PROCESSES,
+        epilogue: Epilogue = NO_EPILOGUE,
+    ) -> None:  # fmt: skip
+        self._gpu, self._jobs, self._least, self._epilogue = gpu, jobs, least, epilogue
         self._seen: set[KernelKind] = set()
 
     def compile(self, pairs: Sequence[tuple[Problem, KernelConfig]]) -> Iterator[object]:
@@ -57,7 +62,7 @@ class CompileAhead:
 
         new = _unseen(pairs, self._seen, self._gpu)
         if len(new) >= self._least:
-            sources = dict.fromkeys(make_source(p, c) for p, c in new.values())
+            sources = dict.fromkeys(make_source(p, c, self._epilogue) for p, c in new.values())
             yield from compile_many(list(sources), architecture(self._gpu), self._jobs)
 
 

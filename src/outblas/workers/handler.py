@@ -26,9 +26,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from outblas.core.config import Candidate, KernelConfig, config_name, launch_of
+from outblas.core.config import Candidate, config_name, launch_of
 from outblas.core.errors import CompileError, DeviceError, OutblasError, ToolchainMissing
 from outblas.core.evaluation import Evaluation, Status, Timing, Verdict
 from outblas.core.phase_times import PhaseTimer
@@ -37,45 +37,20 @@ from outblas.core.rivals import LT_AUTO, RIVALS, Bindable
 from outblas.core.roofline import architecture
 from outblas.judge import faults
 from outblas.judge.algorithm_cache import AlgorithmCache
-from outblas.judge.bench_cell import Baselines, BenchCell, LaunchableKernel, Options
+from outblas.judge.bench_cell import UNFUSED, Baselines, BenchCell, Options
 from outblas.judge.fallback_entry import FALLBACK, SECOND_ALGORITHM, FallbackEntry
 from outblas.kernels.proof_shapes import proof_shapes
 from outblas.workers.sandbox import Emit
+from outblas.workers.work_item import WorkItem
 
 if TYPE_CHECKING:
     from outblas.judge.rounds import Prune
     from outblas.judge.trials import TrialCache
     from outblas.kernels.source import KernelKind
+    from outblas.runtime.cubin import Cubin
 
 #: What a worker times before it is asked for anything.
 _WARM_UP = Problem(256, 256, 256)
-
-
-class WorkItem(NamedTuple):
-    """A request to a worker. ``WorkItem(problem, None)`` asks for the problem's baselines only.
-
-    Attributes:
-        problem: the problem.
-        config: kernel to evaluate; None: only the problem's baselines.
-        nvmmh: config that baseline ``nvmmh`` runs; None: it is left out. Consecutive items of one problem share the
-            first one's.
-        proved: True if another worker has proved this kernel in full. It is still proved on the timed operands.
-        built: machine code of a free kernel, which a jailed worker cannot compile itself.
-        fallback: algorithm of cuBLASLt that ``outblas.matmul`` would run, to be timed as one more baseline,
-            ``fallback``.
-            Its form is that of :func:`outblas.runtime.cublas.describe`: ``id=66 tile=10 splitk=1 ...``. Empty:
-            torch.matmul; None: nothing more is timed. Consecutive items of one problem share the first one's.
-        second: algorithm of a second winner, in the same form, to be timed as baseline ``second_algorithm``. Empty:
-            nothing more is timed. Consecutive items share it, too.
-    """
-
-    problem: Problem
-    config: Candidate | None
-    nvmmh: KernelConfig | None = None
-    proved: bool = False
-    built: LaunchableKernel | None = None
-    fallback: str | None = None
-    second: str = ""
 
 
 def make_handler(options: Options) -> Handler:
@@ -185,20 +160,28 @@ class Handler:
                 self._bench_cell = None
             if "nvmmh" in self._baselines:
                 self._baselines["nvmmh"].set_configs({problem: item.nvmmh})
-            baselines = dict(self._baselines)
-            for name, algorithm in ((FALLBACK, item.fallback), (SECOND_ALGORITHM, item.second or None)):
-                if algorithm is not None:
-                    self._fallbacks[name].name_algorithm(problem, algorithm)
-                    baselines[name] = self._fallbacks[name]
+            baselines = self._entries(problem, item)
             self.phase_timer.count("desks")
             try:
-                self._bench_cell = BenchCell(problem, self._options, baselines, self.phase_timer)
+                self._bench_cell = self._new_cell(problem, baselines)
             except (OutblasError, RuntimeError):
                 if self._trials is None or not self._trials.bytes:
                     raise
                 self._trials.clear()  # there may be room without them
-            self._bench_cell = self._bench_cell or BenchCell(problem, self._options, baselines, self.phase_timer)
+            self._bench_cell = self._bench_cell or self._new_cell(problem, baselines)
         return self._bench_cell
+
+    def _new_cell(self, problem: Problem, baselines: dict[str, Any]) -> BenchCell:
+        return BenchCell(problem, self._options, baselines, self.phase_timer)
+
+    def _entries(self, problem: Problem, item: WorkItem) -> dict[str, Any]:
+        """Return name -> what is timed beside the candidates of a problem."""
+        baselines = dict(self._baselines)
+        for name, algorithm in ((FALLBACK, item.fallback), (SECOND_ALGORITHM, item.second or None)):
+            if algorithm is not None:
+                self._fallbacks[name].name_algorithm(problem, algorithm)
+                baselines[name] = self._fallbacks[name]
+        return baselines
 
     def _try(
         self, bench_cell: BenchCell, item: WorkItem, config: Candidate, emit: Emit, index: int
@@ -246,26 +229,30 @@ class Handler:
     def _kernel(self, problem: Problem, config: Any) -> tuple[Any, dict[str, float]]:
         """Compile a kernel, check it by gate 1 and load it; return it with its counters."""
         from outblas.kernels.source import kernel_kind, make_source
-        from outblas.runtime.launch import load
         from outblas.runtime.nvrtc import compile_source
         from outblas.runtime.sass import check_static
 
         key = kernel_kind(problem, config)
         if key not in self._kernels:
             self.phase_timer.count("kernels loaded")
-            source = make_source(problem, config)
+            source = make_source(problem, config, self._options.epilogue)
             cubin = compile_source(source, architecture(self._options.gpu))
             reason = check_static(cubin.facts, source, cubin)
             if reason is not None:
                 raise _Static(reason)
             counters = {"registers": float(cubin.registers), "compile_seconds": cubin.compile_seconds}
-            self._kernels[key] = (load(cubin, config), counters)
+            self._kernels[key] = (self._loaded(cubin, config), counters)
         return self._kernels[key]  # type: ignore[no-any-return]
+
+    def _loaded(self, cubin: Cubin, config: Any) -> Any:
+        """Return a compiled kernel as an entry of the clock."""
+        from outblas.runtime.launch import load
+
+        return load(cubin, config)
 
     def _prove(
         self, bench_cell: BenchCell, kernel: Bindable, config: Any, proved: bool, emit: Emit, index: int
     ) -> Verdict:
-        from outblas.judge.gates import prove_on_all
         from outblas.kernels.source import kernel_kind
 
         full: Verdict | None = None
@@ -273,12 +260,10 @@ class Handler:
             key = kernel_kind(bench_cell.problem, config)
             if key not in self._proved:
                 self.phase_timer.count("kernels proved")
-                small = proof_shapes(bench_cell.problem, config, self._options.gpu)
+                small = self._proof_shapes(bench_cell.problem, config)
                 with self.phase_timer.phase("prove"):
                     problems_with_sign = _with_sign_of_life(small or [bench_cell.problem], emit, index)
-                    self._proved[key] = prove_on_all(
-                        kernel, problems_with_sign, self._options.gpu_index, self._trial_cache()
-                    )
+                    self._proved[key] = self._proof(kernel, problems_with_sign)
             full = self._proved[key]
             if full.status is not Status.PASSED:
                 return full
@@ -290,6 +275,15 @@ class Handler:
         if cell.status is not Status.PASSED or full is None:
             return cell
         return Verdict(Status.PASSED, full.gates, "", max(full.max_err_ratio or 0.0, cell.max_err_ratio or 0.0))
+
+    def _proof_shapes(self, problem: Problem, config: Any) -> list[Problem]:
+        return proof_shapes(problem, config, self._options.gpu)
+
+    def _proof(self, kernel: Any, problems: Iterable[Problem]) -> Verdict:
+        """Prove a kernel on small problems."""
+        from outblas.judge.gates import prove_on_all
+
+        return prove_on_all(kernel, problems, self._options.gpu_index, self._trial_cache())
 
     def _trial_cache(self) -> TrialCache:
         """Return the cache of proof inputs and references, kept from kernel to kernel."""
@@ -313,7 +307,7 @@ class Handler:
             with self.phase_timer.phase("time"):
                 timings = self._measure(bench_cell, graphs, prune)
             baselines = bench_cell.report(timings)
-            rivals = [name for name in RIVALS if name in timings]
+            rivals = [name for name in (*RIVALS, UNFUSED) if name in timings]
             with self.phase_timer.phase("recheck"):
                 whole = not options.recheck or bench_cell.prover.operands_intact()
             for index, candidate in waiting:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,16 +15,21 @@ import torch
 from torch._inductor.utils import fresh_cache
 
 from outblas.core.problem import Problem
+from outblas.core.weight import Weight
 from outblas.dispatch import device_registry, inductor_pass
+from outblas.dispatch.fusion import fused as fused_calls
 from outblas.dispatch.fusion import stacked_gate
-from outblas.dispatch.fusion.kernel_choice import saved_us
-from outblas.dispatch.fusion.stacked_gate import STACKED, silu_times
+from outblas.dispatch.fusion.stacked_gate import gate_for_some_m, silu_times
 from outblas.dispatch.inductor_pass import ProductPass
 from outblas.judge.fused_gates import FusedProof
-from outblas.kernels.epilogue import Epilogue, why_not_fused
+from outblas.kernels.epilogue import STACKED_GATE, Epilogue, why_not_fused
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
-from support.gpus.known import H200
+from outblas.records.interval_merge import replace_weights
+from outblas.records.library import Library
+from outblas.records.library_interval import LibraryInterval
+from outblas.records.library_row import LibraryChoice, LibraryRow
+from outblas.runtime.fused_launch import Extra
 
 silu, linear = torch.nn.functional.silu, torch.nn.functional.linear
 
@@ -68,7 +75,8 @@ def fused(layer: Any, monkeypatch: pytest.MonkeyPatch, *, dynamic: bool = True, 
     """Compile a layer in bf16; return the number of gates put in. The result is right."""
     torch._dynamo.reset()
     monkeypatch.setattr(inductor_pass, "is_half_for_graph", lambda a, w: a.dtype is torch.bfloat16)
-    monkeypatch.setattr(inductor_pass.fused, "serves", lambda a, b, epilogue: serves and epilogue is STACKED)
+    monkeypatch.setattr(inductor_pass.fused, "serves", lambda a, b, epilogue: serves and epilogue is STACKED_GATE)
+    monkeypatch.setattr(inductor_pass, "gate_for_some_m", lambda a, w: serves)
     made = ProductPass(None, lambda a, b: serves and b.shape[1] == 32)
     x, w, v = (torch.randn(*shape).bfloat16() for shape in ((5, 8), (32, 8), (4, 16)))
     if dynamic:
@@ -112,7 +120,7 @@ def calls_fixture(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
     def product(a: Any, b: Any, extra: Any, epilogue: Epilogue, wait: bool) -> Any:
         found.append(wait)
-        assert epilogue is STACKED and extra.bias is None
+        assert epilogue is STACKED_GATE and extra.bias is None
         return torch.full((a.shape[0], b.shape[1] // 2), -1.0)
 
     monkeypatch.setattr(stacked_gate, "fused_product", product)
@@ -122,13 +130,19 @@ def calls_fixture(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     return found
 
 
-@pytest.mark.parametrize(("m", "kernel"), [(1, 1), (9, 1), (24, 1), (512, 1), (17, 0), (511, 0), (576, 0), (8192, 0)])
-def test_sizes_that_engines_capture_are_one_kernel(m: int, kernel: int, calls: list[bool]) -> None:
-    a, w = torch.randn(m, 8), torch.randn(12, 8)
-    found = torch.ops.outblas.silu_gated(a, w)
+def test_a_call_before_the_capture_waits_for_the_compiler(calls: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
+    a, w = torch.randn(9, 8), torch.randn(12, 8)
+    assert torch.equal(torch.ops.outblas.silu_gated(a, w), torch.full((9, 6), -1.0))
+    monkeypatch.setattr(stacked_gate, "is_captured", lambda a: True)
+    torch.ops.outblas.silu_gated(a, w)
+    assert calls == [True, False]
+
+
+def test_an_m_without_a_kernel_is_a_product_and_a_pass(calls: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stacked_gate, "fused_product", lambda *_, wait: None)
+    a, w = torch.randn(9, 8), torch.randn(12, 8)
     by_torch = silu(a @ w[:6].t()) * (a @ w[6:].t())
-    assert torch.equal(found, torch.full_like(found, -1.0)) if kernel else torch.allclose(found, by_torch, atol=1e-5)
-    assert calls == [True] * kernel, "a call before the capture waits for the compiler"
+    assert torch.allclose(torch.ops.outblas.silu_gated(a, w), by_torch, atol=1e-5)
 
 
 def test_a_switch_and_other_devices_leave_it_to_torch(calls: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,13 +173,13 @@ def test_one_pass_over_a_product_rounds_once() -> None:
 
 def test_which_kernels_take_gate_above_up() -> None:
     problem, config = Problem(8, 64, 64), Sm90WgmmaConfig(64, 64)
-    assert why_not_fused(problem, config, STACKED) is None
-    assert why_not_fused(problem, Sm80MmaConfig(16, 32, 64, 3, 1, 1, 4), STACKED) is None
-    assert "multicast" in str(why_not_fused(problem, Sm90WgmmaConfig(64, 64, cluster_m=2), STACKED))
-    assert "layout TN" in str(why_not_fused(Problem(8, 64, 64, "NN"), config, STACKED))
+    assert why_not_fused(problem, config, STACKED_GATE) is None
+    assert why_not_fused(problem, Sm80MmaConfig(16, 32, 64, 3, 1, 1, 4), STACKED_GATE) is None
+    assert "multicast" in str(why_not_fused(problem, Sm90WgmmaConfig(64, 64, cluster_m=2), STACKED_GATE))
+    assert "layout TN" in str(why_not_fused(Problem(8, 64, 64, "NN"), config, STACKED_GATE))
     assert "without a bias" in str(why_not_fused(problem, config, Epilogue(True, "silu", gated=True, stacked=True)))
     assert "gated" in str(why_not_fused(problem, config, Epilogue(activation="silu", stacked=True)))
-    assert STACKED.name == "silu+gated+stacked"
+    assert STACKED_GATE.name == "silu+gated+stacked"
 
 
 def test_a_proof_hands_such_a_kernel_its_rows_one_above_the_other() -> None:
@@ -175,12 +189,47 @@ def test_a_proof_hands_such_a_kernel_its_rows_one_above_the_other() -> None:
         return lambda stream: seen.append(operands[1].clone())
 
     problem = Problem(4, 6, 8)
-    proof = FusedProof(SimpleNamespace(epilogue=STACKED, bind=bind), problem, "cpu")
+    proof = FusedProof(SimpleNamespace(epilogue=STACKED_GATE, bind=bind), problem, "cpu")
     b = torch.arange(48).view(6, 8).half()
     proof.run(torch.ones(4, 8).half(), b)
     assert torch.equal(seen[0], b[[0, 2, 4, 1, 3, 5]])
 
 
-def test_a_compiled_graph_needs_one_kernel_beside_the_product() -> None:
-    problem = Problem(8, 28672, 4096, "TN", "bf16")
-    assert 1.5 < saved_us(problem, STACKED, H200) < saved_us(problem, Epilogue(activation="silu", gated=True), H200)
+# -- the library -----------------------------------------------------------------------------------------------------
+
+
+def gates() -> tuple[LibraryInterval, ...]:
+    """A kernel for M 1 to 16 of a weight, and none for 17 to 64."""
+    weight, config = Weight(64, 32, "TN", "bf16"), Sm80MmaConfig(16, 32, 64, 3, 1, 1, 4)
+    kernel = LibraryRow(weight.problem(1), plain=LibraryChoice(config, 1.05, 1.04, 1.06))
+    return LibraryInterval(kernel, 16, (1, 16)), LibraryInterval(LibraryRow(weight.problem(17)), 64, (17, 64))
+
+
+def test_only_a_kernel_that_was_measured_with_its_gate_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = Library("h200", (), gates=gates())
+    state = SimpleNamespace(library=library)
+    monkeypatch.setattr(device_registry, "device_state", lambda index: state)
+    monkeypatch.setattr(device_registry, "DEVICE_TYPE", "cpu")
+    w = torch.empty(64, 32).bfloat16()
+
+    def serves(m: int) -> bool:
+        return fused_calls.serves(torch.empty(m, 32).bfloat16(), w.t(), STACKED_GATE)
+
+    assert serves(1) and serves(16) and not serves(17) and not serves(65)
+    assert gate_for_some_m(torch.empty(99, 32).bfloat16(), w)
+    assert not gate_for_some_m(torch.empty(1, 32).half(), w.half()), "another dtype was not measured"
+    assert not gate_for_some_m(torch.empty(1, 16).bfloat16(), w[:, :16].contiguous())
+    words = fused_calls.why_not(torch.empty(17, 32).bfloat16(), w.t(), Extra(), STACKED_GATE)
+    assert "a product and a pass" in words
+
+
+def test_a_library_keeps_its_gates_apart_from_its_intervals(tmp_path: Path) -> None:
+    library = Library("h200", (), gates=gates())
+    library.save(tmp_path / "h200.json")
+    again = Library.load(tmp_path / "h200.json")
+    problem = gates()[0].weight.problem(9)
+    assert again == library and again.gate(problem) == library.gates[0].row.plain
+    assert again.lookup(problem) is None and again.gate(gates()[0].weight.problem(17)) is None
+    assert replace_weights(library.gates, gates()[:1]) == gates()[:1]
+    other = replace(gates()[0], row=replace(gates()[0].row, problem=Weight(128, 32, "TN", "bf16").problem(1)))
+    assert replace_weights(library.gates, [other]) == (*library.gates, other)

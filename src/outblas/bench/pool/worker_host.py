@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator
+from dataclasses import fields
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -46,7 +47,8 @@ def make_live_evaluator(
     from outblas.jail.jailed_evaluator import FreeOptions
     from outblas.runtime.device import gpu_of_device
 
-    options = Options(gpu_index, gpu_of_device(gpu_index), level=judging.level, baselines=judging.baselines)
+    judged = {each.name: getattr(judging, each.name) for each in fields(judging)}
+    options = Options(gpu_index, gpu_of_device(gpu_index), **judged)
     return LiveEvaluator(gpu_index, options, compile_ahead=compile_ahead, free=FreeOptions(compilers=compilers))
 
 

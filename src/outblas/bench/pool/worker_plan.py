@@ -143,7 +143,7 @@ def _compiler(plan: WorkerPlan) -> Callable[[Gpu], Compile] | None:
     def make(gpu: Gpu) -> Compile:
         from outblas.workers.compile_ahead import BaselineKernels, CompileAhead
 
-        ahead, rivals = CompileAhead(gpu, _free_cores(plan)), BaselineKernels(gpu)
+        ahead, rivals = CompileAhead(gpu, _free_cores(plan), epilogue=plan.judging.epilogue), BaselineKernels(gpu)
 
         def compile_templates(pairs: Sequence[Pair]) -> Iterator[object]:
             configs = [(problem, config) for problem, config in pairs if isinstance(config, KernelConfig)]

@@ -47,6 +47,8 @@ from outblas.runtime.recent_entries import keep
 if TYPE_CHECKING:
     import torch
 
+    from outblas.records.library import Library
+
 _NOTHING = Decision(None, None, "")
 #: The epilogue of a layer with a bias that nothing follows.
 BIAS = Epilogue(bias=True)
@@ -292,6 +294,8 @@ def _decide(
     if not epilogue.on or not extra.fits(epilogue):
         return _NOTHING, f"nothing to fuse, or not the operands of {epilogue.name}"
     device = device_registry.device_state(a.device.index)
+    if epilogue.stacked:
+        return _measured_gate(device.library, described(a), described(b)), ""
     launch = launch_of_option(option)
     plain_out = None if out is None or epilogue.gated else described(out)
     left, right = described(a), described(b)
@@ -302,8 +306,7 @@ def _decide(
     if decision.config is None or decision.problem is None:
         may_predict = not decision.provisional and not device.absent
     else:
-        unfit = epilogue.stacked and why_not_fused(decision.problem, decision.config, epilogue)
-        may_predict = bool(unfit) or state.has_failed(decision.problem, epilogue, decision.config)
+        may_predict = state.has_failed(decision.problem, epilogue, decision.config)
     if may_predict:
         decision = state.predicted(decision, a.device.index, left, right, epilogue, launch) or decision
     if decision.problem is None or decision.config is None:
@@ -312,6 +315,15 @@ def _decide(
     if not reason and epilogue.gated and out is not None:
         reason = why_no_gated_output(decision.problem, a, out)
     return decision, reason or why_unfit(decision.problem, decision.config, extra, a, out)
+
+
+def _measured_gate(library: Library, a: Operand, b: Operand) -> Decision:
+    """The kernel that was measured with a stacked gate. No other is tried: a product and a pass may be faster."""
+    problem = problem_of_layer(a, b)
+    choice = None if problem is None else library.gate(problem)
+    if choice is None:
+        return Decision(None, problem, "no kernel with the gate was measured to be faster than a product and a pass")
+    return Decision(choice.config, problem, f"with the gate it is {choice.speedup:.3f} times as fast as a pass more")
 
 
 def _predict(index: int, a: Operand, b: Operand, epilogue: Epilogue, launch: Launch) -> Decision | None:

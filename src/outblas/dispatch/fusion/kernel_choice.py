@@ -118,7 +118,7 @@ def saved_us(problem: Problem, epilogue: Epilogue, gpu: Gpu) -> float:
     """Return an estimate of the microseconds that a fused epilogue saves.
 
     These are the kernels of torch that compute it from a product, by their number and traffic. Torch adds a bias within
-    the product. A stacked gate is of a compiled graph, where one kernel reads the product and writes half as much.
+    the product.
 
     Args:
         problem: the product.
@@ -127,8 +127,6 @@ def saved_us(problem: Problem, epilogue: Epilogue, gpu: Gpu) -> float:
     """
     product = problem.m * problem.n * ELEMENT_BYTES
     rate = gpu.l2_tbs if product <= gpu.l2_bytes else gpu.hbm_tbs
-    if epilogue.stacked:
-        return _KERNEL_US + 1.5 * product / (rate * 1e6)
     kernels = int(epilogue.activation != NO_EPILOGUE.activation) + int(epilogue.residual or epilogue.gated)
     # Each reads the product and writes as much; the halves of a gated one lie in the same lines.
     return kernels * (_KERNEL_US + 2 * product / (rate * 1e6))

@@ -19,14 +19,15 @@ def _silu_times(y, out, half, BLOCK: tl.constexpr):  # type: ignore[no-untyped-d
     tl.store(out + row * half + column, gate / (1 + tl.exp(-gate)) * up, mask=inside)
 
 
-def launch(y: torch.Tensor) -> torch.Tensor:
+def launch(y: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
     """Return ``silu(y[:, :H]) * y[:, H:]``, (M, H), on the current stream.
 
     Args:
         y: (M, 2H), contiguous, fp16 or bf16, on CUDA; M at least 1.
+        out: contiguous tensor for the result; None: a new one.
     """
     rows, half = y.shape[0], y.shape[1] // 2
-    out = y.new_empty((rows, half))
+    out = y.new_empty((rows, half)) if out is None else out
     with torch.cuda.device(y.device):  # Triton launches on the current device
         _silu_times[(rows, triton.cdiv(half, _BLOCK))](y, out, half, BLOCK=_BLOCK)
     return out

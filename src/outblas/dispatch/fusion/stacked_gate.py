@@ -1,8 +1,9 @@
 """``outblas::silu_gated``: SiLU(gate) * up of a product whose weight has the rows of gate above those of up.
 
-Inference engines merge gate and up so. Where a fused kernel serves an M, it takes the rows by turns, so that each
-thread has both (:class:`outblas.kernels.epilogue.Epilogue`). At another M the product is computed, and one pass over it
-follows, as Inductor would make it.
+Inference engines merge gate and up so. A fused kernel takes the rows by turns, so that each thread has both
+(:class:`outblas.kernels.epilogue.Epilogue`). It runs at an M at which it was measured to be faster
+(:attr:`outblas.records.library.Library.gates`). At another M the product is computed, and one pass over it follows, as
+Inductor would make it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 
 from outblas.core.switches import is_off
+from outblas.core.weight import Weight
 from outblas.dispatch import device_registry
 from outblas.dispatch.autograd import compute_mm
 from outblas.dispatch.fusion.fused import fused_product
@@ -25,30 +27,29 @@ from outblas.dispatch.fusion.graph_nodes import (
 )
 from outblas.dispatch.guarantees.guarantee import process_guarantee
 from outblas.dispatch.linear import FUSED_VARIABLE, is_captured
-from outblas.dispatch.tensors import why_left_to_torch
+from outblas.dispatch.tensors import aligned_operand, why_left_to_torch
 from outblas.dispatch.torch_op import register_behind_autograd
-from outblas.dispatch.unlisted_shapes import WAITED_M, class_width
-from outblas.kernels.epilogue import Epilogue
+from outblas.kernels.epilogue import STACKED_GATE
 from outblas.runtime.fused_launch import Extra
 
 _ATEN = torch.ops.aten
 _MM, _SLICE, _MUL = _ATEN.mm.default, _ATEN.slice.Tensor, _ATEN.mul.Tensor
-#: The epilogue of the fused kernel.
-STACKED = Epilogue(activation="silu", gated=True, stacked=True)
 
 
 def _silu_gated(a: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     """Return ``silu(a @ w[:H].t()) * (a @ w[H:].t())``, (M, H) for ``a`` (M, K) and ``w`` (2H, K)."""
-    if may_be_one_kernel(a.shape[0]) and process_guarantee() != "batch_invariant" and _may_fuse(a, w):
-        result = fused_product(a, w.t(), Extra(), STACKED, wait=not is_captured(a))
+    if not is_off(FUSED_VARIABLE) and process_guarantee() != "batch_invariant" and _may_fuse(a, w):
+        result = fused_product(a, w.t(), Extra(), STACKED_GATE, wait=not is_captured(a))
         if result is not None:
             return result
     return silu_times(compute_mm(a, w.t()))
 
 
-def may_be_one_kernel(m: int) -> bool:
-    """Return whether the operator asks for a fused kernel at an M: one that engines capture."""
-    return m <= WAITED_M and m % class_width(m) == 0 and not is_off(FUSED_VARIABLE)
+def gate_for_some_m(a: torch.Tensor, w: torch.Tensor) -> bool:
+    """Return whether a fused kernel serves ``a`` (M, K) and ``w`` (2H, K) at some M; M may be a symbol."""
+    weight = Weight(w.shape[0], w.shape[1], "TN", aligned_operand(w).dtype)  # type: ignore[arg-type]
+    index = device_registry.device_state(a.device.index).library.gate_index
+    return any(one.has_kernel for one in index.of_weight(weight))
 
 
 def _may_fuse(a: torch.Tensor, w: torch.Tensor) -> bool:

@@ -2,14 +2,12 @@
 //
 // One producer thread feeds a ring of STAGES tiles by TMA; CONSUMERS warpgroups multiply out of it.
 //   coop      the consumers share a tile (each BM / CONSUMERS rows);
-//   stagger   the same; the second starts LAG stages later, so that their epilogues do not coincide;
-//   pingpong  they alternate whole tiles, so one's epilogue overlaps the other's wgmma.
+//   stagger   the same; the second starts LAG stages later;  pingpong  they alternate whole tiles.
 // A cluster has CLUSTER_SPLIT x CLUSTER_N x CLUSTER_M CTAs. Operand tiles are multicast along M and N. Along
 // CLUSTER_SPLIT, the CTAs share one tile's K and reduce through distributed shared memory. With SPLIT_WORKSPACE, the
 // SPLIT clusters of a tile meet in global memory instead. The last one adds up; with REDUCE_ALL each adds up a share.
-// With SWAP the kernel computes C^T = B A^T, stored transposed. Rows, M and "A" are then columns of C, N and B of
-// the problem. So either extent of a tile may be any multiple of 8. M, N and K are free: TMA fills zeros past the edges
-// and clips stores. Rows must be multiples of 16 bytes. The prelude (source.py) defines the knobs as constants.
+// With SWAP the kernel computes C^T = B A^T, stored transposed: rows, M and "A" are columns of C, N and B.
+// M, N and K are free: TMA fills zeros past the edges and clips stores. Rows must be multiples of 16 bytes.
 #pragma once
 #include "epilogue/cluster_reduce.cuh"
 #include "epilogue/direct_store.cuh"
@@ -34,20 +32,18 @@ constexpr int MI = WG_ROWS / 64;                             // m64 blocks of a 
 constexpr int PRODUCER_THREADS = CONSUMERS == 1 ? 32 : 128;  // setmaxnreg acts on whole warpgroups
 constexpr int THREADS = 128 * CONSUMERS + PRODUCER_THREADS;
 
-// A stage has room for the first A_ROWS rows of A. If A_ROWS < 64 (small M), wgmma still reads 64 rows. The extra rows
-// hold stale data; their results are never stored. A_FITS: a box has the M rows that exist, and so do its bytes.
+// A stage has the first A_ROWS rows of A. If A_ROWS < 64 (small M), wgmma reads 64: stale data, whose results are never
+// stored. A_FITS: a box has the M rows that exist, and so do its bytes.
 constexpr int A_BYTES = A_ROWS * BK * ELEM;
 constexpr int B_BYTES = BN * BK * ELEM;
 constexpr int STAGE_BYTES = A_BYTES + B_BYTES;
 
 // A, and B of TN: blocks of 64 of K (one 128-byte swizzle row). B of NN: blocks of B_WIDTH of N, whose rows are K.
 constexpr int K_BLOCKS = BK / 64;
-// K-major: 8 rows of 128 bytes are 1024 apart; 16 of K are 32 bytes inside the swizzle row.
-// N-major: B_WIDTH columns are BK rows apart (leading), 8 of K are 8 rows apart (stride).
+// K-major: 8 rows are 1024 bytes apart. N-major: B_WIDTH columns are BK rows apart (leading), 8 of K 8 rows (stride).
 constexpr int B_SWIZZLE = B_K_MAJOR || B_WIDTH == 64 ? 1 : B_WIDTH == 32 ? 2 : 3;
 constexpr int B_LEADING = B_K_MAJOR ? 16 : BK * B_WIDTH * ELEM;
 constexpr int B_STRIDE = B_K_MAJOR ? 1024 : 8 * B_WIDTH * ELEM;
-
 using Reduce = ClusterReduce<MI, CONSUMERS>;
 constexpr int INBOX_BYTES = CLUSTER_SPLIT > 1 ? Reduce::EXPECTED_BYTES : 0;
 constexpr int EPI_BYTES = STORE_TMA ? CONSUMERS * EPI_BUFS * EPI_CHUNK_BYTES : 0;
@@ -64,7 +60,6 @@ constexpr int START_BARRIER = 1;     // named barrier: mbarriers are initialised
 constexpr int EPILOGUE_BARRIER = 2;  // + warpgroup
 constexpr int ORDER_BARRIER = 5;     // + warpgroup: its turn to run the K loop
 constexpr int LAG = STAGES / 2;      // stages by which `stagger` delays the second consumer
-
 // What every role needs to walk the same tiles in the same order.
 struct Work {
   int tiles_m, tiles_n;  // in units of one cluster's tiles
@@ -239,8 +234,7 @@ __device__ __forceinline__ void produce(const Work& w, const TensorMap* map_a, c
   }
 }
 
-// Tells the producers of this stage that this warpgroup has read it. Its first warp signals for all four: a warpgroup's
-// wgmma complete together (CUTLASS' PipelineTmaAsync does so, too).
+// Tells a stage's producers that this warpgroup has read it; its first warp does, as its wgmma complete together.
 __device__ __forceinline__ void release_stage(const Work& w, u32 smem, u32 stage, int wg_thread) {
   const u32 empty = smem + EMPTY_OFFSET + 8 * stage;
   if constexpr (MULTICAST == 1) {
@@ -250,8 +244,7 @@ __device__ __forceinline__ void release_stage(const Work& w, u32 smem, u32 stage
   }
 }
 
-// The changing part of the descriptors of A and B (the low word, in units of 16 bytes) for stage 0. Advancing adds a
-// number to it. Building each descriptor anew would double the instructions of the K loop.
+// The changing part of the descriptors of A and B (low word, units of 16 bytes) for stage 0; advancing adds a number.
 struct Descriptors {
   u32 a, b;
 
@@ -273,8 +266,7 @@ __device__ __forceinline__ void multiply_stage(AccReg (&acc)[MI][ACC_REGS], cons
   }
 }
 
-// One tile's K loop, one wgmma group kept in flight.
-// `lead`: this is the first tile of a staggered pair's first warpgroup, which starts the second.
+// One tile's K loop, one wgmma group in flight. `lead`: a staggered pair's first warpgroup, which starts the second.
 __device__ __forceinline__ void multiply_tile(const Work& w, AccReg (&acc)[MI][ACC_REGS], u32 smem, Ring& ring,
                                               const Descriptors& at, int wg_thread, bool lead) {
   u32 previous = 0;

@@ -7,9 +7,8 @@ Its cost model is the rate at which weights stream, plus fixed parts::
          + epilogue and sums,                                            bounded below by the floor
 
 The latency chain of a CTA is (its bytes / bytes in flight) x latency. Steps in registers are all awaited at once,
-because ptxas gives loads across the loop's back edge one scoreboard. So only the share ``duty`` of them counts. All
-count if tokens are kept in shared memory: then no wait for a token delays the next request for weights. A CTA that
-walks over tiles keeps its ring full across tiles and reads kept tokens once. Nothing of this is fitted yet.
+because ptxas gives loads across the loop's back edge one scoreboard. So only the share ``duty`` of them counts, or all
+if tokens are kept in shared memory.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from outblas.search.build_library.build_work import REOPENED_STARTS, BuildFolder
 from outblas.search.build_library.choosing import choose
 from outblas.search.build_library.cold_search import search_cold
 from outblas.search.build_library.finalist_trials import ALL_STARTS, JUDGED_STARTS, STARTS, run_trial
+from outblas.search.build_library.gate_search import search_gates
 from outblas.search.build_library.judging import judge, merge
 from outblas.search.build_library.open_rows import search_open_rows
 from outblas.search.build_library.weak_rows import search_weak_rows_again
@@ -53,6 +54,7 @@ STEPS: dict[str, Step] = {
     **DEFAULT_STEPS,
     "intervals": search_intervals,
     "prove_intervals": prove_intervals,
+    "gates": search_gates,
     "again": search_weak_rows_again,
     "search_cold": search_cold,
     "judge_cold": partial(judge, mode=COLD),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from outblas.bench.pool.worker_plan import make_plan, open_pool
 from outblas.core.config import LAUNCHES, KernelConfig, config_name
@@ -138,26 +139,37 @@ def _to_search(work: BuildFolder, table: Table, ranges: Sequence[WeightRange]) -
 
 def _add_finished(work: BuildFolder, table: Table, request: TuneRequest) -> None:
     """Add the intervals of the weights that the search has finished, and print how many weights have some."""
-    if not RunFiles(request.path).store.is_file():
-        return
-    intervals: list[LibraryInterval] = []
-    with Store(RunFiles(request.path).store) as store:
-        agent = make_agent(request.agent, request.seed, gpu_of_device(work.gpu_index))
-        finished = FinishedWeights(store, request.path.name, agent, request.budget)
-        for asked in request.ranges.ranges:
-            found = finished.outcome(asked, request.ranges.sampled(asked, None))
-            if found is not None:
-                intervals += found[0].intervals
-    library = work.load()
+    intervals, library = finished_intervals(work, request), work.load()
     wanted = {asked.weight for asked in ranges_of_suite(table.suite, table.problems()).ranges}
     new = {one.weight for one in intervals}
     weights = wanted & (new | {one.weight for one in library.intervals})
+    if not RunFiles(request.path).store.is_file():
+        return
     print(f"intervals {table}: {len(weights)} of {len(wanted)} weights, {len(intervals)} new intervals", flush=True)
     if not new:
         return
     earlier = library.provenance.get("intervals", {}).get(str(table), {})
     is_mixed = new < wanted and table in unproved_intervals(library)
     kernels = earlier["kernels"] if is_mixed else kernels_sha()  # those of the other weights are still to be proved
-    about = {"kernels": kernels, "agent": request.agent, "seed": request.seed, "budget": request.budget}
-    about |= {"weights": len(weights), "wanted": len(wanted), **collect_provenance(request.command, work.gpu_index)}
+    about = {"kernels": kernels, **provenance_of(work, request), "weights": len(weights), "wanted": len(wanted)}
     with_intervals(library, intervals, table, about).save(work.library)
+
+
+def finished_intervals(work: BuildFolder, request: TuneRequest) -> list[LibraryInterval]:
+    """Return the intervals of the weights that a search has finished; empty before its first measurement."""
+    found: list[LibraryInterval] = []
+    if not RunFiles(request.path).store.is_file():
+        return found
+    with Store(RunFiles(request.path).store) as store:
+        agent = make_agent(request.agent, request.seed, gpu_of_device(work.gpu_index))
+        finished = FinishedWeights(store, request.path.name, agent, request.budget)
+        for asked in request.ranges.ranges:
+            outcome = finished.outcome(asked, request.ranges.sampled(asked, None))
+            found += () if outcome is None else outcome[0].intervals
+    return found
+
+
+def provenance_of(work: BuildFolder, request: TuneRequest) -> dict[str, Any]:
+    """Return the settings of a search, and the machine on which it runs."""
+    about = {"agent": request.agent, "seed": request.seed, "budget": request.budget}
+    return {**about, **collect_provenance(request.command, work.gpu_index)}

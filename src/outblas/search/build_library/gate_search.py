@@ -1,0 +1,101 @@
+"""The gates of a suite's merged gate/up weights in the library of a build: each weight is tuned with its SiLU fused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from outblas.bench.pool.transport import Judging
+from outblas.bench.pool.worker_plan import WorkerPlan, make_plan
+from outblas.core.config import KernelConfig
+from outblas.core.problem import Problem
+from outblas.core.suites import Table, engine_gates
+from outblas.core.weight import WeightRange
+from outblas.kernels.epilogue import STACKED_GATE
+from outblas.kernels.kernel_hash import kernels_sha
+from outblas.records.library import Library
+from outblas.records.library_tables import with_gates
+from outblas.runtime.device import Device
+from outblas.search.build_library.build_searches import command_of
+from outblas.search.build_library.build_work import BuildFolder, printer
+from outblas.search.build_library.weight_intervals import SEED, finished_intervals, provenance_of
+from outblas.search.intervals.range_choice import ENGINE_BUDGET, ranges_of_suite
+from outblas.search.intervals.range_search import RangesRequest
+from outblas.search.tune_folder import RunFiles, read_run
+from outblas.search.tune_run import TuneRequest, run_tune
+
+
+def search_gates(work: BuildFolder, table: Table) -> None:
+    """Search kernels with a gate for the gate/up weights of suite ``engine``, and add them to the library.
+
+    Each is a rival of products with one pass: by torch, by autotuned cuBLASLt, and by the library's own kernel. A call
+    goes on, and adds what is finished, as :func:`outblas.search.build_library.weight_intervals.search_intervals`.
+
+    Args:
+        work: directory of the build.
+        table: the table, of suite ``engine``; other suites have no gates.
+
+    Raises:
+        Interrupted: Ctrl-C.
+        OutblasError: as :func:`outblas.search.tune_run.run_tune`.
+    """
+    request = _request(work, table)
+    if not request.ranges.ranges:
+        print(f"gates {table}: done before", flush=True)
+        return
+    _add_finished(work, table, request)
+    try:
+        run_tune(request, told=printer(f"gates {table}"))
+    finally:
+        _add_finished(work, table, request)
+
+
+def gate_workers(gpus: Sequence[int], ranges: RangesRequest, library: Library) -> WorkerPlan:
+    """Return the workers that judge kernels with a gate.
+
+    Args:
+        gpus: CUDA ordinals.
+        ranges: the weights.
+        library: its kernels for the products are rivals.
+    """
+    unfused: dict[Problem, KernelConfig] = {}
+    for asked in ranges.ranges:
+        for m in range(asked.first, asked.last + 1):
+            row = library.lookup(asked.weight.problem(m))
+            if row is not None and row.plain is not None:
+                unfused[asked.weight.problem(m)] = row.plain.config
+    judging = Judging(baselines=("torch", "lt_auto"), epilogue=STACKED_GATE, unfused=unfused)
+    return replace(make_plan("local", gpus=gpus), judging=judging)
+
+
+def _request(work: BuildFolder, table: Table) -> TuneRequest:
+    gates = engine_gates() if table.suite == "engine" else frozenset[tuple[int, int]]()
+    ranges = ranges_of_suite(table.suite, [p for p in table.problems() if (p.n, p.k) in gates])
+    ranges = replace(ranges, ranges=_to_search(work, table, ranges.ranges))
+    path = work.path / f"{table.stem}_gates"
+    return TuneRequest(
+        (), table.suite, "transfer", ENGINE_BUDGET, SEED, Device(gpu_index=work.gpu_index), path,
+        command_of("gates", table), gate_workers(work.gpus, ranges, work.load()), ranges=ranges,
+    )  # fmt: skip
+
+
+def _to_search(work: BuildFolder, table: Table, ranges: Sequence[WeightRange]) -> list[WeightRange]:
+    """Return the ranges of the directory's run. A new run has those without gates of today's kernel sources."""
+    file = RunFiles(work.path / f"{table.stem}_gates").run
+    if file.exists():
+        begun = set(read_run(file)["ranges"])
+        return [asked for asked in ranges if asked.key in begun]
+    library = work.load()
+    is_of_today = library.provenance.get("gates", {}).get(str(table), {}).get("kernels") == kernels_sha()
+    known = {one.weight for one in library.gates} if is_of_today else set()
+    return [asked for asked in ranges if asked.weight not in known]
+
+
+def _add_finished(work: BuildFolder, table: Table, request: TuneRequest) -> None:
+    """Add the gates of the weights that the search has finished, and print their number."""
+    found = finished_intervals(work, request)
+    weights = {one.weight for one in found}
+    print(f"gates {table}: {len(weights)} of {len(request.ranges.ranges)} weights searched", flush=True)
+    if found:
+        about = {"kernels": kernels_sha(), **provenance_of(work, request)}
+        with_gates(work.load(), found, table, about).save(work.library)

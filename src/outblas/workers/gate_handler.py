@@ -1,0 +1,80 @@
+"""The handler of a worker that tries kernels with a gate: proofs and rivals are those of the fused expression."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from outblas.core.evaluation import Status, Verdict
+from outblas.core.problem import Problem
+from outblas.judge.bench_cell import UNFUSED, BenchCell, Options
+from outblas.kernels.epilogue import why_not_fused
+from outblas.workers.handler import Handler
+from outblas.workers.work_item import WorkItem
+
+if TYPE_CHECKING:
+    from outblas.runtime.cubin import Cubin
+
+
+def make_gate_handler(options: Options) -> GateHandler:
+    """Return a new :class:`GateHandler` after its :meth:`Handler.warm_up`, as the factory of a sandbox."""
+    handler = GateHandler(options)
+    handler.warm_up()
+    return handler
+
+
+class GateHandler(Handler):
+    """The handler for candidates that compute :data:`outblas.kernels.epilogue.STACKED_GATE` after the product.
+
+    Each rival is a baseline, or the library's kernel for the product, with one pass more. It is called as its base
+    class.
+    """
+
+    def _why_illegal(self, problem: Problem, config: Any) -> str | None:
+        return super()._why_illegal(problem, config) or why_not_fused(problem, config, self._options.epilogue)
+
+    def _loaded(self, cubin: Cubin, config: Any) -> Any:
+        from outblas.runtime.fused_launch import FusedKernel
+        from outblas.workers.gate_cell import GateEntry
+
+        return GateEntry(FusedKernel(cubin, config, self._options.epilogue))
+
+    def _proof_shapes(self, problem: Problem, config: Any) -> list[Problem]:
+        shapes = super()._proof_shapes(problem, config)
+        return [one for one in shapes if why_not_fused(one, config, self._options.epilogue) is None]
+
+    def _proof(self, kernel: Any, problems: Iterable[Problem]) -> Verdict:
+        from outblas.judge.fused_gates import prove_fused
+
+        verdict, worst = Verdict(Status.PASSED), 0.0
+        for problem in problems:
+            verdict = prove_fused(kernel.fused, problem, f"cuda:{self._options.gpu_index}")
+            if verdict.status is not Status.PASSED:
+                return Verdict(verdict.status, verdict.gates, f"on {problem.mnk}: {verdict.detail}")
+            worst = max(worst, verdict.max_err_ratio or 0.0)
+        return Verdict(verdict.status, verdict.gates, "", worst)
+
+    def _new_cell(self, problem: Problem, baselines: dict[str, Any]) -> BenchCell:
+        from outblas.workers.gate_cell import GateProver
+
+        cell = super()._new_cell(problem, baselines)
+        cell.prover = GateProver(cell.bench.data, cell.bench.torch_stream)
+        return cell
+
+    def _entries(self, problem: Problem, item: WorkItem) -> dict[str, Any]:
+        from outblas.workers.gate_cell import FollowedEntry
+
+        entries = super()._entries(problem, item)
+        config = self._options.unfused.get(problem)
+        if config is not None:
+            entries[UNFUSED] = self._product(problem, config)
+        return {name: FollowedEntry(entry, self._options.gpu_index) for name, entry in entries.items()}
+
+    def _product(self, problem: Problem, config: Any) -> Any:
+        """Return the library's kernel for the product alone."""
+        from outblas.core.roofline import architecture
+        from outblas.kernels.source import make_source
+        from outblas.runtime.launch import load
+        from outblas.runtime.nvrtc import compile_tuned
+
+        return load(compile_tuned(make_source(problem, config), architecture(self._options.gpu)), config)
