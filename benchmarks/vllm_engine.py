@@ -12,8 +12,8 @@ end. With ``--gpus`` models run side by side, each on a GPU of its own.
 A pair is two fresh processes, ``torch`` (vLLM's default compilation and capture sizes) and ``outblas`` (the same with
 ``OUTBLAS_VLLM=1``), in alternating order. Both have the same random weights, N(0, 0.02), in bf16. No model is
 downloaded. ``uncompiled`` is vLLM's mode 0 without OutBLAS, for log probabilities. ``tuned`` is ``outblas`` with the
-library that ``outblas tune --model`` makes within ``--tune`` seconds. ``--untuned`` draws two models for which the
-package was not tuned: one with tied embeddings, another with biases.
+library that ``outblas tune --model`` makes within ``--tune`` seconds. Folder ``--caches`` keeps it. ``--untuned`` draws
+two models for which the package was not tuned: one with tied embeddings, another with biases.
 
 - *decode*: milliseconds a step, by the engine's own clock. Of the request that began last it is the time from the first
   to the last of 256 new tokens, over 255. Prompts have 64 tokens.
@@ -27,28 +27,30 @@ package was not tuned: one with tied embeddings, another with biases.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
-import math
 import os
 import random
-import subprocess
+import re
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import Queue
-from statistics import median
 from threading import Lock
 from typing import Any
 
+from engine.ended_groups import interrupted, run_and_end_group
+from engine.figures import summarised
 from engine.vllm_process import MODELS
 
-from outblas.core.errors import OutblasError
+from outblas.cli.end_signals import interrupted_by_signals
+from outblas.core.errors import OutblasError, RecordError
 from outblas.core.files import write_json
 from outblas.core.plain_files import read_object
-from outblas.core.stats import geomean
+from outblas.kernels.kernel_hash import kernels_sha
 from outblas.records.provenance import collect_provenance, script_command
 from outblas.records.results import result_file
 
@@ -63,8 +65,8 @@ VARIANTS: dict[str, tuple[dict[str, str], dict[str, Any]]] = {
 }
 #: Models for which the packaged library was not tuned: with tied embeddings, and with biases.
 UNTUNED = (("llama-3.2-3b", "qwen2.5-3b", "qwen2.5-1.5b"), ("qwen2.5-3b", "qwen2.5-1.5b", "qwen2.5-14b"))
-#: t of Student's distribution for 95% by degrees of freedom.
-_T = {1: 12.71, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571}
+#: Matches a line of a log whose text OutBLAS says, and no path or list of plug-ins with its name.
+_SAID = re.compile(r"(^|[]:] )outblas [a-z]")
 
 
 def environment(variant: str, caches: Path, gpu: str | None = None) -> dict[str, str]:
@@ -77,46 +79,52 @@ def environment(variant: str, caches: Path, gpu: str | None = None) -> dict[str,
     return {**os.environ, **own, **shown, **VARIANTS[variant][0]}
 
 
-def tuned_library(model: str, arguments: argparse.Namespace, gpu: str | None) -> tuple[Path, float]:
-    """Tune a model as a user would, unless that was done; return the library's file and the seconds that it took.
+def tuned_library(model: str, arguments: argparse.Namespace, gpu: str | None) -> tuple[Path, dict[str, Any]]:
+    """Tune a model as a user would, unless that was done with the same budget and kernel sources.
 
-    Raises:
-        CalledProcessError: the command failed.
+    Returns:
+        The library's file, and ``{"tuning_s": SECONDS}`` of the tuning; or how it failed, as :func:`run_process`.
     """
-    folder = arguments.caches / f"{model}-tuned"
-    library, config = folder / "run" / "library.json", folder / "config.json"
-    begun = time.perf_counter()
-    if not library.exists():
+    folder = arguments.caches / f"{model}-tuned-{arguments.tune}s-{kernels_sha()[:12]}"
+    library, config, took = folder / "run" / "library.json", folder / "config.json", folder / "seconds.json"
+    if not (took.exists() and library.exists()):
+        begun = time.perf_counter()
         folder.mkdir(parents=True, exist_ok=True)
         config.write_text(json.dumps(MODELS[model]))
         command = [sys.executable, "-m", "outblas", "tune", "--model", str(config), "--no-install"]
         command += ["--budget", f"12,{arguments.tune}s", "--run", str(folder / "run"), "--device", "cuda:0"]
-        subprocess.run(command, env=environment("outblas", arguments.caches, gpu), check=True)
-    return library, time.perf_counter() - begun
+        ended = run_and_end_group(command, environment("outblas", arguments.caches, gpu), folder / "log")
+        if not ended.good or not library.exists():
+            return library, failed("outblas tune made no library\n" + ended.log)
+        write_json(took, {"tuning_s": time.perf_counter() - begun})
+    return library, read_object(took, "the seconds of a tuning", f"delete {folder}")
 
 
 def run_process(model: str, variant: str, arguments: argparse.Namespace, gpu: str | None = None) -> dict[str, Any]:
     """Run one process and return what it found; an error has the end of its log."""
     own, more = environment(variant, arguments.caches, gpu), dict[str, Any]()
     if variant == "tuned":
-        library, more["tuning_s"] = tuned_library(model, arguments, gpu)
+        library, more = tuned_library(model, arguments, gpu)
+        if "error" in more:
+            return more
         own["OUTBLAS_LIBRARY"] = str(library)
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "found.json")
         command = [sys.executable, str(PROCESS), model, "--out", str(out), "--repeats", str(arguments.repeats)]
         command += ["--compilation", json.dumps(VARIANTS[variant][1])]
-        log = Path(folder, "log")
-        late = ""
-        with log.open("wb") as file:
-            try:
-                subprocess.run(command, env=own, stdout=file, stderr=file, check=False, timeout=arguments.limit)
-            except subprocess.TimeoutExpired as error:
-                late = f"\n{error}"
-        text = log.read_text(errors="replace") + late
-        said = [line for line in text.splitlines() if "outblas" in line][:6]
+        log = run_and_end_group(command, own, Path(folder, "log"), arguments.limit).log
         if not out.exists():
-            return {"error": text[-3000:], "log": said}
-        return {**read_object(out, "a process's figures", "run it again"), **more, "log": said}
+            return failed(log)
+        return {**read_object(out, "a process's figures", "run it again"), **more, "log": said(log)}
+
+
+def failed(log: str) -> dict[str, Any]:
+    return {"error": log[-3000:], "log": said(log)}
+
+
+def said(log: str) -> list[str]:
+    """Return the first six lines of a log that OutBLAS wrote."""
+    return [line for line in log.splitlines() if _SAID.search(line)][:6]
 
 
 def order(pairs: int, variants: Sequence[str]) -> Iterable[tuple[int, str]]:
@@ -125,75 +133,37 @@ def order(pairs: int, variants: Sequence[str]) -> Iterable[tuple[int, str]]:
         yield from ((pair, variant) for variant in (variants if pair % 2 == 0 else reversed(variants)))
 
 
-def summarised(processes: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the figures of one model: :func:`compared` of ``outblas`` and, if it ran, ``tuned``, and differences."""
-    tuned = compared(processes, "tuned")
-    return {
-        **compared(processes, "outblas"), **({"tuned": tuned} if tuned["cells"] else {}),
-        "differences": _differences(processes),
-    }  # fmt: skip
+@contextlib.contextmanager
+def form_of(out: Path) -> Iterator[None]:
+    """Raise RecordError in place of an error about the form of a result file."""
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        wrong = f"{out} has another form ({type(error).__name__}: {error})"
+        raise RecordError(
+            wrong, "what benchmarks/vllm_engine.py of this commit writes", "name another --out"
+        ) from error
 
 
-def compared(processes: Sequence[dict[str, Any]], ours: str) -> dict[str, Any]:
-    """Return, for one model, the ratios of a variant over ``torch`` by pair.
+def known_results(out: Path) -> dict[str, Any]:
+    """Return the content of an earlier result file, or an empty one.
 
-    A ratio above 1 is a gain. ``low`` and ``high`` are the 95% interval of the mean of log ratios (Student's t over
-    pairs); without two pairs they are null.
+    Raises:
+        RecordError: the file cannot be read, or has another form.
     """
-    by_pair: dict[int, dict[str, dict[str, Any]]] = {}
-    for one in processes:
-        if "error" not in one:
-            by_pair.setdefault(one["pair"], {})[one["variant"]] = one
-    pairs = [pair for pair in by_pair.values() if {"torch", ours} <= pair.keys()]
-    cells: dict[str, Any] = {}
-    for key, less_is_more in (("decode", True), ("end_to_end", False), ("first_token", True), ("prefill", False)):
-        for cell in pairs[0]["torch"][key] if pairs else ():
-            taken = [(_middle(pair["torch"][key][cell]), _middle(pair[ours][key][cell])) for pair in pairs]
-            ratios = [torchs / mine if less_is_more else mine / torchs for torchs, mine in taken]
-            cells.setdefault(key, {})[cell] = {
-                "torch": median(each[0] for each in taken), "outblas": median(each[1] for each in taken),
-                "ratio": median(ratios), "pairs": ratios, **_interval(ratios),
-            }  # fmt: skip
-    means = {key: geomean([cell["ratio"] for cell in found.values()]) for key, found in cells.items()}
-    return {"cells": cells, "geomean": means}
-
-
-def _middle(taken: Any) -> float:
-    return float(median(taken) if isinstance(taken, list) else taken)
-
-
-def _interval(ratios: Sequence[float]) -> dict[str, float | None]:
-    freedom = len(ratios) - 1
-    if freedom not in _T:
-        return {"low": None, "high": None}
-    logs = [math.log(ratio) for ratio in ratios]
-    mean = sum(logs) / len(logs)
-    spread = math.sqrt(sum((each - mean) ** 2 for each in logs) / freedom / len(logs))
-    return {"low": math.exp(mean - _T[freedom] * spread), "high": math.exp(mean + _T[freedom] * spread)}
-
-
-def _differences(processes: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return, for each process but the first of ``torch``, how far its log probabilities lie from that one's."""
-    good = [one for one in processes if "error" not in one]
-    first = next((one for one in good if one["variant"] == "torch"), None)
-    found = []
-    for one in good:
-        if first is not None and one is not first:
-            apart = [
-                abs(x - y)
-                for ours, theirs in zip(one["logprobs"], first["logprobs"], strict=True)
-                for x, y in zip(ours, theirs, strict=True)
-            ]
-            found.append({
-                "variant": one["variant"], "pair": one["pair"], "max": max(apart), "mean": sum(apart) / len(apart),
-            })  # fmt: skip
-    return found
+    if not out.exists():
+        return {"models": {}}
+    known = read_object(out, "an earlier result", "name another --out")
+    with form_of(out):
+        for entry in known["models"].values():
+            summarised([{"pair": one["pair"], "variant": one["variant"], **one} for one in entry["processes"]])
+    return known
 
 
 def run_all(arguments: argparse.Namespace) -> None:
     """Run what the result file does not have yet; write it after every process."""
     out = arguments.out or result_file("vllm.json")
-    known = read_object(out, "an earlier result", "name another --out") if out.exists() else {"models": {}}
+    known = known_results(out)
     writing, free = Lock(), Queue[str | None]()
     gpus: list[str | None] = [*arguments.gpus] or [None]
     for gpu in gpus:
@@ -207,7 +177,11 @@ def run_all(arguments: argparse.Namespace) -> None:
             free.put(gpu)
 
     with ThreadPoolExecutor(len(gpus)) as pool:
-        list(pool.map(run, arguments.models))
+        try:
+            list(pool.map(run, arguments.models))
+        except KeyboardInterrupt:
+            interrupted.set()
+            raise
     known["provenance"] = collect_provenance(script_command("benchmarks/vllm_engine.py"))
     write_json(out, known)
     print("written:", out)
@@ -228,9 +202,9 @@ def run_model(
         made["seconds"] = time.perf_counter() - begun
         made["provenance"] = collect_provenance(script_command("benchmarks/vllm_engine.py"), None)
         with writing:
-            entry["processes"] = [one for one in entry["processes"] if (one["pair"], one["variant"]) != (pair, variant)]
-            entry["processes"].append(made)
-            entry |= summarised(entry["processes"])
+            others = [one for one in entry["processes"] if (one["pair"], one["variant"]) != (pair, variant)]
+            with form_of(out):
+                entry |= {"processes": [*others, made], **summarised([*others, made])}
             write_json(out, known)
             print(model, pair, variant, f"{made['seconds']:.0f} s", made.get("error", ""), *made["log"], sep="\n  ")
     for name, part in (("", entry), ("tuned ", entry.get("tuned", {}))):
@@ -267,6 +241,7 @@ def main() -> None:
 
 if __name__ == "__main__":
     try:
-        main()
+        with interrupted_by_signals():
+            main()
     except OutblasError as error:
         sys.exit(str(error))

@@ -53,6 +53,25 @@ def test_it_comes_once_no_new_size_does_or_after_a_minute(
     assert len(told) == 1 and now[0] == after
 
 
+def test_a_look_that_fails_is_said_once_and_later_ones_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, told = [0.0], []
+
+    def weights() -> dict[str, dict[str, list[int]]]:
+        if now[0] <= 3:
+            raise RuntimeError("dictionary changed size\nduring iteration")
+        return {"8 x 8 bf16": row(outblas=[1])}
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    monkeypatch.setattr(engine_log, "weights_of_process", weights)
+    watch(told.append, lambda: now[0], sleep)
+    assert told == [
+        "outblas cannot say yet which products it computes: RuntimeError('dictionary changed size\\nduring iteration')",
+        "outblas computes products of 1 of 1 weights (N x K): 8 x 8 bf16 at all M seen (1)",
+    ]
+
+
 def test_the_weights_are_those_of_all_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     class Device:
         def __init__(self, name: str) -> None:

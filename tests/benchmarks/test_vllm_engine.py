@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from outblas.core.errors import RecordError
 from outblas.search.intervals.engine_model import engine_products
 from support.helpers import ROOT, module_of_file
 
@@ -58,34 +60,183 @@ def test_a_ratio_above_one_is_a_gain_in_time_and_in_rate(code: Any) -> None:
 
 def test_one_pair_has_no_interval_and_none_has_no_figure(code: Any) -> None:
     pair = [{"pair": 0, "variant": name, **found(5.0, 100.0)} for name in ("torch", "outblas")]
-    assert code.compared(pair, "outblas")["cells"]["decode"]["8"]["low"] is None
-    assert code.compared(pair[:1], "outblas")["cells"] == {}
+    assert code.summarised(pair)["cells"]["decode"]["8"]["low"] is None
+    assert code.summarised(pair[:1])["cells"] == {}
 
 
-def test_a_tuned_library_stands_beside_the_packaged_one(
-    code: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tuned_library_stands_beside_the_packaged_one(code: Any) -> None:
     figures = zip(("torch", "outblas", "tuned"), (5.0, 4.0, 2.5), strict=True)
     made = code.summarised([{"pair": 0, "variant": name, **found(ms, 100.0)} for name, ms in figures])
     assert (made["geomean"]["decode"], made["tuned"]["geomean"]["decode"]) == (1.25, 2.0)
+
+
+@pytest.fixture(name="commands")
+def commands_fixture(code: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The commands that run in place of vLLM and ``outblas tune``; the latter fails with a budget of 1 s."""
     ran: list[list[str]] = []
 
-    def run(command: list[str], env: Any, check: bool = False, **_: Any) -> None:
+    def run(command: list[str], own: Any, log: Path, limit_s: float | None = None) -> Any:
         ran.append(command)
-        if check:
-            library = tmp_path / "qwen2.5-3b-tuned" / "run" / "library.json"
+        if "tune" not in command:
+            assert not own["OUTBLAS_LIBRARY"] or Path(own["OUTBLAS_LIBRARY"]).is_file()
+            Path(command[command.index("--out") + 1]).write_text(json.dumps(found(5.0, 100.0)))
+        elif "12,1s" in command:
+            return SimpleNamespace(good=False, log="no space left")
+        else:
+            library = Path(command[command.index("--run") + 1], "library.json")
             library.parent.mkdir(parents=True)
             library.write_text("{}")
-        else:
-            assert env["OUTBLAS_LIBRARY"].endswith("library.json")
-            Path(command[command.index("--out") + 1]).write_text(json.dumps(found(5.0, 100.0)))
+        return SimpleNamespace(good=True, log="")
 
-    monkeypatch.setattr(code.subprocess, "run", run)
+    monkeypatch.setattr(code, "run_and_end_group", run)
+    monkeypatch.setenv("OUTBLAS_LIBRARY", "")
+    return ran
+
+
+def test_a_model_is_tuned_once_for_each_budget(code: Any, commands: list[list[str]], tmp_path: Path) -> None:
     arguments = SimpleNamespace(repeats=1, limit=9, caches=tmp_path, tune=60)
-    for _ in range(2):
-        assert code.run_process("qwen2.5-3b", "tuned", arguments)["tuning_s"] >= 0
-    assert [command[1:4] == ["-m", "outblas", "tune"] for command in ran] == [True, False, False], "tuned once"
-    assert "12,60s" in ran[0] and "--no-install" in ran[0]
+    took = [code.run_process("qwen2.5-3b", "tuned", arguments)["tuning_s"] for _ in range(2)]
+    assert took[0] == took[1] > 0, "a later pair has the seconds of the tuning, too"
+    assert [command[1:4] == ["-m", "outblas", "tune"] for command in commands] == [True, False, False]
+    assert "12,60s" in commands[0] and "--no-install" in commands[0]
+    arguments.tune = 90
+    code.run_process("qwen2.5-3b", "tuned", arguments)
+    assert "12,90s" in commands[3] and len(commands) == 5, "the library of another budget is another one"
+
+
+def test_a_tuning_that_fails_is_recorded_and_the_bench_goes_on(
+    code: Any, commands: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(code, "collect_provenance", lambda *_: {"gpu": None})
+    out, variants = tmp_path / "vllm.json", ["torch", "tuned", "outblas"]
+    more = {"pairs": 1, "variants": variants, "gpus": [], "repeats": 1, "limit": 9, "caches": tmp_path, "tune": 1}
+    code.run_all(SimpleNamespace(out=out, models=["qwen2.5-3b", "qwen2.5-7b"], **more))
+    for entry in json.loads(out.read_text())["models"].values():
+        assert [one["variant"] for one in entry["processes"] if "error" not in one] == ["torch", "outblas"]
+        assert entry["processes"][1]["error"] == "outblas tune made no library\nno space left"
+
+
+@pytest.mark.parametrize(("limit", "good"), [(0.5, False), (None, True)])
+def test_a_process_ends_with_all_that_it_has_started(
+    limit: float | None, good: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    groups = module_of_file(ROOT / "benchmarks" / "engine" / "ended_groups.py", monkeypatch)
+    command = ["sh", "-c", "sleep 300 & echo $! begun" + ("" if good else "; wait")]
+    ended = groups.run_and_end_group(command, dict(os.environ), tmp_path / "log", limit)
+    child, begun = ended.log.split()[:2]
+    assert ended.good == good and begun == "begun" and ("timed out after 0.5 seconds" in ended.log) != good
+    assert _is_gone(int(child))
+
+
+def test_an_interrupt_ends_it_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    groups = module_of_file(ROOT / "benchmarks" / "engine" / "ended_groups.py", monkeypatch)
+    groups.interrupted.set()
+    with pytest.raises(KeyboardInterrupt):
+        groups.run_and_end_group(["sh", "-c", "echo $$; sleep 300"], dict(os.environ), tmp_path / "log")
+
+
+def test_an_interrupt_of_the_bench_reaches_the_processes_of_other_models(
+    code: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(code, "interrupted", threading.Event())
+
+    def run_process(model: str, *_: Any) -> Any:
+        if model == "llama-3-8b":  # stands for Ctrl-C while the main thread waits for it
+            raise KeyboardInterrupt
+        assert code.interrupted.wait(30)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(code, "run_process", run_process)
+    models = ["llama-3-8b", "qwen2.5-7b"]
+    with pytest.raises(KeyboardInterrupt):
+        out = tmp_path / "vllm.json"
+        code.run_all(SimpleNamespace(out=out, models=models, pairs=1, variants=["torch"], gpus=["0", "1"]))
+    assert code.interrupted.is_set() and not out.exists()
+
+
+def _is_gone(process: int) -> bool:
+    """Return whether a process ends soon; one that has ended may still wait for its parent."""
+    for _ in range(200):
+        try:
+            state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+        except FileNotFoundError:
+            return True
+        if state in "ZX":
+            return True
+        time.sleep(0.05)
+    return False
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"provenance": {}},
+        {"models": []},
+        {"models": {"qwen2.5-7b": {}}},
+        {"models": {"qwen2.5-7b": {"processes": [{"error": "no GPU"}]}}},
+        {
+            "models": {
+                "qwen2.5-7b": {
+                    "processes": [{"pair": 0, "variant": name, "decode": {}} for name in ("torch", "outblas")]
+                }
+            }
+        },
+    ],
+)
+def test_a_result_file_of_another_form_is_refused_in_one_line(code: Any, tmp_path: Path, content: Any) -> None:
+    out = tmp_path / "vllm.json"
+    out.write_text(json.dumps(content))
+    with pytest.raises(
+        RecordError, match=r"vllm.json has another form \(.*; expected what .* writes; name another --out"
+    ):
+        code.run_all(SimpleNamespace(out=out, models=["qwen2.5-7b"], gpus=[]))
+    assert json.loads(out.read_text()) == content
+
+
+def test_a_process_with_other_cells_than_the_file_is_refused(
+    code: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    older = {"pair": 0, "variant": "torch", **found(5.0, 100.0)}
+    older["decode"]["512"] = [9.0]
+    out = tmp_path / "vllm.json"
+    out.write_text(json.dumps({"models": {"qwen2.5-7b": {"processes": [older]}}}))
+    monkeypatch.setattr(code, "run_process", lambda *_: found(5.0, 100.0))
+    monkeypatch.setattr(code, "collect_provenance", lambda *_: {"gpu": None})
+    with pytest.raises(RecordError, match="has another form"):
+        code.run_all(SimpleNamespace(out=out, models=["qwen2.5-7b"], pairs=1, variants=["torch", "outblas"], gpus=[]))
+
+
+@pytest.mark.parametrize(
+    ("freedom", "t"), [(1, 12.7062), (2, 4.3027), (3, 3.1824), (6, 2.4469), (7, 2.3646), (30, 2.0423), (1000, 1.9623)]
+)
+def test_intervals_have_students_t_for_any_number_of_pairs(code: Any, freedom: int, t: float) -> None:
+    from engine.figures import student_t  # type: ignore[import-not-found]
+
+    assert student_t(freedom) == pytest.approx(t, abs=1e-4)
+
+
+def test_many_pairs_have_an_interval(code: Any) -> None:
+    processes = [
+        {"pair": pair, "variant": name, **found(ms, 100.0)}
+        for pair in range(9)
+        for name, ms in (("torch", 5.0 + pair % 3), ("outblas", 4.0))
+    ]
+    one = code.summarised(processes)["cells"]["decode"]["8"]
+    assert one["low"] < one["ratio"] < one["high"]
+
+
+def test_lines_that_outblas_says_are_kept_and_its_name_in_others_is_not(code: Any) -> None:
+    prefix = "(EngineCore_DP0 pid=7) INFO 11-29 12:00:00 "
+    kept = [
+        f"{prefix}[engine_plugins.py:98] outblas is on: torch's products run on its kernels where they are faster",
+        f"{prefix}[engine_log.py:50] outblas computes products of 4 of 5 weights (N x K): 8 x 8 bf16 at all M seen (1)",
+        "/usr/lib/outblas/dispatch/enable.py:9: RuntimeWarning: outblas changes nothing: torch sees no CUDA GPU",
+    ]
+    left = [
+        f"{prefix}[__init__.py:43] - outblas -> outblas.adapt.engine_plugins:start_in_vllm",
+        f"{prefix}[backends.py:1] Using cache directory: /tmp/outblas-vllm/torch_compile_cache for outblas graphs",
+    ]
+    assert code.said("\n".join([*left * 9, *kept])) == kept
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -151,7 +302,9 @@ def test_the_models_are_such_as_tune_knows(code: Any) -> None:
 
 
 def test_a_process_that_takes_too_long_is_an_error(code: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(code, "environment", lambda variant, caches, gpu: dict(os.environ))
+    process = tmp_path / "process.py"
+    process.write_text("import time\ntime.sleep(300)\n")
+    monkeypatch.setattr(code, "PROCESS", process)
     found = code.run_process("qwen2.5-3b", "torch", SimpleNamespace(repeats=1, limit=0.01, caches=tmp_path))
     assert "timed out after" in found["error"] and found["log"] == []
 

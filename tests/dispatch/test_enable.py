@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
-from torch._inductor import config
+from torch._inductor import config, decomposition
 
 import outblas
 from outblas.dispatch import device_registry, enable, native_table, product
@@ -41,14 +41,28 @@ def counted(on: Switch) -> tuple[int, int]:
     return on.status()["ours"], on.status()["torchs"]
 
 
-def test_where_a_part_of_it_fails_nothing_is_on(on: Switch, served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    def install() -> Any:
+@pytest.mark.parametrize(
+    "part",
+    [
+        "inductor_pass.install",
+        "inductor_pass._entry",
+        "biased_layers.BiasedLayers.install",
+        "aten_override.open_products",
+    ],
+)
+def test_where_a_part_of_it_fails_nothing_is_on(
+    part: str, on: Switch, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> Any:
         raise AttributeError("another torch")
 
+    before, mm = config.post_grad_custom_post_pass, decomposition.decompositions[torch.ops.aten.mm.default]
     with monkeypatch.context() as patched:
-        patched.setattr("outblas.dispatch.inductor_pass.install", install)
+        patched.setattr(f"outblas.dispatch.{part}", fail)
         with pytest.raises(AttributeError, match="another torch"):
             outblas.enable()
+    assert config.post_grad_custom_post_pass is before
+    assert decomposition.decompositions[torch.ops.aten.mm.default] is mm
     x, w = numbers(3, 8), numbers(8, 5)
     torch.mm(x, w)
     assert not outblas.enabled() and not served.ran and counted(on) == (0, 0)

@@ -337,10 +337,48 @@ def test_a_choice_that_fails_is_made_anew(caplog: pytest.LogCaptureFixture) -> N
     assert "cuBLASLt is busy" in caplog.text
 
 
-def test_choices_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_the_chooser_is_torchs_product_and_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    by_class = ClassChooser(Chosen(ValueError("odd\nmodel")))
+    device = DeviceState(
+        H200, Library("h200", ()), lambda *_: (None, 0.0), any_shape=SimpleNamespace(by_class=by_class)
+    )  # type: ignore[arg-type]
+    b = Operand((4096, 4096), (1, 4096), "bf16", "cuda:0")
+    for m in (20, 40):
+        found = device.decide(Operand((m, 4096), (4096, 1), "bf16", "cuda:0"), b, None, "plain", by_class=True)
+        assert found.problem is None and "its choice failed with ValueError: odd model" in found.reason
+        assert not found.provisional, "it is not asked at each call"
+    assert len(caplog.records) == 1 and "later failures are counted only" in caplog.text
+    (failure,) = device.status()["failures"]
+    assert failure.startswith(
+        "2 choices failed, the first one: 17_4096_4096_TN_bf16_fp32, its choice failed with Value"
+    )
+
+
+def test_a_choice_keeps_no_other_thread_waiting() -> None:
+    chosen = Chosen()
+    chooser = ClassChooser(chosen)
+    assert ask(chooser, 24) is CHOICE
+    chosen.may_end.clear()
+    slow = threading.Thread(target=ask, args=(chooser, 32), daemon=True)
+    slow.start()
+    try:
+        while len(chosen.asked) < 2:
+            slow.join(0.01)
+        found: list[Any] = []
+        other = threading.Thread(target=lambda: found.append(ask(chooser, 24)), daemon=True)
+        other.start()
+        other.join(10)
+        assert found == [CHOICE]
+    finally:
+        chosen.may_end.set()
+        slow.join(30)
+
+
+def test_choices_and_weights_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unlisted_shapes, "MAX_CACHED_CHOICES", 3)
     chooser = ClassChooser(Chosen())
     assert [ask(chooser, m) for m in range(1, 9)] == [CHOICE] * 8 and len(chooser._known) <= 3
+    assert [ask(chooser, 576, n) for n in range(4096, 8192, 512)] == [CHOICE] * 8 and len(chooser._waited) <= 3
 
 
 def test_a_device_asks_it_for_the_products_of_unchanged_programs() -> None:

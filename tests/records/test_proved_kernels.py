@@ -25,13 +25,23 @@ def row(problem: Problem, config: Sm90WgmmaConfig) -> LibraryRow:
     return LibraryRow(problem, "lt_auto", plain=LibraryChoice(config, 1.2, 1.1, 1.3))
 
 
-def library(intervals: str = "", **changed: Any) -> Library:
-    """Return a library of a row of grid1000, and of an interval in bf16 of sources ``intervals``."""
+#: Provenance of a part that was proved with today's sources and compiler.
+TODAY: dict[str, Any] = {"kernels": kernels_sha(), "toolchain": {"nvrtc": "13.0"}}
+OTHER: tuple[dict[str, Any], ...] = (
+    {**TODAY, "kernels": "0" * 64},
+    {**TODAY, "toolchain": {"nvrtc": "12.8"}},
+    {"kernels": TODAY["kernels"]},
+    {**TODAY, "toolchain": {"nvrtc": None}},
+    {"toolchain": TODAY["toolchain"]},
+    {},
+)
+
+
+def library(rows: Any = TODAY, intervals: Any = TODAY) -> Library:
+    """Return a library of a row of grid1000, and of an interval in bf16, each with its own provenance."""
     weight = replace(P, dtype="bf16", m=1)
-    tables = {"grid1000:TN:fp16:fp32": {}}
-    provenance = {"tables": tables, "kernels": kernels_sha(), "toolchain": {"nvrtc": "13.0"}, **changed}
-    provenance["intervals"] = {"engine:TN:bf16:fp32": {"kernels": intervals or kernels_sha()}}
-    return Library("h200", (row(P, WIDE),), provenance, (LibraryInterval(row(weight, NARROW), 8),))
+    parts = {"tables": {"grid1000:TN:fp16:fp32": rows}, "intervals": {"engine:TN:bf16:fp32": intervals}}
+    return Library("h200", (row(P, WIDE),), {**TODAY, **parts}, (LibraryInterval(row(weight, NARROW), 8),))
 
 
 @pytest.fixture(autouse=True)
@@ -45,11 +55,25 @@ def test_kernels_of_rows_and_intervals_count_for_their_layout_and_dtype() -> Non
     assert kernel_kind(replace(P, dtype="bf16"), WIDE) not in proved_kinds(library())
 
 
-def test_kernels_of_other_sources_or_another_compiler_do_not() -> None:
-    assert proved_kinds(library("0" * 64)) == {kernel_kind(P, WIDE)}
-    assert proved_kinds(library(kernels="0" * 64)) == {kernel_kind(replace(P, dtype="bf16"), NARROW)}
-    assert proved_kinds(library(toolchain={"nvrtc": "12.8"})) == frozenset()
-    assert proved_kinds(library(toolchain={})) == frozenset()
+@pytest.mark.parametrize("about", OTHER)
+def test_parts_of_other_or_unknown_sources_or_compilers_do_not(about: dict[str, Any]) -> None:
+    """The library's own provenance is that of the part that was built last."""
+    assert proved_kinds(library(intervals=about)) == {kernel_kind(P, WIDE)}
+    assert proved_kinds(library(rows=about)) == {kernel_kind(replace(P, dtype="bf16"), NARROW)}
+
+
+def test_without_a_compiler_none_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proved_kernels, "toolchain", lambda: {"nvrtc": None})
+    assert proved_kinds(library(OTHER[3], OTHER[3])) == frozenset()
+
+
+def test_a_later_proof_counts() -> None:
+    assert kernel_kind(P, WIDE) in proved_kinds(library({**OTHER[0], "proved": {"kernels": kernels_sha()}}))
+
+
+def test_a_kernel_of_no_table_is_not_known_to_be_proved() -> None:
+    known = library()
+    assert proved_kinds(replace(known, provenance=TODAY)) == frozenset()
     assert proved_kinds(Library("none", (), {})) == frozenset()
 
 

@@ -31,22 +31,31 @@ def watch(
 ) -> None:
     """Wait until no product of a new size has come for 15 s, or for 60 s from the first one on; then tell once.
 
+    It tells the first look that fails, too, and goes on.
+
     Args:
         tell: gets the line.
         clock: returns seconds.
         sleep: waits some seconds.
     """
-    seen, begun, last = 0, 0.0, 0.0
+    seen, begun, last, has_failed = 0, 0.0, 0.0, False
     while True:
         sleep(_STEP_S)
-        weights, now = weights_of_process(), clock()
+        try:
+            weights, now = weights_of_process(), clock()
+            line = summary(weights)
+        except Exception as error:
+            if not has_failed:
+                tell(f"outblas cannot say yet which products it computes: {error!r}")
+            has_failed = True
+            continue
         count = sum(len(rows) for makers in weights.values() for rows in makers.values())
         if count and not seen:
             begun = now
         if count != seen:
             seen, last = count, now
         if seen and (now - last >= _QUIET_S or now - begun >= _MOST_S):
-            tell(summary(weights))
+            tell(line)
             return
 
 

@@ -95,15 +95,15 @@ class Override:
         No other thread may compute a product meanwhile: torch changes its table of kernels without a lock.
         """
         self._option = promise_free_option()
-        # Torch warns about the first kernel that a process replaces. From C++ the warning goes to stderr and cannot be
-        # filtered, so Python always replaces the first one.
-        self._library = self._registered(self._key)
-        products, self.why_python = self._native()
-        if products is not None:
-            self._library._destroy()
-            self._library = self._registered(ASK_PYTHON_KEY)
-            self._begin(products)
         try:
+            # Torch warns about the first kernel that a process replaces. From C++ the warning goes to stderr and cannot
+            # be filtered, so Python always replaces the first one.
+            self._library = self._registered(self._key)
+            products, self.why_python = self._native()
+            if products is not None:
+                self._library._destroy()
+                self._library = self._registered(ASK_PYTHON_KEY)
+                self._begin(products)
             self._install_further()
         except BaseException:
             self.remove()

@@ -283,6 +283,7 @@ class DeviceState:
         return "torch" if self.is_left_to_torch(decision) else named
 
     def status(self) -> dict[str, Any]:
+        choices = getattr(getattr(self.any_shape, "by_class", None), "failed", "")
         return {
             "gpu": self.gpu.name if self.gpu else "not supported",
             "library_rows": len(self.library.rows),
@@ -293,7 +294,7 @@ class DeviceState:
             "calls_bound": len(self._calls),
             "compile_seconds": round(self._compile_seconds, 3),
             "weights": self.weights(),
-            "failures": sorted({*filter(None, [self.absent]), *self.failed.values(), *self.lt.failed.values()}),
+            "failures": sorted({self.absent, choices, *self.failed.values(), *self.lt.failed.values()} - {""}),
         }
 
     def _load(self, kind: KernelKind, problem: Problem, config: KernelConfig) -> None:

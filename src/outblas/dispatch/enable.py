@@ -15,6 +15,7 @@ The strongest guarantee that a user wants holds for the process (:mod:`outblas.d
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 import warnings
@@ -166,15 +167,16 @@ class Switch:
         from outblas.dispatch.biased_layers import BiasedLayers
 
         self._override, self._layers = self._replacement(), self._layers or BiasedLayers()
-        self._override.install()
         replaced = 0 if self._pass is None else self._pass.replaced
-        try:
+        with contextlib.ExitStack() as undo:  # switch on completely or not at all: a half cannot be switched off
+            self._override.install()
+            undo.callback(self._override.remove)
             self._pass = inductor_pass.install()
-        except BaseException:
-            self._override.remove()  # switch on completely or not at all: a half cannot be switched off
-            raise
-        self._pass.replaced = replaced
-        self._layers.install()
+            undo.callback(inductor_pass.remove, self._pass)
+            self._pass.replaced = replaced
+            undo.callback(self._layers.remove)
+            self._layers.install()
+            undo.pop_all()
         self._on = True
 
     def _uninstall(self) -> None:

@@ -282,11 +282,15 @@ def install() -> ProductPass:
     """
     made = ProductPass(config.post_grad_custom_post_pass)
     made.restore = keep_products(INVARIANT, made.keeps)  # aten.mm is among them
-    entry = _entry()
-    if entry is None:
-        config.post_grad_custom_post_pass = made
-    else:
-        entry.user_override = _InAllThreads(entry.user_override, entry.default, made)
+    try:
+        entry = _entry()
+        if entry is None:
+            config.post_grad_custom_post_pass = made
+        else:
+            entry.user_override = _InAllThreads(entry.user_override, entry.default, made)
+    except BaseException:
+        made.restore()
+        raise
     return made
 
 

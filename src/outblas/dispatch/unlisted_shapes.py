@@ -123,33 +123,71 @@ class ClassChooser:
         self._known: dict[tuple[Problem, Launch], LibraryChoice | AnswerChoice | None] = {}
         self._under_way: set[tuple[Problem, Launch]] = set()
         self._waited: dict[tuple[Problem, Launch], int] = {}
+        self._failures, self._first_failure = 0, ""
 
     def __call__(self, problem: Problem, gpu: Gpu, launch: Launch) -> LibraryChoice | AnswerChoice | None:
         """Return the choice of the problem's class; None for torch.
 
         Raises:
-            LeftToTorch: the choice is being made.
+            LeftToTorch: the choice is being made, or failed.
             NotWhileCapturing: as :data:`Ask`.
         """
         key = replace(problem, m=class_of_rows(problem.m)), launch
         with self._lock:
-            if key not in self._known:
-                if not self._waits(key):
-                    self._begin(key, gpu)
-                    raise LeftToTorch("its choice is being made", provisional=True)
-                self._keep(key, self._choose(key[0], gpu, launch))
-            choice = self._known[key]
+            is_known, choice = key in self._known, self._known.get(key)
+            if not is_known and not self._waits(key):
+                self._begin(key, gpu)
+                raise LeftToTorch("its choice is being made", provisional=True)
+        if not is_known:
+            choice = self._chosen(key, gpu)
         if isinstance(choice, LibraryChoice) and why_illegal(problem, choice.config, gpu) is not None:
             return None
         return choice
+
+    @property
+    def failed(self) -> str:
+        """The number of choices that failed, and the first error, in one line; empty if none did."""
+        return f"{self._failures} choices failed, the first one: {self._first_failure}" if self._failures else ""
 
     def _waits(self, key: tuple[Problem, Launch]) -> bool:
         problem, launch = key
         if problem.m <= WAITED_M:
             return True
         weight = replace(problem, m=1), launch
+        if len(self._waited) >= MAX_CACHED_CHOICES and weight not in self._waited:
+            self._waited.clear()
         self._waited[weight] = self._waited.get(weight, 0) + (key not in self._under_way)
         return self._waited[weight] <= WAITED_CLASSES
+
+    def _chosen(self, key: tuple[Problem, Launch], gpu: Gpu) -> LibraryChoice | AnswerChoice | None:
+        """Choose for a class and keep the choice. Other threads' calls go on meanwhile.
+
+        Raises:
+            LeftToTorch: as for a call.
+        """
+        try:
+            choice = self._choose(key[0], gpu, key[1])
+        except LeftToTorch:
+            raise
+        except Exception as error:
+            raise LeftToTorch(self._note_failure(key[0], error)) from error
+        with self._lock:
+            if len(self._known) >= MAX_CACHED_CHOICES:
+                self._known.clear()
+            self._known[key] = choice
+        return choice
+
+    def _note_failure(self, problem: Problem, error: Exception) -> str:
+        """Count a failed choice, and log the first one; return it in one line."""
+        words = " ".join(f"its choice failed with {type(error).__name__}: {error}".split())
+        with self._lock:
+            self._failures += 1
+            is_first = self._failures == 1
+            if is_first:
+                self._first_failure = f"{problem.key}, {words}"
+        if is_first:
+            _LOG.warning("outblas leaves %s to torch: %s; later failures are counted only", problem.key, words)
+        return words
 
     def _begin(self, key: tuple[Problem, Launch], gpu: Gpu) -> None:
         if key in self._under_way:
@@ -161,20 +199,12 @@ class ClassChooser:
     def _later(self, key: tuple[Problem, Launch], gpu: Gpu) -> None:
         """Choose on the queue's thread. A choice that cannot be made now is made at a later call."""
         try:
-            choice = self._choose(key[0], gpu, key[1])
-        except Exception as error:
-            _LOG.warning("outblas leaves %s to torch for now: %s", key[0].key, error)
-        else:
-            with self._lock:
-                self._keep(key, choice)
+            self._chosen(key, gpu)
+        except LeftToTorch as error:
+            _LOG.info("outblas leaves %s to torch for now: %s", key[0].key, error)
         finally:
             with self._lock:
                 self._under_way.discard(key)
-
-    def _keep(self, key: tuple[Problem, Launch], choice: LibraryChoice | AnswerChoice | None) -> None:
-        if len(self._known) >= MAX_CACHED_CHOICES:
-            self._known.clear()
-        self._known[key] = choice
 
 
 def predicted_kernels(

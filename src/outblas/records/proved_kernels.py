@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from outblas.core.config import LAUNCHES
+from outblas.core.problem import Problem
 from outblas.core.suites import Table
+from outblas.core.weight import Weight
 from outblas.kernels.kernel_hash import kernels_sha
 from outblas.kernels.source import KernelKind, kernel_kind
 from outblas.records.library import Library
@@ -55,16 +57,25 @@ def _of_other_sources(parts: Mapping[str, Any], common: str) -> list[Table]:
 def proved_kinds(library: Library) -> frozenset[KernelKind]:
     """Return the kinds of a library's kernels that passed every gate with today's sources and compiler.
 
-    A search on the same kind of GPU need not prove them in full again. Empty for another compiler.
+    A search on the same kind of GPU need not prove them in full again. Each table's rows and intervals count by their
+    own provenance, which must name the sources and the compiler.
 
     Args:
-        library: the library; its provenance names sources and compiler.
+        library: the library.
     """
-    if not library.rows or library.provenance.get("toolchain", {}).get("nvrtc") != built_by()["nvrtc"]:
-        return frozenset()
-    unproved = {problem for table in unproved_tables(library) for problem in table.problems()}
-    rows = [row for row in library.rows if row.problem not in unproved]
-    if not unproved_intervals(library):
-        rows += [one.row for one in library.intervals]
+    problems = _proved_problems(library.provenance.get("tables", {}))
+    weights = set(map(Weight.of, _proved_problems(library.provenance.get("intervals", {}))))
+    rows = [row for row in library.rows if row.problem in problems]
+    rows += [one.row for one in library.intervals if one.weight in weights]
     found = ((row.problem, row.choice(launch)) for row in rows for launch in LAUNCHES)
     return frozenset(kernel_kind(problem, choice.config) for problem, choice in found if choice is not None)
+
+
+def _proved_problems(parts: Mapping[str, Any]) -> set[Problem]:
+    """Return the problems of the tables that were proved with today's sources and compiler, and of no other table."""
+    compiler, others = toolchain()["nvrtc"], {str(table) for table in _of_other_sources(parts, "")}
+    proved, unproved = set[Problem](), set[Problem]()
+    for name, about in parts.items():
+        is_of_today = compiler and name not in others and (about.get("toolchain") or {}).get("nvrtc") == compiler
+        (proved if is_of_today else unproved).update(Table.parse(name).problems())
+    return proved - unproved
