@@ -256,6 +256,9 @@ def test_what_the_library_lacks_of_a_model_is_tuned_and_installed_once(
     again = tune(tmp_path / "again", "--model", str(tmp_path))
     assert again.exit_code == 0 and again.stdout == ""
     assert again.stderr.count("in the library") == 4 and "nothing is tuned" in again.stderr
+    counts = json.loads(tune(tmp_path / "again", "--model", str(tmp_path), "--json").stdout)
+    assert (counts["schema"], counts["asked"], counts["tuned"], counts["launches"]) == ("outblas-tune", 0, 0, [])
+    assert counts["library"] is counts["result"] is counts["report"] is counts["installed"] is None
     assert not (tmp_path / "again").exists()
 
 

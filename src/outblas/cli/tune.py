@@ -134,6 +134,8 @@ def tune(
 
     ranges, single = ranges_and_others(context, kind, problems, ranked, where)
     if model is not None and not ranges.ranges:
+        if json_out:
+            _print_nothing_tuned()
         return
     problems = [one.problem for one in single] if ranked else problems if not ranges.ranges else []
     agent = agent or (default_agent(where) if model is None else "transfer")
@@ -241,6 +243,14 @@ def _print_document(outcome: TuneOutcome, ranked: Sequence[TimeShare], installed
         installed=None if installed is None else str(installed),
     )
     print_document(document)
+
+
+def _print_nothing_tuned() -> None:
+    from outblas.cli.documents import TuneDocument, print_document
+
+    print_document(
+        TuneDocument(asked=0, tuned=0, kept=0, launches=[], library=None, result=None, report=None, installed=None)
+    )
 
 
 def _check_install(install: bool | None, where: Device) -> None:
