@@ -38,7 +38,7 @@ def explain(
     ways = {one: [served(one.asked.problem(m), gpu, library, choose) for m in numbers] for one in weights}
     for one, way in ways.items():
         cells = ", ".join(f"M {m}: {by} {speedup:.3f}" for m, (by, speedup, _) in zip(numbers, way, strict=True))
-        lacks = f"; {len(one.lacking)} captured sizes are of no list" if one.lacking else ""
+        lacks = f"; {len(one.lacking)} sizes are of no list" if one.lacking else ""
         out.print(f"{one.product.name} {one.asked.weight.key} ({one.times} times): {cells}{lacks}", markup=False)
     for index, m in enumerate(numbers):
         gain = step_speedup((one.times, way[index]) for one, way in ways.items())

@@ -85,7 +85,7 @@ class TuneRequest:
 
     Attributes:
         problems: the problems to tune by themselves, each once.
-        suite: name of their suite, or ``custom``, ``captured`` or ``linear``.
+        suite: name of their suite, or ``custom``, ``captured``, ``linear`` or ``model``.
         agent: name of the search agent.
         budget: measurements per problem at most.
         seed: seed of the agent.
@@ -130,6 +130,7 @@ class TuneOutcome:
         files: paths of the run's files: ``library``, ``result``, ``run`` and ``store`` are written.
         decided: the library with a row for each sampled M of its intervals, too. The result file has these rows.
         asked: number of problems that were to be decided, sampled M included.
+        weights: number of weights that are tuned for a range of M.
         open_weights: number of weights whose intervals are not complete, because the time was up.
         kept: number of measurements that an earlier session had left in the folder.
     """
@@ -138,6 +139,7 @@ class TuneOutcome:
     files: RunFiles
     decided: Library
     asked: int
+    weights: int = 0
     open_weights: int = 0
     kept: int = 0
 
@@ -243,9 +245,9 @@ def _search(
     rows = list(result_rows(decided, store, name, keeping))
     write_result(rows, {"suite": request.suite, "device": request.place, **origin}, files.result)
     write_json(files.run, {**session.about, **origin, "finished": utc_now()})
-    sampled = sum(len(request.ranges.sampled(one, session.recording)) for one in request.ranges.ranges)
-    open_weights = len(request.ranges.ranges) - ranges.reached
-    return TuneOutcome(library, files, decided, len(request.problems) + sampled, open_weights, kept)
+    searched = request.ranges.searched
+    asked = len(request.problems) + sum(len(request.ranges.sampled(one, session.recording)) for one in searched)
+    return TuneOutcome(library, files, decided, asked, len(searched), len(searched) - ranges.reached, kept)
 
 
 def _files(request: TuneRequest, stamp: Mapping[str, Any] | None) -> RunFiles:
