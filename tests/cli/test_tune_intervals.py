@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -272,6 +273,32 @@ def tiny_fixture(model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     file = tmp_path / "config.json"
     file.write_text(json.dumps(TINY))
     return str(file)
+
+
+def test_the_same_command_goes_on_after_finished_weights_are_installed(
+    model: Model, tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tune_run, "run_tune", partial(tune_run.run_tune, clock=lambda: len(model.asked)))
+    command = ("tune", "--model", tiny, "--device", "cuda:0", "--agent", "exhaustive", "--budget", "4,120s")
+    whole = outblas(*command[:-1], "4", "--no-install", "--run", str(tmp_path / "whole"))
+    assert whole.exit_code == 0, (whole.stderr, whole.exception)
+    asked = set(model.asked)
+    model.asked.clear()
+    for session in range(1, 12):
+        result = outblas(*command)
+        assert result.exit_code == 0, (result.stderr, result.exception)
+        assert ("resuming: " in result.stderr) == (session > 1)
+        if "are not complete" not in result.stderr:
+            break
+        assert "the intervals of " in result.stderr and " of 4 weights are not complete" in result.stderr
+    assert session > 2 and "in the library" in result.stderr
+    assert len(model.asked) == len(set(model.asked)) and set(model.asked) == asked
+    (run,) = (tmp_path / "runs").iterdir()
+    own = Library.load(tmp_path / "data" / "outblas" / "libraries" / "h200.json")
+    expected = Library.load(tmp_path / "whole" / "library.json").intervals
+    assert Library.load(run / "library.json").intervals == expected
+    assert {one.weight: one for one in own.intervals} == {one.weight: one for one in expected}
+    assert "nothing is tuned" in outblas(*command).stderr
 
 
 def test_only_what_lacks_of_a_weight_is_tuned_and_kernels_with_pdl_stay(

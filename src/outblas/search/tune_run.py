@@ -33,6 +33,7 @@ from outblas.search.agents.agent_registry import make_agent
 from outblas.search.agents.base import Agent
 from outblas.search.intervals.interval_search import SearchWatch, Told
 from outblas.search.intervals.range_search import RangesRequest, offered_ms, search_ranges
+from outblas.search.intervals.resumed_ranges import joined_free
 from outblas.search.kept_baselines import KeptBaselines
 from outblas.search.tune import PROBLEMS_AT_ONCE, Progress, SearchOptions, tune
 from outblas.search.tune_folder import FORMAT as FORMAT
@@ -202,6 +203,8 @@ def run_tune(
         files = _files(request, stamp)
         with lock_run_folder(files.path), _kept_times(evaluator, files.times):
             about = _open(files, _settings(request, evaluator), request.command, stamp)
+            ranges, about = joined_free(request.ranges, files.run, about)
+            request = replace(request, ranges=ranges)
             with Store(files.store) as store:
                 options = _search_options(request, clock)
                 session = _Session(evaluator, recording, agent, files, store, about, origin)

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
+from outblas.core.errors import RecordError
 from outblas.core.suites import capture_sizes
-from outblas.core.weight import Weight, WeightRange
+from outblas.core.weight import Weight, WeightRange, spans_of
 from outblas.records.library import Library
 from outblas.records.library_interval import LibraryInterval
 from outblas.records.library_row import LibraryRow
 from outblas.search.intervals.engine_model import EngineProduct
 from outblas.search.intervals.model_ranges import ModelWeight, lacking_ranges, weights_of_model
+from outblas.search.intervals.range_search import RangesRequest
+from outblas.search.intervals.resumed_ranges import joined_free
 from support.gpus.known import H200
 
 WEIGHT, HEAD = Weight(128, 256), Weight(64, 256)
@@ -67,3 +73,33 @@ def test_a_model_has_the_same_ranges_whatever_a_library_has() -> None:
     none = weights_of_model([DOWN, OUTPUT], "fp16", Library(H200.name, ()))
     assert lacking_ranges(some).ranges == lacking_ranges(none).ranges
     assert [asked.weight for asked in lacking_ranges(some).searched] == [HEAD]
+
+
+# -- run.json ----------------------------------------------------------------------------------------------------------
+
+
+def request(*free: int) -> RangesRequest:
+    return RangesRequest([WeightRange(WEIGHT, 1, 512)], free={WEIGHT: free})
+
+
+def test_m_of_earlier_sessions_stay_free(tmp_path: Path) -> None:
+    file = tmp_path / "run.json"
+    begun, about = joined_free(request(1, 2, 3, 8), file, {"suite": "model"})
+    assert begun == RangesRequest([WeightRange(WEIGHT, 1, 512)], free={WEIGHT: [1, 2, 3, 8]})
+    assert about == {"suite": "model", "free": {"1:512_128_256_TN_fp16_fp32": [[1, 3], [8, 8]]}}
+    resumed, about = joined_free(request(8, 9), file, about)
+    assert resumed.free == {WEIGHT: [1, 2, 3, 8, 9]} and spans_of(resumed.free[WEIGHT]) == [(1, 3), (8, 9)]
+    assert joined_free(request(), file, about)[0] == resumed
+
+
+def test_a_run_of_whole_ranges_keeps_no_list(tmp_path: Path) -> None:
+    linear = RangesRequest([WeightRange(WEIGHT, 1, 512)])
+    assert joined_free(linear, tmp_path / "run.json", {"a": 1}) == (linear, {"a": 1})
+    assert not (tmp_path / "run.json").exists()
+
+
+@pytest.mark.parametrize("spans", [[[0, 3]], [[3, 1]], [[1, 513]], [[1]], 5, [["a", "b"]], [[1, 2.5]]])
+def test_damaged_lists_are_one_line(tmp_path: Path, spans: Any) -> None:
+    about = {"free": {"1:512_128_256_TN_fp16_fp32": spans}}
+    with pytest.raises(RecordError, match="run.json is damaged"):
+        joined_free(request(1), tmp_path / "run.json", about)
