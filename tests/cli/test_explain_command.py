@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from outblas.cli import explain
 from outblas.core.problem import Problem
 from outblas.records.library import Library
+from outblas.runtime import device
 from outblas.search.intervals.model_ranges import ProductWay, served, step_speedup
 from support.cli_fixture import assert_refused, outblas
 from support.gpus.known import H200
@@ -35,6 +37,21 @@ def test_each_product_has_its_way_and_a_step_its_gain(file: str) -> None:
     assert f"M 1: kernel {row.plain.speedup:.3f}" in down and "M 4096: " in down
     assert sum(line.startswith("all products of a step of ") for line in lines) == 2
     assert lines[-1] == f"outblas tune --model {file} --tp 1 tunes what is of no list"
+
+
+def test_the_command_that_tunes_is_for_a_shell_and_has_the_same_options(
+    file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "my models"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(LLAMA | {"intermediate_size": 14464}))  # of no library
+    monkeypatch.setattr(device, "gpu_count", lambda: 1)
+    monkeypatch.setattr(explain, "gpu_of_device", lambda index: H200)
+    monkeypatch.setattr("outblas.search.intervals.model_ranges.gpu_of_device", lambda index: H200)
+    result = outblas("explain", "--model", str(folder), "--dtype", "bf16", "--tp", "2", "--device", "cuda:0")
+    assert result.exit_code == 0, (result.stderr, result.exception)
+    command = f"outblas tune --model '{folder}' --tp 2 --dtype bf16 --device cuda:0"
+    assert result.stdout.splitlines()[-1] == f"{command} tunes what is of no list"
 
 
 def test_what_no_library_has_is_predicted_or_torchs() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -245,18 +247,90 @@ def test_what_the_library_lacks_of_a_model_is_tuned_and_installed_once(
     assert result.exit_code == 0, (result.stderr, result.exception)
     lines = [line for line in result.stderr.splitlines() if "times a step" in line]
     assert lines == [
-        "qkv 512_256_TN_fp16_fp32, 3 times a step, with a bias: to be tuned for M 1 to 512",
-        "attention output 256_256_TN_fp16_fp32, 6 times a step: to be tuned for M 1 to 512",
-        "down 256_128_TN_fp16_fp32, 3 times a step: to be tuned for M 1 to 512",
-        "output head 64_256_TN_fp16_fp32, 1 times a step: to be tuned for M 1 to 256",
-    ], "gate and up have the shape of the attention output"
-    assert "512_256_TN_fp16_fp32: 2 intervals of M 1..512" in result.stdout
+        "qkv 512_256_TN_fp16_fp32, 3 times a step, with a bias: to be tuned for 47 of 51 sizes, M 1 to 496",
+        "attention output 256_256_TN_fp16_fp32, 6 times a step: to be tuned for 47 of 51 sizes, M 1 to 496",
+        "down 256_128_TN_fp16_fp32, 3 times a step: to be tuned for 47 of 51 sizes, M 1 to 496",
+        "output head 64_256_TN_fp16_fp32, 1 times a step: to be tuned for 253 of 256 sizes, M 1 to 255",
+    ], "the packaged library has M 64, 128, 256 and 512; gate and up have the shape of the attention output"
+    assert "512_256_TN_fp16_fp32: 5 intervals of M 1..496, 5 with a kernel" in result.stdout
     own = Library.load(tmp_path / "data" / "outblas" / "libraries" / "h200.json")
     assert {kernel_at(own, m, Weight(512, 256)) for m in (1, 96)} == {SMALL}
     again = tune(tmp_path / "again", "--model", str(tmp_path))
     assert again.exit_code == 0 and again.stdout == ""
     assert again.stderr.count("in the library") == 4 and "nothing is tuned" in again.stderr
+    counts = json.loads(tune(tmp_path / "again", "--model", str(tmp_path), "--json").stdout)
+    assert (counts["schema"], counts["asked"], counts["tuned"], counts["launches"]) == ("outblas-tune", 0, 0, [])
+    assert counts["library"] is counts["result"] is counts["report"] is counts["installed"] is None
     assert not (tmp_path / "again").exists()
+
+
+@pytest.fixture(name="tiny")
+def tiny_fixture(model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The file of a tiny model, in a working directory of the test."""
+    monkeypatch.setattr("outblas.search.intervals.model_ranges.gpu_of_device", lambda index: H200)
+    monkeypatch.setattr("outblas.records.user_library.stamp_differences", lambda there, here: [])
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(TINY))
+    return str(file)
+
+
+def test_the_same_command_goes_on_after_finished_weights_are_installed(
+    model: Model, tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tune_run, "run_tune", partial(tune_run.run_tune, clock=lambda: len(model.asked)))
+    command = ("tune", "--model", tiny, "--device", "cuda:0", "--agent", "exhaustive", "--budget", "4,120s")
+    whole = outblas(*command[:-1], "4", "--no-install", "--run", str(tmp_path / "whole"))
+    assert whole.exit_code == 0, (whole.stderr, whole.exception)
+    asked = set(model.asked)
+    model.asked.clear()
+    for session in range(1, 12):
+        result = outblas(*command)
+        assert result.exit_code == 0, (result.stderr, result.exception)
+        assert ("resuming: " in result.stderr) == (session > 1)
+        if "are not complete" not in result.stderr:
+            break
+        assert "the intervals of " in result.stderr and " of 4 weights are not complete" in result.stderr
+    assert session > 2 and "in the library" in result.stderr
+    assert len(model.asked) == len(set(model.asked)) and set(model.asked) == asked
+    (run,) = (tmp_path / "runs").iterdir()
+    own = Library.load(tmp_path / "data" / "outblas" / "libraries" / "h200.json")
+    expected = Library.load(tmp_path / "whole" / "library.json").intervals
+    assert Library.load(run / "library.json").intervals == expected
+    assert {one.weight: one for one in own.intervals} == {one.weight: one for one in expected}
+    assert "nothing is tuned" in outblas(*command).stderr
+
+
+def test_only_what_lacks_of_a_weight_is_tuned_and_kernels_with_pdl_stay(
+    model: Model, tiny: str, tmp_path: Path
+) -> None:
+    model.speedups = {**model.speedups, replace(LARGE, pdl=True): lambda m: 1.6}
+    done = tune(tmp_path / "linear", "--linear", "512_256", "--m", "1:480", "--install")
+    assert done.exit_code == 0, (done.stderr, done.exception)
+    own = tmp_path / "data" / "outblas" / "libraries" / "h200.json"
+    before = Library.load(own).intervals
+    assert any(one.row.pdl is not None and one.row.pdl.config.pdl for one in before)
+    model.asked.clear()
+    result = tune(tmp_path / "run", "--model", tiny)
+    assert result.exit_code == 0, (result.stderr, result.exception)
+    assert (
+        "qkv 512_256_TN_fp16_fp32, 3 times a step, with a bias: to be tuned for 1 of 51 sizes, M 496 to 496"
+        in result.stderr
+    )
+    assert {problem.m for problem, _ in model.asked if problem.n == 512} == {496}
+    after = Library.load(own).interval_index.of_weight(Weight(512, 256))
+    assert after[:-1] == list(before) and (after[-1].first, after[-1].last) == (496, 496)
+
+
+def test_kernels_with_pdl_that_were_installed_during_a_run_stay(model: Model, tiny: str, tmp_path: Path) -> None:
+    assert tune(tmp_path / "run", "--model", tiny, "--no-install").exit_code == 0
+    model.speedups = {**model.speedups, replace(LARGE, pdl=True): lambda m: 1.6}
+    assert tune(tmp_path / "linear", "--linear", "512_256", "--m", "8:512", "--install").exit_code == 0
+    own = tmp_path / "data" / "outblas" / "libraries" / "h200.json"
+    before = Library.load(own).intervals
+    assert tune(tmp_path / "run", "--model", tiny).exit_code == 0
+    after = Library.load(own).interval_index.of_weight(Weight(512, 256))
+    assert [one for one in after if one.first >= 8] == list(before) and after[0].first == 1
 
 
 def test_the_dtype_of_the_command_line_goes_before_the_models(model: Model, tmp_path: Path) -> None:

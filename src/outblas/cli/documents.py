@@ -118,9 +118,9 @@ class TuneDocument(Document):
     intervals: int = Field(default=0, description="intervals of M in the library")
     kept: int = Field(description="measurements that a resumed run had already")
     launches: list[TunedLaunch] = Field(description="outcome per launch option")
-    library: str = Field(description="path of the library")
-    result: str = Field(description="path of the result file")
-    report: str = Field(description="path of the report")
+    library: str | None = Field(description="path of the library; null: the library in use had all of --model")
+    result: str | None = Field(description="path of the result file; null as for the library")
+    report: str | None = Field(description="path of the report; null as for the library")
     installed: str | None = Field(description="path of the user's library that took the winners; null: none did")
 
 

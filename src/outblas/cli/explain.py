@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -37,13 +38,22 @@ def explain(
     ways = {one: [served(one.asked.problem(m), gpu, library, choose) for m in numbers] for one in weights}
     for one, way in ways.items():
         cells = ", ".join(f"M {m}: {by} {speedup:.3f}" for m, (by, speedup, _) in zip(numbers, way, strict=True))
-        lacks = f"; {len(one.lacking)} captured sizes are of no list" if one.lacking else ""
+        lacks = f"; {len(one.lacking)} sizes are of no list" if one.lacking else ""
         out.print(f"{one.product.name} {one.asked.weight.key} ({one.times} times): {cells}{lacks}", markup=False)
     for index, m in enumerate(numbers):
         gain = step_speedup((one.times, way[index]) for one, way in ways.items())
         out.print(f"all products of a step of {m} rows: {gain:.3f} times as fast, predicted", markup=False)
     if any(one.lacking for one in weights):
-        out.print(f"outblas tune --model {model} --tp {tp} tunes what is of no list", markup=False)
+        command = _tune_command(model, tp, dtype, device if where.recording is None else None)
+        out.print(f"{command} tunes what is of no list", markup=False)
+
+
+def _tune_command(model: Path, tp: int, dtype: str | None, device: str | None) -> str:
+    """Return the command that tunes the model, for a shell; None leaves an option out."""
+    words = ["outblas", "tune", "--model", str(model), "--tp", str(tp)]
+    for option, value in (("--dtype", dtype), ("--device", device)):
+        words += [] if value is None else [option, value]
+    return shlex.join(words)
 
 
 def _numbers(text: str) -> list[int]:

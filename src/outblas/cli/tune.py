@@ -30,10 +30,9 @@ from outblas.core.weight import Weight
 from outblas.runtime.device import Device, parse_device
 
 if TYPE_CHECKING:
-    from outblas.records.library import Library
     from outblas.records.library_interval import LibraryInterval
     from outblas.search.time_shares import TimeShare
-    from outblas.search.tune_run import RunFiles, TuneOutcome, TuneRequest
+    from outblas.search.tune_run import TuneOutcome, TuneRequest
 
 #: Measurements of a problem at most, but of --model.
 USUAL_BUDGET = 16
@@ -133,7 +132,9 @@ def tune(
     from outblas.search.tune_run import TuneRequest, default_agent, folder_name
 
     ranges, single = ranges_and_others(context, kind, problems, ranked, where)
-    if model is not None and not ranges.ranges:
+    if model is not None and not ranges.searched:
+        if json_out:
+            _print_nothing_tuned()
         return
     problems = [one.problem for one in single] if ranked else problems if not ranges.ranges else []
     agent = agent or (default_agent(where) if model is None else "transfer")
@@ -156,16 +157,16 @@ def _run(request: TuneRequest, budget: str, ranked: Sequence[TimeShare], install
     with common.progress_bar("tune") as progress:
         work = _Work(request, budget, progress)
         outcome = run_tune(request, work.single, told=work.ranges, begun=work.opened)
-    library, files = outcome.library, outcome.files
+    files = outcome.files
     if len(outcome.decided.rows) < outcome.asked:
         reached = f"{len(outcome.decided.rows)} of {outcome.asked} problems were reached"
         err.print(f"the time is up: {reached}", markup=False)
     if outcome.open_weights:
-        weights = f"{outcome.open_weights} of {len(request.ranges.ranges)} weights"
+        weights = f"{outcome.open_weights} of {outcome.weights} weights"
         err.print(f"the intervals of {weights} are not complete; the same command goes on", markup=False)
     if not json_out:
         _print_outcome(outcome, ranked)
-    installed = _install(library, files, request.device, json_out) if install else None
+    installed = _install(outcome, request, json_out) if install else None
     write_report(files.path, files.report)
     if json_out:
         _print_document(outcome, ranked, installed)
@@ -204,7 +205,8 @@ class _Work:
             return
         self._begun = True  # an error before this stands alone
         request = self._request
-        parts = [f"{len(request.ranges.ranges)} weights for ranges of M"] if request.ranges.ranges else []
+        weights = len(request.ranges.searched)
+        parts = [f"{weights} weights for ranges of M"] if weights else []
         parts += [f"{len(request.problems)} problems"] if request.problems else []
         what = f"{' and '.join(parts)} of {request.suite} on {request.place}"
         err.print(f"tuning {what}, agent {request.agent}, budget {self._budget}", markup=False)
@@ -241,6 +243,14 @@ def _print_document(outcome: TuneOutcome, ranked: Sequence[TimeShare], installed
         installed=None if installed is None else str(installed),
     )
     print_document(document)
+
+
+def _print_nothing_tuned() -> None:
+    from outblas.cli.documents import TuneDocument, print_document
+
+    print_document(
+        TuneDocument(asked=0, tuned=0, kept=0, launches=[], library=None, result=None, report=None, installed=None)
+    )
 
 
 def _check_install(install: bool | None, where: Device) -> None:
@@ -317,9 +327,9 @@ def _intervals_words(weight: Weight, intervals: Sequence[LibraryInterval]) -> st
     return f"{weight.key}: {len(intervals)} intervals of {between}, {kernels} with a kernel{open_words}"
 
 
-def _install(library: Library, files: RunFiles, where: Device, json_out: bool) -> Path | None:
-    """Merge a library into the user's; return its path, or None for figures of a recording, which are not installed."""
-    say = err if json_out else out
+def _install(outcome: TuneOutcome, request: TuneRequest, json_out: bool) -> Path | None:
+    """Merge a run's library into the user's and return its path. None: figures of a recording are not installed."""
+    say, files, where = err if json_out else out, outcome.files, request.device
     if where.recording is not None:
         how = f"outblas.use_library({str(files.library)!r})"
         say.print(f"not installed: the figures are of the recording {where}, not of this machine; {how}", markup=False)
@@ -327,7 +337,7 @@ def _install(library: Library, files: RunFiles, where: Device, json_out: bool) -
     from outblas.records.user_library import install
     from outblas.search.tune_run import provenance_of
 
-    done = install(library, provenance_of(files.path))
+    done = install(outcome.library, provenance_of(files.path), launch=request.ranges.launch)
     aside = f"; the library of another machine or release that was there is now {done.aside}" if done.aside else ""
     intervals = f", {done.intervals} intervals" if done.intervals else ""
     say.print(

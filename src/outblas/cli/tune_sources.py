@@ -89,14 +89,14 @@ def ranges_and_others(
 
 
 def _model_ranges(file: Path, tp: int, dtype: str | None, where: Device) -> RangesRequest:
-    """Return what the library lacks of a model, and print a line for each of its weights."""
+    """Return the ranges of a model with what the library lacks, and print a line for each of its weights."""
     from outblas.search.intervals.model_ranges import lacking_ranges, weights_of_file
 
     weights, _ = weights_of_file(file, tp, dtype, where)
     for one in weights:
         err.print(one.words, markup=False)
     found = lacking_ranges(weights)
-    if not found.ranges:
+    if not found.searched:
         err.print("the library has all products of the model at the engine's sizes; nothing is tuned", markup=False)
     elif where.recording is not None:
         raise UsageError(f"--model with figures of {where}", "a GPU that measures", "tune with --device cuda:0")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from outblas.core.errors import ProblemError, UsageError
@@ -112,6 +113,21 @@ class WeightRange:
     def problem(self, m: int) -> Problem:
         """Return the product of the weight with ``m`` rows of A."""
         return self.weight.problem(m)
+
+
+def spans_of(ms: Iterable[int]) -> list[tuple[int, int]]:
+    """Return the (first, last) of each run of neighbours, e.g. ``[(1, 3), (8, 8)]`` for 1, 2, 3 and 8.
+
+    Args:
+        ms: M in rising order.
+    """
+    found: list[tuple[int, int]] = []
+    for m in ms:
+        if found and found[-1][1] == m - 1:
+            found[-1] = (found[-1][0], m)
+        else:
+            found.append((m, m))
+    return found
 
 
 def parse_range(text: str) -> tuple[int, int]:

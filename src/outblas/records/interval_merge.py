@@ -23,12 +23,10 @@ def replace_intervals(old: Sequence[LibraryInterval], new: Sequence[LibraryInter
         old: intervals of the file.
         new: intervals of the run. They win where both hold an M.
     """
-    before, after = IntervalIndex(old), IntervalIndex(new)
+    before, after = IntervalIndex(intervals_outside(old, new)), IntervalIndex(new)
     found: list[LibraryInterval] = []
     for weight in _weights(old, new):
-        fresh = after.of_weight(weight)
-        kept = [part for one in before.of_weight(weight) for part in _rest(one, fresh)]
-        found += sorted([*kept, *fresh], key=lambda one: one.first)
+        found += sorted([*before.of_weight(weight), *after.of_weight(weight)], key=lambda one: one.first)
     return tuple(found)
 
 
@@ -36,6 +34,38 @@ def replace_weights(old: Sequence[LibraryInterval], new: Sequence[LibraryInterva
     """Return the intervals of ``new``, and those of ``old`` for weights that ``new`` does not have."""
     taken = set(_weights(new))
     return (*(one for one in old if one.weight not in taken), *new)
+
+
+def intervals_outside(intervals: Sequence[LibraryInterval], taken: Sequence[LibraryInterval]) -> list[LibraryInterval]:
+    """Return what some intervals leave of others. With a kernel, the parts end at measured M.
+
+    Args:
+        intervals: intervals of a library.
+        taken: intervals whose M are left out.
+    """
+    index = IntervalIndex(taken)
+    spans = {weight: [(one.first, one.last) for one in index.of_weight(weight)] for weight in _weights(taken)}
+    return [part for one in intervals for part in parts_outside(one, spans.get(one.weight, ()))]
+
+
+def parts_outside(one: LibraryInterval, taken: Iterable[tuple[int, int]]) -> Iterator[LibraryInterval]:
+    """Yield the parts of an interval outside of some spans of M. With a kernel, they end at measured M.
+
+    Args:
+        one: the interval.
+        taken: (first, last) of each span, in rising order.
+    """
+    first = one.first
+    for begin, end in (*taken, (one.last + 1, one.last + 1)):
+        last = min(one.last, begin - 1)
+        if first <= last:
+            if (first, last) == (one.first, one.last):
+                yield one
+            elif not one.has_kernel:
+                yield one.between(first, last)
+            elif inside := [m for m in one.measured if first <= m <= last]:
+                yield one.between(inside[0], inside[-1])
+        first = max(first, end + 1)
 
 
 def overlay_intervals(
@@ -65,21 +95,6 @@ def overlay_intervals(
 def _weights(*lists: Iterable[LibraryInterval]) -> list[Weight]:
     """Return the weights of all intervals, each once, in their order."""
     return list(dict.fromkeys(one.weight for intervals in lists for one in intervals))
-
-
-def _rest(old: LibraryInterval, fresh: Sequence[LibraryInterval]) -> Iterator[LibraryInterval]:
-    """Yield the parts of an old interval outside of the new ones of its weight, cut to measured ends."""
-    first = old.first
-    for taken in [*((one.first, one.last) for one in fresh), (old.last + 1, old.last + 1)]:
-        last = min(old.last, taken[0] - 1)
-        if first <= last:
-            if (first, last) == (old.first, old.last):
-                yield old
-            elif not old.has_kernel:
-                yield old.between(first, last)
-            elif inside := [m for m in old.measured if first <= m <= last]:
-                yield old.between(inside[0], inside[-1])
-        first = max(first, taken[1] + 1)
 
 
 def _overlaid(

@@ -9,7 +9,7 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from outblas.core.config import LAUNCHES
+from outblas.core.config import LAUNCHES, KernelConfig
 from outblas.core.errors import ConfigError
 from outblas.core.problem import Problem
 from outblas.core.weight import Weight
@@ -56,9 +56,14 @@ class LibraryInterval:
         return self.row.problem.m
 
     @property
+    def kernels(self) -> list[KernelConfig]:
+        """Return the kernels of all launch options; one may occur several times."""
+        return [choice.config for launch in LAUNCHES if (choice := self.row.choice(launch)) is not None]
+
+    @property
     def has_kernel(self) -> bool:
         """Return whether any launch option has a kernel."""
-        return any(self.row.choice(launch) is not None for launch in LAUNCHES)
+        return bool(self.kernels)
 
     @property
     def words(self) -> str:

@@ -16,11 +16,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from outblas.core.config import Launch, launch_allows
 from outblas.core.errors import OutblasError, RecordError, UsageError
 from outblas.core.files import lock_for_update, user_data_folder
 from outblas.core.workload import SECOND_WORKLOADS
 from outblas.records.equal_kernels import EqualKernels, KernelRelease
-from outblas.records.interval_merge import overlay_intervals, replace_intervals, replace_weights
+from outblas.records.interval_merge import (
+    intervals_outside,
+    overlay_intervals,
+    replace_intervals,
+    replace_weights,
+)
 from outblas.records.library import Library
 from outblas.records.library_interval import IntervalIndex, LibraryInterval
 from outblas.records.library_row import LibraryRow
@@ -133,7 +139,9 @@ class InstalledLibrary:
     intervals: int = 0
 
 
-def install(library: Library, provenance: Mapping[str, Any], path: Path | None = None) -> InstalledLibrary:
+def install(
+    library: Library, provenance: Mapping[str, Any], path: Path | None = None, launch: Launch = "weights"
+) -> InstalledLibrary:
     """Merge the rows and intervals of a tuning run into the user's library of the same GPU, or into another file.
 
     If a problem has an old and a new row, each launch option gets the better kernel
@@ -145,6 +153,8 @@ def install(library: Library, provenance: Mapping[str, Any], path: Path | None =
         library: the tuned rows and intervals.
         provenance: of their figures.
         path: the file; None: the user's (:func:`user_library_path`).
+        launch: launch option whose kernels the run searched. Intervals of the file with a kernel that it does not allow
+            stay.
 
     Raises:
         UsageError: the figures come from a recording, so from another machine; or ``$OUTBLAS_LIBRARY`` is empty.
@@ -170,7 +180,8 @@ def install(library: Library, provenance: Mapping[str, Any], path: Path | None =
             before = merged.get(row.problem)
             merged[row.problem] = row if before is None else merge_rows(before, row)
             changed += merged[row.problem] is not before
-        intervals = replace_intervals(old.intervals, library.intervals)
+        stay = [one for one in old.intervals if not all(launch_allows(launch, c) for c in one.kernels)]
+        intervals = replace_intervals(old.intervals, intervals_outside(library.intervals, stay))
         about = {**library.provenance, **provenance, "stamp": mark}
         about |= _joined(old.provenance, about)
         gates = replace_weights(old.gates, library.gates)

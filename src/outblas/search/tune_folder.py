@@ -68,7 +68,7 @@ def folder_name(
         budget: the budget as the user wrote it; a comma becomes ``-``.
         place: the evaluator, e.g. ``replay:h200``; ``:`` and ``/`` become ``-``.
         sample: number of problems drawn from the suite, or None; unused for ``custom`` and ``captured``.
-        ranges: weights that are tuned for a range of M.
+        ranges: weights that are tuned for a range of M; of a model all, also those of which nothing lacks.
     """
     if suite == "captured":
         kind: tuple[str, ...] = (*((_hash(problems),) if problems else ()), *_range_words(ranges))

@@ -33,6 +33,7 @@ from outblas.search.agents.agent_registry import make_agent
 from outblas.search.agents.base import Agent
 from outblas.search.intervals.interval_search import SearchWatch, Told
 from outblas.search.intervals.range_search import RangesRequest, offered_ms, search_ranges
+from outblas.search.intervals.resumed_ranges import joined_free
 from outblas.search.kept_baselines import KeptBaselines
 from outblas.search.tune import PROBLEMS_AT_ONCE, Progress, SearchOptions, tune
 from outblas.search.tune_folder import FORMAT as FORMAT
@@ -85,7 +86,7 @@ class TuneRequest:
 
     Attributes:
         problems: the problems to tune by themselves, each once.
-        suite: name of their suite, or ``custom``, ``captured`` or ``linear``.
+        suite: name of their suite, or ``custom``, ``captured``, ``linear`` or ``model``.
         agent: name of the search agent.
         budget: measurements per problem at most.
         seed: seed of the agent.
@@ -130,6 +131,7 @@ class TuneOutcome:
         files: paths of the run's files: ``library``, ``result``, ``run`` and ``store`` are written.
         decided: the library with a row for each sampled M of its intervals, too. The result file has these rows.
         asked: number of problems that were to be decided, sampled M included.
+        weights: number of weights that are tuned for a range of M.
         open_weights: number of weights whose intervals are not complete, because the time was up.
         kept: number of measurements that an earlier session had left in the folder.
     """
@@ -138,6 +140,7 @@ class TuneOutcome:
     files: RunFiles
     decided: Library
     asked: int
+    weights: int = 0
     open_weights: int = 0
     kept: int = 0
 
@@ -200,6 +203,8 @@ def run_tune(
         files = _files(request, stamp)
         with lock_run_folder(files.path), _kept_times(evaluator, files.times):
             about = _open(files, _settings(request, evaluator), request.command, stamp)
+            ranges, about = joined_free(request.ranges, files.run, about)
+            request = replace(request, ranges=ranges)
             with Store(files.store) as store:
                 options = _search_options(request, clock)
                 session = _Session(evaluator, recording, agent, files, store, about, origin)
@@ -243,9 +248,9 @@ def _search(
     rows = list(result_rows(decided, store, name, keeping))
     write_result(rows, {"suite": request.suite, "device": request.place, **origin}, files.result)
     write_json(files.run, {**session.about, **origin, "finished": utc_now()})
-    sampled = sum(len(request.ranges.sampled(one, session.recording)) for one in request.ranges.ranges)
-    open_weights = len(request.ranges.ranges) - ranges.reached
-    return TuneOutcome(library, files, decided, len(request.problems) + sampled, open_weights, kept)
+    searched = request.ranges.searched
+    asked = len(request.problems) + sum(len(request.ranges.sampled(one, session.recording)) for one in searched)
+    return TuneOutcome(library, files, decided, asked, len(searched), len(searched) - ranges.reached, kept)
 
 
 def _files(request: TuneRequest, stamp: Mapping[str, Any] | None) -> RunFiles:

@@ -91,6 +91,14 @@ def test_heads_may_be_wider_than_the_model_and_the_head_is_padded() -> None:
         ({"intermediate_size": None}, "intermediate_size is None"),
         ({"num_hidden_layers": True}, "num_hidden_layers is True"),
         ({"vocab_size": 0}, "vocab_size is 0"),
+        ({"num_key_value_heads": 64}, "num_key_value_heads is 64 in the model's configuration; expected a divisor of"),
+        ({"num_key_value_heads": 6}, "a divisor of num_attention_heads, 32"),
+        (
+            {"hidden_size": 4100},
+            "hidden_size is 4100 in the model's configuration, without head_dim; expected a multiple",
+        ),
+        ({"attention_bias": "false"}, "attention_bias is 'false' in the model's configuration; expected true or false"),
+        ({"mlp_bias": 0}, "mlp_bias is 0"),
     ],
 )
 def test_another_kind_of_model_is_refused_in_one_line(change: dict[str, Any], words: str) -> None:
@@ -100,7 +108,13 @@ def test_another_kind_of_model_is_refused_in_one_line(change: dict[str, Any], wo
 
 
 @pytest.mark.parametrize(
-    ("config", "tp"), [(LLAMA_8B, 0), (LLAMA_8B, 3), (QWEN_7B, 8), (LLAMA_8B | {"num_key_value_heads": 6}, 4)]
+    ("config", "tp"),
+    [
+        (LLAMA_8B, 0),
+        (LLAMA_8B, 3),
+        (QWEN_7B, 8),
+        (LLAMA_8B | {"num_attention_heads": 24, "head_dim": 128, "num_key_value_heads": 6}, 4),
+    ],
 )
 def test_a_number_of_gpus_that_does_not_fit_is_refused(config: dict[str, Any], tp: int) -> None:
     with pytest.raises(UsageError, match=f"--tp {tp}"):
@@ -129,6 +143,39 @@ def test_a_file_or_its_folder_is_read_and_the_text_model_of_several(tmp_path: Pa
     file.write_text("[]")
     with pytest.raises(RecordError):
         read_model(file)
+
+
+def test_a_bias_that_is_null_is_as_usual_for_the_model() -> None:
+    assert engine_products(QWEN_7B | {"attention_bias": None, "mlp_bias": None}) == engine_products(QWEN_7B)
+
+
+@pytest.mark.parametrize(
+    ("whole", "text", "dtype"),
+    [
+        ({"torch_dtype": "float16"}, {}, "fp16"),
+        ({"dtype": "float16"}, {"torch_dtype": "bfloat16"}, "fp16"),
+        ({"torch_dtype": "float16"}, {"dtype": "bfloat16"}, "fp16"),
+        ({}, {"dtype": "float16"}, "fp16"),
+        ({"dtype": None}, {"dtype": "float16"}, "fp16"),
+        ({}, {}, "bf16"),
+    ],
+)
+def test_the_dtype_of_the_whole_model_is_that_of_its_text_model(
+    tmp_path: Path, whole: dict[str, Any], text: dict[str, Any], dtype: str
+) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({"model_type": "llava", "text_config": {"model_type": "llama", **text}, **whole}))
+    assert model_dtype(read_model(file)) == dtype
+
+
+@pytest.mark.parametrize("of_whole", [True, False])
+def test_a_quantised_text_model_is_refused(tmp_path: Path, of_whole: bool) -> None:
+    quantised = {"quantization_config": {"quant_method": "fp8"}}
+    text = LLAMA_8B if of_whole else LLAMA_8B | quantised
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({"model_type": "llava", "text_config": text, **(quantised if of_whole else {})}))
+    with pytest.raises(UsageError, match="quantised weights"):
+        engine_products(read_model(file))
 
 
 def test_suite_engine_has_the_weights_of_its_models() -> None:

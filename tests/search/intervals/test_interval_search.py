@@ -336,7 +336,9 @@ def test_only_an_agent_that_observes_seeks_a_finished_weight_again(tmp_path: Pat
     assert search(tmp_path / "s.sqlite", made, request, told=lambda *words: told.append(words[2])) == found
     assert told == ["128 x 256: done before"]
     monkeypatch.setattr(Exhaustive, "observe", lambda self, seen: None)
-    for changed in ({}, {"budget": 1}, {"request": replace(request, wanted={WEIGHT: [77]})}):
+    every = range(1, 1025)
+    others = ({"wanted": {WEIGHT: [77]}}, {"launch": "plain"}, {"only": {WEIGHT: every}}, {"free": {WEIGHT: every}})
+    for changed in ({}, {"budget": 1}, *({"request": replace(request, **other)} for other in others)):
         with pytest.raises(pytest.fail.Exception, match="the agent is asked"):
             search(tmp_path / "s.sqlite", made, **{"request": request, **changed})
         monkeypatch.setattr(Exhaustive, "observe", Agent.observe)

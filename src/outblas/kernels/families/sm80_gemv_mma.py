@@ -241,8 +241,7 @@ class Sm80GemvMma(Family[Sm80GemvConfig]):
             *((128, 2, 4, 2, "registers"), (16, 1, 8, 4, "shared")),
             *((16, 1, 4, 6, "shared"), (32, 1, 8, 2, "shared")),
             *((32, 1, 8, 3, "shared"), (32, 1, 4, 4, "shared")),
-            *((64, 4, 2, 4, "shared"), (64, 2, 4, 4, "shared")),
-            *((64, 1, 4, 2, "shared"), (64, 1, 8, 2, "shared")),
+            *((64, 4, 2, 4, "shared"), (64, 2, 4, 4, "shared"), (64, 1, 4, 2, "shared"), (64, 1, 8, 2, "shared")),
             *((128, 2, 4, 2, "shared"), (128, 2, 4, 4, "shared")),
         ):
             for bm, split in product((8, 16), (1, 2, 4, 8)):

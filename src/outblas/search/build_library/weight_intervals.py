@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from outblas.bench.pool.worker_plan import make_plan, open_pool
-from outblas.core.config import LAUNCHES, KernelConfig, config_name
+from outblas.core.config import KernelConfig, config_name
 from outblas.core.errors import UsageError
 from outblas.core.evaluation import Status
 from outblas.core.problem import Problem
@@ -104,8 +104,7 @@ def _proof_pairs(library: Library, table: Table) -> list[tuple[Problem, KernelCo
     for one in (each for each in library.intervals if each.weight in weights):
         inner = drawn(one.weight, one.first, one.last, range(one.first + 1, one.last))
         problems = [one.weight.problem(m) for m in sorted({one.first, *inner, one.last})]
-        configs = [choice.config for launch in LAUNCHES if (choice := one.row.choice(launch)) is not None]
-        pairs.update(dict.fromkeys((problem, config) for problem in problems for config in configs))
+        pairs.update(dict.fromkeys((problem, config) for problem in problems for config in one.kernels))
     return list(pairs)
 
 
@@ -162,9 +161,9 @@ def finished_intervals(work: BuildFolder, request: TuneRequest) -> list[LibraryI
         return found
     with Store(RunFiles(request.path).store) as store:
         agent = make_agent(request.agent, request.seed, gpu_of_device(work.gpu_index))
-        finished = FinishedWeights(store, request.path.name, agent, request.budget)
+        finished = FinishedWeights(store, request.path.name, agent)
         for asked in request.ranges.ranges:
-            outcome = finished.outcome(asked, request.ranges.sampled(asked, None))
+            outcome = finished.outcome(asked, request.ranges.settings(asked, request.budget, None))
             found += () if outcome is None else outcome[0].intervals
     return found
 

@@ -37,6 +37,7 @@ _BIASED = ("qwen2",)
 #: Texts of the dtype -> this package's.
 _DTYPES: dict[str, Dtype] = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16"}
 _VOCABULARY_MULTIPLE = 64
+_DTYPE_FIELDS = ("dtype", "torch_dtype")
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,8 @@ class EngineProduct:
 def read_model(path: Path) -> dict[str, Any]:
     """Return the content of a model's ``config.json``; that of the text model where it is one of several.
 
+    The quantisation and the dtype of the whole model hold for its text model, too, as in vLLM.
+
     Args:
         path: the file, or the folder that holds it.
 
@@ -70,7 +73,13 @@ def read_model(path: Path) -> dict[str, Any]:
     file = path / "config.json" if path.is_dir() else path
     read = read_object(file, "a model's config.json", "name the file, or the folder that holds it")
     text = read.get("text_config")
-    return {**text, "tie_word_embeddings": read.get("tie_word_embeddings", False)} if isinstance(text, dict) else read
+    if not isinstance(text, dict):
+        return read
+    found = {**text, "tie_word_embeddings": read.get("tie_word_embeddings", False)}
+    for fields in (_DTYPE_FIELDS, ("quantization_config",)):
+        if any(read.get(field) for field in fields):
+            found |= {field: read.get(field) for field in fields}
+    return found
 
 
 def model_dtype(config: Mapping[str, Any]) -> Dtype:
@@ -79,7 +88,7 @@ def model_dtype(config: Mapping[str, Any]) -> Dtype:
     Raises:
         UsageError: another dtype.
     """
-    named = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16")
+    named = str(next((config[field] for field in _DTYPE_FIELDS if config.get(field)), "bfloat16"))
     found = _DTYPES.get(named.removeprefix("torch."))
     if found is None:
         raise UsageError(
@@ -96,13 +105,12 @@ def engine_products(config: Mapping[str, Any], tp: int = 1) -> list[EngineProduc
         tp: number of GPUs that share each layer.
 
     Raises:
-        UsageError: another kind of model, a field is missing or no positive integer, or ``tp`` does not divide an
-            extent.
+        UsageError: another kind of model, a field is missing or of another type, heads do not fit together, or ``tp``
+            does not divide an extent.
     """
     _check_kind(config)
-    hidden, heads = _extent(config, "hidden_size"), _extent(config, "num_attention_heads")
-    pairs = _extent(config, "num_key_value_heads", heads)
-    head = _extent(config, "head_dim", hidden // heads)
+    hidden = _extent(config, "hidden_size")
+    heads, pairs, head = _heads(config, hidden)
     inner, layers = _extent(config, "intermediate_size"), _extent(config, "num_hidden_layers")
     words = -(-_extent(config, "vocab_size") // _VOCABULARY_MULTIPLE) * _VOCABULARY_MULTIPLE
     for name, number in (("num_attention_heads", heads), ("intermediate_size", inner), ("vocab_size", words)):
@@ -111,12 +119,12 @@ def engine_products(config: Mapping[str, Any], tp: int = 1) -> list[EngineProduc
     if max(pairs, tp) % min(pairs, tp):
         raise UsageError(f"--tp {tp} for {pairs} heads of keys", "a divisor or a multiple of them", "e.g. --tp 1")
     own, biased = heads // tp, config.get("model_type") in _BIASED
-    bias = bool(config.get("attention_bias", biased))
+    bias, mlp_bias = _flag(config, "attention_bias", biased), _flag(config, "mlp_bias", False)
     return [
         EngineProduct("qkv", (own + 2 * max(1, pairs // tp)) * head, hidden, layers, bias),
         EngineProduct("attention output", hidden, own * head, layers, bias and not biased),
-        EngineProduct("gate and up", 2 * inner // tp, hidden, layers, bool(config.get("mlp_bias", False))),
-        EngineProduct("down", hidden, inner // tp, layers, bool(config.get("mlp_bias", False))),
+        EngineProduct("gate and up", 2 * inner // tp, hidden, layers, mlp_bias),
+        EngineProduct("down", hidden, inner // tp, layers, mlp_bias),
         EngineProduct("output head", words // tp, hidden, 1),
     ]
 
@@ -137,6 +145,35 @@ def _check_kind(config: Mapping[str, Any]) -> None:
     if kind not in MODEL_TYPES:
         expected = f"one of {', '.join(MODEL_TYPES)}"
         raise UsageError(f"a model of type {kind!r}", expected, "name its weights by --linear N_K")
+
+
+def _heads(config: Mapping[str, Any], hidden: int) -> tuple[int, int, int]:
+    """Return the number of heads, that of the heads of keys, and the width of a head."""
+    heads = _extent(config, "num_attention_heads")
+    pairs = _extent(config, "num_key_value_heads", heads)
+    if heads % pairs:
+        raise UsageError(
+            f"num_key_value_heads is {pairs} in the model's configuration",
+            f"a divisor of num_attention_heads, {heads}",
+            "look at the file",
+        )
+    if config.get("head_dim") is None and hidden % heads:
+        raise UsageError(
+            f"hidden_size is {hidden} in the model's configuration, without head_dim",
+            f"a multiple of num_attention_heads, {heads}",
+            "add head_dim to the file",
+        )
+    return heads, pairs, _extent(config, "head_dim", hidden // heads)
+
+
+def _flag(config: Mapping[str, Any], field: str, default: bool) -> bool:
+    """Return a field that is true or false; ``default`` where it is missing or null."""
+    value = config.get(field)
+    if value is None:
+        return default
+    if not isinstance(value, bool):
+        raise UsageError(f"{field} is {value!r} in the model's configuration", "true or false", "look at the file")
+    return value
 
 
 def _extent(config: Mapping[str, Any], field: str, default: int | None = None) -> int:

@@ -255,7 +255,7 @@ class _Search:
         return asks
 
     def _unmeasured(self, runs: Sequence[WinnerRun]) -> list[Ask]:
-        """Return questions on the runs' kernels at offered M that nothing was measured at, if all are to be measured.
+        """Return questions on the runs' kernels at offered M that nothing was measured at, if each must be measured.
 
         The baseline can be fast at single M: at 496 rows a kernel that won at 480 and 512 ran at 0.79.
         """

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,23 +34,30 @@ class ModelWeight(NamedTuple):
 
     Attributes:
         product: the product.
-        asked: its weight, and the range of M that an engine captures.
-        lacking: captured M without a decision in the library, in rising order.
+        asked: its weight, and the range of M that an engine runs.
+        lacking: M that an engine runs and the library does not decide, in rising order.
         times: products of a step that have the weight's shape.
+        sizes: number of M that an engine runs.
+        free: each M of the range that the library does not decide, in rising order.
+        is_padded: whether the engine pads the rows of all these products to the sizes of its graphs.
     """
 
     product: EngineProduct
     asked: WeightRange
     lacking: tuple[int, ...]
     times: int
+    sizes: int
+    free: tuple[int, ...]
+    is_padded: bool
 
     @property
     def words(self) -> str:
         """Return one line for a reader."""
-        product, asked = self.product, self.asked
-        what = f"to be tuned for M {asked.first} to {asked.last}" if self.lacking else "in the library"
+        product, lacking = self.product, self.lacking
+        some = f"{len(lacking)} of {self.sizes} sizes, " if len(lacking) < self.sizes else ""
+        what = f"to be tuned for {some}M {lacking[0]} to {lacking[-1]}" if lacking else "in the library"
         bias = ", with a bias" if product.bias else ""
-        return f"{product.name} {asked.weight.key}, {self.times} times a step{bias}: {what}"
+        return f"{product.name} {self.asked.weight.key}, {self.times} times a step{bias}: {what}"
 
 
 def weights_of_file(file: Path, tp: int, dtype: str | None, where: Device) -> tuple[list[ModelWeight], Library]:
@@ -77,20 +85,31 @@ def weights_of_model(
 ) -> list[ModelWeight]:
     """Return each weight of a model's products once, with what a library lacks.
 
+    The output head has every M up to the number of sequences. Other products have the sizes that the engine captures.
+
     Args:
         products: the products on one GPU (:func:`outblas.search.intervals.engine_model.engine_products`).
         dtype: the dtype of the model.
         library: the library that the engine will use.
         most_sequences: sequences of a step at most; the engine's ``max_num_seqs``.
     """
-    found: dict[Weight, ModelWeight] = {}
+    of_weight: dict[Weight, list[EngineProduct]] = {}
     for product in products:
-        weight = Weight(product.n, product.k, "TN", dtype)
-        sizes = [m for m in capture_sizes(most_sequences) if product.name != _HEAD or m <= most_sequences]
-        lacking = tuple(m for m in sizes if library.lookup(weight.problem(m)) is None)
-        known = found.get(weight) or ModelWeight(product, WeightRange(weight, sizes[0], sizes[-1]), lacking, 0)
-        found[weight] = known._replace(times=known.times + product.count)
-    return list(found.values())
+        of_weight.setdefault(Weight(product.n, product.k, "TN", dtype), []).append(product)
+    return [_model_weight(weight, own, library, most_sequences) for weight, own in of_weight.items()]
+
+
+def _model_weight(
+    weight: Weight, products: Sequence[EngineProduct], library: Library, most_sequences: int
+) -> ModelWeight:
+    """Return the products that have a weight, with what a library lacks."""
+    heads = [product.name == _HEAD for product in products]
+    sizes = {*range(1, most_sequences + 1)} if any(heads) else set[int]()
+    sizes.update(() if all(heads) else capture_sizes(most_sequences))
+    asked = WeightRange(weight, min(sizes), max(sizes))
+    free = [m for m in range(asked.first, asked.last + 1) if library.lookup(asked.problem(m)) is None]
+    lacking, times = tuple(m for m in free if m in sizes), sum(product.count for product in products)
+    return ModelWeight(products[0], asked, lacking, times, len(sizes), tuple(free), not any(heads))
 
 
 class ProductWay(NamedTuple):
@@ -132,13 +151,14 @@ def step_speedup(parts: Iterable[tuple[int, ProductWay]]) -> float:
 
 
 def lacking_ranges(weights: Iterable[ModelWeight]) -> RangesRequest:
-    """Return the ranges of the weights of which the library lacks an M.
+    """Return the ranges of all weights, of which only M that the library does not decide are free.
 
-    The weights that take most of a step come first: by their size and the number of their products.
+    A weight of which it lacks nothing has no free M. The weights that take most of a step come first: by their size and
+    the number of their products.
     """
-    lacking = [one for one in weights if one.lacking]
-    lacking.sort(key=lambda one: -one.product.n * one.product.k * one.times)
-    return engine_ranges((one.asked, one.product.name != _HEAD) for one in lacking)
+    ranked = sorted(weights, key=lambda one: -one.product.n * one.product.k * one.times)
+    free = {one.asked.weight: one.free if one.lacking else () for one in ranked}
+    return replace(engine_ranges((one.asked, one.is_padded) for one in ranked), free=free)
 
 
 def _library_in_use(where: Device) -> Library:

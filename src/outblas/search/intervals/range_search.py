@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from typing import Any
 
 from outblas.core.config import Launch
 from outblas.core.errors import UsageError
 from outblas.core.evaluator import Evaluator
-from outblas.core.weight import Weight, WeightRange
+from outblas.core.weight import Weight, WeightRange, spans_of
+from outblas.records.interval_merge import parts_outside
 from outblas.records.library_interval import LibraryInterval
 from outblas.records.library_row import LibraryRow
 from outblas.records.recording import Recording
@@ -35,12 +38,20 @@ class RangesRequest:
         only: weight -> the M that a program runs, in rising order. No other M is searched, and a kernel is measured at
             each of them that it serves. A weight that is not there is searched for every M of its range.
         launch: launch option that the program's calls allow; other kernels are not searched. By default all are.
+        free: weight -> the M that intervals may hold, in rising order. No other M is searched, because the library in
+            use decides it. A weight without M is not searched. A weight that is not there is free for its whole range.
     """
 
     ranges: Sequence[WeightRange] = ()
     wanted: Mapping[Weight, Sequence[int]] = field(default_factory=dict)
     only: Mapping[Weight, Sequence[int]] = field(default_factory=dict)
     launch: Launch = "weights"
+    free: Mapping[Weight, Sequence[int]] = field(default_factory=dict)
+
+    @property
+    def searched(self) -> list[WeightRange]:
+        """Return the ranges of which any M may be decided."""
+        return [asked for asked in self.ranges if self.free.get(asked.weight, (asked.first,))]
 
     def offered(self, asked: WeightRange, recording: Recording | None) -> Sequence[int]:
         """Return the M of a range that may be searched, in rising order.
@@ -49,7 +60,9 @@ class RangesRequest:
             UsageError: the recording has none of the range.
         """
         offered = offered_ms(asked, recording)
-        return [m for m in self.only.get(asked.weight, offered) if m in offered]
+        found, free = self.only.get(asked.weight, offered), self.free.get(asked.weight)
+        allowed = offered if free is None else set(free).intersection(offered)
+        return [m for m in found if m in allowed]
 
     def sampled(self, asked: WeightRange, recording: Recording | None) -> list[int]:
         """Return the M of a range that the agent searches, in rising order.
@@ -57,7 +70,28 @@ class RangesRequest:
         Raises:
             UsageError: the recording has no M of the range.
         """
-        return sampled(self.offered(asked, recording), self.wanted.get(asked.weight, ()))
+        ends = chain.from_iterable(spans_of(self.free.get(asked.weight, ())))
+        return sampled(self.offered(asked, recording), (*self.wanted.get(asked.weight, ()), *ends))
+
+    def settings(self, asked: WeightRange, budget: int, recording: Recording | None) -> dict[str, Any]:
+        """Return the settings on which the outcome of a range depends, as JSON values.
+
+        Args:
+            asked: the range.
+            budget: measurements of each sampled M at most.
+            recording: as in :meth:`offered`.
+        """
+        lists = {"only": self.only.get(asked.weight), "free": self.free.get(asked.weight)}
+        found = {key: None if ms is None else list(ms) for key, ms in lists.items()}
+        return {"budget": budget, "sampled": self.sampled(asked, recording), "launch": self.launch, **found}
+
+    def cut(self, asked: WeightRange, intervals: Sequence[LibraryInterval]) -> tuple[LibraryInterval, ...]:
+        """Return the parts of a range's intervals that lie in free M and were measured."""
+        free = self.free.get(asked.weight)
+        if free is None:
+            return tuple(intervals)
+        known = spans_of(sorted(set(range(asked.first, asked.last + 1)).difference(free)))
+        return tuple(part for one in intervals for part in parts_outside(one, known) if part.measured)
 
 
 @dataclass(frozen=True)
@@ -67,7 +101,7 @@ class TunedRanges:
     Attributes:
         intervals: the intervals of all weights; those of a weight in rising order of M.
         rows: for each sampled M the decision of the intervals, with the figures that were measured there.
-        reached: number of weights whose search was not stopped.
+        reached: number of searched weights whose search was not stopped.
         stopped: whether ``stop`` ended the search.
     """
 
@@ -122,22 +156,24 @@ def search_ranges(
         RecordError: the store cannot be written; earlier records are intact.
         Interrupted: Ctrl-C.
     """
-    samples = [request.sampled(asked, recording) for asked in request.ranges]
+    samples = [request.sampled(asked, recording) for asked in request.searched]
     intervals: list[LibraryInterval] = []
     rows: list[LibraryRow] = []
-    counter, finished = _Counter(watch.told), FinishedWeights(store, run_id, agent, budget)
-    for reached, (asked, ms) in enumerate(zip(request.ranges, samples, strict=True)):
+    counter, finished = _Counter(watch.told), FinishedWeights(store, run_id, agent)
+    for reached, (asked, ms) in enumerate(zip(request.searched, samples, strict=True)):
         later = budget * sum(map(len, samples[reached + 1 :])) * (1 + REFINED_PER_SEARCHED)
         counter.begin(asked.weight, later)
         offered = request.offered(asked, recording)
         own = SearchWatch(watch.stop, counter.tell)
         every = asked.weight in request.only
         options = IntervalOptions(budget, ms, offered, recording is not None, own, request.launch, every)
-        before = finished.outcome(asked, ms)
+        settings = request.settings(asked, budget, recording)
+        before = finished.outcome(asked, settings)
         if before is None:
             found = find_intervals(asked, agent, evaluator, store, run_id, options)
+            found = replace(found, intervals=request.cut(asked, found.intervals))
             if not found.stopped:
-                finished.add(asked, ms, evaluator.gpu.name, found, counter.done)
+                finished.add(asked, settings, evaluator.gpu.name, found, counter.done)
         else:
             found, done = before
             counter.tell(done, done, "done before")
