@@ -13,13 +13,11 @@ cubins have to be the same, at least in their code sections. Then the libraries,
 get the present hash (:func:`outblas.kernels.kernel_hash.kernels_sha`). A record beside it has the old hash, the date
 and the counts. The table of equal kernels (:mod:`outblas.records.equal_kernels`) keeps users' libraries valid.
 
-The stamp says that proofs and figures of a library's rows, from the older commit on, belong to kernels that compile to
-the shipped code. That commit must have the kernels that the library names, if it names any.
+The stamp says that proofs and figures from the older commit on belong to kernels that compile to the shipped code. That
+commit must have the kernels that the library names, if it names any.
 
-``--rehash`` is for a new rule of hashing. It compiles nothing. Every recorded hash must be that of the present files by
-the old rule, comments and blanks included.
-
-``--new`` is for kernels that differ and were proved and timed again. It begins the table of equal kernels anew.
+``--rehash`` is for a new rule of hashing and compiles nothing: every recorded hash must be that of the present files by
+the old rule, with comments. ``--new`` is for kernels that differ and were proved and timed again.
 """
 
 from __future__ import annotations
@@ -45,6 +43,7 @@ from outblas.core.errors import CompileError, OutblasError, UsageError
 from outblas.core.problem import Problem
 from outblas.dispatch.cubin_build import ARCHITECTURE, any_shape_files, packaged_libraries, pairs_for_any_shape
 from outblas.kernels.config_text import config_from_name
+from outblas.kernels.epilogue import NO_EPILOGUE, STACKED_GATE
 from outblas.kernels.kernel_hash import headers_sha, headers_sha_as_written, kernel_headers, kernels_sha
 from outblas.kernels.source import Source, make_source
 from outblas.records.equal_kernels import TABLE_PATH, EqualKernels, KernelRelease
@@ -81,7 +80,8 @@ sha = find("kernels.kernel_hash source kernels_sha")
 headers = find("kernels.kernel_hash source kernel_headers") or find("source _kernel_headers")
 shared, found = headers(), []
 for key, name in json.load(sys.stdin):
-    s = make_source(problem_of(key), config_from_name(name))
+    key, _, gate = key.partition("+")
+    s = make_source(problem_of(key), config_from_name(name), *([find("kernels.epilogue STACKED_GATE")] if gate else []))
     assert s.headers[: len(shared)] == shared
     found.append([s.text, s.entry, s.headers[len(shared) :], s.options, s.acc, s.family])
 json.dump({"outblas": __version__, "kernels": sha(), "shared": shared, "sources": found}, sys.stdout)
@@ -122,18 +122,23 @@ def offered_before(commit: str) -> set[tuple[Problem, KernelConfig]]:
 
 
 def packaged_pairs(before: Container[tuple[Problem, KernelConfig]] | None = None) -> list[tuple[str, str]]:
-    """(problem, config) by name, one of each distinct kernel that ships; for any shape only those in ``before``."""
-    installed = (
-        (problem, config)
-        for gpu in packaged_libraries()
-        for problem, configs in Library.packaged(gpu).kernels().items()
-        for config in configs
-    )
-    pairs: dict[Source, tuple[str, str]] = {}
+    """(problem, config) by name, one of each distinct kernel that ships; for any shape only those in ``before``.
+
+    The name of a problem whose kernel has a gate ends in ``+gate``.
+    """
+    libraries = [Library.packaged(gpu) for gpu in packaged_libraries()]
+    installed = ((p, config) for each in libraries for p, configs in each.kernels().items() for config in configs)
     offered = pairs_for_any_shape(any_shape_files())
-    for problem, config in chain(installed, (pair for pair in offered if before is None or pair in before)):
-        pairs.setdefault(make_source(problem, config), (problem.key, config_name(config)))
-    return list(pairs.values())
+    found = chain(installed, (pair for pair in offered if before is None or pair in before))
+    named = [(problem.key, config_name(config)) for problem, config in found]
+    named += [(f"{p.key}+gate", config_name(config)) for each in libraries for p, config in each.gate_kernels()]
+    return list({source_of(key, name): (key, name) for key, name in reversed(named)}.values())
+
+
+def source_of(key: str, name: str) -> Source:
+    """The source of a kernel by its names in :func:`packaged_pairs`."""
+    key, _, gate = key.partition("+")
+    return make_source(Problem.from_key(key), config_from_name(name), STACKED_GATE if gate else NO_EPILOGUE)
 
 
 def older(commit: str, pairs: Sequence[tuple[str, str]]) -> Older:
@@ -368,7 +373,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
         pairs = packaged_pairs(offered_before(options.since))
         past = older(options.since, pairs)
-        now = [make_source(Problem.from_key(key), config_from_name(name)) for key, name in pairs]
+        now = [source_of(key, name) for key, name in pairs]
         sides = iter(("before", "now"))
         found = compare([n for _, n in pairs], past.sources, now, lambda s: _build(s, options.jobs, next(sides)))
         if found.differences:
@@ -376,16 +381,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"{len(found.differences)} of {len(pairs)} kernels differ; nothing is written")
             return 1
         record = {
-            "date": utc_now(),
-            "since": past.commit,
-            "kernels_of_that_commit": past.kernels,
-            "compared": len(pairs),
-            "identical_sources": found.source,
-            "identical_cubins": found.whole,
+            "date": utc_now(), "since": past.commit, "kernels_of_that_commit": past.kernels,
+            "compared": len(pairs), "identical_sources": found.source, "identical_cubins": found.whole,
             "identical_code_sections_only": found.code,
-            "nvrtc": nvrtc_version(),
-            "architecture": ARCHITECTURE,
-        }
+            "nvrtc": nvrtc_version(), "architecture": ARCHITECTURE,
+        }  # fmt: skip
         print(json.dumps(record))
         if not options.check:
             _report(restamp(record, kernels_sha(), DATA, RESULTS))

@@ -21,6 +21,7 @@ from outblas.core.gpu_records import packaged_gpu, packaged_records
 from outblas.core.problem import Problem
 from outblas.core.suites import BLOCK_FLOP, SUITES, suite, tensor_parallel_weights
 from outblas.kernels.catalogue import catalogue, catalogue_of
+from outblas.kernels.epilogue import STACKED_GATE, why_not_fused
 from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
@@ -152,6 +153,17 @@ def test_a_library_has_intervals_of_legal_kernels_ahead_or_level(each_library: L
             assert ends == [None, None] and choice.low > LEVEL_ABOVE, one.row.problem.key
 
 
+def test_a_library_has_gates_of_legal_kernels_ahead_or_level(each_library: Library) -> None:
+    gpu = packaged_gpu(each_library.gpu)
+    assert bool(each_library.gates) == bool(each_library.provenance.get("gates"))
+    for one in each_library.gates:
+        choice = one.row.plain
+        for m in (one.first, one.last) if choice is not None else ():
+            problem = one.weight.problem(m)
+            assert why_illegal(problem, choice.config, gpu) is None and choice.low > LEVEL_ABOVE
+            assert why_not_fused(problem, choice.config, STACKED_GATE) is None
+
+
 def test_a_library_installs_what_is_ahead_or_level_only(each_library: Library) -> None:
     for row in each_library.rows:
         timed = bool(row.baseline)  # large products wait for their blocks; until then torch computes them
@@ -192,6 +204,8 @@ def test_a_library_is_of_these_kernels(each_library: Library) -> None:
     )
     assert unproved_tables(each_library) == [], "outblas build-library --steps bench --modes offline"
     assert unproved_intervals(each_library) == [], "outblas build-library --steps prove_intervals --begin-with"
+    for table, about in each_library.provenance.get("gates", {}).items():
+        assert about["kernels"] == kernels_sha(), f"outblas build-library --steps gates --tables {table}"
     for last in each_library.provenance.get("restamped", [])[-1:]:  # none: made by these very files
         same = last.get("identical_sources", 0) + last["identical_cubins"] + last["identical_code_sections_only"]
         assert last["compared"] == same > 1000

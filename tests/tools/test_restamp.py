@@ -20,7 +20,6 @@ from outblas import __version__
 from outblas.core.config import config_name
 from outblas.core.errors import CompileError, RecordError, UsageError
 from outblas.core.problem import Problem
-from outblas.kernels.config_text import config_from_name
 from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.kernel_hash import headers_sha, headers_sha_as_written, kernels_sha
@@ -94,7 +93,7 @@ def test_other_code_other_resources_and_refusals_are_told(script: Any, cubins: l
 def test_everything_that_ships_is_compared(script: Any) -> None:
     from outblas.dispatch.cubin_build import any_shape_files, sources_for_any_shape, sources_of
 
-    compared = {make_source(Problem.from_key(key), config_from_name(name)) for key, name in script.packaged_pairs()}
+    compared = {script.source_of(key, name) for key, name in script.packaged_pairs()}
     assert compared >= set(sources_of([Library.packaged("h200")])) | set(sources_for_any_shape(any_shape_files()))
 
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import Any, get_args
 
@@ -24,6 +24,7 @@ from outblas.core.files import write_atomic
 from outblas.core.gpu_records import packaged_gpu
 from outblas.core.problem import Dtype, Layout, Problem
 from outblas.core.version import __version__
+from outblas.kernels.epilogue import STACKED_GATE
 from outblas.kernels.fixed_order import kernels_for_few_rows
 from outblas.kernels.kernel_hash import kernels_sha
 from outblas.kernels.legality import why_illegal
@@ -73,9 +74,10 @@ def packaged_libraries() -> dict[str, bytes]:
 
 
 def sources_of(libraries: Sequence[Library]) -> list[Source]:
-    """Return the distinct sources of the kernels of some libraries: all launch options, layouts and dtypes."""
+    """Return the distinct sources of the kernels of some libraries, those with gates included."""
     made = (make_source(p, c) for library in libraries for p, configs in library.kernels().items() for c in configs)
-    return list(dict.fromkeys(made))
+    gates = (make_source(p, c, STACKED_GATE) for library in libraries for p, c in library.gate_kernels())
+    return list(dict.fromkeys(chain(made, gates)))
 
 
 def any_shape_files() -> dict[str, bytes]:

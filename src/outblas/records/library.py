@@ -71,6 +71,10 @@ class Library:
         found = self.gate_index.find(problem) if self.gates else None
         return None if found is None else found.row.plain
 
+    def gate_kernels(self) -> list[tuple[Problem, KernelConfig]]:
+        """Return (problem of the smallest M, kernel) of each interval of :attr:`gates` that has a kernel."""
+        return [(one.row.problem, one.row.plain.config) for one in self.gates if one.row.plain is not None]
+
     @property
     def is_empty(self) -> bool:
         """Return whether the library decides nothing: it has no rows and no intervals."""

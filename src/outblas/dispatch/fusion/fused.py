@@ -341,7 +341,7 @@ def _predict(index: int, a: Operand, b: Operand, epilogue: Epilogue, launch: Lau
 
 
 def compile_fused(problem: Problem, config: KernelConfig, epilogue: Epilogue, arch: str = ARCHITECTURE) -> Cubin:
-    """Return the cubin of a fused kernel, from NVRTC or the compile cache; no CUDA is called.
+    """Return the cubin of a fused kernel: the shipped one, else from the compile cache or NVRTC. No CUDA is called.
 
     Args:
         problem: the problem.
@@ -354,9 +354,12 @@ def compile_fused(problem: Problem, config: KernelConfig, epilogue: Epilogue, ar
         ToolchainMissing: NVRTC is not installed.
     """
     from outblas.runtime.nvrtc import compile_tuned
+    from outblas.runtime.packaged_cubins import PACKAGED
 
+    source = make_source(problem, config, epilogue)
+    packaged = None if PACKAGED.is_refused else PACKAGED.get(source, arch)
     else_say = ("machine code as sound as that of the kernel alone", "nothing to do: the product is right")
-    return compile_tuned(make_source(problem, config, epilogue), arch, else_say)
+    return packaged or compile_tuned(source, arch, else_say)
 
 
 def status() -> dict[str, dict[str, Any]]:
