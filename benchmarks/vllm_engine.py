@@ -164,6 +164,7 @@ def run_all(arguments: argparse.Namespace) -> None:
     """Run what the result file does not have yet; write it after every process."""
     out = arguments.out or result_file("vllm.json")
     known = known_results(out)
+    known["provenance"] = collect_provenance(script_command("benchmarks/vllm_engine.py"))
     writing, free = Lock(), Queue[str | None]()
     gpus: list[str | None] = [*arguments.gpus] or [None]
     for gpu in gpus:
@@ -182,7 +183,6 @@ def run_all(arguments: argparse.Namespace) -> None:
         except KeyboardInterrupt:
             interrupted.set()
             raise
-    known["provenance"] = collect_provenance(script_command("benchmarks/vllm_engine.py"))
     write_json(out, known)
     print("written:", out)
 
@@ -245,3 +245,5 @@ if __name__ == "__main__":
             main()
     except OutblasError as error:
         sys.exit(str(error))
+    except KeyboardInterrupt:
+        sys.exit("interrupted; finished processes are in the result file, and the same command goes on")

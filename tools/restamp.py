@@ -16,8 +16,8 @@ and the counts. The table of equal kernels (:mod:`outblas.records.equal_kernels`
 The stamp says that proofs and figures from the older commit on belong to kernels that compile to the shipped code. That
 commit must have the kernels that the library names, if it names any.
 
-``--rehash`` is for a new rule of hashing and compiles nothing: every recorded hash must be that of the present files by
-the old rule, with comments. ``--new`` is for kernels that differ and were proved and timed again.
+``--rehash`` is for a new rule of hashing. Every recorded hash must be that of the present files by the old rule, with
+comments. It compiles nothing. ``--new`` is for kernels that differ and were proved and timed again.
 """
 
 from __future__ import annotations

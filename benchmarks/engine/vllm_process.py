@@ -58,6 +58,8 @@ PREFILLS = ((1, 2048), (4, 2048))
 FIRST_TOKENS = (64, 512)
 #: New tokens of a request.
 TOKENS = 256
+#: Decode steps at the end of a profile that are reported; batches that are profiled.
+STEPS_PROFILED, PROFILED = 6, (1, 64, 100, 256)
 
 
 def initialise(worker: Any) -> int:
@@ -75,6 +77,17 @@ def initialise(worker: Any) -> int:
                 weight.normal_(0.0, 0.02, generator=generator)
     torch.cuda.synchronize()
     return len(named)
+
+
+def gpu_state(worker: Any) -> dict[str, float]:
+    """Return the GPU's clock in MHz and power in W, and the host's load, right after work. Runs in the worker."""
+    import torch
+
+    try:
+        gpu = {"sm_mhz": float(torch.cuda.clock_rate()), "watts": torch.cuda.power_draw() / 1e3}
+    except (ImportError, RuntimeError):  # without NVIDIA's bindings
+        gpu = {}
+    return {**gpu, "host_load": os.getloadavg()[0]}
 
 
 def worker_state(worker: Any) -> dict[str, Any]:
@@ -96,22 +109,47 @@ def worker_state(worker: Any) -> dict[str, Any]:
     return found
 
 
-def profile(worker: Any, begin: bool) -> list[list[Any]]:
-    """Begin a profile, or end it and return (kernel, calls, microseconds), the longest first. Runs in the worker."""
+def profile(worker: Any, begin: bool) -> dict[str, Any]:
+    """Begin a profile, or end it and return :func:`decode_steps` of it. Runs in the worker."""
     import torch
 
     if begin:
         worker._profile = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
         worker._profile.__enter__()
-        return []
+        return {}
     torch.cuda.synchronize()
     worker._profile.__exit__(None, None, None)
+    events = [one for one in worker._profile.events() if one.device_type == torch.autograd.DeviceType.CUDA]
+    return decode_steps([(one.name[:100], one.time_range.start, one.time_range.end) for one in events])
+
+
+def decode_steps(kernels: Sequence[tuple[str, float, float]]) -> dict[str, Any]:
+    """Return the last steps of a profile: their time, that of their kernels, and the kernels.
+
+    A step ends with the kernel that samples. What lies between the kernels, the GPU waits for the host.
+
+    Args:
+        kernels: (name, start, end) in microseconds.
+
+    Returns:
+        ``steps`` (number), ``step_us``, ``kernel_us`` (per step) and ``kernels``: (name, calls, microseconds) of all
+        these steps together, the longest first. All kernels are one step if fewer than three were sampled.
+    """
+    ordered = sorted(kernels, key=lambda one: one[1])
+    ends = [end for name, _, end in ordered if "sample" in name][-1 - STEPS_PROFILED :]
+    if len(ends) < 3:
+        ends = [min(start for _, start, _ in ordered), max(end for *_, end in ordered)]
+    inside = [one for one in ordered if ends[0] <= one[1] < ends[-1]]
     rows: dict[str, list[Any]] = {}
-    for event in worker._profile.events():
-        if event.device_type == torch.autograd.DeviceType.CUDA:
-            row = rows.setdefault(event.name[:100], [event.name[:100], 0, 0.0])
-            row[1], row[2] = row[1] + 1, row[2] + event.device_time
-    return sorted(rows.values(), key=lambda row: -row[2])[:24]
+    for name, start, end in inside:
+        row = rows.setdefault(name, [name, 0, 0.0])
+        row[1], row[2] = row[1] + 1, row[2] + end - start
+    steps = len(ends) - 1
+    return {
+        "steps": steps, "step_us": (ends[-1] - ends[0]) / steps,
+        "kernel_us": sum(row[2] for row in rows.values()) / steps,
+        "kernels": sorted(rows.values(), key=lambda row: -row[2])[:24],
+    }  # fmt: skip
 
 
 def step_ms(results: Sequence[Any]) -> float:
@@ -170,8 +208,12 @@ class Engine:
         for size in BATCHES:
             batch = self.prompts(size, 64)
             self.generate(batch, 8)
-            runs = [self.generate(batch, TOKENS) for _ in range(self._repeats)]
+            runs, states = [], []
+            for _ in range(self._repeats):
+                runs.append(self.generate(batch, TOKENS))
+                states += self.llm.collective_rpc(gpu_state)
             decode[size] = [step_ms(results) for _, results in runs]
+            self.found.setdefault("after_decode", {})[size] = states
             end_to_end[size] = [size * TOKENS / seconds for seconds, _ in runs]
         self.found |= {"decode": decode, "end_to_end": end_to_end}
         self.found["first_token"] = {
@@ -198,12 +240,12 @@ class Engine:
             [next(iter(token.values())).logprob for token in result.prompt_logprobs[1:]] for result in results
         ]
         self.found["state"] = self.llm.collective_rpc(worker_state)[0]
-        kernels = {}
-        for size in (1, 64, 256):
+        profiles = {}
+        for size in PROFILED:
             self.llm.collective_rpc(profile, args=(True,))
-            self.generate(self.prompts(size, 64), 9)
-            kernels[size] = self.llm.collective_rpc(profile, args=(False,))[0]
-        self.found["kernels"] = kernels
+            self.generate(self.prompts(size, 64), 2 * STEPS_PROFILED)
+            profiles[size] = self.llm.collective_rpc(profile, args=(False,))[0]
+        self.found["profiles"] = profiles
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Kernels with a gate in a worker: what judges them, what they are timed against, and which are tried."""
+"""Kernels with a gate in a worker: their judge, their rivals, and which of them are tried."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ class GateReference:
         """Return the largest |error| / bound, a 0-dim fp32 tensor; NaN if C holds a NaN where it is written.
 
         Args:
-            c: C, (M, N); the gate is in its first half. It is infinity if the other half was written to.
+            c: C, (M, N); the gate is in its first half. A write to the other half gives infinity.
         """
         import torch
 

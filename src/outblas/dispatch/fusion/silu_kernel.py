@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 import triton
 import triton.language as tl
 
-#: Outputs of a program.
-_BLOCK = 1024
+#: Outputs of a program, at most and at least, and of a thread: 16 bytes.
+_MOST, _LEAST, _OF_THREAD = 1024, 256, 8
 
 
 @triton.jit
@@ -28,6 +30,17 @@ def launch(y: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
     """
     rows, half = y.shape[0], y.shape[1] // 2
     out = y.new_empty((rows, half)) if out is None else out
+    block = block_of(half)
     with torch.cuda.device(y.device):  # Triton launches on the current device
-        _silu_times[(rows, triton.cdiv(half, _BLOCK))](y, out, half, BLOCK=_BLOCK)
+        grid, warps = (rows, triton.cdiv(half, block)), block // (32 * _OF_THREAD)
+        _silu_times[grid](y, out, half, BLOCK=block, num_warps=warps)
     return out
+
+
+def block_of(half: int) -> int:
+    """Return the outputs of a program: a power of two that divides a row, where one of 256 or more does.
+
+    In Qwen2.5 7B a row has 18,944. With blocks of 1,024 half of the last one would idle: 7% of the time.
+    """
+    block = math.gcd(half, _MOST)
+    return block if block >= _LEAST else _MOST
