@@ -53,6 +53,7 @@ from outblas.core.plain_files import read_object
 from outblas.kernels.kernel_hash import kernels_sha
 from outblas.records.provenance import collect_provenance, script_command
 from outblas.records.results import result_file
+from outblas.records.user_library import LIBRARY_VARIABLE
 
 #: Measures one process.
 PROCESS = Path(__file__).parent / "engine" / "vllm_process.py"
@@ -83,17 +84,19 @@ def tuned_library(model: str, arguments: argparse.Namespace, gpu: str | None) ->
     """Tune a model as a user would, unless that was done with the same budget and kernel sources.
 
     Returns:
-        The library's file, and ``{"tuning_s": SECONDS}`` of the tuning; or how it failed, as :func:`run_process`.
+        The user's library that took the winners, and ``{"tuning_s": SECONDS}`` of the tuning; or how it failed, as
+        :func:`run_process`.
     """
     folder = arguments.caches / f"{model}-tuned-{arguments.tune}s-{kernels_sha()[:12]}"
-    library, config, took = folder / "run" / "library.json", folder / "config.json", folder / "seconds.json"
+    library, config, took = folder / "library.json", folder / "config.json", folder / "seconds.json"
     if not (took.exists() and library.exists()):
         begun = time.perf_counter()
         folder.mkdir(parents=True, exist_ok=True)
         config.write_text(json.dumps(MODELS[model]))
-        command = [sys.executable, "-m", "outblas", "tune", "--model", str(config), "--no-install"]
+        command = [sys.executable, "-m", "outblas", "tune", "--model", str(config)]
         command += ["--budget", f"12,{arguments.tune}s", "--run", str(folder / "run"), "--device", "cuda:0"]
-        ended = run_and_end_group(command, environment("outblas", arguments.caches, gpu), folder / "log")
+        own = environment("outblas", arguments.caches, gpu) | {LIBRARY_VARIABLE: str(library)}
+        ended = run_and_end_group(command, own, folder / "log")
         if not ended.good or not library.exists():
             return library, failed("outblas tune made no library\n" + ended.log)
         write_json(took, {"tuning_s": time.perf_counter() - begun})
@@ -107,7 +110,7 @@ def run_process(model: str, variant: str, arguments: argparse.Namespace, gpu: st
         library, more = tuned_library(model, arguments, gpu)
         if "error" in more:
             return more
-        own["OUTBLAS_LIBRARY"] = str(library)
+        own[LIBRARY_VARIABLE] = str(library)
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "found.json")
         command = [sys.executable, str(PROCESS), model, "--out", str(out), "--repeats", str(arguments.repeats)]

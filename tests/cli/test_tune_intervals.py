@@ -229,7 +229,7 @@ def test_wrong_uses_are_one_line(model: Model, tmp_path: Path, arguments: tuple[
 
 TINY = {
     "model_type": "qwen2", "hidden_size": 256, "intermediate_size": 128, "num_attention_heads": 2,
-    "num_key_value_heads": 1, "num_hidden_layers": 3, "vocab_size": 60, "torch_dtype": "float16",
+    "num_key_value_heads": 1, "num_hidden_layers": 3, "vocab_size": 60, "torch_dtype": "float16", "hidden_act": "gelu",
 }  # fmt: skip
 
 

@@ -116,6 +116,7 @@ class TuneDocument(Document):
     asked: int = Field(description="problems of the request; of a range of M those that are sampled")
     tuned: int = Field(description="problems that were reached")
     intervals: int = Field(default=0, description="intervals of M in the library")
+    gates: int = Field(default=0, description="intervals of M with a kernel that has a gate, of --model")
     kept: int = Field(description="measurements that a resumed run had already")
     launches: list[TunedLaunch] = Field(description="outcome per launch option")
     library: str | None = Field(description="path of the library; null: the library in use had all of --model")

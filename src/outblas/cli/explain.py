@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from outblas.cli.common import integers, out
 from outblas.core.errors import UsageError
 from outblas.runtime.device import gpu_of_device, parse_device
+
+if TYPE_CHECKING:
+    from outblas.records.library import Library
+    from outblas.search.intervals.model_ranges import ModelWeight
 
 
 def explain(
@@ -23,7 +28,8 @@ def explain(
 ) -> None:
     """Say, for each product of a model in an engine, what computes it, and how much faster its steps become.
 
-    Speed-ups of kernels are measured over the fastest rival, those of no library predicted over torch.
+    Speed-ups of kernels are measured over the fastest rival, those of no library predicted over torch. Those of a gate
+    are over a product and a pass, and do not count in the gain of all products.
     """
     from outblas.core.gpu_records import packaged_gpu
     from outblas.dispatch.unlisted_shapes import any_shape_chooser
@@ -40,12 +46,23 @@ def explain(
         cells = ", ".join(f"M {m}: {by} {speedup:.3f}" for m, (by, speedup, _) in zip(numbers, way, strict=True))
         lacks = f"; {len(one.lacking)} sizes are of no list" if one.lacking else ""
         out.print(f"{one.product.name} {one.asked.weight.key} ({one.times} times): {cells}{lacks}", markup=False)
+        if one.is_gated:
+            out.print(f"  with SiLU of its gate: {_gates(one, numbers, library)}", markup=False)
     for index, m in enumerate(numbers):
         gain = step_speedup((one.times, way[index]) for one, way in ways.items())
         out.print(f"all products of a step of {m} rows: {gain:.3f} times as fast, predicted", markup=False)
     if any(one.lacking for one in weights):
         command = _tune_command(model, tp, dtype, device if where.recording is None else None)
         out.print(f"{command} tunes what is of no list", markup=False)
+
+
+def _gates(one: ModelWeight, numbers: Iterable[int], library: Library) -> str:
+    """Return how the gate of a weight is computed at each M: by a kernel, and its measured speed-up, or in a pass."""
+    found = {m: library.gate(one.asked.weight.problem(m)) for m in numbers}
+    words = (
+        f"M {m}: " + ("a pass more" if gate is None else f"kernel {gate.speedup:.3f}") for m, gate in found.items()
+    )
+    return ", ".join(words)
 
 
 def _tune_command(model: Path, tp: int, dtype: str | None, device: str | None) -> str:

@@ -4,13 +4,17 @@ library."""
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from outblas.cli import common
+from outblas.cli.command_group import given_options
 from outblas.cli.common import (
     AccOption,
     DtypeOption,
@@ -131,11 +135,8 @@ def tune(
     from outblas.search.time_shares import budgets
     from outblas.search.tune_run import TuneRequest, default_agent, folder_name
 
+    begun = time.monotonic()
     ranges, single = ranges_and_others(context, kind, problems, ranked, where)
-    if model is not None and not ranges.searched:
-        if json_out:
-            _print_nothing_tuned()
-        return
     problems = [one.problem for one in single] if ranked else problems if not ranges.ranges else []
     agent = agent or (default_agent(where) if model is None else "transfer")
     place = str(plan or where)
@@ -146,11 +147,45 @@ def tune(
         beside=run is None,
     )  # fmt: skip
     install = install or (install is None and suite in ("captured", "model"))
-    _run(request, budget, ranked, install, json_out)
+    if model is None:
+        _run(request, budget, ranked, install, json_out)
+    else:
+        _tune_model(context, request, budget, install, json_out, begun)
 
 
-def _run(request: TuneRequest, budget: str, ranked: Sequence[TimeShare], install: bool, json_out: bool) -> None:
-    """Tune, install, report. Whatever keeps a report from being written, the library is installed by then."""
+def _tune_model(
+    context: typer.Context, request: TuneRequest, budget: str, install: bool, json_out: bool, begun: float
+) -> None:
+    """Tune what the library lacks of a model's products, then of its gates, whose rivals they are."""
+    from outblas.search.gate_run import tune_gates
+
+    given = context.params
+    dtype = given["dtype"] if given_options(context, "dtype") else None
+
+    def gates() -> int:
+        left = None if request.seconds is None else request.seconds - (time.monotonic() - begun)
+        rest, say = replace(request, seconds=left), partial(err.print, markup=False)
+        with common.progress_bar("gates") as bar:
+            return tune_gates(given["model"], given["tp"], dtype, rest, install, bar, say)
+
+    if request.ranges.searched:
+        _run(request, budget, (), install, json_out, gates)
+        return
+    found = gates()
+    if not found:
+        err.print("the library has all products of the model at the engine's sizes; nothing is tuned", markup=False)
+    if json_out:
+        _print_nothing_tuned(found)
+
+
+def _run(
+    request: TuneRequest, budget: str, ranked: Sequence[TimeShare], install: bool, json_out: bool,
+    more: Callable[[], int] = lambda: 0,
+) -> None:  # fmt: skip
+    """Tune, install, report. Whatever keeps a report from being written, the library is installed by then.
+
+    ``more`` is called with the library installed; it returns the number of gates that it has tuned.
+    """
     from outblas.publish.html.tune_page import write_report
     from outblas.search.tune_run import run_tune
 
@@ -168,8 +203,9 @@ def _run(request: TuneRequest, budget: str, ranked: Sequence[TimeShare], install
         _print_outcome(outcome, ranked)
     installed = _install(outcome, request, json_out) if install else None
     write_report(files.path, files.report)
+    gates = more()
     if json_out:
-        _print_document(outcome, ranked, installed)
+        _print_document(outcome, ranked, installed, gates)
     else:
         out.print(f"report:  {files.report}", markup=False)
 
@@ -217,7 +253,7 @@ class _Work:
             err.print(f"resuming: {self._kept} measurements of {self._path} are kept", markup=False)
 
 
-def _print_document(outcome: TuneOutcome, ranked: Sequence[TimeShare], installed: Path | None) -> None:
+def _print_document(outcome: TuneOutcome, ranked: Sequence[TimeShare], installed: Path | None, gates: int) -> None:
     from outblas.cli.documents import TunedLaunch, TuneDocument, print_document
     from outblas.search.time_shares import weighted_speedup
 
@@ -235,6 +271,7 @@ def _print_document(outcome: TuneOutcome, ranked: Sequence[TimeShare], installed
         asked=outcome.asked,
         tuned=len(decided.rows),
         intervals=len(outcome.library.intervals),
+        gates=gates,
         kept=outcome.kept,
         launches=launches,
         library=str(files.library),
@@ -245,12 +282,13 @@ def _print_document(outcome: TuneOutcome, ranked: Sequence[TimeShare], installed
     print_document(document)
 
 
-def _print_nothing_tuned() -> None:
+def _print_nothing_tuned(gates: int) -> None:
     from outblas.cli.documents import TuneDocument, print_document
 
-    print_document(
-        TuneDocument(asked=0, tuned=0, kept=0, launches=[], library=None, result=None, report=None, installed=None)
+    document = TuneDocument(
+        asked=0, tuned=0, gates=gates, kept=0, launches=[], library=None, result=None, report=None, installed=None
     )
+    print_document(document)
 
 
 def _check_install(install: bool | None, where: Device) -> None:

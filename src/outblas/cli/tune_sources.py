@@ -96,9 +96,7 @@ def _model_ranges(file: Path, tp: int, dtype: str | None, where: Device) -> Rang
     for one in weights:
         err.print(one.words, markup=False)
     found = lacking_ranges(weights)
-    if not found.searched:
-        err.print("the library has all products of the model at the engine's sizes; nothing is tuned", markup=False)
-    elif where.recording is not None:
+    if found.searched and where.recording is not None:
         raise UsageError(f"--model with figures of {where}", "a GPU that measures", "tune with --device cuda:0")
     return found
 

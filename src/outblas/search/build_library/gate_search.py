@@ -5,22 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from outblas.bench.pool.transport import Judging
-from outblas.bench.pool.worker_plan import WorkerPlan, make_plan
-from outblas.core.config import KernelConfig
-from outblas.core.problem import Problem
+from outblas.bench.pool.worker_plan import make_plan
 from outblas.core.suites import Table, engine_gates
 from outblas.core.weight import WeightRange
-from outblas.kernels.epilogue import STACKED_GATE
 from outblas.kernels.kernel_hash import kernels_sha
-from outblas.records.library import Library
 from outblas.records.library_tables import with_gates
 from outblas.runtime.device import Device
 from outblas.search.build_library.build_searches import command_of
 from outblas.search.build_library.build_work import BuildFolder, printer
 from outblas.search.build_library.weight_intervals import SEED, finished_intervals, provenance_of
+from outblas.search.intervals.gate_ranges import gate_plan
 from outblas.search.intervals.range_choice import ENGINE_BUDGET, ranges_of_suite
-from outblas.search.intervals.range_search import RangesRequest
 from outblas.search.tune_folder import RunFiles, read_run
 from outblas.search.tune_run import TuneRequest, run_tune
 
@@ -50,24 +45,6 @@ def search_gates(work: BuildFolder, table: Table) -> None:
         _add_finished(work, table, request)
 
 
-def gate_workers(gpus: Sequence[int], ranges: RangesRequest, library: Library) -> WorkerPlan:
-    """Return the workers that judge kernels with a gate.
-
-    Args:
-        gpus: CUDA ordinals.
-        ranges: the weights.
-        library: its kernels for the products are rivals.
-    """
-    unfused: dict[Problem, KernelConfig] = {}
-    for asked in ranges.ranges:
-        for m in range(asked.first, asked.last + 1):
-            row = library.lookup(asked.weight.problem(m))
-            if row is not None and row.plain is not None:
-                unfused[asked.weight.problem(m)] = row.plain.config
-    judging = Judging(baselines=("torch", "lt_auto"), epilogue=STACKED_GATE, unfused=unfused)
-    return replace(make_plan("local", gpus=gpus), judging=judging)
-
-
 def _request(work: BuildFolder, table: Table) -> TuneRequest:
     gates = engine_gates() if table.suite == "engine" else frozenset[tuple[int, int]]()
     ranges = ranges_of_suite(table.suite, [p for p in table.problems() if (p.n, p.k) in gates])
@@ -75,7 +52,7 @@ def _request(work: BuildFolder, table: Table) -> TuneRequest:
     path = work.path / f"{table.stem}_gates"
     return TuneRequest(
         (), table.suite, "transfer", ENGINE_BUDGET, SEED, Device(gpu_index=work.gpu_index), path,
-        command_of("gates", table), gate_workers(work.gpus, ranges, work.load()), ranges=ranges,
+        command_of("gates", table), gate_plan(make_plan("local", gpus=work.gpus), ranges, work.load()), ranges=ranges,
     )  # fmt: skip
 
 

@@ -50,6 +50,7 @@ class EngineProduct:
         k: columns of the weight.
         count: how often a step of the model has it.
         bias: whether a bias is added.
+        gated: whether SiLU(gate) * up follows, of a weight with the rows of gate above those of up.
     """
 
     name: str
@@ -57,6 +58,7 @@ class EngineProduct:
     k: int
     count: int
     bias: bool = False
+    gated: bool = False
 
 
 def read_model(path: Path) -> dict[str, Any]:
@@ -120,10 +122,11 @@ def engine_products(config: Mapping[str, Any], tp: int = 1) -> list[EngineProduc
         raise UsageError(f"--tp {tp} for {pairs} heads of keys", "a divisor or a multiple of them", "e.g. --tp 1")
     own, biased = heads // tp, config.get("model_type") in _BIASED
     bias, mlp_bias = _flag(config, "attention_bias", biased), _flag(config, "mlp_bias", False)
+    act = config.get("hidden_activation") or config.get("hidden_act") or "silu"
     return [
         EngineProduct("qkv", (own + 2 * max(1, pairs // tp)) * head, hidden, layers, bias),
         EngineProduct("attention output", hidden, own * head, layers, bias and not biased),
-        EngineProduct("gate and up", 2 * inner // tp, hidden, layers, mlp_bias),
+        EngineProduct("gate and up", 2 * inner // tp, hidden, layers, mlp_bias, act == "silu" and not mlp_bias),
         EngineProduct("down", hidden, inner // tp, layers, mlp_bias),
         EngineProduct("output head", words // tp, hidden, 1),
     ]

@@ -40,6 +40,7 @@ class ModelWeight(NamedTuple):
         sizes: number of M that an engine runs.
         free: each M of the range that the library does not decide, in rising order.
         is_padded: whether the engine pads the rows of all these products to the sizes of its graphs.
+        is_gated: whether SiLU(gate) * up follows one of these products.
     """
 
     product: EngineProduct
@@ -49,6 +50,7 @@ class ModelWeight(NamedTuple):
     sizes: int
     free: tuple[int, ...]
     is_padded: bool
+    is_gated: bool
 
     @property
     def words(self) -> str:
@@ -109,7 +111,8 @@ def _model_weight(
     asked = WeightRange(weight, min(sizes), max(sizes))
     free = [m for m in range(asked.first, asked.last + 1) if library.lookup(asked.problem(m)) is None]
     lacking, times = tuple(m for m in free if m in sizes), sum(product.count for product in products)
-    return ModelWeight(products[0], asked, lacking, times, len(sizes), tuple(free), not any(heads))
+    gated = any(product.gated for product in products)
+    return ModelWeight(products[0], asked, lacking, times, len(sizes), tuple(free), not any(heads), gated)
 
 
 class ProductWay(NamedTuple):
