@@ -39,6 +39,14 @@ def test_each_product_has_its_way_and_a_step_its_gain(file: str) -> None:
     assert lines[-1] == f"outblas tune --model {file} --tp 1 tunes what is of no list"
 
 
+def test_a_gate_is_a_kernel_where_one_was_measured_to_be_faster(file: str) -> None:
+    result = outblas("explain", "--model", file, "--rows", "8,8192", "--dtype", "bf16", "--device", "replay:h200")
+    gate = Library.packaged("h200").gate(Problem(8, 28672, 4096, "TN", "bf16"))
+    assert result.exit_code == 0 and gate is not None
+    line = f"  with SiLU of its gate: M 8: kernel {gate.speedup:.3f}, M 8192: a pass more"
+    assert line in result.stdout.splitlines()
+
+
 def test_the_command_that_tunes_is_for_a_shell_and_has_the_same_options(
     file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -59,10 +59,8 @@ def explain(
 def _gates(one: ModelWeight, numbers: Iterable[int], library: Library) -> str:
     """Return how the gate of a weight is computed at each M: by a kernel, and its measured speed-up, or in a pass."""
     found = {m: library.gate(one.asked.weight.problem(m)) for m in numbers}
-    words = (
-        f"M {m}: " + ("a pass more" if gate is None else f"kernel {gate.speedup:.3f}") for m, gate in found.items()
-    )
-    return ", ".join(words)
+    ways = {m: "a pass more" if gate is None else f"kernel {gate.speedup:.3f}" for m, gate in found.items()}
+    return ", ".join(f"M {m}: {way}" for m, way in ways.items())
 
 
 def _tune_command(model: Path, tp: int, dtype: str | None, device: str | None) -> str:
