@@ -217,7 +217,8 @@ def test_a_missing_or_failing_cublaslt_has_no_answer(lt: Lt) -> None:
 
 def test_a_choice_that_must_wait_for_the_end_of_a_capture_is_not_kept() -> None:
     pytest.importorskip("torch")
-    from outblas.dispatch.device_state import DeviceState, load_kernel
+    from outblas.dispatch.device_state import DeviceState
+    from outblas.runtime.kernel_loader import load_kernel
 
     capturing = True
 

@@ -18,7 +18,7 @@ import outblas
 from outblas.core.errors import TensorError
 from outblas.core.problem import Problem
 from outblas.dispatch import device_registry, native_table
-from outblas.dispatch.device_state import DeviceState, load_kernel
+from outblas.dispatch.device_state import DeviceState
 from outblas.dispatch.matmul import explain
 from outblas.judge.reference import Reference
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
@@ -26,6 +26,7 @@ from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryChoice, LibraryRow
 from outblas.runtime.device import gpu_of_device
+from outblas.runtime.kernel_loader import load_kernel
 from support.gpus.gpu_operands import operands
 
 pytestmark = pytest.mark.gpu

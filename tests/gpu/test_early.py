@@ -19,7 +19,7 @@ from outblas.core.evaluation import Status
 from outblas.core.problem import Layout, Problem
 from outblas.core.roofline import architecture
 from outblas.dispatch import device_registry, native_table
-from outblas.dispatch.device_state import DeviceState, load_kernel
+from outblas.dispatch.device_state import DeviceState
 from outblas.judge.gates import prove
 from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
 from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
@@ -32,6 +32,7 @@ from outblas.records.library import Library
 from outblas.records.library_row import LibraryChoice, LibraryRow
 from outblas.runtime.device import gpu_of_device
 from outblas.runtime.driver import capture_graph, check, driver
+from outblas.runtime.kernel_loader import load_kernel
 from outblas.runtime.launch import load
 from outblas.runtime.nvrtc import compile_source
 from support.gpus.known import H200

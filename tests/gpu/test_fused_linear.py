@@ -17,7 +17,7 @@ import outblas
 from outblas.core.config import KernelConfig
 from outblas.core.problem import Problem
 from outblas.dispatch import device_registry, linear, native_table
-from outblas.dispatch.device_state import DeviceState, load_kernel
+from outblas.dispatch.device_state import DeviceState
 from outblas.dispatch.fusion import fused
 from outblas.judge.fused_gates import worst_fused_error
 from outblas.kernels.epilogue import ACTIVATIONS, STACKED_GATE, Epilogue
@@ -26,6 +26,7 @@ from outblas.records.library import Library
 from outblas.records.library_row import LibraryChoice, LibraryRow
 from outblas.runtime.device import gpu_of_device
 from outblas.runtime.fused_launch import Extra
+from outblas.runtime.kernel_loader import load_kernel
 from support.fused_gpu_fixture import (  # noqa: F401
     CONFIGS,
     GEGLU,

@@ -19,7 +19,7 @@ from outblas.core.config import KernelConfig
 from outblas.core.problem import ROW_ALIGN_BYTES, Problem
 from outblas.core.rivals import AUTO_REQUEST
 from outblas.dispatch import device_registry, native, native_table
-from outblas.dispatch.device_state import DeviceState, load_kernel
+from outblas.dispatch.device_state import DeviceState
 from outblas.judge.reference import Reference
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.kernels.geometry import workspace_bytes
@@ -28,6 +28,7 @@ from outblas.records.library import Library
 from outblas.records.library_row import LibraryChoice, LibraryRow
 from outblas.runtime.cublas import CublasLt, describe
 from outblas.runtime.device import gpu_of_device
+from outblas.runtime.kernel_loader import load_kernel
 from support.gpus.gpu_operands import operands
 from support.gpus.known import H200
 

@@ -18,7 +18,7 @@ from outblas.core.config import KernelConfig
 from outblas.core.problem import Problem
 from outblas.dispatch import device_registry, native_table
 from outblas.dispatch.cubin_build import build, is_current, packaged_libraries, sources_of
-from outblas.dispatch.device_state import ARCHITECTURE, DeviceState, load_kernel
+from outblas.dispatch.device_state import DeviceState
 from outblas.judge.reference import Reference
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
@@ -29,6 +29,7 @@ from outblas.records.library_row import LibraryChoice, LibraryRow
 from outblas.runtime import packaged_cubins
 from outblas.runtime.cubin_pack import pack_bytes, pack_key
 from outblas.runtime.device import gpu_of_device
+from outblas.runtime.kernel_loader import ARCHITECTURE, load_kernel
 from outblas.runtime.launch import load
 from outblas.runtime.nvrtc import compile_source
 from outblas.runtime.packaged_cubins import PACK, PackagedCubins

@@ -17,7 +17,7 @@ import torch
 import outblas
 from outblas.core.problem import Problem
 from outblas.dispatch import device_registry, native, native_table
-from outblas.dispatch.device_state import DeviceState, load_kernel
+from outblas.dispatch.device_state import DeviceState
 from outblas.judge.reference import Reference
 from outblas.kernels.geometry import workspace_bytes
 from outblas.records.library import Library
@@ -25,6 +25,7 @@ from outblas.records.library_row import LibraryChoice, LibraryRow
 from outblas.runtime import graph_workspace
 from outblas.runtime.device import gpu_of_device
 from outblas.runtime.driver import capture_graph, check, driver
+from outblas.runtime.kernel_loader import load_kernel
 from support.workspace_gpu_fixture import (  # noqa: F401
     BASE,
     CONFIGS,

@@ -231,7 +231,8 @@ def test_a_problem_is_predicted_once_however_its_operands_lie(monkeypatch: pytes
 
 def test_threads_do_not_wait_for_the_choice_of_another() -> None:
     pytest.importorskip("torch")
-    from outblas.dispatch.device_state import DeviceState, load_kernel
+    from outblas.dispatch.device_state import DeviceState
+    from outblas.runtime.kernel_loader import load_kernel
 
     begun, may_end = threading.Event(), threading.Event()
 
@@ -257,7 +258,8 @@ def test_threads_do_not_wait_for_the_choice_of_another() -> None:
 def test_a_digest_changes_with_the_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of which Inductor's cached graphs are."""
     pytest.importorskip("torch")
-    from outblas.dispatch.device_state import DeviceState, load_kernel
+    from outblas.dispatch.device_state import DeviceState
+    from outblas.runtime.kernel_loader import load_kernel
 
     def digest() -> str:
         unlisted_shapes.choices_id.cache_clear()

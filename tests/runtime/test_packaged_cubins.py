@@ -15,7 +15,7 @@ from outblas.cli.checks import health
 from outblas.core.config import KernelConfig
 from outblas.core.errors import ToolchainMissing
 from outblas.core.problem import Problem
-from outblas.dispatch.device_state import ARCHITECTURE, DeviceState, load_kernel
+from outblas.dispatch.device_state import DeviceState
 from outblas.kernels.kernel_hash import kernels_sha
 from outblas.kernels.source import Source, make_source
 from outblas.records.library import Library
@@ -23,6 +23,7 @@ from outblas.runtime import launch, packaged_cubins
 from outblas.runtime import nvrtc as compiling
 from outblas.runtime.cubin import Cubin
 from outblas.runtime.cubin_pack import pack_bytes
+from outblas.runtime.kernel_loader import ARCHITECTURE, load_kernel
 from outblas.runtime.packaged_cubins import PackagedCubins
 from support.gpus.known import H200
 from support.packed_fixture import ABOUT, OTHER, PACKED, PROBLEM, cubin, path_fixture  # noqa: F401

@@ -8,7 +8,6 @@ import pytest
 
 from outblas.cli.checks import health
 from outblas.core.problem import Problem
-from outblas.dispatch.device_state import ARCHITECTURE
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.kernels.kernel_hash import kernels_sha
@@ -16,6 +15,7 @@ from outblas.kernels.source import Source, make_source
 from outblas.runtime import packaged_cubins
 from outblas.runtime.cubin import Cubin, SassFacts
 from outblas.runtime.cubin_pack import pack_bytes, pack_key
+from outblas.runtime.kernel_loader import ARCHITECTURE
 from outblas.runtime.packaged_cubins import PackagedCubins
 
 PROBLEM = Problem(64, 128, 256)

@@ -147,10 +147,10 @@ def launch(works: Sequence[ProfileWork], gpu_index: int = 0) -> None:
     """
     import torch
 
-    from outblas.dispatch.device_state import load_kernel
     from outblas.judge.baselines import LtAuto
     from outblas.judge.gpu_clock import GpuClock
     from outblas.runtime.device import gpu_of_device
+    from outblas.runtime.kernel_loader import load_kernel
 
     torch.cuda.set_device(gpu_index)
     torch.cuda.init()

@@ -17,7 +17,7 @@ from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu, architecture
 from outblas.dispatch import native_table
 from outblas.dispatch.decide import Choose, ChooseOrRow
-from outblas.dispatch.device_state import DeviceState, load_kernel
+from outblas.dispatch.device_state import DeviceState
 from outblas.dispatch.process_workload import process_workload, set_process_workload
 from outblas.dispatch.promises import promise_free_option
 from outblas.dispatch.unlisted_shapes import any_shape_chooser, ask_cublaslt, choices_id
@@ -26,6 +26,7 @@ from outblas.records.user_library import library_for_device
 from outblas.runtime.cublaslt import LtAlgorithms
 from outblas.runtime.device import gpu_of_device
 from outblas.runtime.driver import driver
+from outblas.runtime.kernel_loader import load_kernel
 
 #: Where our kernels run; the tests' are elsewhere.
 DEVICE_TYPE = "cuda"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-import time
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -15,7 +14,7 @@ from outblas.core.config import KernelConfig, Launch, config_name
 from outblas.core.errors import CompileError, DeviceError, ToolchainMissing
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
-from outblas.dispatch.decide import CallTerms, ChooseOrRow, Decision, Operand, by_weight, decide
+from outblas.dispatch.decide import CallTerms, ChooseOrRow, Decision, Operand, by_weight, decide, problem_of_layer
 from outblas.dispatch.device_workspaces import DeviceWorkspaces
 from outblas.dispatch.guarantees.guarantee import Guarantee
 from outblas.dispatch.process_workload import process_workload
@@ -29,15 +28,14 @@ from outblas.runtime.recent_entries import keep, touch
 if TYPE_CHECKING:
     import torch
 
-    from outblas.kernels.source import Source
 
-#: Architecture of the shipped kernels. The registry compiles for the architecture of each device.
-ARCHITECTURE = "sm_90a"
 #: Decisions and bound calls kept per device; the least recently used go first.
 KEPT_DECISIONS, KEPT_CALLS = 4096, 4096
 _LOG = logging.getLogger(__name__)
 #: What a decision is remembered by: A, B, C, launch, guarantee, workload, kernels left out under it, whether by class.
 _Asked = tuple[Operand, Operand, Operand | None, Launch, Guarantee, str, int, bool]
+#: In place of the workload, for products with a stacked gate.
+_GATE = "gate"
 
 
 class DeviceState:
@@ -96,6 +94,25 @@ class DeviceState:
         with self._lock:
             if not found.provisional:
                 keep(self._decisions, key, found, KEPT_DECISIONS)
+        return found
+
+    def gate(self, a: Operand, b: Operand) -> Decision:
+        """Return the kernel that was measured with a stacked gate, for a layer's product; kept as other decisions are.
+
+        Without one there is no kernel. None is guessed, because a product and a pass may be faster.
+        """
+        key: _Asked = (a, b, None, "plain", "none", _GATE, 0, False)
+        with self._lock:
+            if (found := self._decisions.get(key)) is not None:
+                touch(self._decisions, key)
+                return found
+        problem = problem_of_layer(a, b)
+        choice = None if problem is None or self.absent else self.library.gate(problem)
+        if choice is None:
+            return Decision(None, problem, "no kernel with the gate is known to be faster than a product and a pass")
+        found = Decision(choice.config, problem, f"with its gate measured at {choice.speedup:.3f} times a pass more")
+        with self._lock:
+            keep(self._decisions, key, found, KEPT_DECISIONS)
         return found
 
     def run(
@@ -334,67 +351,3 @@ class DeviceState:
             except RuntimeError as error:  # torch raises it again at a product of its own; this one needs no handle
                 _LOG.info("torch has no handle of cuBLAS: %s", str(error).partition("\n")[0])
             self._threads.ready = True
-
-
-def load_kernel(problem: Problem, config: KernelConfig, arch: str = ARCHITECTURE) -> tuple[Any, float]:
-    """Load a kernel on the current CUDA device.
-
-    The shipped cubin is used if it was built from exactly this source. Otherwise, or if the driver refuses it, the
-    kernel is compiled here.
-
-    Args:
-        problem: the problem.
-        config: the kernel.
-        arch: architecture of that device.
-
-    Returns:
-        (bindable kernel, seconds of compilation); 0 seconds if it was shipped or cached.
-
-    Raises:
-        CompileError: it does not compile, or the machine code spills or accumulates otherwise than asked.
-        ToolchainMissing: no compiler is installed.
-        DeviceError: the driver cannot load it.
-    """
-    from outblas.kernels.source import make_source
-    from outblas.runtime.launch import load
-    from outblas.runtime.packaged_cubins import PACKAGED
-
-    source = make_source(problem, config)
-    packaged = PACKAGED.get(source, arch)
-    if packaged is None:
-        return _compiled(source, config, arch)
-    try:
-        kernel = load(packaged, config)
-    except DeviceError as refused:
-        found = _compiled_instead(source, config, arch, refused)
-        PACKAGED.warn_refused(refused.wrong)
-        return found
-    kernel.packaged = True
-    _LOG.info("%s was shipped", config_name(config))
-    return kernel, 0.0
-
-
-def _compiled_instead(source: Source, config: KernelConfig, arch: str, refused: DeviceError) -> tuple[Any, float]:
-    """Compile a kernel whose shipped cubin the driver refused; an error names both failures in one line."""
-    from outblas.runtime.packaged_cubins import PACKAGED
-
-    try:
-        return _compiled(source, config, arch)
-    except (CompileError, ToolchainMissing, DeviceError) as error:
-        raise DeviceError(
-            f"the driver refuses the shipped cubin ({refused.wrong}) and it cannot be compiled here ({error.wrong})",
-            f"a driver for {PACKAGED.driver_needed()}, or an NVRTC whose cubins this driver loads",
-            "update the driver, or install that NVRTC",
-        ) from error
-
-
-def _compiled(source: Source, config: KernelConfig, arch: str) -> tuple[Any, float]:
-    """Compile by NVRTC, or take the cubin from the compile cache; returns and raises as :func:`load_kernel`."""
-    from outblas.runtime.launch import load
-    from outblas.runtime.nvrtc import compile_tuned
-
-    start = time.perf_counter()
-    cubin = compile_tuned(source, arch)
-    seconds = 0.0 if cubin.from_cache else time.perf_counter() - start
-    _LOG.info("%s %s", config_name(config), f"compiled in {seconds:.2f} s" if seconds else "taken from the cache")
-    return load(cubin, config), seconds

@@ -17,6 +17,7 @@ from torch._inductor.utils import fresh_cache
 from outblas.core.problem import Problem
 from outblas.core.weight import Weight
 from outblas.dispatch import device_registry, inductor_pass
+from outblas.dispatch.device_state import DeviceState
 from outblas.dispatch.fusion import fused as fused_calls
 from outblas.dispatch.fusion import stacked_gate
 from outblas.dispatch.fusion.stacked_gate import gate_for_some_m, silu_times
@@ -30,6 +31,7 @@ from outblas.records.library import Library
 from outblas.records.library_interval import LibraryInterval
 from outblas.records.library_row import LibraryChoice, LibraryRow
 from outblas.runtime.fused_launch import Extra
+from support.gpus.known import H200
 
 silu, linear = torch.nn.functional.silu, torch.nn.functional.linear
 
@@ -206,8 +208,7 @@ def gates() -> tuple[LibraryInterval, ...]:
 
 
 def test_only_a_kernel_that_was_measured_with_its_gate_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    library = Library("h200", (), gates=gates())
-    state = SimpleNamespace(library=library)
+    state = DeviceState(H200, Library("h200", (), gates=gates()), lambda *_: None)  # type: ignore[arg-type,return-value]
     monkeypatch.setattr(device_registry, "device_state", lambda index: state)
     monkeypatch.setattr(device_registry, "DEVICE_TYPE", "cpu")
     w = torch.empty(64, 32).bfloat16()
@@ -221,6 +222,8 @@ def test_only_a_kernel_that_was_measured_with_its_gate_runs(monkeypatch: pytest.
     assert not gate_for_some_m(torch.empty(1, 16).bfloat16(), w[:, :16].contiguous())
     words = fused_calls.why_not(torch.empty(17, 32).bfloat16(), w.t(), Extra(), STACKED_GATE)
     assert "a product and a pass" in words
+    weights = state.weights()["64 x 32 bf16"]
+    assert weights == {"outblas": [1, 16], "cublaslt": [], "torch": []}, "the engine's log names them"
 
 
 def test_a_library_keeps_its_gates_apart_from_its_intervals(tmp_path: Path) -> None:

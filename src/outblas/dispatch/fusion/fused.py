@@ -31,7 +31,7 @@ from outblas.core.problem import Problem
 from outblas.core.roofline import architecture
 from outblas.dispatch import device_registry
 from outblas.dispatch.decide import Decision, NotWhileCapturing, Operand, problem_of_layer
-from outblas.dispatch.device_state import ARCHITECTURE, KEPT_CALLS, KEPT_DECISIONS
+from outblas.dispatch.device_state import KEPT_CALLS, KEPT_DECISIONS
 from outblas.dispatch.fusion.kernel_choice import kernel_despite_fallback, kernel_to_fuse
 from outblas.dispatch.promises import launch_of_option
 from outblas.dispatch.tensors import aligned_operand, operand
@@ -42,12 +42,11 @@ from outblas.kernels.source import KernelKind, kernel_kind, make_source
 from outblas.runtime.cubin import Cubin
 from outblas.runtime.fused_launch import Extra, FusedKernel, row_stride, why_no_gated_output, why_unfit
 from outblas.runtime.graph_workspace import CapturedWorkspace
+from outblas.runtime.kernel_loader import ARCHITECTURE
 from outblas.runtime.recent_entries import keep
 
 if TYPE_CHECKING:
     import torch
-
-    from outblas.records.library import Library
 
 _NOTHING = Decision(None, None, "")
 #: The epilogue of a layer with a bias that nothing follows.
@@ -295,7 +294,7 @@ def _decide(
         return _NOTHING, f"nothing to fuse, or not the operands of {epilogue.name}"
     device = device_registry.device_state(a.device.index)
     if epilogue.stacked:
-        return _measured_gate(device.library, described(a), described(b)), ""
+        return device.gate(described(a), described(b)), ""
     launch = launch_of_option(option)
     plain_out = None if out is None or epilogue.gated else described(out)
     left, right = described(a), described(b)
@@ -315,15 +314,6 @@ def _decide(
     if not reason and epilogue.gated and out is not None:
         reason = why_no_gated_output(decision.problem, a, out)
     return decision, reason or why_unfit(decision.problem, decision.config, extra, a, out)
-
-
-def _measured_gate(library: Library, a: Operand, b: Operand) -> Decision:
-    """The kernel that was measured with a stacked gate. No other is tried: a product and a pass may be faster."""
-    problem = problem_of_layer(a, b)
-    choice = None if problem is None else library.gate(problem)
-    if choice is None:
-        return Decision(None, problem, "no kernel with the gate was measured to be faster than a product and a pass")
-    return Decision(choice.config, problem, f"with the gate it is {choice.speedup:.3f} times as fast as a pass more")
 
 
 def _predict(index: int, a: Operand, b: Operand, epilogue: Epilogue, launch: Launch) -> Decision | None:
