@@ -147,15 +147,14 @@ def tune(
         beside=run is None,
     )  # fmt: skip
     install = install or (install is None and suite in ("captured", "model"))
-    if model is None:
-        _run(request, budget, ranked, install, json_out)
-    else:
-        _tune_model(context, request, budget, install, json_out, begun)
+    one = _run if model is None else partial(_tune_model, context, begun)
+    one(request, budget, ranked, install, json_out)
 
 
 def _tune_model(
-    context: typer.Context, request: TuneRequest, budget: str, install: bool, json_out: bool, begun: float
-) -> None:
+    context: typer.Context, begun: float, request: TuneRequest, budget: str, ranked: Sequence[TimeShare], install: bool,
+    json_out: bool,
+) -> None:  # fmt: skip
     """Tune what the library lacks of a model's products, then of its gates, whose rivals they are."""
     from outblas.search.gate_run import tune_gates
 
@@ -169,7 +168,7 @@ def _tune_model(
             return tune_gates(given["model"], given["tp"], dtype, rest, install, bar, say)
 
     if request.ranges.searched:
-        _run(request, budget, (), install, json_out, gates)
+        _run(request, budget, ranked, install, json_out, gates)
         return
     found = gates()
     if not found:
