@@ -107,8 +107,8 @@ def times(problem: Problem, who: Sequence[str], gpu: Any) -> dict[str, Any]:
     import torch
 
     from outblas.dispatch.device_registry import device_state
-    from outblas.dispatch.device_state import load_kernel
     from outblas.judge.gpu_clock import GpuClock
+    from outblas.runtime.kernel_loader import load_kernel
 
     config = device_state(0).library.fixed_order.choose(problem, gpu, "plain")
     if config is None:

@@ -32,7 +32,6 @@ from outblas.core.rivals import LT_AUTO, RIVALS
 from outblas.core.roofline import Gpu, regime
 from outblas.core.stats import geomean
 from outblas.core.suites import suite
-from outblas.dispatch.device_state import load_kernel
 from outblas.dispatch.matmul import matmul
 from outblas.judge.baselines import make_baselines
 from outblas.judge.gates import CellProver
@@ -43,6 +42,7 @@ from outblas.records.provenance import collect_provenance, script_command
 from outblas.records.results import result_file
 from outblas.runtime.device import gpu_of_device
 from outblas.runtime.driver import capture_graph, check, driver
+from outblas.runtime.kernel_loader import load_kernel
 
 FORMAT = 1
 EDGES = f"{LT_AUTO}_edges"

@@ -140,7 +140,7 @@ class Peer:
 
     @staticmethod
     def _load_ours(problem: Problem, config: Any) -> Any:
-        from outblas.dispatch.device_state import load_kernel
+        from outblas.runtime.kernel_loader import load_kernel
 
         return load_kernel(problem, config)[0]
 

@@ -98,9 +98,9 @@ def problems_of(count: int) -> dict[str, list[Problem]]:
 
 def measure_one(problem: Problem, row: LibraryRow | None, baselines: Mapping[str, Any], gpu: Any) -> dict[str, Any]:
     """Return the result of one problem."""
-    from outblas.dispatch.device_state import load_kernel
     from outblas.judge.gates import CellProver
     from outblas.judge.gpu_clock import GpuClock
+    from outblas.runtime.kernel_loader import load_kernel
 
     choice = row.plain if row else None
     with GpuClock(problem, 0, seed=SEED + 1, gpu=gpu) as bench:

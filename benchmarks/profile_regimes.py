@@ -79,9 +79,9 @@ def plan(gpu: Gpu) -> list[dict[str, Any]]:
 def _prepare(problem: Problem, config: KernelConfig, gpu: Gpu) -> tuple[bytes, str]:
     """Prove ours; choose cuBLASLt's algorithm."""
     from outblas.core.evaluation import Status
-    from outblas.dispatch.device_state import load_kernel
     from outblas.judge.gates import CellProver
     from outblas.judge.gpu_clock import GpuClock
+    from outblas.runtime.kernel_loader import load_kernel
 
     theirs = LtAuto()
     with GpuClock(problem, gpu=gpu) as bench:

@@ -32,6 +32,7 @@ import json
 import os
 import random
 import re
+import shutil
 import sys
 import tempfile
 import time
@@ -91,7 +92,8 @@ def tuned_library(model: str, arguments: argparse.Namespace, gpu: str | None) ->
     library, config, took = folder / "library.json", folder / "config.json", folder / "seconds.json"
     if not (took.exists() and library.exists()):
         begun = time.perf_counter()
-        folder.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(folder, ignore_errors=True)  # what an interrupted tuning left would be added to its time
+        folder.mkdir(parents=True)
         config.write_text(json.dumps(MODELS[model]))
         command = [sys.executable, "-m", "outblas", "tune", "--model", str(config)]
         command += ["--budget", f"12,{arguments.tune}s", "--run", str(folder / "run"), "--device", "cuda:0"]

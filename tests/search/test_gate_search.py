@@ -9,6 +9,7 @@ import pytest
 
 from outblas.bench.pool.worker_plan import WorkerPlan
 from outblas.core.problem import Problem
+from outblas.core.rivals import RIVALS
 from outblas.core.suites import Table
 from outblas.core.weight import Weight
 from outblas.kernels.epilogue import STACKED_GATE
@@ -74,5 +75,6 @@ def test_workers_judge_the_gate_and_have_the_librarys_product_as_a_rival(
     assert request.workers is not None
     judging = request.workers.judging
     assert judging.epilogue == STACKED_GATE and judging.unfused == {GATE.problem(64): LARGE}
-    assert judging.baselines == ("torch", "lt_auto")
+    assert judging.baselines == RIVALS
+    assert request.has_gate, "proofs of products do not count"
     assert gate_search._request(work, Table.parse("llm:TN:bf16:fp32")).ranges.ranges == []

@@ -202,11 +202,14 @@ def _run(
         _print_outcome(outcome, ranked)
     installed = _install(outcome, request, json_out) if install else None
     write_report(files.path, files.report)
-    gates = more()
-    if json_out:
-        _print_document(outcome, ranked, installed, gates)
-    else:
-        out.print(f"report:  {files.report}", markup=False)
+    gates = 0
+    try:
+        gates = more()
+    finally:  # the products are tuned, whatever becomes of the gates
+        if json_out:
+            _print_document(outcome, ranked, installed, gates)
+        else:
+            out.print(f"report:  {files.report}", markup=False)
 
 
 class _Work:

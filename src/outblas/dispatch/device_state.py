@@ -18,7 +18,9 @@ from outblas.dispatch.decide import CallTerms, ChooseOrRow, Decision, Operand, b
 from outblas.dispatch.device_workspaces import DeviceWorkspaces
 from outblas.dispatch.guarantees.guarantee import Guarantee
 from outblas.dispatch.process_workload import process_workload
+from outblas.kernels.epilogue import STACKED_GATE, why_not_fused
 from outblas.kernels.geometry import workspace_bytes
+from outblas.kernels.legality import why_illegal
 from outblas.kernels.source import KernelKind, kernel_kind
 from outblas.records.library import Library
 from outblas.runtime.cublaslt import LtAlgorithms
@@ -34,8 +36,6 @@ KEPT_DECISIONS, KEPT_CALLS = 4096, 4096
 _LOG = logging.getLogger(__name__)
 #: What a decision is remembered by: A, B, C, launch, guarantee, workload, kernels left out under it, whether by class.
 _Asked = tuple[Operand, Operand, Operand | None, Launch, Guarantee, str, int, bool]
-#: In place of the workload, for products with a stacked gate.
-_GATE = "gate"
 
 
 class DeviceState:
@@ -64,6 +64,7 @@ class DeviceState:
         self.failed: dict[KernelKind, str] = {}
         self._kernels: dict[KernelKind, Any] = {}
         self._decisions: OrderedDict[_Asked, Decision] = OrderedDict()
+        self._gates: OrderedDict[tuple[Operand, Operand], Decision] = OrderedDict()
         self._calls: OrderedDict[Any, Any] = OrderedDict()
         self._compile_seconds = 0.0
         self.workspaces = DeviceWorkspaces()
@@ -97,22 +98,22 @@ class DeviceState:
         return found
 
     def gate(self, a: Operand, b: Operand) -> Decision:
-        """Return the kernel that was measured with a stacked gate, for a layer's product; kept as other decisions are.
+        """Return the kernel that was measured with a stacked gate, for a layer's product. Answers are kept.
 
         Without one there is no kernel. None is guessed, because a product and a pass may be faster.
         """
-        key: _Asked = (a, b, None, "plain", "none", _GATE, 0, False)
-        with self._lock:
-            if (found := self._decisions.get(key)) is not None:
-                touch(self._decisions, key)
-                return found
+        if (found := self._gates.get((a, b))) is not None:
+            return found
         problem = problem_of_layer(a, b)
         choice = None if problem is None or self.absent else self.library.gate(problem)
-        if choice is None:
-            return Decision(None, problem, "no kernel with the gate is known to be faster than a product and a pass")
-        found = Decision(choice.config, problem, f"with its gate measured at {choice.speedup:.3f} times a pass more")
+        why = "no kernel with the gate is known to be faster than a product and a pass"
+        if choice is not None and problem is not None and self.gpu is not None:
+            wrong = why_illegal(problem, choice.config, self.gpu) or why_not_fused(problem, choice.config, STACKED_GATE)
+            why = wrong or f"with its gate measured at {choice.speedup:.3f} times a pass more"
+            choice = None if wrong else choice
+        found = Decision(None if choice is None else choice.config, problem, why)
         with self._lock:
-            keep(self._decisions, key, found, KEPT_DECISIONS)
+            keep(self._gates, (a, b), found, KEPT_DECISIONS)
         return found
 
     def run(
@@ -290,10 +291,11 @@ class DeviceState:
         return self.failed.get(kernel_kind(decision.problem, decision.config), "")
 
     def weights(self) -> dict[str, dict[str, list[int]]]:
-        """Return :func:`outblas.dispatch.decide.by_weight` of the decisions that are kept."""
+        """Return :func:`outblas.dispatch.decide.by_weight` of the decisions that are kept, those with a gate too."""
         with self._lock:
-            kept = list(self._decisions.items())
-        return by_weight((key[0], key[1], self._maker(decision)) for key, decision in kept)
+            kept, gates = list(self._decisions.items()), list(self._gates.items())
+        made = [(key[0], key[1], self._maker(decision)) for key, decision in kept]
+        return by_weight([*made, *((*key, "outblas") for key, decision in gates if decision.config is not None)])
 
     def _maker(self, decision: Decision) -> str:
         named = "cublaslt" if decision.config is None else "outblas"
@@ -305,6 +307,7 @@ class DeviceState:
             "gpu": self.gpu.name if self.gpu else "not supported",
             "library_rows": len(self.library.rows),
             "library_intervals": len(self.library.intervals),
+            "library_gates": len(self.library.gates),
             "kernels_loaded": len(self._kernels),
             "kernels_shipped": sum(bool(getattr(k, "packaged", False)) for k in list(self._kernels.values())),
             "algorithms_found": self.lt.count,

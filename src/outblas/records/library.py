@@ -77,8 +77,8 @@ class Library:
 
     @property
     def is_empty(self) -> bool:
-        """Return whether the library decides nothing: it has no rows and no intervals."""
-        return not self.rows and not self.intervals
+        """Return whether the library decides nothing: it has no rows, no intervals and no gates."""
+        return not (self.rows or self.intervals or self.gates)
 
     def size(self, noun: str = "rows") -> str:
         """Return the number of rows, and of intervals if there are any, e.g. ``12 rows, 3 intervals``.

@@ -117,6 +117,11 @@ class TuneRequest:
     beside: bool = False
 
     @property
+    def has_gate(self) -> bool:
+        """Return whether candidates compute more than a product."""
+        return self.workers is not None and self.workers.judging.epilogue.on
+
+    @property
     def place(self) -> str:
         """Return the name of the device or workers that evaluate, in words."""
         return str(self.workers or self.device)
@@ -198,7 +203,7 @@ def run_tune(
         origin = _origin(evaluator, device, recording, request.command)
         is_live = recording is None and evaluator.source.startswith("cuda")
         stamp = stamp_of(origin["provenance"]) if is_live else None
-        if is_live:
+        if is_live and not request.has_gate:  # those are other kernels, which nothing has proved
             evaluator.trust(proved_kinds(Library.packaged(evaluator.gpu.name, missing_ok=True)))
         files = _files(request, stamp)
         with lock_run_folder(files.path), _kept_times(evaluator, files.times):

@@ -97,11 +97,10 @@ class GateReference:
         import torch
 
         by_turns = torch.stack(b.chunk(2), dim=1).flatten(0, 1)
-        z, y = fused_reference(problem, a, by_turns, Extra(), STACKED_GATE)
-        # A finite value past the largest of the output's type is an infinity there.
-        rounded = y.to(torch_dtype(problem)).double()
-        self._y = torch.where(rounded.isinf(), rounded, y)
-        self._bound = fused_error_bound(problem, a, by_turns, z, y, STACKED_GATE)
+        z, self._y = fused_reference(problem, a, by_turns, Extra(), STACKED_GATE)
+        self._bound = fused_error_bound(problem, a, by_turns, z, self._y, STACKED_GATE)
+        # Within its bound, such a value may be past the largest of the output's type, which is an infinity there.
+        self._may_overflow = (self._y.abs() + self._bound).to(torch_dtype(problem)).isinf()
 
     def worst_error_ratio(self, c: Any) -> Any:
         """Return the largest |error| / bound, a 0-dim fp32 tensor; NaN if C holds a NaN where it is written.
@@ -112,7 +111,8 @@ class GateReference:
         import torch
 
         found = half_of(c).double()
-        ratio = torch.where(found == self._y, 0.0, (found - self._y).abs() / self._bound)
+        overflow = found.isinf() & self._may_overflow & (found.sign() == self._y.sign())
+        ratio = torch.where(overflow, 0.0, (found - self._y).abs() / self._bound)
         behind = (c.flatten()[found.numel() :].view(torch.int16) != CANARY).any()
         return torch.where(behind, torch.inf, ratio.max()).float()
 

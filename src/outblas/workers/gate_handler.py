@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from outblas.core.config import config_name
 from outblas.core.evaluation import Status, Verdict
 from outblas.core.problem import Problem
+from outblas.core.roofline import Gpu, architecture
 from outblas.judge.bench_cell import UNFUSED, BenchCell, Options
 from outblas.kernels.epilogue import why_not_fused
+from outblas.kernels.source import KernelKind, kernel_kind
 from outblas.workers.handler import Handler
 from outblas.workers.work_item import WorkItem
 
@@ -29,6 +32,10 @@ class GateHandler(Handler):
     Each rival is a baseline, or the library's kernel for the product, with one pass more. It is called as its base
     class.
     """
+
+    def __init__(self, options: Options) -> None:
+        super().__init__(options)
+        self._products: dict[KernelKind, _Product] = {}
 
     def _why_illegal(self, problem: Problem, config: Any) -> str | None:
         return super()._why_illegal(problem, config) or why_not_fused(problem, config, self._options.epilogue)
@@ -71,10 +78,26 @@ class GateHandler(Handler):
         return {name: FollowedEntry(entry, self._options.gpu_index) for name, entry in entries.items()}
 
     def _product(self, problem: Problem, config: Any) -> Any:
-        """Return the library's kernel for the product alone."""
-        from outblas.core.roofline import architecture
+        """Return the library's kernel for the product alone; a failure to build it is that of the rival only."""
+        key = kernel_kind(problem, config)
+        if key not in self._products:
+            self._products[key] = _Product(self._options.gpu, config)
+        return self._products[key]
+
+
+class _Product:
+    """A kernel without its gate, built when it is bound."""
+
+    def __init__(self, gpu: Gpu, config: Any) -> None:
+        self.name, self._gpu, self._config = config_name(config), gpu, config
+        self._kernel: Any = None
+
+    def bind(self, problem: Problem, a: Any, b: Any, c: Any) -> Any:
         from outblas.kernels.source import make_source
         from outblas.runtime.launch import load
         from outblas.runtime.nvrtc import compile_tuned
 
-        return load(compile_tuned(make_source(problem, config), architecture(self._options.gpu)), config)
+        if self._kernel is None:
+            cubin = compile_tuned(make_source(problem, self._config), architecture(self._gpu))
+            self._kernel = load(cubin, self._config)
+        return self._kernel.bind(problem, a, b, c)

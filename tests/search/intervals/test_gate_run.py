@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,11 @@ from outblas.core.weight import Weight
 from outblas.kernels.epilogue import STACKED_GATE
 from outblas.records import provenance
 from outblas.records.library import Library
+from outblas.records.library_interval import LibraryInterval
+from outblas.records.library_row import LibraryChoice, LibraryRow
 from outblas.runtime import device
 from outblas.search import gate_run, tune_run
+from outblas.search.intervals.gate_ranges import surely_faster
 from support.cli_fixture import outblas
 from support.gpus.known import H200
 from support.gpus.modelled_gpu import LARGE, SMALL, Model, ModelledEvaluator
@@ -84,6 +89,34 @@ def test_without_time_the_gates_wait_for_the_next_command(plans: list[Any]) -> N
     assert tune("4,0.000001s").exit_code == 0
     assert len(plans) == 1
     assert "the time is up before the gates" in tune("4,0.000001s").stderr
+
+
+def test_a_search_that_was_stopped_installs_nothing_and_goes_on(
+    plans: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(gate_run, "lacking_gates", lambda weights, library: tune_run.RangesRequest())
+        assert tune("4,60s").exit_code == 0
+    own = tmp_path / "data" / "outblas" / "libraries" / "h200.json"
+    asked: list[int] = []
+    with monkeypatch.context() as patched:
+        patched.setattr(gate_run, "run_tune", partial(tune_run.run_tune, clock=lambda: asked.append(1) or len(asked)))
+        stopped = tune("4,60s")
+    assert "the time is up amid the gates" in stopped.stderr and Library.load(own).gates == ()
+    result = tune("4,60s")
+    assert result.exit_code == 0, (result.stderr, result.exception)
+    assert {one.weight for one in Library.load(own).gates} == {GATE}
+    (folder,) = (tmp_path / "runs").glob("*_gates_*")
+    assert Library.load(folder / "library.json").gates == Library.load(own).gates
+    assert json.loads((folder / "run.json").read_text())["suite"] == "gates"
+
+
+def test_a_kernel_that_may_be_slower_than_a_product_and_a_pass_is_left_out() -> None:
+    row = LibraryRow(GATE.problem(1), plain=LibraryChoice(SMALL, 1.02, 1.01, 1.03))
+    level = replace(row, problem=GATE.problem(9), plain=LibraryChoice(LARGE, 1.01, 0.995, 1.02))
+    found = surely_faster([LibraryInterval(row, 8, (1, 8)), LibraryInterval(level, 16, (9, 16))])
+    assert [one.row.plain and one.row.plain.config for one in found] == [SMALL, None]
+    assert [(one.first, one.last) for one in found] == [(1, 8), (9, 16)]
 
 
 def test_a_model_with_another_activation_has_no_gates(plans: list[Any]) -> None:

@@ -293,9 +293,9 @@ def _decide(
     if not epilogue.on or not extra.fits(epilogue):
         return _NOTHING, f"nothing to fuse, or not the operands of {epilogue.name}"
     device = device_registry.device_state(a.device.index)
-    if epilogue.stacked:
-        return device.gate(described(a), described(b)), ""
     launch = launch_of_option(option)
+    if epilogue.stacked:  # measured beside plain kernels
+        return (device.gate(described(a), described(b)) if launch == "plain" else _NOTHING), ""
     plain_out = None if out is None or epilogue.gated else described(out)
     left, right = described(a), described(b)
     decision = device.decide(left, right, plain_out, launch)

@@ -10,7 +10,7 @@ from typing import Any
 from outblas.core.errors import UsageError
 from outblas.core.problem import Problem
 from outblas.core.suites import Table
-from outblas.records.interval_merge import replace_intervals
+from outblas.records.interval_merge import replace_intervals, replace_weights
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryRow
 from outblas.records.library_tables import fill_fallbacks, rows_of_table
@@ -49,7 +49,7 @@ def copy_tables_from(work: BuildFolder, files: Sequence[Path]) -> None:
 
 
 def _with_intervals_of(library: Library, others: Sequence[Library]) -> Library:
-    """Return a library with the intervals of other libraries for the tables whose intervals it lacks."""
+    """Return a library with the intervals and gates of other libraries for the tables whose it lacks."""
     for other in others:
         known, found = library.provenance.get("intervals", {}), other.provenance.get("intervals", {})
         if found.keys() - known.keys():
@@ -57,6 +57,10 @@ def _with_intervals_of(library: Library, others: Sequence[Library]) -> Library:
             library = replace(
                 library, intervals=intervals, provenance={**library.provenance, "intervals": {**found, **known}}
             )
+        known, found = library.provenance.get("gates", {}), other.provenance.get("gates", {})
+        if found.keys() - known.keys():
+            gates = replace_weights(other.gates, library.gates)
+            library = replace(library, gates=gates, provenance={**library.provenance, "gates": {**found, **known}})
     return library
 
 

@@ -9,12 +9,13 @@ from outblas.bench.pool.worker_plan import make_plan
 from outblas.core.suites import Table, engine_gates
 from outblas.core.weight import WeightRange
 from outblas.kernels.kernel_hash import kernels_sha
+from outblas.records.library import Library
 from outblas.records.library_tables import with_gates
 from outblas.runtime.device import Device
 from outblas.search.build_library.build_searches import command_of
 from outblas.search.build_library.build_work import BuildFolder, printer
 from outblas.search.build_library.weight_intervals import SEED, finished_intervals, provenance_of
-from outblas.search.intervals.gate_ranges import gate_plan
+from outblas.search.intervals.gate_ranges import gate_plan, rivals_sha, surely_faster
 from outblas.search.intervals.range_choice import ENGINE_BUDGET, ranges_of_suite
 from outblas.search.tune_folder import RunFiles, read_run
 from outblas.search.tune_run import TuneRequest, run_tune
@@ -63,16 +64,23 @@ def _to_search(work: BuildFolder, table: Table, ranges: Sequence[WeightRange]) -
         begun = set(read_run(file)["ranges"])
         return [asked for asked in ranges if asked.key in begun]
     library = work.load()
-    is_of_today = library.provenance.get("gates", {}).get(str(table), {}).get("kernels") == kernels_sha()
-    known = {one.weight for one in library.gates} if is_of_today else set()
+    known = {one.weight for one in library.gates} if _are_of_today(library, table) else set()
     return [asked for asked in ranges if asked.weight not in known]
 
 
+def _are_of_today(library: Library, table: Table) -> bool:
+    """Return whether a library's gates were searched with today's kernel sources and today's pass."""
+    about = library.provenance.get("gates", {}).get(str(table), {})
+    return (about.get("kernels"), about.get("pass")) == (kernels_sha(), rivals_sha(None))
+
+
 def _add_finished(work: BuildFolder, table: Table, request: TuneRequest) -> None:
-    """Add the gates of the weights that the search has finished, and print their number."""
-    found = finished_intervals(work, request)
+    """Add the gates of the weights that the search has finished, and print their number. Older ones are left out."""
+    found = surely_faster(finished_intervals(work, request))
     weights = {one.weight for one in found}
     print(f"gates {table}: {len(weights)} of {len(request.ranges.ranges)} weights searched", flush=True)
     if found:
-        about = {"kernels": kernels_sha(), **provenance_of(work, request)}
-        with_gates(work.load(), found, table, about).save(work.library)
+        library = work.load()
+        library = library if _are_of_today(library, table) else replace(library, gates=())
+        about = {"kernels": kernels_sha(), "pass": rivals_sha(None), **provenance_of(work, request)}
+        with_gates(library, found, table, about).save(work.library)

@@ -122,7 +122,8 @@ def engine_products(config: Mapping[str, Any], tp: int = 1) -> list[EngineProduc
         raise UsageError(f"--tp {tp} for {pairs} heads of keys", "a divisor or a multiple of them", "e.g. --tp 1")
     own, biased = heads // tp, config.get("model_type") in _BIASED
     bias, mlp_bias = _flag(config, "attention_bias", biased), _flag(config, "mlp_bias", False)
-    act = config.get("hidden_activation") or config.get("hidden_act") or "silu"
+    usual = "gelu" if str(config.get("model_type")).startswith("gemma") else "silu"
+    act = config.get("hidden_activation") or config.get("hidden_act") or usual
     return [
         EngineProduct("qkv", (own + 2 * max(1, pairs // tp)) * head, hidden, layers, bias),
         EngineProduct("attention output", hidden, own * head, layers, bias and not biased),
