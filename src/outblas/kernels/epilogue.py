@@ -2,8 +2,8 @@
 
 C = act(A B + bias) + residual, or act(gate) * up if the columns of A B + bias alternate between gate and up.
 
-Every kernel family has this option, but for kernels that compute the transpose of C. It adds no knob, and a kernel
-without an epilogue is unchanged. Library rows name kernels without an epilogue;
+Every kernel family has this option. Kernels that compute the transpose of C have a stacked gate only. It adds no knob,
+and a kernel without an epilogue is unchanged. Library rows name kernels without an epilogue;
 :mod:`outblas.dispatch.fusion.fused` runs the same kernels with one.
 """
 
@@ -38,7 +38,7 @@ class Epilogue:
         gated: C is (M, N/2). Its column j is act(gate) * up, with gate and up the columns 2j and 2j + 1 of A B + bias.
             With ``silu`` this is SwiGLU (Shazeer, GLU Variants Improve Transformer, 2020).
         stacked: gated, of a B (2H, K) as stored that has the H rows of gate above those of up. The kernel takes them by
-            turns, so that all else is as without.
+            turns.
 
     Raises:
         UsageError: the activation is unknown, or another value is neither True nor False.
@@ -115,12 +115,12 @@ def why_not_fused(problem: Problem, config: KernelConfig, epilogue: Epilogue) ->
 
     Args:
         problem: the problem.
-        config: the kernel; its family may refuse (``swap`` of ``sm90_wgmma_gemm``).
+        config: the kernel; its family may refuse (``swap`` of ``sm90_wgmma_gemm``, but for a stacked gate).
         epilogue: the epilogue.
     """
     if epilogue.on and problem.acc != "fp32":
         return f"the epilogue is of sums in fp32, not {problem.acc}"
-    if epilogue.on and (reason := FAMILIES[config.family].why_no_epilogue(config)):
+    if epilogue.on and not epilogue.stacked and (reason := FAMILIES[config.family].why_no_epilogue(config)):
         return reason
     if epilogue.stacked and (reason := _why_not_stacked(problem, config, epilogue)):
         return reason
@@ -138,7 +138,7 @@ def _why_not_stacked(problem: Problem, config: KernelConfig, epilogue: Epilogue)
         return "rows of gate above those of up are for a gated epilogue without a bias"
     if problem.layout != "TN":
         return f"rows of gate above those of up are for layout TN, not {problem.layout}"
-    return FAMILIES[config.family].why_not_stacked(config)
+    return FAMILIES[config.family].why_not_stacked(problem, config)
 
 
 def alignment(config: KernelConfig) -> int:

@@ -12,6 +12,7 @@ from outblas.core.config import KernelConfig
 from outblas.core.errors import ConfigError, TensorError
 from outblas.core.problem import ELEMENT_BYTES, ROW_ALIGN_BYTES, Problem
 from outblas.kernels.epilogue import Epilogue, alignment, why_not_fused
+from outblas.kernels.families.registry import FAMILIES
 from outblas.runtime.cubin import Cubin
 from outblas.runtime.launch import KernelCall, load
 from outblas.runtime.overlap import may_overlap
@@ -150,6 +151,7 @@ class FusedKernel:
             raise TensorError(wrong, f"what {self.name} takes", "pass just that, or leave the product to torch")
         addresses = [ctypes.c_void_p(0 if t is None else t.data_ptr()) for t in extra]
         stride = ctypes.c_uint64(0 if extra.residual is None else row_stride(extra.residual))
-        columns, stacked = self.epilogue.columns(problem.n), self.epilogue.stacked
+        columns = self.epilogue.columns(problem.n)
+        turn = FAMILIES[self.config.family].rows_of_a_turn(self.config) if self.epilogue.stacked else 0
         more = (*addresses, stride)
-        return self._kernel.bind_with(problem, operands, more, workspace, extra, columns, stacked)
+        return self._kernel.bind_with(problem, operands, more, workspace, extra, columns, turn)

@@ -233,7 +233,7 @@ class LoadedKernel:
         workspace: torch.Tensor | None = None,
         held: tuple[Any, ...] = (),
         columns: int | None = None,
-        stacked: bool = False,
+        turn: int = 0,
     ) -> KernelCall:
         """Return a call as :meth:`bind`, for a kernel with further parameters. Raises as :meth:`bind`.
 
@@ -244,7 +244,7 @@ class LoadedKernel:
             workspace: as for :meth:`bind`.
             held: further tensors that the call keeps until it is released.
             columns: columns of c; None: N. With others the kernel must store by c's address: its TMA map is of (M, N).
-            stacked: the kernel takes the rows of b's upper and lower half by turns.
+            turn: rows of b's upper half that the kernel takes before as many of the lower half; 0: in their order.
         """
         check_operands(problem, *operands, columns=columns)
         plan = self._plan(problem, operands[0].device.index or 0)
@@ -252,7 +252,7 @@ class LoadedKernel:
         params: list[Any] = [ctypes.c_void_p(t.data_ptr()) for t in operands]
         maps: list[Any] = []
         if plan.boxes:
-            maps = encode_operands(operands, plan.boxes, problem.dtype, self._family.combs, stacked)
+            maps = encode_operands(operands, plan.boxes, problem.dtype, self._family.combs, turn)
             params = [*(m.getPtr() for m in maps), params[2]] if self._family.combs == 1 else [*maps, *params[1:]]
         params += plan.extents
         if plan.workspace_bytes:

@@ -93,7 +93,7 @@ def encode_combs(address: int, rows: int, cols: int, box_rows: int, box_cols: in
     return made
 
 
-def encode_operands(operands: Sequence[Any], boxes: Boxes, dtype: str, combs: int, stacked: bool = False) -> list[Any]:
+def encode_operands(operands: Sequence[Any], boxes: Boxes, dtype: str, combs: int, turn: int = 0) -> list[Any]:
     """Return the descriptors of A, B and C: of :func:`encode_map`. With eight combs: :func:`encode_combs` of A and B.
 
     Args:
@@ -101,27 +101,34 @@ def encode_operands(operands: Sequence[Any], boxes: Boxes, dtype: str, combs: in
         boxes: (rows, columns, box rows, box columns) of those that have descriptors.
         dtype: ``fp16`` or ``bf16``.
         combs: descriptors of each: 1 or 8.
-        stacked: that of B is of :func:`encode_turns`.
+        turn: that of B is of :func:`encode_turns` with this number of rows; 0: it is not.
 
     Raises:
         DeviceError: the driver refused one.
     """
     encode = encode_map if combs == 1 else encode_combs
-    encoders = [encode, encode_turns if stacked else encode, encode]
+    encoders = [encode, functools.partial(encode_turns, turn=turn) if turn else encode, encode]
     each = zip(encoders, operands, boxes, strict=False)
     return [encode(tensor.data_ptr(), *box, dtype) for encode, tensor, box in each]
 
 
 @functools.lru_cache(maxsize=1024)
-def encode_turns(address: int, rows: int, cols: int, box_rows: int, box_cols: int, dtype: str) -> Any:
+def encode_turns(address: int, rows: int, cols: int, box_rows: int, box_cols: int, dtype: str, turn: int = 1) -> Any:
     """Return the descriptor of a row-major matrix whose boxes take rows of its upper and its lower half by turns.
 
-    It has three extents: columns, the two halves, and rows of a half. Row 2j of a box at row r is row r + j of the
-    upper half, and row 2j + 1 that of the lower half. It is cached. Arguments and errors are those of
-    :func:`encode_map`; ``rows`` and ``box_rows`` are even.
+    With ``turn`` 1 it has three extents: columns, the two halves, and rows of a half. Row 2j of a box at row r is row
+    r + j of the upper half, and row 2j + 1 that of the lower half. With more it has four: columns, rows of a turn, the
+    two halves, and turns of a half. It is cached. Other arguments, and errors, are those of :func:`encode_map`.
+
+    Args:
+        turn: rows of the upper half that come before as many of the lower half. Twice of it divides ``rows`` and
+            ``box_rows``.
     """
-    half, swizzle = rows // 2, SWIZZLES[box_cols * ELEMENT_BYTES]
-    return _encode(address, (cols, 2, half), (half * cols, cols), (box_cols, 2, box_rows // 2), dtype, swizzle)
+    half, swizzle, turns = rows // 2, SWIZZLES[box_cols * ELEMENT_BYTES], box_rows // 2 // turn
+    if turn == 1:
+        return _encode(address, (cols, 2, half), (half * cols, cols), (box_cols, 2, turns), dtype, swizzle)
+    extents, pitches = (cols, turn, 2, half // turn), (cols, half * cols, turn * cols)
+    return _encode(address, extents, pitches, (box_cols, turn, 2, turns), dtype, swizzle)
 
 
 def described_maps(boxes: Boxes, dtype: str, combs: int) -> tuple[tuple[int, ...], ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from outblas.core.config import config_name
@@ -47,8 +48,10 @@ class GateHandler(Handler):
         return GateEntry(FusedKernel(cubin, config, self._options.epilogue))
 
     def _proof_shapes(self, problem: Problem, config: Any) -> list[Problem]:
-        shapes = super()._proof_shapes(problem, config)
-        return [one for one in shapes if why_not_fused(one, config, self._options.epilogue) is None]
+        """Return those of the product, with the next N where a kernel takes N in steps of 16: so N is ragged, too."""
+        epilogue, shapes = self._options.epilogue, super()._proof_shapes(problem, config)
+        fitted = (one if why_not_fused(one, config, epilogue) is None else replace(one, n=one.n + 8) for one in shapes)
+        return [one for one in dict.fromkeys(fitted) if self._why_illegal(one, config) is None]
 
     def _proof(self, kernel: Any, problems: Iterable[Problem]) -> Verdict:
         from outblas.judge.fused_gates import prove_fused

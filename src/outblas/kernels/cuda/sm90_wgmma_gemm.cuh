@@ -11,6 +11,7 @@
 #pragma once
 #include "epilogue/cluster_reduce.cuh"
 #include "epilogue/direct_store.cuh"
+#include "epilogue/swapped_gate.cuh"
 #include "epilogue/tma_store.cuh"
 #include "generated/wgmma_instance.cuh"
 #include "ptx/cluster.cuh"
@@ -60,8 +61,7 @@ constexpr int START_BARRIER = 1;     // named barrier: mbarriers are initialised
 constexpr int EPILOGUE_BARRIER = 2;  // + warpgroup
 constexpr int ORDER_BARRIER = 5;     // + warpgroup: its turn to run the K loop
 constexpr int LAG = STAGES / 2;      // stages by which `stagger` delays the second consumer
-// What every role needs to walk the same tiles in the same order.
-struct Work {
+struct Work {  // what every role needs to walk the same tiles in the same order
   int tiles_m, tiles_n;  // in units of one cluster's tiles
   int first, step, tiles;
   TileCoord only;  // the one tile of a CTA that is not persistent
@@ -109,8 +109,7 @@ struct Work {
   }
 };
 
-// Position in the ring of stages.
-struct Ring {
+struct Ring {  // a position in the ring of stages
   u32 stage = 0, parity = 0;
   __device__ __forceinline__ void next() {
     if (++stage == STAGES) stage = 0, parity ^= 1;
@@ -122,10 +121,12 @@ struct Ring {
   }
 };
 
-// A TMA load that goes to this CTA alone or to the CTAs of `mask`; `policy` says how L2 is to keep it (HINTED).
-template <bool SHARED>
+// A TMA load to this CTA or to those of `mask`; `policy`: how L2 is to keep it (HINTED). TURNS: of gate and up.
+template <bool SHARED, bool TURNS = false>
 __device__ __forceinline__ void load(u32 dst, const TensorMap* map, u32 bar, int x, int y, u16 mask, u64 policy) {
-  if constexpr (SHARED && HINTED)
+  if constexpr (TURNS)
+    tma_load_4d<SHARED, HINTED>(dst, map, bar, x, 0, 0, y / 16, mask, policy);
+  else if constexpr (SHARED && HINTED)
     tma_load_multicast_hint(dst, map, bar, x, y, mask, policy);
   else if constexpr (SHARED)
     tma_load_multicast(dst, map, bar, x, y, mask);
@@ -141,8 +142,8 @@ __device__ __forceinline__ void load_a(const Work& w, const TensorMap* map_a, u3
   constexpr int A_SLICE = A_ROWS / CLUSTER_N;
 #pragma unroll
   for (int kb = 0; kb < K_BLOCKS; ++kb)
-    load<(CLUSTER_N > 1)>(stage_smem + kb * A_ROWS * 128 + w.rank_n * A_SLICE * 128, map_a, bar, k0 + kb * 64,
-                          at.m + w.rank_n * A_SLICE, mask_a, policy);
+    load<(CLUSTER_N > 1), SWAPPED_GATE>(stage_smem + kb * A_ROWS * 128 + w.rank_n * A_SLICE * 128, map_a, bar,
+                                        k0 + kb * 64, at.m + w.rank_n * A_SLICE, mask_a, policy);
 }
 
 // One stage of B: the CLUSTER_M CTAs of a column each fetch a slice.
@@ -150,7 +151,7 @@ __device__ __forceinline__ void load_b(const Work& w, const TensorMap* map_b, u3
                                        int k0, u16 mask_b, u64 policy) {
   const u32 smem_b = stage_smem + A_BYTES;
 #if FUSED
-  if constexpr (FUSED_STACKED) {  // the map has gate and up as its second extent, so that a box has their rows by turns
+  if constexpr (FUSED_STACKED && !SWAP) {  // gate and up are the map's second extent: their rows by turns
 #pragma unroll
     for (int kb = 0; kb < K_BLOCKS; ++kb)
       tma_load_3d<HINTED>(smem_b + kb * BN * 128, map_b, bar, k0 + kb * 64, 0, at.n / 2, policy);
@@ -316,12 +317,12 @@ __device__ __forceinline__ void consume(const Work& w, const TensorMap* map_c, u
     const int y0 = at.m + wg_row;
 #if FUSED
     if constexpr (PDL) pdl_wait();  // a predecessor may have written what this thread reads of bias and residual
-    if constexpr (SPLIT == 1) fuse<MI>(acc, fused, c, at.n, y0, m, n, wg_thread);
-    if constexpr (SPLIT == 1 && FUSED_GATED) continue;  // fuse has already stored; its output is no tile of C
+    if constexpr (SWAPPED_GATE) store_swapped_gate<MI>(acc, c, at.n, y0, m, n, wg_thread);
+    if constexpr (SPLIT == 1 && !SWAP) fuse<MI>(acc, fused, c, at.n, y0, m, n, wg_thread);
+    if constexpr (SPLIT == 1 && FUSED_GATED) continue;  // already stored: the output is no tile of C
 #endif
 #if SPLIT_WORKSPACE
-    // A predecessor may still be adding up in the workspace.
-    if constexpr (PDL) pdl_wait();
+    if constexpr (PDL) pdl_wait();  // a predecessor may still be adding up in the workspace
     WorkspaceReduce<MI, CONSUMERS>::run(acc, workspace, w.number(), w.part, c, at.n, y0, m, n, warpgroup, wg_thread,
                                         EPILOGUE_BARRIER + warpgroup FUSED_PASS);
     return;  // and no `continue`: the accumulators would be kept for a second tile
@@ -373,8 +374,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
   if (PDL) pdl_launch_dependents();
   const Work work(SWAP ? n : m, SWAP ? m : n, k);  // here, once for all roles: instruction fetches are felt
   if (threadIdx.x == 128 * CONSUMERS) init_barriers(smem);
-  // Another warp's: a fence behind a prefetch would wait for it.
-  if (threadIdx.x == 0) {
+  if (threadIdx.x == 0) {  // another warp's: a fence behind a prefetch would wait for it
     tma_prefetch(&map_a);
     tma_prefetch(&map_b);
     if (STORE_TMA) tma_prefetch(&map_c);

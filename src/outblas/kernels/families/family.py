@@ -208,15 +208,22 @@ class Family(ABC, Generic[C]):
         """Return the alignment that the address of each of A, B and C needs, bytes, e.g. 16."""
 
     def why_no_epilogue(self, config: C) -> str | None:
-        """Return why the kernel of a config cannot have an epilogue, in words; None, the default, if it can."""
+        """Return why the kernel of a config cannot have an epilogue, in words; None, the default, if it can.
+
+        A stacked gate does not count: :meth:`why_not_stacked` speaks of it.
+        """
         return None
 
-    def why_not_stacked(self, config: C) -> str | None:
-        """Return why the kernel of a config cannot take the rows of B's upper and lower half by turns; None if it can.
+    def why_not_stacked(self, problem: Problem, config: C) -> str | None:
+        """Return why a kernel cannot take the rows of B's upper and lower half by turns; None if it can.
 
         By default it cannot.
         """
-        return "it loads the rows of B in their order"
+        return self.why_no_epilogue(config) or "it loads the rows of B in their order"
+
+    def rows_of_a_turn(self, config: C) -> int:
+        """Return the rows of B's upper half that a stacked kernel takes before as many of the lower half."""
+        return 1
 
     def without_early(self, config: C) -> C:
         """Return a copy of the config with ``early`` False and without knobs that need it. Other knobs, also ``pdl``,

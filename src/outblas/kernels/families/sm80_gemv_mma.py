@@ -229,7 +229,7 @@ class Sm80GemvMma(Family[Sm80GemvConfig]):
     def without_early(self, config: Sm80GemvConfig) -> Sm80GemvConfig:
         return replace(config, early=False, warm_k=0)
 
-    def why_not_stacked(self, config: Sm80GemvConfig) -> str | None:
+    def why_not_stacked(self, problem: Problem, config: Sm80GemvConfig) -> str | None:
         return None
 
     def pool(self) -> Iterator[Sm80GemvConfig]:

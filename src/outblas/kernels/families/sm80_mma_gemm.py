@@ -177,7 +177,7 @@ class Sm80MmaGemm(Family[Sm80MmaConfig]):
     def alignment(self, config: Sm80MmaConfig) -> int:
         return config.vec * ELEMENT_BYTES
 
-    def why_not_stacked(self, config: Sm80MmaConfig) -> str | None:
+    def why_not_stacked(self, problem: Problem, config: Sm80MmaConfig) -> str | None:
         return None
 
     def pool(self) -> Iterator[Sm80MmaConfig]:

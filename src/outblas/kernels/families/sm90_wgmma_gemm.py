@@ -100,10 +100,13 @@ class Sm90WgmmaGemm(Family[Sm90WgmmaConfig]):
         return ROW_ALIGN_BYTES
 
     def why_no_epilogue(self, config: Sm90WgmmaConfig) -> str | None:
-        return "a kernel of the transpose has no epilogue" if config.swap else None
+        return "a kernel of the transpose has no epilogue but a stacked gate" if config.swap else None
 
-    def why_not_stacked(self, config: Sm90WgmmaConfig) -> str | None:
-        return "its parts of a tile of B are multicast in the order of rows" if config.cluster_m > 1 else None
+    def why_not_stacked(self, problem: Problem, config: Sm90WgmmaConfig) -> str | None:
+        return launch.why_not_stacked(problem, config)
+
+    def rows_of_a_turn(self, config: Sm90WgmmaConfig) -> int:
+        return launch.SWAPPED_TURN if config.swap else 1
 
     def pool(self) -> Iterator[Sm90WgmmaConfig]:
         yield from pool.split_kernels()

@@ -32,6 +32,8 @@ CONSUMER_REGISTERS = {1: 255, 2: 232, 3: 152}
 MAX_WORKSPACE_SPLIT = 32
 #: Counters of a tile's warpgroup if all parts add up (epilogue/workspace_reduce.cuh): 8 bytes for each warp.
 MEETING_BYTES = 32
+#: Rows of gate, and then of up, in the tiles of a kernel of the transpose: those of an accumulator lie 8 apart.
+SWAPPED_TURN = 8
 
 
 #: Knob of an operand or an extent -> the knob's value for the other one.
@@ -129,6 +131,22 @@ def why_illegal_as_computed(p: Problem, c: Sm90WgmmaConfig, gpu: Gpu) -> str | N
         return (
             f"{accumulators} accumulator and sum registers, {NON_ACCUMULATOR_REGISTERS} others: the budget is {budget}"
         )
+    return None
+
+
+def why_not_stacked(problem: Problem, config: Sm90WgmmaConfig) -> str | None:
+    """Return why a legal kernel cannot take the rows of gate and up by turns; None if it can.
+
+    With ``swap`` it takes 8 of either at a time. So N, and the rows of each part of a tile that is multicast, must be
+    multiples of 16. Without, a tile of B must not be multicast.
+    """
+    turn, part = 2 * SWAPPED_TURN, config.bn // config.cluster_m
+    if not config.swap:
+        return "its parts of a tile of B are multicast in the order of rows" if config.cluster_m > 1 else None
+    if part % turn:
+        return f"it multicasts {part} rows of B at a time, no multiple of {turn}"
+    if problem.n % turn:
+        return f"{problem.n} rows of B are no multiple of {turn}, as a kernel of the transpose needs"
     return None
 
 

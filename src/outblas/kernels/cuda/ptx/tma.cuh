@@ -57,6 +57,36 @@ __device__ __forceinline__ void tma_load_3d(u32 dst, const TensorMap* map, u32 b
         : "memory");
 }
 
+// The load of a map with four extents, to this CTA or (SHARED) to those of `mask`, with a policy for L2 or without.
+template <bool SHARED, bool HAS_POLICY>
+__device__ __forceinline__ void tma_load_4d(u32 dst, const TensorMap* map, u32 bar, int x, int y, int z, int w,
+                                            u16 mask, u64 policy) {
+  if constexpr (SHARED && HAS_POLICY)
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint"
+        " [%0], [%1, {%3, %4, %5, %6}], [%2], %7, %8;" ::"r"(dst),
+        "l"(map), "r"(bar), "r"(x), "r"(y), "r"(z), "r"(w), "h"(mask), "l"(policy)
+        : "memory");
+  else if constexpr (SHARED)
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster"
+        " [%0], [%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(dst),
+        "l"(map), "r"(bar), "r"(x), "r"(y), "r"(z), "r"(w), "h"(mask)
+        : "memory");
+  else if constexpr (HAS_POLICY)
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint"
+        " [%0], [%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(dst),
+        "l"(map), "r"(bar), "r"(x), "r"(y), "r"(z), "r"(w), "l"(policy)
+        : "memory");
+  else
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+        " [%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(dst),
+        "l"(map), "r"(bar), "r"(x), "r"(y), "r"(z), "r"(w)
+        : "memory");
+}
+
 // tma_load, written to the same offset of every CTA whose bit is set in `mask` (multicast).
 __device__ __forceinline__ void tma_load_multicast(u32 dst, const TensorMap* map, u32 bar, int x, int y, u16 mask) {
   asm volatile(
