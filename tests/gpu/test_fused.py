@@ -27,6 +27,7 @@ from outblas.runtime.nvrtc import compile_source
 from support.fused_gpu_fixture import (  # noqa: F401
     CONFIGS,
     GEGLU,
+    SWAPPED,
     SWIGLU,
     capable_fixture,
     layer,
@@ -37,6 +38,8 @@ pytestmark = pytest.mark.gpu
 
 #: Whole tiles; M and N that end within tiles (N a multiple of 8, as TMA wants), K within a stage.
 SHAPES = [(256, 512, 1024), (331, 648, 1032), (65, 1000, 2056), (257, 136, 1096)]
+#: N is a multiple of 16, and N / 16 is odd in most.
+STEPS_OF_16 = [(256, 512, 1024), (331, 656, 1032), (65, 1008, 2056), (257, 144, 1096), (1, 16, 8), (96, 4864, 896)]
 EVERY = [
     Epilogue(b, a, r) for b in (False, True) for a in ACTIVATIONS for r in (False, True) if (b, a, r) != (0, "none", 0)
 ]
@@ -98,6 +101,22 @@ def test_every_gate_on_gated_outputs(name: str, kind: tuple[str, str]) -> None:
         for problem in found:
             verdict = prove_fused(loaded, problem)
             assert verdict.status is Status.PASSED, f"{problem.key} {epilogue.name}: {verdict}"
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+@pytest.mark.parametrize("name", SWAPPED)
+def test_a_stacked_gate_of_kernels_of_the_transpose(name: str, dtype: str) -> None:
+    """M and N that end within tiles, where N / 16 is odd; one tile and less; more tiles than SMs."""
+    config = SWAPPED[name]
+    found = [
+        Problem(*shape, "TN", dtype)  # type: ignore[arg-type]
+        for shape in (*STEPS_OF_16, (7 * config.bm + 3, 19 * config.bn + 16, 2 * config.bk + 8))
+    ]
+    loaded = kernel(found[0], config, STACKED_GATE)
+    for problem in found:
+        assert why_illegal(problem, config, gpu_of_device(0)) is None
+        verdict = prove_fused(loaded, problem)
+        assert verdict.status is Status.PASSED, f"{problem.key}: {verdict}"
 
 
 def test_nothing_outside_of_a_gated_bias_is_read() -> None:

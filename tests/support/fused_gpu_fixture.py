@@ -71,6 +71,27 @@ CONFIGS: dict[str, KernelConfig] = {
     "gemv_walk_kept_pdl": Sm80GemvConfig(8, 64, 1, 4, 2, persistent=True, l2="stream_b", kept_k=4096, pdl=True),
     "gemv_walk_shared": Sm80GemvConfig(8, 64, 1, 8, 2, "shared", persistent=True),
 }
+#: Kernels of the transpose, which have a stacked gate only.
+SWAPPED: dict[str, Sm90WgmmaConfig] = {
+    "one_consumer": Sm90WgmmaConfig(16, 64, 64, 6, swap=True),
+    "two_consumers": Sm90WgmmaConfig(64, 128, 64, 6, 2, swap=True),
+    "two_blocks_each": Sm90WgmmaConfig(48, 256, 64, 4, 2, swap=True, l2="stream_b"),
+    "three_consumers": Sm90WgmmaConfig(112, 192, 64, 4, 3, swap=True, l2="stream_c"),
+    "widest": Sm90WgmmaConfig(256, 128, 64, 4, 2, swap=True),
+    "deep": Sm90WgmmaConfig(24, 64, 128, 4, swap=True, pdl=True),
+    "two_ctas": Sm90WgmmaConfig(32, 64, 64, 4, swap=True, min_blocks=2),
+    "early": Sm90WgmmaConfig(96, 128, 64, 6, 2, swap=True, pdl=True, early=True, l2="stream_bc"),
+    "stagger": Sm90WgmmaConfig(80, 128, 64, 6, 2, "stagger", swap=True, persistent=True),
+    "pingpong": Sm90WgmmaConfig(128, 128, 64, 6, 2, "pingpong", swap=True, persistent=True, raster="n", pdl=True),
+    "persistent": Sm90WgmmaConfig(64, 128, 64, 6, 2, swap=True, persistent=True, ctas=128),
+    "weights_in_two_parts": Sm90WgmmaConfig(48, 128, 64, 6, 2, cluster_m=2, swap=True, l2="stream_a"),
+    "weights_in_four_parts": Sm90WgmmaConfig(16, 64, 64, 6, cluster_m=4, swap=True),
+    "tokens_in_two_parts": Sm90WgmmaConfig(64, 128, 64, 6, 2, cluster_n=2, swap=True, pdl=True),
+    "both_in_parts": Sm90WgmmaConfig(64, 128, 64, 4, 2, cluster_m=2, cluster_n=2, swap=True),
+    "pingpong_in_parts": Sm90WgmmaConfig(192, 64, 64, 6, 2, "pingpong", 2, 1, persistent=True, swap=True),
+    "shifted": Sm90WgmmaConfig(96, 128, 64, 6, 2, swap=True, shift=True),
+    "shifted_in_parts": Sm90WgmmaConfig(64, 64, 64, 4, cluster_m=2, cluster_n=2, swap=True, shift=True),
+}
 
 
 @pytest.fixture(name="capable", autouse=True)

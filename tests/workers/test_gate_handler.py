@@ -83,6 +83,10 @@ def test_kernels_that_cannot_have_the_gate_are_illegal_and_not_proved_where_they
     assert "multicast" in str(handler._why_illegal(problem, CONFIG.with_knobs(cluster_m=2)))
     shapes = handler._proof_shapes(problem, CONFIG)
     assert shapes and all(one.n % 2 == 0 for one in shapes)
+    swapped = Sm90WgmmaConfig(24, 128, 64, 4, 2, swap=True)
+    assert "no multiple of 16" in str(handler._why_illegal(Problem(64, 136, 64, "TN", "bf16"), swapped))
+    found = {(one.m, one.n) for one in handler._proof_shapes(problem, swapped)}
+    assert {(25, 144), (1, 16), (171, 2448)} <= found, "N and M end within tiles"
 
 
 def test_a_proof_names_the_shape_that_failed(handler: GateHandler, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ import numpy as np
 from outblas.core.config import KernelConfig
 from outblas.core.problem import Problem
 from outblas.kernels.custom.free_kernel import FreeKernel
+from outblas.kernels.epilogue import NO_EPILOGUE, STACKED_GATE, Epilogue
 from outblas.kernels.families.registry import FAMILIES
 from outblas.kernels.geometry import geometry, grid, workspace_bytes
 from outblas.kernels.source import Source, make_source
@@ -36,6 +37,7 @@ void run_kernel(const void* A, const void* B, void* C, int M, int N, int K, void
 }  // namespace emu
 """
 _ADDRESSES = "static_cast<const Type*>(A), static_cast<const Type*>(B), static_cast<Type*>(C)"
+_MAPS = "maps[0], maps[1], maps[2], static_cast<u16*>(C)"
 _COMBS = (
     "reinterpret_cast<const CombMaps*>(maps)[0], reinterpret_cast<const CombMaps*>(maps)[1],"
     " static_cast<const u16*>(B), static_cast<u16*>(C)"
@@ -77,25 +79,30 @@ def run(program: Path, kernel: FreeKernel, problem: Problem, a: np.ndarray, b: n
     return _run(program, problem, [*sizes, launch.workspace_of(problem, H200)], (a, b), _how(late))
 
 
-def build_template(problem: Problem, config: KernelConfig, folder: Path) -> Path:
-    """An executable of a template kernel that takes addresses or combs; ``folder`` is the kernel's own.
+def build_template(problem: Problem, config: KernelConfig, folder: Path, epilogue: Epilogue = NO_EPILOGUE) -> Path:
+    """An executable of a template kernel with or without a stacked gate; ``folder`` is the kernel's own.
 
     Raises:
         subprocess.CalledProcessError: the compiler refuses it.
     """
-    source = make_source(problem, config)
+    source = make_source(problem, config, epilogue)
     for name, text in source.headers:
         if not name.startswith("ptx/"):  # those are the emulation's
             file = folder / name
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(_for_cpu(text))
     more = ", static_cast<unsigned char*>(workspace)" if workspace_bytes(problem, config) else ""
+    more += ", nullptr, nullptr, 0" if epilogue.on else ""
     family = FAMILIES[config.family]
     boxes = family.tensor_boxes(problem, config)
     places = [(i, box, s) for i, (_, _, *box) in enumerate(boxes) for s in range(family.combs)]
-    maps = [f"{{{i}, {rows}, {cols}, 128, {s}}}" for i, (rows, cols), s in places]
+    if family.combs == 1:
+        turn = family.rows_of_a_turn(config) if epilogue.stacked else 0
+        places = [(i, box, -1 - turn * (i == 1)) for i, box, _ in places]
+    maps = [f"{{{i}, {rows}, {cols}, {cols * 2}, {s}}}" for i, (rows, cols), s in places]
+    operands = _ADDRESSES if not maps else _COMBS if family.combs > 1 else _MAPS
     text = _KERNEL.replace("@MAPS@", "".join(f"{each}, " for each in maps)).replace("@COUNT@", str(len(maps)))
-    text = text.replace("@OPERANDS@", _COMBS if maps else _ADDRESSES).replace("@ENTRY@", source.entry)
+    text = text.replace("@OPERANDS@", operands).replace("@ENTRY@", source.entry)
     text = text.replace("@TYPE@", "u16").replace(", workspace@MORE@", more)
     file, program = folder / "kernel.cpp", folder / "kernel"
     file.write_text('#include "emulation.hpp"\n' + source.text + text)
@@ -108,7 +115,8 @@ def run_template(
     program: Path, problem: Problem, config: KernelConfig, operands: tuple[np.ndarray, np.ndarray], sms: int, late: bool
 ) -> np.ndarray:
     """C as :func:`run`, of a kernel of :func:`build_template` on a GPU of ``sms`` SMs. Bank conflicts fail."""
-    sizes = [*grid(problem, config, sms), geometry(problem, config).threads, 1, 1, 1, 1, 1]
+    shape = geometry(problem, config)
+    sizes = [*grid(problem, config, sms), shape.threads, 1, 1, shape.cluster, 1, 1]
     return _run(
         program,
         problem,
@@ -141,12 +149,34 @@ def exact_product(
     return got.float().numpy(), (a.float() @ right).to(dtype).float().numpy()
 
 
+def gated_product(
+    problem: Problem, config: KernelConfig, folder: Path, sms: int, late: bool
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(C, expected C, bits behind C) of :func:`run_template` with a stacked gate; the first two in fp32.
+
+    Sums are exact in any order. The bits behind C are of the memory that the product without a gate would take.
+    """
+    import torch
+
+    dtype = torch.float16 if problem.dtype == "fp16" else torch.bfloat16
+    generator = torch.Generator().manual_seed(1)
+    a, b = (torch.randint(-3, 4, shape, generator=generator) for shape in ((problem.m, problem.k), problem.b_shape))
+    left, right = (a / 16).to(dtype), b.to(dtype)
+    program = build_template(problem, config, folder, STACKED_GATE)
+    bits = tuple(t.view(torch.int16).numpy().view(np.uint16) for t in (left, right))
+    c = run_template(program, problem, config, bits, sms, late).ravel()
+    gate, up = (left.float() @ right.float().T).chunk(2, dim=1)
+    got = torch.from_numpy(c[: gate.numel()].view(np.int16).copy()).view(dtype).view(gate.shape)
+    want = (torch.nn.functional.silu(gate) * up).to(dtype)
+    return got.float().numpy(), want.float().numpy(), c[gate.numel() :]
+
+
 def spoiled_source(right: str, wrong: str) -> Callable[[Problem, KernelConfig], Source]:
     """A ``make_source`` whose headers have ``wrong`` in place of ``right``; one that finds no such text fails."""
     source = make_source  # the result takes its place
 
-    def spoiled(problem: Problem, config: KernelConfig) -> Source:
-        made = source(problem, config)
+    def spoiled(problem: Problem, config: KernelConfig, epilogue: Epilogue) -> Source:
+        made = source(problem, config, epilogue)
         changed = tuple((name, text.replace(right, wrong)) for name, text in made.headers)
         assert changed != made.headers
         return replace(made, headers=changed)

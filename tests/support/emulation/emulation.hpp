@@ -68,6 +68,8 @@ void mbarrier_expect(u32 bar, u32 bytes);
 void mbarrier_arrive(u32 bar, int to_rank);  // -1: of this CTA
 void mbarrier_wait(u32 bar, u32 parity);
 void box_load(u32 dst, const TensorMap* map, u32 bar, int x, int y, u32 mask);  // 0: to this CTA
+// Of a map by turns: y in a turn, z one of the halves, w the turn.
+void turns_load(u32 dst, const TensorMap* map, u32 bar, int x, int y, int z, int w, u32 mask);
 void box_store(const TensorMap* map, u32 src, int x, int y);
 void store_commit();
 void store_wait(int groups);
@@ -82,7 +84,8 @@ inline void wgmma(float* d, int n, u64 a, u64 b, bool accumulate, bool n_major) 
 }
 
 // What every program has beside the machine: the kernel, and its tensor maps as (operand, box rows, columns, swizzle,
-// comb). Comb s has the rows s, s + 8, ...; -1 is the whole matrix.
+// comb). Comb s has the rows s, s + 8, ...; -1 is the whole matrix; -1 - t has t rows of its upper half, then t of its
+// lower half, and so on.
 void run_kernel(const void* A, const void* B, void* C, int M, int N, int K, void* workspace, const TensorMap* maps);
 extern const int described[][5], described_count;
 extern const bool nn;
@@ -117,6 +120,12 @@ inline bool named_any(int id, int threads, bool mine) { return emu::barrier_any(
 inline void unpack2(u32, float&, float&) { emu::fail("no sums in fp16 here"); }
 inline void mma_f16(u32 (&)[2], const u32 (&)[4], u32, u32) { emu::fail("no sums in fp16 here"); }
 inline float __fdividef(float a, float b) { return a / b; }
+inline float __expf(float x) { return std::exp(x); }
+inline float __uint_as_float(u32 bits) {
+  float value;
+  std::memcpy(&value, &bits, 4);
+  return value;
+}
 inline u32 smem_u32(const void* p) { return static_cast<u32>(reinterpret_cast<u64>(p)); }
 template <bool BF16>
 inline u32 pack2(float low, float high) {
@@ -135,6 +144,19 @@ inline void ldmatrix_x4_trans(u32 addr, u32& a, u32& b, u32& c, u32& d) {
 inline void stmatrix_x4(u32 addr, u32 a, u32 b, u32 c, u32 d) {
   u32 r[4] = {a, b, c, d};
   emu::matrices(addr, r, false, true);
+}
+inline void stmatrix_x4_trans(u32 addr, u32 a, u32 b, u32 c, u32 d) {
+  u32 r[4] = {a, b, c, d};
+  emu::matrices(addr, r, true, true);
+}
+inline void stmatrix_x2(u32, u32, u32) { emu::fail("no two matrices here"); }
+inline void stmatrix_x2_trans(u32, u32, u32) { emu::fail("no two matrices here"); }
+inline u32 transpose_8x8(u32 pair) {
+  const int lane = threadIdx.x % 32, row = lane / 4;
+  u32 r = 0;
+  for (int i = 0; i < 2; ++i)
+    r |= (emu::shuffle(pair, (lane % 4 * 2 + i) * 4 + row / 2) >> row % 2 * 16 & 0xFFFF) << i * 16;
+  return r;
 }
 inline void load_shared(u32 addr, u32 (&r)[4]) { emu::vector(addr, r, false); }
 inline void store_shared_x4(u32 addr, const u32 (&r)[4]) {
@@ -188,7 +210,24 @@ inline void tma_load(u32 dst, const TensorMap* map, u32 bar, int x, int y) { emu
 inline void tma_load_multicast(u32 dst, const TensorMap* map, u32 bar, int x, int y, u16 mask) {
   emu::box_load(dst, map, bar, x, y, mask);
 }
+inline u64 evict_first_policy() { return 1; }
+inline u64 evict_last_policy() { return 2; }
+inline void tma_load_hint(u32 dst, const TensorMap* map, u32 bar, int x, int y, u64) {
+  emu::box_load(dst, map, bar, x, y, 0);
+}
+inline void tma_load_multicast_hint(u32 dst, const TensorMap* map, u32 bar, int x, int y, u16 mask, u64) {
+  emu::box_load(dst, map, bar, x, y, mask);
+}
+template <bool HAS_POLICY>
+inline void tma_load_3d(u32 dst, const TensorMap* map, u32 bar, int x, int y, int z, u64) {
+  emu::turns_load(dst, map, bar, x, 0, y, z, 0);
+}
+template <bool SHARED, bool HAS_POLICY>
+inline void tma_load_4d(u32 dst, const TensorMap* map, u32 bar, int x, int y, int z, int w, u16 mask, u64) {
+  emu::turns_load(dst, map, bar, x, y, z, w, SHARED ? mask : 0);
+}
 inline void tma_store(const TensorMap* map, u32 src, int x, int y) { emu::box_store(map, src, x, y); }
+inline void tma_store_hint(const TensorMap* map, u32 src, int x, int y, u64) { emu::box_store(map, src, x, y); }
 inline void tma_store_commit() { emu::store_commit(); }
 template <int N>
 inline void tma_store_wait_read() {
@@ -217,3 +256,6 @@ inline void named_arrive(int id, int threads) { emu::arrive_at_barrier(id + 16, 
 inline u32 cluster_rank() { return emu::rank(); }
 inline void cluster_arrive() { emu::arrive_at_cluster(); }
 inline void cluster_wait() { emu::wait_for_cluster(); }
+inline u32 map_to_cta(u32, u32) { emu::fail("no distributed shared memory here"); }
+inline void st_async_v4(u32, u32, float, float, float, float) { emu::fail("no distributed shared memory here"); }
+inline void mbar_wait_cluster(u32, u32) { emu::fail("no distributed shared memory here"); }

@@ -128,6 +128,12 @@ void box_load(u32 dst, const TensorMap* map, u32 bar, int x, int y, u32 mask) {
     if (mask >> to & 1 || (mask == 0 && apart == 0)) load_box(map_of(map), dst + apart, bar + apart, x, y);
   }
 }
+void turns_load(u32 dst, const TensorMap* map, u32 bar, int x, int y, int z, int w, u32 mask) {
+  for (u32 to = 0; to < machine().ctas.size(); ++to) {
+    const u32 apart = (to - cta().rank) * WINDOW;
+    if (mask >> to & 1 || (mask == 0 && apart == 0)) load_turns(map_of(map), dst + apart, bar + apart, x, y, z, w);
+  }
+}
 void box_store(const TensorMap* map, u32 src, int x, int y) {
   enqueue(self().stores, [=] { store_box(map_of(map), src, x, y); });
 }

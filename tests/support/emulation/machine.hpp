@@ -262,10 +262,11 @@ void drain(Groups& groups, size_t keep) {
 struct Map {
   u16* data;
   int rows, cols, box_rows, box_cols, swizzle, pitch;  // pitch: elements from row to row
+  int turn = 0;  // rows of the upper half before as many of the lower; 0: all in their order
 };
 // What TMA wants of a matrix; a comb of one fulfils it where the matrix does not.
 Map described_map(u16* data, int rows, int cols, const int* box, int comb) {
-  Map map{data, rows, cols, box[0], box[1], box[2], cols};
+  Map map{data, rows, cols, box[0], box[1], box[2], cols, comb < -1 ? -1 - comb : 0};
   if (comb >= 0) {
     const int before = cols * comb % 8;
     map = {data + static_cast<size_t>(cols) * comb - before, (rows - comb + 7) / 8, cols + before, box[0], box[1], box[2],
@@ -284,12 +285,28 @@ u32 in_box(const Map& map, u32 base, int row, int col) {
   return swizzled(base + row * 128 + col * 2);
 }
 void load_box(const Map& map, u32 to, u32 bar, int x, int y) {
+  if (map.turn) fail("two coordinates for a map of more extents");
   // A GPU says "illegal instruction". NVIDIA's documentation does not.
   if (x * 2 % 16) fail("a box that does not begin at 16 bytes");
   for (int r = 0; r < map.box_rows; ++r)
     for (int c = 0; c < map.box_cols; ++c) {
       const bool inside = y + r >= 0 && y + r < map.rows && x + c >= 0 && x + c < map.cols;
       element(in_box(map, to, r, c)) = inside ? map.data[static_cast<size_t>(y + r) * map.pitch + x + c] : 0;
+    }
+  Mbarrier& b = mbarrier(bar);
+  b.bytes -= map.box_rows * map.box_cols * 2;
+  advance(b);
+}
+// The extents: columns, rows of a turn, halves, turns of a half (runtime/tensor_map.py: encode_turns).
+void load_turns(const Map& map, u32 to, u32 bar, int x, int y, int z, int w) {
+  if (map.turn == 0 || map.rows % (2 * map.turn) || map.box_rows % (2 * map.turn)) fail("no whole turns");
+  const int half = map.rows / 2;
+  for (int r = 0; r < map.box_rows; ++r)
+    for (int c = 0; c < map.box_cols; ++c) {
+      const int i = y + r % map.turn, side = z + r / map.turn % 2, turn = w + r / map.turn / 2, col = x + c;
+      const bool inside = col < map.cols && i < map.turn && side < 2 && turn < half / map.turn;
+      const size_t at = static_cast<size_t>(side * half + turn * map.turn + i) * map.pitch + col;
+      element(in_box(map, to, r, c)) = inside ? map.data[at] : 0;
     }
   Mbarrier& b = mbarrier(bar);
   b.bytes -= map.box_rows * map.box_cols * 2;
