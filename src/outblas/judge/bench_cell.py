@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -143,6 +143,7 @@ class BenchCell:
         options: settings; of them it takes ``gpu_index``, ``seed``, ``gpu`` and ``mode``.
         baselines: name -> baseline, as :func:`outblas.judge.baselines.make_baselines` returns them.
         phase_timer: receives the time of the phases "operands", "baselines" and "autotune".
+        prover: makes :attr:`prover` of operands and stream; None: that of products.
 
     Attributes:
         problem: the problem.
@@ -156,8 +157,9 @@ class BenchCell:
     """
 
     def __init__(
-        self, problem: Problem, options: Options, baselines: Mapping[str, Any], phase_timer: PhaseTimer
-    ) -> None:
+        self, problem: Problem, options: Options, baselines: Mapping[str, Any], phase_timer: PhaseTimer,
+        prover: Callable[[Any, Any], CellProver] | None = None,
+    ) -> None:  # fmt: skip
         from outblas.judge.gates import CellProver
         from outblas.judge.gpu_clock import GpuClock
 
@@ -165,7 +167,7 @@ class BenchCell:
         with phase_timer.phase("operands"):
             cold = options.mode == "offline_cold"
             self.bench: GpuClock = GpuClock(problem, options.gpu_index, options.seed, gpu=options.gpu, cold=cold)
-            self.prover: CellProver = CellProver(self.bench.data, self.bench.torch_stream)
+            self.prover: CellProver = (prover or CellProver)(self.bench.data, self.bench.torch_stream)
         self.graphs: dict[str, GraphEntry] = {}
         self._left_out: dict[str, str] = {}
         for name, entry in baselines.items():

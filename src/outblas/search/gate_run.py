@@ -9,7 +9,6 @@ from pathlib import Path
 from outblas.bench.pool.worker_plan import make_plan
 from outblas.records import user_library
 from outblas.records.library import Library
-from outblas.records.library_interval import LibraryInterval
 from outblas.search.intervals.gate_ranges import gate_plan, lacking_gates, rivals_sha, surely_faster
 from outblas.search.intervals.interval_search import Told
 from outblas.search.intervals.model_ranges import weights_of_file
@@ -50,18 +49,18 @@ def tune_gates(
     outcome = run_tune(replace(request, path=path, workers=workers, ranges=ranges, suite="gates"), told=told)
     finished = {asked.weight for asked in ranges.ranges[: len(ranges.ranges) - outcome.open_weights]}
     found = surely_faster(one for one in outcome.library.intervals if one.weight in finished)
-    Library(outcome.library.gpu, (), outcome.library.provenance, gates=found).save(outcome.files.library)
-    return _reported(found, outcome, install, say)
+    gates = Library(outcome.library.gpu, (), outcome.library.provenance, gates=found)
+    gates.save(outcome.files.library)
+    return _reported(gates, outcome, install, say)
 
 
-def _reported(found: list[LibraryInterval], outcome: TuneOutcome, install: bool, say: Callable[[str], None]) -> int:
+def _reported(gates: Library, outcome: TuneOutcome, install: bool, say: Callable[[str], None]) -> int:
     """Say a line for each weight, and install the gates; return the number of intervals with a kernel."""
-    for weight in dict.fromkeys(one.weight for one in found):
-        own = [one for one in found if one.weight == weight]
+    for weight in dict.fromkeys(one.weight for one in gates.gates):
+        own = gates.gate_index.of_weight(weight)
         say(f"gates of {weight.key}: {len(own)} intervals, {sum(one.has_kernel for one in own)} with a kernel")
     if outcome.open_weights:
         say("the time is up amid the gates; the same command goes on")
-    if install and found:
-        gates = Library(outcome.library.gpu, (), outcome.library.provenance, gates=found)
+    if install and gates.gates:
         say(f"installed: {user_library.install(gates, provenance_of(outcome.files.path)).path} (gates)")
-    return sum(one.has_kernel for one in found)
+    return len(gates.gate_kernels())

@@ -67,9 +67,7 @@ class GateHandler(Handler):
     def _new_cell(self, problem: Problem, baselines: dict[str, Any]) -> BenchCell:
         from outblas.workers.gate_cell import GateProver
 
-        cell = super()._new_cell(problem, baselines)
-        cell.prover = GateProver(cell.bench.data, cell.bench.torch_stream)
-        return cell
+        return BenchCell(problem, self._options, baselines, self.phase_timer, GateProver)
 
     def _entries(self, problem: Problem, item: WorkItem) -> dict[str, Any]:
         from outblas.workers.gate_cell import FollowedEntry

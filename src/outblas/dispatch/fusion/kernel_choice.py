@@ -125,8 +125,8 @@ def saved_us(problem: Problem, epilogue: Epilogue, gpu: Gpu) -> float:
         epilogue: the operations that follow it.
         gpu: the GPU.
     """
+    kernels = int(epilogue.activation != NO_EPILOGUE.activation) + int(epilogue.residual or epilogue.gated)
     product = problem.m * problem.n * ELEMENT_BYTES
     rate = gpu.l2_tbs if product <= gpu.l2_bytes else gpu.hbm_tbs
-    kernels = int(epilogue.activation != NO_EPILOGUE.activation) + int(epilogue.residual or epilogue.gated)
     # Each reads the product and writes as much; the halves of a gated one lie in the same lines.
     return kernels * (_KERNEL_US + 2 * product / (rate * 1e6))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,9 @@ from outblas.records.library import Library
 from outblas.records.library_row import LibraryRow
 from outblas.records.library_tables import fill_fallbacks, rows_of_table
 from outblas.search.build_library.build_work import BuildFolder
+
+#: Part of a library -> joins that of another library and its own, which goes first.
+_JOINED = {"intervals": replace_intervals, "gates": replace_weights}
 
 
 def copy_tables_from(work: BuildFolder, files: Sequence[Path]) -> None:
@@ -50,17 +54,11 @@ def copy_tables_from(work: BuildFolder, files: Sequence[Path]) -> None:
 
 def _with_intervals_of(library: Library, others: Sequence[Library]) -> Library:
     """Return a library with the intervals and gates of other libraries for the tables whose it lacks."""
-    for other in others:
-        known, found = library.provenance.get("intervals", {}), other.provenance.get("intervals", {})
+    for other, (kind, joined) in product(others, _JOINED.items()):
+        known, found = library.provenance.get(kind, {}), other.provenance.get(kind, {})
         if found.keys() - known.keys():
-            intervals = replace_intervals(other.intervals, library.intervals)
-            library = replace(
-                library, intervals=intervals, provenance={**library.provenance, "intervals": {**found, **known}}
-            )
-        known, found = library.provenance.get("gates", {}), other.provenance.get("gates", {})
-        if found.keys() - known.keys():
-            gates = replace_weights(other.gates, library.gates)
-            library = replace(library, gates=gates, provenance={**library.provenance, "gates": {**found, **known}})
+            own: dict[str, Any] = {kind: joined(getattr(other, kind), getattr(library, kind))}
+            library = replace(library, provenance={**library.provenance, kind: {**found, **known}}, **own)
     return library
 
 

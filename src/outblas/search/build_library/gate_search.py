@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from outblas.bench.pool.worker_plan import make_plan
 from outblas.core.suites import Table, engine_gates
-from outblas.core.weight import WeightRange
+from outblas.core.weight import Weight
 from outblas.kernels.kernel_hash import kernels_sha
 from outblas.records.library import Library
 from outblas.records.library_tables import with_gates
 from outblas.runtime.device import Device
 from outblas.search.build_library.build_searches import command_of
-from outblas.search.build_library.build_work import BuildFolder, printer
-from outblas.search.build_library.weight_intervals import SEED, finished_intervals, provenance_of
+from outblas.search.build_library.build_work import BuildFolder
+from outblas.search.build_library.weight_intervals import (
+    SEED,
+    finished_intervals,
+    provenance_of,
+    ranges_to_search,
+    search_weights,
+)
 from outblas.search.intervals.gate_ranges import gate_plan, rivals_sha, surely_faster
 from outblas.search.intervals.range_choice import ENGINE_BUDGET, ranges_of_suite
-from outblas.search.tune_folder import RunFiles, read_run
-from outblas.search.tune_run import TuneRequest, run_tune
+from outblas.search.tune_run import TuneRequest
 
 
 def search_gates(work: BuildFolder, table: Table) -> None:
@@ -36,36 +41,23 @@ def search_gates(work: BuildFolder, table: Table) -> None:
         OutblasError: as :func:`outblas.search.tune_run.run_tune`.
     """
     request = _request(work, table)
-    if not request.ranges.ranges:
-        print(f"gates {table}: done before", flush=True)
-        return
-    _add_finished(work, table, request)
-    try:
-        run_tune(request, told=printer(f"gates {table}"))
-    finally:
-        _add_finished(work, table, request)
+    search_weights(f"gates {table}", request, lambda: _add_finished(work, table, request))
 
 
 def _request(work: BuildFolder, table: Table) -> TuneRequest:
     gates = engine_gates() if table.suite == "engine" else frozenset[tuple[int, int]]()
     ranges = ranges_of_suite(table.suite, [p for p in table.problems() if (p.n, p.k) in gates])
-    ranges = replace(ranges, ranges=_to_search(work, table, ranges.ranges))
-    path = work.path / f"{table.stem}_gates"
+    path, known = work.path / f"{table.stem}_gates", partial(_known_weights, table=table)
+    ranges = replace(ranges, ranges=ranges_to_search(work, path, ranges.ranges, known))
     return TuneRequest(
         (), table.suite, "transfer", ENGINE_BUDGET, SEED, Device(gpu_index=work.gpu_index), path,
         command_of("gates", table), gate_plan(make_plan("local", gpus=work.gpus), ranges, work.load()), ranges=ranges,
     )  # fmt: skip
 
 
-def _to_search(work: BuildFolder, table: Table, ranges: Sequence[WeightRange]) -> list[WeightRange]:
-    """Return the ranges of the directory's run. A new run has those without gates of today's kernel sources."""
-    file = RunFiles(work.path / f"{table.stem}_gates").run
-    if file.exists():
-        begun = set(read_run(file)["ranges"])
-        return [asked for asked in ranges if asked.key in begun]
-    library = work.load()
-    known = {one.weight for one in library.gates} if _are_of_today(library, table) else set()
-    return [asked for asked in ranges if asked.weight not in known]
+def _known_weights(library: Library, table: Table) -> set[Weight]:
+    """Return the weights of a library's gates, if those of the table are of today."""
+    return {one.weight for one in library.gates} if _are_of_today(library, table) else set()
 
 
 def _are_of_today(library: Library, table: Table) -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from outblas.core.errors import UsageError
 from outblas.core.evaluation import Status
 from outblas.core.problem import Problem
 from outblas.core.suites import Table
-from outblas.core.weight import WeightRange
+from outblas.core.weight import Weight, WeightRange
 from outblas.kernels.kernel_hash import kernels_sha
 from outblas.records.library import Library
 from outblas.records.library_interval import LibraryInterval
@@ -51,14 +52,29 @@ def search_intervals(work: BuildFolder, table: Table) -> None:
         OutblasError: as :func:`outblas.search.tune_run.run_tune`.
     """
     request = _request(work, table)
+    search_weights(f"intervals {table}", request, lambda: _add_finished(work, table, request))
+
+
+def search_weights(what: str, request: TuneRequest, add_finished: Callable[[], None]) -> None:
+    """Search the weights of a request, and add those that are finished before and after it, however it ends.
+
+    Args:
+        what: words for the lines of progress.
+        request: the search; without a weight it is only said that all was done before.
+        add_finished: adds the weights that the search has finished to the library.
+
+    Raises:
+        Interrupted: Ctrl-C.
+        OutblasError: as :func:`outblas.search.tune_run.run_tune`.
+    """
     if not request.ranges.ranges:
-        print(f"intervals {table}: done before", flush=True)
+        print(f"{what}: done before", flush=True)
         return
-    _add_finished(work, table, request)
+    add_finished()
     try:
-        run_tune(request, told=printer(f"intervals {table}"))
+        run_tune(request, told=printer(what))
     finally:
-        _add_finished(work, table, request)
+        add_finished()
 
 
 def prove_intervals(work: BuildFolder, table: Table) -> None:
@@ -116,7 +132,8 @@ def folder_of_intervals(work: BuildFolder, table: Table) -> Path:
 def _request(work: BuildFolder, table: Table) -> TuneRequest:
     device = Device(gpu_index=work.gpu_index)
     ranges = ranges_of_suite(table.suite, table.problems())
-    ranges = replace(ranges, ranges=_to_search(work, table, ranges.ranges))
+    known, folder = partial(_proved_weights, table=table), folder_of_intervals(work, table)
+    ranges = replace(ranges, ranges=ranges_to_search(work, folder, ranges.ranges, known))
     agent, budget = ("transfer", ENGINE_BUDGET) if table.suite == "engine" else (default_agent(device), BUDGET)
     return TuneRequest(
         (), table.suite, agent, budget, SEED, device, folder_of_intervals(work, table),
@@ -124,16 +141,29 @@ def _request(work: BuildFolder, table: Table) -> TuneRequest:
     )  # fmt: skip
 
 
-def _to_search(work: BuildFolder, table: Table, ranges: Sequence[WeightRange]) -> list[WeightRange]:
-    """Return the ranges of the directory's run. A new run has those without proved intervals."""
-    file = RunFiles(folder_of_intervals(work, table)).run
+def ranges_to_search(
+    work: BuildFolder, folder: Path, ranges: Sequence[WeightRange], known: Callable[[Library], Collection[Weight]]
+) -> list[WeightRange]:
+    """Return the ranges of a directory's run. A new run has those of weights that the library does not know.
+
+    Args:
+        work: directory of the build.
+        folder: directory of the run.
+        ranges: all ranges.
+        known: returns the weights that a library has of today's kernel sources.
+    """
+    file = RunFiles(folder).run
     if file.exists():
         begun = set(read_run(file)["ranges"])
         return [asked for asked in ranges if asked.key in begun]
-    library = work.load()
+    found = known(work.load())
+    return [asked for asked in ranges if asked.weight not in found]
+
+
+def _proved_weights(library: Library, table: Table) -> set[Weight]:
+    """Return the weights of a library's intervals, if those of the table were proved with today's sources."""
     is_proved = str(table) in library.provenance.get("intervals", {}) and table not in unproved_intervals(library)
-    known = {one.weight for one in library.intervals} if is_proved else set()
-    return [asked for asked in ranges if asked.weight not in known]
+    return {one.weight for one in library.intervals} if is_proved else set()
 
 
 def _add_finished(work: BuildFolder, table: Table, request: TuneRequest) -> None:
