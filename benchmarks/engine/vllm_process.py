@@ -58,7 +58,7 @@ PREFILLS = ((1, 2048), (4, 2048))
 FIRST_TOKENS = (64, 512)
 #: New tokens of a request.
 TOKENS = 256
-#: Decode steps at the end of a profile that are reported; batches that are profiled.
+#: Decode steps in the middle of a profile that are reported; batches that are profiled.
 STEPS_PROFILED, PROFILED = 6, (1, 64, 100, 256)
 
 
@@ -124,9 +124,10 @@ def profile(worker: Any, begin: bool) -> dict[str, Any]:
 
 
 def decode_steps(kernels: Sequence[tuple[str, float, float]]) -> dict[str, Any]:
-    """Return the last steps of a profile: their time, that of their kernels, and the kernels.
+    """Return the steps in the middle of a profile: their time, that of their kernels, and the kernels.
 
-    A step ends with the kernel that samples. What lies between the kernels, the GPU waits for the host.
+    A step ends with the kernel that samples. What lies between the kernels, the GPU waits for the host. The first and
+    the last steps are of fewer requests: vLLM begins many prompts in several steps, and they end so.
 
     Args:
         kernels: (name, start, end) in microseconds.
@@ -136,7 +137,10 @@ def decode_steps(kernels: Sequence[tuple[str, float, float]]) -> dict[str, Any]:
         these steps together, the longest first. All kernels are one step if fewer than three were sampled.
     """
     ordered = sorted(kernels, key=lambda one: one[1])
-    ends = [end for name, _, end in ordered if "sample" in name][-1 - STEPS_PROFILED :]
+    sampling = next((name for name, *_ in ordered if "sample" in name), None)  # a step may have several such kernels
+    sampled = [end for name, _, end in ordered if name == sampling]
+    first = max(0, len(sampled) // 2 - STEPS_PROFILED // 2)
+    ends = sampled[first : first + STEPS_PROFILED + 1]
     if len(ends) < 3:
         ends = [min(start for _, start, _ in ordered), max(end for *_, end in ordered)]
     inside = [one for one in ordered if ends[0] <= one[1] < ends[-1]]
@@ -205,6 +209,7 @@ class Engine:
     def measure(self) -> None:
         """Fill :attr:`found` with all figures."""
         decode, end_to_end = {}, {}
+        first_token: dict[int, list[float]] = {length: [] for length in FIRST_TOKENS}
         for size in BATCHES:
             batch = self.prompts(size, 64)
             self.generate(batch, 8)
@@ -215,11 +220,10 @@ class Engine:
             decode[size] = [step_ms(results) for _, results in runs]
             self.found.setdefault("after_decode", {})[size] = states
             end_to_end[size] = [size * TOKENS / seconds for seconds, _ in runs]
-        self.found |= {"decode": decode, "end_to_end": end_to_end}
-        self.found["first_token"] = {
-            length: [1e3 * self.generate(self.prompts(1, length), 1)[0] for _ in range(2 * self._repeats + 1)]
-            for length in FIRST_TOKENS
-        }
+            for length, times in first_token.items():  # spread over the process, for the host's pace changes
+                self.generate(self.prompts(1, length), 1)
+                times += [1e3 * self.generate(self.prompts(1, length), 1)[0] for _ in range(2 * self._repeats + 1)]
+        self.found |= {"decode": decode, "end_to_end": end_to_end, "first_token": first_token}
         prefill = {}
         for number, length in PREFILLS:
             batch = self.prompts(number, length)
@@ -243,7 +247,7 @@ class Engine:
         profiles = {}
         for size in PROFILED:
             self.llm.collective_rpc(profile, args=(True,))
-            self.generate(self.prompts(size, 64), 2 * STEPS_PROFILED)
+            self.generate(self.prompts(size, 64), 3 * STEPS_PROFILED)
             profiles[size] = self.llm.collective_rpc(profile, args=(False,))[0]
         self.found["profiles"] = profiles
 

@@ -318,18 +318,19 @@ def test_a_step_is_that_of_the_request_that_began_last(monkeypatch: pytest.Monke
     assert code.step_ms([result(1.0, 9.0), result(3.0, 5.0), result(2.0, 7.0)]) == 500.0
 
 
-def test_a_profile_has_the_last_decode_steps_and_the_time_without_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_profile_has_the_middle_decode_steps_and_the_time_without_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     code = module_of_file(ROOT / "benchmarks" / "engine" / "vllm_process.py", monkeypatch)
     kernels = [("prefill", 0.0, 900.0), ("_gumbel_sample_kernel", 900.0, 910.0)]
-    for step in range(8):
-        at = 910.0 + 100.0 * step
+    for step in range(18):
+        at, size = 910.0 + 100.0 * step, "half" if step in (0, 1, 16, 17) else "whole"
         kernels += [
-            ("gemm", at + 10, at + 60),
-            ("norm", at + 60, at + 70),
-            ("_gumbel_sample_kernel", at + 90, at + 100),
-        ]
+            (f"gemm_{size}", at + 10, at + 60), ("norm", at + 60, at + 70),
+            ("_gumbel_sample_kernel", at + 80, at + 90), ("_samples_of_logits", at + 90, at + 95),
+        ]  # fmt: skip
     made = code.decode_steps(list(reversed(kernels)))
-    assert (made["steps"], made["step_us"], made["kernel_us"]) == (6, 100.0, 70.0)
-    assert made["kernels"] == [["gemm", 6, 300.0], ["norm", 6, 60.0], ["_gumbel_sample_kernel", 6, 60.0]]
+    assert (made["steps"], made["step_us"], made["kernel_us"]) == (6, 100.0, 75.0)
+    assert made["kernels"] == [
+        ["gemm_whole", 6, 300.0], ["norm", 6, 60.0], ["_gumbel_sample_kernel", 6, 60.0], ["_samples_of_logits", 6, 30.0]
+    ]  # fmt: skip
     whole = code.decode_steps([("gemm", 0.0, 4.0), ("gemm", 6.0, 10.0)])
     assert (whole["steps"], whole["step_us"], whole["kernel_us"]) == (1, 10.0, 8.0)
