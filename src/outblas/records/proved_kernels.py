@@ -57,7 +57,10 @@ def _not_of(parts: Mapping[str, Any], today: Mapping[str, Any], common: Mapping[
 def _is_of(about: Mapping[str, Any], today: Mapping[str, Any], common: Mapping[str, Any]) -> bool:
     searched = {key: value or common.get(key) for key, value in _searched_by(about).items()}
     # Earlier releases did not note the compiler of a later proof. Then it counts as that of the search.
-    return any(made.items() >= today.items() for made in (searched, {**searched, **about.get("proved", {})}))
+    if "proved" in about and {**searched, **about["proved"]}.items() >= today.items():
+        return True
+    earlier = about.get("earlier")  # of the weights that this search did not make
+    return searched.items() >= today.items() and (earlier is None or _is_of(earlier, today, common))
 
 
 def _searched_by(about: Mapping[str, Any]) -> dict[str, str | None]:
