@@ -177,10 +177,7 @@ def _add_finished(work: BuildFolder, table: Table, request: TuneRequest) -> None
     print(f"intervals {table}: {len(weights)} of {len(wanted)} weights, {len(intervals)} new intervals", flush=True)
     if not new:
         return
-    earlier = library.provenance.get("intervals", {}).get(str(table), {})
-    is_mixed = new < wanted and table in unproved_intervals(library)
-    kernels = earlier["kernels"] if is_mixed else kernels_sha()  # those of the other weights are still to be proved
-    about = {"kernels": kernels, **provenance_of(work, request), "weights": len(weights), "wanted": len(wanted)}
+    about = {"kernels": kernels_sha(), **provenance_of(work, request), "weights": len(weights), "wanted": len(wanted)}
     with_intervals(library, intervals, table, about).save(work.library)
 
 
