@@ -102,7 +102,7 @@ def prove_intervals(work: BuildFolder, table: Table) -> None:
     with open_pool(make_plan("local", gpus=work.gpus)) as pool:
         for done, e in enumerate(pool.evaluate(pairs), 1):
             if e.status is not Status.PASSED:
-                failed.append(f"{e.problem.key} {config_name(e.config)}: {e.status.value}")
+                failed.append(f"{e.problem.key} {config_name(e.config)}: {e.status}")
             progress(done, len(pairs))
     if failed:
         wrong = f"{len(failed)} of {len(pairs)} proofs failed, the first {failed[0]}"
