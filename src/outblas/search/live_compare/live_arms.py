@@ -32,8 +32,6 @@ NATIVE_SPACES = {
     "random-legal": ("knobs",),
     "regressor": ("catalogue", "pool"),
     "knob": ("knobs",),
-    "knob-edit": ("knobs",),
-    "knob-rank": ("knobs",),
     "nvmmh": ("pool",),
 }
 USUAL_SPACE = "catalogue"
@@ -99,7 +97,7 @@ def space_candidates(space: str, problem: Problem, gpu: Gpu) -> list[KernelConfi
 def ready_agent(name: str, seed: int, gpu: Gpu, say: Callable[[str], None]) -> Agent:
     """Return an agent that has learned what the package ships, before any measurement.
 
-    No policy of the knob agents is shipped. Unless ``OUTBLAS_KNOB_POLICY`` names one, it is trained on the packaged
+    No policy of agent ``knob`` is shipped. Unless ``OUTBLAS_KNOB_POLICY`` names one, it is trained on the packaged
     recording of the most similar GPU. A training takes minutes and is kept in the cache.
 
     Args:

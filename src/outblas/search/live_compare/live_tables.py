@@ -20,8 +20,6 @@ REINFORCED = (
     ("ppo", "regressor", "the policy over its own regressor"),
     ("knob", "random-legal", "the knob policy over chance"),
     ("knob", "regressor", "the knob policy over the regressor"),
-    ("knob-edit", "regressor", "the policy of edits over a regressor"),
-    ("knob-rank", "regressor", "the policy of ranks over a regressor"),
 )
 #: Regimes of :func:`outblas.core.roofline.regime` without their size, in the order of the table.
 REGIMES = ("launch", "memory", "compute")
