@@ -158,9 +158,7 @@ def test_others_are_benched_than_were_recorded(tmp_path: Path, monkeypatch: pyte
     assert '"shapes": 300' in done.stdout and f"result: {out}\nfigures: {summary}\n" in done.stdout
 
 
-def test_a_slice_of_the_problems_is_scored_beside_the_former_rule(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_slice_of_the_problems_is_scored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Small nets see few problems once, so the form of the figures and their bounds are tested, not their values."""
     monkeypatch.setattr(fit_any_shape, "SETTINGS", fit_any_shape.NetSettings(width=8, epochs=1, batch=256))
     monkeypatch.setattr(held_out_choices, "MAX_SLOWER", 1.0)
@@ -172,12 +170,11 @@ def test_a_slice_of_the_problems_is_scored_beside_the_former_rule(
     found = json.loads(out.read_text())
     assert found["every"] == 97 and f"figures: {out}" in done.stdout
     for split in ("problems", "weights", "suites"):
-        for rule in ("today", "former"):
-            rows = found[split][rule]
-            sources = {row["source"] for row in rows}
-            assert sources == ({"llm"} if split == "suites" else {"grid1000", "llm", "random"})
-            for row in rows:
-                value, low, high = row["over_torch"]
-                assert low <= value <= high and 0 <= row["served"][1] <= row["served"][2] <= 1
-                assert (row["over_best"] is None) == (row["source"] == "random")
-                assert f"{row['source']} {row['layout']} {row['launch']}: " in done.stdout
+        rows = found[split]["today"]
+        sources = {row["source"] for row in rows}
+        assert sources == ({"llm"} if split == "suites" else {"grid1000", "llm", "random"})
+        for row in rows:
+            value, low, high = row["over_torch"]
+            assert low <= value <= high and 0 <= row["served"][1] <= row["served"][2] <= 1
+            assert (row["over_best"] is None) == (row["source"] == "random")
+            assert f"{split}: {row['source']} {row['layout']} {row['launch']}: " in done.stdout

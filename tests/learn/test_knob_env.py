@@ -57,8 +57,8 @@ def of_kernel(env: KnobEnv, config: Any) -> tuple[float, bool, dict[str, Any]]:
     """Choose the values of one kernel until it is measured."""
     vector = env.space.knobs.encode(config)
     while True:
-        knob = int(np.flatnonzero(np.logical_or.reduceat(env.action_masks(), env.design.view.starts))[0])
-        _, paid, over, _, info = env.step(env.design.view.starts[knob] + vector[knob])
+        knob = int(np.flatnonzero(np.logical_or.reduceat(env.action_masks(), env.view.starts))[0])
+        _, paid, over, _, info = env.step(env.view.starts[knob] + vector[knob])
         if info["evaluation"] is not None:
             return paid, over, info
 
@@ -105,12 +105,12 @@ def test_the_mask_equals_brute_force_on_random_prefixes(problem: Problem, gpu: G
         info: dict[str, Any] = {"evaluation": None}
         while info["evaluation"] is None:
             mask = env.action_masks()
-            knob = int(np.flatnonzero(np.logical_or.reduceat(mask, env.design.view.starts))[0])
+            knob = int(np.flatnonzero(np.logical_or.reduceat(mask, env.view.starts))[0])
             for skipped in range(at, knob):  # knobs with one value were not asked
                 (only,) = {*values[names[skipped]][match]}
                 match &= values[names[skipped]] == only
             expected = {*values[names[knob]][match]}
-            start, listed = int(env.design.view.starts[knob]), space.knobs.knobs[knob].values
+            start, listed = int(env.view.starts[knob]), space.knobs.knobs[knob].values
             allowed = {listed[i] for i in range(len(listed)) if mask[start + i]}
             assert allowed == expected and mask.sum() == len(allowed), (env.chosen(), names[knob])
             seen += 1

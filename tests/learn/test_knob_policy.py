@@ -14,14 +14,14 @@ from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.kernels.knobs import all_knobs
 from outblas.kernels.pool import pool
 from outblas.learn.features import PROBLEM_FEATURES
-from outblas.learn.knob_designs.build_design import BuildDesign
+from outblas.learn.knob_choice import log_probabilities
 from outblas.learn.knob_policy import KnobPolicy
-from outblas.learn.knob_view import KnobView, SearchState
+from outblas.learn.knob_view import SearchState, every_knob
 from outblas.search.agents.knob import KnobAgent
 from support.gpus.known import H200
 from support.helpers import passed_evaluation, untrained_knob_policy
 
-PROBLEM, VIEW, BUILD = Problem(512, 512, 512), KnobView(all_knobs()), BuildDesign(all_knobs())
+PROBLEM, VIEW = Problem(512, 512, 512), every_knob()
 KERNELS = pool()[::25]
 VECTORS = np.stack([VIEW.encode(config) for config in KERNELS])
 POLICY = untrained_knob_policy()
@@ -44,7 +44,7 @@ def by_hand(state: SearchState, place: int) -> float:
 
 @pytest.mark.parametrize("state", [STATE, replace(STATE, launch="pdl", made=3, best=VECTORS[5], gap=0.2)])
 def test_probabilities_are_products_over_the_choices_and_sum_to_one(state: SearchState) -> None:
-    logs = BUILD.log_probabilities(POLICY.logits, state, VECTORS)
+    logs = log_probabilities(VIEW, POLICY.logits, state, VECTORS)
     assert np.exp(logs).sum() == pytest.approx(1)
     np.testing.assert_allclose(logs, [by_hand(state, i) for i in range(len(KERNELS))], rtol=1e-4, atol=1e-4)
 
@@ -70,7 +70,7 @@ def test_a_policy_is_the_same_after_it_was_written_and_damage_is_one_clear_line(
     replace(POLICY, about="{}", fixed=np.arange(len(PROBLEM_FEATURES)) < 3).save(file)
     again = KnobPolicy.load(file)
     np.testing.assert_array_equal(
-        BUILD.log_probabilities(again.logits, STATE, VECTORS), BUILD.log_probabilities(POLICY.logits, STATE, VECTORS)
+        log_probabilities(VIEW, again.logits, STATE, VECTORS), log_probabilities(VIEW, POLICY.logits, STATE, VECTORS)
     )
     assert again.about == "{}" and again.fixed.sum() == 3 and (again.see(PROBLEM, H200)[:3] == 0).all()
     file.write_bytes(file.read_bytes()[:300])
@@ -78,7 +78,7 @@ def test_a_policy_is_the_same_after_it_was_written_and_damage_is_one_clear_line(
         KnobPolicy.load(file)
     untrained = untrained_knob_policy()
     replace(untrained, layers=untrained.layers[:1]).save(file)
-    with pytest.raises(RecordError, match="finite number per action"):
+    with pytest.raises(RecordError, match="finite number per value"):
         KnobPolicy.load(file)
     with pytest.raises(UsageError, match="no knob policy"):
         KnobPolicy.load(tmp_path / "none.npz")
@@ -89,13 +89,13 @@ def test_the_agent_tries_the_likeliest_offered_kernel_of_each_launch_option(monk
     offered = [config.with_knobs(pdl=pdl) for config in KERNELS for pdl in (False, True)]
     first = agent.propose(PROBLEM, offered, (), 2)
     for config, launch in zip(first, ("plain", "pdl"), strict=True):
-        logs = BUILD.log_probabilities(POLICY.logits, replace(STATE, launch=launch), VECTORS)  # type: ignore[arg-type]
+        logs = log_probabilities(VIEW, POLICY.logits, replace(STATE, launch=launch), VECTORS)  # type: ignore[arg-type]
         assert config == KERNELS[int(logs.argmax())].with_knobs(pdl=launch == "pdl")
     plain = [config for config in offered if not config.pdl]
     history = [passed_evaluation(PROBLEM, first[0], low=0.9, ratio=1.0)]
     best = VIEW.encode(first[0])
     rest = [i for i, config in enumerate(plain) if config != first[0]]
-    logs = BUILD.log_probabilities(POLICY.logits, replace(STATE, made=1, best=best), VECTORS[rest])
+    logs = log_probabilities(VIEW, POLICY.logits, replace(STATE, made=1, best=best), VECTORS[rest])
     assert agent.propose(PROBLEM, plain, history, 1) == [plain[rest[int(logs.argmax())]]]
     monkeypatch.delenv("OUTBLAS_KNOB_POLICY", raising=False)
     with pytest.raises(UsageError, match="train one"):

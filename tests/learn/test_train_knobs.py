@@ -24,15 +24,11 @@ from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig  # noqa: E402
 from outblas.kernels.kernel_space import KernelSpace  # noqa: E402
 from outblas.kernels.knobs import all_knobs  # noqa: E402
 from outblas.learn.features import PROBLEM_FEATURES  # noqa: E402
-from outblas.learn.knob_designs.design_registry import make_design  # noqa: E402
-from outblas.learn.knob_designs.knob_design import MAX_LOGIT  # noqa: E402
 from outblas.learn.knob_policy import KnobPolicy  # noqa: E402
-from outblas.learn.knob_prior import KnobPrior  # noqa: E402
-from outblas.learn.knob_view import KnobView, SearchState  # noqa: E402
-from outblas.learn.policy import Policy  # noqa: E402
+from outblas.learn.knob_view import SearchState, every_knob  # noqa: E402
 from outblas.learn.train import train_knobs as module  # noqa: E402
 from outblas.learn.train.knob_quality import knob_search_qualities, knob_searches  # noqa: E402
-from outblas.learn.train.knob_settings import KNOB_RECIPES, KnobSettings  # noqa: E402
+from outblas.learn.train.knob_settings import KnobSettings  # noqa: E402
 from outblas.learn.train.train_knobs import network_layers, simulated_gpus, train_knobs  # noqa: E402
 from outblas.learn.train.train_ppo import TrainingRun  # noqa: E402
 from outblas.records.recording import Recording  # noqa: E402
@@ -86,7 +82,7 @@ def test_numpy_and_torch_score_alike() -> None:
     from sb3_contrib.common.maskable.policies import MaskableActorCriticPolicy
 
     gymnasium = pytest.importorskip("gymnasium")
-    view = KnobView(all_knobs())
+    view = every_knob()
     box, choices = gymnasium.spaces.Box(-np.inf, np.inf, (view.size,)), gymnasium.spaces.Discrete(view.values)
     network = MaskableActorCriticPolicy(
         box, choices, lambda _: 1e-3, net_arch={"pi": [16] * 2, "vf": [8]}, activation_fn=torch.nn.SiLU
@@ -99,62 +95,6 @@ def test_numpy_and_torch_score_alike() -> None:
         expected = network.get_distribution(torch.as_tensor(seen)).distribution.logits.numpy()
     mine = policy.logits(seen)
     np.testing.assert_allclose(mine - mine[:, :1], expected - expected[:, :1], rtol=1e-3, atol=1e-5)
-
-
-@pytest.mark.parametrize("design", ["edit", "rank"])
-def test_numpy_and_torch_add_the_prior_alike(design: str) -> None:
-    from outblas.learn.train.prior_network import PriorPolicy
-
-    gymnasium = pytest.importorskip("gymnasium")
-    made, rng, about = make_design(design), np.random.default_rng(0), len(PROBLEM_FEATURES)
-    box, choices = gymnasium.spaces.Box(-np.inf, np.inf, (made.size,)), gymnasium.spaces.Discrete(made.actions)
-    shape = {"net_arch": {"pi": [16] * 2, "vf": [8]}, "activation_fn": torch.nn.SiLU}
-    network = PriorPolicy(box, choices, lambda _: 1e-3, **shape)
-    seen = rng.normal(0, 1, (4, made.size)).astype(np.float32)
-    seen[:, -made.actions :] = -rng.random((4, made.actions))
-    for trained in (False, True):
-        policy = KnobPolicy(
-            network_layers(network), np.zeros(about, np.bool_), np.zeros(about, np.float32), design=design,
-            prior=KnobPrior(),
-        )  # fmt: skip
-        mine = policy.logits(seen)
-        if not trained:
-            np.testing.assert_allclose(mine, MAX_LOGIT * seen[:, -made.actions :], rtol=1e-6)
-        with torch.no_grad():
-            expected = network.get_distribution(torch.as_tensor(seen)).distribution.logits.numpy()
-            torch.nn.init.normal_(network.action_net.weight)  # type: ignore[arg-type]
-        np.testing.assert_allclose(mine - mine[:, :1], expected - expected[:, :1], rtol=1e-3, atol=1e-4)
-
-
-def test_a_design_with_a_prior_learns_what_the_prior_lacks(recording: Recording, space: KernelSpace) -> None:
-    held = [p for p in recording.problems if p.m == 256]
-    learn = [p for p in recording.problems if p not in held]
-    searches = knob_searches(recording, held, KnobPrior())
-    settings = replace(
-        SMALL, design="rank", prior="model", simulated=0.0, steps=512, rollout=64, batch=32, budget=1, lr=1e-2
-    )
-    policy = train_knobs(recording, learn, settings, space=space)
-    silent = tuple((np.zeros_like(w), np.zeros_like(b)) for w, b in policy.layers)
-    before, after = (
-        knob_search_qualities(one, searches, 2)[:, 0].mean() for one in (replace(policy, layers=silent), policy)
-    )
-    assert before < 0.9 and after > before + 0.05
-    assert policy.design == "rank" and policy.prior == KnobPrior()
-
-
-def test_a_regressor_is_trained_once_for_the_prior_and_kept(
-    recording: Recording, space: KernelSpace, tmp_path: Path
-) -> None:
-    settings = replace(SMALL, design="rank", prior="regressor", simulated=0.0, steps=1, rollout=16)
-    settings = replace(settings, regress=replace(settings.regress, epochs=1, nets=1, width=8))
-    said: list[str] = []
-    policy = train_knobs(
-        recording, recording.problems, settings, TrainingRun(tmp_path), lambda *seen: said.append(seen[2]), space
-    )
-    kept = Policy.load(tmp_path / "regressor.npz").regressor
-    assert policy.prior is not None and policy.prior.regressor is not None
-    np.testing.assert_array_equal(policy.prior.regressor.weights[0], kept.weights[0])
-    assert said[0].startswith("regressor, epoch 1 of 1") and said[1].startswith("recorded")
 
 
 def test_the_same_seed_is_the_same_policy(recording: Recording, space: KernelSpace) -> None:
@@ -204,17 +144,12 @@ def test_the_simulated_gpus_begin_with_that_of_the_recording() -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [
-        *({"lr": 0.0}, {"gamma": 1.5}, {"steps": 0}, {"batch": 1}, {"seed": -1}, {"checkpoint": 0}, {"design": "no"}),
-        *({"prior of design build": "model"}, {"prior of design rank": "no"}, {"simulated of design edit": 0.5}),
-    ],
+    [{"lr": 0.0}, {"gamma": 1.5}, {"steps": 0}, {"batch": 1}, {"seed": -1}, {"checkpoint": 0}, {"simulated": 1.5}],
 )
 def test_a_setting_out_of_range_is_named(wrong: dict[str, Any]) -> None:
-    ((name, value),) = wrong.items()
-    field, _, design = name.partition(" of design ")
-    base = KNOB_RECIPES[design or "build"]
+    (name,) = wrong
     with pytest.raises(UsageError, match=f"{name} is"):
-        replace(base, **{field: value})
+        KnobSettings(**wrong)
 
 
 def test_the_command_trains_and_refuses_options_of_the_other_environment(
@@ -222,7 +157,6 @@ def test_the_command_trains_and_refuses_options_of_the_other_environment(
 ) -> None:
     monkeypatch.setattr(Recording, "load", classmethod(lambda cls, name: recording))
     monkeypatch.setattr(module, "kernel_space", lambda: space)
-    monkeypatch.setitem(KNOB_RECIPES, "build", SMALL)
     done = CliRunner().invoke(
         app, ["train", "--env", "knobs", "--quick", "--steps", "1", "--run", str(tmp_path / "run")]
     )
@@ -232,24 +166,5 @@ def test_the_command_trains_and_refuses_options_of_the_other_environment(
         refused = CliRunner().invoke(app, ["train", "--env", "knobs", *words])
         assert refused.exit_code != 0
         assert said in " ".join(refused.output.split())
-    for words, said in (
-        (["--env", "none"], "unknown environment"),
-        (["--design", "rank"], "--design without --env knobs"),
-        (["--env", "knobs", "--design", "none"], "unknown design 'none'"),
-    ):
-        refused = CliRunner().invoke(app, ["train", *words])
-        assert refused.exit_code != 0 and said in " ".join(refused.output.split())
-
-
-def test_the_command_trains_another_design_and_names_its_agent(
-    recording: Recording, space: KernelSpace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Recording, "load", classmethod(lambda cls, name: recording))
-    monkeypatch.setattr(module, "kernel_space", lambda: space)
-    small = replace(KNOB_RECIPES["edit"], rollout=16, envs=2, batch=16, width=16)
-    monkeypatch.setitem(KNOB_RECIPES, "edit", small)
-    words = ["train", "--env", "knobs", "--design", "edit", "--quick", "--steps", "1", "--run", str(tmp_path / "run")]
-    done = CliRunner().invoke(app, words)
-    assert done.exit_code == 0, done.output
-    assert "outblas tune --agent knob-edit" in " ".join(done.output.split())
-    assert KnobPolicy.load(tmp_path / "run" / "policy.npz").design == "edit"
+    refused = CliRunner().invoke(app, ["train", "--env", "none"])
+    assert refused.exit_code != 0 and "unknown environment" in " ".join(refused.output.split())

@@ -114,14 +114,6 @@ def table_of(rows: list[dict[str, Any]], folder: Path) -> str:
     return headline_table(headline_rows(folder, [read_result(path)]))
 
 
-def test_older_files_count_a_fall_back_as_1(tmp_path: Path) -> None:
-    rows = make_rows((64, 128), pdls=(False,))
-    dropped = sum(row["fallback"] and row["speedup"] is not None for row in rows)
-    text = table_of(rows, tmp_path)
-    assert f"A fall-back counts as 1. So does a kernel that the same bench found slower: {dropped} of" in text
-    assert "Starts:" not in text
-
-
 def test_measured_fall_backs_and_starts_are_told(tmp_path: Path) -> None:
     rows = [{**row, "ran": "torch 2"} for row in make_rows((64, 128), pdls=(False,)) if not row["fallback"]]
     one = table_of(rows, tmp_path)
@@ -130,17 +122,6 @@ def test_measured_fall_backs_and_starts_are_told(tmp_path: Path) -> None:
     assert "Starts: the range of the means of single starts of the machine." in three
     (line,) = [line for line in three.splitlines() if "grid1000*" in line]
     assert line.count("–") == 1 and "× (starts " in line
-
-
-def test_one_older_file_is_told_beside_newer_ones(tmp_path: Path) -> None:
-    new = write_result(
-        [{**row, "ran": "torch 2"} for row in make_rows((64, 128), pdls=(False,)) if not row["fallback"]],
-        META,
-        tmp_path / "new.parquet",
-    )
-    old = write_result(make_rows((64, 128), pdls=(False,)), {**META, "suite": "llm"}, tmp_path / "old.parquet")
-    text = headline_table(headline_rows(tmp_path, [read_result(new), read_result(old)]))
-    assert "A fall-back counts as measured. In older files it counts as 1, like a kernel" in text
 
 
 def test_the_use_has_the_number_of_problems_that_were_timed(tmp_path: Path) -> None:

@@ -43,9 +43,8 @@ def test_what_a_row_is_of():
 @pytest.mark.parametrize(
     ("mode", "fallback", "ours_us", "published_us"),
     [
-        ("offline", False, 4.0, 4.0), ("offline", True, 4.0, 5.0), ("offline", True, None, 5.0),
+        ("offline", False, 4.0, 4.0), ("offline", True, 4.0, 4.0), ("offline", True, None, 5.0),
         ("server", False, 4.0, 4.0), ("server", True, 4.0, 4.0), ("server", True, None, 5.0),
-        ("offline_cold", True, 4.0, 5.0), ("another", True, 4.0, 5.0), ("zero", True, 4.0, 5.0),
     ],
 )  # fmt: skip
 def test_the_time_that_is_published(mode, fallback, ours_us, published_us):
@@ -106,9 +105,9 @@ def test_regimes_and_decades_are_in_order_of_their_numbers():
 def test_extended_figures_offline(suite):
     rows = [
         row(1, 500, 1, published=2.0), row(64, 64, 64, published=4.0, torch_us=None), row(65, 1, 1, published=3.0),
-        row(64, 64, 64, fallback=True, published=1.0, speedup=0.8123456789, ours_us=None, torch_us=10.0),
-        row(64, 64, 64, fallback=True, published=1.0, speedup=0.9),
-        row(2, 2, 2, fallback=True, published=1.0, speedup=None),
+        row(64, 64, 64, fallback=True, published=1.0, speedup=None, ours_us=None, torch_us=10.0),
+        row(64, 64, 64, fallback=True, published=1.0, speedup=1.0),
+        row(2, 2, 2, fallback=True, published=1.0, speedup=None, ours_us=None),
     ]  # fmt: skip
     found = extended_figures(rows, suite)
     assert found.pop("by_m", None) == (
@@ -120,15 +119,14 @@ def test_extended_figures_offline(suite):
             "1e1": {"n": 1, "geomean": 1.0}, "1e2": {"n": 1, "geomean": 3.0}, "1e3": {"n": 1, "geomean": 2.0},
             "1e5": {"n": 3, "geomean": mean(4.0, 1.0, 1.0)},
         },
-        "geomean_torch": mean(6 / 4, 6 / 4, 10 / 5, 6 / 5, 6 / 5), "demoted": {"n": 2, "min": 0.812346},
+        "geomean_torch": mean(6 / 4, 6 / 4, 10 / 5, 6 / 4, 6 / 5),
     }  # fmt: skip
-    assert "demoted" not in extended_figures(rows[:3], suite)
-    assert "demoted" not in extended_figures(rows[-1:], suite)
 
 
 def test_torch_is_compared_with_what_the_library_runs():
     assert torch_ratio([row(torch_us=None), {}]) is None and torch_ratio([]) is None
-    assert torch_ratio([row(torch_us=6.0), row(torch_us=None), row(torch_us=2.0, fallback=True)]) == mean(1.5, 0.4)
+    fell = row(torch_us=2.0, fallback=True, ours_us=None)
+    assert torch_ratio([row(torch_us=6.0), row(torch_us=None), fell]) == mean(1.5, 0.4)
 
 
 def test_extended_figures_of_requests():
@@ -160,9 +158,9 @@ def test_the_best_of_both_layouts_is_our_best_over_their_best():
     tn = [
         row(1, 1, 1, ours_us=4.0, baseline_us=5.0, torch_us=6.0, config="tn"),
         row(2, 2, 2, ours_us=4.0, baseline_us=5.0, torch_us=None, config="tn"),
-        row(3, 3, 3, ours_us=9.0, baseline_us=5.0, fallback=True, speedup=0.6, config="tn", torch_us=None),
+        row(3, 3, 3, ours_us=None, baseline_us=5.0, fallback=True, speedup=None, config="", torch_us=None),
         row(4, 4, 4),
-        row(5, 5, 5, ours_us=9.0, baseline_us=5.0, fallback=True, speedup=0.6, config="tn"),
+        row(5, 5, 5, ours_us=None, baseline_us=5.0, fallback=True, speedup=None, config=""),
     ]
     nn = [
         row(5, 5, 5, layout="NN", ours_us=4.5, baseline_us=6.0, config="nn"),
@@ -174,10 +172,10 @@ def test_the_best_of_both_layouts_is_our_best_over_their_best():
     one, two, three, five = best_of_layouts(tn, nn)
     assert one == {**nn[3], "config": "tn", "ours_us": 4.0, "torch_us": 5.5, "published": 4.4 / 4.0, "speedup": None}
     assert two == {**tn[1], "config": "nn", "ours_us": 2.0, "torch_us": 9.0, "published": 5.0 / 2.0, "speedup": None}
-    assert three == {**tn[2], "ours_us": None, "torch_us": None, "published": 1.0, "fallback": True, "speedup": 0.6}
+    assert three == {**tn[2], "published": 1.0, "speedup": None}
     assert five == {
         **tn[4], "config": "nn", "fallback": False, "ours_us": 4.5, "torch_us": 6.0, "published": 5 / 4.5,
-        "speedup": 0.6,
+        "speedup": None,
     }  # fmt: skip
 
 

@@ -83,8 +83,6 @@ def test_a_bench_is_of_its_problems_alone(bench: list[dict[str, Any]]) -> None:
         (CHOICE, {"config": "the kernel"}, True),
         (CHOICE, {"config": "another"}, False),
         (None, {"config": "the kernel"}, False),
-        (None, {"fallback": True, "config": "the kernel"}, True),  # settled since
-        (CHOICE, {"fallback": True, "config": "the kernel"}, False),
         (CHOICE, {"fallback": True, "status": Status.LEFT_OUT.value}, False),
         *((CHOICE, {"fallback": True, "status": s.value}, True) for s in Status if s.value > Status.PASSED.value),
         *(

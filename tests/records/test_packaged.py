@@ -284,8 +284,6 @@ def test_the_published_benches_are_of_the_packaged_library(
         if choice is not None and row["config"] != config_name(choice.config):  # chosen and judged in another suite
             assert (found.problem, launch_of_row(row), config_name(choice.config)) in judged
             assert f"- {table_label(result.suite, head)}: of an earlier library" in notes
-        elif choice is None and row["config"]:  # demoted by this very bench
-            assert row["low"] <= 1.0
 
 
 def test_a_bench_of_an_earlier_library_is_said_to_be_so(tmp_path: Path, library: Library) -> None:
@@ -297,7 +295,7 @@ def test_a_bench_of_an_earlier_library_is_said_to_be_so(tmp_path: Path, library:
     ours = [i for i, row in enumerate(result.rows) if not row["fallback"]]
     rows = [dict(row) for row in result.rows]
     rows[ours[0]]["config"] = rows[ours[0]]["config"].replace("bm=", "bm=9")
-    rows[ours[1]] |= {"fallback": True, "published": 1.0, "ran": None, "by_start": None}
+    rows[ours[1]] |= {"fallback": True, "config": "", "speedup": None, "published": 1.0, "ran": None, "by_start": None}
     read = [read_result(write_result(rows, result.meta, directory / path.name))]
     of = f"of an earlier library; 2 of {len(rows)} rows have another kernel now"
     assert notes_of_replaced(directory, read) == [f"- grid1000 TN fp16/fp32, offline: {of}"]

@@ -12,7 +12,7 @@ from outblas.core.errors import RecordError
 from outblas.core.problem import Problem
 from outblas.core.stats import flop_weighted, geomean
 from outblas.records.averages import regime_order
-from outblas.records.results import COLUMNS, LATER_COLUMN_DEFAULTS, read_result, write_result
+from outblas.records.results import COLUMN_DEFAULTS, COLUMNS, read_result, write_result
 from outblas.records.summary import summarise, summary_rows, summary_text, why_summary_stale, write_summary
 from support.bench_fixture import META, make_rows, write_bench
 
@@ -52,7 +52,7 @@ def test_a_file_reads_back_as_it_was_written(bench):
     path, rows = bench
     result = read_result(path)
     assert result.suite == "grid1000" and result.provenance == META["provenance"]
-    assert result.rows == [{c: row.get(c, LATER_COLUMN_DEFAULTS.get(c)) for c in COLUMNS} for row in rows]
+    assert result.rows == [{c: row.get(c, COLUMN_DEFAULTS.get(c)) for c in COLUMNS} for row in rows]
 
 
 @pytest.mark.parametrize("keep", [0, 3, 100, 0.5, 0.99])
@@ -263,14 +263,6 @@ def test_parquet_of_other_kinds_is_passed_over_and_an_empty_directory_refused(be
         summary_text(path.parent)
 
 
-def test_a_file_of_before_without_the_added_columns_is_read(bench):
-    path, rows = bench
-    rewrite(path, drop=LATER_COLUMN_DEFAULTS)
-    assert read_result(path).rows == [
-        {c: LATER_COLUMN_DEFAULTS[c] if c in LATER_COLUMN_DEFAULTS else row.get(c) for c in COLUMNS} for row in rows
-    ]
-
-
 def test_server_rows_have_their_percentiles(tmp_path):
     won, fell = make_rows((64, 128), pdls=(False,))[:2]
     won |= {"speedup": 2.0, "published": 2.0, "fallback": False, "ours_us": 5.0, "baseline_us": 10.0}
@@ -292,25 +284,6 @@ def test_the_llm_suite_is_split_by_m(tmp_path):
     assert list(row["by_m"]) == ["<=64", ">64"] and [part["n"] for part in row["by_m"].values()] == [4, 4]
     small = [r["published"] for r in rows if r["m"] == 64]
     assert row["by_m"]["<=64"]["geomean"] == pytest.approx(geomean(small), abs=1e-6)
-
-
-def test_the_best_of_layouts_counts_as_demoted_what_was_demoted(tmp_path):
-    """TN's kernel is level and stays; NN falls back, and is the faster of the two. Elsewhere TN's was demoted."""
-    level = {"fallback": False, "status": "passed", "config": "c", "low": None, "high": None}
-    demoted = {**level, "fallback": True, "published": 1.0, "torch_us": 9.0}
-    fall = {**demoted, "config": "", "speedup": None, "ours_us": None}
-    first, second = make_rows((64, 128), pdls=(False,))[:2]
-    at = {"ours_us": 8.05, "baseline_us": 8.0, "torch_us": 9.0}
-    tn = [
-        {**first, **level, **at, "speedup": 0.994, "published": 0.994},
-        {**second, **demoted, "ours_us": 8.5, "baseline_us": 8.0, "speedup": 0.941},
-    ]
-    nn = [{**first, **fall, "baseline_us": 8.02}, {**second, **fall, "baseline_us": 8.6}]
-    write_result(tn, META, tmp_path / "a_tn.parquet")
-    write_result([{**row, "layout": "NN"} for row in nn], META, tmp_path / "b_nn.parquet")
-    best = summary_rows(tmp_path)[-1]
-    assert best["layout"] == "best" and best["fallbacks"] == 2
-    assert best["demoted"] == {"n": 1, "min": 0.941}
 
 
 def test_the_best_of_layouts_is_a_row_of_its_own(tmp_path):

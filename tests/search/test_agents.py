@@ -95,10 +95,10 @@ def packages(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) ->
 
 @pytest.fixture(autouse=True)
 def knob_policy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    """An untrained policy for the knob agents, which have no packaged one."""
+    """An untrained policy for agent ``knob``, which has no packaged one."""
     name = request.getfixturevalue("name") if "name" in request.fixturenames else ""
     if name.partition("-")[0] == "knob":
-        untrained_knob_policy(design=name.partition("-")[2] or "build").save(tmp_path / "knobs.npz")
+        untrained_knob_policy().save(tmp_path / "knobs.npz")
         monkeypatch.setenv("OUTBLAS_KNOB_POLICY", str(tmp_path / "knobs.npz"))
 
 

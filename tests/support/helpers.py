@@ -19,9 +19,8 @@ from outblas.core.problem import Problem
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.learn.features import CANDIDATE_FEATURES, PROBLEM_FEATURES
-from outblas.learn.knob_designs.design_registry import make_design
 from outblas.learn.knob_policy import KnobPolicy
-from outblas.learn.knob_prior import KnobPrior
+from outblas.learn.knob_view import every_knob
 from outblas.learn.policy import POSTERIOR_INPUTS, SEARCH_INPUTS, Policy
 from outblas.learn.posterior import Regressor
 from outblas.records.library import Library
@@ -51,17 +50,16 @@ def synthetic_catalogue(count: int = 10) -> tuple[KernelConfig, ...]:
     return tuple(configs)
 
 
-def untrained_knob_policy(seed: int = 0, width: int = 16, design: str = "build") -> KnobPolicy:
-    """A knob policy of random weights. A prior is the cost model."""
-    made, rng = make_design(design), np.random.default_rng(seed)
-    sizes = (made.size, width, made.actions)
+def untrained_knob_policy(seed: int = 0, width: int = 16) -> KnobPolicy:
+    """A knob policy of random weights."""
+    view, rng = every_knob(), np.random.default_rng(seed)
+    sizes = (view.size, width, view.values)
     layers = tuple(
         (rng.normal(0, 0.3, pair).astype(np.float32), rng.normal(0, 0.3, pair[1]).astype(np.float32))
         for pair in pairwise(sizes)
     )
     count = len(PROBLEM_FEATURES)
-    prior = KnobPrior() if made.prior else None
-    return KnobPolicy(layers, np.zeros(count, np.bool_), np.zeros(count, np.float32), design=design, prior=prior)
+    return KnobPolicy(layers, np.zeros(count, np.bool_), np.zeros(count, np.float32))
 
 
 def synthetic_recording(problems: int = 12, candidates: int = 10, seed: int = 7) -> Recording:

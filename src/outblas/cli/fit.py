@@ -157,9 +157,9 @@ def fit_any_shape(
     ``record`` measures random shapes into --cells. ``extend`` measures on others what the package would choose, into
     --more. ``answers`` times all answers of cuBLASLt's heuristic, into --answers. ``collect`` reads the trials of
     --build into --trials. ``fit`` writes the package's own tables from --cells, --more, --answers, --trials and
-    --proved, for each GPU that was measured. ``evaluate`` scores the choice on problems that no fit has seen, beside
-    the former rule, into --held-out. ``prove`` proves every offered kernel into --proved. ``bench`` times other shapes
-    into --out and --summary.
+    --proved, for each GPU that was measured. ``evaluate`` scores the choice on problems that no fit has seen, into
+    --held-out. ``prove`` proves every offered kernel into --proved. ``bench`` times other shapes into --out and
+    --summary.
     """
     if step not in STEPS:
         raise UsageError(f"step {step!r}", " or ".join(STEPS), "pass one of them")
@@ -259,9 +259,8 @@ def _evaluate_any_shape(cells: list[Path], held_out: Path, every: int) -> None:
 
     found = evaluate(cells, held_out, every, lambda line: out.print(line, markup=False))
     for split in SPLITS:
-        for rule in ("former", "today"):
-            for line in figures_in_words(found[split][rule]):
-                out.print(f"{split}, {rule}: {line}", markup=False)
+        for line in figures_in_words(found[split]["today"]):
+            out.print(f"{split}: {line}", markup=False)
     out.print(f"figures: {held_out}", markup=False)
 
 

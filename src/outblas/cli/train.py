@@ -43,9 +43,6 @@ def train(
     ),
     oneshot: Annotated[bool, typer.Option(help="Episodes of one measurement: a contextual bandit.")] = False,
     env: Annotated[str, typer.Option("--env", help="candidates: agent ppo. knobs: agent knob.")] = "candidates",
-    design: Annotated[
-        str | None, typer.Option(help="With --env knobs, what an action does: build, edit or rank. Default: build.")
-    ] = None,
     sampler: Annotated[str, typer.Option(help="Shapes to train on: grid, llm or log-uniform.")] = "grid",
     steps: StepsOption = None,
     lr: Annotated[float | None, typer.Option(help="Learning rate.")] = None,
@@ -70,15 +67,13 @@ def train(
     given |= {"lr": lr, "entropy": entropy, "gamma": gamma, "batch": batch}
     if env not in ENVIRONMENTS:
         raise unknown_name("environment", env, ENVIRONMENTS, "pass one of them as --env")
-    if env != "knobs" and design is not None:
-        raise UsageError("--design without --env knobs", "both", "add --env knobs, or leave --design out")
     if env == "knobs":
         of_ppo = {"--oneshot": oneshot, "--sampler": sampler != "grid", "--preset": preset != "gated"}
         of_ppo |= {"--settings": settings is not None, "--wandb": wandb}
         if any(of_ppo.values()):
             wrong = next(name for name, passed in of_ppo.items() if passed)
             raise UsageError(f"{wrong} with --env knobs", "an option of both environments", f"leave {wrong} out")
-        _train_knobs(recording, run, design, {k: v for k, v in given.items() if v is not None}, quick, tensorboard)
+        _train_knobs(recording, run, {k: v for k, v in given.items() if v is not None}, quick, tensorboard)
         return
     from outblas.learn.train.train_ppo import RECIPE, TrainingRun
     from outblas.learn.train.train_ppo import train as train_ppo
@@ -97,33 +92,26 @@ def train(
 
 
 def _train_knobs(
-    recordings: list[str] | None, run: Path, design: str | None, given: dict[str, Any], quick: bool, tensorboard: bool
+    recordings: list[str] | None, run: Path, given: dict[str, Any], quick: bool, tensorboard: bool
 ) -> None:
-    """Train the policy of a knob agent and print its file."""
-    from outblas.learn.knob_designs.design_registry import DEFAULT_DESIGN, DESIGNS
-    from outblas.learn.train.knob_settings import KNOB_RECIPES
+    """Train the policy of agent ``knob`` and print its file."""
+    from outblas.learn.train.knob_settings import KnobSettings
     from outblas.learn.train.train_knobs import train_knobs
     from outblas.learn.train.train_ppo import TrainingRun
 
-    name = DEFAULT_DESIGN if design is None else design
-    if name not in DESIGNS:
-        raise unknown_name("design", name, DESIGNS, "pass one of them as --design")
     if recordings and len(recordings) > 1:
         raise UsageError(
             f"{len(recordings)} recordings with --env knobs",
             "one",
             "pass one --recording; its GPU and others are simulated",
         )
-    chosen = replace(KNOB_RECIPES[name], **given)
-    if quick:
-        chosen = replace(chosen, regress=replace(chosen.regress, epochs=QUICK_EPOCHS))
+    settings = KnobSettings(**given)
     (part,) = _parts(recordings, QUICK_PROBLEMS if quick else None)
     with common.progress_bar("train") as progress:
-        policy = train_knobs(part.recording, part.problems, chosen, TrainingRun(run, None, tensorboard), progress)
+        policy = train_knobs(part.recording, part.problems, settings, TrainingRun(run, None, tensorboard), progress)
     about = json.loads(policy.about)
-    agent = "knob" if name == DEFAULT_DESIGN else f"knob-{name}"
     out.print(f"policy: {run / 'policy.npz'} (best of {about['steps']} steps)", markup=False)
-    out.print(f"use it: OUTBLAS_KNOB_POLICY={run / 'policy.npz'} outblas tune --agent {agent}", markup=False)
+    out.print(f"use it: OUTBLAS_KNOB_POLICY={run / 'policy.npz'} outblas tune --agent knob", markup=False)
 
 
 def sweep(

@@ -1,8 +1,7 @@
-"""A Gymnasium environment that chooses kernels by actions on knobs; every kernel that it can choose is legal.
+"""A Gymnasium environment that builds a kernel knob by knob; every kernel that it can choose is legal.
 
-A design (:mod:`outblas.learn.knob_designs.design_registry`) says what an action is. :meth:`KnobEnv.action_masks` allows
-an action only if it leads to a legal, untried member of an enumerated space (:mod:`outblas.kernels.kernel_space`). The
-masks are those of sb3-contrib's ``MaskablePPO`` (https://sb3-contrib.readthedocs.io/en/master/modules/ppo_mask.html).
+:meth:`KnobEnv.action_masks` allows an action only if it leads to a legal, untried member of an enumerated space
+(:mod:`outblas.kernels.kernel_space`). The masks are those of sb3-contrib's ``MaskablePPO`` (https://sb3-contrib.readthedocs.io/en/master/modules/ppo_mask.html).
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,10 +22,8 @@ from outblas.core.install_hint import install_hint
 from outblas.core.problem import Problem
 from outblas.kernels.kernel_space import KernelSpace, kernel_space
 from outblas.learn.features import Features, problem_features
-from outblas.learn.knob_designs.design_registry import DEFAULT_DESIGN, make_design
-from outblas.learn.knob_designs.knob_design import KernelChoice, KnobDesign, Offer
-from outblas.learn.knob_prior import PriorView
-from outblas.learn.knob_view import MAX_LOG_GAP, SearchState
+from outblas.learn.knob_choice import KnobChoice, Offer
+from outblas.learn.knob_view import MAX_LOG_GAP, KnobView, SearchState
 from outblas.learn.reward import reward
 from outblas.learn.samplers import Sampler
 
@@ -42,33 +38,18 @@ Problems = Sampler | Sequence[Problem]
 Offered = Callable[[Problem, Launch], NDArray[np.intp]]
 #: Returns (mean, deviation) of the rewards of a problem's kernels; the deviation is above 0.
 RewardScale = Callable[[Problem, Launch], tuple[float, float]]
-#: Returns the members that may be tried, in the order of their indices, as a prior sees them.
-Views = Callable[[Problem, Launch, NDArray[np.intp]], PriorView]
 #: A paid reward is within this many deviations of the problem's mean.
 MAX_DEVIATIONS = 3.0
 #: Reward of a choice that the mask forbids, in deviations.
 FORBIDDEN = -MAX_DEVIATIONS
 
 
-@dataclass(frozen=True)
-class ChosenDesign:
-    """A design of an environment's actions.
-
-    Attributes:
-        name: its name.
-        views: the prior's view of what may be tried, for a design with a prior; the others ignore it.
-    """
-
-    name: str = DEFAULT_DESIGN
-    views: Views | None = None
-
-
 class KnobEnv(gymnasium.Env[Features, np.int64]):
     """Search of one problem with one launch option per episode: one action per step, one kernel after the last of some.
 
-    Actions: ``Discrete``, those of the design. By default an action is a value of the next knob, the family first,
-    among all values of all knobs. ``space.knobs`` has them: knob after knob. The episode ends (``terminated``) when the
-    budget is spent or every offered kernel was tried. ``truncated`` is always False.
+    Actions: ``Discrete``. An action is a value of the next knob, the family first, among all values of all knobs.
+    ``space.knobs`` has them: knob after knob. A knob with one possible value is not asked. The episode ends
+    (``terminated``) when the budget is spent or every offered kernel was tried. ``truncated`` is always False.
 
     Rewards: an action pays 0 until the kernel is measured. The reward of a kernel
     (:func:`outblas.learn.reward.reward`) is taken relative to the problem: less the mean of the problem's kernels, over
@@ -76,7 +57,8 @@ class KnobEnv(gymnasium.Env[Features, np.int64]):
     So the sum over an episode is that of its best kernel, and a hard problem pays as well as an easy one. An action
     that the mask forbids pays -3, costs a measurement and begins the kernel anew.
 
-    Observation, float32[size]: that of the design. After the last offered kernel was tried it is 0.
+    Observation, float32[size]: :meth:`outblas.learn.knob_view.KnobView.observe`. It is 0 after the last offered kernel
+    was tried.
 
     ``info`` of a step has ``invalid_action``, ``evaluation``, ``config`` (a name) and ``best``. The second and third
     are None if nothing was measured. ``best`` is the evaluation with the best reward so far, or None.
@@ -90,10 +72,9 @@ class KnobEnv(gymnasium.Env[Features, np.int64]):
         scale: mean and deviation of a problem's rewards. None: 0 and 1.
         launches: launch options; each episode draws one of them.
         space: the kernels. None: :func:`outblas.kernels.kernel_space.kernel_space`.
-        chosen: the design of the actions.
 
     Raises:
-        UsageError: the budget is below 1, no design has the name, or a design with a prior lacks the views.
+        UsageError: the budget is below 1.
     """
 
     metadata: dict[str, Any] = {"render_modes": []}
@@ -101,24 +82,21 @@ class KnobEnv(gymnasium.Env[Features, np.int64]):
     def __init__(
         self, evaluator: Evaluator, sampler: Problems, budget: int, offered: Offered | None = None,
         scale: RewardScale | None = None, launches: Sequence[Launch] = LAUNCHES[:2],
-        space: KernelSpace | None = None, chosen: ChosenDesign | None = None,
+        space: KernelSpace | None = None,
     ) -> None:  # fmt: skip
         if budget < 1:
             raise UsageError(f"budget is {budget}", "1 or more measurements per episode", "pass a larger budget")
-        self.evaluator, self.budget, chosen = evaluator, budget, chosen or ChosenDesign()
+        self.evaluator, self.budget = evaluator, budget
         self.space = space or kernel_space()
-        self.design: KnobDesign = make_design(chosen.name, self.space.knobs)
-        if self.design.prior and chosen.views is None:
-            raise UsageError(f"design {chosen.name} without a prior", "the prior's views", "pass them as views")
-        self._views = chosen.views if self.design.prior else None
+        self.view = KnobView(self.space.knobs)
         self._sampler, self._offered, self._scale, self._launches = sampler, offered, scale, tuple(launches)
-        self.action_space = gymnasium.spaces.Discrete(self.design.actions)  # type: ignore[assignment]
-        self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (self.design.size,), np.float32)
+        self.action_space = gymnasium.spaces.Discrete(self.view.values)  # type: ignore[assignment]
+        self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (self.view.size,), np.float32)
         self.problem: Problem | None = None
         self._over = True
         self._members: NDArray[np.intp] = np.array([], np.intp)  # legal
         self._untried: NDArray[np.bool_] = np.array([], np.bool_)
-        self._choice: KernelChoice | None = None
+        self._choice: KnobChoice | None = None
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -149,8 +127,6 @@ class KnobEnv(gymnasium.Env[Features, np.int64]):
                 f"nothing that is offered for {problem.key} is legal ({self.launch})", "a legal kernel", "leave it out"
             )
         self._members, self._untried = left, np.ones(len(left), np.bool_)
-        self._prior = self._views(problem, self.launch, left) if self._views is not None else None
-        self._proven, self._log_us = list[int](), list[float]()
         self._mean, self._deviation = self._scale(problem, self.launch) if self._scale else (0.0, 1.0)
         self._features = problem_features(problem, self.evaluator.gpu)
         self._best: tuple[float, Evaluation] | None = None
@@ -163,7 +139,7 @@ class KnobEnv(gymnasium.Env[Features, np.int64]):
         """Take an action; measure the kernel that it names, if it names one.
 
         Args:
-            action: index of an action of the design.
+            action: index of a value among those of all knobs.
 
         Returns:
             Observation, reward, terminated, False, info; see the class.
@@ -205,13 +181,10 @@ class KnobEnv(gymnasium.Env[Features, np.int64]):
         """
         if self.problem is None:
             raise UsageError("masks before the first episode", "a problem", "call reset first")
-        return np.ones(self.design.actions, np.bool_) if self._choice is None else self._choice.mask()
+        return np.ones(self.view.values, np.bool_) if self._choice is None else self._choice.mask()
 
     def chosen(self) -> dict[str, Any]:
-        """Return knob -> value of the kernel that is being chosen, ``family`` first; knobs it lacks are left out.
-
-        It is empty for a design whose one action names the kernel.
-        """
+        """Return knob -> value of the kernel that is being chosen, ``family`` first; knobs it lacks are left out."""
         return {} if self._choice is None else self._choice.chosen()
 
     def _sample(self) -> Problem:
@@ -225,24 +198,18 @@ class KnobEnv(gymnasium.Env[Features, np.int64]):
         if not len(rows):
             self._choice = None
             return
-        believed = None
-        if self._prior is not None:
-            believed = self._prior.believed(self._proven, self._log_us)[self._untried]
         state = SearchState(self._features, self.launch, self._made, self._best_vector, self._gap)
-        self._choice = self.design.begin(Offer(state, self.space.vectors, rows, believed))
+        self._choice = KnobChoice(self.view, Offer(state, self.space.vectors, rows))
 
     def _measure(self, place: int) -> tuple[Evaluation, float]:
         """Measure a member; return its evaluation and what it pays."""
         assert self.problem is not None
         config = self.space.config(place, self.launch)
         (evaluation,) = self.evaluator.evaluate([(self.problem, config)])
-        at = int(np.flatnonzero(self._members == place)[0])
-        self._untried[at] = False
+        self._untried[self._members == place] = False
         self._made += 1
         if evaluation.timing is not None:
             us = evaluation.timing.median_us
-            self._proven.append(at)
-            self._log_us.append(math.log(us))
             if us < self._best_us:
                 self._best_us, self._best_vector = us, self.space.vectors[place]
             self._gap = min(MAX_LOG_GAP, math.log(us / self._best_us))
@@ -254,4 +221,4 @@ class KnobEnv(gymnasium.Env[Features, np.int64]):
         return evaluation, value if was is None else max(0.0, value - was[0])
 
     def _observe(self) -> Features:
-        return np.zeros(self.design.size, np.float32) if self._choice is None else self._choice.observe()
+        return np.zeros(self.view.size, np.float32) if self._choice is None else self._choice.observe()

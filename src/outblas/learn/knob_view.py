@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 
@@ -9,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outblas.core.config import LAUNCHES, KernelConfig, Launch
-from outblas.kernels.knobs import Knobs
+from outblas.kernels.knobs import Knobs, all_knobs
 from outblas.learn.features import PROBLEM_FEATURES, Features
 
 #: The last measured time is shown as a log ratio to the best, within this.
@@ -49,7 +50,6 @@ class KnobView:
         values: number of all values of all knobs, V.
         starts: int64[knobs], index of each knob's first value among all V.
         size: length of an observation.
-        state_size: length of its first part, on the search alone.
         has: bool[families, knobs]: True if a family has a knob.
     """
 
@@ -57,8 +57,8 @@ class KnobView:
         self.knobs, self.values = knobs, int(knobs.nvec.sum())
         self.starts: NDArray[np.int64] = np.concatenate(([0], np.cumsum(knobs.nvec)[:-1]))
         count = len(knobs.nvec)
-        self.state_size = len(PROBLEM_FEATURES) + len(LAUNCHES) + 2
-        self.size = self.state_size + 2 * count + 2 * self.values
+        self._state_size = len(PROBLEM_FEATURES) + len(LAUNCHES) + 2
+        self.size = self._state_size + 2 * count + 2 * self.values
         families = knobs.knobs[0].values
         self.has = np.array([[name in knob.families for knob in knobs.knobs] for name in families])
         self._amount = np.zeros((count, int(knobs.nvec.max())), np.float32)
@@ -71,7 +71,7 @@ class KnobView:
         """Return all knobs and values as one text: a policy of others is not read."""
         return ";".join(f"{k.name}={','.join(map(str, k.values))}" for k in self.knobs.knobs)
 
-    def observe(self, state: SearchState, vectors: Vectors, knob: int | None) -> Features:
+    def observe(self, state: SearchState, vectors: Vectors, knob: int) -> Features:
         """Return what the network sees before it chooses a knob, float32[n, size].
 
         - problem [19], launch option one-hot [3], measurements made and the gap [2];
@@ -82,16 +82,16 @@ class KnobView:
         Args:
             state: the search.
             vectors: int16[n, knobs]; the entries before ``knob`` are the chosen values, and the others do not count.
-            knob: index of the next knob. None: all are chosen.
+            knob: index of the next knob.
         """
         n, count = len(vectors), len(self.knobs.nvec)
         out = np.zeros((n, self.size), np.float32)
-        out[:, : self.state_size] = self.state_inputs(state)
-        at = self.state_size
-        if knob is not None:
-            out[:, at + knob] = 1
-        chosen = np.arange(count) < (count if knob is None else knob)
-        has = self.has[vectors[:, 0]] & chosen if knob != 0 else np.zeros((n, count), np.bool_)
+        made = math.log1p(state.made) / math.log1p(MEASUREMENTS_SCALE)
+        launch = [float(state.launch == each) for each in LAUNCHES]
+        at = self._state_size
+        out[:, :at] = np.array([*state.problem, *launch, made, min(MAX_LOG_GAP, state.gap)], np.float32)
+        out[:, at + knob] = 1
+        has = self.has[vectors[:, 0]] & (np.arange(count) < knob) if knob else np.zeros((n, count), np.bool_)
         amounts, hot = out[:, at + count : at + 2 * count], out[:, at + 2 * count : at + 2 * count + self.values]
         row, column = np.nonzero(has)
         index = vectors[row, column]
@@ -100,17 +100,6 @@ class KnobView:
         if state.best is not None:
             out[:, at + 2 * count + self.values :][:, self._hot(state.best)] = 1
         return out
-
-    def state_inputs(self, state: SearchState) -> Features:
-        """Return what the network sees of a search alone: problem [19], launch option [3], measurements and gap [2]."""
-        made = math.log1p(state.made) / math.log1p(MEASUREMENTS_SCALE)
-        launch = [float(state.launch == each) for each in LAUNCHES]
-        return np.array([*state.problem, *launch, made, min(MAX_LOG_GAP, state.gap)], np.float32)
-
-    def amounts(self, vectors: Vectors) -> Features:
-        """Return the amounts of whole vectors, float32[n, knobs]: as in :meth:`observe`, 0 for knobs that they lack."""
-        found = self._amount[np.arange(vectors.shape[1]), vectors]
-        return np.where(self.has[vectors[:, 0]], found, np.float32(0))
 
     def encode(self, config: KernelConfig) -> Vectors:
         """Return the vector of a config, int16[knobs], as :meth:`Knobs.encode`.
@@ -129,3 +118,9 @@ class KnobView:
         """Return the indices among all V of the values of one whole vector."""
         has = self.has[vector[0]]
         return (self.starts + vector)[has]
+
+
+@functools.cache
+def every_knob() -> KnobView:
+    """Return the view of :func:`outblas.kernels.knobs.all_knobs`, one object for all calls."""
+    return KnobView(all_knobs())

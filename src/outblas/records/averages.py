@@ -98,8 +98,7 @@ def published_us(row: Mapping[str, Any]) -> float:
     This is the kernel's time, or the fall-back's. If the fall-back was not timed, it is the fastest baseline's time.
     In server mode it is the measured latency of the call, if there is one.
     """
-    measured = row["ours_us"] is not None and (row["mode"] == "server" or row.get("ran") is not None)
-    return float(row["baseline_us"] if row["fallback"] and not measured else row["ours_us"])
+    return float(row["baseline_us"] if row["ours_us"] is None else row["ours_us"])
 
 
 def figures_of(rows: Sequence[Row]) -> Row:
@@ -151,8 +150,6 @@ def extended_figures(rows: Sequence[Row], suite: str) -> Row:
         ``p99_torch``: server mode only; as ``p99``, with torch.matmul as the baseline.
         ``geomean_lt_auto``: server mode only; geometric mean of (median latency of a native cuBLASLt call with its
             chosen algorithm / ours). None if not timed.
-        ``demoted``: other modes, only if kernels were demoted; ``{n, min}``: number of kernels that this bench itself
-            demoted, and their lowest speed-up.
     """
     found: Row = {"by_decade": figures_by_key(rows, flop_decade, decade_order), "geomean_torch": torch_ratio(rows)}
     if suite == DRAWN:
@@ -178,9 +175,6 @@ def extended_figures(rows: Sequence[Row], suite: str) -> Row:
         found["geomean_torch_full"] = full
     if rows[0]["pdl"] and (edges := ratio_over(rows, "lt_edges_us")) is not None:
         found["geomean_lt_edges"] = edges
-    demoted = [r["speedup"] for r in rows if r["fallback"] and r.get("ran") is None and r.get("speedup") is not None]
-    if demoted:
-        found["demoted"] = {"n": len(demoted), "min": round(min(demoted), 6)}
     return found
 
 
@@ -323,14 +317,13 @@ def _best_of(pair: tuple[Row, Row]) -> Row:
     """Return the combined row of one problem's rows in both layouts, see :func:`best_of_layouts`."""
     ours, base = min(pair, key=published_us), min(pair, key=lambda r: r["baseline_us"])
     torch = [r["torch_us"] for r in pair if r.get("torch_us") is not None]
-    measured = not ours["fallback"] or ours.get("ran") is not None
     return {
         **{name: value for name, value in base.items() if name not in _OF_ONE_LAYOUT},
         "config": ours["config"],
         "ran": ours.get("ran"),
         "fallback": ours["fallback"],
-        "speedup": base["speedup"] if base["fallback"] else None,  # only demoted kernels keep their measured speed-up
-        "ours_us": ours["ours_us"] if measured else None,
+        "speedup": None,
+        "ours_us": ours["ours_us"],
         "torch_us": min(torch, default=None),
         "published": base["baseline_us"] / published_us(ours),
     }

@@ -159,9 +159,6 @@ def with_kernels(provenance: Mapping[str, Any], old: str, new: str) -> dict[str,
 def is_bench_of(path: Path, library: Library, problems: Sequence[Problem]) -> bool:
     """Return whether a bench file is of exactly these problems and of the kernels that the library installs now.
 
-    In older files, a row that falls back may name the kernel that fell behind in that bench. It matches a library that
-    has no kernel there.
-
     Raises:
         RecordError: the file is missing or damaged.
     """
@@ -170,12 +167,7 @@ def is_bench_of(path: Path, library: Library, problems: Sequence[Problem]) -> bo
         return False
     for row in rows:
         found = library.lookup(Problem.from_json(row))
-        launch = launch_of_row(row)
-        if row["fallback"] and row["status"] == Status.PASSED.value:
-            if found is not None and getattr(found, launch) is not None:
-                return False
-            continue
-        kernel = found.kernel(launch, workload_of_mode(row["mode"])) if found is not None else None
+        kernel = found.kernel(launch_of_row(row), workload_of_mode(row["mode"])) if found is not None else None
         # A kernel that failed in the bench leaves no name there, but its status.
         failed = kernel is not None and row["fallback"] and row["status"] != Status.LEFT_OUT.value
         if not failed and row["config"] != ("" if kernel is None else config_name(kernel)):

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 __all__ = [
-    "LATER_COLUMN_DEFAULTS",
+    "COLUMN_DEFAULTS",
     "COLUMNS",
     "MODES",
     "PROVENANCE_FIELDS",
@@ -46,16 +46,16 @@ PROVENANCE_FIELDS = ("gpu", "driver", "toolchain", "date", "commit", "command")
 
 #: Column -> (Arrow type, may be null). Times are microseconds. ``ran`` is what ``outblas.matmul`` ran: a kernel, an
 #: algorithm of cuBLASLt, or torch with its switches. ``published`` is ``speedup``, of a row that falls back, too.
-#: Older files lack ``ran``. There a row that falls back publishes 1.0; if it has a speed-up, this very bench demoted
-#: its kernel. ``lt_auto_detail`` is the algorithm that autotuning cuBLASLt chose, whether or not it was the fastest
-#: baseline. ``torch_full_us`` and ``lt_edges_us`` are of :data:`outblas.core.rivals.BENCH_BASELINES`, and no rivals.
-#: ``ours_mhz`` and ``baseline_mhz`` are the frequencies of the SMs in mode ``block``. ``by_start`` has the published
-#: speed-ups of several starts of the machine, of which the row is the median one (:mod:`outblas.records.median_rows`).
-#: The 99th percentiles are for server mode. ``pdl``: PDL was allowed. ``early``: early loads of a constant B, too.
-#: If the library has a second winner for the mode's workload, the row's plain choice is timed in the same rounds. Its
-#: figures are ``plain_config`` (empty: the fall-back), ``plain_us``, ``plain_p99_us`` and ``plain_speedup``.
-#: In server mode ``chosen_on`` requests of each entry chose the rival, and all figures are of ``judged_on`` others.
-#: ``qps`` is their rate. ``clock_us`` is the clock's own share of a time or latency.
+#: ``ran`` is null where the fall-back was not timed, which publishes 1.0, and in server mode. ``lt_auto_detail`` is the
+#: algorithm that autotuning cuBLASLt chose, whether or not it was the fastest baseline. ``torch_full_us`` and
+#: ``lt_edges_us`` are of :data:`outblas.core.rivals.BENCH_BASELINES`, and no rivals. ``ours_mhz`` and ``baseline_mhz``
+#: are the frequencies of the SMs in mode ``block``. ``by_start`` has the published speed-ups of several starts of the
+#: machine, of which the row is the median one (:mod:`outblas.records.median_rows`). The 99th percentiles are for server
+#: mode. ``pdl``: PDL was allowed. ``early``: early loads of a constant B, too. If the library has a second winner for
+#: the mode's workload, the row's plain choice is timed in the same rounds. Its figures are ``plain_config`` (empty: the
+#: fall-back), ``plain_us``, ``plain_p99_us`` and ``plain_speedup``. In server mode ``chosen_on`` requests of each entry
+#: chose the rival, and all figures are of ``judged_on`` others. ``qps`` is their rate. ``clock_us`` is the clock's own
+#: share of a time or latency.
 COLUMNS: dict[str, tuple[str, bool]] = {
     **{c: ("int32", False) for c in ("m", "n", "k")},
     **{c: ("string", False) for c in ("layout", "dtype", "acc", "mode")},
@@ -88,14 +88,9 @@ COLUMNS: dict[str, tuple[str, bool]] = {
 }
 _NEVER_NULL = [name for name, (_, nullable) in COLUMNS.items() if not nullable]
 _DOUBLES = [name for name, (kind, _) in COLUMNS.items() if kind == "double"]
-#: Columns that older files lack -> the value that is read for them. Rows to write may omit them, too.
-LATER_COLUMN_DEFAULTS: dict[str, Any] = {
-    **dict.fromkeys(("lt_auto_detail", "ours_p99_us", "baseline_p99_us", "torch_p99_us")),
-    "early": False,
-    **dict.fromkeys(("torch_full_us", "lt_edges_us", "ours_mhz", "baseline_mhz", "ran", "by_start")),
-    **dict.fromkeys(("cublas_p99_us", "lt_heuristic_p99_us", "lt_auto_p99_us", "qps", "clock_us")),
-    **dict.fromkeys(("chosen_on", "judged_on", "plain_config", "plain_us", "plain_p99_us", "plain_speedup")),
-}
+#: Columns that are never null, and that rows to write may omit -> the value that is written. A column that may be null
+#: may be omitted, too.
+COLUMN_DEFAULTS: dict[str, Any] = {"early": False}
 
 
 @dataclass(frozen=True)
@@ -194,9 +189,7 @@ def write_result(rows: Sequence[Mapping[str, Any]], meta: Mapping[str, Any], pat
     _check_meta(full, f"result for {path}")
     for row in rows:
         absent = [
-            c
-            for c, (_, nullable) in COLUMNS.items()
-            if c not in row and c not in LATER_COLUMN_DEFAULTS and not nullable
+            c for c, (_, nullable) in COLUMNS.items() if c not in row and c not in COLUMN_DEFAULTS and not nullable
         ]
         odd = [c for c in row if c not in COLUMNS]
         if absent or odd:
@@ -205,7 +198,7 @@ def write_result(rows: Sequence[Mapping[str, Any]], meta: Mapping[str, Any], pat
                 "the columns of a bench result",
                 "correct the row",
             )
-    dense = [{c: row.get(c, LATER_COLUMN_DEFAULTS.get(c)) for c in COLUMNS} for row in rows]
+    dense = [{c: row.get(c, COLUMN_DEFAULTS.get(c)) for c in COLUMNS} for row in rows]
     _check_rows(dense, f"result for {path}")
     schema = _schema().with_metadata({b"outblas": json.dumps(full, sort_keys=True).encode()})
     try:
@@ -279,14 +272,12 @@ def _read_rows(path: Path) -> list[Row]:
 
     try:
         table = read_whole(path, checksums=True)
-        absent = [c for c in COLUMNS if c not in table.column_names and c not in LATER_COLUMN_DEFAULTS]
+        absent = [c for c in COLUMNS if c not in table.column_names]
     except (pa.ArrowException, OSError, ValueError) as error:  # ValueError: column names that are not UTF-8
         raise RecordError(f"{path} cannot be read: {_first_line(error)}", "an undamaged file", _AGAIN) from error
     if absent:
         raise RecordError(f"{path} lacks columns {', '.join(absent)}", "every column of a bench result", _AGAIN)
     try:
-        for name in (c for c in LATER_COLUMN_DEFAULTS if c not in table.column_names):
-            table = table.append_column(name, pa.array([LATER_COLUMN_DEFAULTS[name]] * table.num_rows))
         known = table.select(list(COLUMNS)).replace_schema_metadata(None).cast(_schema())
         return list(known.to_pylist())
     except (pa.ArrowException, ValueError) as error:
@@ -357,8 +348,9 @@ def _contradiction(row: Row) -> str | None:
     if row["by_start"] is not None and sorted(row["by_start"])[len(row["by_start"]) // 2] != row["published"]:
         return f"published {row['published']!r} is not the median of {row['by_start']!r}"
     if row["fallback"]:
-        measured = row["ran"] is not None or row["mode"] == "server"
-        counts = row["speedup"] if measured and row["speedup"] is not None else 1.0
+        if row["config"]:
+            return f"falls back, but names config {row['config']!r}"
+        counts = 1.0 if row["speedup"] is None else row["speedup"]
         return (
             None if row["published"] == counts else f"falls back, but published is {row['published']!r}, not {counts}"
         )

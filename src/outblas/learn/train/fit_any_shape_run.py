@@ -25,7 +25,6 @@ from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
 from outblas.kernels.config_text import config_from_name
 from outblas.learn.any_shape import AnyShapeModel
-from outblas.learn.policy import Policy
 from outblas.learn.train.fit_any_shape import (
     RANDOM,
     OfferedCells,
@@ -34,7 +33,6 @@ from outblas.learn.train.fit_any_shape import (
     general_kernels,
     unaligned_kernels,
 )
-from outblas.learn.train.former_choice import FORMER_RULE, former_cells, former_guess
 from outblas.learn.train.held_out_choices import (
     KEPT_SUITE,
     SLOW,
@@ -226,7 +224,7 @@ def _kernels_for_any_shape(data: FitData, proved: Path, folder: Path, gpu: Gpu) 
 
 
 def evaluate(files: Sequence[Path], out: Path, every: int, report: Callable[[str], None]) -> dict[str, Any]:
-    """Score today's rule and the former one on problems that no fit has seen, and write the figures (no GPU).
+    """Score the rule on problems that no fit has seen, and write the figures (no GPU).
 
     The problems are those of the GPU of the first file. The fits see the other GPUs, too.
 
@@ -237,16 +235,14 @@ def evaluate(files: Sequence[Path], out: Path, every: int, report: Callable[[str
         report: receives one line for each part.
 
     Returns:
-        Split -> ``today`` and ``former``, each a list of :func:`outblas.learn.train.held_out_choices.figures`; then
-        ``data`` in words, ``every`` and ``provenance``.
+        Split -> ``today``, a list of :func:`outblas.learn.train.held_out_choices.figures`, and ``rules``, the rule of
+        each fold; then ``data`` in words, ``every`` and ``provenance``.
 
     Raises:
         RecordError: a file is missing.
     """
     data = read_all(files, every)
     gpu = next(iter(data.about))
-    policy = Policy.load(gpu.name)
-    kernels = frozenset(config for each in data.random for config in each.configs)
     found: dict[str, Any] = {}
     elsewhere: list[Guess] = []
     for split in SPLITS:
@@ -257,11 +253,8 @@ def evaluate(files: Sequence[Path], out: Path, every: int, report: Callable[[str
             fold: choose_rule(elsewhere if split == "suites" else [g for g in guesses if g.fold != fold])
             for fold in {guess.fold for guess in guesses}
         }
-        former = guess_held_out(former_cells(data.cells), split, lambda line: report(f"former rule, {line}"))
-        former = [former_guess(guess, kernels, policy) for guess in former if guess.cells.gpu == gpu]
         found[split] = {
             "today": figures(guesses, rules),
-            "former": figures(former, dict.fromkeys(rules, FORMER_RULE)),
             "rules": {str(fold): rule._asdict() for fold, rule in sorted(rules.items())},
         }
     found |= {"data": data.about[gpu], "every": every}

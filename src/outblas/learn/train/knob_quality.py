@@ -13,11 +13,9 @@ from outblas.core.evaluation import Status
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
 from outblas.kernels.kernel_space import without_launch
-from outblas.kernels.knobs import all_knobs
-from outblas.learn.knob_designs.knob_design import Offer
+from outblas.learn.knob_choice import Offer
 from outblas.learn.knob_policy import KnobPolicy
-from outblas.learn.knob_prior import KnobPrior, PriorView
-from outblas.learn.knob_view import KnobView, SearchState, Vectors
+from outblas.learn.knob_view import SearchState, Vectors, every_knob
 from outblas.records.recording import Recording
 from outblas.records.recording_files import STATUS_CODES
 
@@ -32,7 +30,6 @@ class KnobSearch:
         launch: the launch option.
         vectors: int16[C, knobs], the candidates.
         us: float64[C], microseconds; inf where a candidate failed.
-        prior: the candidates as the prior sees them; None for policies without a prior.
     """
 
     problem: Problem
@@ -40,23 +37,19 @@ class KnobSearch:
     launch: Launch
     vectors: Vectors
     us: NDArray[np.float64]
-    prior: PriorView | None = None
 
 
-def knob_searches(
-    recording: Recording, problems: Sequence[Problem], prior: KnobPrior | None = None
-) -> list[KnobSearch]:
+def knob_searches(recording: Recording, problems: Sequence[Problem]) -> list[KnobSearch]:
     """Return a search per problem and launch option that has a proven cell, in the order of ``problems``.
 
     Args:
         recording: the recording.
         problems: recorded problems.
-        prior: that of the policies to judge; None if they have none.
 
     Raises:
         UsageError: a problem was not recorded.
     """
-    view, found = KnobView(all_knobs()), []
+    view, found = every_knob(), []
     vectors = np.stack([view.encode(without_launch(config)) for config in recording.catalogue])
     for problem in problems:
         row = recording.row(problem)
@@ -64,9 +57,7 @@ def knob_searches(
             passed = recording.status[row, cells] == STATUS_CODES[Status.PASSED]
             if passed.any():
                 us = np.where(passed, recording.median_us[row, cells].astype(np.float64), np.inf)
-                configs = [recording.catalogue[i] for i in cells]
-                seen = None if prior is None else prior.view(problem, configs, recording.gpu)
-                found.append(KnobSearch(problem, recording.gpu, launch, vectors[cells], us, seen))
+                found.append(KnobSearch(problem, recording.gpu, launch, vectors[cells], us))
     return found
 
 
@@ -89,11 +80,7 @@ def _searched(policy: KnobPolicy, search: KnobSearch, budget: int) -> NDArray[np
     about = policy.see(search.problem, search.gpu)
     for _ in range(budget):
         state = search_state(about, search.launch, search.vectors[tried], search.us[tried])
-        believed = None
-        if policy.prior is not None and search.prior is not None:
-            proven = [i for i in tried if np.isfinite(search.us[i])]
-            believed = search.prior.believed(proven, list(np.log(search.us[proven])))[left]
-        (chosen,) = policy.order(Offer(state, search.vectors, left, believed), 1)
+        (chosen,) = policy.order(Offer(state, search.vectors, left), 1)
         tried.append(chosen)
         left = left[left != chosen]
     return np.minimum.accumulate(search.us[tried])
@@ -103,7 +90,7 @@ def search_state(about: NDArray[np.float32], launch: Launch, vectors: Vectors, u
     """Return the state of a search after some measurements.
 
     Args:
-        about: features of the problem, float32[15].
+        about: features of the problem, float32[19].
         launch: the launch option.
         vectors: int16[n, knobs], the measured candidates in order.
         us: float64[n], their times, microseconds; inf where one failed.

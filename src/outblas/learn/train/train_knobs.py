@@ -7,12 +7,11 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from outblas.core.config import LAUNCHES, Launch
+from outblas.core.config import LAUNCHES
 from outblas.core.errors import RecordError, UsageError
 from outblas.core.files import lock_folder
 from outblas.core.gpu_records import packaged_records
@@ -22,13 +21,10 @@ from outblas.core.suites import sample
 from outblas.kernels.kernel_space import KernelSpace, kernel_space
 from outblas.learn.cost_simulator import CostSimulator
 from outblas.learn.features import problem_features
-from outblas.learn.knob_designs.design_registry import DEFAULT_DESIGN
 from outblas.learn.knob_policy import KnobPolicy
-from outblas.learn.knob_prior import KnobPrior, PriorView
 from outblas.learn.recorded_members import RecordedMembers
 from outblas.learn.train.knob_quality import KnobSearch, knob_search_qualities, knob_searches
-from outblas.learn.train.knob_settings import KNOB_RECIPES, KnobSettings
-from outblas.learn.train.regression import cached_regressor
+from outblas.learn.train.knob_settings import KnobSettings
 from outblas.learn.train.rl_packages import BaseCallback, DummyVecEnv, MaskablePPO, VecMonitor, torch
 from outblas.learn.train.torch_threads import one_thread
 from outblas.learn.train.train_ppo import Progress, TrainingRun, claim_folder, load_checkpoint, save_checkpoint
@@ -36,9 +32,6 @@ from outblas.learn.train.training_part import TrainingPart, split_parts
 from outblas.records.provenance import source_commit
 from outblas.records.recording import Recording
 from outblas.records.replay import ReplayEvaluator
-
-if TYPE_CHECKING:
-    from outblas.learn.knob_env import Views
 
 #: Measurements after which a checkpoint is judged: the mean of the log quality at these.
 JUDGED_MEASUREMENTS = (1, 4)
@@ -52,18 +45,17 @@ def train_knobs(
     recording: Recording, problems: Sequence[Problem], settings: KnobSettings | None = None,
     run: TrainingRun | None = None, progress: Progress | None = None, space: KernelSpace | None = None,
 ) -> KnobPolicy:  # fmt: skip
-    """Train a policy that chooses kernels by the actions of a design.
+    """Train a policy that chooses kernels knob by knob.
 
     The first stage offers every legal member of the space on simulated GPUs: that of the recording, and the other
     packaged ones with wgmma. The second stage offers the recorded cells of ``problems`` only. ``split_parts`` holds
     some problems back; the checkpoint that is best on their recorded cells is returned. The first checkpoint is the
-    untrained network. For a design with a prior that is the prior alone. Its regressor learns from the problems that
-    are not held back. torch has one thread meanwhile. The result is the same for the same seed.
+    untrained network. torch has one thread meanwhile. The result is the same for the same seed.
 
     Args:
         recording: the recording.
         problems: recorded problems, 10 or more.
-        settings: hyper-parameters. None: the recipe of the default design.
+        settings: hyper-parameters. None: the defaults.
         run: place of checkpoints and logs. A folder with a training of the same settings is resumed; ``steps`` may
             differ. None: keep nothing.
         progress: called with (transitions done, transitions in all, text).
@@ -73,7 +65,7 @@ def train_knobs(
         UsageError: a problem was not recorded, fewer than ten problems, or the folder has a training of other settings.
         RecordError: the folder lacks a file, it cannot be read or written, or another process trains in it.
     """
-    run, settings = run or TrainingRun(), settings or KNOB_RECIPES[DEFAULT_DESIGN]
+    run, settings = run or TrainingRun(), settings or KnobSettings()
     if len(problems) < 10:
         raise UsageError(f"{len(problems)} problems to train on", "10 or more", "name more problems")
     with contextlib.nullcontext() if run.path is None else lock_folder(run.path), one_thread():
@@ -96,8 +88,7 @@ class _Training:
             check if len(check) <= JUDGED_PROBLEMS else sample(check, JUDGED_PROBLEMS, settings.seed, gpu=recording.gpu)
         )
         self.gpus = simulated_gpus(recording.gpu)
-        self.prior = self._prior(learn)
-        self.searches = knob_searches(recording, few, self.prior)
+        self.searches = knob_searches(recording, few)
         seen = np.stack([problem_features(p, gpu) for gpu in self.gpus for p in self.learn])
         self.fixed, self.typical = np.ptp(seen, axis=0) == 0, seen[0]
 
@@ -113,27 +104,12 @@ class _Training:
                 model.learn(until - done, callback=checkpoints, reset_num_timesteps=done == 0, tb_log_name="knobs")
         return checkpoints.best()
 
-    def _prior(self, learn: Sequence[TrainingPart]) -> KnobPrior | None:
-        """Return the prior of the settings; its regressor is trained on the part to learn from, or read."""
-        s, place = self.settings, self.place
-        if not s.prior:
-            return None
-        if s.prior == "model":
-            return KnobPrior()
-        file, progress = place.regressor or place.file("regressor.npz"), self.progress
-        said = None
-        if progress is not None:
-            said = lambda done, total, note: progress(0, s.steps, f"regressor, epoch {done} of {total}, {note}")  # noqa: E731
-        return KnobPrior(cached_regressor(file, learn, s.regress, s.seed, said))
-
     def _done(self) -> int:
         kept = self.place.file("knobs.zip")
         return int(load_checkpoint(kept).num_timesteps) if kept is not None and kept.exists() else 0
 
     def _model(self, envs: Any, model: Any) -> Any:
         """Return the learner on some environments: the given one, that of the last checkpoint, or a new one."""
-        from outblas.learn.train.prior_network import PriorPolicy  # it needs the packages that are checked above
-
         s, kept = self.settings, self.place.file("knobs.zip")
         logs = str(self.place.path) if self.place.path is not None and self.place.tensorboard else None
         if model is not None:
@@ -142,46 +118,27 @@ class _Training:
         if kept is not None and kept.exists():
             return load_checkpoint(kept, env=envs, tensorboard_log=logs)
         network = {"net_arch": {"pi": [s.width] * 2, "vf": [s.width] * 2}, "activation_fn": torch.nn.SiLU}
-        kind = "MlpPolicy" if self.prior is None else PriorPolicy
-        return MaskablePPO(kind, envs, tensorboard_log=logs, policy_kwargs=network, **s.learner_arguments())
+        return MaskablePPO("MlpPolicy", envs, tensorboard_log=logs, policy_kwargs=network, **s.learner_arguments())
 
     def _simulated(self) -> Any:
-        from outblas.learn.knob_env import ChosenDesign, KnobEnv
+        from outblas.learn.knob_env import KnobEnv
 
         simulators = [CostSimulator(gpu, self.space) for gpu in self.gpus]
         chosen = (simulators[i % len(simulators)] for i in range(self.settings.envs))
         return self._vector([
-            partial(
-                KnobEnv, one, self.learn, self.settings.budget, scale=one.reward_scale, space=self.space,
-                chosen=ChosenDesign(self.settings.design),
-            )
+            partial(KnobEnv, one, self.learn, self.settings.budget, scale=one.reward_scale, space=self.space)
             for one in chosen
         ])  # fmt: skip
 
     def _recorded(self) -> Any:
-        from outblas.learn.knob_env import ChosenDesign, KnobEnv
+        from outblas.learn.knob_env import KnobEnv
 
         members, replay = RecordedMembers(self.recording, self.space), ReplayEvaluator(self.recording)
         able = [p for p in self.learn if all(len(members.offered(p, launch)) for launch in LAUNCHES[:2])]
         make = partial(
-            KnobEnv, replay, able, self.settings.budget, members.offered, members.reward_scale, space=self.space,
-            chosen=ChosenDesign(self.settings.design, self._views()),
+            KnobEnv, replay, able, self.settings.budget, members.offered, members.reward_scale, space=self.space
         )  # fmt: skip
         return self._vector([make] * self.settings.envs)
-
-    def _views(self) -> Views | None:
-        """Return the prior's view of the recorded members; each problem and launch option is seen once."""
-        prior, kept = self.prior, dict[tuple[Problem, Launch], PriorView]()
-        if prior is None:
-            return None
-
-        def view(problem: Problem, launch: Launch, members: NDArray[np.intp]) -> PriorView:
-            if (problem, launch) not in kept:
-                configs = [self.space.config(int(member), launch) for member in members]
-                kept[problem, launch] = prior.view(problem, configs, self.recording.gpu)
-            return kept[problem, launch]
-
-        return view
 
     def _vector(self, makers: Sequence[Callable[[], Any]]) -> Any:
         envs = VecMonitor(DummyVecEnv(list(makers)))
@@ -232,7 +189,7 @@ class _Checkpoints(BaseCallback):
     def _judge(self) -> None:
         training, settings = self._training, self._training.settings
         layers = network_layers(self.model.policy)
-        policy = KnobPolicy(layers, training.fixed, training.typical, design=settings.design, prior=training.prior)
+        policy = KnobPolicy(layers, training.fixed, training.typical)
         at = judged(policy, training.searches)
         score = float(np.mean(np.log(list(at.values()))))
         figures = {f"quality/after_{b}": q for b, q in at.items()} | {"quality/score": score}

@@ -144,10 +144,8 @@ class TrainSettings:
         return self.contrast and self.stage not in ("supervised", GENERAL)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the settings as JSON values. What earlier releases did not have is there only if it is used."""
-        kept = {**asdict(self), "problems": [p.key for p in self.problems], "lr": self.learning_rate}
-        unused = {"contrast": False, "vllm": None, "turns": 1}
-        return {k: v for k, v in kept.items() if k not in unused or v != unused[k]}
+        """Return the settings as JSON values."""
+        return {**asdict(self), "problems": [p.key for p in self.problems], "lr": self.learning_rate}
 
 
 def claim_folder(folder: Path, settings: TrainSettings, resume: bool, begun: bool) -> None:

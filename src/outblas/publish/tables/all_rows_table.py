@@ -65,8 +65,8 @@ def _order(row: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def _notes(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """Return the figures that have no column: by M, plain choices, dropped kernels, and latencies."""
-    notes, demoted = [], dict[str, list[tuple[int, float, str]]]()
+    """Return the figures that have no column: by M, plain choices, and latencies."""
+    notes = []
     for r in sorted(rows, key=_order):
         name, flag = table_label(r["suite"], r), _FLAGS[launch_of_row(r)]
         if r.get("by_m"):
@@ -81,19 +81,12 @@ def _notes(rows: Sequence[dict[str, Any]]) -> list[str]:
         if own := r.get("less_clock"):
             text = f"the clock's own {own['us']:.1f} µs are in every time; less these, {own['geomean']:.3f}×"
             notes.append(f"- {name}, {flag}: {text}")
-        if r.get("demoted"):
-            demoted.setdefault(name, []).append((r["demoted"]["n"], r["demoted"]["min"], flag))
         if r.get("p99"):
             p50, p99 = (f"{r[q]['geomean']:.3f}×" for q in ("p50", "p99"))
             over = [f"{r[f]:.3f}× {of}" for f, of in _SERVED_OVER.items() if r.get(f) is not None]
             if r.get("p99_torch"):
                 over.append(f"99th percentile {r['p99_torch']['geomean']:.3f}× over torch.matmul")
             notes.append(f"- {name}: {', '.join([f'median latency {p50}, 99th percentile {p99}', *over])}")
-    if demoted:
-        notes.append("- kernels that were not surely ahead and were dropped since:")
-    for name, found in demoted.items():
-        each = ", ".join(f"{n} {flag}" for n, _, flag in found)
-        notes.append(f"  - {name}: {each} (worst {min(worst for _, worst, _ in found):.3f}×)")
     return notes
 
 

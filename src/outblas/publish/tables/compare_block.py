@@ -26,8 +26,6 @@ FIRST = "families"
 #: (agent, the same agent without one part, that part in words).
 ABLATIONS = (
     ("ppo", "regressor", "reinforcement learning"),
-    ("knob-edit", "regressor", "reinforcement learning of edits"),
-    ("knob-rank", "regressor", "reinforcement learning of ranks"),
     ("random", "random-legal", "the ranking model's cut of the recording"),
 )
 

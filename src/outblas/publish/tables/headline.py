@@ -47,10 +47,9 @@ class HeadlineRow:
         gpu: product name of the GPU.
         use: the use, in words.
         problems: number of problems, or of steps of a model.
-        geomean: geometric mean of the speed-ups; a fall-back counts as 1 in older files, and as measured in others.
+        geomean: geometric mean of the speed-ups; a fall-back counts as measured.
         flop_weighted: mean weighted by FLOP; None if the file has no FLOP.
         rival: the rival, in words.
-        dropped: kernels that an older bench found behind, which count as fall-backs since; None in other files.
         drivers: versions of the GPU's driver.
         days: days of the measurement, ISO 8601.
         page: page of the site that has the details.
@@ -66,7 +65,6 @@ class HeadlineRow:
     geomean: float
     flop_weighted: float | None
     rival: str
-    dropped: int | None
     drivers: tuple[str, ...]
     days: tuple[str, ...]
     page: str
@@ -168,14 +166,7 @@ def _short(gpu: str) -> str:
 
 def _how_counted(rows: Sequence[HeadlineRow]) -> str:
     """Return the sentences on fall-backs and on the noise between starts."""
-    dropped = ", ".join(f"{row.dropped} of {row.problems}" for row in rows if row.dropped is not None)
     said = ["A fall-back counts as measured."]
-    if dropped and any(row.dropped is None for row in rows if row.rival == ALL_RIVALS):
-        said.append(
-            f"In older files it counts as 1, like a kernel that the same bench found slower: {dropped} problems."
-        )
-    elif dropped:
-        said = ["A fall-back counts as 1.", f"So does a kernel that the same bench found slower: {dropped} problems."]
     if any(row.interval for row in rows):
         said.append("Starts: the range of the means of single starts of the machine.")
     return " ".join(said)
@@ -211,7 +202,7 @@ def _drawn(results: Sequence[Result], mode: str) -> Iterator[HeadlineRow]:
         settled = " after `settle()`" if mode == "learned" else ""
         for part, figures in figures_of_drawn(rows)["by_alignment"].items():
             use = f"random shapes{settled}, {first['layout']}, {part}"
-            yield _row_of(result, use, figures, None, "results/tables/", bootstrap=figures["bootstrap"])
+            yield _row_of(result, use, figures, "results/tables/", bootstrap=figures["bootstrap"])
 
 
 def _unlisted(folder: Path) -> Iterator[HeadlineRow]:
@@ -228,13 +219,10 @@ def _unlisted(folder: Path) -> Iterator[HeadlineRow]:
 
 def _row(result: Result, use: str, rows: Sequence[dict[str, Any]], page: str) -> HeadlineRow:
     figures = {**figures_of(rows), **figures_by_start(rows, result.starts)}
-    dropped = sum(row["fallback"] and row["speedup"] is not None for row in rows)
-    return _row_of(result, use, figures, None if any(row["ran"] for row in rows) else dropped, page)
+    return _row_of(result, use, figures, page)
 
 
-def _row_of(
-    result: Result, use: str, figures: Row, dropped: int | None, page: str, bootstrap: Sequence[float] | None = None
-) -> HeadlineRow:
+def _row_of(result: Result, use: str, figures: Row, page: str, bootstrap: Sequence[float] | None = None) -> HeadlineRow:
     return HeadlineRow(
         str(result.provenance["gpu"]),
         use,
@@ -242,7 +230,6 @@ def _row_of(
         figures["geomean"],
         figures["flop_weighted"],
         ALL_RIVALS,
-        dropped,
         tuple(map(str, result.each("driver"))),
         tuple(str(date)[:10] for date in result.each("date")),
         page,
@@ -303,7 +290,6 @@ def _model_steps(path: Path) -> Iterator[HeadlineRow]:
                 geomean(ratios),
                 None,
                 "torch",
-                None,
                 (made["driver"],),
                 (made["date"][:10],),
                 "results/transformer/",
@@ -335,7 +321,6 @@ def _whole_models(path: Path) -> Iterator[HeadlineRow]:
                 geomean(ratios),
                 None,
                 rival,
-                None,
                 (settings["driver"],),
                 tuple(each["date"][:10] for row in rows for each in row["provenance"]),
                 "results/whole-models/",

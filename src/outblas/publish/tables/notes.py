@@ -23,7 +23,7 @@ from outblas.records.retuning import RETUNE_FILE, RETUNE_FORMAT, seconds_by_step
 
 
 def count_replaced_rows(result: Result, library: Library) -> int:
-    """Return the number of rows whose kernel differs from the library's, less those that the bench demoted."""
+    """Return the number of rows whose kernel differs from the library's."""
     return sum(_is_replaced(row, library) for row in result.rows)
 
 

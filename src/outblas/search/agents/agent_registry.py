@@ -23,8 +23,6 @@ AGENTS: dict[str, str] = {
     "ppo": "ppo:Ppo",
     "ppo-oneshot": "ppo:PpoOneshot",
     "knob": "knob:KnobAgent",
-    "knob-edit": "knob:KnobEdit",
-    "knob-rank": "knob:KnobRank",
     "greedy": "greedy:Greedy",
     "tpe": "tpe:Tpe",
     "surrogate": "surrogate:Surrogate",
@@ -46,12 +44,10 @@ EXTRAS = {"tpe": "rl", "nvmmh": "gpu", "llm": "llm"} | dict.fromkeys(
     (name for name in AGENTS if name.startswith("kt-")), "kernel-tuner"
 )
 #: Seconds that an agent prepared itself on one split of the recording h200, on one core (results/h200/compare.parquet).
-#: That of ``knob`` is of journal entry 0063. Those of ``knob-edit`` and ``knob-rank`` are of entry 0069, and they
-#: include the regressor's. 45 s are added for its 16 further epochs (entry 0093), where it takes part.
+#: That of ``knob`` is of journal entry 0063. Where the regressor takes part, 45 s are added for its 16 further epochs
+#: (entry 0093).
 PREPARATION_S = {
     "knob": 190,
-    "knob-edit": 345,
-    "knob-rank": 295,
     "ppo": 175,
     "ppo-oneshot": 175,
     "regressor": 110,

@@ -1,1 +1,0 @@
-"""Designs of the search over knobs: which actions choose a kernel."""
