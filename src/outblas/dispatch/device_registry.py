@@ -16,10 +16,10 @@ from outblas.core.errors import DeviceError, OutblasError, RecordError, Toolchai
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu, architecture
 from outblas.dispatch import native_table
+from outblas.dispatch.call_option import option_without_promise
 from outblas.dispatch.decide import Choose, ChooseOrRow
 from outblas.dispatch.device_state import DeviceState
 from outblas.dispatch.process_workload import process_workload, set_process_workload
-from outblas.dispatch.promises import promise_free_option
 from outblas.dispatch.unlisted_shapes import any_shape_chooser, ask_cublaslt, choices_id
 from outblas.records.library import Library
 from outblas.records.user_library import library_for_device
@@ -170,7 +170,7 @@ def libraries_id() -> str:
     That is the libraries in use, the launch option, the workload, and the data for shapes that no library has.
     """
     used = [(i, device.library.sha(), _any_shape_id(device)) for i, device in sorted(devices.items())]
-    return hashlib.sha256(repr((promise_free_option(), process_workload(), used)).encode()).hexdigest()
+    return hashlib.sha256(repr((option_without_promise().code, process_workload(), used)).encode()).hexdigest()
 
 
 def status() -> dict[str, dict[str, Any]]:
