@@ -62,6 +62,15 @@ def device_state(index: int) -> DeviceState:
     return found
 
 
+def may_serve(index: int) -> bool:
+    """Return False if a CUDA device is open and leaves every product to torch. It opens none."""
+    device = devices.get(index)
+    if device is None:
+        return True
+    knows_kernels = not device.library.is_empty or device.any_shape is not None
+    return device.gpu is not None and not device.absent and knows_kernels
+
+
 def has_library(index: int) -> bool:
     """Return True if a library exists for the CUDA device, and its kernels can be launched."""
     device = device_state(index)

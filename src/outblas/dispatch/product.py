@@ -112,8 +112,8 @@ def run_below_autograd(
 def has_kernel(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Return True if the library has a kernel for the product of two matrices, or the chooser for unlisted shapes has.
 
-    An algorithm of cuBLASLt does not count. The tensors must be of a device with a library (:func:`may_have_kernel`).
-    They may lack an address (fake tensors); aligned operands are assumed.
+    An algorithm of cuBLASLt does not count. The tensors are half precision on a CUDA device (:func:`may_have_kernel`),
+    which is opened. They may lack an address (fake tensors); aligned operands are assumed.
     """
     return _has_kernel(a.device.index, aligned_operand(a), aligned_operand(b))
 
@@ -141,11 +141,11 @@ def _has_kernel(index: int, a: Operand, b: Operand) -> bool:
 
 
 def may_have_kernel(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Return True if the operands are both fp16 or both bf16, and ``a`` is on a CUDA device with a library.
+    """Return True if the operands are both fp16 or both bf16, and ``a`` is on a CUDA device that may serve them.
 
-    Shapes do not count: :func:`has_kernel` asks about them.
+    Neither shapes nor the library count if the device is not open: this question opens none.
     """
-    return is_half(a, b) and device_registry.has_library(a.device.index)
+    return is_half(a, b) and device_registry.may_serve(a.device.index)
 
 
 def remember(
