@@ -1,5 +1,5 @@
 # Everything runs in .venv, made on first use; stamp files in it say what is installed already.
-# Needs Python >= 3.10 with its venv module, a C++ compiler and the package registries.
+# Needs Python >= 3.11 with its venv module, a C++ compiler and the package registries.
 
 PYTHON ?= python3
 VENV   ?= .venv
@@ -28,7 +28,7 @@ help:
 	@echo "make demo    tune grid1000 on an H200's recorded measurements, or with GPU=h100 an H100's; write a report (no GPU needed)"
 	@echo "make test    lint, types, documentation and tests; those that need a GPU are skipped where there is none"
 	@echo "make test-slow  the tests that make test leaves out: each takes long, and quicker ones see nearly as much"
-	@echo "make imports import all modules under every Python from 3.10 to 3.13 that is here"
+	@echo "make imports import all modules under every Python from 3.11 to 3.14 that is here"
 	@echo "make prepare install all that the tests need, and check meanwhile"
 	@echo "make check   lint and types only       make format   rewrite the code in the house style"
 	@echo "make docs    the documentation site in site/; a warning is an error"
@@ -63,7 +63,7 @@ lint: $(VENV)/.lint
 	$(BIN)/mypy
 	$(BIN)/python tools/plain_english.py $(PROSE)
 
-# Every module under each Python from 3.10 to 3.13 that is here; each has its own base dependencies.
+# Every module under each Python from 3.11 to 3.14 that is here; each has its own base dependencies.
 imports: imports-here imports-others
 
 imports-here: $(VENV)/.dev
@@ -96,7 +96,7 @@ clean:
 	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/.made:
-	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 10) else "Python %s found; 3.10 or newer needed; pass PYTHON=..." % sys.version.split()[0])'
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python %s found; 3.11 or newer needed; pass PYTHON=..." % sys.version.split()[0])'
 	$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --disable-pip-version-check --quiet uv || true
 	@touch $@

@@ -199,7 +199,7 @@ def _agreement(row: Mapping[str, Any]) -> str:
 
 def _word(evaluation: Evaluation) -> str:
     if evaluation.timing is None or evaluation.speedup is None:
-        return f"{evaluation.status.value} {evaluation.detail[:120]}"
+        return f"{evaluation.status} {evaluation.detail[:120]}"
     return f"{evaluation.timing.median_us:.2f} us, {evaluation.speedup.ratio:.3f} over {evaluation.speedup.baseline}"
 
 

@@ -122,7 +122,7 @@ def measure_one(problem: Problem, row: LibraryRow | None, baselines: Mapping[str
     best = fastest_baseline({name: us[name] for name in RIVALS if name in us})
     found = {"problem": problem.key, "regime": regime(problem, gpu), "baseline": best, "us": us}
     found["config"] = config_name(choice.config) if choice else None
-    found["refused"] = None if NAME in timings else f"{verdict.status.value}: {verdict.detail}"
+    found["refused"] = None if NAME in timings else f"{verdict.status}: {verdict.detail}"
     for name in (NAME, "ours"):
         found[name] = dict(vars(speedup(timings, name, RIVALS))) if name in timings else None
     return found

@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from new_shapes import shipped_library
+from shapes.drawn_shapes import MODELS
 
 from outblas.bench.live_evaluator import LiveEvaluator
 from outblas.core.config import KernelConfig, config_name
@@ -52,7 +53,6 @@ from outblas.records.results import result_file
 from outblas.records.store import Store
 from outblas.runtime.device import gpu_of_device
 from outblas.search.agents.agent_registry import make_agent
-from outblas.search.live_compare.drawn_shapes import MODELS
 from outblas.search.tune import tune
 
 #: What the checks that are joined share. Their commits may differ, and are listed.

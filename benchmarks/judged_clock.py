@@ -146,7 +146,7 @@ class _Cell:
         for name, entry in entries.items():
             row = {
                 "problem": self.problem.key, "kernel": name, "seconds": seconds, "judged_seconds": new_seconds,
-                "failure": "" if entry.failure is None else f"{entry.failure.status.value}: {entry.failure.detail}",
+                "failure": "" if entry.failure is None else f"{entry.failure.status}: {entry.failure.detail}",
             }  # fmt: skip
             if entry.failure is None and len(plain[name].samples_us) == ROUNDS == len(new[name].samples_us):
                 ratios = [speedup(found, name, rivals, 0).ratio for found in (plain, new)]
@@ -193,11 +193,11 @@ def _proof(kernel: Any) -> str:
 
     verdict = prove(kernel, CHEATED, None, "full", 0, trials=ProofTrials.secret())
     kernel.release()
-    return f"{verdict.status.value} {verdict.detail}".strip()
+    return f"{verdict.status} {verdict.detail}".strip()
 
 
 def _word(entry: Any) -> str:
-    return "passed" if entry.failure is None else f"{entry.failure.status.value}: {entry.failure.detail}"
+    return "passed" if entry.failure is None else f"{entry.failure.status}: {entry.failure.detail}"
 
 
 def cheats(carried: Path, known: list[dict[str, Any]], keep: Callable[[dict[str, Any]], None]) -> dict[str, Any]:

@@ -80,7 +80,7 @@ def row_of(chapter: str, problem: Problem, kernel: Candidate, found: Evaluation)
     """
     if found.status is not Status.PASSED or found.timing is None or found.speedup is None:
         raise OutblasError(
-            f"{chapter} on {problem.mnk}: {found.status.value} {found.detail}", "a kernel that passes", "mend it first"
+            f"{chapter} on {problem.mnk}: {found.status} {found.detail}", "a kernel that passes", "mend it first"
         )
     return {
         "chapter": chapter,

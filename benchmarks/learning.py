@@ -9,7 +9,7 @@ Command:
 Result file: results/<gpu>/drawn_<layout>_<dtype>_fp32_learned.parquet, results/<gpu>/learning_loop.json or
 results/<gpu>/learning_soak.json. ``--out`` names another one. Needs a GPU.
 
-- ``--drawn`` learns the shapes of ``outblas.search.live_compare.drawn_shapes`` by ``settle(graphs=True)``, up to 0.3 s
+- ``--drawn`` learns the shapes of ``benchmarks/shapes/drawn_shapes.py`` by ``settle(graphs=True)``, up to 0.3 s
   of GPU time each, and benches the result against every rival. The file's suite is ``drawn`` and its mode ``learned``.
   A product that is not learned is benched as the package serves it.
 - ``--loop`` times the steps of a decode loop of Llama 8B's products, each layer with weights of its own. It runs
@@ -39,6 +39,7 @@ from typing import Any
 
 import numpy as np
 from new_shapes import drawn_figures, shipped_library
+from shapes.drawn_shapes import drawn_shapes
 
 import outblas
 from outblas.adapt.learning.learned_products import IN_WORK, LearnedProduct, Stage
@@ -52,7 +53,6 @@ from outblas.records.library_row import LibraryRow
 from outblas.records.provenance import collect_provenance, script_command
 from outblas.records.results import read_result, result_file, write_result
 from outblas.runtime.device import gpu_of_device
-from outblas.search.live_compare.drawn_shapes import drawn_shapes
 
 #: GPU seconds that learning may take: of a drawn shape, and of a loop or a process of the soak.
 SECONDS_PER_SHAPE, SECONDS = 0.3, 60.0
@@ -113,7 +113,7 @@ def bench_learned(arguments: argparse.Namespace) -> None:
     result = read_result(arguments.out)
     rows = [{**row, "mode": "learned"} for row in result.rows]
     about = {
-        "shapes": f"outblas.search.live_compare.drawn_shapes, seed {arguments.seed}",
+        "shapes": f"benchmarks/shapes/drawn_shapes.py, seed {arguments.seed}",
         "rows_learned": sum(one.row is not None for one in products),
         "left_alone": Counter(one.detail.partition(",")[0] for one in products if one.stage is Stage.LEFT_ALONE),
         "learning_gpu_seconds": sum(one.gpu_seconds for one in products),

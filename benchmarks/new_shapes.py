@@ -10,9 +10,8 @@ Command:
 Result file: results/<gpu>/new_shapes_tn_fp16_fp32_offline.parquet, a row of the published table. Needs a GPU.
 With ``--drawn`` it is results/<gpu>/drawn_<layout>_<dtype>_fp32_unmeasured.parquet.
 
-With ``--drawn`` nothing is searched: the package serves drawn shapes as it ships
-(``src/outblas/search/live_compare/drawn_shapes.py``). Draw them with a seed that no fit has used. The file's suite is
-``drawn`` and its mode ``unmeasured``.
+With ``--drawn`` nothing is searched: the package serves the shapes of ``benchmarks/shapes/drawn_shapes.py`` as it
+ships. Draw them with a seed that no fit has used. The file's suite is ``drawn`` and its mode ``unmeasured``.
 """
 
 from __future__ import annotations
@@ -24,6 +23,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from shapes.drawn_shapes import drawn_shapes
 
 from outblas.bench.live_evaluator import LiveEvaluator
 from outblas.bench.run_bench import BenchRequest, run_bench
@@ -45,7 +46,6 @@ from outblas.records.store import Store
 from outblas.runtime.device import gpu_of_device
 from outblas.search.agents.agent_registry import make_agent
 from outblas.search.any_shape_run import library_of_choices
-from outblas.search.live_compare.drawn_shapes import drawn_shapes
 from outblas.search.tune import tune
 
 #: The launch options that are searched: what needs no promise.
@@ -105,7 +105,7 @@ def bench_drawn(arguments: argparse.Namespace) -> None:
     result = read_result(arguments.out)
     rows = [{**row, "mode": "unmeasured"} for row in result.rows]
     about = {
-        "shapes": f"outblas.search.live_compare.drawn_shapes, seed {arguments.seed}",
+        "shapes": f"benchmarks/shapes/drawn_shapes.py, seed {arguments.seed}",
         "fit": AnyShapeModel.load(gpu.name).about,
     }
     write_result(rows, {**result.meta, **about}, arguments.out)

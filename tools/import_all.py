@@ -25,9 +25,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-VERSIONS = ("3.10", "3.11", "3.12", "3.13")
+VERSIONS = ("3.11", "3.12", "3.13", "3.14")
 #: Modules of Python itself that came after the oldest version; there they are missing, and not optional.
-LATER = frozenset({"tomllib", "compression", "annotationlib"})
+LATER = frozenset({"compression", "annotationlib"})
 #: Longest wait for a command, seconds: a registry that does not answer must not hang the tests.
 TIMEOUT_S = 300
 #: Prints what became of each module: [name, kind of error, missing module, words]; the kind of none is "".
@@ -63,7 +63,7 @@ class Outcome:
     """Outcome of one Python version.
 
     Attributes:
-        version: as in "3.10".
+        version: as in "3.11".
         python: path of the interpreter, "" if none was found.
         not_tried: reason why nothing was imported, "" otherwise.
         imported: number of imported modules.

@@ -23,7 +23,7 @@ def unproved(kernels: Mapping[str, Any], problem: Problem) -> dict[str, str]:
     for name, kernel in kernels.items():
         try:
             verdict = prove(kernel, problem, None, "full")
-            reason = "" if verdict.status is Status.PASSED else f"{verdict.status.value}: {verdict.detail}"
+            reason = "" if verdict.status is Status.PASSED else f"{verdict.status}: {verdict.detail}"
         except OutblasError as error:
             reason = str(error)
         if reason:
@@ -47,7 +47,7 @@ def why_not(kernel: Any, problem: Problem, clock: Any, prover: Any) -> str:
         return str(error)
     if getattr(kernel, "broken_workspace", bool)():
         return "it wrote past its workspace"
-    return "" if verdict.status is Status.PASSED else f"{verdict.status.value}: {verdict.detail}"
+    return "" if verdict.status is Status.PASSED else f"{verdict.status}: {verdict.detail}"
 
 
 def passed(
@@ -98,7 +98,7 @@ def proved_cuda_l2(
     try:
         kernel = load(built, folder, None, gpu)
         verdict = prove(kernel, replace(theirs.padded, acc=prover.problem.acc), None, "cell")
-        reason = "" if verdict.status is Status.PASSED else f"{verdict.status.value}: {verdict.detail}"
+        reason = "" if verdict.status is Status.PASSED else f"{verdict.status}: {verdict.detail}"
         if not reason:
             with_copy = Padded(kernel, theirs.padded, clock.torch_stream, copies_back=True)
             reason = why_not(with_copy, request.problem, clock, prover)

@@ -133,10 +133,10 @@ def _all_rows(requests: Iterator[RowRequest], factory: str, args: tuple[Any, ...
 
             answer = _answer(sandbox, request, prepare)
             if isinstance(answer, WorkerLoss) and request.theirs is not None:
-                refused = {**request.refused, CUDA_L2: f"{answer.status.value}: {answer.detail}"}
+                refused = {**request.refused, CUDA_L2: f"{answer.status}: {answer.detail}"}
                 answer = _answer(sandbox, replace(request, theirs=None, refused=refused), prepare)
             if isinstance(answer, WorkerLoss):
-                answer = {"problem": request.problem.key, "lost": f"{answer.status.value}: {answer.detail}"}
+                answer = {"problem": request.problem.key, "lost": f"{answer.status}: {answer.detail}"}
             yield answer
             prepare()
             request = following[0]

@@ -7,6 +7,7 @@ import logging
 import os
 import subprocess
 import sys
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,6 @@ from outblas.adapt import engine_log, engine_plugins, run_enabled
 from support.helpers import ROOT
 
 torch: Any = pytest.importorskip("torch")
-tomllib: Any = pytest.importorskip("tomllib")
 
 #: Group of entry points -> the variable that switches OutBLAS on there.
 GROUPS = {"vllm.general_plugins": "OUTBLAS_VLLM", "sglang.srt.plugins": "OUTBLAS_SGLANG"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -305,14 +306,8 @@ def test_a_folder_that_a_killed_process_left_goes_away_with_the_next_one(
 def test_folders_in_folders_go_away_with_the_folder_of_a_worker() -> None:
     from outblas.core.scratch_folder import scratch_folder
 
-    here = os.getcwd()
-    try:
-        with scratch_folder("outblas-test-") as folder:
-            os.chdir(folder)
-            for _ in range(1500):
-                os.mkdir("in")
-                os.chdir("in")
-            os.chdir(here)
-    finally:
-        os.chdir(here)
+    with scratch_folder("outblas-test-") as folder, contextlib.chdir(folder):
+        for _ in range(1500):
+            os.mkdir("in")
+            os.chdir("in")
     assert not os.path.exists(folder)

@@ -87,9 +87,9 @@ def evaluations():
 @pytest.mark.parametrize("name", TEXTS)
 def test_a_cheat_is_refused_and_its_honest_version_passes(name) -> None:
     cheat, fair = evaluations()[name]
-    assert fair.status is Status.PASSED, f"{fair.status.value}: {fair.detail}"
+    assert fair.status is Status.PASSED, f"{fair.status}: {fair.detail}"
     times = [None if each.timing is None else each.timing.median_us for each in (cheat, fair)]
-    assert cheat.status in REFUSED and times[0] is None, f"{cheat.status.value}: {cheat.detail}, {times} us"
+    assert cheat.status in REFUSED and times[0] is None, f"{cheat.status}: {cheat.detail}, {times} us"
 
 
 @pytest.mark.gpu
@@ -103,4 +103,4 @@ def test_a_table_of_operand_sets_is_no_help_however_long_it_spins(mnk) -> None:
     texts = [TEXTS[TABLE].replace("#define SPIN 2000", f"#define SPIN {spin}") for spin in (0, 2000, 4000, 6000, 8000)]
     with gpu_is_ours(alone=True), LiveEvaluator(0) as live:
         for found in live.evaluate([(problem, FreeKernel.parse(text)) for text in texts]):
-            assert found.status in (Status.WRONG, Status.RULE_BROKEN), f"{found.status.value}: {found.detail}"
+            assert found.status in (Status.WRONG, Status.RULE_BROKEN), f"{found.status}: {found.detail}"

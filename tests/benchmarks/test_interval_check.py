@@ -17,7 +17,6 @@ from outblas.core.weight import Weight
 from outblas.records.library import Library
 from outblas.records.library_interval import LibraryInterval
 from outblas.records.library_row import LibraryChoice, LibraryRow
-from outblas.search.live_compare.drawn_shapes import MODELS
 from support.gpus.known import H200
 from support.gpus.modelled_gpu import LARGE, SMALL, Model, ModelledEvaluator
 
@@ -43,7 +42,7 @@ def library(*ranges: tuple[int, int, Any]) -> Library:
 def test_weights_and_problems_are_drawn_by_the_seed(script: Any, capsys: pytest.CaptureFixture[str]) -> None:
     drawn = script.drawn_weights(20, 1)
     assert len(set(drawn)) == 20 and drawn == script.drawn_weights(20, 1) != script.drawn_weights(20, 2)
-    assert {nk for layers in MODELS.values() for nk in layers} >= set(drawn)
+    assert {nk for layers in script.MODELS.values() for nk in layers} >= set(drawn)
     script.main(["--names", "2", "--seed", "1"])
     assert capsys.readouterr().out.split() == [word for n, k in drawn[:2] for word in ("--linear", f"{n}_{k}")]
     problems = script.drawn_problems(library((1, 64, SMALL), (65, 4096, LARGE)), 40, 7)

@@ -16,7 +16,6 @@ from outblas.core.problem import Problem
 from outblas.core.suites import suite
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryRow
-from outblas.search.live_compare.drawn_shapes import MAX_FLOPS, MODELS, OTHER_LAYERS, drawn_shapes
 from support.gpus.known import H200
 
 
@@ -25,6 +24,12 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Any:
     pytest.importorskip("torch", reason="the script fits choices by torch")
     monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[2] / "benchmarks"))
     return importlib.import_module("new_shapes")
+
+
+@pytest.fixture
+def draw(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[2] / "benchmarks"))
+    return importlib.import_module("shapes.drawn_shapes")
 
 
 def test_shapes_are_in_no_suite_and_no_extent_is_a_multiple_of_64(script: Any) -> None:
@@ -39,27 +44,27 @@ def test_what_needs_a_promise_is_not_searched(script: Any) -> None:
     assert script.OPTIONS == ("plain", "pdl")
 
 
-def test_drawn_shapes_are_half_layers_and_a_quarter_odd() -> None:
-    shapes = drawn_shapes(400, 3)
-    assert shapes == drawn_shapes(400, 3) != drawn_shapes(400, 4) and len(set(shapes)) == 400
-    layers = {nk for model in MODELS.values() for nk in model}
+def test_drawn_shapes_are_half_layers_and_a_quarter_odd(draw: Any) -> None:
+    shapes = draw.drawn_shapes(400, 3)
+    assert shapes == draw.drawn_shapes(400, 3) != draw.drawn_shapes(400, 4) and len(set(shapes)) == 400
+    layers = {nk for model in draw.MODELS.values() for nk in model}
     assert all((p.n, p.k) in layers and 1 <= p.m <= 8192 for p in shapes[::2])
     others = shapes[1::2]
     assert all(15 <= extent <= 16384 for p in others for extent in (p.m, p.n, p.k))
     assert all(p.m % 2 and p.n % 2 and p.k % 2 for p in others[1::2])
     assert not all(p.m % 2 for p in others[::2])
-    assert max(p.flops for p in shapes) <= MAX_FLOPS
-    nn = drawn_shapes(400, 3, "NN", "bf16")
+    assert max(p.flops for p in shapes) <= draw.MAX_FLOPS
+    nn = draw.drawn_shapes(400, 3, "NN", "bf16")
     assert {(p.layout, p.dtype) for p in nn} == {("NN", "bf16")} and [p.m for p in nn] == [p.m for p in shapes]
     with pytest.raises(UsageError, match="TN or NN"):
-        drawn_shapes(1, 0, "TT")
+        draw.drawn_shapes(1, 0, "TT")
 
 
-def test_six_of_the_ten_models_share_one_weight_of_24_with_the_packaged_library() -> None:
+def test_six_of_the_ten_models_share_one_weight_of_24_with_the_packaged_library(draw: Any) -> None:
     library = Library.packaged("h200")
     listed = {(row.problem.n, row.problem.k) for row in (*library.rows, *(one.row for one in library.intervals))}
-    assert len(MODELS) == 10 and len(OTHER_LAYERS) == 6
-    layers = {nk for model in OTHER_LAYERS.values() for nk in model}
+    assert len(draw.MODELS) == 10 and len(draw.OTHER_LAYERS) == 6
+    layers = {nk for model in draw.OTHER_LAYERS.values() for nk in model}
     assert len(layers) == 24 and listed & layers == {(8192, 3584)}
 
 

@@ -30,7 +30,6 @@ with interrupted_by_signals():
 IN_A_LOOP = """
 import asyncio
 from outblas.cli.end_signals import interrupted_by_signals
-from outblas.llm.interruptible import run_interruptible
 async def wait():
     try:
         print("waiting", flush=True)
@@ -39,7 +38,7 @@ async def wait():
         print("tidied")
         raise
 with interrupted_by_signals():
-    run_interruptible(wait())
+    asyncio.run(wait())
 """
 
 

@@ -47,9 +47,6 @@ WRONG: dict[str, tuple[list[str], tuple[str, ...]]] = {
     "suite and capture": (["tune", "--captured", "{here}/none.json", "--suite", "llm"], ("--suite", "--captured")),
     "suite and weights": (["tune", "--linear", "4096_4096", "--suite", "llm"], ("--suite", "--linear")),
     "sources of one GPU": (["compare", "--learn-from", "own"], ("--learn-from without --across",)),
-    "layout of a rehearsal": (["compare-live", "--device", "replay:h200", "--layout", "tn"], ("--layout with",)),
-    "dtype of a rehearsal": (["compare-live", "--device", "replay:h200", "--dtype", "bf16"], ("--dtype with",)),
-    "GPUs of a rehearsal": (["compare-live", "--device", "replay:h200", "--gpus", "1"], ("--gpus with",)),
     "missing option": (["export"], ("--mnk",)),
     "misspelt command": (["tunne"], ("tunne", "tune")),
 }

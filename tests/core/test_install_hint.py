@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -47,9 +48,8 @@ def test_a_command_elsewhere_is_found(tmp_path: Path) -> None:
 
 
 def test_every_extra_that_the_package_names_exists() -> None:
-    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    table = project.partition("[project.optional-dependencies]")[2].partition("\n[")[0]
-    known = set(re.findall(r"^([\w-]+) = ", table, re.M))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    known = set(project["optional-dependencies"])
     named = set()
     for path in (ROOT / "src").rglob("*.py"):
         for call in re.findall(r"install_hint\(([^)]*)\)", path.read_text(encoding="utf-8")):

@@ -50,7 +50,7 @@ def test_a_status_and_a_verdict_agree(status):
         if status is other:
             assert crossed(told) == (told, None)
         else:
-            with pytest.raises(ValueError, match=f"^{status.value} with a verdict of {other.value}$"):
+            with pytest.raises(ValueError, match=f"^{status} with a verdict of {other}$"):
                 crossed(told)
     told = Evaluation(P, KERNEL, status, "", timing=timing)
     if status is Status.PASSED:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from typing import Any
 
@@ -153,7 +153,7 @@ def test_without_the_servers_count_the_most_is_charged() -> None:
 
 
 def test_a_date_to_come_back_at() -> None:
-    date = format_datetime(datetime.now(timezone.utc) + timedelta(seconds=100), usegmt=True)
+    date = format_datetime(datetime.now(UTC) + timedelta(seconds=100), usegmt=True)
     with serving(scripted(Say(status=503, headers={"Retry-After": date}), Say("yes"))) as server:
         reply, _, waits, _ = ask(server)
         assert isinstance(reply, Reply) and 50 < waits[0] <= 100

@@ -6,6 +6,7 @@ import importlib
 import json
 from collections import Counter
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +87,7 @@ def test_the_archive_ranks_kernels_as_the_gpu_does(tmp_path: Path) -> None:
     assert kinds == {"proven": len(names), "contract": len(all_examples()) - len(names)}
     assert names - set(direct) <= set(list(found)[-1:]), "what is too slow for the direct run is the last"
     assert against(found) == []
-    by_low = [(found[a], found[b]) for a, b in zip(list(found)[:-1], list(found)[1:], strict=True)]
+    by_low = pairwise(found.values())
     assert all(a.ratio > b.ratio or a.low <= b.high for a, b in by_low), "by the lower bound as by the median"
     best = json.loads(files.run.read_text())["best"][PROBLEM.key]
     assert best["candidate"] == min(direct, key=lambda name: direct[name][0])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import pairwise
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -101,7 +102,7 @@ def test_the_picture_names_its_axes_and_the_ends_of_its_lines(tmp_path: Path) ->
     for panel in (names[:4], names[4:]):
         assert [t.text for t in panel] == ["regressor", "heuristic", "tpe", "random"], "the best ends highest"
         heights = [float(t.get("y")) for t in panel]
-        assert all(b - a >= NAME_STEP - 0.2 for a, b in zip(heights, heights[1:], strict=False))
+        assert all(b - a >= NAME_STEP - 0.2 for a, b in pairwise(heights))
     ends = [e.get("points").split()[-1].split(",") for e in root.iter(f"{SVG}polyline") if e.get("class") == "line"]
     starts = [(e.get("x1"), e.get("y1")) for e in root.iter(f"{SVG}line") if e.get("class") == "lead"]
     assert sorted(map(tuple, ends)) == sorted(starts), "a leader begins at the end of each line"

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable
 from html.parser import HTMLParser
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -193,7 +194,7 @@ def test_the_page_is_outlined(folder: Path) -> None:
     outline = Outline()
     outline.feed(render_evolution(load_evolution(folder)))
     assert outline.stack == [] and outline.bare == 0 and outline.levels.count(1) == 1
-    assert all(b - a <= 1 for a, b in zip(outline.levels, outline.levels[1:], strict=False))
+    assert all(b - a <= 1 for a, b in pairwise(outline.levels))
 
 
 def test_hostile_text_is_escaped(tmp_path: Path) -> None:

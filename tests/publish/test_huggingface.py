@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,6 @@ from outblas.records.captured_products import CapturedProduct, CapturedProducts
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryChoice, LibraryRow
 from support.cli_fixture import assert_refused, outblas
-
-tomllib: Any = pytest.importorskip("tomllib")
 
 #: Edition 5 of build.toml has these keys; others are refused. Source: kernels-data/src/config of
 #: https://github.com/huggingface/kernels.

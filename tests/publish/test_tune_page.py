@@ -6,6 +6,7 @@ import json
 import math
 import re
 from html.parser import HTMLParser
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -240,7 +241,7 @@ def test_the_page_is_outlined_and_its_tables_captioned(page):
     outline.feed(page)
     assert outline.stack == [] and outline.lang == "en"
     assert outline.levels[0] == 1 and outline.levels.count(1) == 1
-    assert all(b - a <= 1 for a, b in zip(outline.levels, outline.levels[1:], strict=False))
+    assert all(b - a <= 1 for a, b in pairwise(outline.levels))
     assert outline.tables == outline.captions == 7 + 2 * 4 and outline.bare == 0
 
 

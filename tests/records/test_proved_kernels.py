@@ -15,7 +15,7 @@ from outblas.records import proved_kernels
 from outblas.records.library import Library
 from outblas.records.library_interval import LibraryInterval
 from outblas.records.library_row import LibraryChoice, LibraryRow
-from outblas.records.proved_kernels import proved_kinds
+from outblas.records.proved_kernels import proved_kinds, unproved_intervals, unproved_tables
 
 P = Problem(64, 4096, 4096)
 WIDE, NARROW = (Sm90WgmmaConfig(64, n) for n in (128, 64))
@@ -69,6 +69,32 @@ def test_without_a_compiler_none_do(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_later_proof_counts() -> None:
     assert kernel_kind(P, WIDE) in proved_kinds(library({**OTHER[0], "proved": {"kernels": kernels_sha()}}))
+
+
+@pytest.mark.parametrize(("nvrtc", "counts"), [("13.0", True), ("12.8", False), (None, False)])
+def test_a_later_proof_counts_by_its_own_compiler(nvrtc: str | None, counts: bool) -> None:
+    """An earlier release did not note it: then it was that of the search."""
+    later = {"kernels": kernels_sha(), "nvrtc": nvrtc}
+    for searched in ("13.0", "12.8"):
+        about = {"kernels": "0" * 64, "toolchain": {"nvrtc": searched}, "proved": later}
+        assert (kernel_kind(P, WIDE) in proved_kinds(library(about))) is counts
+    assert kernel_kind(P, WIDE) in proved_kinds(library({**TODAY, "proved": later})), "the search proved them, too"
+
+
+@pytest.mark.parametrize(("earlier", "counts"), [(TODAY, True), *((about, False) for about in OTHER)])
+def test_intervals_of_two_searches_count_if_both_do(earlier: dict[str, Any], counts: bool) -> None:
+    of_intervals, about = kernel_kind(replace(P, dtype="bf16"), NARROW), {**TODAY, "earlier": earlier}
+    assert (of_intervals in proved_kinds(library(intervals=about))) is counts
+    other_sources = earlier.get("kernels") != kernels_sha()
+    assert bool(unproved_intervals(library(intervals=about))) is other_sources
+    assert of_intervals in proved_kinds(library(intervals={**about, "proved": {**TODAY, "nvrtc": "13.0"}}))
+    proved_before = {**earlier, "proved": {"kernels": kernels_sha(), "nvrtc": "13.0"}}
+    assert of_intervals in proved_kinds(library(intervals={**TODAY, "earlier": proved_before}))
+
+
+def test_the_tables_of_other_sources_do_not_depend_on_the_compiler() -> None:
+    about = {**OTHER[0], "proved": {"kernels": kernels_sha(), "nvrtc": "12.8"}}
+    assert unproved_tables(library(about)) == []
 
 
 def test_a_kernel_of_no_table_is_not_known_to_be_proved() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
 
@@ -127,7 +127,7 @@ def test_collect_is_complete_and_json(monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(found) == {"gpu", "driver", "toolchain", "date", "commit", "command"}
     assert (found["commit"], found["command"]) == ("abc123", "outblas bench")
     assert {"nvrtc", "torch", "cublas", "python"} <= set(found["toolchain"])
-    age = datetime.now(timezone.utc) - datetime.fromisoformat(found["date"])
+    age = datetime.now(UTC) - datetime.fromisoformat(found["date"])
     assert timedelta(seconds=-1) <= age < timedelta(minutes=5)
 
 

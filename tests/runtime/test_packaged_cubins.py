@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import warnings
 from dataclasses import replace
-from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
@@ -13,69 +12,27 @@ import pytest
 
 from outblas.cli.checks import health
 from outblas.core.config import KernelConfig
-from outblas.core.errors import ToolchainMissing
 from outblas.core.problem import Problem
 from outblas.dispatch.device_state import DeviceState
 from outblas.kernels.kernel_hash import kernels_sha
 from outblas.kernels.source import Source, make_source
 from outblas.records.library import Library
-from outblas.runtime import launch, packaged_cubins
-from outblas.runtime import nvrtc as compiling
-from outblas.runtime.cubin import Cubin
+from outblas.runtime import packaged_cubins
 from outblas.runtime.cubin_pack import pack_bytes
 from outblas.runtime.kernel_loader import ARCHITECTURE, load_kernel
 from outblas.runtime.packaged_cubins import PackagedCubins
 from support.gpus.known import H200
-from support.packed_fixture import ABOUT, OTHER, PACKED, PROBLEM, cubin, path_fixture  # noqa: F401
-
-
-class Status(IntEnum):
-    CUDA_SUCCESS = 0
-    CUDA_ERROR_NO_BINARY_FOR_GPU = 209
-
-
-class FakeDriver:
-    """Loads what it does not refuse.
-
-    Attributes:
-        refused: beginnings of images that it does not load. images: those that it was given.
-    """
-
-    def __init__(self) -> None:
-        self.refused: tuple[bytes, ...] = ()
-        self.images: list[bytes] = []
-
-    def cuCtxGetCurrent(self) -> tuple[Any, int]:
-        return Status.CUDA_SUCCESS, 77
-
-    def cuModuleLoadData(self, image: bytes) -> tuple[Any, int | None]:
-        self.images.append(image)
-        if image.startswith(self.refused):
-            return Status.CUDA_ERROR_NO_BINARY_FOR_GPU, None
-        return Status.CUDA_SUCCESS, 5
-
-    def cuModuleGetFunction(self, module: int, name: bytes) -> tuple[Any, int]:
-        return Status.CUDA_SUCCESS, 6
-
-
-@pytest.fixture(name="driver")
-def driver_fixture(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
-    fake = FakeDriver()
-    monkeypatch.setattr(launch, "driver", lambda: fake)
-    return fake
-
-
-@pytest.fixture(name="compiled")
-def compiled_fixture(monkeypatch: pytest.MonkeyPatch) -> list[Source]:
-    """Replace the compiler by one that accepts everything; return the list of its sources."""
-    sources: list[Source] = []
-
-    def fake(source: Source, arch: str) -> Cubin:
-        sources.append(source)
-        return cubin(source, b"compiled ")
-
-    monkeypatch.setattr(compiling, "compile_source", fake)
-    return sources
+from support.packed_fixture import (  # noqa: F401
+    ABOUT,
+    OTHER,
+    PACKED,
+    PROBLEM,
+    FakeDriver,
+    compiled_fixture,
+    driver_fixture,
+    no_compiler,
+    path_fixture,
+)
 
 
 @pytest.fixture(name="device")
@@ -87,13 +44,6 @@ def silently(device: DeviceState, config: KernelConfig = PACKED) -> bool:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         return device.kernel_ready(PROBLEM, config)
-
-
-def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(*_: object) -> None:
-        raise ToolchainMissing("NVRTC cannot be loaded", "the wheels", "pip install '.[gpu]'")
-
-    monkeypatch.setattr(compiling, "compile_source", missing)
 
 
 def test_a_packed_kernel_needs_no_compiler(

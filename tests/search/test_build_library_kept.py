@@ -1,4 +1,4 @@
-"""Benches of `outblas build-library` on a fake GPU, and the kernels that trials choose."""
+"""Benches of `outblas build-library` on a fake GPU, the kernels that trials choose, and searches that go on."""
 
 from __future__ import annotations
 
@@ -15,9 +15,12 @@ from outblas.records.library_tables import is_bench_of
 from outblas.records.provenance import start_of_machine
 from outblas.records.results import read_result, write_result
 from outblas.records.summary import summarise
+from outblas.search.build_library import weak_rows
+from outblas.search.build_library.build_work import BuildFolder
 from outblas.search.build_library.finalist_trials import STARTS
 from outblas.search.build_library.judging import judge_path
 from outblas.search.build_library.workload_trials import COLD
+from outblas.search.tune import Interrupted
 from support.build_library_fixture import (  # noqa: F401
     ALL,
     LLM_SHAPES,
@@ -171,3 +174,32 @@ def test_benches_of_an_earlier_library_are_not_merged(script: Any, work: Any) ->
     without_kernels(library, [(first, "plain"), (first, "pdl"), (first, "weights")]).save(work.library)
     with pytest.raises(UsageError, match="is of another library"):
         run(script, work, "merge")
+
+
+def test_a_second_search_that_was_interrupted_goes_on_and_ends_the_same(
+    script: Any, work: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library is saved at the end only: the store has what was measured, and the next call the better kernels."""
+    monkeypatch.setattr(script.search, "PROBLEMS_AT_ONCE", 2)
+    monkeypatch.setattr(weak_rows, "WEAK_BELOW", 100.0)  # every row
+    other, table = BuildFolder(tmp_path / "other"), script.TABLES[0]
+    other.path.mkdir()
+    for place in (work, other):
+        run(script, place, "tune")
+    assert (before := other.load()).rows == work.load().rows
+    script.fake.asked.clear()
+    run(script, work, "again")
+    assert work.load().rows != before.rows, "some have a better kernel"
+    whole, script.fake.asked = script.fake.asked, []
+    script.fake.interrupt[table.problems()[3]] = KeyboardInterrupt()
+    with pytest.raises(Interrupted) as caught:
+        run(script, other, "again")
+    wanted = sum(len(configs) for _, _, configs in whole[2:])
+    assert f"with 0 of {wanted} measurements of 2 problems" in str(caught.value), "of the second group"
+    assert other.load() == before
+    script.fake.asked.clear()
+    script.fake.interrupt.clear()
+    run(script, other, "again")
+    assert other.load().rows == work.load().rows
+    assert other.load().provenance["tables"][str(table)]["searched_again"] == len(table.problems())
+    assert script.fake.asked == whole[2:], "what is in the store is not measured again"

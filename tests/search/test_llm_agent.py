@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from outblas.core.errors import UsageError
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.llm.budget import BudgetSpent
-from outblas.llm.client import ServerError
+from outblas.llm.client import Client, ServerError
 from outblas.llm.compact import write_config
 from outblas.records.replay import ReplayEvaluator
 from outblas.records.store import Store
@@ -122,6 +124,28 @@ def test_a_damaged_cache_is_asked_again(monkeypatch: pytest.MonkeyPatch, tmp_pat
         kept.write_text("{")
         assert make_agent("llm", 0, H200).propose(PROBLEM, CANDIDATES, (), 2) == first
         assert len(server.requests) == 2
+
+
+def test_ctrl_c_during_an_answer_closes_the_client(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("OUTBLAS_LLM_MODEL", "m")
+    close, closed = Client.close, []
+
+    async def closing(client: Client) -> None:
+        await close(client)
+        closed.append(client)
+
+    def script(request: dict[str, Any], number: int) -> Say:
+        os.kill(os.getpid(), signal.SIGINT)
+        return Say("late", stall_s=60)
+
+    monkeypatch.setattr(Client, "close", closing)
+    with serving(script) as server:
+        monkeypatch.setenv("OPENAI_BASE_URL", server.url)
+        agent = make_agent("llm", 0, H200)
+        with pytest.raises(KeyboardInterrupt):
+            agent.propose(PROBLEM, CANDIDATES, (), 2)
+    assert len(closed) == 1 and not (tmp_path / "cache" / "llm").exists()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_a_budget_and_a_server_that_refuses_are_errors(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,12 +13,18 @@ from outblas.core.errors import UsageError
 from outblas.core.evaluation import Status
 from outblas.core.suites import Table
 from outblas.records.proved_kernels import built_by, unproved_tables
-from outblas.records.results import read_result, write_result
+from outblas.records.results import Result, read_result, write_result
 from outblas.search.build_library.begin_with import copy_tables_from
 from outblas.search.build_library.benching import note_proof
 from outblas.search.build_library.build_run import publish_seconds
 from outblas.search.build_library.build_work import BuildFolder, proved
 from support.build_library_fixture import run, script_fixture, work_fixture  # noqa: F401
+
+
+def by_compiler(work: BuildFolder, table: Table, nvrtc: str | None) -> Result:
+    """Return a table's bench as if that compiler had made its kernels."""
+    result = read_result(work.result(table, "offline"))
+    return replace(result, meta={**result.meta, "provenance": {**result.provenance, "toolchain": {"nvrtc": nvrtc}}})
 
 
 def test_a_table_of_other_kernels_is_proved_by_its_bench(
@@ -41,7 +47,13 @@ def test_a_table_of_other_kernels_is_proved_by_its_bench(
     assert unproved_tables(work.load()) == []
     known = work.load()
     replace(known, provenance={**known.provenance, "toolchain": {"nvrtc": built_by()["nvrtc"]}}).save(work.library)
+    assert not names & proved(work, llm), "the fake's bench names no compiler"
+    note_proof(work, llm, by_compiler(work, llm, "12.8"))
+    assert not names & proved(work, llm), "of another compiler"
+    note_proof(work, llm, by_compiler(work, llm, built_by()["nvrtc"]))
     assert names <= proved(work, llm)
+    replace(known, provenance={**work.load().provenance, "toolchain": {"nvrtc": "12.8"}}).save(work.library)
+    assert names <= proved(work, llm), "whatever compiled for the search"
     assert "all its kernels are proved" in capsys.readouterr().out
     run(script, work, "bench", tables=str(llm))
     assert "all its kernels are proved" not in capsys.readouterr().out, "once"

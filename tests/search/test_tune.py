@@ -91,6 +91,25 @@ def test_an_interrupted_run_resumes_to_the_same_result(tmp_path: Path, stop: int
     assert len(asked) == len(set(asked)) == 72 and set(asked) == set(whole_evaluator.asked)
 
 
+def test_an_interrupted_group_counts_its_own_problems(tmp_path: Path) -> None:
+    """Steps of `outblas build-library` search group by group, all under one run id."""
+    first, second = RECORDING.problems[:8], RECORDING.problems[8:]
+    agent, path = make_agent("evolution", 1, H200), tmp_path / "s.sqlite"
+    with Store(path) as store:
+        tune(first, agent, 6, Counting(), store, "r")
+        with pytest.raises(Interrupted, match=f"with 3 of {6 * len(second)} measurements of {len(second)} problems;"):
+            tune(second, agent, 6, Counting(3), store, "r")
+        with pytest.raises(Interrupted, match="with 2 of 2 measurements of 1 problem;"):  # it has 6 from before
+            tune(first[:1], agent, 2, Interrupting(), store, "r")
+
+
+class Interrupting(Counting):
+    """Ctrl-C between two groups: before any request."""
+
+    def expect(self, problems: Iterable[Problem]) -> None:
+        raise KeyboardInterrupt
+
+
 def test_a_finished_run_measures_nothing_again(tmp_path: Path) -> None:
     library = run(tmp_path / "s.sqlite", Counting())
     again = Counting(0)

@@ -82,7 +82,7 @@ class OnTheHost:
 @pytest.fixture(name="host")
 def host_fixture(served: Served, monkeypatch: pytest.MonkeyPatch) -> Iterator[fused.FusedState]:
     """A device of the CPU whose fused kernels are :class:`OnTheHost`'s."""
-    state = fused.FusedState(lambda problem, config, epilogue: None, lambda cubin, c, e: OnTheHost(e))  # type: ignore[arg-type,return-value]
+    state = fused.FusedState(lambda problem, config, epilogue: None, lambda code, c, e: (OnTheHost(e), 0.0))  # type: ignore[arg-type,return-value]
     monkeypatch.setattr(fused, "_states", {None: state})
     monkeypatch.setattr(
         device_registry.devices[None], "make_current", lambda index: contextlib.nullcontext(), raising=False

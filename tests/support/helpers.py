@@ -7,6 +7,7 @@ import importlib.util
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,7 +57,7 @@ def untrained_knob_policy(seed: int = 0, width: int = 16, design: str = "build")
     sizes = (made.size, width, made.actions)
     layers = tuple(
         (rng.normal(0, 0.3, pair).astype(np.float32), rng.normal(0, 0.3, pair[1]).astype(np.float32))
-        for pair in zip(sizes, sizes[1:], strict=False)
+        for pair in pairwise(sizes)
     )
     count = len(PROBLEM_FEATURES)
     prior = KnobPrior() if made.prior else None

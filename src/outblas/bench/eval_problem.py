@@ -82,7 +82,7 @@ def run_eval(
         "problem": problem.key,
         "mode": mode,
         "rows": rows,
-        "proof": f"{first.verdict.status.value}: {', '.join(first.verdict.gates)}" if first.verdict else "",
+        "proof": f"{first.verdict.status}: {', '.join(first.verdict.gates)}" if first.verdict else "",
         "floor_us": round(floor_us(problem, gpu), 3),
         "candidates_tried": len(configs),
         "provenance": {**collect_provenance("outblas eval", gpu_index), **gpu_state(gpu_index)},
@@ -125,7 +125,7 @@ def _winners(problem: Problem, configs: list[KernelConfig], gpu_index: int, gpu:
         tried = list(evaluator.evaluate([(problem, c) for c in configs]))
     passed = [e for e in tried if e.status is Status.PASSED and e.timing is not None]
     if not passed:
-        worst = "; ".join(f"{config_name(e.config)}: {e.status.value} {e.detail}" for e in tried[:3])
+        worst = "; ".join(f"{config_name(e.config)}: {e.status} {e.detail}" for e in tried[:3])
         raise DeviceError(f"no candidate for {problem.key} passed ({worst})", "a proven kernel", "report this")
 
     def fastest(pdl: bool) -> Evaluation | None:
@@ -149,7 +149,7 @@ def _offline(
     for name, chosen in best.items():
         e = found[chosen.config]
         if e.timing is None:
-            rows.append({"name": name, "detail": f"{e.status.value}: {e.detail}"})
+            rows.append({"name": name, "detail": f"{e.status}: {e.detail}"})
             continue
         row = _row(name, problem, gpu, e.timing, config_name(e.config))
         if e.speedup is not None:

@@ -163,7 +163,7 @@ def prove_calls(ours: Mapping[str, PublicApi], clock: Any, calls: Mapping[str, S
         verdict = prover.call(calls[name][0])
         if verdict.status is not Status.PASSED:
             raise DeviceError(
-                f"{name} of {clock.problem.key}: {verdict.status.value}, {verdict.detail}",
+                f"{name} of {clock.problem.key}: {verdict.status}, {verdict.detail}",
                 "a call that computes the product",
                 "report it: no figure of it counts",
             )

@@ -12,7 +12,6 @@ from outblas.cli import common
 from outblas.cli.common import (
     AccOption,
     DtypeOption,
-    GpuIndicesOption,
     LibraryOption,
     QpsOption,
     SampleOption,
@@ -42,7 +41,7 @@ def bench(
     seed: SampleSeedOption = 0,
     library: LibraryOption = None,
     rounds: Annotated[int, typer.Option(help="Interleaved rounds per problem, 7 or more.")] = 9,
-    gpus: GpuIndicesOption = "0",
+    gpus: Annotated[str, typer.Option(help="CUDA indices of the GPUs, separated by commas.")] = "0",
     out_file: Annotated[
         Path | None, typer.Option("--out", help="Result file; by default ./results/<suite>_<layout>_....parquet.")
     ] = None,

@@ -73,7 +73,6 @@ PARTS = (
         {
             "list": "List suites, agents, kernels and counters",
             "compare": "Compare agents on held-out problems",
-            "compare-live": "Compare agents live on unseen problems (GPU)",
             "train": "Train the policy of agent ppo or knob",
             "sweep": "Search the settings of `train` with Optuna",
             "recipe": "Train by the published reward and our own",
@@ -106,7 +105,7 @@ PARTS = (
 #: Commands that keep what an interrupted run has recorded; the same command goes on.
 RESUMABLE = frozenset(
     (
-        *("tune", "compare", "compare-live", "train", "sweep", "recipe", "recording score", "evolve", "train-llm"),
+        *("tune", "compare", "train", "sweep", "recipe", "recording score", "evolve", "train-llm"),
         *("bench", "record", "profile", "build-library", "fit any-shape"),
     )
 )

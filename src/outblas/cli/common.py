@@ -75,7 +75,6 @@ RayAddressOption = Annotated[
     str | None, typer.Option(help="Ray cluster: auto (the running one, the default), local, or host:port.")
 ]
 GpuDeviceOption = Annotated[int, typer.Option(help="CUDA index of the GPU.")]
-GpuIndicesOption = Annotated[str, typer.Option(help="CUDA indices of the GPUs, separated by commas.")]
 LaunchOption = Annotated[str, typer.Option(help="Launch option of the kernels: plain, pdl or weights.")]
 LibraryOption = Annotated[Path | None, typer.Option(help="Library file; by default the packaged one.")]
 RecordingNameOption = Annotated[str, typer.Option("--recording", help="A packaged recording's name, or a folder.")]
@@ -361,22 +360,6 @@ def _plain_progress(what: str) -> ProgressFn:
         if tenth > shown or now - last >= HEARTBEAT_S:
             shown, last = tenth, now
             err.print(f"{what}: {done}/{total} {_note(note)}".rstrip(), markup=False)
-
-    return update
-
-
-def with_estimate(progress: ProgressFn) -> ProgressFn:
-    """Return a progress function that adds the seconds left to the note, unless a bar estimates them."""
-    begun: list[tuple[float, int]] = []
-
-    def update(done: int, total: int, note: object = "") -> None:
-        now = monotonic()
-        if not begun:
-            begun.append((now, done))
-        start, first = begun[0]
-        if not err.is_terminal and done > first:
-            note = f"{note}, about {(now - start) * (total - done) / (done - first):.0f} s left"
-        progress(done, total, note)
 
     return update
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from outblas.cli import common
-from outblas.cli.common import err, out
+from outblas.cli.common import ProgressFn, err, out
 from outblas.core.errors import UsageError
 from outblas.runtime.device import parse_device
 
@@ -74,9 +75,25 @@ def compare(
             plan, common.words(splits), common.words(agents), seeds, out_file, common.command_line(), jobs, resume,
             _sources(learn_from, across),
         )  # fmt: skip
-        run_compare(request, common.with_estimate(progress), lambda line: err.print(line, markup=False))
+        run_compare(request, _with_estimate(progress), lambda line: err.print(line, markup=False))
     print_comparison(read_comparison(out_file))
     out.print(f"result: {out_file}\npage:   outblas report {out_file}", markup=False)
+
+
+def _with_estimate(progress: ProgressFn) -> ProgressFn:
+    """Return a progress function that adds the seconds left to the note, unless a bar estimates them."""
+    begun: list[tuple[float, int]] = []
+
+    def update(done: int, total: int, note: object = "") -> None:
+        now = monotonic()
+        if not begun:
+            begun.append((now, done))
+        start, first = begun[0]
+        if not err.is_terminal and done > first:
+            note = f"{note}, about {(now - start) * (total - done) / (done - first):.0f} s left"
+        progress(done, total, note)
+
+    return update
 
 
 def print_comparison(comparison: Comparison) -> None:

@@ -52,7 +52,6 @@ COMMANDS = {
     "report": "report:report",
     "list": "listing:listing",
     "compare": "compare:compare",
-    "compare-live": "study.live_command:compare_live",
     "train": "train:train",
     "sweep": "train:sweep",
     "recipe": "study.recipe_command:recipe",

@@ -16,8 +16,7 @@ def report(
     run: Annotated[
         Path,
         typer.Argument(
-            help="Run directory of `outblas tune` or `evolve`, or result file of `outblas bench`, `compare` or "
-            "`compare-live`."
+            help="Run directory of `outblas tune` or `evolve`, or result file of `outblas bench` or `compare`."
         ),
     ],
     out_file: Annotated[

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Hashable
 from dataclasses import MISSING, dataclass, fields
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar, cast, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, cast, get_args, get_type_hints
 
 #: What a caller permits at a launch; each option includes the ones before it. ``plain``: the kernel starts after its
 #: predecessor in the stream has ended. ``pdl``: programmatic dependent launch. The prologue overlaps the predecessor,
@@ -20,7 +20,6 @@ Launch = Literal["plain", "pdl", "weights"]
 LAUNCHES: tuple[Launch, ...] = get_args(Launch)
 #: Type of a knob's values: a switch, an integer, or one of a few words.
 KnobKind = Literal["bool", "int", "word"]
-AnyConfig = TypeVar("AnyConfig", bound="KernelConfig")
 
 
 class Candidate(Protocol):
@@ -128,7 +127,7 @@ class KernelConfig:
         values = self.knobs()
         return {name: values[name] for name, default in self.defaults().items() if values[name] != default}
 
-    def with_knobs(self: AnyConfig, **values: Any) -> AnyConfig:
+    def with_knobs(self, **values: Any) -> Self:
         """Return a copy with some knobs changed; this config stays as it is.
 
         Example: ``config.with_knobs(stages=3, pdl=True)``.

@@ -6,14 +6,14 @@ All records are frozen. A time exists only if the status is PASSED.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 
 from outblas.core.config import Candidate, KernelConfig
 from outblas.core.errors import ConfigError
 from outblas.core.problem import Problem
 
 
-class Status(str, Enum):
+class Status(StrEnum):
     """The stage at which a candidate failed, or PASSED. ``list(Status)`` goes from worst to best for graded rewards.
 
     Members are strings: the value is the name in lower case, so ``Status("wrong") is Status.WRONG``, and
@@ -154,7 +154,7 @@ class Evaluation:
         if len(self.log) * 4 > LOG_BYTES:
             object.__setattr__(self, "log", _clipped(self.log))
         if self.status is not Status.PASSED and (self.timing is not None or self.speedup is not None):
-            raise ValueError(f"a figure with status {self.status.value}: only PASSED may carry one")
+            raise ValueError(f"a figure with status {self.status}: only PASSED may carry one")
         if self.status is Status.PASSED and self.timing is None:
             raise ValueError("status passed without a timing")
 

@@ -64,7 +64,7 @@ def run_as_main(program: list[str]) -> None:
     named = head in ("-m", "-c")
     bundle = not named and (os.path.isdir(head) or zipfile.is_zipfile(head))  # of a __main__.py and what it needs
     sys.argv = [head, *arguments[1:]] if named else list(program)
-    if not getattr(sys.flags, "safe_path", False) or bundle:
+    if not sys.flags.safe_path or bundle:
         first = {"-m": os.getcwd(), "-c": ""}.get(head, os.path.dirname(os.path.realpath(head)))
         sys.path[0:1] = [os.path.abspath(head) if bundle else first]
     scope = vars(_fresh_main())

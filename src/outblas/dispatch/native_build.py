@@ -23,7 +23,7 @@ from outblas.core.errors import ToolchainMissing
 #: Where the extension is put: Python finds it as ``outblas.dispatch._native``.
 PACKAGE = Path(str(resources.files("outblas"))) / "dispatch"
 SOURCES = Path(__file__).parent / "csrc"
-#: The stable ABI of Python 3.10: one file serves that and every later version.
+#: The stable ABI of Python 3.10: one file serves every supported version. The sources use nothing of a later one.
 LIMITED_API = "0x030A0000"
 EXTENSION_NAME = "_native.abi3.so"
 _FLAGS = ("-O2", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra")

@@ -78,7 +78,7 @@ def _checked(reported: Evaluation) -> Evaluation:
     verdict = reported.verdict
     if verdict is not None:
         if verdict.status is not reported.status:
-            raise ValueError(f"{reported.status.value} with a verdict of {verdict.status.value}")
+            raise ValueError(f"{reported.status} with a verdict of {verdict.status}")
         gates = tuple(_text(gate, _NAME) for gate in verdict.gates[:_GATES])
         verdict = replace(verdict, gates=gates, detail=_text(verdict.detail, _WORDS), max_err_ratio=_ratio(verdict))
     elif reported.status is Status.PASSED:

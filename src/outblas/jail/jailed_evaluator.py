@@ -163,7 +163,7 @@ class JailedEvaluator:
         if evaluation is None or evaluation.problem != problem or evaluation.config != kernel:
             return failed(Status.RULE_BROKEN, "the worker answered what it was not asked")
         detail = evaluation.detail[:_DETAIL]
-        log = built.log if evaluation.timing is not None else f"{evaluation.status.value}: {detail}"
+        log = built.log if evaluation.timing is not None else f"{evaluation.status}: {detail}"
         return replace(evaluation, config=kernel, detail=detail, counters=counters, log=log), baselines
 
 

@@ -6,16 +6,9 @@ import functools
 import hashlib
 import json
 import re
-import sys
 from collections.abc import Iterable, Iterator
 from importlib import resources
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    if sys.version_info >= (3, 11):
-        from importlib.resources.abc import Traversable
-    else:
-        from importlib.abc import Traversable
+from importlib.resources.abc import Traversable
 
 #: Folder of the kernel files in the package. Its name enters no hash.
 KERNELS_FOLDER = "kernels/cuda"

@@ -37,7 +37,7 @@ COUNTERS = ("l2_hit_rate", "tensor_pipe", "dram", "occupancy")
 #: of the best and the last candidate. Status and counters of the last one follow.
 STATE_INPUTS = (
     *("budget_left", "best", "last", "has_counters"),
-    *(f"last_{status.value}" for status in Status),
+    *(f"last_{status}" for status in Status),
     *COUNTERS,
 )
 #: Log speed-ups are shown within these bounds.
@@ -231,7 +231,7 @@ class TuningEnv(gymnasium.Env[dict[str, NDArray[np.float32]], np.int64]):
             **{name: counters.get(name, 0.0) for name in COUNTERS},
         }
         if last is not None:
-            shown[f"last_{last.status.value}"] = 1.0
+            shown[f"last_{last.status}"] = 1.0
         return np.array([shown.get(name, 0.0) for name in STATE_INPUTS], dtype=np.float32)
 
     def _described(self, evaluation: Evaluation | None) -> Features:

@@ -269,7 +269,7 @@ class Client:
                 refused.update(named)
                 return reply, 0.0
             return reply, wait_after_error(error)
-        except (asyncio.TimeoutError, openai.APITimeoutError) as error:
+        except (TimeoutError, openai.APITimeoutError) as error:
             took = Cost(1) if _never_connected(error) else most
             return failed("timeout", f"nothing within {elapsed():.0f} s", took), 0.0
         except openai.APIConnectionError as error:

@@ -27,7 +27,6 @@ from outblas.llm.evolve import Evolution, EvolveRecord
 from outblas.llm.evolve_folder import KIND, EvolveFiles, open_folder, without_passwords
 from outblas.llm.evolve_journal import AnswerOutcome, EvolveJournal
 from outblas.llm.evolve_settings import EvolveSettings
-from outblas.llm.interruptible import run_interruptible
 from outblas.llm.known_counters import KnownCounters, load_counters
 from outblas.llm.models import Model
 from outblas.llm.rate_limits import RateLimiter
@@ -179,7 +178,7 @@ def _evolve(
         return await evolution.run()
 
     try:
-        return run_interruptible(run())
+        return asyncio.run(run())
     except KeyboardInterrupt as error:
         done, spent = len(journal.outcomes()), journal.spent()
         raise KeyboardInterrupt(

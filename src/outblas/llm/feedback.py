@@ -89,7 +89,7 @@ def feedback_text(evaluation: Evaluation, gpu: Gpu, hardware: str = "") -> str:
         gpu: GPU whose floor is named.
         hardware: lines on hardware counters (:meth:`outblas.llm.known_counters.KnownCounters.words`); may be empty.
     """
-    lines = [f"status: {evaluation.status.value}"]
+    lines = [f"status: {evaluation.status}"]
     if evaluation.detail:
         lines.append(f"detail: {evaluation.detail}")
     verdict = evaluation.verdict

@@ -8,6 +8,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 from outblas.core.config import LAUNCHES, KernelConfig
 from outblas.core.errors import ConfigError
@@ -42,7 +43,7 @@ class LibraryInterval:
         where = f"interval M {self.first}..{self.last} of {self.weight.key}"
         if self.last < self.first:
             raise ConfigError(where, "a range of M that rises", "tune again")
-        rising = all(a < b for a, b in zip(self.measured, self.measured[1:], strict=False))
+        rising = all(a < b for a, b in pairwise(self.measured))
         if not rising or not all(self.first <= m <= self.last for m in self.measured):
             raise ConfigError(f"{where} was measured at M = {list(self.measured)}", "rising M inside it", "tune again")
 

@@ -12,6 +12,7 @@ from outblas.core.errors import UsageError
 from outblas.core.evaluation import Status
 from outblas.core.problem import Problem
 from outblas.core.suites import Table
+from outblas.core.weight import Weight
 from outblas.core.workload import workload_of_mode
 from outblas.records.averages import launch_of_row
 from outblas.records.interval_merge import replace_intervals, replace_weights
@@ -20,6 +21,11 @@ from outblas.records.library_interval import LibraryInterval
 from outblas.records.library_row import LibraryChoice
 from outblas.records.library_row import LibraryRow as LibraryRow
 from outblas.records.results import read_result
+
+#: What tells two searches of a table apart; date and commit do not, for a search goes on after an interruption.
+_OF_A_SEARCH = ("kernels", "gpu", "driver", "toolchain")
+#: Counts of a table's weights, which only the newest search knows.
+_COUNTS = ("weights", "wanted")
 
 
 def with_table_rows(library: Library, rows: Sequence[LibraryRow], table: Table, measured: dict[str, Any]) -> Library:
@@ -40,6 +46,9 @@ def with_intervals(
 ) -> Library:
     """Return the library with the intervals of a table's weights. They win where it has intervals of the same M.
 
+    It may keep intervals of the table that another search made, with other sources, GPU, driver or toolchain. The
+    table's provenance then has that of the other search as ``earlier``.
+
     Args:
         library: the library so far.
         intervals: the intervals; those of a weight in rising order of M.
@@ -47,6 +56,7 @@ def with_intervals(
         measured: provenance of the intervals, as for :func:`with_table_rows`.
     """
     merged = replace_intervals(library.intervals, intervals)
+    measured = _with_earlier(library.provenance.get("intervals", {}), merged, intervals, table, measured)
     return replace(library, intervals=merged, provenance=_with_part(library, "intervals", table, measured))
 
 
@@ -57,10 +67,28 @@ def with_gates(library: Library, gates: Sequence[LibraryInterval], table: Table,
         library: the library so far.
         gates: the intervals; those of a weight in rising order of M.
         table: their table.
-        measured: provenance of the gates, as for :func:`with_table_rows`.
+        measured: provenance of the gates, as for :func:`with_intervals`.
     """
     merged = replace_weights(library.gates, gates)
+    measured = _with_earlier(library.provenance.get("gates", {}), merged, gates, table, measured)
     return replace(library, gates=merged, provenance=_with_part(library, "gates", table, measured))
+
+
+def _with_earlier(
+    parts: Mapping[str, Any],
+    merged: Sequence[LibraryInterval],
+    new: Sequence[LibraryInterval],
+    table: Table,
+    measured: dict[str, Any],
+) -> dict[str, Any]:
+    """Return the provenance of a table's part after a search, with that of the search whose intervals it keeps."""
+    weights, known = {Weight.of(problem) for problem in table.problems()}, dict(parts.get(str(table), {}))
+    if all(one in new for one in merged if one.weight in weights):
+        return measured
+    # A search that goes on is still the same one. A proof says nothing of what is added after it.
+    is_same = "proved" not in known and all(known.get(key) == measured.get(key) for key in _OF_A_SEARCH)
+    earlier = known.get("earlier") if is_same else {k: v for k, v in known.items() if k not in _COUNTS}
+    return {**measured, "earlier": earlier} if earlier else measured
 
 
 def _with_part(library: Library, kind: str, table: Table, measured: dict[str, Any]) -> dict[str, Any]:

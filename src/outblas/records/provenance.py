@@ -12,7 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeVar
@@ -91,7 +91,7 @@ def utc_now(precision: str = "seconds") -> str:
     Args:
         precision: ``timespec`` of ``datetime.isoformat``.
     """
-    return datetime.now(timezone.utc).isoformat(timespec=precision)
+    return datetime.now(UTC).isoformat(timespec=precision)
 
 
 def toolchain() -> dict[str, str | None]:

@@ -8,7 +8,6 @@ different runs are never mixed. The matrix is dense: each cell has a verdict, or
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -41,12 +40,9 @@ from outblas.records.recording_files import (
 from outblas.records.recording_places import find_recordings
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    from importlib.resources.abc import Traversable
 
-    if sys.version_info >= (3, 11):
-        from importlib.resources.abc import Traversable
-    else:
-        from importlib.abc import Traversable
+    import pyarrow as pa
 
 _NOT_OFFERED = (STATUS_CODES[Status.LEFT_OUT], STATUS_CODES[Status.ILLEGAL])
 

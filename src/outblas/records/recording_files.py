@@ -5,7 +5,6 @@ named.
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,12 +20,9 @@ from outblas.core.plain_files import read_plain_file
 from outblas.records.parquet import check_parquet, parquet_bytes, read_whole
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    from importlib.resources.abc import Traversable
 
-    if sys.version_info >= (3, 11):
-        from importlib.resources.abc import Traversable
-    else:
-        from importlib.abc import Traversable
+    import pyarrow as pa
 
 FORMAT = 1
 #: Maximum characters of a baseline's name and detail.
@@ -212,7 +208,7 @@ def _floats(column: Any) -> NDArray[np.float32]:
 
     whole = column.cast(pa.float32()).combine_chunks()
     bare = pa.Array.from_buffers(whole.type, len(whole), [None, whole.buffers()[1]], offset=whole.offset)
-    values = np.from_dlpack(bare).copy()
+    values = np.from_dlpack(bare).astype(np.float32)  # a copy
     values[np.from_dlpack(pc.indices_nonzero(whole.is_null()))] = np.nan
     return values
 

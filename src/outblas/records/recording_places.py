@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
 from importlib import resources
+from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from outblas.core.errors import UsageError
 from outblas.records.recording_files import CELLS
-
-if TYPE_CHECKING:
-    if sys.version_info >= (3, 11):
-        from importlib.resources.abc import Traversable
-    else:
-        from importlib.abc import Traversable
 
 
 def packaged() -> list[str]:

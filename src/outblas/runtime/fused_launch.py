@@ -105,6 +105,7 @@ class FusedKernel:
 
     Attributes:
         name: ``<config name> with <epilogue name>``, e.g. ending in ``with bias+gelu``.
+        packaged: as of :class:`outblas.runtime.launch.LoadedKernel`.
 
     Raises:
         DeviceError: the driver cannot load the cubin.
@@ -112,7 +113,7 @@ class FusedKernel:
 
     def __init__(self, cubin: Cubin, config: KernelConfig, epilogue: Epilogue) -> None:
         self._kernel = load(cubin, config)
-        self.config, self.epilogue = config, epilogue
+        self.config, self.epilogue, self.packaged = config, epilogue, False
         self.name = f"{self._kernel.name} with {epilogue.name}"
 
     def bind(

@@ -1,19 +1,51 @@
-"""Load a kernel: the shipped cubin, else one from the compile cache or from NVRTC."""
+"""Load a kernel: the shipped cubin, else one from the compile cache or from NVRTC.
+
+It takes two steps. :func:`kernel_code` finds the machine code without CUDA, so that a thread of its own may do it.
+:func:`load_code` loads it in the caller's context. If the driver refuses a shipped cubin, :class:`ShippedRefused` asks
+for the first step again. :func:`load_kernel` takes all steps at once.
+"""
 
 from __future__ import annotations
 
 import logging
 import time
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from outblas.core.config import KernelConfig, config_name
-from outblas.core.errors import CompileError, DeviceError, ToolchainMissing
+from outblas.core.errors import CompileError, DeviceError, OutblasError, ToolchainMissing
 from outblas.core.problem import Problem
 from outblas.kernels.source import Source
+from outblas.runtime.cubin import Cubin
 
 #: Architecture of the shipped kernels. The registry compiles for the architecture of each device.
 ARCHITECTURE = "sm_90a"
 _LOG = logging.getLogger(__name__)
+_Kernel = TypeVar("_Kernel")
+
+
+@dataclass(frozen=True)
+class KernelCode:
+    """Machine code of a kernel that is not loaded yet.
+
+    Attributes:
+        cubin: the machine code.
+        name: name of the kernel, for logs.
+        packaged: whether it was shipped.
+        seconds: of compilation; 0 if it was shipped or cached.
+        refused: why the driver refused the shipped cubin that it replaces; empty: it replaces none.
+    """
+
+    cubin: Cubin
+    name: str
+    packaged: bool = False
+    seconds: float = 0.0
+    refused: str = ""
+
+
+class ShippedRefused(DeviceError):
+    """The driver refuses a shipped cubin. ``kernel_code(..., refused=error.wrong)`` gives a compiled one instead."""
 
 
 def load_kernel(problem: Problem, config: KernelConfig, arch: str = ARCHITECTURE) -> tuple[Any, float]:
@@ -37,44 +69,94 @@ def load_kernel(problem: Problem, config: KernelConfig, arch: str = ARCHITECTURE
     """
     from outblas.kernels.source import make_source
     from outblas.runtime.launch import load
-    from outblas.runtime.packaged_cubins import PACKAGED
+
+    def loaded(refused: str = "") -> tuple[Any, float]:
+        code = kernel_code(source, config_name(config), arch, refused)
+        return load_code(code, lambda cubin: load(cubin, config)), code.seconds
 
     source = make_source(problem, config)
-    packaged = PACKAGED.get(source, arch)
-    if packaged is None:
-        return _compiled(source, config, arch)
     try:
-        kernel = load(packaged, config)
-    except DeviceError as refused:
-        found = _compiled_instead(source, config, arch, refused)
-        PACKAGED.warn_refused(refused.wrong)
-        return found
-    kernel.packaged = True
-    _LOG.info("%s was shipped", config_name(config))
-    return kernel, 0.0
+        return loaded()
+    except ShippedRefused as error:
+        return loaded(error.wrong)
 
 
-def _compiled_instead(source: Source, config: KernelConfig, arch: str, refused: DeviceError) -> tuple[Any, float]:
-    """Compile a kernel whose shipped cubin the driver refused; an error names both failures in one line."""
+def kernel_code(
+    source: Source,
+    name: str,
+    arch: str = ARCHITECTURE,
+    refused: str = "",
+    else_say: tuple[str, str] | None = None,
+) -> KernelCode:
+    """Return the machine code of a kernel: the shipped cubin, else from the compile cache or NVRTC. No CUDA is called.
+
+    Args:
+        source: the kernel's source.
+        name: name of the kernel, for logs.
+        arch: architecture of the device.
+        refused: why the driver refused the shipped cubin, which is then left out.
+        else_say: as for :func:`outblas.runtime.nvrtc.compile_tuned`.
+
+    Raises:
+        CompileError: it does not compile, or the machine code spills or accumulates otherwise than asked.
+        ToolchainMissing: no compiler is installed.
+        DeviceError: in place of both, if the shipped cubin was refused.
+    """
+    from outblas.runtime.nvrtc import compile_tuned
+    from outblas.runtime.packaged_cubins import PACKAGED
+
+    packaged = None if refused else PACKAGED.get(source, arch)
+    if packaged is not None:
+        return KernelCode(packaged, name, packaged=True)
+    start = time.perf_counter()
+    try:
+        cubin = compile_tuned(source, arch, else_say)
+    except (CompileError, ToolchainMissing) as error:
+        if refused:
+            raise _neither_loads(refused, error) from error
+        raise
+    seconds = 0.0 if cubin.from_cache else time.perf_counter() - start
+    _LOG.info("%s %s", name, f"compiled in {seconds:.2f} s" if seconds else "taken from the cache")
+    return KernelCode(cubin, name, seconds=seconds, refused=refused)
+
+
+def load_code(code: KernelCode, load: Callable[[Cubin], _Kernel]) -> _Kernel:
+    """Load the machine code of a kernel in the current CUDA context, and mark a shipped one as ``packaged``.
+
+    A compiled kernel that replaces a refused one costs the process a warning once.
+
+    Args:
+        code: of :func:`kernel_code`.
+        load: makes a cubin bindable, or raises DeviceError.
+
+    Raises:
+        ShippedRefused: the driver refuses the cubin, which was shipped.
+        DeviceError: it refuses a compiled one.
+    """
     from outblas.runtime.packaged_cubins import PACKAGED
 
     try:
-        return _compiled(source, config, arch)
-    except (CompileError, ToolchainMissing, DeviceError) as error:
-        raise DeviceError(
-            f"the driver refuses the shipped cubin ({refused.wrong}) and it cannot be compiled here ({error.wrong})",
-            f"a driver for {PACKAGED.driver_needed()}, or an NVRTC whose cubins this driver loads",
-            "update the driver, or install that NVRTC",
-        ) from error
+        kernel = load(code.cubin)
+    except DeviceError as error:
+        if code.packaged:
+            raise ShippedRefused(error.wrong, error.expected, error.do) from error
+        if code.refused:
+            raise _neither_loads(code.refused, error) from error
+        raise
+    if code.packaged:
+        kernel.packaged = True  # type: ignore[attr-defined]
+        _LOG.info("%s was shipped", code.name)
+    if code.refused:
+        PACKAGED.warn_refused(code.refused)
+    return kernel
 
 
-def _compiled(source: Source, config: KernelConfig, arch: str) -> tuple[Any, float]:
-    """Compile by NVRTC, or take the cubin from the compile cache; returns and raises as :func:`load_kernel`."""
-    from outblas.runtime.launch import load
-    from outblas.runtime.nvrtc import compile_tuned
+def _neither_loads(refused: str, error: OutblasError) -> DeviceError:
+    """Return the error of a kernel whose shipped cubin the driver refuses and that cannot be compiled instead."""
+    from outblas.runtime.packaged_cubins import PACKAGED
 
-    start = time.perf_counter()
-    cubin = compile_tuned(source, arch)
-    seconds = 0.0 if cubin.from_cache else time.perf_counter() - start
-    _LOG.info("%s %s", config_name(config), f"compiled in {seconds:.2f} s" if seconds else "taken from the cache")
-    return load(cubin, config), seconds
+    return DeviceError(
+        f"the driver refuses the shipped cubin ({refused}) and it cannot be compiled here ({error.wrong})",
+        f"a driver for {PACKAGED.driver_needed()}, or an NVRTC whose cubins this driver loads",
+        "update the driver, or install that NVRTC",
+    )

@@ -81,18 +81,18 @@ def compile_source(source: Source, arch: str = "sm_90a", cache: CubinCache | Non
 _AS_TUNED = ("code as it was when it was tuned", "use the toolchain of the library's provenance")
 
 
-def compile_tuned(source: Source, arch: str = "sm_90a", else_say: tuple[str, str] = _AS_TUNED) -> Cubin:
+def compile_tuned(source: Source, arch: str = "sm_90a", else_say: tuple[str, str] | None = None) -> Cubin:
     """Compile a kernel that a library installs, as :func:`compile_source` does, and check its machine code.
 
     Raises:
         CompileError: it does not compile, or fails :func:`outblas.runtime.sass.check_static`. ``else_say`` has its
-            words on the expected code and on the remedy.
+            words on the expected code and on the remedy. None: those for a kernel that was tuned alone.
         ToolchainMissing: as :func:`compile_source`.
     """
     cubin = compile_source(source, arch)
     rejected = check_static(cubin.facts, source, cubin)
     if rejected:
-        raise CompileError(rejected, *else_say)
+        raise CompileError(rejected, *(else_say or _AS_TUNED))
     return cubin
 
 

@@ -83,11 +83,6 @@ class PackagedCubins:
         return bool(self._trouble) and self.path.is_file()
 
     @property
-    def is_refused(self) -> bool:
-        """Return whether the driver has refused a cubin of the pack."""
-        return self._refused
-
-    @property
     def cuda_major(self) -> int:
         """Return the CUDA major version of the NVRTC that made the cubins, e.g. 13; 0 before the first use or without a
         pack.

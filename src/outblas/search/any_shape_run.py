@@ -195,7 +195,7 @@ def prove(out: Path) -> bool:
     with LiveEvaluator(0, Options(0, gpu, rounds=3, baselines=("torch",))) as evaluator:
         for done, e in enumerate(evaluator.evaluate(pairs), 1):
             if e.status is not Status.PASSED:
-                failed[f"{e.problem.key} {config_name(e.config)}"] = f"{e.status.value}: {e.detail}"
+                failed[f"{e.problem.key} {config_name(e.config)}"] = f"{e.status}: {e.detail}"
             if done % 50 == 0 or done == len(pairs):
                 print(f"{done} of {len(pairs)} kernels, {len(failed)} failed", flush=True)
     about = collect_provenance("outblas fit any-shape prove", 0)

@@ -7,6 +7,7 @@ run ends with the result of an uninterrupted one, if the agent keeps its contrac
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -110,7 +111,8 @@ def tune(
         for problem, configs in evaluator.candidates_of(problems).items()
     }
     allowed = {problem: budgets.get(problem, budget) for problem in problems}
-    score = _Score(sum(min(allowed[p], len(c)) for p, c in offered.items()), len(problems), progress)
+    wanted = {p: min(allowed[p], len(configs)) for p, configs in offered.items()}
+    score = _Score(sum(wanted.values()), len(problems), progress)
     rows: list[LibraryRow] = []
     try:
         for start in range(0, len(problems), options.at_once):
@@ -130,11 +132,17 @@ def tune(
                 break
     except KeyboardInterrupt as error:
         raise Interrupted(
-            f"interrupted with {len(store.recorded_pairs(run_id))} of {score.total} measurements; "
-            f"those in {store.path} are kept under run id {run_id}"
+            f"interrupted with {_recorded(store, run_id, wanted)} of {score.total} measurements of {len(problems)} "
+            f"problem{'s' * (len(problems) != 1)}; those in {store.path} are kept under run id {run_id}"
         ) from error
     provenance = {"run": run_id, "agent": agent.name, "seed": agent.seed, "budget": budget, "source": evaluator.source}
     return Library(evaluator.gpu.name, tuple(rows), provenance)
+
+
+def _recorded(store: Store, run_id: str, wanted: Mapping[Problem, int]) -> int:
+    """Return how many of the measurements that a search wants are recorded. The run may have other problems, too."""
+    found = Counter(problem for problem, _ in store.recorded_pairs(run_id))
+    return sum(min(found[problem.key], most) for problem, most in wanted.items())
 
 
 class _Search:

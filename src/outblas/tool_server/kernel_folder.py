@@ -178,7 +178,7 @@ class KernelFolder:
         name, kind, score = config_name(evaluation.config), kind_of(evaluation, gpu), score_of(evaluation)
         if kind != "proven" or score is None or evaluation.timing is None:
             raise UsageError(
-                f"{name} on {evaluation.problem.key} is not proven ({evaluation.status.value} {evaluation.detail})",
+                f"{name} on {evaluation.problem.key} is not proven ({evaluation.status} {evaluation.detail})",
                 "a kernel that passed every gate, with a plausible time",
                 "correct the kernel first",
             )

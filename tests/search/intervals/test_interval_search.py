@@ -6,6 +6,7 @@ import itertools
 import random
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -278,7 +279,7 @@ def test_a_random_model_is_served_as_its_best_kernels_at_each_measured_m(tmp_pat
         asked = WeightRange(WEIGHT, rng.randint(1, 30), rng.randint(40, 400))
         found = search(tmp_path / f"{case}.sqlite", made, RangesRequest([asked]))
         assert (found.intervals[0].first, found.intervals[-1].last) == (asked.first, asked.last)
-        assert all(b.first == a.last + 1 for a, b in zip(found.intervals, found.intervals[1:], strict=False))
+        assert all(b.first == a.last + 1 for a, b in pairwise(found.intervals))
         for one in found.intervals:
             for m in (one.first, (one.first + one.last) // 2, one.last):
                 best = max(speed(m) for speed in made.speedups.values())

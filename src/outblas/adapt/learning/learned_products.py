@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 
 from outblas.core.config import KernelConfig, Launch, config_name
 from outblas.core.problem import Problem
 from outblas.records.library_row import LibraryRow
 
 
-class Stage(str, Enum):
+class Stage(StrEnum):
     """The stages of a product, in their order; the value is the word in reports."""
 
     SEEN = "seen"
@@ -101,6 +101,6 @@ def _lines(products: Iterable[LearnedProduct]) -> list[str]:
     for one in products:
         option = "" if one.launch == "plain" else f" ({one.launch})"
         detail = f": {one.detail}" if one.detail else ""
-        found.append(f"  {one.problem.key}{option}  {one.stage.value}{detail}")
+        found.append(f"  {one.problem.key}{option}  {one.stage}{detail}")
         found += [f"    refused: {name}: {reason}" for name, reason in one.refused.items()]
     return found

@@ -25,7 +25,7 @@ from outblas.runtime.nvrtc import ARCHITECTURES, DEFAULT_CACHE, compile_source, 
 from outblas.runtime.packaged_cubins import PACK, PackagedCubins
 from outblas.runtime.sass import find_nvdisasm
 
-MIN_PYTHON = (3, 10)
+MIN_PYTHON = (3, 11)
 #: A recording, a result file and a cache of a few thousand cubins need less.
 MIN_FREE_BYTES = 1 << 30
 _GPU_EXTRA = install_hint("gpu")

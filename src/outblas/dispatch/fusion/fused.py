@@ -3,9 +3,9 @@
 It computes act(A B + bias) + residual, or act(gate) * up of neighbouring columns of A B + bias, and rounds once.
 
 The kernel is the one that the library names for the product, compiled with an epilogue
-(:mod:`outblas.kernels.epilogue`). None is shipped. It is compiled on a thread of its own after the first call, or by
-:func:`outblas.warm`. Until it is loaded, and if no kernel serves, torch's operations run, so no call waits for a
-compiler.
+(:mod:`outblas.kernels.epilogue`). Only gates that the library names are shipped. Others, and those that the driver
+refuses, are compiled on a thread of its own after the first call, or by :func:`outblas.warm`. Until it is loaded, and
+if no kernel serves, torch's operations run, so no call waits for a compiler.
 
 The library measured the product alone; the speed of the fused kernel is not known. So a fused kernel runs only on
 request: :func:`outblas.linear` with an activation or a residual, :func:`outblas.gated_linear`, or a bias alone in the
@@ -39,10 +39,9 @@ from outblas.dispatch.unlisted_shapes import ask_cublaslt
 from outblas.kernels.epilogue import Epilogue, why_not_fused
 from outblas.kernels.geometry import workspace_bytes
 from outblas.kernels.source import KernelKind, kernel_kind, make_source
-from outblas.runtime.cubin import Cubin
 from outblas.runtime.fused_launch import Extra, FusedKernel, row_stride, why_no_gated_output, why_unfit
 from outblas.runtime.graph_workspace import CapturedWorkspace
-from outblas.runtime.kernel_loader import ARCHITECTURE
+from outblas.runtime.kernel_loader import ARCHITECTURE, KernelCode, ShippedRefused, kernel_code, load_code
 from outblas.runtime.recent_entries import keep
 
 if TYPE_CHECKING:
@@ -59,21 +58,21 @@ class FusedState:
     """Fused kernels of one GPU: those that are loaded or being compiled, and bound calls.
 
     Args:
-        build: compiles a kernel on a thread of its own. It must not call CUDA, which may disturb another thread's
-            capture.
-        load: makes a cubin bindable, on the caller's thread and in its context.
+        build: finds the machine code of a kernel on a thread of its own (:func:`fused_code`). It must not call CUDA,
+            which may disturb another thread's capture.
+        load: loads it, on the caller's thread and in its context.
     """
 
     def __init__(
         self,
-        build: Callable[[Problem, KernelConfig, Epilogue], Cubin] | None = None,
-        load: Callable[[Cubin, KernelConfig, Epilogue], Any] = FusedKernel,
+        build: Callable[..., KernelCode] | None = None,
+        load: Callable[[KernelCode, KernelConfig, Epilogue], tuple[Any, float]] | None = None,
     ) -> None:
-        self._build, self._load = build or compile_fused, load
+        self._build, self._load = build or fused_code, load or _load_fused
         self.failed: dict[_Key, str] = {}
-        self.launched = 0
+        self.launched, self._compile_seconds = 0, 0.0
         self._kernels: dict[_Key, Any] = {}
-        self._building: dict[_Key, Future[Cubin]] = {}
+        self._building: dict[_Key, Future[KernelCode]] = {}
         self._calls: OrderedDict[Any, Any] = OrderedDict()
         #: Each holds the device's decision, so that its id stays its own.
         self._predicted: OrderedDict[tuple[int, Epilogue], tuple[Decision, Decision | None]] = OrderedDict()
@@ -100,20 +99,25 @@ class FusedState:
         with self._lock:
             if key in self.failed or capturing:
                 return False
-            found = self._building.get(key)
-            if found is None:
-                found = _compiler.submit(self._build, problem, config, epilogue)
-                if found is None:
-                    return False
-                self._building[key] = found
-        if wait:
-            wait_for([found])  # outside the lock, so that other threads continue; its error is reported below
-        with self._lock:
-            if key in self._building and found.done():
-                del self._building[key]
-                if not found.cancelled():  # by the interpreter's end
-                    self._take(key, config, epilogue, found)
-            return key in self._kernels
+            if key not in self._building:
+                self._begin(key, problem, config, epilogue)
+        while (found := self._building.get(key)) is not None:
+            if wait:
+                wait_for([found])  # outside the lock, so that other threads continue; its error is reported below
+            with self._lock:
+                if self._building.get(key) is found and found.done():
+                    del self._building[key]
+                    if not found.cancelled():  # by the interpreter's end
+                        self._take(key, problem, config, epilogue, found)
+            if not wait:
+                break
+        return key in self._kernels
+
+    def _begin(self, key: _Key, *arguments: Any) -> None:
+        """Start to find the machine code, unless the interpreter is exiting. The caller holds the lock."""
+        begun = _compiler.submit(self._build, *arguments)
+        if begun is not None:
+            self._building[key] = begun
 
     def has_failed(self, problem: Problem, epilogue: Epilogue, config: KernelConfig) -> bool:
         """Return whether the fused kernel did not compile or load."""
@@ -137,9 +141,14 @@ class FusedState:
                 keep(self._predicted, key, (decision, found), KEPT_DECISIONS)
         return found
 
-    def _take(self, key: _Key, config: KernelConfig, epilogue: Epilogue, built: Future[Cubin]) -> None:
+    def _take(
+        self, key: _Key, problem: Problem, config: KernelConfig, epilogue: Epilogue, built: Future[KernelCode]
+    ) -> None:
         try:
-            self._kernels[key] = self._load(built.result(), config, epilogue)
+            self._kernels[key], seconds = self._load(built.result(), config, epilogue)
+            self._compile_seconds += seconds
+        except ShippedRefused as error:
+            self._begin(key, problem, config, epilogue, error.wrong)
         except (CompileError, ToolchainMissing, DeviceError) as error:
             self.failed[key] = f"{config_name(config)} with {epilogue.name} cannot be had: {error}"
             self._predicted.clear()  # another kernel may take its place
@@ -189,16 +198,16 @@ class FusedState:
     def status(self) -> dict[str, Any]:
         """Return counts of fused kernels and the reasons of failures.
 
-        Example: a new state gives ``{"kernels_loaded": 0, "being_compiled": 0, "failures": [], "launched": 0}``.
-
         Returns:
-            ``kernels_loaded`` and ``being_compiled`` (numbers), ``failures`` (sorted list of reasons), and
-            ``launched``:
-            products so far, launched or put into a graph.
+            ``kernels_loaded``, ``kernels_shipped`` (of those) and ``being_compiled`` (numbers), ``compile_seconds``,
+            ``failures`` (sorted list of reasons), and ``launched``: products so far, launched or put into a graph.
+            A new state has only zeros, and no failure.
         """
         return {
             "kernels_loaded": len(self._kernels),
+            "kernels_shipped": sum(bool(getattr(k, "packaged", False)) for k in list(self._kernels.values())),
             "being_compiled": len(self._building),
+            "compile_seconds": round(self._compile_seconds, 3),
             "failures": sorted(set(self.failed.values())),
             "launched": self.launched,
         }
@@ -327,26 +336,29 @@ def _predict(index: int, a: Operand, b: Operand, epilogue: Epilogue, launch: Lau
     return kernel_to_fuse(problem, epilogue, device.gpu, device.library, launch, answer, has_failed)
 
 
-def compile_fused(problem: Problem, config: KernelConfig, epilogue: Epilogue, arch: str = ARCHITECTURE) -> Cubin:
-    """Return the cubin of a fused kernel: the shipped one, else from the compile cache or NVRTC. No CUDA is called.
+def fused_code(
+    problem: Problem, config: KernelConfig, epilogue: Epilogue, refused: str = "", arch: str = ARCHITECTURE
+) -> KernelCode:
+    """Return the machine code of a fused kernel, as :func:`outblas.runtime.kernel_loader.kernel_code`.
 
     Args:
         problem: the problem.
         config: the kernel.
         epilogue: the fused operations.
+        refused: why the driver refused the shipped cubin.
         arch: architecture of the device.
 
     Raises:
-        CompileError: it does not compile, or spills.
-        ToolchainMissing: NVRTC is not installed.
+        OutblasError: as :func:`outblas.runtime.kernel_loader.kernel_code`.
     """
-    from outblas.runtime.nvrtc import compile_tuned
-    from outblas.runtime.packaged_cubins import PACKAGED
-
-    source = make_source(problem, config, epilogue)
-    packaged = None if PACKAGED.is_refused else PACKAGED.get(source, arch)
     else_say = ("machine code as sound as that of the kernel alone", "nothing to do: the product is right")
-    return packaged or compile_tuned(source, arch, else_say)
+    name = f"{config_name(config)} with {epilogue.name}"
+    return kernel_code(make_source(problem, config, epilogue), name, arch, refused, else_say)
+
+
+def _load_fused(code: KernelCode, config: KernelConfig, epilogue: Epilogue) -> tuple[Any, float]:
+    """Return (bindable kernel, seconds of compilation)."""
+    return load_code(code, lambda cubin: FusedKernel(cubin, config, epilogue)), code.seconds
 
 
 def status() -> dict[str, dict[str, Any]]:
@@ -369,7 +381,7 @@ def _state(index: int) -> FusedState:
         if found is None:
             gpu = device_registry.device_state(index).gpu
             arch = ARCHITECTURE if gpu is None else architecture(gpu)
-            found = _states[index] = FusedState(functools.partial(compile_fused, arch=arch))
+            found = _states[index] = FusedState(functools.partial(fused_code, arch=arch))
         return found
 
 

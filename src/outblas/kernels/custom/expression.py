@@ -9,6 +9,7 @@ import functools
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from outblas.core.errors import ContractError
@@ -161,7 +162,7 @@ def _unchecked(node: ast.AST, names: Mapping[str, int]) -> int:
         return int(_OPERATORS[type(node.op)](_value(node.left, names), _value(node.right, names)))
     if isinstance(node, ast.Compare):
         values = [_value(each, names) for each in (node.left, *node.comparators)]
-        return all(_OPERATORS[type(op)](x, y) for op, x, y in zip(node.ops, values[:-1], values[1:], strict=True))
+        return all(_OPERATORS[type(op)](x, y) for op, (x, y) in zip(node.ops, pairwise(values), strict=True))
     if isinstance(node, ast.BoolOp):
         truths = (bool(_value(each, names)) for each in node.values)
         return all(truths) if isinstance(node.op, ast.And) else any(truths)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -151,7 +152,7 @@ class _Nets(torch.nn.Module):
         super().__init__()
         sizes = [inputs, settings.width, settings.width, 1]
         self.weights, self.biases = torch.nn.ParameterList(), torch.nn.ParameterList()
-        for fan_in, fan_out in zip(sizes, sizes[1:], strict=False):
+        for fan_in, fan_out in pairwise(sizes):
             gain = math.sqrt(2 / fan_in) * (0.1 if fan_out == 1 else 1.0)
             self.weights.append(torch.randn(settings.nets, fan_in, fan_out) * gain)
             self.biases.append(torch.zeros(settings.nets, 1, fan_out))

@@ -20,7 +20,6 @@ from outblas.publish.html.evolve_page import render_evolution
 from outblas.publish.html.figures import find_gpu, group_charts
 from outblas.publish.html.heat import heat_html
 from outblas.publish.html.intervals_table import intervals_section
-from outblas.publish.html.live_page import render_live
 from outblas.publish.html.run_data import EMBEDDED, Group, ReportedRun, embedded_rows, load_run
 from outblas.publish.html.shell import copy_html, html_page, is_page, provenance_section
 from outblas.publish.html.tune_tables import (
@@ -37,8 +36,6 @@ from outblas.records.averages import figures_of
 from outblas.records.results import PROVENANCE_FIELDS, read_meta
 from outblas.search.compare.compare_result import KIND as COMPARE_KIND
 from outblas.search.compare.compare_result import read_comparison
-from outblas.search.live_compare.live_result import KIND as LIVE_KIND
-from outblas.search.live_compare.live_result import read_live
 
 _SELECTION = (
     "Selection bias: the search chose the winners by these very times, so they look slightly too good. "
@@ -65,8 +62,6 @@ def write_report(run_path: str | os.PathLike[str], out_html: str | os.PathLike[s
     kind = read_meta(path).get("kind") if path.is_file() else None
     if kind == COMPARE_KIND:
         return write_atomic(Path(out_html), render_comparison(read_comparison(path)).encode(errors="replace"))
-    if kind == LIVE_KIND:
-        return write_atomic(Path(out_html), render_live(read_live(path)).encode(errors="replace"))
     return write_atomic(Path(out_html), render(load_run(path)).encode(errors="replace"))
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from html import escape
-from typing import NamedTuple
 
 from outblas.publish.palette import AGENT_COLOURS, shown_agents
 from outblas.publish.words import date_words
@@ -34,63 +33,34 @@ text { font-family: system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-se
 }
 """
 
-
-class PictureWords(NamedTuple):
-    """Words of a picture.
-
-    Attributes:
-        title: the title.
-        where: origin of the figures.
-        panel: words before the name of each panel's split.
-        axis: name of the vertical axis.
-    """
-
-    title: str
-    where: str
-    panel: str = "split "
-    axis: str = QUALITY
-
-
 Box = tuple[float, float, float, float]
 Made = dict[tuple[str, int], Figure]
 
 
-def compare_svg(comparison: Comparison, words: PictureWords | None = None) -> str:
-    """Return the curves of every split as SVG text. The same file gives the same bytes.
-
-    Args:
-        comparison: the comparison.
-        words: words of the picture; None: those of agents on a recording.
-    """
-    words = words or _of_recording(comparison)
+def compare_svg(comparison: Comparison) -> str:
+    """Return the curves of every split as SVG text. The same file gives the same bytes."""
     made = {split: figures(comparison, split) for split in comparison.splits}
     low = min(f.low for of_split in made.values() for f in of_split.values())
     low = max(0.0, math.floor(20 * low) / 20)
     width = (WIDTH - LEFT - RIGHT - GAP * (len(made) - 1)) / len(made)
+    title = f"Agents on held-out problems of {comparison.meta['suite']}"
+    where = f"recording of {comparison.measured['gpu']}, {date_words(comparison.measured['date'])}"
     middle = TOP + (HEIGHT - BOTTOM - TOP) / 2
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
         'role="img" aria-labelledby="t d">',
-        f'<title id="t">{escape(words.title)}</title><desc id="d">{escape(_describe(comparison, made))}</desc>',
+        f'<title id="t">{escape(title)}</title><desc id="d">{escape(_describe(comparison, made))}</desc>',
         f"<style>{_STYLE}</style>",
         f'<rect class="card" x="0.5" y="0.5" width="{WIDTH - 1}" height="{HEIGHT - 1}" rx="10"/>',
-        f'<text class="title" x="20" y="32">{escape(words.title)}</text>',
-        f'<text class="soft" x="20" y="54">{escape(f"{words.where}; {_key(comparison)}")}</text>',
-        f'<text class="soft mid" transform="translate(24 {middle:.1f}) rotate(-90)">{words.axis}</text>',
+        f'<text class="title" x="20" y="32">{escape(title)}</text>',
+        f'<text class="soft" x="20" y="54">{escape(f"{where}; {_key(comparison)}")}</text>',
+        f'<text class="soft mid" transform="translate(24 {middle:.1f}) rotate(-90)">{QUALITY}</text>',
     ]
     for index, (split, of_split) in enumerate(made.items()):
         box = (LEFT + index * (width + GAP), TOP, width - NAME_ROOM, HEIGHT - BOTTOM - TOP)
-        parts.append(f'<text x="{box[0]:.1f}" y="{TOP - 14:.1f}">{escape(words.panel + split)}</text>')
         parts += _panel(comparison, split, of_split, box, low, first=index == 0)
     centre = f'class="soft mid" x="{LEFT + (WIDTH - LEFT - RIGHT) / 2:.1f}" y="{HEIGHT - 12}"'
     return "\n".join([*parts, f"<text {centre}>measurements</text>", "</svg>"]) + "\n"
-
-
-def _of_recording(comparison: Comparison) -> PictureWords:
-    """Return the words of a comparison on a recording."""
-    measured = comparison.measured
-    where = f"recording of {measured['gpu']}, {date_words(measured['date'])}"
-    return PictureWords(f"Agents on held-out problems of {comparison.meta['suite']}", where)
 
 
 def _panel(comparison: Comparison, split: str, made: Made, box: Box, low: float, first: bool) -> list[str]:
@@ -103,7 +73,7 @@ def _panel(comparison: Comparison, split: str, made: Made, box: Box, low: float,
     def y(quality: float) -> float:
         return top + height * (1 - quality) / (1 - low)
 
-    parts = list[str]()
+    parts = [f'<text x="{x0:.1f}" y="{top - 14:.1f}">split {escape(split)}</text>']
     for tick in _ticks(low):
         parts.append(f'<line class="grid" x1="{x0:.1f}" x2="{x0 + width:.1f}" y1="{y(tick):.1f}" y2="{y(tick):.1f}"/>')
         if first:

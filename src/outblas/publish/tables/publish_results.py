@@ -28,7 +28,6 @@ from outblas.publish.tables.counter_table import counters_text
 from outblas.publish.tables.draws_block import DRAWS, draws_block
 from outblas.publish.tables.gpu_folders import gpu_folders, name_of_gpu, refuse_files_of_another_gpu
 from outblas.publish.tables.headline import MODEL_STEPS, HeadlineRow, headline_rows, headline_table, short_rows
-from outblas.publish.tables.live_block import LIVE, LIVE_PICTURE, live_block, live_files, live_svg
 from outblas.publish.tables.notes import (
     CUTLASS_FILE,
     notes_of_accuracy,
@@ -137,7 +136,6 @@ def generated_blocks(measured: Measured, *beside: Measured) -> dict[tuple[str, s
         ("docs/llm/recipe.md", "cost"): cost_table,
         ("docs/reference/knobs.md", "knobs"): reference_blocks.knob_page,
         ("docs/search/agents.md", "agents"): reference_blocks.agent_table,
-        ("docs/search/compare-live.md", "live"): lambda: _live(folder),
         ("docs/search/published-recipe.md", "recipe"): lambda: recipe_block(folder / RECIPE),
     }
     across = across_files(folder.parent)
@@ -201,12 +199,6 @@ def _weak(gpus: Sequence[Measured]) -> str:
     return "\n\n".join([gpus_with_library(), *parts])
 
 
-def _live(folder: Path) -> str:
-    """Return the tables of live comparisons, with the picture of this folder's if it has one."""
-    picture = f"../img/{LIVE_PICTURE}" if (folder / LIVE).exists() else None
-    return live_block(live_files(folder.parent), picture)
-
-
 def _notes(gpu: Measured) -> list[str]:
     folder = gpu.folder
     about_library = [*notes_of_replaced(folder, gpu.results), *notes_of_earlier_kernels(folder)]
@@ -229,8 +221,6 @@ def _wanted(folder: Path, root: Path) -> dict[Path, str]:
     compared = comparison_of(folder)
     if compared is not None:
         wanted[root / PICTURES / COMPARE_PICTURE] = compare_svg(read_comparison(compared))
-    if (folder / LIVE).exists():
-        wanted[root / PICTURES / LIVE_PICTURE] = live_svg(folder / LIVE)
     for (page, name), text in generated_blocks(measured, *beside).items():
         path = root / page
         if path in wanted or path.exists():

@@ -10,6 +10,7 @@ one process (:func:`outblas.llm.budget.parse_budget`).
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import os
@@ -130,7 +131,6 @@ def connect() -> Ask:
     """
     from outblas.llm.budget import Budget, SpendingAccount, parse_budget
     from outblas.llm.client import AnswerOptions, Client, check_server
-    from outblas.llm.interruptible import run_interruptible
     from outblas.llm.models import Model
 
     name = os.environ.get("OUTBLAS_LLM_MODEL", "")
@@ -153,7 +153,7 @@ def connect() -> Ask:
         try:
             return str(json.loads(path.read_text(encoding="utf-8"))["answer"])
         except (OSError, ValueError, KeyError, TypeError):  # not there, or damaged: asked again
-            text = run_interruptible(asked(messages, seed))
+            text = asyncio.run(asked(messages, seed))
         return _keep(path, name, messages, text)
 
     return ask
@@ -197,5 +197,5 @@ def _prompt(
 def _line(e: Evaluation) -> str:
     if e.timing is None or e.speedup is None:
         time = "" if e.timing is None else f", {e.timing.median_us:.2f} us"
-        return f"{config_name(e.config)}: {e.status.value} {e.detail}".rstrip() + time
+        return f"{config_name(e.config)}: {e.status} {e.detail}".rstrip() + time
     return f"{config_name(e.config)}: {e.timing.median_us:.2f} us, {e.speedup.ratio:.3f}x of the fastest baseline"

@@ -295,7 +295,8 @@ def second_search(
 
     For each launch option, the kernel with the higher lower end of its interval is better; the old one wins a tie. The
     library is saved at the end. The table's provenance then has the number of problems (e.g. ``refined``). Its list of
-    finalists is deleted, so that the next trial makes it anew.
+    finalists is deleted, so that the next trial makes it anew. An interrupted search leaves the library as it was. The
+    next call takes what was measured from the store.
 
     Args:
         work: directory of the build.

@@ -17,7 +17,7 @@ from outblas.core.plain_files import read_object
 from outblas.core.suites import Table
 from outblas.kernels.kernel_hash import kernels_sha
 from outblas.records.library import Library
-from outblas.records.proved_kernels import built_by, unproved_tables
+from outblas.records.proved_kernels import built_by, proved_problems
 from outblas.records.recording import Recording
 from outblas.records.recording_files import STATUS_CODES
 from outblas.records.store import Store
@@ -142,20 +142,21 @@ class BuildFolder:
         return read_object(self.stamp, "what a build wrote", "choose another --work")
 
 
-def proof_by(provenance: Mapping[str, Any]) -> dict[str, str]:
+def proof_by(provenance: Mapping[str, Any]) -> dict[str, str | None]:
     """Return what a table's provenance gets as ``proved`` after a proof with today's sources.
 
     Args:
-        provenance: of the proof; it has ``date`` and ``commit``.
+        provenance: of the proof; it has ``toolchain``, whose ``nvrtc`` is noted, ``date`` and ``commit``.
     """
-    return {"kernels": kernels_sha(), **{key: provenance[key] for key in ("date", "commit")}}
+    noted = {key: provenance[key] for key in ("date", "commit")}
+    return {"kernels": kernels_sha(), "nvrtc": provenance["toolchain"].get("nvrtc"), **noted}
 
 
 def proved(work: BuildFolder, table: Table) -> frozenset[str]:
     """Return the names of kernels that passed every gate before, in this work's searches, trials, recording or library.
 
     Only kernels for the table's layout, dtype and accumulator count. Those of the library and of trials count only if
-    these were made with the same sources and compiler (:func:`built_by`).
+    these were made, or proved later, with the same sources and compiler (:func:`built_by`).
 
     Args:
         work: directory of the build.
@@ -164,11 +165,9 @@ def proved(work: BuildFolder, table: Table) -> frozenset[str]:
     names: set[str] = set()
     kind = (table.layout, table.dtype, table.acc)
     library = work.load()
-    if library.provenance.get("toolchain", {}).get("nvrtc") == built_by()["nvrtc"] and "kernels" in library.provenance:
-        unproved = {problem for each in unproved_tables(library) for problem in each.problems()}
-        installed = library.kernels().items()
-        same_kind = (c for p, c in installed if (p.layout, p.dtype, p.acc) == kind and p not in unproved)
-        names |= {config_name(c) for configs in same_kind for c in configs}
+    problems = proved_problems(library)
+    same_kind = (c for p, c in library.kernels().items() if (p.layout, p.dtype, p.acc) == kind and p in problems)
+    names |= {config_name(c) for configs in same_kind for c in configs}
     for recording in work.recorded():
         same = [i for i, p in enumerate(recording.problems) if (p.layout, p.dtype, p.acc) == kind]
         passed = (recording.status[same] == STATUS_CODES[Status.PASSED]).any(axis=0)

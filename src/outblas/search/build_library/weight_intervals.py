@@ -102,7 +102,7 @@ def prove_intervals(work: BuildFolder, table: Table) -> None:
     with open_pool(make_plan("local", gpus=work.gpus)) as pool:
         for done, e in enumerate(pool.evaluate(pairs), 1):
             if e.status is not Status.PASSED:
-                failed.append(f"{e.problem.key} {config_name(e.config)}: {e.status.value}")
+                failed.append(f"{e.problem.key} {config_name(e.config)}: {e.status}")
             progress(done, len(pairs))
     if failed:
         wrong = f"{len(failed)} of {len(pairs)} proofs failed, the first {failed[0]}"
@@ -177,10 +177,7 @@ def _add_finished(work: BuildFolder, table: Table, request: TuneRequest) -> None
     print(f"intervals {table}: {len(weights)} of {len(wanted)} weights, {len(intervals)} new intervals", flush=True)
     if not new:
         return
-    earlier = library.provenance.get("intervals", {}).get(str(table), {})
-    is_mixed = new < wanted and table in unproved_intervals(library)
-    kernels = earlier["kernels"] if is_mixed else kernels_sha()  # those of the other weights are still to be proved
-    about = {"kernels": kernels, **provenance_of(work, request), "weights": len(weights), "wanted": len(wanted)}
+    about = {"kernels": kernels_sha(), **provenance_of(work, request), "weights": len(weights), "wanted": len(wanted)}
     with_intervals(library, intervals, table, about).save(work.library)
 
 

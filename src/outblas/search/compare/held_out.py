@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -216,7 +216,7 @@ def search_task(
         proposed = agent.propose(task.problem, offered, history, 1)
         if not proposed:
             break
-        config = only_proposal(proposed, agent, task.problem, offered, history)
+        config = _only_proposal(proposed, agent, task.problem, offered, history)
         evaluation, us = _answer(task, config, evaluator)
         history.append(evaluation)
         times.append(us)
@@ -230,22 +230,11 @@ def _most_proposals(times: Sequence[float | None], budget: int) -> int:
     return budget + all(us is None for us in times)
 
 
-def only_proposal(
-    proposed: Sequence[KernelConfig], agent: Agent, problem: Problem, offered: Collection[KernelConfig],
+def _only_proposal(
+    proposed: Sequence[KernelConfig], agent: Agent, problem: Problem, offered: Sequence[KernelConfig],
     history: Sequence[Evaluation],
 ) -> KernelConfig:  # fmt: skip
-    """Return the only proposed candidate.
-
-    Args:
-        proposed: the agent's proposals, at least one.
-        agent: the agent, for the error.
-        problem: the problem, for the error.
-        offered: candidates of the problem.
-        history: the problem's evaluations so far.
-
-    Raises:
-        UsageError: it is not alone, not offered, or tried already.
-    """
+    """Return the only proposed candidate. Raises UsageError unless it is alone, offered and untried."""
     tried = {evaluation.config for evaluation in history}
     if len(proposed) > 1 or proposed[0] in tried or proposed[0] not in offered:
         raise UsageError(

@@ -6,6 +6,7 @@ import math
 import random
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 from outblas.core.weight import Weight
 
@@ -62,7 +63,7 @@ def sampled(offered: Sequence[int], wanted: Iterable[int] = (), count: int = SAM
     ends = len({offered[0], offered[-1]})
     found = sorted(list(dict.fromkeys(first))[: max(count, ends)])
     while len(found) < count:
-        gaps = [(b / a, -a, m) for a, b in zip(found, found[1:], strict=False) if (m := middle(offered, a, b))]
+        gaps = [(b / a, -a, m) for a, b in pairwise(found) if (m := middle(offered, a, b))]
         if not gaps:
             break
         found = sorted([*found, max(gaps)[2]])

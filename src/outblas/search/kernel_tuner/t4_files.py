@@ -321,7 +321,7 @@ def _cell(error: str, measured: Mapping[str, Any]) -> T4Entry:
     """Inverse of :func:`_figures`; ``error`` decides where the status is not written."""
     status = Status(measured["status"]) if "status" in measured else _STATUS[error]
     if (status is Status.PASSED) != (_STATUS[error] is Status.PASSED) or status is Status.LEFT_OUT:
-        raise RecordError(f"a result with status {status.value} and error {error}", "one outcome", "correct the file")
+        raise RecordError(f"a result with status {status} and error {error}", "one outcome", "correct the file")
     rounds = measured.get("rounds", 0)
     if type(rounds) is not int or rounds < 0:
         raise RecordError(f"a result over {rounds!r} rounds", "an integer of 0 or more", "correct the file")

@@ -1,4 +1,4 @@
-"""Shapes drawn by a seed: for a live comparison of agents, and for ``benchmarks/new_shapes.py --drawn``.
+"""Shapes drawn by a seed, for ``benchmarks/new_shapes.py --drawn`` and ``benchmarks/learning.py --drawn``.
 
 Half are layers of ten published models with M drawn log-uniformly from 1 to 8192. Six of the models share one (N, K)
 of 24 with a row or an interval of the packaged library. The published draws are older than that. The others have all
