@@ -1,4 +1,4 @@
-"""What a call allows its kernel at the launch, and what it demands of the numbers.
+"""The option of a call: the overlap that it allows at a kernel's launch, and the guarantee for its numbers.
 
 A call's arguments say so, or the environment (``OUTBLAS_PDL=1``, ``OUTBLAS_WEIGHTS=1``) and the process
 (:func:`outblas.dispatch.guarantees.guarantee.process_guarantee`).
