@@ -18,6 +18,7 @@ from outblas.dispatch import device_registry, device_state, enable, native_table
 from outblas.dispatch.decide import Decision, Operand
 from outblas.dispatch.device_state import DeviceState
 from outblas.kernels.source import kernel_kind
+from outblas.records.library import Library
 from outblas.runtime import launch, recent_entries
 from support.dispatch_fixture import (  # noqa: F401
     LIBRARY,
@@ -272,6 +273,19 @@ def test_a_library_given_without_the_drivers_bindings_is_left_to_torch_too() -> 
         outblas.use_library(LIBRARY)
     device = device_registry.device_state(0)
     assert device.decide(A, WEIGHT, None, "plain").problem is None and not device_registry.has_library(0)
+
+
+def test_the_question_for_a_kernel_opens_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_registry, "devices", {})
+    monkeypatch.setattr(device_registry, "_new_device", lambda index: pytest.fail("opened"))
+    assert device_registry.may_serve(0)
+    closed = DeviceState(H200, Library("h200", ()), lambda problem, config: pytest.fail("loaded"))
+    device_registry.devices[0] = closed
+    assert not device_registry.may_serve(0), "neither a library nor a chooser"
+    closed.any_shape = lambda *asked: None
+    assert device_registry.may_serve(0)
+    device_registry.devices[0] = DeviceState(None, Library("", ()), lambda problem, config: pytest.fail("loaded"))
+    assert not device_registry.may_serve(0), "a GPU older than sm_80"
 
 
 @pytest.mark.usefixtures("bare")

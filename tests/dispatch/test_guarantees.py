@@ -13,21 +13,16 @@ pytest.importorskip("torch")
 import torch
 
 import outblas
+from outblas.core.config import LAUNCHES
 from outblas.core.errors import DeviceError, UsageError
 from outblas.core.problem import Problem
+from outblas.dispatch.call_option import OPTIONS, CallOption, call_option, option_without_promise
 from outblas.dispatch.decide import CallTerms, Decision, decide
 from outblas.dispatch.enable import Switch
 from outblas.dispatch.guarantees import guarantee as guarantees
 from outblas.dispatch.guarantees.full_precision import full_precision_reductions, reduction_switches
-from outblas.dispatch.guarantees.guarantee import (
-    GUARANTEES,
-    guarantee_of_option,
-    process_guarantee,
-    set_process_guarantee,
-    with_guarantee,
-)
+from outblas.dispatch.guarantees.guarantee import GUARANTEES, process_guarantee, set_process_guarantee
 from outblas.dispatch.inductor_pass import is_half_for_graph, replace_products
-from outblas.dispatch.promises import full_option, launch_of_option, promise_free_option
 from outblas.dispatch.torch_op import INVARIANT, MM
 from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
 from outblas.kernels.fixed_order import summation
@@ -57,20 +52,20 @@ def choose(a: Any = A, b: Any = WEIGHT, guarantee: Any = "batch_invariant", libr
 
 
 def test_an_option_holds_a_launch_option_and_a_guarantee() -> None:
-    for launch in range(3):
-        for guarantee in GUARANTEES:
-            option = with_guarantee(launch, guarantee)
-            assert launch_of_option(option) == launch_of_option(launch) and guarantee_of_option(option) == guarantee
-    assert with_guarantee(with_guarantee(2, "batch_invariant"), "accurate") == 8, "a guarantee is never weakened"
-    with pytest.raises(IndexError):
-        launch_of_option(9)
+    for index, guarantee in enumerate(GUARANTEES):
+        for code, launch in enumerate(LAUNCHES):
+            option = CallOption(launch, guarantee)
+            assert option.code == code + 3 * index and OPTIONS[option.code] == option
+    strong = CallOption("weights").at_least("batch_invariant")
+    assert strong == strong.at_least("accurate") == OPTIONS[8], "a guarantee is never weakened"
 
 
 def test_the_guarantee_of_the_process_holds_for_every_call() -> None:
     set_process_guarantee("accurate")
     try:
-        assert guarantee_of_option(full_option(1)) == guarantee_of_option(promise_free_option()) == "accurate"
-        assert guarantee_of_option(full_option(6)) == "batch_invariant"
+        assert call_option(pdl=True) == CallOption("pdl", "accurate")
+        assert option_without_promise().guarantee == call_option(weights=True).guarantee == "accurate"
+        assert call_option(False, None, "batch_invariant") == CallOption("plain", "batch_invariant")
     finally:
         set_process_guarantee("none")
 

@@ -13,6 +13,7 @@ from outblas.core.errors import DeviceError, OutblasError, ToolchainMissing
 from outblas.core.problem import Problem
 from outblas.core.rivals import AUTO_REQUEST
 from outblas.dispatch import device_registry, device_workspaces, native_table, product
+from outblas.dispatch.call_option import CallOption
 from outblas.dispatch.decide import Decision, Operand, decide
 from outblas.dispatch.device_state import DeviceState
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
@@ -320,7 +321,7 @@ def test_without_memory_for_a_workspace_the_program_goes_on(
     else:
         device.workspaces._lent = StreamWorkspaces(full)
         monkeypatch.setattr(LtAlgorithm, "prepared", lambda *_: None)
-        product.remember(device, decision, (a, b, None, 0), device.run(decision, a, b, None))
+        product.remember(device, decision, (a, b, None, CallOption()), device.run(decision, a, b, None))
         assert len(lt.calls) == 1, "and C asks Python for its next calls, too"
 
 

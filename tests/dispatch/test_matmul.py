@@ -14,10 +14,10 @@ from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
 from outblas.dispatch import device_registry
 from outblas.dispatch import matmul as dispatch
+from outblas.dispatch.call_option import OPTIONS, call_option, launch_code
 from outblas.dispatch.decide import Decision, Operand, decide
 from outblas.dispatch.linear import linear
 from outblas.dispatch.matmul import explain, matmul
-from outblas.dispatch.promises import launch_of_option, option_of
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryChoice, LibraryRow
@@ -211,7 +211,9 @@ def test_traces_hold_torchs_own_product(torch: Any) -> None:
 
 def test_launch_options_are_opted_into_by_argument_or_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     def allowed(pdl: bool | None, weights: bool | None) -> Launch:
-        return launch_of_option(pdl if weights is None else option_of(pdl, weights))
+        code = launch_code(pdl, weights)
+        assert code is None or OPTIONS[code] == call_option(pdl, weights), "the short way for the native table"
+        return call_option(pdl, weights).launch
 
     asked = [(None, None), (True, None), (False, None), (None, True), (True, True), (None, False), (True, False)]
     named: dict[str, list[Launch]] = {
@@ -227,9 +229,10 @@ def test_launch_options_are_opted_into_by_argument_or_environment(monkeypatch: p
             monkeypatch.setenv(variable, "1")
         assert [allowed(*each) for each in asked] == expected, variable
     with pytest.raises(UsageError, match="weights=True with pdl=False"):
-        option_of(False, True)
-    assert option_of(True, False) == 1 and type(option_of(True, False)) is int
-    assert option_of(9, False) == 1, "any truth is True: 2 would promise constant weights"  # type: ignore[arg-type]
+        call_option(False, True)
+    with pytest.raises(UsageError, match="weights=True with pdl=False"):
+        launch_code(False, True)
+    assert launch_code(9, False) == 1, "any truth is True: 2 would promise constant weights"  # type: ignore[arg-type]
 
 
 def test_a_true_number_allows_pdl_and_promises_no_more(monkeypatch: pytest.MonkeyPatch, torch: Any) -> None:
@@ -239,7 +242,7 @@ def test_a_true_number_allows_pdl_and_promises_no_more(monkeypatch: pytest.Monke
     a = torch.ones(2, 2)
     for pdl in (2, 9, 0, None):
         matmul(a, a, pdl=pdl)
-    assert seen == [True, True, False, None]
+    assert seen == [OPTIONS[1], OPTIONS[1], OPTIONS[0], None]
 
 
 def test_status_is_empty_before_the_first_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import pytest
 from outblas.core.config import LAUNCHES
 from outblas.core.errors import DeviceError, TensorError
 from outblas.dispatch import matmul
-from outblas.dispatch.promises import launch_of_option
+from outblas.dispatch.call_option import CallOption, call_option
 from support.native_fixture import (  # noqa: F401
     BOXES,
     MAPPED,
@@ -311,7 +311,7 @@ def test_pdl_is_part_of_the_key_and_follows_the_environment(
             monkeypatch.setenv("OUTBLAS_PDL", value)
         for pdl in (None, False, True):
             table.matmul(a, b, out, pdl)
-            assert cuda[-1].function == MAPPED + 2 * LAUNCHES.index(launch_of_option(pdl)), (value, pdl)
+            assert cuda[-1].function == MAPPED + 2 * LAUNCHES.index(call_option(pdl).launch), (value, pdl)
 
 
 def test_another_context_is_left_to_the_dispatch(table: Any, cuda: FakeCuda) -> None:
@@ -342,7 +342,7 @@ def test_an_output_on_an_input_is_left_to_the_dispatch(table: Any, cuda: FakeCud
             assert (table.matmul(a, b, out, False) is out) == free, (base, shift)
             if not free:
                 with pytest.raises(TensorError, match="out shares memory"):
-                    matmul.run_matmul(a, b, out, False)
+                    matmul.run_matmul(a, b, out, CallOption())
     assert len(cuda) == 4
 
 

@@ -12,9 +12,9 @@ from outblas.core.errors import ToolchainMissing, UsageError
 from outblas.core.problem import Problem
 from outblas.dispatch import device_registry, device_state, native, native_build, native_table, product
 from outblas.dispatch import matmul as dispatch
+from outblas.dispatch.call_option import CallOption, call_option
 from outblas.dispatch.decide import Decision
 from outblas.dispatch.enable import Switch
-from outblas.dispatch.promises import full_option
 from outblas.kernels.families.sm90_oddrows_gemm import Sm90OddrowsConfig
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.kernels.families.sm90_wgmma_launch import tensor_boxes
@@ -144,7 +144,7 @@ FOUND, NOT_FOUND = Decision(CONFIG, TUNED, "won"), Decision(None, None, "lost")
 def test_what_was_run_once_is_answered_by_the_table(table: Any, cuda: FakeCuda, device: Any) -> None:
     a, b, out = operands(m=64, n=128, k=256)
     assert device.kernel_ready(TUNED, CONFIG)
-    product.remember(device, FOUND, (a, b, out, False), out)
+    product.remember(device, FOUND, (a, b, out, CallOption()), out)
     assert dispatch.matmul(a, b, out=out) is out and list(cuda[-1].extents) == [64, 128, 256]
     assert dispatch.matmul(a, b, out=out, pdl=False) is out and len(cuda) == 2
     torch.equal(dispatch.matmul(a, b, out=out, pdl=True), a @ b)  # not the call that was learned
@@ -153,11 +153,11 @@ def test_what_was_run_once_is_answered_by_the_table(table: Any, cuda: FakeCuda, 
 
 def test_what_is_torchs_for_good_is_remembered_so(table: Any, cuda: FakeCuda, device: Any) -> None:
     a, b, _ = operands(m=64, n=128, k=256)
-    product.remember(device, FOUND, (a, b, None, False), None)  # not loaded yet, under capture
+    product.remember(device, FOUND, (a, b, None, CallOption()), None)  # not loaded yet, under capture
     assert table.counts()["remembered"] == 0
     device.failed[kernel_kind(TUNED, CONFIG)] = "does not compile"
-    product.remember(device, FOUND, (a, b, None, False), None)
-    product.remember(device, NOT_FOUND, (a.float(), b.float(), None, False), None)
+    product.remember(device, FOUND, (a, b, None, CallOption()), None)
+    product.remember(device, NOT_FOUND, (a.float(), b.float(), None, CallOption()), None)
     assert table.counts()["remembered"] == 2
     assert torch.equal(dispatch.matmul(a, b), a @ b) and len(cuda) == 0
 
@@ -167,7 +167,7 @@ def test_another_library_empties_the_table(
 ) -> None:
     a, b, out = operands(m=64, n=128, k=256)
     assert device.kernel_ready(TUNED, CONFIG)
-    product.remember(device, FOUND, (a, b, out, False), out)
+    product.remember(device, FOUND, (a, b, out, CallOption()), out)
     monkeypatch.setattr(device_registry, "gpu_of_device", lambda index: H200)
     dispatch.use_library(LIBRARY)
     assert table.matmul(a, b, out, None) is None
@@ -175,7 +175,7 @@ def test_another_library_empties_the_table(
     monkeypatch.setitem(
         device_registry.devices, None, device_state.DeviceState(H200, LIBRARY, lambda p, c: (Kernel(), 0.0))
     )
-    product.remember(device, FOUND, (a, b, out, False), out)
+    product.remember(device, FOUND, (a, b, out, CallOption()), out)
     assert table.counts()["remembered"] == 0
 
 
@@ -189,10 +189,10 @@ def test_what_was_torchs_under_a_guarantee_of_the_process_is_asked_anew_without_
     monkeypatch.setattr(device_registry, "DEVICE_TYPE", "cpu")
     a, b = torch.zeros(3, 4), torch.zeros(4, 2)
     assert switch.enable(guarantee)
-    option = full_option(0)
-    assert torch.equal(dispatch.matmul(a, b), a @ b) and torch.equal(table.matmul(a, b, None, option), a @ b)
+    code = call_option(pdl=False).code
+    assert torch.equal(dispatch.matmul(a, b), a @ b) and torch.equal(table.matmul(a, b, None, code), a @ b)
     switch.disable()
-    assert table.matmul(a, b, None, option) is None
+    assert table.matmul(a, b, None, code) is None
     if guarantee == "batch_invariant":
         with pytest.raises(UsageError, match="batch_invariant for torch.float32"):
             dispatch.matmul(a, b, batch_invariant=True)
@@ -378,11 +378,10 @@ def test_products_of_torchs_kernels_are_answered_by_the_table(
     monkeypatch.setattr(device, "decide", lambda *call: FOUND)
     assert product.run_below_autograd(a, b) is out and len(cuda) == 0 and table.counts()["remembered"] == 1
     assert product.run_below_autograd(a, b).shape == out.shape and len(cuda) == 1
-    assert dispatch.run_matmul(a.detach().view(8, 8, 256), b, None, 0).shape == (8, 8, 128) and len(cuda) == 2
+    batch = a.detach().view(8, 8, 256)
+    assert dispatch.run_matmul(batch, b, None, CallOption()).shape == (8, 8, 128) and len(cuda) == 2
     table.forget()
     monkeypatch.setattr(device, "decide", lambda *call: NOT_FOUND)
     assert product.run_below_autograd(a, b) is None and table.counts()["remembered"] == 1
-    assert (
-        product.run_below_autograd(a, b) is None and dispatch.run_matmul(a.detach().view(8, 8, 256), b, None, 0) is None
-    )
+    assert product.run_below_autograd(a, b) is None and dispatch.run_matmul(batch, b, None, CallOption()) is None
     assert len(cuda) == 2

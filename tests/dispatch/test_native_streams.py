@@ -12,6 +12,7 @@ import pytest
 
 from outblas.core.problem import Problem
 from outblas.dispatch import device_registry, device_workspaces, matmul, native_table, product
+from outblas.dispatch.call_option import CallOption
 from outblas.dispatch.decide import Decision
 from outblas.dispatch.device_state import DeviceState
 from outblas.kernels.geometry_terms import COUNTERS_BYTES
@@ -311,7 +312,7 @@ def test_what_the_dispatch_ran_once_is_answered_by_the_table(
         host.stream = stream
         if needs or stream == 7:
             assert matmul.matmul(a, b, out=out) is not None and not [p for p in cuda.products if p.stream == stream]
-            product.remember(state, decision, (a, b, out, False), state.run(decision, a, b, out))
+            product.remember(state, decision, (a, b, out, CallOption()), state.run(decision, a, b, out))
         before = len(cuda.products)
         assert matmul.matmul(a, b, out=out) is out and len(cuda.products) == before + 1
         assert cuda.products[-1].stream == stream
@@ -319,6 +320,6 @@ def test_what_the_dispatch_ran_once_is_answered_by_the_table(
     # torch serves the calls of a lost algorithm for good.
     table.forget()
     lt.fail(problem, name, "tested")
-    product.remember(state, decision, (a, b, out, False), None)
+    product.remember(state, decision, (a, b, out, CallOption()), None)
     before = len(cuda.products)
     assert table.counts()["remembered"] == 1 and matmul.matmul(a, b, out=out) is out and len(cuda.products) == before

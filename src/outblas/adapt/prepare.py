@@ -18,10 +18,10 @@ from outblas.core.roofline import Gpu, floor_us
 from outblas.core.switches import is_off, is_on
 from outblas.dispatch import device_registry
 from outblas.dispatch.aten_products import HALF_DTYPES
+from outblas.dispatch.call_option import option_without_promise
 from outblas.dispatch.decide import Decision, Operand, decide
 from outblas.dispatch.guarantees.guarantee import process_guarantee
 from outblas.dispatch.linear import FUSED_VARIABLE, warm
-from outblas.dispatch.promises import launch_of_option, promise_free_option
 from outblas.dispatch.tensors import dtype_name
 from outblas.dispatch.unlisted_shapes import any_shape_chooser
 from outblas.records.library import Library
@@ -113,7 +113,7 @@ def _place_of(weights: Sequence[LayerWeight]) -> _Place:
     """The GPU of the weights, GPU 0 of this machine, or the reference GPU."""
     indices = [one.weight.device.index or 0 for one in weights if _is_on_gpu(one)]
     index = indices[0] if indices else (0 if gpu_count() else None)
-    launch, guarantee = launch_of_option(promise_free_option()), process_guarantee()
+    launch, guarantee = option_without_promise()
     state = None if index is None else device_registry.device_state(index)
     if state is not None and state.gpu is not None:
         return _Place(state.gpu, state.library, lambda a, b: state.decide(a, b, None, launch, guarantee), index)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from outblas.core.config import LAUNCHES
 from outblas.core.problem import Problem
-from outblas.dispatch.promises import launch_of_option, promise_free_option
+from outblas.dispatch.call_option import option_without_promise
 from outblas.records.captured_products import CapturedProducts
 from outblas.records.library import Library
 from outblas.records.user_library import check_installable, install, user_library_path
@@ -93,7 +93,7 @@ def _tune(
 ) -> tuple[Library, Path]:
     """Return the library of the run and its directory."""
     problems, agent = [one.problem for one in ranked], default_agent(device)
-    launch = launch_of_option(promise_free_option())  # no call runs other kernels
+    launch = option_without_promise().launch  # no call runs other kernels
     count = _BUDGET * (LAUNCHES.index(launch) + 1)
     path = Path("runs") / folder_name("captured", problems, agent, 0, f"{count},{seconds:g}s", str(device))
     request = TuneRequest(

@@ -33,14 +33,14 @@ from outblas.dispatch import (
 )
 from outblas.dispatch.aten_native import ASK_PYTHON_KEY, NativeCall, ask_python_keys, current_call, open_products
 from outblas.dispatch.aten_products import HALF_DTYPES, our_bmm, our_mm, torch_addmm, torch_bmm, torch_mm
+from outblas.dispatch.call_option import CallOption, option_without_promise
 from outblas.dispatch.foreign_kernels import takes_overrides, why_not_replaced
 from outblas.dispatch.fusion.biased_product import biased_product
 from outblas.dispatch.guarantees import invariant_operators
 from outblas.dispatch.guarantees.guarantee import Guarantee, process_guarantee
 from outblas.dispatch.linear import FUSED_VARIABLE
-from outblas.dispatch.promises import promise_free_option
 
-_Ours = Callable[[torch.Tensor, torch.Tensor, int, "NativeCall | None"], "torch.Tensor | None"]
+_Ours = Callable[[torch.Tensor, torch.Tensor, CallOption, "NativeCall | None"], "torch.Tensor | None"]
 _Theirs = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
@@ -75,7 +75,8 @@ class Override:
         self._further: Any = None
         self._replaced: set[str] = set()
         self._lock = threading.RLock()  # a signal's handler may multiply meanwhile
-        self._ours = self._torchs = self._option = 0
+        self._ours = self._torchs = 0
+        self._option = CallOption()
         self._products: Any = None
         self.why_python = ""
 
@@ -94,7 +95,7 @@ class Override:
 
         No other thread may compute a product meanwhile: torch changes its table of kernels without a lock.
         """
-        self._option = promise_free_option()
+        self._option = option_without_promise()
         try:
             # Torch warns about the first kernel that a process replaces. From C++ the warning goes to stderr and cannot
             # be filtered, so Python always replaces the first one.
@@ -163,7 +164,7 @@ class Override:
         """
         try:
             products.forget()  # libraries may have been replaced meanwhile
-            products.install(self._key, self._option, ask_python_keys())
+            products.install(self._key, self._option.code, ask_python_keys())
         except RuntimeError as error:
             self.why_python = str(error)
             self._library._destroy()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from outblas.dispatch.call_option import CallOption
 from outblas.dispatch.fold import fold, unfold
 from outblas.dispatch.product import run_below_autograd
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 HALF_DTYPES = (torch.float16, torch.bfloat16)
 
 
-def our_mm(a: torch.Tensor, b: torch.Tensor, option: int, call: NativeCall | None = None) -> torch.Tensor | None:
+def our_mm(a: torch.Tensor, b: torch.Tensor, option: CallOption, call: NativeCall | None = None) -> torch.Tensor | None:
     """Compute a product of two half-precision matrices. Return None if torch must compute it.
 
     Example: fp32 matrices, a batch, and matrices on a CPU give None.
@@ -36,7 +37,9 @@ def our_mm(a: torch.Tensor, b: torch.Tensor, option: int, call: NativeCall | Non
     return run_below_autograd(a, b, option, call) if a.dtype in HALF_DTYPES and a.dim() == 2 == b.dim() else None
 
 
-def our_bmm(a: torch.Tensor, b: torch.Tensor, option: int, call: NativeCall | None = None) -> torch.Tensor | None:
+def our_bmm(
+    a: torch.Tensor, b: torch.Tensor, option: CallOption, call: NativeCall | None = None
+) -> torch.Tensor | None:
     """Compute a batched product that is one product of two matrices: a batch of 1, or one ``b`` for all.
 
     Return (B, M, N), or None if torch must compute it. The arguments are those of :func:`our_mm`, but (B, M, K) and

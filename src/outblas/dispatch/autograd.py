@@ -17,14 +17,13 @@ from typing import Any
 import torch
 
 from outblas.dispatch.aten_products import our_mm, torch_addmm, torch_mm
+from outblas.dispatch.call_option import CallOption, option_without_promise
 from outblas.dispatch.guarantees.full_precision import full_precision_reductions
-from outblas.dispatch.guarantees.guarantee import guarantee_of_option
 from outblas.dispatch.product import run_product
-from outblas.dispatch.promises import promise_free_option
 from outblas.dispatch.tensors import has_memory
 
 
-def compute_mm(a: torch.Tensor, b: torch.Tensor, option: int | None = None) -> torch.Tensor:
+def compute_mm(a: torch.Tensor, b: torch.Tensor, option: CallOption | None = None) -> torch.Tensor:
     """Return the product of (M, K) and (K, N), by a kernel of the library or by torch's own; autograd does not record
     it.
 
@@ -37,12 +36,12 @@ def compute_mm(a: torch.Tensor, b: torch.Tensor, option: int | None = None) -> t
         b: (K, N).
         option: as for :func:`outblas.dispatch.product.decide_and_run`; None: without a promise.
     """
-    option = promise_free_option() if option is None else option
+    option = option_without_promise() if option is None else option
     result = our_mm(a, b, option)
     return _torch_mm(a, b, option) if result is None else result
 
 
-def multiply(a: torch.Tensor, b: torch.Tensor, option: int | None = None) -> torch.Tensor:
+def multiply(a: torch.Tensor, b: torch.Tensor, option: CallOption | None = None) -> torch.Tensor:
     """Compute as :func:`compute_mm`, with gradients: the result has a ``grad_fn`` if an operand requires a gradient.
 
     torch.mm does it instead within torch.func, while torch.compile traces, or for tensors without memory, such as a
@@ -55,7 +54,7 @@ def multiply(a: torch.Tensor, b: torch.Tensor, option: int | None = None) -> tor
     return ProductFunction.apply(a, b, False, option) if torch.is_grad_enabled() else compute_mm(a, b, option)
 
 
-def multiply_for_gradient(a: torch.Tensor, b: torch.Tensor, option: int | None = None) -> torch.Tensor:
+def multiply_for_gradient(a: torch.Tensor, b: torch.Tensor, option: CallOption | None = None) -> torch.Tensor:
     """Compute (M, K) times (K, N) in half precision, with gradients, as :func:`multiply`.
 
     :func:`outblas.dispatch.tensors.why_left_to_torch` must have returned
@@ -64,9 +63,9 @@ def multiply_for_gradient(a: torch.Tensor, b: torch.Tensor, option: int | None =
     return ProductFunction.apply(a, b, True, option)
 
 
-def _torch_mm(a: torch.Tensor, b: torch.Tensor, option: int) -> torch.Tensor:
+def _torch_mm(a: torch.Tensor, b: torch.Tensor, option: CallOption) -> torch.Tensor:
     """Call torch's own kernel, with fp32 sums if the option guarantees them."""
-    if guarantee_of_option(option) == "none":
+    if option.guarantee == "none":
         return torch_mm(a, b)
     with full_precision_reductions():
         return torch_mm(a, b)
@@ -124,8 +123,8 @@ class ProductFunction(torch.autograd.Function):  # type: ignore[misc]
     """
 
     @staticmethod
-    def forward(ctx: Any, a: torch.Tensor, b: torch.Tensor, asked: bool, option: int | None) -> torch.Tensor:
-        ctx.option = promise_free_option() if option is None else option
+    def forward(ctx: Any, a: torch.Tensor, b: torch.Tensor, asked: bool, option: CallOption | None) -> torch.Tensor:
+        ctx.option = option_without_promise() if option is None else option
         save_operands(ctx, a, b, ctx.needs_input_grad[:2])
         if not asked:
             return compute_mm(a, b, ctx.option)

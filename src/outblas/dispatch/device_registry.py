@@ -16,10 +16,10 @@ from outblas.core.errors import DeviceError, OutblasError, RecordError, Toolchai
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu, architecture
 from outblas.dispatch import native_table
+from outblas.dispatch.call_option import option_without_promise
 from outblas.dispatch.decide import Choose, ChooseOrRow
 from outblas.dispatch.device_state import DeviceState
 from outblas.dispatch.process_workload import process_workload, set_process_workload
-from outblas.dispatch.promises import promise_free_option
 from outblas.dispatch.unlisted_shapes import any_shape_chooser, ask_cublaslt, choices_id
 from outblas.records.library import Library
 from outblas.records.user_library import library_for_device
@@ -60,6 +60,15 @@ def device_state(index: int) -> DeviceState:
         with lock:
             found = devices.get(index) or devices.setdefault(index, _new_device(index))
     return found
+
+
+def may_serve(index: int) -> bool:
+    """Return False if a CUDA device is open and leaves every product to torch. It opens none."""
+    device = devices.get(index)
+    if device is None:
+        return True
+    knows_kernels = not device.library.is_empty or device.any_shape is not None
+    return device.gpu is not None and not device.absent and knows_kernels
 
 
 def has_library(index: int) -> bool:
@@ -170,7 +179,7 @@ def libraries_id() -> str:
     That is the libraries in use, the launch option, the workload, and the data for shapes that no library has.
     """
     used = [(i, device.library.sha(), _any_shape_id(device)) for i, device in sorted(devices.items())]
-    return hashlib.sha256(repr((promise_free_option(), process_workload(), used)).encode()).hexdigest()
+    return hashlib.sha256(repr((option_without_promise().code, process_workload(), used)).encode()).hexdigest()
 
 
 def status() -> dict[str, dict[str, Any]]:

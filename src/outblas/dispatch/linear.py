@@ -316,7 +316,7 @@ def _rows(residual: torch.Tensor) -> torch.Tensor | None:
 
 def _product(x: torch.Tensor, w: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor | None:
     result = native_table.table_product(x, w, out)
-    return run_matmul(x, w, out, None) if result is None else result
+    return run_matmul(x, w, out) if result is None else result
 
 
 def _with_bias(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor) -> torch.Tensor | None:

@@ -19,19 +19,13 @@ from outblas.core.config import config_name
 from outblas.core.errors import UsageError
 from outblas.core.switches import is_on
 from outblas.dispatch import device_registry, native_table
+from outblas.dispatch.call_option import OPTIONS, CallOption, call_option, launch_code, option_without_promise
 from outblas.dispatch.compile_trace import in_graph
 from outblas.dispatch.fold import Folded, fold, unfold
 from outblas.dispatch.guarantees.aligned_copies import as_copied, is_not_half_gemm
 from outblas.dispatch.guarantees.full_precision import full_precision_reductions
-from outblas.dispatch.guarantees.guarantee import (
-    Guarantee,
-    demanded,
-    guarantee_of_option,
-    process_guarantee,
-    with_guarantee,
-)
+from outblas.dispatch.guarantees.guarantee import Guarantee, demanded, process_guarantee
 from outblas.dispatch.product import decide_and_run, may_have_kernel, run_product
-from outblas.dispatch.promises import full_option, launch_of_option, option_of, promise_free_option
 from outblas.dispatch.tensors import (
     GRADIENT_WANTED,
     check_overlap,
@@ -103,28 +97,30 @@ def matmul(
             one product of half-precision matrices on a CUDA GPU.
         ToolchainMissing: torch is not installed.
     """
-    option = (pdl if pdl is None else bool(pdl)) if weights is None else option_of(pdl, weights)
     if accurate or batch_invariant:
-        return guaranteed_matmul(a, b, out, option, demanded(accurate, batch_invariant))
+        return guaranteed_matmul(a, b, out, pdl, weights, demanded(accurate, batch_invariant))
+    code = (pdl if pdl is None else bool(pdl)) if weights is None else launch_code(pdl, weights)
     known = native_table.table_matmul
     if known is not None and not native_table.is_compiling():
-        result = known(a, b, out, option)
+        result = known(a, b, out, code)
         if result is not None:
             return result
-    result = run_matmul(a, b, out, option)
+    result = run_matmul(a, b, out, None if code is None else OPTIONS[code])
     return _torch_matmul(a, b, out, process_guarantee()) if result is None else result
 
 
 def guaranteed_matmul(
-    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, option: int | None, guarantee: Guarantee
-) -> torch.Tensor:
+    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, pdl: bool | None, weights: bool | None,
+    guarantee: Guarantee,
+) -> torch.Tensor:  # fmt: skip
     """Return ``a @ b`` with a guarantee of its own.
 
     Args:
         a: as for :func:`matmul`.
         b: as for :func:`matmul`.
         out: as for :func:`matmul`.
-        option: as for :func:`run_matmul`.
+        pdl: as for :func:`matmul`.
+        weights: as for :func:`matmul`.
         guarantee: ``accurate`` or ``batch_invariant``.
 
     Raises:
@@ -133,14 +129,14 @@ def guaranteed_matmul(
     """
     if import_torch().compiler.is_compiling():
         return _guaranteed_in_graph(a, b, out, guarantee)
-    option = with_guarantee(full_option(option), guarantee)
+    option = call_option(pdl, weights, guarantee)
     known = native_table.table_matmul
-    result = None if known is None else known(a, b, out, option)
+    result = None if known is None else known(a, b, out, option.code)
     result = run_matmul(a, b, out, option) if result is None else result
     if result is not None:
         return result
     with full_precision_reductions():
-        return _torch_matmul(a, b, out, guarantee_of_option(option))
+        return _torch_matmul(a, b, out, option.guarantee)
 
 
 def _guaranteed_in_graph(
@@ -214,18 +210,20 @@ def mm(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None = None) -> 
     if result is not None:
         return result
     matrices = getattr(a, "ndim", 0) == 2 == getattr(b, "ndim", 0)
-    result = run_matmul(a, b, out, None) if matrices else None
+    result = run_matmul(a, b, out) if matrices else None
     return import_torch().mm(a, b, out=out) if result is None else result
 
 
-def run_matmul(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, option: int | None) -> torch.Tensor | None:
+def run_matmul(
+    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, option: CallOption | None = None
+) -> torch.Tensor | None:
     """Decide and run ``a @ b``; the native table then repeats the decision. Return None if torch must compute it.
 
     Args:
         a: as for :func:`matmul`.
         b: as for :func:`matmul`.
         out: as for :func:`matmul`.
-        option: as for :func:`outblas.dispatch.product.decide_and_run`; None: the environment's.
+        option: of the call; None: the environment's. The process's guarantee holds in any case.
     """
     if import_torch().compiler.is_compiling():
         return in_graph(a, b, process_guarantee()) if out is None else None
@@ -237,8 +235,8 @@ def run_matmul(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, optio
     check_overlap(a, b, out)
     if a.device.type != device_registry.DEVICE_TYPE:
         return None
-    option = full_option(option)
-    guarantee = guarantee_of_option(option)
+    option = call_option() if option is None else option.at_least(process_guarantee())
+    guarantee = option.guarantee
     if reason and (out is not None or not (may_have_kernel(a, b) or (guarantee != "none" and is_half(a, b)))):
         return None
     a = _with_rows(a, b, guarantee)
@@ -246,7 +244,7 @@ def run_matmul(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, optio
     if folded is None:
         return None
     if reason:
-        c = _with_gradients(folded, with_guarantee(promise_free_option(), guarantee))
+        c = _with_gradients(folded, option_without_promise(guarantee))
     elif folded.a is a and folded.b is b:  # the table, asked before, does not know it
         return decide_and_run(a, b, out, option)
     else:
@@ -259,7 +257,7 @@ def _with_rows(a: torch.Tensor, b: torch.Tensor, guarantee: Guarantee) -> torch.
     return a.contiguous() if guarantee == "batch_invariant" and a.dim() > 2 and b.dim() <= 2 else a
 
 
-def _with_gradients(folded: Folded, option: int) -> torch.Tensor | None:
+def _with_gradients(folded: Folded, option: CallOption) -> torch.Tensor | None:
     """Compute the product as an operation that autograd records.
 
     Return None if it is not a single product of matrices.
@@ -299,10 +297,9 @@ def explain(
         TensorError: as for :func:`matmul`.
         UsageError: as for :func:`matmul`.
     """
-    asked = (pdl if pdl is None else bool(pdl)) if weights is None else option_of(pdl, weights)
-    option = with_guarantee(full_option(asked), demanded(accurate, batch_invariant))
+    option = call_option(pdl, weights, demanded(accurate, batch_invariant))
     import_torch()
-    guarantee = guarantee_of_option(option)
+    guarantee = option.guarantee
     invariant = guarantee == "batch_invariant"
     reason = why_left_to_torch(a, b, out)
     left = bool(reason) and (reason != GRADIENT_WANTED or out is not None)
@@ -324,24 +321,22 @@ def explain(
     folded = fold(a, b, out)
     if folded is None:
         return f"torch.matmul: {tuple(a.shape)} by {tuple(b.shape)} is not one product of matrices without a copy"
-    found = _explain_matrices(
-        folded, option if not reason else with_guarantee(promise_free_option(), guarantee_of_option(option))
-    )
+    found = _explain_matrices(folded, option_without_promise(guarantee) if reason else option)
     ways = [] if folded.a is a and folded.b is b else [f"{tuple(a.shape)} by {tuple(b.shape)} as one product"]
     ways += ["the bias is added afterwards"] if bias is not None else []
     ways += ["its gradients are decided in the same way"] if reason and may_have_kernel(a, b) else []
     return "; ".join([found, *ways])
 
 
-def _explain_matrices(folded: Folded, option: int) -> str:
+def _explain_matrices(folded: Folded, option: CallOption) -> str:
     a, b, out = folded.a, folded.b, folded.out
-    device, guarantee = device_registry.device_state(a.device.index), guarantee_of_option(option)
+    device, guarantee = device_registry.device_state(a.device.index), option.guarantee
     instead = {"none": "torch.matmul", "accurate": "torch.matmul with fp32 sums"}
     operands = operand(a), operand(b), None if out is None else operand(out)
     if guarantee == "batch_invariant":
         operands = as_copied(*operands)
         instead[guarantee] = "torch.matmul" if is_not_half_gemm(a, b, out) else "DeviceError"
-    found = device.decide(*operands, launch_of_option(option), guarantee)
+    found = device.decide(*operands, *option)
     if found.problem is None:
         return f"{instead[guarantee]}: {found.reason}"
     failed = device.why_not(found, a.device.index)

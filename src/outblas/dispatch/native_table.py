@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from outblas.dispatch.call_option import OPTIONS, call_option
 from outblas.dispatch.guarantees.guarantee import process_guarantee
 from outblas.dispatch.native import open_table, tracing_check
-from outblas.dispatch.promises import full_option
 
 if TYPE_CHECKING:
     import torch
@@ -62,8 +62,9 @@ def follow_guarantee() -> None:
         table_matmul = table.matmul if process_guarantee() == "none" else _guaranteed_matmul
 
 
-def _guaranteed_matmul(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, option: int | None) -> Any:
-    return table.matmul(a, b, out, full_option(option))
+def _guaranteed_matmul(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, code: int | None) -> Any:
+    option = call_option() if code is None else OPTIONS[code].at_least(process_guarantee())
+    return table.matmul(a, b, out, option.code)
 
 
 def clear_table() -> None:

@@ -9,11 +9,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from outblas.dispatch import device_registry, native_table
+from outblas.dispatch.call_option import CallOption, option_without_promise
 from outblas.dispatch.decide import Decision, Operand
 from outblas.dispatch.device_state import DeviceState
 from outblas.dispatch.guarantees.aligned_copies import by_copies, is_not_half_gemm, refuse
-from outblas.dispatch.guarantees.guarantee import guarantee_of_option, process_guarantee
-from outblas.dispatch.promises import full_option, launch_of_option, promise_free_option
+from outblas.dispatch.guarantees.guarantee import process_guarantee
 from outblas.dispatch.tensors import aligned_operand, is_half, operand, why_left_to_torch
 
 if TYPE_CHECKING:
@@ -26,12 +26,14 @@ if TYPE_CHECKING:
 #: Numbers of rows that are tried for a product of symbolic M, beside those that the library lists.
 _TRIED_M = tuple(2**exponent for exponent in range(14))
 
+_PLAIN = CallOption()
+
 #: Why a kernel that never failed may not be available.
 _NOT_NOW = "a kernel cannot be loaded while a graph is captured, or no memory is left for its workspace"
 
 
 def decide_and_run(
-    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, option: int | None, call: NativeCall | None = None,
+    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, option: CallOption, call: NativeCall | None = None,
     by_class: bool = False,
 ) -> torch.Tensor | None:  # fmt: skip
     """Decide and run ``a @ b``, and cache the decision. Return None if torch must compute it.
@@ -40,21 +42,19 @@ def decide_and_run(
         a: (M, K), on a CUDA device.
         b: (K, N).
         out: (M, N), the output, which is returned; None: a new tensor.
-        option: option of the call: 0 plain, 1 PDL, 2 constant weights, plus 3 for each step of the guarantee; None: the
-            environment's. The process's guarantee holds in any case.
+        option: of the call; the process's guarantee holds in any case.
         call: a call from the C++ kernels, which cache the decision, too.
         by_class: as for :meth:`outblas.dispatch.device_state.DeviceState.decide`.
 
     Raises:
         DeviceError: the guarantee is ``batch_invariant``, and no kernel of the weight's order can run.
     """
-    device, option = device_registry.device_state(a.device.index), full_option(option)
-    guarantee = guarantee_of_option(option)
+    device, option = device_registry.device_state(a.device.index), option.at_least(process_guarantee())
+    launch, guarantee = option
     if guarantee == "batch_invariant":
         result = by_copies(a, b, out, lambda x, y, z: decide_and_run(x, y, z, option))
         if result is not None:
             return result
-    launch = launch_of_option(option)
     decision = device.decide(operand(a), operand(b), None if out is None else operand(out), launch, guarantee, by_class)
     result = None if decision.problem is None else device.run(decision, a, b, out)
     if result is None and guarantee == "batch_invariant" and not is_not_half_gemm(a, b, out):
@@ -68,20 +68,20 @@ def decide_and_run(
     return result
 
 
-def run_product(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, option: int) -> torch.Tensor | None:
+def run_product(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, option: CallOption) -> torch.Tensor | None:
     """Run ``a @ b`` by the native table if it knows the call, else by :func:`decide_and_run`, whose arguments it takes.
 
     Returns:
         The product; None if torch must compute it.
     """
-    result = None if native_table.table is None else native_table.table.ours(a, b, out, option)
+    result = None if native_table.table is None else native_table.table.ours(a, b, out, option.code)
     if result is None:
         return decide_and_run(a, b, out, option)
     return None if result is NotImplemented else result
 
 
 def run_below_autograd(
-    a: torch.Tensor, b: torch.Tensor, option: int = 0, call: NativeCall | None = None
+    a: torch.Tensor, b: torch.Tensor, option: CallOption = _PLAIN, call: NativeCall | None = None
 ) -> torch.Tensor | None:
     """Run :func:`run_product` for kernels that torch calls below autograd, after a check whose product it is.
 
@@ -95,7 +95,7 @@ def run_below_autograd(
         The product; None if torch must compute it.
     """
     if native_table.table is not None and call is None:
-        result = native_table.table.ours(a, b, None, option)
+        result = native_table.table.ours(a, b, None, option.code)
         if result is not None:
             return None if result is NotImplemented else result
     if a.device.type != device_registry.DEVICE_TYPE or b.device != a.device:
@@ -104,7 +104,7 @@ def run_below_autograd(
 
     with torch.no_grad():  # autograd runs above; the cached decision must be the one without gradients
         reason = why_left_to_torch(a, b, None)
-        if reason and guarantee_of_option(full_option(option)) == "batch_invariant" and is_half(a, b):
+        if reason and option.at_least(process_guarantee()).guarantee == "batch_invariant" and is_half(a, b):
             refuse(f"{tuple(a.shape)} by {tuple(b.shape)}", reason)
         return None if reason else decide_and_run(a, b, None, option, call, by_class=True)
 
@@ -112,8 +112,8 @@ def run_below_autograd(
 def has_kernel(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Return True if the library has a kernel for the product of two matrices, or the chooser for unlisted shapes has.
 
-    An algorithm of cuBLASLt does not count. The tensors must be of a device with a library (:func:`may_have_kernel`).
-    They may lack an address (fake tensors); aligned operands are assumed.
+    An algorithm of cuBLASLt does not count. The tensors are half precision on a CUDA device (:func:`may_have_kernel`),
+    which is opened. They may lack an address (fake tensors); aligned operands are assumed.
     """
     return _has_kernel(a.device.index, aligned_operand(a), aligned_operand(b))
 
@@ -135,23 +135,23 @@ def has_kernel_for_some_m(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 def _has_kernel(index: int, a: Operand, b: Operand) -> bool:
     """Decide a product of a CUDA device without promises; return True if a kernel computes it."""
-    device, option = device_registry.device_state(index), promise_free_option()
-    decision = device.decide(a, b, None, launch_of_option(option), guarantee_of_option(option))
+    device = device_registry.device_state(index)
+    decision = device.decide(a, b, None, *option_without_promise())
     return decision.config is not None and not device.is_left_to_torch(decision)
 
 
 def may_have_kernel(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Return True if the operands are both fp16 or both bf16, and ``a`` is on a CUDA device with a library.
+    """Return True if the operands are both fp16 or both bf16, and ``a`` is on a CUDA device that may serve them.
 
-    Shapes do not count: :func:`has_kernel` asks about them.
+    Neither shapes nor the library count if the device is not open: this question opens none.
     """
-    return is_half(a, b) and device_registry.has_library(a.device.index)
+    return is_half(a, b) and device_registry.may_serve(a.device.index)
 
 
 def remember(
     device: DeviceState,
     decision: Decision,
-    operands: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, int],
+    operands: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, CallOption],
     result: torch.Tensor | None,
     call: NativeCall | None = None,
 ) -> None:
@@ -173,7 +173,7 @@ def remember(
         # Nothing of a device whose library has been replaced meanwhile.
         if table is not None and device_registry.devices.get(a.device.index) is device:
             answer = (None, None) if result is None else device.prepared(decision, result)
-            table.learn(a, b, out, option, a.element_size(), *answer)
+            table.learn(a, b, out, option.code, a.element_size(), *answer)
             if call is not None:
                 call.learn(a.element_size(), *answer)
             need = 0 if result is None else device.workspace_bytes(decision)

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 from outblas.dispatch.autograd import compute_mm, gradients, save_operands
+from outblas.dispatch.call_option import option_without_promise
 from outblas.dispatch.guarantees import invariant_operators
-from outblas.dispatch.guarantees.guarantee import GUARANTEES, Guarantee, with_guarantee
-from outblas.dispatch.promises import promise_free_option
+from outblas.dispatch.guarantees.guarantee import GUARANTEES, Guarantee
 
 # Inductor must not hand over other strides than were traced: our kernels are chosen by them.
 _TAGS = (getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order), torch.Tag.pt2_compliant_tag)
@@ -33,7 +33,7 @@ def _setup(ctx: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> 
 
 
 def _compute(guarantee: Guarantee, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    return compute_mm(a, b, with_guarantee(promise_free_option(), guarantee))
+    return compute_mm(a, b, option_without_promise(guarantee))
 
 
 def _backward(guarantee: Guarantee, ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None]:

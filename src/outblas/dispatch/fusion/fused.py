@@ -30,10 +30,10 @@ from outblas.core.errors import CompileError, DeviceError, ToolchainMissing
 from outblas.core.problem import Problem
 from outblas.core.roofline import architecture
 from outblas.dispatch import device_registry
+from outblas.dispatch.call_option import call_option
 from outblas.dispatch.decide import Decision, NotWhileCapturing, Operand, problem_of_layer
 from outblas.dispatch.device_state import KEPT_CALLS, KEPT_DECISIONS
 from outblas.dispatch.fusion.kernel_choice import kernel_despite_fallback, kernel_to_fuse
-from outblas.dispatch.promises import launch_of_option
 from outblas.dispatch.tensors import aligned_operand, operand
 from outblas.dispatch.unlisted_shapes import ask_cublaslt
 from outblas.kernels.epilogue import Epilogue, why_not_fused
@@ -219,7 +219,6 @@ def fused_product(
     extra: Extra,
     epilogue: Epilogue,
     out: torch.Tensor | None = None,
-    option: int | None = None,
     wait: bool = False,
 ) -> torch.Tensor | None:
     """Compute ``act(a @ b + bias) + residual`` by a fused kernel on the current stream.
@@ -233,7 +232,6 @@ def fused_product(
         extra: the tensors that ``epilogue`` names.
         epilogue: the operations that follow the product.
         out: of the result's shape, contiguous; None: a new tensor.
-        option: as for :func:`outblas.dispatch.product.decide_and_run`.
         wait: wait for the compiler if the kernel is not there yet.
 
     Returns:
@@ -243,7 +241,7 @@ def fused_product(
     Raises:
         DeviceError: the driver refused the launch.
     """
-    decision, reason = _decide(a, b, extra, epilogue, out, option)
+    decision, reason = _decide(a, b, extra, epilogue, out)
     if reason or decision.problem is None or decision.config is None:
         return None
     import torch
@@ -253,8 +251,8 @@ def fused_product(
     with device.make_current(a.device.index):
         capturing = torch.cuda.is_current_stream_capturing()
         if not state.kernel_ready(problem, config, epilogue, wait, capturing):
-            if wait and _decide(a, b, extra, epilogue, out, option)[0].config not in (None, config):
-                return fused_product(a, b, extra, epilogue, out, option, wait)  # by the kernel in place of a failed one
+            if wait and _decide(a, b, extra, epilogue, out)[0].config not in (None, config):
+                return fused_product(a, b, extra, epilogue, out, wait)  # by the kernel in place of a failed one
             return None
         stream, need = _stream(a.device.index), workspace_bytes(problem, config)
         space = None
@@ -272,7 +270,7 @@ def fused_product(
 
 def why_not(a: torch.Tensor, b: torch.Tensor, extra: Extra, epilogue: Epilogue, out: torch.Tensor | None = None) -> str:
     """Return why :func:`fused_product` leaves such operands to torch even when compiled; empty if it does not."""
-    decision, reason = _decide(a, b, extra, epilogue, out, None)
+    decision, reason = _decide(a, b, extra, epilogue, out)
     if reason or decision.problem is None or decision.config is None:
         return reason or decision.reason
     return _state(a.device.index).failed.get((kernel_kind(decision.problem, decision.config), epilogue), "")
@@ -283,7 +281,7 @@ def serves(a: torch.Tensor, b: torch.Tensor, epilogue: Epilogue) -> bool:
 
     They may lack an address (fake tensors); aligned operands are assumed.
     """
-    decision, reason = _decide(a, b, Extra(), epilogue, None, None, aligned_operand)
+    decision, reason = _decide(a, b, Extra(), epilogue, None, aligned_operand)
     return not reason and decision.config is not None
 
 
@@ -293,7 +291,6 @@ def _decide(
     extra: Extra,
     epilogue: Epilogue,
     out: torch.Tensor | None,
-    option: int | None,
     described: Callable[[torch.Tensor], Operand] = operand,
 ) -> tuple[Decision, str]:
     """The library's decision on the product, and why it cannot be fused (empty: it can)."""
@@ -302,7 +299,7 @@ def _decide(
     if not epilogue.on or not extra.fits(epilogue):
         return _NOTHING, f"nothing to fuse, or not the operands of {epilogue.name}"
     device = device_registry.device_state(a.device.index)
-    launch = launch_of_option(option)
+    launch = call_option().launch
     if epilogue.stacked:  # measured beside plain kernels
         return (device.gate(described(a), described(b)) if launch == "plain" else _NOTHING), ""
     plain_out = None if out is None or epilogue.gated else described(out)

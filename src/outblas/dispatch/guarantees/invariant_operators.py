@@ -13,9 +13,8 @@ import torch
 
 from outblas.dispatch import device_registry
 from outblas.dispatch.aten_products import HALF_DTYPES, our_bmm, our_mm, torch_addmm, torch_baddbmm, torch_bmm, torch_mm
-from outblas.dispatch.guarantees.guarantee import with_guarantee
+from outblas.dispatch.call_option import CallOption, option_without_promise
 from outblas.dispatch.product import decide_and_run
-from outblas.dispatch.promises import promise_free_option
 
 
 def mm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -47,8 +46,8 @@ def baddbmm(bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, beta: Any =
     return _added(bias, bmm(a, b), beta, alpha)
 
 
-def _option() -> int:
-    return with_guarantee(promise_free_option(), "batch_invariant")
+def _option() -> CallOption:
+    return option_without_promise("batch_invariant")
 
 
 def _is_half_batch(a: torch.Tensor, b: torch.Tensor) -> bool:
