@@ -7,7 +7,8 @@ Command:
     python benchmarks/vllm_engine.py --untuned 20261129 --variants torch outblas tuned
 
 Result file: results/<gpu>/vllm.json. Needs a GPU and vLLM. An interrupted run resumes; each process is written at its
-end. With ``--gpus`` models run side by side, each on a GPU of its own.
+end. After a restart of the machine, the pair that was not whole begins anew. With ``--gpus`` models run side by side,
+each on a GPU of its own.
 
 A pair is two fresh processes, ``torch`` (vLLM's default compilation and capture sizes) and ``outblas`` (the same with
 ``OUTBLAS_VLLM=1``), in alternating order. Both have the same random weights, N(0, 0.02), in bf16. No model is
@@ -52,7 +53,7 @@ from outblas.core.errors import OutblasError, RecordError
 from outblas.core.files import write_json
 from outblas.core.plain_files import read_object
 from outblas.kernels.kernel_hash import kernels_sha
-from outblas.records.provenance import collect_provenance, script_command
+from outblas.records.provenance import collect_provenance, script_command, start_of_machine
 from outblas.records.results import result_file
 from outblas.records.user_library import LIBRARY_VARIABLE
 
@@ -192,18 +193,31 @@ def run_all(arguments: argparse.Namespace) -> None:
     print("written:", out)
 
 
+def of_whole_pairs(processes: Sequence[dict[str, Any]], variants: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the processes of pairs that have all variants, and those of this start of the machine.
+
+    The others cannot become a pair: hosts differ by up to 10% in a step of 256 sequences.
+    """
+    good = {(one["pair"], one["variant"]) for one in processes if "error" not in one}
+    whole = {pair for pair, _ in good if all((pair, variant) in good for variant in variants)}
+    here = start_of_machine()
+    return [one for one in processes if one["pair"] in whole or one.get("machine", "") == here]
+
+
 def run_model(
     model: str, arguments: argparse.Namespace, known: dict[str, Any], out: Path, writing: Lock, gpu: str | None
 ) -> None:
     """Run the processes that a model lacks, on one GPU; None: the first."""
     with writing:
         entry = known["models"].setdefault(model, {"processes": []})
+        entry["processes"] = of_whole_pairs(entry["processes"], arguments.variants)
     done = {(one["pair"], one["variant"]) for one in entry["processes"] if "error" not in one}
     for pair, variant in order(arguments.pairs, arguments.variants):
         if (pair, variant) in done:
             continue
         begun = time.perf_counter()
-        made = {"pair": pair, "variant": variant, **run_process(model, variant, arguments, gpu)}
+        made = {"pair": pair, "variant": variant, "machine": start_of_machine()}
+        made |= run_process(model, variant, arguments, gpu)
         made["seconds"] = time.perf_counter() - begun
         made["provenance"] = collect_provenance(script_command("benchmarks/vllm_engine.py"), None)
         with writing:

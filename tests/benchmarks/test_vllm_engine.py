@@ -194,7 +194,7 @@ def test_a_result_file_of_another_form_is_refused_in_one_line(code: Any, tmp_pat
 def test_a_process_with_other_cells_than_the_file_is_refused(
     code: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    older = {"pair": 0, "variant": "torch", **found(5.0, 100.0)}
+    older = {"pair": 0, "variant": "torch", "machine": code.start_of_machine(), **found(5.0, 100.0)}
     older["decode"]["512"] = [9.0]
     out = tmp_path / "vllm.json"
     out.write_text(json.dumps({"models": {"qwen2.5-7b": {"processes": [older]}}}))
@@ -269,6 +269,26 @@ def test_a_restart_runs_what_is_missing_and_what_failed(
     assert ran == [("qwen2.5-7b", "torch"), ("qwen2.5-7b", "outblas"), ("qwen2.5-7b", "outblas")]
     entry = json.loads(out.read_text())["models"]["qwen2.5-7b"]
     assert len(entry["processes"]) == 2 and entry["geomean"]["decode"] == 1.0
+
+
+def test_a_pair_is_of_one_start_of_the_machine(code: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[tuple[str, str]] = []
+
+    def run_process(model: str, variant: str, arguments: Any, gpu: str | None) -> dict[str, Any]:
+        ran.append((code.start_of_machine(), variant))
+        return {"error": "no time", "log": []} if len(ran) == 4 else found(5.0, 100.0)
+
+    monkeypatch.setattr(code, "run_process", run_process)
+    monkeypatch.setattr(code, "collect_provenance", lambda *_: {"gpu": None})
+    out = tmp_path / "vllm.json"
+    arguments = SimpleNamespace(out=out, models=["qwen2.5-7b"], pairs=2, variants=["torch", "outblas"], gpus=[])
+    for machine in ("one", "other"):
+        monkeypatch.setattr(code, "start_of_machine", lambda machine=machine: machine)
+        code.run_all(arguments)
+    one, other = ("one", "torch"), ("other", "torch")
+    assert ran == [one, ("one", "outblas"), ("one", "outblas"), one, ("other", "outblas"), other]
+    entry = json.loads(out.read_text())["models"]["qwen2.5-7b"]
+    assert [each["machine"] for each in entry["processes"]] == ["one", "one", "other", "other"]
 
 
 def test_models_run_side_by_side_on_gpus_of_their_own(
