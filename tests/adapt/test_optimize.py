@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import outblas
-from outblas.adapt.optimize_report import OptimizeReport
+from outblas.adapt.optimize import OptimizeReport
 from outblas.core.errors import UsageError
 from support.models import decoder_blocks as blocks
 from support.models.decoder_blocks import counted, decoder, products, rows

@@ -15,7 +15,7 @@ from torch import nn
 import outblas
 from outblas.adapt import prepare as prepare_module
 from outblas.adapt import tune_captured
-from outblas.adapt.prepare_report import ALGORITHM, LIBRARY, TORCH, UNLISTED, PreparedProduct, PrepareReport
+from outblas.adapt.prepare import ALGORITHM, LIBRARY, TORCH, UNLISTED, PreparedProduct, PrepareReport
 from outblas.core.errors import RecordError, UsageError
 from outblas.core.problem import Problem
 from outblas.dispatch import device_registry

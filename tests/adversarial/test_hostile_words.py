@@ -25,7 +25,7 @@ from outblas.llm.budget import Cost
 from outblas.llm.evolve_journal import AnswerOutcome, EvolveJournal
 from outblas.llm.reply import Reply
 from outblas.records.store import Store
-from outblas.workers.worker_messages import UnreadableMessage, receive
+from outblas.workers.sandbox import UnreadableMessage, receive
 from support.evolve_fixture import evolve
 from support.free_fixture import ANSWERS, BODY, IMPORTS_NOTHING, cache_fixture, compiles, device_text  # noqa: F401
 from support.free_workers import ESCAPES, with_hostile_words

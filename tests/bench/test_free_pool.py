@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from outblas.bench.pool.gpu_pool import PoolEvaluator
-from outblas.bench.pool.local_workers import LocalTransport
 from outblas.bench.pool.transport import EvaluateTask, EvaluatorSpec, Event, Task
 from outblas.bench.pool.units import WorkUnit, WorkUnits
+from outblas.bench.pool.worker_plan import LocalTransport
 from outblas.bench.pool.worker_slot import WorkerSlot
 from outblas.core.errors import UsageError
 from outblas.core.evaluation import Status

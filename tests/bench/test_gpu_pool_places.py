@@ -118,7 +118,7 @@ class Pipe:
 
 
 def test_local_workers_are_at_work_until_their_last_word_and_end_together() -> None:
-    from outblas.bench.pool.local_workers import LocalTransport
+    from outblas.bench.pool.worker_plan import LocalTransport
 
     log: list[Any] = []
     transport: Any = LocalTransport.__new__(LocalTransport)

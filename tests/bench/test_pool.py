@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from outblas.bench.pool.gpu_pool import MAX_LOSSES_IN_A_ROW, PoolEvaluator
-from outblas.bench.pool.local_workers import LocalTransport
 from outblas.bench.pool.transport import EvaluatorSpec, Task
+from outblas.bench.pool.worker_plan import LocalTransport
 from outblas.core.config import LAUNCHES, config_name, launch_of
 from outblas.core.errors import DeviceError, UsageError
 from outblas.core.evaluation import Evaluation, Status
@@ -281,7 +281,7 @@ DRIVER = """
 import sys
 from pathlib import Path
 from outblas.bench.pool.gpu_pool import PoolEvaluator
-from outblas.bench.pool.local_workers import LocalTransport
+from outblas.bench.pool.worker_plan import LocalTransport
 from outblas.bench.pool.transport import EvaluatorSpec
 from outblas.core.gpu_records import packaged_gpu
 from outblas.records.store import Store

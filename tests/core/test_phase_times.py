@@ -11,8 +11,8 @@ import pytest
 
 from outblas.bench.live_evaluator import LiveEvaluator
 from outblas.bench.pool.gpu_pool import PoolEvaluator
-from outblas.bench.pool.local_workers import LocalTransport
 from outblas.bench.pool.transport import EvaluateTask, EvaluatorSpec, Task
+from outblas.bench.pool.worker_plan import LocalTransport
 from outblas.core.evaluation import Status
 from outblas.core.phase_times import PhaseTimer, PhaseTotals, sum_totals
 from outblas.core.problem import Problem

@@ -9,9 +9,8 @@ import pytest
 
 from outblas.bench.pool import worker_plan
 from outblas.bench.pool.gpu_pool import PoolEvaluator
-from outblas.bench.pool.local_workers import LocalTransport
 from outblas.bench.pool.transport import EvaluatorSpec
-from outblas.bench.pool.worker_plan import WorkerPlan
+from outblas.bench.pool.worker_plan import LocalTransport, WorkerPlan
 from outblas.core.errors import DeviceError, UsageError
 from outblas.core.rivals import RIVALS
 from outblas.jail.evaluation_file import load

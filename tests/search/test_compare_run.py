@@ -25,9 +25,8 @@ from outblas.search.agents.agent_registry import make_agent
 from outblas.search.agents.base import Agent
 from outblas.search.compare import compare_pool, compare_run, held_out
 from outblas.search.compare.compare_result import read_comparison
-from outblas.search.compare.compare_run import CompareRequest, run_compare
+from outblas.search.compare.compare_run import CompareRequest, noise_floor, run_compare
 from outblas.search.compare.held_out import CompareUnit, Plan, held_out_tasks, run_unit, search_task
-from outblas.search.compare.noise_floor import noise_floor
 from outblas.search.tune import Interrupted
 from support.gpus.known import H200
 from support.helpers import synthetic_recording

@@ -12,7 +12,6 @@ from outblas.bench import record_suite, run_bench
 from outblas.core.problem import Problem
 from outblas.core.suites import Table
 from outblas.search.build_library import (
-    adopted_finalists,
     benching,
     build_run,
     build_searches,
@@ -44,7 +43,7 @@ def script_fixture(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The modules of the build, and the fake that they ask."""
     benched, _ = install(monkeypatch, run_bench), install(monkeypatch, record_suite)
     fake, trial = install(monkeypatch, build_searches), install(monkeypatch, trials)
-    asking = (benching, build_steps, build_work, finalists, open_rows, reopened_finalists, weak_rows, adopted_finalists)
+    asking = (benching, build_steps, build_work, finalists, open_rows, reopened_finalists, weak_rows, build_run)
     for module in asking:
         monkeypatch.setattr(module, "gpu_of_device", lambda index: H200)
     monkeypatch.setattr("outblas.core.suites.suite", problems_of)

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import pytest
 
 from outblas.core.phase_times import PhaseTotals
-from outblas.workers import host_limits, worker_messages
+from outblas.workers import host_limits, sandbox
 from outblas.workers.host_limits import HostLimits, folder_usage, memory_file_bytes, resident_bytes
-from outblas.workers.worker_messages import PlainConnection, UnreadableMessage, receive
+from outblas.workers.sandbox import PlainConnection, UnreadableMessage, receive
 
 
 def over(monkeypatch, resident, files, used=0, entries=0, folder="/own"):
@@ -140,4 +140,4 @@ def test_a_plain_connection_encodes_answers_and_leaves_accounts_behind(monkeypat
     for message in (("ready", PhaseTotals()), ("end", PhaseTotals()), ("begin", 2), ("done", 2, 5), ("fault", "x")):
         plain.send(message)
     assert sent == [["ready"], ["end"], ["begin", 2], ["done", 2, {"value": 5}], ["fault", "x"]]
-    assert worker_messages._is_index(3, (3,)) and not worker_messages._is_index(True, (1,))
+    assert sandbox._is_index(3, (3,)) and not sandbox._is_index(True, (1,))

@@ -6,13 +6,13 @@ The parameters stay the same objects, with the same values. So state dicts, opti
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from outblas.adapt.graph_memory import keep_for_graphs
+from outblas.dispatch import device_registry
 from outblas.dispatch.fusion.joined_operators import matrix_keepers
 
 #: Address of a storage -> weak reference, for those in which weights were laid by turns. Weights may lie there still
@@ -158,3 +158,32 @@ def _view(linear: Any, name: str) -> tuple[Any, ...]:
     if parameter is None:
         return linear, name, None, int, 0, int, 0
     return linear, name, parameter, parameter.data_ptr, parameter.data_ptr(), parameter.numel, parameter.numel()
+
+
+#: Tensors that hold such memory.
+_kept: list[Any] = []
+
+
+def keep_for_graphs(parameters: Iterable[Any]) -> None:
+    """Keep the present memory of parameters while a CUDA graph may read it; call it before they move.
+
+    Without graphs nothing is kept, and what was kept before is let go.
+
+    Args:
+        parameters: the parameters. Those on other devices than GPUs do not count.
+    """
+    if _graphs_may_live():
+        _kept.extend(one.data for one in parameters if one.device.type == device_registry.DEVICE_TYPE)
+    else:
+        _kept.clear()
+
+
+def _graphs_may_live() -> bool:
+    """Return False if torch's allocator has no memory pool beside its default one."""
+    if not torch.cuda.is_initialized():
+        return False
+    try:
+        segments = torch.cuda.memory_snapshot()
+    except RuntimeError:  # an allocator that does not know, such as cudaMallocAsync
+        return True
+    return any(segment.get("segment_pool_id") != (0, 0) for segment in segments)

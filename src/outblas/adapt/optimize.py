@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+import re
+import sys
+import types
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from outblas.adapt.contiguous_saving import save_as_before, save_contiguously
+from torch import nn
+
 from outblas.adapt.model_weights import check_module
 from outblas.adapt.module_draft import ModuleDraft, ModulePlan, install, uninstall
 from outblas.adapt.norms import epsilon_of_norm
-from outblas.adapt.optimize_report import OptimizeReport
 from outblas.adapt.parts import FusedNorm
-from outblas.adapt.pass_through import returns_what_forward_returns
 from outblas.adapt.plain_linears import why_not_plain
 from outblas.adapt.structures import find_activated, find_gates, find_last, find_merges, find_sums
 from outblas.core.errors import TensorError, UsageError
@@ -20,6 +26,41 @@ if TYPE_CHECKING:
     import torch
 
 _TAKEN = "shares a weight with a layer of another group"
+
+
+@dataclass
+class OptimizeReport:
+    """The changes of :func:`outblas.optimize` to a model. The text has one line for equal entries of all layers.
+
+    Attributes:
+        merged: groups of layers that became one product, e.g. ``"layers.0.attn: q_proj, k_proj, v_proj"``.
+        fused: operations that run in a product's kernel if there is one, e.g. ``"layers.0.mlp: silu(gate_proj) *
+            up_proj"``.
+        norms: RMS norms that torch's fused kernel computes, e.g. ``"layers.0.input_norm: RMS norm"``.
+        left_alone: name of a layer or module -> the reason.
+    """
+
+    merged: list[str] = field(default_factory=list)
+    fused: list[str] = field(default_factory=list)
+    norms: list[str] = field(default_factory=list)
+    left_alone: dict[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        lines = []
+        for title, entries in (("merged", self.merged), ("fused", self.fused), ("in torch's kernel", self.norms)):
+            lines += [f"{title}:", *(_collapsed(entries) or ["  nothing"])]
+        left = _collapsed(f"{name}: {reason}" for name, reason in self.left_alone.items())
+        return "\n".join([*lines, "left alone:", *(left or ["  nothing"])])
+
+
+def _collapsed(entries: Iterable[str]) -> list[str]:
+    """Return a line for entries that differ in the numbers of layers alone, with their count."""
+    counts: dict[str, int] = {}
+    for entry in entries:
+        name, _, rest = entry.partition(":")
+        key = re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name) + ":" + rest
+        counts[key] = counts.get(key, 0) + 1
+    return [f"  {key} ({count} times)" if count > 1 else f"  {key}" for key, count in counts.items()]
 
 
 def optimize(model: torch.nn.Module) -> OptimizeReport:
@@ -256,3 +297,104 @@ def _shown(name: str) -> str:
 
 def _path(name: str, child: str) -> str:
     return f"{name}.{child}" if name else child
+
+
+#: The method, and its argument with the tensors to save.
+METHOD, STATE = "save_pretrained", "state_dict"
+#: Attribute of the method that :func:`save_contiguously` sets.
+_OURS = "outblas_saves"
+
+
+def save_contiguously(model: Any) -> None:
+    """Replace ``save_pretrained`` of a module and of those inside, if it takes a state dict; return None.
+
+    Args:
+        model: any module. A method that was replaced on the instance is left alone.
+    """
+    for module in model.modules():
+        original = getattr(type(module), METHOD, None)
+        own = module.__dict__.get(METHOD)  # an unpickled module may have that of its class
+        if not inspect.isfunction(original) or (own is not None and getattr(own, "__func__", None) is not original):
+            continue
+        signature = inspect.signature(original)
+        if STATE in signature.parameters:
+            setattr(module, METHOD, types.MethodType(_saver(original, signature), module))
+
+
+def save_as_before(model: Any) -> None:
+    """Undo :func:`save_contiguously`; return None."""
+    for module in model.modules():
+        if hasattr(module.__dict__.get(METHOD), _OURS):
+            delattr(module, METHOD)
+
+
+def contiguous_tensors(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a state dict whose strided tensors are contiguous. Names of one tensor have one copy.
+
+    Args:
+        state: name -> tensor, or any other value, which is kept.
+    """
+    copies: dict[tuple[Any, ...], Any] = {}
+
+    def contiguous(value: Any) -> Any:
+        if not _needs_copy(value):
+            return value
+        place = (value.data_ptr(), value.dtype, tuple(value.shape), value.stride())
+        if place not in copies:
+            copies[place] = value.contiguous()
+        return copies[place]
+
+    return {name: contiguous(value) for name, value in state.items()}
+
+
+def _needs_copy(value: Any) -> bool:
+    import torch
+
+    return isinstance(value, torch.Tensor) and value.layout == torch.strided and not value.is_contiguous()
+
+
+def _saver(original: Any, signature: inspect.Signature) -> Any:
+    @functools.wraps(original)
+    def save_pretrained(self: Any, *args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(self, *args, **kwargs)
+        state = given.arguments.get(STATE)
+        state = self.state_dict() if state is None else state
+        if any(map(_needs_copy, state.values())):
+            given.arguments[STATE] = contiguous_tensors(state)
+        return original(*given.args, **given.kwargs)
+
+    setattr(save_pretrained, _OURS, True)
+    return save_pretrained
+
+
+#: Decorators that return what they wrap returns, by the module and the name of their inner function.
+_DECORATORS = (
+    ("transformers.modeling_layers", "forward_with_checkpointing"),  # what GradientCheckpointingLayer wraps around it
+    ("transformers.utils.deprecation", "wrapped_func"),  # deprecate_kwarg
+)
+
+
+def returns_what_forward_returns(module: Any) -> bool:
+    """Return True if a call of a module gives what the innermost function of its ``forward`` returns.
+
+    Hooks do not count here. A class with a ``__call__`` of its own may do anything, and so may an unknown decorator.
+
+    Args:
+        module: a module whose ``forward`` is that of its class.
+    """
+    if type(module).__call__ not in _calls():
+        return False
+    function = type(module).forward
+    while hasattr(function, "__wrapped__"):
+        # functools.wraps replaces the names of the function itself, but neither its globals nor its code
+        if (function.__globals__.get("__name__"), function.__code__.co_name) not in _DECORATORS:
+            return False
+        function = function.__wrapped__
+    return True
+
+
+def _calls() -> list[Any]:
+    """Return the ``__call__`` of torch and of transformers' decoder layers; older versions have their own."""
+    layers = sys.modules.get("transformers.modeling_layers")
+    kinds = (nn.Module, getattr(layers, "GradientCheckpointingLayer", nn.Module))
+    return [kind.__call__ for kind in kinds]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from html import escape
+from pathlib import Path
 from typing import Any
 
-from outblas.publish.html.assets import page_script, page_style
+from outblas.publish.html.heat import heat_css
 from outblas.publish.words import date_words
 from outblas.runtime.counters import COUNTER_COLUMNS
 
@@ -186,3 +188,19 @@ def _json(data: Any) -> str:
     """Return JSON that no content can end early: ``<``, ``>`` and ``&`` are escaped."""
     text = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+@cache
+def page_style() -> str:
+    """Return the style sheet of a page."""
+    return _read("page.css") + heat_css()
+
+
+@cache
+def page_script() -> str:
+    """Return the script of a page."""
+    return _read("page.js")
+
+
+def _read(name: str) -> str:
+    return Path(__file__).with_name(name).read_text(encoding="utf-8")

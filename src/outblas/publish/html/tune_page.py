@@ -8,6 +8,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from outblas.core.config import LAUNCHES
 from outblas.core.errors import RecordError
 from outblas.core.files import write_atomic
 from outblas.core.plain_files import read_plain_file
@@ -19,9 +20,8 @@ from outblas.publish.html.evolve_data import load_evolution
 from outblas.publish.html.evolve_page import render_evolution
 from outblas.publish.html.figures import find_gpu, group_charts
 from outblas.publish.html.heat import heat_html
-from outblas.publish.html.intervals_table import intervals_section
 from outblas.publish.html.run_data import EMBEDDED, Group, ReportedRun, embedded_rows, load_run
-from outblas.publish.html.shell import copy_html, html_page, is_page, provenance_section
+from outblas.publish.html.shell import copy_html, html_page, is_page, provenance_section, table
 from outblas.publish.html.tune_tables import (
     counters_section,
     every_problem,
@@ -31,8 +31,10 @@ from outblas.publish.html.tune_tables import (
     regimes_table,
     top_wins_table,
 )
-from outblas.publish.words import date_words
+from outblas.publish.words import date_words, short_config
 from outblas.records.averages import figures_of
+from outblas.records.library_interval import LibraryInterval
+from outblas.records.library_row import LibraryChoice
 from outblas.records.results import PROVENANCE_FIELDS, read_meta
 from outblas.search.compare.compare_result import KIND as COMPARE_KIND
 from outblas.search.compare.compare_result import read_comparison
@@ -215,3 +217,29 @@ def _run_facts(run: dict[str, Any], known: dict[str, Any]) -> dict[str, Any]:
         elif key not in ("format", "kind") and known.get(key) != value:
             facts[f"run: {key}"] = value
     return facts
+
+
+_LAUNCH_HEADS = ("Without PDL", "With PDL", "Constant weights")
+
+
+def intervals_section(run: ReportedRun) -> str:
+    """Return the run's intervals as HTML, a row per interval; an empty text if it has none."""
+    if not run.intervals:
+        return ""
+    lines = [
+        (one.weight.key, f"{one.first}..{one.last}", *_choices(one), ", ".join(map(str, one.measured)))
+        for one in run.intervals
+    ]
+    caption = "One kernel per launch option serves each M; speed-ups are the lowest of the measured M"
+    found = table(caption, ("Weight", "M", *_LAUNCH_HEADS, "Proved at M"), lines)
+    return f"<section aria-labelledby='intervals'><h2 id='intervals'>Intervals of M</h2>{found}</section>"
+
+
+def _choices(one: LibraryInterval) -> list[str]:
+    """Return for each launch option the kernel with its lowest speed-up, or what runs in its place."""
+    baseline = "cuBLASLt " + one.row.fallback if one.row.fallback else "torch.matmul"
+    return [baseline if c is None else _kernel(c) for c in map(one.row.choice, LAUNCHES)]
+
+
+def _kernel(choice: LibraryChoice) -> str:
+    return f"{short_config(choice.config)}, {choice.speedup:.3f}×"

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from outblas.core.errors import RecordError, UsageError
 from outblas.core.journal import Journal, check_same_settings
@@ -13,6 +16,7 @@ from outblas.core.roofline import Gpu
 from outblas.records.provenance import collect_provenance, provenance_field, source_commit
 from outblas.records.recording import Recording
 from outblas.records.recording_hash import recording_sha
+from outblas.records.replay import standard_error
 from outblas.records.results import PROVENANCE_FIELDS
 from outblas.search.agents.agent_file import check_agent_file, is_agent_file
 from outblas.search.agents.agent_registry import agent_preparations, make_agent
@@ -20,7 +24,6 @@ from outblas.search.compare.arms import SOURCES, arm_parts, arms_of, parts_of
 from outblas.search.compare.compare_pool import Watch, run_units
 from outblas.search.compare.compare_result import read_comparison, write_comparison
 from outblas.search.compare.held_out import CompareUnit, HeldOutTask, Plan, check_agents, held_out_tasks
-from outblas.search.compare.noise_floor import noise_floor
 from outblas.search.compare.splits import Split, check_split
 from outblas.search.tune import Interrupted
 
@@ -360,3 +363,35 @@ def _cost(agent: str, entries: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         "prepare_s": round(sum(prepared) / len(prepared), 4),
         "task_ms": round(1000 * sum(entry["seconds"] for entry in mine) / tasks, 4),
     }
+
+
+#: Recordings that are drawn for the simulation.
+DRAWS = 200
+
+
+def noise_floor(recording: Recording, tasks: Sequence[HeldOutTask], seed: int = 0) -> float:
+    """Return the quality of the choice of the fastest recorded candidate, if recording and truth differ by the noise.
+
+    It is a geometric mean over tasks, below 1. Recorded medians are taken as the truth. Other recordings are drawn
+    around them: normal in log time, with the standard error that follows from a cell's spread and rounds. Each
+    recording's fastest candidate is then judged by the truth. The recording hides differences of agents above this
+    floor.
+
+    Args:
+        recording: the recording.
+        tasks: tasks of recorded problems, at least one.
+        seed: seed of the draws.
+    """
+    rng, losses = np.random.default_rng(seed), []
+    for task in tasks:
+        row = recording.row(task.problem)
+        columns = [column for c in task.candidates if (column := recording.catalogue_index(c)) is not None]
+        passed = [column for column in columns if np.isfinite(recording.median_us[row, column])]
+        log_us = np.log(recording.median_us[row, passed].astype(np.float64))
+        errors = [
+            standard_error(float(recording.spread[row, column]), int(recording.rounds[row, column]))
+            for column in passed
+        ]
+        drawn = log_us + rng.standard_normal((DRAWS, len(passed))) * np.array(errors)
+        losses.append(float(np.mean(log_us[drawn.argmin(axis=1)] - log_us.min())))
+    return round(math.exp(-float(np.mean(losses))), 6)
