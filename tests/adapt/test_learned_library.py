@@ -17,7 +17,7 @@ from outblas.adapt.learning.learning_device import LearningDevice
 from outblas.adapt.learning.ready_contenders import WHILE_RUNNING, WHILE_SETTLING, find_ready, ready_cubin
 from outblas.core.problem import Problem
 from outblas.dispatch.unlisted_shapes import offered_kernels, predicted_kernels, promising_answers
-from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.kernels.legality import why_illegal
 from outblas.learn.any_shape import AnyShapeModel
 from outblas.records.library import Library
@@ -37,7 +37,7 @@ from outblas.adapt.learning.learning_device import LearningDevice
 from outblas.core.gpu_records import packaged_records
 from outblas.core.problem import Problem
 from outblas.dispatch.unlisted_shapes import offered_kernels, predicted_kernels, promising_answers
-from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.records.library_row import LibraryChoice, LibraryRow
 device = LearningDevice(0, None, packaged_records()["h200"].gpu)
 print("ready", flush=True)

@@ -21,7 +21,7 @@ from outblas.core.problem import Problem  # noqa: E402
 from outblas.judge.reference import Reference  # noqa: E402
 from outblas.judge.sliced_reference import BLOCK_BYTES, SlicedReference, block_extents  # noqa: E402
 from outblas.judge.stream_clock import HostBehindGpu  # noqa: E402
-from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig  # noqa: E402
+from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig  # noqa: E402
 from support.gpus.known import H200  # noqa: E402
 from support.learning.steps import result_of  # noqa: E402
 

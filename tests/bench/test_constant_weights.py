@@ -15,7 +15,7 @@ from outblas.core.errors import ConfigError, RecordError
 from outblas.core.evaluation import Evaluation
 from outblas.core.problem import Problem
 from outblas.dispatch.decide import Operand, decide
-from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.publish.html.run_data import ReportedRun
 from outblas.publish.html.tune_page import render
 from outblas.publish.tables.all_rows_table import markdown_table

@@ -20,7 +20,7 @@ from outblas.core.evaluation import Status
 from outblas.core.problem import Problem
 from outblas.jail.jailed_evaluator import FreeOptions
 from outblas.kernels.custom.free_kernel import FreeKernel
-from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from support import free_workers, pool_workers
 from support.free_fixture import BODY, cache_fixture, compiles, device_text, host_text  # noqa: F401
 from support.helpers import ROOT, running

@@ -15,7 +15,7 @@ from outblas.bench.ncu_target import ProfiledAlgorithm, Profiler, ProfileWork, c
 from outblas.core.errors import RecordError
 from outblas.core.problem import Problem
 from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
-from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.runtime import ncu
 from support.gpus.known import H200
 from support.helpers import ROOT

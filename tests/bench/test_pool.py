@@ -21,7 +21,7 @@ from outblas.core.errors import DeviceError, UsageError
 from outblas.core.evaluation import Evaluation, Status
 from outblas.core.evaluator import Evaluator
 from outblas.core.problem import Problem
-from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.records.evaluation_json import evaluation_to_json
 from outblas.records.library import Library
 from outblas.records.replay import ReplayEvaluator

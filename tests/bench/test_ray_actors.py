@@ -82,7 +82,7 @@ def test_actors_make_what_one_process_makes(
 @pytest.mark.timeout(180)
 def test_the_live_evaluator_keeps_its_sandbox_in_an_actor(cluster: Any) -> None:
     from outblas.core.problem import Problem
-    from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+    from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 
     problem, good, exits = Problem(64, 64, 64), Sm90WgmmaConfig(64, 64), Sm90WgmmaConfig(64, 64, stages=6)
     with PoolEvaluator(RayTransport(EvaluatorSpec("support.pool_workers:live_without_gpu"), 1, 0)) as evaluator:

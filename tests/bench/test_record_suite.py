@@ -14,7 +14,7 @@ from outblas.core.errors import DeviceError, RecordError, UsageError
 from outblas.core.evaluation import Status
 from outblas.core.problem import Problem
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
-from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.kernels.legality import why_illegal
 from outblas.records.recording import Recording
 from outblas.records.recording_files import STATUS_CODES

@@ -17,7 +17,7 @@ from outblas.core.evaluation import Status
 from outblas.core.problem import Problem
 from outblas.core.rivals import RIVALS
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
-from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.records.averages import published_us
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryChoice, LibraryRow

@@ -11,7 +11,7 @@ import pytest
 from outblas.bench import run_bench
 from outblas.core.config import config_name
 from outblas.core.problem import Problem
-from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryChoice, LibraryRow, SecondWinner
 from outblas.records.library_tables import is_bench_of

@@ -21,7 +21,7 @@ from outblas.dispatch.device_state import DeviceState
 from outblas.dispatch.process_workload import process_workload
 from outblas.judge.baselines import make_baselines
 from outblas.judge.latency import RequestPlan, ServerTimes
-from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryChoice, LibraryRow, SecondWinner
 from outblas.records.library_tables import is_bench_of

@@ -16,7 +16,7 @@ from outblas.core.config import KernelConfig
 from outblas.core.errors import DeviceError, ToolchainMissing, UsageError
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
-from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.runtime.device import Device
 from outblas.workers.compile_ahead import BaselineKernels, CompileAhead
 from support.gpus.known import H200

@@ -11,7 +11,7 @@ import pytest
 
 from outblas.bench import run_bench
 from outblas.core.suites import block_problems, suite
-from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.publish.tables.notes import LARGE_FORMAT
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryChoice, LibraryRow

@@ -15,7 +15,7 @@ import pytest
 from outblas.adapt.learning.learned_products import LearnedProduct, LearningReport, Stage
 from outblas.core.errors import UsageError
 from outblas.core.problem import Problem
-from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryChoice, LibraryRow
 

@@ -15,7 +15,7 @@ from outblas.core.errors import DeviceError, RecordError
 from outblas.core.problem import Problem
 from outblas.core.roofline import regime
 from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
-from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.kernels.legality import why_illegal
 from outblas.publish.tables.counter_table import counters_table, counters_text, short_name
 from outblas.publish.tables.publish_results import check_published, publish

@@ -14,7 +14,7 @@ import pytest
 from outblas.core.evaluation import Evaluation, Status
 from outblas.core.phase_times import PhaseTotals
 from outblas.core.problem import Problem
-from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.kernels.source import make_source
 from support.helpers import ROOT, module_of_file
 

@@ -64,7 +64,7 @@ def test_a_name_has_every_knob_and_is_one_word(config: KernelConfig) -> None:
 
 def test_every_family_is_registered_under_its_own_name() -> None:
     folder = ROOT / "src" / "outblas" / "kernels" / "families"
-    assert {path.stem for path in folder.glob("*.py") if "\nFAMILY = " in path.read_text("utf-8")} == set(FAMILIES)
+    assert {path.stem for path in folder.rglob("*.py") if "\nFAMILY = " in path.read_text("utf-8")} == set(FAMILIES)
     assert all(family.config.family == name for name, family in FAMILIES.items())
 
 

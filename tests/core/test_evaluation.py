@@ -11,7 +11,7 @@ from outblas.core.clean_text import clean_text
 from outblas.core.evaluation import FAILURES, Evaluation, Speedup, Status, Timing, Verdict
 from outblas.core.problem import Problem
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
-from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.records.evaluation_json import evaluation_from_json, evaluation_to_json
 
 hypothesis = pytest.importorskip("hypothesis")

@@ -18,7 +18,7 @@ from outblas.core.phase_times import PhaseTimer, PhaseTotals, sum_totals
 from outblas.core.problem import Problem
 from outblas.core.suites import sample, suite
 from outblas.judge.bench_cell import Options
-from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.records.store import Store
 from outblas.search.agents.agent_registry import make_agent
 from outblas.search.tune import tune

@@ -13,7 +13,7 @@ from outblas.core.plausibility import is_below_floor, least_us, why_too_fast
 from outblas.core.problem import Problem
 from outblas.core.rivals import BASELINE_NAMES
 from outblas.core.roofline import memory_us, work_us
-from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.llm.feedback import feedback_text, kind_of
 from outblas.llm.train.rewards import reward_parts
 from outblas.records.averages import problem_of

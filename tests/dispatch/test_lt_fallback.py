@@ -17,7 +17,7 @@ from outblas.dispatch.call_option import CallOption
 from outblas.dispatch.decide import Decision, Operand, decide
 from outblas.dispatch.device_state import DeviceState
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
-from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.kernels.geometry_terms import COUNTERS_BYTES
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryChoice, LibraryRow

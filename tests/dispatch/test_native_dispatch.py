@@ -15,9 +15,9 @@ from outblas.dispatch import matmul as dispatch
 from outblas.dispatch.call_option import CallOption, call_option
 from outblas.dispatch.decide import Decision
 from outblas.dispatch.enable import Switch
-from outblas.kernels.families.sm90_oddrows_gemm import Sm90OddrowsConfig
-from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
-from outblas.kernels.families.sm90_wgmma_launch import tensor_boxes
+from outblas.kernels.families.sm90_oddrows_kernels import Sm90OddrowsConfig
+from outblas.kernels.families.sm90_wgmma.sm90_wgmma_gemm import FAMILY
+from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.kernels.geometry import geometry, grid
 from outblas.kernels.source import kernel_kind
 from outblas.records.library import Library
@@ -255,7 +255,7 @@ def test_a_loaded_kernel_tells_its_launch(table: Any, cuda: FakeCuda, loads: Any
     )  # fmt: skip
     assert made.output == ((64, 128), (128, 1), torch.float16)
     swizzles, kinds = real.CUtensorMapSwizzle, real.CUtensorMapDataType
-    assert [m[:4] for m in made.maps] == list(tensor_boxes(TUNED, CONFIG))
+    assert [m[:4] for m in made.maps] == list(FAMILY.tensor_boxes(TUNED, CONFIG))
     assert [m[4] for m in made.maps] == [kinds.CU_TENSOR_MAP_DATA_TYPE_FLOAT16] * 3
     assert made.maps[0][5:] == (
         swizzles.CU_TENSOR_MAP_SWIZZLE_128B, real.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,

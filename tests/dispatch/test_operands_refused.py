@@ -14,7 +14,7 @@ from outblas.dispatch import decide, device_registry, product  # noqa: E402
 from outblas.dispatch.capture.torch_mode import ProductMode  # noqa: E402
 from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig  # noqa: E402
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig  # noqa: E402
-from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig  # noqa: E402
+from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig  # noqa: E402
 from outblas.kernels.legality import why_illegal  # noqa: E402
 from outblas.runtime import launch  # noqa: E402
 from support.dispatch_fixture import rows  # noqa: E402

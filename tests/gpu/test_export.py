@@ -14,7 +14,7 @@ pytest.importorskip("cuda.bindings")
 import torch
 
 from outblas.core.problem import Problem
-from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.publish.export.exported_files import export
 from outblas.publish.export.target import Target, find_target
 from outblas.records.library import Library

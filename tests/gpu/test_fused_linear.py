@@ -21,7 +21,7 @@ from outblas.dispatch.device_state import DeviceState
 from outblas.dispatch.fusion import fused
 from outblas.judge.fused_gates import worst_fused_error
 from outblas.kernels.epilogue import ACTIVATIONS, STACKED_GATE, Epilogue
-from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryChoice, LibraryRow
 from outblas.runtime.device import gpu_of_device

@@ -21,7 +21,7 @@ from outblas.core.rivals import AUTO_REQUEST
 from outblas.dispatch import device_registry, native, native_table
 from outblas.dispatch.device_state import DeviceState
 from outblas.judge.reference import Reference
-from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.kernels.geometry import workspace_bytes
 from outblas.kernels.legality import why_illegal
 from outblas.records.library import Library

@@ -21,7 +21,7 @@ from outblas.dispatch.cubin_build import build, is_current, packaged_libraries, 
 from outblas.dispatch.device_state import DeviceState
 from outblas.judge.reference import Reference
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
-from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.kernels.kernel_hash import kernels_sha
 from outblas.kernels.source import make_source
 from outblas.records.library import Library

@@ -15,7 +15,7 @@ from outblas.core.problem import Problem
 from outblas.jail.jailed_evaluator import FreeOptions, JailedEvaluator
 from outblas.judge.bench_cell import Options
 from outblas.kernels.custom.free_kernel import FreeKernel
-from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from support import free_workers
 from support.free_fixture import ANSWERS, BODY, IMPORTS_NOTHING, cache_fixture, compiles, device_text  # noqa: F401
 from support.gpus.known import H200

@@ -15,7 +15,7 @@ from outblas.jail import jailed_worker as free
 from outblas.jail.answers import decode, encode
 from outblas.judge.bench_cell import Baselines, Options
 from outblas.kernels.custom.free_kernel import FreeKernel
-from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.workers import handler as plain
 from outblas.workers.work_item import WorkItem
 from support.free_fixture import BODY, device_text, host_text

@@ -23,7 +23,7 @@ from outblas.jail.static_gate import examine
 from outblas.jail.symbols import allowed, why_refused
 from outblas.jail.text_rules import refusal
 from outblas.kernels.custom.free_kernel import FreeKernel
-from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.records.evaluation_json import evaluation_from_json, evaluation_to_json
 from outblas.runtime.cubin import CubinCache
 from support.free_fixture import BODY, cache_fixture, compiles, device_text, exploit, host_text  # noqa: F401

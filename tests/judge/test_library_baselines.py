@@ -12,7 +12,7 @@ from outblas.core.errors import DeviceError, ToolchainMissing  # noqa: E402
 from outblas.core.problem import Problem  # noqa: E402
 from outblas.judge import baselines, matmul_heuristics, sm_clock  # noqa: E402
 from outblas.judge.sm_clock import SmClock  # noqa: E402
-from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig  # noqa: E402
+from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig  # noqa: E402
 from outblas.runtime import cublas, nvrtc  # noqa: E402
 from outblas.workers import compile_ahead  # noqa: E402
 from outblas.workers.compile_ahead import BaselineKernels, CompileAhead  # noqa: E402

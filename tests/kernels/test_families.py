@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import math
 import re
 from collections.abc import Iterator
@@ -42,6 +43,7 @@ from support.gpus.known import H200
 from support.helpers import ROOT
 
 PACKAGE = ROOT / "src" / "outblas"
+FOLDER = PACKAGE / "kernels" / "families"
 KINDS = (("TN", "fp16", "fp32"), ("NN", "bf16", "fp32"), ("TN", "fp16", "fp16"))
 EXTENTS = ((4096, 4096, 8192), (512, 512, 8192), (8, 4096, 4096), (16, 4096, 4096))
 PROBLEMS = tuple(Problem(*mnk, *kind) for mnk in EXTENTS for kind in KINDS)  # type: ignore[arg-type]
@@ -67,10 +69,17 @@ def mutants(family: Family[KernelConfig]) -> Iterator[KernelConfig]:
             yield from (config.with_knobs(**{knob.name: value}) for value in values)
 
 
+def module_of(family: Family[KernelConfig]) -> Path:
+    """The module of a family, in the folder of families or in a package of its own there."""
+    path = Path(inspect.getfile(type(family)))
+    assert path.is_relative_to(FOLDER)
+    return path
+
+
 @every_family
 def test_its_kernel_file_its_module_and_its_name_are_one(family: Family[KernelConfig]) -> None:
     assert family.name == family.config.family and FAMILIES[family.name] is family
-    assert (PACKAGE / "kernels" / "families" / f"{family.name}.py").is_file()
+    assert module_of(family).stem == family.name
     assert f"{family.name}.cuh" in {name for name, _ in kernel_headers()}
     assert re.fullmatch(r"sm\d+_[a-z0-9]+_[a-z0-9]+", family.name), "<arch>_<instruction>_<op>"
 
@@ -215,7 +224,7 @@ def test_places_are_taken_once() -> None:
 
 
 def modules_outside() -> list[Path]:
-    return [path for path in sorted(PACKAGE.rglob("*.py")) if path.parent != PACKAGE / "kernels" / "families"]
+    return [path for path in sorted(PACKAGE.rglob("*.py")) if not path.is_relative_to(FOLDER)]
 
 
 def code_of(path: Path) -> str:
@@ -236,7 +245,7 @@ def test_no_module_outside_names_a_family() -> None:
     naming = [path for path in modules_outside() if said.search(path.read_text("utf-8"))]
     assert [str(path.relative_to(PACKAGE)) for path in naming if said.search(code_of(path))] == []
     assert naming, "a docstring gives an example"
-    registry = (PACKAGE / "kernels" / "families" / "registry.py").read_text("utf-8")
+    registry = (FOLDER / "registry.py").read_text("utf-8")
     listed, _, learned = registry.partition("LEARNED_FAMILIES")
     assert all(listed.count(name) == 1 for name in FAMILIES), "one line a family"
     assert all(learned.count(name) <= 1 for name in FAMILIES)
@@ -244,5 +253,7 @@ def test_no_module_outside_names_a_family() -> None:
 
 def test_families_know_nothing_of_each_other() -> None:
     for family in FAMILIES.values():
-        text = (PACKAGE / "kernels" / "families" / f"{family.name}.py").read_text("utf-8")
+        module = module_of(family)
+        own = [module] if module.parent == FOLDER else module.parent.glob("*.py")
+        text = "".join(path.read_text("utf-8") for path in own)
         assert not [other for other in FAMILIES if other != family.name and other in text]

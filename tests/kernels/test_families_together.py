@@ -23,7 +23,7 @@ from outblas.kernels.cost.terms import admitted_ctas, ctas_on_busiest_sm
 from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
 from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
-from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.kernels.geometry import geometry, launch_smem, may_exceed_even_share
 from outblas.kernels.geometry_terms import SMEM_LIMIT
 from outblas.kernels.legality import why_illegal

@@ -16,7 +16,7 @@ from outblas.kernels.config_text import config_from_json, config_from_name
 from outblas.kernels.cost import cost_model
 from outblas.kernels.cost.columns import config_columns
 from outblas.kernels.cost.terms import workspace_us
-from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.kernels.geometry import geometry, grid
 from outblas.kernels.legality import why_illegal
 from outblas.kernels.neighbours import neighbours

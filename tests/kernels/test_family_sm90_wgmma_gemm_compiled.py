@@ -9,7 +9,7 @@ import pytest
 from outblas.core.config import KernelConfig
 from outblas.core.errors import CompileError
 from outblas.core.problem import Problem
-from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.kernels.source import make_source
 from outblas.runtime.nvrtc import compile_source
 from outblas.runtime.sass import disassembled_facts

@@ -11,8 +11,9 @@ from outblas.core.problem import Problem
 from outblas.kernels.catalogue import candidates
 from outblas.kernels.config_text import config_from_name
 from outblas.kernels.cost.cost_model import predict_us
-from outblas.kernels.families.sm90_wgmma_launch import tensor_boxes
-from outblas.kernels.families.sm90_wgmma_pool import Sm90WgmmaConfig, few_rows_kernels
+from outblas.kernels.families.sm90_wgmma.sm90_wgmma_gemm import FAMILY
+from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
+from outblas.kernels.families.sm90_wgmma.wgmma_kernels import few_rows_kernels
 from outblas.kernels.geometry import geometry
 from outblas.kernels.legality import why_illegal
 from outblas.kernels.neighbours import neighbours
@@ -41,9 +42,9 @@ def test_stages_and_boxes_hold_no_more_rows_than_are_loaded() -> None:
     assert (constants(FEW)["A_ROWS"], constants(FEW)["BM"]) == ("16", "64") and constants(ALL)["A_ROWS"] == "64"
     saved = geometry(PROBLEM, ALL).smem_bytes - geometry(PROBLEM, FEW).smem_bytes
     assert saved == 9 * (64 - 16) * 128 * 2
-    a, b, c = tensor_boxes(PROBLEM, FEW)
+    a, b, c = FAMILY.tensor_boxes(PROBLEM, FEW)
     assert (a[2], b[2], c[2]) == (16, 32, 16)
-    assert tensor_boxes(PROBLEM, replace(FEW, cluster_n=2))[0][2] == 8
+    assert FAMILY.tensor_boxes(PROBLEM, replace(FEW, cluster_n=2))[0][2] == 8
 
 
 @pytest.mark.parametrize("config", [Sm90WgmmaConfig(64, 8, stages=2, store="direct", a_rows=8), *few_rows_kernels(8)])
@@ -87,7 +88,7 @@ def test_a_fitted_load_has_just_the_rows_that_exist() -> None:
     assert geometry(PROBLEM, FITTED).smem_bytes == geometry(PROBLEM, FEW).smem_bytes
     assert (constants(FITTED)["A_FITS"], constants(FEW)["A_FITS"]) == ("true", "false")
     for m in (1, 13, 15):
-        a, b, c = tensor_boxes(replace(PROBLEM, m=m), FITTED)
+        a, b, c = FAMILY.tensor_boxes(replace(PROBLEM, m=m), FITTED)
         assert (a[2], b[2], c[2]) == (m, 32, m)
     assert "exceeds the 15 rows" in str(why_illegal(PROBLEM, FITTED, H200))
     shapes = proof_shapes(replace(PROBLEM, m=13), FITTED, H200)

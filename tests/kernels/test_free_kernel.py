@@ -16,7 +16,7 @@ from outblas.kernels.custom.contract import MAX_WORKSPACE_BYTES
 from outblas.kernels.custom.cuda_text import canonical, comments, split_text
 from outblas.kernels.custom.expression import Expression, variables_of
 from outblas.kernels.custom.free_kernel import MAX_TEXT_BYTES, FreeKernel, normalised
-from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.records.evaluation_json import evaluation_from_json, evaluation_to_json
 from outblas.records.store import Store
 from support.free_fixture import BODY, block, device_text, host_text

@@ -10,7 +10,7 @@ from outblas.core.problem import Problem
 from outblas.kernels.catalogue import catalogue, with_launch
 from outblas.kernels.families.registry import FAMILIES
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
-from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.kernels.kernel_space import KernelSpace, kernel_space, one_knob_away, without_launch
 from outblas.kernels.knobs import all_knobs
 from outblas.kernels.legality import why_illegal

@@ -20,7 +20,7 @@ from outblas.kernels.catalogue import candidates, catalogue
 from outblas.kernels.families.registry import FAMILIES
 from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
-from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.kernels.knobs import FAMILY, all_knobs, knobs_of
 from outblas.kernels.legality import why_illegal
 from support.gpus.known import H200

@@ -11,8 +11,8 @@ from outblas.core.problem import Problem
 from outblas.kernels.catalogue import candidates
 from outblas.kernels.config_text import config_from_name
 from outblas.kernels.cost.cost_model import predict_us
-from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
-from outblas.kernels.families.sm90_wgmma_neighbours import with_shifted_edges
+from outblas.kernels.families.sm90_wgmma.sm90_wgmma_gemm import with_shifted_edges
+from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.kernels.geometry import geometry
 from outblas.kernels.legality import why_illegal
 from outblas.kernels.neighbours import neighbours

@@ -17,7 +17,7 @@ from outblas.core.roofline import Gpu
 from outblas.dispatch import device_registry, unlisted_shapes
 from outblas.dispatch.decide import Operand, decide
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
-from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.kernels.legality import why_illegal
 from outblas.learn import any_shape
 from outblas.learn.any_shape import AnyShapeModel, is_left_to_torch, network_inputs, shape_features

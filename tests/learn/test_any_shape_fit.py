@@ -15,7 +15,7 @@ pytest.importorskip("torch", reason="nets are fitted by torch")
 from outblas.core.gpu_records import packaged_gpu
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
-from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.learn.any_shape import AnyShapeModel
 from outblas.learn.train import fit_any_shape, fit_any_shape_run
 from outblas.learn.train.fit_any_shape import RANDOM, OfferedCells

@@ -14,7 +14,7 @@ pytest.importorskip("torch", reason="choices for any shape are fitted by torch")
 from outblas.core.config import KernelConfig
 from outblas.core.errors import OutblasError
 from outblas.core.problem import Problem
-from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.learn.train import held_out_choices
 from outblas.learn.train.fit_any_shape import RANDOM, OfferedCells
 from outblas.learn.train.held_out_choices import Guess, Rule, choose_rule, figures, folds_of, joined, outcome

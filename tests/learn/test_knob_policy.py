@@ -10,7 +10,7 @@ import pytest
 
 from outblas.core.errors import RecordError, UsageError
 from outblas.core.problem import Problem
-from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.kernels.knobs import all_knobs
 from outblas.kernels.pool import pool
 from outblas.learn.features import PROBLEM_FEATURES

@@ -17,9 +17,9 @@ from outblas.core.config import config_name
 from outblas.core.errors import UsageError
 from outblas.core.problem import Problem
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
-from outblas.kernels.families.sm90_oddrows_gemm import Sm90OddrowsConfig
-from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
-from outblas.kernels.families.sm90_wgmma_launch import tensor_boxes
+from outblas.kernels.families.sm90_oddrows_kernels import Sm90OddrowsConfig
+from outblas.kernels.families.sm90_wgmma.sm90_wgmma_gemm import FAMILY
+from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.kernels.geometry import grid, launch_smem, workspace_bytes
 from outblas.kernels.source import Source, make_source
 from outblas.publish.export.cpp import checking_program, launch_header
@@ -110,7 +110,7 @@ def test_the_header_has_the_numbers_of_the_librarys_launch(target: Target) -> No
     found = re.findall(rf"MAPS_[ABC]\[1\] = {{{{{number * 6}CU_TENSOR_MAP_SWIZZLE_(\w+)}}}}", text)
     if isinstance(config, Sm90WgmmaConfig):
         swizzles = {16: "NONE", 32: "32B", 64: "64B", 128: "128B"}
-        boxes = tensor_boxes(problem, config)
+        boxes = FAMILY.tensor_boxes(problem, config)
         wanted = [(*map(str, (rows, cols, cols, 0, *box)), swizzles[2 * box[1]]) for rows, cols, *box in boxes]
         assert found == wanted
     else:

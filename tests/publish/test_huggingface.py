@@ -18,7 +18,7 @@ from outblas.core.config import Launch
 from outblas.core.errors import UsageError
 from outblas.core.problem import Problem
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
-from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.publish.export.exported_files import export
 from outblas.publish.export.huggingface import write_folder
 from outblas.publish.export.target import Target, find_targets

@@ -10,7 +10,7 @@ import pytest
 from outblas.core.config import config_name
 from outblas.core.errors import RecordError
 from outblas.core.problem import Problem
-from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.publish.tables import notes
 from outblas.publish.tables.all_rows_table import markdown_table
 from outblas.records.library import Library

@@ -10,7 +10,7 @@ import pytest
 
 from outblas.core.suites import Table
 from outblas.core.weight import Weight
-from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.records.library import Library
 from outblas.records.library_interval import LibraryInterval
 from outblas.records.library_row import LibraryChoice, LibraryRow

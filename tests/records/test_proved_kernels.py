@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from outblas.core.problem import Problem
-from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.kernels.kernel_hash import kernels_sha
 from outblas.kernels.source import kernel_kind
 from outblas.records import proved_kernels

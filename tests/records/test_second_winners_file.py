@@ -11,7 +11,7 @@ import pytest
 from outblas.core.errors import ConfigError, RecordError
 from outblas.core.problem import Problem
 from outblas.core.workload import WORKLOADS, workload_of_mode
-from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryChoice, LibraryRow, SecondWinner
 from outblas.records.library_tables import fill_fallbacks, merge_rows

@@ -17,7 +17,7 @@ from outblas.core.config import KernelConfig
 from outblas.core.errors import DeviceError
 from outblas.core.problem import Problem
 from outblas.dispatch.device_state import DeviceState
-from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.kernels.geometry import workspace_bytes
 from outblas.kernels.geometry_terms import COUNTERS_BYTES
 from outblas.records.library import Library

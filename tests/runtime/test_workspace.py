@@ -17,7 +17,8 @@ from outblas.core.config import KernelConfig
 from outblas.core.problem import Problem
 from outblas.kernels.catalogue import candidates, special_candidates
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
-from outblas.kernels.families.sm90_wgmma_pool import Sm90WgmmaConfig, workspace_kernels
+from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
+from outblas.kernels.families.sm90_wgmma.wgmma_kernels import workspace_kernels
 from outblas.kernels.geometry import geometry, grid, workspace_bytes
 from outblas.kernels.geometry_terms import COUNTERS_BYTES
 from outblas.kernels.legality import why_illegal

@@ -18,7 +18,7 @@ from outblas.core.files import write_json
 from outblas.core.problem import Problem
 from outblas.core.process_group import Ended
 from outblas.core.suites import Table
-from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.kernels.kernel_hash import kernels_sha
 from outblas.publish.tables.notes import notes_of_retune
 from outblas.records.library import Library

@@ -17,7 +17,7 @@ from outblas.core.evaluation import Status
 from outblas.core.problem import Problem
 from outblas.core.suites import Table
 from outblas.kernels.catalogue import candidates, first_search_candidates
-from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.records import provenance
 from outblas.records.library import Library
 from outblas.records.library_interval import LibraryInterval

@@ -12,7 +12,7 @@ from outblas.core.errors import UsageError
 from outblas.core.problem import Problem
 from outblas.core.rivals import RIVALS
 from outblas.kernels.catalogue import launch_options
-from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.records.library_row import LibraryChoice, LibraryRow
 from outblas.search.build_library import finalist_trials as trials
 from outblas.search.build_library.finalists import PER_LAUNCH, finalists

@@ -8,7 +8,7 @@ from outblas.core.config import config_name
 from outblas.core.evaluation import Timing
 from outblas.core.problem import Problem
 from outblas.judge.rounds import timing_of_samples
-from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.search.build_library.choosing import chosen_row, pooled, surely_faster
 from outblas.search.build_library.finalist_trials import TrialEntry
 

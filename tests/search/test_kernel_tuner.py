@@ -19,7 +19,7 @@ from outblas.core.evaluation import FAILURES, Evaluation, Status
 from outblas.core.problem import Problem
 from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
-from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.records.evaluation_json import evaluation_from_json, evaluation_to_json
 from outblas.records.recording import STATUSES, Recording
 from outblas.records.recording_files import STATUS_CODES

@@ -14,7 +14,7 @@ import pytest
 from outblas.core.config import config_name
 from outblas.core.errors import UsageError
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
-from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.llm.budget import BudgetSpent
 from outblas.llm.client import Client, ServerError
 from outblas.llm.compact import write_config

@@ -9,7 +9,7 @@ from outblas.core.evaluation import Evaluation, Speedup, Status, Timing
 from outblas.core.problem import Problem
 from outblas.kernels.families.registry import FAMILIES
 from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
-from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.records.library import Library
 from outblas.records.library_interval import LibraryInterval
 from outblas.records.library_row import LibraryChoice

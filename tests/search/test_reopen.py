@@ -10,7 +10,7 @@ import pytest
 from outblas.core.config import config_name, launch_of
 from outblas.core.errors import UsageError
 from outblas.core.problem import Problem
-from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.kernels.legality import why_illegal
 from outblas.kernels.neighbours import neighbours
 from outblas.records.library import Library

@@ -15,7 +15,7 @@ from outblas.core.problem import Problem
 from outblas.judge import matmul_heuristics
 from outblas.kernels.families.family import TileChoice as Choice
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
-from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.search.agents import greedy
 from outblas.search.agents import nvmmh as agents_nvmmh
 from outblas.search.agents.agent_registry import make_agent

@@ -16,7 +16,7 @@ from outblas.core.errors import ToolchainMissing, UsageError
 from outblas.core.evaluation import Evaluation, Status
 from outblas.core.problem import Problem
 from outblas.kernels.cost import cost_model
-from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.records.recording import Recording
 from outblas.records.recording_files import STATUS_CODES
 from outblas.search.agents.agent_registry import make_agent

@@ -16,7 +16,7 @@ from outblas.core.suites import Table
 from outblas.judge.fallback_entry import FALLBACK
 from outblas.judge.latency import ServerTimes
 from outblas.judge.rounds import timing_of_samples
-from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.records.library_row import LibraryChoice, LibraryRow, SecondWinner
 from outblas.records.library_tables import rows_of_table
 from outblas.search.build_library import cold_search, finalist_trials, plain_finalists, workload_trials

@@ -13,7 +13,7 @@ from outblas.core.config import config_name
 from outblas.core.problem import Problem
 from outblas.core.roofline import floor_us, regime
 from outblas.core.suites import suite
-from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.records.results import write_result
 from outblas.search.compare.compare_result import Comparison, read_comparison, write_comparison
 from support.gpus.known import H200

@@ -10,7 +10,7 @@ from outblas.core.evaluation import Status, Timing, Verdict
 from outblas.core.problem import Problem
 from outblas.judge.bench_cell import Options
 from outblas.judge.trials import TrialCache
-from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.workers import handler as ev
 from support.gpus.known import H200
 

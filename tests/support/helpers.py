@@ -17,7 +17,7 @@ from outblas.core.config import LAUNCHES, KernelConfig, Launch
 from outblas.core.evaluation import Evaluation, Speedup, Status, Timing, Verdict
 from outblas.core.problem import Problem
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
-from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.learn.features import CANDIDATE_FEATURES, PROBLEM_FEATURES
 from outblas.learn.knob_policy import KnobPolicy
 from outblas.learn.knob_view import every_knob

@@ -12,7 +12,7 @@ from outblas.cli.checks import health
 from outblas.core.errors import ToolchainMissing
 from outblas.core.problem import Problem
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
-from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.kernels.kernel_hash import kernels_sha
 from outblas.kernels.source import Source, make_source
 from outblas.runtime import launch, packaged_cubins

@@ -14,8 +14,8 @@ import torch
 
 from outblas.core.config import KernelConfig
 from outblas.core.problem import Problem
-from outblas.kernels.families.sm80_pipelined_gemm import Sm80PipelinedConfig
-from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.kernels.families.sm80_pipelined_kernels import Sm80PipelinedConfig
+from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.runtime.device import gpu_of_device
 
 BASE = Sm90WgmmaConfig(64, 64, 64, 8, split_k=4, store="direct", split_kind="workspace")

@@ -11,7 +11,7 @@ from outblas.core.evaluation import Status, Verdict
 from outblas.core.problem import Problem
 from outblas.judge.bench_cell import CANDIDATES_PER_ROUNDS, Options
 from outblas.judge.faults import ContextLost
-from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.workers import handler as ev
 from support.gpus.known import H200
 from support.handler_fixture import (  # noqa: F401

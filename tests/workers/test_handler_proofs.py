@@ -13,7 +13,7 @@ from outblas.core.problem import Problem
 from outblas.judge.bench_cell import Options
 from outblas.kernels.families.sm80_direct_gemm import FAMILY as DIRECT
 from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
-from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.workers import handler as ev
 from support.gpus.known import H200
 from support.handler_fixture import BAD, GOOD, PASSED, PROBLEM, Bench, Emit, FakeBenchCell, Prover, handler_fixture, run  # noqa: F401

@@ -20,7 +20,7 @@ from outblas.core.evaluation import Status
 from outblas.core.problem import Problem
 from outblas.judge.bench_cell import Options
 from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
-from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.workers.compile_ahead import BackgroundCompiler
 from outblas.workers.lookahead import MAX_PROBLEMS_AHEAD, PROBLEMS_AT_A_TIME, Lookahead
 from support import sandbox_handlers

@@ -202,7 +202,7 @@ def test_a_live_evaluator_reports_losses_as_evaluations():
     from outblas.bench.live_evaluator import LiveEvaluator
     from outblas.core.problem import Problem
     from outblas.judge.bench_cell import Options
-    from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+    from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 
     problem, other = Problem(64, 64, 64), Problem(128, 64, 64)
     good, hangs, exits = (
@@ -225,7 +225,7 @@ def test_representatives_are_ragged_legal_and_of_the_same_kind():
     from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
     from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig, gemv_blocks_per_sm
     from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
-    from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+    from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
     from outblas.kernels.legality import why_illegal
     from outblas.kernels.proof_shapes import proof_shapes
     from support.gpus.known import H200

@@ -21,7 +21,7 @@ from outblas.core.evaluation import Status
 from outblas.core.problem import Problem
 from outblas.judge.fused_gates import apply_activation, prove_fused
 from outblas.kernels.epilogue import ACTIVATIONS, NO_EPILOGUE, Activation, Epilogue, alignment, why_not_fused
-from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.kernels.source import make_source
 from outblas.runtime.cubin import CubinCache
 from outblas.runtime.fused_launch import Extra, row_stride, why_unfit

@@ -24,7 +24,7 @@ from outblas.dispatch.fusion.kernel_choice import kernel_despite_fallback
 from outblas.judge.fused_gates import apply_activation, prove_fused
 from outblas.kernels.epilogue import ACTIVATIONS, Activation, Epilogue, why_not_fused
 from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
-from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.kernels.legality import why_illegal
 from outblas.kernels.source import make_source
 from outblas.records.library import Library

@@ -14,7 +14,7 @@ from outblas.dispatch.decide import Operand, problem_of_layer
 from outblas.dispatch.fusion import kernel_choice
 from outblas.dispatch.fusion.kernel_choice import kernel_to_fuse, saved_us
 from outblas.kernels.epilogue import Epilogue, why_not_fused
-from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.kernels.legality import why_illegal
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryChoice, LibraryRow

@@ -25,7 +25,7 @@ from outblas.dispatch.inductor_pass import ProductPass
 from outblas.judge.fused_gates import FusedProof
 from outblas.kernels.epilogue import STACKED_GATE, Epilogue, why_not_fused
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
-from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.records.interval_merge import replace_weights
 from outblas.records.library import Library
 from outblas.records.library_interval import LibraryInterval

@@ -26,7 +26,7 @@ from outblas.adapt.learning.slice_limits import RUNNING, SETTLING
 from outblas.core.errors import UsageError
 from outblas.core.problem import Problem
 from outblas.dispatch import device_registry
-from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.records.library import Library
 from outblas.runtime.cublaslt import LtAlgorithms
 from outblas.runtime.device import gpu_of_device

@@ -8,7 +8,7 @@ import pytest
 from outblas.core.problem import Problem
 from outblas.kernels.cost.hit_rates import modelled_hit_rates
 from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
-from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.records.recording import Recording
 from support.gpus.known import H200
 

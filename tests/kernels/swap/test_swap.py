@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from outblas.core.problem import Problem
-from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
-from outblas.kernels.families.sm90_wgmma_launch import as_computed, geometry, grid, tensor_boxes
-from outblas.kernels.families.sm90_wgmma_pool import paired_candidates
+from outblas.kernels.families.sm90_wgmma.sm90_wgmma_gemm import FAMILY
+from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
+from outblas.kernels.families.sm90_wgmma.wgmma_kernels import paired_candidates
 from outblas.kernels.legality import why_illegal
 from outblas.kernels.proof_shapes import proof_shapes
 from outblas.kernels.source import make_source
@@ -21,17 +21,17 @@ SWAPPED = Sm90WgmmaConfig(24, 128, 64, 4, swap=True)
 
 
 def test_a_transposed_kernel_has_its_rows_along_n() -> None:
-    problem, config = as_computed(P, SWAPPED)
+    problem, config = FAMILY.as_computed(P, SWAPPED)
     assert (problem.m, problem.n, problem.k) == (512, 100, 512)
     assert (config.bm, config.bn, config.raster, config.swap) == (128, 24, "n", False)
-    assert as_computed(P, replace(SWAPPED, swap=False)) == (P, replace(SWAPPED, swap=False))
+    assert FAMILY.as_computed(P, replace(SWAPPED, swap=False)) == (P, replace(SWAPPED, swap=False))
 
 
 def test_its_geometry_is_of_the_transpose_and_its_boxes_of_the_operands() -> None:
-    constants = dict(geometry(P, SWAPPED).constants)
+    constants = dict(FAMILY.geometry(P, SWAPPED).constants)
     assert (constants["BM"], constants["BN"], constants["SWAP"]) == ("128", "24", "true")
-    assert grid(P, SWAPPED, H200.sms) == (5, 4, 1)  # 100 rows in tiles of 24, 512 columns in tiles of 128
-    box_a, box_b, box_c = tensor_boxes(P, SWAPPED)
+    assert FAMILY.grid(P, SWAPPED, H200.sms) == (5, 4, 1)  # 100 rows in tiles of 24, 512 columns in tiles of 128
+    box_a, box_b, box_c = FAMILY.tensor_boxes(P, SWAPPED)
     assert (box_a, box_b) == ((100, 512, 24, 64), (512, 512, 128, 64))
     assert box_c[:2] == (100, 512)
 
@@ -75,7 +75,7 @@ def test_only_a_workspace_has_parts_that_all_sum() -> None:
 def test_fewer_ctas_belong_to_persistent_kernels() -> None:
     tiles = Sm90WgmmaConfig(128, 128, 64, 4, 2, persistent=True, ctas=100)
     large = Problem(4096, 4096, 512)
-    assert why_illegal(large, tiles, H200) is None and grid(large, tiles, H200.sms) == (100, 1, 1)
+    assert why_illegal(large, tiles, H200) is None and FAMILY.grid(large, tiles, H200.sms) == (100, 1, 1)
     assert why_illegal(large, replace(tiles, persistent=False), H200) is not None
 
 

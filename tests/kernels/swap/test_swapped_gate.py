@@ -12,9 +12,8 @@ import pytest
 from outblas.core.errors import ConfigError
 from outblas.core.problem import Problem
 from outblas.kernels.epilogue import STACKED_GATE, Epilogue, why_not_fused
-from outblas.kernels.families.registry import FAMILIES
-from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
-from outblas.kernels.families.sm90_wgmma_launch import tensor_boxes
+from outblas.kernels.families.sm90_wgmma.sm90_wgmma_gemm import FAMILY
+from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.kernels.legality import why_illegal
 from outblas.kernels.source import make_source
 from outblas.runtime import fused_launch, tensor_map
@@ -111,8 +110,8 @@ def test_the_operands_of_a_launch_have_their_own_maps(monkeypatch: pytest.Monkey
     for encode in (tensor_map.encode_map, tensor_map.encode_turns):
         encode.cache_clear()
     operands = [SimpleNamespace(data_ptr=lambda i=i: 4096 * i) for i in (1, 2, 3)]
-    turn = FAMILIES[SWAPPED.family].rows_of_a_turn(SWAPPED)
-    tensor_map.encode_operands(operands, tensor_boxes(P, SWAPPED), "bf16", 1, turn)
+    turn = FAMILY.rows_of_a_turn(SWAPPED)
+    tensor_map.encode_operands(operands, FAMILY.tensor_boxes(P, SWAPPED), "bf16", 1, turn)
     for encode in (tensor_map.encode_map, tensor_map.encode_turns):
         encode.cache_clear()
     assert seen[:2] == [(4096, (512, 100), (64, 24)), (8192, (512, 8, 2, 33), (64, 8, 2, 8))]

@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 
 from outblas.core.problem import Problem
 from outblas.kernels.epilogue import STACKED_GATE, why_not_fused
-from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.kernels.legality import why_illegal
 from support.emulation import emulate
 from support.gpus.known import H200

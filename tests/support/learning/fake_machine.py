@@ -12,7 +12,7 @@ from outblas.adapt.learning.learning_device import Opened, SliceTimer
 from outblas.adapt.learning.slice_limits import SliceLimits
 from outblas.core.config import Launch
 from outblas.core.problem import Problem
-from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.records.library_row import LibraryChoice, LibraryRow
 
 PROBLEM, OTHER = Problem(17, 4096, 4096), Problem(18, 4096, 4096)

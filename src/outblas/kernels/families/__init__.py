@@ -1,1 +1,1 @@
-"""The kernel families: one file each with knobs, rules, geometry and cost, and the registry of them."""
+"""The kernel families: knobs, rules, geometry and cost of each, and the registry of them."""

@@ -8,16 +8,18 @@ from typing import Any
 from outblas.core.config import Knob, knob_schema
 from outblas.kernels.families.family import Family
 
-#: One line per family: the module beside this one that defines ``FAMILY``. Encodings of configs depend on this order.
-_NAMES = (
-    "sm90_wgmma_gemm",
+#: One line per family: the module in this folder that defines ``FAMILY``. Encodings of configs depend on this order.
+_MODULES = (
+    "sm90_wgmma.sm90_wgmma_gemm",
     "sm80_mma_gemm",
     "sm80_gemv_mma",
     "sm80_direct_gemm",
     "sm80_pipelined_gemm",
     "sm90_oddrows_gemm",
 )
-FAMILIES: dict[str, Family[Any]] = {name: import_module(f"{__package__}.{name}").FAMILY for name in _NAMES}
+FAMILIES: dict[str, Family[Any]] = {
+    family.name: family for family in (import_module(f"{__package__}.{module}").FAMILY for module in _MODULES)
+}
 
 
 def knobs_by_name() -> dict[str, dict[str, Knob]]:

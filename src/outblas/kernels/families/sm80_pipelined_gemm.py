@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
+
+import numpy as np
 
 from outblas.core.problem import ELEMENT_BYTES, Problem
 from outblas.core.roofline import Gpu
-from outblas.kernels.cost.terms import Columns, Floats
-from outblas.kernels.cost.tiled import tiled_us
-from outblas.kernels.families import sm80_pipelined_cost as cost
-from outblas.kernels.families import sm80_pipelined_pool as pool
+from outblas.kernels.cost.terms import Columns, Floats, smooth_max, workspace_us
+from outblas.kernels.cost.tiled import Rounds, TiledCost, tiled_us
+from outblas.kernels.families import sm80_pipelined_kernels as kernels
 from outblas.kernels.families.family import Family
-from outblas.kernels.families.sm80_pipelined_config import Sm80PipelinedConfig
+from outblas.kernels.families.sm80_pipelined_kernels import Sm80PipelinedConfig
 from outblas.kernels.geometry_terms import (
     COUNTERS_BYTES,
     SM_REGISTERS,
@@ -23,14 +25,16 @@ from outblas.kernels.geometry_terms import (
     split_workspace_bytes,
 )
 
-__all__ = ["FAMILY", "Sm80PipelinedConfig", "Sm80PipelinedGemm"]
-
 #: Maximum parts of K.
 MAX_SPLIT = 32
 #: Maximum rows or columns of a tile, and warps of a CTA.
 MAX_TILE, MAX_WARPS = 256, 16
 #: Bytes of a tile's counter in the workspace (pipelined/part_sums.cuh).
 COUNTER_BYTES = 4
+#: Registers per thread in addition to accumulators and operands: addresses, loop state, copies in flight.
+OTHER_REGISTERS = 54
+#: CTAs per SM up to which a split of K is offered.
+_CTAS_PER_SM = 4
 
 
 class Sm80PipelinedGemm(Family[Sm80PipelinedConfig]):
@@ -39,7 +43,39 @@ class Sm80PipelinedGemm(Family[Sm80PipelinedConfig]):
     config = Sm80PipelinedConfig
     without_wgmma = True
     any_alignment = "vec=1"
-    start: ClassVar[Mapping[str, float]] = cost.START
+    start: ClassVar[Mapping[str, float]] = {
+        "launch": 0.9,
+        "launch_pdl": 0.5,
+        "launch_early": 0.3,
+        "cluster": 0.1,
+        "cluster_log": 0.05,
+        "latency_l2": 0.4,
+        "latency_hbm": 0.9,
+        "loaded_l2": 0.4,
+        "loaded_hbm": 0.5,
+        "queue": 3e7,
+        "apart": 1.0,
+        "stacked": 0.3,
+        "clock": 1.6,
+        "issue": 12.0,
+        "stage": 50.0,
+        "copy": 4.0,
+        "scalar": 70.0,
+        "shared": 210e3,
+        "ingest": 60e3,
+        "l2": 5.0e6,
+        "hbm": 3.8e6,
+        "cache": 30e6,
+        "wave": 0.2,
+        "tile": 0.2,
+        "quantum": 0.9,
+        "epilogue_direct": 0.3,
+        "store_direct": 60e3,
+        "split": 0.4,
+        "split_peer": 0.03,
+        "exchange": 50e3,
+        "workspace": 1.2,
+    }
     more_values: ClassVar[Mapping[str, tuple[int, ...]]] = {"vec": (1, 2, 4, 8), "group": (1, 2, 4, 8, 16)}
 
     def why_illegal(self, p: Problem, c: Sm80PipelinedConfig, gpu: Gpu) -> str | None:
@@ -63,7 +99,7 @@ class Sm80PipelinedGemm(Family[Sm80PipelinedConfig]):
         for broken, reason in rules:
             if broken:
                 return reason
-        need = cost.registers(c, cost.accumulator_registers(c, p.acc == "fp16"))
+        need = _registers(c, _accumulators(c, p.acc == "fp16"))
         budget = min(255, SM_REGISTERS // (c.threads * c.min_blocks))
         if need > budget:
             return f"{need} registers of sums, operands and addresses: the budget is {budget} for {c.threads} threads"
@@ -109,7 +145,7 @@ class Sm80PipelinedGemm(Family[Sm80PipelinedConfig]):
             threads=c.threads,
             smem_bytes=ring + slabs if c.persistent else max(ring, slabs),
             cluster=1,
-            accumulators=cost.accumulator_registers(c, problem.acc == "fp16"),
+            accumulators=_accumulators(c, problem.acc == "fp16"),
             values=constants,
         )
 
@@ -134,21 +170,46 @@ class Sm80PipelinedGemm(Family[Sm80PipelinedConfig]):
         return config.vec * ELEMENT_BYTES
 
     def pool(self) -> Iterator[Sm80PipelinedConfig]:
-        return pool.pool()
+        """Yield the family's kernels, launch options off: plain ones, those that walk, those that split K."""
+        yield from kernels.plain_kernels()
+        yield from kernels.persistent_kernels()
+        yield from kernels.split_kernels()
 
     def neighbours(self, problem: Problem, config: Sm80PipelinedConfig) -> Sequence[Iterable[Sm80PipelinedConfig]]:
-        return pool.neighbours(config)
+        """Return ideas near a config: its ring, its tile, the number of its CTAs. Some configs may be illegal."""
+        return [_other_rings(config), (*_other_tiles(config), self.transposed(config)), _other_ctas(config)]
 
-    def special_candidates(self, problem: Problem, gpu: Gpu) -> Sequence[Sm80PipelinedConfig]:
-        return pool.candidates(problem, gpu)
+    def special_candidates(self, problem: Problem, gpu: Gpu) -> tuple[Sm80PipelinedConfig, ...]:
+        """Return the kernels to try on a problem; some may be illegal. With wgmma the result is empty.
+
+        They are those of the pool. But K is split only if the CTAs are then at most four per SM. CTAs walk only if
+        there are more tiles than CTAs. Each config comes without PDL, then from sm_90 on with PDL.
+        """
+        if gpu.wgmma_tflops > 0:
+            return ()
+        options = (False, True) if gpu.arch >= 90 else (False,)
+        fitting = (config for config in dict.fromkeys(self.pool()) if _may_pay(problem, config, gpu.sms))
+        return tuple(replace(config, pdl=pdl) for config in fitting for pdl in options)
 
     def unaligned_candidates(
         self, problem: Problem, gpu: Gpu, listed: Sequence[Sm80PipelinedConfig]
-    ) -> Iterable[Sm80PipelinedConfig]:
-        return pool.unaligned_candidates(problem, gpu, listed)
+    ) -> Iterator[Sm80PipelinedConfig]:
+        """Yield listed kernels and :meth:`special_candidates` with the widest loads that the rows allow.
+
+        ``vec`` is the largest of 8, 4, 2 and 1 that divides K and the row length of B as stored.
+
+        Args:
+            problem: the problem.
+            gpu: the GPU.
+            listed: the family's configs in the catalogue.
+        """
+        vec = next(v for v in (8, 4, 2, 1) if problem.k % v == 0 and problem.b_shape[1] % v == 0)
+        for config in (*listed, *self.special_candidates(problem, gpu)):
+            yield replace(config, vec=vec)
 
     def transposed(self, config: Sm80PipelinedConfig) -> Sm80PipelinedConfig:
-        return pool.transposed(config)
+        """Return the config with rows and columns of tile and warps exchanged."""
+        return replace(config, bm=config.bn, bn=config.bm, wm=config.wn, wn=config.wm)
 
     def proof_shapes(self, problem: Problem, config: Sm80PipelinedConfig, gpu: Gpu) -> list[tuple[int, int, int]]:
         """Return four (M, N, K): odd rows, K within one stage, K of one stage less than the ring, many tiles.
@@ -165,13 +226,121 @@ class Sm80PipelinedGemm(Family[Sm80PipelinedConfig]):
         ]
 
     def registers(self, problem: Problem, config: Sm80PipelinedConfig, shape: Geometry) -> int:
-        return cost.registers(config, shape.accumulators)
+        return _registers(config, shape.accumulators)
 
     def cost_columns(self, problem: Problem, config: Sm80PipelinedConfig, shape: Geometry) -> dict[str, Any]:
-        return cost.columns(config)
+        """Return the inputs of the cost model that depend on a config: name -> number or bool.
+
+        ``workspace`` is True with ``split_k`` above 1. The other keys are knobs.
+        """
+        return {
+            "stages": config.stages,
+            "wm": config.wm,
+            "wn": config.wn,
+            "vec": config.vec,
+            "group": config.group,
+            "persistent": config.persistent,
+            "min_blocks": config.min_blocks,
+            "workspace": config.split_k > 1,
+        }
 
     def time_us(self, x: Mapping[str, float], p: Columns, c: Columns, gpu: Gpu) -> Floats:
-        return tiled_us(cost.COST, x, p, c, gpu)
+        return tiled_us(_COST, x, p, c, gpu)
+
+
+def _accumulators(c: Sm80PipelinedConfig, fp16: bool) -> int:
+    """Return the accumulator registers per thread: one per fp32 sum, or per two fp16 sums.
+
+    Args:
+        c: the kernel; its warps divide the tile.
+        fp16: True for fp16 accumulators.
+    """
+    return max(1, c.bm // c.wm // 16 * (c.bn // c.wn // 8)) * (2 if fp16 else 4)
+
+
+def _registers(c: Sm80PipelinedConfig, accumulators: int) -> int:
+    """Return the registers per thread: ``accumulators``, operands of two steps of 16 of K, and 54 others.
+
+    A step has 4 registers for each 16 rows of the warp, and 2 for each 8 columns.
+    """
+    return accumulators + 2 * (c.bm // c.wm // 16 * 4 + c.bn // c.wn // 8 * 2) + OTHER_REGISTERS
+
+
+def _may_pay(problem: Problem, c: Sm80PipelinedConfig, sms: int) -> bool:
+    tiles = ceil_div(problem.m, c.bm) * ceil_div(problem.n, c.bn)
+    if c.persistent:
+        return tiles > sms * c.min_blocks
+    return c.split_k == 1 or tiles * c.split_k <= _CTAS_PER_SM * sms
+
+
+def _other_rings(c: Sm80PipelinedConfig) -> Iterator[Sm80PipelinedConfig]:
+    yield replace(c, stages=c.stages + 1)
+    yield replace(c, stages=c.stages - 1)
+    yield replace(c, bk=2 * c.bk, stages=max(2, c.stages // 2))
+    yield replace(c, bk=c.bk // 2, stages=min(6, 2 * c.stages))
+    yield replace(c, bk=2 * c.bk)
+
+
+def _other_tiles(c: Sm80PipelinedConfig) -> Iterator[Sm80PipelinedConfig]:
+    """Yield tiles with one block of warps more or less, and with other warps."""
+    for rows in (16 * c.wm, -16 * c.wm):
+        yield replace(c, bm=c.bm + rows)
+    for columns in (16 * c.wn, -16 * c.wn):
+        yield replace(c, bn=c.bn + columns)
+    yield replace(c, wm=2 * c.wm)
+    yield replace(c, wn=2 * c.wn)
+    yield replace(c, wm=c.wm // 2)
+    yield replace(c, wn=c.wn // 2)
+
+
+def _other_ctas(c: Sm80PipelinedConfig) -> Iterator[Sm80PipelinedConfig]:
+    """Yield other splits of K, tile orders and numbers of resident CTAs."""
+    if c.persistent:
+        yield replace(c, persistent=False)
+    else:
+        yield replace(c, split_k=c.split_k + 1)
+        yield replace(c, split_k=c.split_k - 1)
+        yield replace(c, split_k=2 * c.split_k)
+        yield replace(c, persistent=True, split_k=1)
+    yield replace(c, group=2 * c.group)
+    yield replace(c, group=c.group // 2)
+    yield replace(c, min_blocks=c.min_blocks + 1)
+    yield replace(c, min_blocks=c.min_blocks - 1)
+
+
+class _Cost(TiledCost):
+    """The part of the model that differs from other tiled families."""
+
+    def stage(self, x: Mapping[str, float], c: Columns) -> tuple[Floats, Floats]:
+        """Return (tensor time, serial overhead) of one stage, microseconds.
+
+        mma.sync does at most 1,024 multiply-adds a cycle. Each warp reads its operands from shared memory, to which
+        the copies write. Reads of the next 16 of K overlap the products of the present ones. So the overhead is a
+        barrier, the issue of the copies, and a start per 16 of K. Scalar loads wait for their values as well.
+        """
+        warps = c["wm"] * c["wn"]
+        math_us = c["bm"] * c["bn"] * c["bk"] / 1024 / (x["clock"] * 1e3)
+        written = (c["bm"] + c["bn"]) * c["bk"] * ELEMENT_BYTES
+        read = (c["bm"] * c["wn"] + c["bn"] * c["wm"]) * c["bk"] * ELEMENT_BYTES
+        copies = written / ELEMENT_BYTES / c["vec"] / 32
+        each = x["copy"] + np.where(c["vec"] == 1, x["scalar"], 0.0)
+        serial = x["stage"] + x["issue"] * c["bk"] / 16 + each * copies / warps
+        return smooth_max(math_us, (read + written) / x["shared"]), serial / (x["clock"] * 1e3)
+
+    def store_us(self, x: Mapping[str, float], c: Columns) -> Floats:
+        return x["epilogue_direct"] + ELEMENT_BYTES * c["bm"] * c["bn"] / x["store_direct"]
+
+    def persistent_us(self, x: Mapping[str, float], c: Columns, rounds: Rounds, plain: Floats) -> Floats:
+        """Return the time of a walk: the first stages of a tile arrive while the one before is stored."""
+        each = rounds.main + rounds.store + x["tile"]
+        walked = rounds.latency + rounds.count * each - x["tile"]
+        return np.where(c["persistent"] > 0, walked, plain)
+
+    def with_workspace(self, x: Mapping[str, float], c: Columns, tiles: Floats, sums: Floats) -> Floats:
+        return sums + workspace_us(x, c, tiles)
+
+
+_COST = _Cost()
 
 
 FAMILY = Sm80PipelinedGemm()

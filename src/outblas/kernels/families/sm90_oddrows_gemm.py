@@ -7,20 +7,21 @@ have eight TMA maps each, one for each remainder of the row's number by eight.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from outblas.core.problem import ELEMENT_BYTES, ROW_ALIGN_BYTES, Problem
 from outblas.core.roofline import Gpu
-from outblas.kernels.cost.terms import Columns, Floats
-from outblas.kernels.cost.tiled import tiled_us
-from outblas.kernels.families import sm90_oddrows_cost as cost
-from outblas.kernels.families import sm90_oddrows_pool as pool
+from outblas.kernels.cost.terms import Columns, Floats, smooth_max, workspace_us
+from outblas.kernels.cost.tiled import TiledCost, tiled_us
+from outblas.kernels.families import sm90_oddrows_kernels as kernels
 from outblas.kernels.families.family import Family
-from outblas.kernels.families.sm90_oddrows_config import Sm90OddrowsConfig
+from outblas.kernels.families.sm90_oddrows_kernels import Sm90OddrowsConfig
 from outblas.kernels.families.wgmma_text import wgmma_instance
 from outblas.kernels.geometry_terms import (
     COMBS,
     COUNTERS_BYTES,
+    SM_REGISTERS,
     WGMMA_ROWS,
     WORKSPACE_LIMIT,
     Geometry,
@@ -29,12 +30,14 @@ from outblas.kernels.geometry_terms import (
     split_workspace_bytes,
 )
 
-__all__ = ["FAMILY", "Sm90OddrowsConfig", "Sm90OddrowsGemm"]
-
 #: Elements of a box's row (combs/maps.cuh).
 SPAN = 64
 #: Maximum parts of K, and bytes of a tile's counter in the workspace.
 MAX_SPLIT, COUNTER_BYTES = 32, 4
+#: Registers per thread beside the sums: a row on its way, addresses, loop state. For NN also the order of K.
+OTHER_REGISTERS = {"TN": 68, "NN": 88}
+#: CTAs per SM up to which a split of K is offered.
+_CTAS_PER_SM = 4
 
 
 class Sm90OddrowsGemm(Family[Sm90OddrowsConfig]):
@@ -44,7 +47,39 @@ class Sm90OddrowsGemm(Family[Sm90OddrowsConfig]):
     for_unaligned_rows = True
     instructions = "wgmma"
     combs = COMBS
-    start: ClassVar[Mapping[str, float]] = cost.START
+    #: Coefficients in microseconds, bytes per microsecond, cycles and GHz. They were fitted on the file
+    #: results/any_shapes/h200_extension_unaligned.parquet. ``align`` is the time of a row of 128 bytes in shared
+    #: memory.
+    start: ClassVar[Mapping[str, float]] = {
+        "align": 4.96,
+        "launch": 1.94,
+        "launch_pdl": 1.53,
+        "launch_early": 0.5,
+        "cluster": 0.1,
+        "cluster_log": 0.05,
+        "latency_l2": 0.233,
+        "latency_hbm": 1.22,
+        "loaded_l2": 0.398,
+        "loaded_hbm": 0.409,
+        "queue": 2.93e7,
+        "apart": 1.0,
+        "stacked": 0.208,
+        "clock": 1.65,
+        "issue": 112,
+        "stage": 31.2,
+        "ingest": 104000,
+        "l2": 6.24e6,
+        "hbm": 5.15e6,
+        "cache": 30e6,
+        "wave": 0.184,
+        "quantum": 0.778,
+        "epilogue_tma": 0.312,
+        "store_tma": 28100,
+        "split": 0.4,
+        "split_peer": 0.03,
+        "exchange": 50e3,
+        "workspace": 1.64,
+    }
     more_values: ClassVar[Mapping[str, tuple[int, ...]]] = {"group": (1, 2, 4, 8, 16)}
 
     def why_illegal(self, p: Problem, c: Sm90OddrowsConfig, gpu: Gpu) -> str | None:
@@ -70,7 +105,7 @@ class Sm90OddrowsGemm(Family[Sm90OddrowsConfig]):
         for broken, reason in rules:
             if broken:
                 return reason
-        need, budget = cost.registers(p, c), cost.register_budget(c)
+        need, budget = _registers(p, c), _register_budget(c)
         if need > budget:
             return f"{need} registers of sums, operands and addresses: the budget is {budget}"
         return None
@@ -114,7 +149,7 @@ class Sm90OddrowsGemm(Family[Sm90OddrowsConfig]):
             threads=c.threads,
             smem_bytes=max(c.stages * stage, read, c.bm * c.bn * ELEMENT_BYTES) + 16 * c.stages,
             cluster=1,
-            accumulators=cost.accumulators(c),
+            accumulators=_accumulators(c),
             values=constants,
         )
 
@@ -149,15 +184,29 @@ class Sm90OddrowsGemm(Family[Sm90OddrowsConfig]):
         return "a kernel for rows of any length has no epilogue"
 
     def pool(self) -> Iterator[Sm90OddrowsConfig]:
-        return pool.pool()
+        """Yield the family's kernels, launch options off."""
+        yield from kernels.plain_kernels()
+        yield from kernels.split_kernels()
+        yield from kernels.few_rows_kernels()
 
     def neighbours(self, problem: Problem, config: Sm90OddrowsConfig) -> Sequence[Iterable[Sm90OddrowsConfig]]:
-        return pool.neighbours(config)
+        """Return ideas near a config: its ring, its tile, the number of its CTAs. Some configs may be illegal."""
+        return [_other_rings(config), _other_tiles(config), _other_ctas(config)]
 
     def unaligned_candidates(
         self, problem: Problem, gpu: Gpu, listed: Sequence[Sm90OddrowsConfig]
-    ) -> Iterable[Sm90OddrowsConfig]:
-        return pool.candidates(problem, gpu)
+    ) -> Iterator[Sm90OddrowsConfig]:
+        """Yield the kernels of the pool to try on a problem, each without PDL, then with it; some may be illegal.
+
+        K is split only if the CTAs are then at most four per SM. A small M has the kernels that load as few rows as
+        serve it, and no others.
+        """
+        rows = next((rows for rows in kernels.FEW_ROWS if rows >= problem.m), 0)
+        for config in self.pool():
+            tiles = ceil_div(problem.m, config.bm) * ceil_div(problem.n, config.bn)
+            if config.a_rows == rows and (config.split_k == 1 or tiles * config.split_k <= _CTAS_PER_SM * gpu.sms):
+                yield config
+                yield replace(config, pdl=True)
 
     def proof_shapes(self, problem: Problem, config: Sm90OddrowsConfig, gpu: Gpu) -> list[tuple[int, int, int]]:
         """Return four (M, N, K): rows of every remainder by 8 in one tile or in several, K within a stage or beyond."""
@@ -171,13 +220,103 @@ class Sm90OddrowsGemm(Family[Sm90OddrowsConfig]):
         ]
 
     def registers(self, problem: Problem, config: Sm90OddrowsConfig, shape: Geometry) -> int:
-        return cost.allotted_registers(problem, config)
+        """Return the registers per thread that limit the CTAs of an SM. Two consumers share the whole register file."""
+        return SM_REGISTERS // shape.threads if config.consumers > 1 else _registers(problem, config)
 
     def cost_columns(self, problem: Problem, config: Sm90OddrowsConfig, shape: Geometry) -> dict[str, Any]:
-        return cost.columns(config)
+        """Return the inputs of the cost model that depend on a config: name -> number or bool.
+
+        ``workspace`` is True with ``split_k`` above 1, and ``rows`` are the rows of A in a stage. The other keys are
+        knobs.
+        """
+        return {
+            "stages": config.stages,
+            "min_blocks": config.min_blocks,
+            "group": config.group,
+            "tma": True,
+            "consumers": config.consumers,
+            "workspace": config.split_k > 1,
+            "rows": config.loaded_rows,
+        }
 
     def time_us(self, x: Mapping[str, float], p: Columns, c: Columns, gpu: Gpu) -> Floats:
-        return tiled_us(cost.COST, x, p, c, gpu)
+        return tiled_us(_COST, x, p, c, gpu)
+
+
+def _accumulators(c: Sm90OddrowsConfig) -> int:
+    """Return the accumulator registers per thread, one per fp32 sum."""
+    return max(1, c.bm // WGMMA_ROWS // c.consumers) * c.bn // 2
+
+
+def _registers(p: Problem, c: Sm90OddrowsConfig) -> int:
+    """Return the registers that a consumer's thread needs, without spills."""
+    return _accumulators(c) + OTHER_REGISTERS[p.layout]
+
+
+def _register_budget(c: Sm90OddrowsConfig) -> int:
+    """Return the registers that a consumer's thread may use: 224 of two consumers, else 255 for one CTA per SM.
+
+    With ``min_blocks`` above 1 it is 168 for 2, 128 for 3, 96 for 4. A quarter of an SM has a quarter of its registers
+    and whole warps.
+    """
+    if c.consumers > 1:
+        return 224
+    warps = ceil_div(c.threads // 32 * c.min_blocks, 4)
+    return 255 if c.min_blocks == 1 else SM_REGISTERS // 4 // 32 // warps // 8 * 8
+
+
+def _other_rings(c: Sm90OddrowsConfig) -> Iterator[Sm90OddrowsConfig]:
+    yield replace(c, stages=c.stages + 1)
+    yield replace(c, stages=c.stages - 1)
+    yield replace(c, bk=192 - c.bk, stages=max(2, c.stages // 2) if c.bk == 64 else 2 * c.stages)
+
+
+def _other_tiles(c: Sm90OddrowsConfig) -> Iterator[Sm90OddrowsConfig]:
+    for columns in (64, -64):
+        yield replace(c, bn=c.bn + columns)
+    if c.a_rows:
+        yield replace(c, a_rows=c.a_rows + 8)
+        yield replace(c, a_rows=c.a_rows - 8)
+        return
+    yield replace(c, bm=2 * c.bm)
+    yield replace(c, bm=c.bm // 2)
+    yield replace(c, bm=2 * c.bm, consumers=2, min_blocks=1)
+    yield replace(c, consumers=3 - c.consumers, min_blocks=1)
+
+
+def _other_ctas(c: Sm90OddrowsConfig) -> Iterator[Sm90OddrowsConfig]:
+    """Yield other splits of K, tile orders and numbers of resident CTAs."""
+    for split in (c.split_k + 1, c.split_k - 1, 2 * c.split_k, c.split_k // 2):
+        yield replace(c, split_k=split)
+    yield replace(c, group=2 * c.group)
+    yield replace(c, group=c.group // 2)
+    yield replace(c, min_blocks=c.min_blocks + 1)
+    yield replace(c, min_blocks=c.min_blocks - 1)
+
+
+class _Cost(TiledCost):
+    """The part of the model that differs from other tiled families."""
+
+    def stage(self, x: Mapping[str, float], c: Columns) -> tuple[Floats, Floats]:
+        """Return (tensor time, serial overhead) of one stage, microseconds.
+
+        m64nNk16 takes N / 2 cycles of the tensor cores; shared memory delivers its operands in 16 + N / 4. The threads
+        put right each row of 128 bytes of A and B meanwhile. Before the first product they have nothing to hide it.
+        """
+        k16 = c["bk"] / 16
+        cycles = k16 * (c["bm"] / 64) * smooth_max(c["bn"] / 2, 16 + c["bn"] / 4)
+        rows = (c["rows"] + c["bn"]) * c["bk"] / 64
+        tensor = smooth_max(cycles, x["align"] * rows)
+        return tensor / (x["clock"] * 1e3), (x["stage"] + x["issue"] * k16 / 4) / (x["clock"] * 1e3)
+
+    def store_us(self, x: Mapping[str, float], c: Columns) -> Floats:
+        return x["epilogue_tma"] + ELEMENT_BYTES * c["bm"] * c["bn"] / x["store_tma"]
+
+    def with_workspace(self, x: Mapping[str, float], c: Columns, tiles: Floats, sums: Floats) -> Floats:
+        return sums + workspace_us(x, c, tiles)
+
+
+_COST = _Cost()
 
 
 FAMILY = Sm90OddrowsGemm()

@@ -1,23 +1,16 @@
-"""The kernels of ``sm90_wgmma_gemm`` that are tried: the pool, and those for special problems."""
+"""The kernels of ``sm90_wgmma_gemm`` that are tried: those of the pool, and those for special problems."""
 
 from __future__ import annotations
 
-import itertools
-import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
-from outblas.kernels.families import sm90_wgmma_launch as launch
-from outblas.kernels.families import sm90_wgmma_neighbours as near
-from outblas.kernels.families.family import TileChoice
-from outblas.kernels.families.sm90_wgmma_config import Sm90WgmmaConfig
+from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.kernels.geometry_terms import SMEM_LIMIT, WGMMA_ROWS, ceil_div, divisor_up_to
 
-#: Least K for which kernels with a workspace are offered in addition to the catalogue.
-MIN_WORKSPACE_K = 4096
 #: Shares of the SMs that a single wave of transposed tiles must fill to be offered.
 FULL_WAVE = 0.8
 #: (bm, bn, stages, swap) of kernels of which two share an SM: one fills and drains while the other computes.
@@ -219,7 +212,7 @@ def swap_kernels() -> Iterator[Sm90WgmmaConfig]:
 
 
 def _inbox(bm: int, bn: int, consumers: int, split: int) -> int:
-    """Return approximately the bytes of its peers' sums that a CTA receives (exact: sm90_wgmma_launch.py)."""
+    """Return approximately the bytes of its peers' sums that a CTA receives (exact: wgmma_launch.py)."""
     units = bm // 64 // consumers * (bn // 8)
     return (split - 1) * consumers * (units // divisor_up_to(units, split)) * 128 * 16
 
@@ -229,20 +222,21 @@ def _stages(bm: int, bn: int, bk: int, other_bytes: int, most: int | None = None
     return min(most or (12 if bk == 64 else 6), (SMEM_LIMIT - 512 - other_bytes) // (2 * bk * (bm + bn)))
 
 
+def rows_to_load(problem: Problem) -> int:
+    """Return ``a_rows`` of kernels that load just the M rows of A; 64 if a wgmma tile must load all of its rows.
+
+    M = 16 gives 16. M = 9 to 15 give 15: a stage has room for 16 rows, and a load has M.
+    """
+    rows = -(-problem.m // 8) * 8
+    return min(rows if problem.m == rows else rows - 1, WGMMA_ROWS)
+
+
 def few_rows_candidates(problem: Problem, gpu: Gpu) -> list[Sm90WgmmaConfig]:
     """Return the kernels that load only the existing rows of A, with and without PDL; none for M up to 8 (gemv)."""
-    rows = near.rows_to_load(problem)
+    rows = rows_to_load(problem)
     if not 8 < rows < WGMMA_ROWS or gpu.arch != 90:
         return []
     return [replace(c, pdl=pdl) for c in few_rows_kernels(rows) for pdl in (False, True)]
-
-
-def workspace_candidates(problem: Problem, gpu: Gpu) -> list[Sm90WgmmaConfig]:
-    """Return the kernels with a workspace and at most two CTAs per SM, with and without PDL."""
-    if problem.k < MIN_WORKSPACE_K or gpu.arch != 90:
-        return []
-    few = [c for c in workspace_kernels() if math.prod(launch.grid(problem, c, gpu.sms)) <= 2 * gpu.sms]
-    return [replace(c, pdl=pdl, reducers=r) for c in few for pdl in (False, True) for r in ("last", "all")]  # type: ignore[arg-type]
 
 
 def swap_candidates(problem: Problem, gpu: Gpu) -> list[Sm90WgmmaConfig]:
@@ -283,26 +277,3 @@ def large_candidates(problem: Problem, gpu: Gpu) -> list[Sm90WgmmaConfig]:
     wide = [c for c in wide if c.persistent and c.cluster_m * c.cluster_n == 2]
     orders = [replace(c, group=group, ctas=ctas) for c in wide for group, ctas in ((8, 0), (16, 0), (16, 128))]
     return [*orders, *clustered_kernels()]
-
-
-def near_choice(choice: TileChoice) -> Iterator[Sm90WgmmaConfig]:
-    """Yield configs by rising distance: stages change first, then cluster, split, depth, and the tile."""
-    tiles = sorted(
-        itertools.product((64, 128, 192, 256), range(8, 257, 8)),
-        key=lambda t: (abs(t[0] - choice.bm) + abs(t[1] - choice.bn), -t[0] * t[1]),
-    )[:12]
-    depths = _by_distance((32, 64, 128), choice.bk)
-    splits = _by_distance((1, 2, 4, 8, 16), choice.split_k)
-    splits = [s for s in splits if s <= max(1, choice.split_k)] or [1]
-    clusters = dict.fromkeys(((choice.cluster_m, choice.cluster_n), (1, 1)))
-    for (bm, bn), bk, split, (cm, cn) in itertools.product(tiles, depths, splits, clusters):
-        for stages, store in itertools.product(range(min(12, max(2, choice.stages)), 1, -1), ("tma", "direct")):
-            yield Sm90WgmmaConfig(
-                bm, bn, bk, stages, consumers=min(3, bm // 64) if bm != 256 else 2, cluster_m=cm, cluster_n=cn,
-                split_k=split, raster="n" if choice.order else "m", store=store,  # type: ignore[arg-type]
-            )  # fmt: skip
-
-
-def _by_distance(values: Iterable[int], wanted: int) -> list[int]:
-    """Return the values sorted by distance from ``wanted``."""
-    return sorted(values, key=lambda v: (abs(v - wanted), v))

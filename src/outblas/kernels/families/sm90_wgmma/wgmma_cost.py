@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+from abc import ABC
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from outblas.core.problem import ELEMENT_BYTES
+from outblas.core.problem import ELEMENT_BYTES, Problem
+from outblas.core.roofline import Gpu
 from outblas.kernels.cost.terms import Columns, Floats, cluster_split, log_extents, smooth_max, workspace_us
-from outblas.kernels.cost.tiled import Rounds, TiledCost
+from outblas.kernels.cost.tiled import Rounds, TiledCost, tiled_us
 from outblas.kernels.cost.traffic import hinted_bytes, partial_sector_bytes
-from outblas.kernels.families.sm90_wgmma_launch import NON_ACCUMULATOR_REGISTERS, STREAMING_C
+from outblas.kernels.families.family import Family
+from outblas.kernels.families.sm90_wgmma.wgmma_config import NON_ACCUMULATOR_REGISTERS, Sm90WgmmaConfig
 from outblas.kernels.geometry_terms import SM_REGISTERS, Geometry
-
-if TYPE_CHECKING:
-    from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 
 #: Coefficients from which a fit starts: rough physics in microseconds, bytes per microsecond, cycles, GHz.
 START = {
@@ -70,48 +70,6 @@ SWITCHES = (
     *("multicast", "multicast_4", "raster_m", "raster_m_tall", "cluster_m_tall", "stages", "bk_128", "bk_128_k"),
     *("stream_b", "stream_c", "direct_store", "early", "width_k", "width_waves", "tall_tile"),
 )
-
-
-def registers(config: Sm90WgmmaConfig, shape: Geometry) -> int:
-    """Return the registers per thread.
-
-    With several consumers, setmaxnreg distributes the whole register file: the result is 65536 // ``shape.threads``.
-    With one consumer, it is ``shape.accumulators`` + 40.
-
-    Args:
-        config: the kernel.
-        shape: the config's geometry.
-    """
-    return SM_REGISTERS // shape.threads if config.consumers > 1 else shape.accumulators + NON_ACCUMULATOR_REGISTERS
-
-
-def columns(config: Sm90WgmmaConfig) -> dict[str, Any]:
-    """Return the inputs of the cost model that depend on a config: name -> number or bool.
-
-    ``cm`` and ``cn`` are the cluster's extents, and ``rows`` are the rows of A in a stage. ``raster_m``, ``tma``,
-    ``pingpong`` and ``workspace`` say whether the knob has this word. ``stream_b`` and ``stream_c`` say whether the L2
-    hint includes that operand. ``fits`` says whether a load of A has just the M rows that exist. The other keys are
-    knobs: ``stages``, ``min_blocks``, ``persistent``, ``group``, ``consumers`` and ``shift``.
-    """
-    return {
-        "stages": config.stages,
-        "cm": config.cluster_m,
-        "cn": config.cluster_n,
-        "min_blocks": config.min_blocks,
-        "persistent": config.persistent,
-        "pingpong": config.schedule == "pingpong",
-        "group": config.group,
-        "raster_m": config.raster == "m",
-        "tma": config.store == "tma",
-        "consumers": config.consumers,
-        "workspace": config.split_kind == "workspace",
-        "stream_b": config.l2 in ("stream_b", "stream_bc"),
-        "stream_c": config.l2 in STREAMING_C,
-        "rows": config.loaded_rows,
-        "shift": config.shift,
-        "fits": config.fits_m,
-        "swap": config.swap,
-    }
 
 
 class _Cost(TiledCost):
@@ -181,45 +139,81 @@ class _Cost(TiledCost):
         return sums + workspace_us(x, c, tiles) + (c["stream_b"] + c["stream_c"]) * x["hint"]
 
 
-COST = _Cost()
+_COST = _Cost()
 
 
-def kind_index(c: Columns) -> NDArray[np.intp]:
-    """Return the index into :data:`KINDS` of every config, int[configs].
+class WgmmaCost(Family[Sm90WgmmaConfig], ABC):
+    """Columns, time and residual of ``sm90_wgmma_gemm``."""
 
-    The first that applies counts: ``workspace``, ``cluster_split``, ``pingpong_64`` (``bm`` 64), ``pingpong``,
-    ``three`` consumers, ``walk`` (persistent), ``two_blocks``, ``tile`` (one consumer), else ``two_consumers``.
+    start: ClassVar[Mapping[str, float]] = START
+    residual_kinds = KINDS
+    residual_switches = SWITCHES
+    own_columns = ("swap",)
 
-    Args:
-        c: columns of the configs, arrays.
-    """
-    split = c["split"] > 1
-    tests: Mapping[str, np.ndarray] = {
-        "workspace": c["workspace"] > 0,
-        "cluster_split": split,
-        "pingpong_64": (c["pingpong"] > 0) & (c["bm"] == 64),
-        "pingpong": c["pingpong"] > 0,
-        "three": c["consumers"] == 3,
-        "walk": c["persistent"] > 0,
-        "two_blocks": c["min_blocks"] > 1,
-        "tile": c["consumers"] == 1,
-    }
-    return np.select(list(tests.values()), [KINDS.index(name) for name in tests], KINDS.index("two_consumers"))
+    def registers(self, problem: Problem, config: Sm90WgmmaConfig, shape: Geometry) -> int:
+        """Return the registers per thread.
 
+        With several consumers, setmaxnreg distributes the whole register file: 65536 // ``shape.threads``. With one
+        consumer, it is ``shape.accumulators`` + 40.
+        """
+        return SM_REGISTERS // shape.threads if config.consumers > 1 else shape.accumulators + NON_ACCUMULATOR_REGISTERS
 
-def switch_values(p: Columns, c: Columns, exact: Floats) -> Floats:
-    """Return float64[configs, len(SWITCHES)], columns in the order of :data:`SWITCHES`.
+    def cost_columns(self, problem: Problem, config: Sm90WgmmaConfig, shape: Geometry) -> dict[str, Any]:
+        """Return the inputs of the cost model that depend on a config: name -> number or bool.
 
-    Args:
-        p: columns of the problem.
-        c: columns of the configs, arrays.
-        exact: number of waves of each config, before rounding.
-    """
-    m, n, k = log_extents(p)
-    tall, bk_128, width = (m - n) / 4, c["bk"] == 128, np.log2(c["bn"]) / 4
-    columns = (
-        *(c["cm"] * c["cn"] > 1, c["cm"] * c["cn"] > 2, c["raster_m"], c["raster_m"] * tall, (c["cm"] > 1) * tall),
-        *(c["stages"] / 10, bk_128, bk_128 * k / 4, c["stream_b"], c["stream_c"], 1 - c["tma"], c["early"]),
-        *(width * k / 4, width * np.log2(exact) / 3, np.log2(c["bm"] / 64)),
-    )
-    return np.stack([np.asarray(column, dtype=float) for column in columns], axis=1)
+        ``cm`` and ``cn`` are the cluster's extents, and ``rows`` are the rows of A in a stage. ``raster_m``, ``tma``,
+        ``pingpong`` and ``workspace`` say whether the knob has this word. ``stream_b`` and ``stream_c`` say whether the
+        L2 hint includes that operand. ``fits`` says whether a load of A has just the M rows that exist. The other keys
+        are knobs, such as ``stages``.
+        """
+        return {
+            "stages": config.stages,
+            "cm": config.cluster_m,
+            "cn": config.cluster_n,
+            "min_blocks": config.min_blocks,
+            "persistent": config.persistent,
+            "pingpong": config.schedule == "pingpong",
+            "group": config.group,
+            "raster_m": config.raster == "m",
+            "tma": config.store == "tma",
+            "consumers": config.consumers,
+            "workspace": config.split_kind == "workspace",
+            "stream_b": config.streams_b,
+            "stream_c": config.streams_c,
+            "rows": config.loaded_rows,
+            "shift": config.shift,
+            "fits": config.fits_m,
+            "swap": config.swap,
+        }
+
+    def time_us(self, x: Mapping[str, float], p: Columns, c: Columns, gpu: Gpu) -> Floats:
+        return tiled_us(_COST, x, p, c, gpu)
+
+    def kind_index(self, c: Columns) -> NDArray[np.intp]:
+        """Return the index into :data:`KINDS` of every config, int[configs].
+
+        The first that applies counts: ``workspace``, ``cluster_split``, ``pingpong_64`` (``bm`` 64), ``pingpong``,
+        ``three`` consumers, ``walk`` (persistent), ``two_blocks``, ``tile`` (one consumer), else ``two_consumers``.
+        """
+        split = c["split"] > 1
+        tests: Mapping[str, np.ndarray] = {
+            "workspace": c["workspace"] > 0,
+            "cluster_split": split,
+            "pingpong_64": (c["pingpong"] > 0) & (c["bm"] == 64),
+            "pingpong": c["pingpong"] > 0,
+            "three": c["consumers"] == 3,
+            "walk": c["persistent"] > 0,
+            "two_blocks": c["min_blocks"] > 1,
+            "tile": c["consumers"] == 1,
+        }
+        return np.select(list(tests.values()), [KINDS.index(name) for name in tests], KINDS.index("two_consumers"))
+
+    def switch_values(self, p: Columns, c: Columns, waves: Floats) -> Floats:
+        m, n, k = log_extents(p)
+        tall, bk_128, width = (m - n) / 4, c["bk"] == 128, np.log2(c["bn"]) / 4
+        columns = (
+            *(c["cm"] * c["cn"] > 1, c["cm"] * c["cn"] > 2, c["raster_m"], c["raster_m"] * tall, (c["cm"] > 1) * tall),
+            *(c["stages"] / 10, bk_128, bk_128 * k / 4, c["stream_b"], c["stream_c"], 1 - c["tma"], c["early"]),
+            *(width * k / 4, width * np.log2(waves) / 3, np.log2(c["bm"] / 64)),
+        )
+        return np.stack([np.asarray(column, dtype=float) for column in columns], axis=1)

@@ -13,6 +13,8 @@ Store = Literal["tma", "direct"]
 Raster = Literal["m", "n"]
 SplitKind = Literal["cluster", "workspace"]
 Reducers = Literal["last", "all"]
+#: Registers per thread in addition to accumulators (addresses, descriptors, loop state).
+NON_ACCUMULATOR_REGISTERS = 40
 
 
 @dataclass(frozen=True, order=True)
@@ -99,6 +101,21 @@ class Sm90WgmmaConfig(KernelConfig):
     def fits_m(self) -> bool:
         """Return True if a load of A has just the M rows that exist."""
         return self.a_rows % 8 != 0
+
+    @property
+    def streams_a(self) -> bool:
+        """Return True if A streams through L2."""
+        return self.l2 in ("stream_a", "stream_ac")
+
+    @property
+    def streams_b(self) -> bool:
+        """Return True if B streams through L2."""
+        return self.l2 in ("stream_b", "stream_bc")
+
+    @property
+    def streams_c(self) -> bool:
+        """Return True if C streams out through L2, which needs TMA stores."""
+        return self.l2 in ("stream_c", "stream_bc", "stream_ac")
 
     @property
     def cluster_split(self) -> int:
