@@ -15,7 +15,7 @@ import numpy as np
 from outblas.bench.live_evaluator import LiveEvaluator
 from outblas.bench.pool.transport import EvaluatorSpec, Event, Task
 from outblas.bench.pool.worker_host import WorkerHost
-from outblas.core.config import KernelConfig, config_name
+from outblas.core.config import KernelConfig, config_name, kernel_kind
 from outblas.core.errors import DeviceError
 from outblas.core.evaluation import Evaluation, Status, Timing
 from outblas.core.evaluator import Evaluator
@@ -25,7 +25,6 @@ from outblas.core.roofline import Gpu
 from outblas.jail.offline_evaluators import RecordedFreeEvaluator
 from outblas.judge.bench_cell import Options
 from outblas.kernels.catalogue import candidates
-from outblas.kernels.source import kernel_kind
 from outblas.records.replay import ReplayEvaluator
 from support.gpus.known import H200
 from support.helpers import synthetic_recording

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-from outblas.core.config import KernelConfig
+from outblas.core.config import KernelConfig, KernelKind
 from outblas.core.evaluation import Evaluation
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
-
-if TYPE_CHECKING:
-    from outblas.kernels.source import KernelKind
 
 
 class Evaluator(Protocol):
@@ -55,7 +52,7 @@ class Evaluator(Protocol):
         Each is still proved on the operands that are timed.
 
         Args:
-            kinds: kernel kinds (:func:`outblas.kernels.source.kernel_kind`) that were proved with the same build on the
+            kinds: kernel kinds (:func:`outblas.core.config.kernel_kind`) that were proved with the same build on the
                 same GPU model.
         """
         return None

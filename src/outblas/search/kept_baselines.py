@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Mapping, Sequence
 
-from outblas.core.config import KernelConfig
+from outblas.core.config import KernelConfig, KernelKind
 from outblas.core.evaluation import Evaluation
 from outblas.core.evaluator import Evaluator, closing_evaluations
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
-from outblas.kernels.source import KernelKind
 from outblas.records.store import Store
 
 
