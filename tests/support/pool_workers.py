@@ -231,9 +231,6 @@ class FreeJudge(Evaluator):
         self._folder = Path(folder)
         self._form = ""
 
-    def candidates(self, problem: Problem) -> list[KernelConfig]:
-        return []
-
     def evaluate(self, pairs: Iterable[tuple[Problem, Any]]) -> Iterator[Evaluation]:
         for problem, kernel in pairs:
             first = not (self._folder / "killed").exists()
@@ -251,9 +248,6 @@ class FreeJudge(Evaluator):
         """Forged once a kernel of form ``host`` ran."""
         return {"cublas": 99.0 if self._form == "host" else 4.0}
 
-    def baseline_detail(self, problem: Problem, name: str) -> str:
-        return ""
-
 
 class RecordedFree(RecordedFreeEvaluator):
     """A GPU's worker that answers from a recording of free kernels. The first one dies, and makes the file ``dies``."""
@@ -264,16 +258,10 @@ class RecordedFree(RecordedFreeEvaluator):
         super().__init__(Path(path))
         self._dies = dies
 
-    def trust(self, kinds: Iterable[Any]) -> None:
-        return None
-
     def evaluate(self, pairs: Iterable[tuple[Problem, Any]]) -> Iterator[Evaluation]:
         if self._dies and is_first(Path(self._dies)):
             os.kill(os.getpid(), signal.SIGKILL)
         yield from super().evaluate(pairs)
-
-    def baseline_detail(self, problem: Problem, name: str) -> str:
-        return ""
 
 
 def live_free(gpu_index: int) -> LiveEvaluator:
