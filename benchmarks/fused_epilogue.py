@@ -35,10 +35,10 @@ from outblas.core.files import write_json
 from outblas.core.gpu_records import packaged_gpu
 from outblas.core.problem import Problem
 from outblas.core.suites import suite
-from outblas.judge.baselines import TorchMm
 from outblas.judge.fused_gates import prove_fused
 from outblas.judge.gpu_clock import GpuClock
 from outblas.judge.reference import b_as_k_by_n
+from outblas.judge.torch_baselines import TorchMm
 from outblas.kernels.epilogue import ACTIVATIONS, Epilogue
 from outblas.kernels.geometry import workspace_bytes
 from outblas.kernels.kernel_hash import kernels_sha

@@ -16,6 +16,7 @@ import pytest
 
 from outblas.core.clean_text import clean_text
 from outblas.core.evaluation import Evaluation, Status, Verdict
+from outblas.core.evaluator import Evaluator
 from outblas.core.problem import Problem
 from outblas.jail import answers
 from outblas.jail.jailed_evaluator import JailedEvaluator
@@ -149,7 +150,7 @@ def test_an_answer_of_another_kind_is_no_message(path: tuple[str, ...], value: o
 # --- a run ---
 
 
-class Taken:
+class Taken(Evaluator):
     """The evaluator of a GPU whose workers have been taken over."""
 
     gpu, source = H200, "cuda:0"

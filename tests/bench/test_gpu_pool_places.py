@@ -158,7 +158,7 @@ def test_the_driver_leaves_each_gpu_two_cores(
 
 def test_only_what_passed_is_proved_for_the_other_workers(pool: PoolEvaluator) -> None:
     from outblas.bench.pool.units import WorkUnits
-    from outblas.kernels.source import kernel_kind
+    from outblas.core.config import kernel_kind
 
     problem, (right, wrong) = synthetic_problems()[0], synthetic_catalogue()[:2]
     evaluations = (passed_evaluation(problem, right), failed_evaluation(problem, wrong))

@@ -11,11 +11,11 @@ import pytest
 from outblas.bench.pool.gpu_pool import PoolEvaluator
 from outblas.bench.pool.transport import EvaluateTask, Task
 from outblas.bench.pool.units import WorkUnits
+from outblas.core.config import kernel_kind
 from outblas.core.errors import ToolchainMissing
 from outblas.core.evaluation import Status
 from outblas.core.problem import Problem
 from outblas.core.roofline import work_us
-from outblas.kernels.source import kernel_kind
 from outblas.records.replay import ReplayEvaluator
 from outblas.records.store import Store
 from outblas.search import tune as tuning

@@ -1,6 +1,7 @@
 """The rules of the source tree: imports go down the list of packages only, in no circle, and names say one thing.
 
-An import inside a function counts. An import under `if TYPE_CHECKING:` does not: no program runs it.
+An import inside a function counts. An import under `if TYPE_CHECKING:` must go down, too, but may close a circle: no
+program runs it.
 """
 
 import ast
@@ -58,16 +59,15 @@ def _only_for_types(node: ast.AST) -> bool:
     return "TYPE_CHECKING" in (getattr(node.test, "id", None), getattr(node.test, "attr", None))
 
 
-def _imports(node: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
-    """Yield all imports that a program can run, those inside functions too."""
+def _imports(node: ast.AST, for_types: bool) -> Iterator[ast.Import | ast.ImportFrom]:
+    """Yield all imports that a program can run, those inside functions too, and if asked those only for types."""
     for child in statements_in(node):
         if isinstance(child, ast.Import | ast.ImportFrom):
             yield child
-        elif isinstance(child, ast.If) and _only_for_types(child):
-            for other in child.orelse:
-                yield from _imports(ast.Module([other], []))
+        elif isinstance(child, ast.If) and _only_for_types(child) and not for_types:
+            yield from _imports(ast.Module(child.orelse, []), for_types)
         else:
-            yield from _imports(child)
+            yield from _imports(child, for_types)
 
 
 def _named(node: ast.Import | ast.ImportFrom, file: str, name: str) -> Iterator[tuple[tuple[str, ...], str | None]]:
@@ -90,13 +90,15 @@ def _named(node: ast.Import | ast.ImportFrom, file: str, name: str) -> Iterator[
         yield base, alias.name
 
 
-def import_edges(package: Path) -> dict[str, set[str]]:
-    """Return, for each Python file under `package`, the files of the package that it imports."""
+def import_edges(package: Path, for_types: bool = False) -> dict[str, set[str]]:
+    """Return, for each Python file under `package`, the files of the package that it imports (`for_types`: also under
+    `if TYPE_CHECKING:`).
+    """
     files = python_files(package)
     of_module = {module_of(file): file for file in files}
     edges: dict[str, set[str]] = {file: set() for file in files}
     for file in files:
-        for node in _imports(ast.parse((package / file).read_text())):
+        for node in _imports(ast.parse((package / file).read_text()), for_types):
             for module, taken in _named(node, file, package.name):
                 target = of_module.get((*module, taken)) if taken else None
                 target = target or of_module.get(module)
@@ -231,8 +233,8 @@ def edges(package) -> Edges:
     return import_edges(package)
 
 
-def test_no_import_goes_up(edges):
-    assert upward(edges) == []
+def test_no_import_goes_up(package):
+    assert upward(import_edges(package, for_types=True)) == []
 
 
 def test_no_two_files_import_each_other(edges):
@@ -297,9 +299,12 @@ def tree(tmp_path):
     return package
 
 
-def test_an_import_upwards_is_found_inside_a_function_and_not_where_it_is_for_types(tree):
-    edges = import_edges(tree)
-    assert upward(edges) == ["core/a.py -> judge/gates.py", "judge/gates.py -> __init__.py"]
+def test_an_import_upwards_is_found_inside_a_function_and_if_asked_where_it_is_for_types(tree):
+    edges, found = import_edges(tree), ["core/a.py -> judge/gates.py", "judge/gates.py -> __init__.py"]
+    assert upward(edges) == found
+    for_types = import_edges(tree, for_types=True)
+    assert sorted(upward(for_types)) == sorted([*found, "core/b.py -> judge/gates.py"])
+    assert for_types["core/b.py"] == {"core/c.py", "judge/gates.py"}
     assert edges["core/b.py"] == {"core/c.py"}
     assert edges["core/c.py"] == {"core/b.py", "core/d.py"}
 

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 import outblas
+from outblas.core.config import kernel_kind
 from outblas.core.errors import CompileError, DeviceError, ToolchainMissing
 from outblas.core.problem import Problem
 from outblas.dispatch import device_registry, device_state, enable, native_table
 from outblas.dispatch.decide import Decision, Operand
 from outblas.dispatch.device_state import DeviceState
-from outblas.kernels.source import kernel_kind
 from outblas.records.library import Library
 from outblas.runtime import launch, recent_entries
 from support.dispatch_fixture import (  # noqa: F401

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from outblas.core.config import kernel_kind
 from outblas.core.errors import ToolchainMissing, UsageError
 from outblas.core.problem import Problem
 from outblas.dispatch import device_registry, device_state, native, native_build, native_table, product
@@ -19,7 +20,6 @@ from outblas.kernels.families.sm90_oddrows_kernels import Sm90OddrowsConfig
 from outblas.kernels.families.sm90_wgmma.sm90_wgmma_gemm import FAMILY
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.kernels.geometry import geometry, grid
-from outblas.kernels.source import kernel_kind
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryChoice, LibraryRow
 from outblas.runtime import launch

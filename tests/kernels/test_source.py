@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from outblas.core.config import KernelConfig
+from outblas.core.config import KernelConfig, kernel_kind
 from outblas.core.problem import Problem
 from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
 from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
@@ -20,7 +20,7 @@ from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.families.sm80_pipelined_kernels import Sm80PipelinedConfig
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.kernels.families.wgmma_text import wgmma_instance
-from outblas.kernels.source import Source, kernel_kind, make_source
+from outblas.kernels.source import Source, make_source
 
 GOLDEN = Path(__file__).resolve().parents[1] / "support" / "golden"
 REGENERATE = os.environ.get("OUTBLAS_REGENERATE_GOLDEN") == "1"

@@ -33,6 +33,7 @@ from outblas.records.replay import ReplayEvaluator
 from support.fake_gpu import FakeGpu
 from support.gpus.known import H200
 from support.helpers import ROOT, synthetic_recording
+from support.llm_kernels import kernel
 
 PROBLEMS = (Problem(64, 4096, 64), Problem(8, 512, 1024, "NN"), Problem(512, 512, 512, "TN", "bf16"))
 SMALL = KernelSpace(pool()[::4], all_knobs())
@@ -213,6 +214,8 @@ def test_the_simulator_answers_by_the_model_and_scales_by_its_own_kernels() -> N
     assert abs(np.mean(first)) < 0.8 and np.std(first) > 0.3
     assert simulator.source == "model:h200" and set(simulator.baselines(PROBLEMS[0])) == {"drawn"}
     assert all(why_illegal(PROBLEMS[0], c, H200) is None for c in simulator.candidates(PROBLEMS[0]))
+    with pytest.raises(UsageError, match="a free kernel"):
+        simulator.evaluate([(PROBLEMS[0], kernel(0))])
 
 
 def test_the_same_seed_is_the_same_run() -> None:

@@ -11,13 +11,14 @@ import pytest
 from outblas.core.config import Candidate
 from outblas.core.errors import DeviceError, RecordError, ToolchainMissing, UsageError
 from outblas.core.evaluation import Evaluation, Status
+from outblas.core.evaluator import Evaluator
 from outblas.core.problem import Problem
 from outblas.kernels.custom.free_kernel import FreeKernel
 from outblas.llm.async_evaluator import AsyncEvaluator
 from support.llm_kernels import PROBLEM, failed, kernel, passed
 
 
-class Scripted:
+class Scripted(Evaluator):
     """Answers when it is let; remembers its batches."""
 
     def __init__(self) -> None:

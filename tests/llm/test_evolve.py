@@ -121,6 +121,8 @@ def test_what_was_proven_is_improved_in_the_same_conversation(recording: Path, t
 class Counting:
     """An evaluator that counts what it is asked, and may fail."""
 
+    draws_while_busy = False
+
     def __init__(self, inner: Any) -> None:
         self.inner, self.asked, self.fail = inner, list[str](), 0
         self.gpu, self.source = inner.gpu, inner.source

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from outblas.core.config import kernel_kind
 from outblas.core.problem import Problem
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.kernels.kernel_hash import kernels_sha
-from outblas.kernels.source import kernel_kind
 from outblas.records import proved_kernels
 from outblas.records.library import Library
 from outblas.records.library_interval import LibraryInterval

@@ -15,7 +15,7 @@ import numpy as np
 from outblas.bench.live_evaluator import LiveEvaluator
 from outblas.bench.pool.transport import EvaluatorSpec, Event, Task
 from outblas.bench.pool.worker_host import WorkerHost
-from outblas.core.config import KernelConfig, config_name
+from outblas.core.config import KernelConfig, config_name, kernel_kind
 from outblas.core.errors import DeviceError
 from outblas.core.evaluation import Evaluation, Status, Timing
 from outblas.core.evaluator import Evaluator
@@ -25,7 +25,6 @@ from outblas.core.roofline import Gpu
 from outblas.jail.offline_evaluators import RecordedFreeEvaluator
 from outblas.judge.bench_cell import Options
 from outblas.kernels.catalogue import candidates
-from outblas.kernels.source import kernel_kind
 from outblas.records.replay import ReplayEvaluator
 from support.gpus.known import H200
 from support.helpers import synthetic_recording
@@ -232,9 +231,6 @@ class FreeJudge(Evaluator):
         self._folder = Path(folder)
         self._form = ""
 
-    def candidates(self, problem: Problem) -> list[KernelConfig]:
-        return []
-
     def evaluate(self, pairs: Iterable[tuple[Problem, Any]]) -> Iterator[Evaluation]:
         for problem, kernel in pairs:
             first = not (self._folder / "killed").exists()
@@ -252,9 +248,6 @@ class FreeJudge(Evaluator):
         """Forged once a kernel of form ``host`` ran."""
         return {"cublas": 99.0 if self._form == "host" else 4.0}
 
-    def baseline_detail(self, problem: Problem, name: str) -> str:
-        return ""
-
 
 class RecordedFree(RecordedFreeEvaluator):
     """A GPU's worker that answers from a recording of free kernels. The first one dies, and makes the file ``dies``."""
@@ -265,16 +258,10 @@ class RecordedFree(RecordedFreeEvaluator):
         super().__init__(Path(path))
         self._dies = dies
 
-    def trust(self, kinds: Iterable[Any]) -> None:
-        return None
-
     def evaluate(self, pairs: Iterable[tuple[Problem, Any]]) -> Iterator[Evaluation]:
         if self._dies and is_first(Path(self._dies)):
             os.kill(os.getpid(), signal.SIGKILL)
         yield from super().evaluate(pairs)
-
-    def baseline_detail(self, problem: Problem, name: str) -> str:
-        return ""
 
 
 def live_free(gpu_index: int) -> LiveEvaluator:

@@ -5,23 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
-from outblas.adapt.program_run import ProgramRun
+from outblas.adapt.program_run import Program, ProgramRun
 from outblas.core.errors import UsageError
 from outblas.core.stats import MIN_ROUNDS, bootstrap_median, paired_speedup
 from outblas.records.library_row import INSTALL_ABOVE
 
 #: Called with (runs done, all runs) after each run.
 Progress = Callable[[int, int], None]
-
-
-class Runs(Protocol):
-    """The two ways to run a program, of :class:`outblas.adapt.program_run.Program`."""
-
-    def without(self) -> ProgramRun: ...
-
-    def with_outblas(self, library: Path | None = None) -> ProgramRun: ...
 
 
 @dataclass(frozen=True)
@@ -56,7 +47,7 @@ class TrialResult:
 
 
 def run_trial(
-    program: Runs,
+    program: Program,
     pairs: int,
     more_is_better: bool = False,
     library: Path | None = None,

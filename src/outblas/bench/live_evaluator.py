@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from outblas.core.config import Candidate, KernelConfig
+from outblas.core.config import Candidate, KernelConfig, KernelKind, kernel_kind
 from outblas.core.errors import ToolchainMissing
 from outblas.core.evaluation import Evaluation, Verdict
 from outblas.core.evaluator import Evaluator
@@ -17,7 +17,6 @@ from outblas.core.roofline import Gpu
 from outblas.judge.bench_cell import Baselines, Options
 from outblas.kernels.custom.free_kernel import FreeKernel
 from outblas.kernels.epilogue import why_not_fused
-from outblas.kernels.source import KernelKind, kernel_kind
 from outblas.workers.compile_ahead import BackgroundCompiler
 from outblas.workers.gate_handler import make_gate_handler
 from outblas.workers.handler import make_handler

@@ -19,9 +19,10 @@ from outblas.core.problem import Problem
 from outblas.core.rivals import LT_AUTO, BaselineCall, fastest_baseline
 from outblas.core.roofline import Gpu, floor_us, regime
 from outblas.core.workload import Workload
-from outblas.judge.baselines import make_baselines, on_current_stream
+from outblas.judge.baselines import make_baselines
 from outblas.judge.latency import RequestPlan, ServerTimes, check_qps, percentile, time_server
 from outblas.judge.rounds import speedup
+from outblas.judge.torch_baselines import on_current_stream
 from outblas.records.averages import launch_columns
 from outblas.records.library import Library
 from outblas.records.results import Row

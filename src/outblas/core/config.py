@@ -9,7 +9,9 @@ from __future__ import annotations
 import functools
 from collections.abc import Hashable
 from dataclasses import MISSING, dataclass, fields
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, cast, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, Self, cast, get_args, get_type_hints
+
+from outblas.core.problem import Problem
 
 #: What a caller permits at a launch; each option includes the ones before it. ``plain``: the kernel starts after its
 #: predecessor in the stream has ended. ``pdl``: programmatic dependent launch. The prologue overlaps the predecessor,
@@ -234,6 +236,33 @@ def launch_allows(launch: Launch, config: Candidate) -> bool:
         config: the kernel; :func:`launch_of` says what it needs.
     """
     return LAUNCHES.index(launch_of(config)) <= LAUNCHES.index(launch)
+
+
+class KernelKind(NamedTuple):
+    """Everything that a kernel's source depends on without an epilogue, plus the launch.
+
+    Equal kinds share a loaded kernel. Kinds that differ only in ``even`` have the same source and cubin, but different
+    launches.
+
+    Attributes:
+        config: the kernel's knobs.
+        layout: ``TN`` or ``NN``.
+        dtype: ``fp16`` or ``bf16``.
+        acc: ``fp32`` or ``fp16``.
+    """
+
+    config: KernelConfig
+    layout: str
+    dtype: str
+    acc: str
+
+
+def kernel_kind(problem: Problem, config: KernelConfig) -> KernelKind:
+    """Return the kind of a problem's kernel, a cheap key for caches.
+
+    Problems that differ only in M, N, K have equal kinds.
+    """
+    return KernelKind(config, problem.layout, problem.dtype, problem.acc)
 
 
 def config_name(config: Candidate) -> str:

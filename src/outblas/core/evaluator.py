@@ -1,36 +1,44 @@
-"""The interface of evaluators, which try configs on problems: on a live GPU, or by look-up in a recording."""
+"""The interface of evaluators, which try kernels on problems: on a GPU, from a recording, or by the compiler alone."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import ClassVar, Protocol
 
-from outblas.core.config import KernelConfig
+from outblas.core.config import Candidate, KernelConfig, KernelKind
 from outblas.core.evaluation import Evaluation
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
 
-if TYPE_CHECKING:
-    from outblas.kernels.source import KernelKind
-
 
 class Evaluator(Protocol):
-    """Evaluates (problem, config) pairs, live or from a recording. A Protocol: others implement it.
+    """Evaluates (problem, candidate) pairs. A Protocol: others implement it.
 
-    ``candidates_of``, ``expect`` and ``trust`` have a body here, which a class that derives from it inherits.
+    A class that derives from it has its own ``gpu``, ``source`` and ``evaluate``. The inherited methods offer nothing,
+    know no baseline and ignore hints.
+
+    Attributes:
+        draws_while_busy: True if :meth:`evaluate` draws further pairs from a generator while it works. The generator
+            then yields None while the next pair is not known yet.
     """
+
+    draws_while_busy: ClassVar[bool] = False
 
     @property
     def gpu(self) -> Gpu:
-        """Return the GPU on which the times were measured."""
+        """Return the GPU on which the times were measured, or for which kernels are compiled."""
 
     @property
     def source(self) -> str:
-        """Return the source of the times in the spelling of ``--device``: ``cuda:0`` or ``replay:h200``."""
+        """Return the source of the answers: ``cuda:0``, ``replay:h200``, ``compile:h200`` or ``recorded:<file>``."""
 
     def candidates(self, problem: Problem) -> Sequence[KernelConfig]:
-        """Return every config that may be evaluated for a problem, in an order that is the same at every call."""
+        """Return every config that may be evaluated for a problem, in an order that is the same at every call.
+
+        By default none. Free kernels are never among them: they are written, not offered.
+        """
+        return ()
 
     def candidates_of(self, problems: Sequence[Problem]) -> Mapping[Problem, Sequence[KernelConfig]]:
         """Return problem -> its :meth:`candidates`, in the order of ``problems``.
@@ -55,20 +63,23 @@ class Evaluator(Protocol):
         Each is still proved on the operands that are timed.
 
         Args:
-            kinds: kernel kinds (:func:`outblas.kernels.source.kernel_kind`) that were proved with the same build on the
+            kinds: kernel kinds (:func:`outblas.core.config.kernel_kind`) that were proved with the same build on the
                 same GPU model.
         """
         return None
 
-    def evaluate(self, pairs: Iterable[tuple[Problem, KernelConfig]]) -> Iterable[Evaluation]:
+    def evaluate(self, pairs: Iterable[tuple[Problem, Candidate]]) -> Iterable[Evaluation]:
         """Yield one evaluation per pair, in any order, each as soon as it is finished. No pairs: nothing.
 
-        A config that fails gives an evaluation with the status of its failure. Each evaluation names its problem and
-        config. The pairs may come from a slow generator. An evaluator may draw further pairs from it while it works on
-        earlier ones.
+        A candidate that fails gives an evaluation with the status of its failure. Each evaluation names its problem and
+        candidate. The pairs may come from a slow generator. An evaluator may draw further pairs from it while it works
+        on earlier ones.
 
         Args:
-            pairs: (problem, config) pairs.
+            pairs: (problem, candidate) pairs.
+
+        Raises:
+            UsageError: the evaluator does not answer for this kind of candidate, or does not know the pair.
         """
 
     def baselines(self, problem: Problem) -> Mapping[str, float]:
@@ -76,6 +87,7 @@ class Evaluator(Protocol):
 
         Example: ``{"torch": 12.5, "lt_auto": 11.9}``.
         """
+        return {}
 
     def baseline_detail(self, problem: Problem, name: str) -> str:
         """Return one line on a baseline, e.g. the chosen algorithm; an empty string if nothing is known.
@@ -84,6 +96,7 @@ class Evaluator(Protocol):
             problem: the problem.
             name: name of the baseline, e.g. ``lt_auto``.
         """
+        return ""
 
 
 @contextmanager

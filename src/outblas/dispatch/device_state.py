@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from outblas.core.config import KernelConfig, Launch, config_name
+from outblas.core.config import KernelConfig, KernelKind, Launch, config_name, kernel_kind
 from outblas.core.errors import CompileError, DeviceError, ToolchainMissing
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
@@ -21,7 +21,6 @@ from outblas.dispatch.process_workload import process_workload
 from outblas.kernels.epilogue import STACKED_GATE, why_not_fused
 from outblas.kernels.geometry import workspace_bytes
 from outblas.kernels.legality import why_illegal
-from outblas.kernels.source import KernelKind, kernel_kind
 from outblas.records.library import Library
 from outblas.runtime.cublaslt import LtAlgorithms
 from outblas.runtime.graph_workspace import CapturedWorkspace

@@ -132,7 +132,7 @@ class FreeHandler(Handler):
 
     def _kernel_of(self, item: WorkItem) -> tuple[Any, dict[str, float]]:
         assert item.built is not None
-        built = cast(BuiltKernel, item.built)
+        built: BuiltKernel = item.built
         name = built.kernel.name
         self._before[name] = conduct.snapshot() if built.kernel.launch.form == "host" else {}
         kernel = load(built, self._cell.folder, self._cell.cudart, self._options.gpu)

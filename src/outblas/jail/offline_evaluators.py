@@ -1,18 +1,18 @@
 """Evaluators of free kernels without a GPU: recorded answers, or the compiler's verdict alone.
 
-With a GPU, :class:`outblas.bench.live_evaluator.LiveEvaluator` is used. All keep the contract of
-outblas.core.evaluator.
+With a GPU, :class:`outblas.bench.live_evaluator.LiveEvaluator` is used.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from outblas.core.config import Candidate
 from outblas.core.evaluation import Evaluation, Status, Verdict
+from outblas.core.evaluator import Evaluator
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
 from outblas.jail.evaluation_file import RecordedEvaluations, Recorder, load
@@ -25,30 +25,11 @@ if TYPE_CHECKING:
 NOT_RUN = "compiled; not run"
 
 
-class FreeEvaluator(Protocol):
-    """An evaluator that answers for free kernels."""
-
-    @property
-    def gpu(self) -> Gpu:
-        """The GPU of the compiled kernels and of the figures."""
-
-    @property
-    def source(self) -> str:
-        """The origin of the answers: ``cuda:0``, ``compile:h200`` or ``recorded:<file>``."""
-
-    def evaluate(self, pairs: Iterable[tuple[Problem, Candidate]]) -> Iterable[Evaluation]:
-        """Return one evaluation per pair, in any order; a bad candidate gets a failing status."""
-
-    def baselines(self, problem: Problem) -> Mapping[str, float]:
-        """Return name -> microseconds per call of a problem's baselines; empty if none was timed."""
-
-
-class CompileOnlyEvaluator:
+class CompileOnlyEvaluator(Evaluator):
     """An evaluator that compiles, applies the static gate and runs nothing. It needs no GPU.
 
-    A kernel that passes has the status LEFT_OUT and the detail ``compiled; not run``. ``evaluate(pairs)`` answers,
-    ``baselines(problem)`` is empty, and ``candidates(problem)`` is ``()``. The properties are ``gpu`` and ``source``,
-    such as ``compile:h200``.
+    A kernel that passes has the status LEFT_OUT and the detail ``compiled; not run``. ``source`` is such as
+    ``compile:h200``.
 
     Args:
         gpu: target of the compilations.
@@ -65,13 +46,6 @@ class CompileOnlyEvaluator:
     def source(self) -> str:
         return f"compile:{self._gpu.name}"
 
-    def candidates(self, problem: Problem) -> Sequence[FreeKernel]:
-        """Return an empty sequence: free kernels are written, not offered."""
-        return ()
-
-    def expect(self, problems: Iterable[Problem]) -> None:
-        return None
-
     def evaluate(self, pairs: Iterable[tuple[Problem, Candidate]]) -> Iterator[Evaluation]:
         """Yield one evaluation per pair, in order. Each is compiled when the caller takes its result.
 
@@ -87,17 +61,8 @@ class CompileOnlyEvaluator:
             done = examine(problem, _free(kernel), self._gpu)
             yield done if isinstance(done, Evaluation) else compile_only_evaluation(problem, _free(kernel), done)
 
-    def baselines(self, problem: Problem) -> Mapping[str, float]:
-        return {}
 
-    def baseline_detail(self, problem: Problem, name: str) -> str:
-        return ""
-
-    def close(self) -> None:
-        return None
-
-
-class RecordedFreeEvaluator:
+class RecordedFreeEvaluator(Evaluator):
     """An evaluator that returns recorded answers, and treats other pairs as :class:`CompileOnlyEvaluator` does.
 
     The constructor reads the file. ``source`` is ``recorded:<file name>``, such as ``recorded:r.jsonl``; ``gpu`` is the
@@ -128,16 +93,6 @@ class RecordedFreeEvaluator:
         """The provenance of the recorded run, from the file's header."""
         return dict(self._recorded.provenance)
 
-    def candidates(self, problem: Problem) -> Sequence[FreeKernel]:
-        """Return a list of the kernels recorded on a problem, in the file's order; empty if none was.
-
-        A kernel recorded twice occurs twice.
-        """
-        return [e.config for e in self._recorded.of(problem) if isinstance(e.config, FreeKernel)]
-
-    def expect(self, problems: Iterable[Problem]) -> None:
-        return None
-
     def evaluate(self, pairs: Iterable[tuple[Problem, Candidate]]) -> Iterator[Evaluation]:
         """Yield one evaluation per pair, in order: the recorded one, else a compiled one (LEFT_OUT if it passes).
 
@@ -162,17 +117,11 @@ class RecordedFreeEvaluator:
         timed = [e for e in self._recorded.of(problem) if e.baselines_us]
         return dict(timed[-1].baselines_us) if timed else {}
 
-    def baseline_detail(self, problem: Problem, name: str) -> str:
-        return ""
 
-    def close(self) -> None:
-        return None
-
-
-class _Recording:
+class _Recording(Evaluator):
     """An evaluator whose answers are written down as they come."""
 
-    def __init__(self, inner: FreeEvaluator, file: Recorder) -> None:
+    def __init__(self, inner: Evaluator, file: Recorder) -> None:
         self._inner, self._file = inner, file
 
     @property
@@ -194,7 +143,7 @@ class _Recording:
 
 
 @contextlib.contextmanager
-def recording_evaluator(inner: FreeEvaluator, path: str | Path, provenance: dict[str, Any]) -> Iterator[FreeEvaluator]:
+def recording_evaluator(inner: Evaluator, path: str | Path, provenance: dict[str, Any]) -> Iterator[Evaluator]:
     """Wrap ``inner`` so that its answers on free kernels are appended to a file for :class:`RecordedFreeEvaluator`.
 
     It is a context manager: ``with recording_evaluator(inner, "r.jsonl", {}) as evaluator:``. The file is opened on

@@ -71,7 +71,7 @@ class OutOfBounds(DeviceError):
 
 
 def run_on_gpu(kernel: DeviceKernel, gpu_index: int, problem: Problem, a: Any, b: Any, poison: float) -> TaskRun:
-    """Run a loaded kernel once, between guards around C (:class:`outblas.judge.small_tasks.TaskRunner`).
+    """Run a loaded kernel once, between guards around C (a :data:`outblas.judge.small_tasks.TaskRunner`).
 
     Args:
         kernel: the loaded kernel.

@@ -24,10 +24,9 @@ from outblas.core.rivals import (
     BaselineCall,
     CallFromC,
 )
-from outblas.judge.matmul_heuristics import nvmmh_config, nvmmh_configs
 from outblas.judge.nvmmh_baseline import NvMatmulHeuristics
 from outblas.judge.programmatic_edges import make_edges_programmatic
-from outblas.judge.torch_baselines import TorchFull, TorchMm, TorchOnCurrentStream, on_current_stream
+from outblas.judge.torch_baselines import TorchFull, TorchMm, TorchOnCurrentStream
 from outblas.runtime.device import gpu_of_device
 
 if TYPE_CHECKING:
@@ -35,22 +34,6 @@ if TYPE_CHECKING:
     from outblas.judge.gpu_clock import GpuClock
     from outblas.runtime.cublas import BlasShape, Cublas, CublasLt, LtPlan
     from outblas.runtime.cublas_loading import Algo, HeuristicResult
-
-__all__ = [
-    "ClockAlone",
-    "CublasGemm",
-    "LtAuto",
-    "LtEdges",
-    "LtHeuristic",
-    "NvMatmulHeuristics",
-    "TorchFull",
-    "TorchMm",
-    "TorchOnCurrentStream",
-    "make_baselines",
-    "nvmmh_config",
-    "nvmmh_configs",
-    "on_current_stream",
-]
 
 
 def make_baselines(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from outblas.core.config import KernelConfig
 from outblas.core.errors import DeviceError, OutblasError
@@ -117,20 +117,6 @@ class Baselines:
             "at least one",
             "run the same command again: it resumes",
         )
-
-
-class LaunchableKernel(Protocol):
-    """A candidate that was compiled elsewhere, as a free kernel is (``outblas.jail.build.BuiltKernel``).
-
-    A Protocol: it has the property ``log``, the compiler's output, and the method ``counters``.
-    """
-
-    @property
-    def log(self) -> str:
-        """The compiler's words."""
-
-    def counters(self) -> dict[str, float]:
-        """Return name -> figure of the compiled kernel, e.g. ``{"registers": 168.0, "spill_bytes": 0.0}``."""
 
 
 class BenchCell:

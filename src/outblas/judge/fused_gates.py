@@ -32,37 +32,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
 from outblas.core.evaluation import GateFailed, Status, Verdict
 from outblas.core.problem import Problem
-from outblas.core.rivals import BaselineCall
 from outblas.judge.gates import wrong_result_text
 from outblas.judge.operands import Operands, equal_bits, torch_dtype
 from outblas.judge.proof_inputs import integer_inputs, normal_inputs
 from outblas.judge.reference import ERROR_C, SMALLEST_STEP, UNIT_ROUNDOFF, fp64_product, magnitudes
 from outblas.kernels.epilogue import Epilogue
-from outblas.runtime.fused_launch import Extra
+from outblas.runtime.fused_launch import Extra, FusedKernel
 
 #: Largest slope of each activation, rounded up, and what its evaluation in fp32 is off by, of |z|.
 ACTIVATION_SLOPE = {"none": 1.0, "silu": 1.1, "gelu": 1.13, "gelu_tanh": 1.13}
 ACTIVATION_ERROR = 2.0**-20
 #: Columns by which rows of the residual that is proved with lie further apart than they are long.
 _APART = 24
-
-
-class FusedBindable(Protocol):
-    """A fused kernel that can be proved: it binds operands and the epilogue's tensors to a call. A Protocol.
-
-    ``bind(problem, (a, b, c), extra)`` returns ``call(stream)``, which writes C. C has N columns, or N / 2 if gated.
-
-    Attributes:
-        epilogue: the operations after the sums.
-    """
-
-    epilogue: Epilogue
-
-    def bind(self, problem: Problem, operands: tuple[Any, Any, Any], extra: Extra) -> BaselineCall: ...
 
 
 def apply_activation(z: Any, epilogue: Epilogue) -> Any:
@@ -173,7 +158,7 @@ class FusedProof:
         call: the bound call.
     """
 
-    def __init__(self, entry: FusedBindable, problem: Problem, device: str) -> None:
+    def __init__(self, entry: FusedKernel, problem: Problem, device: str) -> None:
         import torch
 
         self.problem, self.epilogue, self.cuda = problem, entry.epilogue, device.startswith("cuda")
@@ -241,7 +226,7 @@ class FusedProof:
             torch.cuda.synchronize()
 
 
-def prove_fused(entry: FusedBindable, problem: Problem, device: str = "cuda:0") -> Verdict:
+def prove_fused(entry: FusedKernel, problem: Problem, device: str = "cuda:0") -> Verdict:
     """Prove a fused kernel on one problem with fp32 accumulation.
 
     Args:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from outblas.core.config import KernelConfig, KernelKind, config_name, kernel_kind
 from outblas.core.errors import DeviceError
 from outblas.core.problem import Problem
 from outblas.core.rivals import BaselineCall
 from outblas.core.roofline import architecture
 from outblas.judge.matmul_heuristics import nvmmh_configs
 from outblas.runtime.device import gpu_of_device
-
-if TYPE_CHECKING:
-    from outblas.core.config import KernelConfig
-    from outblas.kernels.source import KernelKind
 
 
 class NvMatmulHeuristics:
@@ -48,7 +45,7 @@ class NvMatmulHeuristics:
             CompileError: the kernel does not compile.
             ToolchainMissing: a compiler or the package is not installed.
         """
-        from outblas.kernels.source import kernel_kind, make_source
+        from outblas.kernels.source import make_source
         from outblas.runtime.launch import load
         from outblas.runtime.nvrtc import compile_source
 
@@ -67,8 +64,6 @@ class NvMatmulHeuristics:
         return self._loaded[key].bind(problem, a, b, c)
 
     def detail(self, problem: Problem) -> str:
-        from outblas.core.config import config_name
-
         config = self._config(problem)
         return "" if config is None else config_name(config)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,21 +37,9 @@ class TaskRun(NamedTuple):
     b: Array
 
 
-class TaskRunner(Protocol):
-    """Run a kernel on one set of operands."""
-
-    def __call__(self, problem: Problem, a: Array, b: Array, poison: float) -> TaskRun:
-        """Return the operands after one call of the kernel.
-
-        Args:
-            problem: extents of the operands.
-            a: float16[M, K].
-            b: float16[N, K].
-            poison: value of every element of C before the call.
-
-        Raises:
-            DeviceError: the kernel cannot be launched, or wrote outside of C.
-        """
+#: Run a kernel once: (problem, float16[M, K] A, float16[N, K] B, value of all of C before) -> the operands after it. It
+#: raises DeviceError if the kernel cannot be launched, or wrote outside of C.
+TaskRunner = Callable[[Problem, Array, Array, float], TaskRun]
 
 
 @dataclass(frozen=True)

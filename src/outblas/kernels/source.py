@@ -6,7 +6,6 @@ import hashlib
 import json
 import re
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from outblas.core.config import KernelConfig
 from outblas.core.problem import Problem
@@ -80,33 +79,6 @@ def make_source(problem: Problem, config: KernelConfig, epilogue: Epilogue = NO_
     lines += [*prelude(epilogue), f'#include "{config.family}.cuh"', ""]
     headers = (*kernel_headers(), *family.headers(problem, config))
     return Source("\n".join(lines), config.family, headers, (), problem.acc, config.family)
-
-
-class KernelKind(NamedTuple):
-    """Everything that :func:`make_source` depends on without an epilogue, plus the launch.
-
-    Equal kinds share a loaded kernel. Kinds that differ only in ``even`` have the same source and cubin, but different
-    launches.
-
-    Attributes:
-        config: the kernel's knobs.
-        layout: ``TN`` or ``NN``.
-        dtype: ``fp16`` or ``bf16``.
-        acc: ``fp32`` or ``fp16``.
-    """
-
-    config: KernelConfig
-    layout: str
-    dtype: str
-    acc: str
-
-
-def kernel_kind(problem: Problem, config: KernelConfig) -> KernelKind:
-    """Return the kind of a problem's kernel, a cheap key for caches.
-
-    Problems that differ only in M, N, K have equal kinds.
-    """
-    return KernelKind(config, problem.layout, problem.dtype, problem.acc)
 
 
 def sha_without_headers(source: Source) -> str:

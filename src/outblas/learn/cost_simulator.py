@@ -11,7 +11,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from outblas.core.config import KernelConfig, Launch
+from outblas.core.config import Candidate, KernelConfig, Launch
+from outblas.core.errors import UsageError
 from outblas.core.evaluation import Evaluation, Speedup, Status, Timing, Verdict
 from outblas.core.evaluator import Evaluator
 from outblas.core.problem import Problem
@@ -53,17 +54,17 @@ class CostSimulator(Evaluator):
         """Return every legal member of the space without launch options."""
         return [self._space.members[i] for i in np.flatnonzero(self._space.legal(problem, self._gpu))]
 
-    def evaluate(self, pairs: Iterable[tuple[Problem, KernelConfig]]) -> list[Evaluation]:
-        """Return one evaluation per pair, in their order. Legality is not checked."""
-        return [self._answer(problem, config, self._us(problem, [config])[0]) for problem, config in pairs]
+    def evaluate(self, pairs: Iterable[tuple[Problem, Candidate]]) -> list[Evaluation]:
+        """Return one evaluation per pair, in their order. Legality is not checked.
+
+        Raises:
+            UsageError: a candidate is a free kernel.
+        """
+        return [self._answer(problem, candidate) for problem, candidate in pairs]
 
     def baselines(self, problem: Problem) -> dict[str, float]:
         """Return ``{"drawn": microseconds}``: the fastest of 96 drawn legal kernels without launch options."""
         return {BASELINE: self._drawn(problem, "plain")[0]}
-
-    def baseline_detail(self, problem: Problem, name: str) -> str:
-        """Return an empty string: nothing more is known of the baseline."""
-        return ""
 
     def reward_scale(self, problem: Problem, launch: Launch) -> tuple[float, float]:
         """Return (mean, standard deviation) of the rewards of the 96 drawn legal kernels with a launch option.
@@ -85,8 +86,10 @@ class CostSimulator(Evaluator):
     def _us(self, problem: Problem, configs: Sequence[KernelConfig]) -> np.ndarray:
         return cost_model.predict_with(cost_model.start_coefficients(self._gpu), None, problem, configs, self._gpu)
 
-    def _answer(self, problem: Problem, config: KernelConfig, us: float) -> Evaluation:
-        return _evaluation(problem, config, us, self._drawn(problem, "plain")[0])
+    def _answer(self, problem: Problem, candidate: Candidate) -> Evaluation:
+        if not isinstance(candidate, KernelConfig):
+            raise UsageError(f"a {candidate.family} kernel", "a config of a kernel family", "ask a live evaluator")
+        return _evaluation(problem, candidate, self._us(problem, [candidate])[0], self._drawn(problem, "plain")[0])
 
 
 def _evaluation(problem: Problem, config: KernelConfig, us: float, base_us: float) -> Evaluation:

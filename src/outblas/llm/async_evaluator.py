@@ -10,28 +10,18 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Protocol, Union
+from typing import Any, Union
 
 from outblas.core.config import Candidate, config_name
 from outblas.core.errors import DeviceError, ToolchainMissing, UsageError
 from outblas.core.evaluation import Evaluation
+from outblas.core.evaluator import Evaluator
 from outblas.core.problem import Problem
 from outblas.kernels.custom.free_kernel import FAMILY as FREE
 
 Pair = tuple[str, str]
 #: A pair that was asked for, a function to call, or None: the end.
 Job = Union[tuple[Problem, Candidate], Callable[[], None], None]
-
-
-class PairEvaluator(Protocol):
-    """The part of an evaluator that is needed here.
-
-    Its ``evaluate`` takes (problem, candidate) pairs and returns one evaluation per pair, in any order. An attribute
-    ``draws_while_busy`` that is True says that the pairs may be a generator, which yields None while nothing more is
-    asked for (:meth:`outblas.bench.pool.gpu_pool.PoolEvaluator.evaluate`).
-    """
-
-    def evaluate(self, pairs: Iterable[tuple[Problem, Candidate]]) -> Iterable[Evaluation]: ...
 
 
 class AsyncEvaluator:
@@ -49,7 +39,7 @@ class AsyncEvaluator:
     """
 
     def __init__(
-        self, evaluator: PairEvaluator, record: Callable[[Evaluation], None], known: Iterable[Evaluation] = ()
+        self, evaluator: Evaluator, record: Callable[[Evaluation], None], known: Iterable[Evaluation] = ()
     ) -> None:
         self._evaluator, self._record = evaluator, record
         self._known = {(e.problem.key, config_name(e.config)): e for e in known}
@@ -149,8 +139,7 @@ class AsyncEvaluator:
         left = {(problem.key, config_name(candidate)): (problem, candidate) for problem, candidate in pairs}
         error: BaseException
         try:
-            draws = getattr(self._evaluator, "draws_while_busy", False)
-            asked: Iterable[Any] = self._with_later(left) if draws else pairs
+            asked: Iterable[Any] = self._with_later(left) if self._evaluator.draws_while_busy else pairs
             for evaluation in self._evaluator.evaluate(asked):
                 left.pop((evaluation.problem.key, config_name(evaluation.config)), None)
                 self._tell(self._done, evaluation)

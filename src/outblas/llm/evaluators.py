@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 from outblas.core.config import Candidate, KernelConfig
 from outblas.core.errors import CompileError, DeviceError, UsageError
 from outblas.core.evaluation import Evaluation, Status, Verdict
+from outblas.core.evaluator import Evaluator
 from outblas.core.gpu_records import packaged_gpu, reference_gpu
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu, architecture
 from outblas.jail.evaluation_file import load
-from outblas.jail.offline_evaluators import NOT_RUN, CompileOnlyEvaluator, FreeEvaluator, RecordedFreeEvaluator
+from outblas.jail.offline_evaluators import NOT_RUN, CompileOnlyEvaluator, RecordedFreeEvaluator
 from outblas.kernels.custom.free_kernel import FreeKernel
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ def parse_evaluator(text: str | None) -> EvaluatorChoice:
 
 
 @contextmanager
-def open_chosen_evaluator(place: EvaluatorChoice, gpu: str | None = None) -> Iterator[FreeEvaluator]:
+def open_chosen_evaluator(place: EvaluatorChoice, gpu: str | None = None) -> Iterator[Evaluator]:
     """Open the evaluator of a place; it is closed at the end of the context.
 
     It is a context manager: ``with open_chosen_evaluator(parse_evaluator("compile")) as evaluator:``.
@@ -136,7 +137,7 @@ def open_chosen_evaluator(place: EvaluatorChoice, gpu: str | None = None) -> Ite
         yield WithTemplates(RecordedFreeEvaluator(path), load(path).evaluations)
 
 
-class WithTemplates:
+class WithTemplates(Evaluator):
     """An evaluator of free kernels that also answers for kernels of the template families.
 
     Free kernels are passed on to the inner evaluator. A template kernel is answered from the recording, if it was
@@ -150,7 +151,7 @@ class WithTemplates:
         recorded: recorded evaluations; those of free kernels are ignored.
     """
 
-    def __init__(self, inner: FreeEvaluator, recorded: Iterable[Evaluation]) -> None:
+    def __init__(self, inner: Evaluator, recorded: Iterable[Evaluation]) -> None:
         self._inner = inner
         self._recorded = {(e.problem, e.config): e for e in recorded if not isinstance(e.config, FreeKernel)}
 

@@ -16,9 +16,9 @@ from functools import partial
 from outblas.core.config import Candidate, config_name, config_to_json
 from outblas.core.errors import ToolchainMissing
 from outblas.core.evaluation import Evaluation
+from outblas.core.evaluator import Evaluator
 from outblas.core.problem import Problem
 from outblas.core.roofline import floor_us
-from outblas.jail.offline_evaluators import FreeEvaluator
 from outblas.kernels.custom.free_kernel import FreeKernel
 from outblas.llm.answer import read_answer
 from outblas.llm.archive import Archive, Entry
@@ -99,7 +99,7 @@ class Evolution:
         self,
         problems: Sequence[Problem],
         models: Sequence[Model],
-        evaluator: FreeEvaluator,
+        evaluator: Evaluator,
         record: EvolveRecord,
         client: Client,
         settings: EvolveSettings,

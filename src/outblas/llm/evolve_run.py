@@ -13,11 +13,11 @@ from typing import Any
 from outblas.core.config import config_name, config_to_json
 from outblas.core.errors import UsageError
 from outblas.core.evaluation import Evaluation
+from outblas.core.evaluator import Evaluator
 from outblas.core.files import lock_run_folder, write_atomic, write_json
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
 from outblas.jail.evaluation_file import Recorder
-from outblas.jail.offline_evaluators import FreeEvaluator
 from outblas.kernels.config_text import config_from_json
 from outblas.kernels.custom.free_kernel import FreeKernel
 from outblas.llm.budget import Budget, SpendingAccount
@@ -146,7 +146,7 @@ def _check(request: EvolveRequest) -> None:
 
 
 def _evolve(
-    request: EvolveRequest, evaluator: FreeEvaluator, record: EvolveRecord, counters: KnownCounters,
+    request: EvolveRequest, evaluator: Evaluator, record: EvolveRecord, counters: KnownCounters,
     make_progress: MakeProgress,
 ) -> str:  # fmt: skip
     """Run the loop; returns why it ended."""
@@ -225,7 +225,7 @@ def why_no_answer(journal: EvolveJournal, before: int = 0) -> str:
 
 def _finish(
     files: EvolveFiles, journal: EvolveJournal, evaluations: Iterable[Evaluation], about: Mapping[str, Any],
-    evaluator: FreeEvaluator, place: EvaluatorChoice, command: str, reason: str,
+    evaluator: Evaluator, place: EvaluatorChoice, command: str, reason: str,
 ) -> None:  # fmt: skip
     """The best kernels as files, the transcript, and what the run was."""
     best = _best(journal)

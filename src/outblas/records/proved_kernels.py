@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from outblas.core.config import LAUNCHES
+from outblas.core.config import LAUNCHES, KernelKind, kernel_kind
 from outblas.core.problem import Problem
 from outblas.core.suites import Table
 from outblas.core.weight import Weight
 from outblas.kernels.kernel_hash import kernels_sha
-from outblas.kernels.source import KernelKind, kernel_kind
 from outblas.records.library import Library
 from outblas.records.provenance import toolchain
 

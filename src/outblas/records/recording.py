@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from outblas.core.config import LAUNCHES, KernelConfig, Launch, config_name, launch_of
+from outblas.core.config import LAUNCHES, Candidate, KernelConfig, Launch, config_name, launch_of
 from outblas.core.errors import OutblasError, RecordError, UsageError
 from outblas.core.evaluation import Status
 from outblas.core.gpu_records import recorded_gpu
@@ -83,7 +83,7 @@ class Recording:
     provenance: dict[str, Any]
     chosen: NDArray[np.int8] = field(default_factory=lambda: np.empty((0, 0), np.int8))
     _row: dict[Problem, int] = field(init=False, repr=False)
-    _column: dict[KernelConfig, int] = field(init=False, repr=False)
+    _column: dict[Candidate, int] = field(init=False, repr=False)
     _launch: NDArray[np.str_] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -166,7 +166,7 @@ class Recording:
             )
         return index
 
-    def catalogue_index(self, config: KernelConfig) -> int | None:
+    def catalogue_index(self, config: Candidate) -> int | None:
         """Return the column index of a config, from 0; None if it is not in the catalogue."""
         return self._column.get(config)
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from outblas.core.config import KernelConfig, config_name
+from outblas.core.config import Candidate, KernelConfig, config_name
 from outblas.core.errors import UsageError
 from outblas.core.evaluation import Evaluation, Speedup, Status, Timing, Verdict
 from outblas.core.evaluator import Evaluator
@@ -59,7 +59,7 @@ class ReplayEvaluator(Evaluator):
         catalogue = self.recording.catalogue
         return [catalogue[i] for i in np.flatnonzero(self.recording.recorded_mask(problem))]
 
-    def evaluate(self, pairs: Iterable[tuple[Problem, KernelConfig]]) -> list[Evaluation]:
+    def evaluate(self, pairs: Iterable[tuple[Problem, Candidate]]) -> list[Evaluation]:
         """Return the recorded evaluations of the pairs, in their order.
 
         Raises:
@@ -82,7 +82,7 @@ class ReplayEvaluator(Evaluator):
         """
         return self.recording.baseline_detail[name][self.recording.row(problem)]
 
-    def _cell(self, problem: Problem, config: KernelConfig) -> Evaluation:
+    def _cell(self, problem: Problem, config: Candidate) -> Evaluation:
         """Return the evaluation of one cell. Raises UsageError if it was illegal, left out, or not in the recording."""
         recording = self.recording
         row, column = recording.row(problem), recording.catalogue_index(config)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Mapping, Sequence
 
-from outblas.core.config import KernelConfig
+from outblas.core.config import Candidate, KernelConfig, KernelKind
 from outblas.core.evaluation import Evaluation
 from outblas.core.evaluator import Evaluator, closing_evaluations
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
-from outblas.kernels.source import KernelKind
 from outblas.records.store import Store
 
 
@@ -49,7 +48,7 @@ class KeptBaselines(Evaluator):
     def trust(self, kinds: Iterable[KernelKind]) -> None:
         self._evaluator.trust(kinds)
 
-    def evaluate(self, pairs: Iterable[tuple[Problem, KernelConfig]]) -> Generator[Evaluation, None, None]:
+    def evaluate(self, pairs: Iterable[tuple[Problem, Candidate]]) -> Generator[Evaluation, None, None]:
         """Yield the evaluations. When all are done, keep the algorithms of the baselines that were timed with them.
 
         An evaluator may know them only then. Those of a batch that was given up are asked for, and kept, later.

@@ -6,7 +6,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 
@@ -17,7 +16,7 @@ from outblas.core.evaluator import Evaluator
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
 from outblas.jail.evaluation_file import RecordedEvaluations, load
-from outblas.jail.offline_evaluators import CompileOnlyEvaluator, FreeEvaluator
+from outblas.jail.offline_evaluators import CompileOnlyEvaluator
 from outblas.kernels.custom.free_kernel import FreeKernel
 from outblas.llm.evaluators import COMPILE_ONLY, EvaluatorChoice, compiled_template, open_chosen_evaluator
 from outblas.records.recording import Recording
@@ -86,7 +85,7 @@ class ToolSession:
         return self.settings.place.gpu_index
 
     @cached_property
-    def evaluator(self) -> FreeEvaluator:
+    def evaluator(self) -> Evaluator:
         """Return the evaluator of free kernels. It is opened at the first use and closed with the session."""
         return self._open.enter_context(open_chosen_evaluator(self.settings.place))
 
@@ -110,9 +109,7 @@ class ToolSession:
     @property
     def template_evaluator(self) -> Evaluator:
         """Return the evaluator of template kernels: the GPU's, else that of the recording."""
-        if self.gpu_index is None:
-            return self.replay
-        return cast(Evaluator, self.evaluator)  # of a GPU, which answers for both kinds
+        return self.replay if self.gpu_index is None else self.evaluator
 
     @property
     def gpu(self) -> Gpu:

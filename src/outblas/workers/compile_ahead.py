@@ -6,12 +6,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 
-from outblas.core.config import KernelConfig
+from outblas.core.config import KernelConfig, KernelKind, kernel_kind
 from outblas.core.errors import ToolchainMissing
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu, architecture
 from outblas.kernels.epilogue import NO_EPILOGUE, Epilogue
-from outblas.kernels.source import KernelKind, Source, kernel_kind, make_source
+from outblas.kernels.source import Source, make_source
 
 #: Kernels not compiled yet from which on starting a process per core pays.
 MIN_KERNELS_FOR_PROCESSES = 4

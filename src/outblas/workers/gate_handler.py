@@ -6,13 +6,12 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from outblas.core.config import config_name
+from outblas.core.config import KernelKind, config_name, kernel_kind
 from outblas.core.evaluation import Status, Verdict
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu, architecture
 from outblas.judge.bench_cell import UNFUSED, BenchCell, Options
 from outblas.kernels.epilogue import why_not_fused
-from outblas.kernels.source import KernelKind, kernel_kind
 from outblas.workers.handler import Handler
 from outblas.workers.work_item import WorkItem
 

@@ -28,7 +28,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from outblas.core.config import Candidate, config_name, launch_of
+from outblas.core.config import Candidate, KernelKind, config_name, kernel_kind, launch_of
 from outblas.core.errors import CompileError, DeviceError, OutblasError, ToolchainMissing
 from outblas.core.evaluation import Evaluation, Status, Timing, Verdict
 from outblas.core.phase_times import PhaseTimer
@@ -46,7 +46,6 @@ from outblas.workers.work_item import WorkItem
 if TYPE_CHECKING:
     from outblas.judge.rounds import Prune
     from outblas.judge.trials import TrialCache
-    from outblas.kernels.source import KernelKind
     from outblas.runtime.cubin import Cubin
 
 #: What a worker times before it is asked for anything.
@@ -228,7 +227,7 @@ class Handler:
 
     def _kernel(self, problem: Problem, config: Any) -> tuple[Any, dict[str, float]]:
         """Compile a kernel, check it by gate 1 and load it; return it with its counters."""
-        from outblas.kernels.source import kernel_kind, make_source
+        from outblas.kernels.source import make_source
         from outblas.runtime.nvrtc import compile_source
         from outblas.runtime.sass import check_static
 
@@ -253,8 +252,6 @@ class Handler:
     def _prove(
         self, bench_cell: BenchCell, kernel: Bindable, config: Any, proved: bool, emit: Emit, index: int
     ) -> Verdict:
-        from outblas.kernels.source import kernel_kind
-
         full: Verdict | None = None
         if self._options.level == "full" and not proved:
             key = kernel_kind(bench_cell.problem, config)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from outblas.core.config import Candidate, KernelConfig
 from outblas.core.problem import Problem
-from outblas.judge.bench_cell import LaunchableKernel
 
 
 class WorkItem(NamedTuple):
@@ -18,7 +17,8 @@ class WorkItem(NamedTuple):
         nvmmh: config that baseline ``nvmmh`` runs; None: it is left out. Consecutive items of one problem share the
             first one's.
         proved: True if another worker has proved this kernel in full. It is still proved on the timed operands.
-        built: machine code of a free kernel, which a jailed worker cannot compile itself.
+        built: the compiled free kernel (:class:`outblas.jail.build.BuiltKernel`), which a jailed worker cannot compile
+            itself; else None.
         fallback: algorithm of cuBLASLt that ``outblas.matmul`` would run, to be timed as one more baseline,
             ``fallback``.
             Its form is that of :func:`outblas.runtime.cublas.describe`: ``id=66 tile=10 splitk=1 ...``. Empty:
@@ -31,6 +31,6 @@ class WorkItem(NamedTuple):
     config: Candidate | None
     nvmmh: KernelConfig | None = None
     proved: bool = False
-    built: LaunchableKernel | None = None
+    built: Any = None
     fallback: str | None = None
     second: str = ""

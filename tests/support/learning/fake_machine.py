@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
-from outblas.adapt.learning.learn_product import ALL_INPUTS
+from outblas.adapt.learning.gpu_workbench import ALL_INPUTS
 from outblas.adapt.learning.learned_products import Contender
 from outblas.adapt.learning.learning_device import Opened, SliceTimer
 from outblas.adapt.learning.slice_limits import SliceLimits

@@ -13,9 +13,8 @@ import random
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
-from outblas.adapt.learning.learn_product import ALL_INPUTS, Inputs
 from outblas.adapt.learning.learned_products import Contender
 from outblas.adapt.learning.round_graph import RoundGraph
 from outblas.adapt.learning.slice_limits import SHARED_WORKSPACE_BYTES, SliceLimits
@@ -35,6 +34,9 @@ from outblas.kernels.geometry import workspace_bytes
 from outblas.runtime.cublaslt import LtAlgorithms
 from outblas.runtime.workspace import zeroed
 
+#: Inputs of the proof.
+Inputs = Literal["integers", "normal"]
+ALL_INPUTS: tuple[Inputs, ...] = ("integers", "normal")
 #: Name of torch among the ways to compute a product.
 _TORCH = "torch"
 #: After this number of rounds that the host spoiled, a round has half the calls, which the host queues sooner.
@@ -42,7 +44,7 @@ SPOILED_BEFORE_HALVED = 5
 
 
 class GpuWorkbench:
-    """The :class:`outblas.adapt.learning.learn_product.Workbench` of a GPU.
+    """Scratch operands of one product on a GPU, and a clock.
 
     Make and use it with the clock's stream as torch's current one.
 

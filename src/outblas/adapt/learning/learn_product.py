@@ -8,20 +8,17 @@ figure comes from rounds that have chosen its contender.
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Literal, Protocol
 
 from outblas.adapt.learning.effort import MOST_STAYING, SCREENING_ROUNDS, Effort
+from outblas.adapt.learning.gpu_workbench import ALL_INPUTS, GpuWorkbench
 from outblas.adapt.learning.learned_products import Contender, LearnedProduct, Stage
 from outblas.core.rivals import LT_AUTO
 from outblas.core.stats import paired_speedup
 from outblas.records.library_row import INSTALL_ABOVE, LibraryChoice, LibraryRow
 
-#: Inputs of the proof.
-Inputs = Literal["integers", "normal"]
-ALL_INPUTS: tuple[Inputs, ...] = ("integers", "normal")
 #: After the screening those go on that reach this part of the fastest one's speed.
 STAYS_ABOVE = 0.9
 #: Contenders are timed anew if they reach this part of the fastest one's speed.
@@ -29,25 +26,6 @@ FINAL_ABOVE = 0.97
 #: Rounds in turn that the host may spoil before the timing is given up. Beside a program that keeps the interpreter
 #: busy, few rounds are good.
 MAX_SPOILED = 400
-
-
-class Workbench(Protocol):
-    """Scratch operands of one product, and a clock."""
-
-    def prepare(self, inputs: Inputs) -> Iterator[None]:
-        """Fill the operands and compute what a right contender gives; yield after each slice."""
-
-    def prove(self, contender: Contender) -> str:
-        """Run a contender once on the prepared operands; return why it is wrong, empty if it is right."""
-
-    def time_pair(self, contender: Contender) -> tuple[float, float] | None:
-        """Return (microseconds of the contender, of torch) of one round; None if the host spoiled the round."""
-
-    def operands_intact(self) -> Generator[None, None, bool]:
-        """Return True if timing has changed neither inputs nor canaries; yield after each slice."""
-
-    def close(self) -> None:
-        """Give the memory back."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +68,7 @@ class HostTooBusy(Exception):
 
 
 def learn_product(
-    bench: Workbench, contenders: Sequence[Contender], record: LearnedProduct, effort: Effort
+    bench: GpuWorkbench, contenders: Sequence[Contender], record: LearnedProduct, effort: Effort
 ) -> Generator[None, None, Outcome]:
     """Prove and time contenders; yield after each slice.
 
@@ -123,7 +101,7 @@ def learn_product(
 
 
 def _proven(
-    bench: Workbench, contenders: Sequence[Contender], record: LearnedProduct
+    bench: GpuWorkbench, contenders: Sequence[Contender], record: LearnedProduct
 ) -> Generator[None, None, list[Contender]]:
     record.stage, right = Stage.PROVING, list(contenders)
     for inputs in ALL_INPUTS:
@@ -146,7 +124,7 @@ def _fastest(speedups: Mapping[Contender, float], most: int, above: float) -> li
 
 
 def _ordered(
-    bench: Workbench, right: Sequence[Contender], effort: Effort
+    bench: GpuWorkbench, right: Sequence[Contender], effort: Effort
 ) -> Generator[None, None, dict[Contender, float]]:
     """Return the contenders that beat torch in a few rounds, each with its median speed-up."""
     ratios: dict[Contender, list[float]] = {contender: [] for contender in right}
@@ -162,7 +140,7 @@ def _ordered(
     return {contender: ratio for contender, ratio in medians.items() if ratio > 1}
 
 
-def _decided(bench: Workbench, contender: Contender, effort: Effort) -> Generator[None, None, tuple[bool, Finalist]]:
+def _decided(bench: GpuWorkbench, contender: Contender, effort: Effort) -> Generator[None, None, tuple[bool, Finalist]]:
     """Time a contender until it is surely faster than torch (True), surely not, or the rounds are used up."""
     ours, theirs = list[float](), list[float]()
     for look in effort.looks:
@@ -176,7 +154,7 @@ def _decided(bench: Workbench, contender: Contender, effort: Effort) -> Generato
     return low > INSTALL_ABOVE, Finalist(contender, *paired_speedup(ours, theirs))
 
 
-def _round(bench: Workbench, contender: Contender) -> Generator[None, None, tuple[float, float]]:
+def _round(bench: GpuWorkbench, contender: Contender) -> Generator[None, None, tuple[float, float]]:
     """Return one good round; rounds that the host spoils are repeated."""
     for _ in range(MAX_SPOILED):
         found = bench.time_pair(contender)

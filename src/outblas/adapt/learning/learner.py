@@ -24,7 +24,7 @@ from outblas.adapt.learning.gpu_budget import HOST_SHARE, MAX_PRODUCT_SECONDS, S
 from outblas.adapt.learning.learn_product import Finalist, Outcome, learn_product, row_of
 from outblas.adapt.learning.learned_products import IN_WORK, LearnedProduct, LearningReport, Stage
 from outblas.adapt.learning.learning_chooser import LearningChooser
-from outblas.adapt.learning.learning_device import LearningDevice, LearningMachine, Opened, SliceTimer
+from outblas.adapt.learning.learning_device import LearningDevice, Opened, SliceTimer
 from outblas.adapt.learning.slice_limits import RUNNING, SETTLING, SETTLING_IN_GRAPHS
 from outblas.core.config import Launch
 from outblas.core.errors import OutblasError, RecordError, UsageError
@@ -59,19 +59,19 @@ class Learner:
     def __init__(
         self,
         budget: GpuBudget,
-        make_machine: Callable[[int, Choose | None, Gpu], LearningMachine] = LearningDevice,
+        make_machine: Callable[[int, Choose | None, Gpu], LearningDevice] = LearningDevice,
         capturing: Callable[[], bool] | None = None,
         clock: Callable[[], float] = thread_time,
     ) -> None:
         self.budget, self._clock = budget, clock
         self._make_machine = make_machine
         self._capturing = capturing or _is_capturing
-        self._machines: dict[int, LearningMachine] = {}
+        self._machines: dict[int, LearningDevice] = {}
         self._seen: OrderedDict[_Key, int] = OrderedDict()
         self._products: dict[_Key, LearnedProduct] = {}
         self._queue: deque[LearnedProduct] = deque()
         self._choosers: dict[int, Choose | None] = {}
-        self._to_warm: deque[LearningMachine] = deque()
+        self._to_warm: deque[LearningDevice] = deque()
         self._job: tuple[LearnedProduct, Generator[None, None, None]] | None = None
         self._lock = threading.RLock()  # a signal's handler may multiply meanwhile
         self._changed = threading.Condition(self._lock)
@@ -229,7 +229,7 @@ class Learner:
                 self._admit(key, record)
             return record
 
-    def _machine(self, index: int, own: Choose | None, gpu: Gpu) -> LearningMachine:
+    def _machine(self, index: int, own: Choose | None, gpu: Gpu) -> LearningDevice:
         if index not in self._machines:
             self._machines[index] = self._make_machine(index, own, gpu)
         return self._machines[index]

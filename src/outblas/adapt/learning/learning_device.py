@@ -6,12 +6,11 @@ import contextlib
 from collections.abc import Generator, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from outblas.adapt.learning.effort import BRIEF, Effort, ProductCost, settling_effort
 from outblas.adapt.learning.gpu_budget import MAX_PRODUCT_SECONDS
 from outblas.adapt.learning.gpu_workbench import GpuWorkbench
-from outblas.adapt.learning.learn_product import Workbench
 from outblas.adapt.learning.learned_products import Contender
 from outblas.adapt.learning.learning_clock import LearningClock
 from outblas.adapt.learning.ready_contenders import WHILE_RUNNING, WHILE_SETTLING, at_most, find_ready
@@ -58,39 +57,14 @@ class Opened(NamedTuple):
         effort: the rounds that it gets.
     """
 
-    bench: Workbench
+    bench: GpuWorkbench
     contenders: list[Contender]
     unmeasured: Contender | None
     effort: Effort = BRIEF
 
 
-class LearningMachine(Protocol):
-    """A device on which products are learned."""
-
-    def why_not(self, problem: Problem) -> str:
-        """Return why a product can never be learned here; empty if it can."""
-
-    def fits_slice(self, problem: Problem) -> bool:
-        """Return True if a slice can hold the product while the program runs."""
-
-    def slice(self, timed: bool = True) -> contextlib.AbstractContextManager[SliceTimer]:
-        """Return a context in which a slice enqueues its work. If it is timed, its end waits for that work."""
-
-    def warm(self) -> None:
-        """Load what every product's slices run."""
-
-    def open(self, problem: Problem, launch: Launch, limits: SliceLimits) -> Generator[None, None, Opened | None]:
-        """Find the contenders and make a bench for them; yield after each slice. Return None without contenders."""
-
-    def save(self, row: LibraryRow) -> str:
-        """Save a winner in the user's library; return where, in words."""
-
-    def forget_decisions(self) -> None:
-        """Let calls be decided anew."""
-
-
 class LearningDevice:
-    """The :class:`LearningMachine` of a CUDA device. All methods but the first two belong to the learning thread.
+    """A CUDA device on which products are learned. All methods but the first two belong to the learning thread.
 
     Args:
         index: CUDA index.

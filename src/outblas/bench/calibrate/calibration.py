@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any
 
 from outblas.bench.calibrate.probe_runner import ProbeRunner
-from outblas.bench.calibrate.probes import Probe, reading_probes, tensor_probes
+from outblas.bench.calibrate.probes import reading_probes, tensor_probes
 from outblas.bench.calibrate.rates import calibrated_record, launch_gap_us, settled_us, tera_rate
 from outblas.core.derived_gpu import DeviceAttributes, derived_record
 from outblas.core.gpu_records import GpuRecord, packaged_records
@@ -18,19 +18,6 @@ from outblas.runtime.device_attributes import device_attributes
 TENSOR_SECONDS, READING_SECONDS = 4.0, 2.0
 #: Nodes of the two graphs whose times give the gap between launches.
 GRAPH_NODES = (64, 512)
-
-
-class Runner(Protocol):
-    """Runs probes on a GPU, as :class:`outblas.bench.calibrate.probe_runner.ProbeRunner` does."""
-
-    def samples_us(self, probe: Probe, seconds: float) -> tuple[int, list[float]]:
-        """Return (rounds of a launch, times of equal launches in microseconds)."""
-
-    def graph_us(self, nodes: int) -> float:
-        """Return the time of a graph of empty kernels, microseconds."""
-
-    def clusters(self) -> tuple[int, ...]:
-        """Return the resident clusters by size; empty without clusters."""
 
 
 def base_record(found: DeviceAttributes) -> GpuRecord:
@@ -47,7 +34,7 @@ def calibrate(
     gpu_index: int,
     provenance: dict[str, Any],
     report: Callable[[str], None],
-    open_runner: Callable[[int, Gpu], AbstractContextManager[Runner]] = ProbeRunner,
+    open_runner: Callable[[int, Gpu], AbstractContextManager[ProbeRunner]] = ProbeRunner,
 ) -> GpuRecord:
     """Measure a GPU and return its record; nothing is written.
 
@@ -74,7 +61,7 @@ def calibrate(
     return calibrated_record(base, rates, gap, clusters, provenance)
 
 
-def _rates(runner: Runner, gpu: Gpu) -> Iterator[tuple[str, float]]:
+def _rates(runner: ProbeRunner, gpu: Gpu) -> Iterator[tuple[str, float]]:
     """Yield (figure of a probe, TFLOP/s or TB/s), reads first: a GPU that has multiplied is hot."""
     for probe in (*reading_probes(gpu), *tensor_probes(gpu)):
         rounds, samples = runner.samples_us(probe, TENSOR_SECONDS if probe.flop else READING_SECONDS)

@@ -11,14 +11,13 @@ from outblas.bench.pool.compile_queue import Compile, CompileQueue
 from outblas.bench.pool.transport import BaselineNotes, EvaluateTask, Event, Pair, QuestionTask, Transport, WorkerAbout
 from outblas.bench.pool.units import WorkUnit, WorkUnits
 from outblas.bench.pool.worker_slot import WorkerSlot
-from outblas.core.config import KernelConfig
+from outblas.core.config import KernelConfig, KernelKind, kernel_kind
 from outblas.core.errors import DeviceError, UsageError
 from outblas.core.evaluation import Evaluation, Status, Verdict
 from outblas.core.evaluator import Evaluator
 from outblas.core.phase_times import PhaseTimer, PhaseTotals, sum_totals
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
-from outblas.kernels.source import KernelKind, kernel_kind
 from outblas.workers.sandbox import START_TIMEOUT_S
 
 #: Workers that one unit may cost before its candidates are given up.

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Union
 
-from outblas.core.config import Candidate, KernelConfig
+from outblas.core.config import Candidate, KernelConfig, KernelKind
 from outblas.core.problem import Problem
 from outblas.core.rivals import BASELINE_NAMES
 from outblas.core.roofline import Gpu
@@ -14,7 +14,6 @@ from outblas.kernels.epilogue import NO_EPILOGUE, Epilogue
 
 if TYPE_CHECKING:
     from outblas.judge.gates import ProofLevel
-    from outblas.kernels.source import KernelKind
 
 Pair = tuple[Problem, Candidate]
 
@@ -58,7 +57,7 @@ class EvaluateTask:
     Attributes:
         pairs: (problem, candidate) pairs of one problem: configs of templates, or free kernels of one form.
         expected: problems that come next, at this worker or at another.
-        proved: kernels, by :func:`outblas.kernels.source.kernel_kind`, that workers have proved in full since the
+        proved: kernels, by :func:`outblas.core.config.kernel_kind`, that workers have proved in full since the
             worker's last task of this kind.
     """
 

@@ -8,13 +8,12 @@ from math import ceil
 
 from outblas.bench.pool.compile_queue import CompileQueue
 from outblas.bench.pool.transport import Pair
-from outblas.core.config import KernelConfig
+from outblas.core.config import KernelConfig, KernelKind, kernel_kind
 from outblas.core.gpu_records import reference_gpu
 from outblas.core.problem import Problem
 from outblas.core.roofline import work_us
 from outblas.jail.jailed_evaluator import FreeOptions
 from outblas.kernels.custom.free_kernel import FreeKernel
-from outblas.kernels.source import KernelKind, kernel_kind
 
 #: Units of other workers' problems that wait, above which one is taken even though units of its own may come.
 _PLENTY = 4

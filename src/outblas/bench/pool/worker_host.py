@@ -162,7 +162,7 @@ class WorkerHost:
         self._evaluator.expect(task.expected)
         self._evaluator.trust(task.proved)
         known = False
-        for evaluation in self._evaluator.evaluate(task.pairs):  # type: ignore[arg-type]  # live ones take free kernels
+        for evaluation in self._evaluator.evaluate(task.pairs):
             yield evaluation
             known = known or bool(evaluation.baselines_us)
         if known:  # timed with the candidates: what the driver may be asked for later, at no cost

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from outblas.bench.pool.units import WorkUnit
-from outblas.kernels.source import KernelKind
+from outblas.core.config import KernelKind
 
 
 @dataclass

@@ -25,7 +25,7 @@ from concurrent.futures import wait as wait_for
 from typing import TYPE_CHECKING, Any
 
 from outblas.core.background import BackgroundQueue
-from outblas.core.config import KernelConfig, Launch, config_name
+from outblas.core.config import KernelConfig, KernelKind, Launch, config_name, kernel_kind
 from outblas.core.errors import CompileError, DeviceError, ToolchainMissing
 from outblas.core.problem import Problem
 from outblas.core.roofline import architecture
@@ -38,7 +38,7 @@ from outblas.dispatch.tensors import aligned_operand, operand
 from outblas.dispatch.unlisted_shapes import ask_cublaslt
 from outblas.kernels.epilogue import Epilogue, why_not_fused
 from outblas.kernels.geometry import workspace_bytes
-from outblas.kernels.source import KernelKind, kernel_kind, make_source
+from outblas.kernels.source import make_source
 from outblas.runtime.fused_launch import Extra, FusedKernel, row_stride, why_no_gated_output, why_unfit
 from outblas.runtime.graph_workspace import CapturedWorkspace
 from outblas.runtime.kernel_loader import ARCHITECTURE, KernelCode, ShippedRefused, kernel_code, load_code

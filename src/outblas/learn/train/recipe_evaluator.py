@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from outblas.core.config import KernelConfig, config_name
+from outblas.core.config import Candidate, KernelConfig, config_name
 from outblas.core.errors import UsageError
 from outblas.core.evaluation import Evaluation, Status, Verdict
 from outblas.core.problem import Problem
@@ -76,7 +76,7 @@ class RecipeEvaluator(ReplayEvaluator):
         self._faulty = [cells.faults.has(config) for config in recording.catalogue]
         self._modelled: dict[Problem, dict[KernelConfig, float]] = {}
 
-    def evaluate(self, pairs: Iterable[tuple[Problem, KernelConfig]]) -> list[Evaluation]:
+    def evaluate(self, pairs: Iterable[tuple[Problem, Candidate]]) -> list[Evaluation]:
         """Return the evaluations of the pairs, in their order.
 
         Raises:

@@ -7,19 +7,18 @@ of recorded free kernels.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, Union, get_args
+from typing import Any, Union, get_args
 
 from outblas.core.config import Candidate, config_name, config_to_json
 from outblas.core.errors import UsageError
 from outblas.core.evaluation import Evaluation, Status
-from outblas.core.evaluator import closing_evaluations
+from outblas.core.evaluator import Evaluator, closing_evaluations
 from outblas.core.plausibility import is_below_floor
 from outblas.core.problem import Problem
 from outblas.core.rivals import RIVALS
-from outblas.core.roofline import Gpu
 from outblas.judge.gates import ProofLevel
 from outblas.llm.evaluators import COMPILE_ONLY, open_chosen_evaluator, parse_evaluator
 from outblas.llm.feedback import feedback_text, kind_of
@@ -30,22 +29,6 @@ from outblas.records.store import Store
 #: What may have been the machine's fault (memory that the training holds, say): asked again by a resumed run.
 _ASKED_AGAIN = (Status.LAUNCH_ERROR,)
 _Key = tuple[str, str]
-
-
-class AnswerEvaluator(Protocol):
-    """Interface of an evaluator for training (:class:`outblas.core.evaluator.Evaluator`).
-
-    ``evaluate`` takes (problem, candidate) pairs and returns one evaluation per pair. ``gpu`` is its GPU. ``source`` is
-    a text that names it.
-    """
-
-    @property
-    def gpu(self) -> Gpu: ...
-
-    @property
-    def source(self) -> str: ...
-
-    def evaluate(self, pairs: Iterable[tuple[Problem, Any]]) -> Iterable[Evaluation]: ...
 
 
 @dataclass(frozen=True)
@@ -98,7 +81,7 @@ class AnswerJudge:
     """
 
     def __init__(
-        self, evaluator: AnswerEvaluator, language: Language, timed: bool, store: Store | None = None,
+        self, evaluator: Evaluator, language: Language, timed: bool, store: Store | None = None,
         run_id: str = "train-llm", batch_seconds: float = 600.0, clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         self._evaluator, self._language, self._timed = evaluator, language, timed
@@ -183,7 +166,7 @@ __all__ = ["COMPILE_ONLY", "evaluator_of"]
 
 
 @contextmanager
-def evaluator_of(device: str, proof: str = "full") -> Iterator[AnswerEvaluator]:
+def evaluator_of(device: str, proof: str = "full") -> Iterator[Evaluator]:
     """Open the evaluator of ``--device``; it is closed at the end of the context.
 
     It is a context manager: ``with evaluator_of("compile") as evaluator:``. A GPU's worker starts at once, so that the

@@ -12,6 +12,7 @@ from typing import Any
 
 from outblas.core.errors import UsageError
 from outblas.core.evaluation import Evaluation, Status
+from outblas.core.evaluator import Evaluator
 from outblas.core.gpu_records import reference_gpu
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
@@ -22,7 +23,7 @@ from outblas.judge.bench_cell import Options
 from outblas.judge.small_tasks import PROVEN, TASK_NAMES, SmallTask
 from outblas.kernels.custom.free_kernel import FreeKernel
 from outblas.llm.evaluators import COMPILE_ONLY, parse_evaluator
-from outblas.llm.train.answer_judge import AnswerEvaluator, AnswerJudge, JudgedAnswer
+from outblas.llm.train.answer_judge import AnswerJudge, JudgedAnswer
 from outblas.llm.train.answer_language import Language, Read
 from outblas.llm.train.rewards import RefusedAnswer, RewardParts
 from outblas.records.store import Store
@@ -50,7 +51,7 @@ def tasks_on(problems: Sequence[Problem]) -> list[SmallTask]:
     return [SmallTask.of(name, problem) for problem in problems for name in TASK_NAMES]
 
 
-class TaskEvaluator:
+class TaskEvaluator(Evaluator):
     """Evaluate kernels of one kind of task on a GPU, in jailed workers. The problem of a pair gives the extents.
 
     Args:
@@ -59,11 +60,17 @@ class TaskEvaluator:
     """
 
     def __init__(self, name: str, gpu_index: int) -> None:
-        self.gpu: Gpu = gpu_of_device(gpu_index)
-        self.source = f"cuda:{gpu_index}"
-        options = Options(gpu_index, self.gpu, baselines=())
+        self._options = Options(gpu_index, gpu_of_device(gpu_index), baselines=())
         # A spare worker for each kind would hold memory that the kinds do not use at once.
-        self._jailed = JailedEvaluator(options, _STEP_S, FreeOptions(prepare=None), task_factory(name))
+        self._jailed = JailedEvaluator(self._options, _STEP_S, FreeOptions(prepare=None), task_factory(name))
+
+    @property
+    def gpu(self) -> Gpu:
+        return self._options.gpu
+
+    @property
+    def source(self) -> str:
+        return f"cuda:{self._options.gpu_index}"
 
     def evaluate(self, pairs: Iterable[tuple[Problem, Any]]) -> Iterator[Evaluation]:
         """Yield one evaluation per pair; pairs of one problem share workers if they follow each other."""
@@ -72,7 +79,7 @@ class TaskEvaluator:
                 yield evaluation
 
 
-def task_evaluator(name: str, device: str) -> AnswerEvaluator:
+def task_evaluator(name: str, device: str) -> Evaluator:
     """Return the evaluator of one kind of task.
 
     Args:
@@ -102,7 +109,7 @@ class TaskJudge:
     """
 
     def __init__(
-        self, evaluator_of: Callable[[str], AnswerEvaluator], language: Language, store: Store, batch_seconds: float
+        self, evaluator_of: Callable[[str], Evaluator], language: Language, store: Store, batch_seconds: float
     ) -> None:
         self._evaluator_of, self._language = evaluator_of, FreeKernelsOnly(language)
         self._store, self._batch_seconds = store, batch_seconds

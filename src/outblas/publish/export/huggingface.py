@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from outblas.core.config import KernelKind, kernel_kind
 from outblas.core.errors import UsageError
 from outblas.core.files import write_atomic
 from outblas.kernels.families.registry import FAMILIES
-from outblas.kernels.source import KernelKind, kernel_kind
 from outblas.publish.export.cpp import filled, launch_header
 from outblas.publish.export.cuda_source import standalone
 from outblas.publish.export.target import Target
