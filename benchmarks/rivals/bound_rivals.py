@@ -31,7 +31,6 @@ class Padded:
     """A kernel of a larger problem, bound to copies of the operands that zeros extend to its extents.
 
     Args:
-        kernel: the kernel.
         padded: the problem that it computes, no smaller than the asked one in M, N and K.
         stream: torch's stream of the clock.
         copies_back: each call also copies its part of the result into ``c``, for a proof. A timed call does not.
@@ -79,9 +78,6 @@ class SharedMemoryOf:
 
     Attributes:
         shared_bytes: the most that a CTA has, dynamic and static, bytes; 0 before the capture.
-
-    Args:
-        kernel: the kernel.
     """
 
     def __init__(self, kernel: Any) -> None:

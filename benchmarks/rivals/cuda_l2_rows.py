@@ -100,7 +100,6 @@ def host_times(problem: Problem, entries: Mapping[str, Any], clock: Any, gpu_us:
     Ours and torch are called as a user calls them, ``matmul(a, b, out=c)``. The others are bound calls from Python.
 
     Args:
-        problem: the problem.
         entries: name -> entry that was timed.
         clock: the GpuClock of the problem.
         gpu_us: least time of the GPU per call, which bounds the calls of a block.

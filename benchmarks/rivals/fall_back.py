@@ -13,7 +13,6 @@ def fall_back(problem: Problem, row: LibraryRow | None) -> FallbackEntry:
     The faster of several rivals in the judged rounds would be a better figure than any user gets.
 
     Args:
-        problem: the problem.
         row: the library's row; None: the library does not list the problem.
     """
     entry = FallbackEntry(0)

@@ -35,7 +35,6 @@ class RowRequest:
     """A row that a worker measures.
 
     Attributes:
-        problem: the problem.
         ours: our candidates with their machine code, if the row has any.
         theirs: CUDA-L2's kernel with its machine code; None: it takes no part.
         refused: name -> reason of the kernels that take no part.

@@ -39,7 +39,6 @@ def measure(
 
     Args:
         weights: the model.
-        step: the step.
         variants: names; ``torch`` is the first.
         rounds: number of rounds.
         context: tokens in the cache before a decode step.

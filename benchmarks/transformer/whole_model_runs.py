@@ -105,7 +105,6 @@ class WholeStep:
 
     Args:
         model: transformers' causal language model.
-        step: the step.
         context: tokens in the cache before a decode step.
         places: consecutive decode steps whose logits are compared.
 
@@ -218,7 +217,6 @@ def get_ready(
     Args:
         work: the step.
         model: the model, with its weights arranged as the variant wants.
-        variant: the variant.
         compile_options: for torch.compile, in place of the variant's own.
 
     Raises:

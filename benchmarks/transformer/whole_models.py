@@ -137,7 +137,6 @@ def tune(model: Any, rows: Sequence[int], seconds: float) -> float:
     """Tune the products of a model that no library lists; return the seconds that it took.
 
     Args:
-        model: the model.
         rows: numbers of tokens of the steps.
         seconds: time of the search.
 

@@ -131,7 +131,6 @@ class Dataflow:
         """Return False if a value surely holds no memory of another one.
 
         Args:
-            value: the value.
             other: the other one.
             new: results of calls that surely have memory of their own.
         """

@@ -33,7 +33,6 @@ class ModulePlan:
     """The parts that are installed in a module, which alone holds them: copies of it get None, also by pickle.
 
     Args:
-        module: the module.
         parts: the objects that its rewritten code calls.
         rewritten: that code, a function of the module and the arguments.
     """
@@ -61,9 +60,6 @@ class ModulePlan:
 
 class ModuleDraft:
     """The changes of a module that are not installed yet.
-
-    Args:
-        module: the module.
 
     Attributes:
         flow: the values of its ``forward``.
@@ -152,7 +148,6 @@ def install(plan: ModulePlan, takes_residual: bool = False) -> None:
     """Set ``forward`` of a plan's module, on this instance alone.
 
     Args:
-        plan: the plan.
         takes_residual: a caller may pass a residual by the keyword of :mod:`outblas.adapt.rewritten_forward`.
     """
     forward = _forward(type(plan.module).forward, takes_residual)

@@ -132,7 +132,6 @@ class ActivatedProduct(_Part):
     Args:
         module: owner of the layer.
         name: its name.
-        activation: the activation.
         activator: as for :class:`GatedProducts`.
     """
 

@@ -58,7 +58,6 @@ class Activated:
 
     Attributes:
         name: name of the layer.
-        activation: the activation.
         argument: name of the input in the source.
         call: the call of the activation, with one argument.
         product: the call of the layer.

@@ -59,7 +59,6 @@ def run_trial(
     changes from pair to pair (A B, B A, ...), so that a steady drift of the machine cancels.
 
     Args:
-        program: the program.
         pairs: number of pairs, 3 or more.
         more_is_better: the figure is a rate such as tokens per second; else it is a time.
         library: the user's library of runs with OutBLAS; None: the one that the environment names.

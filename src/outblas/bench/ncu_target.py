@@ -41,7 +41,6 @@ class ProfileWork:
     """The entries to profile on one problem.
 
     Attributes:
-        problem: the problem.
         entries: kernels and algorithms.
         l2: content of L2 before each of ncu's passes, see :data:`outblas.runtime.ncu.CacheControl`.
     """

@@ -55,7 +55,6 @@ def choose_candidates(
     kernel of its own.
 
     Args:
-        problem: the problem.
         catalogue: the candidates to choose from, legal ones or not.
         gpu: the GPU that decides legality and predictions.
         draw: numbers and seed.

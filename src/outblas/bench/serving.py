@@ -192,7 +192,6 @@ def server_rows(problem: Problem, library: Library, gpu_index: int, gpu: Gpu, ta
     whose kernel could not be loaded falls back, with status ``launch_error``.
 
     Args:
-        problem: the problem.
         library: library of the bench.
         gpu_index: CUDA ordinal.
         gpu: the GPU.

@@ -123,7 +123,6 @@ class Evaluation:
     """Result of trying a candidate on a problem.
 
     Attributes:
-        problem: the problem.
         config: the candidate.
         status: PASSED, or the stage at which it failed.
         detail: one line on the failure; by default empty.

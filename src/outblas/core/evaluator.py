@@ -93,7 +93,6 @@ class Evaluator(Protocol):
         """Return one line on a baseline, e.g. the chosen algorithm; an empty string if nothing is known.
 
         Args:
-            problem: the problem.
             name: name of the baseline, e.g. ``lt_auto``.
         """
         return ""

@@ -27,7 +27,6 @@ def least_us(problem: Problem, gpu: Gpu, overlaps: bool = False) -> float:
     takes the longer of both.
 
     Args:
-        problem: the problem.
         gpu: the GPU's rates.
         overlaps: the launch overlaps the one before it, by programmatic dependent launch.
     """

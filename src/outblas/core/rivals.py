@@ -83,7 +83,6 @@ class Bindable(Protocol):
         The call reads the values that A and B hold then. It takes the raw CUstream handle: ``call(stream)``.
 
         Args:
-            problem: the problem.
             a: A, a torch CUDA tensor of shape (M, K), row-major.
             b: B, of shape ``problem.b_shape``, row-major.
             c: C, of shape (M, N), row-major; the call overwrites it.

@@ -123,7 +123,6 @@ def operand_sets(problem: Problem, est_us: float) -> int:
     It is ceil(200e6 / ``problem.bytes``), limited to 1 to ``repeats(est_us)``.
 
     Args:
-        problem: the problem.
         est_us: estimated time per call, microseconds.
     """
     return max(1, min(repeats(est_us), math.ceil(ROTATE_BYTES / problem.bytes)))

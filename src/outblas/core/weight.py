@@ -86,7 +86,6 @@ class WeightRange:
     """A weight with a range of M.
 
     Attributes:
-        weight: the weight.
         first: the smallest M.
         last: the largest M.
 

@@ -46,7 +46,6 @@ class DeviceWorkspaces:
         Args:
             stream: raw stream, which is the current stream of torch.
             nbytes: its size, at least.
-            device: the device.
             capturing: returns True if the stream captures a graph.
             of_algorithm: the call is one of cuBLASLt, whose workspace must be dropped once it is enqueued.
 

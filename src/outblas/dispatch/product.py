@@ -159,7 +159,6 @@ def remember(
 
     Args:
         device: device that decided and ran it.
-        decision: the decision.
         operands: (a, b, out, option of the call).
         result: the output; None: torch computes it.
         call: as for :func:`decide_and_run`.

@@ -216,8 +216,6 @@ def predicted_kernels(
 
     Args:
         gpu: a GPU with packaged data.
-        library: the library.
-        problem: the problem.
         launch: launch option of its calls.
         answer: first answer of cuBLASLt's heuristic; empty: unknown.
         deviations: 1: first those that may well be fastest; -1: first those with the highest lower bound.
@@ -245,7 +243,6 @@ def promising_answers(gpu: Gpu, problem: Problem, answers: Sequence[str]) -> lis
 
     Args:
         gpu: a GPU with packaged data.
-        problem: the problem.
         answers: descriptions of all answers, the first in front.
 
     Raises:
@@ -273,7 +270,6 @@ def offered_kernels(
 
     Args:
         gpu_name: name of a GPU with packaged data, e.g. ``h200``.
-        library: the library.
         layout: layout of the calls.
         dtype: dtype of the calls.
         launch: launch option of the calls; kernels that need more are left out.

@@ -51,7 +51,6 @@ class FreshOperands:
     """Pools of places for A, B and C of one problem, from which every replay draws its own.
 
     Args:
-        problem: the problem.
         calls: calls of a replay's graph; one more precedes it.
         device: torch device, e.g. ``cuda:0`` or ``cpu``.
 

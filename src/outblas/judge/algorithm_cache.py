@@ -56,7 +56,6 @@ class AlgorithmCache:
         """Append one choice to the file. A second choice for a problem is appended, too; both are iterated over.
 
         Args:
-            problem: the problem.
             algorithm: the 64 bytes of the cublasLtMatmulAlgo_t.
             detail: its description, e.g. ``"index=0/8 id=66 tile=20"``.
 

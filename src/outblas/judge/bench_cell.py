@@ -125,14 +125,12 @@ class BenchCell:
     The constructor needs a GPU. It captures every baseline. One that fails is left out; :meth:`report` says why.
 
     Args:
-        problem: the problem.
         options: settings; of them it takes ``gpu_index``, ``seed``, ``gpu`` and ``mode``.
         baselines: name -> baseline, as :func:`outblas.judge.baselines.make_baselines` returns them.
         phase_timer: receives the time of the phases "operands", "baselines" and "autotune".
         prover: makes :attr:`prover` of operands and stream; None: that of products.
 
     Attributes:
-        problem: the problem.
         bench: the clock, with the operands.
         prover: proves candidates on these operands.
         graphs: name -> captured graph, for the baselines that can be timed.

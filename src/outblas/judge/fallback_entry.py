@@ -35,7 +35,6 @@ class FallbackEntry:
         """Name what runs a problem; return None. A later name replaces an earlier one.
 
         Args:
-            problem: the problem.
             algorithm: a description of :func:`outblas.runtime.cublas.describe`, e.g. ``"id=66 tile=20 splitk=1 ..."``;
                 empty: torch.matmul.
         """
@@ -45,7 +44,6 @@ class FallbackEntry:
         """Return ``call(stream)`` of the named algorithm; of torch.mm if none is named or this cuBLASLt lacks it.
 
         Args:
-            problem: the problem.
             a: (M, K).
             b: B as stored.
             c: (M, N), the output.

@@ -75,7 +75,6 @@ def fused_reference(problem: Problem, a: Any, b: Any, extra: Extra, epilogue: Ep
     without residual.
 
     Args:
-        problem: the problem.
         a: (M, K), of any dtype.
         b: B as stored (``problem.b_shape``).
         extra: bias (N,) and residual (M, N); None for what the epilogue lacks.
@@ -96,12 +95,10 @@ def fused_error_bound(problem: Problem, a: Any, b: Any, z: Any, y: Any, epilogue
     The module's text has the formula. The result has the shape of ``y``.
 
     Args:
-        problem: the problem.
         a: (M, K).
         b: B as stored.
         z: first result of :func:`fused_reference`, (M, N).
         y: its second result.
-        epilogue: the epilogue.
     """
     size = magnitudes(problem, a, b)[0].double()
     sums = ERROR_C * math.sqrt(problem.k) * 2.0**-24 * size + 2.0**-23 * z.abs()
@@ -133,11 +130,9 @@ def worst_fused_error(problem: Problem, a: Any, b: Any, extra: Extra, epilogue: 
     """Return the largest |error| / bound over C, a float; at most 1 is right. NaN if there is a NaN in C or the inputs.
 
     Args:
-        problem: the problem.
         a: (M, K).
         b: B as stored.
         extra: bias and residual.
-        epilogue: the epilogue.
         c: what the kernel wrote: (M, N), or (M, N / 2) if gated.
     """
     z, y = fused_reference(problem, a, b, extra, epilogue)

@@ -49,7 +49,6 @@ def prove(
 
     Args:
         entry: the kernel or baseline.
-        problem: the problem.
         static_reason: why gate 1 rejects it. None: it does not.
         level: ``full``: every gate. ``cell``: gates memory and bound on N(0, 1) data, as a recording repeats in every
             cell. It needs a GPU.

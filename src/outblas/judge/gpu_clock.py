@@ -67,7 +67,6 @@ class GpuClock(StreamClock):
     ``data``, the operands; ``torch_stream``; ``stream``, its raw CUstream; ``cold``, as the argument.
 
     Args:
-        problem: the problem.
         gpu_index: CUDA ordinal.
         seed: seed of the N(0, 1) data.
         guard_bytes: width of the canaries around every operand.

@@ -63,7 +63,6 @@ def nvmmh_configs(problems: Sequence[Problem], gpu: Gpu) -> dict[Problem, Kernel
     near config is legal. All are None if the GPU's record has no name for it. No problems give an empty dict.
 
     Args:
-        problems: the problems.
         gpu: the GPU.
 
     Raises:
@@ -79,7 +78,6 @@ def heuristic_choices(problems: Sequence[Problem], gpu: Gpu, script: str = _SCRI
     An entry is None if it has no choice or crashes. All are None if the GPU's record has no name for it.
 
     Args:
-        problems: the problems.
         gpu: the GPU.
         script: Python program of the subprocess; tests replace it.
 
@@ -97,7 +95,6 @@ def ranked_choices(
     The list is empty if it has no choice or crashes. All lists are empty if the GPU's record has no name for it.
 
     Args:
-        problems: the problems.
         gpu: the GPU.
         count: number of choices to request; equal ones are then merged.
         script: Python program of the subprocess; tests replace it.
@@ -132,7 +129,6 @@ def nearest_config(problem: Problem, choice: TileChoice, gpu: Gpu) -> KernelConf
     Stages are changed first, and only downwards. Then come the cluster, the split, the depth, and the tile last.
 
     Args:
-        problem: the problem.
         choice: a choice of nvMatmulHeuristics.
         gpu: GPU for which the config must be legal.
     """

@@ -25,7 +25,6 @@ class ProofContext:
 
     Args:
         entry: the candidate; the constructor binds it to both operand sets.
-        problem: the problem.
         device: torch device, ``cuda:N`` or ``cpu``.
         trials: source of the inputs and of the reference results.
 

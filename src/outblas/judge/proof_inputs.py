@@ -51,7 +51,6 @@ def scaled_inputs(problem: Problem, a: Any, b: Any) -> tuple[Any, Any]:
     A is a new tensor; B is the one that was passed.
 
     Args:
-        problem: the problem.
         a: (M, K).
         b: B as stored.
     """
@@ -65,7 +64,6 @@ def cancelling_inputs(problem: Problem, a: Any, b: Any) -> tuple[Any, Any]:
     So A B is 0 if K is even. If K is odd, the last column of A and the last row of B stay as they are.
 
     Args:
-        problem: the problem.
         a: (M, K).
         b: B as stored.
     """
@@ -98,7 +96,6 @@ def integer_draws(
     The function takes no arguments and returns (A, B as stored). Nothing is drawn before it is called.
 
     Args:
-        problem: the problem.
         device: device of the operands.
         seed: added to the fixed seeds.
     """
@@ -129,7 +126,6 @@ def fill_integers(problem: Problem, a: Any, b: Any, seed: int = 4, signed: bool 
     """Fill A and B with the integers -T..T of :func:`integer_inputs`, in place and with little further memory.
 
     Args:
-        problem: the problem.
         a: (M, K).
         b: B as stored, on the same device.
         seed: seed of the draw; torch's own random state stays as it is.
@@ -150,7 +146,6 @@ def fill_mixed(problem: Problem, a: Any, b: Any, seed: int) -> tuple[Any, Any]:
     Another eighth of A's rows is multiplied by a power of two from 2^-4 to 2^4.
 
     Args:
-        problem: the problem.
         a: (M, K).
         b: B as stored, on the same device.
         seed: seed of the draw. The same seed gives the same values on one kind of device.
@@ -181,7 +176,6 @@ def put_special_values(problem: Problem, a: Any, b: Any, seed: int) -> None:
     """Put Inf, -Inf and NaN at drawn places of A and B, in place, and make one drawn row of A mostly subnormal.
 
     Args:
-        problem: the problem.
         a: (M, K), finite.
         b: B as stored, finite, on the same device.
         seed: seed of the places.

@@ -56,7 +56,6 @@ def needed_c(problem: Problem, a: Any, b: Any, result: Any) -> float:
     A result is right if this is at most 4 for fp32 accumulation, or at most 8 for fp16.
 
     Args:
-        problem: the problem.
         a: (M, K).
         b: B as stored.
         result: what a kernel wrote, (M, N).
@@ -90,7 +89,6 @@ def magnitudes(problem: Problem, a: Any, b: Any) -> tuple[Any, Any]:
     Q is None unless the problem's accumulator is fp16.
 
     Args:
-        problem: the problem.
         a: (M, K).
         b: B as stored.
     """
@@ -106,12 +104,10 @@ class Reference:
     It needs 8 bytes per element of C. Later changes of A and B do not matter.
 
     Args:
-        problem: the problem.
         a: (M, K), on any device.
         b: B as stored, on the same device.
 
     Attributes:
-        problem: the problem.
         reference: the product, (M, N) in fp32.
     """
 

@@ -32,7 +32,6 @@ class SlicedReference(Reference):
     It needs 8 bytes per element of C, and at most twice ``block_bytes``.
 
     Args:
-        problem: the problem.
         a: (M, K), on any device.
         b: B as stored, on the same device.
         exact: allow no error: every element must equal the rounded product.
@@ -86,7 +85,6 @@ def block_extents(problem: Problem, max_flop: float, block_bytes: int = BLOCK_BY
     """Return (rows, columns, depth) of a step within ``block_bytes`` and ``max_flop``, each at least 1.
 
     Args:
-        problem: the problem.
         max_flop: floating-point operations of a step, at most; two products of 2 ``depth`` for each element.
         block_bytes: memory of a block's operands and sums in fp64.
     """

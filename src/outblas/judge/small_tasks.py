@@ -174,7 +174,6 @@ def task_evaluation(task_problem: Problem, kernel: FreeKernel, verdict: Verdict)
 
     Args:
         task_problem: the task's operands.
-        kernel: the kernel.
         verdict: result of :func:`prove_task`.
     """
     if verdict.status is Status.PASSED:

@@ -114,9 +114,7 @@ def why_not_fused(problem: Problem, config: KernelConfig, epilogue: Epilogue) ->
     even N. Example: with N = 63, the text is ``63 columns are no pairs of a gate and an up``.
 
     Args:
-        problem: the problem.
         config: the kernel; its family may refuse (``swap`` of ``sm90_wgmma_gemm``, but for a stacked gate).
-        epilogue: the epilogue.
     """
     if epilogue.on and problem.acc != "fp32":
         return f"the epilogue is of sums in fp32, not {problem.acc}"

@@ -53,7 +53,6 @@ def fixed_order_candidates(problem: Problem, gpu: Gpu) -> list[KernelConfig]:
     At least one is legal for every problem on every GPU from sm_80 on whose grid fits.
 
     Args:
-        problem: the problem.
         gpu: the GPU.
     """
     return _of_weights_order(chain(pool(), _added_by_families(problem)), problem, gpu)
@@ -79,7 +78,6 @@ def fastest(problem: Problem, configs: Sequence[KernelConfig], gpu: Gpu) -> Kern
     0098).
 
     Args:
-        problem: the problem.
         configs: legal kernels, at least one.
         gpu: the GPU.
 
@@ -127,7 +125,6 @@ class FixedOrderKernels:
         For small M on sm_90 those of :func:`kernels_for_few_rows` are.
 
         Args:
-            problem: the problem.
             gpu: the GPU.
             launch: launch option that the caller allows.
 

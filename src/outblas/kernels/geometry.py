@@ -36,7 +36,6 @@ def grid(problem: Problem, config: KernelConfig, sms: int) -> tuple[int, int, in
     ``sm80_mma_gemm`` give (8, 64, 8).
 
     Args:
-        problem: the problem.
         config: the kernel.
         sms: number of SMs; only persistent kernels depend on it.
     """
@@ -54,7 +53,6 @@ def launch_smem(problem: Problem, config: KernelConfig, sms: int) -> int:
     at most one CTA.
 
     Args:
-        problem: the problem.
         config: the kernel.
         sms: number of SMs.
     """

@@ -65,7 +65,6 @@ class KernelSpace:
         once per layout, dtype, accumulator, GPU and launch option, and are kept.
 
         Args:
-            problem: the problem.
             gpu: the GPU.
             launch: ``plain``, ``pdl`` or ``weights``.
         """
@@ -115,7 +114,6 @@ def one_knob_away(config: KernelConfig, knobs: Knobs) -> Iterator[KernelConfig]:
     Some may be illegal for every problem.
 
     Args:
-        config: the config.
         knobs: the values of each knob.
     """
     options = {knob.name: knob.launch_option for knob in knob_schema(type(config))}

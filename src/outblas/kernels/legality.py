@@ -79,7 +79,6 @@ def surely_illegal(problem: Problem, configs: tuple[KernelConfig, ...], gpu: Gpu
     It costs as much as :func:`why_illegal` of a few configs. The columns of the last tuples are kept.
 
     Args:
-        problem: the problem.
         configs: configs of any families.
         gpu: the GPU.
     """
@@ -103,7 +102,6 @@ def breaks_extent_rule(
     shared memory may be too large, which only :func:`why_illegal` decides. They are few, on very large problems.
 
     Args:
-        problem: the problem.
         family: name of the family of all configs.
         columns: an object with an array [configs] per knob, as an attribute of that name.
         gpu: the GPU.

@@ -65,7 +65,6 @@ def make_source(problem: Problem, config: KernelConfig, epilogue: Epilogue = NO_
     distance between rows of the residual (elements, 64 bits).
 
     Args:
-        problem: the problem.
         config: a legal config.
         epilogue: operations after the sums.
     """

@@ -120,7 +120,6 @@ class AnswerModel:
         """Return the indices of :func:`other_answers`, and natural log and deviation of their speed-ups over the first.
 
         Args:
-            problem: the problem.
             gpu: the GPU.
             answers: descriptions (:func:`outblas.runtime.cublas.describe`) in the heuristic's order.
         """
@@ -135,7 +134,6 @@ class AnswerModel:
         An answer that rounds partial sums is never chosen.
 
         Args:
-            problem: the problem.
             gpu: the GPU.
             answers: descriptions (:func:`outblas.runtime.cublas.describe`) in the heuristic's order.
         """
@@ -161,7 +159,6 @@ def network_inputs(problem: Problem, answers: Sequence[str], which: Sequence[int
     their difference. Its place in the list and the length of the list come last.
 
     Args:
-        problem: the problem.
         answers: all answers, the first in front.
         which: indices of answers.
         gpu: the GPU.

@@ -169,7 +169,6 @@ class AnyShapeModel:
         The last results are kept, as learning asks for those of choices.
 
         Args:
-            problem: the problem.
             gpu: the GPU.
             offered: kernels of :meth:`offered`, legal or not; the sequence must not change later.
             answer: first answer of cuBLASLt's heuristic, as for :func:`network_inputs`.
@@ -186,7 +185,6 @@ class AnyShapeModel:
         """Choose a kernel for ``problem``.
 
         Args:
-            problem: the problem.
             gpu: the GPU.
             offered: kernels of :meth:`offered`, legal or not.
             answer: first answer of cuBLASLt's heuristic, as for :func:`network_inputs`.
@@ -230,7 +228,6 @@ def likeliest(problem: Problem, configs: Sequence[KernelConfig], gpu: Gpu) -> li
     predictions, so few checks are needed. The last rankings are kept: learning asks for those of choices.
 
     Args:
-        problem: the problem.
         configs: kernels, legal or not, in a sequence that does not change later.
         gpu: the GPU.
     """
@@ -296,7 +293,6 @@ def network_inputs(
     ranking model's time over the roofline floor.
 
     Args:
-        problem: the problem.
         configs: kernels that are legal for it.
         gpu: the GPU.
         answer: first answer of cuBLASLt's heuristic (:func:`outblas.runtime.cublas.describe`); empty: unknown.

@@ -23,7 +23,6 @@ class RecordedMembers:
     """Recorded members of each problem and launch option, and the scale of their rewards.
 
     Args:
-        recording: the recording.
         space: the kernels.
         preset: name of the reward.
     """

@@ -41,7 +41,6 @@ def answer_features(problem: Problem, answer: str, gpu: Gpu) -> Features:
     names an unknown tile.
 
     Args:
-        problem: the problem.
         answer: text of :func:`outblas.runtime.cublas.describe`, e.g. ``id=66 tile=10 splitk=1 ...``; empty: unknown.
         gpu: the GPU.
     """

@@ -63,7 +63,6 @@ class AsyncEvaluator:
         Example: ``evaluation = await async_evaluator.evaluate(problem, candidate)``.
 
         Args:
-            problem: the problem.
             candidate: the candidate; equal ones have equal names (``config_name``).
 
         Raises:
@@ -85,9 +84,6 @@ class AsyncEvaluator:
 
         The thread calls it between two batches of pairs, so that it never runs beside an evaluation. Example: ``await
         async_evaluator.call(lambda: 3)`` returns 3.
-
-        Args:
-            function: the function.
 
         Raises:
             UsageError: :meth:`close` was called before.

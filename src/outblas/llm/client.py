@@ -67,7 +67,6 @@ class RequestLog(Protocol):
 
         Args:
             send: number of the attempt, which :meth:`sent` has returned.
-            reply: the reply.
         """
 
 
@@ -178,7 +177,6 @@ class Client:
         Args:
             question: number of the question, for the log.
             messages: dictionaries with ``role`` and ``content``; the last one is the user's.
-            model: the model.
 
         Raises:
             BudgetSpent: the next attempt could pass the budget; it was not sent.

@@ -196,7 +196,6 @@ def compiled_template(problem: Problem, config: KernelConfig, gpu: Gpu) -> Evalu
     ``STATIC_REJECTED``, with its reason as the detail and without counters.
 
     Args:
-        problem: the problem.
         config: the kernel's config.
         gpu: GPU whose architecture is the target.
 

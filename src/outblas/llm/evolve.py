@@ -47,7 +47,6 @@ class ProblemProgress:
     """Progress on a problem, for a watcher.
 
     Attributes:
-        problem: the problem.
         floor_us: least plausible time, microseconds.
         baseline_us: time of the fastest baseline, microseconds; None if none was timed, or before the run.
         best_us: median time of the best archived kernel, microseconds; None without one.

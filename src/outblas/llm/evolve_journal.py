@@ -166,7 +166,6 @@ class EvolveJournal:
 
         Args:
             send: number of the attempt, which :meth:`sent` has returned.
-            reply: the reply.
 
         Raises:
             RecordError: the attempt has a reply, or the disk refuses.
@@ -181,7 +180,6 @@ class EvolveJournal:
         """Record the outcome of an answer and the archive's additions in one transaction.
 
         Args:
-            outcome: the outcome.
             entries: entries that the archive has gained by it.
 
         Raises:

@@ -58,7 +58,6 @@ def kind_of(evaluation: Evaluation, gpu: Gpu) -> str:
     - MEMORY_VIOLATION, WRONG, NOT_REPEATABLE: ``wrong``.
 
     Args:
-        evaluation: the evaluation.
         gpu: GPU whose floor counts.
     """
     if is_below_floor(evaluation, gpu):
@@ -85,7 +84,6 @@ def feedback_text(evaluation: Evaluation, gpu: Gpu, hardware: str = "") -> str:
     before: static`` and ``Machine code: hgmma 4, registers 58``.
 
     Args:
-        evaluation: the evaluation.
         gpu: GPU whose floor is named.
         hardware: lines on hardware counters (:meth:`outblas.llm.known_counters.KnownCounters.words`); may be empty.
     """
@@ -133,7 +131,6 @@ def clipped(text: str, most: int = MAX_LOG_CHARS) -> str:
     ``most``. Example: ``clipped("abcdef", 3)`` is the three lines ``ab``, ``[3 characters left out]`` and ``f``.
 
     Args:
-        text: the text.
         most: number of its characters that are kept, above 0.
     """
     if len(text) <= most:

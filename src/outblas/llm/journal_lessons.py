@@ -54,7 +54,6 @@ def nearest_lessons(problem: Problem, most: int) -> list[Lesson]:
     Lessons farther than :data:`MAX_DISTANCE` are left out. The list is empty if the journal is not installed.
 
     Args:
-        problem: the problem.
         most: largest number of lessons.
     """
     near = [lesson for lesson in lessons() if lesson.distance(problem) <= MAX_DISTANCE]

@@ -71,7 +71,6 @@ def first_prompt(
     None, [], {})[0]["role"]`` is ``"system"``. The user's text begins with ``# Problem``.
 
     Args:
-        problem: the problem.
         gpu: the GPU of the requested kernels.
         baselines: baseline -> time in microseconds; may be empty.
         best_us: time in microseconds of the fastest proven kernel; None without one.
@@ -101,7 +100,6 @@ def small_task_prompt(task: SmallTask, gpu: Gpu) -> list[Message]:
     """Return a system message and a user message that ask for a small general kernel.
 
     Args:
-        task: the task.
         gpu: the GPU of the kernel.
     """
     problem = task.problem
@@ -120,7 +118,6 @@ def kernel_guide(problem: Problem, gpu: Gpu) -> str:
     kernels``.
 
     Args:
-        problem: the problem.
         gpu: the GPU of the kernels.
     """
     return _fill(
@@ -151,7 +148,6 @@ def choice_prompt(
     The message is a dictionary with ``role`` and ``content``.
 
     Args:
-        problem: the problem.
         gpu: the GPU.
         offered: the configs.
         tried: one line for each tried config that is worth showing; if empty, the text says ``Nothing.``
@@ -181,7 +177,6 @@ def follow_up(
         kind: kind of the outcome, a key of :data:`FOLLOW_UPS`; another (such as ``compiled``) raises KeyError.
         words: the outcome's words; if empty, the text says ``no more is known``. The texts of ``cut``, ``empty`` and
             ``refusal`` do not contain them.
-        problem: the problem.
         gpu: the GPU.
         best_us: time in microseconds of the fastest proven kernel; None without one.
         max_tokens: most tokens of an answer.

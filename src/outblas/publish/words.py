@@ -41,7 +41,6 @@ def split_words(comparison: Comparison, split: str) -> str:
     """Return in words how many problems a split holds out, of which kind, and how many were searched and learned.
 
     Args:
-        comparison: the comparison.
         split: name of one of its splits: ``shapes``, ``families``, ``layout``, an extent, or a part of the choices of
             ``outblas recipe``, which holds shapes out.
     """

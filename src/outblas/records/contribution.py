@@ -60,7 +60,6 @@ def proof_summary(library: Library, evaluations: Iterable[Evaluation]) -> dict[s
     """Return which installed kernels have a recorded proof.
 
     Args:
-        library: the library.
         evaluations: evaluations of the runs that made it.
 
     Returns:

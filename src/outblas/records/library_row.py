@@ -92,7 +92,6 @@ class LibraryRow:
     """The decision for one problem.
 
     Attributes:
-        problem: the problem.
         baseline: name of the fastest baseline; empty if none was timed.
         baseline_detail: algorithm of that baseline. Empty if it is a cuBLASLt one that is level with torch.matmul.
         source: source of the times, e.g. ``cuda:0`` or ``replay:h200``.

@@ -130,9 +130,6 @@ def kernels_since(library: Library) -> str:
 
     It is the earliest date of a table that was searched with the library's kernel sources. A table that was searched
     with others names these as ``kernels`` in its provenance.
-
-    Args:
-        library: the library.
     """
     common, tables = library.provenance.get("kernels"), library.provenance.get("tables", {}).values()
     dates = [about["date"] for about in tables if about.get("date") and about.get("kernels", common) == common]

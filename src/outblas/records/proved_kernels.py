@@ -83,9 +83,6 @@ def proved_kinds(library: Library) -> frozenset[KernelKind]:
 
     A search on the same kind of GPU need not prove them in full again. Each table's rows and intervals count by their
     own provenance, which must name the sources and the compiler.
-
-    Args:
-        library: the library.
     """
     problems = _proved_problems(library.provenance.get("tables", {}), {})
     weights = set(map(Weight.of, _proved_problems(library.provenance.get("intervals", {}), {})))

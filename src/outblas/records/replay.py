@@ -33,9 +33,6 @@ class ReplayEvaluator(Evaluator):
     of the best baseline / median of the candidate). Its 95% interval is exp(log ratio -+ 1.96 sqrt(s_b^2 + s_c^2)).
     Here s = sqrt(pi/2) (spread / 1.349) / sqrt(rounds), the standard error of the log of a median of normal samples. It
     ignores that rounds were interleaved. So it is wider than the paired bootstrap interval if clocks drift.
-
-    Args:
-        recording: the recording.
     """
 
     def __init__(self, recording: Recording) -> None:

@@ -214,7 +214,6 @@ def bench_files(directory: str | os.PathLike[str], missing_ok: bool = False) -> 
     """Return the result files of a directory, sorted by name. Parquet files of other kinds are skipped.
 
     Args:
-        directory: the directory.
         missing_ok: return an empty list if it has no result file.
 
     Raises:

@@ -232,7 +232,6 @@ class Store:
 
         Args:
             run_id: name of the run.
-            problem: the problem.
             profiled: add the counters of :meth:`add_counters`. False returns evaluations as the search saw them.
         """
         found: dict[Candidate, Evaluation] = {}

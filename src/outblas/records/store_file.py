@@ -119,7 +119,6 @@ def store_failure(path: Path, what: str, error: Exception) -> RecordError:
     Args:
         path: the store.
         what: past participle of the failed action, e.g. "opened".
-        error: the error.
     """
     text = str(error)
     if isinstance(error, OSError) and error.strerror:

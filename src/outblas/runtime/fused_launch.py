@@ -62,7 +62,6 @@ def why_unfit(
     ``bias has shape (4,), expected (8,)``.
 
     Args:
-        problem: the problem.
         config: the kernel.
         extra: operands of the epilogue.
         a: operand A, for dtype and device.
@@ -101,7 +100,6 @@ class FusedKernel:
     Args:
         cubin: compiled from ``make_source(problem, config, epilogue)``.
         config: the kernel.
-        epilogue: the epilogue.
 
     Attributes:
         name: ``<config name> with <epilogue name>``, e.g. ending in ``with bias+gelu``.
@@ -128,7 +126,6 @@ class FusedKernel:
         The call keeps all tensors alive until it is released. Nothing runs before ``call(stream)``.
 
         Args:
-            problem: the problem.
             operands: (a, b, c) as in :meth:`outblas.runtime.launch.LoadedKernel.bind`. For a gated epilogue, c is (M,
                 N/2).
             extra: bias and residual; ``Extra()`` if the epilogue takes neither.

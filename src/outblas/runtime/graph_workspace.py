@@ -71,7 +71,6 @@ def from_pool(nbytes: int, device: torch.device | str) -> int:
 
     Args:
         nbytes: size, bytes.
-        device: the device.
 
     Returns:
         The address; 0 if torch did not begin the capture, or uses another allocator than :data:`ALLOCATOR`.
@@ -157,7 +156,6 @@ class CaptureWorkspaces:
             stream: raw stream that is captured; must be torch's current stream.
             capture: id of the capture, from :func:`outblas.runtime.driver.capture_id`.
             nbytes: size, bytes.
-            device: the device.
         """
         found = self._of.get(stream)
         if found is None or found.capture != capture or (found.address and found.nbytes < nbytes):

@@ -55,7 +55,6 @@ def load_kernel(problem: Problem, config: KernelConfig, arch: str = ARCHITECTURE
     kernel is compiled here.
 
     Args:
-        problem: the problem.
         config: the kernel.
         arch: architecture of that device.
 

@@ -210,7 +210,6 @@ class LoadedKernel:
         """Return a call that computes ``c = a @ b`` (TN: ``a @ b.T``). Nothing runs before ``call(stream)``.
 
         Args:
-            problem: the problem.
             a: tensor (M, K). All three are row-major, contiguous, of the problem's dtype, on one CUDA device.
             b: tensor (N, K) for TN, (K, N) for NN.
             c: tensor (M, N), overwritten.
@@ -238,7 +237,6 @@ class LoadedKernel:
         """Return a call as :meth:`bind`, for a kernel with further parameters. Raises as :meth:`bind`.
 
         Args:
-            problem: the problem.
             operands: (a, b, c).
             more: ctypes objects that follow the other parameters.
             workspace: as for :meth:`bind`.

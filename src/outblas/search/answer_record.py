@@ -27,7 +27,6 @@ def record_answers(problems: Sequence[Problem], store: Path, out: Path) -> str:
     (:func:`outblas.runtime.cublas.describe`) and ``median_us``. Its metadata has the provenance.
 
     Args:
-        problems: the problems.
         store: journal of the problems that are done.
         out: path of the Parquet table, which is replaced. Missing folders are made.
 

@@ -235,7 +235,6 @@ def library_of_choices(problems: Sequence[Problem], gpu: Gpu) -> Library:
     A problem of which no kernel is surely faster has a row that names torch, or an algorithm of cuBLASLt.
 
     Args:
-        problems: the problems.
         gpu: GPU 0.
 
     Raises:

@@ -40,7 +40,6 @@ def neighbour_winners(
     product. The problem's own winners do not count; equal weights are in the order of names.
 
     Args:
-        problem: the problem.
         won: winners of problems of the same layout, dtype and accumulator, by :func:`outblas.search.refine.winners`.
         known: configs that were tried before.
         gpu: the GPU.
@@ -60,11 +59,7 @@ def neighbour_winners(
 
 
 class LibraryNeighbours:
-    """The winners of a library's rows and intervals of shapes nearby, of the same layout and accumulator.
-
-    Args:
-        library: the library.
-    """
+    """The winners of a library's rows and intervals of shapes nearby, of the same layout and accumulator."""
 
     def __init__(self, library: Library) -> None:
         self._library = library

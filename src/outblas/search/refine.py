@@ -83,7 +83,6 @@ def neighbours_of_winners(
     Without a winner the list is empty.
 
     Args:
-        problem: the problem.
         best: its winners, as :func:`winners` returns them.
         known: configs that were tried before.
         gpu: the GPU.

@@ -263,7 +263,6 @@ def decided_row(problem: Problem, tried: Sequence[Evaluation], evaluator: Evalua
     """Return the decision for a problem, with the baselines that were timed beside the candidates.
 
     Args:
-        problem: the problem.
         tried: evaluations of its candidates. Without baselines in them, the evaluator times them.
         evaluator: names the baselines' algorithms.
     """

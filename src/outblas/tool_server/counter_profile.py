@@ -20,7 +20,6 @@ def profiled_counters(problem: Problem, config: KernelConfig, gpu: Gpu, gpu_inde
     """Return name -> value of the counters of one call of a kernel; the names are those of ``outblas list counters``.
 
     Args:
-        problem: the problem.
         config: a kernel that was proven on it.
         gpu: properties of the GPU.
         gpu_index: CUDA's index of the GPU.

@@ -69,7 +69,6 @@ def read_resource(session: ToolSession, uri: str) -> tuple[str, str]:
     """Return (text, its type) of a resource.
 
     Args:
-        session: the session.
         uri: address of the resource.
 
     Raises:

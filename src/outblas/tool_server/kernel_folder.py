@@ -137,7 +137,6 @@ class KernelFolder:
         """Write the decision for a problem into ``library.json``, by the rule of every library.
 
         Args:
-            problem: the problem.
             evaluator: the source of the baselines.
 
         Returns:

@@ -191,8 +191,6 @@ def recorded_rows(session: ToolSession, problem: Problem, count: int) -> dict[st
     """Return the best rows of the session's recording on a problem; None if it does not hold the problem.
 
     Args:
-        session: the session.
-        problem: the problem.
         count: number of kernels.
 
     Returns:

@@ -42,7 +42,6 @@ class SessionBudget:
     Work that ends in an error gives its compilation or evaluation back. Seconds of the GPU stay spent.
 
     Args:
-        limits: the limits.
         clock: returns seconds; tests pass another.
     """
 

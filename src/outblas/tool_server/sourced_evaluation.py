@@ -13,7 +13,6 @@ class SourcedEvaluation:
     """An evaluation with the origin of its figures.
 
     Attributes:
-        evaluation: the evaluation.
         gpu: GPU of the figures.
         source: ``cuda:0``, ``replay:h200`` or ``recorded:<file>``.
     """

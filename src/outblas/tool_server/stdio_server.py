@@ -111,7 +111,6 @@ def make_server(session: ToolSession, calls: CallThread) -> Server[Any]:
     """Return the SDK's server with the handlers of tools and resources.
 
     Args:
-        session: the session.
         calls: thread on which the handlers use the session.
     """
     import mcp_types as types

@@ -43,7 +43,6 @@ def answer_call(session: ToolSession, name: str, arguments: dict[str, Any] | Non
     is logged with its traceback and gives an answer that says so.
 
     Args:
-        session: the session.
         name: name of the tool.
         arguments: JSON values by name.
     """

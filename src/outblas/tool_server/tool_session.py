@@ -146,8 +146,6 @@ class ToolSession:
         """Return the evaluation of a candidate that is compiled and inspected, and not run. It costs a compilation.
 
         Args:
-            problem: the problem.
-            candidate: the candidate.
             gpu: GPU whose architecture is the target.
 
         Raises:
@@ -168,10 +166,6 @@ class ToolSession:
 
         A GPU proves and times the candidate. Without one, a template kernel is answered from the recording, and a free
         kernel from a file of recorded free kernels.
-
-        Args:
-            problem: the problem.
-            candidate: the candidate.
 
         Raises:
             BudgetSpent: no evaluation or no second of the GPU is left.

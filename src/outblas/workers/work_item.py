@@ -12,7 +12,6 @@ class WorkItem(NamedTuple):
     """A request to a worker. ``WorkItem(problem, None)`` asks for the problem's baselines only.
 
     Attributes:
-        problem: the problem.
         config: kernel to evaluate; None: only the problem's baselines.
         nvmmh: config that baseline ``nvmmh`` runs; None: it is left out. Consecutive items of one problem share the
             first one's.

@@ -49,7 +49,6 @@ class GpuWorkbench:
     Make and use it with the clock's stream as torch's current one.
 
     Args:
-        problem: the problem.
         gpu: the GPU.
         kernels: the kernels among the contenders, loaded.
         lt: finds the algorithms among them.

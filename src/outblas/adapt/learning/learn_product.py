@@ -33,7 +33,6 @@ class Finalist:
     """A contender that was timed anew; its name and figures as a text.
 
     Attributes:
-        contender: the contender.
         speedup: its speed-up over torch.
         low: lower end of the 95% interval.
         high: upper end of it.

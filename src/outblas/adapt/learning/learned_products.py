@@ -49,7 +49,6 @@ class LearnedProduct:
     """A product and its state of learning.
 
     Attributes:
-        problem: the problem.
         launch: launch option of its calls, ``plain`` or ``pdl``.
         index: CUDA index of its GPU.
         stage: the present stage.

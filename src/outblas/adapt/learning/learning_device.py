@@ -145,7 +145,6 @@ class LearningDevice:
         """Find the contenders and make a bench for them; yield after each slice.
 
         Args:
-            problem: the problem.
             launch: launch option of its calls.
             limits: of a slice: ``RUNNING``, or those of ``settle()``.
 

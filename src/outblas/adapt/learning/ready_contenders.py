@@ -71,7 +71,6 @@ def find_ready(
     """Find the contenders of a product; yield after each small step.
 
     Args:
-        problem: the problem.
         launch: launch option of its calls, ``plain`` or ``pdl``.
         gpu: the GPU.
         library: the library in use.

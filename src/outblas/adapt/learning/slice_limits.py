@@ -91,7 +91,6 @@ class SliceLimits:
         """Return how many operand sets of a problem fit into the scratch memory; timing rotates over them.
 
         Args:
-            problem: the problem.
             gpu: the GPU.
 
         Returns:

@@ -60,7 +60,6 @@ class ProbeRunner:
         """Return (rounds of a launch, times of equal launches in microseconds) for some seconds.
 
         Args:
-            probe: the probe.
             seconds: seconds of launches; at least three are made.
         """
         self._reserve(probe.buffer_bytes)

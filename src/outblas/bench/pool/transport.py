@@ -104,7 +104,6 @@ class BaselineNotes:
     """The baselines of one problem.
 
     Attributes:
-        problem: the problem.
         times: name -> microseconds.
         details: name -> one line on it.
     """

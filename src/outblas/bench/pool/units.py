@@ -24,8 +24,6 @@ class WorkUnit:
     """The pairs of one problem that are not answered yet.
 
     Attributes:
-        problem: the problem.
-        pairs: the pairs.
         form: form of the free kernels, ``device`` or ``host``; "" for configs of templates.
         lost_by: numbers of the workers that were lost with it, in order.
     """

@@ -342,7 +342,6 @@ def fused_code(
     """Return the machine code of a fused kernel, as :func:`outblas.runtime.kernel_loader.kernel_code`.
 
     Args:
-        problem: the problem.
         config: the kernel.
         epilogue: the fused operations.
         refused: why the driver refused the shipped cubin.

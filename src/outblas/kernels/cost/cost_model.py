@@ -70,7 +70,6 @@ def predict_with(
         coefficients: family -> name -> value; it needs the families of the configs only.
         residual: coefficients of :mod:`outblas.kernels.cost.residual`, float64[len(FEATURE_NAMES)]; None: no
             correction.
-        problem: the problem.
         configs: legal configs of any families.
         gpu: the GPU.
 
@@ -106,7 +105,6 @@ def pruned_mask(problem: Problem, configs: Sequence[KernelConfig], gpu: Gpu, fac
     outside the fit).
 
     Args:
-        problem: the problem.
         configs: legal configs.
         gpu: the GPU.
         factor: the limit, 1 or more; then the best with and the best without PDL are kept.

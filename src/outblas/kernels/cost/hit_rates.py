@@ -23,7 +23,6 @@ def modelled_hit_rates(problem: Problem, configs: Sequence[KernelConfig], gpu: G
     that a cluster multicasts counts once for the cluster. A write counts as a hit. L2 hints are left out.
 
     Args:
-        problem: the problem.
         configs: legal configs of families with tiles in stages. Another family has operands that are read once.
         gpu: the GPU.
 

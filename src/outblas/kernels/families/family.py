@@ -128,7 +128,6 @@ class Family(ABC, Generic[C]):
         One text serves a single config and many configs at once: use ``&`` and ``|``, not ``and`` and ``or``.
 
         Args:
-            problem: the problem.
             config: a config, or an object with an array of values per knob.
 
         Returns:
@@ -149,7 +148,6 @@ class Family(ABC, Generic[C]):
         """Return the number of CTAs along x, y and z. All CTAs of clusters count.
 
         Args:
-            problem: the problem.
             config: the kernel.
             sms: number of SMs, for kernels that launch only as many CTAs as are resident.
         """
@@ -265,7 +263,6 @@ class Family(ABC, Generic[C]):
         By default, and for every family without :attr:`any_alignment`, the result is empty.
 
         Args:
-            problem: the problem.
             gpu: the GPU.
             listed: the family's configs in the catalogue.
         """

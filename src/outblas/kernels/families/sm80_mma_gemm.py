@@ -230,7 +230,6 @@ class Sm80MmaGemm(Family[Sm80MmaConfig]):
         without PDL, then with PDL. Below sm_90 it comes twice without PDL.
 
         Args:
-            problem: the problem.
             gpu: the GPU.
             listed: the family's configs in the catalogue.
         """

@@ -199,7 +199,6 @@ class Sm80PipelinedGemm(Family[Sm80PipelinedConfig]):
         ``vec`` is the largest of 8, 4, 2 and 1 that divides K and the row length of B as stored.
 
         Args:
-            problem: the problem.
             gpu: the GPU.
             listed: the family's configs in the catalogue.
         """

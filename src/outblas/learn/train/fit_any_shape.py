@@ -103,7 +103,6 @@ class OfferedCells:
     """Measured kernels of one problem.
 
     Attributes:
-        problem: the problem.
         configs: the kernels.
         gains: float32, natural log of each kernel's speed-up over torch.matmul.
         fitted: bool, which kernels a fit sees.
@@ -129,7 +128,6 @@ def cells_of_recording(recording: Recording, gpu: Gpu, seed: int = 0) -> list[Of
     A fit sees the 8 fastest kernels without PDL, the 8 fastest with it, and up to 8 others of each, drawn.
 
     Args:
-        recording: the recording.
         gpu: its GPU.
         seed: seed of the draw.
     """

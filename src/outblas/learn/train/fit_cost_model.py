@@ -26,7 +26,6 @@ class MeasuredRow:
 
     Attributes:
         source: name of a recording, or of a file without its extension.
-        problem: the problem.
         configs: the kernels that were timed.
         times: microseconds per call, float64, one of each config.
     """
@@ -42,7 +41,6 @@ def measured_row(source: str, problem: Problem, times: Mapping[KernelConfig, flo
 
     Args:
         source: source of the times, e.g. a file's name.
-        problem: the problem.
         times: kernel -> microseconds. If none is left, the row is empty.
     """
     kept = {c: t for c, t in times.items() if np.isfinite(t) and t > 0}
@@ -55,7 +53,6 @@ def rows_of_recording(
     """Return one row per recorded problem, without cells that have no time. A row may be empty.
 
     Args:
-        recording: the recording.
         name: ``source`` of the rows.
         problems: the problems to keep. None: all.
     """

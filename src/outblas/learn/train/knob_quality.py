@@ -25,7 +25,6 @@ class KnobSearch:
     """The recorded candidates of one problem and launch option, with their times.
 
     Attributes:
-        problem: the problem.
         gpu: GPU of the recording.
         launch: the launch option.
         vectors: int16[C, knobs], the candidates.
@@ -43,7 +42,6 @@ def knob_searches(recording: Recording, problems: Sequence[Problem]) -> list[Kno
     """Return a search per problem and launch option that has a proven cell, in the order of ``problems``.
 
     Args:
-        recording: the recording.
         problems: recorded problems.
 
     Raises:

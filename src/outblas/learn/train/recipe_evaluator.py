@@ -66,7 +66,6 @@ class RecipeEvaluator(ReplayEvaluator):
     it claims: 4/3 of the recorded one.
 
     Args:
-        recording: the recording.
         cells: measured hit rates, and faults.
     """
 

@@ -53,7 +53,6 @@ def train_knobs(
     untrained network. torch has one thread meanwhile. The result is the same for the same seed.
 
     Args:
-        recording: the recording.
         problems: recorded problems, 10 or more.
         settings: hyper-parameters. None: the defaults.
         run: place of checkpoints and logs. A folder with a training of the same settings is resumed; ``steps`` may

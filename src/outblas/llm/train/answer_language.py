@@ -44,7 +44,6 @@ class Language(Protocol):
         With a pair it asks first for the reason of the difference in speed, then for a better kernel.
 
         Args:
-            problem: the problem.
             pair: two proven kernels of the problem that the language can express, the slower first; or none.
         """
 
@@ -54,7 +53,6 @@ class Language(Protocol):
         Args:
             problem: the problem, or the small task.
             prompt: prompt that was answered, of this language.
-            answer: the answer.
             verdict: its verdict, of a kind in :data:`outblas.llm.prompt.FOLLOW_UPS`.
         """
 

@@ -157,7 +157,6 @@ def claim_folder(folder: Path, settings: TrainSettings, resume: bool, begun: boo
 
     Args:
         folder: the stage's folder, which exists.
-        settings: the settings.
         resume: continue a training that was begun there. A missing file is written then, too.
         begun: whether the folder holds a checkpoint or a trained model.
 

@@ -69,7 +69,6 @@ class TrainingArchive:
         """Return two kernels of different speed, the slower first; ``()`` if the problem has no such two.
 
         Args:
-            problem: the problem.
             number: number of the draw. Equal archives, seeds and numbers give equal pairs.
         """
         drawn = self._archive.draw(problem.key, 0, number)

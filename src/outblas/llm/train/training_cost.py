@@ -120,7 +120,6 @@ def training_cost(model: ModelShape, plan: TrainingPlan, gpu: Gpu) -> TrainingCo
     """Return the computed memory and time of a training with LoRA, by the formulas of this module.
 
     Args:
-        model: the model.
         plan: sizes and shares.
         gpu: the GPU, whose sustained rates are used.
     """
@@ -147,7 +146,6 @@ def cost_table(
     """Return a Markdown table of the computed cost of some models.
 
     Args:
-        models: the models.
         plan: sizes and shares; None: the defaults of :class:`TrainingPlan`.
         gpu: the GPU; None: the reference GPU.
     """

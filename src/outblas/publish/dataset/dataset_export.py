@@ -62,7 +62,6 @@ def export_recording(
     mount or a link. Its files appear at the end, the card last.
 
     Args:
-        recording: the recording.
         name: its name, as the user gave it.
         folder: folder to make or to fill; it must be missing or empty.
         kernel_tuner: number of held-out problems with files of Kernel Tuner, stratified by regime; 0: none.

@@ -82,7 +82,6 @@ def cells_table(recording: Recording, problems: Sequence[Problem]) -> pa.Table:
     """Return one row per problem and kernel, problem after problem: len(problems) x C rows.
 
     Args:
-        recording: the recording.
         problems: recorded problems.
     """
     import pyarrow as pa

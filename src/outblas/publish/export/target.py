@@ -23,7 +23,6 @@ class Target:
     """A kernel of a library on its problem.
 
     Attributes:
-        problem: the problem.
         launch: the launch option that the caller allows.
         row: the library row that installs it.
         choice: the kernel and its figures.

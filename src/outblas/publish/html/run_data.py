@@ -37,7 +37,6 @@ class Group:
         acc: ``fp32`` or ``fp16``.
         mode: mode of the bench.
         early: True if the rows need constant weights.
-        rows: the rows.
     """
 
     layout: str

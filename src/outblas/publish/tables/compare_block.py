@@ -107,7 +107,6 @@ def quality_table(comparison: Comparison, split: str) -> list[str]:
     """Return the lines of a table of agents and budgets, with the best of each column in bold.
 
     Args:
-        comparison: the comparison.
         split: name of the split.
     """
     made, budgets = figures(comparison, split), comparison.budgets

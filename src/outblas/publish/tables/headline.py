@@ -101,7 +101,6 @@ def headline_table(rows: Sequence[HeadlineRow], folders: Sequence[Path] = (), li
     """Return the table in Markdown, with the lines that say how to read it.
 
     Args:
-        rows: the rows.
         folders: folders of the GPUs' result files, for the line on torch.compile.
         linked: each use links to the page with its details.
 

@@ -26,7 +26,6 @@ class MeasuredShape(NamedTuple):
     """A problem with recorded times.
 
     Attributes:
-        problem: the problem.
         recording: its measurements, among others.
         foreign: True if another GPU than the agent's was measured.
     """

@@ -33,7 +33,6 @@ def bench(work: BuildFolder, table: Table, mode: str) -> None:
 
     Args:
         work: directory of the build.
-        table: the table.
         mode: mode of the bench.
 
     Raises:
@@ -63,7 +62,6 @@ def note_proof(work: BuildFolder, table: Table, result: Result) -> None:
 
     Args:
         work: directory of the build.
-        table: the table.
         result: its bench in mode ``offline``, which proves every kernel before it is timed.
 
     Raises:
@@ -103,7 +101,6 @@ def benched(
     Args:
         what: name of the work in progress lines.
         work: directory of the build.
-        table: the table.
         problems: problems to time.
         part: library of the table's rows.
         out: result file, a ``.parquet``.

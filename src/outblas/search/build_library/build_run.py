@@ -84,7 +84,6 @@ def jobs(
 
     Args:
         steps: names of the steps, which are not checked.
-        tables: the tables.
         modes: modes of step ``bench``. Mode ``offline`` benches every table. Step ``trial_workloads`` takes
             ``offline_cold``, and ``server`` after it.
         extra: tables that are benched in the modes other than ``offline``, too, and that have second winners, if they

@@ -70,7 +70,6 @@ def tune_table(work: BuildFolder, table: Table) -> None:
 
     Args:
         work: directory of the build.
-        table: the table.
     """
     library, problems = work.load(), table.problems()
     todo = [p for p in problems if library.row_of(p) is None]
@@ -108,7 +107,6 @@ def command_of(step: str, table: Table) -> str:
 
     Args:
         step: name of the step, not checked.
-        table: the table.
     """
     return f"outblas build-library --steps {step} --tables {table}"
 
@@ -147,7 +145,6 @@ def judge_options(work: BuildFolder, table: Table, step: str) -> Options:
 
     Args:
         work: directory of the build; its GPU is asked for its kind.
-        table: the table.
         step: ``tune`` or a key of :data:`outblas.search.build_library.build_work.PROVENANCE_KEYS`; it decides the
             seed. An unknown name raises KeyError.
     """
@@ -168,7 +165,6 @@ def agent_and_budget(work: BuildFolder, table: Table, library: Library, gpu: Gpu
 
     Args:
         work: directory of the build.
-        table: the table.
         library: the library so far; its kernels are the winners that ``transfer`` follows.
         gpu: the GPU.
     """
@@ -195,7 +191,6 @@ def refine_table(work: BuildFolder, table: Table) -> None:
 
     Args:
         work: directory of the build.
-        table: the table.
 
     Raises:
         UsageError: the table is not tuned.
@@ -220,7 +215,6 @@ def try_neighbour_winners(work: BuildFolder, table: Table) -> None:
 
     Args:
         work: directory of the build.
-        table: the table.
 
     Raises:
         UsageError: the table is not tuned.
@@ -258,7 +252,6 @@ def known_kernels(work: BuildFolder, table: Table, but: str) -> dict[Problem, Kn
 
     Args:
         work: directory of the build.
-        table: the table.
         but: name of the step whose own search is left out.
     """
     library, tried = work.load(), earlier_searches(work, table, but)
@@ -279,7 +272,6 @@ def earlier_searches(work: BuildFolder, table: Table, but: str) -> dict[Problem,
 
     Args:
         work: directory of the build.
-        table: the table.
         but: name of the step that is left out.
     """
     with Store(work.store(table)) as store:
@@ -300,7 +292,6 @@ def second_search(
 
     Args:
         work: directory of the build.
-        table: the table.
         step: a key of :data:`outblas.search.build_library.build_work.PROVENANCE_KEYS`, the name of the run in the
             table's store. Another raises KeyError.
         problems: problems to search; each must have a row.

@@ -160,7 +160,6 @@ def proved(work: BuildFolder, table: Table) -> frozenset[str]:
 
     Args:
         work: directory of the build.
-        table: the table.
     """
     names: set[str] = set()
     kind = (table.layout, table.dtype, table.acc)

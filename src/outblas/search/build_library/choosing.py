@@ -44,7 +44,6 @@ def choose(work: BuildFolder, table: Table) -> None:
 
     Args:
         work: directory of the build.
-        table: the table.
 
     Raises:
         UsageError: the table is not tuned, or a trial is missing.
@@ -100,7 +99,6 @@ def reopened_trials(work: BuildFolder, table: Table, step: str) -> dict[Problem,
 
     Args:
         work: directory of the build.
-        table: the table.
         step: ``reopen`` or ``reopen_again``.
 
     Raises:
@@ -136,7 +134,6 @@ def chosen_row(problem: Problem, entry: TrialEntry, source: str) -> LibraryRow:
     torch.matmul.
 
     Args:
-        problem: the problem.
         entry: its pooled rounds.
         source: source of the times, e.g. ``cuda:0``.
     """

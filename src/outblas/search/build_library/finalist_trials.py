@@ -74,7 +74,6 @@ def trial_path(work: BuildFolder, table: Table, start: str) -> Path:
 
     Args:
         work: directory of the build.
-        table: the table.
         start: ``1`` to ``9``, ``block``, or a workload of :mod:`outblas.search.build_library.workload_trials`.
     """
     return work.path / f"{table.stem}_trial_{start}.jsonl"
@@ -115,7 +114,6 @@ def keep_trial(
 
     Args:
         work: directory of the build.
-        table: the table.
         start: name of the trial, a part of its file's name.
         chosen: problem -> its finalists.
         rounds: rounds of a problem; another number begins the trial anew.
@@ -167,7 +165,6 @@ def finalists_of_start(work: BuildFolder, table: Table, start: str) -> dict[Prob
 
     Args:
         work: directory of the build.
-        table: the table.
         start: as for :func:`run_trial`.
 
     Raises:
@@ -185,7 +182,6 @@ def finished_trial(
 
     Args:
         work: directory of the build.
-        table: the table.
         start: as for :func:`run_trial`.
         chosen: the finalists that it must have timed; None: any.
 

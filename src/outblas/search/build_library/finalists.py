@@ -40,7 +40,6 @@ def finalists(work: BuildFolder, table: Table) -> dict[Problem, list[KernelConfi
 
     Args:
         work: directory of the build.
-        table: the table.
 
     Raises:
         UsageError: the table is not tuned.

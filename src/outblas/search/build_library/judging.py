@@ -30,7 +30,6 @@ def judge_path(work: BuildFolder, table: Table, start: str, mode: str = OFFLINE)
 
     Args:
         work: directory of the build.
-        table: the table.
         start: ``1``, ``2`` or ``3``.
         mode: ``offline`` or ``offline_cold``.
     """
@@ -72,7 +71,6 @@ def merge(work: BuildFolder, table: Table, mode: str = OFFLINE) -> None:
 
     Args:
         work: directory of the build.
-        table: the table.
         mode: ``offline`` or ``offline_cold``.
 
     Raises:

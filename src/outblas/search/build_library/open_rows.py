@@ -44,7 +44,6 @@ def search_open_rows(work: BuildFolder, table: Table, step: str) -> None:
 
     Args:
         work: directory of the build.
-        table: the table.
         step: ``reopen`` or ``reopen_again``.
 
     Raises:
@@ -98,7 +97,6 @@ def wide_candidates(problem: Problem, known: Sequence[KernelConfig], gpu: Gpu) -
     Neighbours of the best plain known kernels are among them.
 
     Args:
-        problem: the problem.
         known: kernels that are tried anyhow.
         gpu: the GPU.
     """
@@ -116,7 +114,6 @@ def near_candidates(
     """Return neighbours of a problem's best plain kernel and winners of nearby shapes, in turns, without its own best.
 
     Args:
-        problem: the problem.
         won: problem -> launch option -> its best kernel.
         gpu: the GPU.
     """

@@ -24,7 +24,6 @@ def plain_finalists(
 
     Args:
         work: directory of the build.
-        table: the table.
         rows: problem -> its row, for all problems of the table.
 
     Raises:

@@ -36,7 +36,6 @@ def reopened_finalists(work: BuildFolder, table: Table, step: str) -> dict[Probl
 
     Args:
         work: directory of the build.
-        table: the table.
         step: ``reopen`` or ``reopen_again``.
 
     Raises:
@@ -85,7 +84,6 @@ def finalists_of_search(problem: Problem, tried: Sequence[Evaluation], gpu: Gpu)
     """Return the finalists of one problem, each once: plain ones first, fastest first within a launch option.
 
     Args:
-        problem: the problem.
         tried: its evaluations in that search.
         gpu: the GPU.
     """

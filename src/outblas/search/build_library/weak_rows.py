@@ -38,7 +38,6 @@ def search_weak_rows_again(work: BuildFolder, table: Table) -> None:
 
     Args:
         work: directory of the build.
-        table: the table.
 
     Raises:
         UsageError: the table is not tuned.
@@ -51,7 +50,6 @@ def search_again(work: BuildFolder, table: Table, rows: Sequence[LibraryRow]) ->
 
     Args:
         work: directory of the build.
-        table: the table.
         rows: rows of the table in the work's library.
     """
     gpu, library = gpu_of_device(work.gpu_index), work.load()

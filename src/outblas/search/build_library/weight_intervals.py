@@ -84,7 +84,6 @@ def prove_intervals(work: BuildFolder, table: Table) -> None:
 
     Args:
         work: directory of the build.
-        table: the table.
 
     Raises:
         UsageError: the library has no intervals of the table, or a kernel fails. The library stays as it is.

@@ -73,7 +73,6 @@ def second_winner(row: LibraryRow, entries: Sequence[TrialEntry], mode: str) -> 
     median must be lower in each.
 
     Args:
-        row: the row.
         entries: its times, one entry for each start of the machine; at least one.
         mode: mode of the trials, ``offline_cold`` or ``server``.
 

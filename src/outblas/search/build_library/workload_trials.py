@@ -135,7 +135,6 @@ def workload_candidates(
 
     Args:
         work: directory of the build.
-        table: the table.
         rows: problem -> its row, for all problems of the table.
 
     Raises:

@@ -378,7 +378,6 @@ def noise_floor(recording: Recording, tasks: Sequence[HeldOutTask], seed: int = 
     floor.
 
     Args:
-        recording: the recording.
         tasks: tasks of recorded problems, at least one.
         seed: seed of the draws.
     """

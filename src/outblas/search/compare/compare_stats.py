@@ -65,7 +65,6 @@ def figures(comparison: Comparison, split: str, seed: int = 0) -> dict[tuple[str
     Numbers are rounded to 6 decimals. With one problem, low and high equal the quality.
 
     Args:
-        comparison: the comparison.
         split: name of the split; an unknown one raises ValueError.
         seed: seed of the resampling.
     """
@@ -146,7 +145,6 @@ def paired_gains(comparison: Comparison, split: str, agent: str, than: str, seed
     """Return the gain of one agent over another for every budget of a split, problem by problem.
 
     Args:
-        comparison: the comparison.
         split: name of the split.
         agent: name of the agent; an unknown one raises ValueError.
         than: name of the other agent.
@@ -181,7 +179,6 @@ def regime_qualities(comparison: Comparison, split: str, gpu: Gpu) -> list[tuple
     order. Means are rounded to 6 decimals.
 
     Args:
-        comparison: the comparison.
         split: name of the split; an unknown one raises ValueError.
         gpu: GPU that decides the regimes (:func:`outblas.core.roofline.regime`).
     """

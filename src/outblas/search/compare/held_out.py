@@ -46,7 +46,6 @@ class HeldOutTask:
     Property ``key`` is (key of the problem, launch option).
 
     Attributes:
-        problem: the problem.
         launch: the launch option, ``plain`` or ``pdl``.
         candidates: recorded candidates that need exactly this option, passed or failed.
         best_us: time of the fastest candidate that passed, microseconds.
@@ -143,7 +142,6 @@ def held_out_tasks(plan: Plan, recording: Recording, name: str) -> tuple[Split, 
 
     Args:
         plan: share, seed and sample.
-        recording: the recording.
         name: name of the split.
 
     Raises:
@@ -165,7 +163,6 @@ def tasks_of(recording: Recording, problem: Problem) -> list[HeldOutTask]:
     Kernels with early loads (option ``weights``) are in no task. The list may be empty.
 
     Args:
-        recording: the recording.
         problem: the problem; UsageError is raised if it was not recorded.
     """
     row = recording.row(problem)
@@ -196,7 +193,6 @@ def search_task(
 
     Args:
         agent: proposes candidates. One whose ``every_legal`` is True is offered those that the recording left out, too.
-        task: the task.
         evaluator: answers from the recording.
         budgets: numbers of measurements, ascending.
 
@@ -269,7 +265,6 @@ def run_unit(
     Args:
         unit: split, agent and seed, and the tasks to leave out.
         plan: settings of the comparison.
-        recording: the recording.
         other: the recording of another GPU; None if the plan names none.
 
     Yields:

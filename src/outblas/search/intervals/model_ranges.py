@@ -33,7 +33,6 @@ class ModelWeight(NamedTuple):
     """A product of a model and what a library lacks of it.
 
     Attributes:
-        product: the product.
         asked: its weight, and the range of M that an engine runs.
         lacking: M that an engine runs and the library does not decide, in rising order.
         times: products of a step that have the weight's shape.

@@ -126,7 +126,6 @@ def lowest_choice(cells: Cells, run: WinnerRun, launch: Launch) -> tuple[Library
 
     Args:
         cells: evaluations of the weight.
-        run: the run.
         launch: launch option.
 
     Returns:

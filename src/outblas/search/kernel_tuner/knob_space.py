@@ -32,7 +32,6 @@ def point(config: KernelConfig, parameters: Sequence[str] = PARAMETERS) -> Point
     A knob that its family lacks, or an unknown name, has the value ``"none"`` (:data:`ABSENT`).
 
     Args:
-        config: the config.
         parameters: names; default: ``family`` and every knob of any family.
     """
     values = _values(config)

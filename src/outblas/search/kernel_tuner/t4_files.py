@@ -84,7 +84,6 @@ class T4Task:
     Property ``launch`` is the launch option that allows all of the configs.
 
     Attributes:
-        problem: the problem.
         cells: config -> measurement, in catalogue order; from a file, in its order.
         gpu: name of the GPU; empty if unknown.
         baselines_us: name -> microseconds; empty if unknown.
@@ -133,8 +132,6 @@ def task_of(recording: Recording, problem: Problem, launch: Launch) -> T4Task:
     """Return the recorded cells of a problem whose configs need exactly one launch option, passed or failed.
 
     Args:
-        recording: the recording.
-        problem: the problem.
         launch: ``plain``, ``pdl`` or ``weights``. ``pdl`` does not include the configs of ``plain``.
 
     Raises:
