@@ -54,4 +54,4 @@ def test_a_server_generates_for_real_models_only() -> None:
     with pytest.raises(UsageError, match="--vllm with --language knobs"):
         TrainSettings("random:tiny", (Problem(512, 512, 512),), language="knobs", vllm="http://localhost:8000")
     plain = TrainSettings("a", (Problem(512, 512, 512),)).to_json()
-    assert "vllm" not in plain and plain["contrast"] is True
+    assert plain["vllm"] is None and plain["contrast"] is True
