@@ -300,9 +300,9 @@ def _path(name: str, child: str) -> str:
 
 
 #: The method, and its argument with the tensors to save.
-METHOD, STATE = "save_pretrained", "state_dict"
+_SAVE_METHOD, _STATE_ARGUMENT = "save_pretrained", "state_dict"
 #: Attribute of the method that :func:`save_contiguously` sets.
-_OURS = "outblas_saves"
+_SAVES_CONTIGUOUSLY = "outblas_saves"
 
 
 def save_contiguously(model: Any) -> None:
@@ -312,20 +312,20 @@ def save_contiguously(model: Any) -> None:
         model: any module. A method that was replaced on the instance is left alone.
     """
     for module in model.modules():
-        original = getattr(type(module), METHOD, None)
-        own = module.__dict__.get(METHOD)  # an unpickled module may have that of its class
+        original = getattr(type(module), _SAVE_METHOD, None)
+        own = module.__dict__.get(_SAVE_METHOD)  # an unpickled module may have that of its class
         if not inspect.isfunction(original) or (own is not None and getattr(own, "__func__", None) is not original):
             continue
         signature = inspect.signature(original)
-        if STATE in signature.parameters:
-            setattr(module, METHOD, types.MethodType(_saver(original, signature), module))
+        if _STATE_ARGUMENT in signature.parameters:
+            setattr(module, _SAVE_METHOD, types.MethodType(_saver(original, signature), module))
 
 
 def save_as_before(model: Any) -> None:
     """Undo :func:`save_contiguously`; return None."""
     for module in model.modules():
-        if hasattr(module.__dict__.get(METHOD), _OURS):
-            delattr(module, METHOD)
+        if hasattr(module.__dict__.get(_SAVE_METHOD), _SAVES_CONTIGUOUSLY):
+            delattr(module, _SAVE_METHOD)
 
 
 def contiguous_tensors(state: Mapping[str, Any]) -> dict[str, Any]:
@@ -357,13 +357,13 @@ def _saver(original: Any, signature: inspect.Signature) -> Any:
     @functools.wraps(original)
     def save_pretrained(self: Any, *args: Any, **kwargs: Any) -> Any:
         given = signature.bind(self, *args, **kwargs)
-        state = given.arguments.get(STATE)
+        state = given.arguments.get(_STATE_ARGUMENT)
         state = self.state_dict() if state is None else state
         if any(map(_needs_copy, state.values())):
-            given.arguments[STATE] = contiguous_tensors(state)
+            given.arguments[_STATE_ARGUMENT] = contiguous_tensors(state)
         return original(*given.args, **given.kwargs)
 
-    setattr(save_pretrained, _OURS, True)
+    setattr(save_pretrained, _SAVES_CONTIGUOUSLY, True)
     return save_pretrained
 
 

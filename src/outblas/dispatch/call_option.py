@@ -37,10 +37,11 @@ class CallOption(NamedTuple):
 
 #: All options, by code; csrc/table.h has the names of the first three.
 OPTIONS = tuple(CallOption(launch, guarantee) for guarantee in GUARANTEES for launch in LAUNCHES)
+_PLAIN_CODE, _PDL_CODE, _WEIGHTS_CODE = range(len(LAUNCHES))
 
 
 def launch_code(pdl: bool | None, weights: bool | None) -> int | None:
-    """Return the code of a call's arguments without a guarantee; None: as the environment says.
+    """Return the code of the launch option that a call's arguments name; None: as the environment says.
 
     It is :func:`call_option` for a call that asks the native table, where a microsecond counts.
 
@@ -50,15 +51,13 @@ def launch_code(pdl: bool | None, weights: bool | None) -> int | None:
     if weights and pdl is not None and not pdl:
         raise UsageError("weights=True with pdl=False", "pdl=True, or none", "leave pdl out: constant weights imply it")
     if weights:
-        return 2
+        return _WEIGHTS_CODE
     if pdl is None:
         return None if weights is None else option_without_promise().code
-    return 1 if pdl else 0
+    return _PDL_CODE if pdl else _PLAIN_CODE
 
 
-def call_option(
-    pdl: bool | None = None, weights: bool | None = None, guarantee: Guarantee = "none"
-) -> CallOption:  # fmt: skip
+def call_option(pdl: bool | None = None, weights: bool | None = None, guarantee: Guarantee = "none") -> CallOption:
     """Return the option of a call's arguments.
 
     Examples: ``call_option(weights=True).launch`` is ``"weights"``, ``call_option(True, False).launch`` is ``"pdl"``.
@@ -74,7 +73,7 @@ def call_option(
     """
     code = launch_code(pdl, weights)
     if code is None and is_on("OUTBLAS_WEIGHTS"):
-        return CallOption("weights", guarantee).at_least(process_guarantee())
+        code = _WEIGHTS_CODE
     option = option_without_promise() if code is None else OPTIONS[code]
     return option.at_least(guarantee).at_least(process_guarantee())
 
