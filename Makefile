@@ -13,7 +13,7 @@ GPU    ?= h200
 # What the rules of prose hold for.
 PROSE  := README.md CONTRIBUTING.md CHANGELOG.md SECURITY.md CODE_OF_CONDUCT.md docs src tests tools benchmarks examples hatch_build.py
 # What an editable install has to be repeated for: it builds the C extension, too.
-REINSTALL_FOR := pyproject.toml hatch_build.py $(wildcard src/outblas/dispatch/csrc/*) src/outblas/dispatch/native_build.py
+REINSTALL_FOR := pyproject.toml hatch_build.py $(wildcard src/outblas/dispatch/csrc/*) src/outblas/runtime/native_build.py
 # The local version matches CPU wheels only, never the multi-gigabyte CUDA build.
 TORCH_CPU ?= torch==2.13.0+cpu
 # One process more than cores: some tests wait.

@@ -50,7 +50,7 @@ class NativeExtension(BuildHookInterface):
 
     def _extension(self, build_data: dict[str, Any]) -> None:
         from outblas.core.errors import ToolchainMissing
-        from outblas.dispatch.native_build import build
+        from outblas.runtime.native_build import build
 
         try:
             built = build()

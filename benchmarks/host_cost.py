@@ -34,13 +34,13 @@ from typing import Any
 import outblas
 from outblas.core.problem import ROW_ALIGN_BYTES, Problem
 from outblas.core.rivals import AUTO_REQUEST
-from outblas.dispatch import native
 from outblas.dispatch.matmul import matmul, status, use_library
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryChoice, LibraryRow
 from outblas.records.provenance import collect_provenance, script_command
+from outblas.runtime import native
 from outblas.runtime.cublas import CublasLt, describe
 from outblas.runtime.device import gpu_of_device
 

@@ -273,7 +273,7 @@ def _multiplied(fresh: Any, places: list[Any]) -> list[Any]:
     """Fill places and let torch.mm compute their products, without the fp16 sums of a split K that it allows itself."""
     import torch
 
-    from outblas.dispatch.guarantees.full_precision import full_precision_reductions
+    from outblas.runtime.full_precision import full_precision_reductions
 
     fresh.fill(places)
     with full_precision_reductions():

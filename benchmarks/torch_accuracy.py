@@ -40,7 +40,6 @@ from outblas.core.problem import Problem
 from outblas.core.rivals import TORCH_FULL
 from outblas.core.stats import geomean
 from outblas.core.suites import suite
-from outblas.dispatch.guarantees.full_precision import full_precision_reductions, reduction_switches
 from outblas.dispatch.matmul import matmul
 from outblas.dispatch.product import has_kernel, may_have_kernel
 from outblas.judge.baselines import make_baselines
@@ -49,6 +48,7 @@ from outblas.publish.tables.notes import ACCURACY_FORMAT
 from outblas.records.provenance import collect_provenance, script_command, shared_conditions, source_commit
 from outblas.records.results import result_file
 from outblas.runtime.device import gpu_count, gpu_of_device
+from outblas.runtime.full_precision import full_precision_reductions, reduction_switches
 
 SEED, ROUNDS = 0, 11
 #: Products of one line of the journal.

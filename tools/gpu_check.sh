@@ -22,7 +22,7 @@ part() { # name, command...
     echo "$name: exit $status after $((SECONDS - begin)) s" | tee -a "$out/summary.txt"
 }
 
-part native_build "$python" -m outblas.dispatch.native_build
+part native_build "$python" -m outblas.runtime.native_build
 part shipped_build "$python" -m outblas.dispatch.cubin_build
 part host_cost "$python" benchmarks/host_cost.py --out "$out/host_cost.json"
 part bench "$python" -m outblas bench --suite grid1000 --layout tn --out "$out/grid1000_tn_fp16_fp32_offline.parquet"

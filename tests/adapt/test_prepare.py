@@ -13,14 +13,14 @@ import torch
 from torch import nn
 
 import outblas
-from outblas.adapt import prepare as prepare_module
-from outblas.adapt import tune_captured
-from outblas.adapt.prepare import ALGORITHM, LIBRARY, TORCH, UNLISTED, PreparedProduct, PrepareReport
 from outblas.core.errors import RecordError, UsageError
 from outblas.core.problem import Problem
 from outblas.dispatch import device_registry
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryChoice, LibraryRow
+from outblas.search import prepare as prepare_module
+from outblas.search import tune_captured
+from outblas.search.prepare import ALGORITHM, LIBRARY, TORCH, UNLISTED, PreparedProduct, PrepareReport
 from support.fused_fixture import host_fixture  # noqa: F401
 from support.gpus.known import H200
 from support.models import decoder_blocks as blocks

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from outblas.adapt import tune_captured
 from outblas.adapt.program_run import Program, ProgramRun
 from outblas.adapt.run_enabled import NO_TORCH, AfterImport, switch_on
 from outblas.adapt.trial import run_trial
@@ -24,6 +23,7 @@ from outblas.records.captured_products import CapturedProduct, CapturedProducts
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryRow
 from outblas.runtime import device
+from outblas.search import tune_captured
 from support.cli_fixture import assert_refused, outblas
 from support.gpus.known import H200
 from support.helpers import ROOT, running

@@ -15,8 +15,9 @@ pytest.importorskip("torch")
 import torch
 
 from outblas.core.problem import Problem
-from outblas.dispatch import aten_native, device_registry, native, native_build
+from outblas.dispatch import aten_native, device_registry
 from outblas.dispatch.aten_override import Override
+from outblas.runtime import native, native_build
 from support.aten_native_fixture import (  # noqa: F401
     Device,
     device_fixture,

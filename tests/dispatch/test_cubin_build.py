@@ -14,12 +14,13 @@ import pytest
 from outblas.core.config import KernelConfig
 from outblas.core.errors import CompileError, RecordError, ToolchainMissing
 from outblas.core.problem import Problem
-from outblas.dispatch import cubin_build, native_build
+from outblas.dispatch import cubin_build
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.source import Source, make_source
 from outblas.learn.any_shape import AnyShapeModel
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryChoice, LibraryRow
+from outblas.runtime import native_build
 from outblas.runtime.cubin import Cubin
 from outblas.runtime.cubin_pack import CubinPack
 from outblas.runtime.nvrtc import compile_source

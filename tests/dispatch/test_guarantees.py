@@ -20,7 +20,6 @@ from outblas.dispatch.call_option import OPTIONS, CallOption, call_option, optio
 from outblas.dispatch.decide import CallTerms, Decision, decide
 from outblas.dispatch.enable import Switch
 from outblas.dispatch.guarantees import guarantee as guarantees
-from outblas.dispatch.guarantees.full_precision import full_precision_reductions, reduction_switches
 from outblas.dispatch.guarantees.guarantee import GUARANTEES, process_guarantee, set_process_guarantee
 from outblas.dispatch.inductor_pass import is_half_for_graph, replace_products
 from outblas.dispatch.torch_op import INVARIANT, MM
@@ -29,6 +28,7 @@ from outblas.kernels.fixed_order import summation
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryChoice, LibraryRow
 from outblas.runtime.cublas import rounds_partial_sums
+from outblas.runtime.full_precision import full_precision_reductions, reduction_switches
 from support.dispatch_fixture import LIBRARY, PLAIN, WEIGHT, A, rows, transposed
 from support.gpus.known import H200
 from support.native_fixture import built_fixture, switch_of_cpu  # noqa: F401

@@ -11,7 +11,7 @@ import pytest
 from outblas.core.config import kernel_kind
 from outblas.core.errors import ToolchainMissing, UsageError
 from outblas.core.problem import Problem
-from outblas.dispatch import device_registry, device_state, native, native_build, native_table, product
+from outblas.dispatch import device_registry, device_state, native_table, product
 from outblas.dispatch import matmul as dispatch
 from outblas.dispatch.call_option import CallOption, call_option
 from outblas.dispatch.decide import Decision
@@ -22,7 +22,7 @@ from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.kernels.geometry import geometry, grid
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryChoice, LibraryRow
-from outblas.runtime import launch
+from outblas.runtime import launch, native, native_build
 from outblas.runtime.launch import PreparedLaunch
 from support.gpus.known import H200
 from support.native_fixture import (  # noqa: F401
@@ -87,7 +87,7 @@ def test_an_extension_that_cannot_be_used_says_why(table: Any, monkeypatch: pyte
         raise ModuleNotFoundError("No module named 'outblas.dispatch._native'")
 
     monkeypatch.setattr(native, "extension", absent)
-    assert "not built" in native.why_not() and "outblas.dispatch.native_build" in native.why_not()
+    assert "not built" in native.why_not() and "outblas.runtime.native_build" in native.why_not()
 
 
 def test_a_torch_without_a_hook_is_refused(table: Any, monkeypatch: pytest.MonkeyPatch, cuda: FakeCuda) -> None:

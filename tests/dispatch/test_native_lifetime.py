@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from outblas.dispatch import native
+from outblas.runtime import native
 from support.native_fixture import (  # noqa: F401
     BOXES,
     FakeCuda,

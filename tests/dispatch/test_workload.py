@@ -12,13 +12,14 @@ import pytest
 import outblas
 from outblas.core.errors import UsageError
 from outblas.core.problem import Problem
-from outblas.dispatch import device_registry, native, native_table, process_workload
+from outblas.dispatch import device_registry, native_table, process_workload
 from outblas.dispatch.decide import CallTerms, decide
 from outblas.dispatch.device_state import DeviceState
 from outblas.dispatch.kept_decisions import current_decisions, new_decisions, use_decisions
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryChoice, LibraryRow, SecondWinner
+from outblas.runtime import native
 from support.dispatch_fixture import rows, transposed
 from support.gpus.known import H200
 from support.native_fixture import built_fixture, cuda_fixture, needs_compiler  # noqa: F401

@@ -19,11 +19,12 @@ import torch
 
 import outblas
 from outblas.core.problem import Problem
-from outblas.dispatch import device_registry, enable, native, native_table
+from outblas.dispatch import device_registry, enable, native_table
 from outblas.dispatch.device_state import DeviceState
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryChoice, LibraryRow
+from outblas.runtime import native
 from outblas.runtime.device import gpu_of_device
 from outblas.runtime.kernel_loader import load_kernel
 from support.everything_fixture import numbers, sums_in_fp32

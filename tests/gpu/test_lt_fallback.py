@@ -18,7 +18,7 @@ import outblas
 from outblas.core.config import KernelConfig
 from outblas.core.problem import ROW_ALIGN_BYTES, Problem
 from outblas.core.rivals import AUTO_REQUEST
-from outblas.dispatch import device_registry, native, native_table
+from outblas.dispatch import device_registry, native_table
 from outblas.dispatch.device_state import DeviceState
 from outblas.judge.reference import Reference
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
@@ -26,6 +26,7 @@ from outblas.kernels.geometry import workspace_bytes
 from outblas.kernels.legality import why_illegal
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryChoice, LibraryRow
+from outblas.runtime import native
 from outblas.runtime.cublas import CublasLt, describe
 from outblas.runtime.device import gpu_of_device
 from outblas.runtime.kernel_loader import load_kernel

@@ -17,7 +17,7 @@ import torch
 import outblas
 from outblas.core.errors import TensorError
 from outblas.core.problem import Problem
-from outblas.dispatch import device_registry, native, native_table
+from outblas.dispatch import device_registry, native_table
 from outblas.dispatch.device_state import DeviceState
 from outblas.dispatch.tensors import operand
 from outblas.judge.reference import Reference
@@ -25,6 +25,7 @@ from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryChoice, LibraryRow
+from outblas.runtime import native
 from outblas.runtime.device import gpu_of_device
 from outblas.runtime.kernel_loader import load_kernel
 from outblas.runtime.torch_state import torch_state

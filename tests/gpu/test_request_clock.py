@@ -14,7 +14,6 @@ from outblas.bench.serving import PublicApi, server_rows, time_public_api  # noq
 from outblas.core.config import config_name  # noqa: E402
 from outblas.core.problem import Problem  # noqa: E402
 from outblas.core.rivals import CallFromC  # noqa: E402
-from outblas.dispatch import native  # noqa: E402
 from outblas.dispatch.kept_decisions import current_decisions  # noqa: E402
 from outblas.judge.baselines import make_baselines  # noqa: E402
 from outblas.judge.gpu_clock import GpuClock, choose_algorithm  # noqa: E402
@@ -23,6 +22,7 @@ from outblas.judge.request_clock import clock_us, serve_requests  # noqa: E402
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig  # noqa: E402
 from outblas.records.library import Library  # noqa: E402
 from outblas.records.library_row import LibraryChoice, LibraryRow, SecondWinner  # noqa: E402
+from outblas.runtime import native  # noqa: E402
 from outblas.runtime.device import gpu_of_device  # noqa: E402
 
 pytestmark = pytest.mark.gpu

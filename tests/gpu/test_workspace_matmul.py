@@ -16,13 +16,13 @@ import torch
 
 import outblas
 from outblas.core.problem import Problem
-from outblas.dispatch import device_registry, native, native_table
+from outblas.dispatch import device_registry, native_table
 from outblas.dispatch.device_state import DeviceState
 from outblas.judge.reference import Reference
 from outblas.kernels.geometry import workspace_bytes
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryChoice, LibraryRow
-from outblas.runtime import graph_workspace
+from outblas.runtime import graph_workspace, native
 from outblas.runtime.device import gpu_of_device
 from outblas.runtime.driver import capture_graph, check, driver
 from outblas.runtime.kernel_loader import load_kernel

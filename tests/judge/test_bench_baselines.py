@@ -11,14 +11,14 @@ torch = pytest.importorskip("torch")
 
 from outblas.core import rivals  # noqa: E402
 from outblas.core.problem import Problem  # noqa: E402
-from outblas.dispatch.guarantees.full_precision import (  # noqa: E402
+from outblas.judge import baselines, programmatic_edges, torch_baselines  # noqa: E402
+from outblas.judge.fallback_entry import FALLBACK, FallbackEntry  # noqa: E402
+from outblas.runtime import cublaslt, workspace  # noqa: E402
+from outblas.runtime.full_precision import (  # noqa: E402
     REDUCTIONS,
     full_precision_reductions,
     reduction_switches,
 )
-from outblas.judge import baselines, programmatic_edges, torch_baselines  # noqa: E402
-from outblas.judge.fallback_entry import FALLBACK, FallbackEntry  # noqa: E402
-from outblas.runtime import cublaslt, workspace  # noqa: E402
 
 PROBLEM = Problem(8, 16, 24)
 OPERANDS = tuple(torch.zeros(shape, dtype=torch.float16) for shape in ((8, 24), (16, 24), (8, 16)))

@@ -18,6 +18,7 @@ from outblas.core.errors import DeviceError, RecordError, UsageError
 from outblas.core.problem import Problem
 from outblas.dispatch import device_registry, matmul
 from outblas.dispatch.decide import Operand, decide
+from outblas.kernels.cost.predicted_time import predicted_us
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.kernel_hash import kernels_sha
 from outblas.records import user_library
@@ -26,7 +27,7 @@ from outblas.records.equal_kernels import EqualKernels, KernelRelease
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryChoice, LibraryRow
 from outblas.records.user_library import install, load, merge_user_row, stamp_differences, stamp_of, user_library_path
-from outblas.search.time_shares import budgets, predicted_us, time_shares, weighted_speedup
+from outblas.search.time_shares import budgets, time_shares, weighted_speedup
 from support.gpus.known import H200
 
 FIRST, SECOND = Problem(64, 64, 64), Problem(8, 64, 64)

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from outblas.dispatch import native
-from outblas.runtime import torch_state
+from outblas.runtime import native, torch_state
 from support.native_fixture import (  # noqa: F401
     FakeCuda,
     Host,

@@ -12,8 +12,9 @@ pytest.importorskip("torch")
 
 import torch
 
-from outblas.dispatch import device_registry, native, native_table
+from outblas.dispatch import device_registry, native_table
 from outblas.dispatch.aten_override import Override
+from outblas.runtime import native
 from support.native_fixture import (  # noqa: F401
     POINTERS,
     FakeCuda,

@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 
 from outblas.core.problem import Problem
-from outblas.dispatch import device_registry, enable, native, native_table
+from outblas.dispatch import device_registry, enable, native_table
 from outblas.dispatch.device_state import DeviceState
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.kernels.legality import why_illegal
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryChoice, LibraryRow
+from outblas.runtime import native
 from outblas.runtime.device import gpu_of_device
 from outblas.runtime.kernel_loader import load_kernel
 

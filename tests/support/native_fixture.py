@@ -19,9 +19,10 @@ from typing import Any
 import pytest
 
 from outblas.core.problem import Problem
-from outblas.dispatch import enable, native, native_build
+from outblas.dispatch import enable
 from outblas.dispatch.enable import Switch
 from outblas.kernels.geometry_terms import COUNTERS_BYTES
+from outblas.runtime import native, native_build
 from outblas.runtime.cublas import WORKSPACE_BYTES, BlasShape, LtPlan
 from outblas.runtime.cublaslt import PreparedAlgorithm
 from outblas.runtime.launch import PreparedLaunch

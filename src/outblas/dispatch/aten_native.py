@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from outblas.dispatch import native
+from outblas.runtime import native
 from outblas.runtime.torch_state import loaded_function, raw_key
 
 #: Dispatch key -> what torch calls its device: by number, and as the namespace of its kernels; mangled.

@@ -18,9 +18,9 @@ import torch
 
 from outblas.dispatch.aten_products import our_mm, torch_addmm, torch_mm
 from outblas.dispatch.call_option import CallOption, option_without_promise
-from outblas.dispatch.guarantees.full_precision import full_precision_reductions
 from outblas.dispatch.product import run_product
 from outblas.dispatch.tensors import has_memory
+from outblas.runtime.full_precision import full_precision_reductions
 
 
 def compute_mm(a: torch.Tensor, b: torch.Tensor, option: CallOption | None = None) -> torch.Tensor:

@@ -26,7 +26,6 @@ from typing import Any
 from outblas.core.install_hint import install_hint
 from outblas.core.switches import is_on
 from outblas.dispatch import device_registry, native_table
-from outblas.dispatch.guarantees.full_precision import begin_full_precision, end_full_precision
 from outblas.dispatch.guarantees.guarantee import (
     GUARANTEES,
     Guarantee,
@@ -36,6 +35,7 @@ from outblas.dispatch.guarantees.guarantee import (
     stronger,
 )
 from outblas.dispatch.guarantees.unpadded_products import switch_padding_off
+from outblas.runtime.full_precision import begin_full_precision, end_full_precision
 
 
 class Switch:

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 from outblas.core.workload import Workload
 from outblas.dispatch import device_registry, native_table
 from outblas.dispatch.device_state import DeviceState
-from outblas.dispatch.native import open_table
 from outblas.dispatch.process_workload import own_workload, set_process_workload
 from outblas.records.library import Library
+from outblas.runtime.native import open_table
 
 
 class KeptDecisions(NamedTuple):

@@ -14,7 +14,6 @@ from outblas.core.switches import is_off, is_on
 from outblas.dispatch import device_registry, native_table
 from outblas.dispatch.fold import fold, leading_dims_collapse, unfold
 from outblas.dispatch.fusion import fused
-from outblas.dispatch.guarantees.full_precision import full_precision_reductions
 from outblas.dispatch.guarantees.guarantee import process_guarantee
 from outblas.dispatch.linear_operands import (
     ActivationName,
@@ -28,6 +27,7 @@ from outblas.dispatch.matmul import matmul, run_matmul
 from outblas.dispatch.product import may_have_kernel
 from outblas.dispatch.tensors import GRADIENT_WANTED, import_torch, why_left_to_torch
 from outblas.kernels.epilogue import Epilogue
+from outblas.runtime.full_precision import full_precision_reductions
 from outblas.runtime.fused_launch import Extra
 
 if TYPE_CHECKING:

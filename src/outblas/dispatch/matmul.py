@@ -23,7 +23,6 @@ from outblas.dispatch.call_option import OPTIONS, CallOption, call_option, launc
 from outblas.dispatch.compile_trace import in_graph
 from outblas.dispatch.fold import Folded, fold, unfold
 from outblas.dispatch.guarantees.aligned_copies import as_copied, is_not_half_gemm
-from outblas.dispatch.guarantees.full_precision import full_precision_reductions
 from outblas.dispatch.guarantees.guarantee import Guarantee, demanded, process_guarantee
 from outblas.dispatch.product import decide_and_run, may_have_kernel, run_product
 from outblas.dispatch.tensors import (
@@ -35,6 +34,7 @@ from outblas.dispatch.tensors import (
     why_left_to_torch,
 )
 from outblas.records.library import Library
+from outblas.runtime.full_precision import full_precision_reductions
 
 if TYPE_CHECKING:
     import torch

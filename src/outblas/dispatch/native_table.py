@@ -1,4 +1,4 @@
-"""The process's one native table (:mod:`outblas.dispatch.native`): opened by the first product, asked by every later
+"""The process's one native table (:mod:`outblas.runtime.native`): opened by the first product, asked by every later
 one."""
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from outblas.dispatch.call_option import OPTIONS, call_option
 from outblas.dispatch.guarantees.guarantee import process_guarantee
-from outblas.dispatch.native import open_table, tracing_check
+from outblas.runtime.native import open_table, tracing_check
 
 if TYPE_CHECKING:
     import torch
@@ -44,7 +44,7 @@ def replace_table(new: Any) -> None:
     """Let products ask another table; None: the next product that is decided opens one, unless none can be had.
 
     Args:
-        new: a table of :func:`outblas.dispatch.native.open_table`, or None.
+        new: a table of :func:`outblas.runtime.native.open_table`, or None.
     """
     global table, table_matmul, is_compiling
     table = new

@@ -17,7 +17,7 @@ import numpy as np
 
 from outblas.core.errors import ToolchainMissing, UsageError
 from outblas.core.rivals import BaselineCall, CallFromC
-from outblas.dispatch import native
+from outblas.runtime import native
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

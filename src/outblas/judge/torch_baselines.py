@@ -9,7 +9,7 @@ from typing import Any
 from outblas.core.errors import DeviceError
 from outblas.core.problem import Problem
 from outblas.core.rivals import TORCH_FULL, BaselineCall
-from outblas.dispatch.guarantees.full_precision import full_precision_reductions, reduction_switches
+from outblas.runtime.full_precision import full_precision_reductions, reduction_switches
 
 
 def on_current_stream(product: Callable[..., Any], problem: Problem, a: Any, b: Any, c: Any) -> BaselineCall:

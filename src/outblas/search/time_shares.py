@@ -9,8 +9,7 @@ from pathlib import Path
 from outblas.core.config import Launch
 from outblas.core.errors import UsageError
 from outblas.core.problem import Problem
-from outblas.core.roofline import Gpu, floor_us
-from outblas.kernels.catalogue import candidates
+from outblas.kernels.cost.predicted_time import predicted_us
 from outblas.records.captured_products import CapturedProducts
 from outblas.records.library import Library
 from outblas.records.recording import Recording
@@ -65,14 +64,6 @@ def balanced_over_rows(ranked: Sequence[TimeShare]) -> list[TimeShare]:
         sums[one.problem.m] = sums.get(one.problem.m, 0.0) + one.share
     found = [replace(one, share=one.share / sums[one.problem.m] / len(sums)) for one in ranked]
     return sorted(found, key=lambda one: (-one.share, one.problem))
-
-
-def predicted_us(problem: Problem, gpu: Gpu) -> float:
-    """Return the ranking model's time of the best candidate, microseconds; the roofline time if no candidate exists."""
-    from outblas.kernels.cost.cost_model import predict_many
-
-    offered = candidates(problem, gpu)
-    return float(predict_many(problem, offered, gpu).min()) if offered else floor_us(problem, gpu)
 
 
 def captured_time_shares(file: Path, device: Device) -> tuple[list[TimeShare], str]:

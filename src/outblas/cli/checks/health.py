@@ -19,8 +19,8 @@ from outblas.cli.checks.gpu_data import GpuPart, gpu_library_part, gpu_record_pa
 from outblas.core.errors import OutblasError, ToolchainMissing
 from outblas.core.files import try_folder
 from outblas.core.install_hint import install_hint
-from outblas.dispatch.native import extension, why_not
 from outblas.kernels.source import Source
+from outblas.runtime.native import extension, why_not
 from outblas.runtime.nvrtc import ARCHITECTURES, DEFAULT_CACHE, compile_source, nvrtc_version
 from outblas.runtime.packaged_cubins import PACK, PackagedCubins
 from outblas.runtime.sass import find_nvdisasm
@@ -240,7 +240,7 @@ def _native_path() -> Check:
     found = "built; outblas.matmul answers repeated calls in C"
     if hasattr(extension(), "Products"):
         return Check("native path", True, f"{found}, outblas.enable() in C++")
-    do = "install a C++ compiler and run python -m outblas.dispatch.native_build: "
+    do = "install a C++ compiler and run python -m outblas.runtime.native_build: "
     do += "outblas.enable() costs the host less then"
     return Check("native path", None, f"{found}, outblas.enable() in Python", do)
 

@@ -12,6 +12,7 @@ from outblas.core.roofline import Gpu
 from outblas.core.suites import ENGINE_SEQUENCES, capture_sizes
 from outblas.core.weight import Weight, WeightRange
 from outblas.dispatch.decide import Choose
+from outblas.kernels.cost.predicted_time import predicted_us
 from outblas.records.library import Library
 from outblas.records.user_library import library_for_device
 from outblas.runtime.device import Device, gpu_of_device
@@ -23,7 +24,6 @@ from outblas.search.intervals.engine_model import (
 )
 from outblas.search.intervals.range_choice import engine_ranges
 from outblas.search.intervals.range_search import RangesRequest
-from outblas.search.time_shares import predicted_us
 
 #: The name of the product whose rows are the sequences alone, and are not padded.
 _HEAD = "output head"

@@ -9,6 +9,7 @@ from pathlib import Path
 from outblas.core.config import LAUNCHES
 from outblas.core.problem import Problem
 from outblas.dispatch.call_option import option_without_promise
+from outblas.kernels.cost.predicted_time import predicted_us
 from outblas.records.captured_products import CapturedProducts
 from outblas.records.library import Library
 from outblas.records.user_library import check_installable, install, user_library_path
@@ -18,7 +19,6 @@ from outblas.search.time_shares import (
     balanced_over_rows,
     budgets,
     captured_time_shares,
-    predicted_us,
     time_shares,
 )
 from outblas.search.tune import Progress

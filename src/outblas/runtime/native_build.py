@@ -1,7 +1,7 @@
 """Build ``outblas.dispatch._native``, the fast paths of ``outblas.matmul`` and of torch's own products.
 
 It uses the system's C and C++ compilers; without a C++ compiler, only the first path is built. ``pip install`` runs it
-(``hatch_build.py``). In a source tree, ``python -m outblas.dispatch.native_build`` puts the extension beside this file.
+(``hatch_build.py``). In a source tree, ``python -m outblas.runtime.native_build`` puts the extension into the package.
 It needs a C compiler and Python's headers, but neither CUDA nor torch.
 """
 
@@ -22,7 +22,7 @@ from outblas.core.errors import ToolchainMissing
 
 #: Where the extension is put: Python finds it as ``outblas.dispatch._native``.
 PACKAGE = Path(str(resources.files("outblas"))) / "dispatch"
-SOURCES = Path(__file__).parent / "csrc"
+SOURCES = PACKAGE / "csrc"
 #: The stable ABI of Python 3.10: one file serves every supported version. The sources use nothing of a later one.
 LIMITED_API = "0x030A0000"
 EXTENSION_NAME = "_native.abi3.so"

@@ -23,9 +23,9 @@ from outblas.dispatch.guarantees.guarantee import process_guarantee
 from outblas.dispatch.linear import FUSED_VARIABLE, warm
 from outblas.dispatch.tensors import dtype_name
 from outblas.dispatch.unlisted_shapes import any_shape_chooser
+from outblas.kernels.cost.predicted_time import predicted_us
 from outblas.records.library import Library
 from outblas.runtime.device import Device, gpu_count
-from outblas.search.time_shares import predicted_us
 
 if TYPE_CHECKING:
     import torch
@@ -218,7 +218,7 @@ def _tune(
     weights: Sequence[LayerWeight], rows: Sequence[int], place: _Place, seconds: float, progress: Progress | None
 ) -> str:
     """Tune the problems that the library does not list; return a note."""
-    from outblas.adapt.tune_captured import tune_counts
+    from outblas.search.tune_captured import tune_counts
 
     found = [_problem(one.weight, m) for one in weights if not _torch_adds_bias(one) for m in rows]
     counts = Counter(one for one in found if one is not None and place.library.lookup(one) is None)

@@ -13,9 +13,9 @@ from typing import Any
 
 from outblas.core.errors import DeviceError
 from outblas.core.switches import is_off
-from outblas.dispatch.native_build import source_id
 from outblas.runtime.cublas import check_status
 from outblas.runtime.driver import driver
+from outblas.runtime.native_build import source_id
 from outblas.runtime.torch_state import torch_state
 
 LIBCUDA = "libcuda.so.1"
